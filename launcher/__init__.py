@@ -1,0 +1,20 @@
+"""The job launcher: one YAML file, any machine. The Python API is `submit`, `runs` and `Run`."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from launcher.api import Run as Run
+    from launcher.api import runs as runs
+    from launcher.api import submit as submit
+
+__version__ = "0.1.0"
+__all__ = ["Run", "runs", "submit"]
+
+
+def __getattr__(name: str) -> Any:
+    # Late, because the agent and `launch status` import this package and must not pay for the API.
+    if name in __all__:
+        from launcher import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'launcher' has no attribute {name!r}")

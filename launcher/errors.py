@@ -1,0 +1,67 @@
+"""Every error that a user can cause, and every exit code that `launch` gives.
+
+    LaunchError
+    ├── BadInput        2   the spec or the command line is wrong; carries one line per problem
+    ├── NoSuchRun       3   no run, or more than one, answers to that name
+    ├── Refused         4   the run's state does not allow what was asked
+    ├── Unreachable     5   the cluster does not answer; nothing is known to have failed
+    └── Fenced          22  a newer attempt of this run exists; this one must not write
+"""
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """The exit codes of `launch`; 10 and above are how a run ended."""
+
+    OK = 0
+    INTERNAL = 1
+    BAD_INPUT = 2
+    NO_SUCH_RUN = 3
+    REFUSED = 4
+    UNREACHABLE = 5
+    USER_ERROR = 10
+    OUT_OF_MEMORY = 11
+    KILLED = 12
+    HANG = 13
+    COMMUNICATION = 14
+    NODE_LOST = 15
+    PREEMPTED = 16
+    TIME_LIMIT = 17
+    LAUNCHER_FAULT = 18
+    NO_PROGRESS = 19
+    CANCELLED = 20
+    LOST = 21
+    FENCED = 22
+    RESUME_ME = 75
+    INTERRUPTED = 130
+
+
+class LaunchError(Exception):
+    """What went wrong, where, and what to do, in words for the user; lower case, no final stop."""
+
+    exit_code: Exit = Exit.INTERNAL
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = lines
+
+
+class BadInput(LaunchError):
+    exit_code = Exit.BAD_INPUT
+
+
+class NoSuchRun(LaunchError):
+    exit_code = Exit.NO_SUCH_RUN
+
+
+class Refused(LaunchError):
+    exit_code = Exit.REFUSED
+
+
+class Unreachable(LaunchError):
+    exit_code = Exit.UNREACHABLE
+
+
+class Fenced(LaunchError):
+    exit_code = Exit.FENCED

@@ -1,0 +1,56 @@
+"""Everything decided before anything is started: pure data, written once as plan.json and read by every agent."""
+
+import msgspec
+
+from launcher.spec.model import JobSpec, RunKind
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """How one rank process is started."""
+
+    kind: RunKind
+    target: str  # script: path inside code/; module: its dotted name; command: argv[0]
+    args: tuple[str, ...]  # what follows the target
+    python: str  # absolute path of the interpreter that runs ranks and the zygote
+    preload: tuple[str, ...]  # modules that the zygote imports; empty: no zygote
+
+
+class NodePlan(msgspec.Struct, frozen=True):
+    """One agent: node 0's also is the coordinator; a spare starts with no ranks."""
+
+    index: int
+    address: str  # the address that other nodes reach it by, and the only one its agent listens on
+    spare: bool
+    gpus: tuple[str, ...] | None  # CUDA_VISIBLE_DEVICES; None: left as it is
+
+
+class FrozenCode(msgspec.Struct, frozen=True):
+    """What was frozen of the user's code."""
+
+    digest: str
+    files: int
+    bytes: int
+
+
+class Plan(msgspec.Struct, frozen=True):
+    run_id: str
+    name: str
+    cluster: str  # the cluster's name: `local` or one of the clusters file
+    cluster_kind: str
+    submitted_at: float  # Unix time
+    spec_file: str  # absolute path as submitted, for messages
+    project: str  # absolute path of the folder whose code was frozen
+    run_dir: str  # absolute
+    workdir: str  # relative to the run directory, inside code/
+    spec: JobSpec
+    entry: Entry
+    setup: str | None
+    nodes: tuple[NodePlan, ...]
+    nodes_min: int
+    nodes_max: int
+    ranks_per_node: int
+    cpus_per_rank: int
+    gpus_per_node: int
+    env: dict[str, str]  # what every rank gets beside its own variables; no secret is ever here
+    secrets: tuple[str, ...]  # names only
+    code: FrozenCode

@@ -1,0 +1,125 @@
+"""Every file name in the run directory, in one place. Nothing here touches the disk."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptDir:
+    """attempts/0001/: one allocation of the run."""
+
+    path: Path
+    number: int
+
+    @property
+    def intent(self) -> Path:
+        return self.path / "token.json"
+
+    @property
+    def handle(self) -> Path:
+        return self.path / "handle.json"
+
+    @property
+    def started(self) -> Path:
+        """Made with O_EXCL by whoever carries the attempt out: there is only one."""
+        return self.path / "started"
+
+    @property
+    def endpoint(self) -> Path:
+        return self.path / "coordinator.json"
+
+    @property
+    def exits(self) -> Path:
+        return self.path / "exits.jsonl"
+
+    @property
+    def end(self) -> Path:
+        return self.path / "exit.json"
+
+    @property
+    def stop(self) -> Path:
+        return self.path / "stop.json"
+
+    @property
+    def keeper_log(self) -> Path:
+        return self.path / "keeper.log"
+
+    def node(self, index: int) -> Path:
+        return self.path / f"node-{index:02d}"
+
+    def agent(self, index: int) -> Path:
+        return self.node(index) / "agent.json"
+
+    def agent_log(self, index: int) -> Path:
+        return self.node(index) / "agent.log"
+
+    def zygote_log(self, index: int) -> Path:
+        return self.node(index) / "zygote.log"
+
+    def progress(self, index: int, local_rank: int) -> Path:
+        """The FIFO on which a rank reports to its agent."""
+        return self.node(index) / f"progress-{local_rank:03d}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """One run's folder."""
+
+    path: Path
+
+    @property
+    def spec(self) -> Path:
+        return self.path / "spec.yaml"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def secrets(self) -> Path:
+        return self.path / "secrets.json"
+
+    @property
+    def code(self) -> Path:
+        return self.path / "code"
+
+    @property
+    def fence(self) -> Path:
+        return self.path / "FENCE"
+
+    @property
+    def attempts(self) -> Path:
+        return self.path / "attempts"
+
+    def attempt(self, number: int) -> AttemptDir:
+        return AttemptDir(self.attempts / f"{number:04d}", number)
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def state(self) -> Path:
+        return self.path / "state.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def generation_logs(self, attempt: int, generation: int) -> Path:
+        return self.logs / f"a{attempt:04d}.g{generation:04d}"
+
+    def rank_log(self, attempt: int, generation: int, rank: int) -> Path:
+        return self.generation_logs(attempt, generation) / f"rank-{rank:05d}.log"
+
+    def setup_log(self, attempt: int, node: int) -> Path:
+        return self.logs / f"a{attempt:04d}.setup" / f"node-{node:02d}.log"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics"
+
+
+def times_of(log: Path) -> Path:
+    """Beside each rank log: when which byte was written, for the merged view (lines `unix_ms offset`)."""
+    return log.with_suffix(".times")

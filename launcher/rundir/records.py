@@ -1,0 +1,169 @@
+"""The records that processes leave for each other in the run directory. Each file's name is in `layout.py`."""
+
+import msgspec
+
+from launcher.words import Cause, State
+
+
+class ProcessId(msgspec.Struct, frozen=True):
+    """Names one process for good: a pid alone may belong to a stranger by now."""
+
+    host: str
+    boot_id: str
+    pid: int
+    start_ticks: int  # field 22 of /proc/PID/stat
+
+
+class Intent(msgspec.Struct, frozen=True):
+    """attempts/0001/token.json: on disk before the cluster is asked for anything."""
+
+    attempt: int
+    token: str  # 64 hex digits; the secret that agents prove to each other
+    cluster: str
+    reason: str  # submit, resume, requeue
+    cause: Cause | None  # why the attempt before it ended
+    created_at: float
+    created_by: ProcessId
+
+
+class Handle(msgspec.Struct, frozen=True):
+    """attempts/0001/handle.json: how to ask the cluster about this attempt. `local`: the keeper's process."""
+
+    cluster_kind: str
+    keeper: ProcessId | None = None
+    job_id: str | None = None
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """attempts/0001/coordinator.json: where agents find the coordinator."""
+
+    address: str
+    port: int
+    process: ProcessId
+
+
+class AgentRecord(msgspec.Struct, frozen=True):
+    """attempts/0001/node-00/agent.json."""
+
+    node: int
+    address: str
+    process: ProcessId
+
+
+class RankExit(msgspec.Struct, frozen=True):
+    """One line of attempts/0001/exits.jsonl: how a rank process ended, and what the node knows of why."""
+
+    generation: int
+    rank: int
+    local_rank: int
+    node: int
+    pid: int
+    code: int | None = None  # exit status; None where a signal ended it or nobody saw the end
+    signal: int | None = None
+    done: bool = False  # it had reported `done`: what happens after that is not a failure
+    stopping: bool = False  # it ended after the agent had told it to
+    error: str | None = None  # last line of the exception, e.g. "ValueError: bad shape"
+    where: str | None = None  # innermost frame of the user's code, e.g. "train.py:41 in step"
+    oom: bool = False  # cgroup or kernel evidence, or CUDA's own words
+    hung: bool = False  # killed by us because it made no progress
+    peak_memory_bytes: int | None = None
+    started_at: float = 0.0
+    ended_at: float = 0.0
+    log: str = ""  # relative to the run directory
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """The first failing rank: what a user wants to see first."""
+
+    cause: Cause
+    summary: str  # one line
+    attempt: int
+    generation: int
+    rank: int | None = None
+    node: int | None = None
+    where: str | None = None
+    log: str | None = None  # relative to the run directory
+    tail: tuple[str, ...] = ()  # last lines of that log
+    at: float = 0.0
+
+
+class NodeState(msgspec.Struct, frozen=True):
+    node: int
+    address: str
+    state: str  # waiting, up, spare, unknown, lost
+    ranks: tuple[int, ...] = ()
+
+
+class RankState(msgspec.Struct, frozen=True):
+    rank: int
+    node: int
+    pid: int | None
+    state: str  # starting, running, stopping, done, failed
+    step: int | None = None
+
+
+class RunState(msgspec.Struct, frozen=True):
+    """state.json: the coordinator's last word, or the keeper's where the coordinator could not have one."""
+
+    run: str
+    name: str
+    cluster: str
+    state: State
+    attempt: int
+    generation: int
+    submitted_at: float
+    cause: Cause | None = None
+    exit_code: int | None = None
+    step: int | None = None
+    total_steps: int | None = None
+    rate: float | None = None  # steps per second
+    metrics: dict[str, float] = {}  # the newest numbers that ranks reported: loss and the like
+    checkpoint: int | None = None  # the newest step that ranks reported as checkpointed
+    fingerprint: str | None = None
+    world_size: int | None = None
+    restarts: dict[str, int] = {}  # by cause, over all attempts
+    nodes: tuple[NodeState, ...] = ()
+    ranks: tuple[RankState, ...] = ()
+    failure: Failure | None = None
+    message: str = ""  # what it waits for, or what to know
+    started_at: float | None = None
+    ended_at: float | None = None
+    updated_at: float = 0.0  # wall clock, for people
+    boot_id: str = ""  # with `monotonic_s`, for comparing ages on the same machine
+    monotonic_s: float = 0.0
+
+
+class AttemptEnd(msgspec.Struct, frozen=True):
+    """attempts/0001/exit.json: how the attempt ended. Where it is missing, the attempt has not ended or was lost."""
+
+    state: State  # succeeded, failed, cancelled; queued: the cluster is to start another attempt
+    cause: Cause | None
+    exit_code: int
+    ended_at: float
+    message: str = ""
+    delay_s: float = 0.0  # queued: how long the cluster waits before it starts the next attempt
+
+
+class StopRequest(msgspec.Struct, frozen=True):
+    """attempts/0001/stop.json: somebody wants the attempt to end; on disk before any signal is sent."""
+
+    kind: str  # cancel, preempt
+    at: float
+    by: ProcessId
+
+
+class Event(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of events.jsonl."""
+
+    at: float
+    attempt: int
+    kind: str  # submitted, agent_joined, agent_lost, generation_opened, failure, stopped, ended, ...
+    text: str  # for people, one line
+    generation: int = 0
+    node: int | None = None
+    rank: int | None = None
+    cause: Cause | None = None
+    where: str | None = None  # place of a user error, to know it again
+    step: int | None = None  # newest step known then
+    checkpoint: int | None = None  # newest checkpoint known then
+    evidence: str = ""

@@ -1,0 +1,151 @@
+"""What a job is, once read and checked: plain frozen data, no behaviour.
+
+How each field is written in YAML, what it means and where it defaults is in `fields.py`, which names these classes.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRange:
+    """How many nodes a run may use: it starts with `max` if they come in time and goes on down to `min`."""
+
+    min: int = 1
+    max: int = 1
+
+    def __str__(self) -> str:
+        return str(self.min) if self.min == self.max else f"{self.min}..{self.max}"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What is run: exactly one of script, module and command."""
+
+    script: str | None = None
+    module: str | None = None
+    command: str | tuple[str, ...] | None = None  # text: for /bin/sh; list: exec'ed as it is
+    args: tuple[str, ...] = ()  # a mapping has become `--key value` already
+    workdir: str = "."
+    setup: str | None = None
+    python: str | None = None
+    preload: tuple[str, ...] | None = None  # None: decided from what the code imports
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    nodes: NodeRange = NodeRange()
+    ranks_per_node: int | None = None  # None: auto
+    gpus_per_node: int | None = None  # None: auto
+    cpus_per_rank: int | None = None  # None: auto
+    memory_gb: float | None = None
+    time_s: float | None = None  # `time:`
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A variable whose value is taken at submit, from the submitting environment or from a file."""
+
+    name: str
+    file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    max_bytes: int = 100_000_000  # `max_size:`
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    every_steps: int | None = None  # `every: 500 steps`
+    every_s: float | None = None  # `every: 10m`
+    keep: int = 3
+    dir: str = "checkpoints"  # inside the run directory
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How often a run may be restarted for one cause, and how long it waits before it does.
+
+    `backoff_s` is the wait after the second failure in a row without progress (the first restart is at once);
+    it doubles up to `backoff_max_s`.
+    """
+
+    restarts: int | None  # None: no limit
+    backoff_s: float = 1.0
+    backoff_max_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    user_error: Budget = Budget(3)
+    out_of_memory: Budget = Budget(3)
+    killed: Budget = Budget(20)
+    hang: Budget = Budget(5)
+    communication: Budget = Budget(20)
+    node_lost: Budget = Budget(20)
+    preempted: Budget = Budget(None)
+    time_limit: Budget = Budget(0)
+    launcher_fault: Budget = Budget(5)
+    hang_after_s: float | None = 900.0  # None: off
+    no_progress: int | None = 5  # restarts in a row without a newer checkpoint; None: off
+    spares: int = 0
+    wait_s: float = 60.0  # `wait:` how long to wait for all nodes before going on with `nodes.min`
+    lease_s: float = 15.0  # `lease:`
+    grace_s: float = 30.0  # `grace:` between asking ranks to stop and killing them
+
+
+@dataclass(frozen=True, slots=True)
+class Slurm:
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    reservation: str | None = None
+    nodelist: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    gres: str | None = None
+    mail_user: str | None = None
+    mail_type: tuple[str, ...] = ()
+    signal_before_s: float = 120.0  # `signal_before:`
+    interface: str | None = None
+    container: str | None = None
+    extra: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SshHost:
+    name: str
+    address: str | None = None
+    user: str | None = None
+    port: int | None = None
+    key: str | None = None
+    gpus: int | None = None
+    python: str | None = None
+    workdir: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ssh:
+    hosts: tuple[SshHost, ...] = ()
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    name: str
+    run: Run
+    description: str = ""
+    resources: Resources = Resources()
+    env: dict[str, str] = field(default_factory=dict)
+    secrets: tuple[Secret, ...] = ()
+    code: Code = Code()
+    checkpoint: Checkpoint = Checkpoint()
+    recovery: Recovery = Recovery()
+    slurm: Slurm = Slurm()
+    ssh: Ssh = Ssh()
+
+
+RunKind = Literal["script", "module", "command"]

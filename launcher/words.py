@@ -1,0 +1,79 @@
+"""Why a generation ended, and what happens next: three enums and the total functions between them."""
+
+from enum import StrEnum
+from typing import assert_never
+
+from launcher.errors import Exit
+
+
+class Cause(StrEnum):
+    """The class of a failure; each has a budget and a back-off of its own in the spec's `recovery` section."""
+
+    USER_ERROR = "user_error"
+    OUT_OF_MEMORY = "out_of_memory"
+    KILLED = "killed"
+    HANG = "hang"
+    COMMUNICATION = "communication"
+    NODE_LOST = "node_lost"
+    PREEMPTED = "preempted"
+    TIME_LIMIT = "time_limit"
+    LAUNCHER_FAULT = "launcher_fault"
+    # These two end a run and have no budget.
+    NO_PROGRESS = "no_progress"
+    CANCELLED = "cancelled"
+
+
+class Action(StrEnum):
+    """What follows a failure."""
+
+    REGROUP = "regroup"  # a new generation in this attempt
+    REQUEUE = "requeue"  # this attempt ends, the cluster starts a new one
+    END = "end"  # the run is over
+
+
+class State(StrEnum):
+    """What `launch status` says of a run."""
+
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    REGROUPING = "regrouping"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+    UNKNOWN = "unknown"
+
+    @property
+    def ended(self) -> bool:
+        """True where no process of the run is left and none will start by itself."""
+        return self in (State.SUCCEEDED, State.FAILED, State.CANCELLED, State.LOST)
+
+
+def exit_of(cause: Cause) -> Exit:
+    """The exit code of a run that ended for this cause."""
+    match cause:
+        case Cause.USER_ERROR:
+            return Exit.USER_ERROR
+        case Cause.OUT_OF_MEMORY:
+            return Exit.OUT_OF_MEMORY
+        case Cause.KILLED:
+            return Exit.KILLED
+        case Cause.HANG:
+            return Exit.HANG
+        case Cause.COMMUNICATION:
+            return Exit.COMMUNICATION
+        case Cause.NODE_LOST:
+            return Exit.NODE_LOST
+        case Cause.PREEMPTED:
+            return Exit.PREEMPTED
+        case Cause.TIME_LIMIT:
+            return Exit.TIME_LIMIT
+        case Cause.LAUNCHER_FAULT:
+            return Exit.LAUNCHER_FAULT
+        case Cause.NO_PROGRESS:
+            return Exit.NO_PROGRESS
+        case Cause.CANCELLED:
+            return Exit.CANCELLED
+        case _:
+            assert_never(cause)
