@@ -12,7 +12,7 @@ class Entry(msgspec.Struct, frozen=True):
     target: str  # script: path inside code/; module: its dotted name; command: argv[0]
     args: tuple[str, ...]  # what follows the target
     python: str  # absolute path of the interpreter that runs ranks and the zygote
-    preload: tuple[str, ...]  # modules that the zygote imports; empty: no zygote
+    preload: tuple[str, ...]  # modules that the zygote imports before it forks
 
 
 class NodePlan(msgspec.Struct, frozen=True):
@@ -42,7 +42,8 @@ class Plan(msgspec.Struct, frozen=True):
     project: str  # absolute path of the folder whose code was frozen
     run_dir: str  # absolute
     workdir: str  # relative to the run directory, inside code/
-    spec: JobSpec
+    spec: JobSpec  # with the overrides in it
+    overrides: tuple[str, ...]  # as given by --set, in order
     entry: Entry
     setup: str | None
     nodes: tuple[NodePlan, ...]

@@ -1,7 +1,11 @@
 """Every file name in the run directory, in one place. Nothing here touches the disk."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
+
+_LOG_FOLDER = re.compile(r"a(\d{4,})\.(?:g(\d{4,})|setup)")
+_LOG_FILE = re.compile(r"(?:rank|node)-(\d{2,})\.log")
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +18,11 @@ class AttemptDir:
     @property
     def intent(self) -> Path:
         return self.path / "token.json"
+
+    @property
+    def plan(self) -> Path:
+        """Only where this attempt's plan is not the one before's: after `resume --set` or `--on`."""
+        return self.path / "plan.json"
 
     @property
     def handle(self) -> Path:
@@ -118,6 +127,18 @@ class RunDir:
     @property
     def metrics(self) -> Path:
         return self.path / "metrics"
+
+
+def parse_log_folder(name: str) -> tuple[int, int] | None:
+    """Attempt and generation of a folder in logs/; generation 0: the setup's."""
+    found = _LOG_FOLDER.fullmatch(name)
+    return (int(found[1]), int(found[2] or 0)) if found else None
+
+
+def parse_log_file(name: str) -> int | None:
+    """The rank, or for a setup's log the node, that this log is of."""
+    found = _LOG_FILE.fullmatch(name)
+    return int(found[1]) if found else None
 
 
 def times_of(log: Path) -> Path:

@@ -1,0 +1,77 @@
+"""`python -m launcher.agent RUN_DIR ATTEMPT NODE`: what a cluster starts on each node, and all that it starts."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+
+from launcher.agent.environment import node_environment
+from launcher.agent.host import Host
+from launcher.agent.node import NodeAgent
+from launcher.agent.processes import become_subreaper
+from launcher.agent.ranks import Home
+from launcher.agent.reaper import Reaper
+from launcher.errors import Exit, Fenced, LaunchError
+from launcher.rundir.attempts import read_intent, read_plan
+from launcher.rundir.durable import make_dir, write_record
+from launcher.rundir.fence import check_fence
+from launcher.rundir.identity import this_process
+from launcher.rundir.layout import RunDir
+from launcher.rundir.records import AgentRecord
+
+
+def main() -> int:
+    """Give an exit code of `launcher.errors.Exit`; anything unforeseen leaves its traceback in agent.log."""
+    run, number, index = RunDir(Path(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
+    os.umask(0o077)
+    become_subreaper()
+    try:
+        check_fence(run, number)
+        return asyncio.run(live(run, number, index))
+    except Fenced as fenced:
+        print(fenced, file=sys.stderr)
+        return Exit.FENCED
+
+
+async def live(run: RunDir, number: int, index: int) -> Exit:
+    """One agent's life; node 0's carries the coordinator too."""
+    attempt = run.attempt(number)
+    plan = read_plan(run, number)
+    token = read_intent(attempt).token
+    node = plan.nodes[index]
+    make_dir(attempt.node(index))
+    write_record(attempt.agent(index), AgentRecord(index, node.address, this_process()))
+    environment = node_environment(os.environ, plan, node, number, read_secrets(run))
+    agent = NodeAgent(Home(plan, run, attempt, node, environment), token, Reaper(asyncio.get_running_loop()))
+    if index != 0:
+        return await agent.run()
+    host = Host(run, attempt, plan, token)
+    await host.start()
+    working = asyncio.create_task(agent.run())
+    await asyncio.wait([working, host.ended], return_when=asyncio.FIRST_COMPLETED)
+    return await close(host, agent, working)
+
+
+async def close(host: Host, agent: NodeAgent, working: "asyncio.Task[Exit]") -> Exit:
+    """End the node first and the coordinator's records last; the coordinator's word is the exit code."""
+    if host.ended.done():
+        agent.leave(Exit.OK)
+    code = await working
+    await host.close()
+    return host.ended.result() if host.ended.done() else code
+
+
+def read_secrets(run: RunDir) -> dict[str, str]:
+    """The values of the spec's secrets, which travel in a file of their own."""
+    try:
+        return msgspec.json.decode(run.secrets.read_bytes(), type=dict[str, str])
+    except FileNotFoundError:
+        return {}
+    except msgspec.MsgspecError as error:
+        raise LaunchError(f"{run.secrets}: is damaged") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

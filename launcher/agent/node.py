@@ -1,0 +1,223 @@
+"""One node's agent: prepares the node, keeps the link to the coordinator, and carries out Start and Stop.
+
+    prepare ─ setup, zygote ─┐
+    link ── Join, Ready ─────┼─► Start ─► RankGroup ─► Started, Exited, Pulse
+                             └─► Stop  ─► Stopped
+    lease: no answer to a pulse for that long → every rank is ended, and the agent leaves
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from launcher.agent import messages
+from launcher.agent.messages import ToCoordinator
+from launcher.agent.ports import HeldPort
+from launcher.agent.prepare import Preparation, SetupFailed
+from launcher.agent.processes import descendants, end_all
+from launcher.agent.ranks import Home, RankGroup
+from launcher.agent.reaper import Reaper
+from launcher.agent.wire import AgentWire, WireError, connect
+from launcher.errors import Exit
+from launcher.rundir.durable import read_record
+from launcher.rundir.identity import this_process
+from launcher.rundir.records import Endpoint, StopRequest
+
+PULSE_S = 1.0
+NEWS_S = 0.1
+_RETRY_S = 0.05
+
+
+class NodeAgent:
+    """See the module. `run` returns when the coordinator said End, or the lease ran out."""
+
+    def __init__(self, home: Home, token: str, reaper: Reaper) -> None:
+        self._home = home
+        self._token = token
+        self._reaper = reaper
+        self._preparation = Preparation(home, reaper)
+        self._wire: AgentWire | None = None
+        self._group: RankGroup | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._work: set[asyncio.Task[None]] = set()
+        self._port = HeldPort(home.node.address)
+        self._old_ports: list[HeldPort] = []
+        self._sequence = 0
+        self._sent_at: dict[int, float] = {}
+        self._lease_s = home.plan.spec.recovery.lease_s
+        self._leased_at = time.monotonic() + home.plan.spec.recovery.wait_s
+        self._fresh = asyncio.Event()
+        self._over: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> Exit:
+        """The agent's whole life."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._asked_to_stop)
+        for life in (self._prepare(), self._keep_link(), self._keep_pulse(), self._watch_lease()):
+            self._go(life)
+        code = await self._over
+        for task in self._work:
+            task.cancel()
+        await self._preparation.close()
+        await asyncio.to_thread(end_all, lambda: descendants(os.getpid()))
+        if self._wire is not None:
+            self._wire.close()
+        return code
+
+    def _go(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._work.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._work.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._over.done():
+            self._over.set_exception(error)
+
+    def leave(self, code: Exit) -> None:
+        if not self._over.done():
+            self._over.set_result(code)
+
+    def _say(self, message: ToCoordinator) -> None:
+        if self._wire is not None:
+            self._wire.send(message)
+
+    # -- the node itself
+
+    async def _prepare(self) -> None:
+        try:
+            await self._preparation.run()
+        except SetupFailed as failure:
+            self._say_fault(failure)
+            return
+        self._say(messages.Ready(self._home.node.index))
+
+    def _say_fault(self, failure: SetupFailed) -> None:
+        self._say(messages.Fault(self._home.node.index, True, str(failure), failure.log))
+
+    def _asked_to_stop(self) -> None:
+        request = read_record(self._home.attempt.stop, StopRequest)
+        kind = "preempt" if request is None else request.kind
+        if self._wire is None:
+            self.leave(Exit.CANCELLED if kind == "cancel" else Exit.PREEMPTED)
+        self._say(messages.StopAsked(self._home.node.index, kind))
+
+    # -- the link
+
+    async def _keep_link(self) -> None:
+        while True:
+            wire = await self._reach()
+            if wire is None:
+                await asyncio.sleep(_RETRY_S)
+                continue
+            self._wire = wire
+            self._introduce()
+            try:
+                while (message := await wire.receive()) is not None:
+                    self._obey(message)
+            except WireError:
+                wire.close()
+            self._wire = None
+
+    async def _reach(self) -> AgentWire | None:
+        """A proved connection to whoever the run directory names as coordinator now; None: not yet."""
+        endpoint = read_record(self._home.attempt.endpoint, Endpoint)
+        if endpoint is None:
+            return None
+        try:
+            return await connect(endpoint.address, endpoint.port, self._home.node.address, self._token)
+        except (OSError, WireError):
+            return None  # the lease decides how long this may go on
+
+    def _introduce(self) -> None:
+        node = self._home.node
+        generation = self._group.generation if self._group is not None else 0
+        self._say(messages.Join(node.index, node.address, this_process(), self._port.number, generation))
+        if self._preparation.failure is not None:
+            self._say_fault(self._preparation.failure)
+        elif self._preparation.done:
+            self._say(messages.Ready(node.index))
+
+    def _obey(self, message: messages.ToAgent) -> None:
+        match message:
+            case messages.Welcome(lease_s=lease_s):
+                self._lease_s = lease_s
+                self._leased_at = time.monotonic()
+            case messages.PulseAck(seq=seq):
+                self._leased_at = max(self._leased_at, self._sent_at.pop(seq, self._leased_at))
+            case messages.Start():
+                self._starting = self._go(self._start(message))
+            case messages.Stop():
+                self._go(self._stop(message))
+            case messages.End():
+                self.leave(Exit.OK)
+
+    # -- ranks
+
+    async def _start(self, start: messages.Start) -> None:
+        await self._preparation.wait()
+        await self._preparation.renew()
+        group = RankGroup(self._home, start, self._preparation.starter, self)
+        self._group = group
+        pids = await group.begin()
+        self._old_ports.append(self._port)
+        self._port = HeldPort(self._home.node.address)
+        self._say(messages.Started(self._home.node.index, start.generation, pids, self._port.number))
+        self._fresh.set()
+
+    async def _stop(self, stop: messages.Stop) -> None:
+        if self._starting is not None and not self._starting.done():
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
+        group = self._group
+        if group is not None and group.generation <= stop.generation:
+            self._say_pulse()
+            await group.stop(stop.grace_s, stop.hung, self._preparation.own_pids)
+            group.close()
+            if self._group is group:
+                self._group = None
+            while self._old_ports:
+                self._old_ports.pop().release()
+        self._say(messages.Stopped(self._home.node.index, stop.generation))
+        await self._preparation.renew()
+
+    def news(self) -> None:
+        self._fresh.set()
+
+    def last_news(self) -> None:
+        self._say_pulse()
+
+    def ended(self, exited: messages.Exited) -> None:
+        self._say(exited)
+
+    # -- pulse and lease
+
+    async def _keep_pulse(self) -> None:
+        while True:
+            self._say_pulse()
+            self._fresh.clear()
+            try:
+                async with asyncio.timeout(PULSE_S):
+                    await self._fresh.wait()
+            except TimeoutError:
+                continue
+            await asyncio.sleep(NEWS_S)  # so that many reports make one pulse
+
+    def _say_pulse(self) -> None:
+        group = self._group
+        ranks = group.pulses() if group is not None else ()
+        if self._wire is None:
+            return
+        self._sequence += 1
+        self._sent_at[self._sequence] = time.monotonic()
+        generation = group.generation if group is not None else 0
+        self._say(messages.Pulse(self._home.node.index, self._sequence, generation, ranks))
+
+    async def _watch_lease(self) -> None:
+        while (left_s := self._leased_at + self._lease_s - time.monotonic()) > 0:
+            await asyncio.sleep(left_s)
+        self.leave(Exit.LOST)

@@ -1,0 +1,48 @@
+"""Evidence that the kernel killed for memory: the counters of this process's cgroup, v2 or v1."""
+
+from pathlib import Path
+
+
+class OomCounter:
+    """`grew()` is True once after the kernel has killed something in our cgroup for memory."""
+
+    def __init__(self, files: list[Path] | None = None) -> None:
+        self._files = _counter_files() if files is None else files
+        self._seen = self._count()
+
+    def grew(self) -> bool:
+        now = self._count()
+        grew = now > self._seen
+        self._seen = now
+        return grew
+
+    def _count(self) -> int:
+        return sum(_kills(path) for path in self._files)
+
+
+def _kills(path: Path) -> int:
+    try:
+        text = path.read_text()
+    except OSError:
+        return 0  # no such controller here: then there is no evidence either
+    for line in text.splitlines():
+        word, _, number = line.partition(" ")
+        if word == "oom_kill" and number.isdigit():
+            return int(number)
+    return 0
+
+
+def _counter_files() -> list[Path]:
+    """`memory.events` of every v2 cgroup, `memory.oom_control` of every v1 memory cgroup that we are in."""
+    files = []
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            files += [Path(f"/sys/fs/cgroup{path}/memory.events"), Path(f"/sys/fs/cgroup/unified{path}/memory.events")]
+        elif "memory" in controllers.split(","):
+            files.append(Path(f"/sys/fs/cgroup/memory{path}/memory.oom_control"))
+    return files

@@ -1,0 +1,157 @@
+"""Finding and ending processes that are provably ours: by descent, by tag, never by a bare pid.
+
+A signal goes through a pidfd, taken first and checked second, so that a pid that was given to a stranger in between
+is never hit.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Collection, Iterator
+
+from launcher.rundir.identity import alive, process_id
+from launcher.rundir.records import ProcessId
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+TAG = "LAUNCH_RUN_DIR"
+
+
+def become_subreaper() -> None:
+    """Orphans below this process become its children, so that no double fork escapes it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def signal_process(process: ProcessId, number: int) -> bool:
+    """Send a signal to exactly this process; False where it is gone."""
+    try:
+        handle = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if alive(process) is not True:
+            return False
+        signal.pidfd_send_signal(handle, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+def descendants(root: int, keep: Collection[int] = ()) -> list[int]:
+    """All live processes below `root`. Those in `keep` are left out but not what is below them."""
+    return [pid for pid in _below(root, lambda _: True) if pid not in keep]
+
+
+def orphans(root: int, trees: Collection[int]) -> list[int]:
+    """All live processes below `root` that are not in one of these subtrees."""
+    return list(_below(root, lambda pid: pid not in trees))
+
+
+def tagged(run_dir: str, uid: int) -> list[int]:
+    """All processes of this user whose environment at exec names the run directory."""
+    wanted = f"{TAG}={run_dir}".encode()
+    found = []
+    for pid in _pids():
+        try:
+            if os.stat(f"/proc/{pid}").st_uid != uid:
+                continue
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                environment = file.read().split(b"\0")
+        except OSError:
+            continue  # gone, or not ours to read: then it is not ours to end either
+        if wanted in environment and pid != os.getpid():
+            found.append(pid)
+    return found
+
+
+def end_all(find: Callable[[], list[int]], timeout_s: float = 10.0) -> tuple[list[ProcessId], list[ProcessId]]:
+    """SIGKILL whatever `find` finds until it finds nothing; gives what was ended and what would not go.
+
+    Repeated, because a process may fork between the look and the kill.
+    """
+    ended: dict[ProcessId, None] = {}
+    deadline = time.monotonic() + timeout_s
+    while True:
+        targets = [identity for identity in map(process_id, find()) if identity is not None]
+        targets = [identity for identity in targets if alive(identity)]
+        if not targets:
+            return list(ended), []
+        ended.update(dict.fromkeys(targets))
+        if not _kill_and_wait(targets, deadline):
+            return [one for one in ended if not alive(one)], targets
+
+
+def _kill_and_wait(targets: Collection[ProcessId], deadline: float) -> bool:
+    handles: dict[int, ProcessId] = {}
+    try:
+        for target in targets:
+            try:
+                handle = os.pidfd_open(target.pid)
+            except ProcessLookupError:
+                continue
+            handles[handle] = target
+            if alive(target):
+                _send(handle, signal.SIGKILL)
+                _send(handle, signal.SIGCONT)
+        return _wait_for(list(handles), deadline)
+    finally:
+        for handle in handles:
+            os.close(handle)
+
+
+def _send(handle: int, number: int) -> None:
+    try:
+        signal.pidfd_send_signal(handle, number)
+    except ProcessLookupError:
+        return  # it went by itself, which is all that was wanted
+
+
+def _wait_for(handles: list[int], deadline: float) -> bool:
+    """True once every one of these processes has ended; a pidfd is readable from then on."""
+    poll = select.poll()
+    waiting = set(handles)
+    for handle in handles:
+        poll.register(handle, select.POLLIN)
+    while waiting:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            return False
+        for handle, _ in poll.poll(left_s * 1000):
+            poll.unregister(handle)
+            waiting.discard(handle)
+    return True
+
+
+def _below(root: int, enter: Callable[[int], bool]) -> Iterator[int]:
+    children = _children_by_parent()
+    stack = [root]
+    while stack:
+        for pid in children.get(stack.pop(), ()):
+            if enter(pid):
+                yield pid
+                stack.append(pid)
+
+
+def _children_by_parent() -> dict[int, list[int]]:
+    children: dict[int, list[int]] = {}
+    for pid in _pids():
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            continue  # it ended while we looked
+        if fields[0] not in (b"Z", b"X"):
+            children.setdefault(int(fields[1]), []).append(pid)
+    return children
+
+
+def _pids() -> Iterator[int]:
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            yield int(name)

@@ -1,0 +1,50 @@
+"""The one place in an agent that waits for children: its own, and the orphans that it inherits as a subreaper."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Death(NamedTuple):
+    """How a process ended, as the kernel told its parent."""
+
+    status: int  # raw wait status
+    peak_memory_bytes: int
+
+    @property
+    def code(self) -> int | None:
+        return os.WEXITSTATUS(self.status) if os.WIFEXITED(self.status) else None
+
+    @property
+    def signal(self) -> int | None:
+        return os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else None
+
+
+class Reaper:
+    """Reaps on SIGCHLD and tells whoever asked about that pid; a pid nobody asked about is an orphan, and forgotten."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._watched: dict[int, Callable[[Death], None]] = {}
+        loop.add_signal_handler(signal.SIGCHLD, self.reap)
+
+    def watch(self, pid: int, tell: Callable[[Death], None]) -> None:
+        """Call `tell` once, when this child, or child to be, has ended."""
+        self._watched[pid] = tell
+
+    def reap(self) -> None:
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self.tell(pid, Death(status, usage.ru_maxrss * 1024))
+
+    def tell(self, pid: int, death: Death) -> None:
+        """A death that we saw, or that a parent of the process saw; the first word counts."""
+        tell = self._watched.pop(pid, None)
+        if tell is not None:
+            tell(death)

@@ -1,0 +1,37 @@
+"""What wakes a process that only waits: a child's end, a wish to stop, or the clock."""
+
+import os
+import select
+import signal
+import time
+from types import FrameType
+
+
+class Bell:
+    """Rings on SIGCHLD and SIGTERM; without them a wait costs nothing."""
+
+    def __init__(self) -> None:
+        self.stop_asked = False
+        self._read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._stop)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def _stop(self, _number: int, _frame: FrameType | None) -> None:
+        self.stop_asked = True
+
+    def ring(self, timeout_s: float | None) -> None:
+        """Return at the next ring, at one that came before, or after that long."""
+        select.select([self._read], [], [], None if timeout_s is None else max(0.0, timeout_s))
+        try:
+            os.read(self._read, 4096)
+        except BlockingIOError:
+            return  # the clock woke us
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait that long, or until a stop is asked for."""
+        deadline = time.monotonic() + timeout_s
+        while not self.stop_asked and (left_s := deadline - time.monotonic()) > 0:
+            self.ring(left_s)

@@ -1,0 +1,107 @@
+"""The keeper of a local run: what slurmctld is to a Slurm job. One small process, parent of all agents of an attempt.
+
+    python -m launcher.clusters.keeper RUN_DIR UP_FD GO_FD
+
+It boots while the submitter still freezes code, says so on UP_FD, and waits on GO_FD. A submitter that dies closes
+GO_FD; the keeper then looks whether the attempt's intent is on disk and, if so, carries it out all the same. So from
+the moment a run exists there is exactly one keeper for it, and before that moment none that does anything.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+
+from launcher.clusters.allocation import Allocation
+from launcher.clusters.bell import Bell
+from launcher.clusters.last_word import write_end
+from launcher.errors import Exit, Fenced
+from launcher.rundir.attempts import new_attempt, newest, read_plan
+from launcher.rundir.durable import create_record, write_record
+from launcher.rundir.fence import raise_fence
+from launcher.rundir.identity import this_process
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.records import AttemptEnd, Handle
+from launcher.words import Cause, State
+
+
+def main() -> int:
+    """Detach, report, wait for the word, keep the run."""
+    run, up_fd, go_fd = RunDir(Path(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
+    os.umask(0o077)
+    if os.fork():
+        os._exit(0)  # so that the submitter has no child left that it would have to wait for
+    _silence()
+    os.write(up_fd, b"up\n")
+    os.close(up_fd)
+    with open(go_fd, "rb") as file:
+        word = file.read()
+    attempt = _named(run, word) or _left_behind(run)
+    if attempt is not None:
+        try:
+            keep(run, attempt)
+        except Fenced as fenced:
+            print(fenced, file=sys.stderr)
+            return fenced.exit_code
+    return 0
+
+
+def keep(run: RunDir, attempt: AttemptDir) -> None:
+    """Carry out this attempt, and those that must follow it, until the run has ended."""
+    bell = Bell()
+    before = None
+    while _claim(attempt):
+        _log_to(attempt)
+        write_record(attempt.handle, Handle("local", keeper=this_process()))
+        raise_fence(run, attempt.number)
+        plan = read_plan(run, attempt.number)
+        end = Allocation(run, attempt, before, plan, bell).carry_out()
+        if end.state is not State.QUEUED:
+            return
+        bell.wait(end.delay_s)
+        if bell.stop_asked:
+            write_end(run, attempt, _cancelled(end), plan)
+            return
+        before = attempt
+        attempt, _ = new_attempt(run, plan.cluster, "requeue", end.cause)
+
+
+def _named(run: RunDir, word: bytes) -> AttemptDir | None:
+    return run.attempt(int(word)) if word.strip().isdigit() else None
+
+
+def _left_behind(run: RunDir) -> AttemptDir | None:
+    """The attempt whose submitter died between writing the intent and giving the word."""
+    attempt = newest(run) if run.plan.exists() else None
+    return attempt if attempt is not None and attempt.intent.exists() and not attempt.started.exists() else None
+
+
+def _claim(attempt: AttemptDir) -> bool:
+    """True for the one keeper that may carry this attempt out."""
+    try:
+        create_record(attempt.started, this_process())
+    except FileExistsError:
+        return False
+    return True
+
+
+def _silence() -> None:
+    """Let go of the submitter's pipe; until there is an attempt there is nowhere to complain to."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+
+
+def _log_to(attempt: AttemptDir) -> None:
+    log = os.open(attempt.keeper_log, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def _cancelled(end: AttemptEnd) -> AttemptEnd:
+    return msgspec.structs.replace(end, state=State.CANCELLED, cause=Cause.CANCELLED, exit_code=Exit.CANCELLED, delay_s=0.0)
+
+if __name__ == "__main__":
+    sys.exit(main())

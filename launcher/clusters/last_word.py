@@ -1,0 +1,59 @@
+"""Writing how an attempt ended where the coordinator could not do it itself."""
+
+import time
+
+import msgspec
+
+from launcher.plan.model import Plan
+from launcher.recovery.policy import restarts_by_cause
+from launcher.rundir.durable import append_line, read_record, write_record
+from launcher.rundir.events import read_events
+from launcher.rundir.fence import check_fence
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.records import AttemptEnd, Event, Failure, RunState
+from launcher.words import State
+
+
+def write_end(
+    run: RunDir, attempt: AttemptDir, end: AttemptEnd, plan: Plan, failure: Failure | None = None
+) -> None:
+    """The end record, the event, and a state that says the same; refused where a newer attempt exists."""
+    check_fence(run, attempt.number)
+    write_record(attempt.end, end)
+    append_line(run.events, Event(end.ended_at, attempt.number, "ended", end.message or str(end.state), cause=end.cause))
+    write_record(run.state, _final_state(run, attempt, end, plan, failure))
+
+
+def _final_state(
+    run: RunDir, attempt: AttemptDir, end: AttemptEnd, plan: Plan, failure: Failure | None
+) -> RunState:
+    last = read_record(run.state, RunState) or first_state(plan, attempt.number)
+    return msgspec.structs.replace(
+        last,
+        attempt=attempt.number,
+        state=end.state,
+        cause=end.cause,
+        exit_code=end.exit_code if end.state.ended else None,
+        message=end.message,
+        failure=failure or last.failure,
+        restarts=restarts_by_cause(read_events(run)),
+        ranks=(),
+        ended_at=end.ended_at if end.state.ended else None,
+        updated_at=time.time(),
+        monotonic_s=time.monotonic(),
+    )
+
+
+def first_state(plan: Plan, attempt: int) -> RunState:
+    """What is known of an attempt before its coordinator has said anything."""
+    return RunState(
+        run=plan.run_id,
+        name=plan.name,
+        cluster=plan.cluster,
+        state=State.STARTING,
+        attempt=attempt,
+        generation=0,
+        submitted_at=plan.submitted_at,
+        message="starting agents",
+        updated_at=time.time(),
+    )

@@ -1,0 +1,142 @@
+"""This machine as a cluster: a keeper process per run, an agent process per node, on loopback addresses."""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from launcher.agent.environment import cleaned
+from launcher.agent.processes import TAG, descendants, end_all, signal_process, tagged
+from launcher.clusters.last_word import write_end
+from launcher.clusters.machine import this_machine
+from launcher.clusters.protocol import CancelReport
+from launcher.errors import Exit, LaunchError
+from launcher.plan.facts import Machine
+from launcher.plan.model import Plan
+from launcher.rundir.durable import read_record, write_record
+from launcher.rundir.identity import alive, this_process
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.records import AgentRecord, AttemptEnd, Handle, ProcessId, StopRequest
+from launcher.words import Cause, State
+
+_BOOT_S = 30.0
+_SURE_S = 10.0
+
+
+class KeeperStandingBy:
+    """A keeper that has been started and waits for its word."""
+
+    def __init__(self, run_dir: Path) -> None:
+        up_read, up_write = os.pipe()
+        go_read, self._go = os.pipe()
+        argv = [sys.executable, "-P", "-m", "launcher.clusters.keeper", str(run_dir), str(up_write), str(go_read)]
+        try:
+            self._child = subprocess.Popen(
+                argv,
+                env={**cleaned(os.environ), TAG: str(run_dir)},
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=(up_write, go_read),
+                start_new_session=True,
+            )
+        finally:
+            os.close(up_write)
+            os.close(go_read)
+        self._up = up_read
+
+    def go(self, attempt: int) -> None:
+        """Give the word, once the keeper is up; without it, say why there is none."""
+        ready, _, _ = select.select([self._up], [], [], _BOOT_S)
+        up = bool(ready) and os.read(self._up, 16) == b"up\n"
+        if not up:
+            self._child.kill()
+            _, complaint = self._child.communicate()
+            self._close()
+            raise LaunchError("the keeper of the run did not start", *complaint.decode(errors="replace").splitlines())
+        os.write(self._go, f"{attempt}\n".encode())
+        self._close()
+        self._child.communicate()
+
+    def abandon(self) -> None:
+        self._close()
+        self._child.communicate()
+
+    def _close(self) -> None:
+        os.close(self._up)
+        os.close(self._go)
+
+
+class LocalCluster:
+    """See the module."""
+
+    kind = "local"
+
+    def machine(self) -> Machine:
+        return this_machine(os.environ)
+
+    def engage(self, run_dir: Path) -> KeeperStandingBy:
+        return KeeperStandingBy(run_dir)
+
+    def alive(self, attempt: AttemptDir) -> bool | None:
+        handle = read_record(attempt.handle, Handle)
+        return alive(handle.keeper) if handle is not None and handle.keeper is not None else False
+
+    def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan) -> CancelReport:
+        """Ask the keeper, wait for the grace; then end whatever is provably of this run."""
+        before = _processes_of(run, attempt)
+        already = not before and _ended(attempt)
+        if already:
+            return CancelReport((), already=True)
+        if not attempt.stop.exists():
+            write_record(attempt.stop, StopRequest("cancel", time.time(), this_process()))
+        handle = read_record(attempt.handle, Handle)
+        if handle is not None and handle.keeper is not None and signal_process(handle.keeper, signal.SIGTERM):
+            _wait_until_gone(handle.keeper, plan.spec.recovery.grace_s + _SURE_S)
+        _, stubborn = end_all(lambda: _processes_of(run, attempt))
+        if stubborn:
+            raise LaunchError(f"could not end {', '.join(str(one.pid) for one in stubborn)}: they do not die of SIGKILL")
+        if not _ended(attempt):
+            end = AttemptEnd(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, time.time(), "cancelled")
+            write_end(run, attempt, end, plan)
+        return CancelReport(tuple(f"process {pid}" for pid in before), already=False)
+
+
+def _ended(attempt: AttemptDir) -> bool:
+    end = read_record(attempt.end, AttemptEnd)
+    return end is not None and end.state.ended
+
+
+def _processes_of(run: RunDir, attempt: AttemptDir) -> list[int]:
+    """Every process that is provably this run's: below its keeper and agents, or tagged with its folder."""
+    found: dict[int, None] = {}
+    for root in _roots(attempt):
+        if alive(root):
+            found.update(dict.fromkeys([root.pid, *descendants(root.pid)]))
+    found.update(dict.fromkeys(tagged(str(run.path), os.getuid())))
+    return list(found)
+
+
+def _roots(attempt: AttemptDir) -> list[ProcessId]:
+    handle = read_record(attempt.handle, Handle)
+    roots = [handle.keeper] if handle is not None and handle.keeper is not None else []
+    for path in sorted(attempt.path.glob("node-*/agent.json")):
+        record = read_record(path, AgentRecord)
+        if record is not None:
+            roots.append(record.process)
+    return roots
+
+
+def _wait_until_gone(process: ProcessId, timeout_s: float) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        handle = os.pidfd_open(process.pid)
+        try:
+            if alive(process):
+                select.select([handle], [], [], timeout_s)
+        finally:
+            os.close(handle)

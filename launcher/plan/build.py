@@ -1,0 +1,149 @@
+"""JobSpec + what is known of the cluster and the code → Plan, or every reason why it cannot work. Pure."""
+
+import posixpath
+from collections.abc import Collection
+
+from launcher.plan.facts import Machine, Place, Problem, Project
+from launcher.plan.model import Entry, FrozenCode, NodePlan, Plan
+from launcher.plan.preload import preload_for
+from launcher.spec.model import JobSpec, Resources
+
+_CPU_RANKS = 2  # with no GPU, `ranks_per_node: auto` still shows that the job is a distributed one
+
+
+def check(spec: JobSpec, machine: Machine, project: Project, unset_secrets: Collection[str]) -> list[Problem]:
+    """Everything in the spec that cannot work here; empty: a plan can be built."""
+    return [
+        *_entry_problems(spec, project),
+        *_device_problems(spec.resources, machine),
+        *(Problem("secrets", f"{name} is not set", _secret_hint(name)) for name in unset_secrets),
+    ]
+
+
+def build(
+    spec: JobSpec,
+    overrides: tuple[str, ...],
+    place: Place,
+    machine: Machine,
+    project: Project,
+    code: FrozenCode,
+    python: str,
+) -> Plan:
+    """The whole plan of a spec that `check` found nothing wrong with."""
+    resources = spec.resources
+    gpus = gpus_per_node(resources, machine)
+    ranks = ranks_per_node(resources, machine)
+    cpus = resources.cpus_per_rank or max(1, machine.cpus // (ranks * resources.nodes.max))
+    return Plan(
+        run_id=place.run_id,
+        name=spec.name,
+        cluster=place.cluster,
+        cluster_kind=place.cluster_kind,
+        submitted_at=place.submitted_at,
+        spec_file=place.spec_file,
+        project=project.path,
+        run_dir=place.run_dir,
+        workdir=posixpath.normpath(posixpath.join("code", spec.run.workdir)),
+        spec=spec,
+        overrides=overrides,
+        entry=_entry(spec, project, python),
+        setup=spec.run.setup,
+        nodes=_local_nodes(resources.nodes.max, spec.recovery.spares, gpus, machine),
+        nodes_min=resources.nodes.min,
+        nodes_max=resources.nodes.max,
+        ranks_per_node=ranks,
+        cpus_per_rank=cpus,
+        gpus_per_node=gpus,
+        env={"OMP_NUM_THREADS": str(cpus), **spec.env},
+        secrets=tuple(secret.name for secret in spec.secrets),
+        code=code,
+    )
+
+
+def gpus_per_node(resources: Resources, machine: Machine) -> int:
+    """`auto`: all GPUs, shared out where several nodes are played by one machine."""
+    if resources.gpus_per_node is not None:
+        return resources.gpus_per_node
+    return len(machine.gpus) // resources.nodes.max
+
+
+def ranks_per_node(resources: Resources, machine: Machine) -> int:
+    """`auto`: one rank per GPU; without GPUs two, or one where the cores do not suffice."""
+    if resources.ranks_per_node is not None:
+        return resources.ranks_per_node
+    gpus = gpus_per_node(resources, machine)
+    if gpus:
+        return gpus
+    return max(1, min(_CPU_RANKS, machine.cpus // (resources.cpus_per_rank or 1)))
+
+
+def _entry(spec: JobSpec, project: Project, python: str) -> Entry:
+    run = spec.run
+    preload = preload_for(spec, project.imports)
+    if run.script is not None:
+        return Entry("script", _in_code(spec, run.script), run.args, python, preload)
+    if run.module is not None:
+        return Entry("module", run.module, run.args, python, preload)
+    assert run.command is not None
+    if isinstance(run.command, str):
+        text = f'{run.command} "$@"' if run.args else run.command
+        return Entry("command", "/bin/sh", ("-c", text, "sh", *run.args), python, ())
+    return Entry("command", run.command[0], (*run.command[1:], *run.args), python, ())
+
+
+def _in_code(spec: JobSpec, path: str) -> str:
+    return posixpath.normpath(posixpath.join(spec.run.workdir, path))
+
+
+def _local_nodes(nodes: int, spares: int, gpus: int, machine: Machine) -> tuple[NodePlan, ...]:
+    """All nodes on this machine, each with a loopback address, and GPUs, of its own."""
+    devices = machine.gpus
+    shared_out = nodes > 1 or gpus < len(devices)
+
+    def of_node(index: int) -> tuple[str, ...] | None:
+        if not devices or not shared_out:
+            return None
+        first = (index if index < nodes else 0) * gpus  # a spare takes over the devices of whom it stands in for
+        return devices[first : first + gpus]
+
+    return tuple(
+        NodePlan(index, f"127.0.0.{index + 1}", spare=index >= nodes, gpus=of_node(index))
+        for index in range(nodes + spares)
+    )
+
+
+def _entry_problems(spec: JobSpec, project: Project) -> list[Problem]:
+    run = spec.run
+    folders = {posixpath.dirname(file) for file in project.files}
+    inside = posixpath.normpath(run.workdir)
+    if inside != "." and not any(folder == inside or folder.startswith(f"{inside}/") for folder in folders):
+        return [Problem("run.workdir", f"no folder {run.workdir!r} in {project.path}")]
+    if run.script is not None and _in_code(spec, run.script) not in project.files:
+        return [_no_script(run.script, _in_code(spec, run.script), project)]
+    if run.module is not None and not project.module_found:
+        hint = f"modules are looked for in {project.path} and in the interpreter that runs the job"
+        return [Problem("run.module", f"no module named {run.module!r}", hint)]
+    return []
+
+
+def _no_script(script: str, path: str, project: Project) -> Problem:
+    same_name = sorted(file for file in project.files if posixpath.basename(file) == posixpath.basename(path))
+    hint = f"did you mean {same_name[0]}?" if same_name else "paths are relative to that folder"
+    return Problem("run.script", f"no file {script!r} among the frozen code of {project.path}", hint)
+
+
+def _device_problems(resources: Resources, machine: Machine) -> list[Problem]:
+    here = len(machine.gpus)
+    wanted, nodes = resources.gpus_per_node, resources.nodes.max
+    if wanted is not None and wanted * nodes > here:
+        each = f"{nodes} nodes with {wanted} each" if nodes > 1 else str(wanted)
+        return [Problem("resources.gpus_per_node", f"asks for {each}, but this machine has {here}")]
+    gpus, ranks = gpus_per_node(resources, machine), resources.ranks_per_node
+    if ranks is not None and 0 < gpus < ranks:
+        hint = "set gpus_per_node: 0 to run without GPUs"
+        return [Problem("resources.ranks_per_node", f"{ranks} ranks would share {gpus} GPUs", hint)]
+    return []
+
+
+def _secret_hint(name: str) -> str:
+    return f"export {name}=... before you submit, or name a file: `- {name}: path/to/file`"

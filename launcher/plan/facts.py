@@ -1,0 +1,43 @@
+"""What a plan needs to know of the world, gathered by others and handed in as values."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What one node of the cluster offers."""
+
+    cpus: int
+    gpus: tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """The user's code as it will be frozen, seen from the folder that holds it."""
+
+    path: str  # absolute
+    files: Collection[str]  # relative paths
+    imports: Collection[str]  # top-level modules that the entry needs and the code does not have; "*": cannot tell
+    module_found: bool  # whether run.module can be imported from the code or from the interpreter
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which run this is, and where."""
+
+    run_id: str
+    run_dir: str  # absolute
+    cluster: str
+    cluster_kind: str
+    spec_file: str  # absolute
+    submitted_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something in the spec that cannot work here; `key` is its path, such as run.script."""
+
+    key: str
+    reason: str
+    hint: str = ""

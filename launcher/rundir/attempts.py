@@ -1,0 +1,70 @@
+"""Attempts of a run: numbering them, their intents, and the plan that each follows."""
+
+import time
+
+from launcher.errors import LaunchError
+from launcher.plan.model import Plan
+from launcher.rundir.durable import create_record, make_dir, read_record, sync_dir, write_record
+from launcher.rundir.identity import this_process
+from launcher.rundir.ids import new_token
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.records import Intent
+from launcher.words import Cause
+
+
+def attempts(run: RunDir) -> list[AttemptDir]:
+    """All attempts, oldest first."""
+    try:
+        names = [entry.name for entry in run.attempts.iterdir()]
+    except FileNotFoundError:
+        return []
+    return [run.attempt(int(name)) for name in sorted(names) if name.isdigit()]
+
+
+def newest(run: RunDir) -> AttemptDir | None:
+    """The newest attempt whose intent is on disk."""
+    return next((attempt for attempt in reversed(attempts(run)) if attempt.intent.exists()), None)
+
+
+def new_attempt(
+    run: RunDir, cluster: str, reason: str, cause: Cause | None, plan: Plan | None = None
+) -> tuple[AttemptDir, Intent]:
+    """The next attempt, with its intent on disk. Two that race get two numbers."""
+    make_dir(run.attempts)
+    number = max((attempt.number for attempt in attempts(run)), default=0) + 1
+    while not _claim(run.attempt(number)):
+        number += 1
+    attempt = run.attempt(number)
+    if plan is not None:
+        write_record(attempt.plan, plan)
+    intent = Intent(number, new_token(), cluster, reason, cause, time.time(), this_process())
+    create_record(attempt.intent, intent)
+    return attempt, intent
+
+
+def read_intent(attempt: AttemptDir) -> Intent:
+    intent = read_record(attempt.intent, Intent)
+    if intent is None:
+        raise LaunchError(f"{attempt.intent}: is missing")
+    return intent
+
+
+def read_plan(run: RunDir, number: int) -> Plan:
+    """The plan that this attempt follows: its own, or the one before's."""
+    for attempt in (run.attempt(one) for one in range(number, 0, -1)):
+        plan = read_record(attempt.plan, Plan)
+        if plan is not None:
+            return plan
+    plan = read_record(run.plan, Plan)
+    if plan is None:
+        raise LaunchError(f"{run.plan}: is missing")
+    return plan
+
+
+def _claim(attempt: AttemptDir) -> bool:
+    try:
+        attempt.path.mkdir(mode=0o700)
+    except FileExistsError:
+        return False
+    sync_dir(attempt.path.parent)
+    return True

@@ -1,0 +1,48 @@
+"""Taking the values of the spec's secrets at submit, from the environment or a file. They are never put in words."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from launcher.errors import BadInput
+from launcher.spec.model import JobSpec, Secret
+
+_MAX_BYTES = 1 << 16
+
+
+def unset_secrets(spec: JobSpec, project: Path, environ: Mapping[str, str]) -> list[str]:
+    """Names that have no value here."""
+    return [secret.name for secret in spec.secrets if not _is_there(secret, project, environ)]
+
+
+def read_secret_values(spec: JobSpec, project: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """All values, for the one file that carries them (0600, in a folder that is 0700)."""
+    return {secret.name: _value(secret, project, environ) for secret in spec.secrets}
+
+
+def _is_there(secret: Secret, project: Path, environ: Mapping[str, str]) -> bool:
+    if secret.file is None:
+        return secret.name in environ
+    return os.access(_path(secret.file, project), os.R_OK)
+
+
+def _value(secret: Secret, project: Path, environ: Mapping[str, str]) -> str:
+    if secret.file is None:
+        return environ[secret.name]
+    path = _path(secret.file, project)
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+        text = data.decode().rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        # Without the error's own words: for a text that is not UTF-8 they would show some of it.
+        raise BadInput(f"secrets: {secret.name}: cannot read {path}") from (
+            error if isinstance(error, OSError) else None
+        )
+    if len(data) > _MAX_BYTES or "\0" in text:
+        raise BadInput(f"secrets: {secret.name}: {path} is no secret: over 64 KiB, or with a NUL byte")
+    return text
+
+
+def _path(name: str, project: Path) -> Path:
+    return project / os.path.expanduser(name)

@@ -1,0 +1,211 @@
+"""From a spec file to a run that exists: every check first, then one rename that makes it real.
+
+    read spec ─ facts ─ check ─► keeper boots ─► freeze code, write plan and intent in .tmp-… ─ rename ─► go
+                                                                                           the run exists
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.clusters import cluster
+from launcher.clusters.last_word import first_state
+from launcher.clusters.protocol import Cluster
+from launcher.errors import BadInput
+from launcher.plan.build import build, check
+from launcher.plan.facts import Place, Project
+from launcher.plan.model import FrozenCode, Plan
+from launcher.rundir import registry
+from launcher.rundir.attempts import new_attempt, newest, read_plan
+from launcher.rundir.durable import append_line, make_dir, sync_dir, write_bytes, write_record
+from launcher.rundir.fence import raise_fence
+from launcher.rundir.ids import new_run_id
+from launcher.rundir.imports import third_party_imports
+from launcher.rundir.layout import RunDir
+from launcher.rundir.records import Event
+from launcher.rundir.snapshot import CodeList, freeze, list_code
+from launcher.secret_values import read_secret_values, unset_secrets
+from launcher.spec import position, read_spec
+from launcher.spec.model import JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A spec that was read and found able to run."""
+
+    file: Path
+    spec: JobSpec
+    overrides: tuple[str, ...]
+    on: str
+    cluster: Cluster
+    project: Project
+    code: CodeList
+    python: str
+
+
+def request(file: Path, *, on: str, overrides: tuple[str, ...]) -> Request:
+    """Read and check everything; starts and writes nothing. Raises BadInput with all problems."""
+    spec = read_spec(file, overrides)
+    where = cluster(on)
+    root = project_of(file)
+    code = list_code(root, spec.code)
+    python = interpreter(spec, root, os.environ)
+    project = _look_at(spec, root, code, python)
+    problems = check(spec, where.machine(), project, unset_secrets(spec, root, os.environ))
+    if not os.access(python, os.X_OK):
+        raise BadInput(f"{_at(file, 'run.python')}: run.python: no interpreter at {python}")
+    if problems:
+        lines = []
+        for problem in problems:
+            lines.append(f"{_at(file, problem.key)}: {problem.key}: {problem.reason}")
+            lines += [f"hint: {problem.hint}"] if problem.hint else []
+        raise BadInput(*lines)
+    return Request(file, spec, overrides, on, where, project, code, python)
+
+
+def plan_of(wish: Request, run_id: str, run_dir: Path, submitted_at: float, code: FrozenCode) -> Plan:
+    place = Place(run_id, str(run_dir), wish.on, wish.cluster.kind, str(wish.file.resolve()), submitted_at)
+    return build(wish.spec, wish.overrides, place, wish.cluster.machine(), wish.project, code, wish.python)
+
+
+def prepare(file: str | Path, *, on: str = "local", overrides: Collection[str] = ()) -> tuple[Plan, CodeList]:
+    """What `submit` would do, as data: the plan, and the files that would be frozen."""
+    wish = request(Path(file), on=on, overrides=tuple(overrides))
+    root = registry.runs_root(Path(wish.project.path))
+    run_id = new_run_id(wish.spec.name, _taken(root))
+    code = FrozenCode("", len(wish.code.files), wish.code.bytes)
+    return plan_of(wish, run_id, root / run_id, time.time(), code), wish.code
+
+
+def open_run(file: Path, *, on: str, overrides: tuple[str, ...]) -> tuple[str, Path]:
+    """Start a run; gives its id and its folder."""
+    wish = request(file, on=on, overrides=overrides)
+    root = registry.runs_root(Path(wish.project.path), create=True)
+    run_id = new_run_id(wish.spec.name, _taken(root))
+    final = root / run_id
+    engagement = wish.cluster.engage(final)
+    draft = root / f".tmp-{run_id}-{os.getpid()}"
+    try:
+        registry.register(run_id, final)
+        try:
+            _write(RunDir(draft), wish, run_id, final)
+            os.rename(draft, final)
+        except BaseException:
+            registry.forget(run_id)
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        sync_dir(root)
+    except BaseException:
+        engagement.abandon()
+        raise
+    engagement.go(1)
+    return run_id, final
+
+
+def reopen(run: RunDir, *, on: str | None, overrides: tuple[str, ...]) -> None:
+    """A new attempt of an ended run: the frozen code, the spec as submitted, and these changes."""
+    last = newest(run)
+    before = read_plan(run, last.number if last is not None else 1)
+    name = on or before.cluster
+    where = cluster(name)
+    spec, all_overrides = before.spec, (*before.overrides, *overrides)
+    if overrides:
+        spec = read_spec(run.spec, all_overrides)
+    code = CodeList.of_frozen(run.code)
+    project = _look_at(spec, run.code, code, before.entry.python)
+    wish = Request(run.spec, spec, all_overrides, name, where, project, code, before.entry.python)
+    problems = check(spec, where.machine(), project, ())
+    if problems:
+        raise BadInput(*(f"{problem.key}: {problem.reason}" for problem in problems))
+    plan = plan_of(wish, before.run_id, run.path, before.submitted_at, before.code)
+    engagement = where.engage(run.path)
+    try:
+        attempt, _ = new_attempt(run, name, "resume", None, plan=plan)
+    except BaseException:
+        engagement.abandon()
+        raise
+    engagement.go(attempt.number)
+
+
+def project_of(file: Path) -> Path:
+    """The folder whose code is frozen: the nearest one above the spec that is a project, else the working folder if
+    the spec is below it, else the spec's own."""
+    folder = file.resolve().parent
+    for candidate in (folder, *folder.parents):
+        if (candidate / ".git").exists() or (candidate / "pyproject.toml").exists():
+            return candidate
+    here = Path.cwd()
+    return here if folder.is_relative_to(here) else folder
+
+
+def interpreter(spec: JobSpec, project: Path, environ: Mapping[str, str]) -> str:
+    """The Python that runs ranks: the spec's, the active environment's, the project's .venv, else ours."""
+    if spec.run.python is not None:
+        return shutil.which(spec.run.python) or str(project / os.path.expanduser(spec.run.python))
+    active = environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX")
+    for home in (active, project / ".venv"):
+        if home and os.access(candidate := os.path.join(home, "bin", "python"), os.X_OK):
+            return candidate
+    return sys.executable
+
+
+def _write(draft: RunDir, wish: Request, run_id: str, final: Path) -> None:
+    make_dir(draft.path)
+    now = time.time()
+    frozen = freeze(wish.code, final.parent / ".code", draft.code)
+    plan = plan_of(wish, run_id, final, now, frozen)
+    write_bytes(draft.spec, wish.file.read_bytes())
+    if wish.spec.secrets:
+        values = read_secret_values(wish.spec, Path(wish.project.path), os.environ)
+        write_record(draft.secrets, values)
+    new_attempt(draft, wish.on, "submit", None)
+    raise_fence(draft, 1)
+    append_line(draft.events, Event(now, 1, "submitted", f"submitted {wish.file.name} to {wish.on}"))
+    write_record(draft.state, first_state(plan, 1))
+    write_record(draft.plan, plan)
+
+
+def _look_at(spec: JobSpec, root: Path, code: CodeList, python: str) -> Project:
+    files = {entry.path for entry in code.files}
+    imports: set[str] = set()
+    found = True
+    entry = spec.run.script
+    if spec.run.module is not None:
+        entry = _module_file(spec.run.module, spec.run.workdir, files)
+        found = entry is not None or _importable(spec.run.module, python)
+    elif entry is not None:
+        entry = os.path.normpath(os.path.join(spec.run.workdir, entry))
+    if entry is not None and entry in files:
+        imports = third_party_imports(lambda path: _read(root, path, files), entry)
+    elif spec.run.module is not None:
+        imports = {"*"}
+    return Project(str(root), files, imports, found)
+
+
+def _read(root: Path, path: str, files: Collection[str]) -> bytes | None:
+    return (root / path).read_bytes() if path in files else None
+
+
+def _module_file(module: str, workdir: str, files: Collection[str]) -> str | None:
+    base = os.path.normpath(os.path.join(workdir, module.replace(".", "/")))
+    return next((path for path in (f"{base}.py", f"{base}/__main__.py") if path in files), None)
+
+
+def _importable(module: str, python: str) -> bool:
+    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
+    answer = subprocess.run([python, "-c", look, module.partition(".")[0]], capture_output=True, check=False, cwd="/")
+    return answer.returncode == 0
+
+
+def _at(file: Path, key: str) -> str:
+    line, column = position(file.read_text(), key)
+    return f"{file}:{line}:{column}"
+
+
+def _taken(root: Path) -> "Callable[[str], bool]":
+    return lambda run_id: (root / run_id).exists() or registry.is_registered(run_id)

@@ -1,0 +1,92 @@
+"""The rank → agent wire."""
+
+import asyncio
+import json
+import os
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.agent.progress import Progress, ProgressPipe
+
+
+def test_words_with_a_meaning_and_metrics_are_kept_apart():
+    progress = Progress()
+    assert progress.take(b'{"step": 3, "total_steps": 9, "loss": 0.5, "checkpoint": 2, "note": "x"}')
+    assert progress.take(b'{"step": 4}')
+    assert (progress.step, progress.total_steps, progress.checkpoint) == (4, 9, 2)
+    assert progress.metrics == {"loss": 0.5}
+    assert progress.reported
+
+
+def test_an_exception_alone_is_no_sign_of_life():
+    progress = Progress()
+    assert progress.take(b'{"exception": {"type": "ValueError", "line": "ValueError: x", "where": "a.py:1 in f"}}')
+    assert not progress.reported
+    assert progress.exception is not None and progress.exception.where == "a.py:1 in f"
+
+
+def test_what_is_not_a_report_is_dropped_and_counted():
+    progress = Progress()
+    bad = [b"", b"[]", b"3", b'{"step": "three"}', b'{"step": -1}', b'{"step": 1e999}', b"\xff\xfe", b'{"step": 1', b"null"]
+    for line in bad:
+        assert not progress.take(line)
+    assert progress.dropped_lines == len(bad)
+    assert progress.step is None
+
+
+def test_numbers_that_are_none_are_no_metrics():
+    progress = Progress()
+    progress.take(b'{"step": 4, "loss": NaN, "norm": Infinity, "flag": true, "text": "1", "lr": 0.1}')
+    assert progress.metrics == {"lr": 0.1}
+    assert progress.step == 4
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_leave_it_standing(data):
+    progress = Progress()
+    for line in data.split(b"\n"):
+        progress.take(line)
+    assert progress.step is None or progress.step >= 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 7)), max_size=20))
+def test_lines_arrive_whole_however_they_are_cut(tmp_path_factory, writes):
+    path = tmp_path_factory.mktemp("wire") / "fifo"
+
+    async def scene():
+        progress = Progress()
+        pipe = ProgressPipe(path, progress, lambda: None)
+        fd = os.open(path, os.O_WRONLY)
+        for step, cut in writes:
+            line = json.dumps({"step": step}).encode() + b"\n"
+            os.write(fd, line[:cut])
+            pipe.drain()
+            os.write(fd, line[cut:])
+            pipe.drain()
+        os.close(fd)
+        pipe.close()
+        return progress
+
+    progress = asyncio.run(scene())
+    assert progress.step == (writes[-1][0] if writes else None)
+    assert progress.dropped_lines == 0
+    assert not path.exists()
+
+
+def test_an_endless_line_is_cut_off_and_the_next_one_counts(tmp_path):
+    async def scene():
+        progress = Progress()
+        pipe = ProgressPipe(tmp_path / "fifo", progress, lambda: None)
+        fd = os.open(tmp_path / "fifo", os.O_WRONLY)
+        for _ in range(8):
+            os.write(fd, b"x" * 4000)
+            pipe.drain()
+        os.write(fd, b'\n{"step": 7}\n')
+        pipe.close()
+        os.close(fd)
+        return progress
+
+    progress = asyncio.run(scene())
+    assert progress.step == 7
+    assert progress.dropped_lines >= 1

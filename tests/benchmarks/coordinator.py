@@ -1,0 +1,151 @@
+"""How the coordinator scales: 10, 100 and 1,000 simulated agents over real sockets, against the real shell.
+
+    uv run python tests/benchmarks/coordinator.py [--write]
+
+The coordinator runs in a process of its own, with its files on disk as in a run; all agents share a second one, whose
+work (it plays a thousand machines) is part of what is measured on a small machine.
+"""
+
+import argparse
+import asyncio
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from results import publish
+
+from launcher.agent import messages
+from launcher.agent.host import Host
+from launcher.agent.wire import connect
+from launcher.plan.model import Entry, FrozenCode, NodePlan, Plan
+from launcher.rundir.attempts import new_attempt, read_intent, read_plan
+from launcher.rundir.durable import make_dir, read_record, write_record
+from launcher.rundir.identity import this_process
+from launcher.rundir.layout import RunDir
+from launcher.rundir.records import Endpoint, RankExit
+from launcher.spec.model import JobSpec, NodeRange, Resources, Run
+
+SIZES = (10, 100, 1000)
+ROUNDS = 5
+
+
+def plan_of(run_dir, nodes):
+    spec = JobSpec("scale", Run(script="x.py"), resources=Resources(nodes=NodeRange(nodes, nodes)))
+    return Plan(
+        run_id="scale-0000", name="scale", cluster="local", cluster_kind="local", submitted_at=0.0, spec_file="",
+        project="", run_dir=str(run_dir), workdir="code", spec=spec, overrides=(),
+        entry=Entry("script", "x.py", (), sys.executable, ()), setup=None,
+        nodes=tuple(NodePlan(index, "127.0.0.1", False, None) for index in range(nodes)),
+        nodes_min=nodes, nodes_max=nodes, ranks_per_node=1, cpus_per_rank=1, gpus_per_node=0, env={}, secrets=(),
+        code=FrozenCode("", 0, 0),
+    )  # fmt: skip
+
+
+async def coordinate(run):
+    attempt = run.attempt(1)
+    host = Host(run, attempt, read_plan(run, 1), read_intent(attempt).token)
+    began = resource.getrusage(resource.RUSAGE_SELF)
+    await host.start()
+    await host.ended
+    await asyncio.sleep(0.2)
+    await host.close()
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    cpu_s = used.ru_utime + used.ru_stime - began.ru_utime - began.ru_stime
+    print(json.dumps({"peak_mb": used.ru_maxrss / 1024, "cpu_s": cpu_s}), flush=True)
+
+
+class Fleet:
+    """All agents but their machines."""
+
+    def __init__(self, run, nodes):
+        self.endpoint = None
+        self.token = read_intent(run.attempt(1)).token
+        self.nodes = nodes
+        self.started = 0
+        self.told = 0
+        self.all_started = asyncio.Event()
+        self.all_told = asyncio.Event()
+        self.wires = {}
+
+    async def agent(self, node):
+        wire = await connect(self.endpoint.address, self.endpoint.port, "127.0.0.1", self.token)
+        self.wires[node] = wire
+        wire.send(messages.Join(node, "127.0.0.1", this_process(), 20_000 + node))
+        wire.send(messages.Ready(node))
+        while (message := await wire.receive()) is not None:
+            match message:
+                case messages.Start(generation=generation):
+                    wire.send(messages.Started(node, generation, (1000 + node,), 20_000 + node))
+                    self.started += 1
+                    if self.started == self.nodes:
+                        self.all_started.set()
+                case messages.Stop(generation=generation):
+                    self.told += 1
+                    if self.told == self.nodes:
+                        self.all_told.set()
+                    wire.send(messages.Stopped(node, generation))
+                case messages.End():
+                    return
+
+
+async def race(run, nodes):
+    fleet = Fleet(run, nodes)
+    while (endpoint := read_record(run.attempt(1).endpoint, Endpoint)) is None:
+        await asyncio.sleep(0.005)
+    fleet.endpoint = endpoint
+    began = time.monotonic()
+    agents = [asyncio.create_task(fleet.agent(node)) for node in range(nodes)]
+    await asyncio.wait_for(fleet.all_started.wait(), 120)
+    joined_s = time.monotonic() - began
+    await asyncio.sleep(1.0)  # let the last Started arrive: the failure is to strike a running generation
+    victim = nodes // 2
+    failed = time.monotonic()
+    end = RankExit(1, victim, 0, victim, 1000 + victim, signal=9)
+    fleet.wires[victim].send(messages.Exited(victim, end))
+    await asyncio.wait_for(fleet.all_told.wait(), 120)
+    told_s = time.monotonic() - failed
+    fleet.wires[0].send(messages.StopAsked(0, "cancel"))
+    await asyncio.wait(agents, timeout=30)
+    return joined_s, told_s
+
+
+def measure(nodes):
+    with tempfile.TemporaryDirectory() as folder:
+        run = RunDir(Path(folder) / "scale-0000")
+        make_dir(run.path)
+        write_record(run.plan, plan_of(run.path, nodes))
+        new_attempt(run, "local", "submit", None)
+        host = subprocess.Popen([sys.executable, __file__, "--host", str(run.path)], stdout=subprocess.PIPE, text=True)
+        joined_s, told_s = asyncio.run(race(run, nodes))
+        out, _ = host.communicate(timeout=60)
+    return {"joined_s": joined_s, "told_s": told_s, **json.loads(out)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--host", help=argparse.SUPPRESS)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
+    args = parser.parse_args()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536), hard))
+    if args.host:
+        asyncio.run(coordinate(RunDir(Path(args.host))))
+        return
+    rows = ["| agents | joined and started, s | failure known to all, s | coordinator's peak, MB | its CPU, s |", "|---|---|---|---|---|"]
+    for nodes in args.sizes:
+        found = [measure(nodes) for _ in range(args.rounds)]
+        middle = {name: statistics.median(one[name] for one in found) for name in found[0]}
+        rows.append("| {} | {joined_s:.3f} | {told_s:.3f} | {peak_mb:.0f} | {cpu_s:.2f} |".format(nodes, **middle))
+    publish("coordinator", "\n".join(rows), write=args.write)
+
+
+if __name__ == "__main__":
+    main()
+

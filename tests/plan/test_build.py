@@ -1,0 +1,134 @@
+"""JobSpec + facts → Plan, or every reason why not."""
+
+import msgspec
+import pytest
+
+from launcher.plan.build import build, check, gpus_per_node, ranks_per_node
+from launcher.plan.facts import Machine, Place, Project
+from launcher.plan.model import FrozenCode, Plan
+from launcher.plan.preload import TORCH
+from launcher.spec.model import JobSpec, NodeRange, Recovery, Resources, Run, Secret
+
+PLACE = Place("r-1", "/runs/r-1", "local", "local", "/p/job.yaml", 12.0)
+PROJECT = Project("/p", {"train.py", "pkg/main.py", "jobs/other.py"}, {"torch"}, module_found=True)
+CPU = Machine(cpus=8, gpus=())
+GPU = Machine(cpus=8, gpus=("0", "1", "2", "3"))
+CODE = FrozenCode("d", 3, 10)
+
+
+def spec(run=Run(script="train.py"), **more):
+    return JobSpec(name="r", run=run, **more)
+
+
+def plan(job, machine=CPU, project=PROJECT):
+    return build(job, (), PLACE, machine, project, CODE, "/usr/bin/python3")
+
+
+@pytest.mark.parametrize(
+    ("resources", "machine", "gpus", "ranks"),
+    [
+        (Resources(), CPU, 0, 2),
+        (Resources(), Machine(1, ()), 0, 1),
+        (Resources(cpus_per_rank=8), CPU, 0, 1),
+        (Resources(), GPU, 4, 4),
+        (Resources(nodes=NodeRange(2, 2)), GPU, 2, 2),
+        (Resources(gpus_per_node=1), GPU, 1, 1),
+        (Resources(gpus_per_node=0), GPU, 0, 2),
+        (Resources(ranks_per_node=7), CPU, 0, 7),
+        (Resources(ranks_per_node=2), GPU, 4, 2),
+    ],
+)
+def test_auto_follows_the_devices(resources, machine, gpus, ranks):
+    assert gpus_per_node(resources, machine) == gpus
+    assert ranks_per_node(resources, machine) == ranks
+
+
+def test_nodes_of_one_machine_share_out_addresses_and_gpus():
+    job = spec(resources=Resources(nodes=NodeRange(1, 2)), recovery=Recovery(spares=1))
+    nodes = plan(job, GPU).nodes
+    assert [node.address for node in nodes] == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+    assert [node.gpus for node in nodes] == [("0", "1"), ("2", "3"), ("0", "1")]
+    assert [node.spare for node in nodes] == [False, False, True]
+
+
+def test_all_gpus_on_one_node_leave_the_variable_alone():
+    assert plan(spec(), GPU).nodes[0].gpus is None
+    assert plan(spec(resources=Resources(gpus_per_node=2)), GPU).nodes[0].gpus == ("0", "1")
+    assert plan(spec(resources=Resources(gpus_per_node=0)), GPU).nodes[0].gpus == ()
+
+
+@pytest.mark.parametrize(
+    ("run", "kind", "target", "args"),
+    [
+        (Run(script="train.py", args=("--a", "1")), "script", "train.py", ("--a", "1")),
+        (Run(script="main.py", workdir="pkg"), "script", "pkg/main.py", ()),
+        (Run(module="pkg.main"), "module", "pkg.main", ()),
+        (Run(command=("bash", "x.sh"), args=("; echo",)), "command", "bash", ("x.sh", "; echo")),
+        (Run(command="echo $RANK"), "command", "/bin/sh", ("-c", "echo $RANK", "sh")),
+        (Run(command="echo", args=("a b",)), "command", "/bin/sh", ("-c", 'echo "$@"', "sh", "a b")),
+    ],
+)
+def test_entries(run, kind, target, args):
+    entry = plan(spec(run)).entry
+    assert (entry.kind, entry.target, entry.args) == (kind, target, args)
+
+
+@pytest.mark.parametrize(
+    ("run", "imports", "preload"),
+    [
+        (Run(script="train.py"), set(), ()),
+        (Run(script="train.py"), {"numpy"}, TORCH),
+        (Run(script="train.py"), {"torch", "torchvision"}, (*TORCH, "torchvision")),
+        (Run(script="train.py"), {"*"}, (*TORCH, "torchvision")),
+        (Run(script="train.py", preload=("numpy",)), {"torch"}, ("numpy",)),
+        (Run(script="train.py", preload=()), {"torch"}, ()),
+        (Run(command=("x",)), {"torch"}, ()),
+    ],
+)
+def test_the_zygote_imports_what_the_code_needs(run, imports, preload):
+    assert plan(spec(run), project=Project("/p", {"train.py"}, imports, True)).entry.preload == preload
+
+
+def test_threads_follow_the_cores_unless_the_spec_says_otherwise():
+    assert plan(spec()).env["OMP_NUM_THREADS"] == "4"
+    assert plan(spec(resources=Resources(cpus_per_rank=3))).env["OMP_NUM_THREADS"] == "3"
+    assert plan(spec(env={"OMP_NUM_THREADS": "9"})).env["OMP_NUM_THREADS"] == "9"
+
+
+def test_a_plan_survives_its_file():
+    job = spec(secrets=(Secret("TOKEN"),), resources=Resources(nodes=NodeRange(2, 4)), env={"A": "b\nc"})
+    made = plan(job)
+    assert msgspec.json.decode(msgspec.json.encode(made), type=Plan) == made
+    assert made.secrets == ("TOKEN",)
+
+
+def problems(job, machine=CPU, project=PROJECT, unset=()):
+    return {(problem.key, problem.hint) for problem in check(job, machine, project, unset)}
+
+
+def test_what_cannot_work_is_found_all_at_once():
+    job = spec(Run(script="other.py"), resources=Resources(gpus_per_node=1))
+    found = problems(job, unset=["TOKEN"])
+    assert {key for key, _ in found} == {"run.script", "resources.gpus_per_node", "secrets"}
+    assert ("run.script", "did you mean jobs/other.py?") in found
+
+
+@pytest.mark.parametrize(
+    ("job", "machine", "key"),
+    [
+        (spec(Run(script="absent.py")), CPU, "run.script"),
+        (spec(Run(script="main.py", workdir="absent")), CPU, "run.workdir"),
+        (spec(resources=Resources(ranks_per_node=8)), GPU, "resources.ranks_per_node"),
+        (spec(resources=Resources(gpus_per_node=3, nodes=NodeRange(1, 2))), GPU, "resources.gpus_per_node"),
+    ],
+)
+def test_each_impossible_thing_is_named_by_its_key(job, machine, key):
+    assert {found for found, _ in problems(job, machine)} == {key}
+
+
+def test_a_module_that_nobody_finds():
+    assert {key for key, _ in problems(spec(Run(module="absent")), project=Project("/p", set(), set(), False))} == {"run.module"}
+
+
+def test_more_ranks_than_gpus_is_fine_where_gpus_are_not_used():
+    assert problems(spec(resources=Resources(ranks_per_node=8, gpus_per_node=0)), GPU) == set()
