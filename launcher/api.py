@@ -1,31 +1,35 @@
 """The Python API, and all that the command line stands on.
 
-    from launcher import submit, runs
+from launcher import submit, runs
 
-    run = submit("jobs/resnet_ddp.yaml", overrides=["resources.ranks_per_node=2"])
-    for line in run.logs(follow=True):
-        print(line.rank, line.text)
-    print(run.wait().state)
+run = submit("jobs/resnet_ddp.yaml", overrides=["resources.ranks_per_node=2"])
+for line in run.logs(follow=True):
+    print(line.rank, line.text)
+print(run.wait().state)
 
-    for run in runs():
-        print(run.id, run.status().state)
+for run in runs():
+    print(run.id, run.status().state)
 """
 
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.clusters import cluster
 from launcher.clusters.protocol import CancelReport
 from launcher.errors import Refused
-from launcher.plan.model import Plan
 from launcher.rundir import registry
 from launcher.rundir.attempts import newest, read_plan
 from launcher.rundir.layout import RunDir
 from launcher.status.derive import RunStatus, derive
 from launcher.status.facts import read_facts
 from launcher.status.logs import LogLine, merged_logs
+
+if TYPE_CHECKING:
+    from launcher.plan.model import Plan
+    from launcher.rundir.code_list import CodeList
 
 _WAIT_STEP_S = 0.1
 
@@ -80,6 +84,13 @@ def submit(spec: str | Path, *, on: str = "local", overrides: Sequence[str] = ()
 
     run_id, path = open_run(Path(spec), on=on, overrides=tuple(overrides))
     return Run(run_id, path)
+
+
+def prepare(spec: str | Path, *, on: str = "local", overrides: Sequence[str] = ()) -> "tuple[Plan, CodeList]":
+    """What `submit` would do, as data: the plan, and the code that would be frozen. Starts and writes nothing."""
+    from launcher.submission import prepare as prepare_run  # late: it reads YAML, which `status` must not pay for
+
+    return prepare_run(Path(spec), on=on, overrides=tuple(overrides))
 
 
 def run(ref: str) -> Run:

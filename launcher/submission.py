@@ -1,7 +1,7 @@
 """From a spec file to a run that exists: every check first, then one rename that makes it real.
 
-    read spec ─ facts ─ check ─► keeper boots ─► freeze code, write plan and intent in .tmp-… ─ rename ─► go
-                                                                                           the run exists
+read spec ─ facts ─ check ─► keeper boots ─► freeze code, write plan and intent in .tmp-… ─ rename ─► go
+                                                                                       the run exists
 """
 
 import os
@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,13 +22,14 @@ from launcher.plan.facts import Place, Project
 from launcher.plan.model import FrozenCode, Plan
 from launcher.rundir import registry
 from launcher.rundir.attempts import new_attempt, newest, read_plan
+from launcher.rundir.code_list import CodeList, list_code, list_frozen
 from launcher.rundir.durable import append_line, make_dir, sync_dir, write_bytes, write_record
 from launcher.rundir.fence import raise_fence
 from launcher.rundir.ids import new_run_id
 from launcher.rundir.imports import third_party_imports
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Event
-from launcher.rundir.snapshot import CodeList, freeze, list_code
+from launcher.rundir.snapshot import freeze
 from launcher.secret_values import read_secret_values, unset_secrets
 from launcher.spec import position, read_spec
 from launcher.spec.model import JobSpec
@@ -73,9 +74,9 @@ def plan_of(wish: Request, run_id: str, run_dir: Path, submitted_at: float, code
     return build(wish.spec, wish.overrides, place, wish.cluster.machine(), wish.project, code, wish.python)
 
 
-def prepare(file: str | Path, *, on: str = "local", overrides: Collection[str] = ()) -> tuple[Plan, CodeList]:
+def prepare(file: Path, *, on: str, overrides: tuple[str, ...]) -> tuple[Plan, CodeList]:
     """What `submit` would do, as data: the plan, and the files that would be frozen."""
-    wish = request(Path(file), on=on, overrides=tuple(overrides))
+    wish = request(file, on=on, overrides=overrides)
     root = registry.runs_root(Path(wish.project.path))
     run_id = new_run_id(wish.spec.name, _taken(root))
     code = FrozenCode("", len(wish.code.files), wish.code.bytes)
@@ -116,7 +117,7 @@ def reopen(run: RunDir, *, on: str | None, overrides: tuple[str, ...]) -> None:
     spec, all_overrides = before.spec, (*before.overrides, *overrides)
     if overrides:
         spec = read_spec(run.spec, all_overrides)
-    code = CodeList.of_frozen(run.code)
+    code = list_frozen(run.code)
     project = _look_at(spec, run.code, code, before.entry.python)
     wish = Request(run.spec, spec, all_overrides, name, where, project, code, before.entry.python)
     problems = check(spec, where.machine(), project, ())
@@ -157,7 +158,7 @@ def interpreter(spec: JobSpec, project: Path, environ: Mapping[str, str]) -> str
 def _write(draft: RunDir, wish: Request, run_id: str, final: Path) -> None:
     make_dir(draft.path)
     now = time.time()
-    frozen = freeze(wish.code, final.parent / ".code", draft.code)
+    frozen = freeze(wish.code, final.parent / ".code", draft.code).code
     plan = plan_of(wish, run_id, final, now, frozen)
     write_bytes(draft.spec, wish.file.read_bytes())
     if wish.spec.secrets:
@@ -207,5 +208,5 @@ def _at(file: Path, key: str) -> str:
     return f"{file}:{line}:{column}"
 
 
-def _taken(root: Path) -> "Callable[[str], bool]":
+def _taken(root: Path) -> Callable[[str], bool]:
     return lambda run_id: (root / run_id).exists() or registry.is_registered(run_id)

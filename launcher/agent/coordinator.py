@@ -1,518 +1,617 @@
-"""Who runs what, when, and what follows a failure: a state machine over (event, now), with no clock and no socket.
+"""The coordinator: a pure state machine over (event, now) that decides generations. No clock, no socket, no disk.
 
-    GATHERING ─ enough nodes ─► OPEN ─ failure, hang, node lost, stop, time ─► CLOSING ─ all Stopped ─► policy
-        ▲                        │ all ranks done                                                        │
-        │                        ▼                                                    REGROUP (after a pause) │ REQUEUE, END
-        └──────────────────────────────────────────────────────────────────────────────────────┘         ▼
-                               ENDED ◄─────────────────────────────────────────────────────────────────────
+    WAITING ──enough nodes, delay over──► STARTING ──all Started──► RUNNING ──all ranks finished──► OVER
+       ▲                                     │                         │
+       │                                     └── failure, loss, stop ──┤
+       └──────── policy: regroup ◄── CLOSING (Stop sent, Stopped or lost awaited) ◄──┘    policy: requeue, end ──► OVER
 
-Closing and opening are two steps with the policy between them, so that a generation could also be left without its
-survivors being stopped.
+Closing a generation and opening the next are separate steps with the recovery policy between them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import NamedTuple, assert_never
+from math import inf
+from typing import assert_never
 
-import msgspec
-
-from launcher.agent import messages
-from launcher.agent.board import Board
-from launcher.agent.roster import Node, Roster
+from launcher.agent import messages, verdict
+from launcher.agent.effects import (
+    Disconnected,
+    Finish,
+    In,
+    Now,
+    Out,
+    ProvenDead,
+    Record,
+    RecordExit,
+    Send,
+    Tick,
+)
+from launcher.agent.gathering import Gathering
+from launcher.agent.generation import Generation, Rank
+from launcher.agent.messages import ToAgent
+from launcher.agent.pace import Pace
+from launcher.agent.placement import place, starts
+from launcher.agent.roster import Link, Node, Roster
+from launcher.agent.snapshot import Standing, run_state
+from launcher.agent.verdict import Verdict
 from launcher.errors import Exit
 from launcher.plan.model import Plan
-from launcher.recovery.classify import classify, culprit, describe
-from launcher.recovery.policy import Decision, decide, restarts_by_cause
-from launcher.rundir.identity import boot_id
-from launcher.rundir.records import AttemptEnd, Event, Failure, RankExit, RunState
+from launcher.recovery.classify import classify, failed
+from launcher.recovery.policy import decide, restarts_by_cause
+from launcher.rundir.records import AttemptEnd, Event, ProcessId, RunState
 from launcher.words import Action, Cause, State, exit_of
 
-BLAME_S = 1.0  # how long a failure that looks like another's fault waits for the other to show
-START_S = 300.0  # how long a node that is heard may take from Start to Started
-CLOSE_S = 30.0  # how long, beyond the grace, a node that is heard may take from Stop to Stopped
+__all__ = [
+    "Coordinator", "Disconnected", "Finish", "In", "Now", "Out", "ProvenDead", "Record", "RecordExit", "Send", "Tick",
+]  # fmt: skip
 
-
-class Now(NamedTuple):
-    """Two clocks: `mono` decides, `wall` is for people."""
-
-    mono: float
-    wall: float
-
-
-class Disconnected(msgspec.Struct, frozen=True):
-    """A node's connection is gone; the node may be alive."""
-
-    node: int
-
-
-class ProvenDead(msgspec.Struct, frozen=True):
-    """Somebody who can tell says that the agent is gone."""
-
-    node: int
-    evidence: str
-
-
-class Tick(msgspec.Struct, frozen=True):
-    """The moment that `next_deadline` named has come."""
-
-
-class Send(msgspec.Struct, frozen=True):
-    node: int
-    message: messages.ToAgent
-
-
-class Record(msgspec.Struct, frozen=True):
-    event: Event
-
-
-class RecordExit(msgspec.Struct, frozen=True):
-    exit: RankExit
-
-
-class Finish(msgspec.Struct, frozen=True):
-    end: AttemptEnd
-
-
-In = messages.ToCoordinator | Disconnected | ProvenDead | Tick
-Out = Send | Record | RecordExit | Finish
+BLAME_S = 1.0  # how long a rank that lost its peer waits for the news of who that was
+START_S = 120.0  # from Start to Started, of a node that is heard all the while
+CLOSE_S = 30.0  # from Stop with no grace to Stopped, of a node that is heard all the while
+AFTER_GRACE_S = 10.0  # beyond the grace
+FRESH_S = 3.0  # nobody is called hung while some node has not been heard for longer than that
 
 
 class Phase(Enum):
-    GATHERING = auto()
-    OPEN = auto()
+    WAITING = auto()
+    STARTING = auto()
+    RUNNING = auto()
     CLOSING = auto()
-    PAUSED = auto()
-    ENDED = auto()
+    OVER = auto()
+
+
+_OPEN = (Phase.STARTING, Phase.RUNNING)
 
 
 @dataclass(slots=True)
-class Closing:
-    """Why a generation is being closed."""
-
-    cause: Cause
-    text: str
-    rank: int | None = None
-    node: int | None = None
-    where: str | None = None
-    log: str | None = None
-    tail: tuple[str, ...] = ()
-    evidence: str = ""
+class _Closing:
+    verdict: Verdict | None  # None: to be found among the exits
+    graceful: bool  # the attempt ends with it
+    grace_s: float
+    waits: set[int]  # nodes that may still have processes of the generation
+    gives_up_at: float
 
 
 class Coordinator:
-    """See the module. `handle` mutates and gives the effects, in order."""
+    """`handle` every message and every Tick at `next_deadline`; carry out, in order, what it gives back."""
 
     def __init__(self, plan: Plan, attempt: int, history: Sequence[Event], now: Now) -> None:
         self._plan = plan
         self._rules = plan.spec.recovery
-        self._attempt = attempt
-        self._history = list(history)
-        self._roster = Roster(plan, now.mono)
-        self._board = Board()
-        self._board.checkpoint = max((event.checkpoint for event in history if event.checkpoint is not None), default=None)
-        self._phase = Phase.GATHERING
-        self._began = now
-        self._started_at = next((event.at for event in history if event.kind == "generation_opened"), None)
-        self._phase_until = now.mono + self._rules.wait_s
-        self._generation = max((event.generation for event in history if event.attempt == attempt), default=0)
-        self._opened_at = now.mono
-        self._members: dict[int, tuple[int, ...]] = {}
-        self._closing: Closing | None = None
-        self._closing_until = 0.0
-        self._blame_until: float | None = None
-        self._ends: list[tuple[RankExit, tuple[str, ...]]] = []
-        self._stop_kind: str | None = None
-        self._failure: Failure | None = None
-        self._end: AttemptEnd | None = None
-        self._message = "waiting for agents"
+        self._history = [event for event in history if event.kind in ("failure", "resumed")]
+        self._roster = Roster(plan.nodes, self._rules.lease_s)
+        self._pace = _pace_of(self._history)
+        self._standing = Standing(attempt, restarts=restarts_by_cause(history, attempt))
+        self._standing.started_at = next((event.at for event in history if event.kind == "generation_opened"), None)
+        if self._history and self._history[-1].kind == "failure":
+            self._standing.failure = verdict.failure_of(self._history[-1])
         self._out: list[Out] = []
+        self._now = now
+        self._phase = Phase.WAITING
+        self._generation: Generation | None = None
+        self._closing: _Closing | None = None
+        self._stop: str | None = None  # cancel or preempt, once somebody asked
+        self._gathering = Gathering(plan, self._roster, now.mono, now.mono, first=True)
+        self._start_by = inf
+        self._blame_at = inf
+        self._look_for_hang_at = 0.0
+        limit_s = plan.spec.resources.time_s
+        self._limit_at = inf if limit_s is None else now.mono + limit_s
+        self._standing.message = str(self._gathering)
 
-    # -- in and out
+    # -- the face to the shell
 
     def handle(self, event: In, now: Now) -> list[Out]:
-        """Take in one event; gives the effects that it has."""
-        if self._phase is not Phase.ENDED:
-            self._take(event, now)
-            self._advance(now)
-        out, self._out = self._out, []
-        return out
+        """Take in one event; gives what is to be done, in order."""
+        if self._phase is Phase.OVER:
+            return []
+        self._out, self._now = [], now
+        match event:
+            case Tick():
+                pass  # whatever is due is done below
+            case Disconnected():
+                self._disconnected(event)
+            case ProvenDead():
+                self._proven_dead(event)
+            case messages.Join():
+                self._joined(event)
+            case _:
+                self._heard(event)
+        self._advance()
+        return self._out
 
     def next_deadline(self) -> float | None:
-        """When a Tick is due, if nothing else happens before."""
-        if self._phase is Phase.ENDED:
-            return None
-        times = [node.heard_at + self._rules.lease_s for node in self._roster.nodes if self._roster.owes_word(node)]
-        if self._phase in (Phase.GATHERING, Phase.PAUSED):
-            times.append(self._phase_until)
-        if self._phase is Phase.CLOSING:
-            times.append(self._closing_until)
-        if self._phase is Phase.OPEN:
-            times += self._open_deadlines()
-        if self._plan.spec.resources.time_s is not None and self._phase is not Phase.CLOSING:
-            times.append(self._began.mono + self._plan.spec.resources.time_s)
-        return min(times, default=None)
-
-    def _open_deadlines(self) -> list[float]:
-        times = [] if self._blame_until is None else [self._blame_until]
-        if any(view.pid is None and view.live for view in self._board.ranks.values()):
-            times.append(self._opened_at + START_S)
-        return times
-
-    # -- events
-
-    def _take(self, event: In, now: Now) -> None:
-        match event:
-            case messages.Join():
-                self._join(event, now)
-            case messages.Ready(node=index):
-                self._roster[index].ready = True
-            case messages.Started():
-                self._take_started(event)
-            case messages.Pulse():
-                self._take_pulse(event, now)
-            case messages.Exited():
-                self._take_exit(event, now)
-            case messages.Stopped(node=index, generation=generation):
-                if self._roster[index].busy_with <= generation:
-                    self._roster[index].busy_with = 0
-            case messages.Fault():
-                self._take_fault(event, now)
-            case messages.StopAsked(kind=kind):
-                self._ask_to_stop(kind, now)
-            case Disconnected(node=index):
-                self._roster[index].connected = False
-                self._roster[index].ready = False
-            case ProvenDead(node=index, evidence=evidence):
-                self._lose(self._roster[index], evidence, now)
-            case Tick():
-                pass
-            case _:
-                assert_never(event)
-        if not isinstance(event, Disconnected | ProvenDead | Tick):
-            self._roster[event.node].heard_at = now.mono
-
-    def _join(self, join: messages.Join, now: Now) -> None:
-        node = self._roster[join.node]
-        returned = node.lost
-        node.connected, node.lost, node.ready = True, False, False
-        node.address, node.port = join.address, join.port
-        self._send(node, messages.Welcome(self._rules.lease_s))
-        if join.generation and (join.generation != self._generation or self._phase is not Phase.OPEN or returned):
-            node.busy_with = join.generation
-            self._send(node, messages.Stop(join.generation, 0.0))
-        elif not join.generation and node.busy_with:
-            # A new agent in place of one that had ranks: they died with it.
-            generation, node.busy_with = node.busy_with, 0
-            if self._phase is Phase.OPEN and generation == self._generation:
-                self._record(now, "agent_lost", f"the agent of node {node.index} was replaced", node=node.index)
-                self._close(Closing(Cause.NODE_LOST, f"node {node.index} was lost", node=node.index), 0.0, now)
-        word = "returned" if returned else "joined"
-        self._record(now, "agent_joined", f"node {node.index} {word} from {join.address}", node=node.index)
-
-    def _take_started(self, started: messages.Started) -> None:
-        node = self._roster[started.node]
-        node.port = started.port
-        if started.generation == self._generation:
-            for rank, pid in zip(self._members.get(started.node, ()), started.pids, strict=False):
-                self._board.ranks[rank].pid = pid
-
-    def _take_pulse(self, pulse: messages.Pulse, now: Now) -> None:
-        self._send(self._roster[pulse.node], messages.PulseAck(pulse.seq))
-        if pulse.generation != self._generation or self._phase not in (Phase.OPEN, Phase.CLOSING):
-            return
-        for one in pulse.ranks:
-            self._board.take(one, now.mono)
-        if self._phase is Phase.OPEN and self._rules.hang_after_s is not None:
-            hung = self._board.hung(self._rules.hang_after_s)
-            if hung:
-                self._close_hung([view.rank for view in hung], now)
-
-    def _close_hung(self, ranks: list[int], now: Now) -> None:
-        view = self._board.ranks[ranks[0]]
-        steps = ", ".join(f"rank {rank}: step {_step(self._board.ranks[rank].pulse)}" for rank in sorted(ranks)[:16])
-        frozen = view.pulse is not None and view.pulse.frozen
-        text = f"rank {view.rank} on node {view.node} hung: no progress and no output for {self._rules.hang_after_s:g} s"
-        log = f"logs/a{self._attempt:04d}.g{self._generation:04d}/rank-{view.rank:05d}.log"
-        evidence = ("the process is stopped; " if frozen else "") + steps
-        self._close(Closing(Cause.HANG, text, view.rank, view.node, log=log, evidence=evidence), 0.0, now, tuple(ranks))
-
-    def _take_exit(self, exited: messages.Exited, now: Now) -> None:
-        self._out.append(RecordExit(exited.exit))
-        end = exited.exit
-        view = self._board.ranks.get(end.rank)
-        if end.generation != self._generation or view is None or not view.live:
-            return
-        view.end = end
-        if self._phase is Phase.CLOSING and self._closing is not None and self._closing.rank == end.rank and exited.tail:
-            self._closing.tail = exited.tail
-        if end.done or end.code == 0 or self._phase is not Phase.OPEN:
-            return
-        self._ends.append((end, exited.tail))
-        if classify(end) is not Cause.COMMUNICATION or not self._board.live():
-            self._blame_until = now.mono
-        elif self._blame_until is None:
-            self._blame_until = now.mono + BLAME_S
-
-    def _take_fault(self, fault: messages.Fault, now: Now) -> None:
-        cause = Cause.USER_ERROR if fault.setup else Cause.LAUNCHER_FAULT
-        closing = Closing(cause, fault.text, node=fault.node, log=fault.log, where="run.setup" if fault.setup else None)
-        if fault.setup:
-            # The same commands on the same code end the same way: no second try.
-            self._finish_failed(closing, Decision(Action.END, 0.0, cause, fault.text), now)
-        else:
-            self._lose(self._roster[fault.node], fault.text, now)
-
-    def _ask_to_stop(self, kind: str, now: Now) -> None:
-        if self._stop_kind is None or (kind == "cancel" and self._stop_kind != "cancel"):
-            first = self._stop_kind is None
-            self._stop_kind = kind
-            self._record(now, "stop_asked", f"asked to stop: {kind}")
-            cause = Cause.CANCELLED if kind == "cancel" else Cause.PREEMPTED
-            closing = Closing(cause, "cancelled" if kind == "cancel" else "preempted")
-            if not first and self._closing is not None:
-                self._closing = closing
-            else:
-                self._close(closing, self._rules.grace_s, now)
-
-    def _lose(self, node: Node, evidence: str, now: Now) -> None:
-        if node.lost:
-            return
-        had_ranks = node.busy_with != 0
-        node.lost, node.connected, node.ready, node.busy_with = True, False, False, 0
-        self._record(now, "agent_lost", f"node {node.index} is lost: {evidence}", node=node.index)
-        if had_ranks and self._phase is Phase.OPEN:
-            closing = Closing(Cause.NODE_LOST, f"node {node.index} was lost: {evidence}", node=node.index)
-            self._close(closing, 0.0, now)
-
-    # -- time
-
-    def _advance(self, now: Now) -> None:
-        """Everything that follows from what is known now."""
-        for node in list(self._roster.silent(now.mono, self._rules.lease_s)):
-            self._lose(node, f"not heard for {self._rules.lease_s:g} s", now)
-        self._mind_the_time(now)
-        if self._phase is Phase.OPEN:
-            self._watch_open(now)
-        if self._phase is Phase.CLOSING:
-            self._watch_closing(now)
-        if self._phase is Phase.PAUSED and now.mono >= self._phase_until:
-            self._gather(now)
-        if self._phase is Phase.GATHERING:
-            self._watch_gathering(now)
-
-    def _mind_the_time(self, now: Now) -> None:
-        limit_s = self._plan.spec.resources.time_s
-        if limit_s is not None and now.mono >= self._began.mono + limit_s and self._phase is not Phase.CLOSING:
-            self._close(Closing(Cause.TIME_LIMIT, f"the time limit of {limit_s:g} s is over"), self._rules.grace_s, now)
-
-    def _watch_open(self, now: Now) -> None:
-        if self._blame_until is not None and now.mono >= self._blame_until:
-            self._close_failed(now)
-        elif not self._board.live():
-            self._succeed(now)
-        elif now.mono >= self._opened_at + START_S:
-            late = [view.node for view in self._board.live() if view.pid is None]
-            if late:
-                text = f"node {late[0]} did not start its ranks within {START_S:g} s"
-                self._close(Closing(Cause.LAUNCHER_FAULT, text, node=late[0]), 0.0, now)
-
-    def _close_failed(self, now: Now) -> None:
-        guilty = culprit([end for end, _ in self._ends])
-        tail = next(tail for end, tail in self._ends if end is guilty)
-        cause = classify(guilty)
-        self._close(
-            Closing(cause, describe(guilty, cause), guilty.rank, guilty.node, guilty.where, guilty.log, tail), 0.0, now
-        )
-
-    def _watch_closing(self, now: Now) -> None:
-        for node in self._roster.nodes:
-            if node.busy_with and node.connected and now.mono >= self._closing_until:
-                self._lose(node, f"did not stop its ranks within {CLOSE_S:g} s", now)
-        if not any(node.busy_with for node in self._roster.nodes):
-            self._settle(now)
-
-    def _watch_gathering(self, now: Now) -> None:
-        if self._roster.complete() or (now.mono >= self._phase_until and self._roster.chosen()):
-            self._open(now)
-        elif now.mono >= self._phase_until:
-            missing = [str(node.index) for node in self._roster.nodes if not node.usable and not node.spare]
-            text = f"node {', '.join(missing[:8])} did not come within {self._rules.wait_s:g} s"
-            self._decide(Closing(Cause.NODE_LOST, text), now)
-
-    # -- generations
-
-    def _gather(self, now: Now) -> None:
-        self._phase = Phase.GATHERING
-        self._phase_until = now.mono
-        self._message = "waiting for agents"
-        if not self._roster.chosen() and self._roster.enough_left():
-            self._phase_until = now.mono + self._rules.wait_s
-
-    def _open(self, now: Now) -> None:
-        chosen, each = self._roster.chosen(), self._plan.ranks_per_node
-        self._generation += 1
-        self._phase = Phase.OPEN
-        self._opened_at = now.mono
-        self._started_at = self._started_at or now.wall
-        self._blame_until, self._ends, self._closing, self._message = None, [], None, ""
-        self._members = {node.index: tuple(range(at * each, (at + 1) * each)) for at, node in enumerate(chosen)}
-        self._board.open({rank: index for index, ranks in self._members.items() for rank in ranks})
-        for at, node in enumerate(chosen):
-            node.busy_with = self._generation
-            self._send(node, self._start(at, chosen))
-        nodes = ", ".join(str(node.index) for node in chosen[:16])
-        text = f"generation {self._generation}: {len(chosen) * each} ranks on node {nodes}"
-        self._record(now, "generation_opened", text)
-
-    def _start(self, at: int, chosen: list[Node]) -> messages.Start:
-        each = self._plan.ranks_per_node
-        return messages.Start(
-            generation=self._generation,
-            first_rank=at * each,
-            local_world_size=each,
-            world_size=each * len(chosen),
-            group_rank=at,
-            group_world_size=len(chosen),
-            master_addr=chosen[0].address,
-            master_port=chosen[0].port,
-            restarts=sum(restarts_by_cause(self._history).values()),
-        )
-
-    def _close(self, closing: Closing, grace_s: float, now: Now, hung: tuple[int, ...] = ()) -> None:
-        """Begin to end the open generation, or, where none is open, go on to what follows."""
-        if self._phase is Phase.CLOSING:
-            return
-        self._closing = closing
-        self._phase = Phase.CLOSING
-        self._closing_until = now.mono + grace_s + CLOSE_S
-        self._message = f"stopping ranks: {closing.text}"
-        for node in self._roster.nodes:
-            if node.busy_with and node.connected:
-                mine = tuple(rank for rank in hung if rank in self._members.get(node.index, ()))
-                self._send(node, messages.Stop(node.busy_with, grace_s, mine))
-
-    def _settle(self, now: Now) -> None:
-        """No process of the generation is left: what follows?"""
-        closing = self._closing
-        assert closing is not None
-        finished = bool(self._board.ranks) and all(
-            view.end is not None and (view.end.done or view.end.code == 0) for view in self._board.ranks.values()
-        )
-        if self._stop_kind == "preempt" and finished:
-            self._succeed(now)
-        elif closing.cause is Cause.CANCELLED:
-            self._finish(AttemptEnd(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, now.wall, "cancelled"), now)
-        else:
-            self._decide(closing, now)
-
-    def _decide(self, closing: Closing, now: Now) -> None:
-        past = [event for event in self._history if event.kind == "failure"]
-        event = self._event(now, "failure", closing)
-        can_regroup = self._roster.enough_left() and self._stop_kind is None
-        decision = decide(event, past, self._rules, can_regroup=can_regroup)
-        if decision.action is Action.END:
-            self._finish_failed(closing, decision, now)
-            return
-        self._note_failure(closing, now)
-        self._record(now, "restart", decision.reason, cause=closing.cause)
-        if decision.action is Action.REQUEUE:
-            message = f"{closing.text}; starting again"
-            end = AttemptEnd(State.QUEUED, closing.cause, exit_of(closing.cause), now.wall, message, decision.delay_s)
-            self._finish(end, now)
-            return
-        self._phase = Phase.PAUSED
-        self._phase_until = now.mono + decision.delay_s
-        pause = f" in {decision.delay_s:g} s" if decision.delay_s else ""
-        self._message = f"restarting{pause}: {closing.text}"
-
-    # -- ends
-
-    def _succeed(self, now: Now) -> None:
-        self._failure = None
-        self._finish(AttemptEnd(State.SUCCEEDED, None, Exit.OK, now.wall, "all ranks have finished"), now)
-
-    def _finish_failed(self, closing: Closing, decision: Decision, now: Now) -> None:
-        self._note_failure(closing, now)
-        end = AttemptEnd(State.FAILED, decision.cause, exit_of(decision.cause), now.wall, decision.reason)
-        self._finish(end, now)
-
-    def _note_failure(self, closing: Closing, now: Now) -> None:
-        self._failure = Failure(
-            cause=closing.cause, summary=closing.text, attempt=self._attempt, generation=self._generation,
-            rank=closing.rank, node=closing.node, where=closing.where, log=closing.log, tail=closing.tail, at=now.wall,
-        )  # fmt: skip
-        self._put(self._event(now, "failure", closing))
-
-    def _finish(self, end: AttemptEnd, now: Now) -> None:
-        self._end = end
-        self._phase = Phase.ENDED
-        self._message = end.message
-        self._record(now, "ended", f"{end.state}: {end.message}", cause=end.cause)
-        self._out.append(Finish(end))
-        for node in self._roster.nodes:
-            self._send(node, messages.End(str(end.state)))
-
-    # -- words
-
-    def _send(self, node: Node, message: messages.ToAgent) -> None:
-        if node.connected:
-            self._out.append(Send(node.index, message))
-
-    def _record(self, now: Now, kind: str, text: str, *, node: int | None = None, cause: Cause | None = None) -> None:
-        self._put(self._event(now, kind, Closing(cause or Cause.KILLED, text, node=node), cause))
-
-    def _put(self, event: Event) -> None:
-        self._history.append(event)
-        self._out.append(Record(event))
-
-    def _event(self, now: Now, kind: str, closing: Closing, cause: Cause | None = None) -> Event:
-        return Event(
-            at=now.wall, attempt=self._attempt, kind=kind, text=closing.text, generation=self._generation,
-            node=closing.node, rank=closing.rank, cause=closing.cause if kind == "failure" else cause,
-            where=closing.where, step=self._board.best_step, checkpoint=self._board.checkpoint, evidence=closing.evidence,
-        )  # fmt: skip
+        """The `mono` of the next Tick that is needed."""
+        moments = [self._roster.look_at, self._limit_at, *self._phase_moments()]
+        soonest = min((moment for moment in moments if moment > self._now.mono), default=inf)
+        return None if soonest == inf or self._phase is Phase.OVER else soonest
 
     def snapshot(self, now: Now) -> RunState:
-        """All that is known, for state.json."""
-        end = self._end
+        """What there is to know at this moment."""
         stopping = self._phase is Phase.CLOSING
-        return RunState(
-            run=self._plan.run_id,
-            name=self._plan.name,
-            cluster=self._plan.cluster,
-            state=end.state if end is not None else self._state(),
-            attempt=self._attempt,
-            generation=self._generation,
-            submitted_at=self._plan.submitted_at,
-            cause=end.cause if end is not None else None,
-            exit_code=end.exit_code if end is not None and end.state.ended else None,
-            step=self._board.step if self._board.step is not None else self._board.best_step,
-            total_steps=self._board.total_steps,
-            rate=self._board.rate() if end is None else None,
-            metrics=self._board.metrics,
-            checkpoint=self._board.checkpoint,
-            fingerprint=self._board.fingerprint,
-            world_size=len(self._board.ranks) or None,
-            restarts=restarts_by_cause(self._history),
-            nodes=self._roster.view(self._members),
-            ranks=tuple(view.state(stopping) for view in self._board.ranks.values()),
-            failure=self._failure,
-            message=self._message,
-            started_at=self._started_at,
-            ended_at=end.ended_at if end is not None and end.state.ended else None,
-            updated_at=now.wall,
-            boot_id=boot_id(),
-            monotonic_s=now.mono,
-        )
+        return run_state(self._plan, self._standing, self._roster, self._generation, self._pace, stopping, now)
 
-    def _state(self) -> State:
-        if self._generation == 0:
-            return State.STARTING
-        if self._phase is Phase.OPEN and all(view.pid is not None for view in self._board.ranks.values()):
-            return State.RUNNING
-        return State.STARTING if self._generation == 1 and self._phase is Phase.OPEN else State.REGROUPING
+    def _phase_moments(self) -> list[float]:
+        match self._phase:
+            case Phase.WAITING:
+                return self._gathering.moments()
+            case Phase.STARTING:
+                return [self._start_by, self._blame_at]
+            case Phase.RUNNING:
+                return [self._blame_at]
+            case Phase.CLOSING:
+                return [self._closing.gives_up_at if self._closing else inf]
+            case Phase.OVER:
+                return []
+            case _:
+                assert_never(self._phase)
+
+    # -- saying things
+
+    def _send(self, node: int, message: ToAgent) -> None:
+        self._out.append(Send(node, message))
+
+    def _record(self, kind: str, text: str, node: int | None = None, cause: Cause | None = None) -> None:
+        generation = self._generation.number if self._generation else 0
+        at, attempt = self._now.wall, self._standing.attempt
+        step, checkpoint = self._pace.step, self._pace.checkpoint
+        event = Event(at, attempt, kind, text, generation, node, None, cause, step=step, checkpoint=checkpoint)
+        self._out.append(Record(event))
+
+    # -- nodes come and go
+
+    def _joined(self, join: messages.Join) -> None:
+        node = self._roster.get(join.node)
+        if node is None:
+            return
+        self._send(node.index, messages.Welcome(self._rules.lease_s))
+        same = join.process in (node.process, node.ghost)
+        was_lost = node.link is Link.LOST
+        if not same:
+            self._replace(node, join.process)
+        elif join.process == node.ghost:
+            self._roster.lay(node)
+        node.process, node.address, node.port = join.process, join.address, join.port
+        node.link, node.ready = Link.UP, node.ready and same
+        self._roster.hear(node, self._now.mono)
+        again = "again " if same else ""
+        self._record("agent_joined", f"node {node.index} joined {again}from {join.address}", node.index)
+        self._sort_out_ranks(node, join.generation, carries_on=same and not was_lost)
+        self._roster.settle(node)
+
+    def _replace(self, node: Node, process: ProcessId) -> None:
+        """A new agent speaks for a node: what of the one before?"""
+        before = node.process
+        if node.holds and node.link is not Link.LOST and before is not None:
+            if before.host == process.host and before.boot_id != process.boot_id:
+                self._lost(node, "its machine was started anew")
+                node.holds = 0
+            else:
+                self._roster.doubt(node)
+        elif node.ghost is None:
+            node.holds = 0
+        node.fault = ""
+
+    def _sort_out_ranks(self, node: Node, claimed: int, carries_on: bool) -> None:
+        """An agent that comes back goes on with the open generation, or has to stop whatever it may still run."""
+        generation = self._generation
+        member = generation is not None and self._phase in _OPEN and node.holds == generation.number
+        if generation is not None and member and carries_on and claimed == generation.number:
+            generation.returned.add(node.index)
+            return
+        if node.ghost is not None:
+            return  # what the node holds is the ghost's, and the new agent cannot stop it
+        node.holds = max(node.holds, claimed)
+        if member:
+            text = f"the agent of node {node.index} came back without its ranks"
+            self._close(Verdict(Cause.NODE_LOST, text, node=node.index))
+        elif node.holds:
+            self._send(node.index, messages.Stop(node.holds, self._closing.grace_s if self._closing else 0.0))
+
+    def _disconnected(self, event: Disconnected) -> None:
+        node = self._roster.get(event.node)
+        if node is None or node.link is not Link.UP:
+            return
+        node.link = Link.UNKNOWN
+        self._roster.settle(node)
+        left_s = max(0.0, node.heard_at + self._rules.lease_s - self._now.mono)
+        self._record("agent_unknown", f"node {node.index} cannot be reached; its lease has {left_s:.0f} s left", node.index)
+
+    def _proven_dead(self, event: ProvenDead) -> None:
+        node = self._roster.get(event.node)
+        if node is None or (node.link is Link.UP and node.ghost is None):
+            return  # about an agent before this one, whose end has been dealt with
+        if node.ghost is not None:
+            self._ghost_gone(node, event.evidence)
+        elif node.link is Link.UNKNOWN:
+            self._lost(node, event.evidence)
+        if node.link is Link.LOST:
+            node.holds, node.process = 0, None
+        self._roster.settle(node)
+
+    def _run_out_leases(self) -> None:
+        for node in self._roster.overdue(self._now.mono):
+            evidence = f"not heard for {self._rules.lease_s:g} s"
+            if node.ghost is not None:
+                self._ghost_gone(node, evidence)
+            else:
+                self._lost(node, evidence)
+            self._roster.settle(node)
+
+    def _ghost_gone(self, node: Node, evidence: str) -> None:
+        self._roster.lay(node)
+        held, node.holds = node.holds, 0
+        self._gone(node, held, f"the agent that node {node.index} had before is gone: {evidence}", evidence)
+
+    def _lost(self, node: Node, evidence: str) -> None:
+        node.link, node.ready = Link.LOST, False
+        self._gone(node, node.holds, f"node {node.index} is lost: {evidence}", evidence)
+
+    def _gone(self, node: Node, held: int, text: str, evidence: str) -> None:
+        """No rank is left there; if it had some of the open generation, that one cannot go on."""
+        self._record("agent_lost", text, node.index, Cause.NODE_LOST)
+        generation = self._generation
+        if generation is None or held != generation.number:
+            return
+        generation.lose(node.index)
+        loss = Verdict(Cause.NODE_LOST, text, node=node.index, evidence=evidence)
+        if self._phase in _OPEN:
+            self._close(loss)
+        elif self._closing is not None:
+            self._closing.waits.discard(node.index)
+            if self._closing.verdict is None and _only_peers(generation):
+                self._closing.verdict = loss  # its peers noticed before we did
+
+    # -- messages of nodes that have joined
+
+    def _heard(self, message: messages.ToCoordinator) -> None:
+        node = self._roster.get(message.node)
+        if isinstance(message, messages.Pulse) and node is not None:
+            self._send(node.index, messages.PulseAck(message.seq))
+        if node is None or node.process is None:
+            return
+        if node.link is Link.LOST:
+            self._thawed(node)
+        if node.link is Link.UP:
+            self._roster.hear(node, self._now.mono)
+        match message:
+            case messages.Ready():
+                node.ready = True
+            case messages.Started():
+                self._started(node, message)
+            case messages.Pulse():
+                self._pulse(message)
+            case messages.Exited():
+                self._exited(message)
+            case messages.Stopped():
+                self._stopped(node, message)
+            case messages.Fault():
+                self._fault(node, message)
+            case messages.StopAsked():
+                self._stop_asked(message)
+            case messages.Join():
+                raise AssertionError("a Join has a way of its own")
+            case _:
+                assert_never(message)
+        if not isinstance(message, messages.Pulse):
+            self._roster.settle(node)
+
+    def _thawed(self, node: Node) -> None:
+        """It was given up and speaks on its old connection: its ranks have been replaced, so they must go."""
+        node.link = Link.UP
+        self._record("agent_joined", f"node {node.index} is heard again", node.index)
+        if node.holds:
+            self._send(node.index, messages.Stop(node.holds, 0.0))
+        self._roster.settle(node)
+
+    def _started(self, node: Node, message: messages.Started) -> None:
+        node.port = message.port
+        if self._is_current(message.generation) and node.index in self._current.starting:
+            self._current.start(node.index, message.pids)
+            self._all_started()
+
+    def _all_started(self) -> None:
+        if self._phase is Phase.STARTING and not self._current.starting:
+            self._phase = Phase.RUNNING
+            self._standing.state, self._standing.message = State.RUNNING, ""
+
+    def _pulse(self, pulse: messages.Pulse) -> None:
+        if not self._is_current(pulse.generation):
+            return
+        generation = self._current
+        self._pace.hear(generation.hear(pulse, self._now.mono), self._now.mono)
+        if pulse.node in generation.returned:
+            self._catch_up(pulse)
+        if self._phase is Phase.RUNNING and generation.stalls(pulse.node):
+            self._check_hang()
+
+    def _catch_up(self, pulse: messages.Pulse) -> None:
+        """After a cut the pulse tells what messages were lost in it."""
+        if pulse.ranks and pulse.node in self._current.starting:
+            self._current.start(pulse.node, ())
+            self._all_started()
+        if pulse.node in self._current.starting:
+            return
+        for rank in self._current.unaccounted(pulse):
+            self._rank_ended(messages.Exited(pulse.node, verdict.unseen_end(self._current, rank)))
+
+    def _exited(self, message: messages.Exited) -> None:
+        if self._is_current(message.exit.generation) and message.exit.node == message.node:
+            self._rank_ended(message)
+
+    def _rank_ended(self, message: messages.Exited) -> None:
+        generation, end = self._current, message.exit
+        if not generation.end(end, message.tail):
+            return
+        self._out.append(RecordExit(end))
+        if self._phase not in _OPEN:
+            return
+        if generation.finished:
+            self._finish(State.SUCCEEDED, None, Exit.OK, "all ranks have finished")
+        elif (failed(end) and classify(end) is not Cause.COMMUNICATION) or (generation.failures and not generation.live):
+            self._close()
+        elif generation.failures:
+            self._blame_at = min(self._blame_at, self._now.mono + BLAME_S)
+
+    def _stopped(self, node: Node, message: messages.Stopped) -> None:
+        if node.ghost is not None or message.generation < node.holds:
+            return
+        if self._phase in _OPEN and node.holds == self._current.number:
+            text = f"node {node.index} ended its ranks without having been asked to"
+            self._close(Verdict(Cause.LAUNCHER_FAULT, text, node=node.index))
+        node.holds = 0
+        if self._closing is not None:
+            self._closing.waits.discard(node.index)
+
+    def _fault(self, node: Node, fault: messages.Fault) -> None:
+        node.fault = fault.text
+        cause = Cause.USER_ERROR if fault.setup else Cause.LAUNCHER_FAULT
+        found = Verdict(cause, fault.text, node=node.index, where="run.setup" if fault.setup else None, log=fault.log)
+        if fault.setup and self._generation is None and self._phase is Phase.WAITING:
+            self._note_failure(found)
+            self._finish(State.FAILED, cause, exit_of(cause), fault.text)
+            return
+        self._record("agent_fault", f"node {node.index} is not used any more: {fault.text}", node.index, cause)
+        if self._phase in _OPEN and node.holds == self._current.number:
+            self._close(found)
+
+    # -- being told to stop
+
+    def _stop_asked(self, message: messages.StopAsked) -> None:
+        kind = "cancel" if message.kind == "cancel" else "preempt"
+        if self._stop in (kind, "cancel"):
+            return
+        self._stop = kind
+        text = "somebody cancelled the run" if kind == "cancel" else "the cluster takes the nodes back"
+        self._record("stop_asked", text, message.node)
+        if self._phase in _OPEN:
+            self._close(self._stop_verdict(), graceful=True)
+            self._standing.message = f"{text}; ranks have {self._rules.grace_s:g} s to stop"
+
+    def _stop_verdict(self) -> Verdict:
+        if self._stop == "cancel":
+            return Verdict(Cause.CANCELLED, "cancelled")
+        return Verdict(Cause.PREEMPTED, "preempted: the cluster takes the nodes back")
+
+    def _limit_verdict(self) -> Verdict:
+        return Verdict(Cause.TIME_LIMIT, f"the time limit of {self._plan.spec.resources.time_s:g} s is reached")
+
+    # -- time passes
+
+    def _advance(self) -> None:
+        """Do what is due, until nothing is."""
+        self._run_out_leases()
+        while True:
+            before = self._phase
+            match self._phase:
+                case Phase.WAITING:
+                    self._wait()
+                case Phase.STARTING | Phase.RUNNING:
+                    self._watch()
+                case Phase.CLOSING:
+                    self._await_closed()
+                case Phase.OVER:
+                    return
+                case _:
+                    assert_never(self._phase)
+            if self._phase is before:
+                return
+
+    def _watch(self) -> None:
+        mono = self._now.mono
+        if mono >= self._limit_at:
+            self._close(self._limit_verdict(), graceful=True)
+            self._standing.message = f"the time limit is reached; ranks have {self._rules.grace_s:g} s to stop"
+        elif mono >= self._blame_at:
+            self._close()
+        elif self._phase is Phase.STARTING and mono >= self._start_by:
+            self._start_timed_out()
+
+    def _start_timed_out(self) -> None:
+        late = [node for node in map(self._roster.__getitem__, sorted(self._current.starting)) if node.hears_us]
+        self._start_by = self._now.mono + START_S
+        if not late:
+            return  # unknown ones have a lease that ends
+        for node in late:
+            self._exclude(node, f"no rank was started within {START_S:g} s")
+        text = f"node {late[0].index} started no rank within {START_S:g} s"
+        self._close(Verdict(Cause.LAUNCHER_FAULT, text, node=late[0].index))
+
+    def _exclude(self, node: Node, why: str) -> None:
+        node.fault = why
+        self._record("agent_fault", f"node {node.index} is not used any more: {why}", node.index, Cause.LAUNCHER_FAULT)
+        self._roster.settle(node)
+
+    def _check_hang(self) -> None:
+        mono = self._now.mono
+        if mono < self._look_for_hang_at:
+            return
+        self._look_for_hang_at = mono + 0.5
+        if not all(self._is_fresh(self._roster[index]) for index in self._current.members):
+            return  # whoever is silent there may be the reason; its lease will tell
+        suspects = self._current.suspects(mono)
+        if suspects:
+            found = verdict.of_hang(self._current, suspects, mono)
+            self._close(found, hung=suspects)
+
+    def _is_fresh(self, node: Node) -> bool:
+        return node.hears_us and node.heard_at >= self._now.mono - FRESH_S
+
+    # -- closing a generation
+
+    def _close(self, found: Verdict | None = None, *, graceful: bool = False, hung: Collection[Rank] = ()) -> None:
+        """Have every process of the generation ended, and wait until it is."""
+        generation = self._current
+        grace_s = self._rules.grace_s if graceful else 0.0
+        gives_up_at = self._now.mono + (grace_s + AFTER_GRACE_S if graceful else CLOSE_S)
+        holders = [self._roster[index] for index in generation.members]
+        holders = [node for node in holders if node.holds == generation.number and node.link is not Link.LOST]
+        self._phase = Phase.CLOSING
+        self._closing = _Closing(found, graceful, grace_s, {node.index for node in holders}, gives_up_at)
+        self._start_by = self._blame_at = inf
+        for node in holders:
+            if node.hears_us:
+                dump = tuple(sorted(rank.number for rank in hung if rank.node == node.index))
+                self._send(node.index, messages.Stop(generation.number, grace_s, dump))
+        if not graceful:
+            self._standing.state = State.REGROUPING
+            self._standing.message = found.text if found else verdict.of_exits(generation, False).text
+
+    def _await_closed(self) -> None:
+        closing = self._closing
+        if closing is None:
+            return
+        if closing.waits and self._now.mono >= closing.gives_up_at:
+            closing.gives_up_at = self._now.mono + CLOSE_S
+            for node in [self._roster[index] for index in sorted(closing.waits)]:
+                if node.hears_us:
+                    self._exclude(node, "it did not end its ranks in time")
+                    closing.waits.discard(node.index)
+            if closing.graceful:
+                closing.waits.clear()  # the attempt ends: whoever is left hears End, or reaches the end of its lease
+        if not closing.waits:
+            self._closed(closing)
+
+    def _closed(self, closing: _Closing) -> None:
+        generation = self._current
+        self._phase, self._closing = Phase.WAITING, None
+        if closing.graceful and self._stop != "cancel" and generation.finished:
+            self._finish(State.SUCCEEDED, None, Exit.OK, "all ranks have finished")
+            return
+        found = closing.verdict or verdict.of_exits(generation, self._stop == "preempt")
+        if self._stop == "cancel":
+            if not closing.graceful:
+                self._note_failure(found)
+            self._cancelled()
+        else:
+            self._fail(found, can_regroup=not closing.graceful and self._stop is None and self._can_regroup())
+
+    def _can_regroup(self) -> bool:
+        mono = self._now.mono
+        return Gathering(self._plan, self._roster, mono, mono, first=False).may_succeed(mono)
+
+    # -- the policy, and what it decides
+
+    def _note_failure(self, found: Verdict) -> Event:
+        number = self._generation.number if self._generation else 0
+        reached = self._pace.step, self._pace.checkpoint
+        event = verdict.failure_event(found, self._standing.attempt, number, reached, self._now)
+        end = self._generation.ranks[found.rank].exit if self._generation and found.rank is not None else None
+        tail = self._generation.tails.get(found.rank, ()) if self._generation and found.rank is not None else ()
+        log = found.log or (end.log if end is not None else None) or None
+        self._standing.failure = verdict.failure_of(event, log, tail)
+        self._out.append(Record(event))
+        return event
+
+    def _fail(self, found: Verdict, *, can_regroup: bool) -> None:
+        event = self._note_failure(found)
+        decision = decide(event, self._history, self._rules, can_regroup=can_regroup)
+        self._history.append(event)
+        if decision.action is Action.END:
+            text = f"{event.text}; {decision.reason}"
+            self._finish(State.FAILED, decision.cause, exit_of(decision.cause), text)
+            return
+        restarts = self._standing.restarts
+        restarts[found.cause.value] = restarts.get(found.cause.value, 0) + 1
+        wait = f" in {decision.delay_s:g} s" if decision.delay_s else ""
+        if decision.action is Action.REQUEUE:
+            text = f"a new attempt follows{wait}: {decision.reason}"
+            self._finish(State.QUEUED, decision.cause, exit_of(decision.cause), text, decision.delay_s)
+            return
+        self._record("regroup", f"a new generation follows{wait}: {decision.reason}", cause=found.cause)
+        self._standing.state = State.REGROUPING
+        self._standing.message = f"{event.text}; a new generation follows{wait}: {decision.reason}"
+        mono = self._now.mono
+        self._gathering = Gathering(self._plan, self._roster, mono, mono + decision.delay_s, first=False)
+
+    def _cancelled(self) -> None:
+        self._finish(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, "cancelled")
+
+    def _finish(self, state: State, cause: Cause | None, code: Exit, text: str, delay_s: float = 0.0) -> None:
+        self._phase = Phase.OVER
+        self._standing.end = AttemptEnd(state, cause, int(code), self._now.wall, text, delay_s)
+        self._record("requeue" if state is State.QUEUED else "ended", text, cause=cause)
+        for node in self._roster:
+            if node.link is Link.UP:
+                self._send(node.index, messages.End(text))
+        self._out.append(Finish(self._standing.end))
+
+    # -- opening a generation
+
+    def _wait(self) -> None:
+        """No generation is open: stop here, open one, or see that none can be."""
+        if self._stop == "cancel":
+            self._cancelled()
+        elif self._stop is not None:
+            self._fail(self._stop_verdict(), can_regroup=False)
+        elif self._now.mono >= self._limit_at:
+            self._fail(self._limit_verdict(), can_regroup=False)
+        elif not self._gathering.may_succeed(self._now.mono):
+            self._fail(self._gathering.shortage(), can_regroup=False)
+        elif self._gathering.complete(self._now.mono):
+            self._open()
+        elif self._generation is None:
+            self._standing.message = str(self._gathering)
+
+    def _open(self) -> None:
+        before = self._generation
+        usable = [self._roster[index] for index in self._roster.usable]
+        members = place(before.members if before else (), usable, self._plan.nodes_max)
+        number = before.number + 1 if before else 1
+        rules, ranks_each = self._rules, self._plan.ranks_per_node
+        self._generation = Generation(number, members, ranks_each, rules.hang_after_s, self._now.mono)
+        self._phase, self._start_by, self._blame_at = Phase.STARTING, self._now.mono + START_S, inf
+        self._pace.restart()
+        self._standing.started_at = self._standing.started_at or self._now.wall
+        self._standing.message = f"generation {number} starts"
+        nodes = ", ".join(map(str, members)) if len(members) <= 8 else f"{len(members)} of them"
+        self._record("generation_opened", f"generation {number}: {len(self._generation.ranks)} ranks on nodes {nodes}")
+        restarts = sum(self._standing.restarts.values())
+        for index, start in starts(number, [self._roster[index] for index in members], ranks_each, restarts):
+            node = self._roster[index]
+            node.holds = number
+            self._roster.settle(node)
+            self._send(index, start)
+
+    # -- small questions
+
+    @property
+    def _current(self) -> Generation:
+        if self._generation is None:
+            raise AssertionError("no generation has been opened")
+        return self._generation
+
+    def _is_current(self, number: int) -> bool:
+        return self._generation is not None and number == self._generation.number
 
 
-def _step(pulse: messages.RankPulse | None) -> str:
-    return "none" if pulse is None or pulse.step is None else str(pulse.step)
+def _only_peers(generation: Generation) -> bool:
+    """True where no rank failed by itself."""
+    return all(end.stopping or classify(end) is Cause.COMMUNICATION for end in generation.failures)
+
+
+def _pace_of(history: Sequence[Event]) -> Pace:
+    steps = [event.step for event in history if event.step is not None]
+    checkpoints = [event.checkpoint for event in history if event.checkpoint is not None]
+    return Pace(steps[-1] if steps else None, max(checkpoints, default=None))

@@ -4,7 +4,19 @@ import asyncio
 import time
 
 from launcher.agent import messages
-from launcher.agent.coordinator import Coordinator, Disconnected, Finish, In, Now, Out, ProvenDead, Record, RecordExit, Send, Tick
+from launcher.agent.coordinator import Coordinator
+from launcher.agent.effects import (
+    Disconnected,
+    Finish,
+    In,
+    Now,
+    Out,
+    ProvenDead,
+    Record,
+    RecordExit,
+    Send,
+    Tick,
+)
 from launcher.agent.scribe import Scribe
 from launcher.agent.wire import MAX_LINE_BYTES, CoordinatorWire, WireError, accept
 from launcher.errors import Exit, Fenced
@@ -31,7 +43,7 @@ class Host:
         self._plan = plan
         self._token = token
         self._coordinator = Coordinator(plan, attempt.number, read_events(run), _now())
-        self._scribe = Scribe(run, attempt, lambda e: self._loop.call_soon_threadsafe(self._break, e))
+        self._scribe = Scribe(run, attempt, self._scribe_failed)
         self._wires: dict[int, CoordinatorWire] = {}
         self._peers: dict[int, ProcessId] = {}
         self._unproved = 0
@@ -168,6 +180,10 @@ class Host:
             return
         self._scribe.write(self._coordinator.snapshot(_now()))
         self._state_timer = self._loop.call_later(_STATE_S, self._write_state)
+
+    def _scribe_failed(self, error: Exception) -> None:
+        """In the scribe's thread."""
+        self._loop.call_soon_threadsafe(self._break, error)
 
     def _break(self, error: Exception) -> None:
         if not self.ended.done():

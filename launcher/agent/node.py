@@ -1,9 +1,9 @@
 """One node's agent: prepares the node, keeps the link to the coordinator, and carries out Start and Stop.
 
-    prepare ─ setup, zygote ─┐
-    link ── Join, Ready ─────┼─► Start ─► RankGroup ─► Started, Exited, Pulse
-                             └─► Stop  ─► Stopped
-    lease: no answer to a pulse for that long → every rank is ended, and the agent leaves
+prepare ─ setup, zygote ─┐
+link ── Join, Ready ─────┼─► Start ─► RankGroup ─► Started, Exited, Pulse
+                         └─► Stop  ─► Stopped
+lease: no answer to a pulse for that long → every rank is ended, and the agent leaves
 """
 
 import asyncio
@@ -218,6 +218,6 @@ class NodeAgent:
         self._say(messages.Pulse(self._home.node.index, self._sequence, generation, ranks))
 
     async def _watch_lease(self) -> None:
-        while (left_s := self._leased_at + self._lease_s - time.monotonic()) > 0:
+        while (left_s := self._leased_at + self._lease_s - time.monotonic()) > 0:  # noqa: ASYNC110 - the clock it is
             await asyncio.sleep(left_s)
         self.leave(Exit.LOST)

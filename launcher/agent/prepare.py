@@ -93,5 +93,3 @@ async def _first(*events: asyncio.Event) -> None:
     _, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in rest:
         task.cancel()
-
-

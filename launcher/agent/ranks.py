@@ -102,9 +102,7 @@ class RankGroup:
     async def _begin(self, rank: _Rank) -> None:
         fifo = str(self._home.attempt.progress(self._home.node.index, rank.local))
         environment = rank_environment(self._start, rank.local, fifo)
-        rank.pid = await self._starter.start(
-            environment, rank.log.path, fifo, lambda death: self._ended(rank, death)
-        )
+        rank.pid = await self._starter.start(environment, rank.log.path, fifo, lambda death: self._ended(rank, death))
         rank.process = process_id(rank.pid)
 
     def pulses(self) -> tuple[RankPulse, ...]:

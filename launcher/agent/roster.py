@@ -1,76 +1,114 @@
-"""The nodes as the coordinator knows them, and who of them takes part in the next generation. Pure."""
+"""The nodes of an attempt as the coordinator knows them: alive, gone, or unknown, and until when that may last."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum, auto
+from math import inf
 
-from launcher.plan.model import Plan
-from launcher.rundir.records import NodeState
+from launcher.plan.model import NodePlan
+from launcher.rundir.records import ProcessId
 
 
-@dataclass(slots=True)
+class Link(Enum):
+    ABSENT = auto()  # it has never come
+    UP = auto()
+    UNKNOWN = auto()  # its connection is gone; it may be alive
+    LOST = auto()  # proven dead, or its lease has run out, at whose end it ends its ranks by itself
+
+
+@dataclass(slots=True, eq=False)
 class Node:
-    """One agent, from the coordinator's side of the wire."""
-
     index: int
     address: str
     spare: bool
-    connected: bool = False
+    link: Link = Link.ABSENT
+    process: ProcessId | None = None
     ready: bool = False
-    lost: bool = False  # known to be gone: nothing of it runs any more
-    heard_at: float = 0.0
+    fault: str = ""  # why no ranks are given to it any more
     port: int = 0
-    busy_with: int = 0  # the generation whose processes may be on it; 0: none
+    heard_at: float = 0.0
+    holds: int = 0  # the generation whose ranks may still live there; 0: surely none
+    ghost: ProcessId | None = None  # the agent before this one, with ranks, of which nobody knows whether it lives
+    ghost_until: float = 0.0
 
     @property
     def usable(self) -> bool:
-        return self.connected and self.ready and not self.lost and self.busy_with == 0
+        """Ranks can be started on it now."""
+        return self.link is Link.UP and self.ready and not self.fault and not self.holds and self.ghost is None
+
+    @property
+    def hopeful(self) -> bool:
+        """Not usable now, but nothing says that it will not be."""
+        return self.link in (Link.UP, Link.UNKNOWN) and not self.fault and not self.usable
+
+    @property
+    def hears_us(self) -> bool:
+        """What is sent to the node now reaches the agent whose ranks it holds."""
+        return self.link is Link.UP and self.ghost is None
 
 
 class Roster:
-    """All nodes of the plan."""
+    """All nodes, sorted by what can be done with them. After any change to a node: `settle` it."""
 
-    def __init__(self, plan: Plan, now: float) -> None:
-        self.nodes = [Node(node.index, node.address, node.spare, heard_at=now) for node in plan.nodes]
-        self._min, self._max = plan.nodes_min, plan.nodes_max
+    def __init__(self, nodes: tuple[NodePlan, ...], lease_s: float) -> None:
+        self._nodes = {plan.index: Node(plan.index, plan.address, plan.spare) for plan in nodes}
+        self._lease_s = lease_s
+        self.absent = set(self._nodes)
+        self.usable: set[int] = set()
+        self.hopeful: set[int] = set()
+        self.unknown: set[int] = set()
+        self.missing = {node.index for node in self if not node.spare}  # no spares, and not usable
+        self.look_at = inf  # no lease runs out before this moment
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._nodes.values())
 
     def __getitem__(self, index: int) -> Node:
-        return self.nodes[index]
+        return self._nodes[index]
 
-    def chosen(self) -> list[Node]:
-        """Who takes part next, in the order of their ranks; empty: node 0, or the least number, is not there.
+    def get(self, index: int) -> Node | None:
+        return self._nodes.get(index)
 
-        Planned nodes before spares, low numbers first, so that ranks stay where they were wherever that is possible.
-        """
-        usable = sorted((node for node in self.nodes if node.usable), key=lambda node: (node.spare, node.index))
-        chosen = usable[: self._max]
-        if len(chosen) < self._min or chosen[0].index != 0:
+    def settle(self, node: Node) -> None:
+        """Sort one node in again."""
+        _keep(self.absent, node.index, node.link is Link.ABSENT)
+        _keep(self.usable, node.index, node.usable)
+        _keep(self.hopeful, node.index, node.hopeful)
+        _keep(self.unknown, node.index, node.link is Link.UNKNOWN or node.ghost is not None)
+        _keep(self.missing, node.index, not node.usable and not node.spare)
+
+    def hear(self, node: Node, mono: float) -> None:
+        """Renew its lease."""
+        node.heard_at = mono
+        self.look_at = min(self.look_at, mono + self._lease_s)
+
+    def doubt(self, node: Node) -> None:
+        """Another agent speaks for the node; the one before keeps what is left of its lease."""
+        if node.ghost is None:
+            node.ghost, node.ghost_until = node.process, node.heard_at + self._lease_s
+        self.look_at = min(self.look_at, node.ghost_until)
+
+    def lay(self, node: Node) -> None:
+        """Its ghost is known to be gone, or was the very agent that speaks now."""
+        node.ghost = None
+        self.look_at = min(self.look_at, node.heard_at + self._lease_s)
+
+    def overdue(self, mono: float) -> list[Node]:
+        """Nodes for whose agent, or its ghost, the lease has run out. Looks at all, but only when one may be."""
+        if mono < self.look_at:
             return []
-        return sorted(chosen, key=lambda node: node.index)
+        ends = {node.index: self._lease_end(node) for node in self}
+        self.look_at = min((end for end in ends.values() if end > mono), default=inf)
+        return [self[index] for index, end in ends.items() if end <= mono]
 
-    def complete(self) -> bool:
-        """Everybody that can still come is there."""
-        return len(self.chosen()) == self._max and all(node.usable or node.spare for node in self.nodes)
-
-    def enough_left(self) -> bool:
-        """Whether a generation could be opened once the nodes that are there are free and ready."""
-        there = [node for node in self.nodes if node.connected and not node.lost]
-        return len(there) >= self._min and not self.nodes[0].lost
-
-    def silent(self, now: float, lease_s: float) -> Iterable[Node]:
-        """Nodes that must count as gone: not heard for longer than the lease."""
-        return (node for node in self.nodes if self.owes_word(node) and now - node.heard_at >= lease_s)
-
-    @staticmethod
-    def owes_word(node: Node) -> bool:
-        return not node.lost and (node.connected or node.busy_with != 0)
-
-    def view(self, members: dict[int, tuple[int, ...]]) -> tuple[NodeState, ...]:
-        return tuple(NodeState(node.index, node.address, _word(node), members.get(node.index, ())) for node in self.nodes)
+    def _lease_end(self, node: Node) -> float:
+        if node.ghost is not None:
+            return node.ghost_until
+        return node.heard_at + self._lease_s if node.link in (Link.UP, Link.UNKNOWN) else inf
 
 
-def _word(node: Node) -> str:
-    if node.lost:
-        return "lost"
-    if not node.connected:
-        return "unknown" if node.busy_with else "waiting"
-    return "spare" if node.spare and not node.busy_with else "up"
+def _keep(group: set[int], index: int, belongs: bool) -> None:
+    if belongs:
+        group.add(index)
+    else:
+        group.discard(index)

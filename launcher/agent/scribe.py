@@ -38,7 +38,7 @@ class Scribe:
             try:
                 check_fence(self._run, self._attempt.number)
                 self._put(entry)
-            except Exception as error:  # whatever it is, the run must hear of it: it would go on unrecorded
+            except Exception as error:  # noqa: BLE001 - whatever it is, the run must hear of it: it would go on unrecorded
                 self._failed(error)
                 return
 

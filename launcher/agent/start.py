@@ -1,5 +1,6 @@
 """Starting one rank process: forked from the zygote, or the ordinary way where that cannot be."""
 
+import contextlib
 import json
 import os
 import signal
@@ -60,7 +61,7 @@ class OrdinaryStarter:
     async def start(self, environment: Mapping[str, str], log: Path, progress: str, tell: TellDeath) -> int:
         read, write = os.pipe()
         try:
-            argv = [self._entry.python, str(ZYGOTE), "run", str(read)]
+            argv = [self._entry.python, str(ZYGOTE), "run", str(read), str(os.getpid())]
             pid = spawn(argv, self._environment, self._workdir, log, pass_fds=[read])
         except OSError:
             os.close(write)
@@ -68,11 +69,7 @@ class OrdinaryStarter:
         finally:
             os.close(read)
         self._reaper.watch(pid, tell)
-        try:
-            with open(write, "wb") as pipe:
-                pipe.write(json.dumps(self.order(environment, log, progress)).encode() + b"\n")
-        except BrokenPipeError:
-            return pid  # it died before it read: the reaper tells
+        _say(write, json.dumps(self.order(environment, log, progress)).encode() + b"\n")
         return pid
 
 
@@ -91,6 +88,11 @@ class ZygoteStarter:
         except ForkRefused as refusal:
             _note(log, f"launch: no fork from the zygote: {refusal}; starting a new interpreter")
         return await self._ordinary.start(environment, log, progress, tell)
+
+
+def _say(write: int, line: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError), open(write, "wb") as pipe:  # it died before it read: the reaper tells
+        pipe.write(line)
 
 
 def _note(log: Path, text: str) -> None:

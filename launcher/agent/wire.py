@@ -110,9 +110,7 @@ async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tok
 async def connect(address: str, port: int, own_address: str, token: str) -> AgentWire:
     """The agent's side: connect from its own address and prove the token both ways."""
     async with asyncio.timeout(HANDSHAKE_S):
-        reader, writer = await asyncio.open_connection(
-            address, port, limit=MAX_LINE_BYTES, local_addr=(own_address, 0)
-        )
+        reader, writer = await asyncio.open_connection(address, port, limit=MAX_LINE_BYTES, local_addr=(own_address, 0))
         try:
             hello = await _handshake_line(reader, _Hello)
             if hello.v != WIRE_VERSION:

@@ -1,260 +1,492 @@
-"""The process that imports torch once and forks ranks on request. One file, standard library only: it runs under the
-user's interpreter, which need not have the launcher installed. Started by path as
+"""Imports once what ranks need and forks ranks on request; or becomes one rank without a fork. See ZYGOTE.md.
 
-    python zygote.py serve FD AGENT_PID      JSON lines over a socket: preload, fork → ready, forked, refused, exited
-    python zygote.py run FD                  become one rank, without a fork; the order comes as a line from FD
+    PYTHON zygote.py serve FD AGENT_PID     FD: one end of a Unix stream socket pair, JSON lines both ways
+    PYTHON zygote.py run FD [AGENT_PID]     FD: a pipe with one order, a JSON line
+
+One self-contained file, run by path under the user's interpreter, which may lack `launcher` and be an older Python:
+nothing but the standard library, and the syntax of Python 3.9.
 """
+# ruff: noqa: UP036, UP045 - Python 3.9 has neither sys.orig_argv nor `X | None`
 
 import sys
 
-if __name__ == "__main__":
-    del sys.path[0]  # our own folder: a user's `import wire` must not find the launcher's
+HAS_PATH_0 = not (sys.flags.isolated or getattr(sys.flags, "safe_path", False))
+if __name__ == "__main__" and HAS_PATH_0:
+    del sys.path[0]  # our own folder, put there by the interpreter: our neighbours must not shadow the user's modules
 
+import atexit
+import contextlib
 import ctypes
+import faulthandler
+import functools
 import gc
 import importlib
+import importlib.machinery
 import json
 import os
 import select
 import signal
 import socket
 import time
+import traceback
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn, Optional
 
 PR_SET_PDEATHSIG = 1
-IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-REPORT_BYTES = 4000
+MAX_LINE_BYTES = 1 << 22
+REPORT_BYTES = 4000  # below PIPE_BUF, so that a report reaches the FIFO whole or not at all
+CANNOT_START = 125  # exit code of a rank whose log, folder or environment could not be had
+# The agent decides what ends. Blocked, not ignored: a signal that comes while a newborn rank is still getting ready
+# waits for it instead of being lost. USR1 and USR2 because Slurm sends them to every process of a step.
+BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+# An open one of these means that a driver is initialised, which does not survive a fork.
+DEVICES = ("/dev/nvidia", "/dev/kfd")
+
+LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def die_with(parent):
-    """Have the kernel kill us when our parent ends, however it ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+class Order(NamedTuple):
+    """What one rank is to become."""
+
+    kind: str  # script, module or command
+    target: str
+    args: Sequence[str]
+    cwd: str
+    env: dict[str, str]  # on top of the present environment
+    log: str
+    unset: Sequence[str] = ()
+    stdin: str = os.devnull
+    progress: Optional[str] = None  # FIFO for the report of an uncaught exception
+    dump_signal: int = 0  # at this signal all stacks are written into the log; 0: none
+
+
+class Unfit(Exception):
+    """Why there is no fork, or no rank."""
+
+
+def order_from(words: Any) -> Order:
+    try:
+        order = Order(**words)
+        texts = (order.target, order.cwd, order.log, order.stdin, *order.args, *order.unset, *order.env.values())
+    except (TypeError, AttributeError) as error:
+        raise Unfit(f"no order: {error}") from None
+    if order.kind not in PROGRAMS or not all(isinstance(text, str) for text in texts):
+        raise Unfit(f"no order: kind {order.kind!r}, or a value that is no text")
+    return order
+
+
+# --- becoming an ordinary process ---
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends; end now where that has happened."""
+    if LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
-        os._exit(1)  # it ended before the kernel knew
+        os._exit(1)
+
+
+def open_fds() -> list[int]:
+    return [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]
+
+
+def close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.closerange(fd, fd + 1)  # unlike os.close, does not mind one that is closed already
+
+
+def usual_signals() -> None:
+    """Python's own dispositions, whatever the one who started the agent had ignored or blocked."""
+    for number in (*BLOCKED, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def settle(order: Order) -> None:
+    """Give this process the rank's session, streams, environment and folder."""
+    with contextlib.suppress(PermissionError):  # it leads a session already: it was started with one of its own
+        os.setsid()
+    redirect(os.open(order.stdin, os.O_RDONLY), 0)
+    redirect(os.open(order.log, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW, 0o600), 1, 2)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    for name in order.unset:
+        os.environ.pop(name, None)
+    os.environ.update(order.env)
+    os.chdir(order.cwd)
+    if order.dump_signal and order.kind != "command":
+        faulthandler.register(order.dump_signal, file=2, all_threads=True, chain=False)
+    if "numpy.random" in sys.modules:  # siblings would draw the same numbers; `random` reseeds itself after a fork
+        sys.modules["numpy.random"].seed()
+    if "multiprocessing.process" in sys.modules:  # it noted at import where spawned children look for relative paths
+        setattr(sys.modules["multiprocessing.process"], "ORIGINAL_DIR", os.getcwd())  # noqa: B010 - mypy
+    atexit.register(thaw)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def redirect(source: int, *targets: int) -> None:
+    for target in targets:
+        os.dup2(source, target)
+    if source not in targets:
+        os.close(source)
+
+
+def thaw() -> None:
+    """What is frozen is invisible to the interpreter's last collection, and libraries then complain about leaks.
+
+    Registered, it also keeps alive this module's globals, which the interpreter touches once more at its very end.
+    """
+    gc.unfreeze()
+
+
+# --- becoming the user's program: each gives what is left to call ---
+
+
+def script(order: Order) -> Callable[[], Any]:
+    """As `python TARGET ARGS`."""
+    path = os.path.join(os.getcwd(), order.target)
+    set_argv([order.target], order.args, os.path.dirname(os.path.realpath(path)))
+    main = fresh_main(importlib.machinery.SourceFileLoader("__main__", path), __file__=path)
+    try:
+        with open(path, "rb") as file:
+            source = file.read()
+    except OSError as error:
+        print(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
+        sys.exit(2)
+    return functools.partial(exec, compile(source, path, "exec", dont_inherit=True), main)
+
+
+def module(order: Order) -> Callable[[], Any]:
+    """As `python -m TARGET ARGS`: the interpreter calls the same function of runpy."""
+    import runpy  # here, because a script has no use for the modules that it brings along
+
+    set_argv(["-m", order.target], order.args, os.getcwd())
+    main = fresh_main(importlib.machinery.BuiltinImporter)
+    for name in ("__file__", "__cached__"):
+        main.pop(name, None)
+    return functools.partial(getattr(runpy, "_run_module_as_main"), order.target)  # noqa: B009 - mypy
+
+
+def command(order: Order) -> Callable[[], Any]:
+    """As a shell would start it: the signals that Python ignores are not, 127 not found, 126 not to be run."""
+    return functools.partial(execute, order.target, [order.target, *order.args])
+
+
+PROGRAMS = {"script": script, "module": module, "command": command}
+
+
+def set_argv(start: Sequence[str], args: Sequence[str], folder: str) -> None:
+    """What the user's program sees of its command line, and where it imports from first."""
+    if sys.version_info >= (3, 10):
+        interpreter_and_options = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv)]
+        sys.orig_argv[:] = [*interpreter_and_options, *start, *args]
+    sys.argv[:] = [start[0], *args]
+    if HAS_PATH_0:
+        make_way(folder)
+        sys.path.insert(0, folder)
+
+
+def make_way(folder: str) -> None:
+    """What is loaded already must not hide a module of the user's with the same name: `code.py` beside the script."""
+    for name in {entry.partition(".")[0] for entry in os.listdir(folder)} & set(sys.modules) - {"__main__"}:
+        loaded = getattr(sys.modules[name], "__spec__", None)
+        beside = importlib.machinery.PathFinder.find_spec(name, [folder])
+        # Built-in and frozen modules win over files anyway, a regular package over a mere folder.
+        if loaded and loaded.has_location and beside and beside.has_location and loaded.origin != beside.origin:
+            for hidden in [other for other in sys.modules if other == name or other.startswith(f"{name}.")]:
+                del sys.modules[hidden]
+
+
+def fresh_main(loader: Any, **more: str) -> dict[str, Any]:
+    """The globals of a new __main__, with the names that this version of Python itself puts there."""
+    main = types.ModuleType("__main__")
+    own = {name: value for name, value in globals().items() if name.startswith("__")}
+    main.__dict__.update({**own, "__doc__": None, "__loader__": loader, **more})
+    if "__annotations__" in own:
+        main.__annotations__ = {}
+    sys.modules["__main__"] = main
+    return main.__dict__
+
+
+def execute(target: str, argv: list[str]) -> NoReturn:
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    try:
+        os.execvp(target, argv)  # noqa: S606 - the user's command, as a list, is what this is for
+    except OSError as error:
+        print(f"launch: cannot run {target!r}: {error.strerror}", file=sys.stderr)
+        sys.exit(127 if isinstance(error, (FileNotFoundError, NotADirectoryError)) else 126)
+
+
+# --- an exception that nobody caught ---
+
+
+def report(error: BaseException, order: Order) -> None:
+    """Tell the agent of it, in one line on the FIFO."""
+    kind = type(error)
+    prefix = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    name = f"{prefix}{kind.__qualname__}"
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - a user's own __str__ can raise anything
+        message = "<exception str() failed>"
+    first_line = message.partition("\n")[0]
+    line = f"{name}: {first_line}" if first_line else name
+    words = {"type": kind.__name__, "message": message, "line": line, "where": where(error, order)}
+    # No FIFO, nobody at its other end, no room in it: the traceback in the log says the same.
+    with contextlib.suppress(OSError):
+        fd = os.open(order.progress or "", os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.write(fd, fitting(words))
+        finally:
+            os.close(fd)
+
+
+def fitting(words: dict[str, str]) -> bytes:
+    """The report as a line of at most REPORT_BYTES: the texts are cut until it is."""
+    length = REPORT_BYTES
+    while True:
+        line = json.dumps({"exception": {name: text[:length] for name, text in words.items()}}).encode() + b"\n"
+        if len(line) <= REPORT_BYTES:
+            return line
+        length //= 2
+
+
+def where(error: BaseException, order: Order) -> str:
+    """The innermost frame of the user's own code, else the innermost: `train.py:41 in step`."""
+    cwd = os.path.realpath(order.cwd)
+    roots = (cwd + os.sep, os.path.dirname(os.path.realpath(order.target)) + os.sep)
+    stack = traceback.walk_tb(without_our_frames(error.__traceback__))
+    frames = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in stack]
+    if isinstance(error, SyntaxError):
+        frames.append((error.filename or "", error.lineno or 0, "<module>"))
+    own = [
+        (os.path.relpath(os.path.realpath(path), cwd), line, name)
+        for path, line, name in frames
+        if os.path.isabs(path) and os.path.realpath(path).startswith(roots) and "site-packages" not in path
+    ]
+    path, line, name = (own or frames or [("", 0, "")])[-1]
+    return f"{path}:{line} in {name}"
+
+
+def without_our_frames(trace: Optional[types.TracebackType]) -> Optional[types.TracebackType]:
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace
+
+
+def hide_our_frames() -> None:
+    """Whatever excepthook the script has set: it gets the traceback that it would get from `python`."""
+    users_hook = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Optional[types.TracebackType]) -> None:
+        trace = without_our_frames(trace)
+        users_hook(kind, error.with_traceback(trace), trace)
+
+    sys.excepthook = hook
+
+
+# --- the zygote ---
 
 
 class Zygote:
-    """Serves one agent. `serve` returns only in a forked child, with the child's order."""
+    """Serves one agent over one socket."""
 
-    def __init__(self, connection):
-        self.connection = connection
-        self.children = set()
-        self.buffer = b""
-        self.bell, bell_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.inherited = [self.bell, bell_end, connection.fileno()]
-        self.before = {number: signal.signal(number, signal.SIG_IGN) for number in IGNORED}
-        self.before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(bell_end, warn_on_full_buffer=False)
+    def __init__(self, fd: int, inherited: Sequence[int]) -> None:
+        os.set_inheritable(fd, False)
+        self._agent = socket.socket(fileno=fd)
+        self._agent.setblocking(True)
+        self._bell, ring = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._not_for_ranks = (*inherited, self._bell, ring)
+        self._pid = os.getpid()
+        self._children: set[int] = set()
+        self._thread_starters: list[str] = []
+        self._unread = b""
+        signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # only a signal with a handler rings
+        signal.set_wakeup_fd(ring, warn_on_full_buffer=False)
 
-    def serve(self):
+    def serve(self) -> Order:
+        """Return only in a forked rank, with its order; end with the agent."""
+        poll = select.poll()
+        poll.register(self._agent, select.POLLIN)
+        poll.register(self._bell, select.POLLIN)
         while True:
-            for words in self.heard():
-                if words.get("op") == "preload":
-                    self.say(preload(words["modules"]))
-                elif words.get("op") == "fork":
-                    if self.fork(words["id"]):
-                        return words["order"]
-                else:
-                    self.say({"op": "error", "reason": "unknown op"})
+            ready = [fd for fd, _ in poll.poll()]
+            if self._bell in ready:
+                self._reap()
+            if self._agent.fileno() in ready:
+                for line in self._lines():
+                    order = self._answer(line)
+                    if order is not None:
+                        return order
 
-    def heard(self):
-        """Lines from the agent; deaths are told in between. At the end of the stream everything ends."""
-        select.select([self.connection, self.bell], [], [])
-        self.ring()
+    def _lines(self) -> Iterator[bytes]:
         try:
-            data = self.connection.recv(1 << 16, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return
+            data = self._agent.recv(1 << 16)
+        except ConnectionError:
+            data = b""
         if not data:
-            self.end()
-        *lines, self.buffer = (self.buffer + data).split(b"\n")
-        for line in lines:
-            try:
-                words = json.loads(line)
-            except ValueError:
-                words = {}
-            yield words if isinstance(words, dict) else {}
+            self._end()
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        if len(self._unread) > MAX_LINE_BYTES:
+            self._unread = b""
+            self._say(op="error", reason="a line beyond the size limit")
+        yield from lines
 
-    def ring(self):
-        """Tell of every child that has ended."""
+    def _answer(self, line: bytes) -> Optional[Order]:
         try:
-            os.read(self.bell, 4096)
-        except BlockingIOError:
-            pass  # no signal came: the agent spoke
-        while self.children:
-            pid, status, usage = os.wait4(-1, os.WNOHANG)
-            if pid == 0:
-                return
-            self.children.discard(pid)
-            self.say({"op": "exited", "pid": pid, "status": status, "maxrss_kb": usage.ru_maxrss})
+            words = json.loads(line)
+            op = words["op"]
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            op = error
+        if op == "fork":
+            return self._fork(words)
+        if op == "preload" and isinstance(words.get("modules"), list):
+            self._preload(words["modules"])
+        else:
+            self._say(op="error", reason=f"expected a preload or a fork, got {op!r:.100}")
+        return None
 
-    def fork(self, number):
-        """True in the child."""
-        reason = unsafe()
-        if reason:
-            self.say({"op": "refused", "id": number, "reason": reason})
-            return False
-        parent = os.getpid()
-        pid = os.fork()
+    def _preload(self, names: Sequence[Any]) -> None:
+        """Import these modules; one that cannot be imported is told, and the rank will meet it again."""
+        began = time.monotonic()
+        results = []
+        ours = "OPENBLAS_NUM_THREADS" not in os.environ
+        if ours:  # else numpy starts a thread per core
+            os.environ["OPENBLAS_NUM_THREADS"] = "1"
+        gc.disable()  # it would look again and again, and in vain, through all that is being imported
+        for name in names:
+            results.append((name, self._import(str(name))))
+        gc.collect()
+        gc.freeze()  # the collector of a rank then leaves these pages alone, and they stay shared
+        gc.enable()
+        if ours:
+            del os.environ["OPENBLAS_NUM_THREADS"]
+        loaded = [name for name, reason in results if reason is None]
+        failed = [result for result in results if result[1] is not None]
+        self._say(op="ready", seconds=round(time.monotonic() - began, 3), loaded=loaded, failed=failed)
+
+    def _import(self, name: str) -> Optional[str]:
+        """Why it cannot be imported."""
+        threads = len(os.listdir("/proc/self/task"))
+        try:
+            importlib.import_module(name)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a module can raise anything
+            if not (isinstance(error, ModuleNotFoundError) and error.name == name):
+                traceback.print_exc()
+            return traceback.format_exception_only(type(error), error)[-1].strip()
+        finally:
+            if len(os.listdir("/proc/self/task")) > threads:
+                self._thread_starters.append(name)
+        return None
+
+    def _fork(self, words: dict[str, Any]) -> Optional[Order]:
+        number = words.get("id")
+        try:
+            order = order_from(words.get("order"))
+            self._check_fitness()
+            # What is still buffered would come out once more in each rank.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            LIBC.fflush(None)
+            pid = os.fork()
+        except (Unfit, OSError) as error:
+            self._say(op="refused", id=number, reason=str(error))
+            return None
         if pid == 0:
-            self.leave()
-            os.setsid()
-            die_with(parent)
-            return True
-        self.children.add(pid)
-        self.say({"op": "forked", "id": number, "pid": pid})
-        return False
+            self._leave()
+            return order
+        self._children.add(pid)
+        self._say(op="forked", id=number, pid=pid)
+        return None
 
-    def leave(self):
-        """In the child: nothing of the zygote is left."""
+    def _check_fitness(self) -> None:
+        """Raise Unfit where a fork would inherit locks that nobody can release, or a driver that is no longer one."""
+        tasks = os.listdir("/proc/self/task")
+        if len(tasks) != 1:
+            raise Unfit(f"{len(tasks)} threads where one was expected{self._suspects()}")
+        cuda = sys.modules.get("torch.cuda")
+        if cuda is not None and cuda.is_initialized():
+            raise Unfit("the preloaded modules have initialised CUDA")
+        for fd in open_fds():
+            with contextlib.suppress(FileNotFoundError):  # the one through which they were listed
+                device = os.readlink(f"/proc/self/fd/{fd}")
+                if device.startswith(DEVICES):
+                    raise Unfit(f"the preloaded modules have opened {device}")
+
+    def _suspects(self) -> str:
+        threading = sys.modules.get("threading")
+        names = [thread.name for thread in threading.enumerate()[1:]] if threading is not None else []
+        called = f" ({', '.join(names)})" if names else ""
+        return called + (f", started by importing {', '.join(self._thread_starters)}" if self._thread_starters else "")
+
+    def _leave(self) -> None:
+        """In the newborn: nothing of the zygote's own stays."""
+        die_with(self._pid)
         signal.set_wakeup_fd(-1)
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-        self.connection.close()
-        for fd in self.inherited[:2]:
-            os.close(fd)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._agent.detach()
+        close(self._not_for_ranks)
 
-    def say(self, words):
-        try:
-            self.connection.sendall(json.dumps(words).encode() + b"\n")
-        except OSError:
-            self.end()
-
-    def end(self):
-        """The agent is gone: nobody is left to answer for our children."""
-        for pid in self.children:
-            try:
-                os.killpg(pid, signal.SIGKILL)
-            except ProcessLookupError:
+    def _reap(self) -> None:
+        """Tell of each rank that has ended; other children belong to the modules that started them."""
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._bell, 512):
                 continue
+        for child in tuple(self._children):
+            pid, status, usage = os.wait4(child, os.WNOHANG)
+            if pid != 0:
+                self._children.discard(pid)
+                self._say(op="exited", pid=pid, status=status, maxrss_kb=usage.ru_maxrss)
+
+    def _say(self, **words: Any) -> None:
+        try:
+            self._agent.sendall(json.dumps(words).encode() + b"\n")
+        except OSError:
+            self._end()
+
+    def _end(self) -> NoReturn:
+        """The agent has let go: nobody is left to answer for the ranks."""
+        for pid in self._children:
+            for kill in (os.killpg, os.kill):  # a newborn has no group yet
+                with contextlib.suppress(ProcessLookupError):
+                    kill(pid, signal.SIGKILL)
         os._exit(0)
 
 
-def preload(modules):
-    """Import them all; one that cannot be had is told, not fatal."""
-    began = time.monotonic()
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else importing numpy starts threads, and then no fork is safe
-    loaded, failed = [], []
-    for name in modules:
-        try:
-            importlib.import_module(name)
-            loaded.append(name)
-        except Exception as error:  # whatever a module does while it is imported, the rank will meet it too
-            failed.append([name, f"{type(error).__name__}: {error}"])
-    gc.collect()
-    gc.freeze()
-    return {"op": "ready", "seconds": time.monotonic() - began, "loaded": loaded, "failed": failed}
-
-
-def unsafe():
-    """Why a fork would not be safe now; empty: it is."""
-    threads = len(os.listdir("/proc/self/task"))
-    if threads != 1:
-        return f"the preloaded modules have started {threads - 1} threads"
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return "the preloaded modules have initialised CUDA"
-    return ""
-
-
-def settle(order):
-    """Make this process the rank's: log, environment, folder, signals."""
-    log = os.open(order["log"], os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-    nothing = os.open(order["stdin"], os.O_RDONLY)
-    for source, target in ((nothing, 0), (log, 1), (log, 2)):
-        os.dup2(source, target)
-    os.closerange(3, max(log, nothing) + 64)
-    sys.stdout.reconfigure(line_buffering=True, write_through=False)
-    sys.stderr.reconfigure(line_buffering=True)
-    for name in order["unset"]:
-        os.environ.pop(name, None)
-    os.environ.update(order["env"])
-    os.chdir(order["cwd"])
-
-
-def reseed():
-    """A fork shares its parent's generators; ranks started apart would not."""
-    if "random" in sys.modules:
-        sys.modules["random"].seed()
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()
-
-
-def become(order):
-    """Run the user's program as `python` itself would."""
-    if order["kind"] == "command":
-        os.execvpe(order["target"], [order["target"], *order["args"]], os.environ)
-    import faulthandler
-
-    faulthandler.register(order["dump_signal"], all_threads=True, chain=False)
-    reseed()
-    main = type(sys)("__main__")
-    main.__builtins__ = __builtins__
-    sys.modules["__main__"] = main
-    if order["kind"] == "module":
-        import runpy
-
-        sys.path.insert(0, os.getcwd())
-        sys.argv[:] = [order["target"], *order["args"]]
-        runpy._run_module_as_main(order["target"], alter_argv=True)
-        return
-    from importlib.machinery import SourceFileLoader
-
-    path = order["target"]
-    sys.argv[:] = [path, *order["args"]]
-    sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
-    main.__file__ = path
-    main.__cached__ = None
-    main.__loader__ = SourceFileLoader("__main__", path)
-    with open(path, "rb") as file:
-        code = compile(file.read(), path, "exec", dont_inherit=True)
-    exec(code, main.__dict__)
-
-
-def report(error, order):
-    """Tell the agent what nobody caught, before the interpreter says it in the log."""
-    frames, trace = [], error.__traceback__
-    while trace is not None:
-        frames.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno, trace.tb_frame.f_code.co_name))
-        trace = trace.tb_next
-    own = [frame for frame in frames if os.path.abspath(frame[0]).startswith(order["cwd"] + os.sep)]
-    file, line, name = (own or frames)[-1]
-    words = {
-        "type": type(error).__name__,
-        "message": str(error)[:1000],
-        "line": f"{type(error).__name__}: {error}".splitlines()[0][:1000],
-        "where": f"{os.path.relpath(file, order['cwd']) if own else file}:{line} in {name}"[:500],
-    }
-    try:
-        fd = os.open(order["progress"], os.O_WRONLY | os.O_NONBLOCK)
-        os.write(fd, json.dumps({"exception": words}).encode()[:REPORT_BYTES] + b"\n")
-        os.close(fd)
-    except OSError:
-        return  # nobody listens: the log has it all the same
-
-
-def run(order):
-    settle(order)
-    try:
-        become(order)
-    except Exception as error:
-        report(error, order)
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
-            trace = trace.tb_next
-        raise error.with_traceback(trace) from error.__cause__
-
-
-def main():
-    """Give the order of the rank that this process is to become."""
-    mode, fd = sys.argv[1], int(sys.argv[2])
-    if mode == "run":
-        die_with(os.getppid())
-        with open(fd, "rb") as file:
-            return json.loads(file.readline())
-    die_with(int(sys.argv[3]))
-    return Zygote(socket.socket(fileno=fd)).serve()
+def order_for_this_process(mode: str, fd: int, agent_pid: int) -> Order:
+    """Give the order of the rank that this process is to become: at once, or in a fork of it."""
+    inherited = open_fds()
+    usual_signals()
+    die_with(agent_pid)
+    if mode == "serve":
+        return Zygote(fd, inherited).serve()
+    with open(fd, "rb", closefd=False) as pipe:
+        line = pipe.readline()
+    if not line:
+        os._exit(1)  # the agent ended before it had said a word
+    close(inherited)
+    return order_from(json.loads(line))
 
 
 if __name__ == "__main__":
-    run(main())
+    _agent_pid = int(sys.argv[3]) if len(sys.argv) > 3 else os.getppid()
+    _order = order_for_this_process(sys.argv[1], int(sys.argv[2]), _agent_pid)
+    _pid = os.getpid()
+    try:
+        settle(_order)
+    except Exception as _error:  # noqa: BLE001 - whatever it is, it is not the user's program that failed
+        print(f"launch: cannot start this rank: {_error}", file=sys.stderr)
+        sys.exit(CANNOT_START)
+    # On the user's stack is nothing of ours but this module's frame, and it ends as the user's program does.
+    try:
+        PROGRAMS[_order.kind](_order)()
+    except SystemExit:
+        raise
+    except BaseException as _error:
+        if os.getpid() == _pid:  # not in a child that the script has forked
+            report(_error, _order)
+        hide_our_frames()
+        raise

@@ -28,7 +28,9 @@ class ZygoteGone(ForkRefused):
     """There is no zygote to ask any more."""
 
 
-def spawn(argv: Sequence[str], environment: Mapping[str, str], cwd: Path, log: Path, pass_fds: Sequence[int] = ()) -> int:
+def spawn(
+    argv: Sequence[str], environment: Mapping[str, str], cwd: Path, log: Path, pass_fds: Sequence[int] = ()
+) -> int:
     """Start a child in a session of its own with its output in a file; only the reaper waits for it."""
     out = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:

@@ -14,4 +14,4 @@ def cluster(name: str) -> Cluster:
     if name not in _KINDS:
         raise BadInput(f"--on {name}: no such cluster", f"hint: there is {', '.join(sorted(_KINDS))}")
     module, kind = _KINDS[name]
-    return cast(Cluster, getattr(import_module(module), kind)())
+    return cast("Cluster", getattr(import_module(module), kind)())

@@ -20,6 +20,7 @@ from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import AttemptEnd, Event, Failure, RunState, StopRequest
 from launcher.words import Action, Cause, State, exit_of
 
+_LOG = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
 _FAREWELL_S = 5.0
 _SURE_S = 8.0  # beyond the spec's grace, before a stop is made sure
 _RETURN_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
@@ -36,9 +37,7 @@ class _Node:
 class Allocation:
     """`carry_out` returns how the attempt ended, with everything that belonged to it gone."""
 
-    def __init__(
-        self, run: RunDir, attempt: AttemptDir, before: AttemptDir | None, plan: Plan, bell: Bell
-    ) -> None:
+    def __init__(self, run: RunDir, attempt: AttemptDir, before: AttemptDir | None, plan: Plan, bell: Bell) -> None:
         self._run = run
         self._attempt = attempt
         self._before = before  # the attempt that this one continues, where the same keeper carried it out
@@ -59,7 +58,7 @@ class Allocation:
 
     def _start(self, node: _Node) -> None:
         make_dir(self._attempt.node(node.index))
-        log = os.open(self._attempt.agent_log(node.index), os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        log = os.open(self._attempt.agent_log(node.index), _LOG, 0o600)
         argv = [sys.executable, "-P", "-m", "launcher.agent", self._plan.run_dir]
         try:
             child = subprocess.Popen(
@@ -107,7 +106,7 @@ class Allocation:
         return min(moments) - time.monotonic() if moments else None
 
     def _reap(self) -> list[tuple[int, int]]:
-        dead = []
+        dead: list[tuple[int, int]] = []
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -118,7 +117,7 @@ class Allocation:
             dead.append((pid, status))
 
     def _lost(self, pid: int, status: int) -> None:
-        """A node's agent is gone: end what it left; the node itself comes back after a while, like one that rebooted."""
+        """A node's agent is gone: end what it left; the node comes back after a while, like one that rebooted."""
         node = next((node for node in self._nodes if node.pid == pid), None)
         if node is None:
             return  # an orphan that we inherited

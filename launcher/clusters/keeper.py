@@ -9,20 +9,19 @@ the moment a run exists there is exactly one keeper for it, and before that mome
 
 import os
 import sys
+import time
 from pathlib import Path
-
-import msgspec
 
 from launcher.clusters.allocation import Allocation
 from launcher.clusters.bell import Bell
 from launcher.clusters.last_word import write_end
 from launcher.errors import Exit, Fenced
 from launcher.rundir.attempts import new_attempt, newest, read_plan
-from launcher.rundir.durable import create_record, write_record
+from launcher.rundir.durable import create_record, read_record, write_record
 from launcher.rundir.fence import raise_fence
 from launcher.rundir.identity import this_process
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import AttemptEnd, Handle
+from launcher.rundir.records import AttemptEnd, Handle, StopRequest
 from launcher.words import Cause, State
 
 
@@ -61,7 +60,7 @@ def keep(run: RunDir, attempt: AttemptDir) -> None:
             return
         bell.wait(end.delay_s)
         if bell.stop_asked:
-            write_end(run, attempt, _cancelled(end), plan)
+            write_end(run, attempt, _stopped(attempt, end), plan)
             return
         before = attempt
         attempt, _ = new_attempt(run, plan.cluster, "requeue", end.cause)
@@ -100,8 +99,14 @@ def _log_to(attempt: AttemptDir) -> None:
     os.close(log)
 
 
-def _cancelled(end: AttemptEnd) -> AttemptEnd:
-    return msgspec.structs.replace(end, state=State.CANCELLED, cause=Cause.CANCELLED, exit_code=Exit.CANCELLED, delay_s=0.0)
+def _stopped(attempt: AttemptDir, end: AttemptEnd) -> AttemptEnd:
+    """The last word where no attempt follows although one was due: a cancel, or the machine shuts down."""
+    request = read_record(attempt.stop, StopRequest)
+    if request is not None and request.kind == "cancel":
+        return AttemptEnd(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, time.time(), "cancelled")
+    message = "stopped from outside while it was to start again"
+    return AttemptEnd(State.FAILED, Cause.PREEMPTED, Exit.PREEMPTED, end.ended_at, message)
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -14,19 +14,16 @@ from launcher.rundir.records import AttemptEnd, Event, Failure, RunState
 from launcher.words import State
 
 
-def write_end(
-    run: RunDir, attempt: AttemptDir, end: AttemptEnd, plan: Plan, failure: Failure | None = None
-) -> None:
+def write_end(run: RunDir, attempt: AttemptDir, end: AttemptEnd, plan: Plan, failure: Failure | None = None) -> None:
     """The end record, the event, and a state that says the same; refused where a newer attempt exists."""
     check_fence(run, attempt.number)
     write_record(attempt.end, end)
-    append_line(run.events, Event(end.ended_at, attempt.number, "ended", end.message or str(end.state), cause=end.cause))
+    said = end.message or str(end.state)
+    append_line(run.events, Event(end.ended_at, attempt.number, "ended", said, cause=end.cause))
     write_record(run.state, _final_state(run, attempt, end, plan, failure))
 
 
-def _final_state(
-    run: RunDir, attempt: AttemptDir, end: AttemptEnd, plan: Plan, failure: Failure | None
-) -> RunState:
+def _final_state(run: RunDir, attempt: AttemptDir, end: AttemptEnd, plan: Plan, failure: Failure | None) -> RunState:
     last = read_record(run.state, RunState) or first_state(plan, attempt.number)
     return msgspec.structs.replace(
         last,

@@ -100,7 +100,8 @@ class LocalCluster:
             _wait_until_gone(handle.keeper, plan.spec.recovery.grace_s + _SURE_S)
         _, stubborn = end_all(lambda: _processes_of(run, attempt))
         if stubborn:
-            raise LaunchError(f"could not end {', '.join(str(one.pid) for one in stubborn)}: they do not die of SIGKILL")
+            pids = ", ".join(str(one.pid) for one in stubborn)
+            raise LaunchError(f"process {pids} of {run.path.name} does not end, not even by SIGKILL")
         if not _ended(attempt):
             end = AttemptEnd(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, time.time(), "cancelled")
             write_end(run, attempt, end, plan)

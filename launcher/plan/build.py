@@ -84,11 +84,11 @@ def _entry(spec: JobSpec, project: Project, python: str) -> Entry:
         return Entry("script", _in_code(spec, run.script), run.args, python, preload)
     if run.module is not None:
         return Entry("module", run.module, run.args, python, preload)
-    assert run.command is not None
     if isinstance(run.command, str):
         text = f'{run.command} "$@"' if run.args else run.command
         return Entry("command", "/bin/sh", ("-c", text, "sh", *run.args), python, ())
-    return Entry("command", run.command[0], (*run.command[1:], *run.args), python, ())
+    program, *rest = run.command or ()
+    return Entry("command", program, (*rest, *run.args), python, ())
 
 
 def _in_code(spec: JobSpec, path: str) -> str:

@@ -1,15 +1,18 @@
 """Attempts of a run: numbering them, their intents, and the plan that each follows."""
 
 import time
+from typing import TYPE_CHECKING
 
 from launcher.errors import LaunchError
-from launcher.plan.model import Plan
 from launcher.rundir.durable import create_record, make_dir, read_record, sync_dir, write_record
 from launcher.rundir.identity import this_process
 from launcher.rundir.ids import new_token
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import Intent
 from launcher.words import Cause
+
+if TYPE_CHECKING:
+    from launcher.plan.model import Plan
 
 
 def attempts(run: RunDir) -> list[AttemptDir]:
@@ -18,7 +21,7 @@ def attempts(run: RunDir) -> list[AttemptDir]:
         names = [entry.name for entry in run.attempts.iterdir()]
     except FileNotFoundError:
         return []
-    return [run.attempt(int(name)) for name in sorted(names) if name.isdigit()]
+    return [run.attempt(number) for number in sorted(int(name) for name in names if name.isascii() and name.isdigit())]
 
 
 def newest(run: RunDir) -> AttemptDir | None:
@@ -27,10 +30,11 @@ def newest(run: RunDir) -> AttemptDir | None:
 
 
 def new_attempt(
-    run: RunDir, cluster: str, reason: str, cause: Cause | None, plan: Plan | None = None
+    run: RunDir, cluster: str, reason: str, cause: Cause | None, plan: "Plan | None" = None
 ) -> tuple[AttemptDir, Intent]:
-    """The next attempt, with its intent on disk. Two that race get two numbers."""
+    """The next attempt, with its intent on disk. Two that race get two numbers: making the folder is the lock."""
     make_dir(run.attempts)
+    sync_dir(run.path)
     number = max((attempt.number for attempt in attempts(run)), default=0) + 1
     while not _claim(run.attempt(number)):
         number += 1
@@ -49,8 +53,10 @@ def read_intent(attempt: AttemptDir) -> Intent:
     return intent
 
 
-def read_plan(run: RunDir, number: int) -> Plan:
+def read_plan(run: RunDir, number: int) -> "Plan":
     """The plan that this attempt follows: its own, or the one before's."""
+    from launcher.plan.model import Plan  # late: 8 ms that `launch status` does not need
+
     for attempt in (run.attempt(one) for one in range(number, 0, -1)):
         plan = read_record(attempt.plan, Plan)
         if plan is not None:

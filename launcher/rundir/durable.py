@@ -2,9 +2,10 @@
 
 import contextlib
 import os
-import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -12,19 +13,34 @@ from launcher.errors import LaunchError
 
 T = TypeVar("T")
 _DRAFT = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_APPEND = os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+# Non-blocking, or a FIFO in the place of a record would hold the reader for ever.
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Damaged(LaunchError):
     """A record that is there but cannot be one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Lines(Generic[T]):
+    """A file of lines as far as it could be read."""
+
+    records: list[T]
+    damaged: int  # lines that are no record; a torn last one is not among them
+
+
 def make_dir(path: Path) -> None:
-    """A folder for the user alone, whatever the umask; parents too."""
+    """A folder for the user alone, whatever the umask; parents too. Not yet durable: `sync_dir` the one above."""
     if path.is_dir():
         return
     make_dir(path.parent)
-    with contextlib.suppress(FileExistsError):
+    try:
         path.mkdir(mode=0o700)
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+    else:
         path.chmod(0o700)
 
 
@@ -39,7 +55,7 @@ def sync_dir(path: Path) -> None:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Replace the file by these bytes: draft, fsync, rename, fsync of the folder."""
-    draft = _write_draft(path.parent, data)
+    draft = _write_draft(path, data)
     try:
         os.rename(draft, path)
     except BaseException:
@@ -49,12 +65,13 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_record(path: Path, record: Any) -> None:
-    write_bytes(path, msgspec.json.encode(record) + b"\n")
+    """Replace the file by this record. Raises OSError where the disk does, and then the old one is still there."""
+    write_bytes(path, _line(record))
 
 
 def create_record(path: Path, record: Any) -> None:
     """As write_record, but the file must not exist: of all that try, one wins, the others get FileExistsError."""
-    draft = _write_draft(path.parent, msgspec.json.encode(record) + b"\n")
+    draft = _write_draft(path, _line(record))
     try:
         os.link(draft, path)
     finally:
@@ -65,57 +82,98 @@ def create_record(path: Path, record: Any) -> None:
 def read_record(path: Path, kind: type[T]) -> T | None:
     """The record, or None where there is none. Raises Damaged."""
     try:
-        data = path.read_bytes()
+        data = _read(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Damaged(f"{path}: not a record of this version: {error}") from error
 
 
 def append_line(path: Path, record: Any, *, fsync: bool = True) -> None:
     """Add one line in a single write, after mending a line that a killed writer left torn."""
-    fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, _APPEND, 0o600)
     try:
         size = os.fstat(fd).st_size
+        if size == 0:
+            os.fchmod(fd, 0o600)
         torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-        os.write(fd, (b"\n" if torn else b"") + msgspec.json.encode(record) + b"\n")
-        if fsync:
-            os.fsync(fd)
+        with naming(path):
+            write_all(fd, (b"\n" if torn else b"") + _line(record))
+            if fsync:
+                os.fsync(fd)
     finally:
         os.close(fd)
     if fsync and size == 0:
         sync_dir(path.parent)
 
 
-def read_lines(path: Path, kind: type[T]) -> list[T]:
-    """All whole records of a file of lines; what a killed writer left torn is passed over."""
+def scan_lines(path: Path, kind: type[T]) -> Lines[T]:
+    """All whole records of a file of lines, and how many lines are none."""
     try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return []
+        data = _read(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return Lines([], 0)
     decoder = msgspec.json.Decoder(kind)
-    records = []
-    for line in data.split(b"\n"):
-        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
-            records.append(decoder.decode(line))
-    return records
-
-
-def _write_draft(folder: Path, data: bytes) -> Path:
-    draft = folder / f".tmp-{secrets.token_hex(8)}"
-    fd = os.open(draft, _DRAFT, 0o600)
-    try:
+    records: list[T] = []
+    damaged = 0
+    whole, _, last = data.rpartition(b"\n")
+    for line in filter(None, whole.split(b"\n")):
         try:
-            os.fchmod(fd, 0o600)
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+            records.append(decoder.decode(line))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            damaged += 1
+    # What follows the last newline is being written, or its writer was killed: only a whole record counts.
+    with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        records += [decoder.decode(last)] if last else []
+    return Lines(records, damaged)
+
+
+def read_lines(path: Path, kind: type[T]) -> list[T]:
+    """All whole records of a file of lines; what is no record is passed over."""
+    return scan_lines(path, kind).records
+
+
+def _line(record: Any) -> bytes:
+    return msgspec.json.encode(record) + b"\n"
+
+
+def _read(path: Path) -> bytes:
+    with open(path, "rb", opener=lambda name, _: os.open(name, _READ)) as file:
+        return file.read()
+
+
+def _write_draft(path: Path, data: bytes) -> Path:
+    """A whole, durable file beside `path`; its name says that it is nobody's record."""
+    draft = path.parent / f".tmp-{os.urandom(8).hex()}"
+    with naming(path):
+        fd = os.open(draft, _DRAFT, 0o600)
+        try:
+            try:
+                os.fchmod(fd, 0o600)
+                write_all(fd, data)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
     return draft
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """A short write is followed by another: it is the next one that says why."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Calls on a descriptor fail without saying which file it was; the draft's name means nothing to anyone."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise

@@ -1,27 +1,30 @@
 """Naming a process for good: host, boot, pid and start time together; a pid alone may be a stranger's by now."""
 
 import os
-import socket
 from functools import cache
-from pathlib import Path
 
+from launcher.errors import LaunchError
 from launcher.rundir.records import ProcessId
 
 _STATE, _START = 0, 19  # of the fields behind the command's name in /proc/PID/stat
+_DEAD = (b"Z", b"X", b"x")
 
 
 @cache
 def boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    """This boot of this machine's kernel: a pid from another one means nothing."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
 
 
 def host() -> str:
-    return socket.gethostname()
+    return os.uname().nodename
 
 
 def this_process() -> ProcessId:
     found = process_id(os.getpid())
-    assert found is not None
+    if found is None:
+        raise LaunchError("/proc: expected an entry for this process, got none", "hint: /proc must be mounted")
     return found
 
 
@@ -32,16 +35,19 @@ def process_id(pid: int) -> ProcessId | None:
 
 
 def alive(process: ProcessId) -> bool | None:
-    """True or False where this machine can tell, None where the process is another machine's."""
+    """True or False where this machine can tell, None where the process is another machine's. A zombie is dead."""
     if process.host != host():
         return None
     if process.boot_id != boot_id():
         return False
     fields = _stat(process.pid)
-    return fields is not None and int(fields[_START]) == process.start_ticks and fields[_STATE] not in (b"Z", b"X")
+    return fields is not None and int(fields[_START]) == process.start_ticks and fields[_STATE] not in _DEAD
 
 
 def _stat(pid: int) -> list[bytes] | None:
+    """What follows the command's name, which itself may hold spaces, parentheses and newlines."""
+    if pid <= 0:
+        return None
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()

@@ -97,6 +97,11 @@ class RunDir:
         return self.path / "FENCE"
 
     @property
+    def fence_lock(self) -> Path:
+        """Held only while the fence is looked at and raised."""
+        return self.path / ".fence-lock"
+
+    @property
     def attempts(self) -> Path:
         return self.path / "attempts"
 

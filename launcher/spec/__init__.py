@@ -1,0 +1,37 @@
+"""YAML to JobSpec. Importing this is cheap, because every command does that to read a plan; reading a spec is not."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.spec.model import JobSpec
+
+# Imported when called, to keep PyYAML and the table of options off the path of `launch status`.
+
+
+def read_spec(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
+    """The spec in a file, with `--set` overrides. Raises BadInput with every problem of both."""
+    from launcher.spec import read
+
+    return read.read_spec(path, overrides)
+
+
+def parse_spec(text: str, file: str, overrides: Sequence[str] = ()) -> JobSpec:
+    """The same from text; `file` is what problems are said to be in."""
+    from launcher.spec import read
+
+    return read.parse_spec(text, file, overrides)
+
+
+def position(text: str, key: str) -> tuple[int, int]:
+    """Line and column of a key path such as run.script in a spec's text, for problems that are found later."""
+    from launcher.spec import read
+
+    return read.position(text, key)
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a spec, for editors."""
+    from launcher.spec import json_schema
+
+    return json_schema.schema()

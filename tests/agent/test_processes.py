@@ -12,6 +12,13 @@ import pytest
 from launcher.agent.processes import TAG, descendants, end_all, orphans, signal_process, tagged
 from launcher.rundir.identity import alive, process_id
 
+
+def end(child):
+    child.kill()
+    child.wait()
+    child.stdout.close()
+
+
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 
 
@@ -20,8 +27,7 @@ def sleeper():
     child = subprocess.Popen(SLEEP, stdout=subprocess.PIPE)
     child.stdout.readline()
     yield child
-    child.kill()
-    child.wait()
+    end(child)
 
 
 def test_a_process_is_signalled_by_its_whole_identity(sleeper):
@@ -61,12 +67,13 @@ def test_descendants_reach_down_and_orphans_stop_at_live_trees():
     _, stubborn = end_all(lambda: [pid for pid in (child.pid, grandchild) if pid in descendants(os.getpid())])
     assert stubborn == []
     assert child.wait() == -signal.SIGKILL
+    child.stdout.close()
 
 
 def test_a_tag_is_the_whole_folder_and_nothing_less():
+    tags = {"ours": {TAG: "/runs/a-1"}, "longer": {TAG: "/runs/a-12"}, "mention": {"X": f"{TAG}=/runs/a-1"}}
     children = {
-        name: subprocess.Popen(SLEEP, env={**os.environ, **env}, stdout=subprocess.PIPE)
-        for name, env in {"ours": {TAG: "/runs/a-1"}, "longer": {TAG: "/runs/a-12"}, "mention": {"X": f"{TAG}=/runs/a-1"}}.items()
+        name: subprocess.Popen(SLEEP, env={**os.environ, **env}, stdout=subprocess.PIPE) for name, env in tags.items()
     }
     for child in children.values():
         child.stdout.readline()
@@ -75,8 +82,7 @@ def test_a_tag_is_the_whole_folder_and_nothing_less():
         assert tagged("/runs/a-1", os.getuid() + 1) == []
     finally:
         for child in children.values():
-            child.kill()
-            child.wait()
+            end(child)
 
 
 def test_a_process_that_forks_while_it_is_being_ended_is_ended_whole():
@@ -97,7 +103,7 @@ time.sleep(600)
     assert stubborn == []
     assert len(ended) > 1
     assert tagged(tag[TAG], os.getuid()) == []
-    child.wait()
+    end(child)
 
 
 def test_a_stopped_process_is_ended_too(sleeper):

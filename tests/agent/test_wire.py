@@ -72,6 +72,7 @@ def test_an_agent_does_not_trust_a_coordinator_without_the_token():
         writer.write(b'{"v":1,"nonce":"00"}\n')
         await reader.readline()
         writer.write(b'{"mac":"' + b"0" * 64 + b'"}\n')
+        writer.close()
 
     async def scene():
         server = await asyncio.start_server(impostor, "127.0.0.1", 0)
@@ -85,8 +86,8 @@ def test_an_agent_does_not_trust_a_coordinator_without_the_token():
 
 @pytest.mark.parametrize(
     "garbage",
-    [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"{}\n", b'{"v":1}\n', b"[" * 5000 + b"\n", b"x" * 3_000_000,
-     b'{"v":99,"nonce":"a","mac":"b"}\n', b'{"v":1,"nonce":"\xff","mac":""}\n', b"\n\n\n"],
+    [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"{}\n", b'{"v":1}\n', b"[" * 5000 + b"\n",
+     b"x" * 3_000_000, b'{"v":99,"nonce":"a","mac":"b"}\n', b'{"v":1,"nonce":"\xff","mac":""}\n', b"\n\n\n"],
 )  # fmt: skip
 def test_garbage_disturbs_nobody(garbage):
     async def scene():
@@ -111,9 +112,10 @@ def test_a_silent_peer_is_dropped_in_time(monkeypatch):
 
     async def scene():
         async with Server() as server:
-            reader, _silent = await asyncio.open_connection("127.0.0.1", server.port)
+            reader, silent = await asyncio.open_connection("127.0.0.1", server.port)
             await reader.readline()
             assert await reader.read() == b""
+            silent.close()
             return server.dropped
 
     assert isinstance(asyncio.run(scene())[0], TimeoutError)
@@ -121,18 +123,18 @@ def test_a_silent_peer_is_dropped_in_time(monkeypatch):
 
 def test_a_proof_recorded_from_one_connection_opens_no_other():
     recorded = []
+    servers = []
 
     async def tap(reader, writer):
-        inside, outside = await asyncio.open_connection("127.0.0.1", server_port)
+        inside, outside = await asyncio.open_connection("127.0.0.1", servers[0].port)
         writer.write(await inside.readline())
         recorded.append(await reader.readline())
         writer.close()
         outside.close()
 
     async def scene():
-        global server_port
         async with Server() as server:
-            server_port = server.port
+            servers.append(server)
             between = await asyncio.start_server(tap, "127.0.0.1", 0)
             with pytest.raises(WireError):
                 await connect("127.0.0.1", between.sockets[0].getsockname()[1], "127.0.0.1", TOKEN)
@@ -140,6 +142,7 @@ def test_a_proof_recorded_from_one_connection_opens_no_other():
             await reader.readline()
             writer.write(recorded[0])
             assert await reader.read() == b""
+            writer.close()
             between.close()
             return server
 
@@ -155,6 +158,7 @@ def test_a_line_that_is_no_message_ends_only_its_own_connection():
             two = await connect("127.0.0.1", server.port, "127.0.0.1", TOKEN)
             one._writer.write(b'{"t":"join","node":"x"}\n')
             assert await one.receive() is None
+            one.close()
             two.send(JOIN)
             assert await two.receive() == messages.Welcome(15.0)
             two.close()

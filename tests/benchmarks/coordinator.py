@@ -138,7 +138,10 @@ def main():
     if args.host:
         asyncio.run(coordinate(RunDir(Path(args.host))))
         return
-    rows = ["| agents | joined and started, s | failure known to all, s | coordinator's peak, MB | its CPU, s |", "|---|---|---|---|---|"]
+    rows = [
+        "| agents | joined and started, s | failure known to all, s | coordinator's peak, MB | its CPU, s |",
+        "|---|---|---|---|---|",
+    ]
     for nodes in args.sizes:
         found = [measure(nodes) for _ in range(args.rounds)]
         middle = {name: statistics.median(one[name] for one in found) for name in found[0]}
@@ -148,4 +151,3 @@ def main():
 
 if __name__ == "__main__":
     main()
-

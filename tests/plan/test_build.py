@@ -16,8 +16,8 @@ GPU = Machine(cpus=8, gpus=("0", "1", "2", "3"))
 CODE = FrozenCode("d", 3, 10)
 
 
-def spec(run=Run(script="train.py"), **more):
-    return JobSpec(name="r", run=run, **more)
+def spec(run=None, **more):
+    return JobSpec(name="r", run=run or Run(script="train.py"), **more)
 
 
 def plan(job, machine=CPU, project=PROJECT):
@@ -127,7 +127,9 @@ def test_each_impossible_thing_is_named_by_its_key(job, machine, key):
 
 
 def test_a_module_that_nobody_finds():
-    assert {key for key, _ in problems(spec(Run(module="absent")), project=Project("/p", set(), set(), False))} == {"run.module"}
+    assert {key for key, _ in problems(spec(Run(module="absent")), project=Project("/p", set(), set(), False))} == {
+        "run.module"
+    }
 
 
 def test_more_ranks_than_gpus_is_fine_where_gpus_are_not_used():

@@ -1,0 +1,61 @@
+"""Are there nodes enough to open a generation, and may there ever be? Pure questions about a roster."""
+
+from launcher.agent.roster import Roster
+from launcher.agent.verdict import Verdict
+from launcher.plan.model import Plan
+from launcher.words import Cause
+
+SPARE_S = 5.0  # how long a full set of nodes that includes spares waits for the ones the plan prefers
+GIVE_UP_WAITS = 5  # after that many times `recovery.wait`, nodes that never came are not waited for
+
+
+class Gathering:
+    """One wait for nodes: the first of an attempt, or the one after a failure."""
+
+    def __init__(self, plan: Plan, roster: Roster, mono: float, open_at: float, *, first: bool) -> None:
+        self._plan = plan
+        self._roster = roster
+        self._wait_until = mono + plan.spec.recovery.wait_s
+        self._give_up_at = mono + GIVE_UP_WAITS * plan.spec.recovery.wait_s
+        self._open_at = open_at
+        self._first = first
+        self._full_at: float | None = None  # since when there are as many as can be used, but not the preferred ones
+
+    def moments(self) -> list[float]:
+        """When the answers may change though no node does anything."""
+        spare_at = [] if self._full_at is None else [self._full_at + SPARE_S]
+        return [self._open_at, self._wait_until, self._give_up_at, *spare_at]
+
+    def may_succeed(self, mono: float) -> bool:
+        """False where too few nodes are left that are, or may become, usable."""
+        groups = [self._roster.usable, self._roster.hopeful]
+        if self._first and mono < self._give_up_at:
+            groups.append(self._roster.absent)
+        head = self._plan.nodes[0].index
+        return any(head in group for group in groups) and sum(map(len, groups)) >= self._plan.nodes_min
+
+    def complete(self, mono: float) -> bool:
+        """True where a generation can be opened now."""
+        roster, plan = self._roster, self._plan
+        if mono < self._open_at or plan.nodes[0].index not in roster.usable or len(roster.usable) < plan.nodes_min:
+            return False
+        if not self._first or not roster.missing:
+            return True  # after a failure whoever is left goes on at once
+        if len(roster.usable) < plan.nodes_max:
+            self._full_at = None
+            return mono >= self._wait_until
+        if self._full_at is None:
+            self._full_at = mono
+        return mono >= self._full_at + SPARE_S or not roster.missing & (roster.hopeful | roster.absent)
+
+    def shortage(self) -> Verdict:
+        """Why it cannot succeed."""
+        least, left = self._plan.nodes_min, len(self._roster.usable) + len(self._roster.hopeful)
+        text = f"{left} of at least {least} node{'s' if least > 1 else ''} can be used"
+        faulty = next((node for node in self._roster if node.fault), None)
+        if faulty is None:
+            return Verdict(Cause.NODE_LOST, text)
+        return Verdict(Cause.LAUNCHER_FAULT, f"{text}; node {faulty.index}: {faulty.fault}", node=faulty.index)
+
+    def __str__(self) -> str:
+        return f"waiting for nodes: {len(self._roster.usable)} of {self._plan.nodes_max} are ready"

@@ -1,0 +1,150 @@
+"""One generation as the coordinator sees it: its ranks, where they are, how they do, and how they ended."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from launcher.agent.messages import Pulse, RankPulse
+from launcher.recovery.classify import failed, finished
+from launcher.rundir.records import RankExit
+
+
+@dataclass(slots=True)
+class Rank:
+    number: int
+    local: int
+    node: int
+    pid: int | None = None
+    step: int | None = None
+    active_at: float = 0.0  # its last report or output, by the coordinator's clock
+    reported: bool = False
+    frozen: bool = False
+    idle: bool = False  # for longer than the spec allows, as of its last pulse
+    exit: RankExit | None = None
+    lost: bool = False  # went with its node
+
+    @property
+    def live(self) -> bool:
+        return self.exit is None and not self.lost
+
+
+class Generation:
+    def __init__(
+        self, number: int, members: Sequence[int], ranks_per_node: int, hang_after_s: float | None, mono: float
+    ) -> None:
+        self.number = number
+        self.members = tuple(members)
+        self.ranks = [
+            Rank(group_rank * ranks_per_node + local, local, node, active_at=mono)
+            for group_rank, node in enumerate(self.members)
+            for local in range(ranks_per_node)
+        ]
+        self._of_node = {
+            node: self.ranks[group_rank * ranks_per_node : (group_rank + 1) * ranks_per_node]
+            for group_rank, node in enumerate(self.members)
+        }
+        self._hang_after_s = inf if hang_after_s is None else hang_after_s
+        self._finished = 0
+        self._idle = 0
+        self._live = len(self.ranks)
+        self.starting = set(self.members)
+        self.returned: set[int] = set()  # members that were cut off for a while: news of their ranks may be missing
+        self.failures: list[RankExit] = []  # in order of arrival
+        self.tails: dict[int, tuple[str, ...]] = {}
+
+    @property
+    def finished(self) -> bool:
+        """Every rank has done all its work."""
+        return self._finished == len(self.ranks)
+
+    @property
+    def live(self) -> int:
+        return self._live
+
+    def of_node(self, node: int) -> Sequence[Rank]:
+        return self._of_node.get(node, ())
+
+    def rank_of(self, node: int, number: int) -> Rank | None:
+        """That rank, if it is this node's."""
+        ranks = self.of_node(node)
+        place = number - ranks[0].number if ranks else -1
+        return ranks[place] if 0 <= place < len(ranks) else None
+
+    def start(self, node: int, pids: Sequence[int]) -> None:
+        """The node's ranks run; some may have ended before it could say so."""
+        self.starting.discard(node)
+        for rank, pid in zip(self.of_node(node), pids, strict=False):
+            rank.pid = pid
+
+    def hear(self, pulse: Pulse, mono: float) -> list[RankPulse]:
+        """Take in what a node says of its ranks; gives back what was about them."""
+        known = []
+        for news in pulse.ranks:
+            rank = self.rank_of(pulse.node, news.rank)
+            if rank is None:
+                continue
+            known.append(news)
+            rank.step = news.step if news.step is not None else rank.step
+            rank.reported, rank.frozen = rank.reported or news.reported, news.frozen
+            rank.active_at = max(rank.active_at, mono - news.idle_s)
+            if rank.live:
+                self._set_idle(rank, news.idle_s > self._hang_after_s)
+        return known
+
+    def unaccounted(self, pulse: Pulse) -> list[Rank]:
+        """Ranks that a node which was cut off should have, and does not name any more."""
+        if pulse.node not in self.returned:
+            return []
+        named = {news.rank for news in pulse.ranks}
+        return [rank for rank in self.of_node(pulse.node) if rank.live and rank.number not in named]
+
+    def end(self, exit: RankExit, tail: tuple[str, ...]) -> bool:
+        """Note how a rank ended; False where that was known, or is not this node's to say."""
+        rank = self.rank_of(exit.node, exit.rank)
+        if rank is None or rank.exit is not None or exit.generation != self.number:
+            return False
+        self._count_out(rank)
+        rank.exit = exit
+        self._finished += finished(exit)
+        if tail:
+            self.tails[exit.rank] = tail
+        if failed(exit):
+            self.failures.append(exit)
+        return True
+
+    def lose(self, node: int) -> None:
+        """Whatever ran on that node runs no more."""
+        for rank in self.of_node(node):
+            self._count_out(rank)
+            rank.lost = rank.exit is None
+
+    def stalls(self, node: int) -> bool:
+        """True where one of the node's ranks that used to report is silent, or every rank that lives is."""
+        if not self._idle:
+            return False
+        return self._idle == self._live or any(rank.idle and rank.reported for rank in self.of_node(node))
+
+    def suspects(self, mono: float) -> list[Rank]:
+        """Silent for too long, or stopped by someone; the likeliest culprit first."""
+        found = [
+            rank for rank in self.ranks if rank.live and (rank.frozen or mono - rank.active_at > self._hang_after_s)
+        ]
+        return sorted(found, key=_blame)
+
+    def _count_out(self, rank: Rank) -> None:
+        if rank.live:
+            self._set_idle(rank, False)
+            self._live -= 1
+
+    def _set_idle(self, rank: Rank, idle: bool) -> None:
+        self._idle += idle - rank.idle
+        rank.idle = idle
+
+
+def _blame(rank: Rank) -> tuple[bool, int, float, int]:
+    """Frozen before merely silent, then who is furthest behind, then who fell silent first."""
+    return not rank.frozen, -1 if rank.step is None else rank.step, rank.active_at, rank.number
+
+
+def numbers(ranks: Iterable[Rank]) -> tuple[int, ...]:
+    return tuple(rank.number for rank in ranks)

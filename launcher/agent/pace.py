@@ -1,0 +1,75 @@
+"""How far a run has come, from what its ranks report: step, rate, metrics, the newest checkpoint."""
+
+from collections import deque
+from collections.abc import Iterable
+
+from launcher.agent.messages import RankPulse
+
+_WINDOW_S = 20.0
+_MOST_METRICS = 128
+
+
+class Pace:
+    def __init__(self, step: int | None = None, checkpoint: int | None = None) -> None:
+        self.step = step
+        self.checkpoint = checkpoint
+        self.total_steps: int | None = None
+        self.fingerprint: str | None = None
+        self.metrics: dict[str, float] = {}
+        self._speakers: dict[str, int] = {}
+        self._samples: deque[tuple[float, int]] = deque()
+        self._fresh = True
+
+    def restart(self) -> None:
+        """A new generation begins: it goes on from its checkpoint, and other ranks may speak."""
+        self._samples.clear()
+        self._speakers.clear()
+        self._fresh = True
+
+    def hear(self, ranks: Iterable[RankPulse], mono: float) -> None:
+        for news in ranks:
+            if news.step is not None:
+                self._reach(news.step, mono)
+            if news.checkpoint is not None and (self.checkpoint is None or news.checkpoint > self.checkpoint):
+                self.checkpoint = news.checkpoint
+            if news.total_steps is not None:
+                self.total_steps = news.total_steps
+            if news.fingerprint is not None and self._may_speak("fingerprint", news.rank):
+                self.fingerprint = news.fingerprint
+            for name, value in news.metrics.items():
+                self._measure(name, value, news.rank)
+
+    def rate(self, mono: float) -> float | None:
+        """Steps per second lately; falls when steps stay out for longer than they used to."""
+        self._forget(mono)
+        if len(self._samples) < 2:
+            return None
+        (first_at, first), (last_at, last) = self._samples[0], self._samples[-1]
+        usual_gap_s = (last_at - first_at) / (len(self._samples) - 1)
+        span_s = max(last_at - first_at, mono - first_at - 2 * usual_gap_s)
+        return (last - first) / span_s if span_s > 0 else None
+
+    def _reach(self, step: int, mono: float) -> None:
+        if not self._fresh and self.step is not None and step <= self.step:
+            return
+        self._fresh = False
+        self.step = step
+        if self._samples and self._samples[-1][0] == mono:
+            self._samples.pop()  # two ranks of one node in one pulse
+        self._samples.append((mono, step))
+        self._forget(mono)
+
+    def _forget(self, mono: float) -> None:
+        while len(self._samples) > 2 and self._samples[0][0] < mono - _WINDOW_S:
+            self._samples.popleft()
+
+    def _measure(self, name: str, value: float, rank: int) -> None:
+        if (name in self.metrics or len(self.metrics) < _MOST_METRICS) and self._may_speak(f"metric {name}", rank):
+            self.metrics[name] = value
+
+    def _may_speak(self, about: str, rank: int) -> bool:
+        """Ranks differ: the lowest that says anything about it is heard, so that numbers do not flicker."""
+        if rank > self._speakers.setdefault(about, rank):
+            return False
+        self._speakers[about] = rank
+        return True

@@ -1,0 +1,40 @@
+"""argparse, with our manners: errors in our words and exit code, help that ends with examples."""
+
+import argparse
+from typing import NoReturn
+
+from launcher.errors import BadInput
+
+RUN_HELP = "a run's id, a unique beginning of one, or `last`"
+
+
+class Arguments(argparse.ArgumentParser):
+    """The arguments of one command."""
+
+    def __init__(self, command: str, summary: str, examples: str) -> None:
+        super().__init__(
+            prog=f"launch {command}",
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            epilog=f"examples:\n{examples.strip(chr(10))}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise BadInput(message, f"hint: `{self.prog} --help` shows how it is used")
+
+    def takes_run(self, **more: str) -> None:
+        self.add_argument("run", metavar="RUN", help=RUN_HELP, **more)  # type: ignore[arg-type]
+
+    def takes_place(self, default: str | None) -> None:
+        """--on and --set, of every command that starts something."""
+        shown = default or "where it was"
+        self.add_argument("--on", metavar="CLUSTER", default=default, help=f"where it runs (default: {shown})")
+        self.add_argument(
+            "--set",
+            metavar="KEY=VALUE",
+            action="append",
+            default=[],
+            dest="overrides",
+            help="override a field of the spec, such as resources.nodes=4; may be repeated",
+        )

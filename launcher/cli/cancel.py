@@ -1,0 +1,28 @@
+"""`launch cancel`: end a run for good, and say what was ended."""
+
+import argparse
+
+from launcher import api
+from launcher.cli.arguments import Arguments
+from launcher.cli.terminal import safe
+from launcher.errors import Exit
+
+EXAMPLES = """
+  launch cancel last       the ranks get SIGTERM and the spec's grace to save, then nothing of the run is left
+"""
+
+
+def declare(arguments: Arguments) -> None:
+    arguments.takes_run()
+
+
+def run(options: argparse.Namespace) -> int:
+    one = api.run(options.run)
+    report = one.cancel()
+    if report.already:
+        print(f"{one.id} has already ended: nothing was left to end")
+        return Exit.OK
+    for line in report.ended:
+        print(f"ended {safe(line)}")
+    print(f"{one.id} is {one.status().state}")
+    return Exit.OK

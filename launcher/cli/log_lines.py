@@ -1,0 +1,45 @@
+"""One line of the merged log, as people and as programs read it."""
+
+import time
+from typing import TextIO
+
+import msgspec
+
+from launcher.cli.terminal import in_colour, paint
+from launcher.status.logs import LogLine
+from launcher.status.text import plain
+
+_RANK_COLOURS = ("cyan", "green", "yellow", "blue", "magenta")
+
+
+class Prefix:
+    """`12:30:05 0:3 │ text`: when, node and rank, a colour per rank on a terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._colour = in_colour(stream)
+        self._width = 0
+
+    def whole(self, line: LogLine) -> str:
+        """The line with its prefix, and without anything that could steer the terminal."""
+        who = self._who(line)
+        self._width = max(self._width, len(who))
+        when = time.strftime("%H:%M:%S", time.localtime(line.at)) if line.at is not None else " " * 8
+        mark = paint(f"{who.rjust(self._width)} │", _RANK_COLOURS[(line.rank or 0) % 5], self._stream)
+        return f"{paint(when, 'dim', self._stream)} {mark} {self._text(line.text)}"
+
+    def _who(self, line: LogLine) -> str:
+        if line.rank is None:
+            return f"{line.node}:setup"
+        return f"{line.rank}" if line.node is None else f"{line.node}:{line.rank}"
+
+    def _text(self, text: str) -> str:
+        if not self._colour:
+            return plain(text)
+        return f"{text}\x1b[0m" if "\x1b" in text else text
+
+
+def json_line(line: LogLine) -> str:
+    """The same for programs: one object a line, the text without colours."""
+    fields = ("at", "attempt", "generation", "node", "rank")
+    return msgspec.json.encode({**{name: getattr(line, name) for name in fields}, "text": plain(line.text)}).decode()

@@ -1,0 +1,77 @@
+"""A plan, for people: what `submit --dry-run` shows."""
+
+import shlex
+
+from launcher.cli import figures
+from launcher.cli.columns import columns
+from launcher.cli.terminal import paint, safe
+from launcher.plan.model import NodePlan, Plan
+from launcher.rundir.code_list import CodeList
+
+_LARGEST = 5
+
+
+def plan_page(plan: Plan, code: CodeList) -> list[str]:
+    """The lines of the page."""
+    return [
+        f"{paint(safe(plan.name), 'bold')} would run on {safe(plan.cluster)}; nothing was started",
+        "",
+        *columns(_facts(plan), indent="  "),
+        *_section("nodes", [_node(plan, node) for node in plan.nodes]),
+        *_section("environment of every rank", _environment(plan)),
+        *_section(
+            f"code: {figures.count(len(code.files), 'file')}, {figures.size(code.bytes)}; the largest", _largest(code)
+        ),
+    ]
+
+
+def _facts(plan: Plan) -> list[tuple[str, str]]:
+    nodes = str(plan.nodes_max) if plan.nodes_min == plan.nodes_max else f"{plan.nodes_min}..{plan.nodes_max}"
+    many = figures.count(plan.nodes_max, "node").replace(str(plan.nodes_max), nodes, 1)
+    world = f"{many}, {figures.count(plan.ranks_per_node, 'rank')} each"
+    each = f"{figures.count(plan.cpus_per_rank, 'CPU')} a rank, {figures.count(plan.gpus_per_node, 'GPU')} a node"
+    rows = [
+        ("command", safe(_command(plan))),
+        ("in", safe(plan.workdir)),
+        ("world", f"{world} ({each})"),
+        ("writes to", safe(plan.run_dir)),
+    ]
+    if plan.setup is not None:
+        rows.insert(0, ("setup", safe(plan.setup.strip().replace("\n", "; "))))
+    if plan.spec.resources.time_s is not None:
+        rows.append(("time limit", figures.duration(plan.spec.resources.time_s)))
+    if plan.entry.preload:
+        rows.append(("preloads", safe(", ".join(plan.entry.preload))))
+    return rows
+
+
+def _command(plan: Plan) -> str:
+    entry = plan.entry
+    match entry.kind:
+        case "script":
+            words = [entry.python, entry.target]
+        case "module":
+            words = [entry.python, "-m", entry.target]
+        case "command":
+            words = [entry.target]
+    return shlex.join([*words, *entry.args])
+
+
+def _node(plan: Plan, node: NodePlan) -> tuple[str, ...]:
+    ranks = "spare" if node.spare else figures.count(plan.ranks_per_node, "rank")
+    gpus = "" if node.gpus is None else f"GPUs {','.join(node.gpus) or 'none'}"
+    return (f"node {node.index}", safe(node.address), ranks, safe(gpus))
+
+
+def _environment(plan: Plan) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [(safe(name), safe(value)) for name, value in plan.env.items()]
+    return rows + [(safe(name), "(secret: its value is read at submit and never shown)") for name in plan.secrets]
+
+
+def _largest(code: CodeList) -> list[tuple[str, ...]]:
+    largest = sorted(code.files, key=lambda entry: (-entry.size, entry.path))[:_LARGEST]
+    return [(figures.size(entry.size), safe(entry.path)) for entry in largest]
+
+
+def _section(title: str, rows: list[tuple[str, ...]]) -> list[str]:
+    return ["", paint(title, "bold"), *columns(rows, indent="  ")] if rows else []

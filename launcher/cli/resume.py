@@ -1,0 +1,31 @@
+"""`launch resume`: a new attempt of an ended or lost run."""
+
+import argparse
+import sys
+
+from launcher import api
+from launcher.cli.arguments import Arguments
+from launcher.errors import Exit
+
+EXAMPLES = """
+  launch resume last                                     from the newest verified checkpoint, as it was
+  launch resume resnet --set resources.nodes=2           with another world
+  launch resume resnet --set run.args.lr=0.01 --follow   with other arguments, and watch it
+"""
+
+
+def declare(arguments: Arguments) -> None:
+    arguments.takes_run()
+    arguments.takes_place(default=None)
+    arguments.add_argument("--follow", action="store_true", help="show its log; ends with the run's exit code")
+
+
+def run(options: argparse.Namespace) -> int:
+    one = api.run(options.run).resume(on=options.on, overrides=options.overrides)
+    print(one.id, flush=True)
+    if options.follow:
+        from launcher.cli.follow import follow  # late: only for --follow
+
+        return follow(one)
+    print(f"watch it: launch logs {one.id} -f", file=sys.stderr)
+    return Exit.OK

@@ -1,0 +1,38 @@
+"""`launch validate`: all problems of spec files, without starting anything."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from launcher.cli.arguments import Arguments
+from launcher.cli.terminal import safe
+from launcher.errors import BadInput, Exit
+from launcher.spec import read_spec
+
+EXAMPLES = """
+  launch validate job.yaml           `job.yaml: ok`, or one line for each problem and exit code 2
+  launch validate jobs/*.yaml        every file is looked at, whatever the ones before were like
+"""
+
+
+def declare(arguments: Arguments) -> None:
+    arguments.add_argument("files", metavar="FILE", nargs="+", help="a spec file")
+    arguments.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides", help="check it with this override"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    good = [_is_good(Path(name), options.overrides) for name in options.files]
+    return Exit.OK if all(good) else Exit.BAD_INPUT
+
+
+def _is_good(file: Path, overrides: list[str]) -> bool:
+    try:
+        read_spec(file, overrides)
+    except BadInput as error:
+        sys.stdout.flush()  # where both go to one place, in the order of the files
+        print("\n".join(map(safe, str(error).splitlines())), file=sys.stderr)
+        return False
+    print(f"{safe(str(file))}: ok")
+    return True

@@ -1,0 +1,89 @@
+"""The patterns of `code.include` and `code.exclude`: as in .gitignore, without its negations.
+
+`*.pt` and `wandb` are looked for at any depth; with a slash in it a pattern starts at the project (`data/*.json`);
+`**` stands for any folders; what names a folder takes everything below it; a slash at the end names folders only.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+_SPECIAL = frozenset("*?[")
+
+
+@dataclass(frozen=True)
+class Glob:
+    pattern: str
+
+    @cached_property
+    def _parts(self) -> list[str]:
+        return [part for part in self.pattern.split("/") if part not in ("", ".")]
+
+    @property
+    def _anchored(self) -> bool:
+        return "/" in self.pattern.removesuffix("/")
+
+    @cached_property
+    def _regex(self) -> re.Pattern[str]:
+        start = "" if self._anchored else "(?:.*/)?"
+        end = "/.*" if self.pattern.endswith("/") else "(?:/.*)?"
+        return re.compile(f"(?s:{start}{_path_regex(self._parts)}{end})")
+
+    def matches(self, path: str) -> bool:
+        """Whether it names this file, or a folder above it. A folder's own path ends with a slash."""
+        return bool(self._parts) and self._regex.fullmatch(path) is not None
+
+    @cached_property
+    def below(self) -> str:
+        """The folder or file, relative to the project, outside of which nothing can match."""
+        if not self._anchored:
+            return ""
+        plain = 0
+        while plain < len(self._parts) and not _SPECIAL & set(self._parts[plain]):
+            plain += 1
+        return "/".join(self._parts[:plain])
+
+    @property
+    def leads_out(self) -> bool:
+        return ".." in self._parts
+
+
+def _path_regex(parts: list[str]) -> str:
+    regex = ""
+    for index, part in enumerate(parts):
+        last = index == len(parts) - 1
+        if part != "**":
+            regex += _part_regex(part) + ("" if last else "/")
+        elif last:
+            regex += ".+"
+        elif parts[index + 1] != "**":
+            regex += "(?:.*/)?"
+    return regex
+
+
+def _part_regex(part: str) -> str:
+    """One name: nothing in it stands for a slash."""
+    regex, at = "", 0
+    while at < len(part):
+        char, at = part[at], at + 1
+        if char == "*":
+            regex += "" if part[at : at + 1] == "*" else "[^/]*"
+        elif char == "?":
+            regex += "[^/]"
+        elif char == "[" and (end := part.find("]", at + (2 if part[at : at + 1] in ("!", "^") else 1))) > 0:
+            regex += _class_regex(part[at:end])
+            at = end + 1
+        else:
+            regex += re.escape(char)
+    return regex
+
+
+def _class_regex(inside: str) -> str:
+    negated = inside[0] in "!^"
+    members = inside[1:] if negated else inside
+    escaped = re.sub(r"([\\\[\]^&~|])", r"\\\1", members)
+    try:
+        re.compile(f"[{escaped}]")
+    except re.error:  # a range that runs backwards matches nothing
+        return "(?!)"
+    return f"(?!/)[{'^' if negated else ''}{escaped}]"

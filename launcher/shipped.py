@@ -1,0 +1,35 @@
+"""Where the files lie that come with the launcher: beside the package in a checkout, inside it once installed."""
+
+import difflib
+from pathlib import Path
+from typing import Literal
+
+from launcher.errors import BadInput
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def shipped(kind: Literal["templates", "jobs"]) -> Path:
+    """The folder of that kind."""
+    installed = _PACKAGE / "shipped_files" / kind
+    return installed if installed.is_dir() else _PACKAGE.parent / kind
+
+
+def starters() -> dict[str, str]:
+    """The specs that `launch init` can write, each with the line that says what it is for."""
+    return {file.stem: _purpose(file) for file in sorted(shipped("templates").glob("*.yaml"))}
+
+
+def starter(name: str) -> str:
+    """The text of one, with `{{schema}}` where the place of the JSON Schema belongs."""
+    names = list(starters())
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(names)}"
+        raise BadInput(f"no template {name!r}", f"hint: {hint}")
+    return (shipped("templates") / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def _purpose(file: Path) -> str:
+    """The second line; the first names the schema for editors."""
+    return file.read_text(encoding="utf-8").splitlines()[1].removeprefix("# ")

@@ -1,0 +1,71 @@
+"""Problems between options: each check gets a section as it is written, and the values that could be read."""
+
+from collections.abc import Iterator
+from collections.abc import Mapping as Values
+from typing import Any
+
+from launcher.spec.model import Recovery, Resources, Slurm
+from launcher.spec.problems import Problem
+from launcher.spec.tree import Mapping, Node, Scalar, Sequence
+
+_ENTRIES = ("script", "module", "command")
+
+
+def one_entry(run: Mapping, _: Values[str, Any]) -> Iterator[Problem]:
+    named = [run.entries[key] for key in _ENTRIES if key in run.entries]
+    if not named:
+        yield Problem(run.mark, "expected exactly one of script, module and command", "write script: train.py")
+    for entry in named[1:]:
+        first = named[0].key.text
+        yield Problem(entry.key.mark, f"only one of script, module and command, got {first} too", key=(entry.key.text,))
+
+
+def preload_needs_python(run: Mapping, _: Values[str, Any]) -> Iterator[Problem]:
+    preload = run.entries.get("preload")
+    if preload is not None and "command" in run.entries:
+        key = ("preload",)
+        yield Problem(preload.key.mark, "has no use for a command: only scripts and modules are forked", key=key)
+
+
+def env_or_secret(job: Mapping, _: Values[str, Any]) -> Iterator[Problem]:
+    env, secrets = job.find("env"), job.find("secrets")
+    if env is None or secrets is None or not isinstance(env.value, Mapping):
+        return
+    if not isinstance(secrets.value, Sequence):
+        return
+    for index, item in enumerate(secrets.value.items):
+        name = _secret_name(item)
+        if name in env.value.entries:
+            yield Problem(item.mark, "is set in env already", "a variable is in env or in secrets", ("secrets", index))
+
+
+def _secret_name(item: Node) -> str | None:
+    if isinstance(item, Scalar):
+        return item.text
+    return next(iter(item.entries), None) if isinstance(item, Mapping) else None
+
+
+def spares_need_nodes(job: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
+    """The first node carries the coordinator, which no spare can stand in for."""
+    spares, recovery, resources = job.find("recovery", "spares"), values.get("recovery"), _resources(job, values)
+    if spares is None or not isinstance(recovery, Recovery) or resources is None:
+        return
+    if recovery.spares and resources.nodes.max < 2:
+        reason = "a spare needs at least 2 nodes, got resources.nodes: 1"
+        yield Problem(spares.value.mark, reason, key=("recovery", "spares"))
+
+
+def signal_before_time(job: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
+    before, slurm, resources = job.find("slurm", "signal_before"), values.get("slurm"), _resources(job, values)
+    if before is None or not isinstance(slurm, Slurm) or resources is None or resources.time_s is None:
+        return
+    if slurm.signal_before_s >= resources.time_s:
+        yield Problem(before.value.mark, "expected less than resources.time", key=("slurm", "signal_before"))
+
+
+def _resources(job: Mapping, values: Values[str, Any]) -> Resources | None:
+    """None where they are written but cannot be read."""
+    found = values.get("resources")
+    if isinstance(found, Resources):
+        return found
+    return None if "resources" in job.entries else Resources()

@@ -1,0 +1,69 @@
+"""The options of Slurm and SSH clusters: a part of the table in fields.py."""
+
+from launcher.spec.kinds.groups import Flag, ListOf, TableOf
+from launcher.spec.kinds.names import SlurmOption
+from launcher.spec.kinds.numbers import Boolean, Integer
+from launcher.spec.kinds.paths import any_path
+from launcher.spec.kinds.sections import Field, Section, Shorthand
+from launcher.spec.kinds.text import Choice, Text, word
+from launcher.spec.kinds.times import Duration
+from launcher.spec.model import Slurm, Ssh, SshHost
+
+_HOST = r"[A-Za-z0-9._:][A-Za-z0-9._:-]{0,252}"
+_USER = r"[A-Za-z_][A-Za-z0-9._-]{0,63}"
+_MAIL_TYPES = (
+    "ALL", "BEGIN", "END", "FAIL", "REQUEUE", "INVALID_DEPEND", "STAGE_OUT", "TIME_LIMIT", "TIME_LIMIT_90",
+    "TIME_LIMIT_80", "TIME_LIMIT_50", "NONE",
+)  # fmt: skip
+
+SLURM = Section(
+    Slurm,
+    (
+        Field("partition", word("a partition"), "Partition, or several with commas", example="gpu"),
+        Field("account", word("an account"), "Account that is charged", example="my_project"),
+        Field("qos", word("a QOS"), "Quality of service", example="normal"),
+        Field("constraint", word("a constraint"), "Features that nodes must have", example="a100|h100"),
+        Field("reservation", word("a reservation"), "Reservation to use", example="maintenance"),
+        Field("nodelist", ListOf(word("a host"), single=True), "Nodes that must be among those used",
+              example="[gpu01]"),
+        Field("exclude", ListOf(word("a host"), single=True), "Nodes that are not used", example="[gpu07, gpu08]"),
+        Field("gres", word("a list of resources"), "Generic resources of each node, instead of gpus_per_node",
+              example="gpu:a100:4"),
+        Field("mail_user", word("a mail address"), "Who gets mail", example="me@example.org"),
+        Field("mail_type", ListOf(Choice(_MAIL_TYPES), single=True), "What mail is sent about", example="[END, FAIL]"),
+        Field("signal_before", Duration(zero=False), "How long before the time limit the run is told to checkpoint and "
+              "requeue", ("signal_before_s",), "2m"),
+        Field("interface", word("a network interface", r"[A-Za-z0-9][A-Za-z0-9._,@-]*"),
+              "Network interface that ranks and agents use", example="ib0"),
+        Field("container", any_path("a container"), "Container bundle that ranks run in", example="/images/train"),
+        Field("extra", TableOf(SlurmOption(), Flag(Text())),
+              "More options of sbatch without their dashes; true is an option without a value",
+              example="{exclusive: true, comment: nightly}"),
+    ),
+)  # fmt: skip
+
+_HOST_OPTIONS = Section(
+    SshHost,
+    (
+        Field("name", word("a host name", _HOST), "Host, or its alias in the SSH configuration", example="gpu01"),
+        Field("address", word("a host name or address", _HOST), "Address, where the name is no host name",
+              example="10.0.0.7"),
+        Field("user", word("a user name", _USER), "User", example="trainer"),
+        Field("port", Integer(1, 65535), "Port", example="2222"),
+        Field("key", any_path("the path of a key"), "Private key on this machine", example="~/.ssh/id_ed25519"),
+        Field("gpus", Integer(0, 4096), "GPUs to use on it", example="4"),
+        Field("python", any_path("the path of a Python interpreter"), "Interpreter on it",
+              example="/opt/py/bin/python"),
+        Field("workdir", any_path("the path of a folder"), "Folder on it for runs", example="/scratch/runs"),
+    ),
+    required=True,
+)  # fmt: skip
+
+SSH = Section(
+    Ssh,
+    (
+        Field("hosts", ListOf(Shorthand(_HOST_OPTIONS, "name"), may_be_blank=True, name_of=lambda host: host.name),
+              "Hosts of this run: names, or mappings with more about them", example="[gpu01, gpu02]"),
+        Field("shared", Boolean(), "All hosts see the run directory under the same path", example="true"),
+    ),
+)  # fmt: skip

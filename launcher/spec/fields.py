@@ -1,0 +1,156 @@
+"""Every option of a spec: its key, how it is written, what it means. Reader, schema and reference walk this table."""
+
+from launcher.spec import checks
+from launcher.spec.cluster_fields import SLURM, SSH
+from launcher.spec.kinds.args import WORD, ArgsTable
+from launcher.spec.kinds.groups import ByShape, ListOf, TableOf
+from launcher.spec.kinds.leaf import WordOr
+from launcher.spec.kinds.names import VariableName, job_name
+from launcher.spec.kinds.nodes import Nodes
+from launcher.spec.kinds.numbers import Integer, Number
+from launcher.spec.kinds.paths import RUN_DIR_NAMES, InnerPath, any_path
+from launcher.spec.kinds.secrets import secret
+from launcher.spec.kinds.sections import Field, Section, Shorthand
+from launcher.spec.kinds.sizes import Size
+from launcher.spec.kinds.text import Text
+from launcher.spec.kinds.times import Duration, DurationRange, Every
+from launcher.spec.model import Budget, Checkpoint, Code, JobSpec, Recovery, Resources, Run
+
+# A name that ends in .py is a file, whatever else it could be.
+_MODULE = r"(?!.*\.py$)[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*"
+_NEVER = ("no", "none", "never", "false", "disabled", "unlimited")
+
+
+def _instead_of_a_script(text: str) -> str:
+    return "a file is named by run.script" if "/" in text or text.endswith(".py") else ""
+
+
+def _auto(minimum: int) -> WordOr:
+    return WordOr("auto", Integer(minimum, 4096), ("all", "any", "default"))
+
+
+RUN = Section(
+    Run,
+    (
+        Field("script", InnerPath("the path of a script", "the project"),
+              "Python script that every rank runs, as under `python script.py`; relative to workdir",
+              example="train.py"),
+        Field("module", Text("a module name such as my_package.train", _MODULE, cure=_instead_of_a_script),
+              "Python module that every rank runs, as under `python -m`", example="my_package.train"),
+        Field("command", ByShape(Text("a command", lines=True), ListOf(WORD, minimum=1)),
+              "Command that every rank runs: text for /bin/sh, or a list that is executed as it is",
+              example="./train --fast"),
+        Field("args", ByShape(sequence=ListOf(WORD), mapping=ArgsTable(), blank=()),
+              "What the entry is given: a list as it is, or a mapping. `key: value` becomes `--key value`, true the "
+              "bare `--key`, a list `--key a b c`; false leaves it out", example="{epochs: 10, amp: true}"),
+        Field("workdir", InnerPath("the path of a folder", "the project"),
+              "Folder of the project in which ranks start", example="src"),
+        Field("setup", Text("shell commands", lines=True),
+              "Shell commands that each node runs once before its ranks", example="pip install -r requirements.txt"),
+        Field("python", any_path("the path of a Python interpreter"),
+              "Interpreter of the ranks; by default the project's .venv, else the one that submits",
+              example=".venv/bin/python"),
+        Field("preload", ListOf(Text("a module name", _MODULE)),
+              "Modules that are imported once per node before ranks are forked; by default torch, where the code "
+              "imports anything like it", example="[torch, torchvision]"),
+    ),
+    checks=(checks.one_entry, checks.preload_needs_python),
+    required=True,
+    schema_extra=(("oneOf", [{"required": ["script"]}, {"required": ["module"]}, {"required": ["command"]}]),),
+)  # fmt: skip
+
+RESOURCES = Section(
+    Resources,
+    (
+        Field("nodes", Nodes(), "How many nodes: a number, or from how few to how many the run may use",
+              example="2..4"),
+        Field("ranks_per_node", _auto(1), "Training processes on each node; auto: one per GPU, else 2", example="4"),
+        Field("gpus_per_node", _auto(0), "GPUs on each node; auto: all there are", example="8"),
+        Field("cpus_per_rank", _auto(1), "Cores for each rank; auto: the node's, shared out", example="8"),
+        Field("memory_gb", Number(1_000_000), "Memory of each node in GB", example="64"),
+        Field("time", Duration(zero=False), "How long the run may take", ("time_s",), "2h"),
+    ),
+)  # fmt: skip
+
+CODE = Section(
+    Code,
+    (
+        Field("include", ListOf(InnerPath("a pattern of paths", "the project"), may_be_blank=True),
+              "Patterns of files that are frozen beside the default: what git tracks, or does not ignore",
+              example="[data/vocab.txt]"),
+        Field("exclude", ListOf(InnerPath("a pattern of paths", "the project"), may_be_blank=True),
+              "Patterns of files that are not frozen", example="[notebooks/**]"),
+        Field("max_size", Size(), "The most that is frozen; more is an error", ("max_bytes",), "500MB"),
+    ),
+)  # fmt: skip
+
+CHECKPOINT = Section(
+    Checkpoint,
+    (
+        Field("every", Every(), "How often the trainer saves, in steps or time",
+              ("every_steps", "every_s"), "500 steps"),
+        Field("keep", Integer(1, 100_000), "How many of the newest checkpoints are kept", example="5"),
+        Field("dir", InnerPath("a folder in the run directory", "the run directory", RUN_DIR_NAMES),
+              "Folder for checkpoints in the run directory", example="checkpoints"),
+    ),
+)  # fmt: skip
+
+_BUDGET_DOC = "Restarts after {}: a number, unlimited, or {{restarts, backoff}}"
+
+
+def _budget(cause: str, after: str) -> Field:
+    options = (
+        Field("restarts", WordOr("unlimited", Integer(0, 1_000_000), ("off", "none", "infinite", "inf", "-1")),
+              "How often the run is restarted for this cause", example="20"),
+        Field("backoff", DurationRange(), "How long it waits before it restarts: from the second failure in a row, "
+              "doubled up to the end of the range", ("backoff_s", "backoff_max_s"), "1s..60s"),
+    )  # fmt: skip
+    section = Section(Budget, options, base=getattr(Recovery(), cause))
+    return Field(cause, Shorthand(section, "restarts"), _BUDGET_DOC.format(after), example="20")
+
+
+RECOVERY = Section(
+    Recovery,
+    (
+        _budget("user_error", "an exception in the user's code"),
+        _budget("out_of_memory", "running out of memory"),
+        _budget("killed", "a rank was killed by a signal"),
+        _budget("hang", "a hang"),
+        _budget("communication", "ranks lost each other"),
+        _budget("node_lost", "a node was lost"),
+        _budget("preempted", "a preemption"),
+        _budget("time_limit", "the time limit was reached"),
+        _budget("launcher_fault", "a fault of the launcher itself"),
+        Field("hang_after", WordOr("off", Duration(zero=False), _NEVER),
+              "A rank without progress and output for so long counts as hung", ("hang_after_s",), "15m"),
+        Field("no_progress", WordOr("off", Integer(1, 1_000_000), _NEVER),
+              "Restarts in a row without a newer checkpoint that end the run", example="5"),
+        Field("spares", Integer(0, 4096), "Extra nodes that wait to step in for a lost one", example="1"),
+        Field("wait", Duration(), "How long to wait for all nodes before going on with the fewest", ("wait_s",), "5m"),
+        Field("lease", Duration(zero=False),
+              "A node that is not heard of for so long is lost, and stops its ranks itself", ("lease_s",), "30s"),
+        Field("grace", Duration(), "Time between asking ranks to stop and killing them", ("grace_s",), "1m"),
+    ),
+)  # fmt: skip
+
+JOB = Section(
+    JobSpec,
+    (
+        Field("name", job_name(), "Name of the job; run ids begin with it", example="my-job"),
+        Field("description", Text(lines=True, empty=True), "What the job is for", example="baseline, 90 epochs"),
+        Field("run", RUN, "What is run: exactly one of script, module and command", example="{script: train.py}"),
+        Field("resources", RESOURCES, "What it runs on"),
+        Field("env", TableOf(VariableName(), Text(lines=True, empty=True)), "Environment variables of every rank; "
+              "values are taken as they are written", example="{NCCL_DEBUG: WARN}"),
+        Field("secrets", ListOf(secret(), may_be_blank=True, name_of=lambda item: item.name),
+              "Variables whose values are taken at submit from the environment, or from a file",
+              example="[HF_TOKEN, {WANDB_API_KEY: ~/.wandb_key}]"),
+        Field("code", CODE, "What of the project is frozen at submit"),
+        Field("checkpoint", CHECKPOINT, "When and where the trainer saves"),
+        Field("recovery", RECOVERY, "What follows a failure"),
+        Field("slurm", SLURM, "Options on Slurm clusters"),
+        Field("ssh", SSH, "Options on SSH hosts"),
+    ),
+    checks=(checks.env_or_secret, checks.spares_need_nodes, checks.signal_before_time),
+    required=True,
+)  # fmt: skip

@@ -1,0 +1,178 @@
+"""Kinds that hold other kinds: lists, mappings with free keys, and one of several shapes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.spec.kinds.leaf import Json, Kind, Leaf, Unfit
+from launcher.spec.problems import Gather, Problem, Wrong, got, shown, wrong
+from launcher.spec.tree import Entry, Mapping, Node, Scalar, Sequence, Unusable
+
+
+@dataclass(frozen=True, slots=True)
+class ListOf:
+    """A list, as a tuple."""
+
+    item: Kind
+    single: bool = False  # one item may stand without a list
+    minimum: int = 0
+    may_be_blank: bool = False  # nothing written is an empty list
+    name_of: Callable[[Any], object] | None = None  # no two items may have the same
+
+    def words(self) -> str:
+        return f"{self.item.words()}, or a list" if self.single else f"a list, each {self.item.words()}"
+
+    def parse(self, node: Node) -> tuple[Any, ...]:
+        if isinstance(node, Unusable):
+            raise Wrong
+        if isinstance(node, Sequence):
+            return self._items(node)
+        if self.may_be_blank and isinstance(node, Scalar) and node.is_null:
+            return ()
+        if self.single:
+            return (self.item.parse(node),)
+        hint = ""
+        if isinstance(node, Scalar) and node.text.isidentifier() and not node.is_null:
+            hint = f"write [{node.text}]"
+        raise wrong(node, f"expected {self.words()}, got {got(node)}", hint)
+
+    def _items(self, node: Sequence) -> tuple[Any, ...]:
+        if len(node.items) < self.minimum:
+            raise wrong(node, f"expected {self.words()}, got an empty list")
+        gather = Gather()
+        values: list[Any] = []
+        names: set[object] = set()
+        for index, item in enumerate(node.items):
+            value = gather.take(index, self.item.parse, item)
+            values.append(value)
+            if value is not None and self.name_of is not None:
+                name = self.name_of(value)
+                if name in names:
+                    gather.add(Problem(item.mark, f"{shown(str(name))} is in the list already", key=(index,)))
+                names.add(name)
+        gather.close()
+        return tuple(values)
+
+    def schema(self) -> Json:
+        item = self.item.schema()
+        kinds = ["array", "null"] if self.may_be_blank else "array"
+        array = {"type": kinds, "items": item, **({"minItems": self.minimum} if self.minimum else {})}
+        return {"anyOf": [item, array]} if self.single else array
+
+    def show(self, value: tuple[Any, ...]) -> list[Any]:
+        return [self.item.show(item) for item in value]
+
+
+@dataclass(frozen=True, slots=True)
+class TableOf:
+    """A mapping whose keys are the user's, as a dict. A value that is read as None is left out."""
+
+    key: Leaf
+    value: Kind
+
+    def words(self) -> str:
+        return f"a mapping from {self.key.words()} to {self.value.words()}"
+
+    def parse(self, node: Node) -> dict[str, Any]:
+        if isinstance(node, Scalar) and node.is_null:
+            return {}
+        if isinstance(node, Unusable):
+            raise Wrong
+        if not isinstance(node, Mapping):
+            raise wrong(node, f"expected {self.words()}, got {got(node)}", "write `NAME: value`, one on each line")
+        gather = Gather()
+        values = {}
+        for entry in node:
+            name = gather.take(entry.key.text, self.key.parse, entry.key)
+            value = gather.take(entry.key.text, self.value.parse, entry.value)
+            if name is not None and value is not None:
+                values[name] = value
+        gather.close()
+        return values
+
+    def schema(self) -> Json:
+        return {
+            "type": ["object", "null"],
+            "propertyNames": self.key.schema(),
+            "additionalProperties": self.value.schema(),
+        }
+
+    def show(self, value: dict[str, Any]) -> dict[str, Any]:
+        return {name: self.value.show(item) for name, item in value.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class ByShape:
+    """One kind for a scalar, another for a list, another for a mapping."""
+
+    scalar: Kind | None = None
+    sequence: Kind | None = None
+    mapping: Kind | None = None
+    blank: Any = None  # what nothing written is
+
+    def words(self) -> str:
+        return " or ".join(kind.words() for kind in self._kinds())
+
+    def parse(self, node: Node) -> Any:
+        match node:
+            case Unusable():
+                raise Wrong
+            case Scalar():
+                if node.is_null and self.blank is not None:
+                    return self.blank
+                kind = self.scalar
+            case Sequence():
+                kind = self.sequence
+            case Mapping():
+                kind = self.mapping
+        if kind is None:
+            raise wrong(node, f"expected {self.words()}, got {got(node)}")
+        return kind.parse(node)
+
+    def schema(self) -> Json:
+        blank = [] if self.blank is None else [{"type": "null"}]
+        return {"anyOf": [*(kind.schema() for kind in self._kinds()), *blank]}
+
+    def show(self, value: Any) -> Any:
+        return list(value) if isinstance(value, tuple) else value
+
+    def _kinds(self) -> list[Kind]:
+        return [kind for kind in (self.scalar, self.sequence, self.mapping) if kind is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Flag(Leaf):
+    """The value of an option of a program: true is the bare option, false leaves it out (None)."""
+
+    text: Leaf
+    bare: str = ""
+
+    def words(self) -> str:
+        return f"true, false or {self.text.words()}"
+
+    def convert(self, scalar: Scalar) -> str | None:
+        if not scalar.plain:
+            return str(self.text.convert(scalar))
+        if scalar.text in ("true", "false"):
+            return self.bare if scalar.text == "true" else None
+        refuse_surprise(scalar)
+        return str(self.text.convert(scalar))
+
+    def schema(self) -> Json:
+        return self.text.schema()
+
+
+def refuse_surprise(scalar: Scalar) -> None:
+    """Raises Unfit for a bare word that some YAML readers take for a truth value and some for text, or for nothing."""
+    word = scalar.text.lower()
+    if word in ("true", "yes", "on"):
+        raise Unfit(f"write true, or quote it if you mean text: '{scalar.text}'")
+    if word in ("false", "no", "off"):
+        raise Unfit(f"write false, or quote it if you mean text: '{scalar.text}'")
+    if scalar.is_null:
+        raise Unfit("write true for an option without a value, or '' for empty text")
+
+
+def single(entries: Mapping) -> Entry | None:
+    """The only entry, where there is one."""
+    return next(iter(entries)) if len(entries.entries) == 1 else None

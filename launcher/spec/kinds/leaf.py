@@ -1,0 +1,89 @@
+"""What all kinds share, and what kinds of single values share."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from launcher.spec.problems import Problem, Wrong, got, wrong
+from launcher.spec.tree import Node, Scalar, Unusable
+
+Json = dict[str, Any]
+
+
+class Kind(Protocol):
+    def words(self) -> str:
+        """What is expected, as in "expected an integer"."""
+
+    def parse(self, node: Node) -> Any:
+        """The value. Raises Wrong with every problem."""
+
+    def schema(self) -> Json:
+        """The same as JSON Schema, as far as that can say it."""
+
+    def show(self, value: Any) -> Any:
+        """The value as it would be written, as JSON: the other way round."""
+
+
+class Unfit(Exception):
+    """The text is not of this kind. With a reason where "expected ..., got ..." does not tell enough."""
+
+    def __init__(self, hint: str = "", reason: str = "") -> None:
+        super().__init__(hint, reason)
+        self.hint = hint
+        self.reason = reason
+
+
+class Leaf(ABC):
+    """A kind that is written as one scalar."""
+
+    @abstractmethod
+    def words(self) -> str: ...
+
+    @abstractmethod
+    def convert(self, scalar: Scalar) -> Any:
+        """The value, from the text as it was written. Raises Unfit."""
+
+    @abstractmethod
+    def schema(self) -> Json: ...
+
+    def show(self, value: Any) -> Any:
+        return value
+
+    def parse(self, node: Node) -> Any:
+        if isinstance(node, Unusable):
+            raise Wrong
+        expected = f"expected {self.words()}, got {got(node)}"
+        if not isinstance(node, Scalar):
+            raise wrong(node, expected)
+        try:
+            return self.convert(node)
+        except Unfit as error:
+            raise Wrong(Problem(node.mark, error.reason or expected, error.hint)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class WordOr(Leaf):
+    """A word that stands for None, such as auto, off or unlimited; or another kind."""
+
+    word: str
+    other: Leaf
+    instead_of: tuple[str, ...] = ()  # what people write for it elsewhere
+
+    def words(self) -> str:
+        return f"{self.word} or {self.other.words()}"
+
+    def convert(self, scalar: Scalar) -> Any:
+        if scalar.text == self.word:
+            return None
+        try:
+            return self.other.convert(scalar)
+        except Unfit:
+            if scalar.text.lower() in (self.word, *self.instead_of):
+                raise Unfit(f"write {self.word}") from None
+            raise
+
+    def schema(self) -> Json:
+        return {"anyOf": [{"const": self.word}, self.other.schema()]}
+
+    def show(self, value: Any) -> Any:
+        return self.word if value is None else self.other.show(value)

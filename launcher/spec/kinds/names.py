@@ -1,0 +1,94 @@
+"""Names of variables, jobs and Slurm options, with what cannot be named so."""
+
+import re
+from dataclasses import dataclass
+
+from launcher.spec.kinds.leaf import Json, Leaf, Unfit
+from launcher.spec.kinds.text import Text
+from launcher.spec.tree import Scalar
+
+JOB_NAME = r"[a-z0-9][a-z0-9_-]{0,62}"
+_VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
+_LONGEST_VARIABLE = 256
+_RESERVED = frozenset(
+    (
+        "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK",
+        "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT",
+    )
+)  # fmt: skip
+_RESERVED_PREFIXES = (
+    "LAUNCH_", "TORCHELASTIC_", "SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "PMI_", "PMI2_", "PMIX_", "OMPI_",
+)  # fmt: skip
+
+
+def job_name() -> Text:
+    return Text("a name of a-z, 0-9, _ and -, at most 63 long", JOB_NAME, cure=_job_name_like)
+
+
+def _job_name_like(text: str) -> str:
+    like = re.sub(r"[^a-z0-9_]+", "-", text.lower()).strip("-_")[:63]
+    return f"for example {like}" if like else ""
+
+
+@dataclass(frozen=True, slots=True)
+class VariableName(Leaf):
+    """An environment variable that the launcher does not set itself."""
+
+    def words(self) -> str:
+        return "a variable name"
+
+    def convert(self, scalar: Scalar) -> str:
+        name = scalar.text
+        # Never shown: where a name is expected, a careless paste may have put a secret's value.
+        if not re.fullmatch(_VARIABLE, name) or len(name) > _LONGEST_VARIABLE:
+            raise Unfit(reason="expected a variable name of letters, digits and _, such as HF_TOKEN")
+        if name in _RESERVED or name.startswith(_RESERVED_PREFIXES):
+            raise Unfit(reason=f"{name} is set by the launcher or the cluster, for each rank")
+        return name
+
+    def schema(self) -> Json:
+        prefixes = "|".join(_RESERVED_PREFIXES)
+        reserved = "|".join(sorted(_RESERVED))
+        return {"type": "string", "pattern": f"^(?!{prefixes})(?!(?:{reserved})$){_VARIABLE}$"}
+
+
+# sbatch takes any unambiguous beginning of an option, so a beginning of one of these is refused as well.
+_OUR_OPTIONS = (
+    "account", "array", "batch", "bb", "bbf", "chdir", "clusters", "constraint", "container", "container-id",
+    "cpus-per-task", "error", "exclude", "export", "export-file", "get-user-env", "gid", "gres", "help", "input",
+    "job-name", "mail-type", "mail-user", "mem", "no-requeue", "nodefile", "nodelist", "nodes", "ntasks",
+    "ntasks-per-node", "open-mode", "output", "parsable", "partition", "prefer", "propagate", "qos", "quiet", "requeue",
+    "reservation", "signal", "test-only", "time", "uid", "usage", "verbose", "version", "wait", "wrap",
+)  # fmt: skip
+_OUR_FIELDS = {
+    "nodes": "resources.nodes", "time": "resources.time", "mem": "resources.memory_gb", "job-name": "name",
+    "cpus-per-task": "resources.cpus_per_rank", "ntasks-per-node": "resources.ranks_per_node", "chdir": "run.workdir",
+    "signal": "slurm.signal_before", "mail-user": "slurm.mail_user", "mail-type": "slurm.mail_type",
+    "wrap": "run.command", "export": "env", "no-requeue": "recovery.preempted", "requeue": "recovery.preempted",
+    **{name: f"slurm.{name}" for name in (
+        "account", "constraint", "container", "exclude", "gres", "nodelist", "partition", "qos", "reservation",
+    )},
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmOption(Leaf):
+    """A long option of sbatch, without its dashes, that the launcher does not write itself."""
+
+    def words(self) -> str:
+        return "an option of sbatch without its dashes"
+
+    def convert(self, scalar: Scalar) -> str:
+        name = scalar.text
+        if not re.fullmatch("[a-z][a-z-]*", name):
+            bare = name.lstrip("-").replace("_", "-")
+            raise Unfit(f"write {bare}" if re.fullmatch("[a-z][a-z-]*", bare) and bare != name else "")
+        if name in _OUR_FIELDS:
+            raise Unfit(f"use {_OUR_FIELDS[name]}", f"--{name} is written by the launcher")
+        ours = next((option for option in _OUR_OPTIONS if option.startswith(name)), None)
+        if ours is not None:
+            raise Unfit(reason=f"--{ours} cannot be set here")
+        return name
+
+    def schema(self) -> Json:
+        return {"type": "string", "pattern": f"^(?!(?:{'|'.join(_OUR_OPTIONS)})$)[a-z][a-z-]*$"}

@@ -1,0 +1,158 @@
+"""A section: a mapping with known options that becomes one class of model.py."""
+
+from collections.abc import Callable, Iterator
+from collections.abc import Mapping as Values
+from dataclasses import MISSING, dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+from launcher.spec.kinds.leaf import Json, Kind, WordOr
+from launcher.spec.problems import Gather, Problem, Wrong, got, wrong
+from launcher.spec.tree import Entry, Mapping, Node, Scalar, Sequence, Unusable
+
+UNKNOWN = "unknown option"
+
+# What is wrong with how options stand beside each other. Gets what is written, and the values that could be read.
+Check = Callable[[Mapping, Values[str, Any]], Iterator[Problem]]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One option: its key in YAML, how it is written, what it means, and the attributes that it sets."""
+
+    key: str
+    kind: Kind
+    doc: str
+    sets: tuple[str, ...] = ()
+    example: str = ""  # how it is written, for the reference and the starters, where the kind's words are too general
+
+    @property
+    def attributes(self) -> tuple[str, ...]:
+        return self.sets or (self.key,)
+
+
+@dataclass(frozen=True)
+class Section:
+    model: type
+    options: tuple[Field, ...]
+    base: Any = None  # an instance to start from, where the defaults are not those of the class
+    checks: tuple[Check, ...] = ()
+    required: bool = False  # may not be empty
+    schema_extra: tuple[tuple[str, Any], ...] = ()
+
+    @cached_property
+    def by_key(self) -> dict[str, Field]:
+        return {field.key: field for field in self.options}
+
+    def words(self) -> str:
+        return f"a mapping with {', '.join(self.by_key)}" if len(self.options) < 4 else "a mapping of options"
+
+    def default(self, field: Field) -> Any:
+        """What the option's attributes are where it is not written: one value, a tuple of several, or MISSING."""
+        values = tuple(self._default(name) for name in field.attributes)
+        return values if field.sets and len(values) > 1 else values[0]
+
+    def _default(self, attribute: str) -> Any:
+        if self.base is not None:
+            return getattr(self.base, attribute)
+        found = next(item for item in fields(self.model) if item.name == attribute)
+        return found.default_factory() if found.default_factory is not MISSING else found.default
+
+    def parse(self, node: Node) -> Any:
+        if isinstance(node, Unusable):
+            raise Wrong
+        if isinstance(node, Scalar) and node.is_null and not self.required:
+            node = Mapping({}, node.mark)
+        if not isinstance(node, Mapping):
+            raise wrong(node, f"expected {self.words()}, got {got(node)}")
+        gather = Gather()
+        values: dict[str, Any] = {}
+        for entry in node:
+            values |= self._entry(gather, entry)
+        for problem in self._missing(node):
+            gather.add(problem)
+        for check in self.checks:
+            for problem in check(node, values):
+                gather.add(problem)
+        gather.close()
+        return self.made(values)
+
+    def made(self, values: dict[str, Any]) -> Any:
+        return replace(self.base, **values) if self.base is not None else self.model(**values)
+
+    def _entry(self, gather: Gather, entry: Entry) -> dict[str, Any]:
+        field = self.by_key.get(entry.key.text)
+        if field is None:
+            gather.add(self.unknown(entry.key))
+            return {}
+        try:
+            value = field.kind.parse(entry.value)
+        except Wrong as error:
+            gather.blame(error, field.key)
+            return {}
+        return dict(zip(field.attributes, value if len(field.attributes) > 1 else (value,), strict=True))
+
+    def _missing(self, node: Mapping) -> Iterator[Problem]:
+        for field in self.options:
+            if self.default(field) is MISSING and field.key not in node.entries:
+                yield Problem(node.mark, "missing", f"write {field.key}: {field.example or '...'}", (field.key,))
+
+    def unknown(self, key: Scalar) -> Problem:
+        return Problem(key.mark, UNKNOWN, key=(key.text,), word=key.text, options=tuple(self.by_key))
+
+    def schema(self) -> Json:
+        missing = [field.key for field in self.options if self.default(field) is MISSING]
+        return {
+            "type": "object" if self.required else ["object", "null"],
+            "additionalProperties": False,
+            **({"required": missing} if missing else {}),
+            **dict(self.schema_extra),
+            "properties": {field.key: self._property(field) for field in self.options},
+        }
+
+    def _property(self, field: Field) -> Json:
+        default = {} if isinstance(field.kind, Section) else self.shown_default(field)
+        return {"description": field.doc, **field.kind.schema(), **default}
+
+    def shown_default(self, field: Field) -> Json:
+        """{"default": how it would be written}, or nothing where the default cannot be written."""
+        value = self.default(field)
+        unwritten = value is None and not isinstance(field.kind, WordOr)
+        if unwritten or value is MISSING or value in ("", (), {}, (None, None)):
+            return {}
+        return {"default": field.kind.show(value)}
+
+    def show(self, value: Any) -> Any:
+        raise NotImplementedError("a section is shown option by option")
+
+
+@dataclass(frozen=True)
+class Shorthand:
+    """A section that may be written as a scalar, which then is the value of one of its options."""
+
+    section: Section
+    key: str
+
+    def words(self) -> str:
+        return f"{self._kind.words()}, or {self.section.words()}"
+
+    def parse(self, node: Node) -> Any:
+        if isinstance(node, Sequence):
+            raise wrong(node, f"expected {self.words()}, got a list")
+        if isinstance(node, Scalar):
+            return self.section.made({self.key: self._kind.parse(node)})
+        return self.section.parse(node)
+
+    def opened(self, node: Scalar) -> Mapping:
+        """The long form of what is written."""
+        return Mapping({self.key: Entry(Scalar(self.key, True, node.mark), node)}, node.mark)
+
+    def schema(self) -> Json:
+        return {"anyOf": [self._kind.schema(), self.section.schema()]}
+
+    def show(self, value: Any) -> Any:
+        return self._kind.show(getattr(value, self.key))
+
+    @property
+    def _kind(self) -> Kind:
+        return self.section.by_key[self.key].kind

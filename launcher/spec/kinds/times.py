@@ -1,0 +1,126 @@
+"""Durations: the unit is written, never guessed."""
+
+import re
+from dataclasses import dataclass
+
+from launcher.spec.kinds.leaf import Json, Leaf, Unfit
+from launcher.spec.tree import Scalar
+
+_UNITS_S = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_LONGEST_S = 3650 * 86_400.0
+_N = "[0-9]{1,9}"
+_PARTS = rf"(?=[0-9])(?:{_N}d)?(?:{_N}h)?(?:{_N}m)?(?:{_N}s)?"
+_FRACTION = rf"{_N}\.{_N}(?:d|h|m|s)|{_N}ms"
+_CLOCK = r"[0-9]{1,4}:[0-5][0-9]:[0-5][0-9]"
+DURATION = f"(?:{_PARTS}|{_FRACTION}|{_CLOCK})"
+_LONG_UNITS = {"sec": "s", "min": "m", "hour": "h", "hr": "h", "day": "d", "second": "s", "minute": "m"}
+
+
+def seconds(text: str) -> float | None:
+    """How long `1h30m`, `1.5h`, `500ms` or `01:30:00` is; None for anything else."""
+    if not re.fullmatch(DURATION, text):
+        return None
+    if ":" in text:
+        hours, minutes, rest = (int(part) for part in text.split(":"))
+        return float(hours * 3600 + minutes * 60 + rest)
+    return sum(float(number) * _UNITS_S[unit] for number, unit in re.findall(r"([0-9.]+)(ms|[dhms])", text))
+
+
+def show_seconds(value: float) -> str:
+    """The shortest way to write it: 900.0 is 15m."""
+    for unit in ("d", "h", "m", "s"):
+        if value and value % _UNITS_S[unit] == 0:
+            return f"{value / _UNITS_S[unit]:.0f}{unit}"
+    return f"{value * 1000:.0f}ms" if value else "0s"
+
+
+@dataclass(frozen=True, slots=True)
+class Duration(Leaf):
+    zero: bool = True  # may be no time at all
+
+    def words(self) -> str:
+        return "a duration such as 90s, 10m, 2h, 1d12h or 02:00:00"
+
+    def convert(self, scalar: Scalar) -> float:
+        return duration(scalar.text, zero=self.zero)
+
+    def schema(self) -> Json:
+        return {"type": "string", "pattern": f"^{DURATION}$"}
+
+    def show(self, value: float) -> str:
+        return show_seconds(value)
+
+
+def duration(text: str, *, zero: bool = True) -> float:
+    """The seconds of a duration. Raises Unfit with what may have been meant."""
+    value = seconds(text)
+    if value is None:
+        raise Unfit(_cure(text))
+    if value > _LONGEST_S:
+        raise Unfit(reason=f"expected at most {show_seconds(_LONGEST_S)}, got {text}")
+    if not value and not zero:
+        raise Unfit(reason=f"expected more than no time, got {text}")
+    return value
+
+
+def _cure(text: str) -> str:
+    if re.fullmatch(r"[0-9]{1,9}", text):
+        return f"write the unit: {text}s, {text}m or {text}h"
+    if re.fullmatch(r"[0-9]{1,2}:[0-5][0-9]", text):
+        first, second = text.split(":")
+        return f"write {int(first)}m{second}s or {int(first)}h{second}m"
+    spelled = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([A-Za-z]+)", text)
+    if spelled:
+        word = spelled[2].lower()
+        unit = word if word in _UNITS_S else _LONG_UNITS.get(word.removesuffix("s"))
+        return f"write {spelled[1]}{unit}" if unit else "the units are d, h, m, s and ms"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class DurationRange(Leaf):
+    """`1s..60s`, or one duration for both ends."""
+
+    def words(self) -> str:
+        return "two durations such as 1s..60s, or one"
+
+    def convert(self, scalar: Scalar) -> tuple[float, float]:
+        first, dots, last = scalar.text.partition("..")
+        low = duration(first)
+        high = duration(last) if dots else low
+        if low > high:
+            raise Unfit(f"write {last}..{first}")
+        return low, high
+
+    def schema(self) -> Json:
+        return {"type": "string", "pattern": rf"^{DURATION}(?:\.\.{DURATION})?$"}
+
+    def show(self, value: tuple[float, float]) -> str:
+        return f"{show_seconds(value[0])}..{show_seconds(value[1])}"
+
+
+_STEPS = r"[1-9][0-9]{0,11} steps?"
+
+
+@dataclass(frozen=True, slots=True)
+class Every(Leaf):
+    """A number of steps, or a duration: (steps, seconds) with None for the other."""
+
+    def words(self) -> str:
+        return "steps or a duration, such as 500 steps or 10m"
+
+    def convert(self, scalar: Scalar) -> tuple[int | None, float | None]:
+        text = scalar.text
+        if re.fullmatch(_STEPS, text):
+            return int(text.split()[0]), None
+        bare = re.fullmatch(r"([1-9][0-9]{0,11})\s*_?(?:steps?)?", text)
+        if bare:
+            either = f"write {bare[1]} steps"
+            raise Unfit(f"{either} or {bare[1]}s" if bare[1] == text else either)
+        return None, duration(text, zero=False)
+
+    def schema(self) -> Json:
+        return {"type": "string", "pattern": f"^(?:{_STEPS}|{DURATION})$"}
+
+    def show(self, value: tuple[int | None, float | None]) -> str:
+        return f"{value[0]} steps" if value[0] is not None else show_seconds(value[1] or 0.0)

@@ -1,0 +1,124 @@
+"""`--set a.b=value` written into the tree before it is read, so that a value means the same in both places.
+
+`run.args.lr=0.1` adds to args: to a mapping as one more key, to a list as `--lr 0.1` at its end. `null` takes an option
+out of the file, so that its default holds.
+"""
+
+from collections.abc import Sequence as Texts
+from dataclasses import replace
+
+from launcher.spec.fields import JOB
+from launcher.spec.kinds.args import ArgsTable, option_words
+from launcher.spec.kinds.groups import ByShape, TableOf
+from launcher.spec.kinds.leaf import Kind
+from launcher.spec.kinds.sections import Section, Shorthand
+from launcher.spec.problems import Gather, Problem, Wrong, shown, wrong
+from launcher.spec.tree import FROM_COMMAND_LINE, Entry, Mapping, Node, Scalar, Sequence
+from launcher.spec.yaml_reader import read_tree
+
+Step = tuple[str, Kind | None]  # a key, and the kind of what stands there; None where the keys are the user's
+
+
+def apply(root: Mapping, overrides: Texts[str]) -> list[Problem]:
+    """Write every override into the tree; the problems of those that cannot be."""
+    gather = Gather()
+    for text in overrides:
+        try:
+            _apply(root, text)
+        except Wrong as error:
+            gather.blame(error)
+    return gather.problems
+
+
+def _apply(root: Mapping, text: str) -> None:
+    path, equals, value = text.partition("=")
+    if not equals or not path:
+        reason = f"expected KEY=VALUE, got {shown(text)}"
+        key = tuple(path.split(".")) if path else ()
+        raise Wrong(Problem(FROM_COMMAND_LINE, reason, "for example resources.nodes=2", key))
+    steps = _steps(path)
+    try:
+        _write(root, steps, _value(value))
+    except Wrong as error:
+        keys = tuple(key for key, _ in steps)
+        raise Wrong(*(replace(problem, key=keys) for problem in error.problems)) from None
+
+
+def _value(text: str) -> Node:
+    read = read_tree(text, at=FROM_COMMAND_LINE)
+    if read.problems:
+        raise Wrong(*read.problems)
+    return read.root or Scalar("", True, FROM_COMMAND_LINE)
+
+
+def _steps(path: str) -> list[Step]:
+    """The path as keys, checked against the table. Below free keys, dots are part of the key."""
+    steps: list[Step] = []
+    kind: Kind = JOB
+    rest = path
+    while rest:
+        section = kind.section if isinstance(kind, Shorthand) else kind
+        if not isinstance(section, Section):
+            if _has_free_keys(kind):
+                return [*steps, (rest, None)]
+            raise Wrong(Problem(FROM_COMMAND_LINE, f"{steps[-1][0]} has no options of its own", key=_keys(steps, rest)))
+        key, _, below = rest.partition(".")
+        field = section.by_key.get(key)
+        if field is None:
+            problem = section.unknown(Scalar(key, True, FROM_COMMAND_LINE))
+            raise Wrong(replace(problem, key=_keys(steps, rest)))
+        rest = below
+        kind = field.kind
+        steps.append((key, kind))
+    return steps
+
+
+def _keys(steps: list[Step], last: str) -> tuple[str, ...]:
+    return (*(key for key, _ in steps), *last.split("."))
+
+
+def _has_free_keys(kind: Kind) -> bool:
+    return isinstance(kind, TableOf) or (isinstance(kind, ByShape) and isinstance(kind.mapping, ArgsTable))
+
+
+def _write(root: Mapping, steps: list[Step], value: Node) -> None:
+    node = root
+    for key, kind in steps[:-1]:
+        below = _below(node, key, kind)
+        if isinstance(below, Sequence):
+            return _append(below, _key(steps[-1][0]), value)
+        if below is None:
+            return None  # what is in the file there is a problem of its own
+        node = below
+    key = steps[-1][0]
+    if isinstance(value, Scalar) and value.plain and value.text == "null":
+        node.entries.pop(key, None)
+    else:
+        node.entries[key] = Entry(_key(key), value)
+    return None
+
+
+def _below(node: Mapping, key: str, kind: Kind | None) -> Mapping | Sequence | None:
+    """What an option is written into: made where it is missing, opened where it is written in short."""
+    entry = node.entries.get(key)
+    found = entry.value if entry is not None else None
+    if found is None or (isinstance(found, Scalar) and found.is_null):
+        made = Mapping({}, FROM_COMMAND_LINE)
+    elif isinstance(found, Scalar) and isinstance(kind, Shorthand):
+        made = kind.opened(found)
+    elif isinstance(found, Mapping) or (isinstance(found, Sequence) and isinstance(kind, ByShape)):
+        return found
+    else:
+        return None
+    node.entries[key] = Entry(entry.key if entry is not None else _key(key), made)
+    return made
+
+
+def _append(args: Sequence, key: Scalar, value: Node) -> None:
+    if isinstance(value, Scalar) and value.plain and value.text in ("false", "null"):
+        raise wrong(value, "args is a list here, and nothing can be taken out of it", "set run.args as a whole")
+    args.items.extend(option_words(key, value))
+
+
+def _key(text: str) -> Scalar:
+    return Scalar(text, False, FROM_COMMAND_LINE)

@@ -1,0 +1,80 @@
+"""A spec from its file, with the overrides of the command line; all problems at once."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.errors import BadInput
+from launcher.spec import overrides as command_line
+from launcher.spec.fields import JOB
+from launcher.spec.kinds.sections import Section
+from launcher.spec.model import JobSpec
+from launcher.spec.problems import Problem, Wrong, lines_of, printable
+from launcher.spec.tree import Mapping, Mark, Scalar
+from launcher.spec.yaml_reader import read_tree
+from launcher.spec.yaml_text import read_text
+
+
+def read_spec(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
+    file = printable(str(path))
+    try:
+        text = read_text(path, file)
+    except Wrong as error:
+        raise BadInput(*lines_of(error.problems, file, _elsewhere)) from None
+    return parse_spec(text, file, overrides)
+
+
+def parse_spec(text: str, file: str, overrides: Sequence[str] = ()) -> JobSpec:
+    read = read_tree(text)
+    problems = list(read.problems)
+    root = read.root if isinstance(read.root, Mapping) else Mapping({}, Mark(1, 1))
+    problems += command_line.apply(root, overrides)
+    try:
+        if read.root is not None:
+            spec: JobSpec = JOB.parse(root if isinstance(read.root, Mapping) else read.root)
+        elif not problems:
+            problems.append(_empty())
+    except Wrong as error:
+        problems += error.problems
+    if problems:
+        raise BadInput(*lines_of(problems, printable(file), _elsewhere))
+    return spec
+
+
+def position(text: str, key: str) -> tuple[int, int]:
+    """Line and column of what is written at a key path such as run.script; of what it would stand in, else."""
+    node = read_tree(text).root
+    line, column = 1, 1
+    for name in key.split("."):
+        entry = node.entries.get(name) if isinstance(node, Mapping) else None
+        if entry is None:
+            break
+        node = entry.value
+        mark = node.mark if isinstance(node, Scalar) else entry.key.mark
+        line, column = mark.line, mark.column
+    return line, column
+
+
+def _empty() -> Problem:
+    return Problem(Mark(1, 1), "the file is empty", "`launch init` writes one to start from", ("yaml",))
+
+
+# What the same thing is called by other launchers.
+_KNOWN_AS = {
+    "nnodes": "resources.nodes", "num_nodes": "resources.nodes", "nproc_per_node": "resources.ranks_per_node",
+    "ntasks_per_node": "resources.ranks_per_node", "gpus": "resources.gpus_per_node", "gpu": "resources.gpus_per_node",
+    "cpus": "resources.cpus_per_rank", "cpus_per_task": "resources.cpus_per_rank", "mem": "resources.memory_gb",
+    "memory": "resources.memory_gb", "timeout": "resources.time", "timeout_min": "resources.time",
+    "walltime": "resources.time", "max_restarts": "recovery.killed", "max_retries": "recovery.killed",
+    "environment": "env", "envs": "env", "cmd": "run.command", "entrypoint": "run.command", "cwd": "run.workdir",
+    "working_dir": "run.workdir", "arguments": "run.args", "venv": "run.python",
+}  # fmt: skip
+
+
+def _elsewhere(word: str) -> str:
+    """A hint for a word that is an option of another section, or has another name here."""
+    if word in _KNOWN_AS:
+        return f"did you mean {_KNOWN_AS[word]}?"
+    for field in JOB.options:
+        if isinstance(field.kind, Section) and word in field.kind.by_key:
+            return f"did you mean {field.key}.{word}?"
+    return f"{word} belongs at the top level" if word in JOB.by_key else ""

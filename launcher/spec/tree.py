@@ -1,0 +1,71 @@
+"""The text of a spec as a small tree. Values stay text here; what they mean is decided by the option they stand at."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in the file, counted from 1; line 0 is the command line."""
+
+    line: int
+    column: int
+
+
+FROM_COMMAND_LINE = Mark(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    text: str
+    plain: bool  # written without quotes
+    mark: Mark
+
+    @property
+    def is_null(self) -> bool:
+        """Nothing is written, or what YAML calls nothing."""
+        return self.plain and self.text in ("", "~", "null", "Null", "NULL")
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    items: "list[Node]"
+    mark: Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    key: Scalar
+    value: "Node"
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """Keys are unique: the reader drops a second one, with a problem."""
+
+    entries: dict[str, Entry]
+    mark: Mark
+
+    def find(self, *keys: str) -> Entry | None:
+        """The entry at a path of keys, if it is there."""
+        node: Node = self
+        entry = None
+        for key in keys:
+            entry = node.entries.get(key) if isinstance(node, Mapping) else None
+            if entry is None:
+                return None
+            node = entry.value
+        return entry
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """Stands where the reader has found a problem already: nobody complains again."""
+
+    mark: Mark
+
+
+Node = Scalar | Sequence | Mapping | Unusable

@@ -1,0 +1,159 @@
+"""YAML text to our tree, from PyYAML's event stream: no recursion, no guessed types, limits on depth and size."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from launcher.spec.problems import Problem, Wrong
+from launcher.spec.tree import Entry, Mapping, Mark, Node, Scalar, Sequence, Unusable
+from launcher.spec.yaml_text import check_text
+from launcher.spec.yaml_words import problem_of
+
+MAX_DEPTH = 20
+MAX_NODES = 10_000
+
+LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+
+
+@dataclass(slots=True)
+class _Open:
+    """A list or mapping whose end has not come."""
+
+    node: Sequence | Mapping
+    key: Scalar | Unusable | None = None
+    spoiled: bool = False
+
+
+@dataclass(slots=True)
+class _Builder:
+    at: Mark | None
+    root: Node | None = None
+    stack: list[_Open] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    nodes: int = 0
+
+    def event(self, event: yaml.Event) -> None:
+        if isinstance(event, yaml.NodeEvent):
+            self._node(event)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            self._close(self.stack.pop())
+        elif isinstance(event, yaml.DocumentStartEvent) and self.root is not None:
+            hint = "one file describes one job"
+            raise Wrong(Problem(self._mark(event), "a second document begins here", hint, ("yaml",)))
+
+    def _node(self, event: yaml.NodeEvent) -> None:
+        mark = self._mark(event)
+        self.nodes += 1
+        if self.nodes > MAX_NODES:
+            raise Wrong(Problem(mark, f"more than {MAX_NODES} values", key=("yaml",)))
+        if isinstance(event, yaml.AliasEvent):
+            hint = "write the value out, or quote text that begins with *"
+            self._say(mark, "an alias, which a spec cannot have", hint)
+            return self._add(Unusable(mark))
+        self._refuse_decoration(event, mark)
+        if isinstance(event, yaml.ScalarEvent):
+            return self._add(Scalar(event.value, not event.style, mark))
+        if len(self.stack) == MAX_DEPTH:
+            raise Wrong(Problem(mark, f"nested more than {MAX_DEPTH} deep", key=("yaml",)))
+        is_list = isinstance(event, yaml.SequenceStartEvent)
+        self.stack.append(_Open(Sequence([], mark) if is_list else Mapping({}, mark)))
+        return None
+
+    def _refuse_decoration(self, event: yaml.NodeEvent, mark: Mark) -> None:
+        if event.anchor is not None:
+            self._say(mark, "an anchor, which a spec cannot have", "leave it out, or quote text that begins with &")
+        if getattr(event, "tag", None) is not None:
+            self._say(mark, "a tag, which a spec cannot have", "leave it out, or quote text that begins with !")
+
+    def _close(self, level: _Open) -> None:
+        """What holds a key that is none was meant otherwise, as in {{ this }}; the rest of the file was not."""
+        self._add(Unusable(level.node.mark) if level.spoiled and self.stack else level.node)
+
+    def _add(self, node: Node) -> None:
+        if not self.stack:
+            self.root = node
+            return
+        parent = self.stack[-1]
+        if isinstance(parent.node, Sequence):
+            parent.node.items.append(node)
+        elif parent.key is None:
+            parent.key = self._key(parent.node, node)
+        else:
+            if isinstance(parent.key, Scalar) and parent.key.text not in parent.node.entries:
+                parent.node.entries[parent.key.text] = Entry(parent.key, node)
+            parent.key = None
+
+    def _key(self, mapping: Mapping, node: Node) -> Scalar | Unusable:
+        if not isinstance(node, Scalar):
+            if not isinstance(node, Unusable):
+                self._say(node.mark, "a list or mapping as a key", "quote text that begins with { or [")
+                self.stack[-1].spoiled = True
+            return Unusable(node.mark)
+        if node.plain and node.text == "<<":
+            self._say(node.mark, "a merge key, which a spec cannot have", "write the values out")
+            return Unusable(node.mark)
+        first = mapping.entries.get(node.text)
+        if first is not None:
+            key = (*self._path(), node.text)
+            self.problems.append(Problem(node.mark, f"duplicate key, first at line {first.key.mark.line}", key=key))
+        return node
+
+    def _path(self) -> tuple[str | int, ...]:
+        """The keys that lead to the innermost open list or mapping, or to the value that its key waits for."""
+        names: list[str | int] = []
+        for level in self.stack:
+            if isinstance(level.node, Sequence):
+                names.append(len(level.node.items))
+            elif isinstance(level.key, Scalar):
+                names.append(level.key.text)
+        return tuple(names)
+
+    def _say(self, mark: Mark, reason: str, hint: str) -> None:
+        self.problems.append(Problem(mark, reason, hint, self._path() or ("yaml",)))
+
+    def _mark(self, event: yaml.Event) -> Mark:
+        start = event.start_mark
+        if self.at is not None or start is None:
+            return self.at or Mark(1, 1)
+        return Mark(start.line + 1, start.column + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What a text holds: no root where it is no YAML that can be gone on with."""
+
+    root: Node | None
+    problems: list[Problem]
+
+
+def read_tree(text: str, *, at: Mark | None = None, loader: type[Any] = LOADER) -> Read:
+    """Read one document. `at` stands for every place where the text is no file."""
+    text = text.replace("\r\n", "\n")
+    builder = _Builder(at)
+    try:
+        if unreadable := check_text(text):
+            raise Wrong(*unreadable)
+        for event in _events(text, loader):
+            builder.event(event)
+    except Wrong as error:
+        problems = [*builder.problems, *error.problems]
+        return Read(None, [_placed(problem, at) for problem in problems])
+    return Read(builder.root, builder.problems)
+
+
+def _events(text: str, loader: type[Any]) -> Iterator[yaml.Event]:
+    events = yaml.parse(text, Loader=loader)
+    while True:
+        try:
+            event = next(events, None)
+        except (yaml.YAMLError, ValueError, OverflowError) as error:
+            raise Wrong(problem_of(error, text)) from None
+        if event is None:
+            return
+        yield event
+
+
+def _placed(problem: Problem, at: Mark | None) -> Problem:
+    return problem if at is None else Problem(at, problem.reason, problem.hint, problem.key)

@@ -1,0 +1,247 @@
+"""Facts → status: one pure, total function. No clock, no disk; failure is never read from a file's age."""
+
+import time
+from typing import assert_never
+
+import msgspec
+
+from launcher.errors import Exit
+from launcher.rundir.records import AttemptEnd, Failure, NodeState, RankState, RunState
+from launcher.status.facts import RunFacts
+from launcher.words import Cause, State
+
+_OLD_S = 10.0  # a coordinator writes once a second
+
+
+class Restarts(msgspec.Struct, frozen=True):
+    total: int
+    by_cause: dict[str, int]
+
+
+class RunStatus(msgspec.Struct, frozen=True):
+    """What can be known of a run; this is what `launch status --json` prints."""
+
+    run: str
+    name: str
+    cluster: str
+    state: State
+    cause: Cause | None
+    exit_code: int | None
+    attempt: int
+    generation: int
+    step: int | None
+    total_steps: int | None
+    rate: float | None  # steps per second
+    eta_s: float | None
+    metrics: dict[str, float]
+    world_size: int | None
+    restarts: Restarts
+    checkpoint: int | None  # step of the newest
+    fingerprint: str | None
+    nodes: tuple[NodeState, ...]
+    ranks: tuple[RankState, ...]
+    failure: Failure | None
+    message: str
+    submitted_at: float
+    started_at: float | None
+    ended_at: float | None
+    as_of: float | None  # set where this is not the present truth: when it was last known to be
+    run_dir: str
+    next: str  # the command to go on with, or ""
+
+
+class _Verdict(msgspec.Struct, frozen=True):
+    """What the facts say about the newest attempt."""
+
+    state: State
+    message: str = ""
+    cause: Cause | None = None
+    exit_code: int | None = None
+    ended_at: float | None = None
+    stale: bool = False  # what the state file says is not known to hold now
+    next: str | None = None  # None: as usual for the state
+
+
+def derive(facts: RunFacts) -> RunStatus:
+    """The truth as far as these facts show it."""
+    verdict = _with_stop(facts, _verdict(facts))
+    own = _own_state(facts)
+    last = facts.state or _nothing(facts)
+    age_s = _age_s(facts) if verdict.state is State.RUNNING else 0.0
+    silent = f"the coordinator's last word is {age_s:.0f} s old" if age_s > _OLD_S else ""
+    shown = own if own is not None and verdict.state is not State.LOST else None
+    rate = own.rate if own is not None and verdict.state is State.RUNNING else None
+    step = own.step if own is not None else None
+    return RunStatus(
+        run=last.run,
+        name=last.name,
+        cluster=facts.intent.cluster if facts.intent is not None else last.cluster,
+        state=verdict.state,
+        cause=verdict.cause,
+        exit_code=verdict.exit_code,
+        attempt=facts.attempt,
+        generation=own.generation if own is not None else 0,
+        step=step,
+        total_steps=last.total_steps,
+        rate=rate,
+        eta_s=_eta_s(step, last.total_steps, rate),
+        metrics=own.metrics if own is not None else {},
+        world_size=own.world_size if own is not None else None,
+        restarts=Restarts(sum(last.restarts.values()), last.restarts),
+        checkpoint=last.checkpoint,
+        fingerprint=own.fingerprint if own is not None else None,
+        nodes=shown.nodes if shown is not None else (),
+        ranks=shown.ranks if shown is not None else (),
+        failure=own.failure if own is not None else None,
+        message=_joined(verdict.message, silent),
+        submitted_at=last.submitted_at,
+        started_at=last.started_at,
+        ended_at=verdict.ended_at,
+        as_of=(last.updated_at or None) if verdict.stale or silent else None,
+        run_dir=str(facts.run_dir),
+        next=verdict.next if verdict.next is not None else next_command(last.run, verdict.state),
+    )
+
+
+def next_command(run: str, state: State) -> str:
+    """What a user most likely wants to do now."""
+    match state:
+        case State.QUEUED | State.STARTING | State.RUNNING | State.REGROUPING:
+            return f"launch logs {run} -f"
+        case State.FAILED | State.CANCELLED | State.LOST:
+            return f"launch resume {run}"
+        case State.SUCCEEDED | State.UNKNOWN:
+            return ""
+        case _:
+            assert_never(state)
+
+
+def exit_code_of(status: RunStatus) -> int:
+    """How `wait` and `--follow` end: the run's own exit code."""
+    if status.exit_code is not None:
+        return status.exit_code
+    return Exit.OK if status.state is State.SUCCEEDED else Exit.LAUNCHER_FAULT
+
+
+def _verdict(facts: RunFacts) -> _Verdict:
+    own = _own_state(facts)
+    if facts.end is not None:
+        return _after_end(facts, facts.end)
+    if own is not None and own.state.ended:
+        return _Verdict(own.state, own.message, own.cause, own.exit_code, own.ended_at)
+    if facts.attempt == 0:
+        return _unknown(_joined(*facts.trouble) or f"there is no attempt in {facts.run_dir}")
+    if facts.living.keeper:
+        return _said(own)
+    if facts.submitter:
+        reason = facts.intent.reason if facts.intent is not None else ""
+        return _Verdict(State.STARTING, f"about to start ({reason})")
+    if facts.living.anything:
+        return _without_keeper(facts, own)
+    if facts.trouble:
+        return _unknown(_joined(*facts.trouble))
+    if facts.living.anything is None or facts.submitter is None:
+        return _elsewhere(facts, own)
+    return _lost("the run's processes are gone and left no last word")
+
+
+def _after_end(facts: RunFacts, end: AttemptEnd) -> _Verdict:
+    """The attempt has ended; so has the run, unless another attempt is to follow."""
+    if end.state.ended:
+        return _Verdict(end.state, end.message, end.cause, end.exit_code, end.ended_at)
+    if end.state is not State.QUEUED:
+        return _unknown(f"attempt {facts.attempt} ended in a state that is none: {end.state}")
+    wait = f"the next attempt starts after {end.delay_s:g} s" if end.delay_s else "the next attempt is about to start"
+    match facts.living.keeper:
+        case True:
+            return _Verdict(State.QUEUED, _joined(end.message, wait), end.cause)
+        case False:
+            return _lost("another attempt was to follow, but the process that would start it is gone")
+        case None:
+            return _elsewhere(facts, _own_state(facts))
+
+
+def _said(own: RunState | None) -> _Verdict:
+    """Somebody keeps the run, so the coordinator's last word holds, once this attempt's has spoken."""
+    if own is None:
+        return _Verdict(State.STARTING, "starting agents")
+    return _Verdict(own.state, own.message, own.cause, own.exit_code)
+
+
+def _without_keeper(facts: RunFacts, own: RunState | None) -> _Verdict:
+    """The process that watches over the run is dead, but not everything of the run is."""
+    if facts.living.coordinator:
+        said = _said(own)
+        warning = "its keeper is gone: the run goes on, but no further attempt would follow"
+        return msgspec.structs.replace(said, message=_joined(said.message, warning))
+    if facts.living.agents:
+        return _unknown("its coordinator is gone; the agents that are left will leave when their lease runs out")
+    if facts.handle is None:
+        return _Verdict(State.STARTING, "starting agents")  # a keeper that has not made itself known yet
+    pids = ", ".join(map(str, facts.living.others))
+    return _unknown(f"its agents are gone, but these processes of it are left: {pids}", next_=_cancel(facts))
+
+
+def _elsewhere(facts: RunFacts, own: RunState | None) -> _Verdict:
+    """Nobody here can tell whether the run's processes live."""
+    keeper = facts.handle.keeper if facts.handle is not None else None
+    host = keeper.host if keeper is not None else facts.intent.created_by.host if facts.intent is not None else "?"
+    if own is None:
+        return _unknown(f"opened on {host}; whether it lives can only be told there")
+    seen = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(own.updated_at))
+    return _unknown(f"last seen {own.state.upper()} at {seen} on {host}; whether it lives can only be told there")
+
+
+def _lost(message: str) -> _Verdict:
+    return _Verdict(State.LOST, message, exit_code=Exit.LOST)
+
+
+def _unknown(message: str, next_: str | None = None) -> _Verdict:
+    return _Verdict(State.UNKNOWN, message, stale=True, next=next_)
+
+
+def _with_stop(facts: RunFacts, verdict: _Verdict) -> _Verdict:
+    if facts.stop is None or verdict.state.ended or verdict.state is State.UNKNOWN:
+        return verdict
+    word = "it was asked to end (cancel)" if facts.stop.kind == "cancel" else f"it was asked to end ({facts.stop.kind})"
+    return msgspec.structs.replace(verdict, message=_joined(verdict.message, word))
+
+
+def _own_state(facts: RunFacts) -> RunState | None:
+    """The state file, where it speaks of the newest attempt."""
+    return facts.state if facts.state is not None and facts.state.attempt == facts.attempt else None
+
+
+def _nothing(facts: RunFacts) -> RunState:
+    head = facts.head
+    return RunState(
+        run=facts.run_dir.name,
+        name=head.name if head is not None else facts.run_dir.name,
+        cluster=head.cluster if head is not None else "?",
+        state=State.UNKNOWN,
+        attempt=facts.attempt,
+        generation=0,
+        submitted_at=head.submitted_at if head is not None else 0.0,
+    )
+
+
+def _age_s(facts: RunFacts) -> float:
+    """How old the coordinator's last word is, by a clock that nobody sets; 0 where that cannot be known."""
+    own = _own_state(facts)
+    if own is None or own.boot_id != facts.moment.boot_id:
+        return 0.0
+    return max(0.0, facts.moment.monotonic_s - own.monotonic_s)
+
+
+def _eta_s(step: int | None, total: int | None, rate: float | None) -> float | None:
+    if step is None or total is None or not rate or total <= step:
+        return None
+    return (total - step) / rate
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(filter(None, parts))
+
+
+def _cancel(facts: RunFacts) -> str:
+    return f"launch cancel {facts.run_dir.name}"

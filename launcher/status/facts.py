@@ -1,0 +1,180 @@
+"""What is on disk about a run, and which of its processes live, read in an order that never mistakes an end for a loss.
+
+A finished run costs one file and one look for a newer attempt: attempts are numbered without gaps, so where
+`state.json` speaks of an end and the folder after its attempt does not exist, it is the last word.
+"""
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from launcher.rundir.attempts import newest
+from launcher.rundir.durable import Damaged, read_record
+from launcher.rundir.identity import alive, boot_id
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.records import (
+    AgentRecord,
+    AttemptEnd,
+    Endpoint,
+    Handle,
+    Intent,
+    ProcessId,
+    RunState,
+    StopRequest,
+)
+
+T = TypeVar("T")
+
+
+class PlanHead(msgspec.Struct, frozen=True):
+    """The part of plan.json that names the run, for one whose state cannot be read."""
+
+    name: str
+    cluster: str
+    submitted_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Living:
+    """Which processes of the newest attempt live: True, False, or None where this machine cannot tell."""
+
+    keeper: bool | None = False  # it watches the agents and starts the attempt that follows
+    coordinator: bool | None = False
+    agents: bool | None = False  # any of them
+    others: tuple[int, ...] = ()  # whatever else carries the run's tag; looked for only where all the above are dead
+
+    @property
+    def anything(self) -> bool | None:
+        return any_of((self.keeper, self.coordinator, self.agents, bool(self.others)))
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When and where the look was taken."""
+
+    now: float  # wall clock, for people
+    monotonic_s: float  # with the boot id, for ages
+    boot_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    run_dir: Path
+    moment: Moment
+    state: RunState | None = None
+    head: PlanHead | None = None  # only where there is no state
+    attempt: int = 0  # the newest; 0: none
+    intent: Intent | None = None
+    handle: Handle | None = None
+    stop: StopRequest | None = None
+    end: AttemptEnd | None = None
+    living: Living = Living()
+    submitter: bool | None = False  # the process that opened the attempt; looked for only where no keeper is known
+    trouble: tuple[str, ...] = ()  # what is there but could not be read
+
+
+def any_of(answers: Iterable[bool | None]) -> bool | None:
+    """True where one is, False where all are, else None."""
+    seen = list(answers)
+    if True in seen:
+        return True
+    return None if None in seen else False
+
+
+def read_facts(path: Path) -> RunFacts:
+    """Everything that status is derived from. Writes nothing, asks no cluster."""
+    look = _Look(RunDir(path))
+    state = look.read(look.run.state, RunState)
+    if state is not None and state.state.ended and not look.run.attempt(state.attempt + 1).path.exists():
+        return RunFacts(path, _moment(), state=state, attempt=state.attempt)
+    attempt = newest(look.run)
+    while True:
+        facts = look.at_attempt(attempt) if attempt is not None else look.without_attempt()
+        before, attempt = attempt, newest(look.run)
+        if attempt == before:
+            return facts
+
+
+def _moment() -> Moment:
+    return Moment(time.time(), time.monotonic(), boot_id())
+
+
+class _Look:
+    """One look at one run; what cannot be read is noted and does not end the look."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self._trouble: dict[str, None] = {}
+
+    def read(self, path: Path, kind: type[T]) -> T | None:
+        try:
+            return read_record(path, kind)
+        except Damaged as damaged:
+            self._trouble[str(damaged)] = None
+        except OSError as error:
+            self._trouble[f"{path}: {error.strerror}"] = None
+        return None
+
+    def at_attempt(self, attempt: AttemptDir) -> RunFacts:
+        intent = self.read(attempt.intent, Intent)
+        handle = self.read(attempt.handle, Handle)
+        keeper = handle.keeper if handle is not None else self.read(attempt.started, ProcessId)
+        # First who lives, then what was written: a process that is seen dead has written all that it ever will.
+        living, submitter = self._living(attempt, handle, keeper, intent)
+        stop = self.read(attempt.stop, StopRequest)
+        end = self.read(attempt.end, AttemptEnd)
+        state = self.read(self.run.state, RunState)
+        head = self.read(self.run.plan, PlanHead) if state is None else None
+        return RunFacts(
+            self.run.path,
+            _moment(),
+            state=state,
+            head=head,
+            attempt=attempt.number,
+            intent=intent,
+            handle=handle,
+            stop=stop,
+            end=end,
+            living=living,
+            submitter=submitter,
+            trouble=tuple(self._trouble),
+        )
+
+    def without_attempt(self) -> RunFacts:
+        state = self.read(self.run.state, RunState)
+        head = self.read(self.run.plan, PlanHead)
+        return RunFacts(self.run.path, _moment(), state=state, head=head, trouble=tuple(self._trouble))
+
+    def _living(
+        self, attempt: AttemptDir, handle: Handle | None, keeper: ProcessId | None, intent: Intent | None
+    ) -> tuple[Living, bool | None]:
+        if keeper is None and handle is not None:
+            return Living(keeper=None, coordinator=None, agents=None), False
+        submitter = alive(intent.created_by) if keeper is None and intent is not None else False
+        kept = alive(keeper) if keeper is not None else False
+        if kept is not False or submitter:
+            return Living(keeper=kept, coordinator=kept, agents=kept), submitter
+        endpoint = self.read(attempt.endpoint, Endpoint)
+        coordinator = alive(endpoint.process) if endpoint is not None else False
+        agents = any_of(alive(agent) for agent in self._agents(attempt))
+        owner = keeper or (intent.created_by if intent is not None else None)
+        last = () if coordinator or agents else self._tagged(owner)
+        return Living(kept, coordinator, agents, last), submitter
+
+    def _agents(self, attempt: AttemptDir) -> list[ProcessId]:
+        name = attempt.agent(0).name
+        records = (self.read(path, AgentRecord) for path in attempt.path.glob(f"*/{name}"))
+        return [record.process for record in records if record is not None]
+
+    def _tagged(self, owner: ProcessId | None) -> tuple[int, ...]:
+        """Whatever of the run is left on this machine, and a keeper that has not yet made itself known."""
+        if owner is None or owner.boot_id != boot_id():
+            return ()  # another machine's, or nothing of it survived the reboot
+        from launcher.agent.processes import tagged  # late: ctypes and select, needed only before a run is called lost
+
+        return tuple(tagged(str(self.run.path), os.getuid()))

@@ -1,0 +1,55 @@
+"""Bytes of a log → lines for people, in bounded memory. Pure."""
+
+from collections.abc import Iterator
+
+from launcher.status.text import coloured
+
+MAX_LINE_BYTES = 64 * 1024
+
+
+class LineSplitter:
+    """Cuts a stream into lines, each with the offset behind it; a line that has not ended yet waits for its rest."""
+
+    def __init__(self) -> None:
+        self.offset = 0  # of the first byte not yet in a line that was given out
+        self._held = bytearray()  # what is kept of the unfinished line
+        self._length = 0  # how long the unfinished line really is
+        self._cut = 0  # bytes of it that were thrown away
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, str]]:
+        """The lines that these bytes complete."""
+        start = 0
+        while (end := data.find(b"\n", start)) >= 0:
+            self._hold(data[start:end])
+            yield self._give(newline=1)
+            start = end + 1
+        self._hold(data[start:])
+
+    def rest(self) -> Iterator[tuple[int, str]]:
+        """The unfinished line, where nothing will finish it."""
+        if self._length:
+            yield self._give(newline=0)
+
+    def _hold(self, piece: bytes) -> None:
+        self._length += len(piece)
+        self._held += piece
+        if len(self._held) <= MAX_LINE_BYTES:
+            return
+        last = self._held.rstrip(b"\r").rfind(b"\r") + 1  # of a progress bar only the last state is ever shown
+        if last:
+            del self._held[:last]
+            self._cut = 0
+        surplus = len(self._held) - MAX_LINE_BYTES
+        if surplus > 0:
+            del self._held[MAX_LINE_BYTES:]
+            self._cut += surplus
+
+    def _give(self, newline: int) -> tuple[int, str]:
+        shown = bytes(self._held).rstrip(b"\r").rpartition(b"\r")[2]
+        text = coloured(shown.decode(errors="replace"))
+        if self._cut:
+            text += f" … (and {self._cut} bytes more)"
+        self.offset += self._length + newline
+        self._held.clear()
+        self._length = self._cut = 0
+        return self.offset, text

@@ -1,0 +1,5 @@
+import random
+
+import numpy
+
+print(random.random(), numpy.random.rand())

@@ -1,0 +1,1 @@
+OURS = "our profile"

@@ -1,0 +1,9 @@
+import warnings
+
+
+def old():
+    warnings.warn("old", DeprecationWarning, stacklevel=2)
+
+
+old()
+warnings.warn("plain", stacklevel=1)

@@ -1,0 +1,19 @@
+"""Stands in for an agent that can be killed: has one rank forked, says which pids there are, and waits."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+zygote, order = sys.argv[1], json.loads(sys.argv[2])
+ours, theirs = socket.socketpair()
+child = subprocess.Popen(
+    [sys.executable, zygote, "serve", str(theirs.fileno()), str(os.getpid())], pass_fds=[theirs.fileno()]
+)
+theirs.close()
+lines = ours.makefile("rb")
+ours.sendall(json.dumps({"op": "fork", "id": 1, "order": order}).encode() + b"\n")
+print(child.pid, json.loads(lines.readline())["pid"], flush=True)
+signal.pause()

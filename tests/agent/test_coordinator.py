@@ -1,0 +1,764 @@
+"""The coordinator against simulated agents: starting, failing, regrouping, stopping."""
+
+from dataclasses import replace
+
+import pytest
+from simulated_cluster import Cluster, plan_of
+
+from launcher.agent.coordinator import Disconnected, ProvenDead, Tick
+from launcher.agent.messages import End, Exited, Join, Pulse, PulseAck, RankPulse, Ready, Start, Started, Stopped, Welcome
+from launcher.rundir.records import Event, ProcessId, RankExit
+from launcher.spec.model import Budget, Recovery
+from launcher.words import Cause, State
+
+LEASE = Recovery().lease_s
+
+
+def running(nodes: int = 2, **how: object) -> Cluster:
+    cluster = Cluster(plan_of(nodes, **how))  # type: ignore[arg-type]
+    cluster.boot()
+    cluster.advance(3)
+    assert cluster.state().state is State.RUNNING
+    return cluster
+
+
+# -- starting
+
+
+def test_a_run_from_start_to_success():
+    cluster = running(3)
+    state = cluster.state()
+    assert [rank.rank for rank in state.ranks] == [0, 1, 2, 3, 4, 5]
+    assert all(rank.pid and rank.state == "running" for rank in state.ranks)
+    assert (state.world_size, state.generation, state.step) == (6, 1, 3)
+    assert [node.ranks for node in state.nodes] == [(0, 1), (2, 3), (4, 5)]
+    cluster.finish_all()
+    cluster.settle()
+    assert cluster.end is not None
+    assert (cluster.end.state, cluster.end.exit_code, cluster.end.cause) == (State.SUCCEEDED, 0, None)
+    assert [node for _, node, message in cluster.sent if isinstance(message, End)] == [0, 1, 2]
+    assert len(cluster.exits) == 6
+    assert cluster.state().state is State.SUCCEEDED
+    assert [event.kind for event in cluster.own_events] == [*["agent_joined"] * 3, "generation_opened", "ended"]
+
+
+def test_start_tells_each_node_its_place_and_where_node_0_is():
+    cluster = running(2)
+    starts = cluster.starts(1)
+    assert (starts[0].first_rank, starts[1].first_rank) == (0, 2)
+    assert {start.master_addr for start in starts.values()} == {"127.0.0.1"}
+    assert {start.master_port for start in starts.values()} == {20_000 + cluster.agents[0].process.pid}
+    assert (starts[1].world_size, starts[1].group_rank, starts[1].group_world_size, starts[1].restarts) == (4, 1, 2, 0)
+
+
+def test_nothing_starts_before_the_last_node_is_ready():
+    cluster = Cluster(plan_of(3))
+    cluster.boot(0, 1)
+    cluster.boot(2, ready=False)
+    cluster.advance(200)
+    assert not cluster.starts(1)
+    assert "2 of 3" in cluster.state().message
+    cluster.make_ready(2)
+    cluster.settle()
+    assert sorted(cluster.starts(1)) == [0, 1, 2]
+
+
+def test_after_the_wait_it_goes_on_with_what_there_is():
+    cluster = Cluster(plan_of(4, least=2))
+    cluster.boot(0, 3)
+    cluster.advance(59.9)
+    assert not cluster.starts(1)
+    cluster.advance(0.2)
+    assert sorted(cluster.starts(1)) == [0, 3]
+
+
+def test_it_does_not_start_without_node_0():
+    cluster = Cluster(plan_of(3, least=2))
+    cluster.boot(0, ready=False)
+    cluster.boot(1, 2)
+    cluster.advance(100)
+    assert not cluster.starts(1)
+    cluster.make_ready(0)
+    cluster.settle()
+    assert sorted(cluster.starts(1)) == [0, 1, 2]
+
+
+def test_nodes_that_never_come_are_given_up_for_a_new_attempt():
+    cluster = Cluster(plan_of(2))
+    cluster.boot(0)
+    cluster.advance(1000)
+    assert cluster.end is not None
+    assert (cluster.end.state, cluster.end.cause) == (State.QUEUED, Cause.NODE_LOST)
+    assert "1 of at least 2 nodes" in cluster.recorded("failure")[0].text
+    assert 299 <= cluster.mono - 100 <= 301
+
+
+def test_a_spare_holds_its_place_until_it_is_needed():
+    cluster = Cluster(plan_of(2, spares=1))
+    cluster.boot(2, 0)
+    cluster.advance(0.5)
+    assert not cluster.starts(1)
+    cluster.boot(1)
+    cluster.advance(2)
+    assert sorted(cluster.starts(1)) == [0, 1]
+    assert [node.state for node in cluster.state().nodes] == ["up", "up", "spare"]
+
+
+def test_a_spare_stands_in_for_a_node_that_is_late_at_the_start():
+    cluster = Cluster(plan_of(2, spares=1))
+    cluster.boot(0, 2)
+    cluster.advance(4.9)
+    assert not cluster.starts(1)
+    cluster.advance(0.2)
+    assert sorted(cluster.starts(1)) == [0, 2]
+
+
+def test_ranks_may_end_before_their_node_could_say_that_they_started():
+    cluster = Cluster(plan_of(1, ranks_each=1))
+    cluster.boot()
+    cluster.deliver(0, up=True)
+    cluster.feed(Exited(0, RankExit(1, 0, 0, 0, 7, code=0)))
+    assert cluster.end is not None
+    assert cluster.end.state is State.SUCCEEDED
+
+
+def test_a_node_that_never_starts_its_ranks_is_put_aside():
+    cluster = Cluster(plan_of(2, least=1))
+    cluster.boot()
+    cluster.agents[1].mute_start = True
+    cluster.advance(119)
+    assert cluster.state().state is State.STARTING
+    cluster.advance(3)
+    assert cluster.recorded("failure")[0].cause is Cause.LAUNCHER_FAULT
+    assert sorted(cluster.starts(2)) == [0]
+    assert [node.state for node in cluster.state().nodes] == ["up", "lost"]
+
+
+# -- ranks that fail
+
+
+def test_a_killed_rank_closes_the_generation_and_opens_the_next_at_once():
+    cluster = running(2)
+    cluster.end_rank(1, signal=9)
+    cluster.settle()
+    assert sorted(node for node, _ in cluster.stops(1)) == [0, 1]
+    assert {stop.grace_s for _, stop in cluster.stops(1)} == {0.0}
+    assert cluster.starts(2)[1].restarts == 1
+    (failure,) = cluster.recorded("failure")
+    assert (failure.cause, failure.rank, failure.node, failure.step) == (Cause.KILLED, 1, 0, 3)
+    assert cluster.state().restarts == {"killed": 1}
+    assert cluster.state().state is State.RUNNING
+    assert [event.kind for event in cluster.own_events][-4:] == ["generation_opened", "failure", "regroup", "generation_opened"]
+
+
+def test_the_next_generation_gets_the_port_that_node_0_holds_now():
+    cluster = running(2)
+    first = cluster.starts(1)[0].master_port
+    cluster.end_rank(1, signal=9)
+    cluster.settle()
+    assert cluster.starts(2)[0].master_port != first
+
+
+def test_no_node_starts_before_all_have_stopped():
+    cluster = running(3)
+    cluster.end_rank(0, signal=9)
+    for node in (0, 1, 2):
+        cluster.deliver(node, up=True)
+    for node in (0, 1):
+        cluster.deliver(node, up=False)
+        cluster.deliver(node, up=True)
+    assert not cluster.starts(2)
+    assert cluster.state().state is State.REGROUPING
+    cluster.settle()
+    assert sorted(cluster.starts(2)) == [0, 1, 2]
+
+
+def test_the_first_to_fail_by_itself_is_named_though_its_peers_fell_first():
+    cluster = running(2)
+    cluster.end_rank(0, code=1, error="RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer")
+    cluster.settle()
+    assert not cluster.stops(1)
+    cluster.end_rank(3, code=1, error="KeyError: 'x'", where="train.py:4 in step", tail=("Traceback", "KeyError: 'x'"))
+    cluster.settle()
+    (failure,) = cluster.recorded("failure")
+    assert (failure.cause, failure.rank, failure.where) == (Cause.USER_ERROR, 3, "train.py:4 in step")
+    shown = cluster.state().failure
+    assert shown is not None
+    assert shown.tail == ("Traceback", "KeyError: 'x'")
+    assert shown.log == "logs/a0001.g0001/rank-00003.log"
+
+
+def test_a_broken_connection_without_a_culprit_is_a_failure_of_its_own_after_a_second():
+    cluster = running(2)
+    cluster.end_rank(2, code=1, error="torch.distributed.DistNetworkError: Connection reset by peer")
+    cluster.advance(0.9)
+    assert not cluster.stops(1)
+    cluster.advance(0.2)
+    assert cluster.recorded("failure")[0].cause is Cause.COMMUNICATION
+    assert cluster.state().generation == 2
+
+
+def test_nobody_waits_for_a_culprit_where_no_rank_is_left():
+    cluster = running(1)
+    for rank in (0, 1):
+        cluster.end_rank(rank, code=1, error="RuntimeError: Socket Timeout")
+    cluster.settle()
+    assert cluster.state().generation == 2
+
+
+def test_a_rank_that_said_done_may_fall_at_its_end():
+    cluster = running(1)
+    cluster.end_rank(0, signal=6, done=True)
+    cluster.end_rank(1, code=0)
+    cluster.settle()
+    assert cluster.end is not None
+    assert cluster.end.state is State.SUCCEEDED
+
+
+def test_failures_while_closing_change_nothing():
+    cluster = running(2)
+    cluster.end_rank(0, signal=9)
+    cluster.deliver(0, up=True)
+    cluster.end_rank(2, code=1, error="ValueError: late")
+    cluster.end_rank(3, signal=11)
+    cluster.settle()
+    assert len(cluster.recorded("failure")) == 1
+    assert cluster.recorded("failure")[0].rank == 0
+    assert cluster.state().restarts == {"killed": 1}
+
+
+def test_the_same_error_at_the_same_place_ends_the_run_with_its_text():
+    cluster = running(1)
+    cluster.training = False
+    for generation in (1, 2):
+        assert cluster.state().generation == generation
+        cluster.end_rank(0, code=1, error="ValueError: bad shape", where="bad.py:2 in train")
+        cluster.settle()
+    assert cluster.end is not None
+    assert (cluster.end.state, cluster.end.cause, cluster.end.exit_code) == (State.FAILED, Cause.USER_ERROR, 10)
+    assert cluster.recorded("ended")[0].text.startswith("rank 0 on node 0: ValueError: bad shape (bad.py:2 in train)")
+    assert cluster.state().exit_code == 10
+
+
+def test_the_delay_grows_while_there_is_no_progress():
+    rules = Recovery(killed=Budget(20, 2.0, 5.0), no_progress=None)
+    cluster = running(1, rules=rules)
+    cluster.training = False
+    opened = []
+    for _ in range(5):
+        cluster.end_rank(0, signal=9)
+        cluster.settle()
+        began = cluster.mono
+        generation = len(cluster.open_starts)
+        cluster.advance(60, until=lambda generation=generation: len(cluster.open_starts) > generation)
+        opened.append(cluster.mono - began if len(cluster.open_starts) > generation else 0.0)
+    assert [round(one, 1) for one in opened[1:]] == [2.0, 4.0, 5.0, 5.0]
+    assert cluster.own_events[-2].text == "a new generation follows in 5 s: restart 5 of 20 for killed"
+
+
+def test_a_run_without_a_newer_checkpoint_ends_with_its_own_cause():
+    cluster = running(1, rules=Recovery(no_progress=3, killed=Budget(50, 0.01, 0.02)))
+    cluster.checkpoint = 3
+    cluster.advance(1)
+    while cluster.end is None:
+        cluster.end_rank(0, signal=9)
+        cluster.advance(2)
+    assert (cluster.end.state, cluster.end.cause, cluster.end.exit_code) == (State.FAILED, Cause.NO_PROGRESS, 19)
+    assert sum(cluster.state().restarts.values()) == 3
+    assert cluster.state().failure is not None
+    assert cluster.state().failure.cause is Cause.KILLED  # type: ignore[union-attr]
+
+
+def test_restarts_of_earlier_attempts_count():
+    history = [
+        Event(1.0, 1, "failure", "x", cause=Cause.NODE_LOST, step=5, checkpoint=4),
+        Event(1.0, 1, "requeue", "x", cause=Cause.NODE_LOST),
+    ]
+    cluster = Cluster(plan_of(1, rules=Recovery(node_lost=Budget(1))), history, attempt=2)
+    assert (cluster.state().step, cluster.state().checkpoint, cluster.state().restarts) == (5, 4, {"node_lost": 1})
+    assert cluster.state().failure is not None
+    cluster.boot()
+    cluster.settle()
+    assert cluster.starts(1)[0].restarts == 1
+
+
+# -- nodes that go, and come back
+
+
+def test_a_dead_node_leaves_a_smaller_world_at_once():
+    cluster = running(3, least=1)
+    cluster.kill(1)
+    cluster.settle()
+    assert sorted(cluster.starts(2)) == [0, 2]
+    assert cluster.starts(2)[2].first_rank == 2
+    (failure,) = cluster.recorded("failure")
+    assert (failure.cause, failure.node, failure.evidence) == (Cause.NODE_LOST, 1, "its process is gone")
+    assert [event.node for event in cluster.recorded("agent_lost")] == [1]
+    assert [node.state for node in cluster.state().nodes] == ["up", "lost", "up"]
+
+
+def test_a_spare_takes_exactly_the_place_of_the_lost_node():
+    cluster = running(3, spares=1)
+    before = cluster.starts(1)
+    cluster.kill(1)
+    cluster.settle()
+    after = cluster.starts(2)
+    assert sorted(after) == [0, 2, 3]
+    assert after[3].first_rank == before[1].first_rank
+    assert after[2].first_rank == before[2].first_rank
+
+
+def test_too_few_nodes_are_left_so_a_new_attempt_is_asked_for():
+    cluster = running(3)
+    cluster.kill(2)
+    cluster.settle()
+    assert cluster.end is not None
+    assert (cluster.end.state, cluster.end.cause, cluster.end.delay_s) == (State.QUEUED, Cause.NODE_LOST, 0.0)
+    assert cluster.state().state is State.QUEUED
+    assert cluster.state().exit_code is None
+    assert cluster.state().restarts == {"node_lost": 1}
+
+
+def test_a_node_that_comes_back_is_taken_in_at_the_next_boundary():
+    cluster = running(2, least=1)
+    cluster.kill(1)
+    cluster.settle()
+    assert cluster.state().world_size == 2
+    cluster.boot(1)
+    cluster.advance(5)
+    assert cluster.state().world_size == 2
+    assert [node.state for node in cluster.state().nodes] == ["up", "spare"]
+    cluster.end_rank(0, signal=9)
+    cluster.advance(5)
+    assert cluster.state().world_size == 4
+
+
+def test_a_node_that_cannot_be_seen_is_not_a_dead_one_before_its_lease_ends():
+    cluster = running(2, least=1)
+    cluster.cut(1)
+    cluster.settle()
+    assert cluster.state().nodes[1].state == "unknown"
+    cluster.advance(LEASE - 1.1)
+    assert not cluster.stops(1)
+    cluster.advance(2.2)
+    assert sorted(cluster.starts(2)) == [0]
+    assert "15 s" in cluster.recorded("agent_lost")[0].text
+
+
+def test_a_node_that_is_back_within_its_lease_goes_on():
+    cluster = running(2, least=1)
+    cluster.cut(1)
+    cluster.advance(5)
+    cluster.connect(1)
+    cluster.advance(60)
+    assert cluster.state().generation == 1
+    assert [node.state for node in cluster.state().nodes] == ["up", "up"]
+    cluster.finish_all()
+    cluster.settle()
+    assert cluster.end is not None
+    assert cluster.end.state is State.SUCCEEDED
+
+
+@pytest.mark.parametrize("tells_again", [True, False])
+def test_a_rank_that_ended_behind_a_cut_is_noticed(tells_again):
+    cluster = running(2)
+    cluster.cut(1)
+    cluster.end_rank(3, signal=11)
+    if not tells_again:
+        cluster.agents[1].told.clear()
+    cluster.connect(1)
+    cluster.advance(2)
+    (failure,) = cluster.recorded("failure")
+    assert (failure.cause, failure.rank) == (Cause.KILLED, 3)
+    assert cluster.state().generation == 2
+
+
+def test_a_start_that_was_lost_in_a_cut_does_not_block_the_run():
+    cluster = Cluster(plan_of(2))
+    cluster.boot()
+    cluster.deliver(0, up=True)
+    cluster.deliver(1, up=True)
+    cluster.cut(1)
+    cluster.connect(1)
+    cluster.advance(5)
+    assert cluster.state().state is State.RUNNING
+    assert cluster.state().generation == 2
+
+
+def test_a_stop_that_was_lost_in_a_cut_is_said_again():
+    cluster = running(2)
+    cluster.end_rank(0, signal=9)
+    cluster.deliver(0, up=True)
+    cluster.cut(1)
+    cluster.connect(1)
+    cluster.settle()
+    assert [node for node, _ in cluster.stops(1)].count(1) == 2
+    assert cluster.state().generation == 2
+
+
+def test_a_frozen_agent_is_lost_at_the_end_of_its_lease_and_must_stop_its_ranks_if_it_thaws():
+    cluster = running(2, least=1)
+    cluster.freeze(1)
+    cluster.advance(LEASE + 1)
+    assert sorted(cluster.starts(2)) == [0]
+    cluster.feed(Pulse(1, 99, 1))
+    assert cluster.stops(1)[-1][0] == 1
+    assert any(node == 1 and message == PulseAck(99) for _, node, message in cluster.sent)
+    cluster.end_rank(0, signal=9)
+    cluster.advance(1)
+    assert sorted(cluster.starts(3)) == [0]
+    cluster.feed(Stopped(1, 1))
+    cluster.feed(Ready(1))
+    cluster.end_rank(0, signal=9)
+    cluster.advance(2)
+    assert sorted(cluster.starts(4)) == [0, 1]
+
+
+def test_a_new_agent_on_a_node_proves_nothing_about_the_one_before():
+    cluster = running(2, least=1)
+    cluster.advance(0.5)
+    cluster.feed(Join(1, "127.0.0.2", ProcessId("host-1", "boot-1", 77, 1), 20_001))
+    cluster.feed(Ready(1))
+    assert not cluster.stops(1)
+    assert cluster.state().nodes[1].state == "unknown"
+    cluster.agents[1].connected = False
+    for second in range(1, 20):
+        cluster.feed(Pulse(1, second, 0))
+        cluster.advance(1, until=lambda: len(cluster.open_starts) > 1)
+    assert cluster.recorded("failure")[0].cause is Cause.NODE_LOST
+    assert sorted(cluster.starts(2)) == [0, 1]
+    assert cluster.recorded("failure")[0].at - cluster.recorded("generation_opened")[0].at >= LEASE
+
+
+def test_a_machine_that_was_started_anew_has_no_ranks_left():
+    cluster = running(2, least=1)
+    cluster.agents[1].alive = False
+    cluster.agents[1].ranks = []
+    cluster.excused.add(1)
+    cluster.boot(1, machine="boot-2")
+    cluster.settle()
+    assert sorted(cluster.starts(2)) == [0, 1]
+
+
+def test_the_real_culprit_of_broken_connections_is_the_node_that_went():
+    cluster = running(2, least=1)
+    cluster.kill(1, proof=False)
+    for rank in (0, 1):
+        cluster.end_rank(rank, code=1, error="Connection closed by peer")
+    cluster.settle()
+    assert not cluster.starts(2)
+    cluster.feed(ProvenDead(1, "its process is gone"))
+    cluster.settle()
+    assert [event.cause for event in cluster.recorded("failure")] == [Cause.NODE_LOST]
+    assert sorted(cluster.starts(2)) == [0]
+
+
+def test_a_node_that_does_not_end_its_ranks_is_put_aside():
+    cluster = running(2, least=1)
+    cluster.agents[1].ignores_stop = True
+    cluster.end_rank(0, signal=9)
+    cluster.advance(29)
+    assert not cluster.starts(2)
+    cluster.advance(2)
+    assert sorted(cluster.starts(2)) == [0]
+
+
+def test_waiting_for_a_returning_node_rather_than_giving_up():
+    cluster = running(2)
+    cluster.end_rank(0, signal=9)
+    cluster.deliver(0, up=True)
+    for node in (0, 1):
+        cluster.deliver(node, up=False)
+    cluster.deliver(1, up=True)
+    cluster.cut(1)
+    cluster.deliver(1, up=True)
+    cluster.settle()
+    assert cluster.end is None
+    assert not cluster.starts(2)
+    cluster.connect(1)
+    cluster.settle()
+    assert sorted(cluster.starts(2)) == [0, 1]
+
+
+# -- hangs
+
+
+def hang_rules(seconds: float) -> Recovery:
+    return Recovery(hang_after_s=seconds)
+
+
+def test_a_frozen_rank_is_named_though_all_are_silent():
+    cluster = running(2, rules=hang_rules(10))
+    cluster.agents[1].ranks[1].frozen = True
+    began = cluster.mono
+    cluster.advance(60, until=lambda: bool(cluster.stops(1)))
+    assert 10 <= cluster.mono - began <= 15
+    stops = dict(cluster.stops(1))
+    assert (stops[0].hung, stops[1].hung, stops[0].grace_s) == ((0, 1), (2, 3), 0.0)
+    cluster.settle()
+    (failure,) = cluster.recorded("failure")
+    assert (failure.cause, failure.rank) == (Cause.HANG, 3)
+    assert "3: 3" in failure.evidence
+    assert cluster.state().failure.log == "logs/a0001.g0001/rank-00003.log"  # type: ignore[union-attr]
+    assert cluster.state().restarts == {"hang": 1}
+
+
+def test_the_rank_that_is_furthest_behind_hangs():
+    cluster = running(2, rules=hang_rules(10))
+    cluster.agents[0].ranks[1].step = 2
+    cluster.stuck = {1}
+    cluster.advance(15)
+    assert cluster.recorded("failure")[0].rank == 1
+
+
+def test_one_silent_rank_that_used_to_report_hangs_though_the_others_go_on():
+    cluster = running(2, rules=hang_rules(10))
+    cluster.stuck = {2}
+    for _ in range(14):
+        for rank in (cluster.agents[0].ranks + cluster.agents[1].ranks):
+            if rank.number != 2:
+                rank.active_at = cluster.mono
+        cluster.advance(1)
+    assert cluster.recorded("failure")[0].rank == 2
+    assert [stop.hung for _, stop in cluster.stops(1)] == [(), (2,)]
+
+
+def test_a_rank_that_never_reported_may_be_silent_while_others_go_on():
+    cluster = Cluster(plan_of(1, ranks_each=2, rules=hang_rules(10)))
+    cluster.boot()
+    cluster.settle()
+    cluster.training = False
+    for second in range(60):
+        cluster.mono += 1
+        cluster.feed(Pulse(0, second, 1, (RankPulse(0, float(second), False, False), RankPulse(1, 0.2, False, False))))
+    assert not cluster.recorded("failure")
+
+
+def test_silence_is_no_hang_while_a_node_cannot_be_seen():
+    cluster = running(2, least=1, rules=replace(hang_rules(5), lease_s=30))
+    cluster.cut(1)
+    cluster.training = False
+    cluster.advance(20)
+    assert not cluster.stops(1)
+    cluster.advance(12)
+    assert cluster.recorded("failure")[0].cause is Cause.NODE_LOST
+
+
+def test_no_hang_is_looked_for_where_the_spec_says_off():
+    cluster = running(1, rules=Recovery(hang_after_s=None))
+    cluster.training = False
+    cluster.advance(5000)
+    assert cluster.state().generation == 1
+
+
+# -- stopping
+
+
+def test_cancel_asks_first_and_ends_cancelled():
+    cluster = running(2)
+    cluster.ask_stop("cancel")
+    cluster.ask_stop("cancel", 1)
+    cluster.settle()
+    assert {stop.grace_s for _, stop in cluster.stops(1)} == {30.0}
+    assert len(cluster.stops(1)) == 2
+    assert cluster.end is not None
+    assert (cluster.end.state, cluster.end.cause, cluster.end.exit_code) == (State.CANCELLED, Cause.CANCELLED, 20)
+    assert not cluster.recorded("failure")
+
+
+def test_cancel_does_not_wait_for_ever():
+    cluster = running(2)
+    cluster.agents[1].ignores_stop = True
+    cluster.ask_stop("cancel")
+    cluster.advance(39.9)
+    assert cluster.end is None
+    cluster.advance(0.2)
+    assert cluster.end is not None
+    assert cluster.end.state is State.CANCELLED
+
+
+def test_cancel_while_the_nodes_are_still_coming():
+    cluster = Cluster(plan_of(3))
+    cluster.boot(0)
+    cluster.ask_stop("cancel")
+    cluster.settle()
+    assert cluster.end is not None
+    assert cluster.end.state is State.CANCELLED
+
+
+def test_cancel_beats_preempt_and_a_failure_that_is_being_dealt_with():
+    cluster = running(2)
+    cluster.end_rank(0, signal=9)
+    cluster.deliver(0, up=True)
+    cluster.ask_stop("preempt")
+    cluster.ask_stop("cancel", 1)
+    cluster.ask_stop("preempt", 1)
+    cluster.settle()
+    assert cluster.end is not None
+    assert cluster.end.state is State.CANCELLED
+    assert not cluster.starts(2)
+
+
+def test_preempt_asks_for_a_new_attempt_and_costs_no_budget():
+    cluster = running(2, rules=Recovery(killed=Budget(0), node_lost=Budget(0)))
+    cluster.ask_stop("preempt", 1)
+    cluster.settle()
+    assert cluster.end is not None
+    assert (cluster.end.state, cluster.end.cause) == (State.QUEUED, Cause.PREEMPTED)
+    assert cluster.state().restarts == {"preempted": 1}
+
+
+def test_a_run_that_had_finished_when_it_was_preempted_has_succeeded():
+    cluster = running(1)
+    cluster.ask_stop("preempt")
+    cluster.deliver(0, up=True)
+    cluster.finish_all()
+    cluster.settle()
+    assert cluster.end is not None
+    assert cluster.end.state is State.SUCCEEDED
+
+
+def test_the_clusters_signal_that_reaches_a_rank_first_is_a_preemption_all_the_same():
+    cluster = running(2, rules=Recovery(killed=Budget(0)))
+    cluster.end_rank(1, signal=15)
+    cluster.deliver(0, up=True)
+    cluster.ask_stop("preempt")
+    cluster.settle()
+    assert cluster.end is not None
+    assert (cluster.end.state, cluster.end.cause) == (State.QUEUED, Cause.PREEMPTED)
+
+
+def test_a_rank_that_asks_to_be_resumed_is_preempted():
+    cluster = running(1)
+    cluster.end_rank(0, code=75)
+    cluster.settle()
+    assert cluster.state().restarts == {"preempted": 1}
+    assert cluster.state().generation == 2
+
+
+def test_the_time_limit_ends_the_run_with_grace():
+    cluster = running(1, time_s=50)
+    cluster.advance(46.9)
+    assert not cluster.stops(1)
+    cluster.advance(0.2)
+    assert dict(cluster.stops(1))[0].grace_s == 30.0
+    assert cluster.end is not None
+    assert (cluster.end.state, cluster.end.cause, cluster.end.exit_code) == (State.FAILED, Cause.TIME_LIMIT, 17)
+
+
+def test_the_time_limit_holds_while_waiting_too():
+    cluster = Cluster(plan_of(2, time_s=20))
+    cluster.boot(0)
+    cluster.advance(30)
+    assert cluster.end is not None
+    assert cluster.end.cause is Cause.TIME_LIMIT
+
+
+# -- faults of nodes
+
+
+def test_a_setup_that_fails_is_the_users_error():
+    cluster = Cluster(plan_of(2))
+    cluster.boot(ready=False)
+    cluster.fault(1, setup=True, text="run.setup failed on node 1 with exit code 7", log="logs/setup.log")
+    cluster.settle()
+    assert cluster.end is not None
+    assert (cluster.end.state, cluster.end.exit_code) == (State.FAILED, 10)
+    failure = cluster.state().failure
+    assert failure is not None
+    assert (failure.summary, failure.log) == ("run.setup failed on node 1 with exit code 7", "logs/setup.log")
+
+
+def test_a_node_with_a_fault_of_ours_is_left_out():
+    cluster = running(2, least=1)
+    cluster.fault(1, setup=False, text="no space left on device")
+    cluster.settle()
+    assert sorted(cluster.starts(2)) == [0]
+    assert cluster.recorded("failure")[0].cause is Cause.LAUNCHER_FAULT
+
+
+def test_without_the_faulty_node_there_are_too_few():
+    cluster = Cluster(plan_of(2))
+    cluster.boot(0)
+    cluster.boot(1, ready=False)
+    cluster.fault(1, setup=False, text="no zygote")
+    cluster.settle()
+    assert cluster.end is not None
+    assert (cluster.end.state, cluster.end.cause) == (State.QUEUED, Cause.LAUNCHER_FAULT)
+    assert "no zygote" in cluster.recorded("failure")[0].text
+
+
+# -- messages that are late, double, or nobody's
+
+
+def test_messages_of_old_generations_and_strangers_change_nothing():
+    cluster = running(2)
+    cluster.end_rank(0, signal=9)
+    cluster.settle()
+    before = cluster.state()
+    for message in (
+        Exited(1, RankExit(1, 3, 1, 1, 9, signal=11)),
+        Exited(0, RankExit(2, 3, 1, 1, 9, signal=11)),
+        Exited(0, RankExit(2, 3, 1, 0, 9, signal=11)),
+        Stopped(1, 1),
+        Started(1, 1, (5, 6), 1),
+        Pulse(1, 5, 1, (RankPulse(2, 0.0, True, False, step=99),)),
+        Pulse(7, 5, 2, (RankPulse(2, 0.0, True, False, step=99),)),
+        Pulse(1, 6, 2, (RankPulse(0, 0.0, True, False, step=99),)),
+        Ready(9),
+        Disconnected(9),
+        ProvenDead(1, "an agent before this one"),
+        Tick(),
+    ):
+        cluster.feed(message)
+    after = cluster.state()
+    assert (after.generation, after.state, after.step, after.ranks) == (2, State.RUNNING, before.step, before.ranks)
+
+
+def test_every_pulse_is_answered_and_every_join_welcomed():
+    cluster = running(2)
+    cluster.feed(Pulse(1, 41, 0))
+    assert cluster.sent[-1][1:] == (1, PulseAck(41))
+    assert [node for _, node, message in cluster.sent if message == Welcome(LEASE)] == [0, 1]
+
+
+def test_nothing_comes_after_the_end():
+    cluster = running(1)
+    cluster.finish_all()
+    cluster.settle()
+    assert cluster.coordinator.handle(Tick(), cluster.now) == []
+    assert cluster.coordinator.next_deadline() is None
+
+
+# -- what is shown
+
+
+def test_pace_metrics_and_checkpoints_are_shown():
+    cluster = running(1)
+    cluster.checkpoint = 2
+    cluster.pulse(0, metrics={"loss": 0.5}, total_steps=100, fingerprint="abc")
+    cluster.advance(30)
+    state = cluster.state()
+    assert (state.checkpoint, state.total_steps, state.metrics, state.fingerprint) == (2, 100, {"loss": 0.5}, "abc")
+    assert state.rate == pytest.approx(1.0)
+    cluster.training = False
+    cluster.advance(30)
+    assert (cluster.state().rate or 0) < 0.8
+
+
+def test_the_step_goes_back_with_a_new_generation_and_the_checkpoint_does_not():
+    cluster = running(1)
+    cluster.checkpoint = 2
+    cluster.advance(20)
+    assert cluster.state().step == 23
+    cluster.end_rank(0, signal=9)
+    cluster.advance(1.0)
+    assert cluster.state().step == 3
+    assert cluster.state().checkpoint == 2
+
+
+def test_the_world_is_told_by_starts_of_one_size():
+    small = running(2).starts(1)[1]
+    large = running(40).starts(1)[39]
+    assert isinstance(small, Start)
+    assert len(repr(large)) - len(repr(small)) < 12

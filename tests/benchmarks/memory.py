@@ -1,0 +1,58 @@
+"""Memory of the ranks before there is a model, after init_process_group: launch against torchrun on the same script.
+
+    uv run python tests/benchmarks/memory.py [--write]
+
+PSS: a page that n processes share counts 1/n for each, so sums are honest. Shown for the ranks, and for what
+supervises them: launch's keeper, agent and zygote; torchrun's agent.
+"""
+
+import argparse
+import re
+import statistics
+import time
+from pathlib import Path
+
+from race import LAUNCH, LEGEND, PEERS, TORCHRUN, Race
+from results import publish
+
+BOUND_S = 180
+
+
+def pss_mb(pids):
+    texts = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
+    return sum(int(re.search(r"^Pss:\s+(\d+) kB", text, re.MULTILINE)[1]) for text in texts) / 1024
+
+
+def measure(peer, ranks):
+    """PSS of the ranks, and of all other processes of the race."""
+    with Race(peer, ranks, "--hold") as race:
+        if not race.wait(race.firsts, BOUND_S):
+            raise SystemExit(f"{peer} did not come up in {BOUND_S} s:\n{race.said()}")
+        time.sleep(1)  # `launch submit` leaves, and allocators settle
+        own = set(race.pids())
+        others = set(race.processes()) - own
+        return pss_mb(own), pss_mb(others)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=[LAUNCH, TORCHRUN])
+    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
+    args = parser.parse_args()
+    found = {peer: [] for peer in args.peers}
+    for _ in range(args.pairs):
+        for peer in args.peers:
+            found[peer].append(measure(peer, args.ranks))
+    middles = {peer: tuple(map(statistics.median, zip(*pairs, strict=True))) for peer, pairs in found.items()}
+    our_ranks, our_others = middles[LAUNCH]
+    table = ["| | ranks, MB | supervisors, MB | all, MB | launch / this: ranks | all |", "|---|---|---|---|---|---|"]
+    for peer, (own, others) in middles.items():
+        ratios = f"{our_ranks / own:.2f} | {(our_ranks + our_others) / (own + others):.2f}"
+        table.append(f"| {peer} | {own:.0f} | {others:.0f} | {own + others:.0f} | {ratios} |")
+    publish("memory", "\n".join([*table, "", f"{args.ranks} ranks. {LEGEND}"]), write=args.write)
+
+
+if __name__ == "__main__":
+    main()

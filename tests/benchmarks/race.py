@@ -1,0 +1,129 @@
+"""One start of one script under one of the peers, in a folder of its own, with everything ended after it."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections import defaultdict
+from pathlib import Path
+
+from launcher.agent.processes import end_all
+
+HERE = Path(__file__).parent
+BIN = Path(sys.executable).parent
+TORCHRUN = "torchrun"
+WITH_VARIABLE = "torchrun, own store"
+LAUNCH = "launch"
+PEERS = (LAUNCH, TORCHRUN, WITH_VARIABLE)
+LEGEND = f"`{WITH_VARIABLE}`: torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."
+_TAG = "BENCHMARK_RACE"
+_SPEC = """name: race
+run:
+  script: ddp_steps.py
+  args: {args}
+resources:
+  ranks_per_node: {ranks}
+  gpus_per_node: 0
+  cpus_per_rank: 1
+recovery:
+  killed: unlimited
+  no_progress: off
+"""
+
+
+class Race:
+    """`with Race(peer, ranks, words) as race:` the clock runs from `race.began`."""
+
+    def __init__(self, peer, ranks, *words):
+        self.peer = peer
+        self.ranks = ranks
+        self.folder = Path(tempfile.mkdtemp(prefix="race-"))
+        self.steps = self.folder / "steps.txt"
+        self.notes = defaultdict(list)  # rank: (time, pid, what)
+        self._words = ["--out", str(self.steps), *map(str, words)]
+        self._tag = uuid.uuid4().hex
+        self._read = 0
+        self._rest = b""
+
+    def __enter__(self):
+        project = self.folder / "project"
+        project.mkdir()
+        (project / "pyproject.toml").touch()
+        shutil.copy(HERE / "ddp_steps.py", project)
+        (project / "job.yaml").write_text(_SPEC.format(args=self._words, ranks=self.ranks))
+        command, more = self._command()
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        env |= {_TAG: self._tag, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
+        env |= {"XDG_STATE_HOME": str(self.folder / "state"), "LAUNCH_RUNS": str(self.folder / "runs"), **more}
+        with (self.folder / "said.txt").open("wb") as said:
+            self.began = time.monotonic()
+            self.process = subprocess.Popen(command, cwd=project, env=env, stdout=said, stderr=said)
+        return self
+
+    def __exit__(self, *_):
+        end_all(self.processes)
+        self.process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _command(self):
+        if self.peer == LAUNCH:
+            return [BIN / "launch", "submit", "job.yaml"], {}
+        more = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if self.peer == WITH_VARIABLE else {}
+        options = ["--standalone", f"--nproc-per-node={self.ranks}", "--max-restarts=1000000"]
+        return [BIN / "torchrun", *options, "ddp_steps.py", *self._words], more
+
+    def processes(self):
+        """Every process of this race."""
+        word = f"{_TAG}={self._tag}".encode()
+        return [pid for pid in all_pids() if word in environment(pid)]
+
+    def wait(self, condition, timeout_s):
+        """When the condition on what ranks have noted holds: True; False where it did not in time."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            self._listen()
+            if condition():
+                return True
+            time.sleep(0.02)  # the times that count are in the notes
+        return False
+
+    def firsts(self, strangers=frozenset()):
+        """When each rank first noted something, in a process that is none of these; None until all have."""
+        times = []
+        for rank in range(self.ranks):
+            own = (at for at, pid, _ in self.notes[rank] if pid not in strangers)
+            times.append(next(own, None))
+        return None if None in times else times
+
+    def pids(self):
+        """The newest process of each rank."""
+        return [self.notes[rank][-1][1] for rank in range(self.ranks)]
+
+    def said(self):
+        return (self.folder / "said.txt").read_text()
+
+    def _listen(self):
+        if not self.steps.exists():
+            return
+        with self.steps.open("rb") as file:
+            file.seek(self._read)
+            data = file.read()
+        self._read += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            at, rank, pid, what = line.split()
+            self.notes[int(rank)].append((float(at), int(pid), what.decode()))
+
+
+def all_pids():
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+
+
+def environment(pid):
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []

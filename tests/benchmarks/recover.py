@@ -1,0 +1,84 @@
+"""From kill -9 of a rank to the next optimizer step of all ranks: launch against torchrun on the same script.
+
+    uv run python tests/benchmarks/recover.py [--write]
+
+A random rank is killed at a random moment. It counts as recovered when every rank has made a step in a process that
+was not there at the kill; where that takes longer than the patience, the job is started anew and the kill counts as
+failed. The sides take turns, a fifth of their kills at a time.
+"""
+
+import argparse
+import os
+import random
+import signal
+import statistics
+import time
+
+from race import LAUNCH, LEGEND, PEERS, TORCHRUN, WITH_VARIABLE, Race
+from results import publish
+
+START_S = 180
+TURNS = 5
+
+
+def kills(peer, ranks, count, chance, patience_s):
+    """Seconds from each kill to all ranks' next step; None for a kill that was not recovered from."""
+    taken = []
+    while len(taken) < count:
+        with Race(peer, ranks, "--step-s", 0.01) as race:
+            if not race.wait(race.firsts, START_S):
+                raise SystemExit(f"{peer} did not make a step in {START_S} s:\n{race.said()}")
+            while len(taken) < count:
+                taken.append(kill(race, chance, patience_s))
+                if taken[-1] is None:
+                    break
+    return taken
+
+
+def kill(race, chance, patience_s):
+    time.sleep(chance.uniform(0.3, 1.0))  # the moment is part of the question
+    race.wait(lambda: True, 1)
+    before = race.pids()
+    at = time.monotonic()
+    os.kill(chance.choice(before), signal.SIGKILL)
+    strangers = frozenset(before)
+    if not race.wait(lambda: race.firsts(strangers), patience_s):
+        return None
+    return max(race.firsts(strangers)) - at
+
+
+def row(peer, taken, ours):
+    good = sorted(one for one in taken if one is not None)
+    share = f"{len(good)} of {len(taken)}"
+    if not good:
+        return f"| {peer} | {share} | - | - | - |"
+    middle = statistics.median(good)
+    return f"| {peer} | {share} | {middle:.2f} | {good[0]:.2f}-{good[-1]:.2f} | {ours / middle:.3f} |"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--kills", type=int, default=50, help="of launch")
+    parser.add_argument("--peer-kills", type=int, default=20, help="of each torchrun")
+    parser.add_argument("--patience-s", type=float, default=45)
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
+    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
+    args = parser.parse_args()
+    chance = random.Random(args.seed)
+    counts = {LAUNCH: args.kills, TORCHRUN: args.peer_kills, WITH_VARIABLE: args.peer_kills}
+    taken = {peer: [] for peer in args.peers}
+    while any(len(taken[peer]) < counts[peer] for peer in args.peers):
+        for peer in args.peers:
+            count = min(-(-counts[peer] // TURNS), counts[peer] - len(taken[peer]))
+            taken[peer] += kills(peer, args.ranks, count, chance, args.patience_s)
+    ours = statistics.median([one for one in taken[LAUNCH] if one is not None])
+    head = "| | recovered | kill to next step of all, s | range | launch / this |"
+    table = [head, "|---|---|---|---|---|", *(row(peer, taken[peer], ours) for peer in args.peers)]
+    notes = f"{args.ranks} ranks; a failed kill had {args.patience_s:g} s; seed {args.seed}. {LEGEND}"
+    publish("recover", "\n".join([*table, "", notes]), write=args.write)
+
+
+if __name__ == "__main__":
+    main()

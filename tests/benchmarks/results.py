@@ -1,0 +1,55 @@
+"""Where the figures of the benchmarks go: to the terminal and, on request, into their section of RESULTS.md."""
+
+import datetime
+import os
+import platform
+import re
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+_HEAD = """# Figures
+
+Each section is written by the script of its name: `uv run python tests/benchmarks/NAME.py --write`. The two sides of a
+comparison take turns in one run on one machine; what is shown is the median. No test passes or fails by these figures.
+"""
+
+
+def publish(name: str, table: str, *, write: bool) -> None:
+    """Show a benchmark's table; with `write`, it replaces that benchmark's section of RESULTS.md."""
+    section = f"<!-- {name} -->\n## {name}.py\n\n{circumstances()}\n\n{table}\n<!-- /{name} -->\n"
+    print(f"{circumstances()}\n\n{table}", flush=True)
+    if write:
+        text = RESULTS.read_text() if RESULTS.exists() else _HEAD
+        old = re.compile(rf"<!-- {name} -->.*?<!-- /{name} -->\n", re.DOTALL)
+        text = old.sub(lambda _: section, text) if old.search(text) else f"{text}\n{section}"
+        RESULTS.write_text(text)
+
+
+def circumstances() -> str:
+    """The machine and the versions, in one line."""
+    cores = len(os.sched_getaffinity(0))
+    words = [
+        datetime.datetime.now(datetime.UTC).date().isoformat(),
+        f"{cores} cores ({processor()})",
+        f"Linux {platform.release()}",
+        f"Python {platform.python_version()}",
+        *(f"{package} {installed(package)}" for package in ("torch", "msgspec")),
+        f"load before {os.getloadavg()[2]:.1f}",
+    ]
+    return ", ".join(words) + f". `{Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}`".replace(" `", "`")
+
+
+def processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,53 @@
+"""From the command to the first optimizer step of every rank: launch against torchrun on the same script.
+
+    uv run python tests/benchmarks/start.py [--write]
+
+2 and 4 ranks, one thread each, gloo. The sides take turns; each side's first start, which fills the page cache, does
+not count. What launch is timed for begins with `launch submit` being executed.
+"""
+
+import argparse
+import statistics
+
+from race import LAUNCH, LEGEND, PEERS, Race
+from results import publish
+
+BOUND_S = 180
+
+
+def first_step_s(peer, ranks):
+    """Seconds until the slowest rank has made its first step."""
+    with Race(peer, ranks, "--steps", 1) as race:
+        if not race.wait(race.firsts, BOUND_S):
+            raise SystemExit(f"{peer} did not make a step in {BOUND_S} s:\n{race.said()}")
+        return max(race.firsts()) - race.began
+
+
+def rows(ranks, peers, pairs):
+    taken = {peer: [] for peer in peers}
+    for turn in range(pairs + 1):
+        for peer in peers:
+            seconds = first_step_s(peer, ranks)
+            if turn:
+                taken[peer].append(seconds)
+    ours = statistics.median(taken[LAUNCH])
+    for peer, seconds in taken.items():
+        middle = statistics.median(seconds)
+        yield f"| {ranks} | {peer} | {middle:.2f} | {min(seconds):.2f}-{max(seconds):.2f} | {ours / middle:.2f} |"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
+    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
+    args = parser.parse_args()
+    table = ["| ranks | | start to first step, s | range | launch / this |", "|---|---|---|---|---|"]
+    for ranks in args.ranks:
+        table += rows(ranks, args.peers, args.pairs)
+    publish("start", "\n".join([*table, "", LEGEND]), write=args.write)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+import json
+import re
+import signal
+
+from run_folder import dead_process
+
+from launcher.rundir.records import Failure
+from launcher.words import Cause, State
+
+
+def test_lines_have_time_node_and_rank(desk):
+    desk.run().succeeded().log(0, "hello\n", times=[(3661.0, 6)]).log(1, "there\n")
+    assert desk.launch("logs", "last").stdout == "01:01:01 0:0 │ hello\n         0:1 │ there\n"
+
+
+def test_one_rank_only(desk):
+    desk.run().succeeded().log(0, "a\n").log(1, "b\n").log(2, "c\n")
+    shown = desk.launch("logs", "last", "--rank", "0", "--rank", "2").stdout
+    assert [line[-1] for line in shown.splitlines()] == ["a", "c"]
+
+
+def test_as_json(desk):
+    desk.run().succeeded().log(1, "\x1b[31mred\x1b[0m\n", times=[(5.0, 13)])
+    lines = desk.launch("logs", "last", "--json").stdout.splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"at": 5.0, "attempt": 1, "generation": 1, "node": 0, "rank": 1, "text": "red"}
+    ]
+
+
+def test_colours_of_a_log_reach_only_a_terminal(desk):
+    desk.run().succeeded().log(0, "\x1b[35mpink\x1b[2J\x1b]0;t\x07\n")
+    assert "\x1b" not in desk.launch("logs", "last").stdout
+    shown = desk.on_terminal("logs", "last")[1]
+    assert "\x1b[35mpink\x1b[0m" in shown
+    assert "\x1b[2J" not in shown
+    assert "\x1b]" not in shown
+    assert "\x1b" not in desk.on_terminal("logs", "last", env={"NO_COLOR": "1"})[1]
+
+
+def test_ranks_have_colours_of_their_own(desk):
+    desk.run().succeeded().log(0, "a\n").log(1, "b\n")
+    shown = desk.on_terminal("logs", "last")[1]
+    assert len(set(re.findall(r"\x1b\[(3\d)m\d:\d │", shown))) == 2
+
+
+def test_following_an_ended_run_ends_with_its_exit_code(desk):
+    failure = Failure(Cause.USER_ERROR, "KeyError: 'x'", 1, 1, rank=0, node=0, tail=("KeyError: 'x'",))
+    desk.run().failed(failure).log(0, "working\n")
+    done = desk.launch("logs", "last", "-f", check=10)
+    assert done.stdout.endswith("0:0 │ working\n")
+    assert done.stderr.index("first to fail: rank 0 on node 0") < done.stderr.index("job-abcd failed (user_error)")
+    assert done.stderr.endswith("next: launch resume job-abcd\n")
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_following_a_lost_run(desk):
+    desk.run().plan().attempt(keeper=dead_process()).state().log(0, "last words")
+    done = desk.launch("logs", "last", "-f", check=21)
+    assert "last words" in done.stdout
+    assert "lost" in done.stderr
+
+
+def test_a_status_line_stays_under_the_log_on_a_terminal(desk):
+    run = desk.run().running(restarts={"killed": 3})
+
+    def goes_on(_process):
+        run.log(0, "new line\n").end(State.SUCCEEDED).state(State.SUCCEEDED, exit_code=0)
+
+    code, shown = desk.on_terminal("logs", "last", "-f", until="3 restarts", then=goes_on)
+    assert code == 0
+    assert "job-abcd · running · step 40/100 · 2/s · 30s to go · 3 restarts" in shown
+    assert re.search(r"\r\x1b\[K.*new line", shown)
+    assert "\x1b[7m" not in shown.partition("new line")[2].partition("job-abcd succeeded")[2]
+
+
+def test_the_status_line_never_wraps(desk):
+    run = desk.run().running(message="very " * 100)
+    ends = lambda _: run.end(State.SUCCEEDED).state(State.SUCCEEDED, exit_code=0)  # noqa: E731
+    shown = desk.on_terminal("logs", "last", "-f", until="very", then=ends)[1]
+    assert max(len(line) for line in re.findall(r"\x1b\[7m(.*?)\x1b\[0m", shown)) < 100
+
+
+def test_ctrl_c_stops_the_following_and_nothing_else(desk):
+    run = desk.run().running()
+    interrupt = lambda process: process.send_signal(signal.SIGINT)  # noqa: E731
+    code, shown = desk.on_terminal("logs", "last", "-f", until="running", then=interrupt)
+    assert code == 130
+    assert "stopped following; job-abcd goes on. Come back: launch logs job-abcd -f" in shown
+    assert "Traceback" not in shown
+    assert not run.run.attempt(1).stop.exists()
+
+
+def test_following_as_json(desk):
+    desk.run().failed().log(0, "a\n")
+    assert json.loads(desk.launch("logs", "last", "-f", "--json").stdout)["text"] == "a"

@@ -1,0 +1,199 @@
+import json
+import os
+import time
+
+import pytest
+from run_folder import dead_process, of_another_machine
+
+from launcher.rundir.records import Failure, NodeState, RankState
+from launcher.words import Cause, State
+
+FAILURE = Failure(
+    Cause.USER_ERROR, "ValueError: bad shape", 1, 2, rank=3, node=1, where="train.py:41 in step",
+    log="logs/a0001.g0002/rank-00003.log", tail=("Traceback:", "  in step", "ValueError: bad shape"),
+)  # fmt: skip
+
+
+def test_no_runs(desk):
+    done = desk.launch("status")
+    assert done.stdout == ""
+    assert "launch submit" in done.stderr
+    assert json.loads(desk.launch("status", "--json").stdout) == []
+
+
+def test_the_table_is_newest_first(desk):
+    now = time.time()
+    desk.run("old-aaaa").succeeded(submitted_at=now - 7300, started_at=now - 7300, ended_at=now - 100)
+    desk.run("new-bbbb").running(submitted_at=now - 60, nodes=(NodeState(0, "127.0.0.1", "up", (0, 1)),))
+    desk.run("mid-cccc").failed(submitted_at=now - 600, restarts={"killed": 2, "hang": 1})
+    lines = desk.launch("status").stdout.splitlines()
+    assert lines[0].split() == ["RUN", "STATE", "STEP", "RATE", "RESTARTS", "AGE", "DURATION", "NODES", "WHERE"]
+    assert [line.split()[0] for line in lines[1:]] == ["new-bbbb", "mid-cccc", "old-aaaa"]
+    assert lines[1].split()[1:5] == ["running", "40/100", "2/s", "0"]
+    assert lines[2].split()[1:3] == ["failed", "(user_error)"]
+    assert lines[3].split()[-5:] == ["01m", "2h", "00m", "-", "local"]
+    assert len({line.index("local") for line in lines[1:]}) == 1
+
+
+def test_the_table_as_json(desk):
+    desk.run("old-aaaa").succeeded(submitted_at=time.time() - 7300)
+    desk.run("new-bbbb").running()
+    assert [run["run"] for run in json.loads(desk.launch("status", "--json").stdout)] == ["new-bbbb", "old-aaaa"]
+
+
+def test_many_runs_are_cut_short_but_no_active_one(desk):
+    for number in range(25):
+        desk.run(f"job-{number:04d}").succeeded(submitted_at=1000.0 + number)
+    desk.run("job-live").running(submitted_at=1.0)
+    done = desk.launch("status")
+    names = [line.split()[0] for line in done.stdout.splitlines()[1:]]
+    assert names == [*(f"job-{number:04d}" for number in range(24, 4, -1)), "job-live"]
+    assert done.stderr == "5 more have ended; `launch status --all` shows them\n"
+    assert len(desk.launch("status", "--all").stdout.splitlines()) == 27
+
+
+def test_a_run_whose_folder_is_gone_is_left_out(desk):
+    desk.run("here-aaaa").succeeded()
+    gone = desk.run("gone-bbbb")
+    gone.path.rmdir()
+    assert "gone" not in desk.launch("status").stdout
+
+
+def test_one_damaged_run_does_not_hide_the_others(desk):
+    desk.run("good-aaaa").succeeded()
+    desk.run("torn-bbbb").succeeded().run.state.write_text("{")
+    lines = desk.launch("status").stdout
+    assert "good-aaaa" in lines
+    assert "torn-bbbb" in lines
+
+
+def test_a_failed_run_shows_its_failure_first(desk):
+    desk.run().failed(FAILURE).event("generation 2 with 4 ranks")
+    page = desk.launch("status", "job").stdout
+    assert page.splitlines()[0] == "job-abcd failed (user_error): ValueError: bad shape"
+    order = [
+        "rank 3 on node 1: user_error at train.py:41 in step",
+        "│ ValueError: bad shape",
+        "/logs/a0001.g0002/rank-00003.log",
+        "\n  attempt ",
+        "lately",
+        "generation 2 with 4 ranks",
+        "launch resume job-abcd",
+    ]
+    places = [page.index(text) for text in order]
+    assert places == sorted(places)
+
+
+def test_the_page_of_a_running_run(desk):
+    nodes = (NodeState(0, "127.0.0.1", "up", (0, 1, 2)), NodeState(1, "127.0.0.2", "lost"))
+    loss = {"loss": 0.25}
+    ranks = tuple(RankState(rank, 0, 100 + rank, "running", 40) for rank in range(20))
+    desk.run().running(nodes=nodes, ranks=ranks, checkpoint=35, restarts={"hang": 1}, generation=4, metrics=loss)
+    page = " ".join(desk.launch("status", "last").stdout.split())
+    for text in (
+        "job-abcd running",
+        "attempt 1.4",
+        "step 40/100, 2/s, 30s to go",
+        "checkpoint step 35",
+        "restarts 1 (1 hang)",
+        "metrics loss 0.25",
+        "node 0 127.0.0.1 up ranks 0..2",
+        "node 1 127.0.0.2 lost no ranks",
+        "rank 0 node 0 running pid 100 step 40",
+        "and 4 ranks more",
+        "next launch logs job-abcd -f",
+    ):
+        assert text in page
+
+
+def test_the_last_events_with_their_age(desk):
+    run = desk.run().running()
+    for number in range(12):
+        run.event(f"event {number}")
+    page = desk.launch("status", "last").stdout
+    assert "event 3\n" not in page
+    assert "0s ago  event 4\n" in page
+
+
+def test_json_has_what_is_promised(desk):
+    desk.run().failed(FAILURE, restarts={"killed": 2})
+    status = json.loads(desk.launch("status", "last", "--json").stdout)
+    promised = {
+        "run",
+        "name",
+        "state",
+        "cause",
+        "exit_code",
+        "attempt",
+        "generation",
+        "step",
+        "world_size",
+        "restarts",
+        "checkpoint",
+        "nodes",
+        "ranks",
+        "started_at",
+        "ended_at",
+        "run_dir",
+        "next",
+        "failure",
+        "message",
+    }
+    assert promised <= set(status)
+    assert status["restarts"] == {"total": 2, "by_cause": {"killed": 2}}
+    assert (status["exit_code"], status["checkpoint"]) == (10, None)
+
+
+def test_a_run_on_another_machine(desk):
+    desk.run().plan().attempt(keeper=of_another_machine()).state()
+    page = desk.launch("status", "last").stdout
+    assert page.startswith("job-abcd unknown: last seen RUNNING at ")
+    assert "another-machine" in page
+    assert "as of" in page
+
+
+def test_what_a_run_says_cannot_steer_the_terminal(desk):
+    evil = "\x1b]0;owned\x07\x1b[2Jtext\r\n\x1b[31m"
+    failure = Failure(Cause.USER_ERROR, evil, 1, 1, where=evil, log=evil, tail=(evil,))
+    desk.run().failed(failure, message=evil, metrics={evil: 1.0}, nodes=(NodeState(0, evil, evil),)).event(evil)
+    for done in (desk.launch("status", "last"), desk.launch("status")):
+        assert "\x1b" not in done.stdout
+        assert "\r" not in done.stdout
+
+
+@pytest.mark.parametrize("words", [("status",), ("status", "last")])
+def test_colour_only_on_a_terminal_that_wants_it(desk, words):
+    desk.run().failed(FAILURE)
+    assert "\x1b" not in desk.launch(*words).stdout
+    assert "\x1b[31m" in desk.on_terminal(*words)[1]
+    assert "\x1b" not in desk.on_terminal(*words, env={"NO_COLOR": "1"})[1]
+    assert "\x1b" not in desk.on_terminal(*words, env={"TERM": "dumb"})[1]
+
+
+def test_watch_draws_until_the_run_has_ended(desk):
+    run = desk.run().running()
+
+    def ends(_process):
+        run.end(State.SUCCEEDED).state(State.SUCCEEDED, exit_code=0)
+
+    code, shown = desk.on_terminal("status", "last", "--watch", until="running", then=ends)
+    assert code == 0
+    assert shown.index("job-abcd running") < shown.index("job-abcd succeeded")
+    assert "A\r\x1b[J" in shown
+
+
+def test_watching_the_table_ends_with_the_last_run(desk):
+    desk.run("one-aaaa").succeeded()
+    desk.run("two-bbbb").plan().attempt(keeper=dead_process()).state()
+    code, shown = desk.on_terminal("status", "--watch")
+    assert code == 0
+    assert "lost" in shown
+
+
+def test_status_writes_nothing(desk):
+    run = desk.run().running()
+    desk.run("dead-bbbb").plan().attempt(keeper=dead_process()).state()
+    before = {path: os.stat(path).st_mtime_ns for path in desk.root.rglob("*")}
+    desk.launch("status")
+    desk.launch("status", run.path.name)
+    assert {path: os.stat(path).st_mtime_ns for path in desk.root.rglob("*")} == before

@@ -1,0 +1,46 @@
+"""What holds for every test: whose environment it sees, and that the whole suite leaves no process behind."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from launcher.agent.processes import TAG
+
+# On a busy machine one example in a thousand is slow for no fault of its own; each test has its time-out.
+settings.register_profile("project", deadline=None, print_blob=True)
+settings.load_profile("project")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def environment_of_nobody():
+    """Tests may themselves run inside a job: no variable of it may reach what they start."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [*os.environ]:
+            if name.startswith(("LAUNCH_", "SLURM_", "TORCHELASTIC_")) or name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
+                patch.delenv(name)
+        # Without this, every process that a test starts compiles what it imports, again and again.
+        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left(tmp_path_factory):
+    """No process of a run outlives the suite."""
+    yield
+    base = str(tmp_path_factory.getbasetemp())
+    left = {pid: tag for pid, tag in tagged_processes().items() if base in tag}
+    assert not left, f"processes of runs are left: {left}"
+
+
+def tagged_processes():
+    """Every process that carries a run's tag, and the tag."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue  # it has ended, or is not ours to look at
+        found |= {int(folder.name): os.fsdecode(word) for word in words if word.startswith(f"{TAG}=".encode())}
+    return found

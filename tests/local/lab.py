@@ -1,0 +1,148 @@
+"""A user's project and state folder of their own, and the real `launch` command on them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from launcher.agent.processes import TAG, end_all
+from launcher.rundir.identity import process_id
+
+SCRIPTS = Path(__file__).parent / "scripts"
+BOUND_S = 60.0
+
+
+class Lab:
+    def __init__(self, root: Path):
+        self.project = root / "project"
+        self.project.mkdir()
+        (self.project / "pyproject.toml").write_text("[project]\nname = 'theirs'\n")
+        self.env = {**os.environ, "XDG_STATE_HOME": str(root / "state"), "XDG_CONFIG_HOME": str(root / "config")}
+        self.env.pop("LAUNCH_RUNS", None)
+
+    # -- the project
+
+    def script(self, name, text=None):
+        (self.project / name).write_text((SCRIPTS / name).read_text() if text is None else text)
+        return name
+
+    def spec(self, body, name="job.yaml"):
+        (self.project / name).write_text(body)
+        return name
+
+    def chain(self, *, args="steps: 50", resources="ranks_per_node: 2", more=""):
+        """A spec that runs chain.py."""
+        self.script("chain.py")
+        indented = "\n".join(f"    {line}" for line in args.splitlines())
+        placed = "\n".join(f"  {line}" for line in resources.splitlines())
+        return self.spec(f"name: chain\nrun:\n  script: chain.py\n  args:\n{indented}\nresources:\n{placed}\n{more}")
+
+    # -- the command
+
+    def launch(self, *words, check=0, env=None, timeout=BOUND_S, cwd=None):
+        done = subprocess.run(
+            [sys.executable, "-m", "launcher.cli.main", *words],
+            cwd=cwd or self.project,
+            env={**self.env, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+        if check is not None:
+            assert done.returncode == check, f"launch {words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def submit(self, spec, *words, **more):
+        return self.launch("submit", spec, *words, **more).stdout.strip()
+
+    def status(self, run):
+        return json.loads(self.launch("status", run, "--json").stdout)
+
+    def wait(self, run, check=0, timeout=BOUND_S):
+        self.launch("wait", run, check=check, timeout=timeout)
+        return self.status(run)
+
+    # -- looking inside
+
+    def run_dir(self, run):
+        return self.project / ".launch" / "runs" / run
+
+    def until(self, what, condition, timeout_s=BOUND_S):
+        """Wait for a condition, with a bound against hanging."""
+        deadline = time.monotonic() + timeout_s
+        while not (answer := condition()):
+            assert time.monotonic() < deadline, f"never came: {what}"
+            time.sleep(0.02)
+        return answer
+
+    def until_step(self, run, step):
+        def reached():
+            state = self.read_state(run)
+            return state if (state.get("step") or 0) >= step and state["state"] == "running" else None
+
+        return self.until(f"step {step}", reached)
+
+    def read_state(self, run):
+        return json.loads((self.run_dir(run) / "state.json").read_text())
+
+    def events(self, run, kind=None):
+        lines = (self.run_dir(run) / "events.jsonl").read_text().splitlines()
+        return [event for event in map(json.loads, lines) if kind is None or event["kind"] == kind]
+
+    def rank_logs(self, run):
+        return "".join(path.read_text() for path in sorted((self.run_dir(run) / "logs").glob("*/rank-*.log")))
+
+    def agent_pid(self, run, node, attempt=1):
+        path = self.run_dir(run) / "attempts" / f"{attempt:04d}" / f"node-{node:02d}" / "agent.json"
+        return json.loads(path.read_text())["process"]["pid"]
+
+    def processes(self, below=None):
+        """Every process that carries the tag of a run of this lab."""
+        prefix = f"{TAG}={below or self.project}".encode()
+        return [pid for pid in all_pids() if any(word.startswith(prefix) for word in environment(pid))]
+
+    def children(self, pid, containing=b""):
+        return [child for child in all_pids() if parent(child) == pid and containing in command(child)]
+
+    def tidy(self):
+        """End what a failed test left, and say what that was."""
+        ended, _ = end_all(self.processes)
+        return ended
+
+
+def all_pids():
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+
+
+def environment(pid):
+    return read(pid, "environ").split(b"\0")
+
+
+def command(pid):
+    return read(pid, "cmdline")
+
+
+def parent(pid):
+    stat = read(pid, "stat")
+    return int(stat.rpartition(b")")[2].split()[1]) if stat else None
+
+
+def read(pid, name):
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
+def kill(pid, number=signal.SIGKILL):
+    """True where the fault really fired at a live process."""
+    if process_id(pid) is None:
+        return False
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,226 @@
+"""Bad neighbours on one machine: poisoned environments, hostile names, strangers on our ports, clocks that jump."""
+
+import asyncio
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+
+import pytest
+
+WITNESS = """
+import json, os, sys
+keep = [name for name in os.environ if name.startswith("T_") or name in %r]
+print(json.dumps({"argv": sys.argv[1:], "env": {name: os.environ[name] for name in keep}}))
+"""
+WATCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "OMP_NUM_THREADS", "SLURM_NTASKS",
+           "SBATCH_TIMELIMIT", "SRUN_CPUS_PER_TASK", "PMIX_RANK", "TORCHELASTIC_RUN_ID")  # fmt: skip
+
+NASTY = [
+    "; touch canary", "$(touch canary)", "`touch canary`", "a\nb", "tab\there", "quote'd", 'double"d', "--flag", "-",
+    "", " lead and trail ", "*", "~", "$HOME", "\\", "%n%x", "é漢字🎉", "a=b", "#no comment", "| touch canary",
+    "&& touch canary",
+    "{{x}}", "!!python/object:os.system", "a" * 3000, "\u202ertl", "../../x", "/etc/passwd", "${IFS}touch${IFS}canary",
+]  # fmt: skip
+
+
+def said(lab, run):
+    return [json.loads(line) for line in lab.rank_logs(run).splitlines() if line.startswith("{")]
+
+
+def test_arguments_and_variables_arrive_byte_for_byte(lab):
+    draw = random.Random(7)
+    words = NASTY + ["".join(chr(draw.choice([*range(32, 127), 233, 0x6F22])) for _ in range(20)) for _ in range(200)]
+    lab.script("witness.py", WITNESS % (WATCHED,))
+    env = {f"T_{number}": word for number, word in enumerate(words)}
+    body = {
+        "name": "witness",
+        "run": {"script": "witness.py", "args": words},
+        "env": env,
+        "resources": {"ranks_per_node": 2},
+    }
+    run = lab.submit(lab.spec(json.dumps(body), "job.yaml"))
+    lab.wait(run)
+    heard = said(lab, run)
+    assert len(heard) == 2
+    for one in heard:
+        assert one["argv"] == words
+        assert {name: value for name, value in one["env"].items() if name.startswith("T_")} == env
+    assert not list(lab.project.parent.rglob("canary"))
+
+
+def test_a_command_list_is_never_read_by_a_shell(lab):
+    lab.script("witness.py", WITNESS % (WATCHED,))
+    body = {"name": "w", "run": {"command": [sys.executable, "witness.py", *NASTY]}, "resources": {"ranks_per_node": 1}}
+    run = lab.submit(lab.spec(json.dumps(body)))
+    lab.wait(run)
+    assert said(lab, run)[0]["argv"] == NASTY
+    assert not list(lab.project.parent.rglob("canary"))
+
+
+def test_a_poisoned_environment_changes_nothing(lab):
+    lab.script("witness.py", WITNESS % (WATCHED,))
+    spec = lab.spec("name: w\nrun:\n  script: witness.py\nresources:\n  ranks_per_node: 2\n")
+    poison = {
+        "RANK": "7", "WORLD_SIZE": "99", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1", "LOCAL_RANK": "5",
+        "SLURM_NTASKS": "99", "SBATCH_TIMELIMIT": "7", "SRUN_CPUS_PER_TASK": "3", "SLURM_CPU_BIND": "quiet",
+        "PMIX_RANK": "4", "TORCHELASTIC_RUN_ID": "x", "LAUNCH_RUN_DIR": "/tmp", "LAUNCH_ATTEMPT": "9",
+        "GROUP_RANK": "4",
+    }  # fmt: skip
+    clean, dirty = lab.submit(spec), lab.submit(spec, env=poison)
+    lab.wait(clean)
+    lab.wait(dirty)
+    assert sorted(map(str, said(lab, clean))) == sorted(map(str, said(lab, dirty)))
+
+
+def listeners_of(pids):
+    """Addresses that these processes listen on, as the kernel says."""
+    inodes = set()
+    for pid in pids:
+        try:
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                target = os.readlink(f"/proc/{pid}/fd/{fd}")
+                if target.startswith("socket:["):
+                    inodes.add(target[8:-1])
+        except OSError:
+            continue
+    found = []
+    for name in ("tcp", "tcp6"):
+        for line in open(f"/proc/net/{name}").read().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                found.append(fields[1])
+    return found
+
+
+def test_we_listen_on_the_nodes_own_address_only(lab):
+    run = lab.submit(lab.chain(args="steps: 5000", resources="nodes: 2\nranks_per_node: 1"))
+    lab.until_step(run, 2)
+    agents = [lab.agent_pid(run, 0), lab.agent_pid(run, 1)]
+    keeper = json.loads((lab.run_dir(run) / "attempts" / "0001" / "handle.json").read_text())["keeper"]["pid"]
+    zygotes = [pid for agent in agents for pid in lab.children(agent, b"zygote.py")]
+    found = listeners_of([keeper, *agents, *zygotes])
+    assert len(found) == 1
+    assert found[0].split(":")[0] == "0100007F"
+    lab.launch("cancel", run)
+
+
+def test_strangers_on_the_coordinators_port_disturb_nothing(lab):
+    run = lab.submit(lab.chain(args="steps: 150\npause: 0.02"))
+    lab.until_step(run, 2)
+    endpoint = json.loads((lab.run_dir(run) / "attempts" / "0001" / "coordinator.json").read_text())
+    draw = random.Random(3)
+
+    async def pester():
+        silent = []
+        for number in range(60):
+            _, writer = await asyncio.open_connection(endpoint["address"], endpoint["port"])
+            if number % 3 == 0:
+                silent.append(writer)
+                continue
+            junk = [draw.randbytes(2000), b'{"v":1,"nonce":"a","mac":"b"}\n', b"x" * 2_000_000][number % 3]
+            writer.write(junk)
+            writer.close()
+        for writer in silent:
+            writer.close()
+
+    asyncio.run(pester())
+    status = lab.wait(run)
+    assert (status["state"], status["restarts"]["total"]) == ("succeeded", 0)
+
+
+@pytest.mark.parametrize("ref", ["../../etc", "/etc/passwd", "a" * 300, "x\ny", "", "-", "..", "last/.."])
+def test_a_hostile_run_name_finds_nothing(lab, ref):
+    done = lab.launch("status", "--", ref, check=None) if ref.startswith("-") else lab.launch("status", ref, check=None)
+    assert done.returncode in (2, 3)
+    assert "Traceback" not in done.stderr
+
+
+def test_links_laid_in_the_way_lead_nowhere(lab, tmp_path):
+    """Whoever guesses names cannot make a run write elsewhere."""
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    runs = lab.project / ".launch" / "runs"
+    runs.mkdir(parents=True)
+    (lab.project / ".launch" / ".gitignore").symlink_to(outside)
+    lab.script("look.py", f"import os\nos.symlink({str(outside)!r}, 'link')\n")
+    run = lab.submit(lab.spec("name: look\nrun:\n  script: look.py\n"))
+    lab.wait(run)
+    for name in ("state.json", "events.jsonl"):
+        assert not (lab.run_dir(run) / name).is_symlink()
+    assert outside.read_text() == "mine"
+
+
+def test_a_log_that_is_a_link_is_not_written_through(lab, tmp_path):
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    run = lab.submit(lab.chain(args="steps: 200\npause: 0.02"))
+    lab.until_step(run, 2)
+    logs = lab.run_dir(run) / "logs" / "a0001.g0002"
+    logs.mkdir()
+    (logs / "rank-00000.log").symlink_to(outside)
+    rank = next(rank for rank in lab.status(run)["ranks"] if rank["rank"] == 1)
+    os.kill(rank["pid"], 9)
+    lab.until("the second generation", lambda: lab.read_state(run)["generation"] >= 2)
+    lab.launch("cancel", run, check=None)
+    assert outside.read_text() == "mine"
+
+
+@pytest.mark.parametrize("shift", ["+3600", "-3600"])
+def test_a_clock_that_is_an_hour_off_makes_no_false_alarm(lab, shift):
+    """The submitter's clock says one thing, the agents' another: nothing times out, nothing is lost."""
+    library = next((path for path in LIBFAKETIME if os.path.exists(path)), None)
+    assert library, "libfaketime is missing: apt-get install faketime"
+    fake = {"LD_PRELOAD": library, "FAKETIME": shift, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    run = lab.submit(lab.chain(args="steps: 80\npause: 0.02"), env=fake)
+    lab.until_step(run, 3)
+    assert lab.status(run)["state"] == "running"
+    assert json.loads(lab.launch("status", run, "--json", env=fake).stdout)["state"] == "running"
+    rank = next(rank for rank in lab.status(run)["ranks"] if rank["rank"] == 1)
+    os.kill(rank["pid"], 9)
+    status = lab.wait(run)
+    assert (status["state"], status["attempt"], status["restarts"]["total"]) == ("succeeded", 1, 1)
+
+
+LIBFAKETIME = [
+    "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1",
+    "/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1",
+]
+
+
+def test_a_canary_is_in_no_command_line_and_nothing_that_others_read(lab):
+    canary = "canary-91c2e"
+    spec = lab.chain(args="steps: 5000", more="secrets:\n  - TOKEN\n")
+    run = lab.submit(spec, env={"TOKEN": canary})
+    lab.until_step(run, 2)
+    seen = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    assert canary not in seen
+    others = subprocess.run(
+        [
+            "setpriv",
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+            "sh",
+            "-c",
+            f"cat /proc/*/environ; cat {lab.run_dir(run)}/*",
+        ],
+        capture_output=True,
+    )
+    assert canary.encode() not in others.stdout + others.stderr
+    for words in (["status", run], ["status", run, "--json"], ["logs", run]):
+        done = lab.launch(*words)
+        assert canary not in done.stdout + done.stderr
+    lab.launch("cancel", run)
+
+
+def test_the_ranks_port_is_closed_to_whoever_asks_us(lab):
+    """An agent holds MASTER_PORT without listening: there is nothing to talk to before the ranks are there."""
+    from launcher.agent.ports import HeldPort
+
+    held = HeldPort("127.0.0.1")
+    with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", held.number)):
+        pass
+    held.release()

@@ -1,0 +1,255 @@
+"""Faults on one machine: whatever dies, the run ends with the weights of an undisturbed one."""
+
+import os
+import random
+import signal
+import time
+from functools import partial
+
+import pytest
+from lab import kill
+
+STEPS = 60
+
+
+@pytest.fixture
+def undisturbed(lab):
+    """The fingerprint that every disturbed run of the same world must reach."""
+
+    def of(world_nodes=1, ranks=2, steps=STEPS):
+        spec = lab.chain(args=f"steps: {steps}\npause: 0", resources=f"nodes: {world_nodes}\nranks_per_node: {ranks}")
+        return lab.wait(lab.submit(spec))["fingerprint"]
+
+    return of
+
+
+def ranks(lab, run):
+    return {rank["rank"]: rank["pid"] for rank in lab.read_state(run)["ranks"] if rank["pid"]}
+
+
+def test_a_killed_rank_is_replaced_and_the_weights_are_the_same(lab, undisturbed):
+    wanted = undisturbed()
+    run = lab.submit(lab.chain(args=f"steps: {STEPS}\npause: 0.04"))
+    lab.until_step(run, 7)
+    assert kill(ranks(lab, run)[1])
+    status = lab.wait(run)
+    assert status["fingerprint"] == wanted
+    assert status["generation"] == 2
+    assert status["restarts"] == {"total": 1, "by_cause": {"killed": 1}}
+    failure = lab.events(run, "failure")[0]
+    assert (failure["rank"], failure["cause"]) == (1, "killed")
+
+
+def test_ten_random_kills_end_right(lab, undisturbed):
+    seed = int(os.environ.get("LAUNCH_TEST_SEED", time.time_ns() % 10**6))
+    print("seed", seed)
+    draw = random.Random(seed)
+    wanted = undisturbed(steps=120)
+    run = lab.submit(lab.chain(args="steps: 120\npause: 0.05"))
+    fired = 0
+    while fired < 10:
+        before = lab.until_step(run, (lab.read_state(run)["checkpoint"] or 0) + draw.randint(1, 6))
+        if kill(draw.choice([rank["pid"] for rank in before["ranks"]])):
+            fired += 1
+            lab.until("a new generation", partial(has_moved_on, lab, run, before["generation"]))
+        if done(lab, run):
+            break
+    status = lab.wait(run)
+    assert fired == 10, f"only {fired} kills fired"
+    assert status["fingerprint"] == wanted
+    assert status["restarts"]["total"] == 10
+
+
+def has_moved_on(lab, run, generation):
+    return lab.read_state(run)["generation"] > generation or done(lab, run)
+
+
+def done(lab, run):
+    return lab.read_state(run)["state"] in ("succeeded", "failed", "cancelled")
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("victim", ["zygote", "agent", "coordinator"])
+def test_any_process_of_ours_may_die(lab, undisturbed, victim, nodes):
+    wanted = undisturbed(world_nodes=nodes, steps=STEPS)
+    run = lab.submit(lab.chain(args=f"steps: {STEPS}\npause: 0.04", resources=f"nodes: {nodes}\nranks_per_node: 2"))
+    lab.until_step(run, 7)
+    agent = lab.agent_pid(run, 0 if victim == "coordinator" else nodes - 1)
+    if victim == "zygote":
+        agent = lab.children(agent, b"zygote.py")[0]
+    assert kill(agent)
+    status = lab.wait(run)
+    assert status["fingerprint"] == wanted
+    assert status["restarts"]["total"] == 1
+
+
+def test_a_lost_node_leaves_a_smaller_world_where_the_spec_allows(lab):
+    run = lab.submit(lab.chain(args="steps: 150\npause: 0.02", resources="nodes: 1..3\nranks_per_node: 1"))
+    lab.until_step(run, 5)
+    assert lab.read_state(run)["world_size"] == 3
+    assert kill(lab.agent_pid(run, 2))
+    state = lab.until("a smaller world", lambda: smaller(lab.read_state(run)))
+    assert state["attempt"] == 1
+    status = lab.wait(run)
+    assert status["step"] == 150
+    assert lab.events(run, "agent_lost")[0]["node"] == 2
+
+
+def smaller(state):
+    return state if state["state"] == "running" and state["world_size"] == 2 else None
+
+
+def test_a_returning_node_is_taken_in_at_the_next_boundary(lab):
+    run = lab.submit(lab.chain(args="steps: 4000\npause: 0.02", resources="nodes: 1..2\nranks_per_node: 1"))
+    lab.until_step(run, 5)
+    assert kill(lab.agent_pid(run, 1))
+    lab.until(
+        "a smaller world", lambda: lab.read_state(run)["world_size"] == 1 and lab.read_state(run)["state"] == "running"
+    )
+    lab.until("its return", lambda: lab.read_state(run)["nodes"][1]["state"] == "spare")
+    assert lab.read_state(run)["world_size"] == 1
+    assert kill(ranks(lab, run)[0])
+    lab.until(
+        "the full world", lambda: lab.read_state(run)["world_size"] == 2 and lab.read_state(run)["state"] == "running"
+    )
+    lab.launch("cancel", run)
+
+
+def test_a_spare_steps_in_for_a_lost_node(lab, undisturbed):
+    wanted = undisturbed(world_nodes=2, ranks=1)
+    spec = lab.chain(
+        args=f"steps: {STEPS}\npause: 0.04", resources="nodes: 2\nranks_per_node: 1", more="recovery:\n  spares: 1\n"
+    )
+    run = lab.submit(spec)
+    lab.until_step(run, 7)
+    assert [node["state"] for node in lab.read_state(run)["nodes"]][2] == "spare"
+    assert kill(lab.agent_pid(run, 1))
+    status = lab.wait(run)
+    assert (status["attempt"], status["world_size"]) == (1, 2)
+    assert status["fingerprint"] == wanted
+
+
+@pytest.mark.parametrize("how", ["stopped", "deadlock", "asleep"])
+def test_a_hang_is_noticed_its_stacks_are_kept_and_the_run_goes_on(lab, how):
+    lab.script(
+        "hang.py",
+        f"""
+import json, os, signal, threading, time
+rank, first = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+wire = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)
+
+def waits_for_ever():
+    how = {how!r}
+    if how == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif how == "deadlock":
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
+    while True:
+        time.sleep(3600)
+
+for step in range(1, 40):
+    wire.write(json.dumps({{"step": step}}) + "\\n")
+    time.sleep(0.05)
+    if first and rank == 1 and step == 5:
+        waits_for_ever()
+""",
+    )
+    spec = lab.spec(
+        "name: hang\nrun:\n  script: hang.py\nresources:\n  ranks_per_node: 2\nrecovery:\n  hang_after: 2s\n"
+    )
+    run = lab.submit(spec)
+    lab.until("the hang", lambda: lab.events(run, "failure"))
+    status = lab.wait(run)
+    failure = lab.events(run, "failure")[0]
+    assert (failure["cause"], failure["rank"]) == ("hang", 1)
+    assert status["restarts"]["by_cause"] == {"hang": 1}
+    log = next((lab.run_dir(run) / "logs" / "a0001.g0001").glob("rank-00001.log")).read_text()
+    assert "waits_for_ever" in log
+    began = lab.events(run, "generation_opened")[0]["at"]
+    assert failure["at"] - began < 2 + 5 + 10  # steps, hang_after, and the bound that the promise gives, with room
+
+
+def test_no_progress_ends_the_run_with_its_own_exit_code(lab):
+    lab.script(
+        "stuck.py",
+        """
+import json, os
+wire = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)
+wire.write(json.dumps({"step": 3}) + "\\n")
+wire.write(json.dumps({"checkpoint": 3}) + "\\n")
+os.kill(os.getpid(), 9)
+""",
+    )
+    run = lab.submit(lab.spec(
+        "name: stuck\nrun:\n  script: stuck.py\nresources:\n  ranks_per_node: 1\n"
+        "recovery:\n  no_progress: 3\n  killed:\n    restarts: 50\n    backoff: 10ms..20ms\n"
+    ))  # fmt: skip
+    status = lab.wait(run, check=19)
+    assert status["cause"] == "no_progress"
+    assert status["restarts"]["total"] == 3
+
+
+def test_a_rank_that_says_done_may_crash_at_its_end(lab):
+    lab.script(
+        "late.py",
+        """
+import os
+open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1).write('{"step": 1, "done": true}\\n')
+os.abort()
+""",
+    )
+    run = lab.submit(lab.spec("name: late\nrun:\n  script: late.py\nresources:\n  ranks_per_node: 2\n"))
+    assert lab.wait(run)["state"] == "succeeded"
+
+
+def test_the_time_limit_ends_the_run_gracefully(lab):
+    run = lab.submit(
+        lab.chain(args="steps: 100000", resources="ranks_per_node: 2\ntime: 3s", more="recovery:\n  grace: 2s\n")
+    )
+    status = lab.wait(run, check=17)
+    assert (status["state"], status["cause"]) == ("failed", "time_limit")
+    assert status["checkpoint"]
+
+
+def test_a_frozen_keeper_or_a_dead_one_does_not_disturb_the_ranks(lab, undisturbed):
+    wanted = undisturbed()
+    run = lab.submit(lab.chain(args=f"steps: {STEPS}\npause: 0.04"))
+    lab.until_step(run, 5)
+    import json
+
+    keeper = json.loads((lab.run_dir(run) / "attempts" / "0001" / "handle.json").read_text())["keeper"]["pid"]
+    assert kill(keeper)
+    assert lab.status(run)["state"] == "running"
+    assert lab.wait(run)["fingerprint"] == wanted
+
+
+def test_a_run_whose_every_process_is_gone_is_lost_and_can_be_resumed(lab, undisturbed):
+    wanted = undisturbed()
+    run = lab.submit(lab.chain(args=f"steps: {STEPS}\npause: 0.04"))
+    lab.until_step(run, 7)
+    lab.tidy()
+    status = lab.status(run)
+    assert status["state"] == "lost"
+    assert status["next"] == f"launch resume {run}"
+    lab.launch("wait", run, check=21)
+    lab.launch("resume", run)
+    assert lab.wait(run)["fingerprint"] == wanted
+
+
+def test_an_older_attempt_writes_nothing_any_more(lab):
+    run = lab.submit(lab.chain(args="steps: 400\npause: 0.02"))
+    lab.until_step(run, 3)
+    fence = lab.run_dir(run) / "FENCE"
+    from launcher.rundir.fence import raise_fence
+    from launcher.rundir.layout import RunDir
+
+    agent = lab.agent_pid(run, 0)
+    raise_fence(RunDir(fence.parent), 2)
+    before = (fence.parent / "state.json").read_bytes()
+    lab.until("the fenced coordinator to leave", lambda: not os.path.exists(f"/proc/{agent}"))
+    after = (fence.parent / "state.json").read_bytes()
+    assert after == before or b'"attempt":1' not in after or after.count(b"running") == before.count(b"running")
+    lab.until("all its processes to go", lambda: not lab.processes())
+    assert signal.SIGKILL  # nothing was left for the teardown to end

@@ -1,0 +1,177 @@
+"""Real runs on this machine, through the real command line."""
+
+import json
+import re
+
+import pytest
+from lab import kill
+
+
+PEER_GONE = "raise ConnectionResetError('Connection closed by peer')\n"
+
+
+def test_a_run_from_submit_to_success(lab):
+    run = lab.submit(lab.chain(args="steps: 20"))
+    assert re.fullmatch(r"chain-[a-z0-9]{4,}", run)
+    status = lab.wait(run)
+    assert status["state"] == "succeeded"
+    assert status["exit_code"] == 0
+    assert status["step"] == 20
+    assert status["checkpoint"] == 20
+    assert status["world_size"] == 2
+    assert status["restarts"]["total"] == 0
+    assert status["fingerprint"] in lab.rank_logs(run)
+
+
+def test_status_finds_runs_from_any_folder(lab, tmp_path):
+    run = lab.submit(lab.chain(args="steps: 3"))
+    lab.wait(run)
+    table = lab.launch("status", cwd=tmp_path).stdout
+    assert run in table and "succeeded" in table
+    assert json.loads(lab.launch("status", "--json", cwd=tmp_path).stdout)[0]["run"] == run
+
+
+def test_three_nodes_are_three_agents_on_addresses_of_their_own(lab):
+    run = lab.submit(lab.chain(args="steps: 5", resources="nodes: 3\nranks_per_node: 2"))
+    assert lab.wait(run)["world_size"] == 6
+    joined = " ".join(event["text"] for event in lab.events(run, "agent_joined"))
+    assert all(address in joined for address in ("127.0.0.1", "127.0.0.2", "127.0.0.3"))
+    assert all(f"rank {rank} of 6" in lab.rank_logs(run) for rank in range(6))
+
+
+def test_a_user_error_that_recurs_ends_the_run_with_its_place(lab):
+    lab.script("bad.py", "def train():\n    raise ValueError('bad shape (3, 4)')\n\ntrain()\n")
+    run = lab.submit(lab.spec("name: bad\nrun:\n  script: bad.py\nresources:\n  ranks_per_node: 2\n"))
+    status = lab.wait(run, check=10)
+    assert (status["state"], status["cause"]) == ("failed", "user_error")
+    assert "ValueError: bad shape (3, 4)" in status["failure"]["summary"]
+    assert status["failure"]["where"] == "bad.py:2 in train"
+    assert any("ValueError" in line for line in status["failure"]["tail"])
+    page = lab.launch("status", run).stdout
+    assert page.index("ValueError") < page.index("launch resume")
+
+
+@pytest.mark.parametrize(
+    ("body", "causes"),
+    [
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n", "killed"),
+        ("raise MemoryError('no more')\n", "out_of_memory"),
+        ("import sys\nsys.exit(3)\n", "user_error"),
+        ("import os\nif os.environ['RANK'] == '1':\n    raise KeyError('mine')\n" + PEER_GONE, "user_error"),
+    ],
+)  # fmt: skip
+def test_causes_are_named(lab, body, causes):
+    lab.script("bad.py", body)
+    run = lab.submit(lab.spec(
+        "name: bad\nrun:\n  script: bad.py\nresources:\n  ranks_per_node: 2\n"
+        "recovery:\n  killed: 1\n  out_of_memory: 1\n  user_error: 1\n  communication: 1\n"
+    ))  # fmt: skip
+    lab.launch("wait", run, check=None)
+    assert lab.status(run)["cause"] == causes
+
+
+def test_a_command_that_is_not_python(lab):
+    (lab.project / "work.sh").write_text('#!/bin/bash\necho shell rank $RANK of $WORLD_SIZE "$1"\n')
+    run = lab.submit(lab.spec(
+        "name: shell\nrun:\n  command: [bash, work.sh]\n  args: ['a b; echo $HOME']\nresources:\n  ranks_per_node: 2\n"
+    ))  # fmt: skip
+    lab.wait(run)
+    logs = lab.rank_logs(run)
+    assert "shell rank 0 of 2 a b; echo $HOME" in logs and "shell rank 1 of 2" in logs
+
+
+def test_a_package_module(lab):
+    (lab.project / "pkg").mkdir()
+    (lab.project / "pkg" / "__init__.py").write_text("")
+    (lab.project / "pkg" / "other.py").write_text("WORD = 'from the package'\n")
+    (lab.project / "pkg" / "main.py").write_text(
+        "import sys\nfrom .other import WORD\n\nif __name__ == '__main__':\n    print(WORD, sys.argv[1:])\n"
+    )
+    run = lab.submit(lab.spec("name: pkg\nrun:\n  module: pkg.main\n  args:\n    lr: 0.1\n    amp: true\n"))
+    lab.wait(run)
+    assert "from the package ['--lr', '0.1', '--amp']" in lab.rank_logs(run)
+
+
+def test_setup_runs_once_a_node_before_the_ranks_and_its_failure_is_the_users(lab):
+    lab.script("look.py", "print(open('made').read())\n")
+    body = "name: setup\nrun:\n  script: look.py\n  setup: |\n    {}\nresources:\n  ranks_per_node: 2\n"
+    run = lab.submit(lab.spec(body.format("echo once >> made")))
+    lab.wait(run)
+    assert lab.rank_logs(run).count("once") == 2
+    run = lab.submit(lab.spec(body.format("echo oh no >&2; exit 7")))
+    status = lab.wait(run, check=10)
+    assert "setup" in status["failure"]["summary"] and "7" in status["failure"]["summary"]
+
+
+def test_code_edited_after_submit_does_not_reach_the_run(lab):
+    spec = lab.chain(args="steps: 150\npause: 0.02")
+    run = lab.submit(spec)
+    lab.script("chain.py", "raise SystemExit('edited')\n")
+    lab.until_step(run, 2)
+    rank = next(rank for rank in lab.status(run)["ranks"] if rank["rank"] == 1)
+    assert rank["pid"]
+    kill(rank["pid"])
+    status = lab.wait(run)
+    assert status["restarts"]["by_cause"] == {"killed": 1}
+
+
+def test_follow_shows_the_log_and_ends_with_the_runs_exit_code(lab):
+    done = lab.launch("submit", lab.chain(args="steps: 5"), "--follow")
+    assert re.search(r"0:1.*rank 1 of 2 starts at step 0", done.stdout + done.stderr)
+    lab.script("bad.py", "raise SystemExit(9)\n")
+    done = lab.launch("submit", lab.spec("name: bad\nrun:\n  script: bad.py\n"), "--follow", check=10)
+    assert "exit code 9" in done.stderr or "9" in done.stderr
+
+
+def test_resume_of_a_live_run_says_so_and_does_nothing(lab):
+    run = lab.submit(lab.chain(args="steps: 500"))
+    lab.until_step(run, 1)
+    refused = lab.launch("resume", run, check=4)
+    assert "running" in refused.stderr
+    assert lab.status(run)["attempt"] == 1
+    lab.launch("cancel", run)
+
+
+def test_resume_goes_on_from_the_checkpoint_with_another_world(lab):
+    run = lab.submit(lab.chain(args="steps: 100\npause: 0.02"))
+    lab.until_step(run, 12)
+    lab.launch("cancel", run)
+    assert lab.status(run)["state"] == "cancelled"
+    lab.launch("resume", run, "--set", "resources.ranks_per_node=3", "--set", "run.args.pause=0")
+    status = lab.wait(run)
+    assert (status["attempt"], status["world_size"], status["step"]) == (2, 3, 100)
+    starts = re.findall(r"rank 0 of 3 starts at step (\d+)", lab.rank_logs(run))
+    assert int(starts[0]) >= 10
+
+
+def test_secrets_reach_the_ranks_and_nothing_else(lab):
+    canary = "canary-7f3a9"
+    lab.script("look.py", "import os\nprint(len(os.environ['TOKEN']))\n")
+    spec = lab.spec("name: secret\nrun:\n  script: look.py\nsecrets:\n  - TOKEN\n")
+    unset = lab.launch("submit", spec, check=2, env={"TOKEN_": canary})
+    assert "TOKEN" in unset.stderr
+    dry = lab.launch("submit", spec, "--dry-run", "--json", env={"TOKEN": canary})
+    run = lab.submit(spec, env={"TOKEN": canary})
+    lab.wait(run)
+    assert str(len(canary)) in lab.rank_logs(run)
+    assert canary not in dry.stdout + dry.stderr
+    holders = [
+        path for path in lab.run_dir(run).rglob("*") if path.is_file() and canary in path.read_text(errors="replace")
+    ]
+    assert [path.name for path in holders] == ["secrets.json"]
+    assert holders[0].stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o077])
+def test_other_users_can_read_nothing_of_a_run(lab, mask):
+    import os
+
+    before = os.umask(mask)
+    try:
+        run = lab.submit(lab.chain(args="steps: 3"))
+        lab.wait(run)
+    finally:
+        os.umask(before)
+    root = lab.run_dir(run)
+    ours = [path for path in [root, *root.rglob("*")] if "checkpoints" not in path.parts]
+    assert [path for path in ours if path.lstat().st_mode & 0o077 and not path.is_symlink()] == []

@@ -1,0 +1,104 @@
+"""The submitter is killed at any system call: the run exists and is carried out exactly once, or it never was."""
+
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+# What changes the world; all of their occurrences are struck. Of the rest a random share.
+DEEDS = "rename,fsync,mkdir,symlink,link,unlink,vfork"
+REST = "write,openat,close,fchmod"
+SHARE = int(os.environ.get("LAUNCH_TEST_SHARE", "1"))
+JOB = "name: once\nrun:\n  script: once.py\n  preload: []\nresources:\n  ranks_per_node: 1\n"
+ONCE = "import os\nwith open(os.environ['LEDGER'], 'a') as file:\n    file.write(os.environ['LAUNCH_RUN_ID'] + '\\n')\n"
+
+
+def strace(lab, *options):
+    command = ["strace", "-qq", *options, sys.executable, "-m", "launcher.cli.main", "submit", "job.yaml"]
+    return subprocess.run(command, cwd=lab.project, env=lab.env, capture_output=True, text=True, timeout=60)
+
+
+def occurrences(lab, calls):
+    """How often an undisturbed submit makes each of these calls."""
+    done = strace(lab, "-e", f"trace={calls}", "-c", "-o", str(lab.project.parent / "counts"))
+    assert done.returncode == 0, done.stderr
+    found = {}
+    for line in (lab.project.parent / "counts").read_text().splitlines():
+        fields = line.split()
+        if len(fields) >= 5 and fields[-1] in calls.split(","):
+            found[fields[-1]] = int(fields[3])
+    return found
+
+
+@pytest.mark.timeout(600)
+def test_killed_at_any_system_call(lab, tmp_path):
+    assert shutil.which("strace"), "strace is missing: apt-get install strace"
+    seed = int(os.environ.get("LAUNCH_TEST_SEED", time.time_ns() % 10**6))
+    print("seed", seed)
+    ledger = tmp_path / "ledger"
+    lab.env["LEDGER"] = str(ledger)
+    lab.env["PYTHONDONTWRITEBYTECODE"] = "1"  # else the first of many runs writes files that the others do not
+    lab.script("once.py", ONCE)
+    lab.spec(JOB)
+    points = [(call, k) for call, n in occurrences(lab, DEEDS).items() for k in range(1, n + 1)]
+    rest = [(call, k) for call, n in occurrences(lab, REST).items() for k in range(1, n + 1)]
+    points += random.Random(seed).sample(rest, min(len(rest), 24 * SHARE))
+    fired = 0
+    for call, k in points:
+        done = strace(lab, "-e", "trace=none", "-e", f"inject={call}:signal=SIGKILL:when={k}")
+        fired += done.returncode == -9
+        check(lab, ledger, (call, k))
+    assert fired >= 0.9 * len(points), f"only {fired} of {len(points)} kills fired"
+
+
+def check(lab, ledger, point):
+    """After the next `status`: every run that is shown has been carried out once, and no other has."""
+    lab.launch("status")
+
+    def settled():
+        shown = json.loads(lab.launch("status", "--json", "--all").stdout)
+        return shown if all(run["state"] in ("succeeded", "lost", "failed", "cancelled") for run in shown) else None
+
+    shown = lab.until(f"the end of what was submitted, killed at {point}", settled)
+    assert [run["state"] for run in shown] == ["succeeded"] * len(shown), point
+    carried_out = ledger.read_text().split() if ledger.exists() else []
+    assert sorted(carried_out) == sorted(run["run"] for run in shown), point
+    lab.until(f"its processes to go, killed at {point}", lambda: not lab.processes())
+
+
+def test_the_check_bites(lab, tmp_path):
+    """A run carried out twice, or one that nobody shows, would be seen."""
+    ledger = tmp_path / "ledger"
+    lab.env["LEDGER"] = str(ledger)
+    lab.script("once.py", ONCE)
+    lab.wait(lab.submit(lab.spec(JOB)))
+    check(lab, ledger, "nothing")
+    once = ledger.read_text()
+    for sabotage in (once * 2, once + "once-zzzz\n", ""):
+        ledger.write_text(sabotage)
+        with pytest.raises(AssertionError):
+            check(lab, ledger, "sabotage")
+
+
+def test_an_intent_whose_submitter_died_is_carried_out_by_the_keeper(lab):
+    """The moment between the rename and the word, held still: the keeper sees the pipe end and goes on alone."""
+    run = lab.submit(lab.chain(args="steps: 5"))
+    lab.wait(run)
+    from launcher.clusters.local import KeeperStandingBy
+    from launcher.rundir.attempts import new_attempt
+    from launcher.rundir.layout import RunDir
+
+    keeper = KeeperStandingBy(lab.run_dir(run))
+    new_attempt(RunDir(lab.run_dir(run)), "local", "resume", None)
+    keeper.abandon()
+    status = lab.until(
+        "attempt 2", lambda: (found := lab.status(run))["attempt"] == 2 and found["state"] == "succeeded" and found
+    )
+    assert status["exit_code"] == 0
+    assert re.search(r"rank 0 of 2 starts at step 5", lab.rank_logs(run))

@@ -1,0 +1,160 @@
+"""Builds run directories as a run leaves them, without running anything."""
+
+import os
+import subprocess
+import time
+
+import msgspec
+
+from launcher.plan.model import Entry, FrozenCode, NodePlan, Plan
+from launcher.rundir.identity import boot_id, host, this_process
+from launcher.rundir.layout import RunDir, times_of
+from launcher.rundir.records import (
+    AgentRecord,
+    AttemptEnd,
+    Endpoint,
+    Event,
+    Handle,
+    Intent,
+    ProcessId,
+    RankExit,
+    RunState,
+    StopRequest,
+)
+from launcher.spec.model import JobSpec, Run
+from launcher.words import Cause, State
+
+
+def dead_process():
+    """A process of this machine and this boot that has ended."""
+    child = subprocess.Popen(["true"])
+    child.wait()
+    return ProcessId(host(), boot_id(), child.pid, 1)
+
+
+def of_another_machine():
+    return ProcessId("another-machine", "its-boot", 1, 1)
+
+
+class RunFolder:
+    """One run's folder; every method writes what its process would have written, and gives the folder back."""
+
+    def __init__(self, path):
+        self.run = RunDir(path)
+        path.mkdir(parents=True)
+
+    @property
+    def path(self):
+        return self.run.path
+
+    def write(self, path, record):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.encode(record))
+        return self
+
+    def plan(self, nodes=1, ranks=2):
+        return self.write(self.run.plan, plan_of(self.path, nodes, ranks))
+
+    def intent(self, attempt=1, by=None, reason="submit"):
+        record = Intent(attempt, "0" * 64, "local", reason, None, time.time(), by or dead_process())
+        return self.write(self.run.attempt(attempt).intent, record)
+
+    def keeper(self, process, attempt=1):
+        self.write(self.run.attempt(attempt).started, process)
+        return self.write(self.run.attempt(attempt).handle, Handle("local", keeper=process))
+
+    def agent(self, process, node=0, attempt=1):
+        if node == 0:
+            self.write(self.run.attempt(attempt).endpoint, Endpoint("127.0.0.1", 1, process))
+        return self.write(self.run.attempt(attempt).agent(node), AgentRecord(node, "127.0.0.1", process))
+
+    def attempt(self, number=1, keeper=None):
+        """An attempt whose keeper, and agent, is this process: alive; or the one that is given."""
+        keeper = keeper or this_process()
+        return self.intent(number).keeper(keeper, number).agent(keeper, 0, number)
+
+    def state(self, state=State.RUNNING, attempt=1, **more):
+        return self.write(self.run.state, state_of(self.path.name, state, attempt, **more))
+
+    def end(self, state, cause=None, exit_code=0, attempt=1, **more):
+        return self.write(self.run.attempt(attempt).end, AttemptEnd(state, cause, exit_code, time.time(), **more))
+
+    def stop(self, kind="cancel", attempt=1):
+        return self.write(self.run.attempt(attempt).stop, StopRequest(kind, time.time(), this_process()))
+
+    def event(self, text, kind="generation_opened", **more):
+        return self._append(self.run.events, Event(time.time(), 1, kind, text, **more))
+
+    def exit(self, rank, node, generation=1, attempt=1):
+        return self._append(self.run.attempt(attempt).exits, RankExit(generation, rank, 0, node, pid=1))
+
+    def log(self, rank, text, times=(), attempt=1, generation=1):
+        path = self.run.rank_log(attempt, generation, rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(text.encode() if isinstance(text, str) else text)
+        if times:
+            with times_of(path).open("a") as file:
+                file.writelines(f"{int(at * 1000)} {offset}\n" for at, offset in times)
+        return self
+
+    def succeeded(self, **more):
+        """A whole run that ended well."""
+        self.plan().attempt(keeper=dead_process()).end(State.SUCCEEDED)
+        values = {"exit_code": 0, "step": 100, "total_steps": 100, "ended_at": time.time(), **more}
+        return self.state(State.SUCCEEDED, **values)
+
+    def running(self, **more):
+        """A run whose keeper, this process, lives."""
+        values = {"step": 40, "total_steps": 100, "rate": 2.0, "started_at": time.time() - 20, "world_size": 2, **more}
+        return self.plan().attempt().state(State.RUNNING, **values)
+
+    def failed(self, failure=None, **more):
+        self.plan().attempt(keeper=dead_process()).end(State.FAILED, Cause.USER_ERROR, 10)
+        values = {"cause": Cause.USER_ERROR, "exit_code": 10, "failure": failure, "ended_at": time.time(), **more}
+        return self.state(State.FAILED, **values)
+
+    def _append(self, path, record):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(msgspec.json.encode(record) + b"\n")
+        return self
+
+
+def state_of(run, state=State.RUNNING, attempt=1, **more):
+    values = {
+        "generation": 1,
+        "submitted_at": time.time() - 30,
+        "updated_at": time.time(),
+        "boot_id": boot_id(),
+        "monotonic_s": time.monotonic(),
+        **more,
+    }
+    return RunState(run=run, name="job", cluster="local", state=state, attempt=attempt, **values)
+
+
+def plan_of(path, nodes=1, ranks=2):
+    return Plan(
+        run_id=path.name,
+        name="job",
+        cluster="local",
+        cluster_kind="local",
+        submitted_at=1000.0,
+        spec_file=os.fspath(path / "spec.yaml"),
+        project=os.fspath(path),
+        run_dir=os.fspath(path),
+        workdir="code",
+        spec=JobSpec("job", Run(script="train.py")),
+        overrides=(),
+        entry=Entry("script", "train.py", ("--lr", "0.1"), "/usr/bin/python3", ("torch",)),
+        setup=None,
+        nodes=tuple(NodePlan(index, f"127.0.0.{index + 1}", False, None) for index in range(nodes)),
+        nodes_min=1,
+        nodes_max=nodes,
+        ranks_per_node=ranks,
+        cpus_per_rank=1,
+        gpus_per_node=0,
+        env={"OMP_NUM_THREADS": "1"},
+        secrets=("TOKEN",),
+        code=FrozenCode("d" * 64, 2, 100),
+    )

@@ -1,0 +1,66 @@
+import pytest
+
+from launcher.errors import LaunchError
+from launcher.rundir.attempts import attempts, new_attempt, newest, read_intent, read_plan
+from launcher.rundir.identity import this_process
+from launcher.rundir.layout import RunDir
+from launcher.words import Cause
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDir(tmp_path)
+
+
+def test_a_run_without_attempts(run):
+    assert attempts(run) == [] and newest(run) is None
+
+
+def test_the_intent_of_an_attempt_is_on_disk(run):
+    attempt, intent = new_attempt(run, "local", "submit", None)
+    assert attempt.number == 1 and attempt.path == run.path / "attempts" / "0001"
+    assert read_intent(attempt) == intent
+    assert (intent.cluster, intent.reason, intent.cause) == ("local", "submit", None)
+    assert intent.created_by == this_process()
+
+
+def test_attempts_are_counted_and_tokens_differ(run):
+    first, second = (new_attempt(run, "local", "requeue", Cause.NODE_LOST) for _ in range(2))
+    assert (first[0].number, second[0].number) == (1, 2)
+    assert first[1].token != second[1].token
+    assert second[1].cause is Cause.NODE_LOST
+    assert newest(run) == second[0]
+
+
+def test_the_newest_is_by_number_beyond_four_digits(run):
+    for number in (9999, 10000):
+        (run.attempts / f"{number}").mkdir(parents=True)
+    assert [attempt.number for attempt in attempts(run)] == [9999, 10000]
+    assert new_attempt(run, "local", "resume", None)[0].number == 10001
+
+
+def test_a_number_whose_maker_was_killed_is_not_given_again(run):
+    (run.attempts / "0001").mkdir(parents=True)
+    assert newest(run) is None
+    assert new_attempt(run, "local", "resume", None)[0].number == 2
+
+
+def test_foreign_names_are_no_attempts(run):
+    run.attempts.mkdir()
+    for name in ("x", "\N{SUPERSCRIPT TWO}", ".tmp-1"):
+        (run.attempts / name).mkdir()
+    assert attempts(run) == []
+
+
+def test_racers_never_get_the_same_number(run, race):
+    got = race(lambda number: new_attempt(run, "local", "resume", None)[0].number, rounds=10)
+    numbers = [number for results in got for number in results]
+    assert sorted(numbers) == list(range(1, len(numbers) + 1))
+    assert all(read_intent(attempt).attempt == attempt.number for attempt in attempts(run))
+
+
+def test_what_is_missing_is_named(run):
+    with pytest.raises(LaunchError, match=r"token\.json: is missing"):
+        read_intent(run.attempt(1))
+    with pytest.raises(LaunchError, match=r"plan\.json: is missing"):
+        read_plan(run, 1)

@@ -1,0 +1,460 @@
+"""A cluster of simulated agents around the pure coordinator: time, wires and machines are plain values.
+
+Agents behave as the real ones: in order on each wire, ranks die with their agent, and an agent whose lease has run out
+ends its ranks and leaves. What must never happen is checked at every effect.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from itertools import count
+from math import inf
+from typing import Any
+
+import msgspec
+
+from launcher.agent.coordinator import (
+    Coordinator,
+    Disconnected,
+    Finish,
+    In,
+    Now,
+    Out,
+    ProvenDead,
+    Record,
+    RecordExit,
+    Send,
+    Tick,
+)
+from launcher.agent.messages import (
+    End,
+    Exited,
+    Fault,
+    Join,
+    Pulse,
+    PulseAck,
+    RankPulse,
+    Ready,
+    Start,
+    Started,
+    Stop,
+    StopAsked,
+    Stopped,
+    ToAgent,
+    ToCoordinator,
+    Welcome,
+)
+from launcher.plan.model import Entry, FrozenCode, NodePlan, Plan
+from launcher.recovery.policy import budget_of, restarts_by_cause
+from launcher.rundir.records import AttemptEnd, Event, ProcessId, RankExit, RunState
+from launcher.spec.model import JobSpec, NodeRange, Recovery, Resources, Run
+from launcher.words import Cause
+
+WALL = 1_700_000_000.0
+_pids = count(1000)
+
+
+def plan_of(
+    nodes: int = 2,
+    *,
+    least: int | None = None,
+    spares: int = 0,
+    ranks_each: int = 2,
+    time_s: float | None = None,
+    rules: Recovery = Recovery(),
+) -> Plan:
+    least = nodes if least is None else least
+    resources = Resources(nodes=NodeRange(least, nodes), time_s=time_s)
+    return Plan(
+        run_id="job-0001", name="job", cluster="local", cluster_kind="local", submitted_at=WALL, spec_file="job.yaml",
+        project="/p", run_dir="/r", workdir="code",
+        spec=JobSpec("job", Run(script="x.py"), resources=resources, recovery=replace(rules, spares=spares)),
+        overrides=(), entry=Entry("script", "x.py", (), "python", ()), setup=None,
+        nodes=tuple(NodePlan(i, f"127.0.0.{i + 1}", i >= nodes, None) for i in range(nodes + spares)),
+        nodes_min=least, nodes_max=nodes, ranks_per_node=ranks_each, cpus_per_rank=1, gpus_per_node=0, env={},
+        secrets=(), code=FrozenCode("", 0, 0),
+    )  # fmt: skip
+
+
+@dataclass
+class SimRank:
+    number: int
+    local: int
+    pid: int
+    step: int | None = None
+    active_at: float = 0.0
+    frozen: bool = False
+    exit: RankExit | None = None
+
+
+@dataclass
+class Agent:
+    """One node: the agent's process and its ranks."""
+
+    index: int
+    process: ProcessId
+    alive: bool = True
+    connected: bool = False
+    frozen: bool = False
+    ready: bool = True
+    mute_start: bool = False  # never answers a Start
+    ignores_stop: bool = False
+    generation: int = 0
+    ranks: list[SimRank] = field(default_factory=list)
+    told: list[ToCoordinator] = field(default_factory=list)  # of this generation, to be told again after a cut
+    seq: int = 0
+    sent_at: dict[int, float] = field(default_factory=dict)
+    leased_at: float = 0.0
+    joined_at: float = 0.0
+
+    @property
+    def live(self) -> list[SimRank]:
+        return [rank for rank in self.ranks if rank.exit is None]
+
+
+class Cluster:
+    def __init__(self, plan: Plan, history: Iterable[Event] = (), attempt: int = 1, wall_jump: float = 0.0) -> None:
+        self.plan = plan
+        self.mono = 100.0
+        self.wall_jump = wall_jump
+        self.events: list[Event] = list(history)
+        self.own_events: list[Event] = []
+        self.coordinator = Coordinator(plan, attempt, self.events, self.now)
+        self.twin = Coordinator(plan, attempt, self.events, Now(self.mono, 5.0))
+        self.agents: dict[int, Agent] = {}
+        self.up: dict[int, deque[In]] = defaultdict(deque)
+        self.down: dict[int, deque[ToAgent]] = defaultdict(deque)
+        self.end: AttemptEnd | None = None
+        self.broken = False
+        self.said: dict[int, list[tuple[int, ToCoordinator]]] = defaultdict(list)  # with the generation it was said in
+        self.sent: list[tuple[float, int, ToAgent]] = []
+        self.exits: list[RankExit] = []
+        self.heard_at: dict[int, float] = {}
+        self.ghost_heard_at: dict[int, float] = {}  # by node: when the agent before the one that speaks now was heard last
+        self.spoke: dict[int, ProcessId] = {}
+        self.excused: set[int] = set()  # nodes whose loss was proven, or whose machine was started anew
+        self.open_starts: dict[int, list[tuple[int, Start]]] = defaultdict(list)
+        self.training = True
+        self.checkpoint: int | None = None
+        self.stuck: set[int] = set()  # ranks that make no progress; with one of them nobody does
+        self.zombies: set[int] = set()  # processes that may outlive what was decided: of frozen or stubborn agents
+
+    @property
+    def now(self) -> Now:
+        return Now(self.mono, WALL + self.mono + self.wall_jump)
+
+    # -- the coordinator
+
+    def feed(self, event: In) -> list[Out]:
+        """One event into the state machine, and its twin with another wall clock; effects are carried out."""
+        self.broken = True  # until every check has passed
+        if isinstance(event, ProvenDead):
+            self.excused.add(event.node)
+        elif isinstance(event, Join) and self.spoke.get(event.node, event.process) != event.process:
+            self.ghost_heard_at.setdefault(event.node, self.heard_at[event.node])
+        out = self.coordinator.handle(event, self.now)
+        twin = self.twin.handle(event, Now(self.mono, 5.0 - self.mono))
+        assert [_timeless(one) for one in out] == [_timeless(one) for one in twin], "a wall clock decided something"
+        for effect in out:
+            self._carry_out(effect)
+        if not isinstance(event, Tick | Disconnected | ProvenDead):
+            self.heard_at[event.node] = self.mono
+        if isinstance(event, Join):
+            self.spoke[event.node] = event.process
+            self.excused.discard(event.node)
+        self._check_starts()
+        deadline = self.coordinator.next_deadline()
+        assert deadline is None or deadline > self.mono, "a deadline that is due already would spin"
+        self.broken = False
+        return out
+
+    def _carry_out(self, effect: Out) -> None:
+        assert self.end is None, f"{effect} after the end"
+        match effect:
+            case Send(node=node, message=message):
+                self.sent.append((self.mono, node, message))
+                agent = self.agents.get(node)
+                if isinstance(message, Start):
+                    self._check_clean(node, message)
+                    self.open_starts[message.generation].append((node, message))
+                if agent is not None and agent.alive and agent.connected:
+                    self.down[node].append(message)
+            case Record(event=event):
+                self._check_lost(event)
+                self.events.append(event)
+                self.own_events.append(event)
+            case RecordExit(exit=exit_):
+                self.exits.append(exit_)
+            case Finish(end=end):
+                self.end = end
+
+    # -- what must never happen
+
+    def _check_clean(self, node: int, start: Start) -> None:
+        """No process of an older generation lives anywhere when a new one starts."""
+        for agent in self.agents.values():
+            live = agent.live if agent.process.pid not in self.zombies else []
+            assert not live or agent.generation == start.generation, (
+                f"generation {start.generation} starts on node {node} while node {agent.index} runs {agent.generation}"
+            )
+
+    def _check_starts(self) -> None:
+        for generation, starts in self.open_starts.items():
+            by_place = sorted((start.group_rank, node, start) for node, start in starts)
+            world = [start.first_rank + local for _, _, start in by_place for local in range(start.local_world_size)]
+            first = by_place[0][2]
+            assert world == list(range(first.world_size)), f"generation {generation} has ranks {world}"
+            assert [place for place, _, _ in by_place] == list(range(first.group_world_size))
+            assert by_place[0][1] == 0, "node 0 hosts the coordinator and must be in"
+            assert len({node for _, node, _ in by_place}) == len(by_place)
+            assert len({(start.master_addr, start.master_port) for _, _, start in by_place}) == 1
+            assert self.plan.nodes_min <= len(by_place) <= self.plan.nodes_max
+        assert sorted(self.open_starts) == list(range(1, len(self.open_starts) + 1))
+
+    def _check_lost(self, event: Event) -> None:
+        if event.kind != "agent_lost" or event.node is None or event.node in self.excused:
+            return
+        heard_at = self.heard_at[event.node]
+        if "had before" in event.text:
+            heard_at = self.ghost_heard_at.pop(event.node)
+        silent_s = self.mono - heard_at
+        assert silent_s >= self.plan.spec.recovery.lease_s, f"given up after {silent_s} s: {event.text}"
+
+    def check_budgets(self) -> None:
+        for name, used in restarts_by_cause(self.events, 1 << 30).items():
+            budget = budget_of(self.plan.spec.recovery, Cause(name))
+            assert budget is not None
+            ended = self.end is not None and self.end.cause == name and self.end.state.ended
+            assert budget.restarts is None or used <= budget.restarts + ended, f"{name}: {used} of {budget.restarts}"
+
+    # -- agents
+
+    def boot(self, *indexes: int, ready: bool = True, machine: str = "boot-1") -> None:
+        """Start an agent process on each of these nodes."""
+        for index in indexes or range(len(self.plan.nodes)):
+            before = self.agents.get(index)
+            assert before is None or not before.alive
+            process = ProcessId(f"host-{index}", machine, next(_pids), 1)
+            self.agents[index] = Agent(index, process, ready=ready, leased_at=self.mono)
+            self.connect(index)
+
+    def connect(self, index: int) -> None:
+        agent = self.agents[index]
+        assert agent.alive
+        if agent.connected:
+            return
+        agent.connected, agent.joined_at = True, self.mono
+        self.down[index].clear()
+        address = self.plan.nodes[index].address
+        self.up[index].append(Join(index, address, agent.process, 20_000 + agent.process.pid, agent.generation))
+        if agent.ready:
+            self.up[index].append(Ready(index))
+        self.up[index].extend(agent.told)
+
+    def say(self, index: int, message: ToCoordinator) -> None:
+        agent = self.agents[index]
+        if agent.alive and agent.connected and not agent.frozen:
+            self.up[index].append(message)
+            self.said[index].append((agent.generation, message))
+
+    def make_ready(self, index: int) -> None:
+        self.agents[index].ready = True
+        self.say(index, Ready(index))
+
+    def cut(self, index: int) -> None:
+        """The connection breaks; what was on its way is gone."""
+        agent = self.agents[index]
+        agent.connected = False
+        self.down[index].clear()
+        self.up[index] = deque(one for one in self.up[index] if isinstance(one, Disconnected | ProvenDead))
+        self.up[index].append(Disconnected(index))
+
+    def kill(self, index: int, *, proof: bool = True) -> None:
+        """SIGKILL of an agent: its ranks die with it."""
+        agent = self.agents[index]
+        was_connected, agent.connected, agent.alive = agent.connected, False, False
+        agent.ranks = []
+        self.down[index].clear()
+        if was_connected:
+            self.up[index].append(Disconnected(index))
+        if proof:
+            self.up[index].append(ProvenDead(index, "its process is gone"))
+
+    def freeze(self, index: int) -> None:
+        agent = self.agents[index]
+        agent.frozen = True
+        self.zombies.add(agent.process.pid)
+
+    def thaw(self, index: int) -> None:
+        agent = self.agents[index]
+        agent.frozen = False
+        self._check_lease(agent)
+        self.zombies.discard(agent.process.pid)
+
+    def end_rank(self, number: int, tail: tuple[str, ...] = (), **how: Any) -> None:
+        """A rank process ends by itself."""
+        agent = next(agent for agent in self.agents.values() for rank in agent.live if rank.number == number)
+        rank = next(rank for rank in agent.live if rank.number == number)
+        self._end(agent, rank, tail, **{"code": 0} | how)
+
+    def _end(self, agent: Agent, rank: SimRank, tail: tuple[str, ...] = (), **how: Any) -> None:
+        log = f"logs/a0001.g{agent.generation:04d}/rank-{rank.number:05d}.log"
+        if how.get("signal") is not None:
+            how["code"] = None
+        rank.exit = RankExit(agent.generation, rank.number, rank.local, agent.index, rank.pid, log=log, **how)
+        told = Exited(agent.index, rank.exit, tail)
+        agent.told.append(told)
+        self.say(agent.index, told)
+
+    def finish_all(self) -> None:
+        for agent in self.agents.values():
+            for rank in agent.live:
+                self._end(agent, rank, code=0, done=True)
+
+    def _obey(self, agent: Agent, message: ToAgent) -> None:
+        match message:
+            case Welcome():
+                agent.leased_at = max(agent.leased_at, agent.joined_at)
+            case PulseAck(seq=seq):
+                agent.leased_at = max(agent.leased_at, agent.sent_at.pop(seq, agent.leased_at))
+            case Start():
+                self._start(agent, message)
+            case Stop():
+                self._stop(agent, message)
+            case End():
+                agent.alive = agent.connected = False
+                agent.ranks = []
+
+    def _start(self, agent: Agent, start: Start) -> None:
+        assert not agent.live or agent.process.pid in self.zombies
+        agent.generation = start.generation
+        agent.ranks = [
+            SimRank(start.first_rank + local, local, next(_pids), self.checkpoint, self.mono)
+            for local in range(start.local_world_size)
+        ]
+        agent.told = []
+        if agent.mute_start:
+            return
+        pids = tuple(rank.pid for rank in agent.ranks)
+        told = Started(agent.index, start.generation, pids, 30_000 + next(_pids))
+        agent.told.append(told)
+        self.say(agent.index, told)
+
+    def _stop(self, agent: Agent, stop: Stop) -> None:
+        if agent.ignores_stop:
+            self.zombies.add(agent.process.pid)
+            return
+        if agent.generation and agent.generation <= stop.generation:
+            for rank in agent.live:
+                how: dict[str, Any] = {"code": 0} if stop.grace_s else {"signal": 9}
+                self._end(agent, rank, stopping=True, hung=rank.number in stop.hung, **how)
+            agent.generation, agent.ranks = 0, []
+        agent.told = []
+        self.say(agent.index, Stopped(agent.index, stop.generation))
+
+    def _check_lease(self, agent: Agent) -> None:
+        """Cut off for longer than its lease: it ends its ranks and leaves."""
+        if agent.alive and not agent.frozen and self.mono >= agent.leased_at + self.plan.spec.recovery.lease_s:
+            self.kill(agent.index, proof=False)
+
+    # -- time and delivery
+
+    def deliver(self, index: int, *, up: bool, most: int = 1 << 30) -> None:
+        """Let messages of one wire arrive, in order."""
+        if up:
+            for _ in range(min(most, len(self.up[index]))):
+                if self.end is None:
+                    self.feed(self.up[index].popleft())
+            return
+        agent = self.agents[index]
+        for _ in range(min(most, len(self.down[index]))):
+            if agent.alive and not agent.frozen and self.down[index]:
+                self._obey(agent, self.down[index].popleft())
+
+    def settle(self) -> None:
+        """Everything that is on its way arrives."""
+        while any(self.up[index] or self._can_read(agent) for index, agent in self.agents.items()) and self.end is None:
+            for index in list(self.agents):
+                self.deliver(index, up=True)
+                self.deliver(index, up=False)
+
+    def _can_read(self, agent: Agent) -> bool:
+        return bool(self.down[agent.index]) and agent.alive and not agent.frozen
+
+    def pulse(self, index: int, **how: Any) -> None:
+        agent = self.agents[index]
+        if not agent.alive or not agent.connected or agent.frozen:
+            return
+        agent.seq += 1
+        agent.sent_at[agent.seq] = self.mono
+        ranks = tuple(self._rank_pulse(rank, **how) for rank in agent.live)
+        self.say(index, Pulse(index, agent.seq, agent.generation, ranks))
+
+    def _rank_pulse(self, rank: SimRank, **how: Any) -> RankPulse:
+        idle_s = self.mono - rank.active_at
+        fields = {"reported": rank.step is not None, "step": rank.step, "checkpoint": self.checkpoint, **how}
+        return RankPulse(rank.number, idle_s, frozen=rank.frozen, **fields)
+
+    def _train(self) -> None:
+        """One step of all ranks, if none is missing or stuck."""
+        live = [rank for agent in self.agents.values() for rank in agent.live]
+        if not self.training or any(rank.number in self.stuck or rank.frozen for rank in live):
+            return
+        for rank in live:
+            rank.step, rank.active_at = (rank.step or 0) + 1, self.mono
+
+    def advance(self, seconds: float, *, deliver: bool = True, until: Callable[[], bool] = lambda: False) -> None:
+        """Let time pass, with a pulse of every agent at each full second."""
+        end = self.mono + seconds
+        if deliver:
+            self.settle()
+        while self.mono < end and self.end is None and not until():
+            deadline = self.coordinator.next_deadline()
+            moment = min(end, float(int(self.mono) + 1), inf if deadline is None else deadline)
+            self.mono = moment
+            for agent in self.agents.values():
+                self._check_lease(agent)
+            if moment == int(moment):
+                self._train()
+                for index in self.agents:
+                    self.pulse(index)
+            if deliver:
+                self.settle()
+            if deadline is not None and self.mono >= deadline and self.end is None:
+                self.feed(Tick())
+                if deliver:
+                    self.settle()
+
+    # -- looking
+
+    def state(self) -> RunState:
+        return self.coordinator.snapshot(self.now)
+
+    def starts(self, generation: int) -> dict[int, Start]:
+        return dict(self.open_starts.get(generation, []))
+
+    def stops(self, generation: int) -> list[tuple[int, Stop]]:
+        return [(node, one) for _, node, one in self.sent if isinstance(one, Stop) and one.generation == generation]
+
+    def recorded(self, kind: str) -> list[Event]:
+        return [event for event in self.own_events if event.kind == kind]
+
+    def ask_stop(self, kind: str, index: int = 0) -> None:
+        self.say(index, StopAsked(index, kind))
+
+    def fault(self, index: int, *, setup: bool, text: str, log: str | None = None) -> None:
+        self.say(index, Fault(index, setup, text, log))
+
+
+def _timeless(effect: Out) -> Out:
+    match effect:
+        case Record(event=event):
+            return Record(_without(event, at=0.0))
+        case Finish(end=end):
+            return Finish(_without(end, ended_at=0.0))
+        case _:
+            return effect
+
+
+def _without(record: Any, **fields: Any) -> Any:
+    return msgspec.structs.replace(record, **fields)
