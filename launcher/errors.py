@@ -1,11 +1,11 @@
 """Every error that a user can cause, and every exit code that `launch` gives.
 
-    LaunchError
-    ├── BadInput        2   the spec or the command line is wrong; carries one line per problem
-    ├── NoSuchRun       3   no run, or more than one, answers to that name
-    ├── Refused         4   the run's state does not allow what was asked
-    ├── Unreachable     5   the cluster does not answer; nothing is known to have failed
-    └── Fenced          22  a newer attempt of this run exists; this one must not write
+LaunchError
+├── BadInput        2   the spec or the command line is wrong; carries one line per problem
+├── NoSuchRun       3   no run, or more than one, answers to that name
+├── Refused         4   the run's state does not allow what was asked
+├── Unreachable     5   the cluster does not answer; nothing is known to have failed
+└── Fenced          22  a newer attempt of this run exists; this one must not write
 """
 
 from enum import IntEnum

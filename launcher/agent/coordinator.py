@@ -216,7 +216,9 @@ class Coordinator:
         node.link = Link.UNKNOWN
         self._roster.settle(node)
         left_s = max(0.0, node.heard_at + self._rules.lease_s - self._now.mono)
-        self._record("agent_unknown", f"node {node.index} cannot be reached; its lease has {left_s:.0f} s left", node.index)
+        self._record(
+            "agent_unknown", f"node {node.index} cannot be reached; its lease has {left_s:.0f} s left", node.index
+        )
 
     def _proven_dead(self, event: ProvenDead) -> None:
         node = self._roster.get(event.node)
@@ -349,7 +351,9 @@ class Coordinator:
             return
         if generation.finished:
             self._finish(State.SUCCEEDED, None, Exit.OK, "all ranks have finished")
-        elif (failed(end) and classify(end) is not Cause.COMMUNICATION) or (generation.failures and not generation.live):
+        elif (failed(end) and classify(end) is not Cause.COMMUNICATION) or (
+            generation.failures and not generation.live
+        ):
             self._close()
         elif generation.failures:
             self._blame_at = min(self._blame_at, self._now.mono + BLAME_S)

@@ -20,9 +20,7 @@ def place(before: Sequence[int], usable: Collection[Node], most: int) -> tuple[i
     return tuple(chosen[:most])
 
 
-def starts(
-    generation: int, members: Sequence[Node], ranks_per_node: int, restarts: int
-) -> list[tuple[int, Start]]:
+def starts(generation: int, members: Sequence[Node], ranks_per_node: int, restarts: int) -> list[tuple[int, Start]]:
     """Each member's Start; all of one size, however many nodes there are."""
     master = members[0]
     return [

@@ -49,7 +49,9 @@ def unseen_end(generation: Generation, rank: Rank) -> RankExit:
     return RankExit(generation.number, rank.number, rank.local, rank.node, rank.pid or 0)
 
 
-def failure_event(verdict: Verdict, attempt: int, generation: int, reached: tuple[int | None, int | None], now: Now) -> Event:
+def failure_event(
+    verdict: Verdict, attempt: int, generation: int, reached: tuple[int | None, int | None], now: Now
+) -> Event:
     step, checkpoint = reached
     return Event(
         at=now.wall,

@@ -110,7 +110,8 @@ def settle(order: Order) -> None:
         os.setsid()
     redirect(os.open(order.stdin, os.O_RDONLY), 0)
     redirect(os.open(order.log, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW, 0o600), 1, 2)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    for stream in (sys.stdout, sys.stderr):  # whole lines, so that those of several processes do not mix in the log
+        stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     for name in order.unset:
         os.environ.pop(name, None)
     os.environ.update(order.env)

@@ -7,6 +7,7 @@ GO_FD; the keeper then looks whether the attempt's intent is on disk and, if so,
 the moment a run exists there is exactly one keeper for it, and before that moment none that does anything.
 """
 
+import contextlib
 import os
 import sys
 import time
@@ -32,7 +33,8 @@ def main() -> int:
     if os.fork():
         os._exit(0)  # so that the submitter has no child left that it would have to wait for
     _silence()
-    os.write(up_fd, b"up\n")
+    with contextlib.suppress(BrokenPipeError):  # the submitter has died: what it left on disk decides
+        os.write(up_fd, b"up\n")
     os.close(up_fd)
     with open(go_fd, "rb") as file:
         word = file.read()

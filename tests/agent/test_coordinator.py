@@ -6,7 +6,19 @@ import pytest
 from simulated_cluster import Cluster, plan_of
 
 from launcher.agent.coordinator import Disconnected, ProvenDead, Tick
-from launcher.agent.messages import End, Exited, Join, Pulse, PulseAck, RankPulse, Ready, Start, Started, Stopped, Welcome
+from launcher.agent.messages import (
+    End,
+    Exited,
+    Join,
+    Pulse,
+    PulseAck,
+    RankPulse,
+    Ready,
+    Start,
+    Started,
+    Stopped,
+    Welcome,
+)
 from launcher.rundir.records import Event, ProcessId, RankExit
 from launcher.spec.model import Budget, Recovery
 from launcher.words import Cause, State
@@ -148,7 +160,12 @@ def test_a_killed_rank_closes_the_generation_and_opens_the_next_at_once():
     assert (failure.cause, failure.rank, failure.node, failure.step) == (Cause.KILLED, 1, 0, 3)
     assert cluster.state().restarts == {"killed": 1}
     assert cluster.state().state is State.RUNNING
-    assert [event.kind for event in cluster.own_events][-4:] == ["generation_opened", "failure", "regroup", "generation_opened"]
+    assert [event.kind for event in cluster.own_events][-4:] == [
+        "generation_opened",
+        "failure",
+        "regroup",
+        "generation_opened",
+    ]
 
 
 def test_the_next_generation_gets_the_port_that_node_0_holds_now():
@@ -515,7 +532,7 @@ def test_one_silent_rank_that_used_to_report_hangs_though_the_others_go_on():
     cluster = running(2, rules=hang_rules(10))
     cluster.stuck = {2}
     for _ in range(14):
-        for rank in (cluster.agents[0].ranks + cluster.agents[1].ranks):
+        for rank in cluster.agents[0].ranks + cluster.agents[1].ranks:
             if rank.number != 2:
                 rank.active_at = cluster.mono
         cluster.advance(1)

@@ -346,6 +346,19 @@ def test_a_rank_has_nothing_of_the_zygote(way, project, plain_zygote, tmp_path):
     assert third == "-1 True 0o100600"
 
 
+@pytest.mark.parametrize("way", [by_fork, by_run])
+def test_lines_are_written_whole_and_at_once(way, plain_zygote, tmp_path):
+    (tmp_path / "here.py").write_text(
+        "import os, sys\n"
+        "read, write = os.pipe()\n"
+        "os.dup2(write, 1)\n"
+        "print('a', 'b')\n"
+        "print(os.read(read, 99), file=sys.stderr)\n"
+    )
+    assert way(order(tmp_path, "here.py", log=tmp_path / "log"), plain_zygote) == 0
+    assert (tmp_path / "log").read_text() == "b'a b\\n'\n"
+
+
 def test_the_log_is_appended_to(project, plain_zygote, tmp_path):
     (tmp_path / "log").write_text("before\n")
     by_fork(order(project, "siblings.py", log=tmp_path / "log"), plain_zygote)
@@ -391,7 +404,7 @@ def test_a_script_saves_at_sigterm(way, project, plain_zygote, tmp_path):
     words = order(project, "saves.py", log=tmp_path / "log")
     child = start_by_run(words) if way == "run" else None
     pid = child.pid if child else plain_zygote.fork(words)
-    wait_for(tmp_path / "log", "ready")
+    wait_for(tmp_path / "log", "ready\n")
     os.kill(pid, signal.SIGTERM)
     assert (child.wait() if child else exit_code(plain_zygote.wait(pid))) == 0
     assert (tmp_path / "log").read_text() == "ready\nsaved\n"
@@ -406,7 +419,7 @@ def test_a_signal_right_after_the_birth_is_not_lost(project, plain_zygote, tmp_p
 
 def test_the_dump_signal_writes_all_stacks_into_the_log(project, plain_zygote, tmp_path):
     pid = plain_zygote.fork(order(project, "idles.py", log=tmp_path / "log"))
-    wait_for(tmp_path / "log", "up")
+    wait_for(tmp_path / "log", "up\n")
     os.kill(pid, DUMP_SIGNAL)
     wait_for(tmp_path / "log", "idles.py")
     os.kill(pid, signal.SIGKILL)
@@ -511,7 +524,7 @@ def test_a_killed_agent_takes_zygote_and_ranks_along(project, tmp_path):
 def test_a_killed_zygote_takes_its_ranks_along(start, project, tmp_path):
     agent = start()
     pid = agent.fork(order(project, "idles.py", log=tmp_path / "log"))
-    wait_for(tmp_path / "log", "up")
+    wait_for(tmp_path / "log", "up\n")
     agent.process.kill()
     gone(pid)
 
@@ -532,6 +545,13 @@ def test_signals_to_end_it_are_left_to_the_agent(start, project, tmp_path):
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         agent.process.send_signal(number)
     assert by_fork(order(project, "siblings.py", log=tmp_path / "log"), agent) == 0
+
+
+def test_what_modules_said_stays_in_the_log_of_the_zygote(start, project, tmp_path):
+    agent = start(["chatty"], PYTHONUNBUFFERED="")
+    assert by_fork(order(project, "siblings.py", log=tmp_path / "log"), agent) == 0
+    assert (tmp_path / "log").read_text().startswith("from a sibling")
+    assert sorted(agent.log.read_text().splitlines()) == ["said at import", "said by C"]
 
 
 def test_two_hundred_forks_leave_nothing_behind(start, project, tmp_path):
@@ -608,7 +628,7 @@ def test_ranks_share_the_memory_of_torch(torch_zygote, project, tmp_path):
     pids = [torch_zygote.hear("forked", id=number)["pid"] for number in asked]
     forked_s = time.monotonic() - began
     for rank in range(4):
-        wait_for(tmp_path / str(rank), "up")
+        wait_for(tmp_path / str(rank), "up\n")
     up_s = time.monotonic() - began
     own_mb = [private_mb(pid) for pid in pids]
     for pid in pids:

@@ -35,7 +35,7 @@ def finished_runs(folder, count):
 
 def seconds(command, env):
     began = time.monotonic()
-    subprocess.run(command, env=env, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return time.monotonic() - began
 
 

@@ -1,6 +1,6 @@
 """Where the figures of the benchmarks go: to the terminal and, on request, into their section of RESULTS.md."""
 
-import datetime
+import datetime as dt
 import os
 import platform
 import re
@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
+LOAD_BEFORE = os.getloadavg()[0]
 _HEAD = """# Figures
 
 Each section is written by the script of its name: `uv run python tests/benchmarks/NAME.py --write`. The two sides of a
@@ -31,14 +32,14 @@ def circumstances() -> str:
     """The machine and the versions, in one line."""
     cores = len(os.sched_getaffinity(0))
     words = [
-        datetime.datetime.now(datetime.UTC).date().isoformat(),
+        dt.datetime.now(dt.UTC).date().isoformat(),
         f"{cores} cores ({processor()})",
-        f"Linux {platform.release()}",
+        f"Linux {platform.release().partition('-')[0]}",
         f"Python {platform.python_version()}",
         *(f"{package} {installed(package)}" for package in ("torch", "msgspec")),
-        f"load before {os.getloadavg()[2]:.1f}",
+        f"load before {LOAD_BEFORE:.1f}",
     ]
-    return ", ".join(words) + f". `{Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}`".replace(" `", "`")
+    return f"{', '.join(words)}. `{Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}`"
 
 
 def processor() -> str:

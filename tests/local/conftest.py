@@ -6,5 +6,7 @@ from lab import Lab
 def lab(tmp_path):
     lab = Lab(tmp_path)
     yield lab
-    left = lab.tidy()
-    assert not left, f"processes of a run outlived it: {left}"
+    try:
+        lab.until("the end of every process of its runs", lambda: not lab.processes(), timeout_s=15)
+    finally:
+        lab.tidy()

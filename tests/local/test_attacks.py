@@ -7,6 +7,7 @@ import random
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +23,7 @@ NASTY = [
     "; touch canary", "$(touch canary)", "`touch canary`", "a\nb", "tab\there", "quote'd", 'double"d', "--flag", "-",
     "", " lead and trail ", "*", "~", "$HOME", "\\", "%n%x", "é漢字🎉", "a=b", "#no comment", "| touch canary",
     "&& touch canary",
-    "{{x}}", "!!python/object:os.system", "a" * 3000, "\u202ertl", "../../x", "/etc/passwd", "${IFS}touch${IFS}canary",
+    "{{x}}", "!!python/object:os.system", "a" * 3000, "../../x", "/etc/passwd", "${IFS}touch${IFS}canary",
 ]  # fmt: skip
 
 
@@ -41,7 +42,7 @@ def test_arguments_and_variables_arrive_byte_for_byte(lab):
         "env": env,
         "resources": {"ranks_per_node": 2},
     }
-    run = lab.submit(lab.spec(json.dumps(body), "job.yaml"))
+    run = lab.submit(lab.spec(json.dumps(body, ensure_ascii=False)))
     lab.wait(run)
     heard = said(lab, run)
     assert len(heard) == 2
@@ -54,7 +55,7 @@ def test_arguments_and_variables_arrive_byte_for_byte(lab):
 def test_a_command_list_is_never_read_by_a_shell(lab):
     lab.script("witness.py", WITNESS % (WATCHED,))
     body = {"name": "w", "run": {"command": [sys.executable, "witness.py", *NASTY]}, "resources": {"ranks_per_node": 1}}
-    run = lab.submit(lab.spec(json.dumps(body)))
+    run = lab.submit(lab.spec(json.dumps(body, ensure_ascii=False)))
     lab.wait(run)
     assert said(lab, run)[0]["argv"] == NASTY
     assert not list(lab.project.parent.rglob("canary"))
@@ -88,7 +89,7 @@ def listeners_of(pids):
             continue
     found = []
     for name in ("tcp", "tcp6"):
-        for line in open(f"/proc/net/{name}").read().splitlines()[1:]:
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A" and fields[9] in inodes:
                 found.append(fields[1])
@@ -146,7 +147,7 @@ def test_links_laid_in_the_way_lead_nowhere(lab, tmp_path):
     runs.mkdir(parents=True)
     (lab.project / ".launch" / ".gitignore").symlink_to(outside)
     lab.script("look.py", f"import os\nos.symlink({str(outside)!r}, 'link')\n")
-    run = lab.submit(lab.spec("name: look\nrun:\n  script: look.py\n"))
+    run = lab.submit(lab.spec("name: look\nrun:\n  script: look.py\nresources:\n  ranks_per_node: 1\n"))
     lab.wait(run)
     for name in ("state.json", "events.jsonl"):
         assert not (lab.run_dir(run) / name).is_symlink()
@@ -174,7 +175,7 @@ def test_a_clock_that_is_an_hour_off_makes_no_false_alarm(lab, shift):
     library = next((path for path in LIBFAKETIME if os.path.exists(path)), None)
     assert library, "libfaketime is missing: apt-get install faketime"
     fake = {"LD_PRELOAD": library, "FAKETIME": shift, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
-    run = lab.submit(lab.chain(args="steps: 80\npause: 0.02"), env=fake)
+    run = lab.submit(lab.chain(args="steps: 300\npause: 0.02"), env=fake)
     lab.until_step(run, 3)
     assert lab.status(run)["state"] == "running"
     assert json.loads(lab.launch("status", run, "--json", env=fake).stdout)["state"] == "running"

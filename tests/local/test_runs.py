@@ -6,7 +6,6 @@ import re
 import pytest
 from lab import kill
 
-
 PEER_GONE = "raise ConnectionResetError('Connection closed by peer')\n"
 
 

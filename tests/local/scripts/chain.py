@@ -8,6 +8,7 @@ import argparse
 import hashlib
 import json
 import os
+import select
 import socket
 import time
 
@@ -19,6 +20,10 @@ def parse():
     parser.add_argument("--every", type=int, default=5)
     parser.add_argument("--quiet", action="store_true")
     return parser.parse_args()
+
+
+def pause(seconds):
+    select.select([], [], [], seconds)  # a sleep that a faked clock leaves alone
 
 
 def meet(rank, world, address, port):
@@ -33,7 +38,7 @@ def meet(rank, world, address, port):
         except ConnectionRefusedError:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(0.005)
+            pause(0.005)
 
 
 def exchange(rank, peers, word):
@@ -91,7 +96,7 @@ def main():
         step += 1
         mine = hashlib.sha256(f"{weights} {step}".encode()).hexdigest()
         weights = exchange(rank, peers, mine)
-        time.sleep(args.pause)
+        pause(args.pause)
         if not args.quiet:
             print(f"step {step}", flush=True)
         report.write(json.dumps({"step": step, "total_steps": args.steps, "loss": 1 / step}) + "\n")

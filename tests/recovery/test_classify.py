@@ -1,0 +1,109 @@
+"""From how a rank ended to its cause, and who began it."""
+
+import pytest
+
+from launcher.recovery.classify import classify, culprit, describe, evidence, failed, finished
+from launcher.rundir.records import RankExit
+from launcher.words import Cause
+
+
+def end(rank: int = 0, **how: object) -> RankExit:
+    return RankExit(1, rank, rank, 0, 100 + rank, **how)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [
+        ({"signal": 9}, Cause.KILLED),
+        ({"signal": 11}, Cause.KILLED),
+        ({"signal": 6}, Cause.KILLED),
+        ({"signal": 15}, Cause.KILLED),
+        ({}, Cause.KILLED),  # nobody saw its end
+        ({"signal": 9, "oom": True}, Cause.OUT_OF_MEMORY),
+        ({"signal": 9, "hung": True}, Cause.HANG),
+        ({"code": 1, "error": "MemoryError"}, Cause.OUT_OF_MEMORY),
+        (
+            {"code": 1, "error": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"},
+            Cause.OUT_OF_MEMORY,
+        ),
+        ({"code": 1, "error": "RuntimeError: DefaultCPUAllocator: can't allocate memory"}, Cause.OUT_OF_MEMORY),
+        ({"code": 75}, Cause.PREEMPTED),
+        ({"code": 3}, Cause.USER_ERROR),
+        ({"code": 1, "error": "ValueError: bad shape"}, Cause.USER_ERROR),
+        ({"code": 1, "error": "KeyError: 'gloom'"}, Cause.USER_ERROR),
+        ({"code": 1, "error": "TimeoutError: Timed out waiting for the data set"}, Cause.USER_ERROR),
+        ({"code": 1, "error": "ValueError: unknown district"}, Cause.USER_ERROR),
+        ({"signal": 9, "error": "RuntimeError: Connection closed by peer"}, Cause.KILLED),
+        ({"signal": 6, "error": "c10::DistBackendError: NCCL watchdog"}, Cause.COMMUNICATION),
+    ],
+)
+def test_causes(how: dict[str, object], cause: Cause):
+    assert classify(end(**how)) is cause
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:5",
+        "RuntimeError: [enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/buffer.cc:72] ret > 0",
+        "RuntimeError: Gloo connectFullMesh failed with [..] no error",
+        "RuntimeError: Application timeout caused pair closure",
+        "torch.distributed.DistBackendError: NCCL error in: ../ProcessGroupNCCL.cpp:1970, remote process exited",
+        "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect",
+        "torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 1/2 clients joined.",
+        "RuntimeError: Timed out waiting 1800000ms for recv operation to complete",
+        "RuntimeError: Connection reset by peer",
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        "BrokenPipeError: [Errno 32] Broken pipe",
+        "RuntimeError: Broken pipe",
+        "RuntimeError: Socket Timeout",
+    ],
+)
+def test_words_of_a_lost_peer(text: str):
+    assert classify(end(code=1, error=text)) is Cause.COMMUNICATION
+
+
+def test_the_culprit_failed_first_and_by_itself():
+    peer = end(0, code=1, error="Connection closed by peer")
+    own = end(1, code=1, error="ValueError: x")
+    later = end(2, signal=9)
+    told = end(3, signal=9, stopping=True)
+    good = end(4, code=0)
+    assert culprit([good, peer, told, own, later]) is own
+    assert culprit([good, peer, told]) is peer
+    assert culprit([told]) is told
+
+
+def test_failed_and_finished():
+    assert not failed(end(signal=6, done=True))
+    assert finished(end(signal=6, done=True))
+    assert failed(end(code=1))
+    assert not finished(end(code=0, stopping=True))
+    assert not failed(end(code=0, stopping=True))
+    assert failed(end())
+
+
+@pytest.mark.parametrize(
+    ("how", "line"),
+    [
+        ({"signal": 9}, "rank 2 on node 0 was killed by SIGKILL"),
+        ({"signal": 9, "oom": True}, "rank 2 on node 0 was killed by SIGKILL: out of memory"),
+        ({"signal": 99}, "rank 2 on node 0 was killed by signal 99"),
+        ({"code": 3}, "rank 2 on node 0 ended with exit code 3"),
+        ({}, "rank 2 on node 0 is gone and nobody saw its end"),
+        ({"hung": True, "signal": 9}, "rank 2 on node 0 hung: no progress and no output"),
+        (
+            {"code": 1, "error": "ValueError: a\nb", "where": "t.py:4 in f"},
+            "rank 2 on node 0: ValueError: a b (t.py:4 in f)",
+        ),
+    ],
+)
+def test_one_line_for_people(how: dict[str, object], line: str):
+    ended = end(2, **how)
+    assert describe(ended, classify(ended)) == line
+
+
+def test_evidence():
+    assert evidence(end(signal=9, oom=True)) == "SIGKILL, the kernel or CUDA reported that memory ran out"
+    assert evidence(end(code=3)) == "exit code 3"
+    assert evidence(end()) == "nobody saw its end"
