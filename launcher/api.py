@@ -93,6 +93,13 @@ def prepare(spec: str | Path, *, on: str = "local", overrides: Sequence[str] = (
     return prepare_run(Path(spec), on=on, overrides=tuple(overrides))
 
 
+def validate(spec: str | Path, *, overrides: Sequence[str] = ()) -> None:
+    """Raise BadInput with every problem of a spec, as far as they do not depend on where it will run."""
+    from launcher.submission import validate as validate_spec  # late: it reads YAML, which `status` must not pay for
+
+    validate_spec(Path(spec), tuple(overrides))
+
+
 def run(ref: str) -> Run:
     """The run of this id, unique beginning of one, or `last`."""
     path = registry.find(ref)

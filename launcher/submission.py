@@ -17,10 +17,10 @@ from launcher.clusters import cluster
 from launcher.clusters.last_word import first_state
 from launcher.clusters.protocol import Cluster
 from launcher.errors import BadInput
-from launcher.plan.build import build, check
-from launcher.plan.facts import Place, Project
+from launcher.plan.build import build, check, check_code
+from launcher.plan.facts import Place, Problem, Project
 from launcher.plan.model import FrozenCode, Plan
-from launcher.rundir import registry
+from launcher.rundir import drafts, registry
 from launcher.rundir.attempts import new_attempt, newest, read_plan
 from launcher.rundir.code_list import CodeList, list_code, list_frozen
 from launcher.rundir.durable import append_line, make_dir, sync_dir, write_bytes, write_record
@@ -49,6 +49,15 @@ class Request:
     python: str
 
 
+def validate(file: Path, overrides: tuple[str, ...]) -> None:
+    """Everything that can be said of a spec without knowing where it will run. Raises BadInput with all problems."""
+    spec = read_spec(file, overrides)
+    root = project_of(file)
+    python = interpreter(spec, root, os.environ)
+    project = _look_at(spec, root, list_code(root, spec.code), python)
+    _refuse(file, check_code(spec, project))
+
+
 def request(file: Path, *, on: str, overrides: tuple[str, ...]) -> Request:
     """Read and check everything; starts and writes nothing. Raises BadInput with all problems."""
     spec = read_spec(file, overrides)
@@ -59,14 +68,18 @@ def request(file: Path, *, on: str, overrides: tuple[str, ...]) -> Request:
     project = _look_at(spec, root, code, python)
     problems = check(spec, where.machine(), project, unset_secrets(spec, root, os.environ))
     if not os.access(python, os.X_OK):
-        raise BadInput(f"{_at(file, 'run.python')}: run.python: no interpreter at {python}")
-    if problems:
-        lines = []
-        for problem in problems:
-            lines.append(f"{_at(file, problem.key)}: {problem.key}: {problem.reason}")
-            lines += [f"hint: {problem.hint}"] if problem.hint else []
-        raise BadInput(*lines)
+        problems.append(Problem("run.python", f"no interpreter at {python}"))
+    _refuse(file, problems)
     return Request(file, spec, overrides, on, where, project, code, python)
+
+
+def _refuse(file: Path, problems: Collection[Problem]) -> None:
+    lines = []
+    for problem in problems:
+        lines.append(f"{_at(file, problem.key)}: {problem.key}: {problem.reason}")
+        lines += [f"hint: {problem.hint}"] if problem.hint else []
+    if lines:
+        raise BadInput(*lines)
 
 
 def plan_of(wish: Request, run_id: str, run_dir: Path, submitted_at: float, code: FrozenCode) -> Plan:
@@ -90,7 +103,8 @@ def open_run(file: Path, *, on: str, overrides: tuple[str, ...]) -> tuple[str, P
     run_id = new_run_id(wish.spec.name, _taken(root))
     final = root / run_id
     engagement = wish.cluster.engage(final)
-    draft = root / f".tmp-{run_id}-{os.getpid()}"
+    drafts.remove_orphans(root)  # of submitters that were killed
+    draft = drafts.new_draft(root)
     try:
         registry.register(run_id, final)
         try:
@@ -98,7 +112,7 @@ def open_run(file: Path, *, on: str, overrides: tuple[str, ...]) -> tuple[str, P
             os.rename(draft, final)
         except BaseException:
             registry.forget(run_id)
-            shutil.rmtree(draft, ignore_errors=True)
+            drafts.remove(draft)
             raise
         sync_dir(root)
     except BaseException:
@@ -121,8 +135,7 @@ def reopen(run: RunDir, *, on: str | None, overrides: tuple[str, ...]) -> None:
     project = _look_at(spec, run.code, code, before.entry.python)
     wish = Request(run.spec, spec, all_overrides, name, where, project, code, before.entry.python)
     problems = check(spec, where.machine(), project, ())
-    if problems:
-        raise BadInput(*(f"{problem.key}: {problem.reason}" for problem in problems))
+    _refuse(run.spec, problems)
     plan = plan_of(wish, before.run_id, run.path, before.submitted_at, before.code)
     engagement = where.engage(run.path)
     try:
@@ -199,7 +212,12 @@ def _module_file(module: str, workdir: str, files: Collection[str]) -> str | Non
 
 def _importable(module: str, python: str) -> bool:
     look = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
-    answer = subprocess.run([python, "-c", look, module.partition(".")[0]], capture_output=True, check=False, cwd="/")
+    try:
+        answer = subprocess.run(
+            [python, "-c", look, module.partition(".")[0]], capture_output=True, check=False, cwd="/"
+        )
+    except OSError:
+        return False  # no such interpreter: that is a problem of its own
     return answer.returncode == 0
 
 

@@ -51,6 +51,7 @@ from launcher.spec.model import JobSpec, NodeRange, Recovery, Resources, Run
 from launcher.words import Cause
 
 WALL = 1_700_000_000.0
+DEFAULT_RULES = Recovery()
 _pids = count(1000)
 
 
@@ -61,7 +62,7 @@ def plan_of(
     spares: int = 0,
     ranks_each: int = 2,
     time_s: float | None = None,
-    rules: Recovery = Recovery(),
+    rules: Recovery = DEFAULT_RULES,
 ) -> Plan:
     least = nodes if least is None else least
     resources = Resources(nodes=NodeRange(least, nodes), time_s=time_s)

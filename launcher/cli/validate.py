@@ -2,12 +2,11 @@
 
 import argparse
 import sys
-from pathlib import Path
 
+from launcher import api
 from launcher.cli.arguments import Arguments
 from launcher.cli.terminal import safe
 from launcher.errors import BadInput, Exit
-from launcher.spec import read_spec
 
 EXAMPLES = """
   launch validate job.yaml           `job.yaml: ok`, or one line for each problem and exit code 2
@@ -23,16 +22,16 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    good = [_is_good(Path(name), options.overrides) for name in options.files]
+    good = [_is_good(name, options.overrides) for name in options.files]
     return Exit.OK if all(good) else Exit.BAD_INPUT
 
 
-def _is_good(file: Path, overrides: list[str]) -> bool:
+def _is_good(file: str, overrides: list[str]) -> bool:
     try:
-        read_spec(file, overrides)
+        api.validate(file, overrides=overrides)
     except BadInput as error:
         sys.stdout.flush()  # where both go to one place, in the order of the files
         print("\n".join(map(safe, str(error).splitlines())), file=sys.stderr)
         return False
-    print(f"{safe(str(file))}: ok")
+    print(f"{safe(file)}: ok")
     return True

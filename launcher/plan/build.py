@@ -14,7 +14,7 @@ _CPU_RANKS = 2  # with no GPU, `ranks_per_node: auto` still shows that the job i
 def check(spec: JobSpec, machine: Machine, project: Project, unset_secrets: Collection[str]) -> list[Problem]:
     """Everything in the spec that cannot work here; empty: a plan can be built."""
     return [
-        *_entry_problems(spec, project),
+        *check_code(spec, project),
         *_device_problems(spec.resources, machine),
         *(Problem("secrets", f"{name} is not set", _secret_hint(name)) for name in unset_secrets),
     ]
@@ -112,7 +112,8 @@ def _local_nodes(nodes: int, spares: int, gpus: int, machine: Machine) -> tuple[
     )
 
 
-def _entry_problems(spec: JobSpec, project: Project) -> list[Problem]:
+def check_code(spec: JobSpec, project: Project) -> list[Problem]:
+    """What the spec says of the code and cannot work on any cluster."""
     run = spec.run
     folders = {posixpath.dirname(file) for file in project.files}
     inside = posixpath.normpath(run.workdir)

@@ -37,7 +37,7 @@ def running(nodes: int = 2, **how: object) -> Cluster:
 # -- starting
 
 
-def test_a_run_from_start_to_success():
+def test_a_run_from_start_to_success() -> None:
     cluster = running(3)
     state = cluster.state()
     assert [rank.rank for rank in state.ranks] == [0, 1, 2, 3, 4, 5]
@@ -54,7 +54,7 @@ def test_a_run_from_start_to_success():
     assert [event.kind for event in cluster.own_events] == [*["agent_joined"] * 3, "generation_opened", "ended"]
 
 
-def test_start_tells_each_node_its_place_and_where_node_0_is():
+def test_start_tells_each_node_its_place_and_where_node_0_is() -> None:
     cluster = running(2)
     starts = cluster.starts(1)
     assert (starts[0].first_rank, starts[1].first_rank) == (0, 2)
@@ -63,7 +63,7 @@ def test_start_tells_each_node_its_place_and_where_node_0_is():
     assert (starts[1].world_size, starts[1].group_rank, starts[1].group_world_size, starts[1].restarts) == (4, 1, 2, 0)
 
 
-def test_nothing_starts_before_the_last_node_is_ready():
+def test_nothing_starts_before_the_last_node_is_ready() -> None:
     cluster = Cluster(plan_of(3))
     cluster.boot(0, 1)
     cluster.boot(2, ready=False)
@@ -75,7 +75,7 @@ def test_nothing_starts_before_the_last_node_is_ready():
     assert sorted(cluster.starts(1)) == [0, 1, 2]
 
 
-def test_after_the_wait_it_goes_on_with_what_there_is():
+def test_after_the_wait_it_goes_on_with_what_there_is() -> None:
     cluster = Cluster(plan_of(4, least=2))
     cluster.boot(0, 3)
     cluster.advance(59.9)
@@ -84,7 +84,7 @@ def test_after_the_wait_it_goes_on_with_what_there_is():
     assert sorted(cluster.starts(1)) == [0, 3]
 
 
-def test_it_does_not_start_without_node_0():
+def test_it_does_not_start_without_node_0() -> None:
     cluster = Cluster(plan_of(3, least=2))
     cluster.boot(0, ready=False)
     cluster.boot(1, 2)
@@ -95,7 +95,7 @@ def test_it_does_not_start_without_node_0():
     assert sorted(cluster.starts(1)) == [0, 1, 2]
 
 
-def test_nodes_that_never_come_are_given_up_for_a_new_attempt():
+def test_nodes_that_never_come_are_given_up_for_a_new_attempt() -> None:
     cluster = Cluster(plan_of(2))
     cluster.boot(0)
     cluster.advance(1000)
@@ -105,7 +105,7 @@ def test_nodes_that_never_come_are_given_up_for_a_new_attempt():
     assert 299 <= cluster.mono - 100 <= 301
 
 
-def test_a_spare_holds_its_place_until_it_is_needed():
+def test_a_spare_holds_its_place_until_it_is_needed() -> None:
     cluster = Cluster(plan_of(2, spares=1))
     cluster.boot(2, 0)
     cluster.advance(0.5)
@@ -116,7 +116,7 @@ def test_a_spare_holds_its_place_until_it_is_needed():
     assert [node.state for node in cluster.state().nodes] == ["up", "up", "spare"]
 
 
-def test_a_spare_stands_in_for_a_node_that_is_late_at_the_start():
+def test_a_spare_stands_in_for_a_node_that_is_late_at_the_start() -> None:
     cluster = Cluster(plan_of(2, spares=1))
     cluster.boot(0, 2)
     cluster.advance(4.9)
@@ -125,7 +125,7 @@ def test_a_spare_stands_in_for_a_node_that_is_late_at_the_start():
     assert sorted(cluster.starts(1)) == [0, 2]
 
 
-def test_ranks_may_end_before_their_node_could_say_that_they_started():
+def test_ranks_may_end_before_their_node_could_say_that_they_started() -> None:
     cluster = Cluster(plan_of(1, ranks_each=1))
     cluster.boot()
     cluster.deliver(0, up=True)
@@ -134,7 +134,7 @@ def test_ranks_may_end_before_their_node_could_say_that_they_started():
     assert cluster.end.state is State.SUCCEEDED
 
 
-def test_a_node_that_never_starts_its_ranks_is_put_aside():
+def test_a_node_that_never_starts_its_ranks_is_put_aside() -> None:
     cluster = Cluster(plan_of(2, least=1))
     cluster.boot()
     cluster.agents[1].mute_start = True
@@ -149,7 +149,7 @@ def test_a_node_that_never_starts_its_ranks_is_put_aside():
 # -- ranks that fail
 
 
-def test_a_killed_rank_closes_the_generation_and_opens_the_next_at_once():
+def test_a_killed_rank_closes_the_generation_and_opens_the_next_at_once() -> None:
     cluster = running(2)
     cluster.end_rank(1, signal=9)
     cluster.settle()
@@ -168,7 +168,7 @@ def test_a_killed_rank_closes_the_generation_and_opens_the_next_at_once():
     ]
 
 
-def test_the_next_generation_gets_the_port_that_node_0_holds_now():
+def test_the_next_generation_gets_the_port_that_node_0_holds_now() -> None:
     cluster = running(2)
     first = cluster.starts(1)[0].master_port
     cluster.end_rank(1, signal=9)
@@ -176,7 +176,7 @@ def test_the_next_generation_gets_the_port_that_node_0_holds_now():
     assert cluster.starts(2)[0].master_port != first
 
 
-def test_no_node_starts_before_all_have_stopped():
+def test_no_node_starts_before_all_have_stopped() -> None:
     cluster = running(3)
     cluster.end_rank(0, signal=9)
     for node in (0, 1, 2):
@@ -190,7 +190,7 @@ def test_no_node_starts_before_all_have_stopped():
     assert sorted(cluster.starts(2)) == [0, 1, 2]
 
 
-def test_the_first_to_fail_by_itself_is_named_though_its_peers_fell_first():
+def test_the_first_to_fail_by_itself_is_named_though_its_peers_fell_first() -> None:
     cluster = running(2)
     cluster.end_rank(0, code=1, error="RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer")
     cluster.settle()
@@ -205,7 +205,7 @@ def test_the_first_to_fail_by_itself_is_named_though_its_peers_fell_first():
     assert shown.log == "logs/a0001.g0001/rank-00003.log"
 
 
-def test_a_broken_connection_without_a_culprit_is_a_failure_of_its_own_after_a_second():
+def test_a_broken_connection_without_a_culprit_is_a_failure_of_its_own_after_a_second() -> None:
     cluster = running(2)
     cluster.end_rank(2, code=1, error="torch.distributed.DistNetworkError: Connection reset by peer")
     cluster.advance(0.9)
@@ -215,7 +215,7 @@ def test_a_broken_connection_without_a_culprit_is_a_failure_of_its_own_after_a_s
     assert cluster.state().generation == 2
 
 
-def test_nobody_waits_for_a_culprit_where_no_rank_is_left():
+def test_nobody_waits_for_a_culprit_where_no_rank_is_left() -> None:
     cluster = running(1)
     for rank in (0, 1):
         cluster.end_rank(rank, code=1, error="RuntimeError: Socket Timeout")
@@ -223,7 +223,7 @@ def test_nobody_waits_for_a_culprit_where_no_rank_is_left():
     assert cluster.state().generation == 2
 
 
-def test_a_rank_that_said_done_may_fall_at_its_end():
+def test_a_rank_that_said_done_may_fall_at_its_end() -> None:
     cluster = running(1)
     cluster.end_rank(0, signal=6, done=True)
     cluster.end_rank(1, code=0)
@@ -232,7 +232,7 @@ def test_a_rank_that_said_done_may_fall_at_its_end():
     assert cluster.end.state is State.SUCCEEDED
 
 
-def test_failures_while_closing_change_nothing():
+def test_failures_while_closing_change_nothing() -> None:
     cluster = running(2)
     cluster.end_rank(0, signal=9)
     cluster.deliver(0, up=True)
@@ -244,7 +244,7 @@ def test_failures_while_closing_change_nothing():
     assert cluster.state().restarts == {"killed": 1}
 
 
-def test_the_same_error_at_the_same_place_ends_the_run_with_its_text():
+def test_the_same_error_at_the_same_place_ends_the_run_with_its_text() -> None:
     cluster = running(1)
     cluster.training = False
     for generation in (1, 2):
@@ -257,23 +257,20 @@ def test_the_same_error_at_the_same_place_ends_the_run_with_its_text():
     assert cluster.state().exit_code == 10
 
 
-def test_the_delay_grows_while_there_is_no_progress():
+def test_the_delay_grows_while_there_is_no_progress() -> None:
     rules = Recovery(killed=Budget(20, 2.0, 5.0), no_progress=None)
     cluster = running(1, rules=rules)
     cluster.training = False
-    opened = []
     for _ in range(5):
         cluster.end_rank(0, signal=9)
-        cluster.settle()
-        began = cluster.mono
-        generation = len(cluster.open_starts)
-        cluster.advance(60, until=lambda generation=generation: len(cluster.open_starts) > generation)
-        opened.append(cluster.mono - began if len(cluster.open_starts) > generation else 0.0)
-    assert [round(one, 1) for one in opened[1:]] == [2.0, 4.0, 5.0, 5.0]
+        cluster.advance(6)
+    failed = [event.at for event in cluster.recorded("failure")]
+    opened = [event.at for event in cluster.recorded("generation_opened")][1:]
+    assert [round(after - before) for before, after in zip(failed, opened, strict=True)] == [0, 2, 4, 5, 5]
     assert cluster.own_events[-2].text == "a new generation follows in 5 s: restart 5 of 20 for killed"
 
 
-def test_a_run_without_a_newer_checkpoint_ends_with_its_own_cause():
+def test_a_run_without_a_newer_checkpoint_ends_with_its_own_cause() -> None:
     cluster = running(1, rules=Recovery(no_progress=3, killed=Budget(50, 0.01, 0.02)))
     cluster.checkpoint = 3
     cluster.advance(1)
@@ -286,7 +283,7 @@ def test_a_run_without_a_newer_checkpoint_ends_with_its_own_cause():
     assert cluster.state().failure.cause is Cause.KILLED  # type: ignore[union-attr]
 
 
-def test_restarts_of_earlier_attempts_count():
+def test_restarts_of_earlier_attempts_count() -> None:
     history = [
         Event(1.0, 1, "failure", "x", cause=Cause.NODE_LOST, step=5, checkpoint=4),
         Event(1.0, 1, "requeue", "x", cause=Cause.NODE_LOST),
@@ -302,7 +299,7 @@ def test_restarts_of_earlier_attempts_count():
 # -- nodes that go, and come back
 
 
-def test_a_dead_node_leaves_a_smaller_world_at_once():
+def test_a_dead_node_leaves_a_smaller_world_at_once() -> None:
     cluster = running(3, least=1)
     cluster.kill(1)
     cluster.settle()
@@ -314,7 +311,7 @@ def test_a_dead_node_leaves_a_smaller_world_at_once():
     assert [node.state for node in cluster.state().nodes] == ["up", "lost", "up"]
 
 
-def test_a_spare_takes_exactly_the_place_of_the_lost_node():
+def test_a_spare_takes_exactly_the_place_of_the_lost_node() -> None:
     cluster = running(3, spares=1)
     before = cluster.starts(1)
     cluster.kill(1)
@@ -325,7 +322,7 @@ def test_a_spare_takes_exactly_the_place_of_the_lost_node():
     assert after[2].first_rank == before[2].first_rank
 
 
-def test_too_few_nodes_are_left_so_a_new_attempt_is_asked_for():
+def test_too_few_nodes_are_left_so_a_new_attempt_is_asked_for() -> None:
     cluster = running(3)
     cluster.kill(2)
     cluster.settle()
@@ -336,7 +333,7 @@ def test_too_few_nodes_are_left_so_a_new_attempt_is_asked_for():
     assert cluster.state().restarts == {"node_lost": 1}
 
 
-def test_a_node_that_comes_back_is_taken_in_at_the_next_boundary():
+def test_a_node_that_comes_back_is_taken_in_at_the_next_boundary() -> None:
     cluster = running(2, least=1)
     cluster.kill(1)
     cluster.settle()
@@ -350,7 +347,7 @@ def test_a_node_that_comes_back_is_taken_in_at_the_next_boundary():
     assert cluster.state().world_size == 4
 
 
-def test_a_node_that_cannot_be_seen_is_not_a_dead_one_before_its_lease_ends():
+def test_a_node_that_cannot_be_seen_is_not_a_dead_one_before_its_lease_ends() -> None:
     cluster = running(2, least=1)
     cluster.cut(1)
     cluster.settle()
@@ -362,7 +359,7 @@ def test_a_node_that_cannot_be_seen_is_not_a_dead_one_before_its_lease_ends():
     assert "15 s" in cluster.recorded("agent_lost")[0].text
 
 
-def test_a_node_that_is_back_within_its_lease_goes_on():
+def test_a_node_that_is_back_within_its_lease_goes_on() -> None:
     cluster = running(2, least=1)
     cluster.cut(1)
     cluster.advance(5)
@@ -377,7 +374,7 @@ def test_a_node_that_is_back_within_its_lease_goes_on():
 
 
 @pytest.mark.parametrize("tells_again", [True, False])
-def test_a_rank_that_ended_behind_a_cut_is_noticed(tells_again):
+def test_a_rank_that_ended_behind_a_cut_is_noticed(tells_again: bool) -> None:
     cluster = running(2)
     cluster.cut(1)
     cluster.end_rank(3, signal=11)
@@ -390,7 +387,7 @@ def test_a_rank_that_ended_behind_a_cut_is_noticed(tells_again):
     assert cluster.state().generation == 2
 
 
-def test_a_start_that_was_lost_in_a_cut_does_not_block_the_run():
+def test_a_start_that_was_lost_in_a_cut_does_not_block_the_run() -> None:
     cluster = Cluster(plan_of(2))
     cluster.boot()
     cluster.deliver(0, up=True)
@@ -402,7 +399,7 @@ def test_a_start_that_was_lost_in_a_cut_does_not_block_the_run():
     assert cluster.state().generation == 2
 
 
-def test_a_stop_that_was_lost_in_a_cut_is_said_again():
+def test_a_stop_that_was_lost_in_a_cut_is_said_again() -> None:
     cluster = running(2)
     cluster.end_rank(0, signal=9)
     cluster.deliver(0, up=True)
@@ -413,7 +410,7 @@ def test_a_stop_that_was_lost_in_a_cut_is_said_again():
     assert cluster.state().generation == 2
 
 
-def test_a_frozen_agent_is_lost_at_the_end_of_its_lease_and_must_stop_its_ranks_if_it_thaws():
+def test_a_frozen_agent_is_lost_at_the_end_of_its_lease_and_must_stop_its_ranks_if_it_thaws() -> None:
     cluster = running(2, least=1)
     cluster.freeze(1)
     cluster.advance(LEASE + 1)
@@ -431,7 +428,7 @@ def test_a_frozen_agent_is_lost_at_the_end_of_its_lease_and_must_stop_its_ranks_
     assert sorted(cluster.starts(4)) == [0, 1]
 
 
-def test_a_new_agent_on_a_node_proves_nothing_about_the_one_before():
+def test_a_new_agent_on_a_node_proves_nothing_about_the_one_before() -> None:
     cluster = running(2, least=1)
     cluster.advance(0.5)
     cluster.feed(Join(1, "127.0.0.2", ProcessId("host-1", "boot-1", 77, 1), 20_001))
@@ -447,7 +444,7 @@ def test_a_new_agent_on_a_node_proves_nothing_about_the_one_before():
     assert cluster.recorded("failure")[0].at - cluster.recorded("generation_opened")[0].at >= LEASE
 
 
-def test_a_machine_that_was_started_anew_has_no_ranks_left():
+def test_a_machine_that_was_started_anew_has_no_ranks_left() -> None:
     cluster = running(2, least=1)
     cluster.agents[1].alive = False
     cluster.agents[1].ranks = []
@@ -457,7 +454,7 @@ def test_a_machine_that_was_started_anew_has_no_ranks_left():
     assert sorted(cluster.starts(2)) == [0, 1]
 
 
-def test_the_real_culprit_of_broken_connections_is_the_node_that_went():
+def test_the_real_culprit_of_broken_connections_is_the_node_that_went() -> None:
     cluster = running(2, least=1)
     cluster.kill(1, proof=False)
     for rank in (0, 1):
@@ -470,7 +467,7 @@ def test_the_real_culprit_of_broken_connections_is_the_node_that_went():
     assert sorted(cluster.starts(2)) == [0]
 
 
-def test_a_node_that_does_not_end_its_ranks_is_put_aside():
+def test_a_node_that_does_not_end_its_ranks_is_put_aside() -> None:
     cluster = running(2, least=1)
     cluster.agents[1].ignores_stop = True
     cluster.end_rank(0, signal=9)
@@ -480,7 +477,7 @@ def test_a_node_that_does_not_end_its_ranks_is_put_aside():
     assert sorted(cluster.starts(2)) == [0]
 
 
-def test_waiting_for_a_returning_node_rather_than_giving_up():
+def test_waiting_for_a_returning_node_rather_than_giving_up() -> None:
     cluster = running(2)
     cluster.end_rank(0, signal=9)
     cluster.deliver(0, up=True)
@@ -504,7 +501,7 @@ def hang_rules(seconds: float) -> Recovery:
     return Recovery(hang_after_s=seconds)
 
 
-def test_a_frozen_rank_is_named_though_all_are_silent():
+def test_a_frozen_rank_is_named_though_all_are_silent() -> None:
     cluster = running(2, rules=hang_rules(10))
     cluster.agents[1].ranks[1].frozen = True
     began = cluster.mono
@@ -520,7 +517,7 @@ def test_a_frozen_rank_is_named_though_all_are_silent():
     assert cluster.state().restarts == {"hang": 1}
 
 
-def test_the_rank_that_is_furthest_behind_hangs():
+def test_the_rank_that_is_furthest_behind_hangs() -> None:
     cluster = running(2, rules=hang_rules(10))
     cluster.agents[0].ranks[1].step = 2
     cluster.stuck = {1}
@@ -528,7 +525,7 @@ def test_the_rank_that_is_furthest_behind_hangs():
     assert cluster.recorded("failure")[0].rank == 1
 
 
-def test_one_silent_rank_that_used_to_report_hangs_though_the_others_go_on():
+def test_one_silent_rank_that_used_to_report_hangs_though_the_others_go_on() -> None:
     cluster = running(2, rules=hang_rules(10))
     cluster.stuck = {2}
     for _ in range(14):
@@ -540,7 +537,7 @@ def test_one_silent_rank_that_used_to_report_hangs_though_the_others_go_on():
     assert [stop.hung for _, stop in cluster.stops(1)] == [(), (2,)]
 
 
-def test_a_rank_that_never_reported_may_be_silent_while_others_go_on():
+def test_a_rank_that_never_reported_may_be_silent_while_others_go_on() -> None:
     cluster = Cluster(plan_of(1, ranks_each=2, rules=hang_rules(10)))
     cluster.boot()
     cluster.settle()
@@ -551,7 +548,7 @@ def test_a_rank_that_never_reported_may_be_silent_while_others_go_on():
     assert not cluster.recorded("failure")
 
 
-def test_silence_is_no_hang_while_a_node_cannot_be_seen():
+def test_silence_is_no_hang_while_a_node_cannot_be_seen() -> None:
     cluster = running(2, least=1, rules=replace(hang_rules(5), lease_s=30))
     cluster.cut(1)
     cluster.training = False
@@ -561,7 +558,7 @@ def test_silence_is_no_hang_while_a_node_cannot_be_seen():
     assert cluster.recorded("failure")[0].cause is Cause.NODE_LOST
 
 
-def test_no_hang_is_looked_for_where_the_spec_says_off():
+def test_no_hang_is_looked_for_where_the_spec_says_off() -> None:
     cluster = running(1, rules=Recovery(hang_after_s=None))
     cluster.training = False
     cluster.advance(5000)
@@ -571,7 +568,7 @@ def test_no_hang_is_looked_for_where_the_spec_says_off():
 # -- stopping
 
 
-def test_cancel_asks_first_and_ends_cancelled():
+def test_cancel_asks_first_and_ends_cancelled() -> None:
     cluster = running(2)
     cluster.ask_stop("cancel")
     cluster.ask_stop("cancel", 1)
@@ -583,18 +580,17 @@ def test_cancel_asks_first_and_ends_cancelled():
     assert not cluster.recorded("failure")
 
 
-def test_cancel_does_not_wait_for_ever():
+def test_cancel_does_not_wait_for_ever() -> None:
     cluster = running(2)
     cluster.agents[1].ignores_stop = True
     cluster.ask_stop("cancel")
-    cluster.advance(39.9)
-    assert cluster.end is None
-    cluster.advance(0.2)
-    assert cluster.end is not None
-    assert cluster.end.state is State.CANCELLED
+    began = cluster.mono
+    cluster.advance(60)
+    assert cluster.mono - began == pytest.approx(40)
+    assert cluster.state().state is State.CANCELLED
 
 
-def test_cancel_while_the_nodes_are_still_coming():
+def test_cancel_while_the_nodes_are_still_coming() -> None:
     cluster = Cluster(plan_of(3))
     cluster.boot(0)
     cluster.ask_stop("cancel")
@@ -603,7 +599,7 @@ def test_cancel_while_the_nodes_are_still_coming():
     assert cluster.end.state is State.CANCELLED
 
 
-def test_cancel_beats_preempt_and_a_failure_that_is_being_dealt_with():
+def test_cancel_beats_preempt_and_a_failure_that_is_being_dealt_with() -> None:
     cluster = running(2)
     cluster.end_rank(0, signal=9)
     cluster.deliver(0, up=True)
@@ -616,7 +612,7 @@ def test_cancel_beats_preempt_and_a_failure_that_is_being_dealt_with():
     assert not cluster.starts(2)
 
 
-def test_preempt_asks_for_a_new_attempt_and_costs_no_budget():
+def test_preempt_asks_for_a_new_attempt_and_costs_no_budget() -> None:
     cluster = running(2, rules=Recovery(killed=Budget(0), node_lost=Budget(0)))
     cluster.ask_stop("preempt", 1)
     cluster.settle()
@@ -625,7 +621,7 @@ def test_preempt_asks_for_a_new_attempt_and_costs_no_budget():
     assert cluster.state().restarts == {"preempted": 1}
 
 
-def test_a_run_that_had_finished_when_it_was_preempted_has_succeeded():
+def test_a_run_that_had_finished_when_it_was_preempted_has_succeeded() -> None:
     cluster = running(1)
     cluster.ask_stop("preempt")
     cluster.deliver(0, up=True)
@@ -635,7 +631,7 @@ def test_a_run_that_had_finished_when_it_was_preempted_has_succeeded():
     assert cluster.end.state is State.SUCCEEDED
 
 
-def test_the_clusters_signal_that_reaches_a_rank_first_is_a_preemption_all_the_same():
+def test_the_clusters_signal_that_reaches_a_rank_first_is_a_preemption_all_the_same() -> None:
     cluster = running(2, rules=Recovery(killed=Budget(0)))
     cluster.end_rank(1, signal=15)
     cluster.deliver(0, up=True)
@@ -645,7 +641,7 @@ def test_the_clusters_signal_that_reaches_a_rank_first_is_a_preemption_all_the_s
     assert (cluster.end.state, cluster.end.cause) == (State.QUEUED, Cause.PREEMPTED)
 
 
-def test_a_rank_that_asks_to_be_resumed_is_preempted():
+def test_a_rank_that_asks_to_be_resumed_is_preempted() -> None:
     cluster = running(1)
     cluster.end_rank(0, code=75)
     cluster.settle()
@@ -653,7 +649,7 @@ def test_a_rank_that_asks_to_be_resumed_is_preempted():
     assert cluster.state().generation == 2
 
 
-def test_the_time_limit_ends_the_run_with_grace():
+def test_the_time_limit_ends_the_run_with_grace() -> None:
     cluster = running(1, time_s=50)
     cluster.advance(46.9)
     assert not cluster.stops(1)
@@ -663,7 +659,7 @@ def test_the_time_limit_ends_the_run_with_grace():
     assert (cluster.end.state, cluster.end.cause, cluster.end.exit_code) == (State.FAILED, Cause.TIME_LIMIT, 17)
 
 
-def test_the_time_limit_holds_while_waiting_too():
+def test_the_time_limit_holds_while_waiting_too() -> None:
     cluster = Cluster(plan_of(2, time_s=20))
     cluster.boot(0)
     cluster.advance(30)
@@ -674,7 +670,7 @@ def test_the_time_limit_holds_while_waiting_too():
 # -- faults of nodes
 
 
-def test_a_setup_that_fails_is_the_users_error():
+def test_a_setup_that_fails_is_the_users_error() -> None:
     cluster = Cluster(plan_of(2))
     cluster.boot(ready=False)
     cluster.fault(1, setup=True, text="run.setup failed on node 1 with exit code 7", log="logs/setup.log")
@@ -686,7 +682,7 @@ def test_a_setup_that_fails_is_the_users_error():
     assert (failure.summary, failure.log) == ("run.setup failed on node 1 with exit code 7", "logs/setup.log")
 
 
-def test_a_node_with_a_fault_of_ours_is_left_out():
+def test_a_node_with_a_fault_of_ours_is_left_out() -> None:
     cluster = running(2, least=1)
     cluster.fault(1, setup=False, text="no space left on device")
     cluster.settle()
@@ -694,7 +690,7 @@ def test_a_node_with_a_fault_of_ours_is_left_out():
     assert cluster.recorded("failure")[0].cause is Cause.LAUNCHER_FAULT
 
 
-def test_without_the_faulty_node_there_are_too_few():
+def test_without_the_faulty_node_there_are_too_few() -> None:
     cluster = Cluster(plan_of(2))
     cluster.boot(0)
     cluster.boot(1, ready=False)
@@ -708,7 +704,7 @@ def test_without_the_faulty_node_there_are_too_few():
 # -- messages that are late, double, or nobody's
 
 
-def test_messages_of_old_generations_and_strangers_change_nothing():
+def test_messages_of_old_generations_and_strangers_change_nothing() -> None:
     cluster = running(2)
     cluster.end_rank(0, signal=9)
     cluster.settle()
@@ -732,14 +728,14 @@ def test_messages_of_old_generations_and_strangers_change_nothing():
     assert (after.generation, after.state, after.step, after.ranks) == (2, State.RUNNING, before.step, before.ranks)
 
 
-def test_every_pulse_is_answered_and_every_join_welcomed():
+def test_every_pulse_is_answered_and_every_join_welcomed() -> None:
     cluster = running(2)
     cluster.feed(Pulse(1, 41, 0))
     assert cluster.sent[-1][1:] == (1, PulseAck(41))
     assert [node for _, node, message in cluster.sent if message == Welcome(LEASE)] == [0, 1]
 
 
-def test_nothing_comes_after_the_end():
+def test_nothing_comes_after_the_end() -> None:
     cluster = running(1)
     cluster.finish_all()
     cluster.settle()
@@ -750,7 +746,7 @@ def test_nothing_comes_after_the_end():
 # -- what is shown
 
 
-def test_pace_metrics_and_checkpoints_are_shown():
+def test_pace_metrics_and_checkpoints_are_shown() -> None:
     cluster = running(1)
     cluster.checkpoint = 2
     cluster.pulse(0, metrics={"loss": 0.5}, total_steps=100, fingerprint="abc")
@@ -763,7 +759,7 @@ def test_pace_metrics_and_checkpoints_are_shown():
     assert (cluster.state().rate or 0) < 0.8
 
 
-def test_the_step_goes_back_with_a_new_generation_and_the_checkpoint_does_not():
+def test_the_step_goes_back_with_a_new_generation_and_the_checkpoint_does_not() -> None:
     cluster = running(1)
     cluster.checkpoint = 2
     cluster.advance(20)
@@ -774,7 +770,7 @@ def test_the_step_goes_back_with_a_new_generation_and_the_checkpoint_does_not():
     assert cluster.state().checkpoint == 2
 
 
-def test_the_world_is_told_by_starts_of_one_size():
+def test_the_world_is_told_by_starts_of_one_size() -> None:
     small = running(2).starts(1)[1]
     large = running(40).starts(1)[39]
     assert isinstance(small, Start)

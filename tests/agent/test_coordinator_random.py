@@ -1,5 +1,7 @@
 """Whatever happens in whatever order, the coordinator keeps its promises and comes to an end."""
 
+from typing import Any
+
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, event, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -114,7 +116,7 @@ class Storm(RuleBasedStateMachine):
     # -- ranks
 
     @rule(number=st.integers(0, 8), how=ENDS)
-    def a_rank_ends(self, number: int, how: dict[str, object]) -> None:
+    def a_rank_ends(self, number: int, how: dict[str, Any]) -> None:
         live = [rank.number for agent in self.cluster.agents.values() if not agent.frozen for rank in agent.live]
         if live:
             self.cluster.end_rank(live[number % len(live)], **how)
@@ -162,10 +164,11 @@ class Storm(RuleBasedStateMachine):
     @rule(index=NODES)
     def stale_news_of_a_death(self, index: int) -> None:
         """About an agent long gone; this one is connected."""
-        if self.agent(index, alive=True, connected=True) and not self.cluster.up[index] and not self.over:
-            if self.cluster.spoke.get(index) == self.cluster.agents[index].process:
-                if not self.cluster.ghost_heard_at.get(index):
-                    self.cluster.feed(ProvenDead(index, "stale"))
+        cluster = self.cluster
+        quiet = self.agent(index, alive=True, connected=True) and not cluster.up[index] and not self.over
+        known = quiet and cluster.spoke.get(index) == cluster.agents[index].process
+        if known and index not in cluster.ghost_heard_at:
+            cluster.feed(ProvenDead(index, "stale"))
 
     @rule(seconds=st.sampled_from([0.3, 1.0, 4.0, 16.0]), deliver=st.booleans())
     def time_passes(self, seconds: float, deliver: bool) -> None:

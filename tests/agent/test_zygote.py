@@ -282,7 +282,7 @@ GARBAGE = [
     b'{"op": "end"}\n',
     b"x" * ((1 << 22) + (1 << 17)) + b"\n",
 ]
-NO_ORDERS = [None, 5, [], {}, {"kind": "script"}]
+NO_ORDERS: list = [None, 5, [], {}, {"kind": "script"}]
 WRONG_VALUES = [
     {"args": 5},
     {"args": [5]},

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import pytest
 
@@ -52,6 +53,9 @@ def test_init_writes_a_spec_that_is_valid_and_names_its_schema(desk, template):
     text = (desk.root / "new.yaml").read_text()
     assert text.startswith("# yaml-language-server: $schema=.launch/job.schema.json\n")
     assert json.loads((desk.root / ".launch" / "job.schema.json").read_text())["type"] == "object"
+    missing = desk.launch("validate", "new.yaml", check=2)
+    assert re.search(r"^new.yaml:\d+:11: run.script: no file 'train.py'", missing.stderr)
+    (desk.root / "train.py").write_text("")
     desk.launch("validate", "new.yaml")
 
 

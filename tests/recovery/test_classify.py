@@ -1,5 +1,7 @@
 """From how a rank ended to its cause, and who began it."""
 
+from typing import Any
+
 import pytest
 
 from launcher.recovery.classify import classify, culprit, describe, evidence, failed, finished
@@ -7,8 +9,8 @@ from launcher.rundir.records import RankExit
 from launcher.words import Cause
 
 
-def end(rank: int = 0, **how: object) -> RankExit:
-    return RankExit(1, rank, rank, 0, 100 + rank, **how)  # type: ignore[arg-type]
+def end(rank: int = 0, **how: Any) -> RankExit:
+    return RankExit(1, rank, rank, 0, 100 + rank, **how)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +39,7 @@ def end(rank: int = 0, **how: object) -> RankExit:
         ({"signal": 6, "error": "c10::DistBackendError: NCCL watchdog"}, Cause.COMMUNICATION),
     ],
 )
-def test_causes(how: dict[str, object], cause: Cause):
+def test_causes(how: dict[str, Any], cause: Cause) -> None:
     assert classify(end(**how)) is cause
 
 
@@ -59,11 +61,11 @@ def test_causes(how: dict[str, object], cause: Cause):
         "RuntimeError: Socket Timeout",
     ],
 )
-def test_words_of_a_lost_peer(text: str):
+def test_words_of_a_lost_peer(text: str) -> None:
     assert classify(end(code=1, error=text)) is Cause.COMMUNICATION
 
 
-def test_the_culprit_failed_first_and_by_itself():
+def test_the_culprit_failed_first_and_by_itself() -> None:
     peer = end(0, code=1, error="Connection closed by peer")
     own = end(1, code=1, error="ValueError: x")
     later = end(2, signal=9)
@@ -74,7 +76,7 @@ def test_the_culprit_failed_first_and_by_itself():
     assert culprit([told]) is told
 
 
-def test_failed_and_finished():
+def test_failed_and_finished() -> None:
     assert not failed(end(signal=6, done=True))
     assert finished(end(signal=6, done=True))
     assert failed(end(code=1))
@@ -98,12 +100,12 @@ def test_failed_and_finished():
         ),
     ],
 )
-def test_one_line_for_people(how: dict[str, object], line: str):
+def test_one_line_for_people(how: dict[str, Any], line: str) -> None:
     ended = end(2, **how)
     assert describe(ended, classify(ended)) == line
 
 
-def test_evidence():
+def test_evidence() -> None:
     assert evidence(end(signal=9, oom=True)) == "SIGKILL, the kernel or CUDA reported that memory ran out"
     assert evidence(end(code=3)) == "exit code 3"
     assert evidence(end()) == "nobody saw its end"

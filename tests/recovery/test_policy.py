@@ -32,7 +32,7 @@ def delay(now: Event, *before: Event, rules: Recovery = RULES) -> float:
     return decide(now, before, rules, can_regroup=True).delay_s
 
 
-def test_a_first_failure_regroups_at_once_or_asks_for_a_new_attempt():
+def test_a_first_failure_regroups_at_once_or_asks_for_a_new_attempt() -> None:
     found = decide(failure(), (), RULES, can_regroup=True)
     assert (found.action, found.delay_s, found.cause, found.reason) == (
         Action.REGROUP, 0.0, Cause.KILLED, "restart 1 of 20 for killed",
@@ -41,8 +41,9 @@ def test_a_first_failure_regroups_at_once_or_asks_for_a_new_attempt():
 
 
 @pytest.mark.parametrize("cause", BUDGETED)
-def test_each_cause_has_a_budget_of_its_own(cause: Cause):
-    rules = replace(RULES, no_progress=None, **{cause.value: Budget(2)})
+def test_each_cause_has_a_budget_of_its_own(cause: Cause) -> None:
+    budgets: dict[str, Any] = {cause.value: Budget(2)}
+    rules = replace(RULES, no_progress=None, **budgets)
     other = Cause.HANG if cause is not Cause.HANG else Cause.KILLED
     past = [failure(other), failure(cause, step=1), failure(other), failure(Cause.PREEMPTED)]
     if cause is Cause.PREEMPTED:
@@ -53,11 +54,11 @@ def test_each_cause_has_a_budget_of_its_own(cause: Cause):
     assert "2 restarts" in found.reason
 
 
-def test_a_budget_without_a_limit():
+def test_a_budget_without_a_limit() -> None:
     assert action(failure(Cause.PREEMPTED), *[failure(Cause.PREEMPTED)] * 500) is Action.REGROUP
 
 
-def test_what_only_ends_a_run():
+def test_what_only_ends_a_run() -> None:
     assert action(failure(Cause.CANCELLED)) is Action.END
     assert action(failure(Cause.NO_PROGRESS)) is Action.END
     assert budget_of(RULES, Cause.CANCELLED) is None
@@ -65,7 +66,7 @@ def test_what_only_ends_a_run():
     assert (found.action, found.cause) == (Action.END, Cause.TIME_LIMIT)
 
 
-def test_a_person_who_resumes_fills_the_budgets_again():
+def test_a_person_who_resumes_fills_the_budgets_again() -> None:
     rules = replace(RULES, hang=Budget(1))
     assert action(failure(Cause.HANG), failure(Cause.HANG), rules=rules) is Action.END
     assert action(failure(Cause.HANG), failure(Cause.HANG), event("resumed", 2), rules=rules) is Action.REGROUP
@@ -90,12 +91,14 @@ USER = Cause.USER_ERROR
         ({"where": "a", "step": 7, "checkpoint": 5}, {"where": "a", "step": 7}, False),
     ],
 )
-def test_the_same_user_error_without_progress_ends_at_once(now: dict[str, Any], before: dict[str, Any], ends: bool):
+def test_the_same_user_error_without_progress_ends_at_once(
+    now: dict[str, Any], before: dict[str, Any], ends: bool
+) -> None:
     past = [failure(USER, **before), failure(Cause.KILLED)]
     assert (action(failure(USER, **now), *past) is Action.END) == ends
 
 
-def test_no_progress_over_n_restarts_in_a_row():
+def test_no_progress_over_n_restarts_in_a_row() -> None:
     rules = replace(RULES, no_progress=3)
     stuck = failure(checkpoint=5)
     assert action(stuck, stuck, stuck, rules=rules) is Action.REGROUP
@@ -105,19 +108,19 @@ def test_no_progress_over_n_restarts_in_a_row():
     assert action(stuck, failure(checkpoint=4), stuck, stuck, rules=rules) is Action.REGROUP
 
 
-def test_steps_without_checkpoints_are_no_progress_and_silence_is_not_judged():
+def test_steps_without_checkpoints_are_no_progress_and_silence_is_not_judged() -> None:
     assert action(failure(step=90), *[failure(step=step) for step in (50, 60, 70, 80, 85)]) is Action.END
     assert action(failure(), *[failure()] * 19) is Action.REGROUP
     assert action(failure(step=90), *[failure(step=9)] * 19, rules=replace(RULES, no_progress=None)) is Action.REGROUP
 
 
-def test_preemptions_neither_count_as_no_progress_nor_end_for_it():
+def test_preemptions_neither_count_as_no_progress_nor_end_for_it() -> None:
     rules, preempted = replace(RULES, no_progress=2), failure(Cause.PREEMPTED, checkpoint=5)
     assert action(failure(checkpoint=5), *[preempted] * 10, rules=rules) is Action.REGROUP
     assert action(preempted, *[failure(checkpoint=5)] * 10, rules=rules) is Action.REGROUP
 
 
-def test_delays_double_up_to_their_bound_and_progress_forgets_them():
+def test_delays_double_up_to_their_bound_and_progress_forgets_them() -> None:
     rules = replace(RULES, killed=Budget(None, 2.0, 9.0), no_progress=None)
     stuck = failure(checkpoint=1)
     assert [delay(stuck, *[stuck] * past, rules=rules) for past in range(6)] == [0, 2, 4, 8, 9, 9]
@@ -126,7 +129,7 @@ def test_delays_double_up_to_their_bound_and_progress_forgets_them():
     assert delay(failure(Cause.PREEMPTED), *[stuck] * 5, rules=rules) == 0
 
 
-def test_restarts_are_failures_after_which_the_run_went_on():
+def test_restarts_are_failures_after_which_the_run_went_on() -> None:
     history = [
         failure(), event("regroup"), event("generation_opened"),
         failure(Cause.HANG), event("requeue"),
@@ -156,7 +159,7 @@ RULE_SETS = st.builds(
 @given(st.lists(FAILURES, max_size=40), RULE_SETS, st.booleans())
 def test_whatever_happens_no_budget_is_exceeded_and_delays_are_bounded(
     failures: list[Event], rules: Recovery, can_regroup: bool
-):
+) -> None:
     past: list[Event] = []
     for now in failures:
         found = decide(now, past, rules, can_regroup=can_regroup)
