@@ -44,14 +44,14 @@ def test_ten_random_kills_end_right(lab, undisturbed):
     seed = int(os.environ.get("LAUNCH_TEST_SEED", time.time_ns() % 10**6))
     print("seed", seed)
     draw = random.Random(seed)
-    wanted = undisturbed(steps=120)
-    run = lab.submit(lab.chain(args="steps: 120\npause: 0.05"))
+    wanted = undisturbed(steps=500)
+    run = lab.submit(lab.chain(args="steps: 500\npause: 0.03"))
     fired = 0
     while fired < 10:
         before = lab.until_step(run, (lab.read_state(run)["checkpoint"] or 0) + draw.randint(1, 6))
         if kill(draw.choice([rank["pid"] for rank in before["ranks"]])):
             fired += 1
-            lab.until("a new generation", partial(has_moved_on, lab, run, before["generation"]))
+            lab.until("a new generation", partial(has_moved_on, lab, run, before))
         if done(lab, run):
             break
     status = lab.wait(run)
@@ -60,8 +60,43 @@ def test_ten_random_kills_end_right(lab, undisturbed):
     assert status["restarts"]["total"] == 10
 
 
-def has_moved_on(lab, run, generation):
-    return lab.read_state(run)["generation"] > generation or done(lab, run)
+@pytest.mark.timeout(300)
+def test_random_kills_of_anything_end_right(lab, undisturbed):
+    """Ranks, zygotes, agents, the coordinator: KILLS of them at random instants, on two nodes."""
+    kills = int(os.environ.get("LAUNCH_TEST_KILLS", "8"))
+    seed = int(os.environ.get("LAUNCH_TEST_SEED", time.time_ns() % 10**6))
+    print("seed", seed)
+    draw = random.Random(seed)
+    wanted = undisturbed(world_nodes=2, steps=40 * kills)
+    spec = lab.chain(
+        args=f"steps: {40 * kills}\npause: 0.05",
+        resources="nodes: 2\nranks_per_node: 2",
+        more="recovery:\n  no_progress: off\n  killed: unlimited\n  node_lost: unlimited\n",
+    )
+    run = lab.submit(spec)
+    fired = 0
+    while fired < kills and not done(lab, run):
+        before = lab.until_step(run, (lab.read_state(run)["checkpoint"] or 0) + draw.randint(1, 12))
+        if kill(victim(lab, run, before, draw)):
+            fired += 1
+            lab.until("a new generation or attempt", partial(has_moved_on, lab, run, before))
+    status = lab.wait(run, timeout=120)
+    assert fired == kills, f"only {fired} kills fired"
+    assert status["fingerprint"] == wanted
+
+
+def victim(lab, run, state, draw):
+    kind = draw.choice(["rank", "zygote", "agent", "coordinator"])
+    if kind == "rank":
+        return draw.choice([rank["pid"] for rank in state["ranks"]])
+    agent = lab.agent_pid(run, 0 if kind == "coordinator" else 1, state["attempt"])
+    zygotes = lab.children(agent, b"zygote.py")
+    return zygotes[0] if kind == "zygote" and zygotes else agent
+
+
+def has_moved_on(lab, run, before):
+    now = lab.read_state(run)
+    return (now["attempt"], now["generation"]) > (before["attempt"], before["generation"]) or done(lab, run)
 
 
 def done(lab, run):
