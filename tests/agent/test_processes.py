@@ -88,11 +88,12 @@ def test_a_tag_is_the_whole_folder_and_nothing_less():
 def test_a_process_that_forks_while_it_is_being_ended_is_ended_whole():
     code = """
 import os, time
-print('up', flush=True)
-for _ in range(300):
+for number in range(300):
     if os.fork() == 0:
         os.setsid()
         time.sleep(600)
+    if number == 5:
+        print('up', flush=True)
     time.sleep(0.001)
 time.sleep(600)
 """

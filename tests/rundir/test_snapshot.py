@@ -3,7 +3,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 
 import pytest
@@ -195,23 +194,22 @@ def test_a_file_that_changed_since_it_was_listed_is_frozen_as_it_is_now(project,
 
 
 def test_a_file_that_never_rests_is_an_error(project, store, tmp_path):
-    stop = threading.Event()
-
-    def scribble():
-        with (project / "train.log").open("ab", buffering=0) as log:
-            while not stop.is_set():
-                log.write(b"x" * 1000)
-                log.truncate(5_000_000) if log.tell() > 9_000_000 else None
-
+    scribble = """
+with open("train.log", "ab", buffering=0) as log:
+    while True:
+        log.write(b"x" * 1000)
+        log.truncate(5_000_000) if log.tell() > 9_000_000 else None
+"""
     (project / "train.log").write_bytes(b"x" * 5_000_000)
-    writer = threading.Thread(target=scribble)
-    writer.start()
+    writer = subprocess.Popen([sys.executable, "-c", scribble], cwd=project)
     try:
+        while (project / "train.log").stat().st_size == 5_000_000:
+            assert writer.poll() is None
         with pytest.raises(BadInput, match=r"train\.log: changed while it was being frozen"):
             freeze(list_frozen(project), store, tmp_path / "code")
     finally:
-        stop.set()
-        writer.join()
+        writer.kill()
+        writer.wait()
     assert not (tmp_path / "code").exists() and not list(store.glob(".tmp-*"))
 
 
