@@ -140,6 +140,7 @@ def reopen(run: RunDir, *, on: str | None, overrides: tuple[str, ...]) -> None:
     engagement = where.engage(run.path)
     try:
         attempt, _ = new_attempt(run, name, "resume", None, plan=plan)
+        append_line(run.events, Event(time.time(), attempt.number, "resumed", f"resumed on {name}"))
     except BaseException:
         engagement.abandon()
         raise

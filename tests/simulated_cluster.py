@@ -96,6 +96,7 @@ class Agent:
     process: ProcessId
     alive: bool = True
     connected: bool = False
+    introduced: bool = False  # the Join of this connection has arrived: what is sent to the node reaches this agent
     frozen: bool = False
     ready: bool = True
     mute_start: bool = False  # never answers a Start
@@ -130,13 +131,11 @@ class Cluster:
         self.said: dict[int, list[tuple[int, ToCoordinator]]] = defaultdict(list)  # with the generation it was said in
         self.sent: list[tuple[float, int, ToAgent]] = []
         self.exits: list[RankExit] = []
-        self.heard_at: dict[int, float] = {}
-        self.ghost_heard_at: dict[
-            int, float
-        ] = {}  # by node: when the agent before the one that speaks now was heard last
+        self.heard_at: dict[ProcessId, float] = {}
         self.linked: set[int] = set()
         self.spoke: dict[int, ProcessId] = {}
-        self.excused: set[int] = set()  # nodes whose loss was proven, or whose machine was started anew
+        self.event: In = Tick()  # that is being handled
+        self.ghosts: dict[int, ProcessId] = {}  # as the coordinator knew them before that
         self.open_starts: dict[int, list[tuple[int, Start]]] = defaultdict(list)
         self.training = True
         self.checkpoint: int | None = None
@@ -152,28 +151,36 @@ class Cluster:
     def feed(self, event: In) -> list[Out]:
         """One event into the state machine, and its twin with another wall clock; effects are carried out."""
         self.broken = True  # until every check has passed
-        if isinstance(event, ProvenDead):
-            self.excused.add(event.node)
-        elif isinstance(event, Join) and self.spoke.get(event.node, event.process) != event.process:
-            self.ghost_heard_at.setdefault(event.node, self.heard_at[event.node])
+        self.event = event
+        self.ghosts = {node.index: node.ghost for node in self.coordinator._roster if node.ghost is not None}
+        if isinstance(event, Join) and event.process == self.agents[event.node].process:
+            self.agents[event.node].introduced = True
         out = self.coordinator.handle(event, self.now)
         twin = self.twin.handle(event, Now(self.mono, 5.0 - self.mono))
         assert [_timeless(one) for one in out] == [_timeless(one) for one in twin], "a wall clock decided something"
         for effect in out:
             self._carry_out(effect)
-        if isinstance(event, Disconnected):
-            self.linked.discard(event.node)
-        elif isinstance(event, Join) or (not isinstance(event, Tick | ProvenDead) and event.node in self.linked):
-            self.linked.add(event.node)
-            self.heard_at[event.node] = self.mono
-        if isinstance(event, Join):
-            self.spoke[event.node] = event.process
-            self.excused.discard(event.node)
+        self._note_heard(event)
         self._check_starts()
         deadline = self.coordinator.next_deadline()
         assert deadline is None or deadline > self.mono, "a deadline that is due already would spin"
         self.broken = False
         return out
+
+    def _note_heard(self, event: In) -> None:
+        match event:
+            case Tick() | ProvenDead():
+                pass
+            case Disconnected(node=node):
+                self.linked.discard(node)
+            case Join(node=node, process=process):
+                self.linked.add(node)
+                self.spoke[node] = process
+                self.heard_at[process] = self.mono
+            case _ if event.node in self.linked:
+                self.heard_at[self.spoke[event.node]] = self.mono
+            case _:
+                pass  # from the wire of an agent that is cut off: too late
 
     def _carry_out(self, effect: Out) -> None:
         assert self.end is None, f"{effect} after the end"
@@ -184,7 +191,7 @@ class Cluster:
                 if isinstance(message, Start):
                     self._check_clean(node, message)
                     self.open_starts[message.generation].append((node, message))
-                if agent is not None and agent.alive and agent.connected:
+                if agent is not None and agent.alive and agent.connected and agent.introduced:
                     self.down[node].append(message)
             case Record(event=event):
                 self._check_lost(event)
@@ -219,12 +226,12 @@ class Cluster:
         assert sorted(self.open_starts) == list(range(1, len(self.open_starts) + 1))
 
     def _check_lost(self, event: Event) -> None:
-        if event.kind != "agent_lost" or event.node is None or event.node in self.excused:
+        if event.kind != "agent_lost" or event.node is None or isinstance(self.event, ProvenDead):
             return
-        heard_at = self.heard_at[event.node]
-        if "had before" in event.text:
-            heard_at = self.ghost_heard_at.pop(event.node)
-        silent_s = self.mono - heard_at
+        process = self.ghosts.get(event.node, self.spoke[event.node])
+        if isinstance(self.event, Join) and self.event.process.boot_id != process.boot_id:
+            return  # the machine was started anew since
+        silent_s = self.mono - self.heard_at[process]
         assert silent_s >= self.plan.spec.recovery.lease_s - 1e-6, f"given up after {silent_s} s: {event.text}"
 
     def check_budgets(self) -> None:
@@ -250,7 +257,7 @@ class Cluster:
         assert agent.alive
         if agent.connected:
             return
-        agent.connected, agent.joined_at = True, self.mono
+        agent.connected, agent.joined_at, agent.introduced = True, self.mono, False
         self.down[index].clear()
         address = self.plan.nodes[index].address
         self.up[index].append(Join(index, address, agent.process, 20_000 + agent.process.pid, agent.generation))
@@ -265,8 +272,9 @@ class Cluster:
             self.said[index].append((agent.generation, message))
 
     def make_ready(self, index: int) -> None:
-        self.agents[index].ready = True
-        self.say(index, Ready(index))
+        if not self.agents[index].frozen:
+            self.agents[index].ready = True
+            self.say(index, Ready(index))
 
     def cut(self, index: int) -> None:
         """The connection breaks; what was on its way is gone."""

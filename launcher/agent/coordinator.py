@@ -15,6 +15,7 @@ from math import inf
 from typing import assert_never
 
 from launcher.agent import messages, verdict
+from launcher.agent.attendance import Attendance, Loss
 from launcher.agent.effects import (
     Disconnected,
     Finish,
@@ -29,7 +30,7 @@ from launcher.agent.effects import (
 )
 from launcher.agent.gathering import Gathering
 from launcher.agent.generation import Generation, Rank
-from launcher.agent.messages import ToAgent
+from launcher.agent.ledger import Ledger
 from launcher.agent.pace import Pace
 from launcher.agent.placement import place, starts
 from launcher.agent.roster import Link, Node, Roster
@@ -39,7 +40,7 @@ from launcher.errors import Exit
 from launcher.plan.model import Plan
 from launcher.recovery.classify import classify, failed
 from launcher.recovery.policy import decide, restarts_by_cause
-from launcher.rundir.records import AttemptEnd, Event, ProcessId, RunState
+from launcher.rundir.records import AttemptEnd, Event, RunState
 from launcher.words import Action, Cause, State, exit_of
 
 __all__ = [
@@ -86,8 +87,8 @@ class Coordinator:
         self._standing.started_at = next((event.at for event in history if event.kind == "generation_opened"), None)
         if self._history and self._history[-1].kind == "failure":
             self._standing.failure = verdict.failure_of(self._history[-1])
-        self._out: list[Out] = []
-        self._now = now
+        self._ledger = Ledger(attempt, self._pace, now)
+        self._attendance = Attendance(self._roster, self._rules.lease_s, self._ledger)
         self._phase = Phase.WAITING
         self._generation: Generation | None = None
         self._closing: _Closing | None = None
@@ -106,25 +107,26 @@ class Coordinator:
         """Take in one event; gives what is to be done, in order."""
         if self._phase is Phase.OVER:
             return []
-        self._out, self._now = [], now
+        self._ledger.turn(now)
         match event:
             case Tick():
                 pass  # whatever is due is done below
             case Disconnected():
-                self._disconnected(event)
+                self._attendance.disconnect(event.node)
             case ProvenDead():
-                self._proven_dead(event)
+                for loss in self._attendance.bury(event):
+                    self._lost(loss)
             case messages.Join():
                 self._joined(event)
             case _:
                 self._heard(event)
         self._advance()
-        return self._out
+        return self._ledger.out
 
     def next_deadline(self) -> float | None:
         """The `mono` of the next Tick that is needed."""
         moments = [self._roster.look_at, self._limit_at, *self._phase_moments()]
-        soonest = min((moment for moment in moments if moment > self._now.mono), default=inf)
+        soonest = min((moment for moment in moments if moment > self._ledger.mono), default=inf)
         return None if soonest == inf or self._phase is Phase.OVER else soonest
 
     def snapshot(self, now: Now) -> RunState:
@@ -147,51 +149,16 @@ class Coordinator:
             case _:
                 assert_never(self._phase)
 
-    # -- saying things
-
-    def _send(self, node: int, message: ToAgent) -> None:
-        self._out.append(Send(node, message))
-
-    def _record(self, kind: str, text: str, node: int | None = None, cause: Cause | None = None) -> None:
-        generation = self._generation.number if self._generation else 0
-        at, attempt = self._now.wall, self._standing.attempt
-        step, checkpoint = self._pace.step, self._pace.checkpoint
-        event = Event(at, attempt, kind, text, generation, node, None, cause, step=step, checkpoint=checkpoint)
-        self._out.append(Record(event))
-
     # -- nodes come and go
 
     def _joined(self, join: messages.Join) -> None:
-        node = self._roster.get(join.node)
-        if node is None:
+        arrival = self._attendance.arrive(join)
+        if arrival is None:
             return
-        self._send(node.index, messages.Welcome(self._rules.lease_s))
-        same = join.process in (node.process, node.ghost)
-        was_lost = node.link is Link.LOST
-        if not same:
-            self._replace(node, join.process)
-        elif join.process == node.ghost:
-            self._roster.lay(node)
-        node.process, node.address, node.port = join.process, join.address, join.port
-        node.link, node.ready = Link.UP, node.ready and same
-        self._roster.hear(node, self._now.mono)
-        again = "again " if same else ""
-        self._record("agent_joined", f"node {node.index} joined {again}from {join.address}", node.index)
-        self._sort_out_ranks(node, join.generation, carries_on=same and not was_lost)
-        self._roster.settle(node)
-
-    def _replace(self, node: Node, process: ProcessId) -> None:
-        """A new agent speaks for a node: what of the one before?"""
-        before = node.process
-        if node.holds and node.link is not Link.LOST and before is not None:
-            if before.host == process.host and before.boot_id != process.boot_id:
-                self._lost(node, "its machine was started anew")
-                node.holds = 0
-            else:
-                self._roster.doubt(node)
-        elif node.ghost is None:
-            node.holds = 0
-        node.fault = ""
+        if arrival.loss is not None:
+            self._lost(arrival.loss)
+        self._sort_out_ranks(arrival.node, join.generation, arrival.carries_on)
+        self._roster.settle(arrival.node)
 
     def _sort_out_ranks(self, node: Node, claimed: int, carries_on: bool) -> None:
         """An agent that comes back goes on with the open generation, or has to stop whatever it may still run."""
@@ -207,76 +174,33 @@ class Coordinator:
             text = f"the agent of node {node.index} came back without its ranks"
             self._close(Verdict(Cause.NODE_LOST, text, node=node.index))
         elif node.holds:
-            self._send(node.index, messages.Stop(node.holds, self._closing.grace_s if self._closing else 0.0))
+            grace_s = self._closing.grace_s if self._closing else 0.0
+            self._ledger.send(node.index, messages.Stop(node.holds, grace_s))
 
-    def _disconnected(self, event: Disconnected) -> None:
-        node = self._roster.get(event.node)
-        if node is None or node.link is not Link.UP:
-            return
-        node.link = Link.UNKNOWN
-        self._roster.settle(node)
-        left_s = max(0.0, node.heard_at + self._rules.lease_s - self._now.mono)
-        self._record(
-            "agent_unknown", f"node {node.index} cannot be reached; its lease has {left_s:.0f} s left", node.index
-        )
-
-    def _proven_dead(self, event: ProvenDead) -> None:
-        node = self._roster.get(event.node)
-        if node is None or (node.link is Link.UP and node.ghost is None):
-            return  # about an agent before this one, whose end has been dealt with
-        if node.ghost is not None:
-            self._ghost_gone(node, event.evidence)
-        elif node.link is Link.UNKNOWN:
-            self._lost(node, event.evidence)
-        if node.link is Link.LOST:
-            node.holds, node.process = 0, None
-        self._roster.settle(node)
-
-    def _run_out_leases(self) -> None:
-        for node in self._roster.overdue(self._now.mono):
-            evidence = f"not heard for {self._rules.lease_s:g} s"
-            if node.ghost is not None:
-                self._ghost_gone(node, evidence)
-            else:
-                self._lost(node, evidence)
-            self._roster.settle(node)
-
-    def _ghost_gone(self, node: Node, evidence: str) -> None:
-        self._roster.lay(node)
-        held, node.holds = node.holds, 0
-        self._gone(node, held, f"the agent that node {node.index} had before is gone: {evidence}", evidence)
-
-    def _lost(self, node: Node, evidence: str) -> None:
-        node.link, node.ready = Link.LOST, False
-        self._gone(node, node.holds, f"node {node.index} is lost: {evidence}", evidence)
-
-    def _gone(self, node: Node, held: int, text: str, evidence: str) -> None:
+    def _lost(self, loss: Loss) -> None:
         """No rank is left there; if it had some of the open generation, that one cannot go on."""
-        self._record("agent_lost", text, node.index, Cause.NODE_LOST)
         generation = self._generation
-        if generation is None or held != generation.number:
+        if generation is None or loss.held != generation.number:
             return
-        generation.lose(node.index)
-        loss = Verdict(Cause.NODE_LOST, text, node=node.index, evidence=evidence)
+        generation.lose(loss.node)
+        found = Verdict(Cause.NODE_LOST, loss.text, node=loss.node, evidence=loss.evidence)
         if self._phase in _OPEN:
-            self._close(loss)
+            self._close(found)
         elif self._closing is not None:
-            self._closing.waits.discard(node.index)
+            self._closing.waits.discard(loss.node)
             if self._closing.verdict is None and _only_peers(generation):
-                self._closing.verdict = loss  # its peers noticed before we did
+                self._closing.verdict = found  # its peers noticed before we did
 
     # -- messages of nodes that have joined
 
     def _heard(self, message: messages.ToCoordinator) -> None:
         node = self._roster.get(message.node)
         if isinstance(message, messages.Pulse) and node is not None:
-            self._send(node.index, messages.PulseAck(message.seq))
+            self._ledger.send(node.index, messages.PulseAck(message.seq))
         if node is None or node.process is None:
             return
-        if node.link is Link.LOST:
-            self._thawed(node)
-        if node.link is Link.UP:
-            self._roster.hear(node, self._now.mono)
+        if self._attendance.hear(node) and node.holds:
+            self._ledger.send(node.index, messages.Stop(node.holds, 0.0))
         match message:
             case messages.Ready():
                 node.ready = True
@@ -299,14 +223,6 @@ class Coordinator:
         if not isinstance(message, messages.Pulse):
             self._roster.settle(node)
 
-    def _thawed(self, node: Node) -> None:
-        """It was given up and speaks on its old connection: its ranks have been replaced, so they must go."""
-        node.link = Link.UP
-        self._record("agent_joined", f"node {node.index} is heard again", node.index)
-        if node.holds:
-            self._send(node.index, messages.Stop(node.holds, 0.0))
-        self._roster.settle(node)
-
     def _started(self, node: Node, message: messages.Started) -> None:
         node.port = message.port
         if self._is_current(message.generation) and node.index in self._current.starting:
@@ -322,7 +238,7 @@ class Coordinator:
         if not self._is_current(pulse.generation):
             return
         generation = self._current
-        self._pace.hear(generation.hear(pulse, self._now.mono), self._now.mono)
+        self._pace.hear(generation.hear(pulse, self._ledger.mono), self._ledger.mono)
         if pulse.node in generation.returned:
             self._catch_up(pulse)
         if self._phase is Phase.RUNNING and generation.stalls(pulse.node):
@@ -346,7 +262,7 @@ class Coordinator:
         generation, end = self._current, message.exit
         if not generation.end(end, message.tail):
             return
-        self._out.append(RecordExit(end))
+        self._ledger.record_exit(end)
         if self._phase not in _OPEN:
             return
         if generation.finished:
@@ -356,7 +272,7 @@ class Coordinator:
         ):
             self._close()
         elif generation.failures:
-            self._blame_at = min(self._blame_at, self._now.mono + BLAME_S)
+            self._blame_at = min(self._blame_at, self._ledger.mono + BLAME_S)
 
     def _stopped(self, node: Node, message: messages.Stopped) -> None:
         if node.ghost is not None or message.generation < node.holds:
@@ -376,7 +292,8 @@ class Coordinator:
             self._note_failure(found)
             self._finish(State.FAILED, cause, exit_of(cause), fault.text)
             return
-        self._record("agent_fault", f"node {node.index} is not used any more: {fault.text}", node.index, cause)
+        text = f"node {node.index} is not used any more: {fault.text}"
+        self._ledger.record("agent_fault", text, node=node.index, cause=cause)
         if self._phase in _OPEN and node.holds == self._current.number:
             self._close(found)
 
@@ -388,7 +305,7 @@ class Coordinator:
             return
         self._stop = kind
         text = "somebody cancelled the run" if kind == "cancel" else "the cluster takes the nodes back"
-        self._record("stop_asked", text, message.node)
+        self._ledger.record("stop_asked", text, node=message.node)
         if self._phase in _OPEN:
             self._close(self._stop_verdict(), graceful=True)
             self._standing.message = f"{text}; ranks have {self._rules.grace_s:g} s to stop"
@@ -405,7 +322,8 @@ class Coordinator:
 
     def _advance(self) -> None:
         """Do what is due, until nothing is."""
-        self._run_out_leases()
+        for loss in self._attendance.run_out_leases():
+            self._lost(loss)
         while True:
             before = self._phase
             match self._phase:
@@ -423,7 +341,7 @@ class Coordinator:
                 return
 
     def _watch(self) -> None:
-        mono = self._now.mono
+        mono = self._ledger.mono
         if mono >= self._limit_at:
             self._close(self._limit_verdict(), graceful=True)
             self._standing.message = f"the time limit is reached; ranks have {self._rules.grace_s:g} s to stop"
@@ -434,7 +352,7 @@ class Coordinator:
 
     def _start_timed_out(self) -> None:
         late = [node for node in map(self._roster.__getitem__, sorted(self._current.starting)) if node.hears_us]
-        self._start_by = self._now.mono + START_S
+        self._start_by = self._ledger.mono + START_S
         if not late:
             return  # unknown ones have a lease that ends
         for node in late:
@@ -444,11 +362,12 @@ class Coordinator:
 
     def _exclude(self, node: Node, why: str) -> None:
         node.fault = why
-        self._record("agent_fault", f"node {node.index} is not used any more: {why}", node.index, Cause.LAUNCHER_FAULT)
+        text = f"node {node.index} is not used any more: {why}"
+        self._ledger.record("agent_fault", text, node=node.index, cause=Cause.LAUNCHER_FAULT)
         self._roster.settle(node)
 
     def _check_hang(self) -> None:
-        mono = self._now.mono
+        mono = self._ledger.mono
         if mono < self._look_for_hang_at:
             return
         self._look_for_hang_at = mono + 0.5
@@ -460,7 +379,7 @@ class Coordinator:
             self._close(found, hung=suspects)
 
     def _is_fresh(self, node: Node) -> bool:
-        return node.hears_us and node.heard_at >= self._now.mono - FRESH_S
+        return node.hears_us and node.heard_at >= self._ledger.mono - FRESH_S
 
     # -- closing a generation
 
@@ -468,7 +387,7 @@ class Coordinator:
         """Have every process of the generation ended, and wait until it is."""
         generation = self._current
         grace_s = self._rules.grace_s if graceful else 0.0
-        gives_up_at = self._now.mono + (grace_s + AFTER_GRACE_S if graceful else CLOSE_S)
+        gives_up_at = self._ledger.mono + (grace_s + AFTER_GRACE_S if graceful else CLOSE_S)
         holders = [self._roster[index] for index in generation.members]
         holders = [node for node in holders if node.holds == generation.number and node.link is not Link.LOST]
         self._phase = Phase.CLOSING
@@ -477,7 +396,7 @@ class Coordinator:
         for node in holders:
             if node.hears_us:
                 dump = tuple(sorted(rank.number for rank in hung if rank.node == node.index))
-                self._send(node.index, messages.Stop(generation.number, grace_s, dump))
+                self._ledger.send(node.index, messages.Stop(generation.number, grace_s, dump))
         if not graceful:
             self._standing.state = State.REGROUPING
             self._standing.message = found.text if found else verdict.of_exits(generation, False).text
@@ -486,8 +405,8 @@ class Coordinator:
         closing = self._closing
         if closing is None:
             return
-        if closing.waits and self._now.mono >= closing.gives_up_at:
-            closing.gives_up_at = self._now.mono + CLOSE_S
+        if closing.waits and self._ledger.mono >= closing.gives_up_at:
+            closing.gives_up_at = self._ledger.mono + CLOSE_S
             for node in [self._roster[index] for index in sorted(closing.waits)]:
                 if node.hears_us:
                     self._exclude(node, "it did not end its ranks in time")
@@ -512,20 +431,25 @@ class Coordinator:
             self._fail(found, can_regroup=not closing.graceful and self._stop is None and self._can_regroup())
 
     def _can_regroup(self) -> bool:
-        mono = self._now.mono
+        mono = self._ledger.mono
         return Gathering(self._plan, self._roster, mono, mono, first=False).may_succeed(mono)
 
     # -- the policy, and what it decides
 
     def _note_failure(self, found: Verdict) -> Event:
-        number = self._generation.number if self._generation else 0
-        reached = self._pace.step, self._pace.checkpoint
-        event = verdict.failure_event(found, self._standing.attempt, number, reached, self._now)
-        end = self._generation.ranks[found.rank].exit if self._generation and found.rank is not None else None
-        tail = self._generation.tails.get(found.rank, ()) if self._generation and found.rank is not None else ()
-        log = found.log or (end.log if end is not None else None) or None
+        event = self._ledger.record(
+            "failure",
+            found.text,
+            node=found.node,
+            rank=found.rank,
+            cause=found.cause,
+            where=found.where,
+            evidence=found.evidence,
+        )
+        log, tail = found.log, tuple[str, ...]()
+        if self._generation is not None and found.rank is not None:
+            log, tail = self._generation.last_words(found.rank)
         self._standing.failure = verdict.failure_of(event, log, tail)
-        self._out.append(Record(event))
         return event
 
     def _fail(self, found: Verdict, *, can_regroup: bool) -> None:
@@ -543,10 +467,10 @@ class Coordinator:
             text = f"a new attempt follows{wait}: {decision.reason}"
             self._finish(State.QUEUED, decision.cause, exit_of(decision.cause), text, decision.delay_s)
             return
-        self._record("regroup", f"a new generation follows{wait}: {decision.reason}", cause=found.cause)
+        self._ledger.record("regroup", f"a new generation follows{wait}: {decision.reason}", cause=found.cause)
         self._standing.state = State.REGROUPING
         self._standing.message = f"{event.text}; a new generation follows{wait}: {decision.reason}"
-        mono = self._now.mono
+        mono = self._ledger.mono
         self._gathering = Gathering(self._plan, self._roster, mono, mono + decision.delay_s, first=False)
 
     def _cancelled(self) -> None:
@@ -554,12 +478,12 @@ class Coordinator:
 
     def _finish(self, state: State, cause: Cause | None, code: Exit, text: str, delay_s: float = 0.0) -> None:
         self._phase = Phase.OVER
-        self._standing.end = AttemptEnd(state, cause, int(code), self._now.wall, text, delay_s)
-        self._record("requeue" if state is State.QUEUED else "ended", text, cause=cause)
+        self._standing.end = AttemptEnd(state, cause, int(code), self._ledger.now.wall, text, delay_s)
+        self._ledger.record("requeue" if state is State.QUEUED else "ended", text, cause=cause)
         for node in self._roster:
             if node.link is Link.UP:
-                self._send(node.index, messages.End(text))
-        self._out.append(Finish(self._standing.end))
+                self._ledger.send(node.index, messages.End(text))
+        self._ledger.finish(self._standing.end)
 
     # -- opening a generation
 
@@ -569,11 +493,11 @@ class Coordinator:
             self._cancelled()
         elif self._stop is not None:
             self._fail(self._stop_verdict(), can_regroup=False)
-        elif self._now.mono >= self._limit_at:
+        elif self._ledger.mono >= self._limit_at:
             self._fail(self._limit_verdict(), can_regroup=False)
-        elif not self._gathering.may_succeed(self._now.mono):
+        elif not self._gathering.may_succeed(self._ledger.mono):
             self._fail(self._gathering.shortage(), can_regroup=False)
-        elif self._gathering.complete(self._now.mono):
+        elif self._gathering.complete(self._ledger.mono):
             self._open()
         elif self._generation is None:
             self._standing.message = str(self._gathering)
@@ -584,19 +508,21 @@ class Coordinator:
         members = place(before.members if before else (), usable, self._plan.nodes_max)
         number = before.number + 1 if before else 1
         rules, ranks_each = self._rules, self._plan.ranks_per_node
-        self._generation = Generation(number, members, ranks_each, rules.hang_after_s, self._now.mono)
-        self._phase, self._start_by, self._blame_at = Phase.STARTING, self._now.mono + START_S, inf
+        self._generation = Generation(number, members, ranks_each, rules.hang_after_s, self._ledger.mono)
+        self._phase, self._start_by, self._blame_at = Phase.STARTING, self._ledger.mono + START_S, inf
         self._pace.restart()
-        self._standing.started_at = self._standing.started_at or self._now.wall
+        self._standing.started_at = self._standing.started_at or self._ledger.now.wall
         self._standing.message = f"generation {number} starts"
         nodes = ", ".join(map(str, members)) if len(members) <= 8 else f"{len(members)} of them"
-        self._record("generation_opened", f"generation {number}: {len(self._generation.ranks)} ranks on nodes {nodes}")
+        self._ledger.generation = number
+        text = f"generation {number}: {len(self._generation.ranks)} ranks on node {nodes}"
+        self._ledger.record("generation_opened", text)
         restarts = sum(self._standing.restarts.values())
         for index, start in starts(number, [self._roster[index] for index in members], ranks_each, restarts):
             node = self._roster[index]
             node.holds = number
             self._roster.settle(node)
-            self._send(index, start)
+            self._ledger.send(index, start)
 
     # -- small questions
 

@@ -50,7 +50,7 @@ class Generation:
         self.starting = set(self.members)
         self.returned: set[int] = set()  # members that were cut off for a while: news of their ranks may be missing
         self.failures: list[RankExit] = []  # in order of arrival
-        self.tails: dict[int, tuple[str, ...]] = {}
+        self._tails: dict[int, tuple[str, ...]] = {}
 
     @property
     def finished(self) -> bool:
@@ -107,10 +107,15 @@ class Generation:
         rank.exit = exit
         self._finished += finished(exit)
         if tail:
-            self.tails[exit.rank] = tail
+            self._tails[exit.rank] = tail
         if failed(exit):
             self.failures.append(exit)
         return True
+
+    def last_words(self, rank: int) -> tuple[str | None, tuple[str, ...]]:
+        """Where the log of a rank is that has ended, and how it ends."""
+        end = self.ranks[rank].exit
+        return (end.log or None) if end is not None else None, self._tails.get(rank, ())
 
     def lose(self, node: int) -> None:
         """Whatever ran on that node runs no more."""

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.agent.effects import Now
 from launcher.agent.generation import Generation, Rank
 from launcher.recovery.classify import classify, culprit, describe, evidence
 from launcher.rundir.records import Event, Failure, RankExit
@@ -47,26 +46,6 @@ def of_hang(generation: Generation, suspects: Sequence[Rank], mono: float) -> Ve
 def unseen_end(generation: Generation, rank: Rank) -> RankExit:
     """The exit of a rank that ended while its node was cut off."""
     return RankExit(generation.number, rank.number, rank.local, rank.node, rank.pid or 0)
-
-
-def failure_event(
-    verdict: Verdict, attempt: int, generation: int, reached: tuple[int | None, int | None], now: Now
-) -> Event:
-    step, checkpoint = reached
-    return Event(
-        at=now.wall,
-        attempt=attempt,
-        kind="failure",
-        text=verdict.text,
-        generation=generation,
-        node=verdict.node,
-        rank=verdict.rank,
-        cause=verdict.cause,
-        where=verdict.where,
-        step=step,
-        checkpoint=checkpoint,
-        evidence=verdict.evidence,
-    )
 
 
 def failure_of(event: Event, log: str | None = None, tail: tuple[str, ...] = ()) -> Failure | None:

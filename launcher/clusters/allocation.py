@@ -152,7 +152,7 @@ class Allocation:
             write_end(self._run, self._attempt, end, self._plan)
             return end
         event = self._death_of_the_coordinator(status, now)
-        history = [one for one in read_events(self._run) if one.kind == "failure"]
+        history = read_events(self._run)
         append_line(self._run.events, event)
         decision = decide(event, history, self._plan.spec.recovery, can_regroup=False)
         queued = decision.action is not Action.END

@@ -19,7 +19,8 @@ def write_end(run: RunDir, attempt: AttemptDir, end: AttemptEnd, plan: Plan, fai
     check_fence(run, attempt.number)
     write_record(attempt.end, end)
     said = end.message or str(end.state)
-    append_line(run.events, Event(end.ended_at, attempt.number, "ended", said, cause=end.cause))
+    kind = "requeue" if end.state is State.QUEUED else "ended"
+    append_line(run.events, Event(end.ended_at, attempt.number, kind, said, cause=end.cause))
     write_record(run.state, _final_state(run, attempt, end, plan, failure))
 
 

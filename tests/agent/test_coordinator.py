@@ -449,7 +449,6 @@ def test_a_machine_that_was_started_anew_has_no_ranks_left() -> None:
     cluster = running(2, least=1)
     cluster.agents[1].alive = False
     cluster.agents[1].ranks = []
-    cluster.excused.add(1)
     cluster.boot(1, machine="boot-2")
     cluster.settle()
     assert sorted(cluster.starts(2)) == [0, 1]

@@ -3,7 +3,6 @@
 import os
 import random
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -70,16 +69,16 @@ class Storm(RuleBasedStateMachine):
 
     # -- agents
 
-    @rule(number=NODES, ready=st.booleans(), machine=st.sampled_from(["boot-1", "boot-1", "boot-2"]))
-    def boots(self, number: int, ready: bool, machine: str) -> None:
+    @rule(number=NODES, ready=st.booleans(), anew=st.booleans())
+    def boots(self, number: int, ready: bool, anew: bool) -> None:
         index = self.node(number)
         agent = self.cluster.agents.get(index)
         if not self.over and (agent is None or not agent.alive):
             if agent is not None and agent.process.pid in self.cluster.zombies:
                 return  # its keeper sees that it still lives
-            if agent is not None and agent.process.boot_id != machine:
-                self.cluster.excused.add(index)
-            self.cluster.boot(index, ready=ready, machine=machine)
+            same = agent is None or not anew
+            machine = "boot" if agent is None else agent.process.boot_id
+            self.cluster.boot(index, ready=ready, machine=machine if same else f"{machine}+")
 
     @rule(number=NODES)
     def gets_ready(self, number: int) -> None:
@@ -90,7 +89,7 @@ class Storm(RuleBasedStateMachine):
     @rule()
     def all_come_up(self) -> None:
         for index in range(len(self.cluster.plan.nodes)):
-            self.boots(index, True, "boot-1")
+            self.boots(index, True, False)
             self.gets_ready(index)
             self.is_back(index)
         self.cluster.settle()
@@ -189,7 +188,7 @@ class Storm(RuleBasedStateMachine):
         cluster = self.cluster
         quiet = self.agent(index, alive=True, connected=True) and not cluster.up[index] and not self.over
         known = quiet and cluster.spoke.get(index) == cluster.agents[index].process
-        if known and index not in cluster.ghost_heard_at:
+        if known and index not in cluster.ghosts:
             cluster.feed(ProvenDead(index, "stale"))
 
     @rule(seconds=st.sampled_from([0.3, 1.0, 4.0, 16.0]), deliver=st.booleans())
@@ -289,7 +288,7 @@ def live_through(storm: Storm, draw: random.Random) -> None:
 
 def happen(storm: Storm, draw: random.Random) -> None:
     node, flag = draw.randrange(6), draw.random() < 0.5
-    weather: list[tuple[int, Callable[[], None]]] = [
+    weather: list[tuple[int, Any]] = [
         (30, lambda: storm.time_passes(draw.choice([0.3, 1.0, 4.0, 16.0]), draw.random() < 0.8)),
         (25, lambda: storm.something_arrives(node, flag, draw.randint(1, 4))),
         (12, lambda: storm.a_rank_ends(draw.randrange(12), draw.choice(HOW_RANKS_END), draw.choice([0.0, 0.5, 3.0]))),
@@ -300,7 +299,7 @@ def happen(storm: Storm, draw: random.Random) -> None:
         (4, lambda: storm.thaws(node)),
         (6, lambda: storm.an_old_message_arrives_again(node, draw.randrange(30))),
         (3, lambda: storm.is_killed(node, flag)),
-        (6, lambda: storm.boots(node, flag, draw.choice(["boot-1", "boot-2"]))),
+        (6, lambda: storm.boots(node, flag, draw.random() < 0.3)),
         (2, lambda: storm.a_rank_gets_stuck(draw.randrange(6))),
         (2, storm.nothing_is_stuck),
         (1, lambda: storm.somebody_asks_to_stop("preempt", node, draw.randrange(3))),

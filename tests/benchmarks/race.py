@@ -29,7 +29,7 @@ resources:
   gpus_per_node: 0
   cpus_per_rank: 1
 recovery:
-  killed: unlimited
+  killed: {{restarts: unlimited, backoff: 0s..0s}}  # as torchrun: at once, every time
   no_progress: off
 """
 

@@ -40,7 +40,10 @@ def kill(race, chance, patience_s):
     race.wait(lambda: True, 1)
     before = race.pids()
     at = time.monotonic()
-    os.kill(chance.choice(before), signal.SIGKILL)
+    try:
+        os.kill(chance.choice(before), signal.SIGKILL)
+    except ProcessLookupError:
+        return None  # it had not stayed up after the kill before: that one was not recovered from
     strangers = frozenset(before)
     if not race.wait(lambda: race.firsts(strangers), patience_s):
         return None

@@ -11,6 +11,10 @@ import time
 
 import pytest
 
+from launcher.clusters.local import KeeperStandingBy
+from launcher.rundir.attempts import new_attempt
+from launcher.rundir.layout import RunDir
+
 # What changes the world; all of their occurrences are struck. Of the rest a random share.
 DEEDS = "rename,fsync,mkdir,symlink,link,unlink,vfork"
 REST = "write,openat,close,fchmod"
@@ -90,10 +94,6 @@ def test_an_intent_whose_submitter_died_is_carried_out_by_the_keeper(lab):
     """The moment between the rename and the word, held still: the keeper sees the pipe end and goes on alone."""
     run = lab.submit(lab.chain(args="steps: 5"))
     lab.wait(run)
-    from launcher.clusters.local import KeeperStandingBy
-    from launcher.rundir.attempts import new_attempt
-    from launcher.rundir.layout import RunDir
-
     keeper = KeeperStandingBy(lab.run_dir(run))
     new_attempt(RunDir(lab.run_dir(run)), "local", "resume", None)
     keeper.abandon()
@@ -102,3 +102,16 @@ def test_an_intent_whose_submitter_died_is_carried_out_by_the_keeper(lab):
     )
     assert status["exit_code"] == 0
     assert re.search(r"rank 0 of 2 starts at step 5", lab.rank_logs(run))
+
+
+def test_two_keepers_carry_one_attempt_out_once(lab):
+    run = lab.submit(lab.chain(args="steps: 5"))
+    lab.wait(run)
+    keepers = [KeeperStandingBy(lab.run_dir(run)) for _ in range(2)]
+    attempt, _ = new_attempt(RunDir(lab.run_dir(run)), "local", "resume", None)
+    for keeper in keepers:
+        keeper.go(attempt.number)
+    lab.until("the end", lambda: not lab.processes())
+    assert lab.status(run)["state"] == "succeeded"
+    assert len([event for event in lab.events(run, "generation_opened") if event["attempt"] == 2]) == 1
+    assert len([event for event in lab.events(run, "agent_joined") if event["attempt"] == 2]) == 1
