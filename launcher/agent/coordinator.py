@@ -457,8 +457,7 @@ class Coordinator:
         decision = decide(event, self._history, self._rules, can_regroup=can_regroup)
         self._history.append(event)
         if decision.action is Action.END:
-            text = f"{event.text}; {decision.reason}"
-            self._finish(State.FAILED, decision.cause, exit_of(decision.cause), text)
+            self._finish(State.FAILED, decision.cause, exit_of(decision.cause), decision.reason)
             return
         restarts = self._standing.restarts
         restarts[found.cause.value] = restarts.get(found.cause.value, 0) + 1

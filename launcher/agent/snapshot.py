@@ -50,7 +50,7 @@ def run_state(
         fingerprint=pace.fingerprint,
         world_size=len(generation.ranks) if generation else None,
         restarts=dict(standing.restarts),
-        nodes=tuple(_node_state(node, generation) for node in roster),
+        nodes=tuple(_node_state(node, generation, over) for node in roster),
         ranks=tuple(_rank_state(rank, generation, stopping) for rank in generation.ranks) if generation else (),
         failure=None if end is not None and end.state is State.SUCCEEDED else standing.failure,
         message=end.message if end is not None else standing.message,
@@ -62,8 +62,8 @@ def run_state(
     )
 
 
-def _node_state(node: Node, generation: Generation | None) -> NodeState:
-    member = generation is not None and node.holds == generation.number
+def _node_state(node: Node, generation: Generation | None, over: bool) -> NodeState:
+    member = generation is not None and (node.holds == generation.number or (over and node.index in generation.members))
     ranks = tuple(rank.number for rank in generation.of_node(node.index)) if generation is not None and member else ()
     return NodeState(node.index, node.address, _node_word(node, member, generation is not None), ranks)
 

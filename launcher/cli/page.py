@@ -73,6 +73,8 @@ def _facts(status: RunStatus, now: float) -> list[tuple[str, str]]:
         rows.append(("as of", f"{_moment(status.as_of)} ({figures.duration(now - status.as_of)} ago)"))
     if status.failure is not None and status.state is not State.FAILED:
         rows.append(("last failure", f"{status.failure.cause}: {safe(status.failure.summary)}"))
+    if status.state is State.FAILED and status.failure is not None and status.message:
+        rows.append(("gave up", safe(status.message)))
     if status.exit_code is not None:
         rows.append(("exit code", str(int(status.exit_code))))
     return rows
