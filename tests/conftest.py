@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from lab import Lab
 
 from launcher.agent.processes import TAG
 
@@ -32,6 +33,17 @@ def nothing_is_left(tmp_path_factory):
     base = str(tmp_path_factory.getbasetemp())
     left = {pid: tag for pid, tag in tagged_processes().items() if base in tag}
     assert not left, f"processes of runs are left: {left}"
+
+
+@pytest.fixture
+def lab(tmp_path):
+    """A project and a state folder of a user of their own; nothing of its runs may be left at the end."""
+    lab = Lab(tmp_path)
+    yield lab
+    try:
+        lab.until("the end of every process of its runs", lambda: not lab.processes(), timeout_s=15)
+    finally:
+        lab.tidy()
 
 
 def tagged_processes():

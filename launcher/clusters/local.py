@@ -20,7 +20,7 @@ from launcher.plan.model import Plan
 from launcher.rundir.durable import read_record, write_record
 from launcher.rundir.identity import alive, this_process
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import AgentRecord, AttemptEnd, Handle, ProcessId, StopRequest
+from launcher.rundir.records import AgentRecord, AttemptEnd, Handle, ProcessId, RunState, StopRequest
 from launcher.words import Cause, State
 
 _BOOT_S = 30.0
@@ -90,6 +90,7 @@ class LocalCluster:
     def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan) -> CancelReport:
         """Ask the keeper, wait for the grace; then end whatever is provably of this run."""
         before = _processes_of(run, attempt)
+        names = _names(run, attempt)
         already = not before and _ended(attempt)
         if already:
             return CancelReport((), already=True)
@@ -105,7 +106,7 @@ class LocalCluster:
         if not _ended(attempt):
             end = AttemptEnd(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, time.time(), "cancelled")
             write_end(run, attempt, end, plan)
-        return CancelReport(tuple(f"process {pid}" for pid in before), already=False)
+        return CancelReport(tuple(f"{names.get(pid, 'process')} {pid}" for pid in before), already=False)
 
 
 def _ended(attempt: AttemptDir) -> bool:
@@ -123,14 +124,29 @@ def _processes_of(run: RunDir, attempt: AttemptDir) -> list[int]:
     return list(found)
 
 
+def _names(run: RunDir, attempt: AttemptDir) -> dict[int, str]:
+    """What people call these processes; by pid, because it is only said."""
+    names = {}
+    state = read_record(run.state, RunState)
+    if state is not None and state.attempt == attempt.number:
+        names = {rank.pid: f"rank {rank.rank}, process" for rank in state.ranks if rank.pid is not None}
+    for record in _agents(attempt):
+        names[record.process.pid] = f"agent of node {record.node}, process"
+    handle = read_record(attempt.handle, Handle)
+    if handle is not None and handle.keeper is not None:
+        names[handle.keeper.pid] = "keeper, process"
+    return names
+
+
+def _agents(attempt: AttemptDir) -> list[AgentRecord]:
+    records = (read_record(path, AgentRecord) for path in sorted(attempt.path.glob("node-*/agent.json")))
+    return [record for record in records if record is not None]
+
+
 def _roots(attempt: AttemptDir) -> list[ProcessId]:
     handle = read_record(attempt.handle, Handle)
     roots = [handle.keeper] if handle is not None and handle.keeper is not None else []
-    for path in sorted(attempt.path.glob("node-*/agent.json")):
-        record = read_record(path, AgentRecord)
-        if record is not None:
-            roots.append(record.process)
-    return roots
+    return roots + [record.process for record in _agents(attempt)]
 
 
 def _wait_until_gone(process: ProcessId, timeout_s: float) -> None:

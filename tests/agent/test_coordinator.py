@@ -253,7 +253,9 @@ def test_the_same_error_at_the_same_place_ends_the_run_with_its_text() -> None:
         cluster.settle()
     assert cluster.end is not None
     assert (cluster.end.state, cluster.end.cause, cluster.end.exit_code) == (State.FAILED, Cause.USER_ERROR, 10)
-    assert cluster.recorded("failure")[-1].text.startswith("rank 0 on node 0: ValueError: bad shape (bad.py:2 in train)")
+    assert cluster.recorded("failure")[-1].text.startswith(
+        "rank 0 on node 0: ValueError: bad shape (bad.py:2 in train)"
+    )
     assert cluster.recorded("ended")[0].text == "the same error at the same place again, without progress"
     assert cluster.state().exit_code == 10
 

@@ -1,7 +1,11 @@
 """Real runs on this machine, through the real command line."""
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 
 import pytest
 from lab import kill
@@ -163,8 +167,6 @@ def test_secrets_reach_the_ranks_and_nothing_else(lab):
 
 @pytest.mark.parametrize("mask", [0o000, 0o077])
 def test_other_users_can_read_nothing_of_a_run(lab, mask):
-    import os
-
     before = os.umask(mask)
     try:
         run = lab.submit(lab.chain(args="steps: 3"))
@@ -174,3 +176,60 @@ def test_other_users_can_read_nothing_of_a_run(lab, mask):
     root = lab.run_dir(run)
     ours = [path for path in [root, *root.rglob("*")] if "checkpoints" not in path.parts]
     assert [path for path in ours if path.lstat().st_mode & 0o077 and not path.is_symlink()] == []
+
+
+def test_a_torch_script_of_a_stranger_runs_unmodified(lab):
+    """argparse, LOCAL_RANK, env://, and DataLoader workers by fork and by spawn."""
+    lab.script(
+        "stranger.py",
+        """
+import argparse, os
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+
+class Squares(Dataset):
+    def __len__(self):
+        return 16
+    def __getitem__(self, index):
+        return torch.tensor(float(index * index))
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--scale", type=float)
+    parser.add_argument("--local-rank", type=int, default=int(os.environ["LOCAL_RANK"]))
+    args = parser.parse_args()
+    dist.init_process_group("gloo", init_method="env://")
+    total = torch.zeros(())
+    for method in ("fork", "spawn"):
+        for batch in DataLoader(Squares(), batch_size=4, num_workers=1, multiprocessing_context=method):
+            total += batch.sum() * args.scale
+    dist.all_reduce(total)
+    print("total", total.item(), "local rank", args.local_rank, flush=True)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    main()
+""",
+    )
+    run = lab.submit(lab.spec(
+        "name: stranger\nrun:\n  script: stranger.py\n  args:\n    scale: 0.5\nresources:\n  ranks_per_node: 2\n"
+    ))  # fmt: skip
+    lab.wait(run, timeout=100)
+    logs = lab.rank_logs(run)
+    assert "total 2480.0 local rank 0" in logs and "total 2480.0 local rank 1" in logs
+
+
+def test_the_run_goes_on_when_the_terminal_closes(lab):
+    lab.chain(args="steps: 60\npause: 0.03")
+    shell = subprocess.Popen(
+        ["sh", "-c", f"{sys.executable} -m launcher.cli.main submit job.yaml; sleep 600"],
+        cwd=lab.project, env=lab.env, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    run = shell.stdout.readline().strip()
+    lab.until_step(run, 2)
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGKILL):
+        os.killpg(shell.pid, number)
+    shell.wait()
+    shell.stdout.close()
+    assert lab.wait(run)["state"] == "succeeded"
