@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from launcher.agent.coordinator import (
-    Coordinator,
+from launcher.agent.coordinator import Coordinator
+from launcher.agent.effects import (
     Disconnected,
     Finish,
     In,

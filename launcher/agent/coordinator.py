@@ -16,18 +16,7 @@ from typing import assert_never
 
 from launcher.agent import messages, verdict
 from launcher.agent.attendance import Attendance, Loss
-from launcher.agent.effects import (
-    Disconnected,
-    Finish,
-    In,
-    Now,
-    Out,
-    ProvenDead,
-    Record,
-    RecordExit,
-    Send,
-    Tick,
-)
+from launcher.agent.effects import Disconnected, In, Now, Out, ProvenDead, Tick
 from launcher.agent.gathering import Gathering
 from launcher.agent.generation import Generation, Rank
 from launcher.agent.ledger import Ledger
@@ -42,10 +31,6 @@ from launcher.recovery.classify import classify, failed
 from launcher.recovery.policy import decide, restarts_by_cause
 from launcher.rundir.records import AttemptEnd, Event, RunState
 from launcher.words import Action, Cause, State, exit_of
-
-__all__ = [
-    "Coordinator", "Disconnected", "Finish", "In", "Now", "Out", "ProvenDead", "Record", "RecordExit", "Send", "Tick",
-]  # fmt: skip
 
 BLAME_S = 1.0  # how long a rank that lost its peer waits for the news of who that was
 START_S = 120.0  # from Start to Started, of a node that is heard all the while

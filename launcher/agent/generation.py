@@ -101,7 +101,7 @@ class Generation:
     def end(self, exit: RankExit, tail: tuple[str, ...]) -> bool:
         """Note how a rank ended; False where that was known, or is not this node's to say."""
         rank = self.rank_of(exit.node, exit.rank)
-        if rank is None or rank.exit is not None or exit.generation != self.number:
+        if rank is None or rank.exit is not None:
             return False
         self._count_out(rank)
         rank.exit = exit

@@ -117,7 +117,7 @@ class Host:
                 self._look_for(join.node, join.process)
 
     def _look_for(self, node: int, process: ProcessId) -> None:
-        """Off the wire is not dead; on this very machine the process table can tell."""
+        """Off the wire is not dead; the process table of this machine can tell, also when another took its place."""
         task = self._loop.create_task(self._prove_death(node, process))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -125,7 +125,7 @@ class Host:
     async def _prove_death(self, node: int, process: ProcessId) -> None:
         for pause_s in _LOOKS_S:
             await asyncio.sleep(pause_s)
-            if node in self._wires or self.ended.done():
+            if self.ended.done():
                 return
             state = alive(process)
             if state is None:

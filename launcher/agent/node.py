@@ -45,7 +45,9 @@ class NodeAgent:
         self._work: set[asyncio.Task[None]] = set()
         self._port = HeldPort(home.node.address)
         self._old_ports: list[HeldPort] = []
+        self._told: list[ToCoordinator] = []
         self._sequence = 0
+        self._joined_at = 0.0
         self._sent_at: dict[int, float] = {}
         self._lease_s = home.plan.spec.recovery.lease_s
         self._leased_at = time.monotonic() + home.plan.spec.recovery.wait_s
@@ -85,6 +87,11 @@ class NodeAgent:
     def _say(self, message: ToCoordinator) -> None:
         if self._wire is not None:
             self._wire.send(message)
+
+    def _tell(self, message: messages.Started | messages.Exited | messages.Stopped) -> None:
+        """Say what must not be lost: it is said again after each new Join, and hearing it twice does no harm."""
+        self._told.append(message)
+        self._say(message)
 
     # -- the node itself
 
@@ -136,7 +143,10 @@ class NodeAgent:
     def _introduce(self) -> None:
         node = self._home.node
         generation = self._group.generation if self._group is not None else 0
+        self._joined_at = time.monotonic()
         self._say(messages.Join(node.index, node.address, this_process(), self._port.number, generation))
+        for message in self._told:
+            self._say(message)
         if self._preparation.failure is not None:
             self._say_fault(self._preparation.failure)
         elif self._preparation.done:
@@ -146,7 +156,7 @@ class NodeAgent:
         match message:
             case messages.Welcome(lease_s=lease_s):
                 self._lease_s = lease_s
-                self._leased_at = time.monotonic()
+                self._leased_at = self._joined_at  # when it was sent: the coordinator heard it later
             case messages.PulseAck(seq=seq):
                 self._leased_at = max(self._leased_at, self._sent_at.pop(seq, self._leased_at))
             case messages.Start():
@@ -161,12 +171,13 @@ class NodeAgent:
     async def _start(self, start: messages.Start) -> None:
         await self._preparation.wait()
         await self._preparation.renew()
+        self._told.clear()  # of the generation before, which the coordinator has closed
         group = RankGroup(self._home, start, self._preparation.starter, self)
         self._group = group
         pids = await group.begin()
         self._old_ports.append(self._port)
         self._port = HeldPort(self._home.node.address)
-        self._say(messages.Started(self._home.node.index, start.generation, pids, self._port.number))
+        self._tell(messages.Started(self._home.node.index, start.generation, pids, self._port.number))
         self._fresh.set()
 
     async def _stop(self, stop: messages.Stop) -> None:
@@ -182,7 +193,7 @@ class NodeAgent:
                 self._group = None
             while self._old_ports:
                 self._old_ports.pop().release()
-        self._say(messages.Stopped(self._home.node.index, stop.generation))
+        self._tell(messages.Stopped(self._home.node.index, stop.generation))
         await self._preparation.renew()
 
     def news(self) -> None:
@@ -192,7 +203,7 @@ class NodeAgent:
         self._say_pulse()
 
     def ended(self, exited: messages.Exited) -> None:
-        self._say(exited)
+        self._tell(exited)
 
     # -- pulse and lease
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from simulated_cluster import Cluster, plan_of
 
-from launcher.agent.coordinator import Disconnected, ProvenDead, Tick
+from launcher.agent.effects import Disconnected, ProvenDead, Tick
 from launcher.agent.messages import (
     End,
     Exited,

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, event, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from simulated_cluster import Cluster, plan_of
 
-from launcher.agent.coordinator import ProvenDead
+from launcher.agent.effects import ProvenDead
 from launcher.spec.model import Budget, Recovery
 from launcher.words import State
 

@@ -102,6 +102,10 @@ class Race:
         """The newest process of each rank."""
         return [self.notes[rank][-1][1] for rank in range(self.ranks)]
 
+    def all_pids(self):
+        """Every process that has noted anything."""
+        return frozenset(pid for notes in self.notes.values() for _, pid, _ in notes)
+
     def said(self):
         return (self.folder / "said.txt").read_text()
 

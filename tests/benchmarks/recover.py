@@ -38,13 +38,12 @@ def kills(peer, ranks, count, chance, patience_s):
 def kill(race, chance, patience_s):
     time.sleep(chance.uniform(0.3, 1.0))  # the moment is part of the question
     race.wait(lambda: True, 1)
-    before = race.pids()
+    before, strangers = race.pids(), race.all_pids()
     at = time.monotonic()
     try:
         os.kill(chance.choice(before), signal.SIGKILL)
     except ProcessLookupError:
         return None  # it had not stayed up after the kill before: that one was not recovered from
-    strangers = frozenset(before)
     if not race.wait(lambda: race.firsts(strangers), patience_s):
         return None
     return max(race.firsts(strangers)) - at

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from lab import Lab
 
 WITNESS = """
 import json, os, sys
@@ -225,3 +226,20 @@ def test_the_ranks_port_is_closed_to_whoever_asks_us(lab):
     with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", held.number)):
         pass
     held.release()
+
+
+@pytest.mark.parametrize(
+    "name", ["with spaces", 'quote\'d "twice"', "$(touch canary); `touch canary`", "new\nline", "é漢字"]
+)
+def test_a_project_may_lie_anywhere(tmp_path, name):
+    root = tmp_path / name
+    root.mkdir()
+    lab = Lab(root)
+    run = lab.submit(lab.chain(args="steps: 4"))
+    status = lab.wait(run)
+    assert (status["state"], status["step"]) == ("succeeded", 4)
+    assert status["run_dir"] == str(lab.run_dir(run))
+    assert run in lab.launch("status").stdout
+    assert "rank 1 of 2" in lab.launch("logs", run).stdout
+    lab.until("its processes to go", lambda: not lab.processes())
+    assert not list(tmp_path.rglob("canary"))

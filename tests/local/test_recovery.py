@@ -51,7 +51,7 @@ def test_ten_random_kills_end_right(lab, undisturbed):
     run = lab.submit(lab.chain(args="steps: 500\npause: 0.03"))
     fired = 0
     while fired < 10:
-        before = lab.until_step(run, (lab.read_state(run)["checkpoint"] or 0) + draw.randint(1, 6))
+        before = lab.until_step(run, (lab.read_state(run)["checkpoint"] or 0) + draw.randint(6, 11))
         if kill(draw.choice([rank["pid"] for rank in before["ranks"]])):
             fired += 1
             lab.until("a new generation", partial(has_moved_on, lab, run, before))
