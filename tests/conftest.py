@@ -1,6 +1,8 @@
 """What holds for every test: whose environment it sees, and that the whole suite leaves no process behind."""
 
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,17 @@ from launcher.agent.processes import TAG
 # On a busy machine one example in a thousand is slow for no fault of its own; each test has its time-out.
 settings.register_profile("project", deadline=None, print_blob=True)
 settings.load_profile("project")
+
+
+PROGRAMS = {"strace": "strace", "faketime": "faketime", "ss": "iproute2", "setpriv": "util-linux", "git": "git"}
+
+
+def pytest_sessionstart(session):
+    """Bring the programs that some tests need, where that is possible; else those tests name what they miss."""
+    missing = sorted({package for program, package in PROGRAMS.items() if shutil.which(program) is None})
+    if missing and shutil.which("apt-get") and os.getuid() == 0:
+        for words in (["update", "-qq"], ["install", "-qq", "-y", *missing]):
+            subprocess.run(["apt-get", *words], check=True, stdout=subprocess.DEVNULL)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import signal
+import subprocess
 import time
 from functools import partial
 
@@ -285,3 +287,45 @@ def test_an_older_attempt_writes_nothing_any_more(lab):
     assert lab.read_state(run)["monotonic_s"] < fenced_at + 0.5  # at most what was being written that very moment
     assert not (lab.run_dir(run) / "attempts" / "0001" / "exit.json").exists()
     assert [event["kind"] for event in lab.events(run)].count("ended") == 0
+
+
+def test_a_cut_wire_is_no_failure(lab, undisturbed):
+    wanted = undisturbed(world_nodes=2, ranks=1, steps=150)
+    run = lab.submit(lab.chain(args="steps: 150\npause: 0.03", resources="nodes: 2\nranks_per_node: 1"))
+    lab.until_step(run, 2)
+    port = json.loads((lab.run_dir(run) / "attempts" / "0001" / "coordinator.json").read_text())["port"]
+    for cuts in range(1, 4):
+        subprocess.run(["ss", "-K", f"dport = {port}"], capture_output=True)
+        lab.until("their return", partial(have_rejoined, lab, run, times=2 * cuts))
+    status = lab.wait(run)
+    assert status["fingerprint"] == wanted
+    assert (status["restarts"]["total"], status["generation"]) == (0, 1)
+
+
+def have_rejoined(lab, run, times):
+    return len([event for event in lab.events(run, "agent_joined") if "again" in event["text"]]) >= times
+
+
+def test_an_agent_frozen_beyond_its_lease_is_lost_and_ends_its_ranks_when_it_thaws(lab):
+    spec = lab.chain(
+        args="steps: 100000\npause: 0.02",
+        resources="nodes: 1..2\nranks_per_node: 1",
+        more="recovery:\n  lease: 3s\n  communication: 5\n",
+    )
+    run = lab.submit(spec)
+    state = lab.until_step(run, 3)
+    agent, rank = lab.agent_pid(run, 1), next(one["pid"] for one in state["ranks"] if one["node"] == 1)
+    assert kill(agent, signal.SIGSTOP)
+    frozen_at = time.monotonic()
+    lost = lab.until("the loss", lambda: lab.events(run, "agent_lost"))
+    assert lost[0]["node"] == 1
+    assert time.monotonic() - frozen_at >= 3 - 1.5  # not before the lease, from its last pulse
+    lab.until("the smaller world", lambda: smaller_to_one(lab.read_state(run)))
+    assert kill(agent, signal.SIGCONT)
+    lab.until("the end of its rank", lambda: not os.path.exists(f"/proc/{rank}"), timeout_s=10)
+    assert lab.status(run)["state"] == "running"
+    lab.launch("cancel", run)
+
+
+def smaller_to_one(state):
+    return state["state"] == "running" and state["world_size"] == 1
