@@ -172,6 +172,8 @@ class Host:
 
     def _write_state_soon(self) -> None:
         if self._state_timer is not None:
+            if self._state_timer.when() <= self._loop.time() + _STATE_SOON_S:
+                return  # soon enough; put off by every event, it would never come
             self._state_timer.cancel()
         self._state_timer = self._loop.call_later(_STATE_SOON_S, self._write_state)
 

@@ -184,6 +184,7 @@ class NodeAgent:
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()
             await asyncio.wait([self._starting])
+            await self._preparation.settle()  # else a fork that comes late would outlive its generation
         group = self._group
         if group is not None and group.generation <= stop.generation:
             self._say_pulse()

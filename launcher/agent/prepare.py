@@ -58,6 +58,11 @@ class Preparation:
             self._settled.clear()
             await self._raise_zygote()
 
+    async def settle(self) -> None:
+        """Return once no start is under way any more."""
+        if self._zygote is not None:
+            await self._zygote.settle()
+
     async def close(self) -> None:
         if self._zygote is not None:
             await self._zygote.close()

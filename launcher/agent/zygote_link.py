@@ -90,7 +90,13 @@ class ZygoteLink:
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._wishes[self._number] = _Wish(answer, tell)
         self._say({"op": "fork", "id": self._number, "order": order})
-        return await answer
+        # Shielded: who asked may change its mind, the fork comes all the same, and `settle` has to know of it.
+        return await asyncio.shield(answer)
+
+    async def settle(self) -> None:
+        """Return once every fork that was asked for has been answered: no more will come of themselves."""
+        while self._wishes:
+            await asyncio.wait([wish.answer for wish in self._wishes.values()])
 
     async def close(self) -> None:
         """Let go: at the end of the stream the zygote ends what it forked, and itself."""

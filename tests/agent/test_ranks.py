@@ -1,0 +1,113 @@
+"""Ranks of one node, with a real zygote and real processes: whatever the moment of a stop, nothing is left."""
+
+import asyncio
+import os
+import sys
+import time
+
+import pytest
+
+from launcher.agent.environment import node_environment
+from launcher.agent.messages import Start
+from launcher.agent.prepare import Preparation
+from launcher.agent.processes import descendants, end_all
+from launcher.agent.ranks import Home, RankGroup
+from launcher.agent.reaper import Reaper
+from launcher.plan.build import build
+from launcher.plan.facts import Machine, Place, Project
+from launcher.plan.model import FrozenCode
+from launcher.rundir.durable import make_dir
+from launcher.rundir.layout import RunDir
+from launcher.spec.model import JobSpec, Resources, Run
+
+RANKS = 8
+
+
+class Ears:
+    def __init__(self):
+        self.exits = []
+
+    def news(self):
+        pass
+
+    def last_news(self):
+        pass
+
+    def ended(self, exited):
+        self.exits.append(exited.exit)
+
+
+@pytest.fixture
+def home(tmp_path):
+    run = RunDir(tmp_path / "stay-2222")
+    attempt = run.attempt(1)
+    make_dir(run.code)
+    make_dir(attempt.node(0))
+    (run.code / "stay.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
+    spec = JobSpec("stay", Run(script="stay.py"), resources=Resources(ranks_per_node=RANKS))
+    place = Place("stay-2222", str(run.path), "local", "local", "", 0.0)
+    project = Project(str(tmp_path), {"stay.py"}, set(), module_found=True)
+    plan = build(spec, (), place, Machine(2, ()), project, FrozenCode("", 1, 1), sys.executable)
+    return Home(plan, run, attempt, plan.nodes[0], node_environment(os.environ, plan, plan.nodes[0], 1, {}))
+
+
+def start(generation):
+    return Start(generation, 0, RANKS, RANKS, 0, 1, "127.0.0.1", 20_000, 0)
+
+
+async def prepared(home):
+    preparation = Preparation(home, Reaper(asyncio.get_running_loop()))
+    await preparation.run()
+    return preparation
+
+
+def left(preparation):
+    return [pid for pid in descendants(os.getpid()) if pid not in preparation.own_pids]
+
+
+def test_all_are_started_and_all_are_ended(home):
+    async def scene():
+        preparation, ears = await prepared(home), Ears()
+        group = RankGroup(home, start(1), preparation.starter, ears)
+        pids = await group.begin()
+        assert len(set(pids)) == RANKS
+        assert set(pids) <= set(descendants(os.getpid()))
+        await group.stop(0.0, (), preparation.own_pids)
+        assert left(preparation) == []
+        assert sorted(end.rank for end in ears.exits) == list(range(RANKS))
+        assert all(end.stopping and end.signal == 9 for end in ears.exits)
+        await preparation.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.005, 0.02, 0.05])
+def test_a_stop_in_the_middle_of_a_start_leaves_no_late_fork(home, after_s):
+    async def scene():
+        preparation, ears = await prepared(home), Ears()
+        group = RankGroup(home, start(1), preparation.starter, ears)
+        beginning = asyncio.create_task(group.begin())
+        await asyncio.sleep(after_s)
+        beginning.cancel()
+        await asyncio.wait([beginning])
+        await preparation.settle()
+        await group.stop(0.0, (), preparation.own_pids)
+        group.close()
+        until = time.monotonic() + 0.3
+        while time.monotonic() < until:  # nothing is to come: there is no condition to wait for
+            assert left(preparation) == []
+            await asyncio.sleep(0.02)
+        await preparation.close()
+
+    try:
+        asyncio.run(scene())
+    finally:
+        end_all(lambda: [pid for pid in descendants(os.getpid()) if b"zygote.py" in cmdline(pid)])
+
+
+def cmdline(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
