@@ -41,6 +41,10 @@ SABOTAGES = {
         "agent/environment.py", '"SLURM_",', "",
         "agent/test_environment.py", "",
     ),
+    "late forks outlive their generation": (
+        "agent/zygote_link.py", "while self._wishes:", "while False:",
+        "agent/test_ranks.py", "late_fork",
+    ),
     "two keepers carry out one attempt": (
         "clusters/keeper.py", "FileExistsError:\n        return False", "FileExistsError:\n        return True",
         "local/test_submit_kills.py", "two_keepers",
