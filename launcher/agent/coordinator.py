@@ -498,7 +498,7 @@ class Coordinator:
         self._standing.started_at = self._standing.started_at or self._ledger.now.wall
         self._standing.message = f"generation {number} starts"
         nodes = ", ".join(map(str, members)) if len(members) <= 8 else f"{len(members)} of them"
-        self._ledger.generation = number
+        self._ledger.generation, self._ledger.opened_at = number, self._ledger.mono
         text = f"generation {number}: {len(self._generation.ranks)} ranks on node {nodes}"
         self._ledger.record("generation_opened", text)
         restarts = sum(self._standing.restarts.values())

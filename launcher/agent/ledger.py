@@ -11,6 +11,7 @@ class Ledger:
     def __init__(self, attempt: int, pace: Pace, now: Now) -> None:
         self.attempt = attempt
         self.generation = 0  # the newest
+        self.opened_at = now.mono  # when it was
         self.now = now
         self.out: list[Out] = []
         self._pace = pace
@@ -50,6 +51,7 @@ class Ledger:
             where=where,
             step=self._pace.step,
             checkpoint=self._pace.checkpoint,
+            ran_s=round(self.mono - self.opened_at, 1) if kind == "failure" else 0.0,
             evidence=evidence,
         )
         self.out.append(Record(event))

@@ -13,6 +13,7 @@ from launcher.rundir.records import Event
 from launcher.spec.model import Budget, Recovery
 from launcher.words import Action, Cause
 
+STEADY_S = 600.0  # a generation that ran for so long was no failed start, even where nothing was ever reported
 _WENT_ON = frozenset({"regroup", "requeue"})
 
 
@@ -118,6 +119,11 @@ def _recurs(failure: Event, past: Sequence[Event]) -> bool:
     return not _newer(failure.step, before.step)
 
 
+def _is_mute(failure: Event) -> bool:
+    """The run has never reported anything that could show how far it has come."""
+    return failure.step is None and failure.checkpoint is None
+
+
 def _newer(now: int | None, before: int | None) -> bool:
     return now is not None and (before is None or now > before)
 
@@ -125,6 +131,8 @@ def _newer(now: int | None, before: int | None) -> bool:
 def _without_progress(failure: Event, past: Sequence[Event]) -> int:
     """This failure and those right before it that no newer checkpoint lies between; preemptions do not count."""
     count = 1
+    if _is_mute(failure) and failure.ran_s >= STEADY_S:
+        return count
     for event in reversed(past):
         if event.cause is Cause.PREEMPTED:
             continue

@@ -166,4 +166,5 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     where: str | None = None  # place of a user error, to know it again
     step: int | None = None  # newest step known then
     checkpoint: int | None = None  # newest checkpoint known then
+    ran_s: float = 0.0  # of a failure: how long its generation had been open
     evidence: str = ""

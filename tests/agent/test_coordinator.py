@@ -273,6 +273,17 @@ def test_the_delay_grows_while_there_is_no_progress() -> None:
     assert cluster.own_events[-2].text == "a new generation follows in 5 s: restart 5 of 20 for killed"
 
 
+def test_a_failure_tells_how_long_its_generation_ran() -> None:
+    cluster = running(1)
+    for seconds in (30, 700):
+        cluster.advance(seconds)
+        cluster.end_rank(0, signal=9)
+        cluster.advance(2)
+    ran = [event.ran_s for event in cluster.recorded("failure")]
+    assert [round(one, -1) for one in ran] == [30, 700]
+    assert all(event.ran_s == 0 for event in cluster.recorded("generation_opened"))
+
+
 def test_a_run_without_a_newer_checkpoint_ends_with_its_own_cause() -> None:
     cluster = running(1, rules=Recovery(no_progress=3, killed=Budget(50, 0.01, 0.02)))
     cluster.checkpoint = 3

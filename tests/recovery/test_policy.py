@@ -173,3 +173,10 @@ def test_whatever_happens_no_budget_is_exceeded_and_delays_are_bounded(
         assert 0 <= found.delay_s <= budget.backoff_max_s
         past.append(now)
         assert budget.restarts is None or sum(one.cause is now.cause for one in past) <= budget.restarts
+
+
+def test_a_run_that_never_reports_is_given_no_delay_after_a_long_generation() -> None:
+    before = [failure(), failure(), failure()]
+    assert delay(failure(ran_s=599.0), *before) == 4.0
+    assert delay(failure(ran_s=600.0), *before) == 0.0
+    assert delay(failure(ran_s=9999.0, step=5), *[failure(step=4)] * 3) == 4.0
