@@ -30,6 +30,7 @@ from launcher.status.logs import LogLine, merged_logs
 if TYPE_CHECKING:
     from launcher.plan.model import Plan
     from launcher.rundir.code_list import CodeList
+    from launcher.status.checkpoints import Checkpoint
 
 _WAIT_STEP_S = 0.1
 
@@ -48,6 +49,12 @@ class Run:
     def logs(self, *, ranks: Collection[int] | None = None, follow: bool = False) -> "Iterator[LogLine]":
         """The merged log of all ranks; with `follow`, as it grows, until the run has ended."""
         return merged_logs(RunDir(self.path), ranks=ranks, follow=follow)
+
+    def checkpoints(self, *, verify: bool = False) -> "Iterator[Checkpoint]":
+        """What the trainer has committed, the newest first; with `verify` every byte is read and compared."""
+        from launcher.status.checkpoints import checkpoints  # late: 10 ms that no other question needs
+
+        return checkpoints(RunDir(self.path), verify=verify)
 
     def wait(self, timeout_s: float | None = None) -> "RunStatus":
         """Return when the run has ended, or raise TimeoutError."""

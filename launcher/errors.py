@@ -20,6 +20,7 @@ class Exit(IntEnum):
     NO_SUCH_RUN = 3
     REFUSED = 4
     UNREACHABLE = 5
+    DAMAGED = 6
     USER_ERROR = 10
     OUT_OF_MEMORY = 11
     KILLED = 12

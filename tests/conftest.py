@@ -16,7 +16,16 @@ settings.register_profile("project", deadline=None, print_blob=True)
 settings.load_profile("project")
 
 
-PROGRAMS = {"strace": "strace", "faketime": "faketime", "ss": "iproute2", "setpriv": "util-linux", "git": "git"}
+PROGRAMS = {
+    "faketime": "faketime",
+    "git": "git",
+    "losetup": "mount",
+    "mkfs.ext4": "e2fsprogs",
+    "mount": "mount",
+    "setpriv": "util-linux",
+    "ss": "iproute2",
+    "strace": "strace",
+}
 
 
 def pytest_sessionstart(session):

@@ -32,6 +32,11 @@ def blocks(kind):
     return re.findall(rf"^```{kind}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 
 
+def python_block(word):
+    [block] = [block for block in blocks("python") if word in block]
+    return block
+
+
 def shell(lab, command):
     words = command.removeprefix("uv run ").split()
     assert words[0] == "launch", command
@@ -77,7 +82,7 @@ def test_the_problems_that_it_shows(checkout):
 
 
 def test_progress_in_three_lines(checkout):
-    lines = blocks("python")[0]
+    lines = python_block("LAUNCH_PROGRESS")
     checkout.script("report.py", f"import os\n{lines}")
     spec = "name: report\nrun:\n  script: report.py\nresources:\n  ranks_per_node: 1\n"
     status = checkout.wait(checkout.submit(checkout.spec(spec)))
@@ -85,9 +90,29 @@ def test_progress_in_three_lines(checkout):
     assert status["metrics"] == {"loss": 0.31}
 
 
+def test_a_training_of_your_own(tmp_path):
+    given = """
+import sys
+import torch
+from torch.optim import AdamW
+from torch.utils.data import TensorDataset
+model = torch.nn.Linear(4, 2)
+data = TensorDataset(torch.randn(256, 4), torch.zeros(256, dtype=torch.int64))
+def loss(model, batch):
+    return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", given + python_block("Trainer(Settings")],
+        cwd=tmp_path, capture_output=True, text=True, timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "step 12" in done.stdout + done.stderr
+    assert (tmp_path / "checkpoints" / "step-00000012").is_dir()
+
+
 def test_the_python_api(checkout):
     done = subprocess.run(
-        [sys.executable, "-c", blocks("python")[1]],
+        [sys.executable, "-c", python_block("from launcher import")],
         cwd=checkout.project, env=checkout.env, capture_output=True, text=True, timeout=110,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

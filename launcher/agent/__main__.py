@@ -9,17 +9,19 @@ import msgspec
 
 from launcher.agent.environment import node_environment
 from launcher.agent.host import Host
+from launcher.agent.memory_tier import close_tier, open_tier
 from launcher.agent.node import NodeAgent
 from launcher.agent.processes import become_subreaper
 from launcher.agent.ranks import Home
 from launcher.agent.reaper import Reaper
 from launcher.errors import Exit, Fenced, LaunchError
+from launcher.plan.model import NodePlan, Plan
 from launcher.rundir.attempts import read_intent, read_plan
 from launcher.rundir.durable import make_dir, write_record
 from launcher.rundir.fence import check_fence
 from launcher.rundir.identity import this_process
 from launcher.rundir.layout import RunDir
-from launcher.rundir.records import AgentRecord
+from launcher.rundir.records import AgentRecord, Intent
 
 
 def main() -> int:
@@ -38,20 +40,32 @@ def main() -> int:
 async def live(run: RunDir, number: int, index: int) -> Exit:
     """One agent's life; node 0's carries the coordinator too."""
     attempt = run.attempt(number)
-    plan = read_plan(run, number)
-    token = read_intent(attempt).token
+    plan, intent = read_plan(run, number), read_intent(attempt)
     node = plan.nodes[index]
     make_dir(attempt.node(index))
+    make_dir(run.metrics)
     write_record(attempt.agent(index), AgentRecord(index, node.address, this_process()))
-    environment = node_environment(os.environ, plan, node, number, read_secrets(run))
-    agent = NodeAgent(Home(plan, run, attempt, node, environment), token, Reaper(asyncio.get_running_loop()))
-    if index != 0:
-        return await agent.run()
-    host = Host(run, attempt, plan, token)
+    goes_on = False
+    try:
+        environment = node_environment(os.environ, plan, node, number, read_secrets(run), memory_of(plan, node, intent))
+        code, goes_on = await work(Home(plan, run, attempt, node, environment), intent.token)
+        return code
+    finally:
+        # On this machine alone the next attempt is sure to find it, and its keeper sure to take it away in the end.
+        if not (goes_on and plan.cluster_kind == "local"):
+            close_tier(Path(plan.run_dir), number, index)
+
+
+async def work(home: Home, token: str) -> tuple[Exit, bool]:
+    """The node's part, and on node 0 the coordinator's; gives the exit code, and whether another attempt follows."""
+    agent = NodeAgent(home, token, Reaper(asyncio.get_running_loop()))
+    if home.node.index != 0:
+        return await agent.run(), agent.goes_on
+    host = Host(home.run, home.attempt, home.plan, token)
     await host.start()
     working = asyncio.create_task(agent.run())
     await asyncio.wait([working, host.ended], return_when=asyncio.FIRST_COMPLETED)
-    return await close(host, agent, working)
+    return await close(host, agent, working), host.goes_on
 
 
 async def close(host: Host, agent: NodeAgent, working: "asyncio.Task[Exit]") -> Exit:
@@ -61,6 +75,18 @@ async def close(host: Host, agent: NodeAgent, working: "asyncio.Task[Exit]") -> 
     code = await working
     await host.close()
     return host.ended.result() if host.ended.done() else code
+
+
+def memory_of(plan: Plan, node: NodePlan, intent: Intent) -> Path | None:
+    """The node's memory for snapshots, where the spec asks for it and there is any."""
+    wanted = plan.spec.checkpoint
+    if wanted.memory_every_steps is None and wanted.memory_every_s is None:
+        return None
+    try:
+        return open_tier(Path(plan.run_dir), node.index, intent.attempt, inherit=intent.reason == "requeue")
+    except OSError as error:
+        print(f"no snapshots in memory on node {node.index}: {error}", file=sys.stderr)
+        return None
 
 
 def read_secrets(run: RunDir) -> dict[str, str]:

@@ -27,9 +27,9 @@ from launcher.agent.snapshot import Standing, run_state
 from launcher.agent.verdict import Verdict
 from launcher.errors import Exit
 from launcher.plan.model import Plan
-from launcher.recovery.classify import classify, failed
+from launcher.recovery.classify import classify, failed, fenced
 from launcher.recovery.policy import decide, restarts_by_cause
-from launcher.rundir.records import AttemptEnd, Event, RunState
+from launcher.rundir.records import AttemptEnd, Event, RankExit, RunState
 from launcher.words import Action, Cause, State, exit_of
 
 BLAME_S = 1.0  # how long a rank that lost its peer waits for the news of who that was
@@ -78,6 +78,7 @@ class Coordinator:
         self._generation: Generation | None = None
         self._closing: _Closing | None = None
         self._stop: str | None = None  # cancel or preempt, once somebody asked
+        self._fenced = ""  # which rank found a newer start of the run
         self._gathering = Gathering(plan, self._roster, now.mono, now.mono, first=True)
         self._start_by = inf
         self._blame_at = inf
@@ -248,13 +249,13 @@ class Coordinator:
         if not generation.end(end, message.tail):
             return
         self._ledger.record_exit(end)
+        if fenced(end):
+            self._fenced = f"fenced: rank {end.rank} on node {end.node} found that a newer start of this run took over"
         if self._phase not in _OPEN:
             return
         if generation.finished:
             self._finish(State.SUCCEEDED, None, Exit.OK, "all ranks have finished")
-        elif (failed(end) and classify(end) is not Cause.COMMUNICATION) or (
-            generation.failures and not generation.live
-        ):
+        elif fenced(end) or _by_itself(end) or (generation.failures and not generation.live):
             self._close()
         elif generation.failures:
             self._blame_at = min(self._blame_at, self._ledger.mono + BLAME_S)
@@ -384,7 +385,8 @@ class Coordinator:
                 self._ledger.send(node.index, messages.Stop(generation.number, grace_s, dump))
         if not graceful:
             self._standing.state = State.REGROUPING
-            self._standing.message = found.text if found else verdict.of_exits(generation, False).text
+            why = found or verdict.of_exits(generation, False)
+            self._standing.message = self._fenced or why.text
 
     def _await_closed(self) -> None:
         closing = self._closing
@@ -412,6 +414,8 @@ class Coordinator:
             if not closing.graceful:
                 self._note_failure(found)
             self._cancelled()
+        elif self._fenced:
+            self._end_fenced()
         else:
             self._fail(found, can_regroup=not closing.graceful and self._stop is None and self._can_regroup())
 
@@ -457,6 +461,10 @@ class Coordinator:
         mono = self._ledger.mono
         self._gathering = Gathering(self._plan, self._roster, mono, mono + decision.delay_s, first=False)
 
+    def _end_fenced(self) -> None:
+        """No failure: it uses up no budget. Where the newer start is an attempt, the shell refuses to write this."""
+        self._finish(State.FAILED, None, Exit.FENCED, self._fenced)
+
     def _cancelled(self) -> None:
         self._finish(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, "cancelled")
 
@@ -466,7 +474,7 @@ class Coordinator:
         self._ledger.record("requeue" if state is State.QUEUED else "ended", text, cause=cause)
         for node in self._roster:
             if node.link is Link.UP:
-                self._ledger.send(node.index, messages.End(text))
+                self._ledger.send(node.index, messages.End(text, goes_on=state is State.QUEUED))
         self._ledger.finish(self._standing.end)
 
     # -- opening a generation
@@ -475,6 +483,8 @@ class Coordinator:
         """No generation is open: stop here, open one, or see that none can be."""
         if self._stop == "cancel":
             self._cancelled()
+        elif self._fenced:
+            self._end_fenced()
         elif self._stop is not None:
             self._fail(self._stop_verdict(), can_regroup=False)
         elif self._ledger.mono >= self._limit_at:
@@ -518,6 +528,11 @@ class Coordinator:
 
     def _is_current(self, number: int) -> bool:
         return self._generation is not None and number == self._generation.number
+
+
+def _by_itself(end: RankExit) -> bool:
+    """It failed, and not for the loss of a peer."""
+    return failed(end) and classify(end) is not Cause.COMMUNICATION
 
 
 def _only_peers(generation: Generation) -> bool:

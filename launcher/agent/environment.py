@@ -1,10 +1,12 @@
 """The variables of a rank: what torchrun sets, what Lightning, Accelerate and torchtitan look for, and LAUNCH_*."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from launcher.agent.messages import Start
 from launcher.agent.processes import TAG
 from launcher.plan.model import NodePlan, Plan
+from launcher.spec.model import Checkpoint, Recovery
 
 # A launcher that started us, or a shell inside one of its jobs, must not speak to the ranks of this one.
 _LEAKING_PREFIXES = (
@@ -13,6 +15,8 @@ _LEAKING_PREFIXES = (
 )  # fmt: skip
 _LEAKING_NAMES = frozenset({"RANK", "WORLD_SIZE", "NODE_RANK", "CROSS_RANK", "TORCHRUN"})
 _LAUNCHER_OWN = frozenset({"LAUNCH_RUNS", "LAUNCH_DEBUG"})
+_LEAST_GROUP_TIMEOUT_S = 600.0
+_AFTER_A_HANG_S = 300.0
 
 
 def cleaned(environ: Mapping[str, str]) -> dict[str, str]:
@@ -25,30 +29,55 @@ def cleaned(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def node_environment(
-    base: Mapping[str, str], plan: Plan, node: NodePlan, attempt: int, secrets: Mapping[str, str]
+    base: Mapping[str, str],
+    plan: Plan,
+    node: NodePlan,
+    attempt: int,
+    secrets: Mapping[str, str],
+    memory: Path | None = None,
 ) -> dict[str, str]:
-    """What all processes of one node share: the zygote and setup get exactly this."""
+    """What all processes of one node share: the zygote and setup get exactly this. `memory`: its memory tier."""
     gpus = {} if node.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(node.gpus)}
     loopback = {"GLOO_SOCKET_IFNAME": "lo"} if node.address.startswith("127.") else {}
-    checkpoint = plan.spec.checkpoint
-    every = ""
-    if checkpoint.every_steps is not None:
-        every = f"{checkpoint.every_steps} steps"
-    elif checkpoint.every_s is not None:
-        every = f"{checkpoint.every_s:g} s"
+    checkpoint, recovery = plan.spec.checkpoint, plan.spec.recovery
     ours = {
         TAG: plan.run_dir,
         "LAUNCH_RUN_ID": plan.run_id,
         "LAUNCH_ATTEMPT": str(attempt),
         "LAUNCH_NODE": str(node.index),
         "LAUNCH_CHECKPOINT_DIR": f"{plan.run_dir}/{checkpoint.dir}",
-        "LAUNCH_CHECKPOINT_EVERY": every,
+        "LAUNCH_CHECKPOINT_EVERY": _every(checkpoint.every_steps, checkpoint.every_s),
         "LAUNCH_CHECKPOINT_KEEP": str(checkpoint.keep),
-        "LAUNCH_GRACE_S": f"{plan.spec.recovery.grace_s:g}",
+        "LAUNCH_GRACE_S": f"{recovery.grace_s:g}",
+        "LAUNCH_GROUP_TIMEOUT_S": f"{group_timeout_s(recovery):g}",
         "PYTHONUNBUFFERED": "1",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
-    return {**base, **loopback, **ours, **gpus, **plan.env, **secrets}
+    return {**base, **loopback, **ours, **_memory_words(checkpoint, memory), **gpus, **plan.env, **secrets}
+
+
+def group_timeout_s(recovery: Recovery) -> float:
+    """Left to itself: later than a hang is noticed, or the ranks that wait for a hung one would be blamed for it."""
+    if recovery.group_timeout_s is not None:
+        return recovery.group_timeout_s
+    return max(_LEAST_GROUP_TIMEOUT_S, (recovery.hang_after_s or 0.0) + _AFTER_A_HANG_S)
+
+
+def _every(steps: int | None, seconds: float | None) -> str:
+    """`500 steps`, `90 s`, or nothing."""
+    if steps is not None:
+        return f"{steps} steps"
+    return "" if seconds is None else f"{seconds:g} s"
+
+
+def _memory_words(checkpoint: Checkpoint, memory: Path | None) -> dict[str, str]:
+    if memory is None:
+        return {}
+    return {
+        "LAUNCH_CHECKPOINT_MEMORY_DIR": str(memory),
+        "LAUNCH_CHECKPOINT_MEMORY_EVERY": _every(checkpoint.memory_every_steps, checkpoint.memory_every_s),
+        "LAUNCH_CHECKPOINT_MEMORY_LIMIT": str(checkpoint.memory_limit_bytes),
+    }
 
 
 def rank_environment(start: Start, local_rank: int, progress: str) -> dict[str, str]:

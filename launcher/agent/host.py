@@ -26,6 +26,7 @@ from launcher.rundir.events import read_events
 from launcher.rundir.identity import alive, this_process
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import Endpoint, ProcessId
+from launcher.words import State
 
 _STATE_S = 1.0
 _STATE_SOON_S = 0.05
@@ -52,6 +53,7 @@ class Host:
         self._state_timer: asyncio.TimerHandle | None = None
         self._server: asyncio.Server | None = None
         self.ended: asyncio.Future[Exit] = self._loop.create_future()
+        self.goes_on = False  # once it has ended: another attempt follows
 
     async def start(self) -> None:
         address = self._plan.nodes[0].address
@@ -158,6 +160,7 @@ class Host:
             case Finish(end=end):
                 self._scribe.write(self._coordinator.snapshot(_now()))
                 self._scribe.write(end)
+                self.goes_on = end.state is State.QUEUED
                 if not self.ended.done():
                     self.ended.set_result(Exit(end.exit_code))
 

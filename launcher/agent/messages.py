@@ -131,6 +131,7 @@ class End(msgspec.Struct, frozen=True, tag="end", tag_field="t"):
     """coordinator → agent: the attempt is over; leave."""
 
     reason: str
+    goes_on: bool = False  # the run does, in another attempt
 
 
 ToCoordinator = Join | Ready | Started | Pulse | Exited | Stopped | Fault | StopAsked

@@ -52,6 +52,7 @@ class NodeAgent:
         self._lease_s = home.plan.spec.recovery.lease_s
         self._leased_at = time.monotonic() + home.plan.spec.recovery.wait_s
         self._fresh = asyncio.Event()
+        self.goes_on = False  # the attempt has ended, and another one follows
         self._over: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> Exit:
@@ -163,7 +164,8 @@ class NodeAgent:
                 self._starting = self._go(self._start(message))
             case messages.Stop():
                 self._go(self._stop(message))
-            case messages.End():
+            case messages.End(goes_on=goes_on):
+                self.goes_on = goes_on
                 self.leave(Exit.OK)
 
     # -- ranks

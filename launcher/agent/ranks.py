@@ -17,6 +17,7 @@ from launcher.agent.processes import descendants, end_all, signal_process
 from launcher.agent.progress import Progress, ProgressPipe
 from launcher.agent.reaper import Death
 from launcher.agent.start import DUMP_SIGNAL, Starter
+from launcher.errors import Exit
 from launcher.plan.model import NodePlan, Plan
 from launcher.rundir.durable import make_dir
 from launcher.rundir.identity import process_id
@@ -155,11 +156,18 @@ class RankGroup:
             where=where,
             oom=death.signal == signal.SIGKILL and not self._stopping and self._oom.grew(),
             hung=rank.hung,
+            fenced=death.code == Exit.FENCED and self._can_be_fenced(),
             peak_memory_bytes=death.peak_memory_bytes,
             started_at=rank.started_at,
             ended_at=time.time(),
             log=str(rank.log.path.relative_to(self._home.run.path)),
         )
+
+    def _can_be_fenced(self) -> bool:
+        """Of a run whose checkpoints nobody claims, it is an exit code like any other; curl has it too."""
+        from trainer.checkpoint_files.layout import FENCE  # late: only where a rank left with that code
+
+        return os.path.lexists(self._home.run.path / self._home.plan.spec.checkpoint.dir / FENCE)
 
     async def stop(self, grace_s: float, hung: Collection[int], keep: Collection[int]) -> None:
         """End every process of this generation, and all that it left behind; `keep` are ours (the zygote)."""

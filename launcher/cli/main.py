@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "submit": ("launcher.cli.submit", "start a run; prints its id"),
     "status": ("launcher.cli.status", "all runs as a table, or everything about one"),
+    "checkpoints": ("launcher.cli.checkpoints", "what a run has saved, and whether it is whole"),
     "logs": ("launcher.cli.logs", "the merged log of all ranks of a run"),
     "wait": ("launcher.cli.wait", "wait until a run has ended; ends with the run's exit code"),
     "cancel": ("launcher.cli.cancel", "end a run: the ranks are asked first, then nothing is left"),
@@ -44,7 +45,7 @@ RUN is a run's id, a unique beginning of one, or `last`.
 
 exit codes:
   0 ok                  1 internal error      2 bad input           3 no such run
-  4 refused             5 unreachable       130 interrupted
+  4 refused             5 unreachable         6 damaged           130 interrupted
   How a run ended (wait, --follow):
  10 user error         11 out of memory      12 killed              13 hang
  14 communication      15 node lost          16 preempted           17 time limit
@@ -79,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def top_help() -> str:
     """`launch --help`, from the table."""
-    return _HELP.format(commands="\n".join(f"  {name:<10}{text}" for name, (_, text) in COMMANDS.items()))
+    return _HELP.format(commands="\n".join(f"  {name:<13}{text}" for name, (_, text) in COMMANDS.items()))
 
 
 def _run(argv: list[str]) -> int:

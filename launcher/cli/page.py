@@ -8,6 +8,7 @@ from launcher.cli import figures
 from launcher.cli.columns import columns
 from launcher.cli.run_table import duration_text, state_text
 from launcher.cli.terminal import paint, safe, state_colour
+from launcher.errors import LaunchError
 from launcher.rundir.events import read_events
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Event, Failure
@@ -63,7 +64,7 @@ def _facts(status: RunStatus, now: float) -> list[tuple[str, str]]:
     rows = [("attempt", f"{status.attempt}.{status.generation}"), ("step", _progress(status))]
     if status.metrics:
         rows.append(("metrics", ", ".join(f"{safe(name)} {value:.5g}" for name, value in status.metrics.items())))
-    rows.append(("checkpoint", f"step {status.checkpoint}" if status.checkpoint is not None else "none yet"))
+    rows.append(("checkpoint", _checkpoint(status)))
     rows.append(("restarts", _restarts(status)))
     rows.append(("where", f"{safe(status.cluster)}, {safe(status.run_dir)}"))
     rows.append(("submitted", f"{_moment(status.submitted_at)} ({figures.duration(now - status.submitted_at)} ago)"))
@@ -86,6 +87,20 @@ def _progress(status: RunStatus) -> str:
         words.append(figures.rate(status.rate))
     if status.eta_s is not None:
         words.append(f"{figures.duration(status.eta_s)} to go")
+    return ", ".join(words)
+
+
+def _checkpoint(status: RunStatus) -> str:
+    """What ranks have reported, and what of the trainer's is on disk."""
+    from launcher.status.checkpoints import Kept, kept  # late: 10 ms that the table of runs must not pay for
+
+    reported = f"step {status.checkpoint}" if status.checkpoint is not None else "none yet"
+    there = Kept((), 0, 0)
+    with contextlib.suppress(OSError, LaunchError):  # the page is worth showing without it
+        there = kept(RunDir(Path(status.run_dir)))
+    words = [f"step {there.steps[-1]}, {len(there.steps)} committed"] if there.steps else [reported]
+    words += ["the best one kept apart"] if there.best else []
+    words += [f"{there.set_aside} set aside"] if there.set_aside else []
     return ", ".join(words)
 
 

@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+from launcher.agent.memory_tier import close_tier
 from launcher.clusters.allocation import Allocation
 from launcher.clusters.bell import Bell
 from launcher.clusters.last_word import write_end
@@ -59,10 +60,12 @@ def keep(run: RunDir, attempt: AttemptDir) -> None:
         plan = read_plan(run, attempt.number)
         end = Allocation(run, attempt, before, plan, bell).carry_out()
         if end.state is not State.QUEUED:
+            close_tier(Path(plan.run_dir), attempt.number)  # of agents that were killed
             return
         bell.wait(end.delay_s)
         if bell.stop_asked:
             write_end(run, attempt, _stopped(attempt, end), plan)
+            close_tier(Path(plan.run_dir), attempt.number)
             return
         before = attempt
         attempt, _ = new_attempt(run, plan.cluster, "requeue", end.cause)

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from launcher.agent.environment import cleaned
+from launcher.agent.memory_tier import close_tier
 from launcher.agent.processes import TAG, descendants, end_all, signal_process, tagged
 from launcher.clusters.last_word import write_end
 from launcher.clusters.machine import this_machine
@@ -93,6 +94,7 @@ class LocalCluster:
         names = _names(run, attempt)
         already = not before and _ended(attempt)
         if already:
+            close_tier(Path(plan.run_dir), attempt.number)  # nobody else may have been left to do it
             return CancelReport((), already=True)
         if not attempt.stop.exists():
             write_record(attempt.stop, StopRequest("cancel", time.time(), this_process()))
@@ -103,6 +105,7 @@ class LocalCluster:
         if stubborn:
             pids = ", ".join(str(one.pid) for one in stubborn)
             raise LaunchError(f"process {pids} of {run.path.name} does not end, not even by SIGKILL")
+        close_tier(Path(plan.run_dir), attempt.number)
         if not _ended(attempt):
             end = AttemptEnd(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, time.time(), "cancelled")
             write_end(run, attempt, end, plan)

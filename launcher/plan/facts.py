@@ -18,7 +18,7 @@ class Project:
 
     path: str  # absolute
     files: Collection[str]  # relative paths
-    imports: Collection[str]  # top-level modules that the entry needs and the code does not have; "*": cannot tell
+    imports: Collection[str]  # dotted names that the entry needs and the code does not have; "*": cannot tell
     module_found: bool  # whether run.module can be imported from the code or from the interpreter
 
 

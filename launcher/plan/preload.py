@@ -10,10 +10,39 @@ TORCH = (
     "torch._dynamo",
     "torch.distributed",
     "torch.distributed.fsdp",
+    "torch.distributed.tensor",
     "torch.nn.parallel",
     "torch.optim",
     "torch.utils.data",
 )
+# What they do not bring along, for code that names it. Nothing that starts threads: a zygote with two does not fork.
+NAMED = (
+    "torch.distributed.checkpoint",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.optim",
+    "torchvision",
+    "torchvision.transforms.v2",
+    "msgspec",
+    "xxhash",
+)
+# The trainer where it is installed: with these all of it is there. Where it is a part of the code, that one counts.
+TRAINER = (
+    *(name for name in NAMED if not name.startswith("torchvision")),
+    "trainer.loop.trainer",
+    "trainer.checkpoint.checkpointer",
+    "trainer.strategies.build",
+    "trainer.data.train",
+)
+TASKS = {
+    "trainer.tasks.resnet": (
+        "torchvision",
+        "torchvision.transforms.v2",
+        "trainer.tasks.images",
+        "trainer.tasks.predict",
+    ),
+    "trainer.tasks.gpt": ("trainer.tasks.predict",),
+}
+_ANYTHING = ("torchvision",)
 
 
 def preload_for(spec: JobSpec, imports: Collection[str]) -> tuple[str, ...]:
@@ -22,5 +51,11 @@ def preload_for(spec: JobSpec, imports: Collection[str]) -> tuple[str, ...]:
         return spec.run.preload
     if spec.run.command is not None or not imports:
         return ()
-    needs_vision = bool({"torchvision", "*"} & set(imports))
-    return (*TORCH, "torchvision") if needs_vision else TORCH
+    module = spec.run.module or ""
+    if module.partition(".")[0] == "trainer" and "*" in imports:
+        return (*TORCH, *TRAINER, *TASKS.get(module, ()))
+    if "*" in imports:
+        return (*TORCH, *_ANYTHING)
+    named = [name for name in NAMED if name in imports]
+    trainer = [name for name in TRAINER if name not in named] if "trainer" in imports else []
+    return (*TORCH, *named, *trainer)

@@ -31,6 +31,11 @@ def finished(end: RankExit) -> bool:
     return end.done or (end.code == 0 and not end.stopping)
 
 
+def fenced(end: RankExit) -> bool:
+    """True for a rank that found a newer start in charge of the checkpoints: no failure, and no reason to restart."""
+    return end.fenced and not end.done
+
+
 def classify(end: RankExit) -> Cause:
     """The class of one rank's failure."""
     text = end.error or ""

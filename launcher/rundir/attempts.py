@@ -1,7 +1,7 @@
 """Attempts of a run: numbering them, their intents, and the plan that each follows."""
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from launcher.errors import LaunchError
 from launcher.rundir.durable import create_record, make_dir, read_record, sync_dir, write_record
@@ -13,6 +13,8 @@ from launcher.words import Cause
 
 if TYPE_CHECKING:
     from launcher.plan.model import Plan
+
+T = TypeVar("T")
 
 
 def attempts(run: RunDir) -> list[AttemptDir]:
@@ -57,11 +59,16 @@ def read_plan(run: RunDir, number: int) -> "Plan":
     """The plan that this attempt follows: its own, or the one before's."""
     from launcher.plan.model import Plan  # late: 8 ms that `launch status` does not need
 
+    return plan_as(run, number, Plan)
+
+
+def plan_as(run: RunDir, number: int, kind: type[T]) -> T:
+    """The same, or as much of it as this kind of record holds."""
     for attempt in (run.attempt(one) for one in range(number, 0, -1)):
-        plan = read_record(attempt.plan, Plan)
+        plan = read_record(attempt.plan, kind)
         if plan is not None:
             return plan
-    plan = read_record(run.plan, Plan)
+    plan = read_record(run.plan, kind)
     if plan is None:
         raise LaunchError(f"{run.plan}: is missing")
     return plan

@@ -12,7 +12,8 @@ _MOST_FILES, _MOST_BYTES = 500, 2_000_000  # half a second of parsing
 
 
 def third_party_imports(read: Callable[[str], bytes | None], entry: str) -> set[str]:
-    """Top-level names; {"*"} where a file cannot be read as Python, or there is too much to read."""
+    """Dotted names, and those of the packages that they are in; some may be of what is in a module. {"*"} where a file
+    cannot be read as Python, or there is too much to read."""
     text_of = cache(read)
     own: set[str] = set()
     named: set[str] = set()
@@ -28,10 +29,15 @@ def third_party_imports(read: Callable[[str], bytes | None], entry: str) -> set[
         for module, level in modules:
             files = [file for file in _files(module, level, path, bases) if text_of(file) is not None]
             if level == 0:
-                (own if files else named).add(module.partition(".")[0])
+                (own if files else named).add(module)
             waiting += [file for file in files if file not in seen]
             seen.update(files)
-    return named - own - sys.stdlib_module_names
+    theirs = sys.stdlib_module_names | {_top(module) for module in own}
+    return {module for module in named if _top(module) not in theirs}
+
+
+def _top(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def _modules(text: bytes) -> set[tuple[str, int]] | None:

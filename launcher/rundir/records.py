@@ -66,6 +66,7 @@ class RankExit(msgspec.Struct, frozen=True):
     where: str | None = None  # innermost frame of the user's code, e.g. "train.py:41 in step"
     oom: bool = False  # cgroup or kernel evidence, or CUDA's own words
     hung: bool = False  # killed by us because it made no progress
+    fenced: bool = False  # it left because a newer start of the run writes the checkpoints
     peak_memory_bytes: int | None = None
     started_at: float = 0.0
     ended_at: float = 0.0

@@ -92,6 +92,9 @@ CHECKPOINT = Section(
         Field("keep", Integer(1, 100_000), "How many of the newest checkpoints are kept", example="5"),
         Field("dir", InnerPath("a folder in the run directory", "the run directory", RUN_DIR_NAMES),
               "Folder for checkpoints in the run directory", example="checkpoints"),
+        Field("memory_every", Every(), "How often the newest state is kept in the nodes' memory, in steps or time; a "
+              "restart on the same nodes goes on from there", ("memory_every_steps", "memory_every_s"), "20 steps"),
+        Field("memory_limit", Size(), "The most that this takes of a node's memory", ("memory_limit_bytes",), "32GB"),
     ),
 )  # fmt: skip
 
@@ -130,6 +133,9 @@ RECOVERY = Section(
         Field("lease", Duration(zero=False),
               "A node that is not heard of for so long is lost, and stops its ranks itself", ("lease_s",), "30s"),
         Field("grace", Duration(), "Time between asking ranks to stop and killing them", ("grace_s",), "1m"),
+        Field("group_timeout", WordOr("auto", Duration(zero=False), ("default",)), "How long a rank of the trainer's "
+              "waits for the others in one operation; auto: 5m longer than hang_after, and 10m at least",
+              ("group_timeout_s",), "30m"),
     ),
 )  # fmt: skip
 

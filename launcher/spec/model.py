@@ -63,6 +63,9 @@ class Checkpoint:
     every_s: float | None = None  # `every: 10m`
     keep: int = 3
     dir: str = "checkpoints"  # inside the run directory
+    memory_every_steps: int | None = None  # `memory_every: 20 steps`
+    memory_every_s: float | None = None  # `memory_every: 30s`
+    memory_limit_bytes: int = 8_000_000_000  # `memory_limit:` of each node
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,7 @@ class Recovery:
     wait_s: float = 60.0  # `wait:` how long to wait for all nodes before going on with `nodes.min`
     lease_s: float = 15.0  # `lease:`
     grace_s: float = 30.0  # `grace:` between asking ranks to stop and killing them
+    group_timeout_s: float | None = None  # `group_timeout:`; None: auto, from `hang_after`
 
 
 @dataclass(frozen=True, slots=True)

@@ -663,6 +663,94 @@ def test_a_rank_that_asks_to_be_resumed_is_preempted() -> None:
     assert cluster.state().generation == 2
 
 
+# -- fenced: a newer start of the run writes the checkpoints
+
+
+def assert_fenced(cluster: Cluster, generations: int = 1) -> None:
+    """Ended as such, and nothing of it counts as a failure: no budget, no restart, no next attempt."""
+    assert cluster.end is not None
+    assert (cluster.end.state, cluster.end.cause, cluster.end.exit_code) == (State.FAILED, None, 22)
+    assert "newer start" in cluster.end.message
+    assert not cluster.recorded("failure")
+    assert not cluster.starts(generations + 1)
+    assert (cluster.state().restarts, cluster.state().exit_code) == ({}, 22)
+
+
+def test_a_fenced_rank_ends_the_attempt_and_is_no_failure() -> None:
+    cluster = running(2)
+    cluster.end_rank(0, code=22, fenced=True)
+    cluster.settle()
+    assert {stop.grace_s for _, stop in cluster.stops(1)} == {0.0}
+    assert_fenced(cluster)
+
+
+def test_the_exit_code_alone_says_nothing() -> None:
+    cluster = running(1)
+    cluster.end_rank(0, code=22)
+    cluster.settle()
+    assert cluster.state().restarts == {"user_error": 1}
+
+
+def test_a_fenced_rank_that_did_its_work_before_is_no_news() -> None:
+    cluster = running(1, ranks_each=1)
+    cluster.end_rank(0, code=22, fenced=True, done=True)
+    cluster.settle()
+    assert cluster.end is not None
+    assert cluster.end.state is State.SUCCEEDED
+
+
+@pytest.mark.parametrize("first", [{"signal": 9}, {"code": 1, "error": "RuntimeError: Connection closed by peer"}])
+def test_a_fenced_rank_counts_although_another_fell_first(first: dict[str, object]) -> None:
+    cluster = running(2)
+    cluster.end_rank(3, **first)
+    cluster.end_rank(0, code=22, fenced=True)
+    cluster.settle()
+    cluster.advance(2)
+    assert_fenced(cluster)
+
+
+def test_ranks_that_lose_a_fenced_peer_are_not_asked_again() -> None:
+    cluster = running(2)
+    cluster.end_rank(0, code=22, fenced=True)
+    for rank in (1, 2, 3):
+        cluster.end_rank(rank, code=1, error="RuntimeError: Connection closed by peer")
+    cluster.settle()
+    assert_fenced(cluster)
+
+
+def test_a_rank_that_is_told_to_stop_and_finds_itself_fenced() -> None:
+    """Preempted, it would be put in the queue again; cancelled is cancelled."""
+    for kind, state, code in (("preempt", State.FAILED, 22), ("cancel", State.CANCELLED, 20)):
+        cluster = running(1)
+        cluster.ask_stop(kind)
+        cluster.deliver(0, up=True)
+        cluster.end_rank(0, code=22, fenced=True, stopping=True)
+        cluster.settle()
+        cluster.advance(60)
+        assert cluster.end is not None
+        assert (cluster.end.state, cluster.end.exit_code) == (state, code)
+        assert not cluster.recorded("requeue")
+
+
+def test_late_news_of_a_fenced_rank_opens_no_generation() -> None:
+    """The agent did not see the end in time, so its generation is closed and the next about to begin."""
+    backoff = Budget(5, 10.0, 10.0)
+    cluster = running(1, ranks_each=2, rules=Recovery(killed=backoff, no_progress=None))
+    for _ in range(2):
+        cluster.end_rank(1, signal=9)
+        cluster.settle()
+        cluster.advance(1)
+    assert not cluster.starts(3)
+    late = RankExit(2, 0, 0, 0, 5, code=22, fenced=True)
+    for coordinator in (cluster.coordinator, cluster.twin):
+        coordinator._current.ranks[0].exit = None
+    cluster.feed(Exited(0, late))
+    cluster.advance(60)
+    assert cluster.end is not None
+    assert cluster.end.exit_code == 22
+    assert not cluster.starts(3)
+
+
 def test_the_time_limit_ends_the_run_with_grace() -> None:
     cluster = running(1, time_s=50)
     cluster.advance(46.9)

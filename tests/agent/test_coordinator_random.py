@@ -31,6 +31,7 @@ HOW_RANKS_END: list[dict[str, Any]] = ([
     {"signal": 9}, {"signal": 9, "oom": True}, {"signal": 15}, {"code": 3}, {"code": 75}, {"code": 0},
     {"code": 1, "error": "ValueError: x", "where": "a.py:1 in f"}, {"signal": 6, "done": True},
     {"code": 1, "error": "RuntimeError: Connection closed by peer"}, {"code": 1, "error": "MemoryError: y"},
+    {"code": 22}, {"code": 22, "fenced": True},
 ])  # fmt: skip
 LONG_STORMS = 150
 CALM_ROUNDS = 40  # of 30 s

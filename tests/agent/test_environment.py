@@ -1,10 +1,17 @@
 """What ranks find in their environment, and what they must not."""
 
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from run_folder import plan_of
 
-from launcher.agent.environment import cleaned, rank_environment
+from launcher.agent.environment import cleaned, node_environment, rank_environment
 from launcher.agent.messages import Start
+from launcher.spec.model import Checkpoint, Recovery
 
 START = Start(
     generation=3, first_rank=4, local_world_size=2, world_size=8, group_rank=2, group_world_size=4,
@@ -20,6 +27,46 @@ def test_a_rank_gets_what_torchrun_gives():
         "MASTER_PORT": "20123", "TORCHELASTIC_RESTART_COUNT": "2", "LAUNCH_GENERATION": "3", "LAUNCH_PROGRESS": "/fifo",
     }  # fmt: skip
     assert {name: rank[name] for name in wanted} == wanted
+
+
+def of_node(memory=None, **sections):
+    plan = plan_of(Path("/runs/job-abcd"))
+    plan = msgspec.structs.replace(plan, spec=replace(plan.spec, **sections))
+    return node_environment({}, plan, plan.nodes[0], 1, {}, memory)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "every"),
+    [
+        (Checkpoint(memory_every_steps=20), "20 steps"),
+        (Checkpoint(memory_every_s=0.5), "0.5 s"),
+        (Checkpoint(every_steps=500, memory_every_s=90.0), "90 s"),
+    ],
+)
+def test_a_rank_is_told_of_its_nodes_memory(checkpoint, every):
+    words = of_node(Path("/dev/shm/x"), checkpoint=checkpoint)
+    assert words["LAUNCH_CHECKPOINT_MEMORY_DIR"] == "/dev/shm/x"
+    assert words["LAUNCH_CHECKPOINT_MEMORY_EVERY"] == every
+    assert words["LAUNCH_CHECKPOINT_MEMORY_LIMIT"] == "8000000000"
+
+
+def test_without_such_memory_nothing_speaks_of_it():
+    assert [name for name in of_node(checkpoint=Checkpoint(memory_every_steps=20)) if "MEMORY" in name] == []
+
+
+@pytest.mark.parametrize(
+    ("recovery", "seconds"),
+    [
+        (Recovery(), 1200.0),
+        (Recovery(hang_after_s=2.0), 600.0),
+        (Recovery(hang_after_s=None), 600.0),
+        (Recovery(hang_after_s=7200.0), 7500.0),
+        (Recovery(group_timeout_s=3.5), 3.5),
+        (Recovery(hang_after_s=7200.0, group_timeout_s=60.0), 60.0),
+    ],
+)
+def test_a_hang_is_noticed_before_its_peers_give_up_unless_the_spec_says_otherwise(recovery, seconds):
+    assert float(of_node(recovery=recovery)["LAUNCH_GROUP_TIMEOUT_S"]) == seconds
 
 
 POISON = {

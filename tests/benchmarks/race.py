@@ -22,9 +22,9 @@ LEGEND = f"`{WITH_VARIABLE}`: torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 _TAG = "BENCHMARK_RACE"
 _SPEC = """name: race
 run:
-  script: ddp_steps.py
+  script: {script}
   args: {args}
-resources:
+{preload}resources:
   ranks_per_node: {ranks}
   gpus_per_node: 0
   cpus_per_rank: 1
@@ -37,9 +37,11 @@ recovery:
 class Race:
     """`with Race(peer, ranks, words) as race:` the clock runs from `race.began`."""
 
-    def __init__(self, peer, ranks, *words):
+    def __init__(self, peer, ranks, *words, script="ddp_steps.py", preload=None):
         self.peer = peer
         self.ranks = ranks
+        self.script = script
+        self.preload = preload  # None: launch finds out what the script will import
         self.folder = Path(tempfile.mkdtemp(prefix="race-"))
         self.steps = self.folder / "steps.txt"
         self.notes = defaultdict(list)  # rank: (time, pid, what)
@@ -52,8 +54,8 @@ class Race:
         project = self.folder / "project"
         project.mkdir()
         (project / "pyproject.toml").touch()
-        shutil.copy(HERE / "ddp_steps.py", project)
-        (project / "job.yaml").write_text(_SPEC.format(args=self._words, ranks=self.ranks))
+        shutil.copy(HERE / self.script, project)
+        (project / "job.yaml").write_text(self._spec())
         command, more = self._command()
         env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         env |= {_TAG: self._tag, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
@@ -68,12 +70,16 @@ class Race:
         self.process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def _spec(self):
+        preload = "" if self.preload is None else f"  preload: {list(self.preload)}\n"
+        return _SPEC.format(script=self.script, args=self._words, preload=preload, ranks=self.ranks)
+
     def _command(self):
         if self.peer == LAUNCH:
             return [BIN / "launch", "submit", "job.yaml"], {}
         more = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if self.peer == WITH_VARIABLE else {}
         options = ["--standalone", f"--nproc-per-node={self.ranks}", "--max-restarts=1000000"]
-        return [BIN / "torchrun", *options, "ddp_steps.py", *self._words], more
+        return [BIN / "torchrun", *options, self.script, *self._words], more
 
     def processes(self):
         """Every process of this race."""

@@ -19,24 +19,35 @@ from results import publish
 
 START_S = 180
 TURNS = 5
+PAUSE_S = (0.3, 1.0)
 
 
-def kills(peer, ranks, count, chance, patience_s):
+def kills(start, count, chance, patience_s, pause_s=PAUSE_S):
     """Seconds from each kill to all ranks' next step; None for a kill that was not recovered from."""
     taken = []
     while len(taken) < count:
-        with Race(peer, ranks, "--step-s", 0.01) as race:
+        with start() as race:
             if not race.wait(race.firsts, START_S):
-                raise SystemExit(f"{peer} did not make a step in {START_S} s:\n{race.said()}")
+                raise SystemExit(f"{race.peer} did not make a step in {START_S} s:\n{race.said()}")
             while len(taken) < count:
-                taken.append(kill(race, chance, patience_s))
+                taken.append(kill(race, chance, patience_s, pause_s))
                 if taken[-1] is None:
                     break
     return taken
 
 
-def kill(race, chance, patience_s):
-    time.sleep(chance.uniform(0.3, 1.0))  # the moment is part of the question
+def in_turns(peers, counts, some_kills):
+    """What `some_kills(peer, count)` gives for each peer, a fifth of its count at a time."""
+    taken = {peer: [] for peer in peers}
+    while any(len(taken[peer]) < counts[peer] for peer in peers):
+        for peer in peers:
+            count = min(-(-counts[peer] // TURNS), counts[peer] - len(taken[peer]))
+            taken[peer] += some_kills(peer, count)
+    return taken
+
+
+def kill(race, chance, patience_s, pause_s):
+    time.sleep(chance.uniform(*pause_s))  # the moment is part of the question
     race.wait(lambda: True, 1)
     before, strangers = race.pids(), race.all_pids()
     at = time.monotonic()
@@ -70,11 +81,11 @@ def main():
     args = parser.parse_args()
     chance = random.Random(args.seed)
     counts = {LAUNCH: args.kills, TORCHRUN: args.peer_kills, WITH_VARIABLE: args.peer_kills}
-    taken = {peer: [] for peer in args.peers}
-    while any(len(taken[peer]) < counts[peer] for peer in args.peers):
-        for peer in args.peers:
-            count = min(-(-counts[peer] // TURNS), counts[peer] - len(taken[peer]))
-            taken[peer] += kills(peer, args.ranks, count, chance, args.patience_s)
+
+    def some_kills(peer, count):
+        return kills(lambda: Race(peer, args.ranks, "--step-s", 0.01), count, chance, args.patience_s)
+
+    taken = in_turns(args.peers, counts, some_kills)
     ours = statistics.median([one for one in taken[LAUNCH] if one is not None])
     head = "| | recovered | kill to next step of all, s | range | launch / this |"
     table = [head, "|---|---|---|---|---|", *(row(peer, taken[peer], ours) for peer in args.peers)]

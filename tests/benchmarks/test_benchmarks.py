@@ -1,5 +1,6 @@
 """The benchmarks run: tiny, and whatever figures come out. No figure decides about a test."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,25 @@ def run(script, *words):
         ("cli", ["--runs", "3", "--repeats", "1"], ["`launch --help`", "`launch status, 3 runs`"]),
         ("idle", ["--ranks", "2", "--seconds", "1"], ["agent", "keeper"]),
         ("coordinator", ["--sizes", "3", "--rounds", "1"], ["3"]),
+        (
+            "checkpoint_save",
+            [
+                *("--megabytes", "2", "--windows-s", "0.1", "--rounds", "1", "--volume-megabytes", "1"),
+                *("--volume-ranks", "2", "--methods", "Checkpointer", "torch.save, fsync", "DCP, thread, kept memory"),
+            ],
+            ["2 MB, 2 ranks | Checkpointer", "2 MB, 2 ranks | DCP, thread, kept memory"],
+        ),
+        (
+            "checkpoint_load",
+            ["--megabytes", "2", "--ranks", "2", "--rounds", "1"],
+            ["2 MB, 2 ranks, cached | Checkpointer.load", "2 MB, 2 ranks, not cached | dcp.load"],
+        ),
+        (
+            "train_step",
+            ["--peers", "Trainer", "by hand", "--kinds", "mlp", "--pairs", "1", "--mlp-steps", "20"],
+            ["mlp, 2 ranks | Trainer", "mlp, 2 ranks | by hand"],
+        ),
+        ("resume_step", ["--ranks", "2", "--kills", "1", "--peers", "launch"], ["2 | launch | 1 of 1"]),
     ],
 )
 def test_it_runs_and_shows_a_table(name, words, rows):
@@ -33,6 +53,23 @@ def test_it_runs_and_shows_a_table(name, words, rows):
     assert table[1].strip("|-") == ""
     for row in rows:
         assert any(line.startswith(f"| {row} |") for line in table), table
+
+
+def test_without_a_gpu_it_says_so():
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, str(HERE / "gpu.py")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "no NVIDIA GPU" in done.stdout
+
+
+def test_what_is_missing_for_a_comparison_is_named():
+    hidden = "import sys; sys.modules['accelerate'] = None; sys.argv[1:] = ['--peers', 'Trainer', 'Accelerate']"
+    script = f"{hidden}; import train_step; train_step.main()"
+    done = subprocess.run([sys.executable, "-c", script], cwd=HERE, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "not installed: accelerate" in done.stderr
+    assert "--with accelerate" in done.stderr
 
 
 def test_its_section_of_the_results_is_replaced_and_no_other(tmp_path):

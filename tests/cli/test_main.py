@@ -59,7 +59,7 @@ def test_a_wrong_command_line(desk, words, told):
     assert "hint:" in done.stderr or "does not go" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["status", "logs", "wait", "cancel", "resume"])
+@pytest.mark.parametrize("command", ["status", "checkpoints", "logs", "wait", "cancel", "resume"])
 def test_a_run_that_does_not_exist(desk, command):
     desk.run().succeeded()
     done = desk.launch(command, "jub", check=3)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 BOUND_S = 100.0
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed", "torchvision"])
+FORKS.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.checkpoint", "torchvision"])
 
 
 def become_rank(script, args, env, folder, log):

@@ -69,7 +69,14 @@ def test_the_wheel_carries_the_templates_and_the_jobs(wheel):
 
 def test_the_wheel_carries_nothing_that_is_not_the_users(wheel):
     tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"launcher"}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"launcher", "trainer"}
+
+
+def test_the_wheel_carries_all_of_the_trainer(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "trainer").rglob("*.py")}
+    assert modules
+    assert modules - names == set()
 
 
 def test_torch_is_not_there(clean):
@@ -99,3 +106,5 @@ def test_a_job_runs_without_torch(launch):
     assert "rank 1 of 2" in log
     (run,) = json.loads(launch("status", "--json"))
     assert run["state"] == "succeeded"
+    assert json.loads(launch("checkpoints", "last", "--json")) == []
+    assert "checkpoint  none yet" in launch("status", "last")

@@ -6,7 +6,7 @@ import pytest
 from launcher.plan.build import build, check, gpus_per_node, ranks_per_node
 from launcher.plan.facts import Machine, Place, Project
 from launcher.plan.model import FrozenCode, Plan
-from launcher.plan.preload import TORCH
+from launcher.plan.preload import TORCH, TRAINER
 from launcher.spec.model import JobSpec, NodeRange, Recovery, Resources, Run, Secret
 
 PLACE = Place("r-1", "/runs/r-1", "local", "local", "/p/job.yaml", 12.0)
@@ -79,6 +79,12 @@ def test_entries(run, kind, target, args):
         (Run(script="train.py"), set(), ()),
         (Run(script="train.py"), {"numpy"}, TORCH),
         (Run(script="train.py"), {"torch", "torchvision"}, (*TORCH, "torchvision")),
+        (
+            Run(script="train.py"),
+            {"torch", "torch.nn", "torch.distributed.checkpoint", "torchvision.transforms.v2"},
+            (*TORCH, "torch.distributed.checkpoint", "torchvision.transforms.v2"),
+        ),
+        (Run(module="theirs.train"), {"*"}, (*TORCH, "torchvision")),
         (Run(script="train.py"), {"*"}, (*TORCH, "torchvision")),
         (Run(script="train.py", preload=("numpy",)), {"torch"}, ("numpy",)),
         (Run(script="train.py", preload=()), {"torch"}, ()),
@@ -87,6 +93,31 @@ def test_entries(run, kind, target, args):
 )
 def test_the_zygote_imports_what_the_code_needs(run, imports, preload):
     assert plan(spec(run), project=Project("/p", {"train.py"}, imports, True)).entry.preload == preload
+
+
+@pytest.mark.parametrize(
+    ("run", "imports", "vision"),
+    [
+        (Run(script="train.py"), {"trainer", "trainer.Checkpointer", "torch"}, False),
+        (Run(script="train.py"), {"trainer", "torch", "torchvision"}, True),
+        (Run(module="trainer.tasks.resnet"), {"*"}, True),
+        (Run(module="trainer.tasks.gpt"), {"*"}, False),
+        (Run(module="trainer.tasks.newer"), {"*"}, False),
+    ],
+)
+def test_with_the_trainer_installed_all_that_it_needs_is_there_before_ranks_are(run, imports, vision):
+    found = plan(spec(run), project=Project("/p", {"train.py"}, imports, True)).entry.preload
+    assert found[: len(TORCH)] == TORCH
+    assert set(TRAINER) <= set(found)
+    assert len(set(found)) == len(found)
+    assert ("torchvision" in found) is vision
+
+
+def test_a_trainer_that_is_part_of_the_code_is_not_taken_from_elsewhere():
+    """Its own imports are read, like any code's."""
+    imports = {"torch", "torch.distributed.checkpoint", "torch.distributed.checkpoint.planner", "xxhash", "msgspec"}
+    found = plan(spec(Run(module="trainer.tasks.gpt")), project=Project("/p", {"trainer/x.py"}, imports, True))
+    assert found.entry.preload == (*TORCH, "torch.distributed.checkpoint", "msgspec", "xxhash")
 
 
 def test_threads_follow_the_cores_unless_the_spec_says_otherwise():

@@ -6,7 +6,7 @@ import pytest
 
 
 def test_bandit_finds_nothing_of_medium_severity_or_above(tool):
-    code, said = tool("bandit", "-q", "-c", "pyproject.toml", "-ll", "-r", "launcher", "jobs")
+    code, said = tool("bandit", "-q", "-c", "pyproject.toml", "-ll", "-r", "launcher", "trainer", "jobs")
     assert code == 0, said
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from launcher.recovery.classify import classify, culprit, describe, evidence, failed, finished
+from launcher.recovery.classify import classify, culprit, describe, evidence, failed, fenced, finished
 from launcher.rundir.records import RankExit
 from launcher.words import Cause
 
@@ -83,6 +83,14 @@ def test_failed_and_finished() -> None:
     assert not finished(end(code=0, stopping=True))
     assert not failed(end(code=0, stopping=True))
     assert failed(end())
+
+
+def test_fenced_is_what_the_agent_found_evidence_for() -> None:
+    assert fenced(end(code=22, fenced=True))
+    assert fenced(end(code=22, fenced=True, stopping=True))
+    assert not fenced(end(code=22))
+    assert not fenced(end(code=22, fenced=True, done=True))
+    assert classify(end(code=22)) is Cause.USER_ERROR
 
 
 @pytest.mark.parametrize(

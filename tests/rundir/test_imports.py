@@ -12,11 +12,15 @@ def imports(entry="train.py", **files):
     ("text", "found"),
     [
         ("import os, sys\nfrom __future__ import annotations", set()),
-        ("import torch.nn as nn", {"torch"}),
-        ("from torch.nn import Linear", {"torch"}),
+        ("import torch.nn as nn", {"torch", "torch.nn"}),
+        ("from torch.nn import Linear", {"torch", "torch.nn", "torch.nn.Linear"}),
+        (
+            "def f():\n    import torch.distributed.checkpoint as dcp",
+            {"torch", "torch.distributed", "torch.distributed.checkpoint"},
+        ),
         ("def f():\n    import numpy", {"numpy"}),
         ("try:\n    import ujson\nexcept ImportError:\n    import json", {"ujson"}),
-        ("if 0:\n    from a import b\nimport c.d", {"a", "c"}),
+        ("if 0:\n    from a import b\nimport c.d", {"a", "a.b", "c", "c.d"}),
         ("from . import x", set()),
         ("", set()),
         ("x = '\\d'", set()),

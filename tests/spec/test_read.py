@@ -51,7 +51,9 @@ def test_every_option() -> None:
         env={"A": "010", "B": "yes", "C": "12:30:45", "D": "", "E": "lines\n", "F": "null", "g_1": "a=b c"},
         secrets=(Secret("HF_TOKEN"), Secret("WANDB_API_KEY", "~/.wandb key")),
         code=Code(("data/*.txt",), ("notebooks/**", "*.ipynb"), 3 * 2**29),
-        checkpoint=Checkpoint(every_steps=500, keep=5, dir="out/checkpoints"),
+        checkpoint=Checkpoint(
+            every_steps=500, keep=5, dir="out/checkpoints", memory_every_steps=20, memory_limit_bytes=3 * 2**29
+        ),
         recovery=Recovery(
             user_error=Budget(0),
             out_of_memory=Budget(None),
@@ -68,6 +70,7 @@ def test_every_option() -> None:
             wait_s=300.0,
             lease_s=90.0,
             grace_s=0.0,
+            group_timeout_s=1200.0,
         ),
         slurm=Slurm(
             "gpu,long", "acc", "high", "a100|h100", "res", ("n[1-3]",), ("n7", "n8"), "gpu:a100:4",

@@ -1,0 +1,95 @@
+"""`launch checkpoints`: what a run has saved, and whether it is whole."""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from launcher import api
+from launcher.cli import figures
+from launcher.cli.arguments import Arguments
+from launcher.cli.columns import columns
+from launcher.cli.terminal import is_terminal, paint, safe
+from launcher.errors import Exit
+from launcher.status.checkpoints import Checkpoint, Condition
+
+EXAMPLES = """
+  launch checkpoints last             step, time, size and world of each; the newest first
+  launch checkpoints last --verify    read every byte; exit code 6 where one is damaged
+  launch checkpoints resnet --json    all that is known of them, for programs
+
+A start loads the newest of kind `step` that is whole, and sets aside what it finds damaged. Kind `best` is the one
+with the best monitored value.
+"""
+_HEAD = ("STEP", "KIND", "SAVED", "SIZE", "WORLD", "STATE")
+_COLOURS = {Condition.VERIFIED: "green", Condition.DAMAGED: "red", Condition.SET_ASIDE: "yellow"}
+
+
+def declare(arguments: Arguments) -> None:
+    arguments.takes_run()
+    arguments.add_argument(
+        "--verify", action="store_true", help="read and compare every byte, not only names and sizes"
+    )
+    arguments.add_argument("--json", action="store_true", help="all that is known of them, as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    one = api.run(options.run)
+    if options.verify and is_terminal(sys.stderr):
+        print("reading every byte of every checkpoint ...", file=sys.stderr, flush=True)
+    found = list(one.checkpoints(verify=options.verify))
+    if options.json:
+        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    elif found:
+        print("\n".join(_table(found)))
+    else:
+        print(f"{one.id} has no checkpoints of the trainer's yet", file=sys.stderr)
+    damaged = [checkpoint for checkpoint in found if checkpoint.state is Condition.DAMAGED]
+    if damaged:
+        print(_what_follows(found, len(damaged)), file=sys.stderr)
+    return Exit.DAMAGED if damaged and options.verify else Exit.OK
+
+
+def _table(found: Sequence[Checkpoint]) -> list[str]:
+    head, *rows = columns([_HEAD, *map(_row, found)])
+    colours = [_COLOURS.get(checkpoint.state, "") for checkpoint in found]
+    return [paint(head, "dim"), *(paint(row, colour) for row, colour in zip(rows, colours, strict=True))]
+
+
+def _row(checkpoint: Checkpoint) -> tuple[str, ...]:
+    return (
+        str(checkpoint.step),
+        checkpoint.kind,
+        "-" if checkpoint.saved_at is None else _moment(checkpoint.saved_at),
+        "-" if checkpoint.size_bytes is None else figures.size(checkpoint.size_bytes),
+        "-" if checkpoint.world_size is None else figures.count(checkpoint.world_size, "rank"),
+        _state(checkpoint),
+    )
+
+
+def _state(checkpoint: Checkpoint) -> str:
+    reason = safe(checkpoint.reason)
+    match checkpoint.state:
+        case Condition.OK:
+            return "ok (sizes match)"
+        case Condition.VERIFIED:
+            return "verified"
+        case Condition.DAMAGED:
+            return f"damaged: {reason}"
+        case Condition.SET_ASIDE:
+            return f"set aside: {reason}" if reason else "set aside"
+
+
+def _what_follows(found: Sequence[Checkpoint], damaged: int) -> str:
+    whole = [one.step for one in found if one.kind == "step" and one.state in (Condition.OK, Condition.VERIFIED)]
+    where = f"goes on from step {max(whole)}" if whole else "begins anew"
+    return f"{figures.count(damaged, 'checkpoint')} damaged; as it is, the next start {where}"
+
+
+def _moment(at: float) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    except (OverflowError, OSError, ValueError):  # a sound manifest may hold any number
+        return "-"

@@ -1,0 +1,150 @@
+"""The checkpoints of a run that the trainer has committed, and whether they are whole. Only reads, never runs anything.
+
+What a checkpoint consists of is known in trainer/checkpoint_files alone.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from launcher.rundir.attempts import newest, plan_as
+from launcher.rundir.layout import RunDir
+from trainer.checkpoint_files import catalog, durable, layout, manifest
+from trainer.checkpoint_files.catalog import Entry
+from trainer.checkpoint_files.manifest import Manifest, Value
+from trainer.errors import CheckpointDamaged
+
+
+class Condition(StrEnum):
+    """What is known of a checkpoint's bytes."""
+
+    OK = "ok"  # the manifest is sound, and the names and sizes of all files are those that it lists
+    VERIFIED = "verified"  # and so is every byte
+    DAMAGED = "damaged"  # a start would not load it
+    SET_ASIDE = "set_aside"  # a start found it damaged and renamed it
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """One row of `launch checkpoints`; this is what its --json prints."""
+
+    step: int
+    kind: str  # step: what starts go on from; best: kept apart by a monitored value
+    state: Condition
+    reason: str  # why it is not whole, or ""
+    path: str
+    saved_at: float | None = None  # these are None where the manifest cannot be read
+    size_bytes: int | None = None
+    world_size: int | None = None
+    attempt: int | None = None
+    info: dict[str, Value] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """How many there are, without a look inside."""
+
+    steps: tuple[int, ...]  # that a start could go on from, oldest first
+    best: int
+    set_aside: int
+
+
+def kept(run: RunDir) -> Kept:
+    """What a listing of the folder shows."""
+    folder = checkpoint_folder(run)
+    committed = _committed(folder)
+    steps = tuple(entry.step for entry in committed if entry.kind == "step")
+    return Kept(steps, len(committed) - len(steps), len(_set_aside(folder)))
+
+
+def checkpoints(run: RunDir, *, verify: bool = False) -> Iterator[Checkpoint]:
+    """The newest first, then the best ones, then those set aside; each is looked at when it is asked for."""
+    folder = checkpoint_folder(run)
+    for entry in sorted(_committed(folder), key=_newest_steps_first):
+        if (found := _look(entry, verify=verify)) is not None:
+            yield found
+    for entry in sorted(_set_aside(folder), key=_newest_steps_first):
+        if (found := _look(entry, verify=verify)) is not None:
+            yield msgspec.structs.replace(found, state=Condition.SET_ASIDE)
+
+
+class _Checkpoints(msgspec.Struct, frozen=True):
+    dir: str
+
+
+class _Spec(msgspec.Struct, frozen=True):
+    checkpoint: _Checkpoints
+
+
+class _Plan(msgspec.Struct, frozen=True):
+    """The part of a plan that says where checkpoints are."""
+
+    spec: _Spec
+
+
+def checkpoint_folder(run: RunDir) -> Path:
+    """Where the newest attempt keeps them."""
+    attempt = newest(run)
+    return run.path / plan_as(run, attempt.number if attempt is not None else 1, _Plan).spec.checkpoint.dir
+
+
+def _newest_steps_first(entry: Entry) -> tuple[bool, int]:
+    return entry.kind == "best", -entry.step
+
+
+def _look(entry: Entry, *, verify: bool) -> Checkpoint | None:
+    """None for one that was pruned while we looked."""
+    state, reason = Condition.VERIFIED if verify else Condition.OK, ""
+    found: Manifest | None
+    try:
+        found = catalog.verify(entry) if verify else catalog.read_manifest(entry)
+    except (CheckpointDamaged, OSError) as error:
+        if not os.path.lexists(entry.path):
+            return None
+        state, reason = Condition.DAMAGED, _reason(error, entry.path)
+        found = _manifest_alone(entry)
+    row = Checkpoint(entry.step, entry.kind, state, reason, str(entry.path))
+    if found is None:
+        return row
+    return msgspec.structs.replace(
+        row,
+        saved_at=found.saved_unix_s or None,
+        size_bytes=found.size_bytes,
+        world_size=found.world_size,
+        attempt=found.attempt,
+        info=found.info,
+    )
+
+
+def _manifest_alone(entry: Entry) -> Manifest | None:
+    """What a damaged checkpoint was, where at least its manifest is sound."""
+    with contextlib.suppress(CheckpointDamaged, OSError):
+        return manifest.decode(durable.read_small(entry.path / layout.MANIFEST))
+    return None
+
+
+def _reason(error: Exception, path: Path) -> str:
+    """What is wrong, without the path that is shown anyway."""
+    if isinstance(error, OSError):
+        where = os.path.basename(os.fsdecode(error.filename)) if error.filename is not None else ""
+        return f"{where}: {error.strerror}" if where else str(error)
+    return str(error).partition("\n")[0].removeprefix(str(path)).lstrip("/: ")
+
+
+def _committed(folder: Path) -> list[Entry]:
+    """Folders only: a file of such a name is a script's own checkpoint, of which nothing is known here."""
+    return [entry for entry in catalog.entries(folder) if entry.path.is_dir()]
+
+
+def _set_aside(folder: Path) -> list[Entry]:
+    """What starts have renamed, by what it was."""
+    found = []
+    for path in catalog.set_aside(folder):
+        was = layout.parse_folder_name(path.name.partition("-")[2].rpartition("-")[0])  # .bad-<name>-<nonce>
+        if was is not None:
+            found.append(Entry(*was, path))
+    return found

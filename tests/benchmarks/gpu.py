@@ -1,0 +1,224 @@
+"""What one NVIDIA GPU shows: the gpt job's speed and memory, and what a checkpoint costs there.
+
+    uv run python tests/benchmarks/gpu.py [--write]
+
+Without a GPU it says so and ends. One GPU is a world of one: FSDP has nobody to share with, so its memory beside DDP's
+says what it costs, not what it saves. Each figure comes from a process of its own; the sides take turns.
+- training: tokens/s of the steps after the first ones, and the most memory that tensors took in them;
+- saving: a model and its Adam. What the call holds up the host for, and how much longer as many steps took with a save
+  among them than without (the device waits for the copy, the host for nothing). The copy goes into pinned memory;
+- loading: every byte compared, against reading as many bytes into memory that is there already.
+"""
+
+import argparse
+import contextlib
+import functools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from checkpoint_load import memory, read
+from replica import Replica, folder_for_all, ratio, spread
+from results import publish
+
+from trainer import Checkpointer
+from trainer.checkpoint_files.layout import folder_name
+from trainer.loop import Trainer
+from trainer.loop.callbacks import Callback
+from trainer.tasks import gpt
+from trainer.world import join
+
+SPEEDS = {
+    "fp32": ["--precision", "fp32"],
+    "tf32": ["--precision", "tf32"],
+    "fp16": ["--precision", "fp16"],
+    "bf16": ["--precision", "bf16"],
+    "bf16, compiled": ["--precision", "bf16", "--compile"],
+    "bf16, recomputed": ["--precision", "bf16", "--activation-checkpointing"],
+    "bf16, zero1": ["--precision", "bf16", "--strategy", "zero1"],
+    "bf16, fsdp": ["--precision", "bf16", "--strategy", "fsdp"],
+    "bf16, fsdp, recomputed": ["--precision", "bf16", "--strategy", "fsdp", "--activation-checkpointing"],
+    "bf16, dp": ["--precision", "bf16", "--strategy", "dp"],
+}
+WARMUP = 20
+WAIT_S = 1800
+
+
+def synchronize(device):
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+class Enough(Exception):
+    """All that was to be measured is measured."""
+
+
+class Watch(Callback):
+    """Times the steps after the first ones, and ends the training."""
+
+    def __init__(self, device, steps):
+        self._device, self._steps = device, steps
+        self._count, self._began = 0, 0.0
+        self.step_s = 0.0
+        self.peak_bytes = 0
+
+    def on_step(self, training):
+        self._count += 1
+        if self._count == WARMUP:
+            synchronize(self._device)
+            if self._device == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            self._began = time.perf_counter()
+        elif self._count == WARMUP + self._steps:
+            synchronize(self._device)
+            self.step_s = (time.perf_counter() - self._began) / self._steps
+            self.peak_bytes = torch.cuda.max_memory_allocated() if self._device == "cuda" else 0
+            raise Enough
+
+
+def train(args, words):
+    watch = Watch(args.device, args.steps)
+    gpt.Trainer = functools.partial(Trainer, callbacks=[watch])
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(Enough):
+        gpt.main(
+            [
+                *("--max-steps", str(WARMUP + args.steps + 1), "--validate-every", "1000000", "--log-every", "1000000"),
+                *("--checkpoint-dir", f"{folder}/checkpoints", "--out", folder, "--device", args.device),
+                *("--layers", str(args.layers), "--width", str(args.width), "--heads", str(args.width // 64)),
+                *("--context", str(args.context), "--batch-size", str(args.batch_size), *words),
+            ]
+        )
+    return {"tokens_per_s": args.batch_size * args.context / watch.step_s, "peak_bytes": watch.peak_bytes}
+
+
+def save_and_load(args, megabytes):
+    """By round: host blocked, time lost, until on disk, load, read. And the bytes of the state."""
+    world, device = join(device=args.device), args.device
+    replica = Replica(megabytes, device)
+    square = torch.randn(4096 if device == "cuda" else 256, 4096 if device == "cuda" else 256, device=device)
+    result = torch.empty_like(square)
+
+    def steps():
+        for _ in range(args.save_steps):
+            for _ in range(20):
+                torch.mm(square, square, out=result)
+        synchronize(device)
+
+    def timed(work):
+        os.sync()
+        synchronize(device)
+        began = time.perf_counter()
+        said = work()
+        return time.perf_counter() - began, said
+
+    rounds = []
+    with folder_for_all(args.folder) as folder:
+        saver = Checkpointer(folder, model=replica.model, optimizer=replica.optimizer, keep=1, world=world)
+        saver.load()
+        steps()
+        saver.save(1, wait=True)  # the first one makes the memory that later ones use
+
+        def steps_with_save(step):
+            began = time.perf_counter()
+            saver.save(step)
+            blocked = time.perf_counter() - began
+            steps()
+            return blocked
+
+        for turn in range(args.rounds):
+            step = turn + 2
+            before, _ = timed(steps)
+            seconds, blocked = timed(functools.partial(steps_with_save, step))
+            saver.wait()
+            after, _ = timed(steps)
+            durable, _ = timed(functools.partial(saver.save, 1000 + step, wait=True))
+            files = sorted((folder / folder_name(1000 + step)).iterdir())
+            kept = memory(max(path.stat().st_size for path in files))
+            read(files, kept)
+            load, _ = timed(saver.load)
+            plain, _ = timed(functools.partial(read, files, kept))
+            rounds.append([blocked, seconds - (before + after) / 2, durable, load, plain])
+        saver.close()
+    return {"bytes": replica.bytes, "rounds": rounds}
+
+
+def child(args, *words):
+    """The JSON of a process of its own."""
+    own = ["device", "steps", "save_steps", "rounds", "layers", "width", "context", "batch_size"]
+    options = [word for name in own for word in (f"--{name.replace('_', '-')}", str(getattr(args, name)))]
+    if args.folder:
+        options += ["--folder", str(args.folder)]
+    command = [sys.executable, __file__, *options, "--child", json.dumps(words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(map(str, words))} failed:\n{done.stdout}{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def speed_rows(args):
+    found = {name: [] for name in args.speeds}
+    for _ in range(args.rounds):
+        for name, ones in found.items():
+            ones.append(child(args, "train", *SPEEDS[name]))
+    base = [one["tokens_per_s"] for one in found[args.speeds[0]]]
+    for name, ones in found.items():
+        speeds = [one["tokens_per_s"] for one in ones]
+        peak = statistics.median(one["peak_bytes"] for one in ones) / 1e9
+        middle = f"{statistics.median(speeds):,.0f} | {min(speeds):,.0f}-{max(speeds):,.0f}"
+        yield f"| {name} | {middle} | {ratio(speeds, base):.2f} | {peak:.2f} |"
+
+
+def save_rows(args):
+    for megabytes in args.megabytes:
+        found = child(args, "save", str(megabytes))
+        blocked, lost, durable, load, plain = zip(*found["rounds"], strict=True)
+        stall = " | ".join(f"{statistics.median(values) * 1000:.1f}" for values in (blocked, lost))
+        cells = f"{stall} | {spread(durable)} | {spread(load)} | {ratio(load, plain):.2f}"
+        yield f"| {found['bytes'] / 1e9:.2f} GB | {cells} |"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: to try this script itself")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--save-steps", type=int, default=100)
+    parser.add_argument("--speeds", nargs="+", choices=SPEEDS, default=[*SPEEDS])
+    parser.add_argument("--megabytes", type=int, nargs="+", default=[1000, 2000, 4000])
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--folder", type=Path, help="where checkpoints are written; left out: the temporary folder")
+    parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--write", action="store_true", help="put the tables into RESULTS.md")
+    args = parser.parse_args()
+    if args.child:
+        what, *words = args.child
+        print(json.dumps(train(args, words) if what == "train" else save_and_load(args, int(words[0]))))
+        return
+    if args.device == "cuda" and not torch.cuda.is_available():
+        print("gpu.py: there is no NVIDIA GPU here: nothing was measured")
+        return
+    table = [
+        "| gpt | tokens/s | range | of the first | most memory, GB |",
+        "|---|---|---|---|---|",
+        *speed_rows(args),
+        "",
+        "| state | host blocked, ms | lost, ms | on disk, s | range | loaded, s | range | loaded / read |",
+        "|---|---|---|---|---|---|---|---|",
+        *save_rows(args),
+    ]
+    card = torch.cuda.get_device_name() if args.device == "cuda" else "no GPU"
+    shape = f"{args.layers} layers of {args.width}, {args.batch_size} windows of {args.context} bytes a step"
+    publish("gpu", "\n".join([*table, "", f"{card}, CUDA {torch.version.cuda}. {shape}."]), write=args.write)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""The nearer tier: what all ranks lose at once is resumed from the node's memory, exactly or not at all."""
+
+import os
+import shutil
+
+import pytest
+import torch
+from ranks import Ranks
+from small_trainings import Recipe, Training, await_steps, heard, logged, train
+
+from trainer.checkpoint_files import catalog
+from trainer.checkpoint_files.layout import data_name, folder_name
+
+
+def on_nodes(work, base, ranks_of_node, every, limit, *args):
+    """Do something as a rank of one of several nodes, each with a memory of its own."""
+    node = int(os.environ["RANK"]) // ranks_of_node
+    os.environ.update(
+        {
+            "LAUNCH_NODE": str(node),
+            "LAUNCH_RUN_DIR": str(base),
+            "LAUNCH_ATTEMPT": "1",
+            "LAUNCH_CHECKPOINT_MEMORY_DIR": str(base / f"memory-{node}"),
+            "LAUNCH_CHECKPOINT_MEMORY_EVERY": every,
+            "LAUNCH_CHECKPOINT_MEMORY_LIMIT": str(limit),
+        }
+    )
+    return work(base / "disk", *args)
+
+
+def start(work, size, base, *args, ranks_of_node=None, every="1 step", limit=1 << 30):
+    return Ranks(on_nodes, size, work, base, ranks_of_node or size, every, limit, *args, local_size=ranks_of_node)
+
+
+def train_and_kill(size, base, recipe, log, steps, **options):
+    """Kill all ranks when so many steps are made."""
+    progress, theirs = os.pipe()
+    ranks = start(train, size, base, recipe, log, theirs, **options)
+    os.close(theirs)
+    await_steps(progress, steps)
+    ranks.kill()
+    assert {kind for kind, _ in ranks.outcomes()} == {"killed"}
+    os.close(progress)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "size", "ranks_of_node"),
+    [("ddp", 2, 2), ("ddp", 2, 1), ("zero1", 3, 1), ("fsdp", 4, 2), ("none", 1, 1)],
+)
+def test_resumed_from_memory_equals_undisturbed(tmp_path, strategy, size, ranks_of_node):
+    recipe = Recipe(strategy, every="5 steps", ema=True)
+    undisturbed = Ranks(train, size, tmp_path / "calm", recipe).results()
+    train_and_kill(size, tmp_path, recipe, tmp_path, 9, ranks_of_node=ranks_of_node)
+    assert catalog.steps(tmp_path / "disk") == [5]
+    resumed = start(train, size, tmp_path, recipe, tmp_path, ranks_of_node=ranks_of_node).results()
+    assert {ended.start for ended in resumed} <= {6, 7, 8, 9, 10} and len({ended.start for ended in resumed}) == 1
+    for rank, calm in enumerate(undisturbed):
+        assert logged(tmp_path, rank) == {step: {loss} for step, loss in calm.losses.items()}
+        assert resumed[rank].fingerprint == calm.fingerprint
+
+
+def remember(folder, strategy, disk, steps):
+    """Keep the steps in `disk` on disk, and each of the others in memory."""
+    training = Training.begin(Recipe(strategy))
+    checkpointer = training.checkpointer(folder, every="")
+    said = heard()
+    step = checkpointer.load()
+    loaded = checkpointer.loaded
+    for number in range(step + 1, step + steps + 1):
+        training.step(number)
+        if number in disk:
+            checkpointer.save(number)
+            checkpointer.wait()
+        else:
+            checkpointer.after_step(number)
+            if checkpointer._memory is not None:
+                checkpointer._memory.saver.wait()
+    checkpointer.close()
+    return step, loaded is not None and loaded.from_memory, said
+
+
+def load_after(base, size=2, ranks_of_node=None, strategy="ddp", limit=1 << 30):
+    results = start(remember, size, base, strategy, (), 0, ranks_of_node=ranks_of_node, limit=limit).results()
+    steps = {(step, from_memory) for step, from_memory, _ in results}
+    assert len(steps) == 1
+    return (*steps.pop(), results[0][2])
+
+
+@pytest.fixture
+def base(tmp_path):
+    """Step 2 on disk, steps 3 and 4 in the memory of two nodes of a rank each."""
+    start(remember, 2, tmp_path, "ddp", (2,), 4, ranks_of_node=1).results()
+    assert catalog.steps(tmp_path / "disk") == [2]
+    assert [catalog.steps(tmp_path / f"memory-{node}") for node in (0, 1)] == [[3, 4]] * 2
+    return tmp_path
+
+
+def test_what_all_nodes_have_is_loaded(base):
+    assert load_after(base, ranks_of_node=1) == (4, True, [])
+
+
+def test_nodes_that_are_one_apart_meet_at_the_older(base):
+    shutil.rmtree(base / "memory-1" / folder_name(4))
+    assert load_after(base, ranks_of_node=1)[:2] == (3, True)
+    # What was newer than that is of a past that did not happen.
+    assert catalog.steps(base / "memory-0") == [3]
+
+
+def test_a_node_that_has_lost_its_memory_sends_all_to_the_disk(base):
+    shutil.rmtree(base / "memory-1")
+    assert load_after(base, ranks_of_node=1)[:2] == (2, False)
+    assert catalog.steps(base / "memory-0") == []
+
+
+def test_a_damaged_snapshot_sends_all_to_the_disk(base):
+    path = base / "memory-1" / folder_name(4) / data_name(1)
+    data = bytearray(path.read_bytes())
+    data[7] ^= 1
+    path.write_bytes(data)
+    step, from_memory, said = load_after(base, ranks_of_node=1)
+    assert (step, from_memory) == (2, False)
+    assert "the snapshot of step 4 in memory is not whole" in said[0]
+
+
+def test_another_world_goes_to_the_disk(base):
+    assert load_after(base, size=3, ranks_of_node=1)[:2] == (2, False)
+
+
+def test_other_ranks_on_a_node_go_to_the_disk(base):
+    (base / "memory-0").rename(base / "memory-2")
+    (base / "memory-1").rename(base / "memory-0")
+    (base / "memory-2").rename(base / "memory-1")
+    assert load_after(base, ranks_of_node=1)[:2] == (2, False)
+
+
+def test_one_node_where_there_were_two_goes_to_the_disk(base):
+    assert load_after(base)[:2] == (2, False)
+
+
+def test_snapshots_of_different_starts_are_never_mixed(base):
+    """A node comes back with what it had of the same step: it is not of the same past."""
+    stale = base / "stale"
+    shutil.copytree(base / "memory-1", stale)
+    for node in (0, 1):
+        shutil.rmtree(base / f"memory-{node}")
+    start(remember, 2, base, "ddp", (), 2, ranks_of_node=1).results()
+    assert catalog.steps(base / "memory-0") == [3, 4]
+    shutil.rmtree(base / "memory-1")
+    stale.rename(base / "memory-1")
+    assert load_after(base, ranks_of_node=1)[:2] == (2, False)
+
+
+def test_the_disk_wins_where_it_is_newer(base):
+    start(remember, 2, base, "ddp", (5, 6), 2, ranks_of_node=1).results()
+    assert catalog.steps(base / "disk") == [2, 5, 6]
+    assert load_after(base, ranks_of_node=1)[:2] == (6, False)
+
+
+def test_only_the_newest_is_kept_where_one_node_has_it_all(tmp_path):
+    start(remember, 2, tmp_path, "ddp", (), 4).results()
+    assert catalog.steps(tmp_path / "memory-0") == [4]
+    assert load_after(tmp_path)[:2] == (4, True)
+
+
+def test_over_the_limit_there_are_none_and_a_word_says_so_once(tmp_path):
+    results = start(remember, 2, tmp_path, "ddp", (2,), 4, ranks_of_node=1, limit=20_000).results()
+    for _, _, said in results:
+        assert len(said) == 1 and "no snapshots in memory" in said[0] and "checkpoint.memory_limit" in said[0]
+    assert catalog.steps(tmp_path / "memory-0") == []
+    assert load_after(tmp_path, ranks_of_node=1, limit=20_000)[:2] == (2, False)
+
+
+def test_what_is_kept_stays_within_the_limit(tmp_path):
+    limit = 200_000
+    start(remember, 2, tmp_path, "ddp", (), 5, ranks_of_node=1, limit=limit).results()
+    used = sum(path.stat().st_size for path in (tmp_path / "memory-0").rglob("*") if path.is_file())
+    assert catalog.steps(tmp_path / "memory-0") == [4, 5] and 3 / 2 * used <= limit
+
+
+def test_a_memory_that_cannot_be_had_costs_nothing_but_the_tier(tmp_path):
+    (tmp_path / "memory-1").write_text("a file in its place")
+    results = start(remember, 2, tmp_path, "ddp", (2,), 3, ranks_of_node=1).results()
+    assert "no snapshots in memory" in results[0][2][0] and results[1][2] == []
+    assert catalog.steps(tmp_path / "disk") == [2]
+
+
+class Word:
+    """What only the first rank knows; large enough to lie beside the document."""
+
+    def __init__(self, rank):
+        self.value = torch.full((20_000,), float(rank))
+
+    def state_dict(self):
+        return {"value": self.value, "small": self.value[0].item()}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+        assert state["small"] == self.value[0].item()
+
+
+def keep_a_word(folder):
+    training = Training.begin(Recipe())
+    word = Word(training.world.rank + 5)
+    checkpointer = training.checkpointer(folder, every="")
+    checkpointer._subjects.shared["word"] = word
+    step = checkpointer.load()
+    if step == 0:
+        training.step(1)
+        checkpointer.after_step(1)
+    checkpointer.close()
+    return step, word.value.unique().tolist()
+
+
+def test_the_first_rank_s_word_counts_on_every_node(tmp_path):
+    assert start(keep_a_word, 3, tmp_path, ranks_of_node=1).results() == [(0, [5]), (0, [6]), (0, [7])]
+    assert start(keep_a_word, 3, tmp_path, ranks_of_node=1).results() == [(1, [5])] * 3

@@ -1,0 +1,84 @@
+import os
+
+import pytest
+import torch
+from ranks import spawn_ranks
+from small_trainings import Recipe, Rich, Training
+from torch import nn
+
+from trainer.checkpoint import load_model
+from trainer.checkpoint_files import catalog
+from trainer.checkpoint_files.layout import data_name
+from trainer.errors import CheckpointDamaged, TrainerError
+
+
+def train_and_keep(folder, strategy):
+    training = Training.begin(Recipe(strategy))
+    checkpointer = training.checkpointer(folder)
+    checkpointer.load()
+    kept = {}
+    for step in (1, 2, 3):
+        training.step(step)
+        checkpointer.save(step, best=step == 1)
+        kept[step] = values(training.module)
+    checkpointer.close()
+    return kept
+
+
+def values(module):
+    return {
+        name: (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).tolist()
+        for name, tensor in module.state_dict().items()
+        if isinstance(tensor, torch.Tensor)
+    } | {"calls": module.counted.calls}
+
+
+@pytest.fixture(params=["ddp", "fsdp"])
+def kept(tmp_path, request):
+    return tmp_path, spawn_ranks(train_and_keep, 2, tmp_path, request.param)[0]
+
+
+def listing(folder):
+    return {str(path): path.stat().st_mtime_ns for path in sorted(folder.rglob("*"))}
+
+
+def test_the_newest_that_is_whole_is_loaded_and_nothing_is_changed(kept):
+    folder, expected = kept
+    model, before = Rich(), listing(folder)
+    assert load_model(model, folder) == 3
+    assert values(model) == expected[3]
+    (folder / "step-00000003" / data_name(1)).write_bytes(b"")
+    before = listing(folder)
+    assert load_model(model, folder) == 2
+    assert values(model) == expected[2]
+    assert listing(folder) == before
+
+
+def test_one_that_is_asked_for(kept):
+    folder, expected = kept
+    model = Rich()
+    assert load_model(model, folder, 1) == 1
+    assert values(model) == expected[1]
+    assert load_model(model, folder / "best-00000001") == 1
+    assert load_model(model, folder / "step-00000002") == 2
+    assert values(model) == expected[2]
+    path = folder / "step-00000002" / data_name(0)
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(CheckpointDamaged, match=r"rank-00000\.data: expected"):
+        load_model(model, folder, 2)
+
+
+def test_what_is_not_there(tmp_path):
+    with pytest.raises(TrainerError, match="expected a checkpoint, found none"):
+        load_model(nn.Linear(1, 1), tmp_path)
+    with pytest.raises(TrainerError, match="expected a checkpoint of step 9, found none"):
+        load_model(nn.Linear(1, 1), tmp_path / "nowhere", 9)
+
+
+def test_another_model(kept):
+    model = nn.Linear(2, 2)
+    before = model.weight.clone()
+    with pytest.raises(TrainerError, match="is of another model"):
+        load_model(model, kept[0])
+    assert torch.equal(model.weight, before)
+    assert catalog.set_aside(kept[0]) == []

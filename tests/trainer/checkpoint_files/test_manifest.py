@@ -1,0 +1,171 @@
+import json
+import math
+
+import pytest
+import xxhash
+from checkpoint_lab import manifest_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.checkpoint_files.layout import LAST_STEP
+from trainer.checkpoint_files.manifest import (
+    Chunk,
+    FileEntry,
+    Manifest,
+    TensorEntry,
+    TreeEntry,
+    chunk_bytes,
+    decode,
+    encode,
+)
+from trainer.errors import CheckpointDamaged
+
+FILES = [FileEntry(f"rank-0000{rank}.data", 100, "0" * 32) for rank in range(2)]
+GOOD = manifest_of(7, FILES)
+
+
+def sealed(body: bytes) -> bytes:
+    """Any words, with the checksum that belongs to them."""
+    return b'{"checksum":"%s","manifest":%s}\n' % (xxhash.xxh3_128_hexdigest(body).encode(), body)
+
+
+WHOLE = (Chunk(0, 0, (0,), (4,)),)
+
+
+def with_tensor(dtype="float32", shape=(4,), chunks=WHOLE, ranks=None) -> Manifest:
+    return Manifest(7, 2, "n", tuple(FILES), {"w": TensorEntry(dtype, shape, tuple(chunks))}, {}, ranks=ranks)
+
+
+def test_it_comes_back_as_it_was_written():
+    assert decode(encode(GOOD)) == GOOD
+    assert GOOD.size_bytes == 200
+
+
+def test_it_is_a_document_that_people_can_read():
+    said = json.loads(encode(GOOD))
+    assert said["manifest"]["step"] == 7 and said["manifest"]["files"][1]["name"] == "rank-00001.data"
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=20), st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=50)
+    ),
+    st.integers(0, LAST_STEP),
+)
+def test_what_the_user_adds_comes_back(info, step):
+    manifest = Manifest(step, 1, "n", (), {}, {}, info=info)
+    assert decode(encode(manifest)) == manifest
+
+
+def test_a_number_that_json_does_not_have_is_none():
+    assert decode(encode(Manifest(1, 1, "n", (), {}, {}, info={"loss": math.nan}))).info == {"loss": None}
+
+
+def test_no_byte_can_change_unnoticed():
+    data = encode(GOOD)
+    for at in range(len(data)):
+        for mask in (1, 0x80):
+            with pytest.raises(CheckpointDamaged):
+                decode(data[:at] + bytes([data[at] ^ mask]) + data[at + 1 :])
+        for other in (data[:at], data[:at] + data[at + 1 :], data[:at] + b"\0" + data[at:]):
+            with pytest.raises(CheckpointDamaged):
+                decode(other)
+    with pytest.raises(CheckpointDamaged):
+        decode(data + b"\n")
+
+
+@given(st.binary(max_size=300))
+def test_bytes_of_anybody_are_no_manifest(data):
+    for one in (data, sealed(data)):
+        with pytest.raises(CheckpointDamaged, match="manifest"):
+            decode(one)
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" * 100_000, b'{"a":' * 100_000, b"\xff", b"1e999", b"null", b'"' + b"\\ud800" + b'"']
+)
+def test_a_document_that_is_made_to_hurt_is_damage(body):
+    with pytest.raises(CheckpointDamaged, match="not one of this version"):
+        decode(sealed(body))
+
+
+_ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.data())
+def test_whatever_is_believed_lies_inside_of_its_files(data):
+    """Any part of the document is replaced by anything, and the checksum made to fit."""
+    document = json.loads(encode(GOOD))["manifest"]
+    at, key = document, data.draw(st.sampled_from(sorted(document)))
+    while isinstance(at[key], (dict, list)) and at[key] and data.draw(st.booleans()):
+        at = at[key]
+        key = data.draw(st.sampled_from(sorted(at) if isinstance(at, dict) else range(len(at))))
+    at[key] = data.draw(_ANY | st.integers(-2, 2**70))
+    try:
+        manifest = decode(sealed(json.dumps(document).encode()))
+    except CheckpointDamaged:
+        return
+    for entry in manifest.tensors.values():
+        for chunk in entry.chunks:
+            assert 0 <= chunk.at <= chunk.at + chunk_bytes(entry, chunk) <= manifest.files[chunk.file].size
+    for tree in manifest.trees.values():
+        assert 0 <= tree.at <= tree.at + tree.size <= manifest.files[tree.file].size
+    assert all("/" not in file.name for file in manifest.files)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "problem"),
+    [
+        (with_tensor(dtype="object"), "unknown type 'object'"),
+        (with_tensor(chunks=[Chunk(0, 0, (0,), (3,))]), "its parts are not the whole"),
+        (with_tensor(chunks=[Chunk(0, 0, (0,), (2,)), Chunk(1, 0, (1,), (2,))]), "its parts lie over each other"),
+        (with_tensor(shape=(), chunks=[Chunk(0, 0, (), ()), Chunk(1, 0, (), ())]), "its parts are not the whole"),
+        (with_tensor(shape=(), chunks=[Chunk(0, 0, (), ()), Chunk(1, 0, (), ())], ranks=(0,)), "over each other"),
+        (with_tensor(chunks=[Chunk(0, 0, (1,), (4,))]), "a part reaches over the edge"),
+        (with_tensor(chunks=[Chunk(2, 0, (0,), (4,))]), "lies in a file that is not listed"),
+        (with_tensor(chunks=[Chunk(0, 96, (0,), (4,))]), "lies outside of its file"),
+        (with_tensor(chunks=[Chunk(0, 0, (0, 0), (2, 2))]), "another number of dimensions"),
+        (Manifest(1, 1, "n", (FILES[0], FILES[0]), {}, {}), "expected one file a rank"),
+        (Manifest(1, 1, "n", (FileEntry("../x", 1, "0"),), {}, {}), "expected one file a rank"),
+        (Manifest(1, 1, "n", (FileEntry("FENCE", 1, "0"),), {}, {}), "expected one file a rank"),
+        (Manifest(1, 2, "n", tuple(FILES), {}, {"t": TreeEntry(0, 99, 2)}), "t: lies outside of its file"),
+        (Manifest(1, 2, "n", tuple(FILES), {}, {"t": TreeEntry(2, 0, 1)}), "t: lies outside of its file"),
+        (Manifest(1, 1, "n", (), {}, {}, format=2), "expected format 1, got 2"),
+        (Manifest(LAST_STEP + 1, 1, "n", (), {}, {}), "not one of this version"),
+        (Manifest(-1, 1, "n", (), {}, {}), "not one of this version"),
+    ],
+)
+def test_one_that_makes_no_sense_is_damaged(manifest, problem):
+    with pytest.raises(CheckpointDamaged, match=problem):
+        decode(encode(manifest))
+
+
+def test_a_part_of_the_ranks_need_not_have_the_whole():
+    part = with_tensor(chunks=[Chunk(0, 0, (2,), (2,))], ranks=(1,))
+    assert decode(encode(part)) == part
+
+
+def grid(rows: int, columns: int, row_cuts: int, column_cuts: int) -> list[Chunk]:
+    r, c = rows // row_cuts, columns // column_cuts
+    return [Chunk(0, 0, (i * r, j * c), (r, c)) for i in range(row_cuts) for j in range(column_cuts)]
+
+
+@pytest.mark.parametrize("cuts", [(1, 1), (4, 1), (1, 4), (4, 4)])
+def test_parts_beside_each_other_are_the_whole(cuts):
+    chunks = grid(4, 4, *cuts)
+    for order in (chunks, chunks[::-1]):
+        assert decode(encode(with_tensor(dtype="int8", shape=(4, 4), chunks=order))).tensors
+    empty = Chunk(0, 0, (2, 0), (0, 4))
+    assert decode(encode(with_tensor(dtype="int8", shape=(4, 4), chunks=[empty, *chunks]))).tensors
+    if len(chunks) > 1:
+        with pytest.raises(CheckpointDamaged, match="over each other"):
+            decode(encode(with_tensor(dtype="int8", shape=(4, 4), chunks=[*chunks[:-1], chunks[0]])))
+
+
+def test_an_empty_tensor_needs_no_part():
+    empty = with_tensor(shape=(0, 3), chunks=())
+    assert decode(encode(empty)) == empty

@@ -1,0 +1,341 @@
+"""The trainer on real ranks. Killed and resumed equals undisturbed: every loss, every validation, the last byte."""
+
+import json
+import os
+import random
+import time
+from contextlib import suppress
+
+import pytest
+import torch
+from ranks import Ranks, spawn_ranks
+from tiny_training import KILL, TERM, Noisy, Slow, Stream, history, hits, loss_of, make_model, run_tiny, settings_for
+from torch import nn
+
+from trainer.checkpoint_files import catalog
+from trainer.errors import BadSettings
+from trainer.loop import Settings, Trainer, read_metrics
+
+STEPS = 54  # 9 epochs of 88 samples, 16 a step: 5 whole steps and a smaller one
+
+
+def train(folder, size, settings=None, work=run_tiny):
+    """One start on `size` ranks, all of which have to return the same; what the first did."""
+    folder.mkdir(exist_ok=True)
+    results = spawn_ranks(work, size, folder, settings)
+    assert results == [results[0]] * size
+    return results[0]
+
+
+def train_on(folder, size, settings=None, disturb=(), work=run_tiny):
+    """As many starts as it takes; what the last one gave, and how the others ended."""
+    folder.mkdir(exist_ok=True)
+    ends = []
+    for _ in range(8):
+        outcomes = Ranks(work, size, folder, settings, disturb).outcomes()
+        if all(kind == "returned" and what["code"] == 0 for kind, what in outcomes):
+            return outcomes[0][1], ends
+        ends.append([what["code"] if kind == "returned" else kind for kind, what in outcomes])
+    pytest.fail(f"not done after {len(ends)} starts: {ends}")
+
+
+def best(folder):
+    """Steps of checkpoints that are kept as the best, verified, and what is noted with them."""
+    found = [entry for entry in catalog.entries(folder / "checkpoints") if entry.kind == "best"]
+    return [(entry.step, catalog.verify(entry).info["val_loss"]) for entry in found]
+
+
+def assert_same(folder, done, other_folder, other):
+    assert history(folder) == history(other_folder)
+    assert best(folder) == best(other_folder)
+    assert {**done, "code": 0} == {**other, "code": 0}
+    assert len(done["fingerprint"]) == 64
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_it_learns(tmp_path, size):
+    done = train(tmp_path, size)
+    assert done["code"] == 0
+    assert done["steps"] == STEPS
+    assert done["epochs"] == 9
+    lines = history(tmp_path)
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert [line["epoch"] for line in lines] == [step // 6 for step in range(STEPS)]
+    validated = [line for line in lines if "val_accuracy" in line]
+    assert [line["step"] for line in validated] == list(range(6, STEPS + 1, 6))
+    assert validated[-1]["val_accuracy"] > 0.85
+    assert validated[-1]["val_loss"] < 0.7 * validated[0]["val_loss"]
+
+
+@pytest.mark.parametrize(
+    ("size", "settings"),
+    [
+        (1, {}),
+        (2, {"validate_every": 5, "keep_best": True}),
+        (2, {"strategy": "fsdp", "keep_best": True}),
+        (2, {"strategy": "zero2", "accumulate": 1}),
+        (2, {"strategy": "zero1", "workers": 1}),
+        (
+            3,
+            {
+                "validate_every": 7,
+                "checkpoint_every": "7 steps",
+                "keep_best": True,
+                "monitor": "val_accuracy",
+                "mode": "max",
+            },
+        ),
+    ],
+)
+def test_stopped_and_killed_and_resumed_equals_undisturbed(tmp_path, size, settings):
+    undisturbed = train(tmp_path / "undisturbed", size, settings)
+    last = size - 1
+    disturb = [
+        {"number": TERM, "rank": last, "step": 8},
+        {"number": KILL, "rank": 0, "step": 33},
+        {"number": KILL, "rank": last, "step": 42},  # an epoch's edge
+        {"number": KILL, "rank": 0, "micro": 7},  # of the start after that: in the middle of a step
+        {"number": KILL, "rank": 0, "validation": 4},
+    ]
+    folder = tmp_path / "disturbed"
+    done, ends = train_on(folder, size, settings, disturb)
+    assert [75] * size in ends
+    assert len(list(folder.glob("disturbed-*"))) == len(disturb)
+    assert_same(tmp_path / "undisturbed", undisturbed, folder, done)
+    lines = [line for line in history(folder) if "val_loss" in line]
+    monitor, pick = settings.get("monitor", "val_loss"), max if settings.get("mode") == "max" else min
+    first_best = pick(lines, key=lambda line: line[monitor])
+    assert [step for step, _ in best(folder)] == ([first_best["step"]] if settings.get("keep_best") else [])
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_killed_at_random_instants_equals_undisturbed(tmp_path, size):
+    settings = {"checkpoint_every": "3 steps", "keep_best": True, "validate_every": 4}
+    undisturbed = train(tmp_path / "undisturbed", size, settings)
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    folder = tmp_path / "disturbed"
+    folder.mkdir()
+    kills = 0
+    while True:
+        ranks = Ranks(run_slowly, size, folder, settings)
+        try:
+            wait_for_lines(folder, dice.randint(4, 20), ranks.processes)
+            time.sleep(dice.uniform(0, 0.03))  # anywhere in a step, a validation or a save
+            with suppress(ProcessLookupError):  # it may just have ended
+                ranks.kill(dice.randrange(size))
+            outcomes = ranks.outcomes()
+        finally:
+            ranks.end()
+        if all(kind == "returned" and what["code"] == 0 for kind, what in outcomes):
+            break
+        kills += any(kind == "killed" for kind, _ in outcomes)
+    assert kills
+    assert_same(tmp_path / "undisturbed", undisturbed, folder, outcomes[0][1])
+
+
+def wait_for_lines(folder, more, processes):
+    """Until so many more lines of metrics are written, or a rank has ended."""
+    path = folder / "metrics" / "metrics.jsonl"
+    size = path.stat().st_size if path.exists() else 0
+    until = time.monotonic() + 30
+    while all(process.is_alive() for process in processes):
+        assert time.monotonic() < until, "ranks that write nothing"
+        if path.exists():
+            with path.open("rb") as file:
+                file.seek(size)
+                if file.read().count(b"\n") >= more:
+                    return
+        time.sleep(0.005)
+
+
+def run_slowly(folder, settings):
+    return run_tiny(folder, settings, callbacks=[Slow()])
+
+
+def train_on_stream(folder, settings, disturb=()):
+    settings = dict(settings)
+    data = Stream(settings.pop("shards_itself"))
+    return run_tiny(folder, settings, disturb, data=data, validation=Stream(), schedule=falling)
+
+
+@pytest.mark.parametrize("shards_itself", [False, True])
+def test_a_stream_of_unknown_length_goes_on_where_it_was(tmp_path, shards_itself):
+    settings = {
+        "shards_itself": shards_itself,
+        "max_epochs": 4,
+        "accumulate": 1,  # a filler is a single sample, of which BatchNorm knows no variance
+        "checkpoint_every": "3 steps",
+        "keep_best": True,
+    }
+    undisturbed = train(tmp_path / "undisturbed", 2, settings, train_on_stream)
+    assert (undisturbed["steps"], undisturbed["epochs"]) == (24, 4)
+    disturb = [
+        {"number": KILL, "rank": 0, "step": 8},
+        {"number": KILL, "rank": 1, "validation": 1},  # the end of an epoch that was saved before it was known as such
+        {"number": KILL, "rank": 1, "step": 23},
+    ]
+    done, ends = train_on(tmp_path / "disturbed", 2, settings, disturb, train_on_stream)
+    assert len(ends) == 3
+    assert_same(tmp_path / "undisturbed", undisturbed, tmp_path / "disturbed", done)
+    lines = history(tmp_path / "disturbed")
+    assert [line["step"] for line in lines if "val_loss" in line] == [6, 12, 18, 24]
+
+
+def test_early_stopping_comes_at_the_same_step(tmp_path):
+    settings = {"max_epochs": 60, "patience": 2, "min_delta": 0.02, "validate_every": 5, "checkpoint_every": "5 steps"}
+    undisturbed = train(tmp_path / "undisturbed", 2, settings)
+    assert undisturbed["steps"] < 300
+    bad = undisturbed["steps"] - 3  # between the first bad validation and the second
+    disturb = [{"number": KILL, "rank": 0, "step": bad}, {"number": KILL, "rank": 1, "step": undisturbed["steps"]}]
+    done, _ = train_on(tmp_path / "disturbed", 2, settings, disturb)
+    assert_same(tmp_path / "undisturbed", undisturbed, tmp_path / "disturbed", done)
+    again = train(tmp_path / "disturbed", 2, settings)
+    assert again == done, "it was over, and stays so"
+
+
+def test_what_is_done_is_done(tmp_path):
+    done = train(tmp_path, 2)
+    before = history(tmp_path)
+    assert train(tmp_path, 2) == done
+    assert history(tmp_path) == before
+
+
+def test_more_epochs_go_on_from_the_end_of_the_last(tmp_path):
+    train(tmp_path, 1, {"max_epochs": 2}, train_without_schedule)
+    done = train(tmp_path, 1, {"max_epochs": 3}, train_without_schedule)
+    assert (done["steps"], done["epochs"]) == (18, 3)
+    assert [line["epoch"] for line in history(tmp_path)] == [step // 6 for step in range(18)]
+
+
+def falling(optimizer, _total_steps):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 6, 0.5)
+
+
+def train_without_schedule(folder, settings, disturb=()):
+    return run_tiny(folder, settings, disturb, schedule=None)
+
+
+def test_the_time_limit_counts_all_starts(tmp_path):
+    settings = {"max_epochs": None, "max_time_s": 0.8, "checkpoint_every": "2 steps"}
+    disturb = [{"number": TERM, "rank": 1, "step": 8}]
+    done, ends = train_on(tmp_path, 2, settings, disturb, train_without_schedule)
+    assert ends == [[75, 75]]
+    assert done["steps"] > 8
+    elapsed = [line["elapsed_s"] for line in read_metrics(tmp_path / "metrics")]
+    assert elapsed == sorted(elapsed)
+    assert 0.4 < elapsed[-1] < 3
+    assert "val_loss" in history(tmp_path)[-1], "the last step is validated"
+
+
+def validation_of(folder, settings):
+    trainer = Trainer(
+        settings_for(folder, **settings),
+        model=make_model,
+        loss=loss_of,
+        data=Noisy(),
+        validation=Noisy(33, noise=0.0),
+        metrics=hits,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )
+    return trainer.validate()
+
+
+@pytest.mark.parametrize("samples", [4, 33])
+def test_validation_gives_the_same_numbers_on_any_number_of_ranks(tmp_path, samples):
+    train(tmp_path, 2, {"max_epochs": 2})
+    found = [
+        train(tmp_path, size, {"validation_batch_size": samples, "strategy": strategy}, validation_of)
+        for size, strategy in ((1, "ddp"), (2, "ddp"), (3, "ddp"), (3, "fsdp"), (2, "zero2"))
+    ]
+    assert found == [found[0]] * 5
+    assert list(found[0]) == ["val_loss", "val_accuracy"]
+    assert found[0]["val_accuracy"] * 33 == pytest.approx(round(found[0]["val_accuracy"] * 33))
+
+
+def train_sgd(folder, settings):
+    lr = settings.pop("lr")
+    schedule = settings.pop("schedule", None)
+    return run_tiny(
+        folder, settings, schedule=schedule, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=lr)
+    )
+
+
+def test_the_learning_rate_finder_leaves_nothing_but_the_rate(tmp_path):
+    found = train(tmp_path / "found", 2, {"lr": 0.5, "lr_find": True, "workers": 1}, train_sgd)
+    rate = read_metrics(tmp_path / "found" / "metrics")[0]["lr"]
+    assert rate != 0.5
+    given = train(tmp_path / "given", 2, {"lr": rate}, train_sgd)
+    assert_same(tmp_path / "found", found, tmp_path / "given", given)
+
+
+def test_a_rate_that_was_found_outlives_a_restart(tmp_path):
+    settings = {"lr": 0.5, "lr_find": True, "schedule": falling}
+    undisturbed = train(tmp_path / "undisturbed", 1, dict(settings), train_sgd)
+    folder = tmp_path / "disturbed"
+    assert train(folder, 1, settings | {"max_epochs": 3}, train_sgd)["steps"] == 18
+    done = train(folder, 1, dict(settings), train_sgd)
+    assert_same(tmp_path / "undisturbed", undisturbed, folder, done)
+
+
+def test_traces_and_tensorboard_are_there_when_they_are_asked_for(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train(tmp_path, 2, {"profile": "3..4", "tensorboard": True, "max_epochs": 1})
+    for rank in range(2):
+        trace = json.loads((tmp_path / "metrics" / "profile" / f"trace-3-4-rank-{rank:05d}.json").read_text())
+        steps = [event for event in trace["traceEvents"] if event.get("name", "").startswith("Optimizer.step#")]
+        assert len(steps) >= 2
+    events = EventAccumulator(str(tmp_path / "metrics" / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
+    assert len(events.Scalars("val_accuracy")) == 1
+
+
+def test_the_log_tells_what_runs_and_how_it_goes(tmp_path, capfd):
+    done = train(tmp_path, 2, {"max_steps": 20, "log_every": 10})
+    said = capfd.readouterr().out.splitlines()
+    assert said[0] == "ddp, 2 x cpu, fp32, 146 parameters, clipped at 1, step 0 of 20"
+    logged = [line for line in said if "samples/s" in line]
+    assert [line.split("  ")[0] for line in logged] == ["step 10/20", "step 20/20"]
+    assert said[-1] == f"fingerprint sha256={done['fingerprint']}"
+
+
+def loss_with_more(model, batch):
+    x, y = batch
+    scores = model(x)
+    return nn.functional.cross_entropy(scores, y), {"certainty": scores.softmax(1).amax(1).mean()}
+
+
+def train_with_more(folder, settings):
+    return run_tiny(folder, settings, loss=loss_with_more)
+
+
+def test_a_line_has_the_mean_of_all_that_the_loss_function_says(tmp_path):
+    train(tmp_path, 3, {"max_epochs": 1}, train_with_more)
+    lines = read_metrics(tmp_path / "metrics")
+    for line in lines:
+        assert 0.5 <= line["certainty"] <= 1
+        assert list(line["seconds"])[:4] == ["data", "forward", "backward", "optimizer"]
+        assert line["norm"] > 0
+        assert line["samples_per_s"] > 0
+    assert 0.5 <= lines[-1]["val_certainty"] <= 1
+
+
+def train_alone(folder, settings):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        del os.environ[name]
+    return run_tiny(folder, settings)
+
+
+@pytest.mark.parametrize("strategy", ["none", "ddp", "fsdp"])
+def test_it_runs_under_plain_python(tmp_path, strategy):
+    assert train(tmp_path, 1, {"strategy": strategy, "max_steps": 3}, train_alone)["steps"] == 3
+
+
+def test_early_stopping_needs_something_to_go_by():
+    parts = {"model": nn.Linear(1, 1), "loss": loss_of, "data": Noisy(), "optimizer": torch.optim.SGD}
+    for setting in ({"patience": 1}, {"keep_best": True}):
+        with pytest.raises(BadSettings, match="expected validation data, got none"):
+            Trainer(Settings(max_steps=1, **setting), **parts)

@@ -1,0 +1,122 @@
+"""Runs a function on N gloo ranks, each a process of its own, and brings back what each returned."""
+
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+# Here, once, and not in every rank: what training imports takes seconds, a fork takes none.
+import torch
+import torch._dynamo
+import torch.distributed.checkpoint
+import torch.distributed.fsdp
+import torch.distributed.optim
+
+_LIMIT_S = 90.0
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def world_environment(rank: int, size: int, port: int, local_size: int | None = None) -> dict[str, str]:
+    local = local_size or size
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(rank % local),
+        "LOCAL_WORLD_SIZE": str(local),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def _entry(environ: Mapping[str, str], pipe: Any, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    os.environ.update(environ)
+    torch.set_num_threads(1)
+    try:
+        answer = ("returned", work(*args))
+    except SystemExit as error:
+        answer = ("exited", error.code)
+    except BaseException:
+        answer = ("raised", traceback.format_exc())
+    pipe.send_bytes(pickle.dumps(answer))
+    pipe.close()
+    os._exit(0)  # teardown of process groups is not what these tests are about
+
+
+class Ranks:
+    """Ranks that run. `results()` waits for all and gives what each returned; a rank that raised fails the test."""
+
+    def __init__(
+        self,
+        work: Callable[..., Any],
+        size: int,
+        *args: Any,
+        env: Mapping[str, str] | None = None,
+        local_size: int | None = None,
+    ) -> None:
+        # By fork: torch is imported already. Pytest's own process never makes a process group.
+        context = multiprocessing.get_context("fork")
+        port = free_port()
+        self._pipes = []
+        self.processes = []
+        for rank in range(size):
+            ours, theirs = context.Pipe(duplex=False)
+            environ = {**world_environment(rank, size, port, local_size), **(env or {})}
+            process = context.Process(target=_entry, args=(environ, theirs, work, args))
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self.processes.append(process)
+
+    def kill(self, rank: int | None = None, sig: int = signal.SIGKILL) -> None:
+        for number, process in enumerate(self.processes):
+            if rank in (None, number) and process.pid is not None:
+                os.kill(process.pid, sig)
+
+    def outcomes(self, limit_s: float = _LIMIT_S) -> list[tuple[str, Any]]:
+        """("returned", value), ("exited", code), ("raised", traceback) or ("killed", exit code), by rank."""
+        try:
+            return [self._outcome(number, limit_s) for number in range(len(self.processes))]
+        finally:
+            self.end()
+
+    def _outcome(self, number: int, limit_s: float) -> tuple[str, Any]:
+        pipe, process = self._pipes[number], self.processes[number]
+        if not pipe.poll(limit_s):
+            raise TimeoutError(f"rank {number} has not ended within {limit_s} s")
+        try:
+            return pickle.loads(pipe.recv_bytes())
+        except EOFError:
+            process.join(limit_s)
+            return ("killed", process.exitcode)
+
+    def results(self, limit_s: float = _LIMIT_S) -> list[Any]:
+        outcomes = self.outcomes(limit_s)
+        for number, (kind, what) in enumerate(outcomes):
+            assert kind == "returned", f"rank {number} {kind}:\n{what}"
+        return [what for _, what in outcomes]
+
+    def end(self) -> None:
+        for process in self.processes:
+            if process.is_alive():
+                process.kill()
+            process.join()
+            process.close()
+        for pipe in self._pipes:
+            pipe.close()
+        self.processes = []
+
+
+def spawn_ranks(work: Callable[..., Any], size: int, *args: Any, **options: Any) -> list[Any]:
+    """What `work(*args)` returned on each of `size` ranks; RANK and all that are in each one's environment."""
+    return Ranks(work, size, *args, **options).results()

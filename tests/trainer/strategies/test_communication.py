@@ -1,0 +1,76 @@
+"""What goes over the wire, and when: counted in torch's own profile."""
+
+from collections import Counter
+
+import pytest
+import torch
+from ranks import spawn_ranks
+from strategy_trials import Trial, loss_of, pixel_batch, pixels, share, start
+from torch.profiler import ProfilerActivity, profile
+
+from trainer.strategies import StrategySettings
+
+MICRO_BATCHES = 3
+SUMS = ("all_reduce", "allreduce", "reduce_scatter")
+GATHERS = ("all_gather", "allgather")
+
+
+def _talk(trial):
+    """Kinds of messages of each micro-batch of the third step, and of `step` itself."""
+    torch.set_num_threads(1)
+    strategy, world = start(trial)
+    found = []
+    for step in range(3):  # in the second, DDP tells all ranks its new buckets
+        mine = share(trial.batch(step), world.rank, world.size)
+        found = []
+        for micro in range(MICRO_BATCHES):
+            with profile(activities=[ProfilerActivity.CPU]) as seen:
+                with strategy.forward_context(sync=micro == MICRO_BATCHES - 1):
+                    loss = loss_of(strategy.model, share(mine, micro, MICRO_BATCHES))
+                strategy.backward(loss)
+            found.append(_messages(seen))
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            strategy.step()
+        found.append(_messages(seen))
+    return found
+
+
+def _messages(seen):
+    return Counter(event.name.removeprefix("gloo:") for event in seen.events() if event.name.startswith("gloo:"))
+
+
+def _count(messages, kinds):
+    return sum(count for name, count in messages.items() if name.startswith(kinds))
+
+
+def _of_rank_0(strategy, ranks=2, **others):
+    shard_size = 2 if strategy == "hsdp" else None
+    return spawn_ranks(_talk, ranks, Trial(StrategySettings(strategy=strategy, shard_size=shard_size), **others))[0]
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), [("ddp", 2), ("zero1", 2), ("zero2", 2), ("fsdp", 2), ("hsdp", 4)])
+def test_gradients_are_summed_in_the_last_micro_batch_only(strategy, ranks):
+    *micro_batches, step = _of_rank_0(strategy, ranks)
+    assert [_count(messages, SUMS) > 0 for messages in micro_batches] == [False, False, True], micro_batches
+    assert _count(step, SUMS) == 0
+
+
+def test_ddp_sends_nothing_at_all_before_the_last():
+    first, second, _, step = _of_rank_0("ddp")
+    assert not first and not second and not step
+
+
+def test_zero1_sends_each_ranks_parameters_in_one_message():
+    assert _of_rank_0("zero1")[-1] == {"broadcast": 2}
+
+
+def test_zero2_keeps_gathered_parameters_until_the_step_and_fsdp_does_not():
+    zero2, fsdp = ([_count(messages, GATHERS) for messages in _of_rank_0(name)] for name in ("zero2", "fsdp"))
+    groups = 4  # three blocks and the rest
+    assert zero2 == [groups, 0, 0, 0]
+    assert fsdp == [groups + 3, groups + 3, groups + 3, 0]
+
+
+def test_buffers_go_round_once_a_step_in_one_message():
+    first, second, third, _ = _of_rank_0("fsdp", model=pixels, batch=pixel_batch)
+    assert [messages["broadcast"] for messages in (first, second, third)] == [1, 0, 0]

@@ -1,0 +1,109 @@
+"""Settings that cannot work are refused before anything is built, all problems at once."""
+
+import pytest
+import torch
+from ranks import spawn_ranks
+from strategy_trials import sgd, words
+from torch import nn
+
+from trainer.errors import BadSettings
+from trainer.strategies import NAMES, StrategySettings, build, needs_group, summary
+from trainer.strategies.settings import check
+from trainer.world import World, join
+
+CPU = torch.device("cpu")
+ALONE = World(0, 1, 0, 1, CPU)
+FOUR = World(0, 4, 0, 4, CPU, backend="gloo")
+
+
+@pytest.mark.parametrize(
+    ("settings", "world", "says"),
+    [
+        ({"strategy": "none"}, FOUR, "strategy: none trains in one process, got a world of 4\nhint: use ddp"),
+        ({"strategy": "dp"}, FOUR, "strategy: dp trains in one process, got a world of 4"),
+        ({"strategy": "zero2"}, ALONE, "strategy: zero2 expected a process group, got none\nhint: make the world"),
+        ({"strategy": "fsdp"}, ALONE, "expected a process group"),
+        ({"strategy": "hsdp", "shard_size": 3}, FOUR, "shard_size: expected a divisor of the world's 4 ranks, got 3"),
+        ({"strategy": "hsdp", "shard_size": 0}, FOUR, "got 0"),
+        ({"strategy": "hsdp"}, World(0, 4, 0, 3, CPU, backend="gloo"), "shard_size: the ranks of a node: expected a"),
+        ({"strategy": "fsdp", "shard_size": 2}, FOUR, "shard_size: expected with strategy hsdp only, got it with fsdp"),
+        ({"strategy": "fspd"}, FOUR, "strategy: expected one of none, dp, ddp, zero1, zero2, fsdp, hsdp, got 'fspd'"),
+        ({"strategy": "zero3"}, FOUR, "hint: did you mean zero"),
+        ({"precision": "bf61"}, FOUR, "precision: expected one of fp32, tf32, bf16, fp16, got 'bf61'\nhint: did you"),
+        (
+            {"strategy": "none", "precision": "fp16"},
+            World(0, 1, 0, 1, torch.device("meta")),
+            "precision: fp16 does not exist on meta\nhint: use fp32",
+        ),
+        ({"strategy": "dp", "compile": True}, ALONE, "compile: does not go with strategy dp"),
+        ({"clip_norm": 0.0}, FOUR, "clip_norm: expected a number above 0, got 0.0"),
+        ({"clip_norm": float("nan")}, FOUR, "clip_norm: expected a number above 0, got nan"),
+    ],
+)
+def test_what_cannot_work_is_refused(settings, world, says):
+    with pytest.raises(BadSettings) as error:
+        build(words(), world, StrategySettings(**settings), sgd)
+    assert says in str(error.value)
+
+
+def test_all_problems_are_told_at_once():
+    with pytest.raises(BadSettings) as error:
+        check(StrategySettings(strategy="none", precision="fp8", clip_norm=-1.0, shard_size=2), FOUR)
+    assert [line.split(":")[0] for line in str(error.value).splitlines() if not line.startswith("hint")] == [
+        "strategy",
+        "precision",
+        "clip_norm",
+        "shard_size",
+    ]
+
+
+def test_every_name_works_in_a_world_that_suits_it():
+    for name in NAMES:
+        check(StrategySettings(strategy=name), ALONE if name in ("none", "dp") else FOUR)
+    assert [name for name in NAMES if needs_group(name)] == ["zero2", "fsdp", "hsdp"]
+
+
+def test_a_model_that_cannot_be_trained_is_refused():
+    frozen = words().requires_grad_(False)
+    with pytest.raises(BadSettings, match="Words has no parameter to train"):
+        build(frozen, ALONE, StrategySettings(strategy="none"), sgd)
+    with torch.device("meta"):
+        empty = nn.Linear(2, 2)
+    with pytest.raises(BadSettings, match="weight is on the meta device"):
+        build(empty, ALONE, StrategySettings(strategy="none"), sgd)
+
+
+def _refusal(strategy):
+    """What is said of an optimizer that was made of the parameters before they were dealt out."""
+    model = words()
+    optimizer = sgd(model.parameters())
+    try:
+        build(model, join(group=True, device="cpu"), StrategySettings(strategy=strategy), lambda _: optimizer)
+    except BadSettings as error:
+        return str(error)
+
+
+def test_an_optimizer_of_parameters_that_are_no_more_is_refused():
+    [said] = spawn_ranks(_refusal, 1, "fsdp")
+    assert said.startswith("optimizer: 20 of its parameters are not the model's\nhint: make it inside")
+    assert spawn_ranks(_refusal, 1, "ddp") == [None]
+
+
+def _summary(settings):
+    world = join(group=True, device="cpu")
+    return summary(build(words(), world, settings, sgd))
+
+
+def test_the_summary_names_what_was_asked_for():
+    plain = summary(build(words(), ALONE, StrategySettings(strategy="none"), sgd))
+    assert plain == "none, 1 x cpu, fp32, 1.5k parameters"
+    said = _said(StrategySettings(strategy="hsdp", shard_size=1, precision="bf16", clip_norm=0.5), 2)
+    assert said == "hsdp (2 copies), 2 x cpu, bf16, 1.5k parameters, 3 blocks, clipped at 0.5"
+    said = _said(StrategySettings(strategy="ddp", activation_checkpointing=True), 2)
+    assert said == "ddp, 2 x cpu, fp32, 1.5k parameters, 3 blocks recomputed"
+
+
+def _said(settings, ranks):
+    [said, *others] = spawn_ranks(_summary, ranks, settings)
+    assert all(other == said for other in others)
+    return said

@@ -1,0 +1,169 @@
+"""Predictions: the same file whatever the number of ranks, killed or not; each sample once."""
+
+import json
+import random
+import re
+import signal
+import time
+
+import pytest
+from ranks import Ranks, spawn_ranks
+
+from trainer.checkpoint_files import catalog
+from trainer.tasks import gpt, resnet
+
+NET = ["--model", "shufflenet_v2_x0_5", "--pixels", "16", "--validation-images", "230", "--validation-batch-size", "4"]
+TEXT = ["--layers", "1", "--width", "16", "--heads", "2", "--context", "32"]
+
+
+def train(main, folder, *args):
+    """A few steps; what the last validation of them found."""
+    always = ["--checkpoint-dir", str(folder), "--out", str(folder.parent / "metrics")]
+    assert spawn_ranks(main, 1, [*args, *always, "--strategy", "none"]) == [0]
+    [entry] = catalog.entries(folder)
+    return catalog.read_manifest(entry).info
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("net") / "checkpoints"
+    info = train(resnet.main, folder, *NET, "--max-steps", "12", "--batch-size", "16", "--lr", "0.05")
+    return folder, info
+
+
+@pytest.fixture(scope="module")
+def whole(net, tmp_path_factory):
+    """What one rank writes."""
+    out = tmp_path_factory.mktemp("whole") / "out.jsonl"
+    assert predicted(net[0], out, 1) == [0]
+    return out.read_bytes()
+
+
+def arguments(folder, out):
+    return [*NET, "--predict", str(out), "--checkpoint", str(folder)]
+
+
+def predicted(folder, out, size):
+    return spawn_ranks(resnet.main, size, arguments(folder, out))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_number_of_ranks_does_not_matter(net, whole, tmp_path, size):
+    assert predicted(net[0], tmp_path / "out.jsonl", size) == [0] * size
+    assert (tmp_path / "out.jsonl").read_bytes() == whole
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "out.jsonl.about.json"]
+
+
+def test_each_image_has_its_line_in_order(net, whole):
+    lines = [json.loads(line) for line in whole.splitlines()]
+    assert [line["index"] for line in lines] == list(range(230))
+    assert [line["label"] for line in lines] == [(4096 + index) % 10 for index in range(230)]
+    assert all(0.1 <= line["probability"] <= 1 and 0 <= line["prediction"] < 10 for line in lines)
+    right = sum(line["label"] == line["prediction"] for line in lines)
+    assert right / 230 == pytest.approx(net[1]["val_accuracy"]), "what validation found in the training"
+
+
+def killed_midway(ranks, out, chance, sig, rank=None):
+    """Strike when some shards are there and others are not; how many were."""
+    limit = time.monotonic() + 60
+    wanted = chance.randint(1, 25)
+    while len(shards(out)) < wanted:
+        assert time.monotonic() < limit, "no shards appear"
+        time.sleep(0.001)
+    ranks.kill(rank, sig)
+    return wanted
+
+
+def shards(out):
+    folder = out.with_name(out.name + ".parts")
+    return list(folder.glob("0*")) if folder.exists() else []
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1)])
+def test_killed_and_resumed_with_another_number_of_ranks(net, whole, tmp_path, capfd, before, after):
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    out = tmp_path / "out.jsonl"
+    ranks = Ranks(resnet.main, before, arguments(net[0], out))
+    killed_midway(ranks, out, random.Random(seed), signal.SIGKILL)
+    assert {kind for kind, _ in ranks.outcomes()} <= {"killed", "raised"}, "the fault did not fire"
+    assert not out.exists()
+    kept = {path.name: path.stat().st_mtime_ns for path in shards(out)}
+    capfd.readouterr()
+    ranks = Ranks(resnet.main, after, arguments(net[0], out))
+    assert ranks.results() == [0] * after
+    assert out.read_bytes() == whole
+    said = re.search(r"230 samples in 58 shards, (\d+) of them to do", capfd.readouterr().out)
+    assert said is not None and int(said[1]) == 58 - len(kept) < 58
+
+
+@pytest.mark.parametrize("asked", [None, 0, 1], ids=["all", "first", "second"])
+def test_asked_to_stop_it_keeps_what_is_done(net, whole, tmp_path, asked):
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    out = tmp_path / "out.jsonl"
+    ranks = Ranks(resnet.main, 2, arguments(net[0], out))
+    at_least = killed_midway(ranks, out, random.Random(seed), signal.SIGTERM, asked)
+    assert ranks.results() == [75, 75]
+    assert at_least <= len(shards(out)) < 58 and not out.exists()
+    assert predicted(net[0], out, 2) == [0, 0]
+    assert out.read_bytes() == whole
+
+
+def test_a_second_start_finds_it_done(net, whole, tmp_path, capfd):
+    out = tmp_path / "out.jsonl"
+    predicted(net[0], out, 1)
+    before = out.stat().st_mtime_ns
+    capfd.readouterr()
+    assert predicted(net[0], out, 2) == [0, 0]
+    assert "is there already" in capfd.readouterr().out
+    assert out.stat().st_mtime_ns == before
+
+
+def test_workers_make_no_difference(net, whole, tmp_path):
+    out = tmp_path / "out.jsonl"
+    assert spawn_ranks(resnet.main, 1, [*arguments(net[0], out), "--workers", "1"]) == [0]
+    assert out.read_bytes() == whole
+
+
+def failed(main, args):
+    """The message that ends it; the same on all ranks."""
+    outcomes = Ranks(main, 2, args).outcomes()
+    texts = {what.strip().rpartition("trainer.errors.")[2] for kind, what in outcomes if kind == "raised"}
+    assert len(texts) == 1 and len(outcomes) == 2, outcomes
+    return texts.pop()
+
+
+def test_an_unknown_checkpoint(net, tmp_path):
+    said = failed(resnet.main, arguments(tmp_path / "nowhere", tmp_path / "out"))
+    assert said == f"BadSettings: --checkpoint: expected a folder with checkpoints, found none at {tmp_path}/nowhere"
+    assert "expected a checkpoint, found none" in failed(resnet.main, arguments(tmp_path, tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_of_another_model(net, tmp_path):
+    args = [*arguments(net[0], tmp_path / "out"), "--model", "squeezenet1_1"]
+    assert "is of another model" in failed(resnet.main, args)
+
+
+def test_one_checkpoint_by_its_folder(net, whole, tmp_path):
+    assert predicted(net[0] / "step-00000012", tmp_path / "out", 1) == [0]
+    assert (tmp_path / "out").read_bytes() == whole
+
+
+def test_bits_per_byte_of_each_window(tmp_path):
+    text = tmp_path / "text"
+    text.write_bytes(b"the quick brown fox jumps over the lazy dog\n" * 400)
+    args = [*TEXT, "--text", str(text), "--batch-size", "8", "--validation-batch-size", "7"]
+    info = train(gpt.main, tmp_path / "checkpoints", *args, "--max-steps", "20")
+    found = []
+    for size in (1, 2):
+        out = tmp_path / f"out-{size}"
+        ask = [*args, "--predict", str(out), "--checkpoint", str(tmp_path / "checkpoints")]
+        assert spawn_ranks(gpt.main, size, ask) == [0] * size
+        found.append(out.read_bytes())
+    assert found[0] == found[1]
+    lines = [json.loads(line) for line in found[0].splitlines()]
+    assert [line["index"] for line in lines] == list(range((1760 - 1) // 32))
+    mean = sum(line["bits_per_byte"] for line in lines) / len(lines)
+    assert mean == pytest.approx(info["val_bits_per_byte"], abs=1e-4)

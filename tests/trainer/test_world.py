@@ -1,0 +1,164 @@
+import os
+import socket
+import subprocess
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import Ranks, free_port, spawn_ranks
+
+from trainer.errors import BadSettings
+from trainer.world import World, barrier, join, leave
+
+
+def meet():
+    world = join()
+    total = torch.ones(2) * (world.rank + 1)
+    dist.all_reduce(total)
+    said = [None] * world.size
+    dist.all_gather_object(said, world.rank, group=world.control)
+    answer = world, total.tolist(), said
+    barrier(world)
+    leave(world)
+    assert not dist.is_initialized()
+    (rank, size, local, device) = world.rank, world.size, (world.local_rank, world.local_size, world.node), world.device
+    return rank, size, local, str(device), world.backend, world.is_first, *answer[1:]
+
+
+def test_ranks_meet():
+    results = spawn_ranks(meet, 4, local_size=2)
+    for rank, result in enumerate(results):
+        local = (rank % 2, 2, rank // 2)
+        assert result == (rank, 4, local, "cpu", "gloo", rank == 0, [10.0, 10.0], [0, 1, 2, 3])
+
+
+def listeners_of_this_process():
+    world = join()
+    barrier(world)
+    if world.rank != 0:
+        barrier(world)
+        return []
+    listed = subprocess.run(["ss", "-H", "-ltnp"], capture_output=True, text=True, check=True).stdout
+    barrier(world)
+    return [line.split()[3] for line in listed.splitlines() if f"pid={os.getpid()}," in line], os.environ["MASTER_PORT"]
+
+
+def test_the_store_listens_on_its_own_address_alone():
+    listeners, port = spawn_ranks(listeners_of_this_process, 2)[0]
+    assert f"127.0.0.1:{port}" in listeners
+    assert all(listener.startswith("127.0.0.1:") for listener in listeners)
+
+
+def test_alone_there_is_no_group_unless_one_is_asked_for():
+    assert join(environ={}) == World(0, 1, 0, 1, torch.device("cpu"))
+    assert not dist.is_initialized()
+    assert spawn_ranks(make_a_group_alone, 1) == [("gloo", 1, [1.0])]
+
+
+def make_a_group_alone():
+    world = join(group=True, environ={})
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    leave(world)
+    return world.backend, world.size, tensor.tolist()
+
+
+def use_a_group_that_is_there():
+    dist.init_process_group("gloo")
+    world = join()
+    return world.rank == dist.get_rank(), world.size, world.control is not None, world.control is not dist.group.WORLD
+
+
+def test_a_group_that_the_script_has_made_is_used():
+    assert spawn_ranks(use_a_group_that_is_there, 2) == [(True, 2, True, True)] * 2
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "environment: RANK, WORLD_SIZE without MASTER_ADDR, MASTER_PORT"),
+        ({"MASTER_ADDR": "127.0.0.1"}, "environment: MASTER_ADDR without RANK, WORLD_SIZE, MASTER_PORT"),
+        (
+            {"RANK": "first", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
+            "environment: RANK: expected a number, got 'first'",
+        ),
+    ],
+)
+def test_an_environment_that_is_half_set(environ, message):
+    with pytest.raises(BadSettings, match=message):
+        join(environ=environ)
+
+
+def as_the_first_of_two(address, port):
+    return {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize("address", ["192.0.2.7", "no-such-host.invalid"])
+def test_an_address_that_is_not_ours(address):
+    with pytest.raises(BadSettings, match=f"MASTER_ADDR={address}, MASTER_PORT=.*: rank 0 cannot listen there: "):
+        join(environ=as_the_first_of_two(address, free_port()))
+
+
+def test_a_port_that_is_taken():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(BadSettings, match="Address already in use"):
+            join(environ=as_the_first_of_two("127.0.0.1", port))
+
+
+def wait_in_vain():
+    started = time.monotonic()
+    with pytest.raises(Exception, match=r"(?i)tim(ed |e)out"):
+        join(timeout_s=1.0)
+    return time.monotonic() - started
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_who_waits_in_vain_gives_up_in_time(rank):
+    (waited,) = spawn_ranks(wait_in_vain, 1, env={"WORLD_SIZE": "2", "RANK": rank})
+    assert 0.5 < waited < 20
+
+
+def lose_a_peer():
+    world = join()
+    barrier(world)
+    if world.rank == 1:
+        os._exit(1)
+    started = time.monotonic()
+    with pytest.raises(RuntimeError):
+        dist.all_reduce(torch.ones(1))
+    return time.monotonic() - started < 10
+
+
+def test_a_dead_peer_is_seen_at_once():
+    (kind, soon), _ = Ranks(lose_a_peer, 2).outcomes()
+    assert (kind, soon) == ("returned", True)
+
+
+def outlast_the_timeout(gave_up, over):
+    """The first rank stays where it is until the other one has given up waiting for it."""
+    world = join()
+    started = time.monotonic()
+    if world.rank == 1:
+        with pytest.raises(RuntimeError):
+            barrier(world)
+        os.write(over, b".")
+    else:
+        os.read(gave_up, 1)
+    return time.monotonic() - started
+
+
+def test_the_timeout_of_launch_bounds_every_wait():
+    pipe = os.pipe()
+    _, waited = spawn_ranks(outlast_the_timeout, 2, *pipe, env={"LAUNCH_GROUP_TIMEOUT_S": "1"})
+    for fd in pipe:
+        os.close(fd)
+    assert waited > 0.5
+
+
+def test_a_device_that_is_asked_for():
+    assert join(device="meta", environ={}).device.type == "meta"
+    if not torch.cuda.is_available():
+        with pytest.raises(BadSettings, match="device: expected a GPU for cuda, found none"):
+            join(device="cuda", environ={})

@@ -1,0 +1,50 @@
+"""Training that resumes bit for bit: `Checkpointer` for a loop of your own, `Trainer` for one that is written already.
+
+Nothing is imported before it is used, so that `trainer.checkpoint_files` can be read without torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainer.checkpoint.checkpointer import Checkpointer
+    from trainer.checkpoint.models import load_model
+    from trainer.errors import EXIT_RESUME_ME, BadSettings, Fenced, SaveFailed, TrainerError
+    from trainer.loop import Settings, Trainer
+    from trainer.world import World, join, leave
+
+_HOMES = {
+    "Checkpointer": "trainer.checkpoint.checkpointer",
+    "load_model": "trainer.checkpoint.models",
+    "EXIT_RESUME_ME": "trainer.errors",
+    "BadSettings": "trainer.errors",
+    "Fenced": "trainer.errors",
+    "SaveFailed": "trainer.errors",
+    "TrainerError": "trainer.errors",
+    "Settings": "trainer.loop",
+    "Trainer": "trainer.loop",
+    "World": "trainer.world",
+    "join": "trainer.world",
+    "leave": "trainer.world",
+}
+
+__all__ = [
+    "EXIT_RESUME_ME",
+    "BadSettings",
+    "Checkpointer",
+    "Fenced",
+    "SaveFailed",
+    "Settings",
+    "Trainer",
+    "TrainerError",
+    "World",
+    "join",
+    "leave",
+    "load_model",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'trainer' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

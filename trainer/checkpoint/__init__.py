@@ -1,0 +1,6 @@
+"""Exact, verified, asynchronous checkpoints of a training that runs on any number of ranks."""
+
+from trainer.checkpoint.checkpointer import Checkpointer
+from trainer.checkpoint.models import load_model
+
+__all__ = ["Checkpointer", "load_model"]

@@ -1,0 +1,366 @@
+"""Checkpointer: what a training loop needs to be resumed exactly, in four calls: load, after_step, finish, close."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.optim import Optimizer
+
+from trainer.checkpoint.contents import Stateful, Subjects, gather
+from trainer.checkpoint.fingerprint import fingerprint
+from trainer.checkpoint.loading import Loaded, Reader, read_patiently
+from trainer.checkpoint.memory import MemoryTier, open_memory_tier
+from trainer.checkpoint.saving import Outcome, Saver, Shelf
+from trainer.checkpoint.team import Team
+from trainer.checkpoint_files import catalog, commit
+from trainer.checkpoint_files.catalog import Entry
+from trainer.checkpoint_files.durable import make_folder
+from trainer.checkpoint_files.fence import Claim
+from trainer.checkpoint_files.layout import folder_name
+from trainer.checkpoint_files.manifest import Manifest, Value
+from trainer.errors import BadSettings, CheckpointDamaged, Fenced, SaveFailed, TrainerError
+from trainer.stopping import StopRequest, Votes
+from trainer.wire import Every, Launched, Wire
+from trainer.world import World, cpu_group, join
+
+log = logging.getLogger("trainer")
+_MOST_FAILURES = 3  # saves in a row that fail before there is no point in training on
+_KEEP = 3
+
+
+class Checkpointer:
+    """Saves and resumes the state of a training on any number of ranks.
+
+    All ranks make the same calls. `state` are objects whose state is one for all (scheduler, scaler, data): rank 0's
+    word counts. What is in `per_rank` is kept for each rank. The random generators are kept always.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path | None = None,
+        *,
+        model: nn.Module | Mapping[str, nn.Module],
+        optimizer: Optimizer | Mapping[str, Optimizer] | None = None,
+        state: Mapping[str, Stateful] | None = None,
+        per_rank: Mapping[str, Stateful] | None = None,
+        every: str | None = None,
+        keep: int | None = None,
+        total_steps: int | None = None,
+        world: World | None = None,
+        asynchronous: bool = True,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        launched = Launched.from_environment()
+        self.folder = Path(folder or launched.checkpoint_dir or "checkpoints")
+        self.total_steps = total_steps
+        self.loaded: Loaded | None = None
+        self._launched = launched
+        models = {"": model} if isinstance(model, nn.Module) else model
+        self._world = world or join(device=_device_of(models))
+        self._every = Every.parse(launched.checkpoint_every if every is None else every)
+        self._keep = next(number for number in (keep, launched.checkpoint_keep, _KEEP) if number is not None)
+        if self._keep < 1:
+            raise BadSettings(f"keep: expected at least 1 checkpoint, got {self._keep}")
+        self._subjects = Subjects(
+            models=models,
+            optimizers={} if optimizer is None else {"": optimizer} if isinstance(optimizer, Optimizer) else optimizer,
+            shared=state or {},
+            per_rank=per_rank or {},
+        )
+        if self._world.is_first:
+            _warn_of_own_state(self._subjects)
+        self._asynchronous, self._now = asynchronous, now
+        self._team = _team(self._world)
+        self._votes = Votes(self._world.control, now)
+        self._wire = Wire(launched.progress)
+        self._stop = StopRequest()
+        self._stop.listen()
+        self._saver: Saver | None = None
+        self._memory: MemoryTier | None = None
+        self._saved_step = 0
+        self._prepared = False
+        self._saved_at = self._remembered_at = now()
+
+    # -- the four calls
+
+    def load(self) -> int:
+        """Put the newest whole state into the objects; its step, or 0 where there is none. Raises Fenced."""
+        claim = self._take_over()
+        shelf = Shelf(self.folder, claim, self._keep, self._launched.run_dir)
+        self._saver = Saver(shelf, self._team, self._world, asynchronous=self._asynchronous, on_commit=self._committed)
+        self._memory = open_memory_tier(self._launched, self._world, self._team, asynchronous=self._asynchronous)
+        newest = self._team.tell(max(catalog.steps(self.folder), default=0) if self._team.is_first else 0)
+        self.loaded = self._load_from_memory(newest) or self._load_from_disk()
+        step = self.loaded.step if self.loaded else 0
+        if self._memory is not None:
+            self._memory.forget_after(step)
+        if self.loaded is not None and not self.loaded.from_memory:
+            self._saver.believe(step)
+            self._saved_step = step
+            self._wire.report(checkpoint=step)
+        self._saved_at = self._remembered_at = self._now()
+        return step
+
+    def after_step(self, step: int, info: Mapping[str, Value] | None = None) -> bool:
+        """After every optimizer step: save when it is time to. True: all is saved and a stop was asked for; leave.
+
+        Whoever leaves then with exit code 75 is started again. Raises Fenced and SaveFailed.
+        """
+        self._wire.report_step(step, self.total_steps)
+        if not self._prepared:
+            self._prepare()
+        save = self._every.steps is not None and step % self._every.steps == 0
+        remember = self._memory is not None and _multiple(step, self._memory.every)
+        if self._votes.due(step):
+            stop, late, stale, fenced, failed = self._votes.vote(step, self._flags())
+            if fenced or failed:
+                self._give_up()
+            if stop:
+                if not self._save_surely(step, info):
+                    log.warning("step %d could not be saved: the next start goes on from an older one", step)
+                return True
+            save, remember = save or late, remember or stale
+        if save:
+            self.save(step, info)
+        elif remember:
+            self._remember(step, info)
+        return False
+
+    def finish(self, step: int, info: Mapping[str, Value] | None = None) -> str:
+        """The training is over: save the end, tell its fingerprint, say that the work is done. Raises SaveFailed."""
+        if not self._save_surely(step, info):
+            self._give_up()
+        mark = self._team.tell(fingerprint(self._entry(step)) if self._team.is_first else "")
+        total = {} if self.total_steps is None else {"total_steps": self.total_steps}
+        self._wire.report(step=step, **total, **({"fingerprint": mark} if self._team.is_first else {}))
+        self._wire.report(done=True)
+        self.close()
+        return mark
+
+    def close(self) -> None:
+        """Wait for what is being written, and handle signals no more."""
+        for saver in (self._saver, self._memory.saver if self._memory else None):
+            if saver is not None:
+                saver.wait()
+        self._stop.unlisten()
+        self._wire.close()
+
+    # -- more of them
+
+    def save(
+        self, step: int, info: Mapping[str, Value] | None = None, *, wait: bool = False, best: bool = False
+    ) -> None:
+        """Save now, whatever the interval. `best`: keep this one apart, in the place of the best one before."""
+        if step == self._saved_step:
+            if best:
+                self._keep_best(step)
+        else:
+            self._opened().save(step, gather(self._subjects, self._world), info or {}, best=best)
+            self._saved_step = step
+            self._saved_at = self._remembered_at = self._now()
+        if wait:
+            self.wait()
+
+    def wait(self) -> Outcome | None:
+        """How the last save ended, once it has."""
+        outcome = self._opened().wait()
+        if outcome is not None and outcome.path is None and outcome.step == self._saved_step:
+            self._saved_step = 0
+        return outcome
+
+    def ask_to_stop(self) -> None:
+        """As a SIGTERM to this rank would."""
+        self._stop.ask()
+
+    @property
+    def stop_asked(self) -> bool:
+        """On this rank; the others learn of it at the next vote."""
+        return self._stop.asked
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+
+    # -- inside
+
+    def _opened(self) -> Saver:
+        if self._saver is None:
+            raise RuntimeError("Checkpointer: load() comes first, in a new training too")
+        return self._saver
+
+    def _entry(self, step: int) -> Entry:
+        return Entry("step", step, self.folder / folder_name(step))
+
+    def _take_over(self) -> Claim:
+        claim, problem, fenced = self._team.tell(self._claim() if self._team.is_first else (None, "", False))
+        if fenced:
+            raise Fenced(problem)
+        if claim is None:
+            raise TrainerError(f"{self.folder}: expected a folder for checkpoints: {problem}")
+        return claim
+
+    def _claim(self) -> tuple[Claim | None, str, bool]:
+        """The claim; or why there is none, and whether that is because somebody newer has it."""
+        try:
+            make_folder(self.folder)
+            attempt = self._launched.attempt if self._launched.run_dir else None
+            return commit.take_over(self.folder, attempt, self._launched.generation), "", False
+        except Fenced as error:
+            return None, str(error), True
+        except (OSError, TrainerError) as error:
+            return None, str(error), False
+
+    def _save_surely(self, step: int, info: Mapping[str, Value] | None) -> bool:
+        """Save and wait, more than once if it must be. Raises Fenced."""
+        for _ in range(_MOST_FAILURES):
+            self.save(step, info)
+            outcome = self.wait()
+            if self._saved_step == step:
+                return True
+            if outcome is not None and outcome.fenced:
+                self._give_up()
+        return False
+
+    def _load_from_disk(self) -> Loaded | None:
+        passed_over: set[int] = set()
+        while True:
+            found = self._team.tell(self._newest(passed_over) if self._team.is_first else None)
+            if found is None:
+                return None
+            entry, manifest = found
+            reader = Reader(entry.path, manifest, self._subjects, self._world)
+            reader.prepare()
+            problems = [said for said in self._team.exchange(read_patiently(reader)) if said[0]]
+            if not problems:
+                reader.apply()
+                return Loaded(entry.step, entry.path, manifest.world_size, from_memory=False, info=manifest.info)
+            passed_over.add(entry.step)
+            if self._team.is_first:
+                self._reject(entry, "; ".join(dict.fromkeys(said for said, _ in problems)), any(d for _, d in problems))
+
+    def _newest(self, passed_over: set[int]) -> tuple[Entry, Manifest] | None:
+        for step in reversed(catalog.steps(self.folder)):
+            if step not in passed_over:
+                entry = self._entry(step)
+                try:
+                    return entry, catalog.read_manifest(entry)
+                except CheckpointDamaged as error:
+                    self._reject(entry, str(error), damaged=True)
+                except OSError as error:
+                    self._reject(entry, str(error), damaged=False)
+        return None
+
+    def _reject(self, entry: Entry, problem: str, damaged: bool) -> None:
+        """Pass over a checkpoint; one that is damaged gets another name, so that nobody trips over it again."""
+        log.warning("falling back to the checkpoint before step %d: %s", entry.step, problem)
+        if damaged:
+            try:
+                log.warning("it was set aside as %s", commit.set_aside(entry))
+            except OSError as error:
+                log.warning("it could not be set aside: %s", error)
+
+    def _load_from_memory(self, newest_on_disk: int) -> Loaded | None:
+        memory = self._memory
+        if memory is None:
+            return None
+        common = set.intersection(*(set(steps) for steps in self._team.exchange(memory.steps(self._world))))
+        step, _ = max(common, default=(0, ""))
+        if step <= newest_on_disk:
+            return None
+        manifest = memory.manifest(step, self._world)
+        problem = "it has gone"
+        if manifest is not None:
+            reader = Reader(memory.entry(step).path, manifest, self._subjects, self._world)
+            reader.prepare()
+            problem, _ = read_patiently(reader)
+        problems = [said for said in self._team.exchange(problem) if said]
+        if problems or manifest is None:
+            if self._team.is_first:
+                log.warning("the snapshot of step %d in memory is not whole: %s", step, problems[0])
+            return None
+        reader.apply(self._team if len(memory.node.ranks) < self._world.size else None)
+        return Loaded(step, memory.entry(step).path, manifest.world_size, from_memory=True, info=manifest.info)
+
+    def _prepare(self) -> None:
+        """Once, after the first step, when optimizers have their state: plan, and have the memory ready in time."""
+        self._prepared = True
+        if self._asynchronous and self._every != Every():
+            self._opened().reserve(gather(self._subjects, self._world))
+
+    def _remember(self, step: int, info: Mapping[str, Value] | None) -> None:
+        memory = self._memory
+        if memory is not None and memory.enabled is not False:
+            contents = gather(self._subjects, self._world, speaks=memory.node.is_first)
+            if memory.fits(contents, self._team):
+                memory.saver.save(step, contents, info or {})
+        self._remembered_at = self._now()
+
+    def _flags(self) -> list[bool]:
+        """Stop asked for; time to save, on disk and in memory; fenced; saving has failed too often."""
+        now, saver = self._now(), self._opened()
+        seconds = self._every.seconds
+        memory_s = self._memory.every.seconds if self._memory else None
+        first = self._team.is_first  # one clock counts
+        return [
+            self._stop.asked,
+            first and seconds is not None and now - self._saved_at >= seconds,
+            first and memory_s is not None and now - self._remembered_at >= memory_s,
+            saver.last is not None and saver.last.fenced,
+            saver.failures >= _MOST_FAILURES,
+        ]
+
+    def _give_up(self) -> None:
+        outcome = self._opened().wait()
+        problem = outcome.problem if outcome else "nothing was saved"
+        if outcome is not None and outcome.fenced:
+            log.warning("%s", problem)
+            raise Fenced(problem)
+        raise SaveFailed(f"{self.folder}: {_MOST_FAILURES} saves in a row have failed, the last one with: {problem}")
+
+    def _keep_best(self, step: int) -> None:
+        outcome = self._opened().wait()
+        if self._team.is_first and (outcome is None or outcome.path is not None or outcome.step != step):
+            try:
+                self._opened().keep_best(step)
+            except (Fenced, OSError, CheckpointDamaged) as error:  # fenced: the next save says so to all
+                log.warning("the best checkpoint could not be kept apart: %s", error)
+
+    def _committed(self, step: int) -> None:
+        self._wire.report(checkpoint=step)
+
+
+def _device_of(models: Mapping[str, nn.Module]) -> torch.device | None:
+    """Where the training runs, as far as the first parameter tells."""
+    return next((parameter.device for model in models.values() for parameter in model.parameters()), None)
+
+
+def _warn_of_own_state(subjects: Subjects) -> None:
+    for key, optimizer in subjects.optimizers.items():
+        own = type(optimizer).state_dict is not Optimizer.state_dict
+        if own and not isinstance(optimizer, ZeroRedundancyOptimizer):
+            log.warning(
+                "%s%s has a state_dict() of its own: only its .state and .param_groups are kept\n"
+                "hint: keep the optimizer itself in `state` or `per_rank` as well if there is more to it",
+                type(optimizer).__name__, f" ({key})" if key else "",
+            )  # fmt: skip
+
+
+def _multiple(step: int, every: Every) -> bool:
+    return every.steps is not None and step % every.steps == 0
+
+
+def _team(world: World) -> Team:
+    if world.control is None:
+        return Team(None, (0,), 0)
+    return Team(cpu_group(), tuple(range(world.size)), world.rank)

@@ -1,0 +1,128 @@
+"""What goes into a checkpoint: tensors by name and JSON documents, gathered from the objects of the training."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+
+from trainer.checkpoint.generators import state_of_generators
+from trainer.checkpoint.names import ModelNames
+from trainer.checkpoint.optimizers import OptimizerNames
+from trainer.checkpoint.tree import is_sharded, to_json
+from trainer.errors import TrainerError
+from trainer.world import World
+
+SHARED = "shared"  # rank 0's word, for all
+
+
+def of_rank(rank: int) -> str:
+    """The document of what is this rank's alone."""
+    return f"rank/{rank:05d}"
+
+
+def optimizer_of_rank(rank: int) -> str:
+    """The document of a sharded optimizer's values on this rank."""
+    return f"optimizer/{rank:05d}"
+
+
+class Stateful(Protocol):
+    """Anything whose state can be taken and put back."""
+
+    def state_dict(self) -> Any: ...
+    def load_state_dict(self, state: Any, /) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Subjects:
+    """The objects of a training whose state is kept."""
+
+    models: Mapping[str, nn.Module]
+    optimizers: Mapping[str, Optimizer]
+    shared: Mapping[str, Stateful]
+    per_rank: Mapping[str, Stateful]
+
+    @property
+    def buffers_follow_first_rank(self) -> bool:
+        """DDP gives all ranks the buffers of rank 0 before each forward; then rank 0's are all there is to keep."""
+        return all(
+            isinstance(model, DistributedDataParallel) and model.broadcast_buffers for model in self.models.values()
+        )
+
+    def devices(self, world: World) -> list[torch.device]:
+        """Those whose random generators the training draws from: this rank's, and all that a DataParallel has."""
+        found = [world.device]
+        for model in self.models.values():
+            if isinstance(model, DataParallel):
+                found += [torch.device("cuda", number) for number in model.device_ids]
+        return list(dict.fromkeys(found))
+
+
+@dataclass(slots=True)
+class Contents:
+    """What one rank brings: `tensors` may be listed by several ranks, and then one of them writes them."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    documents: dict[str, bytes] = field(default_factory=dict)
+
+
+def gather(subjects: Subjects, world: World, *, speaks: bool | None = None) -> Contents:
+    """Everything that this rank has to keep. The tensors are the live ones.
+
+    `speaks`: whether this rank brings what is one for all; left out, the first one does.
+    """
+    speaks = world.is_first if speaks is None else speaks
+    names = ModelNames(subjects.models)
+    optimizers = {key: OptimizerNames(key, value, names) for key, value in subjects.optimizers.items()}
+    contents = Contents(names.parameters())
+    buffers = names.buffers()
+    if speaks:
+        contents.tensors |= buffers
+    for optimizer in optimizers.values():
+        contents.tensors |= optimizer.tensors()
+
+    mine: dict[str, Any] = {
+        "generators": state_of_generators(*subjects.devices(world)),
+        "objects": {key: value.state_dict() for key, value in subjects.per_rank.items()},
+        "extra": names.extra_state(),
+    }
+    if not speaks and not subjects.buffers_follow_first_rank:
+        mine["buffers"] = buffers
+    for name, tensor in _add_document(contents, of_rank(world.rank), mine).items():
+        if is_sharded(tensor):
+            raise TrainerError(f"checkpoint: {name}: a sharded tensor is no single rank's\nhint: keep it in `state`")
+
+    spread = {key: value.values() for key, value in optimizers.items() if value.shared_out}
+    if spread:
+        _add_document(contents, optimizer_of_rank(world.rank), spread)
+    if speaks or any(is_sharded(tensor) for tensor in contents.tensors.values()):
+        shared = {
+            "groups": {key: value.groups() for key, value in optimizers.items()},
+            "values": {key: value.values() for key, value in optimizers.items() if not value.shared_out},
+            "layouts": {key: value.layouts() for key, value in optimizers.items()},
+            "objects": {key: value.state_dict() for key, value in subjects.shared.items()},
+            "extra": names.extra_state(),
+        }
+        _add_shared(contents, shared, speaks=speaks)
+    return contents
+
+
+def _add_document(contents: Contents, name: str, value: Any) -> dict[str, Tensor]:
+    """Returns the tensors that it brought."""
+    beside: dict[str, Tensor] = {}
+    contents.documents[name] = to_json(value, f"state/{name}", beside)
+    contents.tensors |= beside
+    return beside
+
+
+def _add_shared(contents: Contents, value: Any, *, speaks: bool) -> None:
+    """One rank's word for all; but of a sharded tensor in it each rank brings its part."""
+    if speaks:
+        _add_document(contents, SHARED, value)
+        return
+    beside: dict[str, Tensor] = {}
+    to_json(value, f"state/{SHARED}", beside)
+    contents.tensors |= {name: tensor for name, tensor in beside.items() if is_sharded(tensor)}

@@ -1,0 +1,27 @@
+"""The random generators of this process: Python's, NumPy's, torch's, and those of devices."""
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def state_of_generators(*devices: torch.device) -> dict[str, Any]:
+    """All of them, as data."""
+    kind, keys, *rest = np.random.get_state()  # noqa: NPY002 - it is the global one that user code draws from
+    return {
+        "python": random.getstate(),
+        "numpy": (kind, np.asarray(keys), *rest),
+        "torch": torch.get_rng_state(),
+        "devices": [torch.cuda.get_rng_state(device) for device in devices if device.type == "cuda"],
+    }
+
+
+def restore_generators(state: dict[str, Any], *devices: torch.device) -> None:
+    """Put them back as they were, on the same devices in the same order; on fewer or more, as far as that goes."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])  # noqa: NPY002 - the same
+    torch.set_rng_state(state["torch"])
+    for kept, device in zip(state["devices"], (one for one in devices if one.type == "cuda"), strict=False):
+        torch.cuda.set_rng_state(kept, device)

@@ -1,0 +1,355 @@
+"""Reading a checkpoint and putting it into the objects of the training, resharded where the world changed.
+
+Nothing reaches an object before every byte that any rank needs was read and compared, and all ranks agree that it was.
+"""
+
+import contextlib
+import errno
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint import default_planner
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import ReadItem
+
+from trainer.checkpoint.contents import SHARED, Subjects, of_rank, optimizer_of_rank
+from trainer.checkpoint.generators import restore_generators
+from trainer.checkpoint.names import ModelNames
+from trainer.checkpoint.optimizers import OptimizerNames, home_of, sharded_again
+from trainer.checkpoint.staging import bytes_of
+from trainer.checkpoint.team import Team
+from trainer.checkpoint.tree import dtype_of, from_json, is_sharded, to_json
+from trainer.checkpoint_files.durable import hash_file, open_to_read
+from trainer.checkpoint_files.manifest import ITEM_BYTES, Chunk, Manifest, TensorEntry, Value
+from trainer.errors import CheckpointDamaged, TrainerError
+from trainer.world import World
+
+log = logging.getLogger("trainer")
+_SHOWN = 5
+_NEWS_TAKES_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What the training goes on from."""
+
+    step: int
+    path: Path
+    world_size: int  # of those who saved it
+    from_memory: bool
+    info: Mapping[str, Value]
+
+
+@dataclass(slots=True)
+class Targets:
+    """Where tensors go: live ones of the models, new ones for optimizers and for what objects keep."""
+
+    models: dict[str, Tensor] = field(default_factory=dict)
+    optimizers: dict[str, dict[str, dict[str, Tensor]]] = field(default_factory=dict)  # optimizer, parameter, key
+    kept: dict[str, Tensor] = field(default_factory=dict)
+    by_name: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Reader:
+    """One checkpoint, as one rank reads it; without a world, nothing that belongs to a rank is of interest."""
+
+    def __init__(self, path: Path, manifest: Manifest, subjects: Subjects, world: World | None) -> None:
+        self.path, self.manifest = path, manifest
+        self._subjects = subjects
+        # On another number of ranks nobody is who he was.
+        self._me = world if world is not None and manifest.world_size == world.size else None
+        self._names = ModelNames(subjects.models)
+        self._optimizers = {
+            key: OptimizerNames(key, optimizer, self._names) for key, optimizer in subjects.optimizers.items()
+        }
+        self._targets = Targets()
+        self._items: list[ReadItem] = []
+        self._documents: dict[str, memoryview] = {}
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+
+    def prepare(self) -> None:
+        """Find out what is needed. Raises TrainerError where the checkpoint is of another model."""
+        targets = self._targets
+        targets.models = self._names.parameters() | self._names.buffers()
+        self._compare()
+        for key, optimizer in self._optimizers.items():
+            targets.optimizers[key] = self._optimizer_targets(optimizer)
+        targets.kept = self._kept_targets()
+        targets.by_name = {
+            **targets.models,
+            **targets.kept,
+            **{
+                self._optimizers[key].prefix_of(name) + part: tensor
+                for key, states in targets.optimizers.items()
+                for name, state in states.items()
+                for part, tensor in state.items()
+            },
+        }
+        plan = default_planner.create_default_local_load_plan(targets.by_name, _metadata(self.manifest.tensors))
+        self._items = plan.items
+
+    def read(self) -> None:
+        """Read every file that holds something for this rank, and compare it. Raises CheckpointDamaged, OSError.
+
+        Nothing is kept of it but the documents: memory that is touched for the first time costs several times as much
+        as reading a second time, straight into place, what the system has in its cache by then.
+        """
+        wanted = {self._chunk(item).file for item in self._items}
+        wanted |= {tree.file for name, tree in self.manifest.trees.items() if self._wants(name)}
+        for number in sorted(wanted):
+            file = self.manifest.files[number]
+            hash_file(self.path / file.name, file.size, file.digest)
+            with _opened(self.path / file.name) as fd:
+                for name, tree in self.manifest.trees.items():
+                    if tree.file == number and self._wants(name):
+                        self._documents[name] = _read_exactly(fd, memoryview(bytearray(tree.size)), tree.at)
+
+    def apply(self, team: Team | None = None) -> None:
+        """Put it all into the objects. `team`: whose first rank's word counts, where each node has one of its own.
+
+        Raises TrainerError before anything is changed where an optimizer is not the one that was saved.
+        """
+        self._fill_kept()
+        if team is not None:
+            self._take_word(team)
+        shared = self._document(SHARED)
+        mine = self._document(of_rank(self._me.rank)) if self._me else None
+        for key, optimizer in self._optimizers.items():
+            if key in shared["groups"]:
+                optimizer.check_groups(shared["groups"][key])
+        with torch.no_grad():
+            self._fill_targets(self._items)
+        self._apply_optimizers(shared)
+        for key, thing in self._subjects.shared.items():
+            if key in shared["objects"]:
+                thing.load_state_dict(shared["objects"][key])
+            else:
+                log.warning("%s: nothing was saved for %r: it begins anew", self.path, key)
+        self._names.set_extra_state((mine or shared)["extra"])
+        if mine is None or self._me is None:
+            return
+        for name, buffer in mine.get("buffers", {}).items():
+            self._targets.models[name].copy_(buffer)
+        for key, thing in self._subjects.per_rank.items():
+            if key in mine["objects"]:
+                thing.load_state_dict(mine["objects"][key])
+        restore_generators(mine["generators"], *self._subjects.devices(self._me))
+
+    def _compare(self) -> None:
+        saved = {name: entry for name, entry in self.manifest.tensors.items() if name.startswith("model/")}
+        live = self._targets.models
+        problems = [f"{name} is not in it" for name in live if name not in saved]
+        problems += [f"{name} is not in the model" for name in saved if name not in live]
+        problems += [
+            f"{name} has shape {tuple(live[name].shape)}, saved was {entry.shape}"
+            for name, entry in saved.items()
+            if name in live and tuple(live[name].shape) != entry.shape
+        ]
+        if problems:
+            more = f"\n... and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+            raise TrainerError(
+                f"{self.path}: is of another model:\n"
+                + "\n".join(problems[:_SHOWN])
+                + more
+                + "\nhint: give this model a checkpoint folder of its own"
+            )
+
+    def _kept_targets(self) -> dict[str, Tensor]:
+        """For what objects keep: sharded as theirs are now, or whole."""
+        kept = [_OF_ALL, f"state/{_SPREAD}"] + ([f"state/{of_rank(self._me.rank)}/"] if self._me else [])
+        wanted = {name: entry for name, entry in self.manifest.tensors.items() if name.startswith(tuple(kept))}
+        live: dict[str, Tensor] = {}
+        if any(is_sharded(tensor) for tensor in self._targets.models.values()):
+            objects = {key: thing.state_dict() for key, thing in self._subjects.shared.items()}
+            to_json({"objects": objects}, f"state/{SHARED}", live)
+        return {
+            name: torch.empty_like(live[name], dtype=dtype_of(entry.dtype))
+            if name in live and is_sharded(live[name]) and tuple(live[name].shape) == entry.shape
+            else torch.empty(entry.shape, dtype=dtype_of(entry.dtype))
+            for name, entry in wanted.items()
+        }
+
+    def _fill_kept(self) -> None:
+        with torch.no_grad():
+            self._fill_targets([item for item in self._items if item.dest_index.fqn in self._targets.kept])
+        self._items = [item for item in self._items if item.dest_index.fqn not in self._targets.kept]
+
+    def _take_word(self, team: Team) -> None:
+        """What is one for all was kept on each node: as its first rank had it, and only one of them is rank 0."""
+        kept = self._targets.kept
+        mine = {name: tensor for name, tensor in kept.items() if not is_sharded(tensor) and name.startswith(_OF_ALL)}
+        document, tensors = team.tell((bytes(self._documents[SHARED]), mine))
+        self._documents[SHARED] = memoryview(document)
+        kept |= tensors
+
+    def _optimizer_targets(self, optimizer: OptimizerNames) -> dict[str, dict[str, Tensor]]:
+        saved: dict[str, dict[str, TensorEntry]] = {}
+        for full, entry in self.manifest.tensors.items():
+            prefix, _, key = full.rpartition("/")
+            saved.setdefault(prefix + "/", {})[key] = entry
+        return {
+            name: {
+                key: _like(entry, parameter, home_of(key, group, parameter))
+                for key, entry in saved.get(optimizer.prefix_of(name), {}).items()
+            }
+            for name, parameter, group in optimizer.owned()
+        }
+
+    def _apply_optimizers(self, shared: Mapping[str, Any]) -> None:
+        spread = [self._document(name) for name in self.manifest.trees if name.startswith(_SPREAD) and self._optimizers]
+        for key, optimizer in self._optimizers.items():
+            values: dict[str, dict[str, Any]] = dict(shared["values"].get(key, {}))
+            for part in spread:
+                values |= part.get(key, {})
+            layouts = shared["layouts"].get(key, {})
+            tensors = {
+                name: {
+                    part: sharded_again(tensor, parameter, layouts.get(name, {}).get(part))
+                    for part, tensor in self._targets.optimizers[key][name].items()
+                }
+                for name, parameter, _ in optimizer.owned()
+            }
+            optimizer.replace(
+                {
+                    # In the order in which they were: torch's own code goes by keys, but a fingerprint may not.
+                    name: {**tensors.get(name, {}), **values.get(name, {})}
+                    for name in {**tensors, **values}
+                    if tensors.get(name) or name in values
+                }
+            )
+            if key in shared["groups"]:
+                optimizer.set_groups(shared["groups"][key])
+
+    def _wants(self, document: str) -> bool:
+        if document == SHARED or document.startswith(_SPREAD):
+            return True
+        return self._me is not None and document == of_rank(self._me.rank)
+
+    def _document(self, name: str) -> dict[str, Any]:
+        if name not in self._documents:
+            raise CheckpointDamaged(f"{self.path}: has no {name}")
+        value: dict[str, Any] = from_json(self._documents[name].tobytes(), lambda key: self._targets.kept[key])
+        return value
+
+    def _chunk(self, item: ReadItem) -> Chunk:
+        entry = self.manifest.tensors[item.storage_index.fqn]
+        if item.storage_index.index is None:
+            raise TypeError("expected a planner that numbers chunks")
+        return entry.chunks[item.storage_index.index]
+
+    def _fill_targets(self, wanted: Sequence[ReadItem]) -> None:
+        by_file: dict[int, list[ReadItem]] = {}
+        for item in wanted:
+            by_file.setdefault(self._chunk(item).file, []).append(item)
+        for number, items in by_file.items():
+            with _opened(self.path / self.manifest.files[number].name) as fd:
+                for item in sorted(items, key=lambda item: self._chunk(item).at):
+                    self._fill(fd, item)
+
+    def _fill(self, fd: int, item: ReadItem) -> None:
+        entry, chunk = self.manifest.tensors[item.storage_index.fqn], self._chunk(item)
+        dtype, row = dtype_of(entry.dtype), math.prod(chunk.lengths[1:]) * ITEM_BYTES[entry.dtype]
+        whole = self._targets.by_name[item.dest_index.fqn].detach()
+        local: Tensor = whole.to_local() if hasattr(whole, "to_local") else whole
+        target = _narrow(local, item.dest_offsets, item.lengths)
+        # Rows of the part lie one behind the other in the file.
+        first, rows = (item.storage_offsets[0], item.lengths[0]) if chunk.lengths else (0, 1)
+        at, size = chunk.at + first * row, rows * row
+        if size == 0:
+            return
+        if tuple(item.lengths[1:]) == chunk.lengths[1:] and _takes_bytes(target, dtype):
+            _read_exactly(fd, bytes_of(target.reshape(-1).view(torch.uint8)), at)
+            return
+        if self._scratch.numel() < size:
+            self._scratch = torch.empty(size, dtype=torch.uint8, pin_memory=target.device.type == "cuda")
+        raw = self._scratch[:size]
+        _read_exactly(fd, bytes_of(raw), at)
+        source = raw.view(dtype).view(rows, *chunk.lengths[1:]) if chunk.lengths else raw.view(dtype).view(())
+        target.copy_(_narrow(source, (0, *item.storage_offsets[1:]), item.lengths))
+
+
+_SPREAD = optimizer_of_rank(0).removesuffix("00000")
+_OF_ALL = f"state/{SHARED}/"
+
+
+def _narrow(tensor: Tensor, offsets: Sequence[int], lengths: Sequence[int]) -> Tensor:
+    for dim, (begin, length) in enumerate(zip(offsets, lengths, strict=False)):  # a 0-d tensor has no dimension
+        tensor = tensor.narrow(dim, begin, length)
+    return tensor
+
+
+def _takes_bytes(target: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a file's bytes can be read straight into the tensor's memory."""
+    return target.device.type == "cpu" and target.dtype == dtype and target.is_contiguous()
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    fd = open_to_read(path)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _read_exactly(fd: int, view: memoryview, at: int) -> memoryview:
+    done = 0
+    while done < len(view):
+        got = os.preadv(fd, [view[done:]], at + done)
+        if got == 0:
+            raise CheckpointDamaged("a file of a checkpoint became shorter while it was read")
+        done += got
+    return view
+
+
+def _like(entry: TensorEntry, parameter: Tensor, device: torch.device) -> Tensor:
+    """An empty tensor for a part of a parameter's state: sharded and laid out as the parameter where it is as large."""
+    dtype = dtype_of(entry.dtype)
+    if tuple(parameter.shape) == entry.shape and parameter.dim() > 0:
+        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+    return torch.empty(entry.shape, dtype=dtype, device=device)
+
+
+def _metadata(tensors: Mapping[str, TensorEntry]) -> Metadata:
+    return Metadata(
+        {
+            name: TensorStorageMetadata(
+                properties=TensorProperties(dtype=dtype_of(entry.dtype)),
+                size=torch.Size(entry.shape),
+                chunks=[
+                    ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.lengths)) for chunk in entry.chunks
+                ],
+            )
+            for name, entry in tensors.items()
+        }
+    )
+
+
+def read_patiently(reader: Reader, now: Callable[[], float] = time.monotonic) -> tuple[str, bool]:
+    """Read and compare: the problem, if there is one, and whether it is damage. Over NFS a name that another node has
+    just made may be unknown here for a while."""
+    end = now() + _NEWS_TAKES_S
+    while True:
+        try:
+            reader.read()
+        except CheckpointDamaged as error:
+            return str(error), True
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ESTALE) or now() > end:
+                return str(error), error.errno == errno.ENOENT
+            time.sleep(0.2)  # nothing tells when the attribute cache of the file system has expired
+        else:
+            return "", False

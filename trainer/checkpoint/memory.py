@@ -1,0 +1,139 @@
+"""The nearer tier: the newest snapshot in the node's memory, for a regroup on the same nodes.
+
+Each node keeps what its own ranks need, written by them together as on disk: same files, same manifest, same fence.
+"""
+
+import logging
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+
+from trainer.checkpoint.contents import Contents
+from trainer.checkpoint.planning import make_plan
+from trainer.checkpoint.saving import Saver, Shelf
+from trainer.checkpoint.team import Team
+from trainer.checkpoint_files import catalog, commit
+from trainer.checkpoint_files.catalog import Entry
+from trainer.checkpoint_files.durable import make_folder
+from trainer.checkpoint_files.fence import Claim
+from trainer.checkpoint_files.layout import folder_name, new_nonce
+from trainer.checkpoint_files.manifest import Manifest
+from trainer.errors import CheckpointDamaged, Fenced, TrainerError
+from trainer.wire import Every, Launched
+from trainer.world import World
+
+log = logging.getLogger("trainer")
+
+
+@dataclass(slots=True)
+class MemoryTier:
+    """This node's snapshots; all ranks of the run have one, or none has."""
+
+    every: Every
+    folder: Path
+    limit_bytes: int | None
+    saver: Saver
+    node: Team
+    keep: int
+    enabled: bool | None = None  # None: nobody has looked yet whether a snapshot fits
+
+    def steps(self, world: World) -> list[tuple[int, str]]:
+        """Step and start of those that were saved by just these ranks."""
+        found = [(step, self.manifest(step, world)) for step in catalog.steps(self.folder)]
+        return [(step, manifest.nonce) for step, manifest in found if manifest is not None]
+
+    def manifest(self, step: int, world: World) -> Manifest | None:
+        try:
+            manifest = catalog.read_manifest(self.entry(step))
+        except (CheckpointDamaged, OSError):
+            return None
+        same = manifest.world_size == world.size and manifest.ranks == self.node.ranks
+        return manifest if same else None
+
+    def entry(self, step: int) -> Entry:
+        return Entry("step", step, self.folder / folder_name(step))
+
+    def fits(self, contents: Contents, world_team: Team) -> bool:
+        """Whether what is kept, and one more that is being written, stays within the limit; all nodes agree."""
+        if self.enabled is None:
+            mine = make_plan(contents.tensors, self.node.group).size + sum(map(len, contents.documents.values()))
+            needed = (self.keep + 1) * sum(self.node.exchange(mine))
+            # What older snapshots take is given back as newer ones come.
+            free = shutil.disk_usage(self.folder).free + _size_of(self.folder)
+            limit = min(free, self.limit_bytes or free)
+            refused = world_team.greatest(int(needed > limit))[0] > 0
+            if needed > limit and self.node.is_first:
+                log.warning(
+                    "no snapshots in memory: %s would need %d MB, allowed are %d MB\n"
+                    "hint: checkpoint.memory_limit sets how much a node may spend",
+                    self.folder, needed >> 20, limit >> 20,
+                )  # fmt: skip
+            self.enabled = not refused
+        return self.enabled
+
+    def forget_after(self, step: int) -> None:
+        """What is newer than where the training goes on from is of a past that did not happen."""
+        if self.node.is_first:
+            newer = [self.entry(one).path for one in catalog.steps(self.folder) if one > step]
+            commit.remove(newer)
+
+
+def open_memory_tier(launched: Launched, world: World, team: Team, *, asynchronous: bool) -> MemoryTier | None:
+    """The node's tier, claimed for this start; None where it is not asked for, or some node cannot have one.
+
+    Every rank calls it. Raises Fenced.
+    """
+    every = Every.parse(launched.memory_every, "checkpoint.memory_every")
+    folder = launched.memory_dir if every != Every() else None
+    everywhere = all(team.exchange(folder is not None))  # a node without a usable /dev/shm was told of no folder
+    if folder is None or not everywhere:
+        return None
+    node = _node_team(world)
+    keep = 1 if len(node.ranks) == world.size else 2  # nodes may be one snapshot apart when one of them falls
+    claim, problem, fenced = _claim(folder, launched) if node.is_first else (None, "", False)
+    claim = node.tell(claim)
+    said = [one for one in team.exchange((problem, fenced)) if one[0]]
+    if any(fenced for _, fenced in said):
+        raise Fenced(said[0][0])
+    if claim is None or said:
+        if team.is_first:
+            log.warning("no snapshots in memory: %s", said[0][0])
+        return None
+    shelf = Shelf(folder, claim, keep, start=team.tell(new_nonce()))
+    saver = Saver(shelf, node, world, whole=False, asynchronous=asynchronous)
+    return MemoryTier(every, folder, launched.memory_limit_bytes, saver, node, keep)
+
+
+def _claim(folder: Path, launched: Launched) -> tuple[Claim | None, str, bool]:
+    """The claim; or why there is none, and whether that is because somebody newer has it."""
+    try:
+        make_folder(folder)
+        return commit.take_over(folder, launched.attempt, launched.generation), "", False
+    except Fenced as error:
+        return None, str(error), True
+    except (OSError, TrainerError) as error:
+        return None, str(error), False
+
+
+def _size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("step-*/*"))
+
+
+def _node_team(world: World) -> Team:
+    """The ranks on this node; groups are made by all ranks in the same order."""
+    if world.control is None:
+        return Team(None, (0,), 0)
+    nodes: list[str] = [""] * world.size
+    # Two nodes of a run may share a machine: its name alone would not tell them apart.
+    here = f"{os.uname().nodename}/{os.environ.get('LAUNCH_NODE') or world.node}"
+    dist.all_gather_object(nodes, here, group=world.control)
+    mine = Team(None, (world.rank,), 0)
+    for name in dict.fromkeys(nodes):
+        ranks = [rank for rank, node in enumerate(nodes) if node == name]
+        group = dist.new_group(ranks, backend="gloo")
+        if world.rank in ranks and len(ranks) > 1 and isinstance(group, dist.ProcessGroup):
+            mine = Team(group, tuple(ranks), ranks.index(world.rank))
+    return mine

@@ -1,0 +1,89 @@
+"""Stable names of parameters and buffers, whatever wraps the model: DDP, compile, FSDP2, activation checkpointing."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+
+from trainer.errors import TrainerError
+
+_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")  # of torch.compile and of activation checkpointing
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The user's own model inside what was put round it."""
+    while True:
+        if isinstance(module, (DataParallel, DistributedDataParallel)):
+            module = module.module
+        elif isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):
+            module = inner
+        else:
+            return module
+
+
+def clean(name: str) -> str:
+    """A parameter's name without the segments that wrappers add."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+class ModelNames:
+    """Every tensor of some models by its name in a checkpoint: `model/layer1.weight`, or `model/critic/...`."""
+
+    def __init__(self, models: Mapping[str, nn.Module]) -> None:
+        self.models = {key: unwrapped(model) for key, model in models.items()}
+        # state_dict() alone knows which buffers are persistent. It also makes FSDP2 put unsharded parameters away.
+        self._kept = {key: {clean(name) for name in model.state_dict()} for key, model in self.models.items()}
+        self.of_parameter: dict[int, str] = {}
+        for key, model in self.models.items():
+            for name, parameter in model.named_parameters():
+                self.of_parameter.setdefault(id(parameter), _prefix(key) + clean(name))
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Each once, under the first of its names where several are tied."""
+        return {
+            self.of_parameter[id(parameter)]: parameter.detach()
+            for model in self.models.values()
+            for parameter in model.parameters()
+        }
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Those that belong to the state."""
+        return {
+            _prefix(key) + clean(name): buffer.detach()
+            for key, model in self.models.items()
+            for name, buffer in model.named_buffers()
+            if clean(name) in self._kept[key]
+        }
+
+    def extra_state(self) -> dict[str, dict[str, Any]]:
+        """What modules add by get_extra_state(), by model and module."""
+        found: dict[str, dict[str, Any]] = {}
+        for key, model in self.models.items():
+            for name, module in model.named_modules():
+                if type(module).get_extra_state is not nn.Module.get_extra_state:
+                    found.setdefault(key, {})[clean(name)] = module.get_extra_state()
+        return found
+
+    def set_extra_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        for key, model in self.models.items():
+            for name, module in model.named_modules():
+                # A wrapper has the same clean name as what it wraps.
+                own = type(module).set_extra_state is not nn.Module.set_extra_state
+                if own and clean(name) in state.get(key, {}):
+                    module.set_extra_state(state[key][clean(name)])
+
+    def name_in(self, optimizer: Optimizer, parameter: Tensor) -> str:
+        """The name of a parameter that an optimizer has."""
+        name = self.of_parameter.get(id(parameter))
+        if name is None:
+            raise TrainerError(
+                f"checkpoint: {type(optimizer).__name__} has a parameter of shape {tuple(parameter.shape)} that is in "
+                "no model\nhint: give Checkpointer every model that is trained, and make the optimizer after wrapping"
+            )
+        return name
+
+
+def _prefix(key: str) -> str:
+    return f"model/{key}/" if key else "model/"

@@ -1,0 +1,145 @@
+"""The state of optimizers by the names of their parameters; sharded ones give what this rank has of it."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.optim import Optimizer
+
+from trainer.checkpoint.names import ModelNames
+from trainer.errors import TrainerError
+
+log = logging.getLogger("trainer")
+Layout = list[int | None]  # for each dimension of the mesh, the one of the tensor that is split along it
+
+
+class OptimizerNames:
+    """One optimizer, as a checkpoint sees it."""
+
+    def __init__(self, key: str, optimizer: Optimizer, models: ModelNames) -> None:
+        self.optimizer = optimizer
+        self._models = models
+        self._prefix = f"optimizer/{key}/" if key else "optimizer/"
+
+    @property
+    def shared_out(self) -> bool:
+        """True where each rank has the state of some parameters only (ZeroRedundancyOptimizer)."""
+        return self._inner is not self.optimizer
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What this rank has, by name: `optimizer/<parameter>/exp_avg`."""
+        return {
+            f"{self._prefix}{name}/{key}": _whole_values(f"{self._prefix}{name}/{key}", value)
+            for name, state in self._states()
+            for key, value in state.items()
+            if isinstance(value, Tensor)
+        }
+
+    def values(self) -> dict[str, dict[str, Any]]:
+        """What is not a tensor of the state that this rank has, by parameter; empty ones too: they exist."""
+        return {
+            name: {key: value for key, value in state.items() if not isinstance(value, Tensor)}
+            for name, state in self._states()
+        }
+
+    def layouts(self) -> dict[str, dict[str, Layout]]:
+        """How tensors are sharded that have not the shape of their parameter."""
+        found: dict[str, dict[str, Layout]] = {}
+        for name, parameter, _ in self.owned():
+            for key, value in self._inner.state.get(parameter, {}).items():
+                if isinstance(value, DTensor) and value.shape != parameter.shape:
+                    found.setdefault(name, {})[key] = [
+                        one.dim if isinstance(one, Shard) else None for one in value.placements
+                    ]
+        return found
+
+    def groups(self) -> list[dict[str, Any]]:
+        """The parameter groups, with names in the place of parameters."""
+        return [
+            {key: value for key, value in group.items() if key != "params"}
+            | {"params": [self._name(parameter) for parameter in group["params"]]}
+            for group in self.optimizer.param_groups
+        ]
+
+    def check_groups(self, groups: list[dict[str, Any]]) -> None:
+        """Raise TrainerError where they are not those of this optimizer."""
+        mine = self.groups()
+        if [group["params"] for group in mine] != [group["params"] for group in groups]:
+            raise TrainerError(
+                f"checkpoint: the groups of {type(self.optimizer).__name__} hold other parameters than when it was "
+                f"saved: {_sizes(mine)} now, {_sizes(groups)} then"
+            )
+
+    def set_groups(self, groups: list[dict[str, Any]]) -> None:
+        """Learning rate and all the rest of each group."""
+        for optimizer in {id(one): one for one in (self.optimizer, self._inner)}.values():
+            for group, saved in zip(optimizer.param_groups, groups, strict=True):
+                group.update({key: _beside(group.get(key), value) for key, value in saved.items() if key != "params"})
+
+    def owned(self) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
+        """Name, parameter and group of everything whose state lives on this rank."""
+        for group in self._inner.param_groups:
+            for parameter in group["params"]:
+                yield self._name(parameter), parameter, group
+
+    def prefix_of(self, name: str) -> str:
+        return f"{self._prefix}{name}/"
+
+    def replace(self, states: Mapping[str, dict[str, Any]]) -> None:
+        """Set the state of every parameter that has one; the others have none from now on."""
+        self._inner.state.clear()
+        for name, parameter, _ in self.owned():
+            if name in states:
+                self._inner.state[parameter] = states[name]
+
+    @property
+    def _inner(self) -> Optimizer:
+        if isinstance(self.optimizer, ZeroRedundancyOptimizer):
+            inner: Optimizer = self.optimizer.optim  # the one of this rank's share
+            return inner
+        return self.optimizer
+
+    def _states(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        state = self._inner.state
+        for name, parameter, _ in self.owned():
+            if parameter in state:
+                yield name, state[parameter]
+
+    def _name(self, parameter: Tensor) -> str:
+        return self._models.name_in(self.optimizer, parameter).removeprefix("model/")
+
+
+def sharded_again(tensor: Tensor, parameter: Tensor, layout: Layout | None) -> Tensor:
+    """A whole tensor as it was kept beside a sharded parameter; on a mesh of another kind, whole on each rank."""
+    if layout is None or not isinstance(parameter, DTensor):
+        return tensor
+    mesh = parameter.device_mesh
+    wanted = layout if len(layout) == mesh.ndim else [None] * mesh.ndim
+    placements = [Replicate() if dim is None else Shard(dim) for dim in wanted]
+    return distribute_tensor(tensor, mesh, placements, src_data_rank=None)
+
+
+def _whole_values(name: str, tensor: Tensor) -> Tensor:
+    if isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements):
+        raise TrainerError(f"checkpoint: {name} is a sum that its ranks have not added up yet: it cannot be kept")
+    return tensor.detach()
+
+
+def _beside(live: Any, saved: Any) -> Any:
+    """A learning rate may be a tensor, and has to be where the old one is."""
+    return saved.to(live.device) if isinstance(live, Tensor) and isinstance(saved, Tensor) else saved
+
+
+def home_of(key: str, group: Mapping[str, Any], parameter: Tensor) -> torch.device:
+    """Where a tensor of a parameter's state lives: beside it, but for a step count that no kernel reads (as torch)."""
+    if key == "step" and not (group.get("capturable") or group.get("fused")):
+        return torch.device("cpu")
+    return parameter.device
+
+
+def _sizes(groups: list[dict[str, Any]]) -> str:
+    return ", ".join(str(len(group["params"])) for group in groups)

@@ -1,0 +1,61 @@
+"""Copying the state out of the way of the next step, into memory that is used again for every save."""
+
+import threading
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from trainer.checkpoint.planning import WritePlan, local_part
+
+
+class Staging:
+    """One buffer of host memory; pinned where there is a GPU, so that it is filled at the speed of the bus."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._copied: torch.cuda.Event | None = None
+        self._reserving: threading.Thread | None = None
+
+    def reserve(self, size: int) -> None:
+        """Get the memory ready behind the training: the first touch of a page costs far more than copying into it."""
+        self._settle()
+        if self._buffer.numel() < size:
+            self._reserving = threading.Thread(target=self._allocate, args=(size,), name="reserve", daemon=True)
+            self._reserving.start()
+
+    def fill(self, plan: WritePlan, tensors: Mapping[str, Tensor]) -> None:
+        """Copy this rank's parts. When it returns the tensors may change; the bytes are there after `filled()`."""
+        self._settle()
+        if self._buffer.numel() < plan.size:
+            self._allocate(plan.size)
+        with torch.no_grad():
+            for part in plan.parts:
+                source = local_part(tensors[part.name], part)
+                raw = self._buffer[part.at : part.at + part.size]
+                raw.view(part.dtype).view(source.shape).copy_(source, non_blocking=True)
+        if self._device.type == "cuda":
+            self._copied = torch.cuda.Event()
+            self._copied.record(torch.cuda.current_stream(self._device))
+
+    def filled(self, size: int) -> memoryview:
+        """The first bytes of the buffer, once they have all arrived."""
+        if self._copied is not None:
+            self._copied.synchronize()
+            self._copied = None
+        return bytes_of(self._buffer[:size])
+
+    def _allocate(self, size: int) -> None:
+        self._buffer = torch.empty(size, dtype=torch.uint8, pin_memory=self._device.type == "cuda").zero_()
+
+    def _settle(self) -> None:
+        if self._reserving is not None:
+            self._reserving.join()
+            self._reserving = None
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a flat tensor of bytes."""
+    view: memoryview = tensor.numpy().data
+    return view

@@ -1,0 +1,186 @@
+"""Nested values to JSON and back, exactly. Data only: what would need pickle is refused by name."""
+
+import base64
+import json
+import math
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainer.checkpoint_files.manifest import ITEM_BYTES
+from trainer.errors import CheckpointDamaged, TrainerError
+
+_TAG = "~"
+_PLAIN_BITS = 4096
+_INLINE_BYTES = 1 << 16  # larger tensors go beside the model's, where copying and hashing is quick
+_DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES if hasattr(torch, name)}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As it is written into a manifest."""
+    name = str(dtype).removeprefix("torch.")
+    if name not in _DTYPES:
+        raise TrainerError(f"checkpoint: a tensor of type {name} cannot be kept")
+    return name
+
+
+def dtype_of(name: str) -> torch.dtype:
+    dtype: torch.dtype = _DTYPES[name]
+    return dtype
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether each rank has a part of it: a DTensor."""
+    return hasattr(tensor, "to_local")
+
+
+def to_json(value: Any, where: str, tensors: dict[str, Tensor]) -> bytes:
+    """The value as JSON; its larger and its sharded tensors go into `tensors`, named by their place under `where`."""
+    return json.dumps(_encode(value, where, tensors), separators=(",", ":"), allow_nan=False).encode()
+
+
+def from_json(data: bytes, tensor: Callable[[str], Tensor]) -> Any:
+    """The value again; `tensor` gives those that were not inline. Raises CheckpointDamaged."""
+    try:
+        return _decode(json.loads(data), tensor)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RuntimeError) as error:
+        raise CheckpointDamaged(f"state: not written by this version: {error!r}") from error
+
+
+def tensor_of(words: dict[str, Any]) -> str | None:
+    """In a document that was not decoded: the name of the tensor that stands here, where one does."""
+    return words["v"] if words.get(_TAG) == "tensor" else None
+
+
+def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+    kind = type(value)
+    if value is None or kind in (bool, str):
+        return value
+    if kind is int:  # JSON has no limit, but Python refuses to write out thousands of decimal digits
+        return value if value.bit_length() <= _PLAIN_BITS else _tagged("int", hex(value))
+    if kind is float:
+        return value if math.isfinite(value) else _tagged("float", repr(value))
+    if kind is dict and _TAG not in value and all(type(key) is str for key in value):
+        return {key: _encode(item, f"{where}/{key}", tensors) for key, item in value.items()}
+    if kind is list:
+        return _items(value, where, tensors)
+    encode = _ENCODERS.get(kind)
+    if encode is not None:
+        return encode(value, where, tensors)
+    if isinstance(value, Tensor):
+        return _encode_tensor(value, where, tensors)
+    if isinstance(value, np.generic):
+        return _tagged("scalar", _array_words(np.asarray(value)))
+    raise TrainerError(
+        f"checkpoint: {where}: a {kind.__module__}.{kind.__qualname__} cannot be kept\n"
+        "hint: state_dict() may hold numbers, text, bytes, tensors, NumPy arrays, and lists, tuples and dicts of them"
+    )
+
+
+def _items(value: Any, where: str, tensors: dict[str, Tensor]) -> list[Any]:
+    return [_encode(item, f"{where}/{place}", tensors) for place, item in enumerate(value)]
+
+
+def _pairs(value: Mapping[Any, Any], where: str, tensors: dict[str, Tensor]) -> list[Any]:
+    return [
+        [_encode(key, f"{where}/key", tensors), _encode(item, f"{where}/{key}", tensors)] for key, item in value.items()
+    ]
+
+
+def _tagged(tag: str, value: Any) -> dict[str, Any]:
+    return {_TAG: tag, "v": value}
+
+
+def _encode_tensor(value: Tensor, where: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    if value.layout is not torch.strided:
+        raise TrainerError(f"checkpoint: {where}: a tensor of layout {value.layout} cannot be kept")
+    tensor = value.detach().resolve_conj().resolve_neg()
+    if is_sharded(tensor) or tensor.numel() * tensor.element_size() > _INLINE_BYTES:
+        name = where
+        while name in tensors:  # {1: a, "1": b}
+            name += "#"
+        tensors[name] = tensor
+        return _tagged("tensor", name)
+    flat = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
+    words = [dtype_name(tensor.dtype), list(tensor.shape), base64.b64encode(flat.numpy().tobytes()).decode()]
+    return _tagged("inline", words)
+
+
+def _array_words(array: np.ndarray[Any, Any]) -> list[Any]:
+    if array.dtype.hasobject or array.dtype.names is not None:
+        raise TrainerError(f"checkpoint: a NumPy array of {array.dtype} cannot be kept")
+    return [array.dtype.str, list(array.shape), base64.b64encode(array.tobytes()).decode()]
+
+
+_ENCODERS: dict[type, Callable[[Any, str, dict[str, Tensor]], Any]] = {
+    dict: lambda value, where, tensors: _tagged("dict", _pairs(value, where, tensors)),
+    OrderedDict: lambda value, where, tensors: _tagged("ordered", _pairs(value, where, tensors)),
+    Counter: lambda value, where, tensors: _tagged("counter", _pairs(value, where, tensors)),
+    tuple: lambda value, where, tensors: _tagged("tuple", _items(value, where, tensors)),
+    torch.Size: lambda value, where, tensors: _tagged("tuple", _items(value, where, tensors)),
+    set: lambda value, where, tensors: _tagged("set", _items(sorted(value, key=repr), where, tensors)),
+    frozenset: lambda value, where, tensors: _tagged("frozenset", _items(sorted(value, key=repr), where, tensors)),
+    deque: lambda value, where, tensors: _tagged("deque", [value.maxlen, _items(value, where, tensors)]),
+    bytes: lambda value, *_: _tagged("bytes", base64.b64encode(value).decode()),
+    complex: lambda value, *_: _tagged("complex", [repr(value.real), repr(value.imag)]),
+    torch.dtype: lambda value, *_: _tagged("dtype", dtype_name(value)),
+    np.ndarray: lambda value, *_: _tagged("array", _array_words(value)),
+}
+
+
+def _decode(value: Any, tensor: Callable[[str], Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_decode(item, tensor) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if _TAG not in value:
+        return {key: _decode(item, tensor) for key, item in value.items()}
+    return _DECODERS[value[_TAG]](value["v"], tensor)
+
+
+def _decode_pairs(value: Any, tensor: Callable[[str], Tensor]) -> list[tuple[Any, Any]]:
+    return [(_decode(key, tensor), _decode(item, tensor)) for key, item in value]
+
+
+def _decode_items(value: Any, tensor: Callable[[str], Tensor]) -> list[Any]:
+    return [_decode(item, tensor) for item in value]
+
+
+def _decode_inline(value: Any) -> Tensor:
+    dtype, shape, text = value
+    data = bytearray(base64.b64decode(text, validate=True))
+    if not data:
+        return torch.empty(shape, dtype=dtype_of(dtype))
+    return torch.frombuffer(data, dtype=torch.uint8).view(dtype_of(dtype)).reshape(shape)
+
+
+def _decode_array(value: Any) -> np.ndarray[Any, Any]:
+    dtype, shape, text = value
+    kind = np.dtype(dtype)
+    if kind.hasobject:
+        raise CheckpointDamaged("state: an array of Python objects")
+    return np.frombuffer(base64.b64decode(text, validate=True), dtype=kind).reshape(shape).copy()
+
+
+_DECODERS: dict[str, Callable[[Any, Callable[[str], Tensor]], Any]] = {
+    "int": lambda value, _: int(value, 16),
+    "float": lambda value, _: float(value),
+    "dict": lambda value, tensor: dict(_decode_pairs(value, tensor)),
+    "ordered": lambda value, tensor: OrderedDict(_decode_pairs(value, tensor)),
+    "counter": lambda value, tensor: Counter(dict(_decode_pairs(value, tensor))),
+    "tuple": lambda value, tensor: tuple(_decode_items(value, tensor)),
+    "set": lambda value, tensor: set(_decode_items(value, tensor)),
+    "frozenset": lambda value, tensor: frozenset(_decode_items(value, tensor)),
+    "deque": lambda value, tensor: deque(_decode_items(value[1], tensor), maxlen=value[0]),
+    "bytes": lambda value, _: base64.b64decode(value, validate=True),
+    "complex": lambda value, _: complex(float(value[0]), float(value[1])),
+    "dtype": lambda value, _: dtype_of(value),
+    "inline": lambda value, _: _decode_inline(value),
+    "tensor": lambda value, tensor: tensor(value),
+    "array": lambda value, _: _decode_array(value),
+    "scalar": lambda value, _: _decode_array(value)[()],
+}

@@ -1,0 +1,1 @@
+"""Checkpoints as files: names, manifest, commit, fence, retention, verification. Never imports torch."""

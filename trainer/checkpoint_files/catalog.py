@@ -1,0 +1,105 @@
+"""What is in a checkpoints folder, and whether it is whole."""
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.checkpoint_files.durable import hash_file, read_small, unreadable_is_damaged
+from trainer.checkpoint_files.layout import MANIFEST, Kind, is_bad, parse_folder_name
+from trainer.checkpoint_files.manifest import Manifest, decode
+from trainer.errors import CheckpointDamaged
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A committed checkpoint; nothing in it has been looked at."""
+
+    kind: Kind
+    step: int
+    path: Path
+
+
+def entries(folder: Path) -> list[Entry]:
+    """All committed ones, oldest first, the best ones after the others. None where there is no folder."""
+    found = []
+    for name in _names(folder):
+        parsed = parse_folder_name(name)
+        if parsed is not None:
+            found.append(Entry(*parsed, folder / name))
+    return sorted(found, key=lambda entry: (entry.kind == "best", entry.step))
+
+
+def steps(folder: Path) -> list[int]:
+    """The steps that could be resumed from, oldest first."""
+    return [entry.step for entry in entries(folder) if entry.kind == "step"]
+
+
+def set_aside(folder: Path) -> list[Path]:
+    """What was found damaged, now or at an earlier start."""
+    return sorted(folder / name for name in _names(folder) if is_bad(name))
+
+
+def read_manifest(entry: Entry) -> Manifest:
+    """The manifest, checked against itself, its folder's name, and names and sizes of the files beside it.
+
+    Raises CheckpointDamaged; the bytes of the files are not read.
+    """
+    with _told_if_gone(entry):
+        with unreadable_is_damaged(entry.path / MANIFEST):
+            data = read_small(entry.path / MANIFEST)
+        try:
+            manifest = decode(data)
+        except CheckpointDamaged as error:
+            raise CheckpointDamaged(f"{entry.path}: {error}") from error
+        if manifest.step != entry.step:
+            raise CheckpointDamaged(f"{entry.path}: the manifest is of step {manifest.step}")
+        check_files(entry.path, manifest)
+    return manifest
+
+
+def check_files(path: Path, manifest: Manifest) -> None:
+    """Make sure that in a folder there are exactly the manifest and its files, in their sizes."""
+    wanted = {file.name for file in manifest.files} | {MANIFEST}
+    found = set(_names(path))
+    if missing := sorted(wanted - found):
+        raise CheckpointDamaged(f"{path}: {', '.join(missing)} missing")
+    if extra := sorted(found - wanted):
+        raise CheckpointDamaged(f"{path}: {', '.join(extra)} does not belong there")
+    for file in manifest.files:
+        status = (path / file.name).lstat()
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointDamaged(f"{path / file.name}: expected a file")
+        if status.st_size != file.size:
+            raise CheckpointDamaged(f"{path / file.name}: expected {file.size} bytes, got {status.st_size}")
+
+
+def verify(entry: Entry) -> Manifest:
+    """As read_manifest, and every byte of every file is read and compared."""
+    manifest = read_manifest(entry)
+    with _told_if_gone(entry):
+        for file in manifest.files:
+            hash_file(entry.path / file.name, file.size, file.digest)
+    return manifest
+
+
+@contextlib.contextmanager
+def _told_if_gone(entry: Entry) -> Iterator[None]:
+    """Who looks at the folder of a run that goes on may find one pruned under its eyes: that is no damage."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError, CheckpointDamaged) as error:
+        if not os.path.lexists(entry.path):
+            raise CheckpointDamaged(f"{entry.path}: was removed meanwhile") from error
+        if isinstance(error, CheckpointDamaged):
+            raise
+        raise CheckpointDamaged(f"{error.filename}: is missing") from error
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []

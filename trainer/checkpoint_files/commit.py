@@ -1,0 +1,184 @@
+"""From a draft to a checkpoint: it exists when its folder has its final name, and not a moment before.
+
+All renames stay inside the checkpoints folder. Only the first rank calls what is here; the others write their files
+into the draft that it names to them.
+"""
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from trainer.checkpoint_files import fence
+from trainer.checkpoint_files.catalog import Entry, check_files, entries, read_manifest
+from trainer.checkpoint_files.durable import PIECE_BYTES, Written, open_to_read, sync_folder, write_new
+from trainer.checkpoint_files.fence import Claim
+from trainer.checkpoint_files.layout import (
+    MANIFEST,
+    Kind,
+    bad_name,
+    draft_name,
+    folder_name,
+    is_draft,
+    is_trash,
+    new_nonce,
+    trash_name,
+)
+from trainer.checkpoint_files.manifest import FileEntry, Manifest, decode, encode
+from trainer.errors import CheckpointDamaged
+
+
+def take_over(folder: Path, attempt: int | None = None, generation: int = 0) -> Claim:
+    """Claim the folder and make every commit under way elsewhere impossible. Raises Fenced."""
+    mine = fence.claim(folder, attempt, generation)
+    for name in os.listdir(folder):
+        if is_draft(name):
+            discard(folder / name)
+    empty_trash(folder)
+    fence.check(folder, mine)
+    return mine
+
+
+def begin(folder: Path, step: int, mine: Claim, run_dir: Path | None = None) -> Path:
+    """A new draft. Raises Fenced."""
+    draft = folder / draft_name(step, mine.attempt, new_nonce())
+    draft.mkdir(mode=0o700)
+    with _at_risk(draft, mine, run_dir):
+        draft.chmod(0o700)  # whatever the umask
+        fence.check(folder, mine, run_dir)  # after the folder is there: whoever claims from now on takes it away
+    return draft
+
+
+def publish(draft: Path, manifest: Manifest, mine: Claim, run_dir: Path | None = None, kind: Kind = "step") -> Path:
+    """Write the manifest, and give the draft its final name. It is a checkpoint when this returns.
+
+    Raises Fenced, OSError, or CheckpointDamaged where the files in the draft are not those of the manifest; nothing is
+    left of the draft then, as far as the disk still obeys.
+    """
+    folder = draft.parent
+    final = folder / folder_name(manifest.step, kind)
+    with _at_risk(draft, mine, run_dir):
+        _complete(draft, manifest)
+        fence.check(folder, mine, run_dir)
+        if os.path.lexists(final):
+            raise FileExistsError(errno.EEXIST, "a checkpoint of this step exists already", str(final))
+        _rename(draft, final, kind, manifest)
+    try:
+        sync_folder(folder)
+    except OSError:  # it is whole, but a power cut might take it back
+        with contextlib.suppress(OSError, CheckpointDamaged):
+            fence.check(folder, mine, run_dir)  # a newer start may have loaded it already: then it stays
+        with contextlib.suppress(OSError):
+            remove([final])
+        raise
+    return final
+
+
+def publish_best(source: Entry, mine: Claim, run_dir: Path | None = None) -> Path:
+    """Keep a committed checkpoint apart as the best one; the files are shared where the disk can. Older ones go."""
+    folder = source.path.parent
+    manifest = read_manifest(source)
+    best = Entry("best", source.step, folder / folder_name(source.step, "best"))
+    # Listed before the fence is asked: what a newer start keeps later is not among them.
+    older = [entry.path for entry in entries(folder) if entry.kind == "best" and entry.path != best.path]
+    if _is_ours(best.path, "best", manifest):
+        fence.check(folder, mine, run_dir)
+    else:
+        draft = begin(folder, source.step, mine, run_dir)
+        with _at_risk(draft, mine, run_dir):
+            for file in manifest.files:
+                _link_or_copy(source.path, draft, file)
+            if os.path.lexists(best.path):  # damaged, or of a past that was given up
+                fence.check(folder, mine, run_dir)
+                set_aside(best)
+            publish(draft, manifest, mine, run_dir, kind="best")
+    remove(older)
+    return best.path
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """Take checkpoints away: out of sight at once and durably, then their bytes."""
+    folders = set()
+    for path in paths:
+        discard(path)
+        folders.add(path.parent)
+    for folder in folders:
+        empty_trash(folder)
+
+
+def set_aside(entry: Entry) -> Path:
+    """Rename a damaged checkpoint, so that nobody takes it for one again but it can be looked at."""
+    aside = entry.path.parent / bad_name(entry.path.name)
+    os.rename(entry.path, aside)
+    sync_folder(entry.path.parent)
+    return aside
+
+
+def discard(path: Path) -> None:
+    """Rename to trash; what has gone already is gone."""
+    try:
+        os.rename(path, path.parent / trash_name(path.name))
+    except FileNotFoundError:
+        return
+    sync_folder(path.parent)
+
+
+def empty_trash(folder: Path) -> None:
+    """Delete what was discarded, by this start or one before it."""
+    for name in os.listdir(folder):
+        if is_trash(name):
+            path = folder / name
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)  # somebody else may be emptying it as well
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _complete(draft: Path, manifest: Manifest) -> None:
+    """The manifest last, and everything on disk under its name in the draft."""
+    data = encode(manifest)
+    decode(data)  # what nobody could load must not be acknowledged
+    write_new(draft / MANIFEST, [data])
+    check_files(draft, manifest)
+    sync_folder(draft)
+
+
+def _rename(draft: Path, final: Path, kind: Kind, manifest: Manifest) -> None:
+    try:
+        os.rename(draft, final)
+    except OSError:  # over NFS an error may come back although the server did it
+        if not _is_ours(final, kind, manifest):
+            raise
+
+
+def _is_ours(final: Path, kind: Kind, manifest: Manifest) -> bool:
+    try:
+        return read_manifest(Entry(kind, manifest.step, final)).nonce == manifest.nonce
+    except (CheckpointDamaged, OSError):
+        return False
+
+
+def _link_or_copy(source: Path, draft: Path, file: FileEntry) -> None:
+    try:
+        os.link(source / file.name, draft / file.name, follow_symlinks=False)
+    except OSError:  # a file system without hard links
+        with os.fdopen(open_to_read(source / file.name), "rb") as whole:
+            written = write_new(draft / file.name, iter(lambda: whole.read(PIECE_BYTES), b""))
+        if written != Written(file.size, file.digest):
+            raise CheckpointDamaged(f"{source / file.name}: is not what was written") from None
+
+
+@contextlib.contextmanager
+def _at_risk(draft: Path, mine: Claim, run_dir: Path | None) -> Iterator[None]:
+    """A draft that failed must not hold the space that the next one needs; and it may not be the disk's fault."""
+    try:
+        yield
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # the first error is the one to hear of; the next start tidies up
+            remove([draft])
+        if isinstance(error, (OSError, CheckpointDamaged)):
+            # A newer start takes drafts away, at any moment: then that is what the error is about.
+            fence.check(draft.parent, mine, run_dir)
+        raise

@@ -1,0 +1,158 @@
+"""Files that are whole or not there: exclusive creation, hashing while writing, fsync of file and folder."""
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from trainer.errors import CheckpointDamaged
+
+PIECE_BYTES = 8 << 20  # at most so much is written at once
+_READ_BYTES = 1 << 20  # what a core's own cache holds is hashed fastest
+_CREATE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Non-blocking, or a FIFO in the place of a file would hold the reader for ever.
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_SMALL_LIMIT = 1 << 30
+_NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.ENOTDIR, errno.EISDIR)
+_BAD_DISK = (errno.EIO, errno.EBADMSG, errno.EUCLEAN)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A file that is on disk."""
+
+    size: int
+    digest: str
+
+
+def write_new(path: Path, parts: Iterable[bytes | memoryview]) -> Written:
+    """Write a file that must not exist yet; on disk when this returns. Its name is durable after `sync_folder`.
+
+    After an error the file must not be tried again: the kernel may have marked pages clean that never reached the disk.
+    """
+    digest, size = xxhash.xxh3_128(), 0
+    fd = os.open(path, _CREATE, 0o600)
+    try:
+        os.fchmod(fd, 0o600)
+        for part in parts:
+            view = memoryview(part)
+            if view.nbytes == 0:
+                continue  # with a zero in its shape it cannot be cast
+            view = view.cast("B")
+            for begin in range(0, len(view), PIECE_BYTES):
+                piece = view[begin : begin + PIECE_BYTES]
+                digest.update(piece)
+                _write_all(fd, piece)
+            size += len(view)
+        os.fsync(fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)  # outside of the try: a close that fails (NFS, quota) is a write that failed
+    return Written(size, digest.hexdigest())
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_folder(path: Path) -> None:
+    """A folder for the user alone, and those above it; durable."""
+    if not path.is_dir():
+        if not path.parent.is_dir():
+            make_folder(path.parent)
+        try:
+            path.mkdir(mode=0o700)
+            path.chmod(0o700)  # whatever the umask
+        except FileExistsError:
+            if not path.is_dir():
+                raise
+    # Also where it is there already: whoever made it may have been killed before this.
+    with contextlib.suppress(PermissionError):  # a folder above that only others may list
+        sync_folder(path.parent)
+
+
+def read_small(path: Path) -> bytes:
+    """All of a small file."""
+    with os.fdopen(open_to_read(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > _SMALL_LIMIT:
+            raise CheckpointDamaged(f"{path}: expected at most {_SMALL_LIMIT} bytes, got {size}")
+        return file.read(size + 1)  # by one more, so that its end is seen and not believed
+
+
+def open_to_read(path: Path) -> int:
+    """A file descriptor of a regular file; a link, a folder or a device in its place is damage."""
+    try:
+        fd = os.open(path, _READ)
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            raise CheckpointDamaged(f"{path}: expected a file: {error.strerror}") from error
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise CheckpointDamaged(f"{path}: expected a file")
+    return fd
+
+
+def read_into(path: Path, buffer: memoryview, size: int, digest: str) -> None:
+    """Fill the buffer with a file, and make sure that it is what was written. Raises CheckpointDamaged."""
+    _read_through(path, buffer, size, digest, keep=True)
+
+
+def hash_file(path: Path, size: int, digest: str) -> None:
+    """Read every byte of a file and compare. Raises CheckpointDamaged."""
+    _read_through(path, memoryview(bytearray(min(size, _READ_BYTES))), size, digest, keep=False)
+
+
+def _read_through(path: Path, buffer: memoryview, size: int, digest: str, *, keep: bool) -> None:
+    hashed, at = xxhash.xxh3_128(), 0
+    with unreadable_is_damaged(path), _opened(path) as fd:
+        found = os.fstat(fd).st_size
+        if found != size:
+            raise CheckpointDamaged(f"{path}: expected {size} bytes, got {found}")
+        while at < size:
+            begin = at if keep else 0
+            piece = buffer[begin : begin + min(_READ_BYTES, size - at)]
+            got = os.preadv(fd, [piece], at)
+            if got == 0:
+                raise CheckpointDamaged(f"{path}: ended after {at} of {size} bytes")
+            hashed.update(piece[:got])
+            at += got
+    if hashed.hexdigest() != digest:
+        raise CheckpointDamaged(f"{path}: its checksum is not the one that was written down")
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    fd = open_to_read(path)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def unreadable_is_damaged(path: Path) -> Iterator[None]:
+    """Of a checkpoint, what the disk cannot give back is damage like any other: there is an older one to go to."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _BAD_DISK:
+            raise CheckpointDamaged(f"{path}: cannot be read: {error.strerror}") from error
+        raise
+
+
+def _write_all(fd: int, piece: memoryview) -> None:
+    while piece:
+        piece = piece[os.write(fd, piece) :]

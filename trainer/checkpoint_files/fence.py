@@ -1,0 +1,124 @@
+"""FENCE: which start of the run may write checkpoints. An older one that still lives is refused.
+
+Whoever starts claims the folder and then renames all drafts of others away: a commit that is under way elsewhere either
+was published before, and counts, or its rename finds nothing. A draft made after that meets the new claim.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from trainer.checkpoint_files.durable import read_small, sync_folder, write_new
+from trainer.checkpoint_files.layout import FENCE, FENCE_DRAFT, FENCE_LOCK, bad_name, new_nonce, trash_name
+from trainer.errors import CheckpointDamaged, Fenced, TrainerError
+
+_LOCK = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_LOCKS_HERE = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+_LOCK_LIMIT_S = 30.0
+
+
+class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One start of the run; a later one is greater in (attempt, generation, count)."""
+
+    attempt: int
+    generation: int
+    count: int
+    nonce: str
+
+
+def claim(folder: Path, attempt: int | None = None, generation: int = 0) -> Claim:
+    """Become the one that may write. Raises Fenced where a newer attempt or generation has claimed it.
+
+    Without an attempt's number (outside of launch) whoever comes last is the newest.
+    """
+    with _alone(folder):
+        before = _set_aside_if_damaged(folder)
+        if before is None:
+            mine = Claim(attempt or 0, generation, 1, new_nonce())
+        elif attempt is None:
+            mine = Claim(before.attempt, max(generation, before.generation), before.count + 1, new_nonce())
+        elif (before.attempt, before.generation) > (attempt, generation):
+            raise Fenced(f"{folder}: attempt {before.attempt}, generation {before.generation} has taken over")
+        else:
+            mine = Claim(attempt, generation, before.count + 1, new_nonce())
+        draft = folder / FENCE_DRAFT
+        with contextlib.suppress(FileNotFoundError):  # a killed claimer's, or whatever else it may be
+            os.rename(draft, folder / trash_name(draft.name))
+        write_new(draft, [msgspec.json.encode(mine)])
+        os.rename(draft, folder / FENCE)
+        sync_folder(folder)
+    return mine
+
+
+def check(folder: Path, mine: Claim, run_dir: Path | None = None) -> None:
+    """Raise Fenced where somebody newer has claimed the folder, or the run's own fence names a newer attempt."""
+    newest = read_claim(folder)
+    if newest != mine:
+        by = f"attempt {newest.attempt}, generation {newest.generation}" if newest else "somebody"
+        raise Fenced(f"{folder}: {by} has taken over; this start (attempt {mine.attempt}) may not write any more")
+    if run_dir is not None and _run_attempt(run_dir) > mine.attempt:
+        raise Fenced(f"{run_dir}: attempt {_run_attempt(run_dir)} has taken over from attempt {mine.attempt}")
+
+
+def read_claim(folder: Path) -> Claim | None:
+    """The newest claim; None where there is none. Raises CheckpointDamaged."""
+    try:
+        return msgspec.json.decode(read_small(folder / FENCE), type=Claim)
+    except FileNotFoundError:
+        return None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CheckpointDamaged(f"{folder / FENCE}: not a claim: {error}") from error
+
+
+def _set_aside_if_damaged(folder: Path) -> Claim | None:
+    try:
+        return read_claim(folder)
+    except CheckpointDamaged:
+        os.rename(folder / FENCE, folder / bad_name(FENCE))
+        return None
+
+
+def _run_attempt(run_dir: Path) -> int:
+    """The newest attempt of the run, as launch writes it down; 0 where it does not."""
+    try:
+        text = read_small(run_dir / FENCE)
+    except FileNotFoundError:
+        return 0
+    return int(text) if text.strip().isdigit() else 0
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Between reading the claim and replacing it nobody else may; the kernel drops a killed holder's lock."""
+    fd = os.open(folder / FENCE_LOCK, _LOCK, 0o600)
+    try:
+        _lock(fd, folder)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _lock(fd: int, folder: Path) -> None:
+    end = time.monotonic() + _LOCK_LIMIT_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise TrainerError(
+                    f"{folder / FENCE_LOCK}: held by another process for {_LOCK_LIMIT_S:.0f} s\n"
+                    f"hint: `fuser {folder / FENCE_LOCK}` names it; a frozen one has to be ended"
+                ) from None
+            time.sleep(0.02)  # the holder needs a few milliseconds, and nothing tells when it is done
+        except OSError as error:  # a file system without locks: two that race within microseconds may pass
+            if error.errno in _NO_LOCKS_HERE:
+                return
+            raise
+        else:
+            return

@@ -1,0 +1,157 @@
+"""MANIFEST.json: what a checkpoint consists of, down to the last byte. Data only, and checked before it is believed."""
+
+import math
+from collections.abc import Iterable
+from typing import Annotated
+
+import msgspec
+import xxhash
+
+from trainer.checkpoint_files.layout import LAST_STEP, is_data_name
+from trainer.errors import CheckpointDamaged
+
+FORMAT = 1
+# Bytes of one element, by torch's name of the type.
+ITEM_BYTES = {
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex32": 4, "complex64": 8, "complex128": 16,
+    "float8_e4m3fn": 1, "float8_e4m3fnuz": 1, "float8_e5m2": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
+}  # fmt: skip
+_PREFIX = b'{"checksum":"'
+_MIDDLE = b'","manifest":'
+_DIGEST_HEX = 32
+
+Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+Step = Annotated[int, msgspec.Meta(ge=0, le=LAST_STEP)]
+Value = str | int | float | bool | None
+
+
+class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One rank's file."""
+
+    name: str
+    size: Size
+    digest: str  # XXH3, 128 bits
+
+
+class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A rectangular part of a tensor, and where its bytes are."""
+
+    file: Size  # index into `files`
+    at: Size  # byte offset in it
+    offsets: tuple[Size, ...]
+    lengths: tuple[Size, ...]
+
+
+class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One tensor of the unsharded state."""
+
+    dtype: str
+    shape: tuple[Size, ...]
+    chunks: tuple[Chunk, ...]
+
+
+class TreeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A JSON document inside a file: all that is not a tensor."""
+
+    file: Size
+    at: Size
+    size: Size
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All of it."""
+
+    step: Step
+    world_size: Size
+    nonce: str
+    files: tuple[FileEntry, ...]
+    tensors: dict[str, TensorEntry]
+    trees: dict[str, TreeEntry]
+    ranks: tuple[Size, ...] | None = None  # whose state this is; None: everybody's, and nothing of it is missing
+    attempt: int = 0
+    saved_unix_s: float = 0.0  # for people; order is by step
+    info: dict[str, Value] = {}
+    format: int = FORMAT
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+
+def encode(manifest: Manifest) -> bytes:
+    body = msgspec.json.encode(manifest)
+    return _PREFIX + _digest(body) + _MIDDLE + body + b"}\n"
+
+
+def decode(data: bytes) -> Manifest:
+    """The manifest, if every byte of it is as it was written and it makes sense. Raises CheckpointDamaged."""
+    begin = len(_PREFIX) + _DIGEST_HEX
+    body = data[begin + len(_MIDDLE) : -2]
+    wanted = _PREFIX + _digest(body) + _MIDDLE + body + b"}\n"
+    if data != wanted:
+        raise CheckpointDamaged("manifest: its checksum is not the one that was written down")
+    try:
+        manifest = msgspec.json.decode(body, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CheckpointDamaged(f"manifest: not one of this version: {error}") from error
+    if manifest.format != FORMAT:
+        raise CheckpointDamaged(f"manifest: expected format {FORMAT}, got {manifest.format}")
+    for problem in _problems(manifest):
+        raise CheckpointDamaged(f"manifest: {problem}")
+    return manifest
+
+
+def chunk_bytes(entry: TensorEntry, chunk: Chunk) -> int:
+    return math.prod(chunk.lengths) * ITEM_BYTES[entry.dtype]
+
+
+def _digest(body: bytes) -> bytes:
+    return xxhash.xxh3_128_hexdigest(body).encode()
+
+
+def _problems(manifest: Manifest) -> Iterable[str]:
+    names = [file.name for file in manifest.files]
+    if len(set(names)) != len(names) or not all(is_data_name(name) for name in names):
+        yield f"expected one file a rank, got {names[:5]}"
+        return
+    for name, tree in manifest.trees.items():
+        if tree.file >= len(names) or tree.at + tree.size > manifest.files[tree.file].size:
+            yield f"{name}: lies outside of its file"
+    for name, entry in manifest.tensors.items():
+        if entry.dtype not in ITEM_BYTES:
+            yield f"{name}: unknown type {entry.dtype!r}"
+        elif problem := _tensor_problem(manifest, entry):
+            yield f"{name}: {problem}"
+
+
+def _tensor_problem(manifest: Manifest, entry: TensorEntry) -> str | None:
+    for chunk in entry.chunks:
+        if len(chunk.offsets) != len(entry.shape) or len(chunk.lengths) != len(entry.shape):
+            return "a part has another number of dimensions than the whole"
+        if any(o + n > whole for o, n, whole in zip(chunk.offsets, chunk.lengths, entry.shape, strict=True)):
+            return "a part reaches over the edge"
+        if chunk.file >= len(manifest.files):
+            return "lies in a file that is not listed"
+        if chunk.at + chunk_bytes(entry, chunk) > manifest.files[chunk.file].size:
+            return "lies outside of its file"
+    covered = sum(math.prod(chunk.lengths) for chunk in entry.chunks)
+    if manifest.ranks is None and covered != math.prod(entry.shape):
+        return "its parts are not the whole"
+    return "its parts lie over each other" if _overlap(entry.chunks) else None
+
+
+def _overlap(chunks: Iterable[Chunk]) -> bool:
+    """As many elements as the whole has, but some twice, would leave others as they happened to be."""
+    near: list[Chunk] = []  # those that reach as far along the first dimension
+    for chunk in sorted((one for one in chunks if 0 not in one.lengths), key=lambda one: one.offsets):
+        near = [one for one in near if not one.offsets or one.offsets[0] + one.lengths[0] > chunk.offsets[0]]
+        if any(_meet(one, chunk) for one in near):
+            return True
+        near.append(chunk)
+    return False
+
+
+def _meet(one: Chunk, other: Chunk) -> bool:
+    parts = zip(one.offsets, one.lengths, other.offsets, other.lengths, strict=True)
+    return all(a < b + m and b < a + n for a, n, b, m in parts)

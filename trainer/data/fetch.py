@@ -1,0 +1,65 @@
+"""From the indices of a map-style data set to a collated batch."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import Subset, TensorDataset, default_collate
+
+from trainer.data.order import Micro
+from trainer.data.seeds import seed_all
+
+Collate = Callable[[list[Any]], Any]
+
+
+class Job(NamedTuple):
+    """What is to be fetched, and for what."""
+
+    indices: list[int]
+    samples: int  # 0: the one index is a filler
+    epoch: int
+    micro: Micro
+
+
+class Fetch:
+    """Fetches jobs, each with randomness of its own."""
+
+    def __init__(self, dataset: Any, collate: Collate | None, *, seed: int, rank: int) -> None:
+        rows = _rows(dataset) if collate is None else None
+        self._read = rows or _reader(dataset, collate or default_collate)
+        self.draws = rows is None  # rows of tensors are taken without drawing anything: no need to seed for it
+        self._seed, self._rank = seed, rank
+
+    def __call__(self, job: Job) -> Any:
+        if self.draws:
+            seed_all(self._seed, job.epoch, job.micro.start, job.micro.number, self._rank)
+        return self._read(job.indices)
+
+
+def _reader(dataset: Any, collate: Collate) -> Callable[[list[int]], Any]:
+    many = getattr(dataset, "__getitems__", None)
+    if callable(many):
+        return lambda indices: collate(many(indices))
+    return lambda indices: collate([dataset[index] for index in indices])
+
+
+class _Rows:
+    """All samples of a batch at once: the same as `default_collate` makes of them one by one."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], places: Sequence[Sequence[int]]) -> None:
+        self._tensors, self._places = tensors, places
+
+    def __call__(self, indices: list[int]) -> list[torch.Tensor]:
+        for places in self._places:
+            indices = [int(places[index]) for index in indices]
+        rows = torch.tensor(indices)
+        return [tensor[rows] for tensor in self._tensors]
+
+
+def _rows(dataset: Any) -> _Rows | None:
+    """If the data set is tensors, or a part of them. By exact type: a subclass may do anything else."""
+    places = []
+    while type(dataset) is Subset:
+        places.append(dataset.indices)
+        dataset = dataset.dataset
+    return _Rows(dataset.tensors, places) if type(dataset) is TensorDataset else None

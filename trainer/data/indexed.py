@@ -1,0 +1,77 @@
+"""Batches of a data set with a length and indices, from any position of any epoch."""
+
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from typing import Any
+
+from trainer.data.batch import Batch
+from trainer.data.crew import Crew, Fetching, hire, in_turn
+from trainer.data.fetch import Collate, Fetch, Job
+from trainer.data.order import Sharing, epoch_order, micro_batches, steps_in
+from trainer.errors import BadSettings
+
+
+class Indexed:
+    """Knows the order of every epoch, and so can begin anywhere at once."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        collate: Collate | None,
+        sharing: Sharing,
+        fetching: Fetching,
+        *,
+        seed: int = 0,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        fillers: bool = True,
+    ) -> None:
+        self._length = len(dataset)
+        self.steps_per_epoch: int | None = steps_in(self._length, sharing.batch_size, drop_last=drop_last)
+        if not self.steps_per_epoch:
+            least = sharing.batch_size if drop_last else 1
+            raise BadSettings(f"data: expected a data set of {least} samples or more, got {self._length}")
+        self._dataset, self._sharing, self._fetching = dataset, sharing, fetching
+        self._seed, self._shuffle, self._drop_last, self._fillers = seed, shuffle, drop_last, fillers
+        self._fetch = Fetch(dataset, collate, seed=seed, rank=sharing.rank)
+        self._crew: Crew | None = None
+
+    def place(self, _epoch: int, done: int) -> int:
+        return done
+
+    def batches(self, epoch: int, done: int) -> Generator[Batch, None, None]:
+        self._crew = self._crew or hire(lambda _: self._fetch, self._fetching, self._dataset)
+        world_size = self._sharing.world_size
+        answers = in_turn(self._crew, self._jobs(epoch, done), self._fetching.ahead)
+        with closing(self._fetching.pin(answers)) as pinned:
+            for job, data in pinned:
+                micro, samples = job.micro, job.samples
+                whole = micro.stop - micro.start
+                indices = tuple(job.indices) if samples else ()
+                yield Batch(data, samples, samples * world_size / whole, micro.hi == micro.stop, whole, indices)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"length": self._length, "shuffle": self._shuffle, "seed": self._seed}
+
+    def load_state_dict(self, state: dict[str, Any], epoch: int, done: int) -> None:
+        now = self.state_dict()
+        for name in now if done else ():
+            if state[name] != now[name]:
+                raise BadSettings(
+                    f"data: saved in the middle of epoch {epoch} with {name} {state[name]}, got {now[name]}\n"
+                    f"hint: keep the {name} until an epoch is over; another one changes which samples are left"
+                )
+
+    def close(self) -> None:
+        if self._crew is not None:
+            self._crew.end()
+        self._crew = None
+
+    def _jobs(self, epoch: int, done: int) -> Iterator[Job]:
+        order = epoch_order(self._length, self._seed, epoch, shuffle=self._shuffle)
+        for micro in micro_batches(done, self._length, self._sharing, drop_last=self._drop_last):
+            own = self._sharing.share(micro.lo, micro.hi)
+            if own:
+                yield Job(order[own.start : own.stop : own.step].tolist(), len(own), epoch, micro)
+            elif self._fillers:
+                yield Job([int(order[micro.lo])], 0, epoch, micro)

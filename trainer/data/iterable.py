@@ -1,0 +1,229 @@
+"""Streams: data sets that can only be read on. A reader takes one optimizer step after the other off its stream.
+
+A shared stream is read whole by every rank, which keeps its own part. All ranks draw the same while they read, so all
+see the same stream, and the state after a step is the same on all of them, whatever the number of ranks or workers.
+A stream that shards itself differs by rank and worker, and so do its states.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, NamedTuple
+
+from torch.utils.data import IterableDataset, default_collate
+
+from trainer.data.order import Sharing
+from trainer.data.pinning import pinned
+from trainer.data.seeds import seed_all
+
+Collate = Callable[[list[Any]], Any]
+
+# What the generators are seeded for, beside the place in the epoch.
+_OPENING, _READING, _COLLATING = range(3)
+
+
+class Part(NamedTuple):
+    """This rank's micro-batch of a step."""
+
+    data: Any
+    samples: int  # 0: a filler
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a reader took off its stream. Without parts: the stream is at its end."""
+
+    parts: tuple[Part, ...]
+    samples: int  # of the whole step, if the stream is shared; else those of this rank
+    state: Any  # of the data set after it; None if it cannot tell
+    ended: bool = False  # whether the stream was seen to end; its state may speak of the next epoch already
+
+    def pin_memory(self) -> "Step":
+        return replace(self, parts=pinned(self.parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a reader begins."""
+
+    epoch: int = 0
+    done: int = 0  # samples of the epoch, or for a sharding stream this reader's steps
+    state: Any = None
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What all readers of a stream have in common."""
+
+    dataset: Any
+    sharing: Sharing
+    seed: int
+    collate: Collate | None = None
+    drop_last: bool = False
+
+    def into_batch(self, items: list[Any]) -> Any:
+        return (self.collate or default_collate)(items)
+
+
+def is_iterable(dataset: Any) -> bool:
+    return isinstance(dataset, IterableDataset) or (
+        hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")
+    )
+
+
+def shards_itself(dataset: Any) -> bool:
+    return bool(getattr(dataset, "shards_itself", False))
+
+
+def keeps_its_place(dataset: Any) -> bool:
+    return all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+@dataclass(slots=True)
+class _Stream:
+    """The data set's iterator, over epochs and from a state."""
+
+    dataset: Any
+    place: Place
+    seeds: tuple[int, ...]
+    epoch: int | None = None
+    done: int = 0
+    _items: Iterator[Any] | None = None
+    _loaded: bool = False  # and not read since
+    _may_be_at_end: bool = False  # of the epoch before, in which case reading on means to begin anew
+
+    @property
+    def ended(self) -> bool:
+        return self._items is None
+
+    def enter(self, epoch: int) -> None:
+        """Be in this epoch: where the place says, at its beginning, or where reading has got to."""
+        if epoch == self.epoch:
+            return
+        first = self.epoch is None
+        begun = first and epoch == self.place.epoch
+        self.epoch, self.done = epoch, self.place.done if begun else 0
+        if callable(getattr(self.dataset, "set_epoch", None)):
+            self.dataset.set_epoch(epoch)
+        if first and self.place.state is not None:
+            self.dataset.load_state_dict(copy.deepcopy(self.place.state))
+            self._loaded = True
+        if begun and self.place.ended:
+            return
+        self._may_be_at_end = self._loaded and self.done == 0
+        self._loaded = False
+        self._open()
+
+    def next_items(self) -> Iterator[Any]:
+        """Seeded for the step at hand; ends where the stream does, and for good in this epoch."""
+        if self._items is None:
+            return
+        self._seed_for_reading()
+        fresh = self._may_be_at_end
+        self._may_be_at_end = False
+        for item in self._items:
+            fresh = False
+            yield item
+        if fresh:
+            self._open()
+            self._seed_for_reading()
+            for item in self._items:  # not `yield from`: that would close the stream with each step
+                yield item
+        self._items = None
+
+    def state(self) -> Any:
+        return copy.deepcopy(self.dataset.state_dict()) if keeps_its_place(self.dataset) else None
+
+    def _open(self) -> None:
+        seed_all(*self.seeds, self.epoch or 0, _OPENING)
+        self._items = iter(self.dataset)
+
+    def _seed_for_reading(self) -> None:
+        seed_all(*self.seeds, self.epoch or 0, _READING, self.done)
+
+
+class SharedReader:
+    """Reads whole steps of all ranks, and keeps the part of this one."""
+
+    def __init__(self, reading: Reading, place: Place) -> None:
+        self._reading = reading
+        self._stream = _Stream(reading.dataset, place, (reading.seed,))
+
+    def __call__(self, epoch: int) -> Step:
+        stream, sharing = self._stream, self._reading.sharing
+        stream.enter(epoch)
+        start = stream.done
+        own: dict[int, Any] = {}
+        first: Any = None  # of the step: fills the place of a rank that has no sample
+        stop = start
+        for item in islice(stream.next_items(), sharing.batch_size):
+            if stop == start:
+                first = item
+            if stop % sharing.world_size == sharing.rank:
+                own[stop] = item
+            stop += 1
+        if stop == start or (self._reading.drop_last and stop - start < sharing.batch_size):
+            return Step((), 0, stream.state(), ended=True)
+        stream.done = stop
+        state = stream.state()
+        parts = []
+        for number, (lo, hi) in enumerate(sharing.micro_batches(start, stop)):
+            items = [own[position] for position in sharing.share(lo, hi)]
+            seed_all(self._reading.seed, epoch, _COLLATING, start, number, sharing.rank)
+            parts.append(Part(self._reading.into_batch(items or [first]), len(items)))
+        return Step(tuple(parts), stop - start, state, stream.ended)
+
+
+class ShardReader:
+    """Reads this rank's steps off a stream that gives this rank, and this worker, its own samples only."""
+
+    def __init__(self, reading: Reading, place: Place, worker: int) -> None:
+        self._reading = reading
+        self._seeds = (reading.seed, reading.sharing.rank, worker)
+        self._stream = _Stream(reading.dataset, place, self._seeds)
+        whole = reading.sharing.micro_batches(0, reading.sharing.batch_size)
+        self._shares = [len(reading.sharing.share(lo, hi)) for lo, hi in whole]
+
+    def __call__(self, epoch: int) -> Step:
+        stream = self._stream
+        stream.enter(epoch)
+        items = list(islice(stream.next_items(), sum(self._shares)))
+        if not items or (self._reading.drop_last and len(items) < sum(self._shares)):
+            return Step((), 0, stream.state(), ended=True)
+        start = stream.done
+        stream.done += 1
+        state = stream.state()
+        parts, left = [], iter(items)
+        for number, share in enumerate(self._shares):
+            some = list(islice(left, share))
+            seed_all(*self._seeds, epoch, _COLLATING, start, number)
+            parts.append(Part(self._reading.into_batch(some or items[:1]), len(some)))
+        return Step(tuple(parts), len(items), state, stream.ended)
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Where each reader of a stream that shards itself is, and whose turn it is."""
+
+    places: tuple[Place, ...]
+    turn: int = 0
+    ended: frozenset[int] = frozenset()  # in this epoch
+
+    def after(self, reader: int, step: Step) -> "Turns":
+        """This reader's answer has been taken."""
+        done = self.places[reader].done + (1 if step.parts else 0)
+        place = replace(self.places[reader], done=done, state=step.state)
+        places = (*self.places[:reader], place, *self.places[reader + 1 :])
+        ended = self.ended | {reader} if step.ended else self.ended
+        return Turns(places, (reader + 1) % len(places), ended)
+
+    def next_reader(self) -> int | None:
+        """Who is to be asked next; None when all are at their ends."""
+        size = len(self.places)
+        return next((n % size for n in range(self.turn, self.turn + size) if n % size not in self.ended), None)
+
+    def at_epoch(self, epoch: int) -> "Turns":
+        """The same readers at the beginning of an epoch."""
+        return Turns(tuple(Place(epoch, 0, place.state) for place in self.places))

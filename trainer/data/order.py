@@ -1,0 +1,84 @@
+"""Which sample goes where: the order of an epoch, its steps, micro-batches and ranks. Pure.
+
+Everything follows from the position in the epoch, counted in samples over all ranks. So it is the same whoever asks.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from trainer.errors import BadSettings
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_WORD = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How the samples of an optimizer step are shared out."""
+
+    batch_size: int  # samples of one optimizer step, over all ranks and micro-batches
+    accumulate: int = 1
+    world_size: int = 1
+    rank: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "accumulate", "world_size"):
+            if getattr(self, name) < 1:
+                raise BadSettings(f"data: {name}: expected 1 or more, got {getattr(self, name)}")
+        if not 0 <= self.rank < self.world_size:
+            raise BadSettings(f"data: rank: expected one of 0..{self.world_size - 1}, got {self.rank}")
+
+    def micro_batches(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """The positions of each micro-batch of the step at [start, stop): as even as whole samples allow.
+
+        A last, partial step is cut where a full one would be, and has fewer of them: no rank computes for nothing.
+        """
+        cuts = [min(start + self.batch_size * m // self.accumulate, stop) for m in range(self.accumulate + 1)]
+        return [(lo, hi) for lo, hi in pairwise(cuts) if lo < hi]
+
+    def share(self, lo: int, hi: int) -> range:
+        """This rank's positions in [lo, hi): position p belongs to rank p % world size."""
+        return range(lo + (self.rank - lo) % self.world_size, hi, self.world_size)
+
+
+class Micro(NamedTuple):
+    """A micro-batch of all ranks: the positions [lo, hi) of the step at [start, stop)."""
+
+    start: int
+    stop: int
+    number: int
+    lo: int
+    hi: int
+
+
+def epoch_order(length: int, seed: int, epoch: int, *, shuffle: bool) -> "NDArray[Any]":
+    """The data set's indices in the order of this epoch, the same on every rank and in every release of NumPy.
+
+    RandomState, not Generator: NumPy promises never to change what it draws (NEP 19), and a run may be resumed
+    after an update.
+    """
+    if not shuffle:
+        return np.arange(length)
+    words = [seed & _WORD, seed >> 32 & _WORD, epoch & _WORD]
+    return np.random.RandomState(words).permutation(length)
+
+
+def steps_in(length: int, batch_size: int, *, drop_last: bool) -> int:
+    """How many optimizer steps an epoch has."""
+    return length // batch_size if drop_last else -(-length // batch_size)
+
+
+def micro_batches(done: int, length: int, sharing: Sharing, *, drop_last: bool) -> Iterator[Micro]:
+    """What is left of an epoch of which `done` samples have been seen. Every position is in it once."""
+    for start in range(done, length, sharing.batch_size):
+        stop = min(start + sharing.batch_size, length)
+        if drop_last and stop - start < sharing.batch_size:
+            return
+        for number, (lo, hi) in enumerate(sharing.micro_batches(start, stop)):
+            yield Micro(start, stop, number, lo, hi)

@@ -1,0 +1,210 @@
+"""Batches of a stream: of one that all ranks read whole, or of one that gives each rank its own samples."""
+
+import logging
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from itertools import repeat
+from typing import Any, Protocol
+
+from trainer.data.batch import Batch
+from trainer.data.crew import Crew, Fetching, hire, in_turn
+from trainer.data.iterable import (
+    Part,
+    Place,
+    Reading,
+    ShardReader,
+    SharedReader,
+    Step,
+    Turns,
+    keeps_its_place,
+    shards_itself,
+)
+from trainer.data.order import steps_in
+from trainer.errors import BadSettings, TrainerError
+
+log = logging.getLogger("trainer")
+
+
+class Steps(Protocol):
+    """The steps of a stream. What a step's `state` says is where to go on after it."""
+
+    def hire(self, epoch: int, done: int, after: Any) -> Crew: ...
+    def read(self, crew: Crew, epoch: int, after: Any) -> Generator[Step, None, None]: ...
+    def saved(self, after: Any) -> Any:
+        """In plain words, for a checkpoint."""
+
+    def loaded(self, saved: Any, epoch: int, done: int) -> Any: ...
+
+
+class Shared:
+    """One reader: more of them would read the same."""
+
+    def __init__(self, reading: Reading, fetching: Fetching) -> None:
+        self._reading, self._fetching = reading, fetching
+
+    def hire(self, epoch: int, done: int, after: Place | None) -> Crew:
+        place = Place(epoch, done, after.state, after.ended and done > 0) if after else Place(epoch, done)
+        return hire(lambda _: SharedReader(self._reading, place), self._fetching, self._reading.dataset, most=1)
+
+    def read(self, crew: Crew, epoch: int, _after: Place | None) -> Generator[Step, None, None]:
+        for _, step in in_turn(crew, repeat(epoch), self._fetching.ahead):
+            yield replace(step, state=Place(state=step.state, ended=step.ended))
+
+    def saved(self, after: Place | None) -> Any:
+        return after and {"state": after.state, "ended": after.ended}
+
+    def loaded(self, saved: Any, _epoch: int, _done: int) -> Place | None:
+        return saved and Place(state=saved["state"], ended=saved["ended"])
+
+
+class Sharded:
+    """As many readers as workers, in turn."""
+
+    def __init__(self, reading: Reading, fetching: Fetching) -> None:
+        self._reading, self._fetching = reading, fetching
+        self._readers = max(1, fetching.workers)
+
+    def hire(self, epoch: int, _done: int, after: Turns | None) -> Crew:
+        turns = after or self._turns(epoch)
+        return hire(
+            lambda number: ShardReader(self._reading, turns.places[number], number),
+            self._fetching,
+            self._reading.dataset,
+        )
+
+    def read(self, crew: Crew, epoch: int, after: Turns | None) -> Generator[Step, None, None]:
+        turns = after or self._turns(epoch)
+        if turns.places[0].epoch != epoch:
+            turns = turns.at_epoch(epoch)
+        crew.forget()
+        for reader in set(range(self._readers)) - turns.ended:
+            for _ in range(max(1, self._fetching.ahead)):
+                crew.ask(reader, epoch)
+        while (whose := turns.next_reader()) is not None:
+            step: Step = crew.take(whose)
+            turns = turns.after(whose, step)
+            if not step.ended:
+                crew.ask(whose, epoch)
+            if step.parts:
+                yield replace(step, state=turns)
+        while True:  # others may still have some
+            yield Step((), 0, turns)
+
+    def saved(self, after: Turns | None) -> Any:
+        if after is None:
+            return None
+        readers = [{"epoch": place.epoch, "done": place.done, "state": place.state} for place in after.places]
+        return {**self._who(), "readers": readers, "turn": after.turn, "ended": sorted(after.ended)}
+
+    def loaded(self, saved: Any, epoch: int, done: int) -> Turns | None:
+        if saved is None:
+            return None
+        who = {name: saved[name] for name in self._who()}
+        if who != self._who() and done:
+            was, now = (", ".join(f"{name} {number}" for name, number in some.items()) for some in (who, self._who()))
+            raise BadSettings(
+                f"data: a stream that shards itself goes on only as it was saved: expected {was}, got {now}\n"
+                f"hint: keep both until epoch {epoch} is over"
+            )
+        if who != self._who():
+            return None
+        places = (Place(reader["epoch"], reader["done"], reader["state"]) for reader in saved["readers"])
+        return Turns(tuple(places), saved["turn"], frozenset(saved["ended"]))
+
+    def _turns(self, epoch: int) -> Turns:
+        return Turns(tuple(Place(epoch) for _ in range(self._readers)))
+
+    def _who(self) -> dict[str, int]:
+        sharing = self._reading.sharing
+        return {"rank": sharing.rank, "world_size": sharing.world_size, "readers_of_rank": self._readers}
+
+
+class Streamed:
+    """A stream as a source of batches. It goes on where it is, or where it was saved, or from its beginning."""
+
+    def __init__(self, reading: Reading, fetching: Fetching, total: Callable[[int], int] | None = None) -> None:
+        self._reading, self._fetching, self._total = reading, fetching, total or _as_it_is
+        kind = Sharded if shards_itself(reading.dataset) else Shared
+        self._how: Steps = kind(reading, fetching)
+        self.steps_per_epoch = _steps_per_epoch(reading)
+        self._crew: Crew | None = None
+        self._steps: Generator[Step, None, None] | None = None
+        self._step: Step | None = None  # read, and not yet consumed
+        self._after: Any = None  # the last consumed step: where to go on
+        self._fillers: tuple[Part, ...] = ()
+
+    def place(self, epoch: int, done: int) -> int:
+        if not done or self._steps is not None or keeps_its_place(self._reading.dataset):
+            return done
+        log.warning("data: epoch %d begins again: %s cannot tell where it was", epoch, _name(self._reading.dataset))
+        self._after = None
+        return 0
+
+    def batches(self, epoch: int, done: int) -> Generator[Batch, None, None]:
+        if self._steps is None:
+            self._crew = self._crew or self._how.hire(epoch, done, self._after)
+            self._steps = self._fetching.pin(self._how.read(self._crew, epoch, self._after))
+        while True:
+            step = self._step = self._step or self._next(self._steps)
+            if not step.samples:
+                break
+            for part in step.parts:
+                ends_step = part is step.parts[-1]
+                if ends_step:
+                    self._step, self._after = None, step.state
+                scale = part.samples * self._reading.sharing.world_size / step.samples
+                yield Batch(part.data, part.samples, scale, ends_step, step.samples, ())
+        self._step, self._after = None, step.state
+        self._leave()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"stream": self._how.saved(self._after)}
+
+    def load_state_dict(self, state: dict[str, Any], epoch: int, done: int) -> None:
+        self.close()
+        self._after = self._how.loaded(state["stream"], epoch, done)
+
+    def rewind(self) -> None:
+        """Read the stream from its beginning."""
+        self.close()
+        self._after = None
+
+    def close(self) -> None:
+        if self._crew is not None:
+            self._crew.end()
+        self._crew = self._step = None
+        self._leave()
+
+    def _next(self, steps: Generator[Step, None, None]) -> Step:
+        """The next step, with the samples of all ranks, and with something to compute while any rank has some."""
+        try:
+            step = next(steps)
+            samples = self._total(step.samples)
+        except BaseException:
+            self.close()  # what was read is lost: go on from the last state
+            raise
+        if step.parts:
+            self._fillers = tuple(Part(part.data, 0) for part in step.parts)
+        elif samples and not self._fillers:
+            raise TrainerError(f"data: rank {self._reading.sharing.rank} got no sample from its part of the stream")
+        return replace(step, parts=step.parts or self._fillers, samples=samples)
+
+    def _leave(self) -> None:
+        if self._steps is not None:
+            self._steps.close()
+        self._steps = None
+
+
+def _as_it_is(samples: int) -> int:
+    return samples
+
+
+def _steps_per_epoch(reading: Reading) -> int | None:
+    dataset = reading.dataset
+    if shards_itself(dataset) or not hasattr(dataset, "__len__"):
+        return None  # the length of a part says nothing of the others'
+    return steps_in(len(dataset), reading.sharing.batch_size, drop_last=reading.drop_last)
+
+
+def _name(dataset: Any) -> str:
+    return type(dataset).__name__

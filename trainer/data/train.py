@@ -1,0 +1,139 @@
+"""The endless source of micro-batches, with a place that can be saved and gone back to."""
+
+import logging
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
+from typing import Any
+
+from trainer.data.batch import Batch
+from trainer.data.crew import Fetching
+from trainer.data.fetch import Collate
+from trainer.data.indexed import Indexed
+from trainer.data.iterable import Reading, is_iterable, keeps_its_place, shards_itself
+from trainer.data.order import Sharing
+from trainer.data.streamed import Streamed
+from trainer.errors import BadSettings, TrainerError
+
+log = logging.getLogger("trainer")
+
+
+class TrainData:
+    """Batches of this rank, epoch after epoch. The order of an epoch is decided by (seed, epoch) alone.
+
+    `batch_size` counts the samples of one optimizer step over all ranks and micro-batches, so that neither the number
+    of ranks nor `accumulate` changes the training.
+
+    The place is the same on all ranks, and one rank's word is enough; unless `per_rank`: a stream that shards itself
+    has a place on each. With more than one rank such a stream also needs `sum_over_ranks`, by which all find out
+    together that none has samples left; it is called once a step.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        accumulate: int = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        workers: int = 0,
+        collate: Collate | None = None,
+        pin_memory: bool = False,
+        prefetch: int = 2,
+        sum_over_ranks: Callable[[int], int] | None = None,
+    ) -> None:
+        sharing = Sharing(batch_size, accumulate, world_size, rank)
+        fetching = Fetching(workers, prefetch, pin_memory)
+        self.epoch = 0
+        self.samples_done = 0  # of the epoch, over all ranks
+        self.per_rank = is_iterable(dataset) and shards_itself(dataset)
+        self._turn = 0
+        self._running: Generator[Batch, None, None] | None = None
+        self._source: Indexed | Streamed
+        if is_iterable(dataset):
+            _say_what_is_lost(dataset, rank)
+            reading = Reading(dataset, sharing, seed, collate, drop_last)
+            self._source = Streamed(reading, fetching, _total(sharing, sum_over_ranks) if self.per_rank else None)
+        else:
+            self._source = Indexed(dataset, collate, sharing, fetching, seed=seed, shuffle=shuffle, drop_last=drop_last)
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """None for a stream that does not know its length."""
+        return self._source.steps_per_epoch
+
+    def epoch_batches(self) -> Generator[Batch, None, None]:
+        """The rest of this epoch; at its end `epoch` is one more.
+
+        Left early, it begins the next time after the last optimizer step that was given out whole.
+        """
+        self._stop()
+        turn = self._turn
+        self.samples_done = self._source.place(self.epoch, self.samples_done)
+        with closing(self._source.batches(self.epoch, self.samples_done)) as batches:
+            self._running = batches
+            for batch in batches:
+                if batch.ends_step:
+                    self.samples_done += batch.step_samples
+                yield batch
+                if turn != self._turn:
+                    raise TrainerError("data: the place has changed while an epoch was running\nhint: begin it anew")
+        if not self.samples_done:
+            raise TrainerError(f"data: the stream ended in epoch {self.epoch} before it gave a sample")
+        self.epoch += 1
+        self.samples_done = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place after the last optimizer step that was given out whole."""
+        return {"epoch": self.epoch, "samples_done": self.samples_done, **self._source.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there at once, also with other ranks, workers or `accumulate`."""
+        self._stop()
+        missing = sorted(self.state_dict().keys() - state.keys())
+        if missing:
+            raise BadSettings(f"data: the saved place is of another kind of data set: it has no {', '.join(missing)}")
+        epoch, done = int(state["epoch"]), int(state["samples_done"])
+        self._source.load_state_dict(dict(state), epoch, done)
+        self.epoch, self.samples_done = epoch, done
+
+    def close(self) -> None:
+        """End the workers. The next epoch_batches() would start new ones."""
+        self._source.close()  # first: a thread that pins may wait for them
+        self._stop()
+
+    def _stop(self) -> None:
+        """Whoever still iterates over batches of before gets an error instead of batches of after."""
+        self._turn += 1
+        if self._running is not None:
+            self._running.close()
+        self._running = None
+
+
+def _total(sharing: Sharing, sum_over_ranks: Callable[[int], int] | None) -> Callable[[int], int] | None:
+    """What a stream that shards itself needs to know of the others."""
+    if sharing.batch_size < sharing.world_size * sharing.accumulate:
+        raise BadSettings(
+            f"data: batch_size: expected {sharing.world_size * sharing.accumulate} or more for a stream that shards "
+            f"itself (a sample for each rank and micro-batch), got {sharing.batch_size}"
+        )
+    if sharing.world_size == 1:
+        return None
+    if sum_over_ranks is None:
+        raise BadSettings(
+            f"data: a stream that shards itself needs sum_over_ranks with {sharing.world_size} ranks: "
+            "one may have samples left when another has none"
+        )
+    return sum_over_ranks
+
+
+def _say_what_is_lost(dataset: Any, rank: int) -> None:
+    if rank == 0 and not keeps_its_place(dataset):
+        log.warning(
+            "data: %s has no state_dict() and load_state_dict(): a resumed run reads its stream from the beginning of "
+            "the epoch again, and is not the same as one that was never interrupted",
+            type(dataset).__name__,
+        )

@@ -1,0 +1,226 @@
+"""Processes that fetch ahead, each asked by its number and answering in the order it was asked.
+
+No loader of torch's: its workers end with a SIGTERM to the group, its SIGCHLD handler raises wherever the training
+happens to be, and what a worker knows (the place in its stream) cannot travel with its batches.
+"""
+
+import ctypes
+import gc
+import os
+import pickle
+import queue
+import reprlib
+import signal
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable
+from multiprocessing import connection, get_context, util
+from multiprocessing.context import ForkProcess
+from typing import Any, NamedTuple
+
+import torch
+import torch.multiprocessing  # teaches multiprocessing's connections to pass tensors through shared memory
+from torch.utils.data._utils import worker as torch_worker
+
+from trainer.data.parcel import packed
+from trainer.data.seeds import seed_all
+from trainer.errors import TrainerError
+
+Work = Callable[[Any], Any]
+
+_PR_SET_PDEATHSIG = 1
+_END_S = 2.0
+# A rank acts on these, its workers do not: they must outlast it, or the last batches before a save never come.
+_OF_THE_RANK = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class WorkerTraceback(Exception):
+    """The cause of an exception that was raised in a worker: its traceback there."""
+
+
+class _Worker(NamedTuple):
+    process: ForkProcess
+    tasks: "connection.Connection[Any, Any]"
+    answers: "connection.Connection[Any, Any]"
+    asked: deque[Any]
+
+
+class Workers:
+    """`size` processes. `open_work(number)` runs in each of them and gives what answers its tasks."""
+
+    def __init__(self, open_work: Callable[[int], Work], size: int, dataset: Any) -> None:
+        self.size = size
+        self._workers: list[_Worker] = []
+        self._forgotten = [0] * size
+        # Made here once, the workers' sockets are in it, and go with it when this process ends.
+        util.get_temp_dir()
+        # At exit multiprocessing asks its children by SIGTERM and waits for them; ours must be gone by then.
+        self._at_exit = util.Finalize(self, _end, args=(self._workers,), exitpriority=100)
+        for number in range(size):
+            self._workers.append(_start(open_work, number, size, dataset, self._workers))
+
+    def ask(self, worker: int, task: Any) -> None:
+        member = self._workers[worker]
+        member.asked.append(task)
+        try:
+            member.tasks.send(task)
+        except OSError as error:
+            raise self._lost(worker, error) from error
+
+    def take(self, worker: int) -> Any:
+        while self._forgotten[worker]:
+            self._receive(worker)
+            self._forgotten[worker] -= 1
+        answer, error, text = self._receive(worker)
+        if error is None:
+            return answer
+        raise error from WorkerTraceback(f"in data worker {worker}:\n{text}")
+
+    def forget(self) -> None:
+        self._forgotten = [len(member.asked) for member in self._workers]
+
+    def end(self) -> None:
+        self._at_exit()
+
+    def _receive(self, worker: int) -> Any:
+        member = self._workers[worker]
+        try:
+            answer = member.answers.recv()
+        except (EOFError, OSError) as error:
+            raise self._lost(worker, error) from error
+        member.asked.popleft()
+        return answer
+
+    def _lost(self, worker: int, error: Exception) -> Exception:
+        process, asked = self._workers[worker].process, self._workers[worker].asked
+        process.join(_END_S)
+        code = process.exitcode
+        if code is None:
+            return error  # it lives: this is about the rank, as when it has too many files open
+        self.end()
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        hint = "\nhint: out of memory? use fewer workers, or a smaller prefetch" if code == -signal.SIGKILL else ""
+        return TrainerError(f"data worker {worker} (pid {process.pid}) {how} at {reprlib.repr(asked[0])}{hint}")
+
+
+def _start(open_work: Callable[[int], Work], number: int, size: int, dataset: Any, elder: list[_Worker]) -> _Worker:
+    # By fork, whatever Python's default is: the data set need not be picklable, and the rank is the parent.
+    context = get_context("fork")
+    tasks_there, tasks_here = context.Pipe(duplex=False)
+    answers_here, answers_there = context.Pipe(duplex=False)
+    ours = [tasks_here, answers_here, *(end for other in elder for end in (other.tasks, other.answers))]
+    # Between the fork and its own handlers a worker would act on the rank's signals as the rank does.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_RANK)
+    try:
+        life = _Life(number, size, dataset, os.getpid(), mask, threading.current_thread() is threading.main_thread())
+        process = context.Process(target=_serve, args=(life, open_work, tasks_there, answers_there, ours), daemon=True)
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    tasks_there.close()
+    answers_there.close()
+    return _Worker(process, tasks_here, answers_here, deque())
+
+
+def _end(workers: list[_Worker]) -> None:
+    """Ask them to leave, and end those that are still busy after a while."""
+    for worker in workers:
+        try:
+            worker.tasks.send(None)
+        except OSError:
+            continue  # it is gone already
+    limit = _END_S
+    for worker in workers:
+        worker.process.join(limit)
+        if worker.process.is_alive():
+            limit = 0.0  # all of them together have had the time
+            worker.process.kill()
+        worker.process.join()
+
+
+class _Life(NamedTuple):
+    """What a worker has to know of itself."""
+
+    number: int
+    size: int
+    dataset: Any
+    rank_pid: int
+    mask: set[int | signal.Signals]
+    of_main_thread: bool
+
+
+def _serve(life: _Life, open_work: Callable[[int], Work], tasks: Any, answers: Any, ours: list[Any]) -> None:
+    _leave_signals_to_the_rank(life)
+    _die_with_the_rank(life)
+    for end in ours:
+        end.close()
+    gc.freeze()  # what the rank owns is not ours to collect, nor to copy page by page
+    torch.set_num_threads(1)  # as torch's own workers; and OpenMP's threads do not survive a fork
+    seed_all(life.number)
+    # Where data sets look for their share of the work: get_worker_info().
+    torch_worker._worker_info = torch_worker.WorkerInfo(  # noqa: SLF001 - torch offers no other way to set it
+        id=life.number, num_workers=life.size, seed=life.number, dataset=life.dataset
+    )
+    waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(tasks, waiting), daemon=True).start()
+    work: Work | None = None
+    while (task := waiting.get()) is not None:
+        try:
+            work = work or open_work(life.number)
+            answer: tuple[Any, Exception | None, str] = (work(task), None, "")
+        except Exception as error:  # noqa: BLE001 - whatever a data set raises is raised again in the rank
+            answer = (None, _portable(error), traceback.format_exc())
+        try:
+            _send(answers, answer)
+        except BrokenPipeError:
+            return
+        del answer, task  # not kept while the next one is made
+
+
+def _send(answers: Any, answer: tuple[Any, Exception | None, str]) -> None:
+    try:
+        answers.send_bytes(packed(answer))
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a batch that no pipe can carry: the rank gets to know why
+        answers.send_bytes(packed((None, _portable(error), traceback.format_exc())))
+
+
+def _listen(tasks: Any, waiting: "queue.SimpleQueue[Any]") -> None:
+    """Take tasks off the pipe at once: a rank that asks never waits for a worker that answers."""
+    try:
+        while (task := tasks.recv()) is not None:
+            waiting.put(task)
+    except (EOFError, OSError):
+        os._exit(1)  # the rank is gone; whatever is being fetched, nobody will take it
+    waiting.put(None)
+
+
+def _portable(error: Exception) -> Exception:
+    """The exception itself, if it survives the way to the rank."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 # nosec B301 - our own bytes, of a moment ago
+    except Exception:  # noqa: BLE001 - an exception's own code may do anything
+        return TrainerError(f"{type(error).__qualname__}: {error}")
+    return error
+
+
+def _leave_signals_to_the_rank(life: _Life) -> None:
+    signal.set_wakeup_fd(-1)  # the rank's own pipe
+    for number in _OF_THE_RANK:
+        # Not SIG_IGN: a program that a data set starts would inherit it.
+        signal.signal(number, _do_nothing)
+        signal.siginterrupt(number, False)
+    signal.pthread_sigmask(signal.SIG_SETMASK, life.mask)
+
+
+def _do_nothing(_signal: int, _frame: Any) -> None: ...
+
+
+def _die_with_the_rank(life: _Life) -> None:
+    """At once, even in the middle of a fetch. Linux ties this to the thread that forked, so only the main one may."""
+    if life.of_main_thread:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != life.rank_pid:
+        os._exit(1)

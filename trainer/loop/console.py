@@ -1,0 +1,79 @@
+"""What a person sees: lines of a log, and a bar where there is a terminal. For the first rank."""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from trainer.loop.callbacks import Callback, Line, Values
+from trainer.loop.progress import Training
+
+_BAR_WIDTH = 30
+_LEAST_S = 0.1  # between two looks of the bar
+
+
+class Console(Callback):
+    """Lines on `lines`, and on `screen` a bar if it is a terminal."""
+
+    def __init__(
+        self,
+        lines: TextIO | None = None,
+        screen: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        # Not as defaults: whoever replaces sys.stdout does so later than this module is imported.
+        self._lines = sys.stdout if lines is None else lines
+        self._screen = sys.stderr if screen is None else screen
+        self._live = self._screen.isatty()
+        self._clock = clock
+        self._next = 0.0
+        self._loss = ""
+
+    def say(self, text: str) -> None:
+        self._clear()
+        self._lines.write(text + "\n")
+        self._lines.flush()
+
+    def on_log(self, training: Training, line: Line) -> None:
+        self._loss = f"  loss {line['loss']:.4g}"
+        if not self._live:
+            self.say(logged(line, training.total_steps))
+
+    def on_validation(self, training: Training, values: Values) -> None:
+        self.say(_at(training.step, training.total_steps) + _named(values))
+
+    def on_step(self, training: Training) -> None:
+        if self._live and self._clock() >= self._next:
+            self._next = self._clock() + _LEAST_S
+            self._screen.write(f"\r\x1b[K{bar(training.step, training.total_steps)}{self._loss}")
+            self._screen.flush()
+
+    def on_end(self, _training: Training) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        if self._live:
+            self._screen.write("\r\x1b[K")
+            self._screen.flush()
+
+
+def logged(line: Line, total_steps: int | None) -> str:
+    """`step 10/140  loss 2.381  lr 0.0099  1234 samples/s`"""
+    rate = line["samples_per_s"]
+    shown = f"{rate:.3g}" if rate < 100 else f"{rate:.0f}"
+    return f"{_at(line['step'], total_steps)}  loss {line['loss']:.4g}  lr {line['lr']:.3g}  {shown} samples/s"
+
+
+def bar(step: int, total_steps: int | None) -> str:
+    if total_steps is None:
+        return f"step {step}"
+    full = _BAR_WIDTH * min(step, total_steps) // total_steps
+    return f"[{'#' * full}{'.' * (_BAR_WIDTH - full)}] {step}/{total_steps}"
+
+
+def _at(step: int, total_steps: int | None) -> str:
+    return f"step {step}" if total_steps is None else f"step {step}/{total_steps}"
+
+
+def _named(values: Values) -> str:
+    return "".join(f"  {name} {value:.4g}" for name, value in values.items())

@@ -1,0 +1,214 @@
+"""The loop itself: epochs, batches, micro-batches, and what happens at the end of a step."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from trainer.checkpoint import Checkpointer
+from trainer.data import Batch, TrainData
+from trainer.errors import EXIT_RESUME_ME, TrainerError
+from trainer.loop.callbacks import Callbacks
+from trainer.loop.evaluation import Evaluation, LossFunction
+from trainer.loop.losses import StepLosses
+from trainer.loop.phases import Phases
+from trainer.loop.placing import placed
+from trainer.loop.progress import Progress, Training
+from trainer.loop.schedule import Schedule
+from trainer.stopping import Votes
+from trainer.strategies import Strategy
+
+Info = dict[str, str | int | float | bool | None]
+
+
+@dataclass(slots=True)
+class Loop:
+    """A training put together: everything that takes part, and the order in which it does."""
+
+    training: Training
+    loss: LossFunction
+    data: TrainData
+    epoch_samples: int | None  # of a whole epoch; None: nobody knows
+    schedule: Schedule
+    evaluation: Evaluation | None
+    callbacks: Callbacks
+    checkpointer: Checkpointer
+    phases: Phases
+    late: Votes  # whether some rank's time is up
+
+    strategy: Strategy = field(init=False)
+    progress: Progress = field(init=False)
+    losses: StepLosses = field(init=False)
+    gathers: bool = False  # the step under way is one to log
+    out_of_time: bool = False
+    left: int | None = None  # samples of the epoch that are still to come
+    steps: int = 0  # since the last line of metrics
+    samples: int = 0
+    norm: float | None = None
+    fingerprint: str = ""
+    info: Info = field(default_factory=dict)  # what is noted with a checkpoint
+
+    def __post_init__(self) -> None:
+        self.strategy, self.progress = self.training.strategy, self.training.progress
+        self.losses = StepLosses(self.training.world)
+
+    def run(self) -> int:
+        """Train until it is over: 0. Or 75: everything is saved, start me again."""
+        self.callbacks.on_start(self.training)
+        try:
+            if self._train():
+                self.training.say(f"stopped at step {self.progress.step}, to be resumed")
+                return EXIT_RESUME_ME
+            self._finish()
+            return 0
+        finally:
+            self.callbacks.on_end(self.training)
+
+    def _train(self) -> bool:
+        """True: asked to stop, and all is saved."""
+        self._begin_step()
+        while not self._is_over():
+            if self.progress.epoch < self.data.epoch:
+                self._end_epoch()  # of data without a length: that this was the last batch is known only now
+            elif self._train_epoch():
+                return True
+        return False
+
+    def _train_epoch(self) -> bool:
+        """The rest of an epoch. True: asked to stop."""
+        begun, first = self.data.samples_done, self.progress.step
+        self.left = None if self.epoch_samples is None else self.epoch_samples - begun
+        for batch in self.data.epoch_batches():
+            self.phases.lap("data")
+            self._micro_batch(batch)
+            if batch.ends_step:
+                self._optimizer_step()
+                if self._end_step(batch):
+                    return True
+                if self._is_over():
+                    return False
+        if self.progress.step == first and not begun:
+            raise TrainerError("data: an epoch without a single batch\nhint: is the data set empty?")
+        return False
+
+    def _micro_batch(self, batch: Batch) -> None:
+        with self.strategy.forward_context(sync=batch.ends_step):
+            loss, said = self.loss_of(batch)
+        self.phases.lap("forward")
+        self.strategy.backward(loss if batch.scale == 1.0 else loss * batch.scale)
+        self.phases.lap("backward")
+        if self.gathers:
+            self.losses.add(loss, said, batch)
+
+    def loss_of(self, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """A forward pass: the loss, and what the user's function says besides."""
+        answer = self.loss(self.strategy.model, placed(batch.data, self.training.world.device))
+        return (answer, {}) if isinstance(answer, Tensor) else answer
+
+    def _optimizer_step(self) -> None:
+        if self.gathers:
+            self.info["lr"] = float(self.strategy.optimizer.param_groups[0]["lr"])  # before it is scheduled anew
+        self.norm = self.strategy.step()
+        self.schedule.step()
+        self.progress.step += 1
+        self.phases.lap("optimizer")
+
+    def _end_step(self, batch: Batch) -> bool:
+        """Everything that is due after an optimizer step. What it changes is in this step's checkpoint."""
+        self.steps += 1
+        self.samples += batch.step_samples
+        if self.gathers:
+            self._log(batch)
+        self.callbacks.on_step(self.training)
+        if self.left is not None:
+            self.left -= batch.step_samples
+            if self.left <= 0:
+                self._end_epoch()
+        self._look_at_the_time()
+        if self._validation_is_due():
+            self._validate()
+        self._begin_step()
+        self.phases.lap("other")
+        stop = self.checkpointer.after_step(self.progress.step, self.info)
+        self.phases.lap("checkpoint")
+        return stop
+
+    def _begin_step(self) -> None:
+        self.gathers = (self.progress.step + 1) % self.training.settings.log_every == 0
+
+    def _end_epoch(self) -> None:
+        if self.training.settings.validate_every == "epoch":
+            self._validate()
+        self.progress.epoch += 1
+        self.info["epoch"] = self.progress.epoch
+        self.callbacks.on_epoch(self.training)
+
+    def _is_over(self) -> bool:
+        settings, progress = self.training.settings, self.progress
+        return (
+            self.out_of_time
+            or progress.ending != ""
+            or (settings.max_steps is not None and progress.step >= settings.max_steps)
+            or (settings.max_epochs is not None and progress.epoch >= settings.max_epochs)
+        )
+
+    def _look_at_the_time(self) -> None:
+        limit = self.training.settings.max_time_s
+        if limit is not None and self.late.due(self.progress.step):
+            [self.out_of_time] = self.late.vote(self.progress.step, [self.progress.seconds >= limit])
+
+    def _validation_is_due(self) -> bool:
+        every, step = self.training.settings.validate_every, self.progress.step
+        return (isinstance(every, int) and step % every == 0) or self._is_over()
+
+    def _validate(self) -> None:
+        if self.evaluation is None or self.progress.validated == self.progress.step:
+            return
+        self.phases.lap("other")
+        values = self.evaluation.run()
+        self.phases.lap("validation")
+        self.progress.validated, self.progress.values = self.progress.step, values
+        self.info.update(noted(values))
+        self.callbacks.on_validation(self.training, values)
+
+    def _log(self, batch: Batch) -> None:
+        means = self.losses.take(batch.step_samples)
+        seconds = self.phases.take()
+        seconds.pop("validation", None)
+        total = sum(seconds.values())
+        line = {
+            "step": self.progress.step,
+            "epoch": self.progress.epoch,
+            **means,
+            "lr": self.info["lr"],
+            **({} if self.norm is None else {"norm": self.norm}),
+            "samples_per_s": self.samples / total if total else 0.0,
+            "seconds": {phase: spent / self.steps for phase, spent in seconds.items()},
+            "elapsed_s": self.progress.seconds,
+        }
+        self.steps = self.samples = 0
+        self.info.update(noted({"loss": means["loss"]}))
+        self.callbacks.on_log(self.training, line)
+
+    def _finish(self) -> None:
+        self._validate()
+        if self.progress.ending:
+            self.training.say(self.progress.ending)
+        self.fingerprint = self.checkpointer.finish(self.progress.step, self.info)
+        self.training.say(f"fingerprint sha256={self.fingerprint}")
+
+    def try_step(self, batches: Iterator[Batch]) -> float:
+        """An optimizer step that counts for nothing, and its loss. For the learning-rate finder."""
+        self.gathers = True
+        for batch in batches:
+            self._micro_batch(batch)
+            if batch.ends_step:
+                self.strategy.step()
+                return self.losses.take(batch.step_samples)["loss"]
+        raise TrainerError("data: it ended in the middle of a step")
+
+
+def noted(values: Mapping[str, float]) -> dict[str, float | str]:
+    """For a checkpoint's manifest: JSON has no word for NaN and infinity."""
+    return {name: value if math.isfinite(value) else repr(value) for name, value in values.items()}

@@ -1,0 +1,85 @@
+"""What follows from a monitored value: to stop early, and to keep the best model apart."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.errors import BadSettings
+from trainer.loop.callbacks import Callback, Values
+from trainer.loop.progress import Training
+
+
+@dataclass(slots=True)
+class Best:
+    """The best value so far. NaN is never better."""
+
+    mode: str  # min or max
+    min_delta: float = 0.0
+    value: float | None = None
+
+    def take(self, value: float) -> bool:
+        """True where it is better than all before."""
+        if math.isnan(value):
+            return False
+        gain = math.inf if self.value is None else self.value - value if self.mode == "min" else value - self.value
+        # Two infinities have no difference: NaN, which is no gain.
+        better = self.value is None or gain > self.min_delta
+        if better:
+            self.value = value
+        return better
+
+
+class EarlyStopping(Callback):
+    """Ends the training when `patience` validations in a row brought nothing better."""
+
+    def __init__(self, patience: int, monitor: str = "val_loss", mode: str = "min", min_delta: float = 0.0) -> None:
+        self.patience, self.monitor = patience, monitor
+        self.best = Best(mode, min_delta)
+        self.bad = 0
+
+    def on_validation(self, training: Training, values: Values) -> None:
+        self.bad = 0 if self.best.take(monitored(values, self.monitor)) else self.bad + 1
+        if self.bad >= self.patience:
+            training.end(f"early stopping: {self.bad} validations without a better {self.monitor}")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best.value, "bad": self.bad}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.best.value, self.bad = state["best"], state["bad"]
+
+
+class BestModel(Callback):
+    """Has the checkpoint with the best value kept apart."""
+
+    def __init__(
+        self, save: Callable[[int, Mapping[str, float]], None], monitor: str = "val_loss", mode: str = "min"
+    ) -> None:
+        self.monitor = monitor
+        self.best = Best(mode)
+        self.step = -1
+        self._save = save
+
+    def on_start(self, training: Training) -> None:
+        # The kill may have come when its checkpoint was committed, but not yet kept apart.
+        if self.best.value is not None and self.step == training.step:
+            self._save(self.step, {self.monitor: self.best.value})
+
+    def on_validation(self, training: Training, values: Values) -> None:
+        value = monitored(values, self.monitor)
+        if self.best.take(value):
+            self.step = training.step
+            self._save(training.step, values)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best.value, "step": self.step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.best.value, self.step = state["best"], state["step"]
+
+
+def monitored(values: Values, name: str) -> float:
+    if name not in values:
+        raise BadSettings(f"monitor: expected one of {', '.join(sorted(values))}, got {name!r}")
+    return values[name]

@@ -1,0 +1,68 @@
+"""How far a training is: what is kept of it in each checkpoint, and what callbacks see of it."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.loop.settings import Settings
+from trainer.strategies import Strategy
+from trainer.world import World
+
+
+class Progress:
+    """What the loop itself has to know after a restart."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.step = 0  # optimizer steps done
+        self.epoch = 0  # epochs done, their validation included
+        self.validated = -1  # the step of the last validation
+        self.values: dict[str, float] = {}  # what it found
+        self.ending = ""  # why it is over, where that is not a limit's doing
+        self._seconds = 0.0
+        self._clock = clock
+        self._began = clock()
+
+    @property
+    def seconds(self) -> float:
+        """Of training, over all starts; what was lost by a kill is not in it."""
+        return self._seconds + self._clock() - self._began
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "epoch": self.epoch,
+            "validated": self.validated,
+            "values": dict(self.values),
+            "ending": self.ending,
+            "seconds": self.seconds,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.step, self.epoch = state["step"], state["epoch"]
+        self.validated, self.values, self.ending = state["validated"], dict(state["values"]), state["ending"]
+        self._seconds, self._began = state["seconds"], self._clock()
+
+
+@dataclass(slots=True)
+class Training:
+    """A training that runs, as callbacks see it."""
+
+    settings: Settings
+    world: World
+    strategy: Strategy
+    say: Callable[[str], None]  # a line of the log, from the first rank
+    progress: Progress = field(default_factory=Progress)
+    total_steps: int | None = None  # None: nobody knows
+
+    @property
+    def step(self) -> int:
+        return self.progress.step
+
+    @property
+    def epoch(self) -> int:
+        return self.progress.epoch
+
+    def end(self, reason: str) -> None:
+        """Make this step the last. Every rank has to decide alike, at the same step."""
+        self.progress.ending = self.progress.ending or reason

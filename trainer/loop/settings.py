@@ -1,0 +1,228 @@
+"""What a user may set about a training, as a dataclass and as options of a command line."""
+
+import argparse
+import dataclasses
+import difflib
+import math
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import BadSettings
+from trainer.strategies import NAMES, PRECISIONS
+from trainer.wire import Every
+
+_STEPS = re.compile(r"(\d+)\.\.(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a setting may be, and how it is written on a command line."""
+
+    expected: str
+    parse: Callable[[str], Any]  # ValueError where the text is none
+    holds: Callable[[Any], bool]
+    choices: tuple[str, ...] = ()
+
+
+def _whole(least: int) -> Kind:
+    return Kind(f"a whole number of at least {least}", int, lambda value: type(value) is int and value >= least)
+
+
+def _real(*, above: float = -math.inf, least: float = -math.inf) -> Kind:
+    bound = f"of at least {least:g}" if least > -math.inf else f"above {above:g}"
+    return Kind(
+        f"a number {bound}",
+        float,
+        lambda value: type(value) in (int, float) and math.isfinite(value) and value > above and value >= least,
+    )
+
+
+def _one_of(*choices: str) -> Kind:
+    return Kind(f"one of {', '.join(choices)}", str, lambda value: value in choices, choices)
+
+
+def _yes_or_no() -> Kind:
+    return Kind("true or false", _flag, lambda value: type(value) is bool)
+
+
+def _flag(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError(text)
+    return text == "true"
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, (str, os.PathLike)) and bool(os.fspath(value))
+
+
+def _is_interval(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and Every.parse(value) != Every()
+    except BadSettings:
+        return False
+
+
+def _validation_interval(text: str) -> int | str:
+    return text if text == "epoch" else int(text.removesuffix(" steps"))
+
+
+def first_and_last(profile: str) -> tuple[int, int]:
+    """The steps that `10..12` means; ValueError where it means none."""
+    found = _STEPS.fullmatch(profile)
+    first, last = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= first <= last:
+        raise ValueError(profile)
+    return first, last
+
+
+def _is_range(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and bool(first_and_last(value))
+    except ValueError:
+        return False
+
+
+_PATH = Kind("a folder", Path, _is_path)
+_VALIDATION = Kind(
+    "'epoch' or a number of steps",
+    _validation_interval,
+    lambda value: value == "epoch" or (type(value) is int and value >= 1),
+)
+
+
+def _setting(default: Any, kind: Kind, says: str) -> Any:
+    return dataclasses.field(default=default, metadata={"kind": kind, "help": says})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All there is to set. Values that cannot work are refused when it is made, all at once."""
+
+    max_epochs: int | None = _setting(None, _whole(1), "end after so many passes over the data")
+    max_steps: int | None = _setting(None, _whole(1), "end after so many optimizer steps")
+    max_time_s: float | None = _setting(
+        None, _real(above=0), "end after so many seconds of training, all starts counted"
+    )
+
+    batch_size: int = _setting(32, _whole(1), "samples of one optimizer step, over all ranks and micro-batches")
+    accumulate: int = _setting(1, _whole(1), "micro-batches of one optimizer step")
+    shuffle: bool = _setting(True, _yes_or_no(), "draw a new order for each epoch")
+    drop_last: bool = _setting(False, _yes_or_no(), "leave out an epoch's last, smaller batch")
+    workers: int = _setting(0, _whole(0), "processes of each rank that prepare data")
+
+    strategy: str = _setting("ddp", _one_of(*NAMES), "how the ranks share the work")
+    precision: str = _setting("fp32", _one_of(*PRECISIONS), "what to calculate in")
+    shard_size: int | None = _setting(None, _whole(1), "hsdp: ranks that share one copy; left out: those of a node")
+    clip_norm: float | None = _setting(None, _real(above=0), "clip gradients to this total norm")
+    activation_checkpointing: bool = _setting(False, _yes_or_no(), "recompute activations instead of keeping them")
+    compile: bool = _setting(False, _yes_or_no(), "compile the model (torch.compile)")
+    seed: int = _setting(0, _whole(0), "decides every random choice")
+    deterministic: bool = _setting(False, _yes_or_no(), "refuse operations that differ from run to run")
+    device: str | None = _setting(None, _one_of("cpu", "cuda"), "left out: a GPU for each rank where there are any")
+    timeout_s: float | None = _setting(None, _real(above=0), "how long ranks wait for each other")
+
+    validate_every: int | str = _setting("epoch", _VALIDATION, "validate after each `epoch`, or after so many steps")
+    validation_batch_size: int | None = _setting(None, _whole(1), "samples of one validation batch of one rank")
+    monitor: str = _setting(
+        "val_loss",
+        Kind("a name", str, lambda value: type(value) is str and value != ""),
+        "the validation value that early stopping and the best model go by",
+    )
+    mode: str = _setting("min", _one_of("min", "max"), "whether the smaller or the larger value is better")
+    patience: int | None = _setting(None, _whole(1), "end after so many validations without a better value")
+    min_delta: float = _setting(0.0, _real(least=0), "by how much a value has to be better to count")
+    keep_best: bool = _setting(False, _yes_or_no(), "keep the checkpoint with the best value apart")
+
+    checkpoint_dir: Path | None = _setting(  # noqa: RUF009 - it makes a field
+        None, _PATH, "left out: LAUNCH_CHECKPOINT_DIR, else checkpoints"
+    )
+    checkpoint_every: str | None = _setting(
+        None, Kind("something like '500 steps' or '90 s'", str, _is_interval), "left out: LAUNCH_CHECKPOINT_EVERY"
+    )
+    checkpoint_keep: int | None = _setting(None, _whole(1), "left out: LAUNCH_CHECKPOINT_KEEP, else 3")
+
+    log_every: int = _setting(10, _whole(1), "steps between two lines of metrics")
+    out: Path | None = _setting(  # noqa: RUF009 - the same
+        None, _PATH, "where metrics go; left out: metrics in the run directory, else here"
+    )
+    tensorboard: bool = _setting(False, _yes_or_no(), "write metrics for TensorBoard too")
+    profile: str | None = _setting(None, Kind("steps like 10..12", str, _is_range), "steps to trace with the profiler")
+    lr_find: bool = _setting(False, _yes_or_no(), "look for a good learning rate first, and use it")
+
+    def __post_init__(self) -> None:
+        found = _problems({name: getattr(self, name) for name in _FIELDS})
+        if found:
+            raise BadSettings("\n".join(f"{name}: {problem}" for name, problem in found))
+
+
+_FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
+
+
+def add_options(parser: argparse.ArgumentParser, **defaults: Any) -> None:
+    """One option for each setting (`--batch-size`); `defaults` are those of this program."""
+    strange = sorted(set(defaults) - set(_FIELDS))
+    if strange:
+        raise BadSettings(f"no such setting: {', '.join(strange)}")
+    group = parser.add_argument_group("training")
+    for name, field in _FIELDS.items():
+        default = defaults.get(name, field.default)
+        shown = "" if default is None or default is False else f" (default: {default})"
+        flag = {"action": argparse.BooleanOptionalAction} if isinstance(field.default, bool) else {"metavar": "X"}
+        group.add_argument(
+            _option(name), default=default, help=(field.metadata["help"] + shown).replace("%", "%%"), **flag
+        )
+
+
+def from_options(namespace: argparse.Namespace) -> Settings:
+    """The settings that a parsed command line asks for. Raises BadSettings with every problem of it."""
+    values: dict[str, Any] = {}
+    unreadable: dict[str, str] = {}
+    for name, field in _FIELDS.items():
+        value = getattr(namespace, name, field.default)
+        try:
+            values[name] = _read(value, field)
+        except ValueError:
+            values[name], unreadable[name] = field.default, _unfit(value, field.metadata["kind"])
+    problems = dict(_problems(values)) | unreadable
+    if problems:
+        ordered = sorted(problems.items(), key=lambda problem: list(_FIELDS).index(problem[0]))
+        raise BadSettings("\n".join(f"{_option(name)}: {problem}" for name, problem in ordered))
+    return Settings(**values)
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _read(value: Any, field: "dataclasses.Field[Any]") -> Any:
+    if not isinstance(value, str):
+        return value
+    if value == "none" and field.default is None:
+        return None
+    return field.metadata["kind"].parse(value)
+
+
+def _unfit(value: Any, kind: Kind) -> str:
+    near = difflib.get_close_matches(str(value), kind.choices, n=1)
+    return f"expected {kind.expected}, got {value!r}" + (f"\nhint: did you mean {near[0]}?" if near else "")
+
+
+def _problems(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Every setting that cannot work, with the reason."""
+    found = []
+    for name, field in _FIELDS.items():
+        value, kind = values[name], field.metadata["kind"]
+        if not kind.holds(value) and not (value is None and field.default is None):
+            found.append((name, _unfit(value, kind)))
+    wrong = {name for name, _ in found}
+    if all(values[name] is None for name in ("max_epochs", "max_steps", "max_time_s")):
+        found.append(("max_steps", "expected an end: max_epochs, max_steps or max_time_s"))
+    if not wrong & {"accumulate", "batch_size"} and values["accumulate"] > values["batch_size"]:
+        found.append(
+            ("accumulate", f"expected at most the batch size, {values['batch_size']}, got {values['accumulate']}")
+        )
+    return found

@@ -1,0 +1,280 @@
+"""Trainer: model, loss and data from the user, the rest done."""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import Dataset
+
+from trainer.checkpoint import Checkpointer
+from trainer.data import Batch, TrainData
+from trainer.data.iterable import is_iterable
+from trainer.errors import BadSettings
+from trainer.loop.callbacks import Callback, Callbacks
+from trainer.loop.console import Console
+from trainer.loop.evaluation import Evaluation, LossFunction, Metrics, Shares, sum_over_ranks
+from trainer.loop.loop import Loop, noted
+from trainer.loop.lr_finder import learning_rate_finder, put_back
+from trainer.loop.metrics import JsonLines, TensorBoard
+from trainer.loop.monitors import BestModel, EarlyStopping
+from trainer.loop.phases import phases_on
+from trainer.loop.profiling import Profiler
+from trainer.loop.progress import Training
+from trainer.loop.reporting import Reports
+from trainer.loop.schedule import MakeSchedule, Schedule
+from trainer.loop.seeding import be_deterministic, seed_all
+from trainer.loop.settings import Settings, first_and_last
+from trainer.stopping import Votes
+from trainer.strategies import Strategy, StrategySettings, build, needs_group, summary
+from trainer.wire import Launched, Wire
+from trainer.world import World, barrier, join, leave
+
+MakeOptimizer = Callable[[Any], Optimizer]
+
+
+class Trainer:
+    """One training. `fit()` goes on from the newest checkpoint, or begins."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        model: nn.Module | Callable[[], nn.Module],
+        loss: LossFunction,
+        data: Dataset[Any],
+        validation: Dataset[Any] | None = None,
+        metrics: Metrics | None = None,
+        optimizer: MakeOptimizer,
+        schedule: MakeSchedule | None = None,
+        callbacks: Sequence[Callback] = (),
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        """`model` may be a function that makes it: then `seed` decides its first weights too.
+
+        `loss(model, batch)` is the mean over the batch, alone or with more such means by name. `metrics(model, batch)`
+        gives sums over a validation batch by name, or pairs of sum and count; what is reported is the mean.
+        `schedule(optimizer, total_steps)` makes a scheduler that is stepped after each optimizer step.
+        """
+        if validation is None and (settings.patience is not None or settings.keep_best):
+            raise BadSettings("patience, keep_best: expected validation data, got none")
+        self.settings = settings
+        self._model, self._loss, self._metrics = model, loss, metrics
+        self._dataset, self._validation, self._collate = data, validation, collate
+        self._make_optimizer, self._make_schedule = optimizer, schedule
+        self._callbacks = callbacks
+        self.fingerprint = ""  # of the end; SHA-256 of model and optimizer
+
+    def fit(self, world: World | None = None) -> int:
+        """Train to the end: 0. Or 75 (EX_TEMPFAIL): asked to stop, everything is saved, start me again."""
+        with self._world(world) as here, self._loop(here) as loop:
+            start = loop.checkpointer.load()
+            self._say_hello(loop, start)
+            if self.settings.lr_find and start == 0:
+                _find_rate(loop)
+            code = loop.run()
+            self.fingerprint = loop.fingerprint
+            return code
+
+    def validate(self, world: World | None = None) -> dict[str, float]:
+        """What the newest checkpoint, or without one the model as it is, is worth on the validation data."""
+        with self._world(world) as here, self._loop(here) as loop:
+            if loop.evaluation is None:
+                raise BadSettings("validate: expected validation data, got none")
+            loop.checkpointer.load()
+            return loop.evaluation.run()
+
+    @contextmanager
+    def _world(self, given: World | None) -> Iterator[World]:
+        if given is not None:
+            yield given
+            return
+        settings = self.settings
+        world = join(group=needs_group(settings.strategy), timeout_s=settings.timeout_s, device=settings.device)
+        yield world
+        # Only here: after an error the others may be anywhere, and this process is about to end.
+        barrier(world)
+        leave(world)
+
+    @contextmanager
+    def _loop(self, world: World) -> Iterator[Loop]:
+        """Everything put together, at the beginning: nothing is loaded yet."""
+        settings = self.settings
+        if settings.deterministic:
+            be_deterministic()
+        strategy = self._strategy(world)
+        console = Console() if world.is_first else None
+        training = Training(settings, world, strategy, console.say if console is not None else _silence)
+        with ExitStack() as stack:
+            data = self._train_data(world)
+            stack.callback(data.close)
+            training.total_steps = _total_steps(settings, data.steps_per_epoch)
+            evaluation = self._evaluation(training)
+            if evaluation is not None:
+                stack.callback(evaluation.close)
+            schedule = Schedule(self._make_schedule, strategy.optimizer, training.total_steps)
+            callbacks = Callbacks(
+                self._all_callbacks(console, lambda step, values: checkpointer.save(step, noted(values), best=True))
+            )
+            checkpointer = self._checkpointer(
+                training,
+                {
+                    "scheduler": schedule,
+                    "progress": training.progress,
+                    "callbacks": callbacks,
+                },
+                data,
+            )
+            stack.enter_context(checkpointer)  # after an error it waits for nobody
+            loop = Loop(
+                training=training,
+                loss=self._loss,
+                data=data,
+                epoch_samples=self._epoch_samples(data),
+                schedule=schedule,
+                evaluation=evaluation,
+                callbacks=callbacks,
+                checkpointer=checkpointer,
+                phases=phases_on(world.device),
+                late=Votes(world.control),
+            )
+            _settle(loop)
+            yield loop
+
+    def _strategy(self, world: World) -> Strategy:
+        settings = self.settings
+        seed_all(settings.seed)
+        model = self._model if isinstance(self._model, nn.Module) else self._model()
+        if not model.training:
+            model.train()
+        wanted = StrategySettings(
+            strategy=settings.strategy,
+            precision=settings.precision,
+            clip_norm=settings.clip_norm,
+            activation_checkpointing=settings.activation_checkpointing,
+            compile=settings.compile,
+            shard_size=settings.shard_size,
+        )
+        strategy = build(model, world, wanted, self._make_optimizer)
+        seed_all(settings.seed, world.rank)  # so that dropout differs from rank to rank
+        return strategy
+
+    def _train_data(self, world: World) -> TrainData:
+        settings = self.settings
+        return TrainData(
+            self._dataset,
+            batch_size=settings.batch_size,
+            rank=world.rank,
+            world_size=world.size,
+            accumulate=settings.accumulate,
+            seed=settings.seed,
+            shuffle=settings.shuffle,
+            drop_last=settings.drop_last,
+            workers=settings.workers,
+            collate=self._collate,
+            pin_memory=world.device.type == "cuda",
+            sum_over_ranks=partial(sum_over_ranks, world),
+        )
+
+    def _epoch_samples(self, data: TrainData) -> int | None:
+        if is_iterable(self._dataset) or data.steps_per_epoch is None:
+            return None
+        whole = data.steps_per_epoch * self.settings.batch_size
+        return min(whole, len(self._dataset))  # type: ignore[arg-type] # it has a length
+
+    def _evaluation(self, training: Training) -> Evaluation | None:
+        if self._validation is None:
+            return None
+        settings = self.settings
+        samples = settings.validation_batch_size or max(1, settings.batch_size // settings.accumulate)
+        shares = Shares(self._validation, samples, training.world, settings.workers, self._collate)
+        return Evaluation(training, shares, self._loss, self._metrics)
+
+    def _all_callbacks(self, console: Console | None, save_best: Callable[..., None]) -> list[Callback]:
+        settings, out = self.settings, _folder(self.settings)
+        found = list(self._callbacks)
+        if settings.patience is not None:
+            found.append(EarlyStopping(settings.patience, settings.monitor, settings.mode, settings.min_delta))
+        if console is not None:
+            found += [console, JsonLines(out), Reports(Wire.from_environment())]
+            if settings.tensorboard:
+                found.append(TensorBoard(out / "tensorboard"))
+        if settings.profile is not None:
+            found.append(Profiler(*first_and_last(settings.profile), out / "profile"))
+        if settings.keep_best:  # last: what the others keep is in the checkpoint that it asks for
+            found.append(BestModel(save_best, settings.monitor, settings.mode))
+        return found
+
+    def _checkpointer(self, training: Training, state: dict[str, Any], data: TrainData) -> Checkpointer:
+        settings, strategy = self.settings, training.strategy
+        if strategy.scaler is not None:
+            state["scaler"] = strategy.scaler
+        if not data.per_rank:
+            state["data"] = data
+        return Checkpointer(
+            settings.checkpoint_dir,
+            model=strategy.model,  # wrapped: so it is known whether ranks share their buffers
+            optimizer=strategy.optimizer,
+            state=state,
+            per_rank={"data": data} if data.per_rank else None,
+            every=settings.checkpoint_every,
+            keep=settings.checkpoint_keep,
+            total_steps=training.total_steps,
+            world=training.world,
+        )
+
+    def _say_hello(self, loop: Loop, start: int) -> None:
+        total = loop.training.total_steps
+        where = f"step {start}" + (f" of {total}" if total is not None else "")
+        loop.training.say(f"{summary(loop.strategy)}, {where}")
+
+
+def _silence(_: str) -> None:
+    """The other ranks say nothing."""
+
+
+def _folder(settings: Settings) -> Path:
+    """Where metrics go."""
+    if settings.out is not None:
+        return Path(settings.out)
+    run_dir = Launched.from_environment().run_dir
+    return (run_dir or Path()) / "metrics"
+
+
+def _total_steps(settings: Settings, steps_per_epoch: int | None) -> int | None:
+    limits = [] if settings.max_steps is None else [settings.max_steps]
+    if settings.max_epochs is not None and steps_per_epoch is not None:
+        limits.append(settings.max_epochs * steps_per_epoch)
+    return min(limits, default=None)
+
+
+def _settle(loop: Loop) -> None:
+    """Before anything is loaded: what is loaded counts, and the data is where it was."""
+    place = loop.data.state_dict()
+    used: list[Batch] = []
+
+    def run_micro_batch() -> Tensor:
+        used.append(next(loop.data.epoch_batches()))
+        return loop.loss_of(used[0])[0]
+
+    loop.strategy.settle(run_micro_batch)
+    if used:
+        loop.data.load_state_dict(place)
+
+
+def _find_rate(loop: Loop) -> None:
+    strategy, device = loop.strategy, loop.training.world.device
+
+    def endless() -> Generator[Batch, None, None]:
+        while True:
+            yield from loop.data.epoch_batches()
+
+    with put_back(strategy.module, strategy.optimizer, strategy.scaler, loop.data, device):
+        batches = endless()
+        sweep = learning_rate_finder(lambda: loop.try_step(batches), strategy.optimizer)
+        batches.close()
+    loop.schedule.start_from(sweep.suggestion)
+    loop.training.say(f"learning rate {sweep.suggestion:.3g}: where the loss fell fastest of {len(sweep.rates)} tried")

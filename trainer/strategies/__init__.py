@@ -1,0 +1,7 @@
+"""How the ranks of a training share the work: one word in the settings, one object for the loop."""
+
+from trainer.strategies.build import build, summary
+from trainer.strategies.settings import NAMES, PRECISIONS, StrategySettings, needs_group
+from trainer.strategies.strategy import Strategy
+
+__all__ = ["NAMES", "PRECISIONS", "Strategy", "StrategySettings", "build", "needs_group", "summary"]

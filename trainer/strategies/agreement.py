@@ -1,0 +1,46 @@
+"""Tensors that are rank 0's on all ranks: weights at the start, buffers before each training step."""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+_MESSAGE_BYTES = 64 * 2**20
+
+
+def take_from_first(tensors: Iterable[Tensor]) -> None:
+    """Give every rank the values that rank 0 has. All ranks call it, with tensors of the same shapes."""
+    with torch.no_grad():
+        for some in _messages(tensors):
+            _take(some)
+
+
+def persistent_buffers(module: nn.Module) -> list[Tensor]:
+    """Buffers that belong to the state. Others (masks, tables) are made anew by each start and do not change."""
+    kept = module.state_dict(keep_vars=True)
+    return [buffer for name, buffer in module.named_buffers() if name in kept]
+
+
+def _messages(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """The larger the elements the earlier, so that each tensor begins at a multiple of its own element's size."""
+    some: list[Tensor] = []
+    size = 0
+    for tensor in sorted(tensors, key=lambda tensor: -tensor.element_size()):
+        some.append(tensor)
+        size += tensor.nbytes
+        if size >= _MESSAGE_BYTES:
+            yield some
+            some, size = [], 0
+    if size:
+        yield some
+
+
+def _take(tensors: list[Tensor]) -> None:
+    message = torch.cat([tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors])
+    dist.broadcast(message, src=0)
+    if dist.get_rank() == 0:
+        return
+    parts = message.split([tensor.nbytes for tensor in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
+        tensor.copy_(part.view(tensor.dtype).view(tensor.shape))

@@ -1,0 +1,117 @@
+"""Puts a strategy together: check, place, recompute, compile, wrap, then make the optimizer."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from trainer.errors import BadSettings
+from trainer.strategies.blocks import blocks_of
+from trainer.strategies.compiling import compile_parts
+from trainer.strategies.precision import low_dtype, scaler_for, set_fp32
+from trainer.strategies.recompute import recompute
+from trainer.strategies.replicas import over_all_gpus, replicated
+from trainer.strategies.settings import REPLICAS, SHARDS, StrategySettings, check, shard_size
+from trainer.strategies.strategy import Strategy
+from trainer.strategies.wrapped import Wrapped
+from trainer.strategies.zero import shared_out
+from trainer.world import World
+
+MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
+
+
+def build(module: nn.Module, world: World, settings: StrategySettings, make_optimizer: MakeOptimizer) -> Strategy:
+    """All ranks call it, each with the same model; rank 0's weights count. The module is changed in place."""
+    check(settings, world)
+    _check_module(module)
+    set_fp32(settings.precision)
+    module.to(world.device)
+    blocks = _blocks(module, settings)
+    if settings.activation_checkpointing:
+        for block in blocks:
+            recompute(block)
+    if settings.compile:
+        compile_parts(blocks if blocks and settings.strategy in SHARDS else [module])
+    wrapped = _wrapped(module, blocks, world, settings)
+    optimizer = make_optimizer(list(module.parameters()))
+    _check_optimizer(optimizer, module)
+    if settings.strategy == "zero1" and world.size > 1:
+        optimizer = shared_out(optimizer)
+    scaler = scaler_for(settings.precision, world.device)
+    return Strategy(settings, world, module, wrapped, optimizer, scaler, len(blocks))
+
+
+def summary(strategy: Strategy) -> str:
+    """A line for the log: `fsdp, 2 x cpu, bf16, 11.2M parameters, 8 blocks`."""
+    settings, world = strategy.settings, strategy.world
+    size = shard_size(settings, world)
+    parts = [
+        settings.strategy if size == world.size else f"{settings.strategy} ({world.size // size} copies)",
+        f"{world.size} x {_device_name(world)}",
+        settings.precision,
+        f"{_short(sum(parameter.numel() for parameter in strategy.module.parameters()))} parameters",
+    ]
+    if settings.strategy in SHARDS:
+        parts.append(f"{strategy.blocks} blocks")
+    if settings.clip_norm is not None:
+        parts.append(f"clipped at {settings.clip_norm:g}")
+    if settings.activation_checkpointing:
+        parts.append(f"{strategy.blocks} blocks recomputed")
+    if settings.compile:
+        parts.append("compiled")
+    return ", ".join(parts)
+
+
+def _check_module(module: nn.Module) -> None:
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise BadSettings(f"model: {type(module).__name__} has no parameter to train")
+    empty = [name for name, parameter in module.named_parameters() if parameter.is_meta]
+    if empty:
+        raise BadSettings(f"model: expected values for all parameters, {empty[0]} is on the meta device")
+
+
+def _check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
+    """Sharding replaces parameters: an optimizer of the old ones would train nothing, and say nothing."""
+    known = {id(parameter) for parameter in module.parameters()}
+    strangers = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in known]
+    if strangers:
+        raise BadSettings(
+            f"optimizer: {len(strangers)} of its parameters are not the model's\n"
+            "hint: make it inside of make_optimizer, of the parameters that are handed to it"
+        )
+
+
+def _blocks(module: nn.Module, settings: StrategySettings) -> list[nn.Module]:
+    if not settings.blocks and not settings.activation_checkpointing and settings.strategy not in SHARDS:
+        return []
+    blocks = blocks_of(module, settings.blocks)
+    if settings.activation_checkpointing and not blocks:
+        raise BadSettings(
+            f"activation_checkpointing: found no blocks in {type(module).__name__} to recompute\n"
+            "hint: name them by `blocks`, or keep them in a ModuleList or Sequential"
+        )
+    return blocks
+
+
+def _wrapped(module: nn.Module, blocks: Sequence[nn.Module], world: World, settings: StrategySettings) -> Wrapped:
+    if settings.strategy in REPLICAS:
+        return replicated(module, world)
+    if settings.strategy in SHARDS:
+        from trainer.strategies.shards import sharded  # late: FSDP2 takes half a second to import
+
+        return sharded(module, blocks, world, settings)
+    if settings.strategy == "dp":
+        return over_all_gpus(module, world, low_dtype(settings.precision))
+    return Wrapped(module)
+
+
+def _device_name(world: World) -> str:
+    return torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else world.device.type
+
+
+def _short(count: int) -> str:
+    for size, letter in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if count >= size:
+            return f"{count / size:.1f}{letter}"
+    return str(count)

@@ -1,0 +1,58 @@
+"""Strategies that leave the model whole: every rank, or every GPU of one process, has a copy of it."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from trainer.strategies.precision import autocasting
+from trainer.strategies.wrapped import Wrapped
+from trainer.world import World
+
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+def replicated(module: nn.Module, world: World) -> Wrapped:
+    """DistributedDataParallel. A world of one has nobody to talk to and needs no wrapper."""
+    if world.size == 1:
+        return Wrapped(module)
+    model = DistributedDataParallel(
+        module,
+        device_ids=[world.device] if world.device.type == "cuda" else None,
+        gradient_as_bucket_view=True,  # gradients are summed where they lie: one copy of them less
+    )
+
+    def syncing(sync: bool) -> AbstractContextManager[None]:
+        return _NOTHING if sync else model.no_sync()
+
+    return Wrapped(model, syncing)
+
+
+def over_all_gpus(module: nn.Module, world: World, dtype: torch.dtype | None) -> Wrapped:
+    """nn.DataParallel: one process, a thread and a copy of the model for each GPU in each forward pass."""
+    if world.device.type != "cuda":
+        return Wrapped(module)
+    first = world.device.index or 0
+    others = [index for index in range(torch.cuda.device_count()) if index != first]
+    return Wrapped(_Threads(module, [first, *others], dtype))
+
+
+class _Threads(DataParallel[nn.Module]):
+    """Autocast in its threads too: torch tells them that it is on, but not in which dtype."""
+
+    def __init__(self, module: nn.Module, gpus: Sequence[int], dtype: torch.dtype | None) -> None:
+        super().__init__(module, device_ids=list(gpus))
+        self._dtype = dtype
+
+    def parallel_apply(self, replicas: Sequence[Any], inputs: Any, kwargs: Any) -> list[Any]:
+        calls: list[Any] = [partial(_call, replica, self._dtype) for replica in replicas]
+        return super().parallel_apply(calls, inputs, kwargs)
+
+
+def _call(replica: nn.Module, dtype: torch.dtype | None, *args: Any, **kwargs: Any) -> Any:
+    with autocasting(torch.device("cuda"), dtype):
+        return replica(*args, **kwargs)

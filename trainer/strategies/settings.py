@@ -1,0 +1,95 @@
+"""What a user may ask of a strategy, and which of it cannot work here."""
+
+import difflib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from trainer.errors import BadSettings
+from trainer.world import World
+
+NAMES = ("none", "dp", "ddp", "zero1", "zero2", "fsdp", "hsdp")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+
+ALONE = ("none", "dp")  # one process
+REPLICAS = ("ddp", "zero1")  # each rank has all parameters
+SHARDS = ("zero2", "fsdp", "hsdp")  # each rank has its part of them: FSDP2
+
+
+@dataclass(frozen=True, slots=True)
+class StrategySettings:
+    """How to share the work, and how to calculate."""
+
+    strategy: str = "ddp"
+    precision: str = "fp32"
+    clip_norm: float | None = None
+    activation_checkpointing: bool = False
+    compile: bool = False
+    shard_size: int | None = None  # hsdp: ranks that share one copy; None: those of a node
+    blocks: tuple[str, ...] = ()  # classes or names (`layers.*`) of what to shard and to recompute; empty: found
+
+
+def needs_group(strategy: str) -> bool:
+    """Whether a world of one has to make a process group for it (`join(group=True)`)."""
+    return strategy in SHARDS
+
+
+def check(settings: StrategySettings, world: World) -> None:
+    """Raise BadSettings with all that cannot work."""
+    problems = list(_problems(settings, world))
+    if problems:
+        raise BadSettings("\n".join(problems))
+
+
+def shard_size(settings: StrategySettings, world: World) -> int:
+    """Ranks that hold one copy of the parameters between them."""
+    if settings.strategy != "hsdp":
+        return world.size
+    return world.local_size if settings.shard_size is None else settings.shard_size
+
+
+def _problems(settings: StrategySettings, world: World) -> Iterator[str]:
+    if settings.strategy not in NAMES:
+        yield _unknown("strategy", settings.strategy, NAMES)
+    else:
+        yield from _misfits(settings, world)
+    if settings.precision not in PRECISIONS:
+        yield _unknown("precision", settings.precision, PRECISIONS)
+    elif settings.precision in ("bf16", "fp16"):
+        yield from _too_precise(settings.precision, world.device)
+    norm = settings.clip_norm
+    if norm is not None and not (math.isfinite(norm) and norm > 0):
+        yield f"clip_norm: expected a number above 0, got {norm}"
+    if settings.shard_size is not None and settings.strategy != "hsdp":
+        yield f"shard_size: expected with strategy hsdp only, got it with {settings.strategy}"
+
+
+def _misfits(settings: StrategySettings, world: World) -> Iterator[str]:
+    name = settings.strategy
+    if name in ALONE and world.size > 1:
+        yield f"strategy: {name} trains in one process, got a world of {world.size}\nhint: use ddp, or start one rank"
+    elif world.backend is None and (world.size > 1 or needs_group(name)):
+        yield f"strategy: {name} expected a process group, got none\nhint: make the world by join(group=True)"
+    if name == "dp" and settings.compile:
+        yield "compile: does not go with strategy dp, whose copies of the model it cannot follow\nhint: use ddp"
+    if name == "hsdp":
+        size, where = shard_size(settings, world), "shard_size"
+        if settings.shard_size is None:
+            where = "shard_size: the ranks of a node"
+        if size < 1 or world.size % size:
+            yield f"{where}: expected a divisor of the world's {world.size} ranks, got {size}"
+
+
+def _too_precise(precision: str, device: torch.device) -> Iterator[str]:
+    if not torch.amp.is_autocast_available(device.type):
+        yield f"precision: {precision} does not exist on {device}\nhint: use fp32"
+    elif precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        yield f"precision: {torch.cuda.get_device_name(device)} has no bf16\nhint: use fp16"
+
+
+def _unknown(key: str, got: object, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(str(got), known, n=1)
+    hint = f"\nhint: did you mean {near[0]}?" if near else ""
+    return f"{key}: expected one of {', '.join(known)}, got {got!r}{hint}"

@@ -1,0 +1,103 @@
+"""A model, its optimizer and all that is special about how they are run; the loop asks nothing else."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
+
+from trainer.strategies.agreement import persistent_buffers, take_from_first
+from trainer.strategies.precision import autocasting, low_dtype
+from trainer.strategies.settings import REPLICAS, SHARDS, StrategySettings
+from trainer.strategies.undone import undone
+from trainer.strategies.wrapped import Wrapped
+from trainer.world import World
+
+
+@dataclass(slots=True, eq=False)
+class Strategy:
+    """One training step: forward passes each in its context, each loss to `backward`, then `step`."""
+
+    settings: StrategySettings
+    world: World
+    module: nn.Module  # what the user gave: parameters live here
+    wrapped: Wrapped
+    optimizer: Optimizer
+    scaler: GradScaler | None
+    blocks: int  # how many parts are sharded or recomputed each by itself
+    _parameters: list[nn.Parameter] = field(init=False)
+    _dtype: torch.dtype | None = field(init=False)
+    _buffers_differ: bool = True
+
+    def __post_init__(self) -> None:
+        self._parameters = list(self.module.parameters())
+        self._dtype = low_dtype(self.settings.precision)
+
+    @property
+    def model(self) -> nn.Module:
+        """What to call in training. To evaluate, call `module`: a wrapper might wait for the other ranks."""
+        return self.wrapped.model
+
+    @property
+    def meets_in_forward(self) -> bool:
+        """Whether ranks meet in every forward pass, also without gradients: then all must do equally many."""
+        return self.settings.strategy in SHARDS and self.world.size > 1
+
+    @contextmanager
+    def forward_context(self, *, sync: bool) -> Iterator[None]:
+        """For one forward pass. `sync`: its backward pass is the last before `step`, and adds up over ranks."""
+        if not self.wrapped.follows_first_rank and self.module.training and torch.is_grad_enabled():
+            if self._buffers_differ:
+                self.share_buffers()
+            self._buffers_differ = sync  # as DDP has it: once a step
+        with self.wrapped.syncing(sync), autocasting(self.world.device, self._dtype):
+            yield
+
+    def backward(self, loss: Tensor) -> None:
+        """Outside of the forward pass's context."""
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+
+    def step(self) -> float | None:
+        """Clip, step the optimizer, drop the gradients. The norm of the gradients before clipping, if they are clipped.
+
+        With fp16 nothing but the scale changes where a gradient of any rank is infinite.
+        """
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        norm = self._clip()
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def share_buffers(self) -> None:
+        """Give all ranks the buffers of rank 0 (BatchNorm's), the ones that are saved. All ranks call it."""
+        if self.world.size > 1:
+            take_from_first(persistent_buffers(self.module))
+
+    def settle(self, run_micro_batch: Callable[[], Tensor]) -> None:
+        """Once at every start, before anything is loaded: a forward and backward pass that leaves no trace.
+
+        After its first backward pass DDP deals gradients out to its buckets anew, and with more than two ranks the
+        order of a sum depends on the bucket. Without this the first step after a resume would differ in its last bits.
+        """
+        if self.settings.strategy not in REPLICAS or self.world.size <= 2:
+            return
+        with undone(self.module, self.world.device):
+            with self.forward_context(sync=True):
+                loss = run_micro_batch()
+            self.backward(loss)
+
+    def _clip(self) -> float | None:
+        if self.settings.clip_norm is None:
+            return None
+        norm = clip_grad_norm_(self._parameters, self.settings.clip_norm)
+        full = getattr(norm, "full_tensor", None)  # of a DTensor: the norm of this rank's part, until it is asked for
+        return float(norm if full is None else full())

@@ -1,0 +1,27 @@
+"""Passes that leave no trace: generators, buffers and gradients are put back as they were."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from trainer.checkpoint.generators import restore_generators, state_of_generators
+
+
+@contextmanager
+def undone(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """What happens inside has not happened. Parameters must not be changed in it."""
+    generators = state_of_generators(device)
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
+    module.zero_grad(set_to_none=True)
+    try:
+        yield
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        restore_generators(generators, device)

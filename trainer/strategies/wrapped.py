@@ -1,0 +1,24 @@
+"""What the kinds of strategies have in common, seen from the loop."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from torch import nn
+
+Syncing = Callable[[bool], AbstractContextManager[None]]
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+def no_syncing(_: bool) -> AbstractContextManager[None]:
+    """Of one process."""
+    return _NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapped:
+    """A model as it is called, and how its forward pass says whether the backward pass is to add up gradients."""
+
+    model: nn.Module
+    syncing: Syncing = no_syncing
+    follows_first_rank: bool = True  # in its buffers, by itself

@@ -1,0 +1,94 @@
+"""What the commands of the tasks have in common: options of the optimizer and of predictions, the schedule, the end."""
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from trainer.errors import TrainerError
+from trainer.loop.settings import Settings, from_options
+
+SCHEDULES = ("cosine", "constant")
+_BAD_INPUT = 2
+
+
+def run(main: Callable[[], int]) -> int:
+    """The exit code. A mistake of the user is one message; under launch an exception, which it knows how to show."""
+    try:
+        return main()
+    except TrainerError as error:
+        if "LAUNCH_RUN_ID" in os.environ:
+            raise
+        sys.stderr.write(f"error: {error}\n")
+        return _BAD_INPUT
+
+
+def is_first() -> bool:
+    """Whether this is the first rank, also after the ranks have parted."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def number(text: str) -> float:
+    """An option that may not be negative."""
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number that is not negative, got {text!r}")
+    return value
+
+
+def add_schedule_options(parser: argparse.ArgumentParser, *, lr: float, weight_decay: float, warmup: int) -> None:
+    group = parser.add_argument_group("optimizer")
+    group.add_argument("--lr", type=number, default=lr, metavar="X", help=f"learning rate (default: {lr})")
+    group.add_argument(
+        "--weight-decay", type=number, default=weight_decay, metavar="X", help=f"(default: {weight_decay})"
+    )
+    group.add_argument(
+        "--schedule", choices=SCHEDULES, default="cosine", help="how the learning rate goes on (default: cosine)"
+    )
+    group.add_argument(
+        "--warmup-steps",
+        type=int,
+        default=warmup,
+        metavar="N",
+        help=f"steps in which it grows first (default: {warmup})",
+    )
+
+
+def settings_of(options: argparse.Namespace, *, steps: int) -> Settings:
+    """The settings; so many steps, where nothing is said of an end."""
+    if options.max_steps is options.max_epochs is options.max_time_s is None:
+        options.max_steps = steps
+    return from_options(options)
+
+
+def add_prediction_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("prediction, instead of training")
+    group.add_argument("--predict", type=Path, metavar="OUT", help="write a line of JSON for each validation sample")
+    group.add_argument(
+        "--checkpoint",
+        default="newest",
+        metavar="FOLDER",
+        help="whose weights; newest: of the checkpoint folder (default)",
+    )
+
+
+def schedule(kind: str, warmup_steps: int) -> Callable[[Optimizer, int | None], LambdaLR]:
+    """A straight rise, then half a cosine down to nothing, or no change. Decided by the step alone."""
+
+    def make(optimizer: Optimizer, total_steps: int | None) -> LambdaLR:
+        def factor(step: int) -> float:
+            if step < warmup_steps:
+                return (step + 1) / warmup_steps
+            if kind == "constant" or total_steps is None:
+                return 1.0
+            done = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+            return 0.5 + 0.5 * math.cos(math.pi * min(1.0, done))
+
+        return LambdaLR(optimizer, factor)
+
+    return make

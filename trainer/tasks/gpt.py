@@ -1,0 +1,137 @@
+"""Trains a transformer on the bytes of a text, or has it judge one: `python -m trainer.tasks.gpt --strategy fsdp`."""
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - its usual name
+from torch.optim import AdamW, Optimizer
+
+from trainer.checkpoint import load_model
+from trainer.loop.settings import Settings, add_options
+from trainer.loop.trainer import Trainer
+from trainer.tasks.command import add_prediction_options, add_schedule_options, is_first, run, schedule, settings_of
+from trainer.tasks.predict import Prediction, checkpoints_at, predict
+from trainer.tasks.shards import Line
+from trainer.tasks.text import Text, open_text
+from trainer.tasks.transformer import Shape, Transformer, continue_text, decay_groups
+
+_NATS_PER_BIT = math.log(2)
+_STEPS = 400  # where nothing is said of an end
+_PREDICTED_AT_ONCE = 16
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse(argv)
+    settings = settings_of(options, steps=_STEPS)
+    shape = Shape(
+        context=options.context,
+        layers=options.layers,
+        heads=options.heads,
+        width=options.width,
+        dropout=options.dropout,
+        tied=options.tied,
+    )
+    text = open_text(options.text, length=options.context)
+    if options.predict is not None:
+        return predict(_prediction(settings, shape, text), options.predict, options.checkpoint)
+    code = Trainer(
+        settings,
+        model=lambda: Transformer(shape),
+        loss=loss,
+        data=text.train,
+        validation=text.validation,
+        optimizer=_optimizer(options),
+        schedule=schedule(options.schedule, options.warmup_steps),
+    ).fit()
+    if code == 0 and options.sample and is_first():
+        folder = settings.checkpoint_dir or checkpoints_at("newest")
+        sys.stdout.write(sample(shape, folder, options.sample, settings.seed) + "\n")
+    return code
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.tasks.gpt",
+        description=__doc__,
+        epilog=f"It ends after {_STEPS} steps, where nothing else is said.",
+    )
+    group = parser.add_argument_group("model and data")
+    shape = Shape()
+    group.add_argument("--text", type=Path, metavar="FILE", help="any file; left out: the sources of Python's library")
+    for name, says in (
+        ("context", "bytes that are seen at once"),
+        ("layers", "blocks"),
+        ("heads", "of each block"),
+        ("width", "numbers for each byte"),
+    ):
+        default = getattr(shape, name)
+        group.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{says} (default: {default})")
+    group.add_argument("--dropout", type=float, default=shape.dropout, metavar="X", help="(default: 0)")
+    group.add_argument(
+        "--tied", action=argparse.BooleanOptionalAction, default=True, help="the head uses the embedding's weights"
+    )
+    group.add_argument("--sample", type=int, default=0, metavar="N", help="write so many bytes of its own at the end")
+    add_schedule_options(parser, lr=4e-3, weight_decay=0.1, warmup=50)
+    add_prediction_options(parser)
+    add_options(parser, batch_size=16, seed=1, clip_norm=1.0, validation_batch_size=16)
+    return parser.parse_args(argv)
+
+
+def loss(model: nn.Module, batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Cross entropy of each next byte, and the same in bits."""
+    nats = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1).float(), batch[:, 1:].flatten())
+    return nats, {"bits_per_byte": nats.detach() / _NATS_PER_BIT}
+
+
+def answer(model: nn.Module, batch: Tensor) -> tuple[list[Line], list[float]]:
+    """A line for each window: how many bits a byte of it costs."""
+    logits = model(batch[:, :-1]).flatten(0, 1).float()
+    nats = F.cross_entropy(logits, batch[:, 1:].flatten(), reduction="none").view(len(batch), -1)
+    losses = nats.mean(dim=1).tolist()
+    bits = [each / _NATS_PER_BIT for each in losses]
+    lines: list[Line] = [
+        {"loss": round(nat, 6), "bits_per_byte": round(bit, 6)} for nat, bit in zip(losses, bits, strict=True)
+    ]
+    return lines, bits
+
+
+def _optimizer(options: argparse.Namespace) -> Callable[[Any], Optimizer]:
+    def make(parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return AdamW(decay_groups(parameters, options.weight_decay), lr=options.lr, betas=(0.9, 0.95))
+
+    return make
+
+
+def _prediction(settings: Settings, shape: Shape, text: Text) -> Prediction:
+    return Prediction(
+        task=f"gpt {shape}",
+        model=Transformer(shape),
+        dataset=text.validation,
+        data=text.describe(),
+        answer=answer,
+        mean="bits_per_byte",
+        batch_size=settings.validation_batch_size or _PREDICTED_AT_ONCE,
+        workers=settings.workers,
+        device=settings.device,
+        precision=settings.precision,
+        deterministic=settings.deterministic,
+    )
+
+
+def sample(shape: Shape, folder: Path, count: int, seed: int) -> str:
+    """What the newest checkpoint's model goes on with after a line break."""
+    model = Transformer(shape).eval()
+    load_model(model, folder)
+    generator = torch.Generator().manual_seed(seed)
+    tokens = continue_text(model, torch.tensor([10]), count, context=shape.context, generator=generator)
+    return bytes(tokens.tolist()).decode(errors="replace")
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -1,0 +1,119 @@
+"""Reads the files of CIFAR-10 and FashionMNIST as their authors publish them. Runs nothing that a file might hold."""
+
+import gzip
+import pickle
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainer.errors import BadSettings
+
+_CIFAR_FOLDER = "cifar-10-batches-py"
+_CIFAR_TRAIN = [f"data_batch_{number}" for number in range(1, 6)]
+_FASHION_FOLDERS = ("", "FashionMNIST/raw", "fashion", "raw")  # as published, as torchvision lays it out
+_IDX_BYTES = 0x08  # the only type of numbers in these files: unsigned bytes
+
+
+def read_cifar10(root: Path, *, train: bool) -> tuple[Tensor, Tensor]:
+    """Images as bytes (n, 3, 32, 32), and labels."""
+    names = _CIFAR_TRAIN if train else ["test_batch"]
+    folder = root / _CIFAR_FOLDER if (root / _CIFAR_FOLDER).is_dir() else root
+    hint = f"unpack cifar-10-python.tar.gz in {root}; nothing is downloaded"
+    batches = [_cifar_batch(_existing(folder, name, "cifar10", hint)) for name in names]
+    images = torch.cat([images for images, _ in batches])
+    return images, torch.cat([labels for _, labels in batches])
+
+
+def read_fashion_mnist(root: Path, *, train: bool) -> tuple[Tensor, Tensor]:
+    """Images as bytes (n, 1, 28, 28), and labels."""
+    kind = "train" if train else "t10k"
+    names = (f"{kind}-images-idx3-ubyte", f"{kind}-labels-idx1-ubyte")
+    hint = f"put the four idx files, with or without .gz, in {root}; nothing is downloaded"
+    folder = next((root / name for name in _FASHION_FOLDERS if _idx_path(root / name, names[0]) is not None), root)
+    paths = [_idx_path(folder, name) or _existing(folder, f"{name}.gz", "fashion_mnist", hint) for name in names]
+    images, labels = _read_idx(paths[0], 3), _read_idx(paths[1], 1)
+    if len(images) != len(labels):
+        raise BadSettings(f"{paths[0]}: expected {len(labels)} images, as there are labels, got {len(images)}")
+    return images[:, None], labels.long()
+
+
+def _existing(folder: Path, name: str, data: str, hint: str) -> Path:
+    path = folder / name
+    if not path.is_file():
+        raise BadSettings(f"--data {data}: expected the file {path}, found none\nhint: {hint}")
+    return path
+
+
+class _DataOnly(pickle.Unpickler):
+    """CIFAR-10 is published as pickles: arrays and plain types come out, whatever else one asks for is refused."""
+
+    def find_class(self, module: str, name: str) -> object:
+        known = _KNOWN.get((module, name))
+        if known is None:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no data")
+        return known
+
+
+def _encode(text: str, encoding: str = "latin1") -> bytes:
+    """How Python 3 writes bytes in the old protocol."""
+    return text.encode(encoding)
+
+
+_RECONSTRUCT = np.empty(0).__reduce__()[0]  # where it is depends on the version of numpy
+_KNOWN: dict[tuple[str, str], object] = {
+    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("_codecs", "encode"): _encode,
+}
+
+
+def _cifar_batch(path: Path) -> tuple[Tensor, Tensor]:
+    with path.open("rb") as file:
+        batch = _unpickled(file, path)
+    pixels, labels = batch.get(b"data", batch.get("data")), batch.get(b"labels", batch.get("labels"))
+    if not (isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.shape[1:] == (3 * 32 * 32,)):
+        raise BadSettings(f"{path}: expected data of 3072 bytes per image")
+    if not (isinstance(labels, Sequence) and len(labels) == len(pixels) and all(_is_label(label) for label in labels)):
+        raise BadSettings(f"{path}: expected {len(pixels)} labels from 0 to 9")
+    return torch.from_numpy(pixels.copy()).view(-1, 3, 32, 32), torch.tensor(labels, dtype=torch.int64)
+
+
+def _is_label(label: object) -> bool:
+    return isinstance(label, int) and 0 <= label < 10
+
+
+def _unpickled(file: BinaryIO, path: Path) -> dict[Any, Any]:
+    try:
+        batch = _DataOnly(file, encoding="bytes").load()
+    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise BadSettings(f"{path}: expected a CIFAR-10 batch: {error}") from error
+    if not isinstance(batch, dict):
+        raise BadSettings(f"{path}: expected a CIFAR-10 batch, got a {type(batch).__name__}")
+    return batch
+
+
+def _idx_path(folder: Path, name: str) -> Path | None:
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+
+
+def _read_idx(path: Path, dimensions: int) -> Tensor:
+    """An array in the format of MNIST: zero, zero, type, dimensions, the sizes, the bytes."""
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (EOFError, OSError, zlib.error) as error:
+        raise BadSettings(f"{path}: {error}") from error
+    header = 4 + 4 * dimensions
+    if data[:4] != bytes([0, 0, _IDX_BYTES, dimensions]) or len(data) < header:
+        raise BadSettings(f"{path}: expected an idx file of bytes in {dimensions} dimensions")
+    shape = [int.from_bytes(data[at : at + 4], "big") for at in range(4, header, 4)]
+    array = np.frombuffer(data, np.uint8, offset=header)
+    if array.size != int(np.prod(shape)):
+        raise BadSettings(f"{path}: expected {int(np.prod(shape))} bytes for a shape of {shape}, got {array.size}")
+    return torch.from_numpy(array.reshape(shape).copy())

@@ -1,0 +1,143 @@
+"""The sets of images that a classifier can be trained on, with the usual augmentation."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from trainer.errors import BadSettings
+from trainer.tasks.image_files import read_cifar10, read_fashion_mnist
+from trainer.tasks.stripes import CLASSES, Stripes
+
+KINDS = ("generated", "cifar10", "fashion_mnist", "image_folder")
+_CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+_VALIDATION_FOLDERS = ("val", "validation", "test")
+
+Sample = tuple[Tensor, int]
+Transform = Callable[[Any], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """What to train on, what to be measured on, and the names of what is on them."""
+
+    train: Dataset[Sample]
+    validation: Dataset[Sample]
+    classes: tuple[str, ...]
+    pixels: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which images; `root` is where their files are."""
+
+    kind: str = "generated"
+    root: Path | None = None
+    pixels: int | None = None  # None: as the set has them
+    seed: int = 0
+    train_images: int = 4096
+    validation_images: int = 500
+
+
+class Pictures(Dataset[Sample]):
+    """Images held in memory as bytes."""
+
+    def __init__(self, images: Tensor, labels: Tensor, transform: Transform) -> None:
+        self._images = images
+        self._labels: list[int] = labels.tolist()
+        self._transform = transform
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self._transform(self._images[index]), self._labels[index]
+
+
+def open_images(wanted: Wanted) -> Images:
+    """Raises BadSettings where files are missing or are not what they should be."""
+    if wanted.kind == "generated":
+        return _generated(wanted)
+    if wanted.kind not in KINDS:
+        raise BadSettings(f"--data: expected {', '.join(KINDS)}, got {wanted.kind!r}")
+    root = wanted.root
+    if root is None:
+        raise BadSettings(f"--data {wanted.kind}: expected --root, the folder with its files; nothing is downloaded")
+    if not root.is_dir():
+        raise BadSettings(f"--root: expected a folder, found none at {root}")
+    if wanted.kind == "image_folder":
+        return _image_folder(root, wanted.pixels or 224)
+    if wanted.kind == "cifar10":
+        statistics = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+        return _in_memory(read_cifar10, root, wanted.pixels, _CIFAR10, statistics)
+    return _in_memory(read_fashion_mnist, root, wanted.pixels, _FASHION, ((0.2860,) * 3, (0.3530,) * 3))
+
+
+def _generated(wanted: Wanted) -> Images:
+    if min(wanted.train_images, wanted.validation_images) < 1:
+        raise BadSettings("--train-images, --validation-images: expected at least 1")
+    pixels, end = wanted.pixels or 32, wanted.train_images
+    train = Stripes(end, seed=wanted.seed, pixels=pixels, augment=True)
+    validation = Stripes(wanted.validation_images, seed=wanted.seed, begin=end, pixels=pixels)
+    names = tuple(f"{colour}-{36 * angle}" for colour in ("warm", "cold") for angle in range(CLASSES // 2))
+    return Images(train, validation, names, pixels)
+
+
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+def _in_memory(
+    read: Callable[..., tuple[Tensor, Tensor]],
+    root: Path,
+    pixels: int | None,
+    classes: tuple[str, ...],
+    statistics: Statistics,
+) -> Images:
+    images, labels = read(root, train=True)
+    unseen, their_labels = read(root, train=False)
+    own = images.shape[-1]
+    resize = [v2.Resize(pixels, antialias=True)] if pixels not in (None, own) else []
+    crop = [v2.RandomCrop(own, padding=4), v2.RandomHorizontalFlip()]
+    return Images(
+        Pictures(images, labels, v2.Compose([*crop, *resize, *_to_numbers(statistics)])),
+        Pictures(unseen, their_labels, v2.Compose([*resize, *_to_numbers(statistics)])),
+        classes,
+        pixels or own,
+    )
+
+
+def _image_folder(root: Path, pixels: int) -> Images:
+    """`root/train/CLASS/*` and `root/val/CLASS/*`, as ImageNet is laid out."""
+    seen = v2.Compose([v2.ToImage(), v2.RandomResizedCrop(pixels), v2.RandomHorizontalFlip(), *_to_numbers(_IMAGENET)])
+    whole = [v2.ToImage(), v2.Resize(round(pixels * 256 / 224)), v2.CenterCrop(pixels), *_to_numbers(_IMAGENET)]
+    validation_folder = next((root / name for name in _VALIDATION_FOLDERS if (root / name).is_dir()), root / "val")
+    train = _open_folder(root / "train", seen)
+    validation = _open_folder(validation_folder, v2.Compose(whole))
+    if train.classes != validation.classes:
+        different = ", ".join(sorted(set(train.classes) ^ set(validation.classes)))
+        raise BadSettings(f"--root {root}: train and {validation_folder.name} differ in their classes: {different}")
+    return Images(train, validation, tuple(train.classes), pixels)
+
+
+def _open_folder(folder: Path, transform: Transform) -> Any:
+    try:
+        return ImageFolder(str(folder), transform=transform)
+    except FileNotFoundError as error:
+        raise BadSettings(
+            f"--data image_folder: expected a folder of images for each class in {folder}: {error}\n"
+            "hint: root/train/CLASS/*.jpg and root/val/CLASS/*.jpg"
+        ) from error
+
+
+def _to_numbers(statistics: Statistics) -> list[Any]:
+    """From bytes to numbers around zero, in three colours."""
+    mean, std = statistics
+    return [v2.ToDtype(torch.float32, scale=True), v2.RGB(), v2.Normalize(mean, std)]

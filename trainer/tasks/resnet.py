@@ -1,0 +1,120 @@
+"""Trains an image classifier of torchvision, or has it predict: `python -m trainer.tasks.resnet --strategy ddp`."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - its usual name
+from torch.optim import SGD, Optimizer
+
+from trainer.loop.settings import Settings, add_options
+from trainer.loop.trainer import Trainer
+from trainer.tasks.classifiers import build_classifier
+from trainer.tasks.command import add_prediction_options, add_schedule_options, number, run, schedule, settings_of
+from trainer.tasks.images import KINDS, Images, Wanted, open_images
+from trainer.tasks.predict import Prediction, predict
+from trainer.tasks.shards import Line
+
+Pair = tuple[Tensor, Tensor]  # images and labels
+_STEPS = 140  # where nothing is said of an end
+_PREDICTED_AT_ONCE = 50
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse(argv)
+    settings = settings_of(options, steps=_STEPS)
+    images = open_images(
+        Wanted(
+            options.data,
+            options.root,
+            options.pixels,
+            settings.seed,
+            options.train_images,
+            options.validation_images,
+        )
+    )
+
+    def model() -> nn.Module:
+        return build_classifier(options.model, classes=len(images.classes), pixels=images.pixels)
+
+    if options.predict is not None:
+        return predict(_prediction(options, settings, images, model()), options.predict, options.checkpoint)
+    return Trainer(
+        settings,
+        model=model,
+        loss=loss,
+        data=images.train,
+        validation=images.validation,
+        optimizer=_optimizer(options),
+        schedule=schedule(options.schedule, options.warmup_steps),
+    ).fit()
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.tasks.resnet",
+        description=__doc__,
+        epilog=f"It ends after {_STEPS} steps, where nothing else is said.",
+    )
+    group = parser.add_argument_group("model and data")
+    group.add_argument("--model", default="resnet18", metavar="NAME", help="any classifier of torchvision.models")
+    group.add_argument("--data", choices=KINDS, default="generated", help="generated: images that are drawn (default)")
+    group.add_argument("--root", type=Path, metavar="DIR", help="where the files are; nothing is downloaded")
+    group.add_argument("--pixels", type=int, metavar="N", help="width and height of the images; left out: as they are")
+    group.add_argument("--train-images", type=int, default=4096, metavar="N", help="how many are drawn for an epoch")
+    group.add_argument("--validation-images", type=int, default=500, metavar="N", help="how many more are drawn")
+    add_schedule_options(parser, lr=0.01, weight_decay=5e-4, warmup=0)
+    parser.add_argument("--momentum", type=number, default=0.9, metavar="X", help="(default: 0.9)")
+    add_prediction_options(parser)
+    add_options(parser, batch_size=32, seed=1, validation_batch_size=100)
+    return parser.parse_args(argv)
+
+
+def loss(model: nn.Module, batch: Pair) -> tuple[Tensor, dict[str, Tensor]]:
+    """Cross entropy, and the share of right answers."""
+    images, labels = batch
+    logits = model(images)
+    return F.cross_entropy(logits, labels), {"accuracy": (logits.argmax(dim=1) == labels).float().mean()}
+
+
+def answer(model: nn.Module, batch: Pair) -> tuple[list[Line], list[float]]:
+    """A line for each image, and 1 where it is right."""
+    images, labels = batch
+    probabilities, predictions = model(images).float().softmax(dim=1).max(dim=1)
+    found = zip(labels.tolist(), predictions.tolist(), probabilities.tolist(), strict=True)
+    lines = [
+        {"label": label, "prediction": prediction, "probability": round(probability, 6)}
+        for label, prediction, probability in found
+    ]
+    return list(lines), [float(line["label"] == line["prediction"]) for line in lines]
+
+
+def _optimizer(options: argparse.Namespace) -> Callable[[Any], Optimizer]:
+    def make(parameters: Any) -> Optimizer:
+        return SGD(parameters, lr=options.lr, momentum=options.momentum, weight_decay=options.weight_decay)
+
+    return make
+
+
+def _prediction(options: argparse.Namespace, settings: Settings, images: Images, model: nn.Module) -> Prediction:
+    where = f" {options.root.resolve()}" if options.root else f" seed {settings.seed} from {options.train_images}"
+    return Prediction(
+        task=f"resnet {options.model}",
+        model=model,
+        dataset=images.validation,
+        data=f"{options.data}{where}, {images.pixels} pixels",
+        answer=answer,
+        mean="accuracy",
+        batch_size=settings.validation_batch_size or _PREDICTED_AT_ONCE,
+        workers=settings.workers,
+        device=settings.device,
+        precision=settings.precision,
+        deterministic=settings.deterministic,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -1,0 +1,143 @@
+"""A small transformer that predicts the next token: pre-norm, rotary positions, attention by torch's own kernel."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - its usual name
+
+from trainer.errors import BadSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How big it is. `tied`: the head uses the embedding's weights."""
+
+    tokens: int = 256
+    context: int = 128
+    layers: int = 4
+    heads: int = 4
+    width: int = 128
+    dropout: float = 0.0
+    tied: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("context", "layers", "heads", "width"):
+            if getattr(self, name) < 1:
+                raise BadSettings(f"--{name}: expected at least 1, got {getattr(self, name)}")
+        if self.width % (2 * self.heads):
+            raise BadSettings(
+                f"--width: expected a multiple of {2 * self.heads} for {self.heads} heads, got {self.width}"
+            )
+        if not 0 <= self.dropout < 1:
+            raise BadSettings(f"--dropout: expected a number from 0 to below 1, got {self.dropout}")
+
+
+class Transformer(nn.Module):
+    """Tokens (batch, time) to the logits of each one's successor (batch, time, tokens)."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(shape.tokens, shape.width)
+        self.dropout = nn.Dropout(shape.dropout)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = nn.LayerNorm(shape.width)
+        self.head = nn.Linear(shape.width, shape.tokens, bias=False)
+        self._draw_weights(shape)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.dropout(self.embedding(tokens))
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+    def _draw_weights(self, shape: Shape) -> None:
+        for name, parameter in self.named_parameters():
+            if parameter.ndim < 2:
+                continue  # norms begin as torch makes them
+            # what is added to the stream, twice a block, must not make it grow with the depth
+            adds = name.endswith((".out.weight", ".down.weight"))
+            nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * shape.layers) if adds else 0.02)
+        if shape.tied:
+            self.head.weight = self.embedding.weight
+
+
+class Block(nn.Module):
+    """Attention, then a layer for each token alone; each adds to the stream what it makes of its normed self."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(shape.width)
+        self.attention = Attention(shape)
+        self.feed_norm = nn.LayerNorm(shape.width)
+        self.feed = Feed(shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x))
+        y: Tensor = x + self.feed(self.feed_norm(x))
+        return y
+
+
+class Attention(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.heads = shape.heads
+        self.dropout = shape.dropout
+        self.qkv = nn.Linear(shape.width, 3 * shape.width, bias=False)
+        self.out = nn.Linear(shape.width, shape.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, time, width = x.shape
+        q, k, v = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        dropout = self.dropout if self.training else 0.0
+        seen = F.scaled_dot_product_attention(_rotate(q), _rotate(k), v, is_causal=True, dropout_p=dropout)
+        y: Tensor = self.out(seen.transpose(1, 2).reshape(batch, time, width))
+        return F.dropout(y, self.dropout, self.training)
+
+
+class Feed(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.up = nn.Linear(shape.width, 4 * shape.width, bias=False)
+        self.down = nn.Linear(4 * shape.width, shape.width, bias=False)
+        self.dropout = nn.Dropout(shape.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.dropout(self.down(F.gelu(self.up(x))))
+        return y
+
+
+def _rotate(x: Tensor) -> Tensor:
+    """Turn the halves of each head (…, time, size) by an angle that grows with the position.
+
+    Computed anew each time: a buffer would be sent to all ranks before each step, and rounded with the parameters.
+    """
+    time, half = x.shape[-2], x.shape[-1] // 2
+    speeds = 10_000.0 ** -(torch.arange(half, device=x.device, dtype=torch.float32) / half)
+    angles = torch.arange(time, device=x.device, dtype=torch.float32)[:, None] * speeds
+    cos, sin = angles.cos(), angles.sin()
+    a, b = x.float().split(half, dim=-1)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).type_as(x)
+
+
+def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, object]]:
+    """Matrices decay; norms and the like, which have no redundancy to lose, do not."""
+    known = list(parameters)
+    return [
+        {"params": [parameter for parameter in known if parameter.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [parameter for parameter in known if parameter.ndim < 2], "weight_decay": 0.0},
+    ]
+
+
+@torch.no_grad()
+def continue_text(model: nn.Module, begin: Tensor, count: int, *, context: int, generator: torch.Generator) -> Tensor:
+    """`begin` (a row of tokens) and `count` more, each drawn by what the model expects."""
+    tokens = begin[None]
+    for _ in range(count):
+        expected = model(tokens[:, -context:])[:, -1].float().softmax(dim=-1).cpu()
+        drawn = torch.multinomial(expected, 1, generator=generator)
+        tokens = torch.cat([tokens, drawn.to(tokens.device)], dim=1)
+    return tokens[0]

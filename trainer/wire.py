@@ -1,0 +1,128 @@
+"""What launch tells a rank (LAUNCH_*), and the progress wire back. Outside of launch both are silent."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.errors import BadSettings
+
+Number = int | float
+_LINE_BYTES = 4096  # what a FIFO takes in one piece
+_LEAST_S = 0.05  # between two reports that say nothing but how far it is
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """How often: in steps, in seconds, or never by itself."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def parse(cls, text: str, where: str = "checkpoint every") -> "Every":
+        """From `500 steps` or `90 s`; nothing: never."""
+        if not text:
+            return cls()
+        number, _, unit = text.strip().partition(" ")
+        try:
+            value = float(number)
+        except ValueError:
+            value = 0.0
+        if unit in ("steps", "step") and value >= 1 and value.is_integer():
+            return cls(steps=int(value))
+        if unit in ("s", "seconds") and 0 < value < float("inf"):
+            return cls(seconds=value)
+        raise BadSettings(f"{where}: expected something like '500 steps' or '90 s', got {text!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """What LAUNCH_* says of this rank's run; all None outside of launch."""
+
+    run_dir: Path | None = None
+    attempt: int = 0
+    generation: int = 0
+    checkpoint_dir: Path | None = None
+    checkpoint_every: str = ""
+    checkpoint_keep: int | None = None
+    memory_dir: Path | None = None
+    memory_every: str = ""
+    memory_limit_bytes: int | None = None
+    progress: Path | None = None
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Launched":
+        def path(name: str) -> Path | None:
+            return Path(environ[name]) if environ.get(name) else None
+
+        def number(name: str) -> int | None:
+            return int(environ[name]) if environ.get(name, "").isdigit() else None
+
+        return cls(
+            run_dir=path("LAUNCH_RUN_DIR"),
+            attempt=number("LAUNCH_ATTEMPT") or 0,
+            generation=number("LAUNCH_GENERATION") or 0,
+            checkpoint_dir=path("LAUNCH_CHECKPOINT_DIR"),
+            checkpoint_every=environ.get("LAUNCH_CHECKPOINT_EVERY", ""),
+            checkpoint_keep=number("LAUNCH_CHECKPOINT_KEEP"),
+            memory_dir=path("LAUNCH_CHECKPOINT_MEMORY_DIR"),
+            memory_every=environ.get("LAUNCH_CHECKPOINT_MEMORY_EVERY", ""),
+            memory_limit_bytes=number("LAUNCH_CHECKPOINT_MEMORY_LIMIT"),
+            progress=path("LAUNCH_PROGRESS"),
+        )
+
+
+class Wire:
+    """Tells launch how far this rank is. A reader that went away is no reason to stop training."""
+
+    def __init__(self, path: Path | None, now: Callable[[], float] = time.monotonic) -> None:
+        self._fd: int | None = None
+        self._now = now
+        self._next = 0.0
+        if path is not None:
+            try:
+                # Non-blocking: an agent that does not read must not hold up a step.
+                self._fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            except OSError:
+                self._fd = None
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Wire":
+        return cls(Launched.from_environment(environ).progress)
+
+    @property
+    def listened_to(self) -> bool:
+        return self._fd is not None
+
+    def report_step(self, step: int, total_steps: int | None = None, **metrics: Number) -> None:
+        """How far it is. Sent at most 20 times a second: the newest is all that counts."""
+        if self._fd is None:
+            return
+        now = self._now()
+        if now >= self._next:
+            self._next = now + _LEAST_S
+            total = {} if total_steps is None else {"total_steps": total_steps}
+            self.report(step=step, **total, **metrics)
+
+    def report(self, **words: Number | str) -> None:
+        """Say it now."""
+        fd = self._fd  # checkpoints are reported from a thread of their own
+        if fd is None:
+            return
+        line = json.dumps(words).encode() + b"\n"
+        if len(line) > _LINE_BYTES:
+            raise ValueError(f"a report of {len(line)} bytes: expected at most {_LINE_BYTES}")
+        try:
+            os.write(fd, line)
+        except BlockingIOError:
+            return  # the pipe is full: the agent is behind, and a later report says more
+        except OSError:
+            self.close()
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)

@@ -1,0 +1,182 @@
+"""The ranks of this training: who they are, their device, and how they find each other.
+
+Everything comes from the variables that torchrun and launch set; without them it is a world of one.
+"""
+
+import datetime as dt
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from trainer.errors import BadSettings
+
+TIMEOUT_S = 600.0
+_WORLD_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """One rank's view of all ranks."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    device: torch.device
+    backend: str | None = None  # None: no process group, a world of one
+    control: dist.ProcessGroup | None = None  # over the CPU, for votes and small words; None where there is no group
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def node(self) -> int:
+        """Which node this is, where all nodes have equally many ranks."""
+        return self.rank // self.local_size
+
+
+def join(
+    *,
+    group: bool | None = None,
+    timeout_s: float | None = None,
+    device: torch.device | str | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> World:
+    """Meet the other ranks. `group`: make a process group in a world of one too (FSDP needs one).
+
+    A process group that the script has made already is used as it is.
+    """
+    timeout = dt.timedelta(seconds=timeout_s or float(environ.get("LAUNCH_GROUP_TIMEOUT_S") or TIMEOUT_S))
+    if dist.is_initialized():
+        return _joined(environ, torch.device(device) if device else None, timeout)
+    set_up = [name for name in _WORLD_VARIABLES if name in environ]
+    if set_up and len(set_up) < len(_WORLD_VARIABLES):
+        missing = ", ".join(name for name in _WORLD_VARIABLES if name not in environ)
+        raise BadSettings(
+            f"environment: {', '.join(set_up)} without {missing}\nhint: start ranks by launch or torchrun"
+        )
+    size = _number(environ, "WORLD_SIZE", 1)
+    rank = _number(environ, "RANK", 0)
+    local_rank = _number(environ, "LOCAL_RANK", 0)
+    if "OMP_NUM_THREADS" not in environ and size > 1:
+        torch.set_num_threads(1)  # as torchrun does: ranks that all take every core slow each other down
+    chosen = _device(local_rank, torch.device(device) if device else None)
+    if size == 1 and not group:
+        return World(0, 1, 0, 1, chosen)
+    backend = "nccl" if chosen.type == "cuda" else "gloo"
+    bound = chosen if chosen.type == "cuda" else None
+    if not set_up:
+        store: dist.Store = dist.HashStore()
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout, device_id=bound)
+    elif environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun's agent serves the store
+        dist.init_process_group(backend, timeout=timeout, device_id=bound)
+    else:
+        store = _own_store(environ["MASTER_ADDR"], _number(environ, "MASTER_PORT", 0), rank, size, timeout)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout, device_id=bound)
+    return _joined(environ, chosen, timeout)
+
+
+def leave(world: World) -> None:
+    """Part from the other ranks. Nobody waits for anybody: whoever has to, calls `barrier` before."""
+    if world.backend is not None and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def barrier(world: World) -> None:
+    """Wait until all ranks are here."""
+    if world.control is not None:
+        dist.barrier(world.control)
+
+
+def _joined(environ: Mapping[str, str], device: torch.device | None, timeout: dt.timedelta) -> World:
+    local_rank = _number(environ, "LOCAL_RANK", 0)
+    size = dist.get_world_size()
+    # Of its own, so that what is agreed on never waits behind gradients, nor needs a GPU.
+    control = cpu_group(timeout)
+    return World(
+        rank=dist.get_rank(),
+        size=size,
+        local_rank=local_rank,
+        local_size=_number(environ, "LOCAL_WORLD_SIZE", size),
+        device=_device(local_rank, device),
+        backend=dist.get_backend(),
+        control=control,
+    )
+
+
+def cpu_group(timeout: dt.timedelta | None = None) -> dist.ProcessGroup:
+    """A new gloo group over all ranks; every rank has to ask for it. Left to itself it waits for half an hour."""
+    group = dist.new_group(backend="gloo", timeout=timeout)
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"expected a process group over all ranks, got {group!r}")
+    return group
+
+
+def _device(local_rank: int, wanted: torch.device | None) -> torch.device:
+    if wanted is not None and wanted.type != "cuda":
+        return wanted
+    if not torch.cuda.is_available():
+        if wanted is not None:
+            raise BadSettings(f"device: expected a GPU for {wanted}, found none")
+        return torch.device("cpu")
+    index = local_rank if wanted is None or wanted.index is None else wanted.index
+    count = torch.cuda.device_count()
+    if index >= count:
+        raise BadSettings(
+            f"local rank {local_rank} has no GPU of its own: {count} visible\n"
+            "hint: start as many ranks on a node as it has GPUs, or hide the GPUs (CUDA_VISIBLE_DEVICES=) to use CPUs"
+        )
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _own_store(address: str, port: int, rank: int, size: int, timeout: dt.timedelta) -> dist.Store:
+    """The store in which ranks find each other, served by rank 0 on its own address and on no other.
+
+    Left to itself, TCPStore listens on every interface, without a password (pytorch#173909).
+    """
+    if rank != 0:
+        return dist.TCPStore(address, port, size, is_master=False, timeout=timeout, wait_for_workers=False)
+    try:
+        listener = _listener(address, port, waiting=min(4096, size + 128))
+    except OSError as error:
+        raise BadSettings(
+            f"MASTER_ADDR={address}, MASTER_PORT={port}: rank 0 cannot listen there: {error.strerror}"
+        ) from error
+    # use_libuv: the older backend of the store ignores master_listen_fd.
+    return dist.TCPStore(
+        address,
+        port,
+        size,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+        use_libuv=True,
+    )
+
+
+def _listener(address: str, port: int, waiting: int) -> socket.socket:
+    family, kind, protocol, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+        listener.listen(waiting)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _number(environ: Mapping[str, str], name: str, otherwise: int) -> int:
+    text = environ.get(name, "")
+    if text and not text.isdigit():
+        raise BadSettings(f"environment: {name}: expected a number, got {text!r}")
+    return int(text) if text else otherwise
