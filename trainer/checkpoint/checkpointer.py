@@ -302,7 +302,8 @@ class Checkpointer:
         memory = self._memory
         if memory is not None and memory.enabled is not False:
             contents = gather(self._subjects, self._world, speaks=memory.node.is_first)
-            if memory.fits(contents, self._team):
+            # Over the group of the votes: a save to disk may be using the team's.
+            if memory.fits(contents, Team(self._world.control, self._team.ranks, self._team.me)):
                 memory.saver.save(step, contents, info or {})
         self._remembered_at = self._now()
 

@@ -17,12 +17,17 @@ def classifier_names() -> list[str]:
     return names
 
 
-def build_classifier(name: str, *, classes: int, pixels: int) -> nn.Module:
-    """The model, with random weights and a head for so many classes."""
+def check_name(name: str) -> None:
+    """Raise BadSettings where there is no such classifier."""
     if name not in classifier_names():
         near = difflib.get_close_matches(name, classifier_names(), n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "any classifier of torchvision.models, as resnet18"
         raise BadSettings(f"--model: expected a torchvision classifier, got {name!r}\nhint: {hint}")
+
+
+def build_classifier(name: str, *, classes: int, pixels: int) -> nn.Module:
+    """The model, with random weights and a head for so many classes."""
+    check_name(name)
     try:
         model = _build(name, classes, pixels)
         shape = _answer(model, pixels).shape

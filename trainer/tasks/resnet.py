@@ -12,7 +12,7 @@ from torch.optim import SGD, Optimizer
 
 from trainer.loop.settings import Settings, add_options
 from trainer.loop.trainer import Trainer
-from trainer.tasks.classifiers import build_classifier
+from trainer.tasks.classifiers import build_classifier, check_name
 from trainer.tasks.command import add_prediction_options, add_schedule_options, number, run, schedule, settings_of
 from trainer.tasks.images import KINDS, Images, Wanted, open_images
 from trainer.tasks.predict import Prediction, predict
@@ -26,6 +26,7 @@ _PREDICTED_AT_ONCE = 50
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     settings = settings_of(options, steps=_STEPS)
+    check_name(options.model)
     images = open_images(
         Wanted(
             options.data,

@@ -21,6 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR, MultiStepLR, OneCycleLR
 
 from trainer.checkpoint import Checkpointer
+from trainer.checkpoint_files import catalog
+from trainer.wire import Every
 from trainer.world import World, join
 
 SHARDED = ("fsdp", "zero2", "hsdp")
@@ -37,7 +39,7 @@ class Recipe:
     ema: bool = False
     unused: bool = True  # parameters that no loss reaches
     broadcast_buffers: bool = True  # of DDP
-    steps: int = 18
+    steps: int = 24
     every: str = "3 steps"
     asynchronous: bool = True
 
@@ -86,7 +88,8 @@ class Rich(nn.Module):
         self.register_buffer("passing", torch.zeros(2), persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embed(tokens).mean(1)
+        # What BatchNorm has seen so far takes part in training too, so that a loss shows whose buffers a rank has.
+        x = self.embed(tokens).mean(1) + self.body.get_buffer("1.running_mean").sum()
         return self.head(self.counted(self.body(x)) + self.frozen(x)) * self.warmth
 
 
@@ -312,16 +315,19 @@ class Disturbed:
 
 
 def train_killed(folder: Path, recipe: Recipe, size: int, log: Path, seed: int, kills: int) -> Disturbed:
-    """Kill all ranks, `kills` times at random instants, and let them resume each time."""
+    """Kill all ranks, `kills` times at random instants, and let them resume each time from a newer checkpoint."""
     draw = random.Random(seed)
-    caught = 0
+    caught = reached = 0
     for _ in range(kills):
         ranks, progress = start_watched(folder, recipe, size, log)
-        await_steps(progress, draw.randint(1, 3))
+        # Each save waits for the one before: after two of them, one is there.
+        await_steps(progress, 2 * (Every.parse(recipe.every).steps or 0) + draw.randint(1, 2))
         time.sleep(draw.uniform(0, 0.008))  # no condition: the instant is what is drawn
         ranks.kill()
         assert [kind for kind, _ in ranks.outcomes()] == ["killed"] * size
         os.close(progress)
+        assert max(catalog.steps(folder)) > reached, "the kill came too early to show anything"
+        reached = max(catalog.steps(folder))
         caught += any(name.startswith(".tmp-") for name in os.listdir(folder))
     return Disturbed(kills, Ranks(train, size, folder, recipe, log).results(), caught)
 

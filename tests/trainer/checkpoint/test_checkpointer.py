@@ -77,7 +77,7 @@ def test_killed_and_resumed_equals_undisturbed(tmp_path, recipe, size):
 
 @pytest.mark.parametrize(("recipe", "size", "kills"), [(Recipe("none"), 1, 12), (Recipe("ddp"), 2, 6)], ids=name_of)
 def test_killed_in_mid_save_equals_undisturbed(tmp_path, recipe, size, kills):
-    recipe = Recipe(recipe.strategy, every="1 step", steps=30)
+    recipe = Recipe(recipe.strategy, every="1 step", steps=60)
     undisturbed = Ranks(train, size, tmp_path / "calm", recipe).results()
     print(f"seed {SEED}")
     disturbed = train_killed(tmp_path / "killed", recipe, size, tmp_path, SEED, kills=kills)

@@ -7,9 +7,12 @@ import pytest
 import torch
 from ranks import Ranks
 from small_trainings import Recipe, Training, await_steps, heard, logged, train
+from torch import nn
 
+from trainer.checkpoint import Checkpointer
 from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.layout import data_name, folder_name
+from trainer.world import join
 
 
 def on_nodes(work, base, ranks_of_node, every, limit, *args):
@@ -214,3 +217,21 @@ def keep_a_word(folder):
 def test_the_first_rank_s_word_counts_on_every_node(tmp_path):
     assert start(keep_a_word, 3, tmp_path, ranks_of_node=1).results() == [(0, [5]), (0, [6]), (0, [7])]
     assert start(keep_a_word, 3, tmp_path, ranks_of_node=1).results() == [(1, [5])] * 3
+
+
+def remember_while_the_disk_is_busy(folder):
+    world = join()
+    model = nn.Linear(2000, 2500)
+    checkpointer = Checkpointer(folder, model=model, world=world)
+    checkpointer.load()
+    checkpointer.save(1)
+    busy = checkpointer._saver.busy
+    checkpointer.after_step(2)
+    checkpointer.close()
+    return busy, [outcome.problem for outcome in (checkpointer.wait(), checkpointer._memory.saver.wait())]
+
+
+def test_the_first_snapshot_may_be_made_while_the_disk_is_written_to(tmp_path):
+    results = start(remember_while_the_disk_is_busy, 2, tmp_path, ranks_of_node=1).results()
+    assert results == [(True, ["", ""])] * 2
+    assert catalog.steps(tmp_path / "disk") == [1] and catalog.steps(tmp_path / "memory-1") == [2]
