@@ -63,8 +63,7 @@ def join(
     size = _number(environ, "WORLD_SIZE", 1)
     rank = _number(environ, "RANK", 0)
     local_rank = _number(environ, "LOCAL_RANK", 0)
-    if "OMP_NUM_THREADS" not in environ and size > 1:
-        torch.set_num_threads(1)  # as torchrun does: ranks that all take every core slow each other down
+    _set_threads(environ, size)
     chosen = _device(local_rank, torch.device(device) if device else None)
     if size == 1 and not group:
         return World(0, 1, 0, 1, chosen)
@@ -115,6 +114,15 @@ def cpu_group(timeout: dt.timedelta | None = None) -> dist.ProcessGroup:
     if not isinstance(group, dist.ProcessGroup):
         raise TypeError(f"expected a process group over all ranks, got {group!r}")
     return group
+
+
+def _set_threads(environ: Mapping[str, str], size: int) -> None:
+    """The number of threads decides the last bits of many sums: it must not depend on how this process came to be."""
+    wanted = environ.get("OMP_NUM_THREADS", "")
+    if wanted.isdigit() and int(wanted) > 0:
+        torch.set_num_threads(int(wanted))  # said again: a process that forked us may have read another number
+    elif size > 1:
+        torch.set_num_threads(1)  # as torchrun does: ranks that all take every core slow each other down
 
 
 def _device(local_rank: int, wanted: torch.device | None) -> torch.device:

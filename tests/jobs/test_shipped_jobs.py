@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from fleet import Fleet
-from lab import Lab, kill
+from lab import kill
 
 ROOT = Path(__file__).parents[2]
 SPEC = "jobs/resnet_ddp.yaml"
@@ -17,14 +17,12 @@ TINY_PLAIN = {"steps": 6, "batch-size": 8, "images": 48}
 
 
 @pytest.fixture
-def lab(tmp_path):
-    lab = Lab(tmp_path)
+def checkout(lab):
+    """A project like a clone of this one."""
     for name in ("jobs", "trainer"):
         shutil.copytree(ROOT / name, lab.project / name, ignore=shutil.ignore_patterns("__pycache__"))
     (lab.project / "templates").symlink_to(ROOT / "templates")
-    yield lab
-    left = lab.tidy()
-    assert not left, f"processes of a run outlived it: {left}"
+    return lab
 
 
 def overrides(args):
@@ -32,15 +30,15 @@ def overrides(args):
 
 
 @pytest.mark.timeout(400)
-def test_it_learns_in_about_a_minute(lab):
-    run = lab.submit(SPEC)
-    status = lab.wait(run, timeout=360)
+def test_it_learns_in_about_a_minute(checkout):
+    run = checkout.submit(SPEC)
+    status = checkout.wait(run, timeout=360)
     assert status["metrics"]["val_accuracy"] >= 0.95
     assert status["checkpoint"] == status["step"] == status["total_steps"] == 140
 
 
 @pytest.mark.timeout(200)
-def test_killed_on_the_way_it_ends_as_a_plain_run_of_the_module_does(lab, tmp_path):
+def test_killed_on_the_way_it_ends_as_a_plain_run_of_the_module_does(checkout, tmp_path):
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -48,20 +46,20 @@ def test_killed_on_the_way_it_ends_as_a_plain_run_of_the_module_does(lab, tmp_pa
     with Fleet(ROOT / "trainer" / "tasks" / "resnet.py", tmp_path / "plain") as fleet:
         assert fleet.start(*args, "--lr", 0.01, "--seed", 1, "--deterministic").codes() == [0, 0], fleet.log.read_text()
         plain = fleet.last("fingerprint")
-    run = lab.submit(SPEC, *overrides(TINY), "--set", "checkpoint.every=4 steps")
-    state = lab.until_step(run, chance.randint(2, 16))
+    run = checkout.submit(SPEC, *overrides(TINY), "--set", "checkpoint.every=4 steps")
+    state = checkout.until_step(run, chance.randint(2, 16))
     assert kill(chance.choice(state["ranks"])["pid"]), "the fault did not fire"
-    status = lab.wait(run, timeout=120)
+    status = checkout.wait(run, timeout=120)
     assert status["restarts"]["total"] == 1
     assert status["fingerprint"] == plain
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("path", sorted(ROOT.glob("jobs/*.yaml")), ids=lambda path: path.stem)
-def test_every_job_runs_to_its_end(lab, path):
+def test_every_job_runs_to_its_end(checkout, path):
     args = TINY_GPT if path.stem.startswith("gpt") else TINY_PLAIN if path.stem.startswith("plain") else TINY
     assert path.read_text().startswith("# yaml-language-server: $schema=../templates/job.schema.json\n")
-    run = lab.submit(f"jobs/{path.name}", *overrides(args | ({"max-steps": 6} if "max-steps" in args else {})))
-    status = lab.wait(run, timeout=150)
+    run = checkout.submit(f"jobs/{path.name}", *overrides(args | ({"max-steps": 6} if "max-steps" in args else {})))
+    status = checkout.wait(run, timeout=150)
     assert status["step"] == status["checkpoint"] == 6
     assert len(status["fingerprint"]) == 64

@@ -78,7 +78,7 @@ leaves = (
     st.none() | st.booleans() | st.integers() | st.integers(-(1 << 200), 1 << 200) | st.floats() | st.text()
     | st.binary() | st.complex_numbers() | st.sampled_from([torch.float32, torch.bfloat16, torch.bool])
     | tensors() | arrays | st.floats(width=32).map(np.float32) | st.integers(-9, 9).map(np.int64)
-    | st.text(min_size=1, max_size=2).map(np.str_) | st.frozensets(st.integers() | st.text(max_size=2))
+    | st.text("aé", min_size=1, max_size=2).map(np.str_) | st.frozensets(st.integers() | st.text(max_size=2))
     | st.sets(st.floats(allow_nan=False))
 )  # fmt: skip
 values: st.SearchStrategy[Any] = st.recursive(
