@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint.planning import WritePlan, local_part
+from trainer.checkpoint_files.direct import PAGE_BYTES
 
 
 class Staging:
@@ -47,7 +48,10 @@ class Staging:
         return bytes_of(self._buffer[:size])
 
     def _allocate(self, size: int) -> None:
-        self._buffer = torch.empty(size, dtype=torch.uint8, pin_memory=self._device.type == "cuda").zero_()
+        # On whole pages, or it could not be written past the page cache.
+        raw = torch.empty(size + PAGE_BYTES, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+        begin = -raw.data_ptr() % PAGE_BYTES
+        self._buffer = raw[begin : begin + size].zero_()
 
     def _settle(self) -> None:
         if self._reserving is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import xxhash
 
+from trainer.checkpoint_files.direct import write_direct
 from trainer.errors import CheckpointDamaged
 
 PIECE_BYTES = 8 << 20  # at most so much is written at once
@@ -44,7 +45,7 @@ def write_new(path: Path, parts: Iterable[bytes | memoryview]) -> Written:
             if view.nbytes == 0:
                 continue  # with a zero in its shape it cannot be cast
             view = view.cast("B")
-            for begin in range(0, len(view), PIECE_BYTES):
+            for begin in range(write_direct(fd, view, size, digest.update), len(view), PIECE_BYTES):
                 piece = view[begin : begin + PIECE_BYTES]
                 digest.update(piece)
                 _write_all(fd, piece)

@@ -1,0 +1,54 @@
+"""Writing past the page cache: of a large file that nobody reads soon, filling the cache costs more than the disk."""
+
+import ctypes
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+
+DIRECT_BYTES = 64 << 20  # smaller parts may be read again in a moment, by a rank that was replaced
+PAGE_BYTES = 4096
+_PIECE_BYTES = 32 << 20
+
+
+def write_direct(fd: int, view: memoryview, at: int, hashed: Callable[[memoryview], None]) -> int:
+    """Write as much of the view as can go straight to the disk; gives how much that was.
+
+    0 for what is small, does not lie on whole pages in memory and in the file, or where the file system wants none of
+    it. Each piece is handed to `hashed` too.
+    """
+    size = len(view) - len(view) % PAGE_BYTES
+    if len(view) < DIRECT_BYTES or at % PAGE_BYTES or view.readonly or _address(view) % PAGE_BYTES:
+        return 0
+    if not _set_direct(fd, on=True):
+        return 0
+    try:
+        done = 0
+        while done < size:
+            piece = view[done : min(done + _PIECE_BYTES, size)]
+            try:
+                written = os.write(fd, piece)
+            except OSError as error:
+                if error.errno == errno.EINVAL:  # a disk with larger blocks, or a write that was cut short
+                    break
+                raise
+            hashed(piece[:written])
+            done += written
+        return done
+    finally:
+        _set_direct(fd, on=False)
+
+
+def _address(view: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+
+def _set_direct(fd: int, *, on: bool) -> bool:
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT if on else flags & ~os.O_DIRECT)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return False
+        raise
+    return True
