@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from trainer.errors import BadSettings
 
 Number = int | float
 _LINE_BYTES = 4096  # what a FIFO takes in one piece
+_PATIENCE_S = 2.0
 _LEAST_S = 0.05  # between two reports that say nothing but how far it is
 
 
@@ -78,9 +80,11 @@ class Launched:
 class Wire:
     """Tells launch how far this rank is. A reader that went away is no reason to stop training."""
 
-    def __init__(self, path: Path | None, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, path: Path | None, now: Callable[[], float] = time.monotonic, patience_s: float = _PATIENCE_S
+    ) -> None:
         self._fd: int | None = None
-        self._now = now
+        self._now, self._patience_s = now, patience_s
         self._next = 0.0
         if path is not None:
             try:
@@ -105,10 +109,13 @@ class Wire:
         if now >= self._next:
             self._next = now + _LEAST_S
             total = {} if total_steps is None else {"total_steps": total_steps}
-            self.report(step=step, **total, **metrics)
+            self._send(0.0, step=step, **total, **metrics)
 
     def report(self, **words: Number | str) -> None:
-        """Say it now."""
+        """Say it now, once, so that it is heard: waits a moment for an agent that is behind."""
+        self._send(self._patience_s, **words)
+
+    def _send(self, patience_s: float, **words: Number | str) -> None:
         fd = self._fd  # checkpoints are reported from a thread of their own
         if fd is None:
             return
@@ -116,9 +123,11 @@ class Wire:
         if len(line) > _LINE_BYTES:
             raise ValueError(f"a report of {len(line)} bytes: expected at most {_LINE_BYTES}")
         try:
-            os.write(fd, line)
+            # The pipe is full where the agent is behind. Of a step, a later report says more.
+            if select.select([], [fd], [], patience_s)[1]:
+                os.write(fd, line)
         except BlockingIOError:
-            return  # the pipe is full: the agent is behind, and a later report says more
+            return  # it was no longer empty enough for the whole line
         except OSError:
             self.close()
 

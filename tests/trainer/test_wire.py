@@ -1,3 +1,4 @@
+import itertools
 import json
 import os
 import threading
@@ -70,14 +71,30 @@ def test_what_is_reported_outright_is_never_held_back(pipe):
 
 def test_a_full_pipe_holds_nobody_up_and_tears_no_line(pipe):
     path, reader = pipe
-    wire = Wire(path)
+    clock = itertools.count()
+    wire = Wire(path, now=lambda: float(next(clock)))
     for step in range(10_000):
-        wire.report(step=step)
+        wire.report_step(step)
     said = lines_of(reader)
     assert 100 < len(said) < 10_000
     assert [line["step"] for line in said] == list(range(len(said)))
     wire.report(step=10_000)
     assert lines_of(reader) == [{"step": 10_000}]
+    wire.close()
+
+
+def test_what_is_said_once_waits_for_room(pipe):
+    path, reader = pipe
+    clock = itertools.count()
+    wire = Wire(path, now=lambda: float(next(clock)), patience_s=30.0)
+    for step in range(10_000):
+        wire.report_step(step)
+    thread = threading.Thread(target=lambda: wire.report(done=True))
+    thread.start()
+    heard = []
+    while {"done": True} not in heard:
+        heard += lines_of(reader)
+    thread.join()
     wire.close()
 
 
@@ -112,7 +129,7 @@ def test_it_may_be_closed_while_another_thread_reports(pipe):
     def report():
         try:
             for step in range(20_000):
-                wire.report(step=step)
+                wire._send(0.0, step=step)
         except Exception as error:
             raised.append(error)
 
