@@ -30,6 +30,8 @@ PROGRAMS = {
 
 def pytest_sessionstart(session):
     """Bring the programs that some tests need, where that is possible; else those tests name what they miss."""
+    if hasattr(session.config, "workerinput"):
+        return  # of pytest-xdist: the process that distributes the tests has done it
     missing = sorted({package for program, package in PROGRAMS.items() if shutil.which(program) is None})
     if missing and shutil.which("apt-get") and os.getuid() == 0:
         for words in (["update", "-qq"], ["install", "-qq", "-y", *missing]):

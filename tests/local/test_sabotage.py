@@ -11,7 +11,7 @@ import pytest
 import launcher
 
 TESTS = Path(__file__).parents[1]
-PYTEST = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+PYTEST = [sys.executable, "-P", "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider"]
 SABOTAGES = {
     "a fenced coordinator goes on": (
         "agent/scribe.py", "check_fence(self._run, self._attempt.number)", "self._run",

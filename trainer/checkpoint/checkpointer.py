@@ -159,7 +159,7 @@ class Checkpointer:
         """Save now, whatever the interval. `best`: keep this one apart, in the place of the best one before."""
         if step == self._saved_step:
             if best:
-                self._keep_best(step)
+                self._keep_best(step, info or {})
         else:
             self._opened().save(step, gather(self._subjects, self._world), info or {}, best=best)
             self._saved_step = step
@@ -329,11 +329,11 @@ class Checkpointer:
             raise Fenced(problem)
         raise SaveFailed(f"{self.folder}: {_MOST_FAILURES} saves in a row have failed, the last one with: {problem}")
 
-    def _keep_best(self, step: int) -> None:
+    def _keep_best(self, step: int, info: Mapping[str, Value]) -> None:
         outcome = self._opened().wait()
         if self._team.is_first and (outcome is None or outcome.path is not None or outcome.step != step):
             try:
-                self._opened().keep_best(step)
+                self._opened().keep_best(step, info)
             except (Fenced, OSError, CheckpointDamaged) as error:  # fenced: the next save says so to all
                 log.warning("the best checkpoint could not be kept apart: %s", error)
 

@@ -216,7 +216,7 @@ class Saver:
         """What follows a commit; if it fails, the checkpoint is there all the same."""
         try:
             if order.best:
-                self.keep_best(order.step)
+                self.keep_best(order.step, order.info)
             steps = catalog.steps(self._shelf.folder)
             self._good &= set(steps)
             old = expired(steps, self._good | {order.step}, self._shelf.keep)
@@ -224,10 +224,10 @@ class Saver:
         except (Fenced, OSError, CheckpointDamaged) as error:  # fenced: the next commit says so to all
             log.warning("after the checkpoint of step %d: %s", order.step, error)
 
-    def keep_best(self, step: int) -> None:
+    def keep_best(self, step: int, info: Mapping[str, Value]) -> None:
         """Keep a committed checkpoint apart as the best one, in the place of the one before. First rank only."""
         entry = Entry("step", step, self._shelf.folder / folder_name(step))
-        commit.publish_best(entry, self._shelf.claim, self._shelf.run_dir)
+        commit.publish_best(entry, self._shelf.claim, self._shelf.run_dir, info)
 
 
 def _failed(step: int, error: BaseException) -> Outcome:

@@ -8,8 +8,10 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+
+import msgspec
 
 from trainer.checkpoint_files import fence
 from trainer.checkpoint_files.catalog import Entry, check_files, entries, read_manifest
@@ -26,7 +28,7 @@ from trainer.checkpoint_files.layout import (
     new_nonce,
     trash_name,
 )
-from trainer.checkpoint_files.manifest import FileEntry, Manifest, decode, encode
+from trainer.checkpoint_files.manifest import FileEntry, Manifest, Value, decode, encode
 from trainer.errors import CheckpointDamaged
 
 
@@ -76,10 +78,16 @@ def publish(draft: Path, manifest: Manifest, mine: Claim, run_dir: Path | None =
     return final
 
 
-def publish_best(source: Entry, mine: Claim, run_dir: Path | None = None) -> Path:
-    """Keep a committed checkpoint apart as the best one; the files are shared where the disk can. Older ones go."""
+def publish_best(
+    source: Entry, mine: Claim, run_dir: Path | None = None, info: Mapping[str, Value] | None = None
+) -> Path:
+    """Keep a committed checkpoint apart as the best one; the files are shared where the disk can. Older ones go.
+
+    `info` is noted with it: that it is the best may be known only after it was saved.
+    """
     folder = source.path.parent
     manifest = read_manifest(source)
+    manifest = msgspec.structs.replace(manifest, info={**manifest.info, **(info or {})})
     best = Entry("best", source.step, folder / folder_name(source.step, "best"))
     # Listed before the fence is asked: what a newer start keeps later is not among them.
     older = [entry.path for entry in entries(folder) if entry.kind == "best" and entry.path != best.path]

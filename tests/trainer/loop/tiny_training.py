@@ -103,6 +103,7 @@ class Disturb(Callback):
         self.mark = Path(folder) / f"disturbed-{number}-{rank}-{step}-{micro}-{validation}"
         self.number, self.rank, self.step, self.micro, self.validation = number, rank, step, micro, validation
         self.seen = {"micro": 0, "validation": 0}
+        self.armed = False
 
     def on_step(self, training):
         if training.step == self.step:
@@ -121,7 +122,7 @@ class Disturb(Callback):
         return called
 
     def send(self):
-        if int(os.environ["RANK"]) == self.rank and not self.mark.exists():
+        if self.armed and int(os.environ["RANK"]) == self.rank and not self.mark.exists():
             self.mark.touch()
             os.kill(os.getpid(), self.number)
 
@@ -154,6 +155,9 @@ def run_tiny(folder, settings=None, disturb=(), **parts):
     faulthandler.dump_traceback_later(60, file=2)  # a rank that hangs says where
     steps = Steps()
     disturbances = [Disturb(folder, **one) for one in disturb]
+    # One a start: a kill might come before the ranks have agreed on the stop that was asked for.
+    for one in [one for one in disturbances if not one.mark.exists()][:1]:
+        one.armed = True
     loss, metrics = parts.pop("loss", loss_of), parts.pop("metrics", hits)
     for one in disturbances:
         loss, metrics = one.around("micro", loss), one.around("validation", metrics)
