@@ -40,7 +40,7 @@ def python_block(word):
 def shell(lab, command):
     words = command.removeprefix("uv run ").split()
     assert words[0] == "launch", command
-    return lab.launch(*words[1:], timeout=110)
+    return lab.launch(*words[1:], timeout=300)
 
 
 def shape(line):
@@ -50,6 +50,7 @@ def shape(line):
     ).strip()
 
 
+@pytest.mark.timeout(400)
 def test_the_first_screen(checkout):
     """All three commands, in order, print what it shows; with the job of the YAML above them."""
     shown = parse_spec(blocks("yaml")[0], "README.md")
