@@ -97,6 +97,8 @@ def _joined(environ: Mapping[str, str], device: torch.device | None, timeout: dt
     size = dist.get_world_size()
     # Of its own, so that what is agreed on never waits behind gradients, nor needs a GPU.
     control = cpu_group(timeout)
+    # A rank that is ahead may fail and leave at once: nobody may still need its store, or it is a riddle to the others.
+    dist.barrier(control)
     return World(
         rank=dist.get_rank(),
         size=size,

@@ -153,7 +153,7 @@ def test_a_fenced_start_keeps_nothing_any_more(tmp_path):
     outcome = slow.saver.wait()
     assert outcome is not None and outcome.fenced and outcome.path is None
     with pytest.raises(Fenced):
-        slow.saver.keep_best(1)
+        slow.saver.keep_best(1, {})
     assert [(entry.kind, entry.step) for entry in catalog.entries(tmp_path)] == [("step", 1)]
 
 
