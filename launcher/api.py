@@ -13,12 +13,12 @@ for run in runs():
 
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.clusters import cluster
-from launcher.clusters.protocol import CancelReport
+from launcher.clusters import look, of_kind
+from launcher.clusters.protocol import CancelReport, Preview
 from launcher.errors import Refused
 from launcher.rundir import registry
 from launcher.rundir.attempts import newest, read_plan
@@ -30,9 +30,13 @@ from launcher.status.logs import LogLine, merged_logs
 if TYPE_CHECKING:
     from launcher.plan.model import Plan
     from launcher.rundir.code_list import CodeList
+    from launcher.rundir.layout import AttemptDir
+    from launcher.rundir.records import Blame, ClusterWord
     from launcher.status.checkpoints import Checkpoint
 
+WATCH_S = 5.0  # how old the word of a cluster may be for those who watch
 _WAIT_STEP_S = 0.1
+_heard: "dict[Path, tuple[float, ClusterWord | None]]" = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +46,9 @@ class Run:
     id: str
     path: Path
 
-    def status(self) -> "RunStatus":
-        """The truth as far as it can be known from here."""
-        return derive(read_facts(self.path))
+    def status(self, fresh_s: float = 0.0) -> "RunStatus":
+        """The truth as far as it can be known from here; a cluster's word may be as old as `fresh_s`."""
+        return statuses([self], fresh_s)[0]
 
     def logs(self, *, ranks: Collection[int] | None = None, follow: bool = False) -> "Iterator[LogLine]":
         """The merged log of all ranks; with `follow`, as it grows, until the run has ended."""
@@ -59,11 +63,17 @@ class Run:
     def wait(self, timeout_s: float | None = None) -> "RunStatus":
         """Return when the run has ended, or raise TimeoutError."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not (status := self.status()).state.ended:
+        while not (status := self.status(fresh_s=WATCH_S)).state.ended:
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"{self.id} is still {status.state} after {timeout_s:g} s")
             time.sleep(_WAIT_STEP_S)
         return status
+
+    def pardon(self, hosts: Collection[str] = ()) -> "list[Blame]":
+        """Let lost nodes be used again, these or all; gives what was held against them."""
+        from launcher.rundir.avoided import pardon  # late: nothing else needs it
+
+        return pardon(RunDir(self.path), hosts)
 
     def cancel(self) -> CancelReport:
         """End the run: the ranks are asked first, and after the spec's grace nothing of it is left."""
@@ -72,7 +82,7 @@ class Run:
         if attempt is None:
             return CancelReport((), already=True)
         plan = read_plan(run, attempt.number)
-        return cluster(plan.cluster).cancel(run, attempt, plan)
+        return of_kind(plan.cluster_kind).cancel(run, attempt, plan)
 
     def resume(self, *, on: str | None = None, overrides: Sequence[str] = ()) -> "Run":
         """Open a new attempt of an ended or lost run. Raises Refused on a live one."""
@@ -85,12 +95,48 @@ class Run:
         return self
 
 
+def statuses(runs_: "Sequence[Run]", fresh_s: float = 0.0) -> "list[RunStatus]":
+    """The truth about each; a cluster is asked once about all of its runs that have not ended."""
+    facts = [read_facts(one.path) for one in runs_]
+    asked: dict[str, list[int]] = {}
+    for index, fact in enumerate(facts):
+        if fact.asks:
+            asked.setdefault(fact.asks, []).append(index)
+    for kind, indexes in asked.items():
+        words = _words(kind, [facts[index].attempt_dir for index in indexes], fresh_s)
+        for index, word in zip(indexes, words, strict=True):
+            # Read again: what happened while the cluster was asked is in the folder by now.
+            facts[index] = replace(read_facts(runs_[index].path), word=word)
+    return [derive(fact) for fact in facts]
+
+
+def _words(kind: str, attempts: "list[tuple[RunDir, AttemptDir]]", fresh_s: float) -> "list[ClusterWord | None]":
+    """What the cluster says, or said a moment ago: who watches a run looks ten times a second."""
+    now = time.monotonic()
+    heard = [_heard.get(attempt.path) for _, attempt in attempts]
+    if all(one is not None and now - one[0] < fresh_s for one in heard):
+        return [one[1] for one in heard if one is not None]
+    words = look(kind, attempts)
+    _heard.update({attempt.path: (now, word) for (_, attempt), word in zip(attempts, words, strict=True)})
+    return words
+
+
 def submit(spec: str | Path, *, on: str = "local", overrides: Sequence[str] = ()) -> Run:
     """Start a run and return as soon as its agents are on their way."""
-    from launcher.submission import open_run  # late: it reads YAML, which `status` must not pay for
+    return submit_many([spec], on=on, overrides=overrides)[0]
 
-    run_id, path = open_run(Path(spec), on=on, overrides=tuple(overrides))
-    return Run(run_id, path)
+
+def submit_many(
+    specs: Sequence[str | Path], *, on: str = "local", overrides: Sequence[str] = (), repeat: int | None = None
+) -> list[Run]:
+    """Start a run of each spec, each `repeat` times; on Slurm as one array where that can be.
+
+    The ranks of a repeated run find which one it is in LAUNCH_REPEAT, from 0 on.
+    """
+    from launcher.submission import open_runs  # late: it reads YAML, which `status` must not pay for
+
+    files = [Path(spec) for spec in specs]
+    return [Run(*opened) for opened in open_runs(files, on=on, overrides=tuple(overrides), repeat=repeat)]
 
 
 def prepare(spec: str | Path, *, on: str = "local", overrides: Sequence[str] = ()) -> "tuple[Plan, CodeList]":
@@ -98,6 +144,11 @@ def prepare(spec: str | Path, *, on: str = "local", overrides: Sequence[str] = (
     from launcher.submission import prepare as prepare_run  # late: it reads YAML, which `status` must not pay for
 
     return prepare_run(Path(spec), on=on, overrides=tuple(overrides))
+
+
+def preview(plan: "Plan") -> Preview | None:
+    """What the cluster's batch system would be handed for this plan, and what it says of it."""
+    return of_kind(plan.cluster_kind).preview(plan)
 
 
 def validate(spec: str | Path, *, overrides: Sequence[str] = ()) -> None:

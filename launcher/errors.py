@@ -2,6 +2,7 @@
 
 LaunchError
 ├── BadInput        2   the spec or the command line is wrong; carries one line per problem
+│   └── NotStarted  2   the cluster refuses the job; nothing was started
 ├── NoSuchRun       3   no run, or more than one, answers to that name
 ├── Refused         4   the run's state does not allow what was asked
 ├── Unreachable     5   the cluster does not answer; nothing is known to have failed
@@ -50,6 +51,10 @@ class LaunchError(Exception):
 
 class BadInput(LaunchError):
     exit_code = Exit.BAD_INPUT
+
+
+class NotStarted(BadInput):
+    """The cluster has seen the job and refused it: surely nothing of it was started."""
 
 
 class NoSuchRun(LaunchError):

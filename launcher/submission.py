@@ -9,14 +9,16 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from launcher.clusters import cluster
-from launcher.clusters.last_word import first_state
+from launcher.clusters.last_word import first_state, write_end
 from launcher.clusters.protocol import Cluster
-from launcher.errors import BadInput
+from launcher.errors import BadInput, Exit, NotStarted
 from launcher.plan.build import build, check, check_code
 from launcher.plan.facts import Place, Problem, Project
 from launcher.plan.model import FrozenCode, Plan
@@ -25,14 +27,15 @@ from launcher.rundir.attempts import new_attempt, newest, read_plan
 from launcher.rundir.code_list import CodeList, list_code, list_frozen
 from launcher.rundir.durable import append_line, make_dir, sync_dir, write_bytes, write_record
 from launcher.rundir.fence import raise_fence
-from launcher.rundir.ids import new_run_id
+from launcher.rundir.ids import new_run_id, new_ticket
 from launcher.rundir.imports import third_party_imports
-from launcher.rundir.layout import RunDir
-from launcher.rundir.records import Event
+from launcher.rundir.layout import BatchDir, RunDir
+from launcher.rundir.records import AttemptEnd, Event
 from launcher.rundir.snapshot import freeze
 from launcher.secret_values import read_secret_values, unset_secrets
 from launcher.spec import position, read_spec
 from launcher.spec.model import JobSpec
+from launcher.words import Cause, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class Request:
     project: Project
     code: CodeList
     python: str
+    repeat: int | None = None  # which of several runs of one spec
 
 
 def validate(file: Path, overrides: tuple[str, ...]) -> None:
@@ -66,7 +70,7 @@ def request(file: Path, *, on: str, overrides: tuple[str, ...]) -> Request:
     code = list_code(root, spec.code)
     python = interpreter(spec, root, os.environ)
     project = _look_at(spec, root, code, python)
-    problems = check(spec, where.machine(), project, unset_secrets(spec, root, os.environ))
+    problems = check(spec, where.machine(spec), project, unset_secrets(spec, root, os.environ))
     if not os.access(python, os.X_OK):
         problems.append(Problem("run.python", f"no interpreter at {python}"))
     _refuse(file, problems)
@@ -84,7 +88,11 @@ def _refuse(file: Path, problems: Collection[Problem]) -> None:
 
 def plan_of(wish: Request, run_id: str, run_dir: Path, submitted_at: float, code: FrozenCode) -> Plan:
     place = Place(run_id, str(run_dir), wish.on, wish.cluster.kind, str(wish.file.resolve()), submitted_at)
-    return build(wish.spec, wish.overrides, place, wish.cluster.machine(), wish.project, code, wish.python)
+    machine = wish.cluster.machine(wish.spec)
+    plan = build(wish.spec, wish.overrides, place, machine, wish.project, code, wish.python)
+    if wish.repeat is None:
+        return plan
+    return msgspec.structs.replace(plan, env={**plan.env, "LAUNCH_REPEAT": str(wish.repeat)})
 
 
 def prepare(file: Path, *, on: str, overrides: tuple[str, ...]) -> tuple[Plan, CodeList]:
@@ -96,30 +104,104 @@ def prepare(file: Path, *, on: str, overrides: tuple[str, ...]) -> tuple[Plan, C
     return plan_of(wish, run_id, root / run_id, time.time(), code), wish.code
 
 
-def open_run(file: Path, *, on: str, overrides: tuple[str, ...]) -> tuple[str, Path]:
-    """Start a run; gives its id and its folder."""
-    wish = request(file, on=on, overrides=overrides)
-    root = registry.runs_root(Path(wish.project.path), create=True)
-    run_id = new_run_id(wish.spec.name, _taken(root))
-    final = root / run_id
-    engagement = wish.cluster.engage(final)
-    drafts.remove_orphans(root)  # of submitters that were killed
-    draft = drafts.new_draft(root)
-    try:
-        registry.register(run_id, final)
+def open_runs(
+    files: Sequence[Path], *, on: str, overrides: tuple[str, ...], repeat: int | None = None
+) -> list[tuple[str, Path]]:
+    """Start a run of each file, or `repeat` runs; gives their ids and folders. Checks all before any exists.
+
+    Those that a cluster can take as one job become one.
+    """
+    wishes = _requests(files, on, overrides)
+    if repeat is not None:
+        wishes = [replace(wish, repeat=index) for wish in wishes for index in range(repeat)]
+    return [opened for group in _together(wishes) for opened in _open_group(group)]
+
+
+def _requests(files: Sequence[Path], on: str, overrides: tuple[str, ...]) -> list[Request]:
+    wishes, problems = list[Request](), list[str]()
+    for file in files:
         try:
-            _write(RunDir(draft), wish, run_id, final)
-            os.rename(draft, final)
-        except BaseException:
-            registry.forget(run_id)
-            drafts.remove(draft)
-            raise
+            wishes.append(request(file, on=on, overrides=overrides))
+        except BadInput as error:
+            if len(files) == 1:
+                raise
+            problems += error.lines
+    if problems:
+        raise BadInput(*problems)
+    return wishes
+
+
+def _together(wishes: Sequence[Request]) -> list[list[Request]]:
+    """Neighbours that may share one job: of one project, with the same demands, as many as the cluster takes."""
+    groups: list[list[Request]] = []
+    for wish in wishes:
+        most = wish.cluster.most_together if len(wishes) > 1 else 1
+        if groups and len(groups[-1]) < most and _demands(groups[-1][-1]) == _demands(wish):
+            groups[-1].append(wish)
+        else:
+            groups.append([wish])
+    return groups
+
+
+def _demands(wish: Request) -> tuple[object, ...]:
+    spec = wish.spec
+    return wish.on, wish.project.path, spec.resources, spec.slurm, spec.recovery.spares, spec.secrets
+
+
+def _open_group(group: Sequence[Request]) -> list[tuple[str, Path]]:
+    """The runs of one job: they exist, one rename each, and then the cluster is told."""
+    root = registry.runs_root(Path(group[0].project.path), create=True)
+    drafts.remove_orphans(root)  # of submitters that were killed
+    ticket, opened = new_ticket(), list[tuple[str, Path]]()
+    for wish in group:
+        run_id = new_run_id(wish.spec.name, lambda name: _taken(root)(name) or (name, root / name) in opened)
+        opened.append((run_id, root / run_id))
+    batch = root / f".batch-{ticket}" if len(group) > 1 else None
+    engagements = [wish.cluster.engage(path) for wish, (_, path) in zip(group, opened, strict=True)]
+    made: list[tuple[str, Path]] = []
+    try:
+        if batch is not None:
+            make_dir(batch)
+            write_record(BatchDir(batch).runs, [str(path) for _, path in opened])
+        for wish, (run_id, path) in zip(group, opened, strict=True):
+            _make(wish, run_id, path, ticket, batch)
+            made.append((run_id, path))
         sync_dir(root)
     except BaseException:
-        engagement.abandon()
+        for engagement in engagements:
+            engagement.abandon()
+        _unmake(made, batch)
         raise
-    engagement.go(1)
-    return run_id, final
+    try:
+        for engagement in engagements if batch is None else engagements[:1]:
+            engagement.go(1)
+    except NotStarted:
+        _unmake(made, batch)
+        raise
+    return opened
+
+
+def _make(wish: Request, run_id: str, path: Path, ticket: str, batch: Path | None) -> None:
+    draft = drafts.new_draft(path.parent)
+    registry.register(run_id, path)
+    try:
+        _write(RunDir(draft), wish, run_id, path, ticket, batch)
+        os.rename(draft, path)
+    except BaseException:
+        registry.forget(run_id)
+        drafts.remove(draft)
+        raise
+
+
+def _unmake(made: Sequence[tuple[str, Path]], batch: Path | None) -> None:
+    """Nothing was started: nothing is to be left."""
+    for run_id, path in made:
+        aside = drafts.new_draft(path.parent)
+        os.rename(path, aside)
+        registry.forget(run_id)
+        drafts.remove(aside)
+    if batch is not None:
+        drafts.remove(batch)
 
 
 def reopen(run: RunDir, *, on: str | None, overrides: tuple[str, ...]) -> None:
@@ -128,23 +210,27 @@ def reopen(run: RunDir, *, on: str | None, overrides: tuple[str, ...]) -> None:
     before = read_plan(run, last.number if last is not None else 1)
     name = on or before.cluster
     where = cluster(name)
-    spec, all_overrides = before.spec, (*before.overrides, *overrides)
-    if overrides:
-        spec = read_spec(run.spec, all_overrides)
+    all_overrides = (*before.overrides, *overrides)
+    spec = read_spec(run.spec, all_overrides)
     code = list_frozen(run.code)
     project = _look_at(spec, run.code, code, before.entry.python)
     wish = Request(run.spec, spec, all_overrides, name, where, project, code, before.entry.python)
-    problems = check(spec, where.machine(), project, ())
+    problems = check(spec, where.machine(spec), project, ())
     _refuse(run.spec, problems)
     plan = plan_of(wish, before.run_id, run.path, before.submitted_at, before.code)
     engagement = where.engage(run.path)
     try:
-        attempt, _ = new_attempt(run, name, "resume", None, plan=plan)
+        attempt, _ = new_attempt(run, name, "resume", None, plan, kind=where.kind)
         append_line(run.events, Event(time.time(), attempt.number, "resumed", f"resumed on {name}"))
     except BaseException:
         engagement.abandon()
         raise
-    engagement.go(attempt.number)
+    try:
+        engagement.go(attempt.number)
+    except NotStarted as refusal:
+        end = AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.LAUNCHER_FAULT, time.time(), str(refusal))
+        write_end(run, attempt, end, plan)
+        raise
 
 
 def project_of(file: Path) -> Path:
@@ -169,7 +255,7 @@ def interpreter(spec: JobSpec, project: Path, environ: Mapping[str, str]) -> str
     return sys.executable
 
 
-def _write(draft: RunDir, wish: Request, run_id: str, final: Path) -> None:
+def _write(draft: RunDir, wish: Request, run_id: str, final: Path, ticket: str, batch: Path | None) -> None:
     make_dir(draft.path)
     now = time.time()
     frozen = freeze(wish.code, final.parent / ".code", draft.code).code
@@ -178,7 +264,8 @@ def _write(draft: RunDir, wish: Request, run_id: str, final: Path) -> None:
     if wish.spec.secrets:
         values = read_secret_values(wish.spec, Path(wish.project.path), os.environ)
         write_record(draft.secrets, values)
-    new_attempt(draft, wish.on, "submit", None)
+    shared = str(batch) if batch is not None else ""
+    new_attempt(draft, wish.on, "submit", None, kind=wish.cluster.kind, ticket=ticket, batch=shared)
     raise_fence(draft, 1)
     append_line(draft.events, Event(now, 1, "submitted", f"submitted {wish.file.name} to {wish.on}"))
     write_record(draft.state, first_state(plan, 1))

@@ -3,6 +3,8 @@
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import settings
 from lab import Lab
 
 from launcher.agent.processes import TAG
+from tests.lab.requirements import PACKAGES as LAB_PACKAGES
 
 # On a busy machine one example in a thousand is slow for no fault of its own; each test has its time-out.
 settings.register_profile("project", deadline=None, print_blob=True)
@@ -25,7 +28,9 @@ PROGRAMS = {
     "setpriv": "util-linux",
     "ss": "iproute2",
     "strace": "strace",
+    **LAB_PACKAGES,
 }
+SERVICES_POLICY = Path("/usr/sbin/policy-rc.d")  # what Debian's packages ask before they start a service
 
 
 def pytest_sessionstart(session):
@@ -34,8 +39,24 @@ def pytest_sessionstart(session):
         return  # of pytest-xdist: the process that distributes the tests has done it
     missing = sorted({package for program, package in PROGRAMS.items() if shutil.which(program) is None})
     if missing and shutil.which("apt-get") and os.getuid() == 0:
-        for words in (["update", "-qq"], ["install", "-qq", "-y", *missing]):
-            subprocess.run(["apt-get", *words], check=True, stdout=subprocess.DEVNULL)
+        environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        with no_services():
+            for words in (["update", "-qq"], ["install", "-qq", "-y", *missing]):
+                subprocess.run(["apt-get", *words], check=True, stdout=subprocess.DEVNULL, env=environ)
+
+
+@contextmanager
+def no_services() -> Iterator[None]:
+    """What is installed meanwhile does not start: a test brings up its own slurmctld, sshd or database."""
+    if SERVICES_POLICY.exists():
+        yield  # this machine has its own policy
+        return
+    SERVICES_POLICY.write_text("#!/bin/sh\nexit 101\n")
+    SERVICES_POLICY.chmod(0o755)
+    try:
+        yield
+    finally:
+        SERVICES_POLICY.unlink()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,6 +9,7 @@ import msgspec
 
 from launcher.agent.environment import node_environment
 from launcher.agent.host import Host
+from launcher.agent.interfaces import address_of, interface_of
 from launcher.agent.memory_tier import close_tier, open_tier
 from launcher.agent.node import NodeAgent
 from launcher.agent.processes import become_subreaper
@@ -17,11 +18,11 @@ from launcher.agent.reaper import Reaper
 from launcher.errors import Exit, Fenced, LaunchError
 from launcher.plan.model import NodePlan, Plan
 from launcher.rundir.attempts import read_intent, read_plan
-from launcher.rundir.durable import make_dir, write_record
+from launcher.rundir.durable import make_dir, read_record, write_record
 from launcher.rundir.fence import check_fence
-from launcher.rundir.identity import this_process
-from launcher.rundir.layout import RunDir
-from launcher.rundir.records import AgentRecord, Intent
+from launcher.rundir.identity import alive, this_process
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.records import AgentRecord, Intent, ProcessId
 
 
 def main() -> int:
@@ -41,14 +42,16 @@ async def live(run: RunDir, number: int, index: int) -> Exit:
     """One agent's life; node 0's carries the coordinator too."""
     attempt = run.attempt(number)
     plan, intent = read_plan(run, number), read_intent(attempt)
-    node = plan.nodes[index]
+    node = located(plan.nodes[index], plan.spec.slurm.interface)
     make_dir(attempt.node(index))
     make_dir(run.metrics)
+    buried = predecessor(attempt, index)
     write_record(attempt.agent(index), AgentRecord(index, node.address, this_process()))
     goes_on = False
     try:
-        environment = node_environment(os.environ, plan, node, number, read_secrets(run), memory_of(plan, node, intent))
-        code, goes_on = await work(Home(plan, run, attempt, node, environment), intent.token)
+        memory, interface = memory_of(plan, node, intent), interface_of(node.address)
+        environment = node_environment(os.environ, plan, node, number, read_secrets(run), memory, interface)
+        code, goes_on = await work(Home(plan, run, attempt, node, environment), intent.token, buried)
         return code
     finally:
         # On this machine alone the next attempt is sure to find it, and its keeper sure to take it away in the end.
@@ -56,12 +59,12 @@ async def live(run: RunDir, number: int, index: int) -> Exit:
             close_tier(Path(plan.run_dir), number, index)
 
 
-async def work(home: Home, token: str) -> tuple[Exit, bool]:
+async def work(home: Home, token: str, buried: ProcessId | None) -> tuple[Exit, bool]:
     """The node's part, and on node 0 the coordinator's; gives the exit code, and whether another attempt follows."""
-    agent = NodeAgent(home, token, Reaper(asyncio.get_running_loop()))
+    agent = NodeAgent(home, token, Reaper(asyncio.get_running_loop()), buried)
     if home.node.index != 0:
         return await agent.run(), agent.goes_on
-    host = Host(home.run, home.attempt, home.plan, token)
+    host = Host(home.run, home.attempt, home.plan, home.node.address, token)
     await host.start()
     working = asyncio.create_task(agent.run())
     await asyncio.wait([working, host.ended], return_when=asyncio.FIRST_COMPLETED)
@@ -75,6 +78,21 @@ async def close(host: Host, agent: NodeAgent, working: "asyncio.Task[Exit]") -> 
     code = await working
     await host.close()
     return host.ended.result() if host.ended.done() else code
+
+
+def predecessor(attempt: AttemptDir, index: int) -> ProcessId | None:
+    """The agent that this node had before, where it is surely gone; whoever starts us has ended what it left."""
+    record = read_record(attempt.agent(index), AgentRecord)
+    return record.process if record is not None and alive(record.process) is False else None
+
+
+def located(node: NodePlan, interface: str | None) -> NodePlan:
+    """The node with the address that it listens on; where the plan does not say, the interface's."""
+    if node.address:
+        return node
+    if interface is None:
+        raise LaunchError(f"node {node.index}: the plan gives it neither an address nor an interface")
+    return msgspec.structs.replace(node, address=address_of(interface))
 
 
 def memory_of(plan: Plan, node: NodePlan, intent: Intent) -> Path | None:

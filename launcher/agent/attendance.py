@@ -7,7 +7,6 @@ from launcher.agent.effects import ProvenDead
 from launcher.agent.ledger import Ledger
 from launcher.agent.messages import Join, Welcome
 from launcher.agent.roster import Link, Node, Roster
-from launcher.rundir.records import ProcessId
 from launcher.words import Cause
 
 
@@ -43,7 +42,7 @@ class Attendance:
         known = join.process in (node.process, node.ghost)
         carries_on, loss = known and node.link is not Link.LOST, None
         if not known:
-            loss = self._replace(node, join.process)
+            loss = self._replace(node, join)
         elif join.process == node.ghost:
             self._roster.lay(node)
         node.process, node.address, node.port = join.process, join.address, join.port
@@ -95,12 +94,15 @@ class Attendance:
             yield self._lose(node, evidence) if node.ghost is None else self._lose_ghost(node, evidence)
             self._roster.settle(node)
 
-    def _replace(self, node: Node, process: ProcessId) -> Loss | None:
+    def _replace(self, node: Node, join: Join) -> Loss | None:
         """A new agent speaks for a node: what of the one before?"""
-        before, loss = node.process, None
+        before, process, loss = node.process, join.process, None
         if node.holds and node.link is not Link.LOST and before is not None:
             if before.host == process.host and before.boot_id != process.boot_id:
                 loss = self._lose(node, "its machine was started anew")
+                node.holds = 0
+            elif join.buried == before:
+                loss = self._lose(node, f"its agent, process {before.pid}, died")
                 node.holds = 0
             else:
                 self._roster.doubt(node)

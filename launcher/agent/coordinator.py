@@ -47,6 +47,11 @@ class Phase(Enum):
     OVER = auto()
 
 
+_STOPS = {
+    "cancel": "somebody cancelled the run",
+    "preempt": "the cluster takes the nodes back",
+    "limit": "the time limit of the cluster's job is near",
+}
 _OPEN = (Phase.STARTING, Phase.RUNNING)
 
 
@@ -62,13 +67,13 @@ class _Closing:
 class Coordinator:
     """`handle` every message and every Tick at `next_deadline`; carry out, in order, what it gives back."""
 
-    def __init__(self, plan: Plan, attempt: int, history: Sequence[Event], now: Now) -> None:
+    def __init__(self, plan: Plan, attempt: int, history: Sequence[Event], now: Now, job: str | None = None) -> None:
         self._plan = plan
         self._rules = plan.spec.recovery
         self._history = [event for event in history if event.kind in ("failure", "resumed")]
         self._roster = Roster(plan.nodes, self._rules.lease_s)
         self._pace = _pace_of(self._history)
-        self._standing = Standing(attempt, restarts=restarts_by_cause(history, attempt))
+        self._standing = Standing(attempt, restarts=restarts_by_cause(history, attempt), job=job)
         self._standing.started_at = next((event.at for event in history if event.kind == "generation_opened"), None)
         if self._history and self._history[-1].kind == "failure":
             self._standing.failure = verdict.failure_of(self._history[-1])
@@ -77,13 +82,13 @@ class Coordinator:
         self._phase = Phase.WAITING
         self._generation: Generation | None = None
         self._closing: _Closing | None = None
-        self._stop: str | None = None  # cancel or preempt, once somebody asked
+        self._stop: str | None = None  # cancel, preempt or limit, once somebody asked
         self._fenced = ""  # which rank found a newer start of the run
         self._gathering = Gathering(plan, self._roster, now.mono, now.mono, first=True)
         self._start_by = inf
         self._blame_at = inf
         self._look_for_hang_at = 0.0
-        limit_s = plan.spec.resources.time_s
+        limit_s = None if plan.cluster_kind == "slurm" else plan.spec.resources.time_s  # Slurm tells when it is near
         self._limit_at = inf if limit_s is None else now.mono + limit_s
         self._standing.message = str(self._gathering)
 
@@ -286,11 +291,11 @@ class Coordinator:
     # -- being told to stop
 
     def _stop_asked(self, message: messages.StopAsked) -> None:
-        kind = "cancel" if message.kind == "cancel" else "preempt"
-        if self._stop in (kind, "cancel"):
-            return
+        kind = message.kind if message.kind in _STOPS else "preempt"
+        if self._stop is not None and (kind != "cancel" or self._stop == "cancel"):
+            return  # the first reason holds, unless a person does not want the run to go on
         self._stop = kind
-        text = "somebody cancelled the run" if kind == "cancel" else "the cluster takes the nodes back"
+        text = _STOPS[kind]
         self._ledger.record("stop_asked", text, node=message.node)
         if self._phase in _OPEN:
             self._close(self._stop_verdict(), graceful=True)
@@ -299,7 +304,9 @@ class Coordinator:
     def _stop_verdict(self) -> Verdict:
         if self._stop == "cancel":
             return Verdict(Cause.CANCELLED, "cancelled")
-        return Verdict(Cause.PREEMPTED, "preempted: the cluster takes the nodes back")
+        if self._stop == "limit":
+            return Verdict(Cause.TIME_LIMIT, _STOPS["limit"])
+        return Verdict(Cause.PREEMPTED, f"preempted: {_STOPS['preempt']}")
 
     def _limit_verdict(self) -> Verdict:
         return Verdict(Cause.TIME_LIMIT, f"the time limit of {self._plan.spec.resources.time_s:g} s is reached")
@@ -409,7 +416,7 @@ class Coordinator:
         if closing.graceful and self._stop != "cancel" and generation.finished:
             self._finish(State.SUCCEEDED, None, Exit.OK, "all ranks have finished")
             return
-        found = closing.verdict or verdict.of_exits(generation, self._stop == "preempt")
+        found = closing.verdict or verdict.of_exits(generation, self._stop is not None)
         if self._stop == "cancel":
             if not closing.graceful:
                 self._note_failure(found)

@@ -11,7 +11,7 @@ from launcher.spec.model import Checkpoint, Recovery
 # A launcher that started us, or a shell inside one of its jobs, must not speak to the ranks of this one.
 _LEAKING_PREFIXES = (
     "SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "PMI_", "PMI2_", "PMIX_", "OMPI_", "PRTE_", "HYDRA_",
-    "TORCHELASTIC_", "LAUNCH_", "ROLE_", "GROUP_", "LOCAL_", "MASTER_", "PET_", "ACCELERATE_",
+    "TORCHELASTIC_", "LAUNCH_", "SUBMITIT_", "ROLE_", "GROUP_", "LOCAL_", "MASTER_", "PET_", "ACCELERATE_",
 )  # fmt: skip
 _LEAKING_NAMES = frozenset({"RANK", "WORLD_SIZE", "NODE_RANK", "CROSS_RANK", "TORCHRUN"})
 _LAUNCHER_OWN = frozenset({"LAUNCH_RUNS", "LAUNCH_DEBUG"})
@@ -35,10 +35,16 @@ def node_environment(
     attempt: int,
     secrets: Mapping[str, str],
     memory: Path | None = None,
+    interface: str | None = None,
 ) -> dict[str, str]:
-    """What all processes of one node share: the zygote and setup get exactly this. `memory`: its memory tier."""
+    """What all processes of one node share: the zygote and setup get exactly this.
+
+    `memory`: its memory tier. `interface`: the one that has the node's address; ranks reach each other through it.
+    """
     gpus = {} if node.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(node.gpus)}
-    loopback = {"GLOO_SOCKET_IFNAME": "lo"} if node.address.startswith("127.") else {}
+    through = {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
+    if interface is not None and interface != "lo":
+        through["NCCL_SOCKET_IFNAME"] = f"={interface}"  # exactly this one: NCCL takes a name for a beginning
     checkpoint, recovery = plan.spec.checkpoint, plan.spec.recovery
     ours = {
         TAG: plan.run_dir,
@@ -53,7 +59,7 @@ def node_environment(
         "PYTHONUNBUFFERED": "1",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
-    return {**base, **loopback, **ours, **_memory_words(checkpoint, memory), **gpus, **plan.env, **secrets}
+    return {**base, **through, **ours, **_memory_words(checkpoint, memory), **gpus, **plan.env, **secrets}
 
 
 def group_timeout_s(recovery: Recovery) -> float:

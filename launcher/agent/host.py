@@ -21,11 +21,11 @@ from launcher.agent.scribe import Scribe
 from launcher.agent.wire import MAX_LINE_BYTES, CoordinatorWire, WireError, accept
 from launcher.errors import Exit, Fenced
 from launcher.plan.model import Plan
-from launcher.rundir.durable import write_record
+from launcher.rundir.durable import read_record, write_record
 from launcher.rundir.events import read_events
 from launcher.rundir.identity import alive, this_process
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import Endpoint, ProcessId
+from launcher.rundir.records import Endpoint, Handle, ProcessId
 from launcher.words import State
 
 _STATE_S = 1.0
@@ -38,12 +38,15 @@ _LOOKS_S = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
 class Host:
     """`start` listens and publishes where; `ended` gives the exit once the attempt is over and on disk."""
 
-    def __init__(self, run: RunDir, attempt: AttemptDir, plan: Plan, token: str) -> None:
+    def __init__(self, run: RunDir, attempt: AttemptDir, plan: Plan, address: str, token: str) -> None:
         self._loop = asyncio.get_running_loop()
         self._attempt = attempt
         self._plan = plan
+        self._address = address
         self._token = token
-        self._coordinator = Coordinator(plan, attempt.number, read_events(run), _now())
+        handle = read_record(attempt.handle, Handle)
+        job = handle.job_id if handle is not None else None
+        self._coordinator = Coordinator(plan, attempt.number, read_events(run), _now(), job)
         self._scribe = Scribe(run, attempt, self._scribe_failed)
         self._wires: dict[int, CoordinatorWire] = {}
         self._peers: dict[int, ProcessId] = {}
@@ -56,12 +59,11 @@ class Host:
         self.goes_on = False  # once it has ended: another attempt follows
 
     async def start(self) -> None:
-        address = self._plan.nodes[0].address
         self._server = await asyncio.start_server(
-            self._serve, address, 0, limit=MAX_LINE_BYTES, backlog=_BACKLOG, start_serving=True
+            self._serve, self._address, 0, limit=MAX_LINE_BYTES, backlog=_BACKLOG, start_serving=True
         )
         port = self._server.sockets[0].getsockname()[1]
-        write_record(self._attempt.endpoint, Endpoint(address, port, this_process()))
+        write_record(self._attempt.endpoint, Endpoint(self._address, port, this_process()))
         self._write_state()
         self._wind()
 

@@ -18,6 +18,7 @@ class Join(msgspec.Struct, frozen=True, tag="join", tag_field="t"):
     process: ProcessId
     port: int  # a port this agent holds for the next generation's MASTER_PORT
     generation: int = 0  # the generation whose ranks it still runs; 0: none
+    buried: ProcessId | None = None  # the agent that was here before, known to be gone with all that it ran
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", tag_field="t"):

@@ -24,18 +24,21 @@ from launcher.agent.wire import AgentWire, WireError, connect
 from launcher.errors import Exit
 from launcher.rundir.durable import read_record
 from launcher.rundir.identity import this_process
-from launcher.rundir.records import Endpoint, StopRequest
+from launcher.rundir.records import Endpoint, ProcessId, StopRequest
 
 PULSE_S = 1.0
 NEWS_S = 0.1
 _RETRY_S = 0.05
+# A batch system may send any of these to every process of a job, some time before it takes the nodes back.
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class NodeAgent:
     """See the module. `run` returns when the coordinator said End, or the lease ran out."""
 
-    def __init__(self, home: Home, token: str, reaper: Reaper) -> None:
+    def __init__(self, home: Home, token: str, reaper: Reaper, buried: ProcessId | None = None) -> None:
         self._home = home
+        self._buried = buried
         self._token = token
         self._reaper = reaper
         self._preparation = Preparation(home, reaper)
@@ -57,7 +60,8 @@ class NodeAgent:
 
     async def run(self) -> Exit:
         """The agent's whole life."""
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._asked_to_stop)
+        for number in _STOP_SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, self._asked_to_stop)
         for life in (self._prepare(), self._keep_link(), self._keep_pulse(), self._watch_lease()):
             self._go(life)
         code = await self._over
@@ -145,7 +149,8 @@ class NodeAgent:
         node = self._home.node
         generation = self._group.generation if self._group is not None else 0
         self._joined_at = time.monotonic()
-        self._say(messages.Join(node.index, node.address, this_process(), self._port.number, generation))
+        me, port = this_process(), self._port.number
+        self._say(messages.Join(node.index, node.address, me, port, generation, self._buried))
         for message in self._told:
             self._say(message)
         if self._preparation.failure is not None:

@@ -21,6 +21,7 @@ class Node:
     index: int
     address: str
     spare: bool
+    host: str = ""
     link: Link = Link.ABSENT
     process: ProcessId | None = None
     ready: bool = False
@@ -51,7 +52,7 @@ class Roster:
     """All nodes, sorted by what can be done with them. After any change to a node: `settle` it."""
 
     def __init__(self, nodes: tuple[NodePlan, ...], lease_s: float) -> None:
-        self._nodes = {plan.index: Node(plan.index, plan.address, plan.spare) for plan in nodes}
+        self._nodes = {plan.index: Node(plan.index, plan.address, plan.spare, plan.host) for plan in nodes}
         self._lease_s = lease_s
         self.absent = set(self._nodes)
         self.usable: set[int] = set()

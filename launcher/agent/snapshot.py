@@ -23,6 +23,7 @@ class Standing:
     restarts: dict[str, int] = field(default_factory=dict)
     started_at: float | None = None
     end: AttemptEnd | None = None
+    job: str | None = None
 
 
 def run_state(
@@ -56,6 +57,7 @@ def run_state(
         message=end.message if end is not None else standing.message,
         started_at=standing.started_at,
         ended_at=end.ended_at if end is not None and over else None,
+        job=standing.job,
         updated_at=now.wall,
         boot_id=first.boot_id if first is not None else "",
         monotonic_s=now.mono,
@@ -65,7 +67,7 @@ def run_state(
 def _node_state(node: Node, generation: Generation | None, over: bool) -> NodeState:
     member = generation is not None and (node.holds == generation.number or (over and node.index in generation.members))
     ranks = tuple(rank.number for rank in generation.of_node(node.index)) if generation is not None and member else ()
-    return NodeState(node.index, node.address, _node_word(node, member, generation is not None), ranks)
+    return NodeState(node.index, node.address, _node_word(node, member, generation is not None), ranks, node.host)
 
 
 def _node_word(node: Node, member: bool, begun: bool) -> str:

@@ -8,7 +8,7 @@ from launcher.recovery.classify import classify, culprit, describe, evidence
 from launcher.rundir.records import Event, Failure, RankExit
 from launcher.words import Cause
 
-_SIGTERM = 15
+_CLUSTERS = (10, 12, 15)  # SIGUSR1, SIGUSR2, SIGTERM: what batch systems send to all processes of a job
 _NAMED = 8
 
 
@@ -27,7 +27,7 @@ def of_exits(generation: Generation, preempting: bool) -> Verdict:
     """The first rank that failed by itself."""
     end = culprit(generation.failures)
     cause = classify(end)
-    if preempting and (end.signal == _SIGTERM or end.code == 128 + _SIGTERM):
+    if preempting and (end.signal in _CLUSTERS or (end.code or 0) - 128 in _CLUSTERS):
         cause = Cause.PREEMPTED  # the cluster's signal reached this rank before the word of it reached us
     return Verdict(cause, describe(end, cause), end.rank, end.node, end.where, evidence(end), end.log or None)
 

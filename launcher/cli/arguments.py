@@ -1,6 +1,7 @@
 """argparse, with our manners: errors in our words and exit code, help that ends with examples."""
 
 import argparse
+from pathlib import Path
 from typing import NoReturn
 
 from launcher.errors import BadInput
@@ -27,9 +28,15 @@ class Arguments(argparse.ArgumentParser):
         self.add_argument("run", metavar="RUN", help=RUN_HELP, **more)  # type: ignore[arg-type]
 
     def takes_place(self, default: str | None) -> None:
-        """--on and --set, of every command that starts something."""
+        """--on, --clusters and --set, of every command that starts something."""
         shown = default or "where it was"
         self.add_argument("--on", metavar="CLUSTER", default=default, help=f"where it runs (default: {shown})")
+        self.add_argument(
+            "--clusters",
+            metavar="FILE",
+            type=Path,
+            help="the file that names clusters (default: $LAUNCH_CLUSTERS, else ~/.config/launch/clusters.yaml)",
+        )
         self.add_argument(
             "--set",
             metavar="KEY=VALUE",

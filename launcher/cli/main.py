@@ -23,6 +23,8 @@ COMMANDS = {
     "wait": ("launcher.cli.wait", "wait until a run has ended; ends with the run's exit code"),
     "cancel": ("launcher.cli.cancel", "end a run: the ranks are asked first, then nothing is left"),
     "resume": ("launcher.cli.resume", "continue an ended or lost run from its newest checkpoint"),
+    "pardon": ("launcher.cli.pardon", "let a run use nodes again that it lost"),
+    "doctor": ("launcher.cli.doctor", "what a cluster is like, and what is in the way of runs there"),
     "validate": ("launcher.cli.validate", "check spec files; shows all problems at once"),
     "schema": ("launcher.cli.schema", "print the JSON Schema of the spec, for editors"),
     "init": ("launcher.cli.init", "write a commented spec to start from"),

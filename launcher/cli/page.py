@@ -11,7 +11,7 @@ from launcher.cli.terminal import paint, safe, state_colour
 from launcher.errors import LaunchError
 from launcher.rundir.events import read_events
 from launcher.rundir.layout import RunDir
-from launcher.rundir.records import Event, Failure
+from launcher.rundir.records import Event, Failure, NodeState
 from launcher.status.derive import RunStatus
 from launcher.words import State
 
@@ -32,6 +32,7 @@ def page(status: RunStatus, now: float) -> list[str]:
         "",
         *columns(_facts(status, now), indent="  "),
         *_ranks(status),
+        *_avoided(status, now),
         *_lately(status, now),
         *_next(status),
     ]
@@ -66,7 +67,8 @@ def _facts(status: RunStatus, now: float) -> list[tuple[str, str]]:
         rows.append(("metrics", ", ".join(f"{safe(name)} {value:.5g}" for name, value in status.metrics.items())))
     rows.append(("checkpoint", _checkpoint(status)))
     rows.append(("restarts", _restarts(status)))
-    rows.append(("where", f"{safe(status.cluster)}, {safe(status.run_dir)}"))
+    job = f" job {safe(status.job)}" if status.job else ""
+    rows.append(("where", f"{safe(status.cluster)}{job}, {safe(status.run_dir)}"))
     rows.append(("submitted", f"{_moment(status.submitted_at)} ({figures.duration(now - status.submitted_at)} ago)"))
     if status.started_at is not None:
         rows.append(("ran for", duration_text(status, now)))
@@ -113,7 +115,7 @@ def _ranks(status: RunStatus) -> list[str]:
     if not status.nodes and not status.ranks:
         return []
     lines = ["", paint(f"nodes {len(status.nodes)}, ranks {status.world_size or len(status.ranks)}", "bold")]
-    nodes = [(f"node {node.node}", safe(node.address), safe(node.state), _numbers(node.ranks)) for node in status.nodes]
+    nodes = [(f"node {node.node}", _place(node), safe(node.state), _numbers(node.ranks)) for node in status.nodes]
     ranks = [
         (f"rank {one.rank}", f"node {one.node}", safe(one.state), f"pid {one.pid or '-'}", f"step {_or_dash(one.step)}")
         for one in status.ranks[:_RANKS]
@@ -121,6 +123,26 @@ def _ranks(status: RunStatus) -> list[str]:
     lines += [line for rows in (nodes, ranks) if rows for line in columns(rows, indent="  ")]
     more = len(status.ranks) - _RANKS
     return [*lines, *([f"  and {more} ranks more; `--json` has all"] if more > 0 else [])]
+
+
+def _place(node: NodeState) -> str:
+    return f"{safe(node.host)} ({safe(node.address)})" if node.host else safe(node.address)
+
+
+def _avoided(status: RunStatus, now: float) -> list[str]:
+    if not status.avoided:
+        return []
+    rows = [
+        (
+            safe(one.host),
+            f"for another {figures.duration(one.until - now)}",
+            f"attempt {one.attempt}",
+            safe(one.evidence),
+        )
+        for one in status.avoided
+    ]
+    pardon = f"nodes that are avoided; `launch pardon {safe(status.run)}` lets them be used again"
+    return ["", paint(pardon, "bold"), *columns(rows, indent="  ")]
 
 
 def _numbers(ranks: tuple[int, ...]) -> str:

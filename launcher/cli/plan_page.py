@@ -5,13 +5,14 @@ import shlex
 from launcher.cli import figures
 from launcher.cli.columns import columns
 from launcher.cli.terminal import paint, safe
+from launcher.clusters.protocol import Preview
 from launcher.plan.model import NodePlan, Plan
 from launcher.rundir.code_list import CodeList
 
 _LARGEST = 5
 
 
-def plan_page(plan: Plan, code: CodeList) -> list[str]:
+def plan_page(plan: Plan, code: CodeList, preview: Preview | None = None) -> list[str]:
     """The lines of the page."""
     return [
         f"{paint(safe(plan.name), 'bold')} would run on {safe(plan.cluster)}; nothing was started",
@@ -22,7 +23,16 @@ def plan_page(plan: Plan, code: CodeList) -> list[str]:
         *_section(
             f"code: {figures.count(len(code.files), 'file')}, {figures.size(code.bytes)}; the largest", _largest(code)
         ),
+        *_handed(preview),
     ]
+
+
+def _handed(preview: Preview | None) -> list[str]:
+    """What the cluster's batch system would get, exactly."""
+    if preview is None:
+        return []
+    lines = [f"  {safe(line)}" for line in preview.script.splitlines()]
+    return ["", paint("batch script", "bold"), *lines, "", safe(preview.answer)]
 
 
 def _facts(plan: Plan) -> list[tuple[str, str]]:
@@ -60,7 +70,7 @@ def _command(plan: Plan) -> str:
 def _node(plan: Plan, node: NodePlan) -> tuple[str, ...]:
     ranks = "spare" if node.spare else figures.count(plan.ranks_per_node, "rank")
     gpus = "" if node.gpus is None else f"GPUs {','.join(node.gpus) or 'none'}"
-    return (f"node {node.index}", safe(node.address), ranks, safe(gpus))
+    return (f"node {node.index}", safe(node.address) or "named by the cluster", ranks, safe(gpus))
 
 
 def _environment(plan: Plan) -> list[tuple[str, ...]]:

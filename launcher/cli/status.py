@@ -54,9 +54,9 @@ def run(options: argparse.Namespace) -> int:
     return Exit.OK
 
 
-def _newest_first() -> list[RunStatus]:
+def _newest_first(fresh_s: float = 0.0) -> list[RunStatus]:
     """All runs whose folder is there."""
-    statuses = [one.status() for one in api.runs()]
+    statuses = api.statuses(api.runs(), fresh_s)
     there = [status for status in statuses if status.state is not State.UNKNOWN or _is_there(status)]
     return sorted(there, key=lambda status: (status.submitted_at, status.run), reverse=True)
 
@@ -87,14 +87,14 @@ def _redraw(screen: Screen, draw: Callable[[], tuple[list[str], bool]]) -> int:
 
 
 def _whole_table(options: argparse.Namespace) -> tuple[list[str], bool]:
-    statuses = _newest_first()
+    statuses = _newest_first(api.WATCH_S)
     shown = _table(options, statuses)
     notes = [shown.note] if shown.note else []
     return [*shown.lines, *notes], all(status.state.ended for status in statuses)
 
 
 def _whole_page(one: api.Run) -> tuple[list[str], bool]:
-    status = one.status()
+    status = one.status(api.WATCH_S)
     return page(status, time.time()), status.state.ended
 
 

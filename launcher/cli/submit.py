@@ -12,43 +12,66 @@ from launcher.errors import BadInput, Exit
 EXAMPLES = """
   launch submit job.yaml                                start it here; prints the run's id
   launch submit job.yaml --follow                       and show its log; ends with the run's exit code
+  launch submit job.yaml --on slurm                     the same job on a Slurm cluster
   launch submit job.yaml --set resources.nodes=4        with a field of the spec overridden
+  launch submit job.yaml --repeat 8                     eight runs of it; LAUNCH_REPEAT tells each which it is
+  launch submit a.yaml b.yaml                           a run of each; one id a line
   launch submit job.yaml --dry-run                      only show what would be done; starts and writes nothing
 """
+_MOST = 10_000
 
 
 def declare(arguments: Arguments) -> None:
-    arguments.add_argument("spec", metavar="SPEC", help="the YAML file of the job")
+    arguments.add_argument("specs", metavar="SPEC", nargs="+", help="the YAML file of the job, or several")
     arguments.takes_place(default="local")
+    arguments.add_argument("--repeat", metavar="N", type=_count, help="so many runs of each; on Slurm one job array")
     arguments.add_argument("--dry-run", action="store_true", help="show the plan; start and write nothing")
     arguments.add_argument("--json", action="store_true", help="the run, or with --dry-run the whole plan, as JSON")
     arguments.add_argument("--follow", action="store_true", help="show its log; ends with the run's exit code")
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.follow and (options.dry_run or options.json):
-        raise BadInput(f"--follow does not go with {'--dry-run' if options.dry_run else '--json'}")
+    one = len(options.specs) == 1 and options.repeat is None
+    if options.follow and (options.dry_run or options.json or not one):
+        other = "--dry-run" if options.dry_run else "--json" if options.json else "several runs"
+        raise BadInput(f"--follow does not go with {other}")
     if options.dry_run:
         return _dry_run(options)
-    one = api.submit(options.spec, on=options.on, overrides=options.overrides)
-    print(_json({"run": one.id, "run_dir": str(one.path)}) if options.json else one.id, flush=True)
+    runs = api.submit_many(options.specs, on=options.on, overrides=options.overrides, repeat=options.repeat)
+    if options.json:
+        said = [{"run": opened.id, "run_dir": str(opened.path)} for opened in runs]
+        print(_json(said[0] if one else said), flush=True)
+    else:
+        print("\n".join(opened.id for opened in runs), flush=True)
     if options.follow:
         from launcher.cli.follow import follow  # late: only for --follow
 
-        return follow(one)
-    print(f"watch it: launch logs {one.id} -f", file=sys.stderr)
+        return follow(runs[0])
+    print(f"watch it: launch logs {runs[0].id} -f" if one else "watch them: launch status", file=sys.stderr)
     return Exit.OK
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) <= _MOST):
+        raise argparse.ArgumentTypeError(f"expected a number from 1 to {_MOST}, got {text!r}")
+    return int(text)
 
 
 def _dry_run(options: argparse.Namespace) -> int:
     from launcher.cli.plan_page import plan_page  # late: only for --dry-run
 
-    plan, code = api.prepare(options.spec, on=options.on, overrides=options.overrides)
-    if options.json:
+    shown = []
+    for spec in options.specs:
+        plan, code = api.prepare(spec, on=options.on, overrides=options.overrides)
+        preview = api.preview(plan)
+        if not options.json:
+            print("\n".join(plan_page(plan, code, preview)))
+            continue
         files = [{"path": _text(entry.path), "size": entry.size} for entry in code.files]
-        print(_json({**msgspec.to_builtins(plan), "files": files}))
-    else:
-        print("\n".join(plan_page(plan, code)))
+        handed = {} if preview is None else {"script": preview.script, "cluster_says": preview.answer}
+        shown.append({**msgspec.to_builtins(plan), "files": files, **handed})
+    if options.json:
+        print(_json(shown[0] if len(shown) == 1 else shown))
     return Exit.OK
 
 

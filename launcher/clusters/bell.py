@@ -4,31 +4,44 @@ import os
 import select
 import signal
 import time
+from collections.abc import Collection
 from types import FrameType
 
 
 class Bell:
-    """Rings on SIGCHLD and SIGTERM; without them a wait costs nothing."""
+    """Rings on SIGCHLD, SIGTERM and the given warnings; without them a wait costs nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, warnings: Collection[int] = ()) -> None:
         self.stop_asked = False
+        self.warned = False  # one of the warnings has come
         self._read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._stop)
+        for number in warnings:
+            signal.signal(number, self._warn)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def _stop(self, _number: int, _frame: FrameType | None) -> None:
         self.stop_asked = True
 
-    def ring(self, timeout_s: float | None) -> None:
-        """Return at the next ring, at one that came before, or after that long."""
-        select.select([self._read], [], [], None if timeout_s is None else max(0.0, timeout_s))
+    def _warn(self, _number: int, _frame: FrameType | None) -> None:
+        self.warned = True
+
+    def ring(self, timeout_s: float | None, also: Collection[int] = ()) -> None:
+        """Return at the next ring, at one that came before, when one of these can be read, or after that long."""
+        select.select([self._read, *also], [], [], None if timeout_s is None else max(0.0, timeout_s))
         try:
             os.read(self._read, 4096)
         except BlockingIOError:
             return  # the clock woke us
+
+    def last(self, timeout_s: float) -> None:
+        """Wait that long for whoever ends this process."""
+        deadline = time.monotonic() + timeout_s
+        while (left_s := deadline - time.monotonic()) > 0 and not self.stop_asked:
+            self.ring(left_s)
 
     def wait(self, timeout_s: float) -> None:
         """Wait that long, or until a stop is asked for."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from launcher.agent.memory_tier import close_tier
 from launcher.clusters.allocation import Allocation
 from launcher.clusters.bell import Bell
+from launcher.clusters.crew import agent_post
 from launcher.clusters.last_word import write_end
 from launcher.errors import Exit, Fenced
 from launcher.rundir.attempts import new_attempt, newest, read_plan
@@ -49,6 +50,24 @@ def main() -> int:
     return 0
 
 
+class _Signals:
+    """SIGTERM ends a local attempt; its sender has written down why, for this attempt or the one before."""
+
+    def __init__(self, bell: Bell, attempt: AttemptDir, before: AttemptDir | None) -> None:
+        self._bell, self._attempt, self._before = bell, attempt, before
+
+    def next_look(self) -> float | None:
+        return None
+
+    def to_end(self) -> bool:
+        if not self._bell.stop_asked:
+            return False
+        late = read_record(self._before.stop, StopRequest) if self._before is not None else None
+        if late is not None and not self._attempt.stop.exists():
+            write_record(self._attempt.stop, late)  # it was meant for the run, and we had just moved on
+        return True
+
+
 def keep(run: RunDir, attempt: AttemptDir) -> None:
     """Carry out this attempt, and those that must follow it, until the run has ended."""
     bell = Bell()
@@ -58,7 +77,8 @@ def keep(run: RunDir, attempt: AttemptDir) -> None:
         write_record(attempt.handle, Handle("local", keeper=this_process()))
         raise_fence(run, attempt.number)
         plan = read_plan(run, attempt.number)
-        end = Allocation(run, attempt, before, plan, bell).carry_out()
+        posts = [agent_post(plan, attempt, node.index) for node in plan.nodes]
+        end = Allocation(run, attempt, plan, bell, _Signals(bell, attempt, before), posts).carry_out()
         if end.state is not State.QUEUED:
             close_tier(Path(plan.run_dir), attempt.number)  # of agents that were killed
             return

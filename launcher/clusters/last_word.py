@@ -5,13 +5,13 @@ import time
 import msgspec
 
 from launcher.plan.model import Plan
-from launcher.recovery.policy import restarts_by_cause
+from launcher.recovery.policy import decide, restarts_by_cause
 from launcher.rundir.durable import append_line, read_record, write_record
 from launcher.rundir.events import read_events
 from launcher.rundir.fence import check_fence
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import AttemptEnd, Event, Failure, RunState
-from launcher.words import State
+from launcher.words import Action, State, exit_of
 
 
 def write_end(run: RunDir, attempt: AttemptDir, end: AttemptEnd, plan: Plan, failure: Failure | None = None) -> None:
@@ -22,6 +22,26 @@ def write_end(run: RunDir, attempt: AttemptDir, end: AttemptEnd, plan: Plan, fai
     kind = "requeue" if end.state is State.QUEUED else "ended"
     append_line(run.events, Event(end.ended_at, attempt.number, kind, said, cause=end.cause))
     write_record(run.state, _final_state(run, attempt, end, plan, failure))
+
+
+def speak_for_the_dead(run: RunDir, attempt: AttemptDir, plan: Plan, event: Event) -> AttemptEnd:
+    """The attempt is gone without a last word: note the failure, and say what follows it."""
+    if event.cause is None:
+        raise ValueError("a failure without a cause")
+    history = read_events(run)
+    append_line(run.events, event)
+    decision = decide(event, history, plan.spec.recovery, can_regroup=False)
+    end = AttemptEnd(
+        state=State.FAILED if decision.action is Action.END else State.QUEUED,
+        cause=decision.cause,
+        exit_code=exit_of(decision.cause),
+        ended_at=event.at,
+        message=decision.reason,
+        delay_s=decision.delay_s,
+    )
+    failure = Failure(event.cause, event.text, event.attempt, event.generation, node=event.node, at=event.at)
+    write_end(run, attempt, end, plan, failure)
+    return end
 
 
 def _final_state(run: RunDir, attempt: AttemptDir, end: AttemptEnd, plan: Plan, failure: Failure | None) -> RunState:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.agent.environment import cleaned
@@ -21,7 +22,8 @@ from launcher.plan.model import Plan
 from launcher.rundir.durable import read_record, write_record
 from launcher.rundir.identity import alive, this_process
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import AgentRecord, AttemptEnd, Handle, ProcessId, RunState, StopRequest
+from launcher.rundir.records import AgentRecord, AttemptEnd, ClusterWord, Handle, ProcessId, RunState, StopRequest
+from launcher.spec.model import JobSpec
 from launcher.words import Cause, State
 
 _BOOT_S = 30.0
@@ -77,16 +79,19 @@ class LocalCluster:
     """See the module."""
 
     kind = "local"
+    most_together = 1
 
-    def machine(self) -> Machine:
+    def machine(self, _spec: JobSpec) -> Machine:
         return this_machine(os.environ)
+
+    def preview(self, _plan: Plan) -> None:
+        """Nothing is handed to anybody here."""
 
     def engage(self, run_dir: Path) -> KeeperStandingBy:
         return KeeperStandingBy(run_dir)
 
-    def alive(self, attempt: AttemptDir) -> bool | None:
-        handle = read_record(attempt.handle, Handle)
-        return alive(handle.keeper) if handle is not None and handle.keeper is not None else False
+    def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
+        return [None for _ in attempts]  # the processes of this machine are looked at by whoever asks
 
     def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan) -> CancelReport:
         """Ask the keeper, wait for the grace; then end whatever is provably of this run."""

@@ -1,5 +1,6 @@
 """What a cluster is to the rest: five verbs. One contract suite runs over every implementation."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -7,6 +8,8 @@ from typing import Protocol
 from launcher.plan.facts import Machine
 from launcher.plan.model import Plan
 from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.records import ClusterWord
+from launcher.spec.model import JobSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +18,14 @@ class CancelReport:
 
     ended: tuple[str, ...]
     already: bool  # nothing was left to end
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a cluster would be handed, and what it says of it without being handed anything."""
+
+    script: str
+    answer: str
 
 
 class Engagement(Protocol):
@@ -31,15 +42,19 @@ class Cluster(Protocol):
     """A place where runs go."""
 
     kind: str
+    most_together: int  # how many runs with the same demands may be handed over as one job
 
-    def machine(self) -> Machine:
-        """What one node offers."""
+    def machine(self, spec: JobSpec) -> Machine:
+        """What one node offers to this job."""
+
+    def preview(self, plan: Plan) -> Preview | None:
+        """What `go` would hand over; None where that is no text."""
 
     def engage(self, run_dir: Path) -> Engagement:
         """Prepare to start an attempt of the run that will be, or is, in this folder."""
 
-    def alive(self, attempt: AttemptDir) -> bool | None:
-        """Whether the attempt is carried out now; None where that cannot be known."""
+    def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
+        """What the cluster says of each; None where it knows no more than the run's folder and processes do."""
 
     def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan) -> CancelReport:
         """End the attempt for good: first by asking, then surely; returns when nothing of it is left."""

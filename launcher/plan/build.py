@@ -2,11 +2,12 @@
 
 import posixpath
 from collections.abc import Collection
+from dataclasses import replace
 
 from launcher.plan.facts import Machine, Place, Problem, Project
 from launcher.plan.model import Entry, FrozenCode, NodePlan, Plan
 from launcher.plan.preload import preload_for
-from launcher.spec.model import JobSpec, Resources
+from launcher.spec.model import Budget, JobSpec, Resources
 
 _CPU_RANKS = 2  # with no GPU, `ranks_per_node: auto` still shows that the job is a distributed one
 
@@ -33,7 +34,7 @@ def build(
     resources = spec.resources
     gpus = gpus_per_node(resources, machine)
     ranks = ranks_per_node(resources, machine)
-    cpus = resources.cpus_per_rank or max(1, machine.cpus // (ranks * resources.nodes.max))
+    cpus = resources.cpus_per_rank or _cpus_per_rank(resources, machine, gpus, ranks)
     return Plan(
         run_id=place.run_id,
         name=spec.name,
@@ -44,11 +45,11 @@ def build(
         project=project.path,
         run_dir=place.run_dir,
         workdir=posixpath.normpath(posixpath.join("code", spec.run.workdir)),
-        spec=spec,
+        spec=_settled(spec, place.cluster_kind),
         overrides=overrides,
         entry=_entry(spec, project, python),
         setup=spec.run.setup,
-        nodes=_local_nodes(resources.nodes.max, spec.recovery.spares, gpus, machine),
+        nodes=_nodes(resources.nodes.max, spec.recovery.spares, gpus, machine),
         nodes_min=resources.nodes.min,
         nodes_max=resources.nodes.max,
         ranks_per_node=ranks,
@@ -64,7 +65,7 @@ def gpus_per_node(resources: Resources, machine: Machine) -> int:
     """`auto`: all GPUs, shared out where several nodes are played by one machine."""
     if resources.gpus_per_node is not None:
         return resources.gpus_per_node
-    return len(machine.gpus) // resources.nodes.max
+    return len(machine.gpus) if machine.apart else len(machine.gpus) // resources.nodes.max
 
 
 def ranks_per_node(resources: Resources, machine: Machine) -> int:
@@ -75,6 +76,21 @@ def ranks_per_node(resources: Resources, machine: Machine) -> int:
     if gpus:
         return gpus
     return max(1, min(_CPU_RANKS, machine.cpus // (resources.cpus_per_rank or 1)))
+
+
+def _cpus_per_rank(resources: Resources, machine: Machine, gpus: int, ranks: int) -> int:
+    """`auto`: what the node has, shared out; of a node that others use too, as much as of its GPUs, else one."""
+    if not machine.apart:
+        return max(1, machine.cpus // (ranks * resources.nodes.max))
+    return max(1, machine.cpus * gpus // len(machine.gpus) // ranks) if gpus and machine.gpus else 1
+
+
+def _settled(spec: JobSpec, cluster_kind: str) -> JobSpec:
+    """With what is left to the kind of cluster: Slurm's time limit ends a job, and the run goes on in the next one."""
+    if spec.recovery.time_limit is not None:
+        return spec
+    budget = Budget(None) if cluster_kind == "slurm" else Budget(0)
+    return replace(spec, recovery=replace(spec.recovery, time_limit=budget))
 
 
 def _entry(spec: JobSpec, project: Project, python: str) -> Entry:
@@ -95,8 +111,10 @@ def _in_code(spec: JobSpec, path: str) -> str:
     return posixpath.normpath(posixpath.join(spec.run.workdir, path))
 
 
-def _local_nodes(nodes: int, spares: int, gpus: int, machine: Machine) -> tuple[NodePlan, ...]:
-    """All nodes on this machine, each with a loopback address, and GPUs, of its own."""
+def _nodes(nodes: int, spares: int, gpus: int, machine: Machine) -> tuple[NodePlan, ...]:
+    """Machines that the cluster has yet to name; or this one for all, with an address and GPUs of each one's own."""
+    if machine.apart:
+        return tuple(NodePlan(index, "", spare=index >= nodes, gpus=None) for index in range(nodes + spares))
     devices = machine.gpus
     shared_out = nodes > 1 or gpus < len(devices)
 
@@ -136,7 +154,9 @@ def _no_script(script: str, path: str, project: Project) -> Problem:
 def _device_problems(resources: Resources, machine: Machine) -> list[Problem]:
     here = len(machine.gpus)
     wanted, nodes = resources.gpus_per_node, resources.nodes.max
-    if wanted is not None and wanted * nodes > here:
+    if wanted is not None and machine.apart and wanted > here:
+        return [Problem("resources.gpus_per_node", f"asks for {wanted}, but no node there has more than {here}")]
+    if wanted is not None and not machine.apart and wanted * nodes > here:
         each = f"{nodes} nodes with {wanted} each" if nodes > 1 else str(wanted)
         return [Problem("resources.gpus_per_node", f"asks for {each}, but this machine has {here}")]
     gpus, ranks = gpus_per_node(resources, machine), resources.ranks_per_node

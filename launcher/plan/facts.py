@@ -10,6 +10,7 @@ class Machine:
 
     cpus: int
     gpus: tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them
+    apart: bool = False  # each node is such a machine; else one machine plays them all
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,10 @@ class NodePlan(msgspec.Struct, frozen=True):
     """One agent: node 0's also is the coordinator; a spare starts with no ranks."""
 
     index: int
-    address: str  # the address that other nodes reach it by, and the only one its agent listens on
+    address: str  # that other nodes reach it by, and the only one its agent listens on; "": the agent finds it out
     spare: bool
     gpus: tuple[str, ...] | None  # CUDA_VISIBLE_DEVICES; None: left as it is
+    host: str = ""  # what the cluster calls the machine; "": not known yet, or this one
 
 
 class FrozenCode(msgspec.Struct, frozen=True):

@@ -66,7 +66,7 @@ def budget_of(rules: Recovery, cause: Cause) -> Budget | None:
         case Cause.PREEMPTED:
             return rules.preempted
         case Cause.TIME_LIMIT:
-            return rules.time_limit
+            return rules.time_limit or Budget(0)
         case Cause.LAUNCHER_FAULT:
             return rules.launcher_fault
         case Cause.NO_PROGRESS | Cause.CANCELLED:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 from launcher.errors import LaunchError
 from launcher.rundir.durable import create_record, make_dir, read_record, sync_dir, write_record
 from launcher.rundir.identity import this_process
-from launcher.rundir.ids import new_token
+from launcher.rundir.ids import new_ticket, new_token
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import Intent
 from launcher.words import Cause
@@ -32,7 +32,15 @@ def newest(run: RunDir) -> AttemptDir | None:
 
 
 def new_attempt(
-    run: RunDir, cluster: str, reason: str, cause: Cause | None, plan: "Plan | None" = None
+    run: RunDir,
+    cluster: str,
+    reason: str,
+    cause: Cause | None,
+    plan: "Plan | None" = None,
+    *,
+    kind: str = "local",
+    ticket: str = "",
+    batch: str = "",
 ) -> tuple[AttemptDir, Intent]:
     """The next attempt, with its intent on disk. Two that race get two numbers: making the folder is the lock."""
     make_dir(run.attempts)
@@ -43,7 +51,8 @@ def new_attempt(
     attempt = run.attempt(number)
     if plan is not None:
         write_record(attempt.plan, plan)
-    intent = Intent(number, new_token(), cluster, reason, cause, time.time(), this_process())
+    token, ticket = new_token(), ticket or new_ticket()
+    intent = Intent(number, token, cluster, reason, cause, time.time(), this_process(), kind, ticket, batch)
     create_record(attempt.intent, intent)
     return attempt, intent
 

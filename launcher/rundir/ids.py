@@ -20,6 +20,11 @@ def new_token() -> str:
     return os.urandom(32).hex()
 
 
+def new_ticket() -> str:
+    """What a batch system's job is known by before it has an id: no secret, and nobody else's."""
+    return os.urandom(8).hex()
+
+
 def _draw(length: int) -> str:
     # The few letters that come a little more often make no id less unique; `secrets` would cost 5 ms of import.
     return "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in os.urandom(length))

@@ -50,6 +50,26 @@ class AttemptDir:
         return self.path / "stop.json"
 
     @property
+    def seen(self) -> Path:
+        """The cluster's last answer."""
+        return self.path / "seen.json"
+
+    @property
+    def job_script(self) -> Path:
+        """What was handed to the cluster's batch system."""
+        return self.path / "job.sh"
+
+    @property
+    def job_lock(self) -> Path:
+        """Held as long as somebody may be handing the attempt over."""
+        return self.path / ".job-lock"
+
+    @property
+    def others_log(self) -> Path:
+        """What the program that starts agents on other machines says."""
+        return self.path / "others.log"
+
+    @property
     def keeper_log(self) -> Path:
         return self.path / "keeper.log"
 
@@ -62,12 +82,35 @@ class AttemptDir:
     def agent_log(self, index: int) -> Path:
         return self.node(index) / "agent.log"
 
+    def node_keeper_log(self, index: int) -> Path:
+        return self.node(index) / "keeper.log"
+
     def zygote_log(self, index: int) -> Path:
         return self.node(index) / "zygote.log"
 
     def progress(self, index: int, local_rank: int) -> Path:
         """The FIFO on which a rank reports to its agent."""
         return self.node(index) / f"progress-{local_rank:03d}"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDir:
+    """<runs root>/.batch-<ticket>/: several runs that were handed to a cluster as one job."""
+
+    path: Path
+
+    @property
+    def runs(self) -> Path:
+        """The runs' folders, by their index in the job."""
+        return self.path / "runs.json"
+
+    @property
+    def script(self) -> Path:
+        return self.path / "job.sh"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / ".job-lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +150,11 @@ class RunDir:
 
     def attempt(self, number: int) -> AttemptDir:
         return AttemptDir(self.attempts / f"{number:04d}", number)
+
+    @property
+    def avoided(self) -> Path:
+        """Nodes that were lost and are not used again for a while."""
+        return self.path / "avoided.json"
 
     @property
     def events(self) -> Path:

@@ -24,14 +24,41 @@ class Intent(msgspec.Struct, frozen=True):
     cause: Cause | None  # why the attempt before it ended
     created_at: float
     created_by: ProcessId
+    cluster_kind: str = "local"
+    ticket: str = ""  # what the cluster's job is known by before it has an id; no secret
+    batch: str = ""  # the folder of runs that were submitted as one job; "": this run alone
 
 
 class Handle(msgspec.Struct, frozen=True):
-    """attempts/0001/handle.json: how to ask the cluster about this attempt. `local`: the keeper's process."""
+    """attempts/0001/handle.json: how to ask the cluster about this attempt: the keeper's process, Slurm's job."""
 
     cluster_kind: str
     keeper: ProcessId | None = None
     job_id: str | None = None
+
+
+class ClusterWord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """attempts/0001/seen.json: what the cluster said of the attempt's job when it was last asked and answered."""
+
+    phase: str  # queued, running, ending, ended, unknown; gone: the cluster knows of no such job
+    word: str  # the cluster's own, such as PENDING
+    at: float
+    job_id: str = ""
+    text: str = ""  # for people: why it waits, who ended it
+    starts_at: float | None = None  # the cluster's own estimate
+    ended_as: State | None = None  # ended: what that means where the job left no word of its own
+    cause: Cause | None = None
+    silent: str = ""  # why this is not today's answer: the cluster did not give any; never on disk
+
+
+class Blame(msgspec.Struct, frozen=True):
+    """One entry of avoided.json: a node that was lost, and is not used again before that moment."""
+
+    host: str
+    evidence: str
+    attempt: int
+    at: float
+    until: float
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -93,6 +120,7 @@ class NodeState(msgspec.Struct, frozen=True):
     address: str
     state: str  # waiting, up, spare, unknown, lost
     ranks: tuple[int, ...] = ()
+    host: str = ""  # what the cluster calls the machine, where it has a name for it
 
 
 class RankState(msgspec.Struct, frozen=True):
@@ -129,6 +157,7 @@ class RunState(msgspec.Struct, frozen=True):
     message: str = ""  # what it waits for, or what to know
     started_at: float | None = None
     ended_at: float | None = None
+    job: str | None = None  # the cluster's id of it, where it has one
     updated_at: float = 0.0  # wall clock, for people
     boot_id: str = ""  # with `monotonic_s`, for comparing ages on the same machine
     monotonic_s: float = 0.0
@@ -148,7 +177,7 @@ class AttemptEnd(msgspec.Struct, frozen=True):
 class StopRequest(msgspec.Struct, frozen=True):
     """attempts/0001/stop.json: somebody wants the attempt to end; on disk before any signal is sent."""
 
-    kind: str  # cancel, preempt
+    kind: str  # cancel; preempt and limit: another attempt is to follow
     at: float
     by: ProcessId
 

@@ -68,7 +68,8 @@ RESOURCES = Section(
         Field("gpus_per_node", _auto(0), "GPUs on each node; auto: all there are", example="8"),
         Field("cpus_per_rank", _auto(1), "Cores for each rank; auto: the node's, shared out", example="8"),
         Field("memory_gb", Number(1_000_000), "Memory of each node in GB", example="64"),
-        Field("time", Duration(zero=False), "How long the run may take", ("time_s",), "2h"),
+        Field("time", Duration(zero=False), "How long the run may take; on Slurm each of its jobs, and the run goes on "
+              "in the next one", ("time_s",), "2h"),
     ),
 )  # fmt: skip
 
@@ -108,7 +109,7 @@ def _budget(cause: str, after: str) -> Field:
         Field("backoff", DurationRange(), "How long it waits before it restarts: from the second failure in a row, "
               "doubled up to the end of the range", ("backoff_s", "backoff_max_s"), "1s..60s"),
     )  # fmt: skip
-    section = Section(Budget, options, base=getattr(Recovery(), cause))
+    section = Section(Budget, options, base=getattr(Recovery(), cause) or Budget(0))
     return Field(cause, Shorthand(section, "restarts"), _BUDGET_DOC.format(after), example="20")
 
 
@@ -132,6 +133,8 @@ RECOVERY = Section(
         Field("wait", Duration(), "How long to wait for all nodes before going on with the fewest", ("wait_s",), "5m"),
         Field("lease", Duration(zero=False),
               "A node that is not heard of for so long is lost, and stops its ranks itself", ("lease_s",), "30s"),
+        Field("avoid", Duration(), "How long a node that was lost is not used again, on clusters that have others",
+              ("avoid_s",), "1h"),
         Field("grace", Duration(), "Time between asking ranks to stop and killing them", ("grace_s",), "1m"),
         Field("group_timeout", WordOr("auto", Duration(zero=False), ("default",)), "How long a rank of the trainer's "
               "waits for the others in one operation; auto: 5m longer than hang_after, and 10m at least",

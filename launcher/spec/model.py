@@ -90,13 +90,14 @@ class Recovery:
     communication: Budget = Budget(20)
     node_lost: Budget = Budget(20)
     preempted: Budget = Budget(None)
-    time_limit: Budget = Budget(0)
+    time_limit: Budget | None = None  # None: none; on Slurm, whose jobs are short parts of a run, no limit
     launcher_fault: Budget = Budget(5)
     hang_after_s: float | None = 900.0  # None: off
     no_progress: int | None = 5  # restarts in a row without a newer checkpoint; None: off
     spares: int = 0
     wait_s: float = 60.0  # `wait:` how long to wait for all nodes before going on with `nodes.min`
     lease_s: float = 15.0  # `lease:`
+    avoid_s: float = 3600.0  # `avoid:` how long a lost node is not used again
     grace_s: float = 30.0  # `grace:` between asking ranks to stop and killing them
     group_timeout_s: float | None = None  # `group_timeout:`; None: auto, from `hang_after`
 

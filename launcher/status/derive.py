@@ -6,9 +6,9 @@ from typing import assert_never
 import msgspec
 
 from launcher.errors import Exit
-from launcher.rundir.records import AttemptEnd, Failure, NodeState, RankState, RunState
+from launcher.rundir.records import AttemptEnd, Blame, ClusterWord, Failure, NodeState, RankState, RunState
 from launcher.status.facts import RunFacts
-from launcher.words import Cause, State
+from launcher.words import Cause, State, exit_of
 
 _OLD_S = 10.0  # a coordinator writes once a second
 
@@ -48,6 +48,8 @@ class RunStatus(msgspec.Struct, frozen=True):
     as_of: float | None  # set where this is not the present truth: when it was last known to be
     run_dir: str
     next: str  # the command to go on with, or ""
+    job: str | None = None  # the cluster's id of it
+    avoided: tuple[Blame, ...] = ()  # nodes that were lost, and are not used again for a while
 
 
 class _Verdict(msgspec.Struct, frozen=True):
@@ -100,6 +102,8 @@ def derive(facts: RunFacts) -> RunStatus:
         as_of=(last.updated_at or None) if verdict.stale or silent else None,
         run_dir=str(facts.run_dir),
         next=verdict.next if verdict.next is not None else next_command(last.run, verdict.state),
+        job=facts.handle.job_id if facts.handle is not None else last.job,
+        avoided=facts.avoided,
     )
 
 
@@ -129,6 +133,8 @@ def _verdict(facts: RunFacts) -> _Verdict:
         return _after_end(facts, facts.end)
     if own is not None and own.state.ended:
         return _Verdict(own.state, own.message, own.cause, own.exit_code, own.ended_at)
+    if facts.word is not None:
+        return _by_cluster(facts, facts.word)
     if facts.attempt == 0:
         return _unknown(_joined(*facts.trouble) or f"there is no attempt in {facts.run_dir}")
     if facts.living.keeper:
@@ -152,6 +158,8 @@ def _after_end(facts: RunFacts, end: AttemptEnd) -> _Verdict:
     if end.state is not State.QUEUED:
         return _unknown(f"attempt {facts.attempt} ended in a state that is none: {end.state}")
     wait = f"the next attempt starts after {end.delay_s:g} s" if end.delay_s else "the next attempt is about to start"
+    if facts.word is not None:
+        return _by_cluster(facts, facts.word)
     match facts.living.keeper:
         case True:
             return _Verdict(State.QUEUED, _joined(end.message, wait), end.cause)
@@ -159,6 +167,43 @@ def _after_end(facts: RunFacts, end: AttemptEnd) -> _Verdict:
             return _lost("another attempt was to follow, but the process that would start it is gone")
         case None:
             return _elsewhere(facts, _own_state(facts))
+
+
+def _by_cluster(facts: RunFacts, word: ClusterWord) -> _Verdict:
+    """No word of the run's own says how it ended: what the cluster says of its job."""
+    own, end = _own_state(facts), facts.end
+    cause = end.cause if end is not None else None
+    if word.silent:
+        return _unknown(_joined(word.silent, _last_seen(word, own)))
+    match word.phase:
+        case "queued":
+            estimate = f"may start at {_clock(word.starts_at)}" if word.starts_at is not None else ""
+            return _Verdict(State.QUEUED, _joined(word.text or f"job {word.job_id} waits", estimate), cause)
+        case "running":
+            return _said(own) if end is None else _Verdict(State.STARTING, "the next attempt is about to start", cause)
+        case "ending":
+            if end is not None:
+                return _Verdict(State.QUEUED, "its job is being put back into the queue", cause)
+            said = _said(own)
+            return msgspec.structs.replace(said, message=_joined(said.message, f"job {word.job_id} is ending"))
+        case "ended":
+            code = exit_of(word.cause) if word.cause is not None else Exit.LOST
+            message = f"Slurm says {_joined(word.word, word.text)} of job {word.job_id}, which left no last word"
+            return _Verdict(word.ended_as or State.LOST, message, word.cause, code)
+        case "gone":
+            return _lost(f"job {word.job_id} is not known to the cluster any more, and left no last word")
+        case _:
+            return _unknown(f"the cluster says {word.word!r} of job {word.job_id}; {_last_seen(word, own)}")
+
+
+def _last_seen(word: ClusterWord, own: RunState | None) -> str:
+    if own is not None and own.updated_at >= word.at:
+        return f"last seen {own.state.upper()} at {_clock(own.updated_at)}"
+    return f"last seen {word.word or word.phase.upper()} at {_clock(word.at)}" if word.at else "never seen"
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def _said(own: RunState | None) -> _Verdict:
@@ -188,8 +233,8 @@ def _elsewhere(facts: RunFacts, own: RunState | None) -> _Verdict:
     host = keeper.host if keeper is not None else facts.intent.created_by.host if facts.intent is not None else "?"
     if own is None:
         return _unknown(f"opened on {host}; whether it lives can only be told there")
-    seen = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(own.updated_at))
-    return _unknown(f"last seen {own.state.upper()} at {seen} on {host}; whether it lives can only be told there")
+    seen = f"last seen {own.state.upper()} at {_clock(own.updated_at)}"
+    return _unknown(f"{seen} on {host}; whether it lives can only be told there")
 
 
 def _lost(message: str) -> _Verdict:

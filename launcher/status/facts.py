@@ -20,6 +20,8 @@ from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import (
     AgentRecord,
     AttemptEnd,
+    Blame,
+    ClusterWord,
     Endpoint,
     Handle,
     Intent,
@@ -76,6 +78,22 @@ class RunFacts:
     living: Living = Living()
     submitter: bool | None = False  # the process that opened the attempt; looked for only where no keeper is known
     trouble: tuple[str, ...] = ()  # what is there but could not be read
+    word: ClusterWord | None = None  # what the cluster says, where one was asked
+    avoided: tuple[Blame, ...] = ()
+
+    @property
+    def asks(self) -> str:
+        """The kind of cluster that has to be asked before anything can be said; "": none."""
+        kind = self.intent.cluster_kind if self.intent is not None else "local"
+        ended = (self.end is not None and self.end.state.ended) or (
+            self.state is not None and self.state.attempt == self.attempt and self.state.state.ended
+        )
+        return "" if ended or kind == "local" else kind
+
+    @property
+    def attempt_dir(self) -> tuple[RunDir, AttemptDir]:
+        run = RunDir(self.run_dir)
+        return run, run.attempt(self.attempt)
 
 
 def any_of(answers: Iterable[bool | None]) -> bool | None:
@@ -143,7 +161,12 @@ class _Look:
             living=living,
             submitter=submitter,
             trouble=tuple(self._trouble),
+            avoided=self._avoided(),
         )
+
+    def _avoided(self) -> tuple[Blame, ...]:
+        now = time.time()
+        return tuple(blame for blame in self.read(self.run.avoided, list[Blame]) or () if blame.until > now)
 
     def without_attempt(self) -> RunFacts:
         state = self.read(self.run.state, RunState)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from simulated_cluster import Cluster, plan_of
 
@@ -635,6 +636,24 @@ def test_preempt_asks_for_a_new_attempt_and_costs_no_budget() -> None:
     assert cluster.state().restarts == {"preempted": 1}
 
 
+def test_near_the_limit_of_the_clusters_job_a_new_attempt_follows_as_the_budget_says() -> None:
+    for budget, state in ((Budget(None), State.QUEUED), (Budget(0), State.FAILED)):
+        cluster = running(2, rules=Recovery(time_limit=budget))
+        cluster.ask_stop("limit", 1)
+        cluster.ask_stop("preempt", 1)  # the cluster's own hand follows; the reason stays the first one
+        cluster.settle()
+        assert cluster.end is not None
+        assert (cluster.end.state, cluster.end.cause) == (state, Cause.TIME_LIMIT)
+
+
+def test_on_slurm_the_limit_is_slurms_to_watch() -> None:
+    plan = msgspec.structs.replace(plan_of(1, time_s=20), cluster_kind="slurm")
+    cluster = Cluster(plan)
+    cluster.boot(0)
+    cluster.advance(100)
+    assert cluster.end is None
+
+
 def test_a_run_that_had_finished_when_it_was_preempted_has_succeeded() -> None:
     cluster = running(1)
     cluster.ask_stop("preempt")
@@ -645,9 +664,10 @@ def test_a_run_that_had_finished_when_it_was_preempted_has_succeeded() -> None:
     assert cluster.end.state is State.SUCCEEDED
 
 
-def test_the_clusters_signal_that_reaches_a_rank_first_is_a_preemption_all_the_same() -> None:
+@pytest.mark.parametrize("number", [10, 12, 15])
+def test_the_clusters_signal_that_reaches_a_rank_first_is_a_preemption_all_the_same(number: int) -> None:
     cluster = running(2, rules=Recovery(killed=Budget(0)))
-    cluster.end_rank(1, signal=15)
+    cluster.end_rank(1, signal=number)
     cluster.deliver(0, up=True)
     cluster.ask_stop("preempt")
     cluster.settle()

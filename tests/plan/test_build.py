@@ -7,7 +7,7 @@ from launcher.plan.build import build, check, gpus_per_node, ranks_per_node
 from launcher.plan.facts import Machine, Place, Project
 from launcher.plan.model import FrozenCode, Plan
 from launcher.plan.preload import TORCH, TRAINER
-from launcher.spec.model import JobSpec, NodeRange, Recovery, Resources, Run, Secret
+from launcher.spec.model import Budget, JobSpec, NodeRange, Recovery, Resources, Run, Secret
 
 PLACE = Place("r-1", "/runs/r-1", "local", "local", "/p/job.yaml", 12.0)
 PROJECT = Project("/p", {"train.py", "pkg/main.py", "jobs/other.py"}, {"torch"}, module_found=True)
@@ -49,6 +49,48 @@ def test_nodes_of_one_machine_share_out_addresses_and_gpus():
     assert [node.address for node in nodes] == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
     assert [node.gpus for node in nodes] == [("0", "1"), ("2", "3"), ("0", "1")]
     assert [node.spare for node in nodes] == [False, False, True]
+
+
+APART = Machine(cpus=32, gpus=("0", "1", "2", "3"), apart=True)
+
+
+def test_machines_apart_each_have_all_their_gpus_and_no_name_yet():
+    job = spec(resources=Resources(nodes=NodeRange(1, 2)), recovery=Recovery(spares=1))
+    made = plan(job, APART)
+    assert (made.gpus_per_node, made.ranks_per_node, made.cpus_per_rank) == (4, 4, 8)
+    assert [(node.address, node.host, node.gpus, node.spare) for node in made.nodes] == [
+        ("", "", None, False),
+        ("", "", None, False),
+        ("", "", None, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("resources", "cpus"),
+    [
+        (Resources(gpus_per_node=2), 8),  # as much of the cores as of the GPUs
+        (Resources(gpus_per_node=0), 1),  # others use the node too
+        (Resources(gpus_per_node=0, cpus_per_rank=5), 5),
+        (Resources(gpus_per_node=4, ranks_per_node=1), 32),
+    ],
+)
+def test_cores_of_machines_apart(resources, cpus):
+    assert plan(spec(resources=resources), APART).cpus_per_rank == cpus
+
+
+def test_machines_apart_are_each_big_enough_or_not():
+    many = Resources(nodes=NodeRange(8, 8), gpus_per_node=4)
+    assert check(spec(resources=many), APART, PROJECT, ()) == []
+    (problem,) = check(spec(resources=Resources(gpus_per_node=5)), APART, PROJECT, ())
+    assert (problem.key, problem.reason) == ("resources.gpus_per_node", "asks for 5, but no node there has more than 4")
+
+
+def test_the_time_limit_is_the_end_of_a_run_but_not_on_slurm():
+    assert plan(spec()).spec.recovery.time_limit == Budget(0)
+    slurm = build(spec(), (), Place("r-1", "/r", "slurm", "slurm", "/p/j", 1.0), APART, PROJECT, CODE, "/py")
+    assert slurm.spec.recovery.time_limit == Budget(None)
+    chosen = spec(recovery=Recovery(time_limit=Budget(3)))
+    assert plan(chosen).spec.recovery.time_limit == Budget(3)
 
 
 def test_all_gpus_on_one_node_leave_the_variable_alone():

@@ -1,0 +1,99 @@
+"""Which attempt a start of a Slurm job carries out: only one process ever carries one out."""
+
+import contextlib
+import sys
+import time
+
+from launcher.clusters.last_word import speak_for_the_dead, write_end
+from launcher.clusters.slurm.node_health import what_took_the_node
+from launcher.errors import Exit
+from launcher.rundir.attempts import new_attempt, newest, read_plan
+from launcher.rundir.durable import create_record, read_record, write_record
+from launcher.rundir.identity import this_process
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.records import AttemptEnd, Event, Handle, RunState, StopRequest
+from launcher.words import Cause, State
+
+
+def claim(run: RunDir, job: str) -> AttemptDir | None:
+    """The attempt that this start of the job carries out; None where there is nothing to do for it."""
+    attempt = newest(run)
+    if attempt is None:
+        return None
+    owner = _owner(attempt, job)
+    if owner != job:
+        return _leave(f"attempt {attempt.number} is job {owner}'s, not ours ({job})")
+    end = read_record(attempt.end, AttemptEnd)
+    if end is not None and end.state.ended:
+        return _leave(f"the run has ended: {end.message or end.state}")
+    if is_cancelled(attempt):
+        if end is None:
+            cancel(run, attempt)
+        return _leave("the run was cancelled")
+    if not attempt.started.exists() and _take(attempt, job):
+        return attempt
+    if end is None:  # an earlier start of this job, which left no last word
+        end = _speak_for_the_start_before(run, attempt)
+    if end.state is not State.QUEUED:
+        return _leave(end.message)
+    return next_attempt(run, attempt, end.cause, job)
+
+
+def next_attempt(run: RunDir, before: AttemptDir, cause: Cause | None, job: str) -> AttemptDir | None:
+    """The attempt after this one, in this job."""
+    plan = read_plan(run, before.number)
+    attempt, _ = new_attempt(run, plan.cluster, "requeue", cause, kind="slurm")
+    return attempt if _take(attempt, job) else _leave(f"attempt {attempt.number} was started by another process")
+
+
+def _owner(attempt: AttemptDir, job: str) -> str | None:
+    """The job that the attempt belongs to: the first one that says so, which is ours where its submitter died."""
+    with contextlib.suppress(FileExistsError):
+        create_record(attempt.handle, Handle("slurm", job_id=job))
+    handle = read_record(attempt.handle, Handle)
+    return handle.job_id if handle is not None else None
+
+
+def _take(attempt: AttemptDir, job: str) -> bool:
+    """True for the one process that may carry this attempt out."""
+    try:
+        create_record(attempt.started, this_process())
+    except FileExistsError:
+        return False
+    write_record(attempt.handle, Handle("slurm", keeper=this_process(), job_id=job))
+    return True
+
+
+def _leave(why: str) -> AttemptDir | None:
+    print(f"nothing to do: {why}", file=sys.stderr)
+    return None
+
+
+def is_cancelled(attempt: AttemptDir) -> bool:
+    request = read_record(attempt.stop, StopRequest)
+    return request is not None and request.kind == "cancel"
+
+
+def cancel(run: RunDir, attempt: AttemptDir) -> None:
+    end = AttemptEnd(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, time.time(), "cancelled")
+    write_end(run, attempt, end, read_plan(run, attempt.number))
+
+
+def _speak_for_the_start_before(run: RunDir, attempt: AttemptDir) -> AttemptEnd:
+    """The job was taken from its nodes without a word of the attempt that ran there."""
+    handle = read_record(attempt.handle, Handle)
+    host = handle.keeper.host if handle is not None and handle.keeper is not None else ""
+    cause, text = what_took_the_node(host, attempt.started.stat().st_mtime)
+    last = read_record(run.state, RunState)
+    event = Event(
+        at=time.time(),
+        attempt=attempt.number,
+        kind="failure",
+        text=text,
+        generation=last.generation if last is not None and last.attempt == attempt.number else 0,
+        node=0,
+        cause=cause,
+        step=last.step if last is not None else None,
+        checkpoint=last.checkpoint if last is not None else None,
+    )
+    return speak_for_the_dead(run, attempt, read_plan(run, attempt.number), event)

@@ -1,0 +1,90 @@
+"""A Slurm cluster, from any machine that has sbatch: jobs go in, questions are answered, jobs are ended."""
+
+import time
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+from launcher.clusters.protocol import CancelReport, Preview
+from launcher.clusters.slurm.cancelling import Cancelling
+from launcher.clusters.slurm.look import look
+from launcher.clusters.slurm.parcels import hand_over, parcel_of, script_of
+from launcher.clusters.slurm.queries import (
+    Node,
+    partition_nodes,
+    read_config,
+    read_partition_nodes,
+    read_test_only,
+    show_config,
+)
+from launcher.clusters.slurm.reach import ask
+from launcher.clusters.slurm.script import Ticket
+from launcher.errors import BadInput, Unreachable
+from launcher.plan.facts import Machine
+from launcher.plan.model import Plan
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.records import ClusterWord
+from launcher.spec.model import JobSpec
+
+
+class Errand:
+    """A run that is to be handed to Slurm as soon as it exists."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run = RunDir(run_dir)
+
+    def go(self, attempt: int) -> None:
+        hand_over(parcel_of(self._run, self._run.attempt(attempt)), ())
+
+    def abandon(self) -> None:
+        """Nothing was begun."""
+
+
+class SlurmCluster:
+    """See the module."""
+
+    kind = "slurm"
+
+    def __init__(self) -> None:
+        self._nodes: dict[str | None, list[Node]] = {}
+
+    @cached_property
+    def most_together(self) -> int:
+        """As many as an array may have."""
+        return read_config(ask(show_config()).out).max_array_size or 1
+
+    def machine(self, spec: JobSpec) -> Machine:
+        """The least that a node of the partition has of cores, and the most that one has of GPUs."""
+        partition = spec.slurm.partition
+        if partition not in self._nodes:
+            self._nodes[partition] = read_partition_nodes(ask(partition_nodes(partition)).out)
+        nodes = [node for node in self._nodes[partition] if partition or node.default]
+        if not nodes:
+            where = f"partition {partition}" if partition else "the default partition"
+            raise BadInput(f"slurm.partition: Slurm knows of no node in {where}", "hint: `sinfo` shows what there is")
+        gpus = max(node.gpus for node in nodes)
+        able = [node for node in nodes if node.gpus == gpus]
+        return Machine(min(node.cpus for node in able), tuple(map(str, range(gpus))), apart=True)
+
+    def preview(self, plan: Plan) -> Preview:
+        """The script as sbatch would get it, and what `sbatch --test-only` says of it."""
+        script = script_of(plan, Ticket("0" * 16), Path(plan.run_dir), [])
+        try:
+            answer = ask(["sbatch", "--test-only"], stdin=script)
+        except Unreachable as error:
+            return Preview(script, str(error.lines[0]))
+        starts_at, words = read_test_only(answer.err)
+        if starts_at is None:
+            return Preview(script, f"Slurm would refuse it: {words}")
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(starts_at))
+        return Preview(script, f"Slurm could start it at {when} on {words}")
+
+    def engage(self, run_dir: Path) -> Errand:
+        return Errand(run_dir)
+
+    def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
+        """What Slurm says of each, by one question; hands over what a killed submitter left lying."""
+        return look(attempts)
+
+    def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan) -> CancelReport:
+        return Cancelling(run, attempt, plan).carry_out()

@@ -1,0 +1,118 @@
+"""What follows an attempt after which the run goes on: the next one here, the same job again, or a new job."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from launcher.clusters.bell import Bell
+from launcher.clusters.last_word import write_end
+from launcher.clusters.slurm.claims import cancel, is_cancelled, next_attempt
+from launcher.clusters.slurm.fate import Fate, fate
+from launcher.clusters.slurm.node_health import lost_nodes
+from launcher.clusters.slurm.parcels import hand_over, parcel_of
+from launcher.clusters.slurm.queries import requeue
+from launcher.clusters.slurm.reach import ask, clean_environment
+from launcher.errors import Exit, NotStarted, Unreachable
+from launcher.plan.model import Plan
+from launcher.rundir.attempts import new_attempt
+from launcher.rundir.avoided import avoid, avoided
+from launcher.rundir.durable import append_line, read_record
+from launcher.rundir.events import read_events
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.records import AttemptEnd, Event, Handle
+from launcher.words import Cause, State
+
+_TAKEN = (Cause.PREEMPTED, Cause.TIME_LIMIT)  # the allocation will be gone, so the run has to move
+_AGAIN_S = 10.0
+_LAST_S = 120.0  # how long a requeued job waits for Slurm to end it
+
+
+def follow(run: RunDir, attempt: AttemptDir, plan: Plan, end: AttemptEnd, job: str, bell: Bell) -> AttemptDir | None:
+    """The attempt that this process goes on with; None where it has nothing more to do."""
+    lost = lost_nodes(read_events(run), attempt.number, plan, time.time())
+    if lost:
+        avoid(run, lost)
+    stays = not lost and end.cause not in _TAKEN
+    if stays and not bell.stop_asked:
+        bell.wait(end.delay_s)
+    if is_cancelled(attempt):
+        cancel(run, attempt)
+        return None
+    if stays and not bell.stop_asked:
+        return next_attempt(run, attempt, end.cause, job)
+    _move(run, attempt, plan, end, job, bell, lost=bool(lost))
+    bell.last(_LAST_S)
+    return None
+
+
+def _move(run: RunDir, attempt: AttemptDir, plan: Plan, end: AttemptEnd, job: str, bell: Bell, *, lost: bool) -> None:
+    """Have Slurm start the run again, elsewhere or later, unless it was ended by a person."""
+    match fate(job):
+        case Fate.CANCELLED:
+            text = "its Slurm job was cancelled"
+            cancelled = AttemptEnd(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, time.time(), text)
+            write_end(run, attempt, cancelled, plan)
+            return
+        case Fate.QUEUED_AGAIN:
+            _nudge(run, job, end.delay_s)
+            return
+        case Fate.PREEMPTED | Fate.TIMED_OUT | Fate.RUNS | Fate.UNKNOWN:
+            pass
+    # A requeued job starts only once Slurm has given its lost node up, which may take minutes; and Slurm 22.05 then
+    # grants a job with GPUs no step any more. A new job has neither trouble.
+    if lost and not _new_job(run, plan, end, "a node of the job is lost"):
+        return
+    refusal = _requeue(job, bell)
+    if not refusal:
+        _nudge(run, job, end.delay_s)
+    elif not lost and (refusal_too := _new_job(run, plan, end, f"job {job} was not requeued: {refusal}")):
+        text = f"Slurm neither requeues the job ({refusal}) nor takes a new one ({refusal_too}); launch resume goes on"
+        write_end(run, attempt, AttemptEnd(State.FAILED, end.cause, end.exit_code, time.time(), text), plan)
+
+
+def _requeue(job: str, bell: Bell) -> str:
+    """Put the job back into the queue; gives why that is not to be."""
+    while True:
+        try:
+            answer = ask(requeue(job))
+        except Unreachable as error:
+            print(error, file=sys.stderr)
+            if bell.stop_asked:
+                return str(error)
+            bell.wait(_AGAIN_S)  # no refusal: a controller that wakes up may even carry it out
+            continue
+        return "" if answer.code == 0 else answer.err.strip() or f"scontrol requeue left with {answer.code}"
+
+
+def _nudge(run: RunDir, job: str, delay_s: float) -> None:
+    argv = [sys.executable, "-P", "-m", "launcher.clusters.slurm.nudge", job, str(delay_s)]
+    argv += sorted({blame.host for blame in avoided(run)})
+    nowhere = subprocess.DEVNULL
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # inherited: Slurm signals every process of the job
+    subprocess.Popen(
+        argv, env=clean_environment(os.environ), stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True
+    )
+    signal.signal(signal.SIGTERM, before)
+
+
+def _new_job(run: RunDir, plan: Plan, end: AttemptEnd, why: str) -> str:
+    """Another job of the same run; gives why there is none."""
+    after, _ = new_attempt(run, plan.cluster, "requeue", end.cause, kind="slurm")
+    try:
+        hand_over(parcel_of(run, after), ())
+    except NotStarted as refusal:
+        message = f"no new job: {refusal}"
+        write_end(run, after, AttemptEnd(State.QUEUED, end.cause, end.exit_code, time.time(), message), plan)
+        return str(refusal)
+    except Unreachable as error:
+        print(f"{error}; `launch status` finds out whether the job exists", file=sys.stderr)
+        return ""
+    handle = read_record(after.handle, Handle)
+    _note(run, after, f"{why}: the run goes on in job {handle.job_id if handle else '?'}")
+    return ""
+
+
+def _note(run: RunDir, attempt: AttemptDir, text: str) -> None:
+    append_line(run.events, Event(time.time(), attempt.number, "job", text))

@@ -1,0 +1,106 @@
+"""The batch script of a run: what of its plan is an option of sbatch, and the one command that is run. Pure.
+
+submitit renders it; of submitit nothing else goes into the job: no pickle, no handler, no state.
+"""
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.plan.model import Plan
+
+# What becomes of a value with one of these is sbatch's guess, and a new line would be shell.
+_UNQUOTABLE = ("\n", "\r", "\0")
+_LIMIT_SIGNAL = "USR1"
+_SOONEST_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What names a job for good, before it has an id: it is in the job's comment, which everybody may read."""
+
+    text: str
+    array: int | None = None  # how many runs share the job, where it is an array
+
+    @property
+    def comment(self) -> str:
+        return f"launch:{self.text}"
+
+
+def options(plan: Plan, ticket: Ticket, output: str, hosts_to_avoid: Sequence[str] = ()) -> dict[str, str | bool]:
+    """The long options of sbatch, without their dashes. `output`: where the batch process's own words go."""
+    spec, slurm, resources = plan.spec, plan.spec.slurm, plan.spec.resources
+    fewest, most = plan.nodes_min, plan.nodes_max
+    spares = spec.recovery.spares
+    nodes = f"{fewest}-{most + spares}" if fewest < most else str(most + spares)
+    found: dict[str, str | bool | None] = {
+        "job-name": plan.run_id if ticket.array is None else plan.name,
+        "nodes": nodes,
+        # With a range Slurm would take it for the wish to have no more nodes than tasks, and give the fewest.
+        "ntasks-per-node": "1" if fewest == most else None,
+        "cpus-per-task": str(plan.ranks_per_node * plan.cpus_per_rank),
+        "gres": gres_of(plan),
+        "mem": None if resources.memory_gb is None else f"{math.ceil(resources.memory_gb * 1000)}M",
+        "time": None if resources.time_s is None else str(max(1, math.ceil(resources.time_s / 60))),
+        "signal": f"B:{_LIMIT_SIGNAL}@{math.ceil(signal_before_s(plan))}",
+        "partition": slurm.partition,
+        "account": slurm.account,
+        "qos": slurm.qos,
+        "constraint": slurm.constraint,
+        "reservation": slurm.reservation,
+        "nodelist": ",".join(slurm.nodelist) or None,
+        "exclude": ",".join(dict.fromkeys((*slurm.exclude, *hosts_to_avoid))) or None,
+        "mail-user": slurm.mail_user,
+        "mail-type": ",".join(slurm.mail_type) or None,
+        "requeue": True,
+        "no-kill": True if fewest < most or spares else None,
+        "open-mode": "append",
+        "output": output,
+        "chdir": "/",
+    }
+    extra = {name: value or True for name, value in slurm.extra.items()}
+    note = extra.pop("comment", None)
+    found["comment"] = ticket.comment if note in (None, True) else f"{ticket.comment} {note}"
+    if ticket.array is not None:
+        found["array"] = f"0-{ticket.array - 1}"
+    chosen = {**extra, **{name: value for name, value in found.items() if value is not None}}
+    for name, value in chosen.items():
+        if isinstance(value, str) and any(sign in value for sign in _UNQUOTABLE):
+            raise ValueError(f"--{name}: expected one line, got {value!r}")
+    return chosen
+
+
+def gres_of(plan: Plan) -> str | None:
+    """The generic resources of each node: as the spec says, else its GPUs."""
+    return plan.spec.slurm.gres or (f"gpu:{plan.gpus_per_node}" if plan.gpus_per_node else None)
+
+
+def signal_before_s(plan: Plan) -> float:
+    """How long before the limit the run is told: as the spec says, but never in the first half of a short job."""
+    limit_s = plan.spec.resources.time_s
+    wanted_s = plan.spec.slurm.signal_before_s
+    return wanted_s if limit_s is None else max(_SOONEST_S, min(wanted_s, limit_s / 2))
+
+
+def batch_command(python: str, where: str) -> str:
+    """The only command of the script. `where`: the run's folder, or an array's list of them."""
+    return f"exec {shlex.join([python, '-P', '-m', 'launcher.clusters.slurm.batch', where])}"
+
+
+def render(chosen: Mapping[str, str | bool], command: str) -> str:
+    """The whole script, as sbatch gets it."""
+    from submitit import SlurmExecutor  # late: 130 ms that only a submit has to pay
+
+    # Of what submitit quotes for a shell sbatch still takes each backslash for an escape.
+    safe = {name: value.replace("\\", r"\\") if isinstance(value, str) else value for name, value in chosen.items()}
+    executor = SlurmExecutor(folder="/")
+    executor.update_parameters(
+        job_name=str(chosen["job-name"]),
+        time=None,
+        wckey=None,
+        stderr_to_stdout=True,
+        use_srun=False,
+        additional_parameters={name: value for name, value in safe.items() if name != "job-name"},
+    )
+    return executor._make_submission_file_text(command, "")  # noqa: SLF001 - what it is documented to override

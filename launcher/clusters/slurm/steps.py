@@ -1,0 +1,63 @@
+"""The processes of an attempt on its machines: node 0's agent as a child of the batch process, the others by srun."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.agent.processes import TAG
+from launcher.clusters.crew import Post, agent_post
+from launcher.clusters.slurm.container import Container, container_of
+from launcher.clusters.slurm.script import gres_of
+from launcher.plan.model import Plan
+from launcher.rundir.layout import AttemptDir
+
+
+def posts(plan: Plan, attempt: AttemptDir) -> list[Post]:
+    """Node 0's agent here, as our child; by one srun the others, each below a keeper of its own, and on node 0 an ear.
+
+    What Slurm says of a coming preemption only the tasks of a step hear.
+    """
+    container = container_of(plan.spec.slurm.container, mounts(plan), plan.gpus_per_node > 0)
+    argv = [sys.executable, "-P", "-m", "launcher.clusters.slurm.node", plan.run_dir, str(attempt.number)]
+    options, prefix = (container.srun_options, container.prefix) if container is not None else ((), ())
+    words = (*_srun([node.host for node in plan.nodes], plan), *options, *prefix, *argv)
+    step = Post(words, {**os.environ, TAG: plan.run_dir}, attempt.others_log)
+    return [_inside(agent_post(plan, attempt, 0), container, plan, attempt), step]
+
+
+def mounts(plan: Plan) -> list[str]:
+    """What has to be seen inside a container, under the same path."""
+    code = str(Path(__file__).resolve().parents[3])
+    return list(dict.fromkeys([plan.run_dir, sys.prefix, sys.base_prefix, code]))
+
+
+def _inside(post: Post, container: Container | None, plan: Plan, attempt: AttemptDir) -> Post:
+    """A container that only srun can open needs a step on this node too."""
+    if container is None:
+        return post
+    if not container.srun_options:
+        return Post((*container.prefix, *post.argv), post.environment, post.log)
+    words = (*_srun([plan.nodes[0].host], plan), *container.srun_options, *post.argv)
+    return Post(words, {**os.environ, TAG: plan.run_dir}, attempt.others_log)
+
+
+def _srun(hosts: Sequence[str], plan: Plan) -> tuple[str, ...]:
+    """One task on each of these hosts; neither a bad end nor a lost node ends the others."""
+    return (
+        "srun",
+        f"--nodes={len(hosts)}",
+        f"--ntasks={len(hosts)}",
+        "--ntasks-per-node=1",
+        f"--nodelist={','.join(hosts)}",
+        f"--cpus-per-task={plan.ranks_per_node * plan.cpus_per_rank}",
+        f"--gres={gres_of(plan) or 'none'}",  # after a requeue to other nodes Slurm itself gets this wrong
+        "--mem=0",
+        "--overlap",
+        "--no-kill",
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        "--mpi=none",
+        "--input=none",
+        "--quiet",
+    )

@@ -1,0 +1,30 @@
+"""Nodes that a run avoids for a while because it lost them, with the evidence; a person may pardon them."""
+
+import time
+from collections.abc import Collection
+
+from launcher.rundir.durable import read_record, write_record
+from launcher.rundir.layout import RunDir
+from launcher.rundir.records import Blame
+
+
+def avoided(run: RunDir, now: float | None = None) -> list[Blame]:
+    """What is not to be used at this moment."""
+    now = time.time() if now is None else now
+    return [blame for blame in read_record(run.avoided, list[Blame]) or [] if blame.until > now]
+
+
+def avoid(run: RunDir, blames: Collection[Blame]) -> None:
+    """Add these; a host that is blamed again is blamed anew."""
+    hosts = {blame.host for blame in blames}
+    kept = [blame for blame in avoided(run) if blame.host not in hosts]
+    write_record(run.avoided, [*kept, *blames])
+
+
+def pardon(run: RunDir, hosts: Collection[str] = ()) -> list[Blame]:
+    """Let these be used again, or all; gives what was taken back."""
+    before = avoided(run)
+    taken_back = [blame for blame in before if not hosts or blame.host in hosts]
+    if taken_back:
+        write_record(run.avoided, [blame for blame in before if blame not in taken_back])
+    return taken_back

@@ -1,0 +1,5 @@
+"""The lab for its own tests."""
+
+from tests.lab.fixtures import accounted_lab, lab, lab_possible, shared_accounted_lab, shared_lab
+
+__all__ = ["accounted_lab", "lab", "lab_possible", "shared_accounted_lab", "shared_lab"]

@@ -1,0 +1,279 @@
+"""A Slurm cluster of its own: munged, slurmctld and a slurmd in each node, with slurmdbd and MariaDB on request."""
+
+import os
+import secrets
+import signal
+import stat
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.lab import accounting
+from tests.lab.claims import TAG, claim, kill, release
+from tests.lab.nodes import (
+    LabError,
+    Namespace,
+    Node,
+    Program,
+    command_of,
+    lay_bridge,
+    pid_inside,
+    power_on,
+    until,
+    write_hosts,
+)
+
+CPUS, MEMORY_MB, GPUS = 8, 8000, 2
+
+# What the tests count on; a lab is given others by name. Short times, as a test waits for the end of each.
+CONF = {
+    "SlurmUser": "root",
+    "AuthType": "auth/munge",
+    "CredType": "cred/munge",
+    "MpiDefault": "none",
+    "ProctrackType": "proctrack/linuxproc",
+    "TaskPlugin": "task/none",
+    "JobAcctGatherType": "jobacct_gather/none",
+    "SelectType": "select/cons_tres",
+    "SelectTypeParameters": "CR_CPU_Memory",
+    "DefMemPerCPU": "100",
+    "GresTypes": "gpu",
+    "SlurmdParameters": "config_overrides",
+    "CommunicationParameters": "NoCtldInAddrAny",
+    "ReturnToService": "2",
+    "SlurmdTimeout": "10",
+    "MessageTimeout": "5",
+    "KillWait": "5",
+    "MinJobAge": "300",
+    "InactiveLimit": "0",
+    "JobRequeue": "1",
+    "SchedulerType": "sched/backfill",
+    "SchedulerParameters": "batch_sched_delay=0,sched_interval=1,bf_interval=1,bf_resolution=1",
+    "PreemptType": "preempt/partition_prio",
+    "PreemptMode": "REQUEUE",
+    "LogTimeFormat": "iso8601_ms",
+    "SlurmctldDebug": "verbose",
+    "SlurmdDebug": "verbose",
+}
+PARTITIONS = (
+    "main Default=YES PriorityTier=10 PreemptMode=REQUEUE GraceTime=0",
+    "graceful PriorityTier=10 PreemptMode=REQUEUE GraceTime=10",
+    "cancelled PriorityTier=10 PreemptMode=CANCEL GraceTime=0",
+    "urgent PriorityTier=100 PreemptMode=OFF",
+    "minute PriorityTier=10 PreemptMode=REQUEUE MaxTime=1",
+)
+# A requeued job waits for as long as a job's credential lives, and a second; Slurm takes less than 5 as 120.
+REQUEUE_DELAY_S = 5
+
+
+class SlurmNode(Node):
+    def kill_slurmd(self) -> None:
+        """kill -9 of the daemon alone: its jobs live on."""
+        self.kill_program("slurmd")
+
+    def start_slurmd(self) -> None:
+        self.start(self.programs["slurmd"])
+
+    def revive(self) -> None:
+        """Power, cable and slurmd, whatever was done to them."""
+        if not self.up:
+            self.power_on()
+            return
+        self.mend()
+        if "slurmd" not in self.running():
+            self.start_slurmd()
+
+    def job_pids(self) -> list[int]:
+        """The processes of jobs, and what they left behind: all but the first process, its programs and slurmstepd."""
+        if not self.up:
+            return []
+        kept = {0, 1, *self.running().values()}
+        return [pid for pid in self.pids() if pid_inside(pid) not in kept and command_of(pid) != "slurmstepd"]
+
+
+class SlurmLab:
+    """Up inside the `with`, or between up() and down()."""
+
+    def __init__(self, folder: Path, nodes: int = 4, *, accounting: bool = False, stays: bool = False, **conf: str):
+        self.folder = folder.absolute()
+        self.size = nodes
+        self.accounting = accounting
+        self.stays = stays
+        self.conf = {**CONF, **conf}
+        self.slurm_conf = self.folder / "slurm.conf"
+        self.env = {"SLURM_CONF": str(self.slurm_conf)}
+        self.logs = self.folder / "log"
+        self.munge_socket = self.folder / "munge.sock"
+        self.nodes: list[SlurmNode] = []
+
+    # -- up and down
+
+    def __enter__(self) -> Self:
+        self.up()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.down()
+
+    def up(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.claim = claim(self.folder, stays=self.stays)
+        hosts = self.folder / "hosts"
+        self.address = self.claim.address(1)
+        self.port = 20000 + 10 * self.claim.subnet
+        self.control = Namespace("control", hosts, self.claim, net=False)
+        self.nodes = [
+            SlurmNode(index, self.claim, hosts, [self._slurmd(index)], self.env) for index in range(self.size)
+        ]
+        try:
+            write_hosts(hosts, {"control": self.address, **{node.name: node.address for node in self.nodes}})
+            self._write_files()
+            lay_bridge(self.claim)
+            self._start_control()
+            power_on(self.nodes)
+            until("an idle cluster", self._came_up, timeout_s=60)
+        except BaseException:
+            self.down()
+            raise
+
+    def down(self) -> None:
+        """Leave nothing but configuration and logs."""
+        for each in (*self.nodes, self.control):
+            each.kill()
+        release(self.claim)
+
+    def _start_control(self) -> None:
+        self.control.begin()
+        self.control.finish()
+        munged = ["munged", "--foreground", "--force", f"--socket={self.munge_socket}"]
+        for option, name in (("key", "munge.key"), ("pid", "munged.pid"), ("seed", "munge.seed")):
+            munged.append(f"--{option}-file={self.folder / name}")
+        munged.append(f"--log-file={self.logs}/munged.log")
+        self.control.start(Program("munged", munged, self.logs / "munged.out"))
+        until("munged's socket", self.munge_socket.exists, timeout_s=10)
+        if self.accounting:
+            accounting.start(self.folder, self.control, address=self.address, port=self.port + 2, logs=self.logs)
+        self.start_controller()
+
+    def _slurmd(self, index: int) -> Program:
+        return Program(
+            "slurmd", ["slurmd", "-D", "-N", f"node{index}"], self.logs / f"slurmd-node{index}.log", self.env
+        )
+
+    # -- files
+
+    def _write_files(self) -> None:
+        for name in ("dev", "log", "state", *(f"spool/{node.name}" for node in self.nodes)):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        key = self.folder / "munge.key"
+        key.touch(mode=0o600)
+        key.write_bytes(secrets.token_bytes(128))
+        for number in range(GPUS):
+            os.mknod(self.folder / "dev" / f"gpu{number}", 0o666 | stat.S_IFCHR, os.makedev(195, 200 + number))
+        (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/dev/gpu[0-{GPUS - 1}]\n")
+        (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        self.slurm_conf.write_text(self._configuration())
+
+    def _configuration(self) -> str:
+        lines = {
+            "ClusterName": f"lab{self.claim.subnet}",
+            "SlurmctldHost": f"control({self.address})",
+            "SlurmctldPort": str(self.port),
+            "SlurmdPort": str(self.port + 1),
+            "AuthInfo": f"socket={self.munge_socket},cred_expire={REQUEUE_DELAY_S}",
+            "SlurmctldPidFile": f"{self.folder}/slurmctld.pid",
+            "SlurmdPidFile": f"{self.folder}/slurmd-%n.pid",
+            "SlurmdSpoolDir": f"{self.folder}/spool/%n",
+            "StateSaveLocation": f"{self.folder}/state",
+            "AccountingStorageType": "accounting_storage/none",
+        }
+        if self.accounting:
+            port = self.port + 2
+            lines |= accounting.configure(self.folder, address=self.address, port=port, munge=self.munge_socket)
+        shape = f"CPUs={CPUS} RealMemory={MEMORY_MB} Gres=gpu:{GPUS} State=UNKNOWN"
+        text = [f"{key}={value}" for key, value in (lines | self.conf).items()]
+        text += [
+            f"NodeName={node.name} NodeHostname={node.name} NodeAddr={node.address} {shape}" for node in self.nodes
+        ]
+        text += [f"PartitionName={line} Nodes=node[0-{self.size - 1}] State=UP" for line in PARTITIONS]
+        return "\n".join(text) + "\n"
+
+    # -- the controller
+
+    def start_controller(self) -> None:
+        self.control.start(Program("slurmctld", ["slurmctld", "-D"], self.logs / "slurmctld.log", self.env))
+
+    def stop_controller(self) -> None:
+        """kill -9. A job that it has not saved yet is lost at its return, processes and all, and its id goes round."""
+        self.control.kill_program("slurmctld")
+
+    def save_state(self) -> None:
+        """What the controller knows is on its disk when this returns: it does not save by itself when a job starts."""
+        saved = self.folder / "state" / "job_state"
+        before = saved.stat().st_mtime_ns if saved.exists() else 0
+        self.ask("scontrol", "reconfigure")
+        until("saved state", lambda: saved.exists() and saved.stat().st_mtime_ns != before, timeout_s=20)
+
+    def freeze_controller(self) -> None:
+        """It takes connections and never answers."""
+        self.control.signal("slurmctld", signal.SIGSTOP)
+
+    def thaw_controller(self) -> None:
+        self.control.signal("slurmctld", signal.SIGCONT)
+
+    def _came_up(self) -> bool:
+        for each in (self.control, *self.nodes):
+            each.check()
+        return self.idle()
+
+    # -- use
+
+    def run(
+        self, *argv: str, timeout: float = 60, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a client of this cluster, or any program, on the login node, which is this machine."""
+        whole = {**os.environ, **self.env, TAG: str(self.folder), **(env or {})}
+        return subprocess.run(argv, timeout=timeout, env=whole, cwd=cwd, capture_output=True, text=True, check=False)
+
+    def ask(self, *argv: str) -> str:
+        """What a client says; it must succeed."""
+        done = self.run(*argv)
+        if done.returncode:
+            raise LabError(f"{' '.join(argv)}: {done.stdout}{done.stderr}")
+        return done.stdout.strip()
+
+    def wait_idle(self, timeout: float = 60) -> None:
+        """Until all nodes are idle and no job is left."""
+        until("an idle cluster", self.idle, timeout)
+
+    def clear(self, timeout: float = 60) -> None:
+        """Undo everything: every job and process of one ends, and all nodes and the controller are well again."""
+        if "slurmctld" not in self.control.running():
+            self.start_controller()
+        self.thaw_controller()
+        for node in self.nodes:
+            node.revive()
+        until("a clear cluster", self._cleared, timeout)
+
+    def _cleared(self) -> bool:
+        if jobs := self.run("squeue", "-h", "-o", "%A").stdout.split():
+            self.run("scancel", *set(jobs))
+        for node in self.nodes:
+            for pid in node.job_pids():
+                kill(pid)
+        for line in self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%N %T").stdout.splitlines():
+            name, state = line.split()
+            if state in {"down", "drained", "draining"}:
+                self.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
+        return self.idle()
+
+    def idle(self) -> bool:
+        nodes = self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%T")
+        if nodes.returncode or nodes.stdout.split() != ["idle"] * self.size:
+            return False
+        jobs = self.run("squeue", "-h", "-o", "%i")
+        return jobs.returncode == 0 and not jobs.stdout.strip()

@@ -1,0 +1,330 @@
+"""The lab itself: what it promises to the tests that use it, and that it leaves nothing behind."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.lab import claims, fixtures, requirements
+from tests.lab.nodes import Cut, Program, until
+from tests.lab.slurm import SlurmLab
+
+ROOT = Path(__file__).parents[2]
+
+# One task a node: the first waits for the others to call it by its host's name.
+MEETING = """
+import os, socket, subprocess
+names = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
+first = subprocess.run(names, capture_output=True, text=True, check=True).stdout.split()[0]
+if os.environ["SLURM_PROCID"] == "0":
+    with socket.create_server((first, 4321)) as server:
+        caller = server.accept()[0]
+        print(f"{socket.gethostname()} heard {caller.recv(99).decode()}")
+else:
+    while True:
+        try:
+            with socket.create_connection((first, 4321), timeout=20) as call:
+                call.sendall(socket.gethostname().encode())
+            break
+        except ConnectionRefusedError:
+            pass
+"""
+# Ends at nothing but SIGKILL, and leaves a child behind that is in no group or session of its own job.
+STUBBORN = """
+trap '' TERM
+setsid sh -c 'trap "" TERM; while :; do sleep 0.1; done' &
+while :; do sleep 0.1; done
+"""
+
+
+# -- it works
+
+
+def test_a_step_on_four_nodes_sees_its_gpus(lab):
+    said = lab.ask("srun", "-N4", "--gres=gpu:2", "sh", "-c", 'echo "$(hostname) $CUDA_VISIBLE_DEVICES"')
+    assert sorted(said.splitlines()) == [f"node{index} 0,1" for index in range(4)]
+    assert lab.ask("srun", "--gres=gpu:1", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES") in {"0", "1"}
+
+
+def test_nodes_talk_by_their_names(lab, tmp_path):
+    script = tmp_path / "meeting.py"
+    script.write_text(MEETING)
+    job = submit(lab, f"srun {sys.executable} {script}", "-N2", "-w", "node1,node2", "-o", tmp_path / "out")
+    until_gone(lab, job)
+    assert (tmp_path / "out").read_text() == "node1 heard node2\n"
+
+
+def test_a_job_sees_its_node_alone(lab):
+    said = lab.ask("srun", "-w", "node3", "sh", "-c", "hostname; ps -e -o comm=; ip -o -4 addr show eth0")
+    assert said.startswith("node3\n")
+    assert "slurmd" in said and "slurmctld" not in said
+    assert f"{lab.nodes[3].address}/24" in said
+
+
+def test_sacct_answers_with_accounting_and_not_without(lab, accounted_lab):
+    accounted_lab.ask("srun", "--job-name=counted", "true")
+    words = ["sacct", "-n", "-P", "-X", "--name=counted", "-o", "JobName,State"]
+    until("the job's end in the database", lambda: accounted_lab.ask(*words) == "counted|COMPLETED", timeout_s=20)
+    assert "accounting storage is disabled" in lab.run(*words).stderr
+
+
+def test_two_labs_side_by_side(lab, tmp_path):
+    with SlurmLab(tmp_path / "other", nodes=1, MinJobAge="7") as other:
+        job = submit(lab, "sleep 60", "-w", "node0")
+        assert other.ask("squeue", "-h") == ""
+        assert re.search(r"^MinJobAge += 7 sec$", other.ask("scontrol", "show", "config"), re.MULTILINE)
+        assert lab.ask("squeue", "-h", "-o", "%i") == job
+        assert other.claim.subnet != lab.claim.subnet
+        assert lab.nodes[0].exec("cat", "/etc/hosts").stdout != other.nodes[0].exec("cat", "/etc/hosts").stdout
+
+
+# -- faults
+
+
+def test_power_off_ends_everything_and_the_job_is_requeued(lab_possible, tmp_path):
+    quick = {"SlurmdTimeout": "5", "MessageTimeout": "3", "TCPTimeout": "1"}
+    with SlurmLab(tmp_path / "lab", nodes=1, **quick) as lab:
+        [node] = lab.nodes
+        job = submit(lab, f"touch {tmp_path}/started.$SLURM_RESTART_COUNT; {beat(tmp_path)}", "--requeue")
+        until("its first beat", (tmp_path / "beat").exists, timeout_s=10)
+        inside = node.pids()
+        assert len(inside) >= 4  # the first process, slurmd, slurmstepd, the script
+        started = time.monotonic()
+        node.power_off()
+        assert time.monotonic() - started < 1
+        assert not [pid for pid in inside if Path(f"/proc/{pid}").exists()]
+        until("slurmctld's notice", lambda: node_state(lab, node.name).startswith("down"), timeout_s=45)
+        until_state(lab, job, "PENDING")
+        node.power_on()
+        lab.ask("scontrol", "update", f"JobId={job}", "StartTime=now+2")
+        until("the second start", (tmp_path / "started.1").exists, timeout_s=20)
+
+
+def test_slurmd_killed_alone_leaves_its_jobs(lab, tmp_path):
+    job = submit(lab, beat(tmp_path), "-w", "node2")
+    until("its first beat", (tmp_path / "beat").exists, timeout_s=10)
+    lab.nodes[2].kill_slurmd()
+    assert lab.nodes[2].exec("pidof", "slurmd").returncode == 1
+    beats_on(tmp_path)
+    lab.nodes[2].start_slurmd()
+    assert lab.ask("srun", "-w", "node2", "hostname") == "node2"
+    assert lab.ask("squeue", "-h", "-j", job, "-o", "%T") == "RUNNING"
+
+
+def test_every_cut_cuts_and_is_mended(lab, tmp_path):
+    """node0 calls a server in node1; both talk with the controller too, which is how a cut of one peer shows."""
+    called, caller = lab.nodes[1], lab.nodes[0]
+    with serving(called, tmp_path / "server"):
+        assert reached(caller, called) == "answered"
+        for how in (Cut.LINK, Cut.IN, Cut.OUT, Cut.BOTH):
+            called.cut(how)
+            assert reached(caller, called) == "silence", how
+        called.cut(Cut.RESET)
+        assert reached(caller, called) == "refused"
+        called.cut(Cut.BOTH, peers=[caller])
+        assert reached(caller, called) == "silence"
+        assert reached(lab.nodes[2], called) == "answered"
+        called.cut(Cut.LOSS)
+        lost = [reached(caller, called, timeout=0.3) for _ in range(30)].count("silence")
+        assert 0 < lost < 30
+        called.mend()
+        assert reached(caller, called) == "answered"
+
+
+def test_an_urgent_job_has_another_requeued(lab, tmp_path):
+    job = submit(lab, f"date > {tmp_path}/started.$SLURM_RESTART_COUNT; sleep 60", "-N4", "--exclusive", "--requeue")
+    until("its start", (tmp_path / "started.0").exists, timeout_s=10)
+    urgent = submit(lab, f"touch {tmp_path}/urgent; sleep 60", "-N4", "--exclusive", "-p", "urgent")
+    until("the urgent start", (tmp_path / "urgent").exists, timeout_s=15)
+    assert lab.ask("squeue", "-h", "-j", job, "-o", "%T") == "PENDING"
+    lab.ask("scancel", urgent)
+    lab.ask("scontrol", "update", f"JobId={job}", "StartTime=now+2")
+    until("the second start", (tmp_path / "started.1").exists, timeout_s=15)
+
+
+def test_the_controller_killed_frozen_and_back(lab, tmp_path):
+    job = submit(lab, beat(tmp_path))
+    until_state(lab, job, "RUNNING")
+    lab.freeze_controller()
+    with pytest.raises(subprocess.TimeoutExpired):
+        lab.run("squeue", timeout=1)
+    lab.thaw_controller()
+    lab.save_state()
+    lab.stop_controller()
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection((lab.address, lab.port), timeout=5).close()
+    lab.start_controller()
+    until("the controller", lambda: lab.run("squeue", "-h", "-j", job, "-o", "%T").stdout == "RUNNING\n", timeout_s=20)
+    beats_on(tmp_path)
+
+
+def test_clear_undoes_everything(lab):
+    submit(lab, STUBBORN, "-N1", "-w", "node0")
+    submit(lab, "sleep 60", "-N4", "--exclusive")
+    until("a stubborn child", lambda: len(lab.nodes[0].job_pids()) >= 3, timeout_s=10)
+    lab.nodes[1].power_off()
+    lab.nodes[2].kill_slurmd()
+    lab.nodes[3].cut(Cut.BOTH)
+    lab.stop_controller()
+    lab.clear()
+    assert lab.idle()
+    assert [node.job_pids() for node in lab.nodes] == [[]] * 4
+    assert lab.ask("srun", "-N4", "true") == ""
+
+
+# -- it leaves nothing
+
+
+def test_up_and_down_are_quick_and_leave_nothing(lab_possible, tmp_path):
+    lab = SlurmLab(tmp_path / "lab")
+    started = time.monotonic()
+    lab.up()
+    up_s = time.monotonic() - started
+    submit(lab, STUBBORN, "-N2")
+    until("a stubborn child", lambda: len(lab.nodes[0].job_pids()) >= 3, timeout_s=10)
+    assert left_of(lab)
+    started = time.monotonic()
+    lab.down()
+    down_s = time.monotonic() - started
+    assert left_of(lab) == []
+    assert sorted(path.name for path in lab.folder.iterdir()) == [
+        "cgroup.conf",
+        "gres.conf",
+        "hosts",
+        "log",
+        "slurm.conf",
+    ]
+    assert up_s < 5 and down_s < 3
+
+
+def test_what_cannot_come_up_says_why_and_leaves_nothing(lab_possible, tmp_path):
+    lab = SlurmLab(tmp_path / "lab", nodes=1, SelectType="select/nonsense")
+    with pytest.raises(RuntimeError, match=r"(?s)slurmctld in control has ended.*select/nonsense"):
+        lab.up()
+    assert left_of(lab) == []
+
+
+def test_a_killed_owner_takes_its_processes_along_and_the_next_lab_clears_the_rest(lab_possible, tmp_path):
+    body = "import sys; from pathlib import Path; from tests.lab.slurm import SlurmLab"
+    body += "; SlurmLab(Path(sys.argv[1]), nodes=1).up(); print('up', flush=True); input()"
+    folder = tmp_path / "theirs"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", body, folder], cwd=ROOT, **pipes) as owner:
+        try:
+            assert owner.stdout.readline() == b"up\n"
+            assert claims.tagged(str(folder))
+            with claims.locked():  # no other lab that comes up meanwhile shall clear it
+                owner.kill()
+                until("the end of its processes", lambda: not claims.tagged(str(folder)), timeout_s=10)
+                [theirs] = [each for each in claims.claims() if each.folder == str(folder)]
+                assert theirs.bridge in os.listdir("/sys/class/net")
+                assert list((folder / "dev").iterdir())
+        finally:
+            owner.kill()
+    with SlurmLab(tmp_path / "mine", nodes=1):
+        assert theirs not in claims.claims()
+        assert not (folder / "dev").exists()
+
+
+def test_by_hand(lab_possible, tmp_path):
+    def command(*words):
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.lab", *words], cwd=ROOT, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    folder = tmp_path / "by-hand"
+    try:
+        said = command("up", "--nodes", "1", "--at", folder)
+        asked = subprocess.run(
+            ["sh", "-c", f"{said.strip()}; srun hostname"], capture_output=True, text=True, timeout=60
+        )
+        assert asked.stdout == "node0\n", asked.stderr
+    finally:
+        command("down", "--at", folder)
+    assert not folder.exists()
+    assert claims.tagged(str(folder)) == []
+
+
+# -- where there can be none
+
+
+def test_a_missing_program_is_named_and_in_ci_that_is_a_failure(monkeypatch, tmp_path):
+    monkeypatch.setattr(requirements, "PATH", str(tmp_path))
+    reason = requirements.what_is_missing()
+    assert reason is not None and reason.startswith("the lab needs: apt-get install ") and " slurmd " in reason
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="apt-get install"):
+        fixtures.skip_or_fail(reason)
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="apt-get install"):
+        fixtures.skip_or_fail(reason)
+
+
+# -- what they share
+
+
+def submit(lab, script, *options):
+    words = [str(option) for option in ("-o", "/dev/null", *options)]
+    return lab.ask("sbatch", "--parsable", *words, "--wrap", f": ${{SLURM_RESTART_COUNT:=0}}\n{script}")
+
+
+def until_state(lab, job, state):
+    until(f"job {job} {state}", lambda: lab.ask("squeue", "-h", "-j", job, "-o", "%T") == state, timeout_s=30)
+
+
+def until_gone(lab, job):
+    until(f"the end of job {job}", lambda: job not in lab.ask("squeue", "-h", "-o", "%i").split(), timeout_s=30)
+
+
+def node_state(lab, name):
+    return lab.ask("sinfo", "-h", "-n", name, "-p", "main", "-o", "%T")
+
+
+def beat(folder):
+    return f"while :; do date +%s.%N > {folder}/beat; sleep 0.1; done"
+
+
+def beats_on(folder):
+    before = (folder / "beat").read_text()
+    until("another beat", lambda: (folder / "beat").read_text() not in {before, ""}, timeout_s=10)
+
+
+def reached(caller, called, timeout=0.5):
+    """How a call from one node to the server of another ends."""
+    call = f"import socket; socket.create_connection(('{called.name}', 4322), timeout={timeout})"
+    done = caller.exec(sys.executable, "-S", "-c", call)
+    if done.returncode == 0:
+        return "answered"
+    return "refused" if "ConnectionRefusedError" in done.stderr else "silence"
+
+
+@contextmanager
+def serving(node, log):
+    """A server in a node that takes every call."""
+    body = "import socket; s = socket.create_server(('', 4322)); print('up', flush=True)\n"
+    body += "while True: s.accept()[0].close()"
+    node.start(Program("server", [sys.executable, "-S", "-c", body], log))
+    until("the server", lambda: log.exists() and "up" in log.read_text(), timeout_s=10)
+    yield
+    node.kill_program("server")
+
+
+def left_of(lab):
+    """All traces of a lab on this machine, outside its folder's configuration and logs."""
+    found = [f"process {pid}" for pid in claims.tagged(str(lab.folder))]
+    found += [f"inside {pid}" for pid in claims.pids() if str(lab.folder).encode() in claims.read(pid, "cmdline")]
+    found += [f"link {name}" for name in os.listdir("/sys/class/net") if f"{name}-".startswith(f"{lab.claim.bridge}-")]
+    found += [
+        f"mount {line}" for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(lab.folder) in line
+    ]
+    found += [f"claim {each}" for each in claims.claims() if each.folder == str(lab.folder)]
+    found += [f"device {path}" for path in lab.folder.rglob("*") if not path.is_dir() and not path.is_file()]
+    return found

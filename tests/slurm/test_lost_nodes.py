@@ -1,0 +1,99 @@
+"""Nodes, daemons and cables that go: the run goes on with what is left, or elsewhere."""
+
+import pytest
+from runs import causes, fingerprint_here, job_of, own, record, strike, two_nodes
+
+STEPS = 600
+SHORT = "recovery:\n  lease: 4s\n  wait: 20s\n"
+
+
+def test_an_agent_that_is_killed_is_back_at_once(desk, slurm):
+    run = desk.submit(two_nodes(desk, STEPS), "--on", "slurm")
+    desk.until_step(run, 20)
+    for generation in (1, 2, 3):
+        pid = own(desk, run, f"launcher.agent\0{desk.run_dir(run)}\0{1}\0{1}")[0]
+        strike(pid)
+        desk.until("the next generation", lambda now=generation: desk.read_state(run)["generation"] > now)
+        desk.until("ranks", lambda: desk.read_state(run)["state"] == "running")
+    status = desk.wait(run)
+    assert (status["attempt"], status["generation"]) == (1, 4)
+    assert status["fingerprint"] == fingerprint_here(desk, STEPS)
+
+
+def test_the_coordinators_agent_is_followed_by_another_attempt_in_the_same_allocation(desk, slurm):
+    run = desk.submit(two_nodes(desk, STEPS), "--on", "slurm")
+    desk.until_step(run, 20)
+    strike(own(desk, run, f"launcher.agent\0{desk.run_dir(run)}\0{1}\0{0}")[0])
+    status = desk.wait(run)
+    assert (status["attempt"], causes(desk, run)) == (2, ["node_lost"])
+    assert job_of(desk, run, 1) == job_of(desk, run, 2)
+    assert slurm.ask("scontrol", "--oneliner", "show", "job", status["job"]).count("Restarts=0") == 1
+    assert status["fingerprint"] == fingerprint_here(desk, STEPS)
+
+
+def test_with_a_range_of_nodes_the_run_goes_on_without_the_lost_one(desk, slurm):
+    spec = desk.chain(args="steps: 100000", resources="nodes: 1..2\nranks_per_node: 2", more=SHORT)
+    run = desk.submit(spec, "--on", "slurm")
+    desk.until("both nodes", lambda: desk.until_step(run, 10)["world_size"] == 4)
+    slurm.nodes[1].power_off()
+    desk.until("a smaller world", lambda: desk.until_step(run, 10)["world_size"] == 2)
+    status = desk.status(run)
+    assert (status["attempt"], status["generation"]) == (1, 2)
+    assert causes(desk, run) == ["node_lost"]
+    desk.launch("cancel", run)
+
+
+@pytest.mark.timeout(200)
+def test_without_one_it_moves_to_other_nodes_and_avoids_the_lost_one(desk, slurm):
+    run = desk.submit(two_nodes(desk, STEPS, SHORT), "--on", "slurm")
+    desk.until_step(run, 20)
+    slurm.nodes[1].power_off()
+    status = desk.wait(run, timeout=120)
+    assert (status["attempt"], causes(desk, run)) == (2, ["node_lost"])
+    assert "node1" not in [node["host"] for node in status["nodes"]]
+    assert status["fingerprint"] == fingerprint_here(desk, STEPS)
+    slurm.nodes[1].power_on()
+
+
+def test_a_lost_node_is_shown_with_the_evidence_and_can_be_pardoned(desk, slurm):
+    run = desk.submit(two_nodes(desk, 100_000, SHORT), "--on", "slurm")
+    desk.until_step(run, 20)
+    slurm.nodes[1].power_off()
+    desk.until("the end of the first attempt", lambda: record(desk, run, "exit.json"))
+    shown = desk.until("the blame", lambda: desk.status(run)["avoided"])
+    assert [(one["host"], one["attempt"]) for one in shown] == [("node1", 1)] and "not heard" in shown[0]["evidence"]
+    page = desk.launch("status", run).stdout
+    assert f"launch pardon {run}" in page and "node1" in page
+    desk.launch("cancel", run)
+    assert "does not avoid node3" in desk.launch("pardon", run, "node3", check=4).stderr
+    assert "node1 may be used again" in desk.launch("pardon", run).stdout
+    assert desk.status(run)["avoided"] == []
+    slurm.nodes[1].power_on()
+
+
+@pytest.mark.timeout(240)
+def test_the_first_node_gone_slurm_starts_the_job_anew(desk, slurm):
+    run = desk.submit(two_nodes(desk, STEPS, SHORT), "--on", "slurm")
+    desk.until_step(run, 20)
+    slurm.nodes[0].power_off()
+    status = desk.wait(run, timeout=180)
+    assert (status["attempt"], causes(desk, run)) == (2, ["node_lost"])
+    assert "node0" in desk.events(run, "failure")[0]["text"]
+    assert status["fingerprint"] == fingerprint_here(desk, STEPS)
+    slurm.nodes[0].power_on()
+
+
+@pytest.mark.timeout(240)
+def test_a_first_copy_that_lives_on_is_fenced(desk, slurm):
+    """slurmd dies, its job lives on; Slurm believes the node dead and starts the job elsewhere: twice at once."""
+    run = desk.submit(two_nodes(desk, 100_000, "recovery:\n  lease: 60s\n"), "--on", "slurm")
+    desk.until_step(run, 20)
+    first = own(desk, run, f"launcher.agent\0{desk.run_dir(run)}\0{1}\0{0}")
+    slurm.nodes[0].kill_slurmd()
+    desk.until("a second copy", lambda: record(desk, run, "handle.json", 2), timeout_s=120)
+    desk.until("its ranks", lambda: desk.until_step(run, 21)["attempt"] == 2)
+    desk.until("the end of the first copy", lambda: not set(first) & set(desk.processes()))
+    assert record(desk, run, "exit.json", 1)["state"] == "queued"  # what the second one wrote for it
+    assert desk.read_state(run)["attempt"] == 2
+    desk.launch("cancel", run)
+    slurm.nodes[0].start_slurmd()

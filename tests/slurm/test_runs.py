@@ -1,0 +1,125 @@
+"""The verbs on Slurm: the same words, files and exit codes as on one machine."""
+
+import time
+
+from runs import fingerprint_here, job_of, two_nodes
+
+
+def test_a_run_over_two_nodes_ends_as_it_does_here(desk, slurm):
+    run = desk.submit(two_nodes(desk), "--on", "slurm")
+    status = desk.wait(run)
+    assert (status["state"], status["exit_code"], status["cluster"]) == ("succeeded", 0, "slurm")
+    assert [(node["host"], node["address"]) for node in status["nodes"]] == [
+        (node.name, node.address) for node in slurm.nodes[:2]
+    ]
+    assert status["fingerprint"] == fingerprint_here(desk, 60)
+    assert "rank 3" in desk.launch("logs", run).stdout or "1:3" in desk.launch("logs", run).stdout
+    desk.until("the job's end", lambda: not slurm.ask("squeue", "--noheader").strip())
+    assert job_of(desk, run) == status["job"]
+
+
+def test_follow_ends_with_the_runs_own_exit_code(desk):
+    desk.script("fails.py", "raise ValueError('no luck')")
+    spec = desk.spec("name: fails\nrun:\n  script: fails.py\nrecovery:\n  user_error: 0\n")
+    done = desk.launch("submit", spec, "--on", "slurm", "--follow", check=10)
+    assert "ValueError: no luck" in done.stdout + done.stderr
+
+
+def test_a_cancel_leaves_nothing(desk, slurm):
+    run = desk.submit(two_nodes(desk, 100_000), "--on", "slurm")
+    desk.until_step(run, 10)
+    said = desk.launch("cancel", run).stdout
+    assert f"job {job_of(desk, run)} (running on " in said and f"{run} is cancelled" in said
+    assert desk.processes() == []
+    desk.until("the job's end", lambda: not slurm.ask("squeue", "--noheader").strip())
+    assert "already ended" in desk.launch("cancel", run).stdout
+
+
+def test_a_job_that_waits_says_why_and_is_cancelled_without_having_run(desk, slurm):
+    slurm.ask("sbatch", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 100")
+    desk.until("a full cluster", lambda: "RUNNING" in slurm.ask("squeue", "--noheader", "--format=%T"))
+    run = desk.submit(two_nodes(desk), "--on", "slurm")
+    status = desk.status(run)
+    assert status["state"] == "queued" and "waiting for nodes" in status["message"], status
+    assert "queued" in desk.launch("status").stdout
+    desk.launch("cancel", run)
+    assert desk.status(run)["state"] == "cancelled"
+    assert [event["kind"] for event in desk.events(run)] == ["submitted", "ended"]
+    assert run not in slurm.ask("squeue", "--noheader", "--format=%j")
+
+
+def test_a_person_who_uses_scancel_has_cancelled_the_run(desk, slurm):
+    run = desk.submit(two_nodes(desk, 100_000), "--on", "slurm")
+    desk.until_step(run, 10)
+    slurm.ask("scancel", job_of(desk, run))
+    status = desk.wait(run, check=20)
+    assert (status["state"], status["attempt"]) == ("cancelled", 1)
+    assert "job was cancelled" in status["message"]
+
+
+def test_resumed_here_and_back_on_slurm_it_ends_with_the_same_weights(desk):
+    run = desk.submit(two_nodes(desk, 400), "--on", "slurm")
+    desk.until_step(run, 40)
+    desk.launch("cancel", run)
+    desk.launch("resume", run, "--on", "local")
+    desk.until_step(run, 120)
+    desk.launch("cancel", run)
+    desk.launch("resume", run, "--on", "slurm")
+    status = desk.wait(run)
+    assert (status["attempt"], status["cluster"]) == (3, "slurm")
+    assert status["fingerprint"] == fingerprint_here(desk, 400)
+
+
+def test_what_slurm_refuses_leaves_nothing_behind(desk, slurm):
+    spec = two_nodes(desk, more="slurm:\n  qos: 'no-such'\n  partition: main\n  constraint: nowhere\n")
+    refused = desk.launch("submit", spec, "--on", "slurm", check=2)
+    assert "Slurm refuses the job" in refused.stderr, refused.stderr
+    assert desk.launch("status", check=0).stdout == ""
+    assert [path.name for path in (desk.project / ".launch" / "runs").iterdir()] == [".code"]
+    unknown = two_nodes(desk, more="slurm:\n  partition: nowhere\n")
+    assert "nowhere" in desk.launch("submit", unknown, "--on", "slurm", check=2).stderr
+
+
+def test_the_dry_run_shows_the_script_and_what_slurm_says_of_it(desk, slurm):
+    spec = two_nodes(desk, more="slurm:\n  partition: main\n  extra: {comment: nightly}\n")
+    shown = desk.launch("submit", spec, "--on", "slurm", "--dry-run").stdout
+    assert "#SBATCH --nodes=2" in shown and "#SBATCH --partition=main" in shown and " nightly" in shown
+    assert "-m launcher.clusters.slurm.batch" in shown
+    assert f"Slurm could start it at {time.strftime('%Y-')}" in shown, shown
+    too_many = desk.launch("submit", spec, "--on", "slurm", "--dry-run", "--set", "resources.nodes=9").stdout
+    assert "Slurm would refuse it" in too_many
+    assert not (desk.project / ".launch").exists()
+
+
+def test_gpus_are_asked_for_and_ranks_see_them(desk):
+    desk.script("gpus.py", "import os\nprint('sees', os.environ.get('CUDA_VISIBLE_DEVICES'), os.environ['LOCAL_RANK'])")
+    spec = desk.spec("name: gpus\nrun:\n  script: gpus.py\nresources:\n  nodes: 2\n  gpus_per_node: 2\n")
+    run = desk.submit(spec, "--on", "slurm")
+    assert desk.wait(run)["world_size"] == 4
+    logs = desk.rank_logs(run)
+    assert [logs.count(f"sees 0,1 {local}") for local in (0, 1)] == [2, 2], logs
+    three = desk.launch("submit", spec, "--on", "slurm", "--set", "resources.gpus_per_node=3", check=2)
+    assert "no node there has more than 2" in three.stderr
+
+
+def test_runs_of_one_spec_are_one_array_and_each_knows_which_it_is(desk, slurm):
+    desk.script("which.py", "import os\nprint('repeat', os.environ['LAUNCH_REPEAT'], os.environ['RANK'])")
+    spec = desk.spec("name: which\nrun:\n  script: which.py\nresources:\n  ranks_per_node: 1\n")
+    runs = desk.launch("submit", spec, "--on", "slurm", "--repeat", "5").stdout.split()
+    assert len(set(runs)) == 5
+    jobs = {job_of(desk, run) for run in runs}
+    assert len({job.split("_")[0] for job in jobs}) == 1 and len(jobs) == 5
+    for index, run in enumerate(runs):
+        assert desk.wait(run)["state"] == "succeeded"
+        assert f"repeat {index} 0" in desk.rank_logs(run)
+
+
+def test_several_files_share_a_job_where_their_demands_are_the_same(desk):
+    desk.script("which.py", "print('here')")
+    body = "name: {}\nrun:\n  script: which.py\nresources:\n  ranks_per_node: {}\n"
+    files = [desk.spec(body.format(name, ranks), f"{name}.yaml") for name, ranks in (("a", 1), ("b", 1), ("c", 2))]
+    runs = desk.launch("submit", *files, "--on", "slurm").stdout.split()
+    assert [run[0] for run in runs] == ["a", "b", "c"]
+    first, second, third = (job_of(desk, run).split("_")[0] for run in runs)
+    assert first == second != third
+    assert all(desk.wait(run)["state"] == "succeeded" for run in runs)
