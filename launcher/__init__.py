@@ -1,4 +1,4 @@
-"""The job launcher: one YAML file, any machine. The Python API is `submit`, `runs` and `Run`."""
+"""The job launcher: one YAML file, any machine. The Python API is `submit`, `submit_many`, `runs` and `Run`."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -6,9 +6,10 @@ if TYPE_CHECKING:
     from launcher.api import Run as Run
     from launcher.api import runs as runs
     from launcher.api import submit as submit
+    from launcher.api import submit_many as submit_many
 
 __version__ = "0.1.0"
-__all__ = ["Run", "runs", "submit"]
+__all__ = ["Run", "runs", "submit", "submit_many"]
 
 
 def __getattr__(name: str) -> Any:

@@ -94,6 +94,7 @@ class Agent:
 
     index: int
     process: ProcessId
+    buried: ProcessId | None = None  # the agent before, which its keeper has seen die
     alive: bool = True
     connected: bool = False
     introduced: bool = False  # the Join of this connection has arrived: what is sent to the node reaches this agent
@@ -229,6 +230,8 @@ class Cluster:
         if event.kind != "agent_lost" or event.node is None or isinstance(self.event, ProvenDead):
             return
         process = self.ghosts.get(event.node, self.spoke[event.node])
+        if isinstance(self.event, Join) and process == self.event.buried:
+            return  # its own keeper has seen it die
         if isinstance(self.event, Join) and self.event.process.boot_id != process.boot_id:
             return  # the machine was started anew since
         silent_s = self.mono - self.heard_at[process]
@@ -243,13 +246,14 @@ class Cluster:
 
     # -- agents
 
-    def boot(self, *indexes: int, ready: bool = True, machine: str = "boot-1") -> None:
-        """Start an agent process on each of these nodes."""
+    def boot(self, *indexes: int, ready: bool = True, machine: str = "boot-1", buries: bool = False) -> None:
+        """Start an agent process on each of these nodes. `buries`: it knows that the one before is gone."""
         for index in indexes or range(len(self.plan.nodes)):
             before = self.agents.get(index)
             assert before is None or not before.alive
             process = ProcessId(f"host-{index}", machine, next(_pids), 1)
-            self.agents[index] = Agent(index, process, ready=ready, leased_at=self.mono)
+            buried = before.process if buries and before is not None else None
+            self.agents[index] = Agent(index, process, buried=buried, ready=ready, leased_at=self.mono)
             self.connect(index)
 
     def connect(self, index: int) -> None:
@@ -260,7 +264,8 @@ class Cluster:
         agent.connected, agent.joined_at, agent.introduced = True, self.mono, False
         self.down[index].clear()
         address = self.plan.nodes[index].address
-        self.up[index].append(Join(index, address, agent.process, 20_000 + agent.process.pid, agent.generation))
+        port = 20_000 + agent.process.pid
+        self.up[index].append(Join(index, address, agent.process, port, agent.generation, agent.buried))
         if agent.ready:
             self.up[index].append(Ready(index))
         self.up[index].extend(agent.told)

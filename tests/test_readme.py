@@ -37,6 +37,11 @@ def python_block(word):
     return block
 
 
+def console_block(word):
+    [block] = [block for block in blocks("console") if word in block]
+    return block
+
+
 def shell(lab, command):
     words = command.removeprefix("uv run ").split()
     assert words[0] == "launch", command
@@ -67,14 +72,16 @@ def test_the_first_screen(checkout):
 
 def test_your_own_job(checkout):
     checkout.script("train.py", "print('trained')\n")
-    commands = [line.removeprefix("$ ") for line in blocks("console")[1].splitlines() if line.startswith("$ ")]
+    commands = [
+        line.removeprefix("$ ") for line in console_block("launch init ddp").splitlines() if line.startswith("$ ")
+    ]
     assert len(commands) == 3
     for command in commands:
         shell(checkout, command)
 
 
 def test_the_problems_that_it_shows(checkout):
-    command, *lines = blocks("console")[2].strip().splitlines()
+    command, *lines = console_block("scirpt").strip().splitlines()
     checkout.script("train.py", "")
     checkout.spec("name: x\n\nrun:\n  scirpt: train.py\n  script: train.py\n  # gone\n")
     checkout.spec("name: x\n\nrun:\n  scirpt: train.py\nresources:\n  nodes: two\n")

@@ -789,6 +789,30 @@ def test_the_time_limit_holds_while_waiting_too() -> None:
     assert cluster.end.cause is Cause.TIME_LIMIT
 
 
+def test_an_agent_that_buries_the_one_before_spares_the_wait_for_its_lease() -> None:
+    cluster = running(2)
+    cluster.kill(1, proof=False)
+    cluster.settle()
+    cluster.advance(1)
+    assert not cluster.stops(1)  # it may be alive, for all that anybody knows
+    cluster.boot(1, buries=True)
+    cluster.settle()
+    assert cluster.starts(2)
+    (failure,) = cluster.recorded("failure")
+    assert failure.cause is Cause.NODE_LOST and "died" in failure.text
+
+
+def test_a_burial_of_somebody_else_changes_nothing() -> None:
+    cluster = running(2)
+    cluster.kill(1, proof=False)
+    cluster.settle()
+    cluster.boot(1)
+    cluster.agents[1].buried = ProcessId("host-1", "boot-1", 999_999, 1)
+    cluster.settle()
+    cluster.advance(2)
+    assert not cluster.starts(2)
+
+
 # -- faults of nodes
 
 

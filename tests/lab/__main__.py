@@ -30,6 +30,9 @@ def main(argv: list[str]) -> int:
 
 def up(chosen: argparse.Namespace) -> int:
     folder: Path = chosen.at or Path(tempfile.gettempdir()) / "launch-lab"
+    if folder.exists() and any(folder.iterdir()) and not (folder / "slurm.conf").exists():
+        print(f"{folder}: expected a new folder or a lab's, as `down` clears it", file=sys.stderr)
+        return 1
     lab = SlurmLab(folder, chosen.nodes, accounting=chosen.accounting, stays=True)
     lab.up()
     print(f"export SLURM_CONF={lab.slurm_conf}")

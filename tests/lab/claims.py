@@ -65,7 +65,9 @@ def claim(folder: Path, *, stays: bool = False) -> Claim:
         subnet = next(each for each in SUBNETS if each not in taken and f"10.77.{each}." not in routes)
         owner = None if stays else process_id(os.getpid())
         made = Claim(subnet=subnet, folder=str(folder), owner=owner, boot_id=boot_id())
-        (FOLDER / f"{subnet}.json").write_bytes(msgspec.json.encode(made))
+        half = FOLDER / f"{subnet}.half"
+        half.write_bytes(msgspec.json.encode(made))
+        half.rename(FOLDER / f"{subnet}.json")
         return made
 
 

@@ -1,8 +1,12 @@
 """The verbs on Slurm: the same words, files and exit codes as on one machine."""
 
+import re
+import shutil
 import time
 
 from runs import fingerprint_here, job_of, two_nodes
+
+from launcher.shipped import shipped
 
 
 def test_a_run_over_two_nodes_ends_as_it_does_here(desk, slurm):
@@ -123,3 +127,17 @@ def test_several_files_share_a_job_where_their_demands_are_the_same(desk):
     first, second, third = (job_of(desk, run).split("_")[0] for run in runs)
     assert first == second != third
     assert all(desk.wait(run)["state"] == "succeeded" for run in runs)
+
+
+def test_the_commands_of_the_readme(desk):
+    root = shipped("jobs").parent
+    for name in ("jobs", "templates"):
+        shutil.copytree(root / name, desk.project / name)
+    section = (root / "README.md").read_text().split("## On Slurm")[1].split("\n## ")[0]
+    submit, status, dry = (
+        line.removeprefix("$ launch ").split() for line in re.findall(r"^\$ .*", section, re.MULTILINE)
+    )
+    run = desk.submit(*submit[1:], "--set", "run.args.max-steps=10", "--set", "resources.gpus_per_node=0")
+    assert run in desk.launch(*status).stdout
+    assert desk.wait(run, timeout=100)["step"] == 10
+    assert "#SBATCH" in desk.launch(*dry).stdout

@@ -10,7 +10,7 @@ from run_folder import dead_process, of_another_machine, state_of
 
 from launcher.errors import Exit
 from launcher.rundir.identity import boot_id, this_process
-from launcher.rundir.records import AttemptEnd, Failure, Handle, Intent, NodeState, RankState, StopRequest
+from launcher.rundir.records import AttemptEnd, ClusterWord, Failure, Handle, Intent, NodeState, RankState, StopRequest
 from launcher.status.derive import derive, exit_code_of
 from launcher.status.facts import Living, Moment, PlanHead, RunFacts
 from launcher.words import Cause, State
@@ -65,6 +65,36 @@ SITUATIONS = {
     "was resumed and died": (facts(state=state(State.SUCCEEDED), attempt=2, living=Living()), State.LOST),
     "has no attempt": (facts(attempt=0, intent=None, handle=None, living=Living()), State.UNKNOWN),
     "cannot be read": (facts(living=Living(), trouble=("state.json: permission denied",)), State.UNKNOWN),
+}  # fmt: skip
+
+
+def on_slurm(phase, word="", **more):
+    """What Slurm says of a run whose keeper is another machine's."""
+    said = {name: more.pop(name) for name in ("text", "starts_at", "ended_as", "cause", "silent") if name in more}
+    asked = ClusterWord(phase, word, 1999.0, "12", **said)
+    return facts(living=UNKNOWN, handle=Handle("slurm", job_id="12"), word=asked, **more)
+
+
+REQUEUED = end(State.QUEUED, Cause.PREEMPTED, 16, message="a new attempt follows")
+SITUATIONS |= {
+    "waits in Slurm's queue": (on_slurm("queued", "PENDING", text="waiting for nodes"), State.QUEUED),
+    "runs on Slurm": (on_slurm("running", "RUNNING", state=state()), State.RUNNING),
+    "has its nodes, and no word of it yet": (on_slurm("running", "RUNNING"), State.STARTING),
+    "is being ended by Slurm": (on_slurm("ending", "COMPLETING", state=state()), State.RUNNING),
+    "is requeued": (on_slurm("queued", "PENDING", state=state(), end=REQUEUED), State.QUEUED),
+    "is about to be requeued": (on_slurm("ending", "COMPLETING", state=state(), end=REQUEUED), State.QUEUED),
+    "has its nodes again": (on_slurm("running", "RUNNING", state=state(), end=REQUEUED), State.STARTING),
+    "was not started again": (on_slurm("gone", state=state(), end=REQUEUED), State.LOST),
+    "was ended by its limit without a word": (
+        on_slurm("ended", "TIMEOUT", ended_as=State.FAILED, cause=Cause.TIME_LIMIT, state=state()), State.FAILED),
+    "completed, Slurm says, without a word of ours": (
+        on_slurm("ended", "COMPLETED", ended_as=State.LOST, state=state()), State.LOST),
+    "is unknown to Slurm": (on_slurm("gone", state=state()), State.LOST),
+    "is in a state that nobody knows": (on_slurm("unknown", "SHINY", state=state()), State.UNKNOWN),
+    "is with a controller that is silent": (
+        on_slurm("running", "RUNNING", silent="no answer", state=state()), State.UNKNOWN),
+    "has succeeded, whatever Slurm says": (
+        on_slurm("ended", "FAILED", ended_as=State.LOST, state=state(), end=end(State.SUCCEEDED)), State.SUCCEEDED),
 }  # fmt: skip
 
 
@@ -195,3 +225,18 @@ def test_every_combination_has_a_status(given_facts):
         assert nobody_else, "a run is lost only where all of it is known to be dead"
     if status.state is State.UNKNOWN and given_facts.state is not None:
         assert status.message or given_facts.living.keeper or given_facts.living.coordinator
+
+
+def test_a_silent_controller_is_said_with_what_was_last_seen():
+    status = derive(on_slurm("queued", "PENDING", silent="the Slurm controller does not answer"))
+    assert status.message.startswith("the Slurm controller does not answer; last seen PENDING at ")
+    running = derive(on_slurm("queued", "PENDING", silent="no answer", state=state()))
+    assert "last seen RUNNING at " in running.message and running.as_of == 1999.5
+
+
+def test_a_job_that_waits_says_why_and_until_when():
+    status = derive(on_slurm("queued", "PENDING", text="waiting for nodes", starts_at=5000.0))
+    assert status.message.startswith("waiting for nodes; may start at 1970-01-01 ")
+    assert (status.job, status.exit_code) == ("12", None)
+    ended = derive(on_slurm("ended", "TIMEOUT", ended_as=State.FAILED, cause=Cause.TIME_LIMIT))
+    assert (ended.exit_code, "TIMEOUT of job 12" in ended.message) == (17, True)

@@ -18,6 +18,7 @@ from launcher.clusters.slurm.queries import (
     show_config,
 )
 from launcher.clusters.slurm.reach import ask
+from launcher.clusters.slurm.requirements import container_problems
 from launcher.clusters.slurm.script import Ticket
 from launcher.errors import BadInput, Unreachable
 from launcher.plan.facts import Machine
@@ -34,7 +35,7 @@ class Errand:
         self._run = RunDir(run_dir)
 
     def go(self, attempt: int) -> None:
-        hand_over(parcel_of(self._run, self._run.attempt(attempt)), ())
+        hand_over(parcel_of(self._run, self._run.attempt(attempt)))
 
     def abandon(self) -> None:
         """Nothing was begun."""
@@ -47,6 +48,7 @@ class SlurmCluster:
 
     def __init__(self) -> None:
         self._nodes: dict[str | None, list[Node]] = {}
+        self._containers: set[str] = set()  # that were found well
 
     @cached_property
     def most_together(self) -> int:
@@ -55,6 +57,7 @@ class SlurmCluster:
 
     def machine(self, spec: JobSpec) -> Machine:
         """The least that a node of the partition has of cores, and the most that one has of GPUs."""
+        self._check_container(spec.slurm.container)
         partition = spec.slurm.partition
         if partition not in self._nodes:
             self._nodes[partition] = read_partition_nodes(ask(partition_nodes(partition)).out)
@@ -65,6 +68,12 @@ class SlurmCluster:
         gpus = max(node.gpus for node in nodes)
         able = [node for node in nodes if node.gpus == gpus]
         return Machine(min(node.cpus for node in able), tuple(map(str, range(gpus))), apart=True)
+
+    def _check_container(self, text: str | None) -> None:
+        if text is not None and text not in self._containers:
+            if problems := container_problems(text):
+                raise BadInput(*(f"slurm.container: {problem}" for problem in problems))
+            self._containers.add(text)
 
     def preview(self, plan: Plan) -> Preview:
         """The script as sbatch would get it, and what `sbatch --test-only` says of it."""

@@ -36,27 +36,25 @@ def look(attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | No
     now = time.time()
     since = min((read_intent(attempt).created_at for _, attempt in attempts), default=now) - _SKEW_S
     try:
-        jobs = read_jobs(ask(squeue_jobs(), limit_s=LIMIT_S).out)
-        handles = [_handle(run, attempt, jobs, now) for run, attempt in attempts]
+        handles = [_handle(run, attempt, now) for run, attempt in attempts]
+        jobs = read_jobs(ask(squeue_jobs(), limit_s=LIMIT_S).out)  # after the handles: a job that has one is in it
+        _end_doubles([read_intent(attempt) for _, attempt in attempts], handles, jobs)
         words = _words([handle.job_id if handle else None for handle in handles], jobs, since, now)
     except Unreachable as error:
         return [_last_seen(attempt, str(error.lines[0])) for _, attempt in attempts]
     return [_remember(attempt, word) for (_, attempt), word in zip(attempts, words, strict=True)]
 
 
-def _handle(run: RunDir, attempt: AttemptDir, jobs: Sequence[Job], now: float) -> Handle | None:
+def _handle(run: RunDir, attempt: AttemptDir, now: float) -> Handle | None:
     """Which job the attempt is; handed over now where its submitter could not."""
     handle = read_record(attempt.handle, Handle)
-    intent = read_intent(attempt)
-    if handle is None and _is_left_lying(intent, now):
+    if handle is None and _is_left_lying(read_intent(attempt), now):
         try:
-            hand_over(parcel_of(run, attempt), jobs)
+            hand_over(parcel_of(run, attempt), again=True)
         except NotStarted as refusal:
             end = AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.LAUNCHER_FAULT, now, str(refusal))
             write_end(run, attempt, end, read_plan(run, attempt.number))
         handle = read_record(attempt.handle, Handle)
-    if handle is not None and intent.ticket and not intent.batch:
-        _end_doubles(intent, handle, jobs)
     return handle
 
 
@@ -65,10 +63,16 @@ def _is_left_lying(intent: Intent, now: float) -> bool:
     return lives is False or (lives is None and now - intent.created_at > _GIVEN_UP_S)
 
 
-def _end_doubles(intent: Intent, handle: Handle, jobs: Sequence[Job]) -> None:
-    comment = f"launch:{intent.ticket}"
+def _end_doubles(intents: Sequence[Intent], handles: Sequence[Handle | None], jobs: Sequence[Job]) -> None:
+    """Of an array every element is left to find out for itself: any of them may be some run's."""
+    wanted = {
+        f"launch:{intent.ticket}": handle.job_id
+        for intent, handle in zip(intents, handles, strict=True)
+        if handle is not None and intent.ticket and not intent.batch
+    }
     for job in jobs:
-        if comment in job.comment.split() and job.id != handle.job_id and job.state.phase is Phase.QUEUED:
+        ours = next((wanted[word] for word in job.comment.split() if word in wanted), None)
+        if ours is not None and job.id != ours and job.state.phase is Phase.QUEUED:
             ask(cancel(job.id), limit_s=LIMIT_S)
 
 

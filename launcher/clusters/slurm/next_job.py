@@ -101,7 +101,7 @@ def _new_job(run: RunDir, plan: Plan, end: AttemptEnd, why: str) -> str:
     """Another job of the same run; gives why there is none."""
     after, _ = new_attempt(run, plan.cluster, "requeue", end.cause, kind="slurm")
     try:
-        hand_over(parcel_of(run, after), ())
+        hand_over(parcel_of(run, after))
     except NotStarted as refusal:
         message = f"no new job: {refusal}"
         write_end(run, after, AttemptEnd(State.QUEUED, end.cause, end.exit_code, time.time(), message), plan)

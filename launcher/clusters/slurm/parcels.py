@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.clusters.slurm.queries import Job, read_submitted
+from launcher.clusters.slurm.queries import read_jobs, read_submitted, squeue_jobs
 from launcher.clusters.slurm.reach import ask
 from launcher.clusters.slurm.script import Ticket, batch_command, options, render
 from launcher.errors import LaunchError, NotStarted
@@ -59,8 +59,8 @@ def run_of_element(where: Path, index: str | None) -> RunDir | None:
     return run if run.plan.exists() else None
 
 
-def hand_over(parcel: Parcel, known: Sequence[Job]) -> bool:
-    """Have one job for this parcel. `known`: what squeue shows, where somebody may have submitted it before.
+def hand_over(parcel: Parcel, *, again: bool = False) -> bool:
+    """Have one job for this parcel. `again`: somebody may have submitted it before, so squeue is asked first.
 
     False where somebody is at it right now. Raises NotStarted where Slurm refuses, Unreachable where nobody can tell.
     """
@@ -70,7 +70,7 @@ def hand_over(parcel: Parcel, known: Sequence[Job]) -> bool:
         missing = [(index, attempt) for index, (run, attempt) in enumerate(parcel.members) if _is_open(run, attempt)]
         if not missing:
             return True
-        job = _known_id(parcel, known) or _submit(parcel, lock)
+        job = (_known_id(parcel) if again else None) or _submit(parcel, lock)
         for index, attempt in missing:
             name = job if parcel.ticket.array is None else f"{job}_{index}"
             with contextlib.suppress(FileExistsError):  # the job has started already, and says so itself
@@ -95,7 +95,9 @@ def _is_open(run: RunDir, attempt: AttemptDir) -> bool:
     return run.plan.exists() and not attempt.handle.exists() and not attempt.end.exists()
 
 
-def _known_id(parcel: Parcel, known: Sequence[Job]) -> str | None:
+def _known_id(parcel: Parcel) -> str | None:
+    """What squeue says now: an answer from before we had the lock may be older than the job."""
+    known = read_jobs(ask(squeue_jobs()).out)
     job = next((job for job in known if parcel.ticket.comment in job.comment.split()), None)
     if job is None:
         return None

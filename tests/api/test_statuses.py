@@ -1,0 +1,51 @@
+"""Asking clusters about runs: once for all of a kind, and no oftener than the asker wants."""
+
+import pytest
+from run_folder import RunFolder, of_another_machine
+
+from launcher import api
+from launcher.rundir.records import ClusterWord, Handle, Intent
+from launcher.words import State
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    questions = []
+
+    def look(kind, attempts):
+        questions.append((kind, [run.path.name for run, _ in attempts]))
+        return [ClusterWord("running", "RUNNING", 2000.0, "7") for _ in attempts]
+
+    monkeypatch.setattr(api, "look", look)
+    api._heard.clear()
+    return questions
+
+
+def run_on(kind, folder):
+    made = RunFolder(folder).plan()
+    attempt = made.run.attempt(1)
+    made.write(attempt.intent, Intent(1, "0" * 64, kind, "submit", None, 1000.0, of_another_machine(), kind, "t"))
+    made.write(attempt.handle, Handle(kind, keeper=of_another_machine(), job_id="7"))
+    return api.Run(folder.name, folder)
+
+
+def ended(folder):
+    RunFolder(folder).plan().intent().state(State.SUCCEEDED)
+    return api.Run(folder.name, folder)
+
+
+def test_one_question_for_all_that_have_not_ended(tmp_path, asked):
+    runs = [run_on("slurm", tmp_path / f"s-{index}") for index in range(3)]
+    runs += [ended(tmp_path / "done"), run_on("local", tmp_path / "here")]
+    states = [status.state for status in api.statuses(runs)]
+    assert asked == [("slurm", ["s-0", "s-1", "s-2"])]
+    assert states == [State.STARTING] * 3 + [State.SUCCEEDED, State.UNKNOWN]
+
+
+def test_who_watches_is_content_with_a_word_of_a_moment_ago(tmp_path, asked):
+    run = run_on("slurm", tmp_path / "s-0")
+    for _ in range(10):
+        run.status(fresh_s=60.0)
+    assert len(asked) == 1
+    run.status()
+    assert len(asked) == 2
