@@ -30,6 +30,7 @@ class Post:
     log: Path
     pid: int | None = None
     deaths: int = 0
+    last: int | None = None  # how its last holder ended: a wait status
     returns_at: float | None = None
 
 
@@ -119,7 +120,7 @@ class Crew:
         post = next((post for post in self._posts if post.pid == pid), None)
         if post is None:
             return  # an orphan that we inherited
-        post.pid = None
+        post.pid, post.last = None, status
         end_all(lambda: orphans(os.getpid(), {other.pid for other in self._posts if other.pid is not None}))
         if comes_back(status):
             post.returns_at = time.monotonic() + self._return_s[min(post.deaths, len(self._return_s) - 1)]

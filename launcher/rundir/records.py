@@ -35,6 +35,7 @@ class Handle(msgspec.Struct, frozen=True):
     cluster_kind: str
     keeper: ProcessId | None = None
     job_id: str | None = None
+    ticket: str = ""  # in that job's comment: ids are given again by a controller that lost its memory
 
 
 class ClusterWord(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -97,3 +97,15 @@ def test_a_first_copy_that_lives_on_is_fenced(desk, slurm):
     assert desk.read_state(run)["attempt"] == 2
     desk.launch("cancel", run)
     slurm.nodes[0].start_slurmd()
+
+
+@pytest.mark.timeout(240)
+def test_the_first_of_a_range_of_nodes_gone_another_node_has_the_job_started_anew(desk, slurm):
+    """Slurm lets such a job be, without its batch process: it was told not to kill it for a lost node."""
+    spec = desk.chain(args=f"steps: {STEPS}", resources="nodes: 1..2\nranks_per_node: 2", more=SHORT)
+    run = desk.submit(spec, "--on", "slurm")
+    desk.until("both nodes", lambda: desk.until_step(run, 10)["world_size"] == 4)
+    slurm.nodes[0].power_off()
+    status = desk.wait(run, timeout=200)
+    assert (status["state"], status["attempt"], causes(desk, run)) == ("succeeded", 2, ["node_lost"])
+    slurm.nodes[0].power_on()

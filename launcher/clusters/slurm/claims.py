@@ -7,7 +7,7 @@ import time
 from launcher.clusters.last_word import speak_for_the_dead, write_end
 from launcher.clusters.slurm.node_health import what_took_the_node
 from launcher.errors import Exit
-from launcher.rundir.attempts import new_attempt, newest, read_plan
+from launcher.rundir.attempts import new_attempt, newest, read_intent, read_plan
 from launcher.rundir.durable import create_record, read_record, write_record
 from launcher.rundir.identity import this_process
 from launcher.rundir.layout import AttemptDir, RunDir
@@ -30,7 +30,7 @@ def claim(run: RunDir, job: str) -> AttemptDir | None:
         if end is None:
             cancel(run, attempt)
         return _leave("the run was cancelled")
-    if not attempt.started.exists() and _take(attempt, job):
+    if not attempt.started.exists() and _take(attempt, job, ticket_of(attempt)):
         return attempt
     if end is None:  # an earlier start of this job, which left no last word
         end = _speak_for_the_start_before(run, attempt)
@@ -43,24 +43,34 @@ def next_attempt(run: RunDir, before: AttemptDir, cause: Cause | None, job: str)
     """The attempt after this one, in this job."""
     plan = read_plan(run, before.number)
     attempt, _ = new_attempt(run, plan.cluster, "requeue", cause, kind="slurm")
-    return attempt if _take(attempt, job) else _leave(f"attempt {attempt.number} was started by another process")
+    return (
+        attempt
+        if _take(attempt, job, ticket_of(before))
+        else _leave(f"attempt {attempt.number} was started by another process")
+    )
+
+
+def ticket_of(attempt: AttemptDir) -> str:
+    """What is in the comment of the attempt's job."""
+    handle = read_record(attempt.handle, Handle)
+    return handle.ticket if handle is not None else ""
 
 
 def _owner(attempt: AttemptDir, job: str) -> str | None:
     """The job that the attempt belongs to: the first one that says so, which is ours where its submitter died."""
     with contextlib.suppress(FileExistsError):
-        create_record(attempt.handle, Handle("slurm", job_id=job))
+        create_record(attempt.handle, Handle("slurm", job_id=job, ticket=read_intent(attempt).ticket))
     handle = read_record(attempt.handle, Handle)
     return handle.job_id if handle is not None else None
 
 
-def _take(attempt: AttemptDir, job: str) -> bool:
+def _take(attempt: AttemptDir, job: str, ticket: str) -> bool:
     """True for the one process that may carry this attempt out."""
     try:
         create_record(attempt.started, this_process())
     except FileExistsError:
         return False
-    write_record(attempt.handle, Handle("slurm", keeper=this_process(), job_id=job))
+    write_record(attempt.handle, Handle("slurm", keeper=this_process(), job_id=job, ticket=ticket))
     return True
 
 

@@ -39,10 +39,20 @@ def look(attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | No
         handles = [_handle(run, attempt, now) for run, attempt in attempts]
         jobs = read_jobs(ask(squeue_jobs(), limit_s=LIMIT_S).out)  # after the handles: a job that has one is in it
         _end_doubles([read_intent(attempt) for _, attempt in attempts], handles, jobs)
-        words = _words([handle.job_id if handle else None for handle in handles], jobs, since, now)
+        words = _words(handles, jobs, since, now)
     except Unreachable as error:
         return [_last_seen(attempt, str(error.lines[0])) for _, attempt in attempts]
-    return [_remember(attempt, word) for (_, attempt), word in zip(attempts, words, strict=True)]
+    return [
+        _being_submitted(attempt, now) if word is None else _remember(attempt, word)
+        for (_, attempt), word in zip(attempts, words, strict=True)
+    ]
+
+
+def _being_submitted(attempt: AttemptDir, now: float) -> ClusterWord | None:
+    """A word for an attempt whose submitter is dead, and whose sbatch is not: nobody has lost it."""
+    if attempt.end.exists() or not _is_left_lying(read_intent(attempt), now):
+        return None
+    return ClusterWord(Phase.QUEUED, "", now, text="it is being handed to Slurm")
 
 
 def _handle(run: RunDir, attempt: AttemptDir, now: float) -> Handle | None:
@@ -76,13 +86,20 @@ def _end_doubles(intents: Sequence[Intent], handles: Sequence[Handle | None], jo
             ask(cancel(job.id), limit_s=LIMIT_S)
 
 
-def _words(ids: Sequence[str | None], jobs: Sequence[Job], since: float, now: float) -> list[ClusterWord | None]:
-    known = {job.id: word_of(job, now) for job in jobs}
+def _words(handles: Sequence[Handle | None], jobs: Sequence[Job], since: float, now: float) -> list[ClusterWord | None]:
+    ids = [handle.job_id if handle is not None else None for handle in handles]
+    tickets = {handle.job_id: handle.ticket for handle in handles if handle is not None}
+    known = {job.id: word_of(job, now) for job in jobs if job.id in tickets and _has(job, tickets[job.id])}
     forgotten = [one for one in ids if one is not None and one not in known]
     if forgotten:
         answer = ask(sacct_jobs(forgotten, since), limit_s=LIMIT_S)
         known |= {job.id: word_of(job, now) for job in read_sacct(answer.code, answer.out, answer.err) or ()}
     return [None if one is None else known.get(one) or ClusterWord(_GONE, "", now, one) for one in ids]
+
+
+def _has(job: Job, ticket: str) -> bool:
+    """Whether it is that job, and no later one that a forgetful controller gave the same id."""
+    return not ticket or f"launch:{ticket}" in job.comment.split()
 
 
 def word_of(job: Job, now: float) -> ClusterWord:
@@ -100,10 +117,8 @@ def word_of(job: Job, now: float) -> ClusterWord:
     return ClusterWord(job.state.phase, job.state.word, now, job.id, text, starts_at, ended_as, cause)
 
 
-def _remember(attempt: AttemptDir, word: ClusterWord | None) -> ClusterWord | None:
+def _remember(attempt: AttemptDir, word: ClusterWord) -> ClusterWord:
     """Keep the word for the day on which Slurm is silent, or has forgotten how the job ended."""
-    if word is None:
-        return None
     before = read_record(attempt.seen, ClusterWord)
     if word.phase == _GONE and before is not None and before.phase == Phase.ENDED:
         return before

@@ -1,10 +1,10 @@
 """What follows an attempt after which the run goes on: the next one here, the same job again, or a new job."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 from launcher.clusters.bell import Bell
 from launcher.clusters.last_word import write_end
@@ -72,11 +72,20 @@ def _move(run: RunDir, attempt: AttemptDir, plan: Plan, end: AttemptEnd, job: st
         write_end(run, attempt, AttemptEnd(State.FAILED, end.cause, end.exit_code, time.time(), text), plan)
 
 
+def requeue_job(run: RunDir, job: str) -> None:
+    """The same, asked for by another process of the job, once the batch process is gone."""
+    answer = ask(_deaf(requeue(job)))
+    if answer.code == 0:
+        _nudge(run, job, 0.0)
+    else:
+        print(f"scontrol requeue: {answer.err.strip()}", file=sys.stderr)
+
+
 def _requeue(job: str, bell: Bell) -> str:
     """Put the job back into the queue; gives why that is not to be."""
     while True:
         try:
-            answer = ask(requeue(job))
+            answer = ask(_deaf(requeue(job)))
         except Unreachable as error:
             print(error, file=sys.stderr)
             if bell.stop_asked:
@@ -89,12 +98,13 @@ def _requeue(job: str, bell: Bell) -> str:
 def _nudge(run: RunDir, job: str, delay_s: float) -> None:
     argv = [sys.executable, "-P", "-m", "launcher.clusters.slurm.nudge", job, str(delay_s)]
     argv += sorted({blame.host for blame in avoided(run)})
-    nowhere = subprocess.DEVNULL
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # inherited: Slurm signals every process of the job
-    subprocess.Popen(
-        argv, env=clean_environment(os.environ), stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True
-    )
-    signal.signal(signal.SIGTERM, before)
+    nowhere, environ = subprocess.DEVNULL, clean_environment(os.environ)
+    subprocess.Popen(_deaf(argv), env=environ, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
+
+
+def _deaf(argv: Sequence[str]) -> list[str]:
+    """The same command, deaf to SIGTERM: what it asks for makes Slurm send that to every process of the job."""
+    return ["/bin/sh", "-c", "trap '' TERM; exec \"$@\"", "sh", *argv]
 
 
 def _new_job(run: RunDir, plan: Plan, end: AttemptEnd, why: str) -> str:

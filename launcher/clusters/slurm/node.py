@@ -16,8 +16,11 @@ from pathlib import Path
 from launcher.agent.processes import signal_process
 from launcher.clusters.bell import Bell
 from launcher.clusters.crew import Crew, agent_post
+from launcher.clusters.slurm.next_job import requeue_job
+from launcher.clusters.slurm.queries import read_nodes, show_nodes
+from launcher.clusters.slurm.reach import ask
 from launcher.clusters.slurm.wishes import WARNINGS
-from launcher.errors import LaunchError
+from launcher.errors import Exit, LaunchError, Unreachable
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import read_plan
 from launcher.rundir.durable import make_dir, read_record
@@ -48,17 +51,33 @@ def main() -> int:
 
 def keep(plan: Plan, attempt: AttemptDir, index: int, bell: Bell) -> None:
     """Have the agent here, as long as it is wanted."""
-    crew = Crew([agent_post(plan, attempt, index)], bell, leads=False, return_s=_RETURN_S)
+    post = agent_post(plan, attempt, index)
+    crew = Crew([post], bell, leads=False, return_s=_RETURN_S)
     crew.start()
     sure_at: float | None = None
     while not crew.left(sure_at is not None) and (sure_at is None or time.monotonic() < sure_at):
         crew.watch(sure_at, bring_back=sure_at is None)
+        if post.last is not None and os.waitstatus_to_exitcode(post.last) == Exit.LOST:
+            post.last = None
+            _see_to_the_first_node(plan, sys.argv[1])
         if (bell.stop_asked or bell.warned) and sure_at is None:
             bell.warned = False
             crew.signal_leader()
             if bell.stop_asked:  # Slurm ends the step; a mere warning is for the coordinator to act on
                 sure_at = time.monotonic() + plan.spec.recovery.grace_s + _SURE_S
     crew.end()
+
+
+def _see_to_the_first_node(plan: Plan, run_dir: str) -> None:
+    """The coordinator has not been heard for a whole lease. A job whose first node is down, and which was not to be
+    killed for a lost node, Slurm leaves as it is, without anybody in charge: have it start anew."""
+    first, job = plan.nodes[0].host, os.environ.get("SLURM_JOB_ID", "")
+    try:
+        node = read_nodes(ask(show_nodes([first])).out).get(first)
+        if node is not None and node.is_down:
+            requeue_job(RunDir(Path(run_dir)), job)
+    except Unreachable as error:
+        print(error, file=sys.stderr)  # asked again when the next agent gives up waiting
 
 
 def listen(attempt: AttemptDir, bell: Bell) -> None:

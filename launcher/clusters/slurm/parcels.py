@@ -74,7 +74,7 @@ def hand_over(parcel: Parcel, *, again: bool = False) -> bool:
         for index, attempt in missing:
             name = job if parcel.ticket.array is None else f"{job}_{index}"
             with contextlib.suppress(FileExistsError):  # the job has started already, and says so itself
-                create_record(attempt.handle, Handle("slurm", job_id=name))
+                create_record(attempt.handle, Handle("slurm", job_id=name, ticket=parcel.ticket.text))
     return True
 
 
