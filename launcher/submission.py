@@ -15,8 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.clusters import cluster
+from launcher.clusters import of_kind
 from launcher.clusters.last_word import first_state, write_end
+from launcher.clusters.named import ClusterEntry, entry, with_defaults
 from launcher.clusters.protocol import Cluster
 from launcher.errors import BadInput, Exit, NotStarted
 from launcher.plan.build import build, check, check_code
@@ -39,6 +40,16 @@ from launcher.words import Cause, State
 
 
 @dataclass(frozen=True, slots=True)
+class Shipped:
+    """A project that came from another machine: all of it is code, and the secrets came along."""
+
+    root: Path
+    secrets: Mapping[str, str]
+    taken: Callable[[str], bool]  # run ids that mean something else where it came from
+    choose: Callable[[Sequence[tuple[str, Path]]], None]  # told of runs before there is anything of them
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A spec that was read and found able to run."""
 
@@ -51,6 +62,7 @@ class Request:
     code: CodeList
     python: str
     repeat: int | None = None  # which of several runs of one spec
+    shipped: Shipped | None = None
 
 
 def validate(file: Path, overrides: tuple[str, ...]) -> None:
@@ -62,19 +74,31 @@ def validate(file: Path, overrides: tuple[str, ...]) -> None:
     _refuse(file, check_code(spec, project))
 
 
-def request(file: Path, *, on: str, overrides: tuple[str, ...]) -> Request:
+def request(file: Path, *, on: str, overrides: tuple[str, ...], shipped: Shipped | None = None) -> Request:
     """Read and check everything; starts and writes nothing. Raises BadInput with all problems."""
+    place = _place(on)
+    overrides = with_defaults(place, file, overrides)
     spec = read_spec(file, overrides)
-    where = cluster(on)
-    root = project_of(file)
-    code = list_code(root, spec.code)
+    where = of_kind(place.kind)
+    root = project_of(file) if shipped is None else shipped.root
+    code = list_code(root, spec.code) if shipped is None else list_frozen(root)
     python = interpreter(spec, root, os.environ)
     project = _look_at(spec, root, code, python)
-    problems = check(spec, where.machine(spec), project, unset_secrets(spec, root, os.environ))
+    unset = unset_secrets(spec, root, os.environ) if shipped is None else ()
+    problems = check(spec, where.machine(spec), project, unset)
     if not os.access(python, os.X_OK):
         problems.append(Problem("run.python", f"no interpreter at {python}"))
     _refuse(file, problems)
-    return Request(file, spec, overrides, on, where, project, code, python)
+    return Request(file, spec, overrides, on, where, project, code, python, shipped=shipped)
+
+
+def _place(on: str) -> ClusterEntry:
+    """The cluster of this name, whose programs are on this machine."""
+    place = entry(on)
+    if place.login is not None:
+        hint = "hint: `launch submit` goes there; a run of another cluster cannot"
+        raise BadInput(f"--on {on}: its programs are on {place.login}, not here", hint)
+    return place
 
 
 def _refuse(file: Path, problems: Collection[Problem]) -> None:
@@ -95,9 +119,11 @@ def plan_of(wish: Request, run_id: str, run_dir: Path, submitted_at: float, code
     return msgspec.structs.replace(plan, env={**plan.env, "LAUNCH_REPEAT": str(wish.repeat)})
 
 
-def prepare(file: Path, *, on: str, overrides: tuple[str, ...]) -> tuple[Plan, CodeList]:
+def prepare(
+    file: Path, *, on: str, overrides: tuple[str, ...], shipped: Shipped | None = None
+) -> tuple[Plan, CodeList]:
     """What `submit` would do, as data: the plan, and the files that would be frozen."""
-    wish = request(file, on=on, overrides=overrides)
+    wish = request(file, on=on, overrides=overrides, shipped=shipped)
     root = registry.runs_root(Path(wish.project.path))
     run_id = new_run_id(wish.spec.name, _taken(root))
     code = FrozenCode("", len(wish.code.files), wish.code.bytes)
@@ -105,23 +131,28 @@ def prepare(file: Path, *, on: str, overrides: tuple[str, ...]) -> tuple[Plan, C
 
 
 def open_runs(
-    files: Sequence[Path], *, on: str, overrides: tuple[str, ...], repeat: int | None = None
+    files: Sequence[Path],
+    *,
+    on: str,
+    overrides: tuple[str, ...],
+    repeat: int | None = None,
+    shipped: Shipped | None = None,
 ) -> list[tuple[str, Path]]:
     """Start a run of each file, or `repeat` runs; gives their ids and folders. Checks all before any exists.
 
     Those that a cluster can take as one job become one.
     """
-    wishes = _requests(files, on, overrides)
+    wishes = _requests(files, on, overrides, shipped)
     if repeat is not None:
         wishes = [replace(wish, repeat=index) for wish in wishes for index in range(repeat)]
     return [opened for group in _together(wishes) for opened in _open_group(group)]
 
 
-def _requests(files: Sequence[Path], on: str, overrides: tuple[str, ...]) -> list[Request]:
+def _requests(files: Sequence[Path], on: str, overrides: tuple[str, ...], shipped: Shipped | None) -> list[Request]:
     wishes, problems = list[Request](), list[str]()
     for file in files:
         try:
-            wishes.append(request(file, on=on, overrides=overrides))
+            wishes.append(request(file, on=on, overrides=overrides, shipped=shipped))
         except BadInput as error:
             if len(files) == 1:
                 raise
@@ -152,10 +183,17 @@ def _open_group(group: Sequence[Request]) -> list[tuple[str, Path]]:
     """The runs of one job: they exist, one rename each, and then the cluster is told."""
     root = registry.runs_root(Path(group[0].project.path), create=True)
     drafts.remove_orphans(root)  # of submitters that were killed
-    ticket, opened = new_ticket(), list[tuple[str, Path]]()
+    ticket, opened, shipped = new_ticket(), list[tuple[str, Path]](), group[0].shipped
+
+    def taken(name: str) -> bool:
+        there = shipped is not None and shipped.taken(name)
+        return there or _taken(root)(name) or (name, root / name) in opened
+
     for wish in group:
-        run_id = new_run_id(wish.spec.name, lambda name: _taken(root)(name) or (name, root / name) in opened)
+        run_id = new_run_id(wish.spec.name, taken)
         opened.append((run_id, root / run_id))
+    if shipped is not None:
+        shipped.choose(opened)
     batch = root / f".batch-{ticket}" if len(group) > 1 else None
     engagements = [wish.cluster.engage(path) for wish, (_, path) in zip(group, opened, strict=True)]
     made: list[tuple[str, Path]] = []
@@ -209,8 +247,10 @@ def reopen(run: RunDir, *, on: str | None, overrides: tuple[str, ...]) -> None:
     last = newest(run)
     before = read_plan(run, last.number if last is not None else 1)
     name = on or before.cluster
-    where = cluster(name)
+    where = of_kind(before.cluster_kind if on is None else _place(on).kind)
     all_overrides = (*before.overrides, *overrides)
+    if on is not None:
+        all_overrides = with_defaults(_place(on), run.spec, all_overrides)
     spec = read_spec(run.spec, all_overrides)
     code = list_frozen(run.code)
     project = _look_at(spec, run.code, code, before.entry.python)
@@ -262,14 +302,19 @@ def _write(draft: RunDir, wish: Request, run_id: str, final: Path, ticket: str, 
     plan = plan_of(wish, run_id, final, now, frozen)
     write_bytes(draft.spec, wish.file.read_bytes())
     if wish.spec.secrets:
-        values = read_secret_values(wish.spec, Path(wish.project.path), os.environ)
-        write_record(draft.secrets, values)
+        write_record(draft.secrets, _secrets(wish))
     shared = str(batch) if batch is not None else ""
     new_attempt(draft, wish.on, "submit", None, kind=wish.cluster.kind, ticket=ticket, batch=shared)
     raise_fence(draft, 1)
     append_line(draft.events, Event(now, 1, "submitted", f"submitted {wish.file.name} to {wish.on}"))
     write_record(draft.state, first_state(plan, 1))
     write_record(draft.plan, plan)
+
+
+def _secrets(wish: Request) -> dict[str, str]:
+    if wish.shipped is None:
+        return read_secret_values(wish.spec, Path(wish.project.path), os.environ)
+    return {secret.name: wish.shipped.secrets[secret.name] for secret in wish.spec.secrets}
 
 
 def _look_at(spec: JobSpec, root: Path, code: CodeList, python: str) -> Project:

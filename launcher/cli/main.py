@@ -13,7 +13,11 @@ from launcher import __version__
 from launcher.errors import BadInput, Exit, LaunchError
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from types import ModuleType
+
+    from launcher.cli.arguments import Arguments
+    from launcher.remote import RemoteRun
 
 COMMANDS = {
     "submit": ("launcher.cli.submit", "start a run; prints its id"),
@@ -29,6 +33,9 @@ COMMANDS = {
     "schema": ("launcher.cli.schema", "print the JSON Schema of the spec, for editors"),
     "init": ("launcher.cli.init", "write a commented spec to start from"),
 }
+
+# What is done where the run is. `status` asks for all of them at once, and `submit` has no run yet.
+_THERE = ("checkpoints", "logs", "wait", "cancel", "resume", "pardon")
 
 _HELP = """usage: launch COMMAND ...
 
@@ -89,6 +96,10 @@ def _run(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(top_help(), end="", file=sys.stdout if argv else sys.stderr)
         return Exit.OK if argv else Exit.BAD_INPUT
+    if argv[0] == "_far":
+        from launcher.cli.far import run  # late: only a login node that is asked from elsewhere needs it
+
+        return run()
     if argv[0] == "--version":
         print(f"launch {__version__}")
         return Exit.OK
@@ -107,8 +118,21 @@ def _command(name: str, argv: list[str]) -> int:
         options = arguments.parse_args(argv)
     except SystemExit:  # argparse has printed the help
         return Exit.OK
+    if name in _THERE:
+        from launcher import remote  # late: `launch --help` has no use for it
+
+        if (run := remote.find(options.run)) is not None:
+            return remote.forward(run, name, _words_there(run, arguments, options))
     code: int = module.run(options)
     return code
+
+
+def _words_there(run: "RemoteRun", arguments: "Arguments", options: "Namespace") -> list[str]:
+    """The same command as it is given where the run is."""
+    from launcher import remote  # late: as above
+
+    on = getattr(options, "on", None)
+    return arguments.words(options, run=run.run, clusters=None, on=None if on is None else remote.place_there(run, on))
 
 
 def _hint(name: str) -> str:

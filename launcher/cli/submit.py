@@ -2,12 +2,21 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from launcher import api
+from launcher import api, remote
 from launcher.cli.arguments import Arguments
 from launcher.errors import BadInput, Exit
+
+if TYPE_CHECKING:
+    from launcher.clusters.named import ClusterEntry
+    from launcher.clusters.protocol import Preview
+    from launcher.plan.model import Plan
+    from launcher.rundir.code_list import CodeList
 
 EXAMPLES = """
   launch submit job.yaml                                start it here; prints the run's id
@@ -35,20 +44,46 @@ def run(options: argparse.Namespace) -> int:
     if options.follow and (options.dry_run or options.json or not one):
         other = "--dry-run" if options.dry_run else "--json" if options.json else "several runs"
         raise BadInput(f"--follow does not go with {other}")
+    place = _login_node(options)
     if options.dry_run:
-        return _dry_run(options)
+        return _dry_run(options, place)
+    if place is not None:
+        return _submit_there(options, place, one=one)
     runs = api.submit_many(options.specs, on=options.on, overrides=options.overrides, repeat=options.repeat)
-    if options.json:
-        said = [{"run": opened.id, "run_dir": str(opened.path)} for opened in runs]
-        print(_json(said[0] if one else said), flush=True)
-    else:
-        print("\n".join(opened.id for opened in runs), flush=True)
+    _tell(options, [(opened.id, str(opened.path)) for opened in runs], one=one)
     if options.follow:
         from launcher.cli.follow import follow  # late: only for --follow
 
         return follow(runs[0])
-    print(f"watch it: launch logs {runs[0].id} -f" if one else "watch them: launch status", file=sys.stderr)
     return Exit.OK
+
+
+def _submit_there(options: argparse.Namespace, place: "ClusterEntry", *, one: bool) -> int:
+    specs = [Path(spec) for spec in options.specs]
+    runs = remote.submit(place, specs, options.overrides, repeat=options.repeat)
+    _tell(options, [(opened.run, f"{opened.login.login}:{opened.path}") for opened in runs], one=one)
+    return remote.forward(runs[0], "logs", [runs[0].run, "-f"]) if options.follow else Exit.OK
+
+
+def _login_node(options: argparse.Namespace) -> "ClusterEntry | None":
+    """The cluster, where its programs are on another machine."""
+    if options.on == "local":
+        return None
+    from launcher.clusters.named import entry  # late: it reads YAML; local needs no clusters file
+
+    place = entry(options.on, options.clusters)
+    return place if place.login is not None else None
+
+
+def _tell(options: argparse.Namespace, runs: Sequence[tuple[str, str]], *, one: bool) -> None:
+    """Ids and folders; for people also what to do next."""
+    if options.json:
+        said = [{"run": run_id, "run_dir": path} for run_id, path in runs]
+        print(_json(said[0] if one else said), flush=True)
+    else:
+        print("\n".join(run_id for run_id, _ in runs), flush=True)
+    if not options.follow:
+        print(f"watch it: launch logs {runs[0][0]} -f" if one else "watch them: launch status", file=sys.stderr)
 
 
 def _count(text: str) -> int:
@@ -57,13 +92,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _dry_run(options: argparse.Namespace) -> int:
+def _dry_run(options: argparse.Namespace, place: "ClusterEntry | None") -> int:
     from launcher.cli.plan_page import plan_page  # late: only for --dry-run
 
     shown = []
     for spec in options.specs:
-        plan, code = api.prepare(spec, on=options.on, overrides=options.overrides)
-        preview = api.preview(plan)
+        plan, code, preview = _prepared(options, place, spec)
         if not options.json:
             print("\n".join(plan_page(plan, code, preview)))
             continue
@@ -73,6 +107,15 @@ def _dry_run(options: argparse.Namespace) -> int:
     if options.json:
         print(_json(shown[0] if len(shown) == 1 else shown))
     return Exit.OK
+
+
+def _prepared(
+    options: argparse.Namespace, place: "ClusterEntry | None", spec: str
+) -> "tuple[Plan, CodeList, Preview | None]":
+    if place is not None:
+        return remote.prepare(place, Path(spec), options.overrides)
+    plan, code = api.prepare(spec, on=options.on, overrides=options.overrides)
+    return plan, code, api.preview(plan)
 
 
 def _text(path: str) -> str:

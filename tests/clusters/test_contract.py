@@ -3,7 +3,7 @@
 import pytest
 
 from launcher.api import Run
-from launcher.clusters import cluster
+from launcher.clusters import of_kind
 from launcher.rundir.attempts import new_attempt, newest, read_plan
 from launcher.rundir.layout import RunDir
 from launcher.spec.model import JobSpec
@@ -20,7 +20,7 @@ def status(run):
 
 @pytest.fixture(params=CLUSTERS)
 def place(request):
-    return cluster(request.param)
+    return of_kind(request.param)
 
 
 @pytest.fixture

@@ -27,12 +27,16 @@ from launcher.rundir.fence import raise_fence
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.words import State
 
+# What Slurm sets for the batch process alone, and srun would take to the other hosts: they are not this one.
+_OF_THIS_HOST = ("HOSTNAME", "ENVIRONMENT")
 _LOG = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
 
 
 def main() -> int:
     """Gives the run's exit code; Slurm's records then say the same as ours."""
     os.umask(0o077)
+    for name in _OF_THIS_HOST:
+        os.environ.pop(name, None)
     bell = Bell(WARNINGS)
     try:
         run = run_of_element(Path(sys.argv[1]), os.environ.get("SLURM_ARRAY_TASK_ID"))

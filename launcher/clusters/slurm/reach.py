@@ -86,8 +86,16 @@ def ask(
     ):
         try:
             # Files, not pipes: a pipe ends only when the last process has let go that a client left behind.
+            # The mask is the job's too: what Slurm itself writes into the run's folder is for its user alone.
             client = subprocess.Popen(
-                argv, stdin=given, stdout=out, stderr=err, env=environment, start_new_session=True, pass_fds=pass_fds
+                argv,
+                stdin=given,
+                stdout=out,
+                stderr=err,
+                env=environment,
+                start_new_session=True,
+                pass_fds=pass_fds,
+                umask=0o077,
             )
         except OSError as error:
             raise _no_client(argv[0], error) from error

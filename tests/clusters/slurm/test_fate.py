@@ -2,7 +2,6 @@
 
 import pytest
 
-from launcher.clusters.slurm import fate as module
 from launcher.clusters.slurm.fate import Fate, fate, fate_of, show_job
 
 # As Slurm 22.05 writes it, but for the fields that nobody reads.
@@ -73,5 +72,4 @@ def client(tmp_path, monkeypatch):
         program.write_text(f"#!/bin/sh\n{body}\n")
         program.chmod(0o755)
 
-    assert module.ask is not None
     return write

@@ -1,0 +1,65 @@
+"""Which file system a path is on, and whether other machines may see it. Reading the mounts is pure."""
+
+import os
+import re
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+
+_MOUNTS = Path("/proc/self/mountinfo")
+_OF_NETWORKS = frozenset({
+    "9p", "afs", "beegfs", "ceph", "cifs", "daos", "fhgfs", "gfs2", "glusterfs", "gpfs", "juicefs", "lustre", "nfs",
+    "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2", "quobyte", "smb3", "sshfs", "virtiofs", "wekafs",
+})  # fmt: skip
+_OF_ONE_MACHINE = frozenset({
+    "aufs", "bcachefs", "btrfs", "devtmpfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "reiserfs",
+    "rootfs", "squashfs", "tmpfs", "vfat", "xfs", "zfs",
+})  # fmt: skip
+
+
+class Reach(Enum):
+    """Who may see what is on a file system."""
+
+    NETWORK = auto()
+    THIS_MACHINE = auto()  # other machines may still have it by NFS
+    UNKNOWN = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class FileSystem:
+    """A mounted file system."""
+
+    kind: str
+    mount: str
+
+    @property
+    def reach(self) -> Reach:
+        names = {self.kind, self.kind.removeprefix("fuse.").partition("-")[0]}
+        if not names.isdisjoint(_OF_NETWORKS):
+            return Reach.NETWORK
+        return Reach.UNKNOWN if names.isdisjoint(_OF_ONE_MACHINE) else Reach.THIS_MACHINE
+
+
+def file_system_of(path: Path) -> FileSystem:
+    """Where a path is, or would be: its nearest folder that exists counts."""
+    there = nearest_folder(path)
+    real = os.path.realpath(there)
+    os.stat(real)  # an automounter mounts it now
+    return find_mount(real, _MOUNTS.read_text(errors="surrogateescape"))
+
+
+def nearest_folder(path: Path) -> Path:
+    """The path, or the nearest one above it that exists."""
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+def find_mount(path: str, mounts: str) -> FileSystem:
+    """The mount of an absolute path without links, from the text of /proc/self/mountinfo."""
+    found = FileSystem("", "")
+    for line in mounts.splitlines():
+        head, _, tail = line.partition(" - ")
+        mount = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), head.split()[4])
+        # A later mount hides an earlier one of the same place.
+        if len(mount) >= len(found.mount) and (path == mount or path.startswith(mount.rstrip("/") + "/")):
+            found = FileSystem(tail.split()[0], mount)
+    return found

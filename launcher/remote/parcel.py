@@ -1,0 +1,126 @@
+"""Code on its way to a login node: what it is called there, and what is sent of it.
+
+The digest names names, kinds and content of all files together.
+"""
+
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from launcher.errors import BadInput
+from launcher.remote.wire import FileEntry
+from launcher.rundir.code_index import CodeIndex
+from launcher.rundir.code_list import CodeFile, CodeList
+from launcher.rundir.tree_copy import file_hash
+
+_CHUNK = 1 << 18
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_SHOWN = 10
+
+
+class Changed(BadInput):
+    """A file is not what it was when it was listed."""
+
+    def __init__(self, what: object) -> None:
+        hint = "hint: submit again when it is at rest; if it is no code, .gitignore or code.exclude leaves it out"
+        super().__init__(f"code: {what}: changed while it was being sent", hint)
+
+
+def refuse_links_out(code: CodeList) -> None:
+    """A link to what is not sent means nothing on another machine. Raises BadInput naming them."""
+    out = [(file.path, file.link) for file in code.files if file.link is not None and leads_out(file.path, file.link)]
+    if out:
+        lines = [f"code: {shown(path)} is a link to {shown(link)}, which is not sent" for path, link in out[:_SHOWN]]
+        raise BadInput(*lines, "hint: code.exclude leaves it out; data has to be on the cluster already")
+
+
+def digest_of(code: CodeList, index_folder: Path | None = None) -> str:
+    """What this code is called; files that look as they did the last time are not read again."""
+    index = CodeIndex(index_folder, code.root) if index_folder is not None else None
+    hashes = {file.path: _hash(code.root, file, index) for file in code.files if file.link is None}
+    if index is not None:
+        index.save()
+    return tree_digest(code.files, hashes)
+
+
+def entries(code: CodeList) -> tuple[FileEntry, ...]:
+    """The files as they are named on the wire."""
+    return tuple(
+        FileEntry(_wired(file.path), file.size, file.executable, None if file.link is None else _wired(file.link))
+        for file in code.files
+    )
+
+
+def contents(code: CodeList) -> Iterator[bytes]:
+    """The bytes of all regular files in order, each as long as it was listed. Raises Changed."""
+    for file in code.files:
+        if file.link is None:
+            yield from _content(code.root / file.path, file.size)
+
+
+def tree_digest(files: Iterable[CodeFile], hashes: Mapping[str, str]) -> str:
+    """Of these files, with the hash of each regular one's content."""
+    tree = hashlib.sha256()
+    for file in sorted(files, key=lambda file: os.fsencode(file.path)):
+        kind = "link" if file.link is not None else "exec" if file.executable else "file"
+        content = os.fsencode(file.link) if file.link is not None else hashes[file.path].encode()
+        for part in (os.fsencode(file.path), kind.encode(), content):
+            tree.update(len(part).to_bytes(8, "big") + part)
+    return tree.hexdigest()
+
+
+def leads_out(path: str, link: str) -> bool:
+    """Whether a link at this path of a tree may lead to something outside of it."""
+    parts = [part for part in link.split("/") if part not in ("", ".")]
+    up = next((index for index, part in enumerate(parts) if part != ".."), len(parts))
+    # Back up again behind a name: that may be a link itself, and then nobody can say from where.
+    return not link or link.startswith("/") or ".." in parts[up:] or up > path.count("/")
+
+
+def shown(name: str) -> str:
+    """A name may hold newlines, and bytes that no terminal can show."""
+    return name if name.isprintable() else ascii(name)
+
+
+def _content(path: Path, size: int) -> Iterator[bytes]:
+    try:
+        fd = os.open(path, _READ)
+    except OSError as error:
+        raise Changed(path) from error
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise Changed(path)
+        left = size
+        while left:
+            piece = os.read(fd, min(_CHUNK, left))
+            if not piece:
+                raise Changed(path)
+            left -= len(piece)
+            yield piece
+    finally:
+        os.close(fd)
+
+
+def _hash(root: Path, file: CodeFile, index: CodeIndex | None) -> str:
+    path = root / file.path
+    now_ns = time.time_ns()
+    try:
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size != file.size:
+            raise Changed(path)
+        known = index.digest(file.path, status) if index is not None else None
+        found = known or file_hash(path)
+    except PermissionError as error:
+        raise BadInput(f"code: {path}: cannot be read", "hint: code.exclude leaves it out") from error
+    except OSError as error:
+        raise Changed(path) from error
+    if index is not None and known is None:
+        index.learn(file.path, status, found, now_ns)
+    return found
+
+
+def _wired(name: str) -> str:
+    return os.fsencode(name).decode("latin-1")

@@ -1,0 +1,280 @@
+"""What Slurm users wait for: submit, arrays, status; the first step, a killed rank, a lost node; against torchrun.
+
+    uv run python tests/benchmarks/slurm.py [--write]
+
+Runs in the lab of tests/lab: a real Slurm inside this machine, four nodes in namespaces of their own. The peer is
+`srun torchrun` with the c10d rendezvous, on the same script in the same lab; the sides take turns. "granted" is the
+moment at which squeue shows the job as running. Where a rank of the second node is killed, the next step counts once
+every rank has made one in a process that was not there before.
+"""
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "local")]
+from lab import Lab
+from results import publish
+
+from tests.lab.slurm import SlurmLab
+
+HERE = Path(__file__).parent
+BIN = Path(sys.executable).parent
+LAUNCH, TORCHRUN, WITH_VARIABLE = "launch", "srun torchrun", "srun torchrun, own store"
+RANKS = 4
+START_S = 240.0
+SPEC = """name: race
+run:
+  script: ddp_steps.py
+  args: [--out, {out}, --step-s, "0.02"]
+resources:
+  nodes: {nodes}
+  ranks_per_node: 2
+  gpus_per_node: 0
+  cpus_per_rank: 1
+recovery:
+  killed: {{restarts: unlimited, backoff: 0s..0s}}
+  no_progress: off
+"""
+PEER = """#!/bin/sh
+#SBATCH --nodes=2 --ntasks-per-node=1 --cpus-per-task=2 --output={said}
+export OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME={card} {variable}
+exec srun --cpus-per-task=2 {torchrun} --nnodes=2 --nproc-per-node=2 --max-restarts=1000 --rdzv-backend=c10d \\
+  --rdzv-id=race --rdzv-endpoint={head}:29400 {script} --out {out} --step-s 0.02
+"""
+
+
+class Bench:
+    """A user at the login node of a lab."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.slurm = SlurmLab(folder / "lab")
+        self.desk = None
+
+    def __enter__(self):
+        self.slurm.__enter__()
+        self.desk = Lab(self.folder)
+        self.desk.env |= self.slurm.env
+        self.desk.env.pop("PYTHONDONTWRITEBYTECODE", None)
+        shutil.copy(HERE / "ddp_steps.py", self.desk.project)
+        return self
+
+    def __exit__(self, *error):
+        self.slurm.clear()
+        self.slurm.__exit__(*error)
+
+    def timed(self, command, **more):
+        began = time.monotonic()
+        done = subprocess.run(command, cwd=self.desk.project, env={**os.environ, **self.desk.env}, check=True,
+                              capture_output=True, text=True, **more)  # fmt: skip
+        return time.monotonic() - began, done.stdout
+
+    def spec(self, text, name="job.yaml"):
+        return self.desk.spec(text, name)
+
+
+class Steps:
+    """What the ranks of ddp_steps.py have noted."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def notes(self):
+        found = defaultdict(list)
+        for line in self.path.read_text().splitlines() if self.path.exists() else ():
+            at, rank, pid, _ = line.split()
+            found[int(rank)].append((float(at), pid))
+        return found
+
+    def firsts(self, after=0.0, strangers=frozenset(), ranks=RANKS):
+        """When each rank made its first step after that, in a process that is none of these; None until all have."""
+        notes = self.notes()
+        times = [
+            next((at for at, pid in notes[rank] if at > after and (rank, pid) not in strangers), None)
+            for rank in range(ranks)
+        ]
+        return None if None in times else times
+
+    def wait(self, timeout_s, **how):
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if (times := self.firsts(**how)) is not None:
+                return max(times)
+            time.sleep(0.02)  # the times that count are in the notes
+        return None
+
+
+def granted(bench, job):
+    """The moment at which the job has its nodes."""
+    while "RUNNING" not in bench.slurm.ask("squeue", "--noheader", f"--jobs={job}", "--format=%T"):
+        time.sleep(0.01)
+    return time.monotonic()
+
+
+def network_card(node):
+    """The interface by which the other nodes reach this one."""
+    rows = [line.split() for line in node.exec("ip", "-oneline", "-4", "address").stdout.splitlines()]
+    return next(row[1] for row in rows if row[3].startswith(node.address))
+
+
+def begin(bench, peer, turn, nodes="2"):
+    """Start one side; gives its steps, its job, and when it had its nodes."""
+    out = bench.folder / f"steps-{peer.replace(' ', '-').replace(',', '')}-{turn}.txt"
+    if peer == LAUNCH:
+        run = bench.desk.submit(bench.spec(SPEC.format(out=out, nodes=nodes)), "--on", "slurm")
+        job = bench.desk.status(run)["job"]
+    else:
+        variable = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" if peer == WITH_VARIABLE else ""
+        script = bench.folder / "peer.sh"
+        text = PEER.format(said=bench.folder / "said.txt", card=network_card(bench.slurm.nodes[0]),
+                           variable=variable, torchrun=BIN / "torchrun", head=bench.slurm.nodes[0].name,
+                           script=bench.desk.project / "ddp_steps.py", out=out)  # fmt: skip
+        script.write_text(text)
+        job = bench.slurm.ask("sbatch", "--parsable", str(script)).strip()
+    return Steps(out), job, granted(bench, job)
+
+
+def first_step(bench, peer, turn):
+    steps, _, at = begin(bench, peer, turn)
+    last = steps.wait(START_S)
+    bench.slurm.clear()
+    if last is None:
+        raise SystemExit(f"{peer} made no step:\n{(bench.folder / 'said.txt').read_text()[-2000:]}")
+    return last - at
+
+
+def killed_rank(bench, peer, turn, patience_s):
+    """Seconds from kill -9 of rank 3, on the second node, to the next step of all; None where that never comes."""
+    steps, _, _ = begin(bench, peer, turn)
+    steps.wait(START_S)
+    time.sleep(0.5)  # so that the kill falls into steady training
+    notes = steps.notes()
+    before = frozenset((rank, pid) for rank in notes for _, pid in notes[rank])
+    pid = notes[3][-1][1]
+    at = time.monotonic()
+    bench.slurm.nodes[1].exec("kill", "-9", pid)
+    last = steps.wait(patience_s, after=at, strangers=before)
+    bench.slurm.clear()
+    return None if last is None else last - at
+
+
+def lost_node(bench, turn):
+    """Seconds from the power cut of the second node to the next step of the smaller world."""
+    steps, _, _ = begin(bench, LAUNCH, f"lost-{turn}", nodes="1..2")
+    steps.wait(START_S)
+    notes = steps.notes()
+    before = frozenset((rank, pid) for rank in notes for _, pid in notes[rank])
+    at = time.monotonic()
+    bench.slurm.nodes[1].power_off()
+    last = steps.wait(120, after=at, strangers=before, ranks=2)
+    bench.slurm.clear()
+    return last - at
+
+
+def submits(bench, pairs):
+    """Whole processes: `launch submit`, and a bare sbatch of the very script."""
+    spec = bench.spec(
+        "name: quick\nrun:\n  command: [sleep, '60']\nresources:\n  ranks_per_node: 1\n  gpus_per_node: 0\n"
+    )
+    ours, theirs = [], []
+    for turn in range(pairs + 1):
+        took, run = bench.timed([BIN / "launch", "submit", spec, "--on", "slurm"])
+        script = bench.folder / "bare.sh"
+        written = (bench.desk.run_dir(run.strip()) / "attempts" / "0001" / "job.sh").read_text()
+        script.write_text(written.replace("\nexec ", "\nexec true "))
+        bare, _ = bench.timed(["sbatch", "--parsable", str(script)])
+        if turn:
+            ours.append(took)
+            theirs.append(bare)
+    bench.slurm.clear()
+    return ours, theirs
+
+
+def arrays_and_status(bench, pairs, many, live):
+    """An array of many runs; then the table of all of them while some are live, beside one bare squeue."""
+    body = "name: {}\nrun:\n  command: [sleep, '600']\nresources:\n  ranks_per_node: 1\n  gpus_per_node: 0\n"
+    spec = bench.spec(body.format("many") + "slurm:\n  extra: {hold: true}\n", "many.yaml")
+    arrays = [bench.timed([BIN / "launch", "submit", spec, "--on", "slurm", "--repeat", str(many - live)])[0]]
+    few = bench.spec(body.format("live") + "slurm:\n  extra: {hold: true}\n", "live.yaml")
+    bench.timed([BIN / "launch", "submit", few, "--on", "slurm", "--repeat", str(live)])
+    for run in bench.timed([BIN / "launch", "status", "--all"])[1].splitlines()[1:]:
+        if run.startswith("many-"):
+            bench.desk.launch("cancel", run.split()[0])
+    status, squeue = [], []
+    for turn in range(pairs + 1):
+        took, _ = bench.timed([BIN / "launch", "status", "--all"])
+        bare, _ = bench.timed(["squeue", "--noheader", "--all", "--array", "--states=all", "--me"])
+        if turn:
+            status.append(took)
+            squeue.append(bare)
+    bench.slurm.clear()
+    arrays += [
+        bench.timed([BIN / "launch", "submit", spec, "--on", "slurm", "--repeat", str(many)])[0]
+        for _ in range(pairs - 1)
+    ]
+    bench.slurm.clear()
+    return arrays, status, squeue
+
+
+def middle(values):
+    return statistics.median(values)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--live", type=int, default=50)
+    parser.add_argument("--patience-s", type=float, default=60)
+    parser.add_argument("--only", nargs="+", choices=["submit", "status", "start", "kill", "node"])
+    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
+    args = parser.parse_args()
+    chosen = args.only or ["submit", "status", "start", "kill", "node"]
+    rows = ["| what | launch | beside it | |", "|---|---|---|---|"]
+    with tempfile.TemporaryDirectory() as folder, Bench(Path(folder)) as bench:
+        if "submit" in chosen:
+            ours, theirs = submits(bench, args.pairs)
+            more = middle(ours) - middle(theirs)
+            beside = f"bare sbatch {middle(theirs):.3f} s"
+            rows.append(f"| submit, whole process | {middle(ours):.3f} s | {beside} | + {more:.3f} s |")
+        if "status" in chosen:
+            arrays, status, squeue = arrays_and_status(bench, args.pairs, args.runs, args.live)
+            rows.append(f"| {args.runs} runs as an array, all ids | {middle(arrays):.2f} s | | |")
+            more = middle(status) - middle(squeue)
+            what = f"status of {args.runs} runs, {args.live} live"
+            rows.append(f"| {what} | {middle(status):.3f} s | bare squeue {middle(squeue):.3f} s | + {more:.3f} s |")
+        if "start" in chosen:
+            taken = {peer: [] for peer in (LAUNCH, TORCHRUN)}
+            for turn in range(args.pairs):
+                for peer, times in taken.items():
+                    times.append(first_step(bench, peer, turn))
+            ours, theirs = middle(taken[LAUNCH]), middle(taken[TORCHRUN])
+            beside = f"{TORCHRUN} {theirs:.2f} s"
+            rows.append(f"| granted to first step of all, 2 x 2 | {ours:.2f} s | {beside} | {ours / theirs:.2f} |")
+        if "kill" in chosen:
+            taken = {peer: [] for peer in (LAUNCH, WITH_VARIABLE, TORCHRUN)}
+            for turn in range(args.pairs):
+                for peer, times in taken.items():
+                    times.append(killed_rank(bench, peer, f"kill-{turn}", args.patience_s))
+            ours = middle([one for one in taken.pop(LAUNCH) if one is not None])
+            for peer, times in taken.items():
+                good = [one for one in times if one is not None]
+                said = f"{middle(good):.2f} s, {len(good)} of {len(times)}" if good else f"never, 0 of {len(times)}"
+                share = f"{ours / middle(good):.3f}" if good else "-"
+                rows.append(f"| kill -9 on node 2 to next step of all | {ours:.2f} s | {peer} {said} | {share} |")
+        if "node" in chosen:
+            times = [lost_node(bench, turn) for turn in range(min(3, args.pairs))]
+            rows.append(f"| power of node 2 cut to next step, `nodes: 1..2`, lease 15 s | {middle(times):.1f} s | | |")
+    publish("slurm", "\n".join(rows), write=args.write)
+
+
+if __name__ == "__main__":
+    main()

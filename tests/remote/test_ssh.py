@@ -1,0 +1,122 @@
+"""How ssh is called: what it is told, and that no text of anybody's becomes an option or a command."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import Exit, Refused, Unreachable
+from launcher.remote.forwarding import place_there
+from launcher.remote.known import Login, RemoteRun
+from launcher.remote.ssh import Connection, command, far_error, far_program
+
+SHELLS = [name for name in ("sh", "bash", "zsh", "csh", "tcsh", "fish", "ksh") if shutil.which(name)]
+HPC = Login("hpc", "me@hpc", "~/a b/launch", "~/launch")
+
+
+def options(argv):
+    return [argv[index + 1] for index, word in enumerate(argv) if word == "-o"]
+
+
+def test_what_ssh_is_told(monkeypatch):
+    monkeypatch.delenv("LAUNCH_SSH_CONFIG", raising=False)
+    argv = command(HPC, "launch _far")
+    assert argv[0] == "ssh"
+    assert argv[-3:] == ["--", "me@hpc", "launch _far"]
+    assert {"BatchMode=yes", "ForwardAgent=no", "ForwardX11=no", "ClearAllForwardings=yes"} <= set(options(argv))
+    assert not [option for option in options(argv) if "HostKey" in option or "KnownHosts" in option], "never weakened"
+    assert "-F" not in argv
+    assert "Compression=yes" in options(command(HPC, "x", compress=True))
+    monkeypatch.setenv("LAUNCH_SSH_CONFIG", "/some where")
+    assert command(HPC, "x")[1:3] == ["-F", "/some where"]
+
+
+@pytest.mark.parametrize(
+    "path", ["launch", "~/bin/launch", '~/a b/it\'s "here" $(touch pwned) `x` ; & | * \\', "/opt/x y/launch", "~/-x"]
+)
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_program_is_one_word_to_any_shell(path, shell, tmp_path):
+    line = f"/usr/bin/printf '%s' {far_program(path)}"
+    done = subprocess.run([shell, "-c", line], env={"HOME": "/home/me"}, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout == path.replace("~/", "/home/me/", 1) if path.startswith("~/") else done.stdout == path
+    assert os.listdir(tmp_path) == []
+
+
+def test_without_ssh(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Unreachable, match="no `ssh` on PATH"):
+        Connection(HPC)
+
+
+def fake_ssh(monkeypatch, tmp_path, body):
+    path = tmp_path / "ssh"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("echo 'Host key verification failed.' >&2; exit 255", "hint: `ssh me@hpc` by hand shows the host's key"),
+        ("echo 'me@hpc: Permission denied (publickey).' >&2; exit 255", "hint: `ssh me@hpc true` must work without"),
+        ("echo 'ssh: connect to host hpc port 22: No route to host' >&2; exit 255", "No route to host"),
+        ("echo 'sh: 1: launch: not found' >&2; exit 127", "there is no `~/a b/launch`"),
+        ("exit 126", "there is no `~/a b/launch`"),
+        ('case "$*" in *version) echo launch 0.0.9;; *) exit 2;; esac', "launch 0.0.9 there, "),
+        ("""printf 'launch-far {"wire":99,"launch":"9.9"}\\n'; cat""", "launch 9.9 there, "),
+        ("echo launch-far nonsense; cat", "expected launch there to answer, got something else"),
+        ("kill -9 $$", "the connection ended before launch there answered"),
+        ("exit 0", "the connection ended before launch there answered"),
+    ],
+)
+def test_what_is_said_where_launch_does_not_answer(monkeypatch, tmp_path, body, told):
+    fake_ssh(monkeypatch, tmp_path, body)
+    with Connection(HPC) as connection, pytest.raises(Unreachable) as raised:
+        connection.greet()
+    assert told in str(raised.value)
+    assert "login node me@hpc of hpc" in raised.value.lines[0]
+
+
+def test_ssh_has_none_of_the_variables_that_it_must_not_see(monkeypatch, tmp_path):
+    fake_ssh(monkeypatch, tmp_path, f"env > {tmp_path}/seen; exit 255")
+    monkeypatch.setenv("CANARY", "secret")
+    monkeypatch.setenv("OTHER", "public")
+    with Connection(HPC, without={"CANARY"}) as connection, pytest.raises(Unreachable):
+        connection.greet()
+    seen = (tmp_path / "seen").read_text()
+    assert "OTHER=public" in seen
+    assert "secret" not in seen
+
+
+def test_nothing_of_a_connection_is_left(monkeypatch, tmp_path):
+    fake_ssh(monkeypatch, tmp_path, f"trap '' TERM; sleep 1000 & echo $! > {tmp_path}/child; echo up; wait; wait")
+    connection = Connection(HPC)
+    assert connection.process.stdout.read(3) == b"up\n"
+    child = int((tmp_path / "child").read_text())
+    connection.close()
+    assert connection.process.returncode is not None
+    assert not [one for one in (connection.process.pid, child) if lives(one)]
+
+
+def lives(pid):
+    """Whether it is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_an_error_there_is_the_same_error_here():
+    error = far_error(("no such run",), Exit.NO_SUCH_RUN)
+    assert (error.lines, error.exit_code) == (("no such run",), Exit.NO_SUCH_RUN)
+    assert far_error(("x",), 77).exit_code == Exit.INTERNAL
+
+
+def test_a_run_goes_on_where_it_is():
+    run = RemoteRun("job-aaaa", "job", HPC, "slurm", "/far/job-aaaa", 0.0, "/here/job.yaml")
+    assert place_there(run, "hpc") == "slurm"
+    with pytest.raises(Refused, match="it cannot go on with local"):
+        place_there(run, "local")

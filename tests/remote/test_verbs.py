@@ -1,0 +1,214 @@
+"""Every verb on a run that is on a login node: the same words and exit codes as for one that is here."""
+
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+from login_node import read, read_terminal, until
+
+SCRIPT = """
+import os, pathlib, sys, time
+code, go_on = int(sys.argv[1]), pathlib.Path(sys.argv[2])
+print(f"rank {os.environ['RANK']} is up", flush=True)
+while not go_on.exists():
+    time.sleep(0.02)
+print(f"rank {os.environ['RANK']} leaves", flush=True)
+sys.exit(code)
+"""
+
+
+class Jobs:
+    """Jobs that end when they are told to."""
+
+    def __init__(self, laptop, node, tmp_path):
+        self.laptop, self.node, self.gate = laptop, node, tmp_path / "go-on"
+        laptop.script("train.py", SCRIPT)
+
+    def submit(self, code=0, *words, **more):
+        recovery = "recovery: {user_error: 0}\n"
+        run = f"run:\n  script: train.py\n  preload: []\n  args: [{code}, {self.gate}]\n"
+        self.laptop.spec(f"name: job\n{run}resources: {{ranks_per_node: 2}}\n{recovery}")
+        return self.laptop.submit(*words, **more)
+
+    def up(self, run):
+        until("both ranks", lambda: self.laptop.launch("logs", run).stdout.count("is up") == 2)
+        return run
+
+
+@pytest.fixture
+def jobs(laptop, login_node, tmp_path):
+    return Jobs(laptop, login_node, tmp_path)
+
+
+def test_a_run_from_end_to_end(laptop, login_node, jobs):
+    run = jobs.up(jobs.submit())
+    assert login_node.runs() == [run]
+    assert laptop.statuses()[run]["state"] == "running"
+    jobs.gate.touch()
+    assert laptop.launch("wait", run).stdout.startswith(f"{run} succeeded")
+    assert laptop.launch("logs", "last").stdout.count("leaves") == 2
+    assert laptop.launch("logs", run, "--rank", "1").stdout.count("leaves") == 1
+    status = laptop.status("job-")
+    assert (status["state"], status["cluster"], status["exit_code"]) == ("succeeded", "hpc", 0)
+    assert status["run_dir"] == f"hpc:{login_node.home}/launch/runs/{run}"
+    assert laptop.launch("status").stdout.splitlines()[1].split()[-1] == "hpc"
+    assert f"{run} succeeded" in laptop.launch("status", "last").stdout
+    assert "has no checkpoints" in laptop.launch("checkpoints", run).stderr
+    assert not (laptop.project / ".launch").exists(), "nothing of it is here"
+
+
+def test_the_exit_code_is_the_runs(laptop, jobs):
+    jobs.gate.touch()
+    run = jobs.submit(3)
+    done = laptop.launch("wait", run, check=10)
+    assert "ended with exit code 3" in done.stdout
+    assert laptop.launch("logs", run, "-f", check=10).stdout.count("leaves") == 2
+    assert laptop.status(run)["cause"] == "user_error"
+    assert laptop.launch("wait", run, "--timeout", "-1", check=2).stderr.startswith("launch: ")
+
+
+def test_wait_with_a_timeout(laptop, jobs):
+    run = jobs.submit()
+    done = laptop.launch("wait", run, "--timeout", "0.1", check=4)
+    assert f"hint: launch status {run}" in done.stderr
+    jobs.gate.touch()
+    laptop.launch("wait", run)
+
+
+def test_submit_and_follow(laptop, jobs):
+    jobs.gate.touch()
+    done = jobs.submit(0, "--follow")
+    run, *log = done.splitlines()
+    assert sum("leaves" in line for line in log) == 2
+    assert laptop.status(run)["state"] == "succeeded"
+
+
+def test_cancel_and_resume(laptop, login_node, jobs):
+    run = jobs.up(jobs.submit())
+    done = laptop.launch("cancel", run)
+    assert done.stdout.splitlines()[-1] == f"{run} is cancelled"
+    assert not login_node.processes()
+    assert laptop.statuses()[run]["state"] == "cancelled"
+    assert "already ended" in laptop.launch("cancel", run).stdout
+    assert "it cannot go on with local" in laptop.launch("resume", run, "--on", "local", check=4).stderr
+    jobs.gate.touch()
+    done = laptop.launch("resume", run, "--on", "hpc", "--set", "resources.ranks_per_node=1", "--follow")
+    assert done.stdout.splitlines()[0] == run
+    status = laptop.statuses()[run]
+    assert (status["state"], status["attempt"], status["world_size"]) == ("succeeded", 2, 1)
+
+
+def test_what_is_shown_follows_a_resume(laptop, jobs):
+    """A run that had ended is asked about again once it goes on."""
+    run = jobs.up(jobs.submit())
+    laptop.launch("cancel", run)
+    assert laptop.statuses()[run]["state"] == "cancelled"
+    laptop.launch("resume", run)
+    assert laptop.statuses()[run]["state"] in ("starting", "running")
+    jobs.gate.touch()
+    laptop.launch("wait", run)
+
+
+def test_ctrl_c_ends_the_following_and_not_the_run(laptop, login_node, jobs):
+    run = jobs.up(jobs.submit())
+    with laptop.start("logs", run, "-f", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as follower:
+        while b"is up" not in follower.stdout.readline():
+            pass
+        follower.send_signal(signal.SIGINT)
+        assert follower.wait(30) == 130
+        assert f"stopped following; {run} goes on".encode() in follower.stderr.read()
+    until("the end of what served it", lambda: not serving(login_node))
+    assert laptop.status(run)["state"] == "running"
+    jobs.gate.touch()
+    laptop.launch("wait", run)
+
+
+def test_a_follower_that_is_killed_leaves_nothing_there(laptop, login_node, jobs):
+    run = jobs.up(jobs.submit())
+    with laptop.start("wait", run, stdout=subprocess.PIPE) as waiter:
+        until("launch there", lambda: serving(login_node))
+        waiter.kill()
+    until("the end of what served it", lambda: not serving(login_node))
+    jobs.gate.touch()
+    laptop.launch("wait", run)
+
+
+def test_a_connection_that_breaks_is_no_end_of_the_run(laptop, login_node, jobs):
+    run = jobs.up(jobs.submit())
+    with laptop.start("wait", run, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waiter:
+        until("launch there", lambda: serving(login_node))
+        login_node.cut()
+        assert waiter.wait(30) == 5
+        assert b"login node hpc of hpc: the connection broke" in waiter.stderr.read()
+    jobs.gate.touch()
+    assert laptop.launch("wait", run).stdout.startswith(f"{run} succeeded")
+
+
+def test_on_a_terminal_it_looks_as_it_does_here(laptop, jobs):
+    jobs.gate.touch()
+    run = jobs.submit()
+    laptop.launch("wait", run)
+    ours, theirs = os.openpty()
+    subprocess.run(["stty", "rows", "30", "cols", "100"], stdin=theirs, check=True)
+    laptop.env["TERM"] = "xterm"
+    with laptop.start("logs", run, stdin=theirs, stdout=theirs, stderr=theirs) as shown:
+        os.close(theirs)
+        text = b"".join(iter(lambda: read_terminal(ours), b""))
+        assert shown.wait(30) == 0
+    os.close(ours)
+    assert b"\x1b[3" in text, "ranks have their colours"
+    assert b"\r\r\n" not in text
+    plain = laptop.launch("logs", run).stdout
+    assert "\x1b" not in plain
+
+
+def test_dry_run_shows_what_would_be_there(laptop, login_node, jobs):
+    text = jobs.submit(0, "--dry-run")
+    assert "would run on hpc; nothing was started" in text
+    assert str(login_node.home) in text
+    plan = json.loads(jobs.submit(0, "--dry-run", "--json"))
+    assert plan["project"].startswith(f"{login_node.home}/launch/projects/")
+    assert [entry["path"] for entry in plan["files"]] == ["job.yaml", "pyproject.toml", "train.py"]
+    assert login_node.runs() == []
+    assert laptop.records() == []
+
+
+def test_local_runs_are_as_they_were(laptop, login_node, jobs):
+    jobs.gate.touch()
+    away, here = jobs.submit(), jobs.submit(on="local")
+    laptop.launch("wait", here)
+    laptop.launch("wait", away)
+    assert set(laptop.statuses()) == {away, here}
+    assert laptop.status("last")["cluster"] == "local"
+    asked = len(login_node.asked())
+    laptop.launch("logs", here)
+    laptop.launch("status", here)
+    assert len(login_node.asked()) == asked, "and ask nobody"
+    assert laptop.launch("logs", "job-", check=3).stderr.startswith("launch: job-: expected the id of one run")
+
+
+def serving(node):
+    """The commands of `launch` that somebody at another machine waits for."""
+    lines = {pid: read(pid, "cmdline") for pid in node.connections()}
+    return [pid for pid, line in lines.items() if b"launcher.cli.main" in line and b"_far" not in line]
+
+
+def test_several_runs_at_once(laptop, login_node, jobs):
+    jobs.gate.touch()
+    runs = jobs.submit(0, "--repeat", "3").splitlines()
+    assert sorted(runs) == login_node.runs()
+    assert len(runs) == 3
+    (laptop.project / "other.yaml").write_text((laptop.project / "job.yaml").read_text())
+    done = laptop.launch("submit", "job.yaml", "other.yaml", "--on", "hpc", "--json")
+    told = {one["run"]: one["run_dir"] for one in json.loads(done.stdout)}
+    assert len(told) == 2
+    assert {*runs, *told} == set(login_node.runs()) == set(laptop.statuses())
+    assert all(path == f"hpc:{login_node.home}/launch/runs/{run}" for run, path in told.items())
+    asked = len(login_node.asked())
+    (laptop.project / "other.yaml").write_text("name: other\n")
+    assert "run: missing" in laptop.launch("submit", "job.yaml", "other.yaml", "--on", "hpc", check=2).stderr
+    assert len(login_node.asked()) == asked, "a problem in one of them starts none"
+    for run in {*runs, *told}:
+        laptop.launch("wait", run)

@@ -1,0 +1,162 @@
+"""The wire: whatever comes, it is read as what it is or refused, and nobody waits past a deadline."""
+
+import contextlib
+import os
+import random
+import time
+
+import msgspec
+import pytest
+
+from launcher.remote import wire
+from launcher.remote.wire import (
+    Command,
+    Confused,
+    FileEntry,
+    Have,
+    Incoming,
+    Job,
+    Reply,
+    Settle,
+    Statuses,
+    Submit,
+    Tree,
+    encoded,
+    frame,
+    greeting,
+    read_request,
+)
+
+JOB = Job("~/launch", "0" * 64, "job.yaml", b"\xff\x00 any bytes", ("a=b\nc", "x='$(y)'"), "slurm", ("job.yaml", "/p"))
+REQUESTS = [
+    Have("~/launch", "0" * 64),
+    Tree("~/l \n'", "0" * 64, (FileEntry("\xff\n", 3, True), FileEntry("l", 0, False, "a"))),
+    Submit(JOB, None, "ab" * 32, {"TOKEN": "s€cret\n"}, ("job-aaaa",)),
+    Settle("~/launch", ("ab" * 32,)),
+    Statuses(("job-aaaa",)),
+    Command(("logs", "job-aaaa", "--set=a b'\"\n$(c)")),
+]
+
+
+@pytest.fixture
+def pipe():
+    """What is written into one end, and the reader of the other."""
+    out, into = os.pipe()
+    yield into, Incoming(out)
+    os.close(out)
+    with contextlib.suppress(OSError):  # the test has closed it
+        os.close(into)
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: type(request).__name__)
+def test_a_request_is_one_line_and_comes_as_it_was(request_):
+    line = encoded(request_)
+    assert line.count(b"\n") == 1
+    assert read_request(line) == request_
+
+
+def test_secrets_are_in_no_words_of_ours():
+    assert "s€cret" not in repr(REQUESTS[2])
+
+
+def test_text_that_is_none_is_refused_before_it_is_sent():
+    with pytest.raises(UnicodeEncodeError):
+        encoded(Command(("logs", "\udcff")))
+
+
+def test_the_greeting_is_found_behind_what_a_shell_says(pipe):
+    into, incoming = pipe
+    os.write(into, b"Welcome!\n\nlaunch-fa\n" + greeting() + b"next\n")
+    assert incoming.greeting().wire == wire.WIRE
+    assert incoming.line() == b"next"
+
+
+def test_a_shell_that_never_stops_is_no_greeting():
+    class Endless(Incoming):
+        def _read(self, deadline):
+            return b"x" * 1000 + b"\n"
+
+    with pytest.raises(Confused, match="no greeting"):
+        Endless(0).greeting()
+
+
+def test_lines_bytes_and_frames_in_any_pieces():
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    draw = random.Random(seed)
+    bodies = [draw.randbytes(draw.randrange(200)) for _ in range(20)]
+    stream = b"".join(b"line %d\n" % len(body) + body + frame(1, body) for body in bodies)
+    feed = iter(range(0, len(stream), 7))
+
+    class Slow(Incoming):
+        def _read(self, deadline):
+            start = next(feed, None)
+            if start is None:
+                raise EOFError
+            return stream[start : start + 7]
+
+    slow = Slow(0)
+    for body in bodies:
+        assert slow.line() == b"line %d" % len(body)
+        got = b""
+        while len(got) < len(body):
+            got += slow.some(len(body) - len(got))
+        assert got == body
+        assert slow.frame() == (1, body)
+    for ask in (slow.line, slow.frame, lambda: slow.some(1)):
+        with pytest.raises(EOFError):
+            ask()
+
+
+def test_nobody_waits_past_the_deadline(pipe):
+    into, incoming = pipe
+    os.write(into, b"half a line")
+    started = time.monotonic()
+    with pytest.raises(TimeoutError):
+        incoming.line(time.monotonic() + 0.05)
+    with pytest.raises(TimeoutError):
+        incoming.line(time.monotonic() - 1)
+    assert time.monotonic() - started < 5
+    os.write(into, b"\n")
+    assert incoming.line(time.monotonic() + 5) == b"half a line"
+    os.write(into, frame(1, b"whole")[:-1])
+    with pytest.raises(TimeoutError):
+        incoming.frame(time.monotonic() + 0.05)
+    os.write(into, b"e")
+    assert incoming.frame() == (1, b"whole"), "what had come before the deadline is not lost"
+
+
+def test_half_a_line_at_the_end_is_none(pipe):
+    into, incoming = pipe
+    os.write(into, encoded(Reply())[:-1])
+    os.close(into)
+    with pytest.raises(EOFError):
+        incoming.line()
+
+
+def test_garbage_is_refused_and_never_a_traceback():
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    draw = random.Random(seed)
+    for request in REQUESTS:
+        line = encoded(request)
+        for _ in range(200):
+            spoiled = bytearray(line)
+            for _ in range(draw.randrange(1, 4)):
+                spoiled[draw.randrange(len(spoiled))] = draw.randrange(256)
+            with contextlib.suppress(Confused):
+                read_request(bytes(spoiled))
+    for line in (b"", b"null", b"[" * 100_000, b'{"type":"open"}', b'{"type":"have"}', b"\xff", b'{"type":1}'):
+        with pytest.raises(Confused):
+            read_request(line)
+
+
+def test_a_frame_that_is_too_large_is_refused(pipe):
+    into, incoming = pipe
+    os.write(into, b"\x01\xff\xff\xff\xff")
+    with pytest.raises(Confused):
+        incoming.frame()
+
+
+def test_an_older_reader_passes_over_what_it_does_not_know():
+    assert wire.decoded(b'{"value": 1, "more": 2}', Reply).value == msgspec.Raw(b"1")
