@@ -106,7 +106,9 @@ def statuses(runs_: "Sequence[Run]", fresh_s: float = 0.0) -> "list[RunStatus]":
         words = _words(kind, [facts[index].attempt_dir for index in indexes], fresh_s)
         for index, word in zip(indexes, words, strict=True):
             # Read again: what happened while the cluster was asked is in the folder by now.
-            facts[index] = replace(read_facts(runs_[index].path), word=word)
+            now = read_facts(runs_[index].path)
+            same = now.attempt == facts[index].attempt  # else the word is of the attempt before
+            facts[index] = replace(now, word=word if same else None)
     return [derive(fact) for fact in facts]
 
 

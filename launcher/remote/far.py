@@ -7,16 +7,14 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol, assert_never
+from typing import Any, assert_never
 
 import msgspec
 
 from launcher import api
-from launcher.clusters.protocol import Preview
 from launcher.errors import Exit, LaunchError
-from launcher.plan.model import Plan
 from launcher.remote import tokens, trees
 from launcher.remote.relay import carry_out
 from launcher.remote.tokens import Runs
@@ -42,33 +40,13 @@ from launcher.remote.wire import (
 from launcher.rundir import registry
 from launcher.rundir.durable import make_dir, write_all, write_bytes
 from launcher.status.derive import RunStatus
+from launcher.submission import Shipped, open_runs, prepare
 
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 _LONGEST_NAME = 200
 
 
-class Starter(Protocol):
-    """Makes runs of projects that came from elsewhere."""
-
-    def start(
-        self,
-        spec: Path,
-        root: Path,
-        *,
-        on: str,
-        overrides: tuple[str, ...],
-        repeat: int | None,
-        secrets: Mapping[str, str],
-        taken: Callable[[str], bool],
-        choose: Callable[[Runs], None],
-    ) -> Runs:
-        """Start a run, or several; `choose` is told their ids and folders before there is anything of them."""
-
-    def prepare(self, spec: Path, root: Path, *, on: str, overrides: tuple[str, ...]) -> tuple[Plan, Preview | None]:
-        """What `start` would do."""
-
-
-def serve(starter: Starter) -> int:
+def serve() -> int:
     """Until the other side hangs up; gives the exit code."""
     incoming, out = _take_stdio()
     try:
@@ -77,7 +55,7 @@ def serve(starter: Starter) -> int:
             request = read_request(incoming.line())
             if isinstance(request, Command):
                 return carry_out(request, incoming, out)
-            reply = _answered(request, incoming, starter)
+            reply = _answered(request, incoming)
             write_all(out, encoded(reply))
             if reply.error and isinstance(request, Tree):
                 return Exit.OK  # what comes next is not a request but the rest of the contents
@@ -98,9 +76,9 @@ def _take_stdio() -> tuple[Incoming, int]:
     return Incoming(asked), told
 
 
-def _answered(request: Request, incoming: Incoming, starter: Starter) -> Reply:
+def _answered(request: Request, incoming: Incoming) -> Reply:
     try:
-        value = _answer(request, incoming, starter)
+        value = _answer(request, incoming)
     except LaunchError as error:
         return Reply(error=error.lines, exit_code=error.exit_code)
     except EOFError:
@@ -111,16 +89,16 @@ def _answered(request: Request, incoming: Incoming, starter: Starter) -> Reply:
     return Reply(msgspec.Raw(msgspec.json.encode(value)))
 
 
-def _answer(request: Request, incoming: Incoming, starter: Starter) -> Any:
+def _answer(request: Request, incoming: Incoming) -> Any:
     match request:
         case Have():
             return trees.have(_folder(request.folder) / "projects", request.digest)
         case Tree():
             return _keep(request, incoming)
         case Prepare():
-            return _prepare(request.job, starter)
+            return _prepare(request.job)
         case Submit():
-            return _submit(request, starter)
+            return _submit(request)
         case Settle():
             folder = _folder(request.folder)
             return {token: tokens.Ticket(folder, token).void() for token in request.tokens}
@@ -138,28 +116,22 @@ def _keep(request: Tree, incoming: Incoming) -> None:
     trees.tidy(projects, time.time())
 
 
-def _prepare(job: Job, starter: Starter) -> Prepared:
+def _prepare(job: Job) -> Prepared:
+    shipped = Shipped(_project(job), {}, lambda _: False, lambda _: None)
     with tempfile.TemporaryDirectory(prefix="launch-") as folder, _spec(job, Path(folder)) as spec:
-        return Prepared(*starter.prepare(spec, _project(job), on=job.on, overrides=job.overrides))
+        plan, _ = prepare(spec, on=job.on, overrides=job.overrides, shipped=shipped)
+        return Prepared(plan, api.preview(plan))
 
 
-def _submit(request: Submit, starter: Starter) -> Outcome:
+def _submit(request: Submit) -> Outcome:
     job = request.job
     folder = _folder(job.folder)
     ticket = tokens.Ticket(folder, request.token)
 
     def start(choose: Callable[[Runs], None]) -> Runs:
+        shipped = Shipped(_project(job), request.secrets, frozenset(request.taken).__contains__, choose)
         with _spec(job, ticket.path / "spec") as spec:
-            return starter.start(
-                spec,
-                _project(job),
-                on=job.on,
-                overrides=job.overrides,
-                repeat=request.repeat,
-                secrets=request.secrets,
-                taken=frozenset(request.taken).__contains__,
-                choose=choose,
-            )
+            return open_runs([spec], on=job.on, overrides=job.overrides, repeat=request.repeat, shipped=shipped)
 
     outcome = ticket.redeem(start)
     tokens.tidy(folder, time.time())

@@ -1,0 +1,327 @@
+"""Bad neighbours on Slurm: hostile values and paths, poisoned environments, and secrets that everybody would read."""
+
+import json
+import os
+import random
+import stat
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+from lab import Lab, all_pids, command
+
+from launcher.clusters.slurm.queries import read_jobs, squeue_jobs
+from launcher.clusters.slurm.script import render
+
+WITNESS = "import json, os, sys\nprint(json.dumps({'argv': sys.argv[1:], 'env': dict(os.environ)}))\n"
+NASTY = [
+    "; touch canary", "$(touch canary)", "`touch canary`", "a\nb", "tab\there", "quote'd", 'double"d', "--flag", "-",
+    "", " lead and trail ", "*", "~", "$HOME", "\\", "%n%x", "é漢字🎉", "a=b", "#no comment", "| touch canary",
+    "&& touch canary", "a,b", "x\\", "\\\\ y", "it's \"both\"", "#SBATCH --wrap=x", "(null)", "!x", "a # b", "\\n",
+    "{{x}}", "!!python/object:os.system", "a" * 3000, "../../x", "/etc/passwd", "${IFS}touch${IFS}canary",
+]  # fmt: skip
+SEED = int(os.environ.get("LAUNCH_TEST_SEED", time.time_ns() % 10**6))
+SHARE = int(os.environ.get("LAUNCH_TEST_SHARE", "1"))
+PLACED = {"nodes": 2, "ranks_per_node": 1, "cpus_per_rank": 1, "gpus_per_node": 0, "time": "10m"}
+# Of a rank's environment: what is another one's in each run, and what is the machine's.
+OF_THE_RUN = {"LAUNCH_RUN_ID", "LAUNCH_RUN_DIR", "LAUNCH_CHECKPOINT_DIR", "LAUNCH_PROGRESS", "MASTER_PORT"}
+OF_THE_MACHINE = {"PWD", "TMPDIR", "MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
+
+
+def drawn(many, most):
+    print("seed", SEED)
+    draw = random.Random(SEED)
+    signs = [*range(32, 127), 9, 0xE9, 0x6F22, 0x1F389]
+    return ["".join(chr(draw.choice(signs)) for _ in range(draw.randrange(1, most))) for _ in range(many)]
+
+
+def witness(desk, args=(), env=None, more=None):
+    """A spec whose ranks say what reached them."""
+    desk.script("witness.py", WITNESS)
+    body = {
+        "name": "witness",
+        "run": {"script": "witness.py", "args": [*args], "preload": []},
+        "env": env or {},
+        "resources": PLACED,
+        **(more or {}),
+    }
+    return desk.spec(json.dumps(body, ensure_ascii=False))
+
+
+def heard(desk, run):
+    """What each rank says, by its rank."""
+    desk.wait(run)
+    said = [json.loads(line) for line in desk.rank_logs(run).splitlines() if line.startswith("{")]
+    assert len(said) == 2
+    return sorted(said, key=lambda one: one["env"]["RANK"])
+
+
+def of_the_spec(environment):
+    return {name: value for name, value in environment.items() if name not in OF_THE_RUN | OF_THE_MACHINE}
+
+
+def no_canary(*folders):
+    places = [Path(folder) for folder in folders]
+    assert not [path for place in places for path in place.rglob("canary")]
+    assert not [path for path in (Path("/"), Path.cwd(), Path("/tmp")) if (path / "canary").exists()]
+
+
+def test_ranks_get_the_same_bytes_as_on_one_machine(desk, slurm, tmp_path):
+    """Arguments, variables and everything else of the environment, on both nodes."""
+    words = NASTY + drawn(400 * SHARE, 40)
+    env = {f"T_{number}": word for number, word in enumerate(words)}
+    spec = witness(desk, words, env, {"slurm": {"extra": {"comment": NASTY[1] + NASTY[2]}}})
+    theirs = heard(desk, desk.submit(spec, "--on", "slurm"))
+    ours = heard(desk, desk.submit(spec))
+    for here, there in zip(ours, theirs, strict=True):
+        assert here["argv"] == there["argv"] == words
+        assert {name: there["env"].get(name) for name in env} == env
+        assert of_the_spec(here["env"]) == of_the_spec(there["env"])
+    no_canary(tmp_path, slurm.folder)
+
+
+def test_a_command_list_is_read_by_no_shell_of_any_node(desk, slurm, tmp_path):
+    run = {"command": [sys.executable, "witness.py", *NASTY]}
+    theirs = heard(desk, desk.submit(witness(desk, more={"run": run}), "--on", "slurm"))
+    assert [one["argv"] for one in theirs] == [NASTY, NASTY]
+    no_canary(tmp_path, slurm.folder)
+
+
+def test_options_reach_slurm_as_they_are(slurm, tmp_path):
+    """What sbatch reads in the script is what was meant: no value ends its line, its quotes or its option."""
+    fit = [word for word in NASTY if word and "\n" not in word and len(word) < 1000 and not word.startswith(" ")]
+    words = fit + [word for word in drawn(40 * SHARE, 30) if word == word.strip()]
+    for word in words:
+        chosen = {"job-name": "x", "comment": f"launch:t {word}", "account": word, "output": "/dev/null"}
+        script = tmp_path / "job.sh"
+        script.write_text(render({**chosen, "hold": True, "chdir": "/"}, "exec touch ran"))
+        done = slurm.run("sbatch", "--parsable", str(script), cwd=tmp_path)
+        assert done.returncode == 0, (word, done.stderr)
+        (job,) = read_jobs(slurm.run(*squeue_jobs(None, [done.stdout.strip()])).stdout)
+        assert job.comment == f"launch:t {word}", word
+        shown = slurm.ask("scontrol", "show", "job", job.id)
+        assert f" Account={word.lower()} QOS=" in shown, (word, shown)  # Slurm's accounts have no capitals
+    slurm.ask("scancel", "--user=root")
+    print(f"{len(words)} values")
+    no_canary(tmp_path, slurm.folder)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("partition", "main --wrap=x"), ("partition", "main\n#SBATCH --wrap=x"), ("account", "$(touch canary)"),
+        ("qos", "a b"), ("partition", "-x"),
+        ("constraint", "x\ntouch canary"), ("nodelist", ["node0 node1"]), ("gres", "`touch canary`"),
+        ("mail_user", "a@b\n#SBATCH --uid=0"), ("extra", {"wrap": "touch canary"}), ("extra", {"comment": "a\nb"}),
+        ("extra", {"outp": "/etc/passwd"}), ("extra", {"export": "ALL"}), ("extra", {"comment\n#SBATCH --uid": "0"}),
+    ],
+)  # fmt: skip
+def test_what_is_no_single_word_is_refused_or_harmless(desk, slurm, tmp_path, key, value):
+    every = ("squeue", "--noheader", "--states=all", "--format=%i")
+    before = slurm.ask(*every)
+    done = desk.launch("submit", witness(desk, more={"slurm": {key: value}}), "--on", "slurm", check=2)
+    assert "Traceback" not in done.stderr
+    assert slurm.ask(*every) == before
+    no_canary(tmp_path, slurm.folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["q'uo\"te; $(touch canary) `touch canary` %j%% #x 漢", "new\nline #SBATCH --hold", "back\\slash\\%j"]
+)
+def test_a_project_may_lie_anywhere(tmp_path, slurm, name):
+    root = tmp_path / name
+    root.mkdir()
+    desk = Lab(root)
+    desk.env |= slurm.env
+    run = desk.submit(desk.chain(args="steps: 4", resources="nodes: 2\nranks_per_node: 1"), "--on", "slurm")
+    status = desk.wait(run)
+    assert (status["state"], status["step"]) == ("succeeded", 4)
+    assert status["run_dir"] == str(desk.run_dir(run))
+    assert "rank 1 of 2" in desk.launch("logs", run).stdout
+    assert len([*desk.run_dir(run).glob("slurm-*.out")]) == ("\n" not in name and "\\" not in name)
+    desk.until("its processes to go", lambda: not desk.processes())
+    no_canary(tmp_path, slurm.folder)
+
+
+POISON = {
+    "SLURM_NTASKS": "99", "SLURM_NNODES": "7", "SLURM_JOB_ID": "4711", "SLURM_JOBID": "4711", "SLURM_NODELIST": "node3",
+    "SLURM_JOB_NODELIST": "node3", "SLURM_PROCID": "5", "SLURM_NODEID": "2", "SLURM_CPU_BIND": "none",
+    "SLURM_CPUS_PER_TASK": "9", "SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_JOB_ID": "4711", "SLURM_RESTART_COUNT": "9",
+    "SLURM_CLUSTERS": "moon", "SLURM_TIME_FORMAT": "relative", "SLURM_EXIT_ERROR": "0", "SLURM_HINT": "multithread",
+    "SLURM_GTIDS": "4", "SLURMD_NODENAME": "node3", "SLURM_WHOLE": "1", "SLURM_DEBUG": "5", "SLURM_CONF_SERVER": "moon",
+    "SBATCH_TIMELIMIT": "7", "SBATCH_PARTITION": "nowhere", "SBATCH_EXPORT": "NONE", "SBATCH_ARRAY_INX": "0-3",
+    "SBATCH_ACCOUNT": "x", "SBATCH_NO_REQUEUE": "1", "SBATCH_OUTPUT": "/tmp/x", "SBATCH_GRES": "gpu:9",
+    "SBATCH_EXCLUSIVE": "1", "SBATCH_CONSTRAINT": "moon", "SBATCH_SIGNAL": "9@1", "SBATCH_WAIT": "1",
+    "SBATCH_IGNORE_PBS": "1", "SBATCH_CLUSTERS": "moon", "SBATCH_DEBUG": "3", "SBATCH_GET_USER_ENV": "1",
+    "SRUN_CPUS_PER_TASK": "3", "SRUN_CONTAINER": "/x", "SRUN_EXPORT_ENV": "NONE", "SRUN_DEBUG": "5",
+    "SALLOC_PARTITION": "nowhere", "SQUEUE_FORMAT": "%i", "SQUEUE_FORMAT2": "jobid", "SQUEUE_STATES": "PENDING",
+    "SQUEUE_USERS": "nobody", "SQUEUE_PARTITION": "minute", "SQUEUE_SORT": "-M", "SQUEUE_ARRAY": "1",
+    "SQUEUE_NAMES": "x", "SINFO_FORMAT": "%n", "SINFO_PARTITION": "minute", "SINFO_SORT": "N",
+    "SACCT_FORMAT": "jobid", "SCANCEL_NAME": "x", "SCANCEL_STATE": "PENDING", "SCONTROL_ALL": "1",
+    "PMI_RANK": "4", "PMI_SIZE": "9", "PMI_FD": "3", "PMI2_RANK": "4", "PMIX_RANK": "4", "PMIX_NAMESPACE": "x",
+    "OMPI_COMM_WORLD_RANK": "4", "OMPI_MCA_btl": "tcp", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1", "RANK": "7",
+    "WORLD_SIZE": "99", "LOCAL_RANK": "5", "LOCAL_WORLD_SIZE": "3", "GROUP_RANK": "4", "NODE_RANK": "4",
+    "ROLE_RANK": "4", "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "9", "PET_NNODES": "3",
+    "LAUNCH_RUN_DIR": "/tmp", "LAUNCH_ATTEMPT": "9", "LAUNCH_NODE": "3", "LAUNCH_REPEAT": "4",
+    "SUBMITIT_EXECUTOR": "local", "SUBMITIT_LOCAL_JOB_ID": "1", "SPANK_X": "1", "_SLURM_SPANK_OPTION_x_y": "1",
+    "HOSTNAME": "moon", "ENVIRONMENT": "BATCH",
+}  # fmt: skip
+# Of a job: what is another one's each time. The rest is what was asked for.
+NOT_ASKED_FOR = {
+    "JobId", "JobName", "SubmitTime", "EligibleTime", "AccrueTime", "StartTime", "EndTime", "LastSchedEval",
+    "PreemptEligibleTime", "RunTime", "Command", "Comment", "StdErr", "StdOut", "AllocNode:Sid", "Priority",
+    "NodeList", "BatchHost", "Scheduler", "JobState", "Reason", "ArrayJobId", "ArrayTaskId",
+}  # fmt: skip
+
+
+def asked_for(slurm, job):
+    words = slurm.ask("scontrol", "--oneliner", "show", "job", job).split()
+    fields = dict(word.partition("=")[::2] for word in words)
+    return {name: value for name, value in fields.items() if name not in NOT_ASKED_FOR}
+
+
+def test_a_poisoned_environment_makes_the_same_job(desk, slurm):
+    """For every verb; a user's own variables, locale and all, still reach the ranks."""
+    own = {"LC_ALL": "tlh_QO.UTF-8", "TZ": "Asia/Tokyo", "MY_SLURM_NOTE": "x", "PMIFOO": "y"}
+    spec = witness(desk)
+    clean = desk.submit(spec, "--on", "slurm", env=own)
+    poisoned = desk.submit(spec, "--on", "slurm", env={**own, **POISON})
+    for words in (["wait"], ["status"], ["logs"]):
+        done = desk.launch(*words, poisoned, env=POISON)
+        assert "poison" not in done.stderr
+    ranks = heard(desk, clean), heard(desk, poisoned)
+    for one, other in zip(*ranks, strict=True):
+        assert of_the_spec(one["env"]) == of_the_spec(other["env"])
+        assert {name: one["env"][name] for name in own} == own
+        assert not {name for name, value in POISON.items() if other["env"].get(name) == value} - {"NODE_RANK"}
+    jobs = [desk.status(run)["job"] for run in (clean, poisoned)]
+    assert asked_for(slurm, jobs[0]) == asked_for(slurm, jobs[1])
+    assert len(asked_for(slurm, jobs[0])) > 20
+    print(f"{len(POISON)} poisoned variables")
+
+
+def test_a_poisoned_environment_repeats_and_cancels_the_same(desk, slurm):
+    slurm.ask("sbatch", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 100")
+    desk.until("a full cluster", lambda: "RUNNING" in slurm.ask("squeue", "--noheader", "--format=%T"))
+    spec = witness(desk)
+    clean, poisoned = (
+        desk.launch("submit", spec, "--on", "slurm", "--repeat", "2", env=env).stdout.split() for env in ({}, POISON)
+    )
+    jobs = [[desk.status(run)["job"].partition("_")[0] for run in runs] for runs in (clean, poisoned)]
+    assert asked_for(slurm, jobs[0][0]) == asked_for(slurm, jobs[1][0])
+    assert len(set(jobs[1])) == 1
+    for run in poisoned:
+        desk.launch("cancel", run, env=POISON)
+    left = slurm.ask("squeue", "--noheader", "--array", "--states=PENDING", "--format=%F").split()
+    assert left == [jobs[0][0]] * 2
+    for run in clean:
+        desk.launch("cancel", run)
+
+
+CANARY = "canary-5f0c91"
+
+
+@contextmanager
+def command_lines():
+    """Every command line that any process of the machine has had meanwhile, as another user could have seen."""
+    seen, over = set(), Event()
+
+    def look():
+        while not over.is_set():
+            seen.update(command(pid) for pid in all_pids())
+
+    watcher = Thread(target=look)
+    watcher.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        watcher.join()
+
+
+def others_see(*words):
+    """As nobody in particular."""
+    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    done = subprocess.run([*nobody, *words], capture_output=True)
+    return done.stdout + done.stderr
+
+
+def files_with(text, *folders):
+    found = []
+    for folder in folders:
+        for path in sorted(Path(folder).rglob("*")):
+            if path.is_file() and not path.is_symlink() and text.encode() in path.read_bytes():
+                found.append(path)
+    return found
+
+
+def open_to_others(folder):
+    """What of it somebody else could read, write or enter if the folder itself were open."""
+    return [
+        f"{stat.S_IMODE(path.lstat().st_mode):o} {path.relative_to(folder)}"
+        for path in [folder, *folder.rglob("*")]
+        if not path.is_symlink() and path.lstat().st_mode & 0o077
+    ]
+
+
+@pytest.mark.parametrize("words", [(), ("--repeat", "2")])
+def test_a_secret_is_nowhere_but_in_its_file_and_in_the_ranks(desk, slurm, tmp_path, words):
+    desk.script("keeps.py", "import os, time\nprint('has', len(os.environ['TOKEN']), flush=True)\ntime.sleep(60)\n")
+    spec = desk.spec(
+        "name: keeps\nrun:\n  script: keeps.py\n  preload: []\nsecrets: [TOKEN]\n"
+        "resources: {nodes: 2, ranks_per_node: 1, cpus_per_rank: 1, gpus_per_node: 0}\n"
+    )
+    had = {"TOKEN": CANARY}
+    said = ""
+    before = os.umask(0)
+    try:
+        with command_lines() as lines:
+            dry = desk.launch("submit", spec, "--on", "slurm", "--dry-run", env=had)
+            done = desk.launch("submit", spec, "--on", "slurm", *words, env=had)
+            runs = done.stdout.split()
+            for run in runs:
+                desk.until("both ranks", lambda run=run: desk.rank_logs(run).count(f"has {len(CANARY)}") == 2)
+            said = "".join(one.stdout + one.stderr for one in (dry, done))
+            for verb in (["status"], ["status", runs[0]], ["status", runs[0], "--json"], ["logs", runs[0]]):
+                said += desk.launch(*verb).stdout
+    finally:
+        os.umask(before)
+    job = desk.status(runs[0])["job"]
+    said += slurm.ask("scontrol", "show", "job", "-dd", job) + slurm.ask("scontrol", "write", "batch_script", job, "-")
+    said += slurm.ask("squeue", "--Format=all") if not words else ""
+    assert CANARY not in said
+    assert not [line for line in lines if CANARY.encode() in line]
+    assert any(b"launcher.clusters.slurm.batch" in line for line in lines)
+    run_dir = desk.run_dir(runs[0])
+    assert CANARY.encode() not in others_see(
+        "sh", "-c", f"cat /proc/*/environ /proc/*/cmdline {run_dir}/* {run_dir}/*/*"
+    )
+    holds = files_with(CANARY, tmp_path, slurm.folder)
+    assert holds == sorted(desk.run_dir(run) / "secrets.json" for run in runs)
+    assert [open_to_others(desk.run_dir(run)) for run in runs] == [[]] * len(runs)
+    outputs = [*desk.project.glob(".launch/runs/*/slurm-*.out")]  # also those in an array's folder
+    assert len(outputs) == len(runs), [path.name for path in outputs]
+    assert [path for path in outputs if path.stat().st_mode & 0o077] == []
+    for run in runs:
+        desk.launch("cancel", run)
+    assert files_with(CANARY, tmp_path, slurm.folder) == holds
+
+
+def test_the_search_for_the_canary_bites(tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True, mode=0o700)
+    tmp_path.chmod(0o700)
+    (tmp_path / "a" / "b").chmod(0o701)
+    file = tmp_path / "a" / "x"
+    file.write_text(f"TOKEN={CANARY}\n")
+    file.chmod(0o644)
+    (tmp_path / "a").chmod(0o700)
+    assert files_with(CANARY, tmp_path) == [file]
+    assert open_to_others(tmp_path) == ["701 a/b", "644 a/x"]
+    with command_lines() as lines:
+        subprocess.run(["sh", "-c", "sleep 0.2", CANARY])
+    assert [line for line in lines if CANARY.encode() in line]
