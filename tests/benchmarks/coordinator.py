@@ -48,7 +48,8 @@ def plan_of(run_dir, nodes):
 
 async def coordinate(run):
     attempt = run.attempt(1)
-    host = Host(run, attempt, read_plan(run, 1), read_intent(attempt).token)
+    plan = read_plan(run, 1)
+    host = Host(run, attempt, plan, plan.nodes[0].address, read_intent(attempt).token)
     began = resource.getrusage(resource.RUSAGE_SELF)
     await host.start()
     await host.ended

@@ -129,7 +129,7 @@ class Namespace:
         """kill -9; what it has started lives on."""
         self.expected.pop(program, None)
         self.signal(program, 9)
-        until(f"the end of {program} in {self.name}", lambda: program not in self.running(), timeout_s=10)
+        until(f"the end of {program} in {self.name}", lambda: program not in self.running(), timeout_s=60)
 
     def running(self) -> dict[str, int]:
         """The names of its programs that run, each with its pid inside."""

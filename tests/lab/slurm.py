@@ -154,7 +154,7 @@ class SlurmLab:
             munged.append(f"--{option}-file={self.folder / name}")
         munged.append(f"--log-file={self.logs}/munged.log")
         self.control.start(Program("munged", munged, self.logs / "munged.out"))
-        until("munged's socket", self.munge_socket.exists, timeout_s=10)
+        until("munged's socket", self.munge_socket.exists, timeout_s=60)
         if self.accounting:
             accounting.start(self.folder, self.control, address=self.address, port=self.port + 2, logs=self.logs)
         self.start_controller()
@@ -216,7 +216,7 @@ class SlurmLab:
         saved = self.folder / "state" / "job_state"
         before = saved.stat().st_mtime_ns if saved.exists() else 0
         self.ask("scontrol", "reconfigure")
-        until("saved state", lambda: saved.exists() and saved.stat().st_mtime_ns != before, timeout_s=20)
+        until("saved state", lambda: saved.exists() and saved.stat().st_mtime_ns != before, timeout_s=60)
 
     def freeze_controller(self) -> None:
         """It takes connections and never answers."""

@@ -70,7 +70,7 @@ def test_a_job_sees_its_node_alone(lab):
 def test_sacct_answers_with_accounting_and_not_without(lab, accounted_lab):
     accounted_lab.ask("srun", "--job-name=counted", "true")
     words = ["sacct", "-n", "-P", "-X", "--name=counted", "-o", "JobName,State"]
-    until("the job's end in the database", lambda: accounted_lab.ask(*words) == "counted|COMPLETED", timeout_s=20)
+    until("the job's end in the database", lambda: accounted_lab.ask(*words) == "counted|COMPLETED", timeout_s=60)
     assert "accounting storage is disabled" in lab.run(*words).stderr
 
 
@@ -92,23 +92,23 @@ def test_power_off_ends_everything_and_the_job_is_requeued(lab_possible, tmp_pat
     with SlurmLab(tmp_path / "lab", nodes=1, **quick) as lab:
         [node] = lab.nodes
         job = submit(lab, f"touch {tmp_path}/started.$SLURM_RESTART_COUNT; {beat(tmp_path)}", "--requeue")
-        until("its first beat", (tmp_path / "beat").exists, timeout_s=10)
+        until("its first beat", (tmp_path / "beat").exists, timeout_s=60)
         inside = node.pids()
         assert len(inside) >= 4  # the first process, slurmd, slurmstepd, the script
         started = time.monotonic()
         node.power_off()
         assert time.monotonic() - started < 1
         assert not [pid for pid in inside if Path(f"/proc/{pid}").exists()]
-        until("slurmctld's notice", lambda: node_state(lab, node.name).startswith("down"), timeout_s=45)
+        until("slurmctld's notice", lambda: node_state(lab, node.name).startswith("down"), timeout_s=90)
         until_state(lab, job, "PENDING")
         node.power_on()
         lab.ask("scontrol", "update", f"JobId={job}", "StartTime=now+2")
-        until("the second start", (tmp_path / "started.1").exists, timeout_s=20)
+        until("the second start", (tmp_path / "started.1").exists, timeout_s=60)
 
 
 def test_slurmd_killed_alone_leaves_its_jobs(lab, tmp_path):
     job = submit(lab, beat(tmp_path), "-w", "node2")
-    until("its first beat", (tmp_path / "beat").exists, timeout_s=10)
+    until("its first beat", (tmp_path / "beat").exists, timeout_s=60)
     lab.nodes[2].kill_slurmd()
     assert lab.nodes[2].exec("pidof", "slurmd").returncode == 1
     beats_on(tmp_path)
@@ -139,13 +139,13 @@ def test_every_cut_cuts_and_is_mended(lab, tmp_path):
 
 def test_an_urgent_job_has_another_requeued(lab, tmp_path):
     job = submit(lab, f"date > {tmp_path}/started.$SLURM_RESTART_COUNT; sleep 60", "-N4", "--exclusive", "--requeue")
-    until("its start", (tmp_path / "started.0").exists, timeout_s=10)
+    until("its start", (tmp_path / "started.0").exists, timeout_s=60)
     urgent = submit(lab, f"touch {tmp_path}/urgent; sleep 60", "-N4", "--exclusive", "-p", "urgent")
-    until("the urgent start", (tmp_path / "urgent").exists, timeout_s=15)
+    until("the urgent start", (tmp_path / "urgent").exists, timeout_s=60)
     assert lab.ask("squeue", "-h", "-j", job, "-o", "%T") == "PENDING"
     lab.ask("scancel", urgent)
     lab.ask("scontrol", "update", f"JobId={job}", "StartTime=now+2")
-    until("the second start", (tmp_path / "started.1").exists, timeout_s=15)
+    until("the second start", (tmp_path / "started.1").exists, timeout_s=60)
 
 
 def test_the_controller_killed_frozen_and_back(lab, tmp_path):
@@ -160,14 +160,14 @@ def test_the_controller_killed_frozen_and_back(lab, tmp_path):
     with pytest.raises(OSError, match="refused"):
         socket.create_connection((lab.address, lab.port), timeout=5).close()
     lab.start_controller()
-    until("the controller", lambda: lab.run("squeue", "-h", "-j", job, "-o", "%T").stdout == "RUNNING\n", timeout_s=20)
+    until("the controller", lambda: lab.run("squeue", "-h", "-j", job, "-o", "%T").stdout == "RUNNING\n", timeout_s=60)
     beats_on(tmp_path)
 
 
 def test_clear_undoes_everything(lab):
     submit(lab, STUBBORN, "-N1", "-w", "node0")
     submit(lab, "sleep 60", "-N4", "--exclusive")
-    until("a stubborn child", lambda: len(lab.nodes[0].job_pids()) >= 3, timeout_s=10)
+    until("a stubborn child", lambda: len(lab.nodes[0].job_pids()) >= 3, timeout_s=60)
     lab.nodes[1].power_off()
     lab.nodes[2].kill_slurmd()
     lab.nodes[3].cut(Cut.BOTH)
@@ -187,7 +187,7 @@ def test_up_and_down_are_quick_and_leave_nothing(lab_possible, tmp_path):
     lab.up()
     up_s = time.monotonic() - started
     submit(lab, STUBBORN, "-N2")
-    until("a stubborn child", lambda: len(lab.nodes[0].job_pids()) >= 3, timeout_s=10)
+    until("a stubborn child", lambda: len(lab.nodes[0].job_pids()) >= 3, timeout_s=60)
     assert left_of(lab)
     started = time.monotonic()
     lab.down()
@@ -221,7 +221,7 @@ def test_a_killed_owner_takes_its_processes_along_and_the_next_lab_clears_the_re
             assert claims.tagged(str(folder))
             with claims.locked():  # no other lab that comes up meanwhile shall clear it
                 owner.kill()
-                until("the end of its processes", lambda: not claims.tagged(str(folder)), timeout_s=10)
+                until("the end of its processes", lambda: not claims.tagged(str(folder)), timeout_s=60)
                 [theirs] = [each for each in claims.claims() if each.folder == str(folder)]
                 assert theirs.bridge in os.listdir("/sys/class/net")
                 assert list((folder / "dev").iterdir())
@@ -294,7 +294,7 @@ def beat(folder):
 
 def beats_on(folder):
     before = (folder / "beat").read_text()
-    until("another beat", lambda: (folder / "beat").read_text() not in {before, ""}, timeout_s=10)
+    until("another beat", lambda: (folder / "beat").read_text() not in {before, ""}, timeout_s=60)
 
 
 def reached(caller, called, timeout=0.5):
@@ -312,7 +312,7 @@ def serving(node, log):
     body = "import socket; s = socket.create_server(('', 4322)); print('up', flush=True)\n"
     body += "while True: s.accept()[0].close()"
     node.start(Program("server", [sys.executable, "-S", "-c", body], log))
-    until("the server", lambda: log.exists() and "up" in log.read_text(), timeout_s=10)
+    until("the server", lambda: log.exists() and "up" in log.read_text(), timeout_s=60)
     yield
     node.kill_program("server")
 

@@ -64,7 +64,9 @@ def test_the_exit_code_is_the_runs(laptop, jobs):
     run = jobs.submit(3)
     done = laptop.launch("wait", run, check=10)
     assert "ended with exit code 3" in done.stdout
-    assert laptop.launch("logs", run, "-f", check=10).stdout.count("leaves") == 2
+    assert (
+        "leaves" in laptop.launch("logs", run, "-f", check=10).stdout
+    )  # the second rank may be ended before it can say so
     assert laptop.status(run)["cause"] == "user_error"
     assert laptop.launch("wait", run, "--timeout", "-1", check=2).stderr.startswith("launch: ")
 
