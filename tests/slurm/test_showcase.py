@@ -7,7 +7,7 @@ from runs import causes, record, take_all_nodes
 
 # The limit is met twice at the nightly size.
 MUCH = int(os.environ.get("LAUNCH_TEST_SHARE", "1")) > 1
-STEPS, LIMITS = (260, 2) if MUCH else (130, 1)
+STEPS, LIMITS = (260, 2) if MUCH else (110, 1)
 JOB = f"""
 name: resnet
 run:
@@ -66,12 +66,12 @@ def test_preempted_twice_a_node_lost_the_limit_met_it_ends_with_the_undisturbed_
 
 @pytest.mark.timeout(400)
 def test_taken_from_slurm_to_this_machine_and_back_it_is_the_same_training(desk, slurm):
-    spec = desk.spec(JOB.replace(f"max-steps: {STEPS}", "max-steps: 60"))
+    spec = desk.spec(JOB.replace(f"max-steps: {STEPS}", "max-steps: 45"))
     run = desk.submit(spec, "--on", "slurm")
     desk.until_step(run, 10)
     desk.launch("cancel", run)
     desk.launch("resume", run, "--on", "local")
-    desk.until_step(run, 30)
+    desk.until_step(run, 25)
     desk.launch("cancel", run)
     desk.launch("resume", run, "--on", "slurm")
     status = desk.wait(run, timeout=150)
