@@ -35,9 +35,9 @@ SLURM = Section(
               "requeue", ("signal_before_s",), "2m"),
         Field("interface", word("a network interface", r"[A-Za-z0-9][A-Za-z0-9._,@-]*"),
               "Network interface that ranks and agents use", example="ib0"),
-        Field("container", Text("a container", r"[^-].*"), "Container that the run's processes are in: an image for Pyxis (a .sqsh file or a "
-              "name in a registry), a .sif file, or a whole line such as `apptainer exec --nv image.sif`",
-              example="/images/train.sqsh"),
+        Field("container", Text("a container", r"[^-].*"), "Container that the run's processes are in: an image for "
+              "Pyxis (a .sqsh file or a name in a registry), a .sif file, or a whole line such as `apptainer exec --nv "
+              "image.sif`", example="/images/train.sqsh"),
         Field("extra", TableOf(SlurmOption(), Flag(Text())),
               "More options of sbatch without their dashes; true is an option without a value",
               example="{exclusive: true, comment: nightly}"),
