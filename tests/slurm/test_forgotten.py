@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import time
 
 import pytest
@@ -50,9 +51,11 @@ def batch_process(desk, run):
 
 def kill_the_job(desk, slurm, run):
     """kill -9 of everything of the run: nobody writes a last word."""
-    assert kill(batch_process(desk, run))
+    batch = batch_process(desk, run)
+    assert kill(batch, signal.SIGSTOP)  # or it, or Slurm at its end, would have the others say something
     for pid in desk.processes(desk.run_dir(run)):
         kill(pid)
+    assert kill(batch)
     job = job_of(desk, run)
     desk.until("Slurm's word", lambda: state_by_slurm(slurm, job) == "FAILED")
     assert record(desk, run, "exit.json") is None
