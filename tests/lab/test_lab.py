@@ -5,6 +5,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,6 +45,13 @@ while :; do sleep 0.1; done
 
 
 # -- it works
+
+
+@pytest.fixture
+def tmp_path():
+    """A short path: slurmd's sockets are below it, and a socket's may have no more than 108 bytes."""
+    with tempfile.TemporaryDirectory(prefix="lab-") as folder:
+        yield Path(folder)
 
 
 def test_a_step_on_four_nodes_sees_its_gpus(lab):
