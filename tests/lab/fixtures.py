@@ -26,6 +26,7 @@ def shared_accounted_lab(request, lab_possible, tmp_path_factory):
 @pytest.fixture
 def lab(shared_lab):
     """A Slurm cluster of four idle nodes, without accounting."""
+    shared_lab.well()
     yield shared_lab
     shared_lab.clear()
 
@@ -33,6 +34,7 @@ def lab(shared_lab):
 @pytest.fixture
 def accounted_lab(shared_accounted_lab):
     """The same with slurmdbd, so that `sacct` answers."""
+    shared_accounted_lab.well()
     yield shared_accounted_lab
     shared_accounted_lab.clear()
 

@@ -5,6 +5,7 @@ import secrets
 import signal
 import stat
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -250,9 +251,20 @@ class SlurmLab:
         """Until all nodes are idle and no job is left."""
         until("an idle cluster", self.idle, timeout)
 
+    def well(self) -> None:
+        """Idle, and what has ended by itself since the last test is back; what it left in its log is shown."""
+        try:
+            self.control.check()
+        except LabError as error:
+            print(f"the lab is repaired: {error}", file=sys.stderr)
+        if not self.idle():
+            self.clear()
+
     def clear(self, timeout: float = 60) -> None:
         """Undo everything: every job and process of one ends, and all nodes and the controller are well again."""
-        if "slurmctld" not in self.control.running():
+        if not self.control.up:
+            self._start_control()
+        elif "slurmctld" not in self.control.running():
             self.start_controller()
         self.thaw_controller()
         for node in self.nodes:

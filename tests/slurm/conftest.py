@@ -11,6 +11,7 @@ __all__ = ["accounted_lab", "lab_possible", "shared_accounted_lab", "shared_lab"
 @pytest.fixture
 def slurm(shared_lab):
     """Four idle nodes, without accounting."""
+    shared_lab.well()
     yield shared_lab
     shared_lab.clear()
 

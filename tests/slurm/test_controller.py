@@ -9,6 +9,7 @@ def test_with_the_controller_down_the_run_goes_on_and_status_says_what_it_knows(
     run = desk.submit(two_nodes(desk, 100_000), "--on", "slurm")
     desk.until_step(run, 10)
     desk.status(run)
+    slurm.save_state()  # else it may have forgotten the job when it comes back
     slurm.stop_controller()
     began = time.monotonic()
     status = desk.status(run)
@@ -41,6 +42,7 @@ def test_a_frozen_controller_is_given_up_in_time(desk, slurm):
 def test_a_cancel_without_the_controller_reaches_the_run_by_its_folder(desk, slurm):
     run = desk.submit(two_nodes(desk, 100_000), "--on", "slurm")
     desk.until_step(run, 10)
+    slurm.save_state()  # else it may have forgotten the job when it comes back
     slurm.stop_controller()
     said = desk.launch("cancel", run, check=5).stderr
     assert "controller does not answer" in said and "reads the wish to end in its folder" in said

@@ -255,8 +255,8 @@ def test_a_firewall_between_nodes(desk, slurm, doctor):
     used = f"tcp dport != {{ {slurm.port}-{slurm.port + 2} }} tcp dport 20000-32000"
     firewall(node, f"ip saddr {peer} {used} reject with tcp reset")
     (text,) = problems(doctor("--try", check=4))["network"]
-    assert text.startswith(f"node0 does not reach node1 by the addresses that Slurm has ({node.address} port 2")
-    assert text.endswith("Connection refused")
+    unreached = f"node0 does not reach node1 by the addresses that Slurm has ({node.address} port "
+    assert text.startswith(unreached) and text.endswith("): Connection refused")
     assert_nothing_is_left(desk, slurm)
 
 

@@ -44,6 +44,13 @@ class _Worker(NamedTuple):
     tasks: "connection.Connection[Any, Any]"
     answers: "connection.Connection[Any, Any]"
     asked: deque[Any]
+    reaping: threading.Lock  # of two threads that wait for one child, one is told that there is none
+
+    def join(self, timeout: float | None = None) -> int | None:
+        """The exit code; None while it lives."""
+        with self.reaping:
+            self.process.join(timeout)
+            return self.process.exitcode
 
 
 class Workers:
@@ -93,15 +100,15 @@ class Workers:
         return answer
 
     def _lost(self, worker: int, error: Exception) -> Exception:
-        process, asked = self._workers[worker].process, self._workers[worker].asked
-        process.join(_END_S)
-        code = process.exitcode
+        member = self._workers[worker]
+        code = member.join(_END_S)
         if code is None:
             return error  # it lives: this is about the rank, as when it has too many files open
         self.end()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         hint = "\nhint: out of memory? use fewer workers, or a smaller prefetch" if code == -signal.SIGKILL else ""
-        return TrainerError(f"data worker {worker} (pid {process.pid}) {how} at {reprlib.repr(asked[0])}{hint}")
+        at = reprlib.repr(member.asked[0])
+        return TrainerError(f"data worker {worker} (pid {member.process.pid}) {how} at {at}{hint}")
 
 
 def _start(open_work: Callable[[int], Work], number: int, size: int, dataset: Any, elder: list[_Worker]) -> _Worker:
@@ -120,7 +127,7 @@ def _start(open_work: Callable[[int], Work], number: int, size: int, dataset: An
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     tasks_there.close()
     answers_there.close()
-    return _Worker(process, tasks_here, answers_here, deque())
+    return _Worker(process, tasks_here, answers_here, deque(), threading.Lock())
 
 
 def _end(workers: list[_Worker]) -> None:
@@ -132,11 +139,10 @@ def _end(workers: list[_Worker]) -> None:
             continue  # it is gone already
     limit = _END_S
     for worker in workers:
-        worker.process.join(limit)
-        if worker.process.is_alive():
+        if worker.join(limit) is None:
             limit = 0.0  # all of them together have had the time
             worker.process.kill()
-        worker.process.join()
+        worker.join()
 
 
 class _Life(NamedTuple):

@@ -238,6 +238,7 @@ def fork():
     def start(work, *args):
         def run():
             os.setsid()
+            torch.set_num_threads(1)  # OpenMP's threads of the tests before do not survive the fork
             work(*args)
 
         started.append(multiprocessing.get_context("fork").Process(target=run))
