@@ -3,15 +3,17 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 
 import pytest
 
+from launcher.agent import ranks
 from launcher.agent.environment import node_environment
 from launcher.agent.messages import Start
 from launcher.agent.prepare import Preparation
-from launcher.agent.processes import descendants, end_all
+from launcher.agent.processes import descendants, end_all, orphans
 from launcher.agent.ranks import Home, RankGroup
 from launcher.agent.reaper import Reaper
 from launcher.plan.build import build
@@ -36,6 +38,23 @@ class Ears:
 
     def ended(self, exited):
         self.exits.append(exited.exit)
+
+
+@pytest.fixture(autouse=True)
+def processes_of_its_own(monkeypatch):
+    """A stop ends everything below the agent's process, which here is pytest's: a lab of other tests stays up."""
+    strangers = set(descendants(os.getpid()))
+
+    def below(root, keep=()):
+        return [pid for pid in orphans(root, strangers) if pid not in keep]
+
+    monkeypatch.setattr(ranks, "descendants", below)
+    bystander = subprocess.Popen(["sleep", "60"])
+    strangers.add(bystander.pid)
+    yield
+    assert bystander.poll() is None
+    bystander.kill()
+    bystander.wait()
 
 
 @pytest.fixture
@@ -63,7 +82,7 @@ async def prepared(home):
 
 
 def left(preparation):
-    return [pid for pid in descendants(os.getpid()) if pid not in preparation.own_pids]
+    return ranks.descendants(os.getpid(), preparation.own_pids)
 
 
 def test_all_are_started_and_all_are_ended(home):
