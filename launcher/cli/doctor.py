@@ -15,10 +15,12 @@ from launcher.cli.arguments import Arguments
 from launcher.cli.columns import columns
 from launcher.cli.terminal import is_terminal, paint, safe, size
 from launcher.clusters.findings import Finding, Level, exit_code
-from launcher.clusters.named import LOCAL, SLURM_HERE, ClusterEntry, entry, named_clusters
+from launcher.clusters.named import LOCAL, SLURM_HERE, ClusterEntry, entry, named_clusters, ssh_of
 from launcher.errors import BadInput, Refused
 from launcher.rundir.registry import runs_root
 from launcher.spec.model import JobSpec, Run
+from launcher.spec.tree import Scalar
+from launcher.spec.yaml_reader import read_tree
 from launcher.submission import interpreter, project_of
 
 EXAMPLES = """
@@ -26,6 +28,8 @@ EXAMPLES = """
   launch doctor slurm            the Slurm cluster whose programs are here; starts nothing
   launch doctor slurm --try      and a short job on two nodes: what do they see, do they reach each other?
   launch doctor slurm --try --nodes 1 --partition gpu --within 600
+  launch doctor mypool           every host of a pool, and the ways between them
+  launch doctor mypool --try     and an all-reduce by torch over all of them
 """
 _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
 _LEVEL_WIDTH, _ABOUT_WIDTH = 9, 15
@@ -37,7 +41,7 @@ _OF_SLURM = ("partition", "account", "qos", "interface")
 def declare(arguments: Arguments) -> None:
     arguments.add_argument("cluster", metavar="CLUSTER", nargs="?", default=LOCAL, help="local (default), slurm, ...")
     arguments.add_argument("--clusters", metavar="FILE", type=Path, help="the file that names clusters")
-    arguments.add_argument("--try", action="store_true", dest="trial", help="have a short job look at nodes")
+    arguments.add_argument("--try", action="store_true", dest="trial", help="have nodes, or all hosts, try it out")
     arguments.add_argument("--nodes", type=int, choices=(1, 2), help="of so many nodes (default: 2 where there are)")
     arguments.add_argument(
         "--within", metavar="SECONDS", type=_seconds, help=f"so long it waits for nodes (default: {_WITHIN_S:g})"
@@ -75,16 +79,24 @@ def _check_up(place: ClusterEntry, options: argparse.Namespace) -> Iterator[Find
         raise Refused(
             f"{place.name} is looked at from its login node, {place.login}", f"hint: ssh {place.login} {there}"
         )
+    if place.kind == "ssh":
+        _refuse([name for name in ("nodes", "within", *_OF_SLURM) if getattr(options, name)])
+        return _ssh(place, trial=options.trial)
     project = project_of(Path.cwd() / "job.yaml")
     python = interpreter(JobSpec("doctor", Run()), project, os.environ)
     if place.kind == "slurm":
         return _slurm(place, options, runs_root(project), python)
     if place.kind != "local":
         raise BadInput(f"{place.name}: nothing is known of how to look at {place.kind}")
-    if meant := [name for name in ("trial", "nodes", "within", *_OF_SLURM) if getattr(options, name)]:
+    _refuse([name for name in ("trial", "nodes", "within", *_OF_SLURM) if getattr(options, name)])
+    return _local(runs_root(project), python)
+
+
+def _refuse(meant: Sequence[str]) -> None:
+    """Options that were given and are of no use here."""
+    if meant:
         flag = "try" if meant[0] == "trial" else meant[0]
         raise BadInput(f"--{flag} is of Slurm clusters", f"hint: launch doctor {SLURM_HERE}")
-    return _local(runs_root(project), python)
 
 
 def _local(root: Path, python: str) -> Iterator[Finding]:
@@ -101,13 +113,26 @@ def _slurm(place: ClusterEntry, options: argparse.Namespace, root: Path, python:
     usual = _usual(place.defaults)
     chosen = {name: getattr(options, name) or usual.get(name) for name in _OF_SLURM}
     wish = Wish(root, python, **chosen, nodes=options.nodes, within_s=_or(options.within, _WITHIN_S))
-    return check_up(wish, trial=options.trial, tell=lambda text: print(safe(text), file=sys.stderr, flush=True))
+    return check_up(wish, trial=options.trial, tell=_tell)
+
+
+def _ssh(place: ClusterEntry, *, trial: bool) -> Iterator[Finding]:
+    pool = ssh_of(place)
+    if not pool.hosts:
+        raise BadInput(f"{place.name}: no hosts are named", "hint: a pool of the clusters file, with `kind: ssh`")
+    from launcher.clusters.ssh.doctor import check_up  # late: paramiko
+
+    return check_up(pool, trial=trial, tell=_tell)
+
+
+def _tell(text: str) -> None:
+    print(safe(text), file=sys.stderr, flush=True)
 
 
 def _usual(defaults: Sequence[tuple[str, str]]) -> dict[str, str]:
     """What the clusters file says of this cluster's jobs."""
-    values = {path.removeprefix("slurm."): json.loads(text) for path, text in defaults}
-    return {name: value for name, value in values.items() if isinstance(value, str)}
+    values = {path.removeprefix("slurm."): read_tree(text).root for path, text in defaults}
+    return {name: value.text for name, value in values.items() if isinstance(value, Scalar) and not value.is_null}
 
 
 def _lines(finding: Finding) -> list[str]:

@@ -5,11 +5,16 @@ hpc:
   login: me@login.example.org
   launch: ~/venv/bin/launch
   defaults: {partition: gpu, account: my_project}
+lab:
+  kind: ssh
+  hosts: [gpu01, gpu02, gpu03]
+  python: ~/venv/bin/python
 """
 
 import difflib
 import json
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
@@ -19,22 +24,24 @@ from typing import Any
 
 from launcher.errors import BadInput
 from launcher.spec import overrides as command_line
-from launcher.spec.cluster_fields import SLURM
+from launcher.spec.cluster_fields import SLURM, SSH, SSH_OPTIONS
 from launcher.spec.kinds.groups import TableOf
-from launcher.spec.kinds.leaf import Json, Leaf, Unfit
+from launcher.spec.kinds.leaf import Json, Kind, Leaf, Unfit
 from launcher.spec.kinds.names import JOB_NAME
 from launcher.spec.kinds.sections import Field, Section
 from launcher.spec.kinds.text import Choice, Text
+from launcher.spec.model import Ssh
 from launcher.spec.problems import Problem, Wrong, got, lines_of, printable, wrong
 from launcher.spec.tree import Mapping, Node, Scalar, Unusable
 from launcher.spec.yaml_reader import read_tree
 from launcher.spec.yaml_text import read_text
 
-LOCAL, SLURM_HERE = "local", "slurm"
+LOCAL, SLURM_HERE, SSH_HOSTS = "local", "slurm", "ssh"
 _MOST_NAMED = 12
 # A user and host, or an alias of the SSH configuration; never an option of ssh.
 _LOGIN = r"(?:[A-Za-z_][A-Za-z0-9._-]{0,63}@)?[A-Za-z0-9._:][A-Za-z0-9._:-]{0,252}"
 _FAR_PATH = r"~(?:/.*)?|[^~-].*"
+_PLAIN = re.compile(r"[A-Za-z0-9_./~-]*")  # written without quotes it stays what it is: a number, true, a word
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +85,19 @@ def entry(name: str, file: Path | None = None) -> ClusterEntry:
     if name == SLURM_HERE and name not in known:
         hint = "hint: submit on a login node of the cluster, or name one in the clusters file"
         raise BadInput("--on slurm: there is no `sbatch` on PATH", hint)
+    if name == SSH_HOSTS and name not in known:
+        return ClusterEntry("ssh", SSH_HOSTS)  # the hosts that the spec names
     if name not in known:
         raise BadInput(f"--on {printable(name[:100])}: no such cluster", f"hint: {_near(name, list(known))}")
     return known[name]
+
+
+def ssh_of(place: ClusterEntry) -> Ssh:
+    """The hosts of a pool, as a spec has them that says nothing of its own."""
+    text = "".join(f"{path.partition('.')[2]}: {value}\n" for path, value in place.defaults)
+    root = read_tree(text).root
+    made: Ssh = SSH.parse(root) if root is not None else Ssh()
+    return made
 
 
 def with_defaults(place: ClusterEntry, spec: Path, overrides: Sequence[str]) -> tuple[str, ...]:
@@ -191,10 +208,38 @@ class _Defaults:
 
 
 @dataclass(frozen=True, slots=True)
+class _Pool(Ssh):
+    kind: str = "ssh"
+
+
+@dataclass(frozen=True, slots=True)
+class _SshPool:
+    """A pool of hosts: what a spec may say under `ssh`, kept as overrides of it."""
+
+    section: Section
+
+    def words(self) -> str:
+        return self.section.words()
+
+    def parse(self, node: Node) -> ClusterEntry:
+        pool: _Pool = self.section.parse(node)
+        if not pool.hosts:
+            raise Wrong(Problem(node.mark, "missing", "name the hosts of the pool", ("hosts",)))
+        options = [item for item in node if item.key.text != "kind"] if isinstance(node, Mapping) else []
+        return ClusterEntry("ssh", defaults=tuple((f"ssh.{item.key.text}", _as_yaml(item.value)) for item in options))
+
+    def schema(self) -> Json:
+        return self.section.schema()
+
+    def show(self, value: Any) -> Any:
+        return self.section.show(value)
+
+
+@dataclass(frozen=True, slots=True)
 class _ByKind:
     """A mapping whose `kind` says which options it has."""
 
-    kinds: dict[str, Section]
+    kinds: dict[str, Kind]
 
     def words(self) -> str:
         return "a mapping with kind"
@@ -225,10 +270,12 @@ class _ByKind:
 def _as_yaml(node: Node) -> str:
     """A value as one line of YAML that is read as the same value."""
     if isinstance(node, Scalar):
-        bare = node.plain and (node.is_null or node.text in ("true", "false"))
+        bare = node.plain and _PLAIN.fullmatch(node.text) is not None
         return node.text if bare else json.dumps(node.text, ensure_ascii=False)
-    if isinstance(node, Mapping | Unusable):
-        raise TypeError("a mapping is written option by option")
+    if isinstance(node, Unusable):
+        raise TypeError("what could not be read is not written")
+    if isinstance(node, Mapping):
+        return f"{{{', '.join(f'{item.key.text}: {_as_yaml(item.value)}' for item in node)}}}"
     return f"[{', '.join(_as_yaml(item) for item in node.items)}]"
 
 
@@ -253,5 +300,9 @@ _SLURM = Section(
     required=True,
 )  # fmt: skip
 
+_SSH = _SshPool(
+    Section(_Pool, (Field("kind", Choice(("ssh",)), "What kind of cluster it is"), *SSH_OPTIONS), required=True)
+)
+
 # Another kind of cluster: its section here, with `kind` among its options.
-CLUSTERS = TableOf(_ClusterName(), _ByKind({"slurm": _SLURM}))
+CLUSTERS = TableOf(_ClusterName(), _ByKind({"slurm": _SLURM, "ssh": _SSH}))

@@ -1,5 +1,7 @@
 """The options of Slurm and SSH clusters: a part of the table in fields.py."""
 
+from dataclasses import replace
+
 from launcher.spec.kinds.groups import Flag, ListOf, TableOf
 from launcher.spec.kinds.names import SlurmOption
 from launcher.spec.kinds.numbers import Boolean, Integer
@@ -44,28 +46,35 @@ SLURM = Section(
     ),
 )  # fmt: skip
 
+_OF_A_HOST = (
+    Field("user", word("a user name", _USER), "User there", example="trainer"),
+    Field("port", Integer(1, 65535), "Port of its sshd", example="2222"),
+    Field("key", any_path("the path of a key"), "Private key on this machine", example="~/.ssh/id_ed25519"),
+    Field("gpus", Integer(0, 4096), "GPUs to use on it; by default all there are", example="4"),
+    Field("python", any_path("the path of a Python interpreter"), "Interpreter on it; by default its python3",
+          example="/opt/py/bin/python"),
+    Field("workdir", any_path("the path of a folder"), "Folder on it for code and runs; by default ~/launch",
+          example="/scratch/launch"),
+)  # fmt: skip
+
 _HOST_OPTIONS = Section(
     SshHost,
     (
-        Field("name", word("a host name", _HOST), "Host, or its alias in the SSH configuration", example="gpu01"),
-        Field("address", word("a host name or address", _HOST), "Address, where the name is no host name",
-              example="10.0.0.7"),
-        Field("user", word("a user name", _USER), "User", example="trainer"),
-        Field("port", Integer(1, 65535), "Port", example="2222"),
-        Field("key", any_path("the path of a key"), "Private key on this machine", example="~/.ssh/id_ed25519"),
-        Field("gpus", Integer(0, 4096), "GPUs to use on it", example="4"),
-        Field("python", any_path("the path of a Python interpreter"), "Interpreter on it",
-              example="/opt/py/bin/python"),
-        Field("workdir", any_path("the path of a folder"), "Folder on it for runs", example="/scratch/runs"),
+        Field("name", word("a host name", _HOST), "Host name, address, or alias of the SSH configuration",
+              example="gpu01"),
+        Field("address", word("a host name or address", _HOST), "Address that other hosts reach it by, where training "
+              "has a network of its own", example="10.0.0.7"),
+        *_OF_A_HOST,
     ),
     required=True,
 )  # fmt: skip
 
-SSH = Section(
-    Ssh,
-    (
-        Field("hosts", ListOf(Shorthand(_HOST_OPTIONS, "name"), may_be_blank=True, name_of=lambda host: host.name),
-              "Hosts of this run: names, or mappings with more about them", example="[gpu01, gpu02]"),
-        Field("shared", Boolean(), "All hosts see the run directory under the same path", example="true"),
-    ),
+SSH_OPTIONS = (
+    Field("hosts", ListOf(Shorthand(_HOST_OPTIONS, "name"), may_be_blank=True, name_of=lambda host: host.name),
+          "Hosts that may be used: names, or mappings with more about them", example="[gpu01, gpu02]"),
+    Field("shared", Boolean(), "All hosts see the workdir on one disk, under the same path", example="true"),
+    *(replace(field, doc=f"{field.doc}; of hosts that do not say otherwise") for field in _OF_A_HOST),
+    Field("agent", Boolean(), "Keys of the SSH agent may be used too", example="true"),
 )  # fmt: skip
+
+SSH = Section(Ssh, SSH_OPTIONS)

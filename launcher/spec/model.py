@@ -66,6 +66,7 @@ class Checkpoint:
     memory_every_steps: int | None = None  # `memory_every: 20 steps`
     memory_every_s: float | None = None  # `memory_every: 30s`
     memory_limit_bytes: int = 8_000_000_000  # `memory_limit:` of each node
+    copy_limit_bytes: int | None = None  # `copy_limit:` a second; None: as fast as it goes
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,8 @@ class Slurm:
 
 @dataclass(frozen=True, slots=True)
 class SshHost:
+    """One host of a pool; None: what the pool says, else what is usual."""
+
     name: str
     address: str | None = None
     user: str | None = None
@@ -134,8 +137,17 @@ class SshHost:
 
 @dataclass(frozen=True, slots=True)
 class Ssh:
+    """A pool of hosts, and what holds for those that do not say otherwise."""
+
     hosts: tuple[SshHost, ...] = ()
     shared: bool = False
+    user: str | None = None
+    port: int | None = None
+    key: str | None = None
+    agent: bool = False
+    gpus: int | None = None
+    python: str | None = None
+    workdir: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

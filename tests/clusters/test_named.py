@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from launcher.clusters.named import ClusterEntry, clusters_file, entry, named_clusters, with_defaults
+from launcher.clusters.named import ClusterEntry, clusters_file, entry, named_clusters, ssh_of, with_defaults
 from launcher.errors import BadInput
 from launcher.spec import read_spec
 
@@ -112,7 +112,7 @@ def test_all_problems_at_once(write):
         f"{path}:4:11: hpc.launch: expected the path of the launch program there, got '-x'",
         f"{path}:5:1: local: local is always this machine",
         f"{path}:6:1: Big: expected a name of a-z, 0-9, _ and -, at most 63 long, got 'Big'",
-        f"{path}:7:11: a.kind: expected one of slurm, got 'slrum'",
+        f"{path}:7:11: a.kind: expected one of slurm, ssh, got 'slrum'",
         f"{path}:8:4: b.kind: missing",
         f"{path}:9:4: c: expected a mapping with kind, got 'text'",
         f"{path}:10:25: d.login: expected user@host or an alias of the SSH configuration, got '-oProxyCommand=evil'",
@@ -214,3 +214,31 @@ def test_defaults_leave_a_broken_spec_to_its_reader(write, tmp_path):
     spec.write_text(SPEC)
     assert with_defaults(entry("hpc"), spec, ("nonsense",)) == ("nonsense",)
     assert with_defaults(entry("here"), spec, ("a=b",)) == ("a=b",)
+
+
+def test_a_pool_becomes_overrides_of_the_spec(write, tmp_path):
+    write("pool:\n  kind: ssh\n  hosts: [a, {name: b, port: 22, gpus: 2}]\n  key: ~/x y\n  shared: true\n")
+    spec = tmp_path / "job.yaml"
+    spec.write_text("name: j\nrun: {script: train.py}\nssh: {shared: false}\n")
+    overrides = with_defaults(entry("pool"), spec, [])
+    read = read_spec(spec, overrides)
+    assert [(host.name, host.port, host.gpus) for host in read.ssh.hosts] == [("a", None, None), ("b", 22, 2)]
+    assert (read.ssh.key, read.ssh.shared) == ("~/x y", False)
+    assert ssh_of(entry("pool")).hosts == read.ssh.hosts
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("pool: {kind: ssh}\n", "pool.hosts: missing"),
+        ("pool: {kind: ssh, hosts: []}\n", "pool.hosts"),
+        ("pool: {kind: ssh, hosts: [a], hsts: 1}\n", "did you mean hosts?"),
+        ("pool: {kind: ssh, hosts: [-oProxyCommand=x]}\n", "a host name"),
+        ("pool: {kind: ssh, hosts: [a], shared: yes}\n", "write true"),
+    ],
+)
+def test_a_pool_that_is_none(write, text, problem):
+    write(text)
+    with pytest.raises(BadInput) as refused:
+        entry("pool")
+    assert problem in str(refused.value)

@@ -52,7 +52,8 @@ def test_every_option() -> None:
         secrets=(Secret("HF_TOKEN"), Secret("WANDB_API_KEY", "~/.wandb key")),
         code=Code(("data/*.txt",), ("notebooks/**", "*.ipynb"), 3 * 2**29),
         checkpoint=Checkpoint(
-            every_steps=500, keep=5, dir="out/checkpoints", memory_every_steps=20, memory_limit_bytes=3 * 2**29
+            every_steps=500, keep=5, dir="out/checkpoints", memory_every_steps=20, memory_limit_bytes=3 * 2**29,
+            copy_limit_bytes=250_000_000
         ),
         recovery=Recovery(
             user_error=Budget(0),
@@ -77,7 +78,8 @@ def test_every_option() -> None:
             "me@example.org", ("END",), 90.0, "ib0", "/images/a b", {"exclusive": "", "comment": "yes"},
         ),
         ssh=Ssh(
-            (SshHost("gpu01"), SshHost("gpu02", "fe80::1", "me", 2222, "~/.ssh/id", 4, "/opt/python", "/scratch")), True
+            (SshHost("gpu01"), SshHost("gpu02", "fe80::1", "me", 2222, "~/.ssh/id", 4, "/opt/python", "/scratch")),
+            True, "pool", 2200, "~/.ssh/pool", True, 8, "/opt/pool/python", "~/launch",
         ),
     )  # fmt: skip
 

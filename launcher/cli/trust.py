@@ -1,0 +1,98 @@
+"""`launch hosts trust`: show a host's key, and have it be known once somebody has said that it is the right one."""
+
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from launcher.cli.terminal import safe
+from launcher.clusters.ssh.config import Target
+from launcher.clusters.ssh.known_hosts import check, known_keys, who
+from launcher.clusters.ssh.trust import ChangedKey, HostKey, UnknownKey, accept, fetch_key, fingerprint
+from launcher.errors import Exit, LaunchError, Refused
+
+YES_HELP = "take this key without asking, if it is the one that the host shows; known from elsewhere, say the console"
+
+
+def trust_hosts(targets: Sequence[Target], fingerprints: Collection[str] = ()) -> int:
+    """Get to know each of them, and the hosts on the way there. Asks on the terminal, but for keys that were given."""
+    seen: set[str] = set()
+    failures: list[LaunchError] = []
+    for target in targets:
+        for hop in _way(target):
+            if hop.known_as in seen:
+                continue
+            seen.add(hop.known_as)
+            error = _failure(hop, fingerprints)
+            if error is not None:
+                failures.append(error)
+                break
+    return failures[0].exit_code if failures else Exit.OK
+
+
+def _way(target: Target) -> list[Target]:
+    hops = [replace(hop, jumps=target.jumps[:number]) for number, hop in enumerate(target.jumps)]
+    return [*hops, target]
+
+
+def _failure(target: Target, fingerprints: Collection[str]) -> LaunchError | None:
+    """What stands in the way of trusting it, which has been said; the others may still be asked about."""
+    try:
+        print(safe(_trusted(target, fingerprints)))
+    except LaunchError as error:
+        print("\n".join(map(safe, error.lines)), file=sys.stderr)
+        return error
+    return None
+
+
+def _trusted(target: Target, fingerprints: Collection[str]) -> str:
+    key = fetch_key(target)
+    shown = f"{key.kind} {key.fingerprint}"
+    try:
+        check(target, key)
+    except UnknownKey as error:
+        _unless_right(target, key, fingerprints, error)
+    except ChangedKey as error:
+        _unless_right(target, key, fingerprints, error)
+    else:
+        return f"{target.name}: known already: {shown}"
+    return f"{target.name}: {shown} is known from now on, by {accept(target, key)}"
+
+
+def _unless_right(target: Target, key: HostKey, fingerprints: Collection[str], error: UnknownKey | ChangedKey) -> None:
+    """Raises Refused unless the key was announced, or somebody says that it is right.
+
+    A changed key has to be typed or pasted: `yes` is said too easily.
+    """
+    if key.fingerprint in fingerprints:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise Refused(
+            error.lines[0],
+            "  there is no terminal here to ask on",
+            f"hint: `launch hosts trust {target.name} --yes FINGERPRINT`, with the fingerprint as the host's console "
+            f"shows it: {_listing(key)}",
+        )
+    changed = isinstance(error, ChangedKey)
+    said = _ask(target, key, changed=changed)
+    if said != key.fingerprint and (changed or said.lower() != "yes"):
+        raise Refused(f"{who(target)}: not trusted")
+
+
+def _ask(target: Target, key: HostKey, *, changed: bool) -> str:
+    lines = [f"{who(target)} shows {'another key than the known one' if changed else 'a key that is not known'}:"]
+    lines.append(f"  {key.kind} {key.fingerprint}")
+    if changed:
+        old = [known for known in known_keys(target) if not known.marker]
+        lines += [f"  expected: {one.kind} {fingerprint(one.blob)} ({one.file}:{one.number})" for one in old]
+        lines.append("  somebody may be in between, unless the host was set up anew")
+    lines.append(f"  the host's console shows the right one: {_listing(key)}")
+    print("\n".join(map(safe, lines)), file=sys.stderr)
+    wanted = "its fingerprint" if changed else "yes, or its fingerprint"
+    print(f"is it the right one? type {wanted}: ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip()
+
+
+def _listing(key: HostKey) -> str:
+    """The command that shows it on the host itself."""
+    name = {"ssh-rsa": "rsa", "ssh-ed25519": "ed25519"}.get(key.kind, "ecdsa")
+    return f"ssh-keygen -lf /etc/ssh/ssh_host_{name}_key.pub"

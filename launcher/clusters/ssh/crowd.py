@@ -1,0 +1,107 @@
+"""Many hosts at once: a few connecting at a time, and whatever is done with each of them. A failure is a value."""
+
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import TypeVar
+
+from launcher.clusters.ssh.config import Target
+from launcher.clusters.ssh.connect import Dropped, Line, connect
+from launcher.errors import LaunchError
+
+AT_ONCE = 8  # sshd drops at random from its tenth unfinished login on (MaxStartups 10:30:100)
+_TRIES = 10
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+
+T = TypeVar("T")
+
+
+def connect_all(
+    targets: Sequence[Target], tell: Callable[[str, str], None], *, at_once: int = AT_ONCE
+) -> dict[str, Line | LaunchError]:
+    """By name, in the order given. `tell` hears what has become of each as soon as it is known, in this thread."""
+
+    def heard(name: str, result: Line | LaunchError) -> None:
+        tell(name, "connected" if isinstance(result, Line) else result.lines[0])
+
+    wanted = {target.name: target for target in targets}
+    return _at_once({name: partial(_patiently, target) for name, target in wanted.items()}, at_once, heard, Line.close)
+
+
+def for_all(lines: Mapping[str, Line], work: Callable[[str, Line], T]) -> dict[str, T | LaunchError]:
+    """What `work` gives for each, all at the same time; an error of ours that it raises stands for it."""
+    return _at_once({name: partial(work, name, line) for name, line in lines.items()}, len(lines))
+
+
+def close_all(results: Mapping[str, Line | LaunchError]) -> None:
+    for line in results.values():
+        if isinstance(line, Line):
+            line.close()
+
+
+def _patiently(target: Target) -> Line:
+    """Again where the host hung up before it said a word; a refused key or login is final."""
+    pause_s = _FIRST_PAUSE_S
+    for _ in range(_TRIES):
+        try:
+            return connect(target)
+        except Dropped:
+            # So that not all that were dropped together come again together.
+            time.sleep(pause_s * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    return connect(target)
+
+
+def _at_once(
+    work: Mapping[str, Callable[[], T]],
+    most: int,
+    heard: Callable[[str, T | LaunchError], None] | None = None,
+    undo: Callable[[T], None] | None = None,
+) -> dict[str, T | LaunchError]:
+    """The results, in the order of `work`. Where this ends early, `undo` gets those that nobody will take.
+
+    The threads are daemons: a program that ends, by Ctrl-C say, does not wait for a host that does not answer.
+    """
+    futures = {name: Future[T]() for name in work}
+    waiting = queue.SimpleQueue[str | None]()
+    ended = queue.SimpleQueue[str]()
+    given_up = threading.Event()
+
+    def labour() -> None:
+        while (name := waiting.get()) is not None and not given_up.is_set():
+            try:
+                futures[name].set_result(work[name]())
+            except BaseException as error:  # noqa: BLE001 - it is raised in the caller's thread
+                futures[name].set_exception(error)
+            ended.put(name)
+
+    size = min(most, len(work))
+    for name in (*work, *[None] * size):
+        waiting.put(name)
+    for _ in range(size):
+        threading.Thread(target=labour, daemon=True).start()
+    results: dict[str, T | LaunchError] = {}
+    try:
+        for _ in work:
+            one = ended.get()
+            try:
+                results[one] = futures[one].result()
+            except LaunchError as error:
+                results[one] = error
+            if heard is not None:
+                heard(one, results[one])
+    except BaseException:
+        given_up.set()
+        for future in futures.values():
+            future.add_done_callback(partial(_undo, undo))  # at once, or when it is done
+        raise
+    return {name: results[name] for name in work}
+
+
+def _undo(undo: Callable[[T], None] | None, future: Future[T]) -> None:
+    if undo is not None and future.exception() is None:
+        undo(future.result())

@@ -1,0 +1,544 @@
+"""Connections to real sshds: who is let in, what commands get and say, and what the end of it all looks like."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from doors import BOUND_S, keygen, until
+
+from launcher.clusters.ssh import known_hosts, transport
+from launcher.clusters.ssh.config import target_of
+from launcher.clusters.ssh.connect import ChangedKey, Lost, NoAccess, RevokedKey, UnknownKey, connect
+from launcher.errors import Exit, Unreachable
+from launcher.spec.model import SshHost
+
+ROOT = Path(__file__).parents[3]
+# sshd writes it when somebody has sent a name of a user or shown a key.
+ATTEMPTS = ("publickey", "userauth-request", "Accepted", "Failed", "preauth] user", "authenticating user")
+
+
+@pytest.fixture
+def line(door):
+    with connect(door.target()) as line:
+        yield line
+
+
+def attempts(door):
+    return [line for line in door.log.splitlines() if any(word in line for word in ATTEMPTS)]
+
+
+def listed(key):
+    """As ssh-keygen lists it."""
+    return subprocess.run(["ssh-keygen", "-lf", key], capture_output=True, text=True, check=True).stdout.split()[1]
+
+
+# ---- the host's key
+
+
+def test_a_known_host_lets_us_in(door):
+    with connect(door.target()) as line:
+        assert line.peer_address == "127.0.0.1"
+        assert line.run(["id", "-un"]).out == b"root\n"
+    assert attempts(door)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", UnknownKey),
+        ("[127.0.0.1]:{port} {other}\n", ChangedKey),
+        ("{line}@revoked * {key}\n", RevokedKey),
+    ],
+)
+def test_a_key_that_is_not_trusted_is_refused_before_we_say_who_we_are(door, tmp_path, text, error):
+    host_key = " ".join(Path(f"{door.host_keys[0]}.pub").read_text().split()[:2])
+    other = " ".join(keygen(tmp_path / "other").split()[:2])
+    (door.root / "known_hosts").write_text(text.format(port=door.port, other=other, line=door.host_line, key=host_key))
+    before = door.log.count("[preauth]")
+    with pytest.raises(error) as caught:
+        connect(door.target())
+    assert caught.value.fingerprint == listed(door.host_keys[0])
+    assert caught.value.fingerprint in str(caught.value)
+    assert caught.value.exit_code == Exit.UNREACHABLE
+    until("sshd noticed that we left", lambda: door.log.count("[preauth]") > before)
+    assert attempts(door) == []
+
+
+def test_without_the_check_we_would_have_said_who_we_are(door, monkeypatch):
+    """What the test above sees is there to be seen."""
+    (door.root / "known_hosts").write_text("")
+    monkeypatch.setattr(known_hosts, "check", lambda target, key: None)
+    connect(door.target()).close()
+    assert attempts(door)
+
+
+def test_the_kind_of_key_that_is_known_is_asked_for(opened):
+    door = opened(host_kinds=("ed25519", "rsa", "ecdsa"))
+    for path in door.host_keys:
+        line = f"[127.0.0.1]:{door.port} {' '.join(Path(f'{path}.pub').read_text().split()[:2])}\n"
+        (door.root / "known_hosts").write_text(line)
+        connect(door.target()).close()
+
+
+# ---- our keys
+
+
+def test_who_has_no_key_for_it_gets_no_access(door, tmp_path):
+    keygen(tmp_path / "stranger")
+    with pytest.raises(NoAccess, match="no access as root") as caught:
+        connect(door.target(keys=(tmp_path / "stranger",)))
+    assert f"keys shown: {tmp_path}/stranger" in str(caught.value)
+    with pytest.raises(NoAccess, match="there was no key to show"):
+        connect(door.target(keys=()))
+
+
+def test_a_key_with_a_passphrase_is_named(door, tmp_path):
+    locked, old = tmp_path / "locked", tmp_path / "old"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", locked], check=True)
+    subprocess.run(["ssh-keygen", "-q", "-t", "rsa", "-m", "PEM", "-N", "secret", "-f", old], check=True)
+    with pytest.raises(NoAccess) as caught:
+        connect(door.target(keys=(locked, old, door.root / "sshd_config", tmp_path)))
+    for path in (locked, old):
+        assert f"{path} has a passphrase: `ssh-add {path}`" in str(caught.value)
+    assert "sshd_config is not a private key" in str(caught.value)
+    assert f"{tmp_path} cannot be read" in str(caught.value)
+    connect(door.target(keys=(locked, door.key))).close()
+
+
+def test_a_door_that_takes_no_keys_says_what_it_takes(opened):
+    door = opened(settings="PubkeyAuthentication no\nPasswordAuthentication yes")
+    with pytest.raises(NoAccess, match="it wants password"):
+        connect(door.target())
+
+
+@pytest.mark.parametrize("kind", ["rsa", "ecdsa"])
+def test_keys_of_other_kinds(door, tmp_path, kind):
+    (door.root / "authorized_keys").write_text(keygen(tmp_path / kind, kind=kind))
+    connect(door.target(keys=(tmp_path / kind,))).close()
+
+
+def test_more_keys_than_sshd_lets_one_try(door, tmp_path):
+    strangers = [tmp_path / f"key{number}" for number in range(8)]
+    for path in strangers:
+        keygen(path)
+    connect(door.target(keys=(*strangers, door.key))).close()
+    assert "Too many authentication failures" not in door.log
+
+
+@pytest.fixture
+def agent(tmp_path, door):
+    """An ssh-agent with eight keys, of which the last opens the door."""
+    path = tmp_path / "agent"
+    process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
+    until("the agent listens", path.exists)
+    for number in range(7):
+        keygen(tmp_path / f"held{number}", comment=f"held{number}")
+    for key in (*(tmp_path / f"held{number}" for number in range(7)), door.key):
+        key.chmod(0o600)
+        subprocess.run(["ssh-add", "-q", key], env={**os.environ, "SSH_AUTH_SOCK": str(path)}, check=True)
+    yield path
+    process.terminate()
+    process.wait()
+
+
+def test_an_agent_with_many_keys(door, agent, monkeypatch):
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    with connect(door.target(keys=(), agent=True, agent_socket=str(agent))) as line:
+        done = line.run(["sh", "-c", 'echo "[$SSH_AUTH_SOCK]"'])
+        assert done.out == b"[]\n"  # it is not forwarded
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(agent))
+    connect(door.target(keys=(), agent=True)).close()
+    assert "Too many authentication failures" not in door.log
+
+
+def test_an_agent_is_asked_only_where_that_was_asked_for(door, agent, monkeypatch):
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(agent))
+    with pytest.raises(NoAccess, match="there was no key to show"):
+        connect(door.target(keys=()))
+
+
+def test_of_the_agents_keys_only_those_that_are_named(door, agent, tmp_path):
+    with pytest.raises(NoAccess) as caught:
+        connect(door.target(keys=(tmp_path / "held3.pub",), agent=True, agent_socket=str(agent), only_these_keys=True))
+    assert "keys shown: held3 of the ssh-agent" in str(caught.value)
+    public = Path(f"{door.key}.pub")
+    connect(door.target(keys=(public,), agent=True, agent_socket=str(agent), only_these_keys=True)).close()
+
+
+@pytest.mark.parametrize("path", ["", "/nowhere/agent"])
+def test_an_agent_that_is_not_there_is_said(door, monkeypatch, path):
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    with pytest.raises(NoAccess, match="the ssh-agent does not answer"):
+        connect(door.target(keys=(), agent=True, agent_socket=path))
+    connect(door.target(agent=True, agent_socket=path)).close()
+
+
+# ---- commands
+
+WORDS = ["a b", "'", '"', "$HOME", "`id`", "\\", "\\\\n", "!!", "%s%b", "new\nline", "\ttab", "*", "~", "ü€", "", "-n",
+         "; touch canary", "\x07\x1b[0m", "\udcff"]  # fmt: skip
+
+
+@pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash"])
+def test_words_arrive_as_they_are(opened, shell):
+    door = opened(settings=f'ForceCommand exec {shell} -c "$SSH_ORIGINAL_COMMAND"')
+    with connect(door.target()) as line:
+        done = line.run([sys.executable, "-c", "import sys; print(ascii(sys.argv[1:]))", *WORDS])
+    assert done.out.decode() == f"{WORDS!a}\n", done.err
+
+
+def test_a_word_with_a_nul_is_never_sent(line):
+    with pytest.raises(ValueError, match="NUL"):
+        line.run(["echo", "a\0b"])
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [("true", 0), ("exit 3", 3), ("exit 255", 255), ("kill -9 $$", 137), ("kill -TERM $$", 143), ("/nowhere", 127)],
+)
+def test_how_it_ended_is_told(line, command, code):
+    assert line.run(["sh", "-c", command]).code == code
+
+
+def test_death_of_the_shell_around_it_is_told(line):
+    assert line.run(["sh", "-c", "kill -9 $PPID"]).code == 137
+
+
+def test_both_streams_at_once(line):
+    script = "head -c 8000000 /dev/zero >&2 & head -c 8000000 /dev/zero; wait"
+    done = line.run(["sh", "-c", script])
+    assert (done.code, len(done.out), len(done.err)) == (0, 8_000_000, 8_000_000)
+    done = line.run(["sh", "-c", "head -c 8000000 /dev/zero >&2; head -c 8000000 /dev/zero"])
+    assert (done.code, len(done.out), len(done.err)) == (0, 8_000_000, 8_000_000)
+
+
+def test_much_goes_in_and_comes_out(line):
+    data = os.urandom(1_000_000) * 20
+    done = line.run(["cat"], stdin=data)
+    assert done.code == 0
+    assert done.out == data
+    pieces = (data[at : at + 300_000] for at in range(0, len(data), 300_000))
+    assert line.run(["wc", "-c"], stdin=pieces).out == b"20000000\n"
+
+
+def test_a_command_that_wants_no_more_ends_as_it_likes(line):
+    done = line.run(["sh", "-c", "head -c 3; exit 7"], stdin=b"x" * 20_000_000)
+    assert (done.code, done.out) == (7, b"xxx")
+
+
+def test_what_gives_the_input_may_fail(line):
+    def pieces():
+        yield b"one"
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        line.run(["cat"], stdin=pieces())
+    assert line.run(["echo", "still here"]).out == b"still here\n"
+
+
+def test_a_talk(line):
+    with line.start(["sh", "-c", 'while read -r word; do echo "got $word"; echo noise >&2; done; printf rest']) as talk:
+        for word in ("one", "two"):
+            talk.write(f"{word}\n".encode())
+            assert talk.readline(BOUND_S) == f"got {word}\n".encode()
+        talk.write(b"three\n")
+        assert talk.read(4, BOUND_S) == b"got "
+        done = talk.finish(BOUND_S)
+    assert (done.code, done.out, done.err) == (0, b"three\nrest", b"noise\n" * 3)
+
+
+def test_reading_to_the_end(line):
+    with line.start(["printf", "one\\ntwo"]) as talk:
+        assert [talk.readline(BOUND_S) for _ in range(3)] == [b"one\n", b"two", b""]
+        assert talk.read(10, BOUND_S) == b""
+
+
+def test_one_that_never_answers_is_given_up_in_time(line):
+    began = time.monotonic()
+    with pytest.raises(Lost, match="no answer in time"):
+        line.run(["sleep", "30"], limit_s=0.5)
+    with line.start(["sleep", "30"]) as talk, pytest.raises(Lost):
+        talk.readline(0.5)
+    with line.start(["sleep", "30"]) as talk, pytest.raises(Lost):
+        talk.write(b"x" * 20_000_000, limit_s=0.5)
+    assert time.monotonic() - began < 5
+    assert line.run(["echo", "still here"]).out == b"still here\n"
+
+
+def test_ten_at_once_and_not_more(line):
+    talks = [line.start(["cat"]) for _ in range(10)]  # MaxSessions of sshd
+    with pytest.raises(Unreachable, match="no more commands at the same time"):
+        line.start(["cat"])
+    for number, talk in enumerate(talks):
+        talk.write(b"%d" % number)
+        assert talk.finish(BOUND_S).out == b"%d" % number
+
+
+# ---- the end
+
+
+def test_a_process_outlives_its_connection(door, tmp_path):
+    with connect(door.target()) as line:
+        script = f"exec </dev/null >/dev/null 2>&1; touch {tmp_path}/begun; sleep 1; touch {tmp_path}/done"
+        talk = line.start(["setsid", "sh", "-c", script])
+        until("it has begun", (tmp_path / "begun").exists)
+        talk.close()
+    assert not (tmp_path / "done").exists()
+    until("it has ended", (tmp_path / "done").exists)
+
+
+def test_a_connection_that_is_killed_is_never_success(door):
+    line = connect(door.target())
+    threading.Timer(0.5, door.cut).start()
+    began = time.monotonic()
+    with pytest.raises(Lost, match="the connection broke"):
+        line.run(["sleep", "3"])
+    assert time.monotonic() - began < 3
+    assert not line.alive
+    with pytest.raises(Lost):
+        line.start(["true"])
+    line.close()
+
+
+def test_what_came_before_the_end_is_there(door):
+    with connect(door.target()) as line, line.start(["sh", "-c", "echo early; sleep 3"]) as talk:
+        assert talk.readline(BOUND_S) == b"early\n"
+        door.cut()
+        assert talk.finish(BOUND_S).code is None
+        with pytest.raises(Lost):
+            talk.write(b"more")
+
+
+def test_a_frozen_host_is_given_up(door, monkeypatch):
+    monkeypatch.setattr(transport, "_KEEPALIVE_S", 0.3)
+    monkeypatch.setattr(transport, "CUT_S", 1.0)
+    line = connect(door.target())
+    talk = line.start(["sleep", "20"])
+    serving = door.serving()
+    for pid in serving:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        assert talk.finish(BOUND_S).code is None
+        assert 0.9 < time.monotonic() - began < 5
+    finally:
+        for pid in serving:
+            os.kill(pid, signal.SIGCONT)
+    line.close()
+
+
+def test_silence_alone_ends_nothing(door, monkeypatch):
+    monkeypatch.setattr(transport, "_KEEPALIVE_S", 0.1)
+    monkeypatch.setattr(transport, "CUT_S", 0.5)
+    with connect(door.target()) as line:
+        assert line.run(["sleep", "2"]).code == 0
+
+
+@contextmanager
+def listening(says=b"", hang_up=False):
+    """A port that speaks no SSH."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there = []
+
+        def serve():
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                there.append(connection)
+                connection.sendall(says)
+                if hang_up:
+                    connection.close()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        for connection in there:
+            connection.close()
+
+
+@pytest.mark.parametrize("says", [b"", b"SSH-2.0-slow\r\n"])
+def test_a_black_hole_is_given_up_in_time(door, says):
+    with listening(says) as port:
+        began, threads = time.monotonic(), threading.active_count()
+        with pytest.raises(Unreachable, match="does not answer"):
+            connect(door.target(port=port, connect_timeout_s=0.7))
+        with pytest.raises(Unreachable, match="does not answer"):
+            connect(door.target(port=port), deadline=time.monotonic() + 0.7)
+        assert time.monotonic() - began < 4
+        assert threading.active_count() == threads
+
+
+def test_who_is_not_there_is_said_at_once(door):
+    door.down()
+    began = time.monotonic()
+    with pytest.raises(Unreachable, match="Connection refused"):
+        connect(door.target())
+    with pytest.raises(Unreachable, match="cannot be found"):
+        connect(door.target(hostname="no-such-host.invalid"))
+    assert time.monotonic() - began < 15
+
+
+@pytest.mark.parametrize("says", [b"", b"SSH-2.0-slow\r\n"])
+def test_a_program_that_ends_waits_for_nobody(door, says):
+    """Neither a connection that is open nor one that never came holds the interpreter."""
+    with listening(says) as port:
+        program = (
+            "import sys, threading, time\n"
+            f"sys.path.insert(0, {str(ROOT)!r})\n"
+            "from pathlib import Path\n"
+            "from launcher.clusters.ssh.config import Target\n"
+            "from launcher.clusters.ssh.connect import connect\n"
+            f"open_ = connect(eval({repr_of(door.target())}))\n"
+            f"hole = eval({repr_of(door.target(port=port))})\n"
+            "threading.Thread(target=connect, args=(hole,), daemon=True).start()\n"
+            "def versions(): return [getattr(one, 'remote_version', None) for one in threading.enumerate()]\n"
+            f"while versions().count({says.decode().strip()!r}) != 1: time.sleep(0.01)\n"
+            "open_.start(['sleep', '20'])\n"
+        )
+        began = time.monotonic()
+        done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=BOUND_S)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert time.monotonic() - began < 8
+
+
+def test_ctrl_c_ends_a_wait(door):
+    with listening() as port:
+        program = (
+            "import sys\n"
+            f"sys.path.insert(0, {str(ROOT)!r})\n"
+            "from pathlib import Path\n"
+            "from launcher.clusters.ssh.config import Target\n"
+            "from launcher.clusters.ssh.connect import connect\n"
+            "from launcher.clusters.ssh.crowd import connect_all\n"
+            f"hole = eval({repr_of(door.target(port=port, connect_timeout_s=60.0))})\n"
+            "print('ready', flush=True)\n"
+            "connect_all([hole], print) if sys.argv[1] == 'all' else connect(hole)\n"
+        )
+        for word in ("all", "one"):
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-c", program, word], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+            assert process.stdout.readline() == "ready\n"
+            until("it waits", lambda pid=process.pid: len(os.listdir(f"/proc/{pid}/task")) > 1)
+            began = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            assert "KeyboardInterrupt" in process.communicate(timeout=BOUND_S)[1]
+            assert time.monotonic() - began < 5
+
+
+def repr_of(target):
+    return repr(repr(target).replace("PosixPath", "Path"))
+
+
+def test_nothing_is_left_of_a_closed_connection(door):
+    files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    for _ in range(3):
+        with connect(door.target()) as line:
+            line.run(["true"])
+        with pytest.raises(NoAccess):
+            connect(door.target(keys=()))
+        with pytest.raises(UnknownKey):
+            connect(door.target(known_hosts=()))
+    assert threading.active_count() == threads
+    assert len(os.listdir("/proc/self/fd")) == files
+    until("sshd has nobody to serve", lambda: not door.serving())
+
+
+# ---- jump hosts
+
+
+@pytest.fixture
+def behind(opened, tmp_path, monkeypatch):
+    """A door, and one that is meant to be reached through it; the SSH configuration says so."""
+    jump, inner = opened("jump"), opened("inner")
+    (tmp_path / "known").write_text(jump.host_line + inner.host_line)
+    (tmp_path / "config").write_text(
+        f"Host jump\n HostName 127.0.0.1\n Port {jump.port}\n IdentityFile {jump.key}\n"
+        f"Host inner\n HostName 127.0.0.1\n Port {inner.port}\n IdentityFile {inner.key}\n ProxyJump jump\n"
+        f"Host *\n User root\n UserKnownHostsFile {tmp_path}/known\n GlobalKnownHostsFile /dev/null\n"
+    )
+    monkeypatch.setenv("LAUNCH_SSH_CONFIG", str(tmp_path / "config"))
+    return jump, inner, tmp_path / "known"
+
+
+def test_a_host_behind_another_one(behind):
+    jump, inner, _ = behind
+    with connect(target_of(SshHost("inner"))) as line:
+        assert line.peer_address == ""
+        assert line.run(["cat"], stdin=b"x" * 5_000_000).out == b"x" * 5_000_000
+    assert "Accepted publickey" in jump.log
+    assert "Accepted publickey" in inner.log
+    until("nobody is served", lambda: not jump.serving() and not inner.serving())
+
+
+def test_each_host_on_the_way_has_its_key_checked(behind):
+    jump, inner, known = behind
+    known.write_text(inner.host_line)
+    with pytest.raises(UnknownKey, match=r"^jump ") as caught:
+        connect(target_of(SshHost("inner")))
+    assert caught.value.fingerprint == listed(jump.host_keys[0])
+    assert attempts(jump) == []
+    known.write_text(jump.host_line)
+    with pytest.raises(UnknownKey, match=r"^inner ") as caught:
+        connect(target_of(SshHost("inner")))
+    assert caught.value.fingerprint == listed(inner.host_keys[0])
+    assert attempts(inner) == []
+    until("nobody is served", lambda: not jump.serving())
+
+
+def test_a_host_that_the_one_before_cannot_reach(behind):
+    jump, inner, _ = behind
+    inner.down()
+    with pytest.raises(Unreachable, match=r"inner .* cannot be reached from jump"):
+        connect(target_of(SshHost("inner")))
+    jump.down()
+    with pytest.raises(Unreachable, match=r"jump .* cannot be reached: Connection refused"):
+        connect(target_of(SshHost("inner")))
+
+
+def test_a_cut_behind_the_jump_is_noticed(behind, monkeypatch):
+    jump, inner, _ = behind
+    monkeypatch.setattr(transport, "_KEEPALIVE_S", 0.3)
+    monkeypatch.setattr(transport, "CUT_S", 1.0)
+    with connect(target_of(SshHost("inner"))) as line, line.start(["sleep", "20"]) as talk:
+        serving = inner.serving()
+        for pid in serving:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            assert talk.finish(BOUND_S).code is None
+        finally:
+            for pid in serving:
+                os.kill(pid, signal.SIGCONT)
+    assert jump.log.count("Accepted publickey") == 1
+
+
+# ---- what the rest of launch has to do with it
+
+
+def test_local_runs_never_meet_paramiko():
+    program = (
+        "import sys, launcher.cli.main, launcher.cli.status, launcher.cli.submit, launcher.cli.logs\n"
+        "sys.exit('paramiko' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
+def test_a_login_is_quick(door):
+    """Once imported: a process, a key exchange and a signature; a few round trips."""
+    spent = []
+    for _ in range(5):
+        began = time.monotonic()
+        connect(door.target()).close()
+        spent.append(time.monotonic() - began)
+    assert min(spent) < 0.25, spent
