@@ -1,4 +1,8 @@
-"""`python -m tests.lab up [--accounting] [--nodes N] [--at DIR]` and `python -m tests.lab down [--at DIR]`, by hand."""
+"""A lab by hand.
+
+`python -m tests.lab up [--kind slurm|hosts] [--accounting] [--shared] [--jump] [--nodes N] [--at DIR]` and
+`python -m tests.lab down [--at DIR]`.
+"""
 
 import argparse
 import sys
@@ -6,19 +10,23 @@ import tempfile
 from pathlib import Path
 
 from tests.lab.claims import take_down
+from tests.lab.hosts import HostLab
 from tests.lab.requirements import what_is_missing
 from tests.lab.slurm import SlurmLab
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.lab", description="A Slurm cluster inside this machine.")
+    parser = argparse.ArgumentParser(prog="python -m tests.lab", description="Machines inside this machine.")
     verbs = parser.add_subparsers(required=True)
     for name, verb, meaning in (("up", up, "bring one up; it stays"), ("down", down, "take down what stayed up")):
         words = verbs.add_parser(name, help=meaning)
         words.set_defaults(verb=verb)
         words.add_argument("--at", type=Path, metavar="DIR", help="the lab's folder")
         if verb is up:
-            words.add_argument("--accounting", action="store_true", help="with slurmdbd")
+            words.add_argument("--kind", choices=["slurm", "hosts"], default="slurm", help="a cluster, or SSH hosts")
+            words.add_argument("--accounting", action="store_true", help="slurm with slurmdbd")
+            words.add_argument("--shared", action="store_true", help="hosts with one disk for all")
+            words.add_argument("--jump", action="store_true", help="hosts behind a jump host")
             words.add_argument("--nodes", type=int, default=4, metavar="N")
     if (reason := what_is_missing()) is not None:
         print(reason, file=sys.stderr)
@@ -30,12 +38,17 @@ def main(argv: list[str]) -> int:
 
 def up(chosen: argparse.Namespace) -> int:
     folder: Path = chosen.at or Path(tempfile.gettempdir()) / "launch-lab"
-    if folder.exists() and any(folder.iterdir()) and not (folder / "slurm.conf").exists():
+    if folder.exists() and any(folder.iterdir()) and not (folder / "hosts").exists():
         print(f"{folder}: expected a new folder or a lab's, as `down` clears it", file=sys.stderr)
         return 1
-    lab = SlurmLab(folder, chosen.nodes, accounting=chosen.accounting, stays=True)
+    lab: SlurmLab | HostLab
+    if chosen.kind == "slurm":
+        lab = SlurmLab(folder, chosen.nodes, accounting=chosen.accounting, stays=True)
+    else:
+        lab = HostLab(folder, chosen.nodes, shared=chosen.shared, jump=chosen.jump, stays=True)
     lab.up()
-    print(f"export SLURM_CONF={lab.slurm_conf}")
+    for name, value in lab.env.items():
+        print(f"export {name}={value}")
     return 0
 
 

@@ -22,7 +22,7 @@ FOLDER = Path("/run/launch-labs")
 TAG = "LAUNCH_LAB"  # in the environment of every process that a lab starts outside its nodes
 SUBNETS = range(1, 250)
 # What a lab has in its folder while it is up, and what it leaves there for whoever wants to know what happened.
-LIVING = ("dev", "state", "spool", "mariadb", "munge.*", "*.sock", "*.sock.lock", "*.pid")
+LIVING = ("dev", "disk", "disks", "etc", "state", "spool", "mariadb", "munge.*", "*.sock", "*.sock.lock", "*.pid")
 LEFT = ("log", "hosts", "cgroup.conf", "gres.conf", "slurm.conf", "slurmdbd.conf")
 
 
@@ -41,6 +41,10 @@ class Claim(msgspec.Struct, frozen=True):
     def cable(self, node: int) -> str:
         """The bridge's end of a node's cable."""
         return f"lab{self.subnet}-{node}"
+
+    def card(self, node: int) -> str:
+        """The hardware address of a node, the same after every boot: neighbours remember it for minutes."""
+        return f"02:00:00:00:{self.subnet:02x}:{node:02x}"
 
     def address(self, last: int) -> str:
         return f"10.77.{self.subnet}.{last}"

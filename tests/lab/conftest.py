@@ -1,5 +1,13 @@
 """The lab for its own tests."""
 
-from tests.lab.fixtures import accounted_lab, lab, lab_possible, shared_accounted_lab, shared_lab
+from tests.lab.fixtures import (
+    accounted_lab,
+    hosts,
+    lab,
+    lab_possible,
+    shared_accounted_lab,
+    shared_hosts,
+    shared_lab,
+)
 
-__all__ = ["accounted_lab", "lab", "lab_possible", "shared_accounted_lab", "shared_lab"]
+__all__ = ["accounted_lab", "hosts", "lab", "lab_possible", "shared_accounted_lab", "shared_hosts", "shared_lab"]

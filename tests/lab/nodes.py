@@ -63,8 +63,18 @@ class Program:
 class Namespace:
     """A first process and all that it starts, in a process table of their own; they live and die together."""
 
-    def __init__(self, name: str, hosts: Path, claim: Claim, *, net: bool, env: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        name: str,
+        hosts: Path,
+        claim: Claim,
+        *,
+        net: bool,
+        env: Mapping[str, str] | None = None,
+        mounts: Sequence[Sequence[str]] = (),
+    ):
         self.name = name
+        self.mounts = mounts  # what `mount` is given, one after the other
         self.hosts = hosts
         self.claim = claim
         self.net = net
@@ -86,7 +96,7 @@ class Namespace:
         flags = ["--net"] * self.net + ["--stay"] * (self.claim.owner is None)
         with (Path(self.claim.folder) / "log" / f"init-{self.name}.log").open("a") as log:
             self.outer = subprocess.Popen(
-                [sys.executable, "-I", str(INIT), self.name, str(self.hosts), *flags],
+                [sys.executable, "-I", str(INIT), self.name, str(self.hosts), json.dumps(self.mounts), *flags],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,  # not the caller's, who may wait for the end of it
@@ -149,6 +159,13 @@ class Namespace:
             return []
         return [pid for pid in claims.pids() if namespace_of(pid) == self.table]
 
+    def started(self) -> list[int]:
+        """What its programs have started, and what that left behind: all but the first process and the programs."""
+        if not self.up:
+            return []
+        kept = {0, 1, *self.running().values()}
+        return [pid for pid in self.pids() if pid_inside(pid) not in kept]
+
     def exec(
         self, *argv: str, timeout: float = 60, env: Mapping[str, str] | None = None, cwd: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
@@ -203,9 +220,13 @@ class Node(Namespace):
         hosts: Path,
         programs: Sequence[Program] = (),
         env: Mapping[str, str] | None = None,
+        *,
+        name: str = "",
+        mounts: Sequence[Sequence[str]] = (),
     ):
-        super().__init__(f"node{index}", hosts, claim, net=True, env=env)
+        super().__init__(name or f"node{index}", hosts, claim, net=True, env=env, mounts=mounts)
         self.address = claim.address(10 + index)
+        self.card = claim.card(index)
         self.cable = claim.cable(index)
         self.programs = {program.name: program for program in programs}
 
@@ -223,7 +244,7 @@ class Node(Namespace):
     def plug(self) -> list[str]:
         """The `ip` commands that lay a cable from the bridge to this node."""
         return [
-            f"link add {self.cable} type veth peer name eth0 netns {self.pid}",
+            f"link add {self.cable} type veth peer name eth0 address {self.card} netns {self.pid}",
             f"link set {self.cable} master {self.claim.bridge} up",
         ]
 
@@ -253,6 +274,15 @@ class Node(Namespace):
             ip([f"link set {self.cable} up"])
             self._nft("table inet cut; delete table inet cut")
 
+    def revive(self) -> None:
+        """Power, cable and programs, whatever was done to them."""
+        if not self.up:
+            self.power_on()
+            return
+        self.mend()
+        for name in self.programs.keys() - self.running().keys():
+            self.start(self.programs[name])
+
     def _nft(self, rules: str) -> None:
         done = self.exec("nft", rules)
         if done.returncode:
@@ -272,7 +302,8 @@ def power_on(nodes: Sequence[Node]) -> None:
 def lay_bridge(claim: Claim) -> None:
     ip(
         [
-            f"link add {claim.bridge} type bridge",
+            # An address of its own: else it is the lowest of its cables', and another whenever a node comes or goes.
+            f"link add {claim.bridge} address {claim.card(255)} type bridge",
             f"address add {claim.address(1)}/24 dev {claim.bridge}",
             f"link set {claim.bridge} up",
         ]

@@ -4,15 +4,11 @@ import os
 import secrets
 import signal
 import stat
-import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from tests.lab import accounting
-from tests.lab.claims import TAG, claim, kill, release
+from tests.lab.claims import kill
 from tests.lab.nodes import (
     LabError,
     Namespace,
@@ -20,11 +16,11 @@ from tests.lab.nodes import (
     Program,
     command_of,
     lay_bridge,
-    pid_inside,
     power_on,
     until,
     write_hosts,
 )
+from tests.lab.up_and_down import Lab
 
 CPUS, MEMORY_MB, GPUS = 8, 8000, 2
 
@@ -77,75 +73,40 @@ class SlurmNode(Node):
     def start_slurmd(self) -> None:
         self.start(self.programs["slurmd"])
 
-    def revive(self) -> None:
-        """Power, cable and slurmd, whatever was done to them."""
-        if not self.up:
-            self.power_on()
-            return
-        self.mend()
-        if "slurmd" not in self.running():
-            self.start_slurmd()
-
     def job_pids(self) -> list[int]:
         """The processes of jobs, and what they left behind: all but the first process, its programs and slurmstepd."""
-        if not self.up:
-            return []
-        kept = {0, 1, *self.running().values()}
-        return [pid for pid in self.pids() if pid_inside(pid) not in kept and command_of(pid) != "slurmstepd"]
+        return [pid for pid in self.started() if command_of(pid) != "slurmstepd"]
 
 
-class SlurmLab:
-    """Up inside the `with`, or between up() and down()."""
+class SlurmLab(Lab):
+    """A cluster of this many nodes."""
 
     def __init__(self, folder: Path, nodes: int = 4, *, accounting: bool = False, stays: bool = False, **conf: str):
-        self.folder = folder.absolute()
+        super().__init__(folder, stays=stays)
         self.size = nodes
         self.accounting = accounting
-        self.stays = stays
         self.conf = {**CONF, **conf}
         self.slurm_conf = self.folder / "slurm.conf"
         self.env = {"SLURM_CONF": str(self.slurm_conf)}
-        self.logs = self.folder / "log"
         self.munge_socket = self.folder / "munge.sock"
         self.nodes: list[SlurmNode] = []
 
     # -- up and down
 
-    def __enter__(self) -> Self:
-        self.up()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.down()
-
-    def up(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.claim = claim(self.folder, stays=self.stays)
-        hosts = self.folder / "hosts"
+    def come_up(self) -> None:
         self.address = self.claim.address(1)
         self.port = 20000 + 10 * self.claim.subnet
-        self.control = Namespace("control", hosts, self.claim, net=False)
+        self.control = Namespace("control", self.hosts, self.claim, net=False)
         self.nodes = [
-            SlurmNode(index, self.claim, hosts, [self._slurmd(index)], self.env) for index in range(self.size)
+            SlurmNode(index, self.claim, self.hosts, [self._slurmd(index)], self.env) for index in range(self.size)
         ]
-        try:
-            write_hosts(hosts, {"control": self.address, **{node.name: node.address for node in self.nodes}})
-            self._write_files()
-            lay_bridge(self.claim)
-            self._start_control()
-            power_on(self.nodes)
-            until("an idle cluster", self._came_up, timeout_s=60)
-        except BaseException:
-            self.down()
-            raise
-
-    def down(self) -> None:
-        """Leave nothing but configuration and logs."""
-        for each in (*self.nodes, self.control):
-            each.kill()
-        release(self.claim)
+        self.parts = [*self.nodes, self.control]
+        write_hosts(self.hosts, {"control": self.address, **{node.name: node.address for node in self.nodes}})
+        self._write_files()
+        lay_bridge(self.claim)
+        self._start_control()
+        power_on(self.nodes)
+        until("an idle cluster", self._came_up, timeout_s=60)
 
     def _start_control(self) -> None:
         self.control.begin()
@@ -168,7 +129,7 @@ class SlurmLab:
     # -- files
 
     def _write_files(self) -> None:
-        for name in ("dev", "log", "state", *(f"spool/{node.name}" for node in self.nodes)):
+        for name in ("dev", "state", *(f"spool/{node.name}" for node in self.nodes)):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         key = self.folder / "munge.key"
         key.touch(mode=0o600)
@@ -232,13 +193,6 @@ class SlurmLab:
         return self.idle()
 
     # -- use
-
-    def run(
-        self, *argv: str, timeout: float = 60, env: Mapping[str, str] | None = None, cwd: Path | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a client of this cluster, or any program, on the login node, which is this machine."""
-        whole = {**os.environ, **self.env, TAG: str(self.folder), **(env or {})}
-        return subprocess.run(argv, timeout=timeout, env=whole, cwd=cwd, capture_output=True, text=True, check=False)
 
     def ask(self, *argv: str) -> str:
         """What a client says; it must succeed."""

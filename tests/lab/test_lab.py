@@ -196,11 +196,11 @@ def test_up_and_down_are_quick_and_leave_nothing(lab_possible, tmp_path):
     up_s = time.monotonic() - started
     submit(lab, STUBBORN, "-N2")
     until("a stubborn child", lambda: len(lab.nodes[0].job_pids()) >= 3, timeout_s=60)
-    assert left_of(lab)
+    assert lab.traces()
     started = time.monotonic()
     lab.down()
     down_s = time.monotonic() - started
-    assert left_of(lab) == []
+    assert lab.traces() == []
     assert sorted(path.name for path in lab.folder.iterdir()) == [
         "cgroup.conf",
         "gres.conf",
@@ -215,7 +215,7 @@ def test_what_cannot_come_up_says_why_and_leaves_nothing(lab_possible, tmp_path)
     lab = SlurmLab(tmp_path / "lab", nodes=1, SelectType="select/nonsense")
     with pytest.raises(RuntimeError, match=r"(?s)slurmctld in control has ended.*select/nonsense"):
         lab.up()
-    assert left_of(lab) == []
+    assert lab.traces() == []
 
 
 def test_a_killed_owner_takes_its_processes_along_and_the_next_lab_clears_the_rest(lab_possible, tmp_path):
@@ -323,16 +323,3 @@ def serving(node, log):
     until("the server", lambda: log.exists() and "up" in log.read_text(), timeout_s=60)
     yield
     node.kill_program("server")
-
-
-def left_of(lab):
-    """All traces of a lab on this machine, outside its folder's configuration and logs."""
-    found = [f"process {pid}" for pid in claims.tagged(str(lab.folder))]
-    found += [f"inside {pid}" for pid in claims.pids() if str(lab.folder).encode() in claims.read(pid, "cmdline")]
-    found += [f"link {name}" for name in os.listdir("/sys/class/net") if f"{name}-".startswith(f"{lab.claim.bridge}-")]
-    found += [
-        f"mount {line}" for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(lab.folder) in line
-    ]
-    found += [f"claim {each}" for each in claims.claims() if each.folder == str(lab.folder)]
-    found += [f"device {path}" for path in lab.folder.rglob("*") if not path.is_dir() and not path.is_file()]
-    return found

@@ -1,0 +1,73 @@
+"""What every lab is: nodes on a bridge of this machine that come up together and leave nothing."""
+
+import os
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from tests.lab import claims
+from tests.lab.claims import TAG, claim, release
+
+if TYPE_CHECKING:
+    from tests.lab.nodes import Namespace
+
+
+class Lab(ABC):
+    """Up inside the `with`, or between up() and down()."""
+
+    def __init__(self, folder: Path, *, stays: bool = False):
+        self.folder = folder.absolute()
+        self.stays = stays
+        self.logs = self.folder / "log"
+        self.hosts = self.folder / "hosts"  # the file
+        self.env: Mapping[str, str] = {}  # what its users have in theirs
+        self.parts: Sequence[Namespace] = ()
+
+    @abstractmethod
+    def come_up(self) -> None:
+        """Fill `parts` and start them; the subnet and the folder are there."""
+
+    def __enter__(self) -> Self:
+        self.up()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.down()
+
+    def up(self) -> None:
+        self.logs.mkdir(parents=True, exist_ok=True)
+        self.claim = claim(self.folder, stays=self.stays)
+        try:
+            self.come_up()
+        except BaseException:
+            self.down()
+            raise
+
+    def down(self) -> None:
+        """Leave nothing but configuration and logs."""
+        for each in self.parts:
+            each.kill()
+        release(self.claim)
+
+    def traces(self) -> list[str]:
+        """What of it is on this machine, but for configuration and logs in its folder."""
+        mark, bridge = str(self.folder), self.claim.bridge
+        found = [f"process {pid}" for pid in claims.tagged(mark)]
+        found += [f"inside {pid}" for pid in claims.pids() if mark.encode() in claims.read(pid, "cmdline")]
+        found += [f"link {name}" for name in os.listdir("/sys/class/net") if f"{name}-".startswith(f"{bridge}-")]
+        found += [f"mount {line}" for line in Path("/proc/self/mountinfo").read_text().splitlines() if mark in line]
+        found += [f"claim {each}" for each in claims.claims() if each.folder == mark]
+        found += [f"device {path}" for path in self.folder.rglob("*") if not path.is_dir() and not path.is_file()]
+        return found
+
+    def run(
+        self, *argv: str, timeout: float = 60, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a client of this lab, or any program, on the submitter's machine, which is this one."""
+        whole = {**os.environ, **self.env, TAG: str(self.folder), **(env or {})}
+        return subprocess.run(argv, timeout=timeout, env=whole, cwd=cwd, capture_output=True, text=True, check=False)
