@@ -12,17 +12,28 @@ from trainer.checkpoint_files.manifest import FileEntry, Manifest
 
 def save(folder, step, world_size=2, size=1000, attempt=1, **info):
     """Commit one whose ranks have each this many bytes; gives its folder."""
+    return save_part(folder, step, range(world_size), world_size, size, attempt, apart=False, **info)
+
+
+def save_part(folder, step, here, world_size=2, size=1000, attempt=1, apart=True, **info):
+    """Of one on disks apart, what the disk has on which these ranks write."""
     make_folder(folder)
-    draft = commit.begin(folder, step, claim(folder, attempt))
+    mine = claim(folder, attempt)
+    draft = commit.begin(folder, step, mine)
     files = []
     for rank in range(world_size):
         written = write_new(draft / data_name(rank), [bytes([rank % 256]) * size])
         files.append(FileEntry(data_name(rank), written.size, written.digest))
+    away = [data_name(rank) for rank in range(world_size) if rank not in here]
+    for name in away:
+        (draft / name).unlink()
     sync_folder(draft)
     manifest = Manifest(
-        step, world_size, new_nonce(), tuple(files), {}, {}, attempt=attempt, saved_unix_s=time.time(), info=info
-    )
-    return commit.publish(draft, manifest, claim(folder, attempt))
+        step, world_size, new_nonce(), tuple(files), {}, {}, apart=apart, attempt=attempt, saved_unix_s=time.time(),
+        info=info,
+    )  # fmt: skip
+    commit.prepare(draft, manifest, mine, away=away)
+    return commit.place(draft, manifest, mine)
 
 
 def claim(folder, attempt=1):

@@ -4,6 +4,7 @@ TrainerError
 ├── BadSettings        settings that cannot work, or do not fit each other
 ├── Fenced             a newer start of this run writes the checkpoints now; this one must not (exit code 22)
 ├── CheckpointDamaged  bytes on disk that are not what was written
+│   └── CheckpointPartial  some of its files are on other disks
 └── SaveFailed         saves failed so often in a row that going on would be pointless
 """
 
@@ -21,6 +22,10 @@ class BadSettings(TrainerError):
 
 class CheckpointDamaged(TrainerError):
     """A checkpoint, or a part of one, is not what was written."""
+
+
+class CheckpointPartial(CheckpointDamaged):
+    """Of a checkpoint on disks apart not all is here; what is here is sound."""
 
 
 class SaveFailed(TrainerError):

@@ -50,6 +50,7 @@ class Launched:
     checkpoint_dir: Path | None = None
     checkpoint_every: str = ""
     checkpoint_keep: int | None = None
+    disks_apart: bool = False  # each node has checkpoints on a disk of its own
     memory_dir: Path | None = None
     memory_every: str = ""
     memory_limit_bytes: int | None = None
@@ -70,6 +71,7 @@ class Launched:
             checkpoint_dir=path("LAUNCH_CHECKPOINT_DIR"),
             checkpoint_every=environ.get("LAUNCH_CHECKPOINT_EVERY", ""),
             checkpoint_keep=number("LAUNCH_CHECKPOINT_KEEP"),
+            disks_apart=environ.get("LAUNCH_DISK") == "apart",
             memory_dir=path("LAUNCH_CHECKPOINT_MEMORY_DIR"),
             memory_every=environ.get("LAUNCH_CHECKPOINT_MEMORY_EVERY", ""),
             memory_limit_bytes=number("LAUNCH_CHECKPOINT_MEMORY_LIMIT"),

@@ -29,6 +29,7 @@ class World:
     device: torch.device
     backend: str | None = None  # None: no process group, a world of one
     control: dist.ProcessGroup | None = None  # over the CPU, for votes and small words; None where there is no group
+    group_rank: int | None = None  # which node this is, where somebody said so
 
     @property
     def is_first(self) -> bool:
@@ -36,8 +37,8 @@ class World:
 
     @property
     def node(self) -> int:
-        """Which node this is, where all nodes have equally many ranks."""
-        return self.rank // self.local_size
+        """Which node this is; where nobody said so, all nodes must have equally many ranks."""
+        return self.rank // self.local_size if self.group_rank is None else self.group_rank
 
 
 def join(
@@ -107,6 +108,7 @@ def _joined(environ: Mapping[str, str], device: torch.device | None, timeout: dt
         device=_device(local_rank, device),
         backend=dist.get_backend(),
         control=control,
+        group_rank=_number(environ, "GROUP_RANK", 0) if environ.get("GROUP_RANK") else None,
     )
 
 

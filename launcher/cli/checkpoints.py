@@ -76,6 +76,8 @@ def _state(checkpoint: Checkpoint) -> str:
             return "ok (sizes match)"
         case Condition.VERIFIED:
             return "verified"
+        case Condition.PARTIAL:
+            return f"in part: {reason}"
         case Condition.DAMAGED:
             return f"damaged: {reason}"
         case Condition.SET_ASIDE:

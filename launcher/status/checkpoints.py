@@ -25,6 +25,7 @@ class Condition(StrEnum):
 
     OK = "ok"  # the manifest is sound, and the names and sizes of all files are those that it lists
     VERIFIED = "verified"  # and so is every byte
+    PARTIAL = "partial"  # sound, but some of its files are on other disks
     DAMAGED = "damaged"  # a start would not load it
     SET_ASIDE = "set_aside"  # a start found it damaged and renamed it
 
@@ -101,7 +102,9 @@ def _look(entry: Entry, *, verify: bool) -> Checkpoint | None:
     state, reason = Condition.VERIFIED if verify else Condition.OK, ""
     found: Manifest | None
     try:
-        found = catalog.verify(entry) if verify else catalog.read_manifest(entry)
+        found = catalog.verify(entry, partial=True) if verify else catalog.read_manifest(entry, partial=True)
+        if found.apart and (away := catalog.missing(entry.path, found)):
+            state, reason = Condition.PARTIAL, f"{', '.join(away)} not on this disk"
     except (CheckpointDamaged, OSError) as error:
         if not os.path.lexists(entry.path):
             return None

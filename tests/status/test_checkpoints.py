@@ -9,7 +9,7 @@ import sys
 import msgspec
 import pytest
 from run_folder import RunFolder, plan_of
-from saved_checkpoints import flip, keep_best, save
+from saved_checkpoints import flip, keep_best, save, save_part
 
 from launcher.errors import LaunchError
 from launcher.status.checkpoints import Condition, checkpoint_folder, checkpoints, kept
@@ -118,6 +118,16 @@ def test_every_damage_is_named_and_the_others_are_shown(run, folder, harm, told,
     assert told in damaged.reason
     assert str(folder) not in damaged.reason
     assert whole.state in (Condition.OK, Condition.VERIFIED)
+
+
+def test_of_one_on_disks_apart_files_may_be_missing_but_not_changed(run, folder):
+    path = save_part(folder, 2, here=[1])
+    (row,) = checkpoints(run)
+    assert (row.state, row.reason, row.size_bytes) == (Condition.PARTIAL, "rank-00000.data not on this disk", 2000)
+    assert [row.state for row in checkpoints(run, verify=True)] == [Condition.PARTIAL]
+    flip(path / "rank-00001.data", at=500)
+    (row,) = checkpoints(run, verify=True)
+    assert row.state is Condition.DAMAGED and row.reason.startswith("rank-00001.data")
 
 
 def test_what_is_no_checkpoint_is_not_listed(run, folder):

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -13,18 +13,18 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 
 from trainer.checkpoint.contents import Stateful, Subjects, gather
-from trainer.checkpoint.fingerprint import fingerprint
+from trainer.checkpoint.fingerprint import fingerprint, fingerprint_together
 from trainer.checkpoint.loading import Loaded, Reader, read_patiently
 from trainer.checkpoint.memory import MemoryTier, open_memory_tier
 from trainer.checkpoint.saving import Outcome, Saver, Shelf
-from trainer.checkpoint.team import Team
+from trainer.checkpoint.team import Team, disk_leaders
 from trainer.checkpoint_files import catalog, commit
 from trainer.checkpoint_files.catalog import Entry
 from trainer.checkpoint_files.durable import make_folder
 from trainer.checkpoint_files.fence import Claim
 from trainer.checkpoint_files.layout import folder_name
 from trainer.checkpoint_files.manifest import Manifest, Value
-from trainer.errors import BadSettings, CheckpointDamaged, Fenced, SaveFailed, TrainerError
+from trainer.errors import BadSettings, CheckpointDamaged, CheckpointPartial, Fenced, SaveFailed, TrainerError
 from trainer.stopping import StopRequest, Votes
 from trainer.wire import Every, Launched, Wire
 from trainer.world import World, cpu_group, join
@@ -76,7 +76,7 @@ class Checkpointer:
         if self._world.is_first:
             _warn_of_own_state(self._subjects)
         self._asynchronous, self._now = asynchronous, now
-        self._team = _team(self._world)
+        self._team = _team(self._world, apart=launched.disks_apart)
         self._votes = Votes(self._world.control, now)
         self._wire = Wire(launched.progress)
         self._stop = StopRequest()
@@ -95,8 +95,7 @@ class Checkpointer:
         shelf = Shelf(self.folder, claim, self._keep, self._launched.run_dir)
         self._saver = Saver(shelf, self._team, self._world, asynchronous=self._asynchronous, on_commit=self._committed)
         self._memory = open_memory_tier(self._launched, self._world, self._team, asynchronous=self._asynchronous)
-        newest = self._team.tell(max(catalog.steps(self.folder), default=0) if self._team.is_first else 0)
-        self.loaded = self._load_from_memory(newest) or self._load_from_disk()
+        self.loaded = self._load_from_memory(self._newest_on_disk()) or self._load_from_disk()
         step = self.loaded.step if self.loaded else 0
         if self._memory is not None:
             self._memory.forget_after(step)
@@ -136,7 +135,7 @@ class Checkpointer:
         """The training is over: save the end, tell its fingerprint, say that the work is done. Raises SaveFailed."""
         if not self._save_surely(step, info):
             self._give_up()
-        mark = self._team.tell(fingerprint(self._entry(step)) if self._team.is_first else "")
+        mark = self._fingerprint(self._entry(step))
         total = {} if self.total_steps is None else {"total_steps": self.total_steps}
         self._wire.report(step=step, **total, **({"fingerprint": mark} if self._team.is_first else {}))
         self._wire.report(done=True)
@@ -203,11 +202,14 @@ class Checkpointer:
         return Entry("step", step, self.folder / folder_name(step))
 
     def _take_over(self) -> Claim:
-        claim, problem, fenced = self._team.tell(self._claim() if self._team.is_first else (None, "", False))
-        if fenced:
-            raise Fenced(problem)
-        if claim is None:
-            raise TrainerError(f"{self.folder}: expected a folder for checkpoints: {problem}")
+        told = self._team.exchange(self._claim() if self._team.leads else (None, "", False))
+        for _, problem, fenced in told:
+            if fenced:
+                raise Fenced(problem)
+        claim, *_ = told[self._team.leader]
+        problems = [problem for _, problem, _ in told if problem]
+        if claim is None or problems:
+            raise TrainerError(f"{self.folder}: expected a folder for checkpoints: {problems[0]}")
         return claim
 
     def _claim(self) -> tuple[Claim | None, str, bool]:
@@ -235,31 +237,65 @@ class Checkpointer:
     def _load_from_disk(self) -> Loaded | None:
         passed_over: set[int] = set()
         while True:
-            found = self._team.tell(self._newest(passed_over) if self._team.is_first else None)
+            found = self._newest(passed_over)
             if found is None:
                 return None
             entry, manifest = found
             reader = Reader(entry.path, manifest, self._subjects, self._world)
             reader.prepare()
-            problems = [said for said in self._team.exchange(read_patiently(reader)) if said[0]]
+            told = self._team.exchange(read_patiently(reader))
+            problems = [problem for problem, _ in told if problem]
             if not problems:
                 reader.apply()
                 return Loaded(entry.step, entry.path, manifest.world_size, from_memory=False, info=manifest.info)
             passed_over.add(entry.step)
-            if self._team.is_first:
-                self._reject(entry, "; ".join(dict.fromkeys(said for said, _ in problems)), any(d for _, d in problems))
+            damaged = any(damaged for place, (_, damaged) in enumerate(told) if self._team.near(place))
+            if self._team.is_first or (self._team.leads and damaged):
+                # Where another disk's part is sound it stays: that one's may come back from a copy.
+                self._reject(entry, "; ".join(dict.fromkeys(problems)), damaged)
+
+    def _newest_on_disk(self) -> int:
+        if self._team.apart:
+            return max((step for step, _ in self._whole_everywhere(dict(self._whole(set())))), default=0)
+        return self._team.tell(max(catalog.steps(self.folder), default=0) if self._team.is_first else 0)
 
     def _newest(self, passed_over: set[int]) -> tuple[Entry, Manifest] | None:
-        for step in reversed(catalog.steps(self.folder)):
+        """The newest that is whole on all disks."""
+        if not self._team.apart:
+            _, manifest = self._team.tell(next(self._whole(passed_over), (None, None)))
+        else:
+            mine = dict(self._whole(passed_over))
+            newest = max(self._whole_everywhere(mine), default=None)
+            manifest = self._team.tell(mine.get(newest) if newest else None)
+            for step in catalog.steps(self.folder) if self._team.leads else []:
+                if step > (manifest.step if manifest else -1) and step not in passed_over:
+                    log.warning("passing over the checkpoint of step %d: not all of it is on every node", step)
+        return None if manifest is None else (self._entry(manifest.step), manifest)
+
+    def _whole(self, passed_over: set[int]) -> Iterator[tuple[tuple[int, str], Manifest]]:
+        """What is whole on this disk by step and save, newest first; nothing where another rank acts for the disk."""
+        for step in reversed(catalog.steps(self.folder) if self._team.leads else []):
             if step not in passed_over:
                 entry = self._entry(step)
                 try:
-                    return entry, catalog.read_manifest(entry)
+                    manifest = catalog.read_manifest(entry)
+                    yield (step, manifest.nonce), manifest
+                except CheckpointPartial as error:
+                    if not self._team.apart:
+                        log.warning("passing over the checkpoint of step %d: %s", step, error)
                 except CheckpointDamaged as error:
                     self._reject(entry, str(error), damaged=True)
                 except OSError as error:
                     self._reject(entry, str(error), damaged=False)
-        return None
+
+    def _whole_everywhere(self, mine: Mapping[tuple[int, str], Manifest]) -> set[tuple[int, str]]:
+        told = self._team.exchange(set(mine) if self._team.leads else None)
+        return set.intersection(*(whole for whole in told if whole is not None))
+
+    def _fingerprint(self, entry: Entry) -> str:
+        if self._team.apart:
+            return fingerprint_together(entry, self._team)
+        return self._team.tell(fingerprint(entry) if self._team.is_first else "")
 
     def _reject(self, entry: Entry, problem: str, damaged: bool) -> None:
         """Pass over a checkpoint; one that is damaged gets another name, so that nobody trips over it again."""
@@ -331,7 +367,7 @@ class Checkpointer:
 
     def _keep_best(self, step: int, info: Mapping[str, Value]) -> None:
         outcome = self._opened().wait()
-        if self._team.is_first and (outcome is None or outcome.path is not None or outcome.step != step):
+        if outcome is None or outcome.path is not None or outcome.step != step:
             try:
                 self._opened().keep_best(step, info)
             except (Fenced, OSError, CheckpointDamaged) as error:  # fenced: the next save says so to all
@@ -361,7 +397,8 @@ def _multiple(step: int, every: Every) -> bool:
     return every.steps is not None and step % every.steps == 0
 
 
-def _team(world: World) -> Team:
+def _team(world: World, *, apart: bool) -> Team:
+    leaders = disk_leaders(world) if apart else None
     if world.control is None:
-        return Team(None, (0,), 0)
-    return Team(cpu_group(), tuple(range(world.size)), world.rank)
+        return Team(None, (0,), 0, leaders)
+    return Team(cpu_group(), tuple(range(world.size)), world.rank, leaders)

@@ -4,7 +4,8 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,40 +13,116 @@ from torch import Tensor
 
 from trainer.checkpoint.contents import SHARED, optimizer_of_rank
 from trainer.checkpoint.staging import bytes_of
+from trainer.checkpoint.team import Team
 from trainer.checkpoint.tree import dtype_of, tensor_of
-from trainer.checkpoint_files.catalog import Entry, verify
+from trainer.checkpoint_files.catalog import Entry, missing, verify
 from trainer.checkpoint_files.durable import open_to_read
 from trainer.checkpoint_files.manifest import Manifest, TensorEntry, chunk_bytes
 from trainer.errors import CheckpointDamaged
 
+Read = Callable[[int, memoryview, int], None]  # of a file by its number, into this, from there on
 _SPREAD = optimizer_of_rank(0).removesuffix("00000")
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Bytes that the first rank asks another one for."""
+
+    giver: int
+    file: int
+    at: int
+    size: int
 
 
 def fingerprint(entry: Entry) -> str:
     """SHA-256 over names, types, shapes and bytes of all tensors, in the order of their names, and of the optimizer's
     other values. Reads and compares every byte, and holds one tensor at a time. Raises CheckpointDamaged."""
     manifest = verify(entry)
+    with _opened(entry, manifest) as files:
+        return _digest(manifest, lambda number, view, at: _read(files[number], view, at))
+
+
+def fingerprint_together(entry: Entry, team: Team) -> str:
+    """The same of a checkpoint on disks apart: the first rank asks the others for bytes. All ranks call it."""
+    manifest, problem, held = None, "", set[int]()
+    if team.leads:
+        try:
+            manifest = verify(entry, partial=True)
+            away = missing(entry.path, manifest)
+            held = {number for number, file in enumerate(manifest.files) if file.name not in away}
+        except (CheckpointDamaged, OSError) as error:
+            problem = str(error)
+    told = team.exchange((problem, held))
+    _raise_first(problem for problem, _ in told)
+    with _opened(entry, manifest) if manifest else contextlib.nullcontext(dict[int, int]()) as files:
+        if team.is_first and manifest is not None:
+            mark, problem = _ask(manifest, files, team, [held for _, held in told])
+        else:
+            mark, problem = _give(files, team)
+    _raise_first(team.exchange(problem))
+    return mark
+
+
+def _ask(manifest: Manifest, files: Mapping[int, int], team: Team, held: Sequence[set[int]]) -> tuple[str, str]:
+    """The fingerprint, or why there is none."""
+
+    def read(number: int, view: memoryview, at: int) -> None:
+        if number in files:
+            _read(files[number], view, at)
+        elif view:
+            team.tell(_Wanted(givers[number], number, at, len(view)))
+            team.receive(view, givers[number])
+
+    mark = problem = ""
+    givers = {number: place for place, numbers in reversed(list(enumerate(held))) for number in numbers}
+    try:
+        if away := [file.name for number, file in enumerate(manifest.files) if number not in givers]:
+            raise CheckpointDamaged(f"step {manifest.step}: {', '.join(away)} on no disk")
+        mark = _digest(manifest, read)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the others wait for a word
+        problem = f"{type(error).__name__}: {error}"
+    team.tell(mark)
+    return mark, problem
+
+
+def _give(files: Mapping[int, int], team: Team) -> tuple[str, str]:
+    """Send what the first rank asks for, until it tells the fingerprint; what cannot be read is sent all the same."""
+    problem = ""
+    wanted: _Wanted | str = ""
+    while isinstance(wanted := team.tell(wanted), _Wanted):
+        if wanted.giver == team.me:
+            view = memoryview(bytearray(wanted.size))
+            try:
+                _read(files[wanted.file], view, wanted.at)
+            except (CheckpointDamaged, OSError) as error:
+                problem = str(error)
+            team.send(view)
+    return wanted, problem
+
+
+def _raise_first(problems: Iterable[str]) -> None:
+    for problem in problems:
+        if problem:
+            raise CheckpointDamaged(problem)
+
+
+def _digest(manifest: Manifest, read: Read) -> str:
     digest = hashlib.sha256()
-    with contextlib.ExitStack() as opened:
-        files = []
-        for file in manifest.files:
-            files.append(open_to_read(entry.path / file.name))
-            opened.callback(os.close, files[-1])
-        for name in sorted(manifest.tensors):
-            if name.startswith(("model/", "optimizer/")):
-                tensor = manifest.tensors[name]
-                digest.update(json.dumps([name, tensor.dtype, tensor.shape]).encode())
-                digest.update(bytes_of(_whole(tensor, files)))
-        digest.update(json.dumps(_values(manifest, files), sort_keys=True).encode())
+    for name in sorted(manifest.tensors):
+        if name.startswith(("model/", "optimizer/")):
+            tensor = manifest.tensors[name]
+            digest.update(json.dumps([name, tensor.dtype, tensor.shape]).encode())
+            digest.update(bytes_of(_whole(tensor, read)))
+    digest.update(json.dumps(_values(manifest, read), sort_keys=True).encode())
     return digest.hexdigest()
 
 
-def _whole(entry: TensorEntry, files: Sequence[int]) -> Tensor:
+def _whole(entry: TensorEntry, read: Read) -> Tensor:
     """The bytes of all parts in their places."""
     whole = torch.empty(entry.shape, dtype=dtype_of(entry.dtype))
     for chunk in entry.chunks:
         raw = torch.empty(chunk_bytes(entry, chunk), dtype=torch.uint8)
-        _read(files[chunk.file], bytes_of(raw), chunk.at)
+        read(chunk.file, bytes_of(raw), chunk.at)
         if chunk.lengths == entry.shape:
             return raw
         target = whole
@@ -53,6 +130,19 @@ def _whole(entry: TensorEntry, files: Sequence[int]) -> Tensor:
             target = target.narrow(dim, begin, length)
         target.copy_(raw.view(whole.dtype).view(chunk.lengths))
     return whole.reshape(-1).view(torch.uint8)
+
+
+@contextlib.contextmanager
+def _opened(entry: Entry, manifest: Manifest) -> Iterator[dict[int, int]]:
+    """Descriptors of the files that are here, by their number."""
+    away = missing(entry.path, manifest)
+    with contextlib.ExitStack() as opened:
+        files = {}
+        for number, file in enumerate(manifest.files):
+            if file.name not in away:
+                files[number] = open_to_read(entry.path / file.name)
+                opened.callback(os.close, files[number])
+        yield files
 
 
 def _read(fd: int, view: memoryview, at: int) -> None:
@@ -64,26 +154,26 @@ def _read(fd: int, view: memoryview, at: int) -> None:
         done += got
 
 
-def _values(manifest: Manifest, files: Sequence[int]) -> dict[str, Any]:
+def _values(manifest: Manifest, read: Read) -> dict[str, Any]:
     """What is no tensor of the optimizers' state, by optimizer and parameter; which rank kept it does not count."""
     found: dict[str, Any] = {}
     for name, tree in manifest.trees.items():
         if name == SHARED or name.startswith(_SPREAD):
             text = bytearray(tree.size)
-            _read(files[tree.file], memoryview(text), tree.at)
+            read(tree.file, memoryview(text), tree.at)
             document = json.loads(text)
             for key, states in (document["values"] if name == SHARED else document).items():
-                found.setdefault(key, {}).update(_with_digests(states, manifest, files))
+                found.setdefault(key, {}).update(_with_digests(states, manifest, read))
     return found
 
 
-def _with_digests(words: Any, manifest: Manifest, files: Sequence[int]) -> Any:
+def _with_digests(words: Any, manifest: Manifest, read: Read) -> Any:
     """A tensor that is kept beside a document has a name that says which rank kept it: its bytes stand for it."""
     if isinstance(words, list):
-        return [_with_digests(word, manifest, files) for word in words]
+        return [_with_digests(word, manifest, read) for word in words]
     if not isinstance(words, dict):
         return words
     if (name := tensor_of(words)) is not None:
         entry = manifest.tensors[name]
-        return [entry.dtype, entry.shape, hashlib.sha256(bytes_of(_whole(entry, files))).hexdigest()]
-    return {key: _with_digests(word, manifest, files) for key, word in words.items()}
+        return [entry.dtype, entry.shape, hashlib.sha256(bytes_of(_whole(entry, read))).hexdigest()]
+    return {key: _with_digests(word, manifest, read) for key, word in words.items()}

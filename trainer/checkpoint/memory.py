@@ -4,7 +4,6 @@ Each node keeps what its own ranks need, written by them together as on disk: sa
 """
 
 import logging
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch.distributed as dist
 from trainer.checkpoint.contents import Contents
 from trainer.checkpoint.planning import make_plan
 from trainer.checkpoint.saving import Saver, Shelf
-from trainer.checkpoint.team import Team
+from trainer.checkpoint.team import Team, nodes
 from trainer.checkpoint_files import catalog, commit
 from trainer.checkpoint_files.catalog import Entry
 from trainer.checkpoint_files.durable import make_folder
@@ -126,13 +125,10 @@ def _node_team(world: World) -> Team:
     """The ranks on this node; groups are made by all ranks in the same order."""
     if world.control is None:
         return Team(None, (0,), 0)
-    nodes: list[str] = [""] * world.size
-    # Two nodes of a run may share a machine: its name alone would not tell them apart.
-    here = f"{os.uname().nodename}/{os.environ.get('LAUNCH_NODE') or world.node}"
-    dist.all_gather_object(nodes, here, group=world.control)
+    found = nodes(world)
     mine = Team(None, (world.rank,), 0)
-    for name in dict.fromkeys(nodes):
-        ranks = [rank for rank, node in enumerate(nodes) if node == name]
+    for name in dict.fromkeys(found):
+        ranks = [rank for rank, node in enumerate(found) if node == name]
         group = dist.new_group(ranks, backend="gloo")
         if world.rank in ranks and len(ranks) > 1 and isinstance(group, dist.ProcessGroup):
             mine = Team(group, tuple(ranks), ranks.index(world.rank))

@@ -1,7 +1,9 @@
 """Writing checkpoints behind the training: a thread, a group of its own, at most one in flight.
 
-The recipe: the first rank makes a draft and names it, every rank writes its file into it, the first one gathers what
-was written, writes the manifest and publishes. Whatever goes wrong is an Outcome: training goes on.
+The recipe: the first rank makes a draft and names it, every rank writes its file into it and tells what it wrote; who
+acts for a disk writes the manifest and gives the draft its final name. On disks apart each has a draft of that name and
+the same manifest, and none gets its final name before all are ready. Whatever goes wrong is an Outcome: training goes
+on.
 """
 
 import logging
@@ -10,6 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from trainer.checkpoint.contents import Contents
 from trainer.checkpoint.planning import WritePlan, make_plan, signature
@@ -58,6 +62,17 @@ class Outcome:
     path: Path | None = None
     problem: str = ""
     fenced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """The first rank's word on a checkpoint, from which every disk gets the same manifest."""
+
+    draft: str  # its name
+    nonce: str
+    attempt: int
+    saved_unix_s: float
+    info: bytes  # as JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,24 +160,42 @@ class Saver:
             if self._team.is_first:
                 log.warning("checkpoint of step %d was not written: %s", order.step, outcome.problem)
         self.last = outcome
-        if outcome.path is not None and self._team.is_first:
+        if outcome.path is not None:
             self._tidy(order)  # nobody waits for it: all know by now that the checkpoint is there
 
     def _write(self, order: Order) -> Outcome:
-        draft = self._team.tell(self._begin(order.step) if self._team.is_first else Outcome(order.step))
-        if draft.path is None:
-            return draft
-        files = self._team.collect(self._write_file(draft.path, order))
-        outcome = self._publish(draft.path, files, order) if self._team.is_first else Outcome(order.step)
-        return self._team.tell(outcome)
+        begun = self._team.tell(self._begin(order) if self._team.is_first else Outcome(order.step))
+        if isinstance(begun, Outcome):
+            return begun
+        draft = self._shelf.folder / begun.draft
+        files = self._team.exchange(self._write_file(draft, order))
+        manifest = self._manifest(begun, files, order)
+        outcome = self._agreed(self._prepare(draft, manifest, files))
+        if not outcome.problem:
+            # From here on a disk may have it that another one lacks. A rank that hears no more of the others leaves
+            # all as it is: they may have acknowledged it, and whoever brings the disks together needs the draft.
+            outcome = self._agreed(self._place(draft, manifest))
+        if outcome.problem:
+            self._take_back(draft, manifest)
+            return outcome
+        return Outcome(order.step, self._shelf.folder / folder_name(order.step))
+
+    def _agreed(self, outcome: Outcome) -> Outcome:
+        """What went wrong on one of those that act for a disk, or this."""
+        said = self._team.exchange(outcome) if self._team.apart else [self._team.tell(outcome)]
+        problems = [one for one in said if one.problem]
+        return next((one for one in problems if one.fenced), problems[0]) if problems else outcome
 
     # Whatever goes wrong on one rank becomes a word to the others, who wait for it.
 
-    def _begin(self, step: int) -> Outcome:
+    def _begin(self, order: Order) -> _Begun | Outcome:
+        claim = self._shelf.claim
         try:
-            return Outcome(step, commit.begin(self._shelf.folder, step, self._shelf.claim, self._shelf.run_dir))
+            info = msgspec.json.encode(order.info)
+            draft = commit.begin(self._shelf.folder, order.step, claim, self._shelf.run_dir)
+            return _Begun(draft.name, self._shelf.start or new_nonce(), claim.attempt, time.time(), info)
         except (Fenced, Exception) as error:  # noqa: BLE001 - see above
-            return _failed(step, error)
+            return _failed(order.step, error)
 
     def _write_file(self, draft: Path, order: Order) -> _File:
         name = data_name(self._team.ranks[self._team.me])
@@ -171,6 +204,8 @@ class Saver:
             documents.append((key, at, len(text)))
             at += len(text)
         try:
+            if self._team.apart:
+                commit.enter(draft)
             parts: tuple[bytes | memoryview, ...] = (self._staging.filled(order.plan.size), *order.documents.values())
             written = write_new(draft / name, parts)
             sync_folder(draft)  # on a shared file system each client has names of its own to make durable
@@ -178,56 +213,92 @@ class Saver:
             return _File(None, problem=f"rank {self._world.rank}: {_said(error)}")
         return _File(FileEntry(name, written.size, written.digest), tuple(documents))
 
-    def _publish(self, draft: Path, files: list[_File], order: Order) -> Outcome:
-        entries = [file.entry for file in files if file.entry is not None]
-        try:
-            if len(entries) < len(files):
-                fence.check(self._shelf.folder, self._shelf.claim, self._shelf.run_dir)
-                raise OSError("; ".join(file.problem for file in files if file.problem))
-            manifest = Manifest(
-                step=order.step,
-                world_size=self._world.size,
-                nonce=self._shelf.start or new_nonce(),
-                files=tuple(entries),
-                tensors=order.plan.tensors,
-                trees={
-                    name: TreeEntry(number, at, size)
-                    for number, file in enumerate(files)
-                    for name, at, size in file.documents
-                },
-                ranks=None if self._whole else self._team.ranks,
-                attempt=self._shelf.claim.attempt,
-                saved_unix_s=time.time(),
-                info=dict(order.info),
-            )
-            path = commit.publish(draft, manifest, self._shelf.claim, self._shelf.run_dir)
-        except (Fenced, Exception) as error:  # noqa: BLE001 - see above
-            self._discard(draft)
-            return _failed(order.step, error)
-        return Outcome(order.step, path)
+    def _manifest(self, begun: _Begun, files: list[_File], order: Order) -> Manifest:
+        return Manifest(
+            step=order.step,
+            world_size=self._world.size,
+            nonce=begun.nonce,
+            files=tuple(file.entry for file in files if file.entry is not None),
+            tensors=order.plan.tensors,
+            trees={
+                name: TreeEntry(number, at, size)
+                for number, file in enumerate(files)
+                for name, at, size in file.documents
+            },
+            ranks=None if self._whole else self._team.ranks,
+            apart=self._team.apart,
+            attempt=begun.attempt,
+            saved_unix_s=begun.saved_unix_s,
+            info=msgspec.json.decode(begun.info),
+        )
 
-    def _discard(self, draft: Path) -> None:
+    def _prepare(self, draft: Path, manifest: Manifest, files: list[_File]) -> Outcome:
+        """All but the final name."""
+        if not self._team.leads:
+            return Outcome(manifest.step)
+        shelf, team = self._shelf, self._team
+        away = [data_name(rank) for place, rank in enumerate(team.ranks) if not team.near(place)]
         try:
-            commit.remove([draft])
-        except OSError as error:
-            log.warning("%s stays behind: %s", draft, error)
+            if team.apart or any(file.problem for file in files):
+                fence.check(shelf.folder, shelf.claim, shelf.run_dir)
+            if problem := "; ".join(file.problem for file in files if file.problem):
+                raise OSError(problem)
+            if team.apart and manifest.step not in self._good:
+                commit.give_way(self._entry(manifest.step), shelf.claim, shelf.run_dir)
+            commit.prepare(draft, manifest, shelf.claim, shelf.run_dir, away)
+        except (Fenced, Exception) as error:  # noqa: BLE001 - see above
+            return _failed(manifest.step, error)
+        return Outcome(manifest.step)
+
+    def _place(self, draft: Path, manifest: Manifest) -> Outcome:
+        """The final name."""
+        try:
+            if self._team.leads:
+                commit.place(draft, manifest, self._shelf.claim, self._shelf.run_dir)
+        except (Fenced, Exception) as error:  # noqa: BLE001 - see above
+            return _failed(manifest.step, error)
+        return Outcome(manifest.step)
+
+    def _take_back(self, draft: Path, manifest: Manifest) -> None:
+        if self._team.leads:
+            try:
+                commit.take_back(draft, manifest, self._shelf.claim, self._shelf.run_dir)
+            except (Fenced, OSError) as error:
+                log.warning("%s stays behind: %s", draft, error)
 
     def _tidy(self, order: Order) -> None:
         """What follows a commit; if it fails, the checkpoint is there all the same."""
         try:
             if order.best:
                 self.keep_best(order.step, order.info)
-            steps = catalog.steps(self._shelf.folder)
-            self._good &= set(steps)
-            old = expired(steps, self._good | {order.step}, self._shelf.keep)
-            commit.remove(self._shelf.folder / folder_name(step) for step in old)
+            if self._team.leads:
+                # What is good is on all disks, so that all let the same ones go.
+                steps = catalog.steps(self._shelf.folder)
+                self._good &= set(steps)
+                old = expired(steps, self._good | {order.step}, self._shelf.keep)
+                commit.remove(self._shelf.folder / folder_name(step) for step in old)
         except (Fenced, OSError, CheckpointDamaged) as error:  # fenced: the next commit says so to all
             log.warning("after the checkpoint of step %d: %s", order.step, error)
 
     def keep_best(self, step: int, info: Mapping[str, Value]) -> None:
-        """Keep a committed checkpoint apart as the best one, in the place of the one before. First rank only."""
-        entry = Entry("step", step, self._shelf.folder / folder_name(step))
-        commit.publish_best(entry, self._shelf.claim, self._shelf.run_dir, info)
+        """Keep a committed checkpoint apart as the best one, in the place of the one before. All ranks call it."""
+        shelf, older, problem = self._shelf, list[Path](), None
+        if self._team.apart:
+            info = self._team.tell(info)
+        try:
+            if self._team.leads:
+                older = commit.place_best(self._entry(step), shelf.claim, shelf.run_dir, info)
+        except (Fenced, Exception) as error:  # noqa: BLE001 - nobody may be left waiting
+            problem = error
+        failed = self._team.apart and any(self._team.exchange(problem is not None))
+        if problem is not None:
+            raise problem
+        if failed:
+            raise OSError(f"the best checkpoint, of step {step}, could not be kept apart on another node")
+        commit.remove(older)
+
+    def _entry(self, step: int) -> Entry:
+        return Entry("step", step, self._shelf.folder / folder_name(step))
 
 
 def _failed(step: int, error: BaseException) -> Outcome:

@@ -3,14 +3,14 @@
 import contextlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.checkpoint_files.durable import hash_file, read_small, unreadable_is_damaged
 from trainer.checkpoint_files.layout import MANIFEST, Kind, is_bad, parse_folder_name
 from trainer.checkpoint_files.manifest import Manifest, decode
-from trainer.errors import CheckpointDamaged
+from trainer.errors import CheckpointDamaged, CheckpointPartial
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,11 @@ def set_aside(folder: Path) -> list[Path]:
     return sorted(folder / name for name in _names(folder) if is_bad(name))
 
 
-def read_manifest(entry: Entry) -> Manifest:
+def read_manifest(entry: Entry, *, partial: bool = False) -> Manifest:
     """The manifest, checked against itself, its folder's name, and names and sizes of the files beside it.
 
-    Raises CheckpointDamaged; the bytes of the files are not read.
+    `partial`: of one that was written on disks apart, files may be missing here. Raises CheckpointDamaged, or
+    CheckpointPartial; the bytes of the files are not read.
     """
     with _told_if_gone(entry):
         with unreadable_is_damaged(entry.path / MANIFEST):
@@ -56,19 +57,28 @@ def read_manifest(entry: Entry) -> Manifest:
             raise CheckpointDamaged(f"{entry.path}: {error}") from error
         if manifest.step != entry.step:
             raise CheckpointDamaged(f"{entry.path}: the manifest is of step {manifest.step}")
-        check_files(entry.path, manifest)
+        away = missing(entry.path, manifest) if manifest.apart else []
+        check_files(entry.path, manifest, away)
+    if away and not partial:
+        raise CheckpointPartial(f"{entry.path}: {', '.join(away)} not on this disk")
     return manifest
 
 
-def check_files(path: Path, manifest: Manifest) -> None:
-    """Make sure that in a folder there are exactly the manifest and its files, in their sizes."""
-    wanted = {file.name for file in manifest.files} | {MANIFEST}
+def missing(path: Path, manifest: Manifest) -> list[str]:
+    """The names of the files that are not in the folder."""
+    found = set(_names(path))
+    return [file.name for file in manifest.files if file.name not in found]
+
+
+def check_files(path: Path, manifest: Manifest, away: Collection[str] = ()) -> None:
+    """Make sure that in a folder there are exactly the manifest and its files, but those `away`, in their sizes."""
+    wanted = {file.name for file in manifest.files if file.name not in away} | {MANIFEST}
     found = set(_names(path))
     if missing := sorted(wanted - found):
         raise CheckpointDamaged(f"{path}: {', '.join(missing)} missing")
     if extra := sorted(found - wanted):
         raise CheckpointDamaged(f"{path}: {', '.join(extra)} does not belong there")
-    for file in manifest.files:
+    for file in (file for file in manifest.files if file.name in wanted):
         status = (path / file.name).lstat()
         if not stat.S_ISREG(status.st_mode):
             raise CheckpointDamaged(f"{path / file.name}: expected a file")
@@ -76,11 +86,12 @@ def check_files(path: Path, manifest: Manifest) -> None:
             raise CheckpointDamaged(f"{path / file.name}: expected {file.size} bytes, got {status.st_size}")
 
 
-def verify(entry: Entry) -> Manifest:
+def verify(entry: Entry, *, partial: bool = False) -> Manifest:
     """As read_manifest, and every byte of every file is read and compared."""
-    manifest = read_manifest(entry)
+    manifest = read_manifest(entry, partial=partial)
     with _told_if_gone(entry):
-        for file in manifest.files:
+        away = missing(entry.path, manifest) if partial else []
+        for file in (file for file in manifest.files if file.name not in away):
             hash_file(entry.path / file.name, file.size, file.digest)
     return manifest
 

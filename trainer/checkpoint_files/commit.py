@@ -1,26 +1,27 @@
 """From a draft to a checkpoint: it exists when its folder has its final name, and not a moment before.
 
-All renames stay inside the checkpoints folder. Only the first rank calls what is here; the others write their files
-into the draft that it names to them.
+All renames stay inside the checkpoints folder. Only one rank a disk calls what is here; the others write their files
+into the draft that is named to them.
 """
 
 import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
 from trainer.checkpoint_files import fence
-from trainer.checkpoint_files.catalog import Entry, check_files, entries, read_manifest
+from trainer.checkpoint_files.catalog import Entry, check_files, entries, missing, read_manifest
 from trainer.checkpoint_files.durable import PIECE_BYTES, Written, open_to_read, sync_folder, write_new
 from trainer.checkpoint_files.fence import Claim
 from trainer.checkpoint_files.layout import (
     MANIFEST,
     Kind,
     bad_name,
+    copy_name,
     draft_name,
     folder_name,
     is_draft,
@@ -46,11 +47,18 @@ def take_over(folder: Path, attempt: int | None = None, generation: int = 0) -> 
 def begin(folder: Path, step: int, mine: Claim, run_dir: Path | None = None) -> Path:
     """A new draft. Raises Fenced."""
     draft = folder / draft_name(step, mine.attempt, new_nonce())
-    draft.mkdir(mode=0o700)
-    with _at_risk(draft, mine, run_dir):
-        draft.chmod(0o700)  # whatever the umask
-        fence.check(folder, mine, run_dir)  # after the folder is there: whoever claims from now on takes it away
+    _begin(draft, mine, run_dir)
     return draft
+
+
+def enter(draft: Path) -> None:
+    """Have a draft that was named on another disk: whichever of this disk's ranks comes first makes it.
+
+    The one that acts for the disk asks the fence after that.
+    """
+    with contextlib.suppress(FileExistsError):
+        draft.mkdir(mode=0o700)
+    draft.chmod(0o700)  # whatever the umask
 
 
 def publish(draft: Path, manifest: Manifest, mine: Claim, run_dir: Path | None = None, kind: Kind = "step") -> Path:
@@ -59,12 +67,31 @@ def publish(draft: Path, manifest: Manifest, mine: Claim, run_dir: Path | None =
     Raises Fenced, OSError, or CheckpointDamaged where the files in the draft are not those of the manifest; nothing is
     left of the draft then, as far as the disk still obeys.
     """
+    prepare(draft, manifest, mine, run_dir)
+    return place(draft, manifest, mine, run_dir, kind)
+
+
+def prepare(
+    draft: Path, manifest: Manifest, mine: Claim, run_dir: Path | None = None, away: Collection[str] = ()
+) -> None:
+    """Write the manifest and have all of the draft on disk. `away`: files that are on other disks."""
+    with _at_risk(draft, mine, run_dir):
+        data = encode(manifest)
+        decode(data)  # what nobody could load must not be acknowledged
+        write_new(draft / MANIFEST, [data])
+        check_files(draft, manifest, away)
+        sync_folder(draft)
+        if away:  # another disk may have it committed before this one has: then the draft is needed
+            sync_folder(draft.parent)
+
+
+def place(draft: Path, manifest: Manifest, mine: Claim, run_dir: Path | None = None, kind: Kind = "step") -> Path:
+    """Give a prepared draft its final name."""
     folder = draft.parent
     final = folder / folder_name(manifest.step, kind)
     with _at_risk(draft, mine, run_dir):
-        _complete(draft, manifest)
         fence.check(folder, mine, run_dir)
-        if os.path.lexists(final):
+        if os.path.lexists(final) and os.path.lexists(draft):  # else it may be this one, by another's hand
             raise FileExistsError(errno.EEXIST, "a checkpoint of this step exists already", str(final))
         _rename(draft, final, kind, manifest)
     try:
@@ -78,6 +105,23 @@ def publish(draft: Path, manifest: Manifest, mine: Claim, run_dir: Path | None =
     return final
 
 
+def take_back(draft: Path, manifest: Manifest, mine: Claim, run_dir: Path | None = None) -> None:
+    """Another disk could not do its part: what was prepared or placed here goes again. Raises Fenced, OSError."""
+    final = draft.parent / folder_name(manifest.step)
+    remove([draft])
+    fence.check(draft.parent, mine, run_dir)  # a newer start may have loaded it already: then it stays
+    with contextlib.suppress(CheckpointDamaged):  # nothing is there, or another one
+        if read_manifest(Entry("step", manifest.step, final), partial=True) == manifest:
+            remove([final])
+
+
+def give_way(entry: Entry, mine: Claim, run_dir: Path | None = None) -> None:
+    """Set aside what only some disks have of a step, so that it can be saved again. Raises Fenced, OSError."""
+    if os.path.lexists(entry.path):
+        fence.check(entry.path.parent, mine, run_dir)
+        set_aside(entry)
+
+
 def publish_best(
     source: Entry, mine: Claim, run_dir: Path | None = None, info: Mapping[str, Value] | None = None
 ) -> Path:
@@ -85,8 +129,18 @@ def publish_best(
 
     `info` is noted with it: that it is the best may be known only after it was saved.
     """
+    older = place_best(source, mine, run_dir, info)
+    remove(older)
+    return source.path.parent / folder_name(source.step, "best")
+
+
+def place_best(
+    source: Entry, mine: Claim, run_dir: Path | None = None, info: Mapping[str, Value] | None = None
+) -> list[Path]:
+    """As publish_best, but the older ones stay. Returns them: they may go when all disks have come so far."""
     folder = source.path.parent
-    manifest = read_manifest(source)
+    manifest = read_manifest(source, partial=True)
+    away = missing(source.path, manifest)
     manifest = msgspec.structs.replace(manifest, info={**manifest.info, **(info or {})})
     best = Entry("best", source.step, folder / folder_name(source.step, "best"))
     # Listed before the fence is asked: what a newer start keeps later is not among them.
@@ -94,16 +148,17 @@ def publish_best(
     if _is_ours(best.path, "best", manifest):
         fence.check(folder, mine, run_dir)
     else:
-        draft = begin(folder, source.step, mine, run_dir)
+        draft = folder / copy_name(best.path.name)
+        _begin(draft, mine, run_dir)
         with _at_risk(draft, mine, run_dir):
-            for file in manifest.files:
+            for file in (file for file in manifest.files if file.name not in away):
                 _link_or_copy(source.path, draft, file)
             if os.path.lexists(best.path):  # damaged, or of a past that was given up
                 fence.check(folder, mine, run_dir)
                 set_aside(best)
-            publish(draft, manifest, mine, run_dir, kind="best")
-    remove(older)
-    return best.path
+            prepare(draft, manifest, mine, run_dir, away)
+            place(draft, manifest, mine, run_dir, kind="best")
+    return older
 
 
 def remove(paths: Iterable[Path]) -> None:
@@ -144,13 +199,11 @@ def empty_trash(folder: Path) -> None:
                 path.unlink(missing_ok=True)
 
 
-def _complete(draft: Path, manifest: Manifest) -> None:
-    """The manifest last, and everything on disk under its name in the draft."""
-    data = encode(manifest)
-    decode(data)  # what nobody could load must not be acknowledged
-    write_new(draft / MANIFEST, [data])
-    check_files(draft, manifest)
-    sync_folder(draft)
+def _begin(draft: Path, mine: Claim, run_dir: Path | None) -> None:
+    draft.mkdir(mode=0o700)
+    with _at_risk(draft, mine, run_dir):
+        draft.chmod(0o700)  # whatever the umask
+        fence.check(draft.parent, mine, run_dir)  # after it is there: whoever claims from now on takes it away
 
 
 def _rename(draft: Path, final: Path, kind: Kind, manifest: Manifest) -> None:
@@ -163,7 +216,7 @@ def _rename(draft: Path, final: Path, kind: Kind, manifest: Manifest) -> None:
 
 def _is_ours(final: Path, kind: Kind, manifest: Manifest) -> bool:
     try:
-        return read_manifest(Entry(kind, manifest.step, final)).nonce == manifest.nonce
+        return read_manifest(Entry(kind, manifest.step, final), partial=True).nonce == manifest.nonce
     except (CheckpointDamaged, OSError):
         return False
 

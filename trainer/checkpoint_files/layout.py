@@ -13,6 +13,7 @@ FENCE_LOCK = ".fence-lock"
 LAST_STEP = 10**18 - 1  # what a folder's name has room for
 _NAME = re.compile(r"(step|best)-([0-9]{8,18})")
 _DATA = re.compile(r"rank-([0-9]{5,9})\.data")
+_SAVE = re.compile(r"\.tmp-[0-9]+-a[0-9]+-[0-9a-f]+")
 _DRAFT, _TRASH, _BAD = ".tmp-", ".trash-", ".bad-"
 
 
@@ -35,8 +36,18 @@ def draft_name(step: int, attempt: int, nonce: str) -> str:
     return f"{_DRAFT}{step}-a{attempt}-{nonce}"
 
 
+def copy_name(name: str) -> str:
+    """What is being copied, file or folder: a draft too, but never one that a save has prepared."""
+    return f"{_DRAFT}copy-{_shortened(name)}-{new_nonce()}"
+
+
 def is_draft(name: str) -> bool:
     return name.startswith(_DRAFT)
+
+
+def is_save(name: str) -> bool:
+    """Whether it is the draft of a save, as against one of a copy."""
+    return _SAVE.fullmatch(name) is not None
 
 
 def trash_name(name: str) -> str:

@@ -69,6 +69,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tensors: dict[str, TensorEntry]
     trees: dict[str, TreeEntry]
     ranks: tuple[Size, ...] | None = None  # whose state this is; None: everybody's, and nothing of it is missing
+    apart: bool = False  # written on several disks: each has some of the files, and may get copies of the others
     attempt: int = 0
     saved_unix_s: float = 0.0  # for people; order is by step
     info: dict[str, Value] = {}

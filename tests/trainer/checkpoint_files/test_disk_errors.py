@@ -131,7 +131,7 @@ def test_a_rename_that_worked_in_spite_of_its_error_counts(folder, mine):
     """As over NFS, where the answer was lost: what has the name is what was to get it."""
     draft = commit.begin(folder, 1, mine)
     manifest = manifest_of(1, [write_rank(draft, 1, rank) for rank in range(2)])
-    commit._complete(draft, manifest)
+    commit.prepare(draft, manifest, mine)
     draft.rename(folder / folder_name(1))
     commit._rename(draft, folder / folder_name(1), "step", manifest)
     other = manifest_of(1, list(manifest.files))

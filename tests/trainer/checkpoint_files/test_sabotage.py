@@ -19,7 +19,8 @@ SABOTAGES = {
         "test_power_cuts.py test_commit.py", "acknowledged or power",
     ),
     "the names in a draft are not flushed": (
-        "commit.py", "    check_files(draft, manifest)\n    sync_folder(draft)\n", "    check_files(draft, manifest)\n",
+        "commit.py", "        check_files(draft, manifest, away)\n        sync_folder(draft)\n",
+        "        check_files(draft, manifest, away)\n",
         "test_commit.py", "power_cut",
     ),
     "the new name is not flushed": (
@@ -56,7 +57,7 @@ SABOTAGES = {
         "test_two_starts.py", "launch",
     ),
     "the fence is not asked for a draft": (
-        "commit.py", "        fence.check(folder, mine, run_dir)  # after", "        folder.stat()  # after",
+        "commit.py", "        fence.check(draft.parent, mine, run_dir)  # after", "        draft.stat()  # after",
         "test_commit.py", "next_start",
     ),
     "drafts of an older start are left": (
@@ -68,7 +69,7 @@ SABOTAGES = {
         "test_fence.py", "older_start",
     ),
     "room is made for the new checkpoint first": (
-        "commit.py", "        if os.path.lexists(final):\n", "        if shutil.rmtree(final, ignore_errors=True):\n",
+        "commit.py", "        if os.path.lexists(final) and", "        if shutil.rmtree(final, ignore_errors=True) and",
         "test_commit.py", "saved_over",
     ),
     "the claim is removed, then written": (

@@ -1,0 +1,216 @@
+"""Checkpoints on disks apart: what of each is on this disk, and taking in what is missing from another.
+
+For whoever brings the files together: it may do so while ranks train. Which checkpoint counts is decided over all
+disks: one whose folder has its final name on at least one of them, and whose files are all on some of them.
+"""
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import xxhash
+
+from trainer.checkpoint_files import commit
+from trainer.checkpoint_files.catalog import Entry
+from trainer.checkpoint_files.durable import Written, make_folder, open_to_read, read_small, sync_folder, write_new
+from trainer.checkpoint_files.layout import (
+    MANIFEST,
+    Kind,
+    copy_name,
+    folder_name,
+    is_data_name,
+    is_save,
+    parse_folder_name,
+)
+from trainer.checkpoint_files.manifest import FileEntry, Manifest, decode
+from trainer.errors import CheckpointDamaged
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What this disk has of one checkpoint. Names and sizes were looked at, no bytes."""
+
+    step: int
+    kind: Kind
+    nonce: str  # of the save that it came from
+    attempt: int
+    saved_unix_s: float
+    folder: str  # its name
+    committed: bool  # False: a prepared draft, which counts only if another disk has it committed
+    digest: str  # of the manifest, which is the same on all disks
+    present: tuple[str, ...]
+    missing: tuple[str, ...]  # or of another size
+
+
+def inventory(folder: Path) -> list[Held]:
+    """What has a sound manifest, oldest first, the best ones after the others, prepared drafts last."""
+    found = []
+    for name in _names(folder):
+        parsed = parse_folder_name(name)
+        if parsed is not None or is_save(name):
+            held = _look(folder / name, parsed)
+            found += [] if held is None else [held]
+    return sorted(found, key=lambda held: (not held.committed, held.kind == "best", held.step, held.folder))
+
+
+def whole_over(disks: Iterable[Sequence[Held]], kind: Kind = "step") -> list[Held]:
+    """The checkpoints of which some disk has each file and at least one has it committed, oldest first."""
+    of_save: dict[tuple[int, str], list[Held]] = {}
+    for held in (held for disk in disks for held in disk if held.kind == kind):
+        of_save.setdefault((held.step, held.digest), []).append(held)
+    found = []
+    for parts in of_save.values():
+        committed = next((held for held in parts if held.committed), None)
+        if committed is not None and not set(committed.missing) - {name for held in parts for name in held.present}:
+            found.append(committed)
+    return sorted(found, key=lambda held: (held.step, held.attempt, held.saved_unix_s))
+
+
+def read_manifest(folder: Path, step: int, kind: Kind = "step") -> bytes:
+    """The manifest of a committed checkpoint, as `receive` wants it. Raises OSError, CheckpointDamaged."""
+    return read_small(folder / folder_name(step, kind) / MANIFEST)
+
+
+def open_file(folder: Path, step: int, name: str, kind: Kind = "step") -> BinaryIO:
+    """A rank's file of a committed checkpoint, to be copied. Raises OSError, CheckpointDamaged."""
+    if not is_data_name(name):
+        raise CheckpointDamaged(f"{name!r}: expected the name of a rank's file")
+    return os.fdopen(open_to_read(folder / folder_name(step, kind) / name), "rb", buffering=0)
+
+
+def receive(
+    folder: Path, manifest: bytes, name: str, chunks: Iterable[bytes | memoryview], kind: Kind = "step"
+) -> None:
+    """Take in a copy of one file, with the checkpoint's manifest. All on disk and compared when this returns.
+
+    Raises CheckpointDamaged where it is not what the manifest says, FileExistsError where another checkpoint of this
+    step is here, OSError; then nothing of the file is left.
+    """
+    whole = decode(manifest)
+    file = next((file for file in whole.files if file.name == name), None)
+    if file is None:
+        raise CheckpointDamaged(f"{name!r}: is not in the manifest of step {whole.step}")
+    place = _place(folder, whole, manifest, kind)
+    copy = folder / copy_name(name)  # not in the checkpoint: the next start takes away what a kill leaves here
+    try:
+        if write_new(copy, _at_most(file, chunks)) != Written(file.size, file.digest):
+            raise CheckpointDamaged(f"{place / name}: what came is not what was written down")
+        os.rename(copy, place / name)
+    except BaseException:
+        with contextlib.suppress(OSError):  # the first error is the one to hear of
+            copy.unlink(missing_ok=True)
+        raise
+    sync_folder(place)
+
+
+def promote(folder: Path, step: int, nonce: str) -> None:
+    """Another disk has committed what is a prepared draft here: now it is here too. May be said again.
+
+    Raises FileNotFoundError where there is no such draft, FileExistsError where another checkpoint of this step is.
+    """
+    final = folder / folder_name(step)
+    held = [held for held in inventory(folder) if (held.step, held.nonce, held.kind) == (step, nonce, "step")]
+    if not any(one.committed for one in held):
+        if os.path.lexists(final):
+            raise FileExistsError(errno.EEXIST, "another checkpoint of this step is there", str(final))
+        if not held:
+            raise FileNotFoundError(errno.ENOENT, f"no prepared draft {nonce} of this step", str(final))
+        os.rename(folder / held[0].folder, final)
+    sync_folder(folder)
+
+
+def set_aside(folder: Path, step: int, kind: Kind = "step") -> Path:
+    """Out of the way of another checkpoint of the same step that is to be here; where it is now."""
+    return commit.set_aside(Entry(kind, step, folder / folder_name(step, kind)))
+
+
+def _look(path: Path, parsed: tuple[Kind, int] | None) -> Held | None:
+    """None for what is damaged, goes away meanwhile, or is a draft that nobody has prepared."""
+    try:
+        data = read_small(path / MANIFEST)
+        manifest = decode(data)
+        sizes = {name: _size(path / name) for name in _names(path)}
+    except (CheckpointDamaged, OSError):
+        return None
+    kind, step = parsed or ("step", manifest.step)
+    if manifest.step != step or not (parsed or manifest.apart):
+        return None
+    present = tuple(file.name for file in manifest.files if sizes.get(file.name) == file.size)
+    return Held(
+        step=step,
+        kind=kind,
+        nonce=manifest.nonce,
+        attempt=manifest.attempt,
+        saved_unix_s=manifest.saved_unix_s,
+        folder=path.name,
+        committed=parsed is not None,
+        digest=xxhash.xxh3_128_hexdigest(data),
+        present=present,
+        missing=tuple(file.name for file in manifest.files if file.name not in present),
+    )
+
+
+def _place(folder: Path, manifest: Manifest, data: bytes, kind: Kind) -> Path:
+    """The checkpoint's folder; it is made, or a prepared draft becomes it, where it is not there yet."""
+    final = folder / folder_name(manifest.step, kind)
+    if not os.path.lexists(final):
+        drafts = [held for held in inventory(folder) if not held.committed and held.step == manifest.step]
+        if kind == "step" and any(held.nonce == manifest.nonce for held in drafts):
+            promote(folder, manifest.step, manifest.nonce)
+        else:
+            _make(final, data)
+    if not _has(final, data):
+        raise FileExistsError(errno.EEXIST, "another checkpoint of this step is there", str(final))
+    return final
+
+
+def _make(final: Path, data: bytes) -> None:
+    folder = final.parent
+    make_folder(folder)
+    draft = folder / copy_name(final.name)
+    draft.mkdir(mode=0o700)
+    try:
+        draft.chmod(0o700)  # whatever the umask
+        write_new(draft / MANIFEST, [data])
+        sync_folder(draft)
+        os.rename(draft, final)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            commit.remove([draft])
+        if not (isinstance(error, OSError) and os.path.lexists(final)):  # somebody else has made it meanwhile
+            raise
+    sync_folder(folder)
+
+
+def _has(final: Path, data: bytes) -> bool:
+    try:
+        return read_small(final / MANIFEST) == data
+    except (CheckpointDamaged, FileNotFoundError):
+        return False
+
+
+def _at_most(file: FileEntry, chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """Whoever sends more than was announced does not fill the disk."""
+    left = file.size
+    for chunk in chunks:
+        left -= memoryview(chunk).nbytes
+        if left < 0:
+            raise CheckpointDamaged(f"{file.name}: expected {file.size} bytes, got more")
+        yield chunk
+
+
+def _size(path: Path) -> int | None:
+    status = path.lstat()
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
