@@ -101,6 +101,7 @@ class Agent:
     frozen: bool = False
     ready: bool = True
     mute_start: bool = False  # never answers a Start
+    fetched: int | None = None  # bytes, while it brings a checkpoint to its disk
     ignores_stop: bool = False
     generation: int = 0
     ranks: list[SimRank] = field(default_factory=list)
@@ -265,7 +266,8 @@ class Cluster:
         self.down[index].clear()
         address = self.plan.nodes[index].address
         port = 20_000 + agent.process.pid
-        self.up[index].append(Join(index, address, agent.process, port, agent.generation, agent.buried))
+        depot = 40_000 + agent.process.pid if self.plan.disks_apart else 0
+        self.up[index].append(Join(index, address, agent.process, port, agent.generation, agent.buried, depot))
         if agent.ready:
             self.up[index].append(Ready(index))
         self.up[index].extend(agent.told)
@@ -408,7 +410,7 @@ class Cluster:
         agent.seq += 1
         agent.sent_at[agent.seq] = self.mono
         ranks = tuple(self._rank_pulse(rank, **how) for rank in agent.live)
-        self.say(index, Pulse(index, agent.seq, agent.generation, ranks))
+        self.say(index, Pulse(index, agent.seq, agent.generation, ranks, agent.fetched))
 
     def _rank_pulse(self, rank: SimRank, **how: Any) -> RankPulse:
         idle_s = self.mono - rank.active_at

@@ -45,7 +45,7 @@ class Attendance:
             loss = self._replace(node, join)
         elif join.process == node.ghost:
             self._roster.lay(node)
-        node.process, node.address, node.port = join.process, join.address, join.port
+        node.process, node.address, node.port, node.depot = join.process, join.address, join.port, join.depot
         node.link, node.ready = Link.UP, node.ready and known
         self._roster.hear(node, self._ledger.mono)
         self._roster.settle(node)

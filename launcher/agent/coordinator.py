@@ -21,7 +21,7 @@ from launcher.agent.gathering import Gathering
 from launcher.agent.generation import Generation, Rank
 from launcher.agent.ledger import Ledger
 from launcher.agent.pace import Pace
-from launcher.agent.placement import place, starts
+from launcher.agent.placement import depots, place, starts
 from launcher.agent.roster import Link, Node, Roster
 from launcher.agent.snapshot import Standing, run_state
 from launcher.agent.verdict import Verdict
@@ -33,7 +33,7 @@ from launcher.rundir.records import AttemptEnd, Event, RankExit, RunState
 from launcher.words import Action, Cause, State, exit_of
 
 BLAME_S = 1.0  # how long a rank that lost its peer waits for the news of who that was
-START_S = 120.0  # from Start to Started, of a node that is heard all the while
+START_S = 120.0  # from Start, or from news of a checkpoint being fetched, to Started, of a node that is heard
 CLOSE_S = 30.0  # from Stop with no grace to Stopped, of a node that is heard all the while
 AFTER_GRACE_S = 10.0  # beyond the grace
 FRESH_S = 3.0  # nobody is called hung while some node has not been heard for longer than that
@@ -207,6 +207,8 @@ class Coordinator:
                 self._fault(node, message)
             case messages.StopAsked():
                 self._stop_asked(message)
+            case messages.NotFetched() | messages.Copied() | messages.Noted():
+                self._of_checkpoints(message)
             case messages.Join():
                 raise AssertionError("a Join has a way of its own")
             case _:
@@ -230,6 +232,10 @@ class Coordinator:
             return
         generation = self._current
         self._pace.hear(generation.hear(pulse, self._ledger.mono), self._ledger.mono)
+        if pulse.fetched is not None and self._phase is Phase.STARTING and generation.fetch(pulse.node, pulse.fetched):
+            self._start_by = self._ledger.mono + START_S
+            megabytes = sum(generation.fetched.values()) / 1e6
+            self._standing.message = f"generation {generation.number} fetches its checkpoint, {megabytes:.0f} MB so far"
         if pulse.node in generation.returned:
             self._catch_up(pulse)
         if self._phase is Phase.RUNNING and generation.stalls(pulse.node):
@@ -287,6 +293,17 @@ class Coordinator:
         self._ledger.record("agent_fault", text, node=node.index, cause=cause)
         if self._phase in _OPEN and node.holds == self._current.number:
             self._close(found)
+
+    def _of_checkpoints(self, message: messages.NotFetched | messages.Copied | messages.Noted) -> None:
+        """Disks apart: what agents do with the files."""
+        match message:
+            case messages.Noted():
+                self._ledger.record(message.kind, message.text, node=message.node)
+            case messages.Copied() if self._is_current(message.generation):
+                self._current.copy(message.node, message.step)
+            case messages.NotFetched() if self._is_current(message.generation) and self._phase is Phase.STARTING:
+                text = f"node {message.node} could not fetch its checkpoint: {message.text}"
+                self._close(Verdict(Cause.COMMUNICATION, text, node=message.node))  # the next generation looks again
 
     # -- being told to stop
 
@@ -519,7 +536,9 @@ class Coordinator:
         text = f"generation {number}: {len(self._generation.ranks)} ranks on node {nodes}"
         self._ledger.record("generation_opened", text)
         restarts = sum(self._standing.restarts.values())
-        for index, start in starts(number, [self._roster[index] for index in members], ranks_each, restarts):
+        chosen = [self._roster[index] for index in members]
+        everywhere = depots(chosen, self._roster) if self._plan.disks_apart else ()
+        for index, start in starts(number, chosen, ranks_each, restarts, everywhere):
             node = self._roster[index]
             node.holds = number
             self._roster.settle(node)

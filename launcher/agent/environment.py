@@ -42,9 +42,12 @@ def node_environment(
     `memory`: its memory tier. `interface`: the one that has the node's address; ranks reach each other through it.
     """
     gpus = {} if node.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(node.gpus)}
+    if gpus and plan.cluster_kind == "ssh":
+        gpus["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # else CUDA counts the fastest first, and two runs may share one
     through = {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
     if interface is not None and interface != "lo":
         through["NCCL_SOCKET_IFNAME"] = f"={interface}"  # exactly this one: NCCL takes a name for a beginning
+    disk = {"LAUNCH_DISK": "apart"} if plan.disks_apart else {}
     checkpoint, recovery = plan.spec.checkpoint, plan.spec.recovery
     ours = {
         TAG: plan.run_dir,
@@ -59,7 +62,7 @@ def node_environment(
         "PYTHONUNBUFFERED": "1",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
-    return {**base, **through, **ours, **_memory_words(checkpoint, memory), **gpus, **plan.env, **secrets}
+    return {**base, **through, **ours, **disk, **_memory_words(checkpoint, memory), **gpus, **plan.env, **secrets}
 
 
 def group_timeout_s(recovery: Recovery) -> float:

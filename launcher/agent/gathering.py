@@ -14,6 +14,7 @@ class Gathering:
 
     def __init__(self, plan: Plan, roster: Roster, mono: float, open_at: float, *, first: bool) -> None:
         self._plan = plan
+        self._least = max(plan.nodes_min, plan.quorum)
         self._roster = roster
         self._wait_until = mono + plan.spec.recovery.wait_s
         self._give_up_at = mono + GIVE_UP_WAITS * plan.spec.recovery.wait_s
@@ -32,25 +33,32 @@ class Gathering:
         if self._first and mono < self._give_up_at:
             groups.append(self._roster.absent)
         head = self._plan.nodes[0].index
-        return any(head in group for group in groups) and sum(map(len, groups)) >= self._plan.nodes_min
+        return any(head in group for group in groups) and sum(map(len, groups)) >= self._least
+
+    @property
+    def _awaited(self) -> set[int]:
+        """Who is waited for at first: all but spares; these too where their disks may have the newest checkpoint."""
+        if not self._plan.disks_apart:
+            return self._roster.missing
+        return self._roster.missing | self._roster.absent | self._roster.hopeful
 
     def complete(self, mono: float) -> bool:
         """True where a generation can be opened now."""
         roster, plan = self._roster, self._plan
-        if mono < self._open_at or plan.nodes[0].index not in roster.usable or len(roster.usable) < plan.nodes_min:
+        if mono < self._open_at or plan.nodes[0].index not in roster.usable or len(roster.usable) < self._least:
             return False
-        if not self._first or not roster.missing:
+        if not self._first or not self._awaited:
             return True  # after a failure whoever is left goes on at once
         if len(roster.usable) < plan.nodes_max:
             self._full_at = None
             return mono >= self._wait_until
         if self._full_at is None:
             self._full_at = mono
-        return mono >= self._full_at + SPARE_S or not roster.missing & (roster.hopeful | roster.absent)
+        return mono >= self._full_at + SPARE_S or not self._awaited & (roster.hopeful | roster.absent)
 
     def shortage(self) -> Verdict:
         """Why it cannot succeed."""
-        least, left = self._plan.nodes_min, len(self._roster.usable) + len(self._roster.hopeful)
+        least, left = self._least, len(self._roster.usable) + len(self._roster.hopeful)
         text = f"{left} of at least {least} node{'s' if least > 1 else ''} can be used"
         faulty = next((node for node in self._roster if node.fault), None)
         if faulty is None:

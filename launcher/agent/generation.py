@@ -51,6 +51,9 @@ class Generation:
         self.returned: set[int] = set()  # members that were cut off for a while: news of their ranks may be missing
         self.failures: list[RankExit] = []  # in order of arrival
         self._tails: dict[int, tuple[str, ...]] = {}
+        self.fetched: dict[int, int] = {}  # bytes, of members that bring a checkpoint to their disk before they start
+        self.safe_checkpoint: int | None = None  # the newest step of which each member's files lie on two disks
+        self._copied: dict[int, set[int]] = {}  # by step: members whose files do
 
     @property
     def finished(self) -> bool:
@@ -111,6 +114,23 @@ class Generation:
         if failed(exit):
             self.failures.append(exit)
         return True
+
+    def fetch(self, node: int, fetched: int) -> bool:
+        """A member that has not started yet says how much it has fetched; True where that is more than before."""
+        if node not in self.starting or fetched <= self.fetched.get(node, -1):
+            return False
+        self.fetched[node] = fetched
+        return True
+
+    def copy(self, node: int, step: int) -> None:
+        """A member's files of that step have a second copy."""
+        if node not in self._of_node or (self.safe_checkpoint is not None and step <= self.safe_checkpoint):
+            return
+        nodes = self._copied.setdefault(step, set())
+        nodes.add(node)
+        if len(nodes) == len(self.members):
+            self.safe_checkpoint = step
+            self._copied = {newer: by for newer, by in self._copied.items() if newer > step}
 
     def last_words(self, rank: int) -> tuple[str | None, tuple[str, ...]]:
         """Where the log of a rank is that has ended, and how it ends."""

@@ -1,13 +1,22 @@
 """What crosses the wire between agents and the coordinator: frozen structs, one JSON line each, tagged by `t`.
 
-No message grows with the number of nodes: a thousand agents get a thousand small lines.
+No message grows with the number of nodes: a thousand agents get a thousand small lines. But for one: with disks apart
+a Start says where all the depots are.
 """
 
 import msgspec
 
 from launcher.rundir.records import ProcessId, RankExit
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
+
+
+class DepotAddress(msgspec.Struct, frozen=True, array_like=True):
+    """Where another agent gives and takes files of checkpoints."""
+
+    node: int
+    address: str
+    port: int
 
 
 class Join(msgspec.Struct, frozen=True, tag="join", tag_field="t"):
@@ -19,6 +28,7 @@ class Join(msgspec.Struct, frozen=True, tag="join", tag_field="t"):
     port: int  # a port this agent holds for the next generation's MASTER_PORT
     generation: int = 0  # the generation whose ranks it still runs; 0: none
     buried: ProcessId | None = None  # the agent that was here before, known to be gone with all that it ran
+    depot: int = 0  # the port of its depot; 0: it has none
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", tag_field="t"):
@@ -57,6 +67,7 @@ class Pulse(msgspec.Struct, frozen=True, tag="pulse", tag_field="t"):
     seq: int
     generation: int
     ranks: tuple[RankPulse, ...] = ()
+    fetched: int | None = None  # bytes of a checkpoint so far, while it brings here what its ranks are to load
 
 
 class Exited(msgspec.Struct, frozen=True, tag="exited", tag_field="t"):
@@ -81,6 +92,30 @@ class Fault(msgspec.Struct, frozen=True, tag="fault", tag_field="t"):
     setup: bool
     text: str
     log: str | None = None  # relative to the run directory
+
+
+class NotFetched(msgspec.Struct, frozen=True, tag="not_fetched", tag_field="t"):
+    """agent → coordinator: what this node's ranks are to load could not be brought here; none was started."""
+
+    node: int
+    generation: int
+    text: str
+
+
+class Copied(msgspec.Struct, frozen=True, tag="copied", tag_field="t"):
+    """agent → coordinator: another node has a second copy of this node's files of that checkpoint."""
+
+    node: int
+    generation: int
+    step: int
+
+
+class Noted(msgspec.Struct, frozen=True, tag="noted", tag_field="t"):
+    """agent → coordinator: a line for the run's events. kind: checkpoint_fetched, checkpoint_set_aside, copy_failed."""
+
+    node: int
+    kind: str
+    text: str
 
 
 class StopAsked(msgspec.Struct, frozen=True, tag="stop_asked", tag_field="t"):
@@ -108,6 +143,7 @@ class Start(msgspec.Struct, frozen=True, tag="start", tag_field="t"):
     master_addr: str
     master_port: int
     restarts: int  # restarts of the run so far
+    depots: tuple[DepotAddress, ...] = ()  # disks apart: the members' by group rank, then of all others that joined
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop", tag_field="t"):
@@ -135,5 +171,5 @@ class End(msgspec.Struct, frozen=True, tag="end", tag_field="t"):
     goes_on: bool = False  # the run does, in another attempt
 
 
-ToCoordinator = Join | Ready | Started | Pulse | Exited | Stopped | Fault | StopAsked
+ToCoordinator = Join | Ready | Started | Pulse | Exited | Stopped | Fault | StopAsked | NotFetched | Copied | Noted
 ToAgent = Welcome | Start | Stop | PulseAck | End

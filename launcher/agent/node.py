@@ -11,7 +11,8 @@ import os
 import signal
 import time
 from collections.abc import Coroutine
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from launcher.agent import messages
 from launcher.agent.messages import ToCoordinator
@@ -26,11 +27,18 @@ from launcher.rundir.durable import read_record
 from launcher.rundir.identity import this_process
 from launcher.rundir.records import Endpoint, ProcessId, StopRequest
 
+if TYPE_CHECKING:
+    from launcher.agent.depots.supply import Supply
+
 PULSE_S = 1.0
 NEWS_S = 0.1
 _RETRY_S = 0.05
+_PATIENCE_S = 10.0  # beyond the lease: a member that is lost ends the generation before a fetch from it is given up
 # A batch system may send any of these to every process of a job, some time before it takes the nodes back.
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+_Weighty = messages.Started | messages.Exited | messages.Stopped | messages.NotFetched | messages.Fault
 
 
 class NodeAgent:
@@ -45,6 +53,8 @@ class NodeAgent:
         self._wire: AgentWire | None = None
         self._group: RankGroup | None = None
         self._starting: asyncio.Task[None] | None = None
+        self._brings = 0  # the generation whose checkpoint is being brought here
+        self._supply: Supply | None = None  # only where each node has a disk of its own
         self._work: set[asyncio.Task[None]] = set()
         self._port = HeldPort(home.node.address)
         self._old_ports: list[HeldPort] = []
@@ -62,16 +72,31 @@ class NodeAgent:
         """The agent's whole life."""
         for number in _STOP_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._asked_to_stop)
+        if self._home.plan.disks_apart:
+            self._supply = await self._open_supply()
         for life in (self._prepare(), self._keep_link(), self._keep_pulse(), self._watch_lease()):
             self._go(life)
         code = await self._over
         for task in self._work:
             task.cancel()
+        if self._supply is not None:
+            await self._supply.close()
         await self._preparation.close()
         await asyncio.to_thread(end_all, lambda: descendants(os.getpid()))
         if self._wire is not None:
             self._wire.close()
         return code
+
+    async def _open_supply(self) -> "Supply":
+        from launcher.agent.depots.supply import Supply  # late: 20 ms that agents on a shared disk do without
+
+        plan, node = self._home.plan, self._home.node
+        folder = Path(plan.run_dir, plan.spec.checkpoint.dir)
+        patience_s = plan.spec.recovery.lease_s + _PATIENCE_S
+        limit = plan.spec.checkpoint.copy_limit_bytes
+        supply = Supply(node.index, node.address, self._token, folder, self._say, patience_s, limit)
+        await supply.open()
+        return supply
 
     def _go(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -93,7 +118,7 @@ class NodeAgent:
         if self._wire is not None:
             self._wire.send(message)
 
-    def _tell(self, message: messages.Started | messages.Exited | messages.Stopped) -> None:
+    def _tell(self, message: _Weighty) -> None:
         """Say what must not be lost: it is said again after each new Join, and hearing it twice does no harm."""
         self._told.append(message)
         self._say(message)
@@ -147,10 +172,10 @@ class NodeAgent:
 
     def _introduce(self) -> None:
         node = self._home.node
-        generation = self._group.generation if self._group is not None else 0
         self._joined_at = time.monotonic()
         me, port = this_process(), self._port.number
-        self._say(messages.Join(node.index, node.address, me, port, generation, self._buried))
+        depot = self._supply.port if self._supply is not None else 0
+        self._say(messages.Join(node.index, node.address, me, port, self._generation, self._buried, depot))
         for message in self._told:
             self._say(message)
         if self._preparation.failure is not None:
@@ -179,6 +204,8 @@ class NodeAgent:
         await self._preparation.wait()
         await self._preparation.renew()
         self._told.clear()  # of the generation before, which the coordinator has closed
+        if self._supply is not None and not await self._bring(self._supply, start):
+            return
         group = RankGroup(self._home, start, self._preparation.starter, self)
         self._group = group
         pids = await group.begin()
@@ -186,6 +213,29 @@ class NodeAgent:
         self._port = HeldPort(self._home.node.address)
         self._tell(messages.Started(self._home.node.index, start.generation, pids, self._port.number))
         self._fresh.set()
+
+    async def _bring(self, supply: "Supply", start: messages.Start) -> bool:
+        """Have here what the ranks are to load; False where that cannot be, and was said."""
+        from launcher.agent.depots.peer import DiskFailed  # late: as above
+        from launcher.agent.depots.supply import NotBrought  # late: as above
+
+        self._brings = start.generation
+        try:
+            await supply.bring(start)
+        except NotBrought as error:
+            self._tell(messages.NotFetched(self._home.node.index, start.generation, str(error)))
+            return False
+        except DiskFailed as error:
+            self._tell(messages.Fault(self._home.node.index, False, f"its disk: {error}"))
+            return False
+        finally:
+            self._brings = 0
+        return True
+
+    @property
+    def _generation(self) -> int:
+        """That of the ranks that run here, or are about to; 0: none."""
+        return self._group.generation if self._group is not None else self._brings
 
     async def _stop(self, stop: messages.Stop) -> None:
         if self._starting is not None and not self._starting.done():
@@ -205,6 +255,8 @@ class NodeAgent:
         await self._preparation.renew()
 
     def news(self) -> None:
+        if self._supply is not None and self._group is not None and self._group.checkpoint is not None:
+            self._supply.note(self._group.checkpoint)
         self._fresh.set()
 
     def last_news(self) -> None:
@@ -233,10 +285,10 @@ class NodeAgent:
             return
         self._sequence += 1
         self._sent_at[self._sequence] = time.monotonic()
-        generation = group.generation if group is not None else 0
-        self._say(messages.Pulse(self._home.node.index, self._sequence, generation, ranks))
+        fetched = self._supply.fetched if self._supply is not None else None
+        self._say(messages.Pulse(self._home.node.index, self._sequence, self._generation, ranks, fetched))
 
     async def _watch_lease(self) -> None:
         while (left_s := self._leased_at + self._lease_s - time.monotonic()) > 0:  # noqa: ASYNC110 - the clock it is
-            await asyncio.sleep(left_s)
+            await asyncio.sleep(min(left_s, PULSE_S))  # a Welcome ends the long first wait
         self.leave(Exit.LOST)

@@ -1,9 +1,9 @@
 """Who gets which ranks: pure functions from the nodes that can be used to their order in a generation."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
-from launcher.agent.messages import Start
-from launcher.agent.roster import Node
+from launcher.agent.messages import DepotAddress, Start
+from launcher.agent.roster import Link, Node
 
 
 def place(before: Sequence[int], usable: Collection[Node], most: int) -> tuple[int, ...]:
@@ -20,8 +20,21 @@ def place(before: Sequence[int], usable: Collection[Node], most: int) -> tuple[i
     return tuple(chosen[:most])
 
 
-def starts(generation: int, members: Sequence[Node], ranks_per_node: int, restarts: int) -> list[tuple[int, Start]]:
-    """Each member's Start; all of one size, however many nodes there are."""
+def depots(members: Sequence[Node], others: Iterable[Node]) -> tuple[DepotAddress, ...]:
+    """Who may have files of checkpoints: the members by group rank, then all others that joined and are not lost."""
+    inside, here = {node.index for node in members}, (Link.UP, Link.UNKNOWN)
+    outside = [node for node in others if node.link in here and node.depot and node.index not in inside]
+    return tuple(DepotAddress(node.index, node.address, node.depot) for node in (*members, *outside))
+
+
+def starts(
+    generation: int,
+    members: Sequence[Node],
+    ranks_per_node: int,
+    restarts: int,
+    depots: tuple[DepotAddress, ...] = (),
+) -> list[tuple[int, Start]]:
+    """Each member's Start; without depots all of one size, however many nodes there are."""
     master = members[0]
     return [
         (
@@ -36,6 +49,7 @@ def starts(generation: int, members: Sequence[Node], ranks_per_node: int, restar
                 master_addr=master.address,
                 master_port=master.port,
                 restarts=restarts,
+                depots=depots,
             ),
         )
         for group_rank, node in enumerate(members)

@@ -126,6 +126,11 @@ class RankGroup:
             fingerprint=progress.fingerprint,
         )
 
+    @property
+    def checkpoint(self) -> int | None:
+        """The newest that one of these ranks has reported as committed."""
+        return max((one for rank in self._ranks if (one := rank.progress.checkpoint) is not None), default=None)
+
     def _heard(self, rank: _Rank) -> None:
         rank.active_at = time.monotonic()
         self._listener.news()

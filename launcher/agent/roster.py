@@ -27,6 +27,7 @@ class Node:
     ready: bool = False
     fault: str = ""  # why no ranks are given to it any more
     port: int = 0
+    depot: int = 0  # the port of its depot; 0: none
     heard_at: float = 0.0
     holds: int = 0  # the generation whose ranks may still live there; 0: surely none
     ghost: ProcessId | None = None  # the agent before this one, with ranks, of which nobody knows whether it lives

@@ -48,6 +48,7 @@ def run_state(
         rate=pace.rate(now.mono) if standing.state is State.RUNNING and end is None else None,
         metrics=dict(pace.metrics),
         checkpoint=pace.checkpoint,
+        safe_checkpoint=generation.safe_checkpoint if generation else None,
         fingerprint=pace.fingerprint,
         world_size=len(generation.ranks) if generation else None,
         restarts=dict(standing.restarts),

@@ -1,5 +1,7 @@
 """The agent ↔ coordinator wire: JSON lines over TCP, after each side has proved that it knows the run's token.
 
+The same proof, in other roles, opens the wire between agents' depots (`depots/`).
+
     coordinator → agent   {"v":1,"nonce":C}
     agent → coordinator   {"v":1,"nonce":A,"mac":HMAC(token, "agent"|C|A)}
     coordinator → agent   {"mac":HMAC(token, "coordinator"|A|C)}
@@ -63,7 +65,7 @@ class Wire(Generic[In, Out]):
 
     async def receive(self) -> In | None:
         """The next message; None where the peer is gone. Raises WireError on a line that is not one."""
-        line = await _read_line(self._reader)
+        line = await read_line(self._reader)
         if line is None:
             return None
         try:
@@ -95,43 +97,61 @@ _to_coordinator: msgspec.json.Decoder[ToCoordinator] = msgspec.json.Decoder(ToCo
 
 async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str) -> CoordinatorWire:
     """The coordinator's side of the proof. Raises WireError or TimeoutError; the caller closes."""
+    await challenge(reader, writer, token, "agent", "coordinator")
+    return Wire(reader, writer, _to_coordinator)
+
+
+async def connect(address: str, port: int, own_address: str, token: str) -> AgentWire:
+    """The agent's side: connect from its own address and prove the token both ways."""
+    reader, writer = await dial(address, port, own_address, token, "agent", "coordinator", MAX_LINE_BYTES)
+    return Wire(reader, writer, _to_agent)
+
+
+async def challenge(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str, theirs: str, ours: str
+) -> None:
+    """Have whoever has connected prove the token in the role `theirs`, and prove it to them in the role `ours`.
+
+    Raises WireError or TimeoutError; the caller closes.
+    """
     async with asyncio.timeout(HANDSHAKE_S):
         nonce = secrets.token_hex(16)
         writer.write(msgspec.json.encode(_Hello(WIRE_VERSION, nonce)) + b"\n")
         proof = await _handshake_line(reader, _Proof)
         if proof.v != WIRE_VERSION:
             raise WireError(f"wire version {proof.v} where {WIRE_VERSION} was expected")
-        if not hmac.compare_digest(proof.mac.encode(), mac(token, "agent", nonce, proof.nonce).encode()):
+        if not hmac.compare_digest(proof.mac.encode(), mac(token, theirs, nonce, proof.nonce).encode()):
             raise WireError("the peer does not know this run's token")
-        writer.write(msgspec.json.encode(_Answer(mac(token, "coordinator", proof.nonce, nonce))) + b"\n")
-    return Wire(reader, writer, _to_coordinator)
+        writer.write(msgspec.json.encode(_Answer(mac(token, ours, proof.nonce, nonce))) + b"\n")
 
 
-async def connect(address: str, port: int, own_address: str, token: str) -> AgentWire:
-    """The agent's side: connect from its own address and prove the token both ways."""
+async def dial(
+    address: str, port: int, own_address: str, token: str, ours: str, theirs: str, limit: int
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect from the own address and prove the token in the role `ours` to one that proves it in `theirs`."""
     async with asyncio.timeout(HANDSHAKE_S):
-        reader, writer = await asyncio.open_connection(address, port, limit=MAX_LINE_BYTES, local_addr=(own_address, 0))
+        reader, writer = await asyncio.open_connection(address, port, limit=limit, local_addr=(own_address, 0))
         try:
             hello = await _handshake_line(reader, _Hello)
             if hello.v != WIRE_VERSION:
                 raise WireError(f"wire version {hello.v} where {WIRE_VERSION} was expected")
             nonce = secrets.token_hex(16)
-            proof = _Proof(WIRE_VERSION, nonce, mac(token, "agent", hello.nonce, nonce))
+            proof = _Proof(WIRE_VERSION, nonce, mac(token, ours, hello.nonce, nonce))
             writer.write(msgspec.json.encode(proof) + b"\n")
             answer = await _handshake_line(reader, _Answer)
-            if not hmac.compare_digest(answer.mac.encode(), mac(token, "coordinator", nonce, hello.nonce).encode()):
+            if not hmac.compare_digest(answer.mac.encode(), mac(token, theirs, nonce, hello.nonce).encode()):
                 raise WireError(f"{address}:{port} does not know this run's token")
         except BaseException:
             writer.close()
             raise
-    return Wire(reader, writer, _to_agent)
+    return reader, writer
 
 
 T = TypeVar("T", _Hello, _Proof, _Answer)
 
 
 async def _handshake_line(reader: asyncio.StreamReader, kind: type[T]) -> T:
-    line = await _read_line(reader)
+    line = await read_line(reader)
     if line is None or len(line) > HANDSHAKE_LINE_BYTES:
         raise WireError("the peer left, or said too much, before its proof")
     try:
@@ -140,7 +160,7 @@ async def _handshake_line(reader: asyncio.StreamReader, kind: type[T]) -> T:
         raise WireError("the peer does not speak this protocol") from error
 
 
-async def _read_line(reader: asyncio.StreamReader) -> bytes | None:
+async def read_line(reader: asyncio.StreamReader) -> bytes | None:
     """One whole line; None at the end of the stream, torn or not."""
     try:
         line = await reader.readuntil(b"\n")

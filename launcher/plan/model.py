@@ -56,3 +56,5 @@ class Plan(msgspec.Struct, frozen=True):
     env: dict[str, str]  # what every rank gets beside its own variables; no secret is ever here
     secrets: tuple[str, ...]  # names only
     code: FrozenCode
+    quorum: int = 0  # nodes, spares too, below which no generation opens: the others may have taken the run over
+    disks_apart: bool = False  # each node has a disk of its own: a run directory there, and its ranks' files only

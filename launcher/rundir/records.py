@@ -149,6 +149,7 @@ class RunState(msgspec.Struct, frozen=True):
     rate: float | None = None  # steps per second
     metrics: dict[str, float] = {}  # the newest numbers that ranks reported: loss and the like
     checkpoint: int | None = None  # the newest step that ranks reported as checkpointed
+    safe_checkpoint: int | None = None  # disks apart: the newest that is whole without any one node's disk
     fingerprint: str | None = None
     world_size: int | None = None
     restarts: dict[str, int] = {}  # by cause, over all attempts

@@ -35,6 +35,13 @@ def of_node(memory=None, **sections):
     return node_environment({}, plan, plan.nodes[0], 1, {}, memory)
 
 
+def test_a_rank_hears_of_a_disk_that_is_its_nodes_own():
+    plan = plan_of(Path("/runs/job-abcd"))
+    apart = msgspec.structs.replace(plan, disks_apart=True)
+    assert node_environment({}, apart, plan.nodes[0], 1, {})["LAUNCH_DISK"] == "apart"
+    assert "LAUNCH_DISK" not in node_environment(cleaned({"LAUNCH_DISK": "apart"}), plan, plan.nodes[0], 1, {})
+
+
 @pytest.mark.parametrize(
     ("checkpoint", "every"),
     [

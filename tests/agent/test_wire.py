@@ -69,7 +69,7 @@ def test_a_wrong_token_is_refused_and_heard_of_nowhere():
 
 def test_an_agent_does_not_trust_a_coordinator_without_the_token():
     async def impostor(reader, writer):
-        writer.write(b'{"v":1,"nonce":"00"}\n')
+        writer.write(b'{"v":%d,"nonce":"00"}\n' % messages.WIRE_VERSION)
         await reader.readline()
         writer.write(b'{"mac":"' + b"0" * 64 + b'"}\n')
         writer.close()

@@ -45,6 +45,7 @@ def run(script, *words):
             ["--peers", "Trainer", "by hand", "--kinds", "mlp", "--pairs", "1", "--mlp-steps", "20"],
             ["mlp, 2 ranks | Trainer", "mlp, 2 ranks | by hand"],
         ),
+        ("copies", ["--megabytes", "1", "--seconds", "5", "--every-s", "0.5"], ["with copies", "without"]),
         ("resume_step", ["--ranks", "2", "--kills", "1", "--peers", "launch"], ["2 | launch | 1 of 1"]),
     ],
 )

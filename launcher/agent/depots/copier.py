@@ -1,0 +1,118 @@
+"""Second copies: each member's own files of a committed checkpoint, brought to the next member in the background."""
+
+import asyncio
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+
+from launcher.agent.depots import peer
+from launcher.agent.depots.bulk import Pace
+from launcher.agent.depots.link import Unwilling, linked
+from launcher.agent.depots.store import Gone, Store
+from launcher.agent.depots.words import Put, Save
+from launcher.agent.messages import Copied, DepotAddress, Noted, Start
+from launcher.agent.wire import WireError
+from trainer.checkpoint_files.layout import data_name
+from trainer.checkpoint_files.manifest import Manifest
+
+_TRIES = 3
+_PAUSE_S = 2.0  # between two tries: a peer that is busy or just comes back
+
+
+class Copier:
+    """`follow` each generation, `note` each commit that a rank reports. One step at a time, the newest first."""
+
+    def __init__(
+        self,
+        store: Store,
+        address: str,
+        token: str,
+        pool: ThreadPoolExecutor,
+        say: Callable[[Copied | Noted], None],
+        limit_bytes_per_s: float | None = None,
+    ) -> None:
+        self._store = store
+        self._address = address
+        self._token = token
+        self._pool = pool
+        self._say = say
+        self._pace = Pace(limit_bytes_per_s)
+        self._known: set[int] = set()
+        self._waiting: set[int] = set()
+        self._more = asyncio.Event()
+        self._working: asyncio.Task[None] | None = None
+
+    def follow(self, node: int, start: Start) -> None:
+        """From now on this node's files are those of these ranks, and they go to the next in the ring."""
+        before, self._working = self._working, None
+        if before is not None:
+            before.cancel()
+        self._known, self._waiting = set(), set()
+        target = next_of(start)
+        if target is not None:
+            self._working = asyncio.create_task(self._work(node, start, target, before))
+
+    def note(self, step: int) -> None:
+        """A rank has reported that this step is committed; to hear it again does no harm."""
+        if self._working is None or step in self._known:
+            return
+        self._known.add(step)
+        self._waiting.add(step)
+        self._more.set()
+
+    async def close(self) -> None:
+        if self._working is not None:
+            self._working.cancel()
+            await asyncio.wait([self._working])
+
+    async def _work(self, node: int, start: Start, target: DepotAddress, before: "asyncio.Task[None] | None") -> None:
+        if before is not None:
+            await asyncio.wait([before])  # what it was sending has been cut off by then
+        names = [data_name(start.first_rank + local) for local in range(start.local_world_size)]
+        best: Save | None = None
+        while True:
+            while not self._waiting:
+                self._more.clear()
+                await self._more.wait()
+            step = max(self._waiting)
+            self._waiting.discard(step)
+            try:
+                found = await asyncio.to_thread(self._store.look_at, "step", step)
+                if found is not None and await self._copied(node, *found, names, target):
+                    self._say(Copied(node, start.generation, step))
+                found = await asyncio.to_thread(self._store.best)
+                if found is not None and found[0] != best and await self._copied(node, *found, names, target):
+                    best = found[0]
+            except OSError as error:
+                self._say(Noted(node, "copy_failed", f"step {step}: node {node} cannot read its disk: {error}"))
+
+    async def _copied(
+        self, node: int, save: Save, manifest: Manifest, names: Collection[str], target: DepotAddress
+    ) -> bool:
+        """True where it is done; where it failed it was said, and where nobody needs it any more nothing was."""
+        problem = ""
+        for again in range(_TRIES):
+            if again:
+                await asyncio.sleep(_PAUSE_S)
+            try:
+                async with linked(target, self._address, self._token, self._pool) as link:
+                    for file in (file for file in manifest.files if file.name in names):
+                        await peer.copy(link, self._store, Put(save, file.name, file.size), self._pace)
+                return True
+            except Gone:
+                return False  # pruned: a newer one has taken its place
+            except Unwilling as refused:
+                if refused.gone:
+                    return False
+                problem = str(refused)
+            except (WireError, OSError) as error:
+                problem = str(error) or type(error).__name__
+        text = f"{save}: the files of node {node} have no second copy on node {target.node}: {problem}"
+        self._say(Noted(node, "copy_failed", text))
+        return False
+
+
+def next_of(start: Start) -> DepotAddress | None:
+    """The member after this one, the first after the last; None for one that is alone."""
+    if start.group_world_size < 2 or len(start.depots) < start.group_world_size:
+        return None
+    return start.depots[(start.group_rank + 1) % start.group_world_size]

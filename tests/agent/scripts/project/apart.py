@@ -1,0 +1,121 @@
+"""A rank whose node has a disk of its own, without torch: its "weights" are a hash chain that any rank can compute for
+any other, so that all write the same manifest. They wait for each other before and after a checkpoint gets its name."""
+
+import argparse
+import hashlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import xxhash
+
+from trainer.checkpoint_files import catalog, commit
+from trainer.checkpoint_files.durable import make_folder, sync_folder, write_new
+from trainer.checkpoint_files.layout import MANIFEST, data_name, draft_name, folder_name, is_draft
+from trainer.checkpoint_files.manifest import FileEntry, Manifest, encode
+from trainer.errors import CheckpointDamaged
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=60)
+parser.add_argument("--every", type=int, default=10)
+parser.add_argument("--keep", type=int, default=2)
+parser.add_argument("--size", type=int, default=100_000)
+parser.add_argument("--pause", type=float, default=0.02)
+args = parser.parse_args()
+
+assert os.environ["LAUNCH_DISK"] == "apart"
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+folder = Path(os.environ["LAUNCH_CHECKPOINT_DIR"])
+wire = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)
+
+
+def say(**words):
+    wire.write(json.dumps(words) + "\n")
+
+
+def meet():
+    """Connections to all others at rank 0, to rank 0 at all others."""
+    address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    if rank == 0:
+        server = socket.create_server(address)
+        return [server.accept()[0] for _ in range(world - 1)]
+    while True:
+        try:
+            return [socket.create_connection(address)]
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+
+
+def wait_for_all():
+    try:
+        if rank == 0:
+            heard = [peer.recv(1) for peer in peers]
+            for peer in peers:
+                peer.send(b".")
+        else:
+            peers[0].send(b".")
+            heard = [peers[0].recv(1)]
+    except OSError:
+        heard = [b""]
+    if not all(heard):
+        signal.pause()  # a rank is gone: the agents see to the rest
+
+
+def next_link(weights, step):
+    return hashlib.sha256(f"{weights} {step}".encode()).hexdigest()
+
+
+def content(weights):
+    return (weights * (args.size // 64 + 1)).encode()[: args.size]
+
+
+def load():
+    for entry in reversed(catalog.entries(folder)):
+        try:
+            catalog.verify(entry)
+        except CheckpointDamaged as error:
+            print(f"passes over step {entry.step}: {error}", flush=True)
+            continue
+        return entry.step, [(entry.path / data_name(one)).read_text()[:64] for one in range(world)]
+    return 0, [f"start {one}" for one in range(world)]
+
+
+def save(step, chains):
+    nonce = f"{step:012x}"
+    draft = folder / draft_name(step, 1, nonce)
+    draft.mkdir()
+    write_new(draft / data_name(rank), [content(chains[rank])])
+    files = tuple(
+        FileEntry(data_name(one), args.size, xxhash.xxh3_128_hexdigest(content(chains[one]))) for one in range(world)
+    )
+    write_new(draft / MANIFEST, [encode(Manifest(step, world, nonce, files, {}, {}, apart=True))])
+    sync_folder(draft)
+    wait_for_all()
+    draft.rename(folder / folder_name(step))
+    sync_folder(folder)
+    wait_for_all()
+    say(checkpoint=step)
+    commit.remove([entry.path for entry in catalog.entries(folder)[: -args.keep]])
+
+
+make_folder(folder)
+for name in os.listdir(folder):
+    if is_draft(name):
+        commit.discard(folder / name)
+step, chains = load()
+peers = meet()
+print(f"starts at step {step}", flush=True)
+say(checkpoint=step)
+while step < args.steps:
+    step += 1
+    chains = [next_link(chain, step) for chain in chains]
+    time.sleep(args.pause)
+    say(step=step, total_steps=args.steps)
+    if step % args.every == 0:
+        save(step, chains)
+say(fingerprint=hashlib.sha256(" ".join(chains).encode()).hexdigest(), done=True)
+sys.exit(0)
