@@ -1,5 +1,6 @@
 """What wakes a process that only waits: a child's end, a wish to stop, or the clock."""
 
+import contextlib
 import os
 import select
 import signal
@@ -14,8 +15,8 @@ class Bell:
     def __init__(self, warnings: Collection[int] = ()) -> None:
         self.stop_asked = False
         self.warned = False  # one of the warnings has come
-        self._read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._stop)
         for number in warnings:
@@ -29,6 +30,11 @@ class Bell:
     def _warn(self, _number: int, _frame: FrameType | None) -> None:
         self.warned = True
 
+    def poke(self) -> None:
+        """Ring it from another thread."""
+        with contextlib.suppress(BlockingIOError):  # full: it rings already
+            os.write(self._write, b"!")
+
     def ring(self, timeout_s: float | None, also: Collection[int] = ()) -> None:
         """Return at the next ring, at one that came before, when one of these can be read, or after that long."""
         select.select([self._read, *also], [], [], None if timeout_s is None else max(0.0, timeout_s))
@@ -36,12 +42,6 @@ class Bell:
             os.read(self._read, 4096)
         except BlockingIOError:
             return  # the clock woke us
-
-    def last(self, timeout_s: float) -> None:
-        """Wait that long for whoever ends this process."""
-        deadline = time.monotonic() + timeout_s
-        while (left_s := deadline - time.monotonic()) > 0 and not self.stop_asked:
-            self.ring(left_s)
 
     def wait(self, timeout_s: float) -> None:
         """Wait that long, or until a stop is asked for."""

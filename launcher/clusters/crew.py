@@ -28,16 +28,17 @@ class Post:
     argv: Sequence[str]
     environment: Mapping[str, str]
     log: Path
+    keep: Sequence[int] = ()  # descriptors that it is given: they hold what the run may use
     pid: int | None = None
     deaths: int = 0
     last: int | None = None  # how its last holder ended: a wait status
     returns_at: float | None = None
 
 
-def agent_post(plan: Plan, attempt: AttemptDir, node: int) -> Post:
+def agent_post(plan: Plan, attempt: AttemptDir, node: int, keep: Sequence[int] = ()) -> Post:
     """The agent of a node on this machine."""
     argv = (sys.executable, "-P", "-m", "launcher.agent", plan.run_dir, str(attempt.number), str(node))
-    return Post(argv, {**cleaned(os.environ), TAG: plan.run_dir}, attempt.agent_log(node))
+    return Post(argv, {**cleaned(os.environ), TAG: plan.run_dir}, attempt.agent_log(node), keep)
 
 
 class Crew:
@@ -79,10 +80,10 @@ class Crew:
         """Nobody is there any more, and, unless that is wanted now, nobody is to come back."""
         return all(post.pid is None and (for_good or post.returns_at is None) for post in self._posts)
 
-    def signal_leader(self, number: int = signal.SIGTERM) -> None:
+    def signal_leader(self) -> None:
         leader = self._posts[0].pid
         if leader is not None:
-            os.kill(leader, number)  # our own child, not reaped yet: the pid cannot be another's
+            os.kill(leader, signal.SIGTERM)  # our own child, not reaped yet: the pid cannot be another's
 
     def say_farewell(self, timeout_s: float) -> None:
         """The others were told to leave: give them a moment to tidy up."""
@@ -108,6 +109,7 @@ class Crew:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                pass_fds=tuple(post.keep),
                 start_new_session=True,
             )
         finally:

@@ -18,6 +18,7 @@ from launcher.clusters.allocation import Allocation
 from launcher.clusters.bell import Bell
 from launcher.clusters.crew import agent_post
 from launcher.clusters.last_word import write_end
+from launcher.clusters.own_log import log_to
 from launcher.errors import Exit, Fenced
 from launcher.rundir.attempts import new_attempt, newest, read_plan
 from launcher.rundir.durable import create_record, read_record, write_record
@@ -73,7 +74,7 @@ def keep(run: RunDir, attempt: AttemptDir) -> None:
     bell = Bell()
     before = None
     while _claim(attempt):
-        _log_to(attempt)
+        log_to(attempt.keeper_log)
         write_record(attempt.handle, Handle("local", keeper=this_process()))
         raise_fence(run, attempt.number)
         plan = read_plan(run, attempt.number)
@@ -115,13 +116,6 @@ def _silence() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     os.close(nowhere)
-
-
-def _log_to(attempt: AttemptDir) -> None:
-    log = os.open(attempt.keeper_log, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
 
 
 def _stopped(attempt: AttemptDir, end: AttemptEnd) -> AttemptEnd:

@@ -76,6 +76,20 @@ class AttemptDir:
     def node(self, index: int) -> Path:
         return self.path / f"node-{index:02d}"
 
+    def node_started(self, index: int) -> Path:
+        """The same for the keeper of a node that does not lead."""
+        return self.node(index) / "started"
+
+    @property
+    def fetched(self) -> Path:
+        """There once all that its ranks wrote on other machines has been copied here."""
+        return self.path / "fetched"
+
+    @property
+    def hosts(self) -> Path:
+        """Where the attempt's hosts are, and what its run directory is there."""
+        return self.path / "hosts.json"
+
     def agent(self, index: int) -> Path:
         return self.node(index) / "agent.json"
 

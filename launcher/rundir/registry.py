@@ -44,6 +44,11 @@ def register(run_id: str, path: Path) -> None:
     sync_dir(folder)
 
 
+def adopted(run_id: str) -> Path:
+    """The folder of a run that was submitted from another machine."""
+    return _folder().parent / "adopted" / run_id
+
+
 def forget(run_id: str) -> None:
     if _ID.fullmatch(run_id):
         (_folder() / run_id).unlink(missing_ok=True)

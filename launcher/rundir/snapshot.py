@@ -64,6 +64,12 @@ def freeze(code: CodeList, store: Path, target: Path, now_ns: int | None = None)
     return frozen
 
 
+def digest_of(code: CodeList) -> str:
+    """What this code would be called in a store; every byte of it is read."""
+    hashes = {file.path: file_hash(code.root / file.path) for file in code.files if file.link is None}
+    return _tree_digest(code, hashes)
+
+
 def _store(code: CodeList, store: Path, now_ns: int) -> Freezing:
     """Have this code in the store under its digest."""
     digests, hashed_bytes = _digests(code, store, now_ns)

@@ -14,6 +14,7 @@ from pathlib import Path
 from launcher.agent.memory_tier import close_tier
 from launcher.clusters.allocation import Allocation
 from launcher.clusters.bell import Bell
+from launcher.clusters.own_log import log_to
 from launcher.clusters.slurm.claims import claim
 from launcher.clusters.slurm.hosts import addresses_of, hosts_of, seated
 from launcher.clusters.slurm.next_job import follow
@@ -24,12 +25,11 @@ from launcher.errors import Exit, LaunchError
 from launcher.rundir.attempts import read_plan
 from launcher.rundir.durable import write_record
 from launcher.rundir.fence import raise_fence
-from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.layout import RunDir
 from launcher.words import State
 
 # What Slurm sets for the batch process alone, and srun would take to the other hosts: they are not this one.
 _OF_THIS_HOST = ("HOSTNAME", "ENVIRONMENT")
-_LOG = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
 
 
 def main() -> int:
@@ -58,7 +58,7 @@ def keep(run: RunDir, job: str, bell: Bell) -> int:
     hosts = hosts_of(os.environ["SLURM_JOB_NODELIST"])
     addresses = addresses_of(hosts)
     while attempt is not None:
-        _log_to(attempt)
+        log_to(attempt.keeper_log)
         raise_fence(run, attempt.number)
         plan = seated(read_plan(run, attempt.number), hosts, addresses)
         write_record(attempt.plan, plan)
@@ -69,13 +69,6 @@ def keep(run: RunDir, job: str, bell: Bell) -> int:
             return end.exit_code
         attempt = follow(run, attempt, plan, end, job, bell)
     return Exit.OK
-
-
-def _log_to(attempt: AttemptDir) -> None:
-    log = os.open(attempt.keeper_log, _LOG, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
 
 
 if __name__ == "__main__":

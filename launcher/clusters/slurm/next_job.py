@@ -43,7 +43,7 @@ def follow(run: RunDir, attempt: AttemptDir, plan: Plan, end: AttemptEnd, job: s
     if stays and not bell.stop_asked:
         return next_attempt(run, attempt, end.cause, job)
     _move(run, attempt, plan, end, job, bell, lost=bool(lost))
-    bell.last(_LAST_S)
+    bell.wait(_LAST_S)
     return None
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from launcher.agent.processes import signal_process
 from launcher.clusters.bell import Bell
 from launcher.clusters.crew import Crew, agent_post
+from launcher.clusters.own_log import log_to
 from launcher.clusters.slurm.next_job import requeue_job
 from launcher.clusters.slurm.queries import read_nodes, show_nodes
 from launcher.clusters.slurm.reach import ask
@@ -31,7 +32,6 @@ from launcher.rundir.records import AgentRecord, Handle
 _STEP_S = 0.1
 _RETURN_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 _SURE_S = 3.0
-_LOG = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
 
 
 def main() -> int:
@@ -41,7 +41,8 @@ def main() -> int:
     bell = Bell(WARNINGS)
     plan, attempt = read_plan(run, number), run.attempt(number)
     index = index_of(plan, os.environ.get("SLURMD_NODENAME") or os.uname().nodename)
-    _log_to(attempt.node_keeper_log(index))
+    make_dir(attempt.node(index))
+    log_to(attempt.node_keeper_log(index))
     if index == 0:
         listen(attempt, bell)
     else:
@@ -106,14 +107,6 @@ def index_of(plan: Plan, host: str) -> int:
         if node.host == host:
             return node.index
     raise LaunchError(f"this machine is {host}, which is no node of attempt's plan: {[n.host for n in plan.nodes]}")
-
-
-def _log_to(path: Path) -> None:
-    make_dir(path.parent)
-    log = os.open(path, _LOG, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
 
 
 if __name__ == "__main__":
