@@ -1,0 +1,137 @@
+"""Who holds slots of a host and who waits for some, as its kernel lists it for every user: names of unix sockets.
+
+    launch/gpu/3                                the lock of a GPU
+    launch/held/gpu/3/ann/vit-9x2d              whose it is
+    launch/held/cpu/8/ann/prep-2b4c             eight CPU slots, and whose they are
+    launch/waits/19aa5d3f0c1/gpu/4/ann/vit-9x2d     a place in the queue: since when (ms), what for, who
+
+The standard library alone, and nothing newer than Python 3.8. A name says what its owner wants it to say.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+TABLE = "/proc/net/unix"
+GPU, CPU = "gpu", "cpu"
+_LONGEST = 107  # bytes of an abstract name, without the NUL that it begins with
+_STREAM = "0001"
+_KIND, _WHO = rf"(?P<kind>{GPU}|{CPU})", r"(?P<user>[^/\s]+)/(?P<run>[^/\s]+)"
+_LOCK = re.compile(rf"launch/{_KIND}/(?P<number>[\w.-]{{1,40}})", re.ASCII)
+_HELD = re.compile(rf"launch/held/{_KIND}/(?P<number>[\w.-]{{1,40}})/{_WHO}", re.ASCII)
+_WAITS = re.compile(rf"launch/waits/(?P<stamp>[0-9a-f]{{1,16}})/{_KIND}/(?P<number>\d{{1,6}})/{_WHO}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a run wants of each host; CPU slots count only where it wants no GPU."""
+
+    gpus: int
+    cpus: int
+
+
+@dataclass(frozen=True)
+class Holder:
+    """`number` names a GPU; for CPU slots it is how many. No user and no run: a lock does not say whose it is."""
+
+    kind: str
+    number: str
+    user: str
+    run: str
+
+
+@dataclass(frozen=True)
+class Waiter:
+    """A place in the queue."""
+
+    stamp: int
+    user: str
+    run: str
+    demand: Demand
+
+    @property
+    def kind(self) -> str:
+        return GPU if self.demand.gpus else CPU
+
+    @property
+    def turn(self) -> tuple[int, str]:
+        """First come, first served."""
+        return self.stamp, self.run
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """The holders, and the queue in its order."""
+
+    held: tuple[Holder, ...]
+    waiting: tuple[Waiter, ...]
+
+    def taken(self, kind: str) -> tuple[Holder, ...]:
+        return tuple(holder for holder in self.held if holder.kind == kind)
+
+    def before(self, kind: str, turn: tuple[int, str]) -> int:
+        """How many that want the same are served before this turn."""
+        return sum(waiter.kind == kind and waiter.turn < turn for waiter in self.waiting)
+
+
+def occupancy(table: str | None = None) -> Occupancy:
+    """What the kernel's table says; rows of it will do, with or without its head."""
+    if table is None:
+        # A row can be missed where another goes while the table is read, and hardly twice.
+        table = _read() + _read()
+    names = sorted(set(_names(table)))
+    locks = {(found["kind"], found["number"]): "" for found in map(_LOCK.fullmatch, names) if found}
+    held, waiting = [], []
+    for name in names:
+        found = _HELD.fullmatch(name) or _WAITS.fullmatch(name)
+        who = found and (unquote(found["user"]), unquote(found["run"]))
+        if not found or not who or not all(word.isprintable() for word in who):
+            continue
+        kind, number = found["kind"], found["number"]
+        if "stamp" in found.groupdict():
+            demand = Demand(int(number), 0) if kind == GPU else Demand(0, int(number))
+            waiting.append(Waiter(int(found["stamp"], 16), *who, demand))
+        elif number.isdigit() if kind == CPU else locks.pop((kind, number), None) is not None:
+            held.append(Holder(kind, number, *who))
+    held += [Holder(kind, number, "", "") for kind, number in locks if kind == GPU]
+    held.sort(key=lambda holder: (holder.kind, len(holder.number), holder.number))
+    return Occupancy(tuple(held), tuple(sorted(waiting, key=lambda waiter: waiter.turn)))
+
+
+def lock_name(gpu: str) -> str:
+    return f"launch/{GPU}/{gpu}"
+
+
+def held_name(kind: str, number: str, user: str, run: str) -> str:
+    return _signed(f"launch/held/{kind}/{number}", user, run)
+
+
+def waits_name(waiter: Waiter) -> str:
+    number = waiter.demand.gpus or waiter.demand.cpus
+    return _signed(f"launch/waits/{waiter.stamp:x}/{waiter.kind}/{number}", waiter.user, waiter.run)
+
+
+def _signed(head: str, user: str, run: str) -> str:
+    """With who it is; where that is too long, the user's name is cut first."""
+    room = _LONGEST - len(head) - 2
+    run = _cut(run, room - 1)
+    return f"{head}/{_cut(user, room - len(run))}/{run}"
+
+
+def _cut(text: str, room: int) -> str:
+    while len(quoted := quote(text, safe="")) > room:
+        text = text[:-1]
+    return quoted
+
+
+def _read() -> str:
+    with open(TABLE, encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def _names(table: str) -> list[str]:
+    """Of abstract sockets of ours: the eighth field of a row, which begins with @."""
+    rows = (row.split(" ") for row in table.splitlines() if "@launch/" in row)
+    return [row[-1][1:] for row in rows if len(row[-1]) > 1 and row[-1][0] == "@" and _STREAM in row[:-1]]

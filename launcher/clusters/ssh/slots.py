@@ -1,0 +1,152 @@
+"""The slots of a host that a run holds, or its place in the queue for them, where there is no scheduler to ask.
+
+A slot is held by an abstract unix socket: its name is bound once on the machine, by a user of any name, without a file
+or a daemon, and the kernel frees it with the last process that has the socket. Seen are all users of a network
+namespace: a container with a network of its own is another machine to it.
+"""
+
+import errno
+import os
+import pwd
+import socket
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from launcher.clusters.ssh.slot_table import (
+    CPU,
+    GPU,
+    Demand,
+    Holder,
+    Occupancy,
+    Waiter,
+    held_name,
+    lock_name,
+    occupancy,
+    waits_name,
+)
+from launcher.errors import LaunchError
+
+__all__ = ["Demand", "Holder", "Occupancy", "Slots", "Waiter", "occupancy"]
+
+_MOST_NAMED = 3
+
+
+class Slots:
+    """Those of one run on one host: all that it wants, or none."""
+
+    def __init__(
+        self, run: str, stamp: int, demand: Demand, gpus: Sequence[str], cpus: int, *, host: str | None = None
+    ) -> None:
+        self._host = host or os.uname().nodename
+        if demand.gpus > len(gpus):
+            has = f"there are {len(gpus)}" if gpus else "there is none"
+            raise LaunchError(f"{self._host}: the run wants {demand.gpus} GPUs on each host, and {has} to use")
+        self._wanted = demand.gpus or min(demand.cpus, cpus)
+        wanted = Demand(demand.gpus, 0) if demand.gpus else Demand(0, self._wanted)
+        self._waiter = Waiter(stamp, _user(), run, wanted)
+        self._gpus, self._cpus = tuple(gpus), cpus
+        self._place: socket.socket | None = None
+        self._held: tuple[socket.socket, ...] = ()
+        self._taken: tuple[str, ...] = ()
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """What holds the slots: they stay held while any process has these, as by `pass_fds`."""
+        return tuple(one.fileno() for one in self._held)
+
+    def enqueue(self) -> None:
+        """Take a place in the queue; it goes with this process."""
+        if self._place is None and not self._held:
+            self._place = _bind(waits_name(self._waiter))
+            if self._place is None:
+                raise LaunchError(f"{self._host}: run {self._waiter.run} waits here already, in another process")
+
+    def try_take(self) -> tuple[str, ...] | None:
+        """The GPUs that are ours from now on, () for CPU slots; None: it is not our turn, or too little is free."""
+        if self._held:
+            return self._taken
+        if self._before(occupancy()):
+            return None
+        # Alone between looking and taking. Who is first may change meanwhile; what is free only grows.
+        one_at_a_time = _bind(f"launch/taking/{self._waiter.kind}")
+        if one_at_a_time is None:
+            return None
+        with one_at_a_time:
+            return self._take(occupancy())
+
+    def release(self) -> None:
+        """Let go of the slots, or of the place in the queue."""
+        for one in (*self._held, *([self._place] if self._place else [])):
+            one.close()
+        self._held, self._place, self._taken = (), None, ()
+
+    def contested(self) -> bool:
+        """Somebody waits here who came before us."""
+        return self._before(occupancy()) > 0
+
+    def ahead(self) -> str:
+        """What we wait for, for people."""
+        seen = occupancy()
+        noun, there = ("GPUs", len(self._gpus)) if self._waiter.kind == GPU else ("CPU slots", self._cpus)
+        counts: Counter[tuple[str, str]] = Counter()
+        for holder in self._in_the_way(seen):
+            counts[holder.run, holder.user] += int(holder.number) if holder.kind == CPU else 1
+        parts = [f"{run} ({user}) has {count}" if run else f"{count} taken" for (run, user), count in counts.items()]
+        if len(parts) > _MOST_NAMED:
+            parts[_MOST_NAMED:] = [f"{len(parts) - _MOST_NAMED} more runs have some"]
+        if before := self._before(seen):
+            parts.append("1 run is ahead" if before == 1 else f"{before} runs are ahead")
+        return f"waits for {self._wanted} of {there} {noun} on {self._host}: {'; '.join(parts) or 'it is next'}"
+
+    def _before(self, seen: Occupancy) -> int:
+        return seen.before(self._waiter.kind, self._waiter.turn)
+
+    def _in_the_way(self, seen: Occupancy) -> list[Holder]:
+        kind = self._waiter.kind
+        return [holder for holder in seen.taken(kind) if kind == CPU or holder.number in self._gpus]
+
+    def _take(self, seen: Occupancy) -> tuple[str, ...] | None:
+        held = [holder.number for holder in self._in_the_way(seen)]
+        if self._waiter.kind == GPU:
+            chosen = tuple(gpu for gpu in self._gpus if gpu not in held)[: self._wanted]
+            names = [name for gpu in chosen for name in (lock_name(gpu), self._held_name(gpu))]
+            enough = len(chosen) == self._wanted
+        else:
+            chosen, names = (), [self._held_name(str(self._wanted))]
+            enough = sum(map(int, held)) + self._wanted <= self._cpus
+        if not enough:
+            return None
+        with ExitStack() as undone:
+            bound = []
+            for name in names:
+                if (one := _bind(name)) is None:
+                    return None  # it is being let go of, by an earlier process of this run for example
+                bound.append(undone.enter_context(one))
+            undone.pop_all()
+        self.release()  # the place
+        self._held, self._taken = tuple(bound), chosen
+        return chosen
+
+    def _held_name(self, number: str) -> str:
+        return held_name(self._waiter.kind, number, self._waiter.user, self._waiter.run)
+
+
+def _bind(name: str) -> socket.socket | None:
+    """A socket with this name; None where there is one."""
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        bound.bind(f"\0{name}")
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE:
+            return None
+        raise LaunchError(f"the slots of this machine cannot be taken: {error.strerror}: {name}") from error
+    return bound
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
