@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.clusters import look, of_kind
+from launcher.clusters import FRESH_S, adopt, bring_logs, bring_results, look, of_kind
 from launcher.clusters.protocol import CancelReport, Preview
-from launcher.errors import Refused
+from launcher.errors import NoSuchRun, Refused
 from launcher.rundir import registry
-from launcher.rundir.attempts import newest, read_plan
+from launcher.rundir.attempts import newest, read_intent, read_plan
 from launcher.rundir.layout import RunDir
 from launcher.status.derive import RunStatus, derive
 from launcher.status.facts import read_facts
@@ -52,7 +52,16 @@ class Run:
 
     def logs(self, *, ranks: Collection[int] | None = None, follow: bool = False) -> "Iterator[LogLine]":
         """The merged log of all ranks; with `follow`, as it grows, until the run has ended."""
-        return merged_logs(RunDir(self.path), ranks=ranks, follow=follow)
+        return merged_logs(RunDir(self.path), ranks=ranks, follow=follow, renew=self.renew)
+
+    def renew(self) -> None:
+        """Bring home what ranks on other machines have written, and then how the run is."""
+        run = RunDir(self.path)
+        attempt = newest(run)
+        if attempt is not None:
+            bring_logs(read_intent(attempt).cluster_kind, run)
+        if read_facts(self.path).asks:
+            self.status(WATCH_S)
 
     def checkpoints(self, *, verify: bool = False) -> "Iterator[Checkpoint]":
         """What the trainer has committed, the newest first; with `verify` every byte is read and compared."""
@@ -68,6 +77,15 @@ class Run:
                 raise TimeoutError(f"{self.id} is still {status.state} after {timeout_s:g} s")
             time.sleep(_WAIT_STEP_S)
         return status
+
+    def fetch(self, checkpoint: str = "newest") -> list[str]:
+        """Bring home what is on other machines: logs, metrics, and a checkpoint (`newest`, `none` or a step)."""
+        run = RunDir(self.path)
+        attempt = newest(run)
+        if attempt is None:
+            return []
+        self.status()
+        return bring_results(read_intent(attempt).cluster_kind, run, checkpoint)
 
     def pardon(self, hosts: Collection[str] = ()) -> "list[Blame]":
         """Let lost nodes be used again, these or all; gives what was held against them."""
@@ -116,6 +134,7 @@ def _words(kind: str, attempts: "list[tuple[RunDir, AttemptDir]]", fresh_s: floa
     """What the cluster says, or said a moment ago: who watches a run looks ten times a second."""
     now = time.monotonic()
     heard = [_heard.get(attempt.path) for _, attempt in attempts]
+    fresh_s = min(fresh_s, FRESH_S.get(kind, fresh_s))
     if all(one is not None and now - one[0] < fresh_s for one in heard):
         return [one[1] for one in heard if one is not None]
     words = look(kind, attempts)
@@ -162,7 +181,13 @@ def validate(spec: str | Path, *, overrides: Sequence[str] = ()) -> None:
 
 def run(ref: str) -> Run:
     """The run of this id, unique beginning of one, or `last`."""
-    path = registry.find(ref)
+    try:
+        path = registry.find(ref)
+    except NoSuchRun:
+        found = adopt(ref) if ref != registry.LAST else None
+        if found is None:
+            raise
+        path = found
     return Run(path.name, path)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.clusters import of_kind
+from launcher.clusters import bring_newest, of_kind
 from launcher.clusters.last_word import first_state, write_end
 from launcher.clusters.named import ClusterEntry, entry, with_defaults
 from launcher.clusters.protocol import Cluster
@@ -86,7 +86,7 @@ def request(file: Path, *, on: str, overrides: tuple[str, ...], shipped: Shipped
     project = _look_at(spec, root, code, python)
     unset = unset_secrets(spec, root, os.environ) if shipped is None else ()
     problems = check(spec, where.machine(spec), project, unset)
-    if not os.access(python, os.X_OK):
+    if where.kind != "ssh" and not os.access(python, os.X_OK):  # SSH hosts have interpreters of their own
         problems.append(Problem("run.python", f"no interpreter at {python}"))
     _refuse(file, problems)
     return Request(file, spec, overrides, on, where, project, code, python, shipped=shipped)
@@ -258,6 +258,8 @@ def reopen(run: RunDir, *, on: str | None, overrides: tuple[str, ...]) -> None:
     problems = check(spec, where.machine(spec), project, ())
     _refuse(run.spec, problems)
     plan = plan_of(wish, before.run_id, run.path, before.submitted_at, before.code)
+    if before.cluster_kind != where.kind:
+        bring_newest(before.cluster_kind, run)
     engagement = where.engage(run.path)
     try:
         attempt, _ = new_attempt(run, name, "resume", None, plan, kind=where.kind)

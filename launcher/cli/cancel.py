@@ -4,7 +4,7 @@ import argparse
 
 from launcher import api
 from launcher.cli.arguments import Arguments
-from launcher.cli.terminal import safe
+from launcher.cli.terminal import safe, show_news
 from launcher.errors import Exit
 
 EXAMPLES = """
@@ -17,6 +17,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    show_news()
     one = api.run(options.run)
     report = one.cancel()
     if report.already:

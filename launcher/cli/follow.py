@@ -38,6 +38,7 @@ def _show(run: Run, ranks: list[int] | None, footer: "Footer") -> RunStatus:
     prefix = Prefix(sys.stdout)
     while True:
         status = run.status(WATCH_S)  # before the log is read, so that the last read misses nothing
+        run.renew()
         for line in reader.read(final=status.state.ended):
             footer.clear()
             sys.stdout.write(prefix.whole(line) + "\n")

@@ -27,7 +27,9 @@ COMMANDS = {
     "wait": ("launcher.cli.wait", "wait until a run has ended; ends with the run's exit code"),
     "cancel": ("launcher.cli.cancel", "end a run: the ranks are asked first, then nothing is left"),
     "resume": ("launcher.cli.resume", "continue an ended or lost run from its newest checkpoint"),
+    "fetch": ("launcher.cli.fetch", "bring home logs, metrics and checkpoints that are on other machines"),
     "pardon": ("launcher.cli.pardon", "let a run use nodes again that it lost"),
+    "hosts": ("launcher.cli.hosts", "the SSH hosts of a pool: free, taken and by which run; `trust` a new one"),
     "doctor": ("launcher.cli.doctor", "what a cluster is like, and what is in the way of runs there"),
     "validate": ("launcher.cli.validate", "check spec files; shows all problems at once"),
     "schema": ("launcher.cli.schema", "print the JSON Schema of the spec, for editors"),
@@ -35,7 +37,7 @@ COMMANDS = {
 }
 
 # What is done where the run is. `status` asks for all of them at once, and `submit` has no run yet.
-_THERE = ("checkpoints", "logs", "wait", "cancel", "resume", "pardon")
+_THERE = ("checkpoints", "logs", "wait", "cancel", "resume", "fetch", "pardon")
 
 _HELP = """usage: launch COMMAND ...
 

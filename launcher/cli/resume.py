@@ -5,6 +5,7 @@ import sys
 
 from launcher import api
 from launcher.cli.arguments import Arguments
+from launcher.cli.terminal import show_news
 from launcher.errors import Exit
 
 EXAMPLES = """
@@ -21,6 +22,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    show_news()
     one = api.run(options.run).resume(on=options.on, overrides=options.overrides)
     print(one.id, flush=True)
     if options.follow:

@@ -10,6 +10,7 @@ import msgspec
 
 from launcher import api, remote
 from launcher.cli.arguments import Arguments
+from launcher.cli.terminal import show_news
 from launcher.errors import BadInput, Exit
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    show_news()
     one = len(options.specs) == 1 and options.repeat is None
     if options.follow and (options.dry_run or options.json or not one):
         other = "--dry-run" if options.dry_run else "--json" if options.json else "several runs"

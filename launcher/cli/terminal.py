@@ -32,6 +32,13 @@ _OF_STATE = {
 }
 
 
+def show_news() -> None:
+    """What people who wait for a cluster are told, on stderr from now on."""
+    from launcher.clusters import news  # late: of no use to commands that do not wait
+
+    news.listen(lambda text: print(safe(text), file=sys.stderr, flush=True))
+
+
 def is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import cast
 
 from launcher.clusters.protocol import Cluster
@@ -11,13 +12,52 @@ from launcher.rundir.records import ClusterWord
 _KINDS = {
     "local": ("launcher.clusters.local", "LocalCluster"),
     "slurm": ("launcher.clusters.slurm.cluster", "SlurmCluster"),
+    "ssh": ("launcher.clusters.ssh.cluster", "SshCluster"),
 }
+
+FRESH_S = {"ssh": 0.5}  # what costs little may be asked more often by those who watch
 
 
 def of_kind(kind: str) -> Cluster:
     """The cluster of this kind, whatever its name: it is asked of runs that went there."""
     module, name = _KINDS[kind]
     return cast("Cluster", getattr(import_module(module), name)())
+
+
+def bring_logs(kind: str, run: RunDir) -> None:
+    """Have what ranks have written so far in the run's folder here; most clusters write it there themselves."""
+    if kind == "ssh":
+        from launcher.clusters.ssh import mirror  # late: only of runs that went there
+
+        mirror.bring_logs(run)
+
+
+def bring_results(kind: str, run: RunDir, checkpoint: str) -> list[str]:
+    """Have logs, metrics and a checkpoint in the run's folder here; a line for each thing that came."""
+    if kind != "ssh":
+        return []
+    from launcher.clusters.ssh import homecoming  # late: as above
+
+    return homecoming.fetch(run, checkpoint)
+
+
+def bring_newest(kind: str, run: RunDir) -> None:
+    """Have the newest checkpoint here: the run is to go on somewhere else."""
+    if kind == "ssh":
+        from launcher.clusters.ssh import stocks  # late: as above
+
+        stocks.bring_newest(run)
+
+
+def adopt(ref: str) -> Path | None:
+    """The folder here of a run that was submitted elsewhere, to a place that this machine reaches too."""
+    from launcher.clusters.named import clusters_file  # late: as above
+
+    if clusters_file() is None:
+        return None
+    from launcher.clusters.ssh import adoption  # late: as above
+
+    return adoption.adopt(ref)
 
 
 def look(kind: str, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:

@@ -36,13 +36,24 @@ class LogLine:
     text: str
 
 
-def merged_logs(run: RunDir, *, ranks: Collection[int] | None = None, follow: bool = False) -> Iterator[LogLine]:
-    """The merged log as it is now; with `follow`, as it grows, until the run has ended and all is read."""
+def merged_logs(
+    run: RunDir,
+    *,
+    ranks: Collection[int] | None = None,
+    follow: bool = False,
+    renew: Callable[[], None] = lambda: None,
+) -> Iterator[LogLine]:
+    """The merged log as it is now; with `follow`, as it grows, until the run has ended and all is read.
+
+    `renew` brings what is not written into the run's folder by the ranks themselves.
+    """
     reader = LogReader(run, ranks)
+    renew()
     # Asked before each read, so that the read after the last answer misses nothing.
     while follow and not derive(read_facts(run.path)).state.ended:
         yield from reader.read(final=False)
         time.sleep(_POLL_S)
+        renew()
     yield from reader.read(final=True)
 
 

@@ -16,11 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "local")]
 from lab import Lab
+from noted_steps import Steps, network_card
 from results import publish
 
 from tests.lab.slurm import SlurmLab
@@ -28,7 +28,6 @@ from tests.lab.slurm import SlurmLab
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
 LAUNCH, TORCHRUN, WITH_VARIABLE = "launch", "srun torchrun", "srun torchrun, own store"
-RANKS = 4
 START_S = 240.0
 SPEC = """name: race
 run:
@@ -81,48 +80,11 @@ class Bench:
         return self.desk.spec(text, name)
 
 
-class Steps:
-    """What the ranks of ddp_steps.py have noted."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def notes(self):
-        found = defaultdict(list)
-        for line in self.path.read_text().splitlines() if self.path.exists() else ():
-            at, rank, pid, _ = line.split()
-            found[int(rank)].append((float(at), pid))
-        return found
-
-    def firsts(self, after=0.0, strangers=frozenset(), ranks=RANKS):
-        """When each rank made its first step after that, in a process that is none of these; None until all have."""
-        notes = self.notes()
-        times = [
-            next((at for at, pid in notes[rank] if at > after and (rank, pid) not in strangers), None)
-            for rank in range(ranks)
-        ]
-        return None if None in times else times
-
-    def wait(self, timeout_s, **how):
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            if (times := self.firsts(**how)) is not None:
-                return max(times)
-            time.sleep(0.02)  # the times that count are in the notes
-        return None
-
-
 def granted(bench, job):
     """The moment at which the job has its nodes."""
     while "RUNNING" not in bench.slurm.ask("squeue", "--noheader", f"--jobs={job}", "--format=%T"):
         time.sleep(0.01)
     return time.monotonic()
-
-
-def network_card(node):
-    """The interface by which the other nodes reach this one."""
-    rows = [line.split() for line in node.exec("ip", "-oneline", "-4", "address").stdout.splitlines()]
-    return next(row[1] for row in rows if row[3].startswith(node.address))
 
 
 def begin(bench, peer, turn, nodes="2"):

@@ -1,7 +1,8 @@
 """A stand-in for training that needs no torch: ranks agree on every step over MASTER_ADDR:MASTER_PORT.
 
 The "weights" are a hash chain over the contributions of all ranks, so a lost, repeated or reordered step shows in the
-final fingerprint. Rank 0 checkpoints every few steps and every start goes on from the newest checkpoint.
+final fingerprint. Rank 0 checkpoints every few steps, where disks are apart the first rank of each node, and every
+start goes on from the newest checkpoint that all have.
 """
 
 import argparse
@@ -53,6 +54,17 @@ def exchange(rank, peers, word):
     return read(peers[0])
 
 
+def agree(rank, peers, number):
+    """The least that any rank says."""
+    if rank == 0:
+        least = min([number, *(int(read(peer)) for peer in peers)])
+        for peer in peers:
+            write(peer, str(least))
+        return least
+    write(peers[0], str(number))
+    return int(read(peers[0]))
+
+
 def write(peer, word):
     peer.write(word.encode() + b"\n")
     peer.flush()
@@ -65,13 +77,16 @@ def read(peer):
     return line.decode().strip()
 
 
-def load(folder):
+def newest(folder):
     names = sorted(name for name in os.listdir(folder) if name.startswith("step-")) if os.path.isdir(folder) else []
-    if not names:
-        return 0, "start"
-    with open(os.path.join(folder, names[-1])) as file:
-        saved = json.load(file)
-    return saved["step"], saved["weights"]
+    return int(names[-1].removeprefix("step-")) if names else 0
+
+
+def load(folder, step):
+    if not step:
+        return "start"
+    with open(os.path.join(folder, f"step-{step:08d}")) as file:
+        return json.load(file)["weights"]
 
 
 def save(folder, step, weights):
@@ -88,9 +103,12 @@ def main():
     args = parse()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     folder = os.environ["LAUNCH_CHECKPOINT_DIR"]
+    apart = os.environ.get("LAUNCH_DISK") == "apart"
+    saves = os.environ["LOCAL_RANK"] == "0" if apart else rank == 0
     report = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)
     peers = meet(rank, world, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    step, weights = load(folder)
+    step = agree(rank, peers, newest(folder))
+    weights = load(folder, step)
     print(f"rank {rank} of {world} starts at step {step}", flush=True)
     while step < args.steps:
         step += 1
@@ -100,7 +118,7 @@ def main():
         if not args.quiet:
             print(f"step {step}", flush=True)
         report.write(json.dumps({"step": step, "total_steps": args.steps, "loss": 1 / step}) + "\n")
-        if rank == 0 and step % args.every == 0:
+        if saves and step % args.every == 0:
             save(folder, step, weights)
             report.write(json.dumps({"checkpoint": step}) + "\n")
     report.write(json.dumps({"fingerprint": weights, "done": True}) + "\n")

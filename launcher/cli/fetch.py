@@ -1,0 +1,36 @@
+"""`launch fetch`: bring home what a run has written on other machines."""
+
+import argparse
+
+from launcher import api
+from launcher.cli.arguments import Arguments
+from launcher.cli.terminal import safe, show_news
+from launcher.errors import Exit
+
+EXAMPLES = """
+  launch fetch last                       logs, metrics and the newest whole checkpoint
+  launch fetch resnet --checkpoint 1200   and the checkpoint of this step
+  launch fetch last --checkpoint none     logs and metrics alone; again brings only what is new
+"""
+
+
+def declare(arguments: Arguments) -> None:
+    arguments.takes_run()
+    arguments.add_argument(
+        "--checkpoint", metavar="STEP", type=_which, default="newest", help="newest (default), none, or a step"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    show_news()
+    one = api.run(options.run)
+    lines = one.fetch(options.checkpoint)
+    for line in lines or [f"everything of {one.id} is written here: {one.path}"]:
+        print(safe(line))
+    return Exit.OK
+
+
+def _which(text: str) -> str:
+    if text in ("newest", "none") or (text.isascii() and text.isdigit()):
+        return text
+    raise argparse.ArgumentTypeError(f"expected newest, none or a step such as 1200, got {text!r}")

@@ -1,0 +1,91 @@
+"""Runs that were submitted from another machine: found on the hosts of the pools, and mirrored here from then on."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from launcher.clusters import news
+from launcher.clusters.named import named_clusters, ssh_of
+from launcher.clusters.ssh import mirror, pool
+from launcher.clusters.ssh.connect import Line
+from launcher.clusters.ssh.crowd import for_all
+from launcher.clusters.ssh.facts import Surveyed
+from launcher.clusters.ssh.letters import Place, settled_in
+from launcher.clusters.ssh.post import letters_to
+from launcher.clusters.ssh.wire import Look, Names, Runs, Seen
+from launcher.errors import LaunchError, NoSuchRun
+from launcher.plan.model import Plan
+from launcher.rundir import drafts, registry
+from launcher.rundir.durable import make_dir, write_bytes, write_record
+from launcher.rundir.layout import RunDir
+from launcher.spec.model import Ssh
+
+
+def adopt(ref: str) -> Path | None:
+    """The folder here of the one run on a pool that this id, or beginning of one, means; None where there is none."""
+    found: dict[str, dict[str, Place]] = {}
+    for name, place in named_clusters().items():
+        if place.kind == "ssh":
+            news.say(f"looking for {ref} on the hosts of {name}")
+            for run, places in _runs_on(ssh_of(place)).items():
+                if run.startswith(ref):
+                    found.setdefault(run, {}).update(places)
+    if ref in found:
+        found = {ref: found[ref]}
+    if len(found) > 1:
+        raise NoSuchRun(f"{ref}: expected the id of one run, got the beginning of {len(found)}: {', '.join(found)}")
+    return next((_mirrored(run, places) for run, places in found.items()), None)
+
+
+def _runs_on(ssh: Ssh) -> dict[str, dict[str, Place]]:
+    """Which runs there are, and on which hosts."""
+    surveyed, _ = pool.surveyed(ssh)
+    lines = pool.working(pool.lines_to([one.host for one in surveyed.values()], agent=ssh.agent))
+
+    def ask(name: str, line: Line) -> tuple[Place, tuple[str, ...]]:
+        place = _place(surveyed[name], settled_in(line, surveyed[name]), ssh)
+        answer = letters_to(place).ask(Runs(place.workdir))
+        return place, answer.names if isinstance(answer, Names) else ()
+
+    runs: dict[str, dict[str, Place]] = {}
+    for name, told in for_all(lines, ask).items():
+        if not isinstance(told, LaunchError):
+            place, names = told
+            for run in names:
+                runs.setdefault(run, {})[name] = place
+    return runs
+
+
+def _place(found: Surveyed, python: str, ssh: Ssh) -> Place:
+    return Place(found.host, ssh.agent, python, found.facts.workdir, found.address)
+
+
+def _mirrored(run_id: str, places: Mapping[str, Place]) -> Path | None:
+    """A folder for it in the user's state folder, with what the first host that answers has of it."""
+    path = registry.adopted(run_id)
+    for place in places.values():
+        answer, contents = letters_to(place).ask_with_contents(Look(run_id, place.workdir, 0, whole=True))
+        if not isinstance(answer, Seen) or answer.status is None:
+            continue
+        records = {blob.name: content for blob, content in zip(answer.blobs, contents, strict=True)}
+        if not path.exists():
+            _make(path, answer.attempt, records, places)
+        mirror.copy(RunDir(path), answer, 0, {name: one for name, one in records.items() if name != "plan.json"})
+        registry.register(run_id, path)
+        return path
+    return None
+
+
+def _make(path: Path, attempt: int, records: Mapping[str, bytes], places: Mapping[str, Place]) -> None:
+    """What every mirror begins with: the spec, the plan, and where the hosts are."""
+    plan = msgspec.json.decode(records["plan.json"], type=Plan)
+    make_dir(path.parent)
+    draft = RunDir(drafts.new_draft(path.parent))
+    make_dir(draft.path)
+    write_bytes(draft.spec, records["spec.yaml"])
+    write_record(draft.plan, msgspec.structs.replace(plan, run_dir=str(path)))
+    make_dir(draft.attempts)
+    make_dir(draft.attempt(attempt).path)
+    write_record(draft.attempt(attempt).hosts, list(places.values()))
+    draft.path.rename(path)

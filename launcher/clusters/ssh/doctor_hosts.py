@@ -1,0 +1,159 @@
+"""The hosts of a pool one by one: looked at once more, and what is said of what was found."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from launcher.clusters.findings import Finding, Level, ok, problem, warning
+from launcher.clusters.local_doctor import ahead, space_finding
+from launcher.clusters.ssh import doctor_look_there, luggage
+from launcher.clusters.ssh.connect import Line
+from launcher.clusters.ssh.doctor_ways import size, some
+from launcher.clusters.ssh.facts import Surveyed
+from launcher.errors import LaunchError, Unreachable
+
+CLOCK_S = 5.0
+SLOW_LOGIN_S = 5.0
+_HEAD = ("HOST", "LOGIN", "KEY", "PYTHON", "TORCH", "LAUNCHER", "GPUS", "CPUS", "DISK FREE", "CLOCK", "TAKEN BY")
+_LOOK_S = 90.0
+
+
+class Looked(msgspec.Struct, frozen=True):
+    """What `doctor_look_there` prints."""
+
+    refusals: tuple[str, ...]
+    killed: bool
+    sees: int
+    torch_error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One that could be looked at."""
+
+    found: Surveyed
+    looked: Looked
+    login_s: float
+    key: str
+
+    @property
+    def name(self) -> str:
+        return self.found.host.name
+
+
+def look(line: Line, found: Surveyed) -> Looked:
+    """What only trying tells. Raises LaunchError."""
+    facts = found.facts
+    text = Path(doctor_look_there.__file__).read_text(encoding="utf-8")
+    asked = {"workdir": facts.workdir, "user": facts.user, "torch": bool(facts.torch and found.gpus)}
+    words = [facts.python, "-I", "-c", text, msgspec.json.encode(asked).decode()]
+    done = line.run(words, limit_s=_LOOK_S)
+    for row in done.out.decode(errors="replace").splitlines():
+        if row.startswith(doctor_look_there.MARK):
+            return msgspec.json.decode(row.removeprefix(doctor_look_there.MARK), type=Looked)
+    said = done.err.decode(errors="replace").strip().splitlines() or [f"exit code {done.code}"]
+    raise Unreachable(f"{found.host.name}: it could not be looked at: {said[-1]}")
+
+
+# What is said of them. Pure.
+
+
+def trouble_finding(name: str, error: LaunchError, *, alone: bool) -> Finding:
+    """Of a host that could not be looked at. `alone`: no other could be."""
+    first, *more = error.lines
+    hints = [line.removeprefix("hint: ") for line in more if line.startswith("hint: ")]
+    notes = [line.strip() for line in more if not line.startswith("hint: ")]
+    text = "; ".join([first.removeprefix(f"{name}: "), *notes])
+    hint = "; ".join(hints) or "runs start on the others, where `resources.nodes` is a range"
+    return problem(name, text, hint, unreachable=alone)
+
+
+def table_finding(hosts: Sequence[Host], all_of_them: int) -> Finding:
+    text = f"{len(hosts)} of {all_of_them} can be looked at"
+    return Finding(Level.OK, "hosts", text, rows=(_HEAD, *map(_row, hosts)))
+
+
+def _row(host: Host) -> tuple[str, ...]:
+    found, facts = host.found, host.found.facts
+    return (
+        host.name,
+        f"{host.login_s:.2f} s",
+        host.key,
+        ".".join(map(str, facts.version)),
+        facts.torch or "-",
+        _launcher(found),
+        f"{len(found.gpus) - found.taken('gpu')} of {len(found.gpus)}" if found.gpus else "-",
+        f"{max(0, facts.cpus - found.taken('cpu'))} of {facts.cpus}",
+        size(facts.disk_free),
+        f"{found.clock_off_s:+.1f} s",
+        some(sorted({f"{holder.run} ({holder.user})" for holder in found.occupancy.held if holder.run})) or "-",
+    )
+
+
+def _launcher(found: Surveyed) -> str:
+    facts = found.facts
+    theirs = facts.tag != luggage.own_tag()
+    if luggage.digest(facts.tag) in facts.libraries:
+        return "there"
+    return f"lacks {some(facts.missing)}" if theirs and facts.missing else "comes with a run"
+
+
+def host_findings(host: Host) -> Iterable[Finding]:
+    """What is not well with it; nothing where all is."""
+    name, found, facts = host.name, host.found, host.found.facts
+    if host.login_s > SLOW_LOGIN_S:
+        hint = "UseDNS and GSSAPI of its sshd, or its network, are the usual reasons; a run waits as long"
+        yield warning(name, f"a login takes {host.login_s:.1f} s", hint)
+    if _launcher(found).startswith("lacks"):
+        hint = f"{facts.python} -m pip install {' '.join(facts.missing)}; or `python:` names one like that here"
+        yield problem(name, f"{facts.python} ({facts.tag}) has no {some(facts.missing)}", hint)
+    yield from _gpu_findings(host)
+    if host.looked.refusals or not facts.writable:
+        text = f"{facts.workdir}: does not take {some(host.looked.refusals or ['files'])}"
+        yield problem(name, text, "`workdir:` of the host names a folder that does")
+    else:
+        elsewhere = "`workdir:` of the host names a folder on another file system"
+        space = space_finding(name, facts.workdir, facts.disk_free, facts.inodes_free, elsewhere)
+        if space.level is not Level.OK:
+            yield space
+    if abs(found.clock_off_s) - found.took_s / 2 > CLOCK_S:  # it was read at some time during the question
+        text = f"its clock is {ahead(found.clock_off_s)} the one here"
+        yield warning(name, text, "have a time service keep it: times in logs and `status` are off by so much")
+    if host.looked.killed:
+        text = f"systemd-logind ends what {facts.user} has started when the login ends: runs die with the connection"
+        hint = f"KillUserProcesses=no, or KillExcludeUsers={facts.user}, in its logind.conf (lingering does not help)"
+        yield warning(name, text, hint)
+    if waiting := found.occupancy.waiting:
+        runs = some([waiter.run for waiter in waiting])
+        yield ok(name, f"{runs} {'waits' if len(waiting) == 1 else 'wait'} for room there")
+
+
+def together(hosts: Sequence[Host]) -> Iterable[Finding]:
+    """What is not well with them; what is said of several in the same words is said once."""
+    names: dict[tuple[Level, str, str], list[str]] = {}
+    for one in (finding for host in hosts for finding in host_findings(host)):
+        names.setdefault((one.level, one.text, one.hint), []).append(one.about)
+    for (level, text, hint), who in names.items():
+        if len(who) == 1:
+            yield Finding(level, who[0], text, hint)
+        else:
+            whom = "all of them" if len(who) == len(hosts) else ", ".join(who)
+            yield Finding(level, "hosts", f"{whom}: {text}", hint)
+
+
+def _gpu_findings(host: Host) -> Iterable[Finding]:
+    name, found, facts = host.name, host.found, host.found.facts
+    if (found.host.gpus or 0) > len(facts.gpus):
+        has = f"there are {len(facts.gpus)}" if facts.gpus else "there is none"
+        hint = "correct `gpus:` of the host, or look whether its driver is loaded (/dev/nvidia0 ...)"
+        yield problem(name, f"`gpus: {found.host.gpus}`, but {has}", hint)
+    if facts.torch is None:
+        hint = f"a job that trains needs it: {facts.python} -m pip install torch; or `python:` names another"
+        yield warning(name, f"{facts.python} has no torch", hint)
+    elif host.looked.torch_error:
+        yield problem(name, f"torch: {host.looked.torch_error}", f"`{facts.python} -c 'import torch'` shows all of it")
+    elif found.gpus and host.looked.sees < len(found.gpus):
+        text = f"torch {facts.torch} sees {host.looked.sees} of {len(facts.gpus)} GPUs"
+        yield problem(name, text, "`nvidia-smi` shows whether the driver works; a build for CPUs alone sees none")

@@ -1,0 +1,170 @@
+"""A host's part where it does not lead: its agent, and readiness to take the run over when the leader is gone."""
+
+import os
+import time
+
+from launcher.clusters.bell import Bell
+from launcher.clusters.crew import Crew, agent_post
+from launcher.clusters.last_word import speak_for_the_dead, write_end
+from launcher.clusters.ssh.council import Ask, Promise, Standing, granted
+from launcher.clusters.ssh.leader import enough, propose
+from launcher.clusters.ssh.seat import Seat
+from launcher.errors import Exit, Fenced
+from launcher.rundir.attempts import newest
+from launcher.rundir.avoided import avoid
+from launcher.rundir.durable import read_record
+from launcher.rundir.records import AttemptEnd, Blame, Event, RunState, StopRequest
+from launcher.words import Cause, State
+
+_RETURN_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+_SURE_S = 8.0
+_LOOK_S = 0.5
+_ASK_S = 1.0  # who does not answer may be the one that is gone
+_GIVE_UP_WAITS = 5
+
+
+class Follower:
+    """One attempt of a keeper that does not lead."""
+
+    def __init__(self, seat: Seat, bell: Bell) -> None:
+        self._seat, self._bell = seat, bell
+        self._post = agent_post(seat.plan, seat.attempt, seat.index, keep=seat.fds)
+        self._crew = Crew([self._post], bell, leads=False, return_s=_RETURN_S)
+        self._sure_at: float | None = None
+        self._give_up_at = 0.0
+        first = seat.plan.nodes[0].host
+        self._leader = next(number for number in seat.council.others if seat.council.peer(number).host == first)
+        self._leader_heard_at = time.monotonic()
+
+    def carry_out(self) -> int | None:
+        """Until the attempt has ended; gives the number of the one that follows, or None where none does."""
+        self._crew.start()
+        try:
+            return self._keep()
+        finally:
+            self._crew.end()
+
+    def _keep(self) -> int | None:
+        seat = self._seat
+        while True:
+            here = not self._crew.left(for_good=True)
+            self._crew.watch(self._next_look(), bring_back=self._sure_at is None and not seat.leaderless)
+            if (following := self._following()) is not None:
+                return following
+            if not self._crew.left(for_good=True):
+                self._leader_heard_at = time.monotonic()
+            if self._post.last is not None and os.waitstatus_to_exitcode(self._post.last) == Exit.LOST:
+                self._post.last = None
+                self._set_leaderless(True)
+            if self._is_over() or self._is_deserted():
+                return None
+            if self._bell.stop_asked and self._sure_at is None:
+                self._sure_at = time.monotonic() + seat.plan.spec.recovery.grace_s + _SURE_S
+                self._crew.signal_leader()
+            if self._sure_at is not None and (not here or time.monotonic() >= self._sure_at):
+                self._stopped()
+                return None
+            if seat.leaderless and (taken := self._look_for_a_leader()) is not None:
+                return taken
+
+    def _next_look(self) -> float | None:
+        """An agent that has left for good leaves us with nothing to wait for but a word of the leader's."""
+        if self._sure_at is not None:
+            return self._sure_at
+        waits = self._seat.leaderless or self._crew.left(for_good=True)
+        return time.monotonic() + _LOOK_S if waits else None
+
+    def _following(self) -> int | None:
+        """The attempt that was proposed to us, or that is on the disk that all share."""
+        seat = self._seat
+        if seat.proposal is not None:
+            return seat.proposal.intent.attempt
+        if not seat.plan.disks_apart:
+            last = newest(seat.run)
+            if last is not None and last.number > seat.attempt.number and last.plan.exists():
+                return last.number
+        return None
+
+    def _is_over(self) -> bool:
+        end = read_record(self._seat.attempt.end, AttemptEnd)
+        return end is not None and end.state.ended and self._crew.left(for_good=True)
+
+    def _is_deserted(self) -> bool:
+        """Our agent was told that the attempt is over, and the leader, who would say what follows, is gone."""
+        over = self._crew.left(for_good=True) and self._post.last is not None and self._post.last == Exit.OK
+        if not over:
+            return False
+        seat = self._seat
+        if isinstance(seat.council.ask_one(Ask(), self._leader, _ASK_S), Standing):
+            self._leader_heard_at = time.monotonic()
+        return time.monotonic() > self._leader_heard_at + seat.plan.spec.recovery.lease_s
+
+    def _stopped(self) -> None:
+        """Ended here by somebody who may not have reached the leader."""
+        seat = self._seat
+        request = read_record(seat.attempt.stop, StopRequest)
+        if seat.plan.disks_apart and request is not None and request.kind == "cancel":
+            end = AttemptEnd(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, time.time(), "cancelled")
+            write_end(seat.run, seat.attempt, end, seat.plan)
+
+    # -- without a leader
+
+    def _set_leaderless(self, now: bool) -> None:
+        if now and not self._seat.leaderless:
+            self._give_up_at = time.monotonic() + _GIVE_UP_WAITS * self._seat.patience_s
+        self._seat.leaderless = now
+
+    def _look_for_a_leader(self) -> int | None:
+        """The leader is back, or somebody before us in line is there; else it is ours to take over."""
+        seat = self._seat
+        answers = {
+            number: one for number, one in seat.council.ask(Ask(), limit_s=_ASK_S).items() if isinstance(one, Standing)
+        }
+        led = [one.attempt for one in answers.values() if one.leads]
+        if led and max(led) > seat.attempt.number and seat.proposal is None:
+            raise Fenced(f"attempt {max(led)} goes on without {seat.host}")
+        if led and max(led) == seat.attempt.number:
+            self._set_leaderless(False)
+            return None
+        answers = {number: one for number, one in answers.items() if number in seat.members}
+        without = sorted(number for number, one in answers.items() if one.leaderless)
+        if any(number < seat.node for number in without) or len(without) < len(answers):
+            return None  # theirs to do, or there are some that hear a leader
+        if enough(seat, without, leads=False):
+            return self._take_over(without)
+        if time.monotonic() > self._give_up_at:
+            there, size = len(without) + 1, len(seat.members)
+            text = f"the leader is lost, and only {there} of {size} hosts are left to decide; launch resume goes on"
+            self._end(AttemptEnd(State.FAILED, Cause.NODE_LOST, Exit.NODE_LOST, time.time(), text))
+        return None
+
+    def _take_over(self, others: list[int]) -> int | None:
+        """With the promise of a majority that nobody of the old attempt writes any more."""
+        seat = self._seat
+        promised = granted(seat.council.ask(Promise(seat.attempt.number + 1, seat.node), others))
+        if not enough(seat, promised, leads=False):
+            return None
+        lost = seat.plan.nodes[0].host
+        text = (
+            f"{lost}, which led, is lost: {seat.host} takes over with {len(promised) + 1} of {len(seat.members)} hosts"
+        )
+        state = read_record(seat.run.state, RunState)
+        event = Event(
+            at=time.time(),
+            attempt=seat.attempt.number,
+            kind="failure",
+            text=text,
+            generation=state.generation if state is not None else 0,
+            node=0,
+            cause=Cause.NODE_LOST,
+            step=state.step if state is not None else None,
+            checkpoint=state.checkpoint if state is not None else None,
+            evidence=f"no answer for {seat.plan.spec.recovery.lease_s:g} s",
+        )
+        end = speak_for_the_dead(seat.run, seat.attempt, seat.plan, event)
+        until = event.at + seat.plan.spec.recovery.avoid_s
+        avoid(seat.run, [Blame(lost, text, seat.attempt.number, event.at, until)])
+        return propose(seat, promised, end.cause) if end.state is State.QUEUED else None
+
+    def _end(self, end: AttemptEnd) -> None:
+        write_end(self._seat.run, self._seat.attempt, end, self._seat.plan)

@@ -1,0 +1,215 @@
+"""Handing an attempt to hosts: chosen, made ready side by side, told of each other, and told to go, in that order.
+
+Until the leader is told to go nothing has started and nothing is lost; from then on nobody here is needed.
+"""
+
+import io
+import tarfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from launcher.clusters import news
+from launcher.clusters.ssh import pool, supplies
+from launcher.clusters.ssh.crowd import for_all
+from launcher.clusters.ssh.facts import Surveyed
+from launcher.clusters.ssh.letters import Letters, Place, settled_in
+from launcher.clusters.ssh.stocks import places_ever, stocks_of
+from launcher.clusters.ssh.wire import Blob, Code, Go, Open, Opened, Peer, Roster, Up
+from launcher.errors import Exit, LaunchError, NotStarted
+from launcher.plan.model import NodePlan, Plan
+from launcher.plan.quorum import quorum
+from launcher.rundir.attempts import read_intent, read_plan
+from launcher.rundir.avoided import avoided
+from launcher.rundir.durable import write_record
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.records import Handle, Intent
+from trainer.checkpoint_files import partial
+
+_CARRIED = ("spec.yaml", "secrets.json", "events.jsonl", "avoided.json", "state.json")
+
+
+class Handover:
+    """The engagement of an attempt on a pool. Hosts are made ready while the submitter still freezes the code."""
+
+    def __init__(self, run_dir: Path, found: Mapping[str, Surveyed], *, agent: bool) -> None:
+        self._run = RunDir(run_dir)
+        self._found = found
+        self._agent = agent
+        self._pythons: dict[str, str | LaunchError] = {}
+        self._getting_ready = threading.Thread(target=self._get_ready, daemon=True)
+        self._getting_ready.start()
+
+    def go(self, attempt: int) -> None:
+        """The intent is on disk: carry the attempt out."""
+        self._getting_ready.join()
+        there = self._run.attempt(attempt)
+        plan, intent = read_plan(self._run, attempt), read_intent(there)
+        ready = {name: self._found[name] for name, python in self._pythons.items() if isinstance(python, str)}
+        troubles = pool.troubles_of(plan.spec.ssh)
+        troubles |= {name: one for name, one in self._pythons.items() if isinstance(one, LaunchError)}
+        while True:
+            chosen = choose(plan, ready, {blame.host for blame in avoided(self._run)})
+            if len(chosen) < plan.nodes_min:
+                raise _too_few(plan, len(chosen), troubles)
+            failed = self._hand_over(there, seated(plan, chosen, ready), intent, ready)
+            if not failed:
+                return
+            troubles |= failed
+            ready = {name: one for name, one in ready.items() if name not in failed}
+
+    def abandon(self) -> None:
+        self._getting_ready.join()
+
+    def _get_ready(self) -> None:
+        hosts = [one.host for one in self._found.values()]
+        lines = pool.working(pool.lines_to(hosts, agent=self._agent))
+        self._pythons = for_all(lines, lambda name, line: settled_in(line, self._found[name]))
+
+    def _hand_over(
+        self, there: AttemptDir, plan: Plan, intent: Intent, ready: Mapping[str, Surveyed]
+    ) -> dict[str, LaunchError]:
+        """Gives the hosts that failed while nothing was started; empty once the attempt is in their hands."""
+        places = {node.host: self._place(ready[node.host], node.address) for node in plan.nodes}
+        write_record(there.plan, plan)
+        write_record(there.hosts, list(places.values()))
+        lines = pool.working(pool.lines_to([place.host for place in places.values()], agent=self._agent))
+        letters = {name: Letters(line, places[name]) for name, line in lines.items()}
+        lost = {name: LaunchError(f"{name}: the connection broke") for name in places if name not in letters}
+        if lost:
+            return lost
+        openings = {node.host: self._opening(plan, intent, node, ready[node.host]) for node in plan.nodes}
+        packed = _Packed(self._run.code)
+        first, rest = plan.nodes[0].host, [node.host for node in plan.nodes[1:]]
+        # On a disk that all share, the first makes what the others find.
+        stages = [[first, *rest]] if plan.disks_apart else [[first], rest]
+        ports: dict[str, int] = {}
+        for stage in stages:
+            opened = for_all(
+                {name: lines[name] for name in stage}, lambda name, _: _open(letters[name], *openings[name], packed)
+            )
+            failed = {name: one for name, one in opened.items() if isinstance(one, LaunchError)}
+            if failed:
+                for one in letters.values():
+                    one.close()  # who stands by goes home
+                return failed
+            ports |= {name: port for name, port in opened.items() if isinstance(port, int)}
+        if there.number > 1:
+            self._supply(plan, letters)
+        roster = Roster(tuple(Peer(node.host, node.address, ports[node.host]) for node in plan.nodes))
+        told = for_all(lines, lambda name, _: letters[name].ask(roster))
+        if failed := {name: one for name, one in told.items() if isinstance(one, LaunchError)}:
+            for one in letters.values():
+                one.close()
+            return failed
+        letters[first].ask(Go())
+        for_all(
+            {name: lines[name] for name in rest}, lambda name, _: letters[name].ask(Go())
+        )  # else they ask the first
+        for one in letters.values():
+            one.close()
+        write_record(there.handle, Handle("ssh", ticket=intent.ticket))
+        return {}
+
+    def _supply(self, plan: Plan, letters: Mapping[str, Letters]) -> None:
+        """What the newest checkpoint consists of and none of these hosts has comes from here, or from hosts before."""
+        folder, run_id = plan.spec.checkpoint.dir, plan.run_id
+        home, first = self._run.path / folder, plan.nodes[0].host
+        stocks = {name: supplies.stock_of(one, run_id, folder) for name, one in letters.items()}
+        former = {name: place for name, place in places_ever(self._run).items() if name not in letters}
+        others, ways, _ = stocks_of(self._run, former, folder)
+        wanted = supplies.newest_whole([*stocks.values(), *others.values(), partial.inventory(home)])
+        if wanted is not None and (names := supplies.lacking(wanted, stocks)):
+            supplies.bring_home(wanted, others, ways, run_id, folder, home, names)
+            supplies.send(wanted, home, letters[first], run_id, folder, names)
+
+    def _place(self, found: Surveyed, address: str) -> Place:
+        python = self._pythons[found.host.name]
+        if not isinstance(python, str):
+            raise TypeError("a host that is not ready was chosen")
+        return Place(found.host, self._agent, python, found.facts.workdir, address)
+
+    def _opening(self, plan: Plan, intent: Intent, node: NodePlan, found: Surveyed) -> tuple[Open, list[bytes]]:
+        """The plan and the records as they are on this host."""
+        contents = {}
+        for name in _CARRIED:
+            path = self._run.path / name
+            if path.exists():
+                contents[name] = path.read_bytes()
+        run_dir = f"{found.facts.workdir}/runs/{plan.run_id}"
+        named = plan.spec.run.python or ""
+        python = named if named.startswith("/") else found.facts.python
+        entry = msgspec.structs.replace(plan.entry, python=python)
+        opening = Open(
+            run_id=plan.run_id,
+            workdir=found.facts.workdir,
+            node=node.index,
+            plan=msgspec.structs.replace(plan, run_dir=run_dir, entry=entry),
+            intent=msgspec.structs.replace(intent, cluster_kind="local"),
+            gpus=found.gpus,
+            blobs=tuple(Blob(name, len(content)) for name, content in contents.items()),
+        )
+        return opening, list(contents.values())
+
+
+class _Packed:
+    """The code as an archive, made once when the first host wants it."""
+
+    def __init__(self, code: Path) -> None:
+        self._code = code
+        self._lock = threading.Lock()
+        self._data: bytes | None = None
+
+    def data(self) -> bytes:
+        with self._lock:
+            if self._data is None:
+                made = io.BytesIO()
+                with tarfile.open(fileobj=made, mode="w:gz", compresslevel=3) as archive:
+                    for path in sorted(self._code.rglob("*")):
+                        if path.is_symlink() or path.is_file():
+                            archive.add(path, arcname=str(path.relative_to(self._code)), recursive=False)
+                self._data = made.getvalue()
+        return self._data
+
+
+def _open(letters: Letters, opening: Open, contents: Sequence[bytes], packed: _Packed) -> int:
+    """Have everything there and the keeper stand by; gives the port that it listens on."""
+    name = letters.place.host.name
+    answer = letters.ask(opening, contents)
+    if isinstance(answer, Opened) and answer.needs_code:
+        data = packed.data()
+        news.say(f"{name}: code, {len(data):,} bytes")
+        answer = letters.ask(Code(len(data)), [data])
+    elif isinstance(answer, Opened):
+        answer = letters.next_answer()
+    if not isinstance(answer, Up):
+        raise LaunchError(f"{name}: it does not speak as expected")
+    news.say(f"{name}: ready")
+    return answer.port
+
+
+def choose(plan: Plan, ready: Mapping[str, Surveyed], bad: set[str]) -> list[str]:
+    """Which hosts an attempt gets: those with room now first, in the pool's order; the avoided ones last."""
+    wanted = len(plan.nodes)
+    usable = [name for name, one in ready.items() if len(one.gpus) >= plan.gpus_per_node]
+    order = sorted(usable, key=lambda name: (name in bad, not ready[name].has_room(plan), usable.index(name)))
+    return order[:wanted]
+
+
+def seated(plan: Plan, chosen: Sequence[str], ready: Mapping[str, Surveyed]) -> Plan:
+    """The plan with its nodes on these hosts; what is more than the run needs are spares."""
+    nodes = tuple(
+        NodePlan(index, ready[name].address, spare=index >= plan.nodes_max, gpus=None, host=name)
+        for index, name in enumerate(chosen)
+    )
+    apart = not plan.spec.ssh.shared
+    return msgspec.structs.replace(plan, nodes=nodes, disks_apart=apart, quorum=quorum(len(nodes)) if apart else 0)
+
+
+def _too_few(plan: Plan, there: int, troubles: Mapping[str, LaunchError]) -> NotStarted:
+    lines = [line for one in troubles.values() for line in one.lines]
+    error = NotStarted(f"{there} of at least {plan.nodes_min} hosts can be used; nothing was started", *lines)
+    error.exit_code = Exit.UNREACHABLE
+    return error

@@ -1,0 +1,175 @@
+"""The keeper of a run on one host: holds the host's slots, has the host's agent, and with the others keeps the run.
+
+    python -m launcher.clusters.ssh.keeper RUN_DIR ATTEMPT NODE GPUS UP_FD GO_FD
+
+It boots while the submitter is connected, says on UP_FD where it listens, hears on GO_FD who the others are and that it
+is to go on, and from then on needs no submitter. Without that word nothing is started; whoever has heard of the others
+and not the word asks them whether they have.
+
+    wait for slots ─► all hosts have theirs (Begin) ─► leader: Allocation with the coordinator's agent ─┐
+                                                       others: the agent of their node                  ├─► next attempt
+                                      the leader is lost: the next in line of a majority takes over ────┘
+"""
+
+import contextlib
+import os
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from launcher.agent.memory_tier import close_tier
+from launcher.clusters.bell import Bell
+from launcher.clusters.last_word import write_end
+from launcher.clusters.ssh.council import Ask, Begin, Council, Standing, granted
+from launcher.clusters.ssh.follower import Follower
+from launcher.clusters.ssh.leader import Leader
+from launcher.clusters.ssh.seat import Seat
+from launcher.clusters.ssh.slots import Slots
+from launcher.clusters.ssh.wire import Go, Roster, Up, encoded, read_request
+from launcher.errors import Exit, Fenced, LaunchError
+from launcher.rundir.durable import read_record, write_record
+from launcher.rundir.layout import RunDir
+from launcher.rundir.records import AttemptEnd, RunState, StopRequest
+from launcher.words import Cause, State
+
+_TURN_S = 0.5
+_SOON_S, _SOON_FOR_S = 0.03, 3.0
+_OTHERS_S = 30.0  # how long one that was left without a word looks for another that had it
+
+
+def main() -> int:
+    """Detach, report, wait for the word, keep the run."""
+    run, number, node, gpus = RunDir(Path(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    up_fd, go_fd = int(sys.argv[5]), int(sys.argv[6])
+    os.umask(0o077)
+    if os.fork():
+        os._exit(0)  # so that the session over SSH has no child left that it would have to wait for
+    seat = Seat.take(run, number, node)
+    bell = Bell()
+    seat.council = Council(seat.plan.nodes[node].address, seat.intent.token, seat.answering(bell))
+    with contextlib.suppress(BrokenPipeError), os.fdopen(up_fd, "wb") as up:
+        up.write(encoded(Up(seat.council.port)))
+    seat.log_to()
+    try:
+        if not _told_to_go(seat, go_fd):
+            seat.discard()
+            return Exit.OK
+        return keep(seat, bell, tuple(name for name in gpus.split(",") if name))
+    except Fenced as fenced:
+        print(fenced, file=sys.stderr)
+        return fenced.exit_code
+    except LaunchError as error:
+        print(error, file=sys.stderr)
+        seat.give_up(str(error))
+        return error.exit_code
+    finally:
+        seat.council.close()
+
+
+def _told_to_go(seat: Seat, go_fd: int) -> bool:
+    """The roster, then the word; where the submitter died between the two, whether another keeper has had it."""
+    knows = False
+    with open(go_fd, "rb") as words:
+        for line in words:
+            match read_request(line):
+                case Roster(peers=peers):
+                    seat.council.sit(peers, seat.node)
+                    knows = True
+                case Go():
+                    seat.told = True
+                    return True
+    return knows and _others_were_told(seat)
+
+
+def _others_were_told(seat: Seat) -> bool:
+    """Nobody was, once all say so or nobody is there; who does not answer is asked again for a while."""
+    deadline = time.monotonic() + _OTHERS_S
+    while time.monotonic() < deadline:
+        answers = seat.council.ask(Ask())
+        if any(isinstance(answer, Standing) and answer.told for answer in answers.values()):
+            seat.told = True
+            return True
+        if len(answers) in (0, len(seat.council.others)):
+            return False
+        time.sleep(_TURN_S)
+    return False
+
+
+def keep(seat: Seat, bell: Bell, gpus: tuple[str, ...]) -> int:
+    """Wait for what the host has to give, and then carry out one attempt after the other."""
+    seat.present()
+    slots = Slots(seat.plan.run_id, seat.stamp, seat.demand, gpus, seat.cpus)
+    slots.enqueue()
+    if not _wait_for_slots(seat, bell, slots):
+        return Exit.CANCELLED
+    while True:
+        seat.open_attempt()
+        after = Leader(seat, bell).carry_out() if seat.leads else Follower(seat, bell).carry_out()
+        if after is None:
+            close_tier(seat.run.path, seat.attempt.number)
+            end = read_record(seat.attempt.end, AttemptEnd)
+            return end.exit_code if end is not None else Exit.OK
+        seat.move(after)
+
+
+def _wait_for_slots(seat: Seat, bell: Bell, slots: Slots) -> bool:
+    """Until this host and all the others of the run have what they need; False where somebody does not want it now."""
+    soon_until = time.monotonic() + _SOON_FOR_S  # the usual case: all is free, and hosts differ by moments
+    while True:
+        seat.gpus = slots.try_take()
+        seat.fds = slots.fds
+        seat.waits_for = "" if seat.gpus is not None else slots.ahead()
+        if seat.gpus is not None and seat.began:
+            return True
+        if seat.gpus is not None and seat.leads and _all_begin(seat):
+            return True
+        if seat.leads and seat.waits_for:
+            _say_queued(seat, seat.waits_for)
+        if bell.stop_asked:
+            _cancelled_early(seat)
+            return False
+        if seat.gpus is not None and not seat.began and slots.contested():
+            seat.gpus = None
+            slots.release()  # somebody who came before us waits here, and may hold what we wait for elsewhere
+            slots.enqueue()
+        bell.ring(_SOON_S if time.monotonic() < soon_until else _TURN_S)
+
+
+def _all_begin(seat: Seat) -> bool:
+    """The leader's question to all: has everybody what it needs? Then nobody lets go of it any more."""
+    answers = seat.council.ask(Ask())
+    standings = {number: answer for number, answer in answers.items() if isinstance(answer, Standing)}
+    waits = [answer.waits_for for answer in standings.values() if not answer.has_slots]
+    there = 1 + len(standings) - len(waits)
+    silent = len(seat.council.others) - len(standings)
+    if waits or (silent and (there < seat.plan.nodes_min or time.time() < seat.intent.created_at + seat.patience_s)):
+        _say_queued(seat, "; ".join(filter(None, waits)) or "waits for the other hosts")
+        return False
+    if len(granted(seat.council.ask(Begin(seat.attempt.number), standings))) < len(standings):
+        return False
+    seat.began = True
+    return True
+
+
+def _say_queued(seat: Seat, text: str) -> None:
+    state = read_record(seat.run.state, RunState)
+    if state is not None and (state.state is not State.QUEUED or state.message != text):
+        queued = msgspec.structs.replace(state, attempt=seat.attempt.number, state=State.QUEUED, message=text)
+        write_record(seat.run.state, msgspec.structs.replace(queued, updated_at=time.time()))
+
+
+def _cancelled_early(seat: Seat) -> None:
+    request = read_record(seat.attempt.stop, StopRequest)
+    cancelled = request is not None and request.kind == "cancel"
+    state, cause, code = (
+        (State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED) if cancelled
+        else (State.FAILED, Cause.PREEMPTED, Exit.PREEMPTED)
+    )  # fmt: skip
+    text = "cancelled" if cancelled else "stopped from outside while it waited for its hosts"
+    write_end(seat.run, seat.attempt, AttemptEnd(state, cause, code, time.time(), text), seat.plan)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

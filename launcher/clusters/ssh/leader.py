@@ -1,0 +1,180 @@
+"""The leader's part of an attempt: the coordinator's agent, the records for all, and the attempt that follows."""
+
+import threading
+import time
+
+import msgspec
+
+from launcher.clusters.allocation import Allocation
+from launcher.clusters.bell import Bell
+from launcher.clusters.crew import agent_post
+from launcher.clusters.last_word import write_end
+from launcher.clusters.ssh.council import Ask, Members, Propose, Standing, granted
+from launcher.clusters.ssh.replicas import Replicator
+from launcher.clusters.ssh.seat import Seat
+from launcher.errors import Exit
+from launcher.plan.model import NodePlan, Plan
+from launcher.plan.quorum import may_take_over, quorum
+from launcher.rundir.attempts import new_attempt
+from launcher.rundir.avoided import avoid, avoided
+from launcher.rundir.durable import append_line, read_record
+from launcher.rundir.records import AttemptEnd, Blame, Event, StopRequest
+from launcher.words import Cause, State
+
+_AGAIN_S = 1.0
+_ROLL_S = 1.0
+_GIVE_UP_WAITS = 5  # after so many times `recovery.wait`, hosts that are too few are not waited for
+
+
+class _Wishes:
+    """SIGTERM ends the attempt; its sender has written down why."""
+
+    def __init__(self, bell: Bell) -> None:
+        self._bell = bell
+
+    def next_look(self) -> float | None:
+        return None
+
+    def to_end(self) -> bool:
+        return self._bell.stop_asked
+
+
+class Roll:
+    """Who still counts: those that answered within a lease. It is changed only with the word of more than half."""
+
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+        now = time.monotonic()
+        self._heard_at = dict.fromkeys(seat.council.others, now)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="roll", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while not self._over.wait(_ROLL_S):
+            now = time.monotonic()
+            answers = self._seat.council.ask(Ask(), limit_s=_ROLL_S)
+            self._heard_at |= {
+                number: now
+                for number, one in answers.items()
+                if isinstance(one, Standing) and one.attempt == self._seat.attempt.number
+            }
+            lease_s = self._seat.plan.spec.recovery.lease_s
+            there = {number for number, at in self._heard_at.items() if now - at <= lease_s} | {self._seat.node}
+            if there != self._seat.members:
+                self._change(frozenset(there))
+
+    def _change(self, members: frozenset[int]) -> None:
+        seat = self._seat
+        kept = members & seat.members
+        if 2 * len(kept) <= len(seat.members):
+            return  # too few to decide
+        version = seat.members_version + 1
+        others = members - {seat.node}
+        if set(granted(seat.council.ask(Members(version, tuple(sorted(members))), others))) >= others:
+            gone = seat.members - members
+            seat.members, seat.members_version = members, version
+            self._blame(gone)
+
+    def _blame(self, gone: frozenset[int]) -> None:
+        """They are not used again for a while, here or by who resumes the run."""
+        seat, now = self._seat, time.time()
+        recovery = seat.plan.spec.recovery
+        text = f"not heard for {recovery.lease_s:g} s"
+        number = seat.attempt.number
+        names = [seat.council.peer(one).host for one in sorted(gone)]
+        if names and recovery.avoid_s:
+            avoid(seat.run, [Blame(name, text, number, now, now + recovery.avoid_s) for name in names])
+
+
+class Leader:
+    """One attempt of a keeper that leads."""
+
+    def __init__(self, seat: Seat, bell: Bell) -> None:
+        self._seat, self._bell = seat, bell
+
+    def carry_out(self) -> int | None:
+        """Until the attempt has ended; gives the number of the one that follows, or None where none does."""
+        seat = self._seat
+        replicator = Replicator(seat.run, seat.attempt, seat.council) if seat.plan.disks_apart else None
+        roll = Roll(seat)
+        try:
+            post = agent_post(seat.plan, seat.attempt, 0, keep=seat.fds)
+            end = Allocation(seat.run, seat.attempt, seat.plan, self._bell, _Wishes(self._bell), [post]).carry_out()
+            if end.state is not State.QUEUED or end.exit_code == Exit.FENCED:
+                return None
+        finally:
+            roll.close()
+            if replicator is not None:
+                replicator.close()
+        self._bell.wait(end.delay_s)
+        if self._bell.stop_asked:
+            self._stopped(end)
+            return None
+        return self._follow(end)
+
+    def _follow(self, end: AttemptEnd) -> int | None:
+        """Open the next attempt with those hosts that answer, once they are enough."""
+        seat = self._seat
+        give_up_at = time.monotonic() + _GIVE_UP_WAITS * seat.patience_s
+        while not self._bell.stop_asked:
+            answers = seat.council.ask(Ask())
+            there = [number for number, reply in answers.items() if isinstance(reply, Standing) and reply.has_slots]
+            if enough(seat, there, leads=True):
+                return propose(seat, there, end.cause)
+            if time.monotonic() > give_up_at:
+                text = f"{len(there) + 1} of its {len(seat.members)} hosts answer: too few to go on"
+                self._say(AttemptEnd(State.FAILED, Cause.NODE_LOST, Exit.NODE_LOST, time.time(), text))
+                return None
+            self._bell.wait(_AGAIN_S)
+        self._stopped(end)
+        return None
+
+    def _stopped(self, end: AttemptEnd) -> None:
+        """The last word where no attempt follows although one was due."""
+        request = read_record(self._seat.attempt.stop, StopRequest)
+        if request is not None and request.kind == "cancel":
+            self._say(AttemptEnd(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, time.time(), "cancelled"))
+        else:
+            text = "stopped from outside while it was to start again"
+            self._say(AttemptEnd(State.FAILED, Cause.PREEMPTED, Exit.PREEMPTED, end.ended_at, text))
+
+    def _say(self, end: AttemptEnd) -> None:
+        seat = self._seat
+        write_end(seat.run, seat.attempt, end, seat.plan)
+        if seat.plan.disks_apart:
+            Replicator(seat.run, seat.attempt, seat.council).close()
+
+
+def enough(seat: Seat, others: list[int], *, leads: bool) -> bool:
+    """Whether with these a run may go on: nodes enough, and no part of the hosts without us could do the same."""
+    there, size = len(seat.members & {*others, seat.node}), len(seat.members)
+    together = there >= quorum(size) if leads else may_take_over(there, size)
+    return together and there >= seat.plan.nodes_min
+
+
+def propose(seat: Seat, others: list[int], cause: Cause | None) -> int:
+    """Open the next attempt with ourselves as its leader and these others; gives its number."""
+    bad = {blame.host for blame in avoided(seat.run)}
+    names = [seat.host, *(name for number in others if (name := seat.council.peer(number).host) not in bad)]
+    plan = reseated(seat.plan, seat.node_plans(), names)
+    attempt, intent = new_attempt(seat.run, plan.cluster, "requeue", cause, plan)
+    replies = seat.council.ask(Propose(intent, plan), others)
+    missing = [seat.council.peer(number).host for number in others if number not in granted(replies)]
+    if missing:
+        text = f"attempt {attempt.number} goes on without {', '.join(missing)}"
+        append_line(seat.run.events, Event(time.time(), attempt.number, "hosts", text))
+    return attempt.number
+
+
+def reseated(plan: Plan, known: dict[str, NodePlan], names: list[str]) -> Plan:
+    """The plan on these hosts, the first of them as the leader; what is more than the run needs are spares."""
+    nodes = tuple(
+        NodePlan(index, known[name].address, spare=index >= plan.nodes_max, gpus=None, host=name)
+        for index, name in enumerate(names)
+    )
+    return msgspec.structs.replace(plan, nodes=nodes, quorum=quorum(len(nodes)) if plan.disks_apart else 0)

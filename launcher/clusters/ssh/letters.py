@@ -1,0 +1,163 @@
+"""Letters to a host: requests to `there`, over one connection and one process of ours on the host."""
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from launcher.clusters.ssh import deploy_there, luggage
+from launcher.clusters.ssh.connect import Line, Running
+from launcher.clusters.ssh.facts import Surveyed
+from launcher.clusters.ssh.wire import HELLO, Answer, Parts, Request, Seen, encoded, read_answer
+from launcher.errors import LaunchError, Unreachable
+from launcher.spec.model import SshHost
+
+_ANSWER_S = 120.0
+_DEPLOY_S = 120.0
+_PIECE = 1 << 20
+
+
+class Place(msgspec.Struct, frozen=True):
+    """One entry of hosts.json: a host of an attempt, and how to speak to what is ours there."""
+
+    host: SshHost
+    agent: bool  # whether the keys of the SSH agent may be used
+    python: str  # of our own environment there
+    workdir: str  # absolute
+    address: str
+
+
+def settled_in(line: Line, found: Surveyed) -> str:
+    """Have the launcher on the host, brought there if it is not yet; gives its Python."""
+    facts = found.facts
+    tag = facts.tag if facts.tag == luggage.own_tag() else ""
+    if not tag and facts.missing:
+        names = " and ".join(facts.missing)
+        raise LaunchError(
+            f"{found.host.name}: {facts.python} ({facts.tag}) has no {names}",
+            f"hint: {facts.python} -m pip install {' '.join(facts.missing)}; or a Python like the one here, "
+            f"{sys.implementation.cache_tag}, by `python:` of the host",
+        )
+    if facts.exposed:
+        raise LaunchError(
+            f"{found.host.name}: others can write to {facts.exposed}: they could put their code in the place of yours",
+            f"hint: chown and chmod 700 {facts.exposed}, or another `workdir:` of the host",
+        )
+    digest = luggage.digest(tag or facts.tag)
+    python = f"{facts.workdir}/lib/{digest}/bin/python"
+    if digest in facts.libraries:
+        return python
+    text = Path(deploy_there.__file__).read_text(encoding="utf-8")
+    asked = {"workdir": facts.workdir, "digest": digest, "theirs": not tag}
+    words = [facts.python, "-I", "-c", text, msgspec.json.encode(asked).decode()]
+    done = line.run(words, stdin=luggage.archive(tag or facts.tag), limit_s=_DEPLOY_S)
+    if done.code != 0:
+        said = (done.err or done.out).decode(errors="replace").strip().splitlines()
+        why = said[-1] if said else f"exit code {done.code}"
+        raise LaunchError(f"{found.host.name}: the launcher could not be brought to {facts.workdir}: {why}")
+    return python
+
+
+class Letters:
+    """One process of ours on the host that answers until we hang up."""
+
+    def __init__(self, line: Line, place: Place) -> None:
+        self.place = place
+        self._line = line
+        self._running: Running | None = None
+        self._greeted = False
+        self._lock = threading.Lock()
+
+    def ask(self, request: Request, contents: Iterable[bytes] = (), limit_s: float = _ANSWER_S) -> Answer:
+        """Raises what the other side says instead of an answer, and Unreachable."""
+        return self.ask_with_contents(request, contents, limit_s)[0]
+
+    def ask_with_contents(
+        self, request: Request, contents: Iterable[bytes] = (), limit_s: float = _ANSWER_S
+    ) -> tuple[Answer, list[bytes]]:
+        """The answer, and the bytes that follow it."""
+        with self._lock:
+            running = self._process()
+            try:
+                running.write(encoded(request), limit_s)
+                for content in contents:
+                    running.write(content, limit_s)
+                answer = self._answer(running, limit_s)
+                return answer, [self._exactly(running, size, limit_s) for size in _sizes(answer)]
+            except Unreachable:
+                self._running = None
+                raise
+
+    def ask_for_stream(
+        self, request: Request, limit_s: float = _ANSWER_S
+    ) -> tuple[Answer, Callable[[int], Iterator[bytes]]]:
+        """The answer, and what gives the bytes that follow it, piece by piece; all have to be taken."""
+        with self._lock:
+            running = self._process()
+            try:
+                running.write(encoded(request), limit_s)
+                answer = self._answer(running, limit_s)
+            except Unreachable:
+                self._running = None
+                raise
+
+        def pieces(size: int) -> Iterator[bytes]:
+            while size:
+                piece = running.read(min(size, _PIECE), limit_s)
+                if not piece:
+                    raise Unreachable(f"{self.place.host.name}: it hung up")
+                size -= len(piece)
+                yield piece
+
+        return answer, pieces
+
+    def next_answer(self, limit_s: float = _ANSWER_S) -> Answer:
+        """What else it says to what it was asked."""
+        with self._lock:
+            return self._answer(self._process(), limit_s)
+
+    def over(self, line: Line) -> bool:
+        """Whether they go over this connection."""
+        return self._line is line
+
+    def close(self) -> None:
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+
+    def _process(self) -> Running:
+        if self._running is None:
+            self._running = self._line.start([self.place.python, "-P", "-m", "launcher.clusters.ssh.there"])
+            self._greeted = False
+        return self._running
+
+    def _answer(self, running: Running, limit_s: float) -> Answer:
+        line = running.readline(limit_s)
+        while not self._greeted and line.endswith(b"\n"):
+            self._greeted = line == HELLO
+            line = running.readline(limit_s)
+        if not line.endswith(b"\n"):
+            done = running.finish(5.0)
+            said = done.err.decode(errors="replace").strip().splitlines()
+            raise Unreachable(f"{self.place.host.name}: {said[-1] if said else 'it hung up'}")
+        return read_answer(line)
+
+    def _exactly(self, running: Running, size: int, limit_s: float) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            piece = running.read(size - len(data), limit_s)
+            if not piece:
+                raise Unreachable(f"{self.place.host.name}: it hung up")
+            data += piece
+        return bytes(data)
+
+
+def _sizes(answer: Answer) -> list[int]:
+    """Of what follows."""
+    if isinstance(answer, Seen):
+        return [blob.size for blob in answer.blobs]
+    if isinstance(answer, Parts):
+        return [part.size for part in answer.parts]
+    return []

@@ -1,0 +1,59 @@
+"""What the launcher takes along to a host: its own code, and the compiled packages that it stands on, by content."""
+
+import hashlib
+import importlib.metadata
+import io
+import platform
+import sys
+import tarfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parents[3]
+# Of the trainer, what checkpoints are on disk; the rest is the user's to install, with torch.
+_OURS = ("launcher/**/*.py", "trainer/__init__.py", "trainer/errors.py", "trainer/checkpoint_files/*.py")
+COMPILED = ("msgspec", "xxhash")
+
+
+def own_tag() -> str:
+    """Which Pythons can use the compiled packages that are installed here."""
+    return f"{sys.implementation.cache_tag}-{platform.machine()}-{platform.libc_ver()[0] or 'libc'}"
+
+
+@cache
+def digest(tag: str) -> str:
+    """Names the luggage for hosts with such a Python: the same content, the same name."""
+    whole = hashlib.sha256(tag.encode())
+    for name, path in _files(tag):
+        content = path.read_bytes()
+        whole.update(f"{name}\0{len(content)}\0".encode() + content)
+    return whole.hexdigest()[:24]
+
+
+def archive(tag: str) -> bytes:
+    """All of it, compressed."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w:gz", compresslevel=6) as tar:
+        for name, path in _files(tag):
+            content = path.read_bytes()
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return made.getvalue()
+
+
+def _files(tag: str) -> Iterator[tuple[str, Path]]:
+    for pattern in _OURS:
+        for path in sorted(_ROOT.glob(pattern)):
+            if "shipped_files" not in path.parts:
+                yield str(path.relative_to(_ROOT)), path
+    for package in COMPILED if tag == own_tag() else ():
+        yield from _installed(package)
+
+
+def _installed(package: str) -> Iterator[tuple[str, Path]]:
+    """The files of a distribution that are imported, as its own list of files has them."""
+    for file in sorted(importlib.metadata.files(package) or (), key=str):
+        if file.parts[0] == package and file.suffix in (".py", ".so"):
+            yield str(file), Path(str(file.locate()))

@@ -1,0 +1,82 @@
+"""A pool as it is used by one process: connections that stay open, and what the hosts are like."""
+
+import atexit
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+
+from launcher.clusters import news
+from launcher.clusters.ssh.config import target_of
+from launcher.clusters.ssh.connect import Line
+from launcher.clusters.ssh.crowd import connect_all, for_all
+from launcher.clusters.ssh.facts import Surveyed, completed, survey
+from launcher.errors import LaunchError
+from launcher.spec.model import Ssh, SshHost
+
+_open: dict[SshHost, Line] = {}
+_troubles: dict[SshHost, LaunchError] = {}
+_lock = threading.Lock()
+
+
+def hosts_of(pool: Ssh) -> list[SshHost]:
+    """Each with all that holds for it."""
+    return [completed(host, pool) for host in pool.hosts]
+
+
+def lines_to(hosts: Iterable[SshHost], *, agent: bool) -> dict[str, Line | LaunchError]:
+    """A connection to each: one that is open already, or a new one. They stay open until this process ends."""
+    wanted = {host.name: host for host in hosts}
+    found: dict[str, Line | LaunchError] = {}
+    targets = []
+    for name, host in wanted.items():
+        with _lock:
+            line = _open.get(host)
+        if line is not None and line.alive:
+            found[name] = line
+            continue
+        try:
+            targets.append(target_of(host, agent=agent))
+        except LaunchError as error:
+            found[name] = error
+    for name, made in connect_all(targets, lambda host, text: news.say(f"{host}: {text}")).items():
+        found[name] = made
+        if isinstance(made, Line):
+            with _lock:
+                _open[wanted[name]] = made
+    return found
+
+
+def working(lines: Mapping[str, Line | LaunchError]) -> dict[str, Line]:
+    return {name: line for name, line in lines.items() if isinstance(line, Line)}
+
+
+def surveyed(pool: Ssh, only: Sequence[str] | None = None) -> tuple[dict[str, Surveyed], dict[str, LaunchError]]:
+    """Every host that could be looked at, and why the others could not; in the pool's order."""
+    hosts = {host.name: host for host in hosts_of(pool) if only is None or host.name in only}
+    lines = lines_to(hosts.values(), agent=pool.agent)
+    found = for_all(working(lines), lambda name, line: survey(line, hosts[name]))
+    results = {name: found.get(name, lines[name]) for name in hosts}
+    there = {name: one for name, one in results.items() if isinstance(one, Surveyed)}
+    troubles = {name: one for name, one in results.items() if isinstance(one, LaunchError)}
+    with _lock:
+        for name, host in hosts.items():
+            if name in troubles:
+                _troubles[host] = troubles[name]
+            else:
+                _troubles.pop(host, None)
+    return there, troubles
+
+
+def troubles_of(pool: Ssh) -> dict[str, LaunchError]:
+    """Why hosts of it could not be looked at the last time."""
+    with _lock:
+        return {host.name: _troubles[host] for host in hosts_of(pool) if host in _troubles}
+
+
+@atexit.register
+def close() -> None:
+    """Leave all hosts alone."""
+    with _lock:
+        lines = list(_open.values())
+        _open.clear()
+    for line in lines:
+        line.close()

@@ -1,0 +1,49 @@
+"""The letters of this process: one correspondence with each host, kept open; silent ones are left alone for a while."""
+
+import threading
+import time
+from collections.abc import Sequence
+
+from launcher.clusters.ssh import pool
+from launcher.clusters.ssh.connect import Line
+from launcher.clusters.ssh.letters import Letters, Place
+from launcher.errors import LaunchError
+
+_QUIET_S = 30.0  # how long a host that did not answer is left alone by one process
+
+_letters: dict[Place, Letters] = {}
+_silent: dict[Place, tuple[float, LaunchError]] = {}
+_lock = threading.Lock()
+
+
+def letters_to(place: Place) -> Letters:
+    """To a host that this process may have written to before. Raises what keeps us from it."""
+    line = lines_to([place])[place.host.name]
+    if not isinstance(line, Line):
+        raise line
+    with _lock:
+        letters = _letters.get(place)
+        if letters is None or not letters.over(line):
+            letters = _letters[place] = Letters(line, place)
+    return letters
+
+
+def lines_to(places: Sequence[Place], *, anew: bool = False) -> dict[str, Line | LaunchError]:
+    """To all at the same time; who did not answer a moment ago is left alone, unless it is to be tried anew."""
+    now = time.monotonic()
+    with _lock:
+        heard = {place: _silent[place] for place in places if place in _silent and not anew}
+    lines: dict[str, Line | LaunchError] = {
+        place.host.name: why for place, (until, why) in heard.items() if now < until
+    }
+    asked = [place for place in places if place.host.name not in lines]
+    lines |= pool.lines_to([place.host for place in asked], agent=any(place.agent for place in asked))
+    until = time.monotonic() + _QUIET_S
+    with _lock:
+        for place in asked:
+            line = lines[place.host.name]
+            if isinstance(line, LaunchError):
+                _silent[place] = (until, line)
+            else:
+                _silent.pop(place, None)
+    return lines

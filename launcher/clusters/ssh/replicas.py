@@ -1,0 +1,124 @@
+"""Records of the leader that every host keeps, so that any of them can say how the run is and take it over.
+
+The leader looks at them often and sends what is new; hosts that share its disk have them anyway.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from pathlib import Path
+
+from launcher.clusters.ssh.council import Council, Replica, granted
+from launcher.errors import LaunchError
+from launcher.rundir.durable import make_dir, sync_dir, write_bytes
+from launcher.rundir.layout import AttemptDir, RunDir
+
+_WHOLE = -1
+_PIECE = 256 << 10
+_ASK_S, _QUIET_S = 1.0, 5.0
+_QUICK_S, _SLOW_S, _QUICK_FOR_S = 0.02, 0.5, 20.0
+
+EVENTS = "events"
+_APPEND = os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def places(run: RunDir, attempt: AttemptDir) -> dict[str, Path]:
+    """What is replicated, by the name that it has on the wire."""
+    return {
+        "endpoint": attempt.endpoint,
+        "state": run.state,
+        EVENTS: run.events,
+        "avoided": run.avoided,
+        "stop": attempt.stop,
+        "end": attempt.end,
+    }
+
+
+def put(run: RunDir, replica: Replica) -> None:
+    """Keep what the leader has sent."""
+    attempt = run.attempt(replica.attempt)
+    path = places(run, attempt).get(replica.name)
+    if path is None:
+        raise LaunchError(f"no record is called {replica.name[:40]!r}")
+    make_dir(path.parent)
+    if replica.at == _WHOLE:
+        write_bytes(path, replica.data.encode())
+        return
+    fd = os.open(path, _APPEND, 0o600)
+    try:
+        if replica.at > os.fstat(fd).st_size:
+            raise LaunchError(f"{path}: what comes before byte {replica.at} is not here")
+        os.pwrite(fd, replica.data.encode(), replica.at)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    sync_dir(path.parent)
+
+
+class Replicator:
+    """Sends what is new to all others, until it is closed; `close` sends the last of it."""
+
+    def __init__(self, run: RunDir, attempt: AttemptDir, council: Council) -> None:
+        self._run, self._attempt, self._council = run, attempt, council
+        self._sent: dict[int, dict[str, object]] = {number: {} for number in council.others}
+        self._quiet_until: dict[int, float] = {}  # who did not answer is left alone for a while: the others wait
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="replicator", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+        self._send()
+
+    def _work(self) -> None:
+        quick_until = time.monotonic() + _QUICK_FOR_S
+        while not self._over.wait(_QUICK_S if time.monotonic() < quick_until else _SLOW_S):
+            self._send()
+
+    def _send(self) -> None:
+        for name, path in places(self._run, self._attempt).items():
+            try:
+                status = path.stat()
+            except FileNotFoundError:
+                continue
+            mark = (status.st_ino, status.st_size, status.st_mtime_ns)
+            now = time.monotonic()
+            reached = [number for number in self._sent if self._quiet_until.get(number, 0.0) <= now]
+            behind = [number for number in reached if self._sent[number].get(name) != mark]
+            if not behind:
+                continue
+            send = self._send_events if name == EVENTS else self._send_whole
+            for number in send(name, path, behind):
+                self._sent[number][name] = mark
+
+    def _send_whole(self, name: str, path: Path, whom: list[int]) -> list[int]:
+        with contextlib.suppress(FileNotFoundError):
+            replica = Replica(self._attempt.number, name, _WHOLE, path.read_text())
+            return self._told(replica, whom)
+        return []
+
+    def _send_events(self, name: str, path: Path, whom: list[int]) -> list[int]:
+        """The part that each has not; those that have it all afterwards."""
+        done = []
+        for number in whom:
+            at = self._sent[number].get("bytes", 0)
+            if not isinstance(at, int):
+                raise TypeError("expected a number of bytes")
+            with path.open("rb") as file:
+                file.seek(at)
+                piece = file.read(_PIECE)
+            whole = piece[: piece.rfind(b"\n") + 1]
+            if whole and not self._told(Replica(self._attempt.number, name, at, whole.decode()), [number]):
+                continue
+            self._sent[number]["bytes"] = at + len(whole)
+            if len(piece) < _PIECE:
+                done.append(number)
+        return done
+
+    def _told(self, replica: Replica, whom: list[int]) -> list[int]:
+        replies = self._council.ask(replica, whom, _ASK_S)
+        now = time.monotonic()
+        self._quiet_until |= {number: now + _QUIET_S for number in whom if number not in replies}
+        return granted(replies)

@@ -1,0 +1,258 @@
+"""What a keeper knows of its run, its host and the attempt at hand; and its answers to the other keepers."""
+
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from typing import Self, assert_never
+
+import msgspec
+
+from launcher.clusters.bell import Bell
+from launcher.clusters.last_word import first_state, write_end
+from launcher.clusters.own_log import log_to
+from launcher.clusters.ssh import replicas
+from launcher.clusters.ssh.council import (
+    Agreed,
+    Ask,
+    Begin,
+    Council,
+    Declined,
+    Members,
+    Promise,
+    Propose,
+    Question,
+    Replica,
+    Reply,
+    Standing,
+)
+from launcher.clusters.ssh.slots import Demand
+from launcher.errors import Exit, Fenced
+from launcher.plan.model import NodePlan, Plan
+from launcher.rundir.attempts import attempts, read_intent, read_plan
+from launcher.rundir.durable import create_record, make_dir, read_record, sync_dir, write_record
+from launcher.rundir.fence import fence, raise_fence
+from launcher.rundir.identity import this_process
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.records import AttemptEnd, Handle, Intent, RunState
+from launcher.words import Cause, State
+
+
+class Seat:
+    """One keeper's place. The council's thread answers out of it, the main thread moves it; hence the lock."""
+
+    council: Council
+
+    def __init__(self, run: RunDir, attempt: AttemptDir, plan: Plan, intent: Intent, node: int) -> None:
+        self.run, self.attempt, self.plan, self.intent = run, attempt, plan, intent
+        self.node = node  # among the keepers, for good
+        self.host = plan.nodes[node].host
+        self._first_nodes = {one.host: one for one in plan.nodes}
+        self.gpus: tuple[str, ...] | None = None  # that are ours; None: we wait
+        self.fds: tuple[int, ...] = ()  # that hold them
+        self.told = False  # to go on
+        self.began = False  # and so is everybody else
+        self.leaderless = False
+        self.waits_for = ""
+        self.proposal: Propose | None = None
+        self.members = frozenset(range(len(plan.nodes)))  # who counts, by their numbers among the keepers
+        self.members_version = 0
+        self._promised: tuple[int, int] | None = None
+        self._lock = threading.Lock()
+
+    @classmethod
+    def take(cls, run: RunDir, number: int, node: int) -> Self:
+        attempt = run.attempt(number)
+        return cls(run, attempt, read_plan(run, number), read_intent(attempt), node)
+
+    @property
+    def index(self) -> int:
+        """Which node of the plan at hand this host is."""
+        return self._index_in(self.plan)
+
+    @property
+    def leads(self) -> bool:
+        return self.index == 0
+
+    @property
+    def stamp(self) -> int:
+        return int(self.plan.submitted_at * 1000)
+
+    @property
+    def demand(self) -> Demand:
+        return Demand(self.plan.gpus_per_node, self.plan.ranks_per_node * self.plan.cpus_per_rank)
+
+    @property
+    def cpus(self) -> int:
+        return len(os.sched_getaffinity(0))
+
+    @property
+    def patience_s(self) -> float:
+        return self.plan.spec.recovery.wait_s
+
+    def node_plans(self) -> dict[str, NodePlan]:
+        """All hosts that the keepers were started on."""
+        return self._first_nodes
+
+    # -- the attempt at hand
+
+    def log_to(self) -> None:
+        make_dir(self.attempt.node(self.index))
+        log_to(self.attempt.keeper_log if self.leads else self.attempt.node_keeper_log(self.index))
+
+    def present(self) -> None:
+        """Be known as the keeper of the attempt here: who asks, or ends it, looks for us."""
+        if self.leads or self.plan.disks_apart:
+            write_record(self.attempt.handle, Handle("local", keeper=this_process()))
+
+    def open_attempt(self) -> None:
+        """Take it up: there is one process that does, and nothing older writes here any more. Raises Fenced."""
+        self.log_to()
+        started = self.attempt.started if self.leads else self.attempt.node_started(self.index)
+        try:
+            create_record(started, this_process())
+        except FileExistsError:
+            raise Fenced(f"attempt {self.attempt.number} of {self.run.path.name} has its keeper already") from None
+        self.present()
+        raise_fence(self.run, self.attempt.number)
+        self.plan = self._with_own_gpus(self.plan)
+        if self.leads or self.plan.disks_apart:
+            write_record(self.attempt.plan, self.plan)
+        if self.leads:
+            write_record(self.run.state, self._starting())
+
+    def move(self, number: int) -> None:
+        """On to this attempt, whose plan and intent are on disk."""
+        with self._lock:
+            attempt = self.run.attempt(number)
+            self.plan, self.intent = read_plan(self.run, number), read_intent(attempt)
+            self.attempt = attempt
+            self.leaderless, self.proposal = False, None
+
+    def accept(self, proposal: Propose) -> None:
+        """The next attempt as its leader wants it, on this disk. Raises Fenced."""
+        raise_fence(self.run, proposal.intent.attempt)
+        if self.plan.disks_apart:
+            attempt = self.run.attempt(proposal.intent.attempt)
+            make_dir(attempt.path)
+            sync_dir(self.run.attempts)
+            write_record(attempt.plan, self.localized(proposal.plan))
+            write_record(attempt.intent, proposal.intent)
+
+    def localized(self, plan: Plan) -> Plan:
+        """Another host's plan with what is this host's own."""
+        entry = msgspec.structs.replace(plan.entry, python=self.plan.entry.python)
+        return self._with_own_gpus(msgspec.structs.replace(plan, run_dir=self.plan.run_dir, entry=entry))
+
+    def discard(self) -> None:
+        """The submitter is gone and nobody was told to go: there has never been such an attempt."""
+        if self.plan.disks_apart and len(attempts(self.run)) == 1:
+            shutil.rmtree(self.run.path, ignore_errors=True)
+
+    def give_up(self, why: str) -> None:
+        """Our own fault is said where people look; the others notice that we are gone."""
+        if self.leads and read_record(self.attempt.end, AttemptEnd) is None:
+            end = AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.LAUNCHER_FAULT, 0.0, why)
+            write_end(self.run, self.attempt, end, self.plan)
+
+    def _starting(self) -> RunState:
+        before = read_record(self.run.state, RunState)
+        if before is None:
+            return first_state(self.plan, self.attempt.number)
+        if before.attempt == self.attempt.number and before.state is State.QUEUED:
+            return msgspec.structs.replace(before, state=State.STARTING, message="starting agents")
+        return before
+
+    def _with_own_gpus(self, plan: Plan) -> Plan:
+        if not self.gpus:
+            return plan
+        mine = self._index_in(plan)
+        nodes = [msgspec.structs.replace(node, gpus=self.gpus) if node.index == mine else node for node in plan.nodes]
+        return msgspec.structs.replace(plan, nodes=tuple(nodes))
+
+    def _index_in(self, plan: Plan) -> int:
+        for node in plan.nodes:
+            if node.host == self.host:
+                return node.index
+        raise Fenced(f"{self.host} has no part in this attempt any more")
+
+    # -- the others' questions
+
+    def answering(self, bell: Bell) -> Callable[[Question], Reply]:
+        """What the council calls, in its own thread."""
+
+        def answer(question: Question) -> Reply:
+            try:
+                with self._lock:
+                    return self._answer(question)
+            finally:
+                if not isinstance(question, Ask):
+                    bell.poke()
+
+        return answer
+
+    def _answer(self, question: Question) -> Reply:
+        match question:
+            case Ask():
+                return self._standing()
+            case Begin(attempt=attempt):
+                if attempt != self.attempt.number or self.gpus is None:
+                    return Declined("it has not what it needs")
+                self.began = True
+                return Agreed()
+            case Replica():
+                replicas.put(self.run, question)
+                return Agreed()
+            case Members(version=version, members=members):
+                return self._adopt(version, frozenset(members))
+            case Promise(attempt=attempt, node=node):
+                return self._promise(attempt, node)
+            case Propose():
+                return self._consider(question)
+            case _:
+                assert_never(question)
+
+    def _standing(self) -> Standing:
+        return Standing(
+            node=self.node,
+            attempt=self.attempt.number,
+            has_slots=self.gpus is not None,
+            began=self.began,
+            told=self.told,
+            leads=self._leads_now(),
+            leaderless=self.leaderless,
+            waits_for=self.waits_for,
+        )
+
+    def _leads_now(self) -> bool:
+        try:
+            return self.leads
+        except Fenced:
+            return False
+
+    def _adopt(self, version: int, members: frozenset[int]) -> Reply:
+        if version <= self.members_version:
+            return Declined(f"version {self.members_version} is the newest here")
+        self.members, self.members_version = members, version
+        return Agreed()
+
+    def _promise(self, attempt: int, node: int) -> Reply:
+        """One vote an attempt, and none against a leader that we hear, nor for somebody who does not count any more."""
+        if node not in self.members:
+            return Declined("it does not count any more")
+        if self._promised == (attempt, node):
+            return Agreed()
+        if not self.leaderless:
+            return Declined("it hears its leader")
+        if fence(self.run) >= attempt:
+            return Declined(f"attempt {fence(self.run)} is the newest here")
+        raise_fence(self.run, attempt)
+        self._promised = (attempt, node)
+        return Agreed()
+
+    def _consider(self, proposal: Propose) -> Reply:
+        if proposal.intent.attempt <= self.attempt.number:
+            return Declined(f"attempt {self.attempt.number} is the newest here")
+        self.accept(proposal)
+        self.proposal = proposal
+        return Agreed()

@@ -1,0 +1,73 @@
+"""The standing of a run's keeper on this host, for whoever is to start one or to tell how the run is.
+
+There is one keeper a run and host: it holds a name that the kernel frees with the last process that has it.
+"""
+
+import errno
+import hashlib
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from launcher.errors import LaunchError
+from launcher.rundir.attempts import newest
+from launcher.rundir.layout import AttemptDir, RunDir
+
+_LEAVES_S = 20.0  # how long a keeper that was left without a word may take to leave
+_DECIDES_S = 5.0
+_AGAIN_S = 0.05
+
+
+@contextmanager
+def held(run: RunDir) -> Iterator[socket.socket]:
+    """The name, until the end of whoever inherits the socket. Raises LaunchError where a keeper stays."""
+    deadline = time.monotonic() + _LEAVES_S
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as name:
+        while not _bound(name, run):
+            if time.monotonic() > deadline:
+                raise LaunchError(f"{run.path.name} has its keeper there already")
+            time.sleep(_AGAIN_S)
+        yield name
+
+
+def is_held(run: RunDir) -> bool:
+    """A keeper lives, or is being made."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asker:
+        return asker.connect_ex(_name(run)) == 0
+
+
+def began(attempt: AttemptDir) -> bool:
+    """Its keeper was told to go."""
+    told = attempt.handle.exists() or attempt.started.exists()
+    return told or any(attempt.path.glob("node-*/started"))
+
+
+def decided(run: RunDir) -> AttemptDir | None:
+    """The newest attempt; where its keeper stands by without the word, once it has had it or is gone."""
+    deadline = time.monotonic() + _DECIDES_S
+    while True:
+        waits = is_held(run)  # looked at first: who is gone has done all that it ever will
+        attempt = newest(run)
+        if not waits or (attempt is not None and began(attempt)):
+            return attempt
+        if time.monotonic() > deadline:
+            raise LaunchError(f"{run.path.name}: its keeper stands by and waits for the word to go")
+        time.sleep(_AGAIN_S)
+
+
+def _bound(name: socket.socket, run: RunDir) -> bool:
+    try:
+        name.bind(_name(run))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return False
+        raise
+    return True
+
+
+def _name(run: RunDir) -> str:
+    """Short enough for a socket; containers that share a network have names of their own."""
+    whole = f"{os.uname().nodename}\0{run.path}".encode(errors="surrogateescape")
+    return f"\0launch-keeper/{os.getuid()}/{hashlib.sha256(whole).hexdigest()[:32]}"

@@ -1,0 +1,58 @@
+"""A host's side of moving checkpoints: what it has, giving a file, taking one in."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from launcher.clusters.ssh.wire import Given, Put
+from launcher.errors import LaunchError
+from launcher.rundir.durable import make_dir
+from trainer.checkpoint_files import partial
+
+_CHUNK = 1 << 20
+
+Exactly = Callable[[int], bytes]
+Tell = Callable[..., None]
+
+
+def folder_of(run: Path, named: str) -> Path:
+    """Inside the run's, whatever is asked for."""
+    steps = named.split("/")
+    if {"", ".", ".."} & set(steps):
+        raise LaunchError(f"{named[:100]!r} is no folder of a run")
+    return run.joinpath(*steps)
+
+
+def give(folder: Path, step: int, name: str, tell: Tell) -> None:
+    """The manifest, where no name is asked for, or a file of the checkpoint."""
+    if not name:
+        manifest = partial.read_manifest(folder, step)
+        tell(Given(len(manifest)), manifest)
+        return
+    with partial.open_file(folder, step, name) as file:
+        left = os.fstat(file.fileno()).st_size
+        tell(Given(left))
+        while left and (piece := file.read(min(left, _CHUNK))):
+            tell(None, piece)
+            left -= len(piece)
+    if left:
+        raise EOFError  # what was announced cannot be kept: the other side has to see that
+
+
+def take(folder: Path, gift: Put, exactly: Exactly) -> None:
+    """Keep a file, once it is proved to be what the manifest says."""
+    manifest = exactly(gift.manifest_size)
+    pieces = _pieces(gift.size, exactly)
+    try:
+        make_dir(folder)
+        partial.receive(folder, manifest, gift.name, pieces)
+    finally:
+        for _ in pieces:
+            continue  # the rest, so that what follows is read as the next request
+
+
+def _pieces(size: int, exactly: Exactly) -> Iterator[bytes]:
+    while size:
+        piece = exactly(min(size, _CHUNK))
+        size -= len(piece)
+        yield piece

@@ -1,0 +1,57 @@
+"""Where the checkpoints of a run are: on which of the hosts that it has ever been on, and here."""
+
+from collections.abc import Mapping
+
+from launcher.clusters.ssh import pool, supplies
+from launcher.clusters.ssh.connect import Line
+from launcher.clusters.ssh.crowd import for_all
+from launcher.clusters.ssh.letters import Letters, Place
+from launcher.clusters.ssh.post import letters_to
+from launcher.errors import LaunchError, Unreachable
+from launcher.rundir.attempts import attempts, read_plan
+from launcher.rundir.durable import read_record
+from launcher.rundir.layout import RunDir
+from trainer.checkpoint_files import partial
+from trainer.checkpoint_files.partial import Held
+
+
+def places_ever(run: RunDir) -> dict[str, Place]:
+    """Every host that an attempt was handed to; the newest word on each."""
+    found: dict[str, Place] = {}
+    for attempt in attempts(run):
+        for place in read_record(attempt.hosts, list[Place]) or []:
+            found[place.host.name] = place
+    return found
+
+
+def checkpoint_folder(run: RunDir) -> str:
+    return read_plan(run, attempts(run)[-1].number).spec.checkpoint.dir
+
+
+def stocks_of(
+    run: RunDir, places: Mapping[str, Place], folder: str
+) -> tuple[dict[str, tuple[Held, ...]], dict[str, Letters], dict[str, LaunchError]]:
+    """What each host has of the run's checkpoints, and who could not be asked."""
+    lines = pool.lines_to([place.host for place in places.values()], agent=any(one.agent for one in places.values()))
+    letters: dict[str, Letters] = {}
+
+    def ask(name: str, _line: Line) -> tuple[Held, ...]:
+        letters[name] = letters_to(places[name])
+        return supplies.stock_of(letters[name], run.path.name, folder)
+
+    results = for_all(pool.working(lines), ask)
+    stocks = {name: one for name, one in results.items() if not isinstance(one, LaunchError)}
+    troubles = {name: one for name, one in (lines | results).items() if isinstance(one, LaunchError)}
+    return stocks, letters, troubles
+
+
+def bring_newest(run: RunDir) -> None:
+    """Before the run goes on elsewhere: what it would go on from is here. Raises Unreachable where nobody knows."""
+    folder = checkpoint_folder(run)
+    stocks, letters, troubles = stocks_of(run, places_ever(run), folder)
+    home = run.path / folder
+    wanted = supplies.newest_whole([*stocks.values(), partial.inventory(home)])
+    if troubles and wanted is None:
+        raise Unreachable(*(line for one in troubles.values() for line in one.lines[:1]))
+    if wanted is not None:
+        supplies.bring_home(wanted, stocks, letters, run.path.name, folder, home)

@@ -1,0 +1,222 @@
+"""What a submitter and a host say to each other over one SSH connection: JSON lines, some followed by bytes.
+
+submitter → host   Open, then the blobs it names   host → submitter   Opened (the code is wanted, or not)
+                   Code, then that many bytes                         Up (where its keeper listens)
+                   Roster                                             Done
+                   Go                                                 Done
+                   Look | Logs | Cancel | Files ...                   one answer each
+"""
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+
+from launcher.errors import LaunchError
+from launcher.plan.model import Plan
+from launcher.rundir.records import Intent
+from launcher.status.derive import RunStatus
+from trainer.checkpoint_files.partial import Held
+
+HELLO = b"launch-there\n"  # of the host, before any answer: what came before it is the talk of a shell
+
+T = TypeVar("T")
+
+
+class Confused(LaunchError):
+    """The other side does not speak this protocol."""
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """A keeper of the run, as the others reach it."""
+
+    host: str  # as the pool calls it
+    address: str
+    port: int
+
+
+class Blob(msgspec.Struct, frozen=True):
+    """A file that follows, as its bytes."""
+
+    name: str
+    size: int
+
+
+class Open(msgspec.Struct, frozen=True, tag="open", tag_field="t"):
+    """An attempt is to be carried out: what it needs to be there. Nothing starts before Go."""
+
+    run_id: str
+    workdir: str
+    node: int
+    plan: Plan
+    intent: Intent
+    gpus: tuple[str, ...]  # of the host, that may be used
+    blobs: tuple[Blob, ...]
+
+
+class Opened(msgspec.Struct, frozen=True, tag="opened", tag_field="t"):
+    needs_code: bool
+
+
+class Code(msgspec.Struct, frozen=True, tag="code", tag_field="t"):
+    size: int  # of the archive that follows
+
+
+class Up(msgspec.Struct, frozen=True, tag="up", tag_field="t"):
+    """The keeper stands by."""
+
+    port: int
+
+
+class Roster(msgspec.Struct, frozen=True, tag="roster", tag_field="t"):
+    """All keepers, by node of the plan."""
+
+    peers: tuple[Peer, ...]
+
+
+class Go(msgspec.Struct, frozen=True, tag="go", tag_field="t"):
+    """Carry it out."""
+
+
+class Look(msgspec.Struct, frozen=True, tag="look", tag_field="t"):
+    """How a run is, and what is new of its records."""
+
+    run_id: str
+    workdir: str
+    events_from: int  # bytes of events.jsonl that are known
+    whole: bool = False  # what was there from the start too: the spec and the first plan
+
+
+class Runs(msgspec.Struct, frozen=True, tag="runs", tag_field="t"):
+    """Which runs of this user are on the host."""
+
+    workdir: str
+
+
+class Names(msgspec.Struct, frozen=True, tag="names", tag_field="t"):
+    names: tuple[str, ...]
+
+
+class Seen(msgspec.Struct, frozen=True, tag="seen", tag_field="t"):
+    """The answer to Look, followed by the blobs: records as they are, and the new part of events.jsonl."""
+
+    status: RunStatus | None  # None: there is no such run here
+    began: bool  # the newest attempt's keeper has been told to go
+    attempt: int
+    blobs: tuple[Blob, ...]
+
+
+class Logs(msgspec.Struct, frozen=True, tag="logs", tag_field="t"):
+    """What is new in the files below these folders of the run."""
+
+    run_id: str
+    workdir: str
+    folders: tuple[str, ...]
+    known: Mapping[str, int]  # bytes that are there already, by name
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Bytes of a file that follow, from this place on."""
+
+    name: str
+    at: int
+    size: int
+
+
+class Parts(msgspec.Struct, frozen=True, tag="parts", tag_field="t"):
+    parts: tuple[Part, ...]
+    more: bool  # there is more than fits into one answer
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel", tag_field="t"):
+    """End everything of the run on this host."""
+
+    run_id: str
+    workdir: str
+
+
+class Cancelled(msgspec.Struct, frozen=True, tag="cancelled", tag_field="t"):
+    ended: tuple[str, ...]
+    already: bool
+
+
+class Inventory(msgspec.Struct, frozen=True, tag="inventory", tag_field="t"):
+    """What is there of the run's checkpoints."""
+
+    run_id: str
+    workdir: str
+    folder: str  # inside the run's
+
+
+class Stock(msgspec.Struct, frozen=True, tag="stock", tag_field="t"):
+    held: tuple[Held, ...]
+
+
+class Give(msgspec.Struct, frozen=True, tag="give", tag_field="t"):
+    """The bytes of a file of a checkpoint; without a name, of its manifest."""
+
+    run_id: str
+    workdir: str
+    folder: str
+    step: int
+    name: str
+
+
+class Given(msgspec.Struct, frozen=True, tag="given", tag_field="t"):
+    """So many bytes follow."""
+
+    size: int
+
+
+class Put(msgspec.Struct, frozen=True, tag="put", tag_field="t"):
+    """A file of a checkpoint to be kept: its manifest follows, then its bytes."""
+
+    run_id: str
+    workdir: str
+    folder: str
+    manifest_size: int
+    name: str
+    size: int
+
+
+class Done(msgspec.Struct, frozen=True, tag="done", tag_field="t"):
+    pass
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed", tag_field="t"):
+    """Instead of any answer."""
+
+    lines: tuple[str, ...]
+    exit_code: int
+
+
+Request = Open | Code | Roster | Go | Look | Runs | Logs | Cancel | Inventory | Give | Put
+Answer = Opened | Up | Seen | Names | Parts | Cancelled | Stock | Given | Done | Failed
+
+_requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
+_answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
+
+
+def encoded(message: Request | Answer) -> bytes:
+    return msgspec.json.encode(message) + b"\n"
+
+
+def read_request(line: bytes) -> Request:
+    return _decoded(_requests, line)
+
+
+def read_answer(line: bytes) -> Answer:
+    """Raises what the other side says instead."""
+    answer = _decoded(_answers, line)
+    if isinstance(answer, Failed):
+        told = LaunchError(*answer.lines)
+        told.exit_code = answer.exit_code  # type: ignore[assignment]
+        raise told
+    return answer
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T:
+    try:
+        return decoder.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Confused(f"expected a message, got {line[:80]!r}") from error

@@ -1,0 +1,223 @@
+"""What users of plain hosts wait for: submit, status; the first step, a killed rank, a lost host; against torchrun.
+
+    uv run python tests/benchmarks/ssh.py [--write]
+
+Runs in the lab of tests/lab: hosts in namespaces of their own, each with a real sshd and a disk of its own. The peer is
+what a shell loop does: `ssh` to each host, which starts torchrun there with the c10d rendezvous on the first one; same
+script, same hosts, the sides take turns. Code is there already. Where a rank of another host is killed, the next step
+counts once every rank has made one in a process that was not there before.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[2]), *(str(Path(__file__).parents[1] / name) for name in ("local", "ssh"))]
+from noted_steps import Steps, network_card
+from results import publish
+from ssh_desk import Desk
+
+from tests.lab.hosts import HostLab
+
+HERE = Path(__file__).parent
+BIN = Path(sys.executable).parent
+LAUNCH, TORCHRUN, WITH_VARIABLE = "launch", "ssh torchrun", "ssh torchrun, own store"
+START_S = 240.0
+SPEC = """name: race
+run:
+  script: ddp_steps.py
+  args: [--out, {out}, --step-s, "0.02"]
+resources:
+  nodes: {nodes}
+  ranks_per_node: 1
+  gpus_per_node: 0
+  cpus_per_rank: 1
+ssh:
+  python: {python}
+recovery:
+  spares: {spares}
+  killed: {{restarts: unlimited, backoff: 0s..0s}}
+  no_progress: off
+"""
+
+
+class Bench:
+    """A user and a pool."""
+
+    def __init__(self, folder, hosts=4):
+        self.folder = folder
+        (folder / "user").mkdir()
+        self.hosts = HostLab(folder / "lab", hosts)
+        self.desk = None
+        self.peers = []
+
+    def __enter__(self):
+        self.hosts.__enter__()
+        self.desk = Desk(self.folder / "user", self.hosts)
+        self.desk.env.pop("PYTHONDONTWRITEBYTECODE", None)
+        shutil.copy(HERE / "ddp_steps.py", self.desk.project)
+        return self
+
+    def __exit__(self, *error):
+        self.clear()
+        self.hosts.__exit__(*error)
+
+    def clear(self):
+        for peer in self.peers:
+            peer.kill()
+            peer.wait()
+        self.peers.clear()
+        self.hosts.clear()
+
+    def timed(self, command):
+        began = time.monotonic()
+        done = subprocess.run(command, cwd=self.desk.project, env={**os.environ, **self.desk.env}, check=True,
+                              capture_output=True, text=True)  # fmt: skip
+        return time.monotonic() - began, done.stdout
+
+
+def begin(bench, peer, turn, nodes=4, spares=0):
+    """Start one side; gives its steps, and the moment at which it was asked to."""
+    out = bench.folder / f"steps-{peer.replace(' ', '-').replace(',', '')}-{turn}.txt"
+    at = time.monotonic()
+    if peer == LAUNCH:
+        text = SPEC.format(out=out, nodes=nodes, spares=spares, python=sys.executable)
+        bench.desk.submit(bench.desk.spec(text), "--on", "pool")
+        return Steps(out), at
+    variable = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" if peer == WITH_VARIABLE else ""
+    head = bench.hosts.nodes[0]
+    words = f"env OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME={network_card(head)} {variable} {BIN / 'torchrun'} "
+    words += f"--nnodes={nodes} --nproc-per-node=1 --max-restarts=1000 --rdzv-backend=c10d --rdzv-id=race-{turn} "
+    words += f"--rdzv-endpoint={head.address}:29400 {bench.desk.project / 'ddp_steps.py'} --out {out} --step-s 0.02"
+    for node in bench.hosts.nodes[:nodes]:
+        ssh = ["ssh", "-F", str(bench.hosts.config), "-o", "BatchMode=yes", node.name, words]
+        said = (bench.folder / f"said-{node.name}.txt").open("w")
+        bench.peers.append(subprocess.Popen(ssh, stdout=said, stderr=said, stdin=subprocess.DEVNULL))
+    return Steps(out), at
+
+
+def first_step(bench, peer, turn):
+    steps, at = begin(bench, peer, turn)
+    last = steps.wait(START_S)
+    bench.clear()
+    if last is None:
+        raise SystemExit(f"{peer} made no step:\n{(bench.folder / 'said-node0.txt').read_text()[-2000:]}")
+    return last - at
+
+
+def pids_of(steps):
+    notes = steps.notes()
+    return frozenset((rank, pid) for rank in notes for _, pid in notes[rank])
+
+
+def killed_rank(bench, peer, turn, patience_s):
+    """Seconds from kill -9 of rank 3, on the last host, to the next step of all; None where that never comes."""
+    steps, _ = begin(bench, peer, turn)
+    steps.wait(START_S)
+    time.sleep(0.5)  # so that the kill falls into steady training
+    before = pids_of(steps)
+    pid = steps.notes()[3][-1][1]
+    at = time.monotonic()
+    bench.hosts.nodes[3].exec("kill", "-9", pid)
+    last = steps.wait(patience_s, after=at, strangers=before)
+    bench.clear()
+    return None if last is None else last - at
+
+
+def lost_host(bench, turn):
+    """Seconds from the power cut of a host to the next step of all, with a spare."""
+    steps, _ = begin(bench, LAUNCH, f"lost-{turn}", nodes=3, spares=1)
+    steps.wait(START_S, ranks=3)
+    before = pids_of(steps)
+    at = time.monotonic()
+    bench.hosts.nodes[1].power_off()
+    last = steps.wait(120, after=at, strangers=before, ranks=3)
+    bench.clear()
+    return last - at
+
+
+def submits(folder, pairs, hosts):
+    """Whole processes of `launch submit` and `launch status`, and of a bare `ssh HOST true`."""
+    with Bench(folder, hosts) as bench:
+        body = "name: quick\nrun:\n  command: [sleep, '60']\nresources: "
+        spec = bench.desk.spec(body + f"{{nodes: {hosts}, ranks_per_node: 1, gpus_per_node: 0}}\n")
+        submitting, asking, connecting = [], [], []
+        for turn in range(pairs + 1):
+            took, run = bench.timed([BIN / "launch", "submit", spec, "--on", "pool"])
+            status, _ = bench.timed([BIN / "launch", "status", run.strip()])
+            ssh, _ = bench.timed(["ssh", "-F", str(bench.hosts.config), "-o", "BatchMode=yes", "node0", "true"])
+            bench.desk.launch("cancel", run.strip())
+            if turn:
+                submitting.append(took)
+                asking.append(status)
+                connecting.append(ssh)
+        return middle(submitting), middle(asking), middle(connecting)
+
+
+def middle(values):
+    return statistics.median(values)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--many", type=int, default=32)
+    parser.add_argument("--patience-s", type=float, default=60)
+    parser.add_argument("--only", nargs="+", choices=["submit", "many", "start", "kill", "host"])
+    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the lab comes down
+    chosen = args.only or ["submit", "many", "start", "kill", "host"]
+    rows = ["| what | launch | beside it | |", "|---|---|---|---|"]
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        for what, hosts in (("submit", 4), ("many", args.many)):
+            if what in chosen:
+                (folder / what).mkdir()
+                submit, status, ssh = submits(folder / what, args.pairs, hosts)
+                rows.append(f"| submit returns, {hosts} hosts | {submit:.2f} s | | |")
+                if what == "submit":
+                    beside = f"`ssh HOST true` {ssh:.3f} s"
+                    rows.append(f"| status of one run | {status:.3f} s | {beside} | + {status - ssh:.3f} s |")
+        (folder / "races").mkdir()
+        with Bench(folder / "races") as bench:
+            races(bench, args, chosen, rows)
+    publish("ssh", "\n".join(rows), write=args.write)
+
+
+def races(bench, args, chosen, rows):
+    if "start" in chosen:
+        first_step(bench, LAUNCH, "code")  # code is there already
+        taken = {peer: [] for peer in (LAUNCH, TORCHRUN)}
+        for turn in range(args.pairs):
+            for peer, times in taken.items():
+                times.append(first_step(bench, peer, turn))
+        ours, theirs = middle(taken[LAUNCH]), middle(taken[TORCHRUN])
+        beside = f"{TORCHRUN} {theirs:.2f} s"
+        rows.append(f"| submit to first step of all, 4 hosts | {ours:.2f} s | {beside} | {ours / theirs:.2f} |")
+    if "kill" in chosen:
+        taken = {peer: [] for peer in (LAUNCH, WITH_VARIABLE, TORCHRUN)}
+        for turn in range(args.pairs):
+            for peer, times in taken.items():
+                times.append(killed_rank(bench, peer, f"kill-{turn}", args.patience_s))
+        ours = middle([one for one in taken.pop(LAUNCH) if one is not None])
+        for peer, times in taken.items():
+            good = [one for one in times if one is not None]
+            said = f"{middle(good):.2f} s, {len(good)} of {len(times)}" if good else f"never, 0 of {len(times)}"
+            share = f"{ours / middle(good):.3f}" if good else "-"
+            rows.append(f"| kill -9 on host 4 to next step of all | {ours:.2f} s | {peer} {said} | {share} |")
+    if "host" in chosen:
+        times = [lost_host(bench, turn) for turn in range(min(3, args.pairs))]
+        rows.append(f"| power of a host cut to next step of all, a spare, lease 15 s | {middle(times):.1f} s | | |")
+
+
+if __name__ == "__main__":
+    main()

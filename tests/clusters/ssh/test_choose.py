@@ -1,0 +1,114 @@
+"""Which hosts an attempt gets, and what is missing of a checkpoint on them: pure questions."""
+
+import msgspec
+import pytest
+
+from launcher.clusters.ssh.facts import Facts, Surveyed, completed
+from launcher.clusters.ssh.handover import choose, seated
+from launcher.clusters.ssh.leader import reseated
+from launcher.clusters.ssh.slot_table import Demand, Waiter, held_name, lock_name, waits_name
+from launcher.clusters.ssh.supplies import lacking, newest_whole
+from launcher.plan.build import build
+from launcher.plan.facts import Machine, Place, Project
+from launcher.plan.model import FrozenCode
+from launcher.spec.model import JobSpec, NodeRange, Recovery, Resources, Run, Ssh, SshHost
+from trainer.checkpoint_files.partial import Held
+
+FACTS = Facts(
+    python="/usr/bin/python3", version=(3, 12, 1), tag="cpython-312-x86_64-glibc", torch=None, missing=(),
+    hostname="h", boot_id="b", user="me", address="10.0.0.1", workdir="/home/me/launch", libraries=(), cpus=8,
+    gpus=(0, 1, 2, 3), sockets=(), disk_free=10**12, inodes_free=None, writable=True, memory=10**11, clock=0.0,
+)  # fmt: skip
+
+
+def row(name):
+    return f"0000000000000000: 00000002 00000000 00000000 0001 01 4711 @{name}"
+
+
+def taken(gpu):
+    """The names of a GPU that somebody has."""
+    return lock_name(gpu), held_name("gpu", gpu, "ann", "vit-2222")
+
+
+def host(name, *sockets, gpus=(0, 1, 2, 3), **more):
+    facts = msgspec.structs.replace(FACTS, sockets=tuple(map(row, sockets)), gpus=gpus, address=f"addr-{name}")
+    return Surveyed(SshHost(name, **more), facts, 0.0, 0.1)
+
+
+def plan_of(nodes="2", spares=0, gpus=2, shared=False):
+    least, _, most = str(nodes).partition("..")
+    resources = Resources(nodes=NodeRange(int(least), int(most or least)), gpus_per_node=gpus)
+    spec = JobSpec(
+        "j", Run(script="t.py"), resources=resources, recovery=Recovery(spares=spares), ssh=Ssh(shared=shared)
+    )
+    place = Place("j-1111", "/runs/j-1111", "pool", "ssh", "/j.yaml", 0.0)
+    machine = Machine(8, ("0", "1", "2", "3"), apart=True)
+    return build(spec, (), place, machine, Project("/p", {"t.py"}, set(), True), FrozenCode("", 1, 1), "/py")
+
+
+def test_hosts_with_room_come_first_then_the_pool_s_order():
+    full = [name for gpu in "0123" for name in taken(gpu)]
+    busy = host("a", *full)
+    waited_for = host("b", waits_name(Waiter(5, "ann", "vit-3333", Demand(4, 0))))
+    ready = {"a": busy, "b": waited_for, "c": host("c"), "d": host("d")}
+    assert choose(plan_of(), ready, set()) == ["c", "d"]
+    assert choose(plan_of("3"), ready, set()) == ["c", "d", "a"]
+
+
+def test_a_blamed_host_comes_last_and_one_without_the_gpus_never():
+    ready = {"a": host("a"), "b": host("b"), "c": host("c", gpus=(0,)), "d": host("d")}
+    assert choose(plan_of(), ready, {"a"}) == ["b", "d"]
+    assert choose(plan_of("3"), ready, {"a"}) == ["b", "d", "a"]
+    assert choose(plan_of("4"), ready, set()) == ["a", "b", "d"]
+
+
+def test_gpus_that_may_not_be_used_do_not_count():
+    one = host("a", *taken("3"))
+    assert (len(one.gpus), one.taken("gpu")) == (4, 1)
+    few = Surveyed(SshHost("a", gpus=2), one.facts, 0.0, 0.1)
+    assert (few.gpus, few.taken("gpu"), few.has_room(plan_of())) == (("0", "1"), 0, True)
+
+
+def test_seats_and_spares():
+    ready = {name: host(name) for name in "abcd"}
+    plan = seated(plan_of("2", spares=1), ["c", "a", "b"], ready)
+    assert [(node.host, node.address, node.spare) for node in plan.nodes] == [
+        ("c", "addr-c", False), ("a", "addr-a", False), ("b", "addr-b", True),
+    ]  # fmt: skip
+    assert (plan.disks_apart, plan.quorum) == (True, 2)
+    known = {node.host: node for node in plan.nodes}
+    after = reseated(plan, known, ["b", "c"])
+    assert [(node.index, node.host, node.spare) for node in after.nodes] == [(0, "b", False), (1, "c", False)]
+    assert after.quorum == 1
+    assert seated(plan_of("2", shared=True), ["c", "a"], ready).quorum == 0
+
+
+def test_what_a_host_does_not_say_the_pool_does():
+    pool = Ssh(user="me", port=2222, gpus=8, python="/py", workdir="/w")
+    assert completed(SshHost("a", gpus=0), pool) == SshHost("a", None, "me", 2222, None, 0, "/py", "/w")
+    assert completed(SshHost("a", user="you"), Ssh()) == SshHost("a", user="you", workdir="~/launch")
+
+
+def held(step, present, missing, *, committed=True, digest="d"):
+    return Held(step, "step", "n", 1, 0.0, f"step-{step:08d}", committed, digest, tuple(present), tuple(missing))
+
+
+@pytest.mark.parametrize(
+    ("disks", "step", "missing_on_first"),
+    [
+        ([[held(10, "ab", "")], [held(10, "", "ab")]], 10, []),
+        ([[held(10, "ab", ""), held(20, "a", "b")], [held(20, "b", "a")]], 20, ["b"]),
+        ([[held(10, "ab", ""), held(20, "a", "b")], [held(20, "a", "b")]], 10, []),
+        ([[held(20, "a", "b", committed=False)], [held(20, "b", "a", committed=False)]], None, []),
+        ([[held(20, "a", "b", committed=False)], [held(20, "b", "a")]], 20, ["b"]),
+        ([[held(20, "a", "b", digest="x")], [held(20, "b", "a", digest="y")]], None, []),
+        ([[], []], None, []),
+    ],
+)
+def test_the_newest_checkpoint_that_is_whole_over_all_disks(disks, step, missing_on_first):
+    found = newest_whole(disks)
+    assert (found.step if found else None) == step
+    if found is not None:
+        assert lacking(found, {"first": disks[0]}) == missing_on_first
+        assert newest_whole(disks, step=found.step) == found
+    assert newest_whole(disks, step=99) is None

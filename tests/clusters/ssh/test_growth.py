@@ -1,0 +1,64 @@
+"""Copying what grows: exactly the new bytes, and nothing outside the folders that were asked for."""
+
+import os
+
+import pytest
+
+from launcher.clusters.ssh import growth
+from launcher.clusters.ssh.wire import Part
+from launcher.errors import LaunchError
+
+
+def synced(there, here, folders=("logs",)):
+    more = True
+    while more:
+        parts, contents, more = growth.grown(there, folders, growth.sizes(here, folders))
+        for part, content in zip(parts, contents, strict=True):
+            growth.put(here, folders, part, content)
+
+
+def test_what_grew_is_copied_and_nothing_else(tmp_path):
+    there, here = tmp_path / "there", tmp_path / "here"
+    (there / "logs" / "a").mkdir(parents=True)
+    here.mkdir()
+    log = there / "logs" / "a" / "rank-00000.log"
+    log.write_bytes(b"one\n")
+    (there / "logs" / "empty.log").touch()
+    (there / "secrets.json").write_text("tweet")
+    synced(there, here)
+    with log.open("ab") as file:
+        file.write(b"two\n")
+    parts, contents, more = growth.grown(there, ["logs"], growth.sizes(here, ["logs"]))
+    assert [(part.name, part.at) for part in parts] == [("logs/a/rank-00000.log", 4)]
+    assert (contents, more) == ([b"two\n"], False)
+    synced(there, here)
+    assert (here / "logs" / "a" / "rank-00000.log").read_bytes() == b"one\ntwo\n"
+    assert not (here / "secrets.json").exists()
+
+
+def test_more_than_one_answer_holds_comes_in_several(tmp_path, monkeypatch):
+    monkeypatch.setattr(growth, "_MOST", 1000)
+    there, here = tmp_path / "there", tmp_path / "here"
+    (there / "logs").mkdir(parents=True)
+    here.mkdir()
+    for number in range(5):
+        (there / "logs" / f"{number}.log").write_bytes(os.urandom(700))
+    synced(there, here)
+    for number in range(5):
+        assert (here / "logs" / f"{number}.log").read_bytes() == (there / "logs" / f"{number}.log").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["../x", "logs/../../x", "/etc/x", "secrets.json", "logs//x", "logs/./x", ""])
+def test_no_name_leads_out(tmp_path, name):
+    with pytest.raises(LaunchError):
+        growth.put(tmp_path, ("logs",), Part(name, 0, 1), b"x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_links_are_not_followed(tmp_path):
+    (tmp_path / "there" / "logs").mkdir(parents=True)
+    (tmp_path / "secret").write_text("tweet")
+    (tmp_path / "there" / "logs" / "x.log").symlink_to(tmp_path / "secret")
+    assert growth.grown(tmp_path / "there", ["logs"], {}) == ([], [], False)
+    with pytest.raises(LaunchError):
+        growth.grown(tmp_path / "there", [".."], {})

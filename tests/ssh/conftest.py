@@ -1,0 +1,16 @@
+"""Hosts with a real sshd and a disk each, and a user at a machine of their own who reaches them."""
+
+import pytest
+from ssh_desk import Desk
+
+from tests.lab.fixtures import hosts, lab_possible, shared_hosts
+
+__all__ = ["hosts", "lab_possible", "shared_hosts"]
+
+
+@pytest.fixture
+def desk(tmp_path, hosts):
+    """A project and a state folder here; when the test is over, no process of its runs may be left on any host."""
+    desk = Desk(tmp_path, hosts)
+    yield desk
+    desk.until("the end of every process of its runs", lambda: not desk.left(), timeout_s=40)

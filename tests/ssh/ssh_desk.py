@@ -1,0 +1,66 @@
+"""What the tests of this folder do with hosts and runs."""
+
+import json
+import os
+import signal
+
+from lab import Lab
+
+
+class Desk(Lab):  # type: ignore[misc] # found on pytest's path
+    """A user's project, and a pool of hosts in their clusters file."""
+
+    def __init__(self, root, hosts):
+        super().__init__(root)
+        self.hosts = hosts
+        self.env |= hosts.env
+
+    def job(self, steps=60, nodes="2", more="", **args):
+        """A spec that runs chain.py on so many hosts, two ranks each."""
+        words = "\n".join([f"steps: {steps}", *(f"{name}: {value}" for name, value in args.items())])
+        return self.chain(args=words, resources=f"nodes: {nodes}\nranks_per_node: 2", more=more)
+
+    # -- on the hosts
+
+    def there(self, index, run, name=""):
+        """A file of a run on a host, as this machine sees it."""
+        return self.hosts.home(index) / "launch" / "runs" / run / name
+
+    def record_there(self, index, run, name):
+        path = self.there(index, run, name)
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def state_there(self, index, run):
+        return self.record_there(index, run, "state.json") or {}
+
+    def until_step_there(self, index, run, step, attempt=None):
+        def reached():
+            state = self.state_there(index, run)
+            right = attempt is None or state.get("attempt") == attempt
+            return state if right and (state.get("step") or 0) >= step and state["state"] == "running" else None
+
+        return self.until(f"step {step} on host {index}", reached)
+
+    def own(self, word, index=None):
+        """The pids of all processes on the hosts whose command line has this word."""
+        nodes = self.hosts.nodes if index is None else [self.hosts.nodes[index]]
+        return [pid for node in nodes for pid in node.started() if word.encode() in command_line(pid)]
+
+    def left(self):
+        return [pid for node in self.hosts.nodes for pid in node.started()]
+
+    def fingerprint_here(self, steps, nodes=2):
+        """Of the undisturbed run on this machine."""
+        return self.wait(self.submit(self.job(steps, nodes)))["fingerprint"]
+
+
+def command_line(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""  # it has just ended
+
+
+def strike(pid, number=signal.SIGKILL):
+    os.kill(pid, number)

@@ -1,0 +1,425 @@
+"""`launch doctor POOL`: what hosts are like, whether they reach each other and how fast; nothing is left on them."""
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from launcher.agent import wire
+from launcher.agent.messages import WIRE_VERSION
+from launcher.clusters.findings import Level
+from launcher.clusters.ssh import doctor_look_there, doctor_there, luggage
+from launcher.clusters.ssh.doctor_hosts import Host, Looked, host_findings, together
+from launcher.clusters.ssh.doctor_ways import Way, findings, rounds, slow
+from launcher.clusters.ssh.facts import Facts, Surveyed
+from launcher.spec.model import SshHost
+from tests.lab.nodes import Cut
+
+TOKEN = "ab" * 32
+ROLES = ("doctor-caller", "doctor-listener")
+
+
+def doctor(desk, *words, check=0, pool=None):
+    """What is found, by level; `pool`: another clusters file."""
+    if pool is not None:
+        path = desk.project / "clusters.yaml"
+        path.write_text(pool)
+        path.chmod(0o600)
+        words = ("--clusters", str(path), *words)
+    found = json.loads(desk.launch("doctor", "pool", "--json", *words, check=check).stdout)
+    return {level: [one for one in found if one["level"] == level] for level in ("ok", "warning", "problem")}
+
+
+def texts(found):
+    return [f"{one['about']}: {one['text']}" for one in found]
+
+
+def column(finding, name):
+    """Of its table, by the first column."""
+    head, *rows = finding["rows"]
+    return {row[0]: row[head.index(name)] for row in rows}
+
+
+def files(hosts):
+    return [sorted(hosts.disk(index).rglob("*")) for index in range(hosts.size)]
+
+
+# -- a pool
+
+
+def test_a_pool_that_is_well(desk):
+    before = files(desk.hosts)
+    found = doctor(desk, pool=desk.hosts.clusters_yaml(python=sys.executable))
+    assert found["problem"] == []
+    assert {one["about"] for one in found["warning"]} <= {"network"}  # a busy machine may be slow
+    hosts, network = found["ok"]
+    assert hosts["text"] == "4 of 4 can be looked at"
+    assert column(hosts, "KEY") == {f"node{index}": str(desk.hosts.key) for index in range(4)}
+    assert set(column(hosts, "PYTHON").values()) == {".".join(map(str, sys.version_info[:3]))}
+    assert all(float(took.split()[0]) < 5 for took in column(hosts, "LOGIN").values())
+    assert network["text"].startswith("12 of 12 ways measured")
+    assert set(column(network, "WITH").values()) == {"3"}
+    assert all(speed.endswith("/s") for speed in column(network, "SENDS").values())
+    assert files(desk.hosts) == before and desk.left() == []
+
+
+def test_the_launcher_is_there_once_a_run_has_brought_it_and_who_has_slots_is_named(desk):
+    run = desk.submit(desk.job(100_000), "--on", "pool")
+    desk.until_step_there(0, run, 2)
+    hosts = doctor(desk)["ok"][0]
+    assert column(hosts, "LAUNCHER")["node0"] == "there"
+    assert column(hosts, "TAKEN BY")["node1"] == f"{run} (root)"
+    assert column(hosts, "TAKEN BY")["node3"] == "-"
+    desk.launch("cancel", run)
+
+
+def test_a_host_without_power_is_a_problem_and_the_others_are_measured(desk):
+    desk.hosts.nodes[1].power_off()
+    found = doctor(desk, check=4)
+    (problem,) = found["problem"]
+    assert (problem["about"], problem["unreachable"]) == ("node1", False) and desk.hosts.nodes[1].address in problem[
+        "text"
+    ]
+    assert found["ok"][0]["text"] == "3 of 4 can be looked at"
+    assert found["ok"][1]["text"].startswith("6 of 6 ways measured")
+
+
+def test_where_no_host_answers_the_exit_code_says_so(desk):
+    found = doctor(desk, "--try", check=5, pool="pool: {kind: ssh, hosts: [nowhere.invalid]}\n")
+    assert [one["about"] for one in found["problem"]] == ["nowhere.invalid"] and found["ok"] == []
+
+
+def test_a_way_that_is_closed_in_one_direction(desk):
+    chain = "chain input { type filter hook input priority 0;"
+    rule = (
+        f"ip saddr {desk.hosts.nodes[0].address} tcp dport != 22 tcp flags & (syn | ack) == syn reject with tcp reset"
+    )
+    desk.hosts.nodes[2].exec("nft", f"table inet cut {{ {chain} {rule}\n}}\n}}")
+    found = doctor(desk, "--try", check=4, pool=desk.hosts.clusters_yaml(python=sys.executable))
+    (problem,) = found["problem"]
+    assert problem["text"].startswith("node2 cannot be reached from node0: ")
+    assert "Connection refused" in problem["text"] and "both ways" in problem["hint"]
+    assert found["ok"][1]["text"].startswith("11 of 12 ways measured")
+    assert "all-reduce: not tried: not all hosts reach each other" in texts(found["warning"])
+
+
+def test_ways_that_swallow_everything(desk):
+    for one, other in pairwise(desk.hosts.nodes):
+        one.cut(Cut.IN, [other])
+    found = doctor(desk, check=4)
+    heads = [text.partition(": 10.")[0] for text in texts(found["problem"])]
+    closed = [("node0", "node1"), ("node1", "node0 and node2"), ("node2", "node1 and node3"), ("node3", "node2")]
+    assert sorted(heads) == [f"network: {end} cannot be reached from {starts}" for end, starts in closed]
+
+
+def test_killed_it_leaves_nothing(desk):
+    words = [sys.executable, "-m", "launcher.cli.main", "doctor", "pool"]
+    before = files(desk.hosts)
+    with subprocess.Popen(words, cwd=desk.project, env=desk.env, stdout=subprocess.PIPE) as program:
+        desk.until("measuring", lambda: desk.own("launch doctor POOL`: lets others measure"))
+        program.kill()
+    desk.until("the end of all of it", lambda: not desk.left())
+    assert files(desk.hosts) == before
+
+
+def test_the_slow_host_is_named(desk):
+    node = desk.hosts.nodes[3]
+    shape = ["tbf", "rate", "40mbit", "burst", "64kb", "latency", "50ms"]
+    shaped = node.exec("tc", "qdisc", "add", "dev", "eth0", "root", *shape)
+    assert shaped.returncode == 0, shaped.stderr
+    try:
+        found = doctor(desk, pool=desk.hosts.clusters_yaml(python=sys.executable))
+    finally:
+        node.exec("tc", "qdisc", "del", "dev", "eth0", "root")
+    named = [text for text in texts(found["warning"]) if "node3 sends" in text]
+    assert len(named) == 1 and named[0].startswith("network: node3 sends ") and "is usual" in named[0]
+
+
+def test_an_all_reduce_over_all_hosts(desk):
+    before = files(desk.hosts)
+    pool = desk.hosts.clusters_yaml(python=sys.executable, hosts=["node0", "node2", "node3"])
+    found = doctor(desk, "--try", pool=pool)
+    assert found["ok"][-1]["text"].startswith("16 MB over 3 hosts by torch (gloo) in ")
+    assert files(desk.hosts) == before and desk.left() == []
+
+
+def test_an_all_reduce_where_a_host_has_no_torch(desk):
+    bare = desk.project / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--symlinks", bare], check=True)
+    hosts = ["node0", {"name": "node1", "python": str(bare / "bin" / "python")}]
+    found = doctor(desk, "--try", pool=desk.hosts.clusters_yaml(python=sys.executable, hosts=hosts))
+    assert "all-reduce: not tried: node1 has no torch" in texts(found["warning"])
+    assert f"node1: {bare}/bin/python has no torch" in texts(found["warning"])
+
+
+def test_what_a_host_has_not(desk):
+    hosts = ["node0", {"name": "node1", "gpus": 8}, {"name": "node2", "workdir": "/proc/runs"}]
+    hosts += [{"name": "node3", "python": "/nowhere/python"}]
+    found = doctor(desk, check=4, pool=desk.hosts.clusters_yaml(hosts=hosts))
+    problems = {one["about"]: one for one in found["problem"]}
+    assert problems["node1"]["text"] == "`gpus: 8`, but there is none"
+    assert problems["node2"]["text"].startswith("/proc/runs: does not take new folders (")
+    assert "there is no /nowhere/python" in problems["node3"]["text"] and "`python:`" in problems["node3"]["hint"]
+    assert all(one["hint"] for one in problems.values())
+
+
+def test_of_several_keys_the_one_that_opens_is_named(desk):
+    other = desk.project / "other"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other], check=True)
+    own = desk.project / "ssh_config"
+    own.write_text(f"Host *\n  IdentityFile {other}\n" + desk.hosts.config.read_text())
+    desk.env["LAUNCH_SSH_CONFIG"] = str(own)
+    assert set(column(doctor(desk)["ok"][0], "KEY").values()) == {str(desk.hosts.key)}
+
+
+def test_what_it_does_not_take(desk):
+    assert "--nodes is of Slurm clusters" in desk.launch("doctor", "pool", "--nodes", "1", check=2).stderr
+    assert "no hosts are named" in desk.launch("doctor", "ssh", check=2).stderr
+
+
+# -- which ways are measured when
+
+
+@pytest.mark.parametrize("count", range(34))
+def test_rounds(count):
+    plan = rounds(count)
+    for pairs in plan:
+        busy = [one for pair in pairs for one in pair]
+        assert pairs and len(busy) == len(set(busy))
+    ways = [frozenset(pair) for pairs in plan for pair in pairs]
+    assert len(ways) == len(set(ways)) and all(len(way) == 2 for way in ways)
+    assert {one for way in ways for one in way} == (set(range(count)) if count > 1 else set())
+    assert count < 2 or {frozenset((one, (one + 1) % count)) for one in range(count)} <= set(ways)
+    assert len(plan) <= 3 + count.bit_length()
+
+
+def test_thirty_two_hosts_have_six_partners_each_after_six_rounds():
+    plan = rounds(32)
+    assert len(plan) == 6 and sum(map(len, plan)) == 6 * 16
+
+
+# -- what is said of ways
+
+
+def all_ways(hosts, speed):
+    pairs = [(one, other) for one in hosts for other in hosts if one != other]
+    return [Way(one, other, 1e-4, speed(one, other)) for one, other in pairs]
+
+
+def said(hosts, ways):
+    return [one.text for one in findings(hosts, ways) if one.level is not Level.OK]
+
+
+def test_a_host_that_sends_slowly_to_all():
+    ways = all_ways("abcd", lambda one, other: 4e7 if one == "c" else 1e9)
+    assert said("abcd", ways) == ["c sends 40 MB/s at best, 1 GB/s is usual"]
+    assert {way.start for way in slow(ways)} == {"c"}
+
+
+def test_a_host_that_is_slow_both_ways_among_three():
+    ways = all_ways("abc", lambda one, other: 4e7 if "a" in (one, other) else 1e9)
+    assert said("abc", ways) == ["a sends and receives 40 MB/s at best, 1 GB/s is usual"]
+
+
+def test_a_single_slow_way():
+    ways = all_ways("abcd", lambda one, other: 4e7 if (one, other) == ("a", "b") else 1e9)
+    assert said("abcd", ways) == ["a sends to b 40 MB/s, 1 GB/s is usual"]
+    ways = all_ways("ab", lambda one, other: 4e7 if one == "a" else 1e9)
+    assert said("ab", ways) == ["a sends to b 40 MB/s, 1 GB/s is usual"]
+
+
+def test_ways_that_are_alike():
+    assert said("abcd", all_ways("abcd", lambda one, other: 6e8 if one == "a" else 1e9)) == []
+    assert list(findings("a", [])) == []
+
+
+def test_who_is_closed_is_said_once_for_all_who_tried():
+    ways = [Way(one, "z", error="refused") for one in "abcdefg"]
+    assert said("abcdefgz", ways) == ["z cannot be reached from a, b, c and 4 more: refused"]
+
+
+# -- what is said of a host
+
+
+def host(name="gpu01", looked=(), **facts):
+    usual = {
+        "python": "/usr/bin/python3", "version": (3, 11, 2), "tag": luggage.own_tag(), "torch": "2.10.0",
+        "missing": (), "hostname": name, "boot_id": "", "user": "ann", "address": "10.0.0.1", "workdir": "/home/ann",
+        "libraries": (), "cpus": 8, "gpus": (), "sockets": (), "disk_free": 10**12, "inodes_free": 10**6,
+        "writable": True, "memory": 10**10, "clock": 0.0,
+    }  # fmt: skip
+    off_s, gpus, login_s = facts.pop("off_s", 0.0), facts.pop("wanted", None), facts.pop("login_s", 0.1)
+    found = Surveyed(SshHost(name, gpus=gpus), Facts(**(usual | facts)), off_s, 0.1)
+    return Host(
+        found, Looked(**({"refusals": (), "killed": False, "sees": 0, "torch_error": ""} | dict(looked))), login_s, "k"
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "words"),
+    [
+        ({"disk_free": 4 * 10**9}, "warning", "4 GB free"),
+        ({"disk_free": 10**6}, "problem", "1 MB free"),
+        ({"inodes_free": 50}, "warning", "room for 50 more files"),
+        ({"off_s": 5.5}, "warning", "5.5 s ahead of the one here"),
+        ({"off_s": -60.0}, "warning", "60.0 s behind the one here"),
+        ({"login_s": 9.0}, "warning", "a login takes 9.0 s"),
+        ({"torch": None}, "warning", "has no torch"),
+        ({"tag": "other", "missing": ("msgspec", "xxhash")}, "problem", "has no msgspec and xxhash"),
+        ({"gpus": (0, 1), "looked": {"sees": 2}, "wanted": 4}, "problem", "`gpus: 4`, but there are 2"),
+        ({"gpus": (0, 1), "looked": {"sees": 1}}, "problem", "sees 1 of 2 GPUs"),
+        ({"looked": {"torch_error": "OSError: libcudart"}}, "problem", "torch: OSError: libcudart"),
+        ({"looked": {"refusals": ("flock (No locks available)",)}}, "problem", "does not take flock"),
+        ({"looked": {"killed": True}}, "warning", "ends what ann has started when the login ends"),
+    ],
+)
+def test_what_is_not_well_with_a_host(facts, level, words):
+    (one,) = host_findings(host(**facts))
+    assert (one.level, one.about) == (level, "gpu01") and words in one.text and one.hint
+
+
+def test_nothing_is_said_of_a_host_that_is_well():
+    assert list(host_findings(host(off_s=4.9, gpus=(0, 1), looked={"sees": 2}, wanted=2))) == []
+
+
+def test_the_same_of_several_hosts_is_said_once():
+    bare = [host(name, torch=None) for name in "ab"]
+    assert [(one.about, one.text) for one in together(bare)] == [
+        ("hosts", "all of them: /usr/bin/python3 has no torch")
+    ]
+    assert [(one.about, one.text) for one in together([*bare, host("c", login_s=9.0)])] == [
+        ("hosts", "a, b: /usr/bin/python3 has no torch"),
+        ("c", "a login takes 9.0 s"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "kills"),
+    [
+        ("KillUserProcesses=no\nKillOnlyUsers=\nKillExcludeUsers=root\n", False),
+        ("KillUserProcesses=yes\nKillOnlyUsers=\nKillExcludeUsers=root\n", True),
+        ("KillUserProcesses=yes\nKillOnlyUsers=\nKillExcludeUsers=root ann\n", False),
+        ("KillUserProcesses=yes\nKillOnlyUsers=ben\n", False),
+        ("KillUserProcesses=yes\nKillOnlyUsers=ben ann\n", True),
+        ("", False),
+    ],
+)
+def test_what_logind_says_of_processes_at_logout(settings, kills):
+    assert doctor_look_there.kills(settings, "ann") is kills
+
+
+@pytest.mark.parametrize(
+    ("torch", "sees", "error"),
+    [
+        (
+            "class cuda:\n    is_available = staticmethod(lambda: True)\n    device_count = staticmethod(lambda: 3)\n",
+            3,
+            "",
+        ),
+        ("raise OSError('libcudart is not there')\n", 0, "OSError: libcudart is not there"),
+    ],
+)
+def test_what_torch_sees(tmp_path, torch, sees, error):
+    (tmp_path / "torch.py").write_text(torch)
+    asked = {"workdir": str(tmp_path / "not" / "there" / "yet"), "user": "ann", "torch": True}
+    words = [sys.executable, "-I", "-c", Path(doctor_look_there.__file__).read_text(), json.dumps(asked)]
+    done = subprocess.run(words, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True)
+    said = json.loads(done.stdout.removeprefix(doctor_look_there.MARK))
+    assert said == {"refusals": [], "killed": False, "sees": sees, "torch_error": error}
+    assert {path.name for path in tmp_path.iterdir()} <= {"torch.py", "__pycache__"}
+
+
+# -- the programs on the hosts
+
+
+class There:
+    """It, here."""
+
+    def __init__(self, address="127.0.0.1", token=TOKEN):
+        text = Path(doctor_there.__file__).read_text()
+        words = [sys.executable, "-I", "-c", text]
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.opened = self.ask(do="open", address=address, token=token, version=WIRE_VERSION)
+
+    def ask(self, **words):
+        print(json.dumps(words), file=self.process.stdin, flush=True)
+        return json.loads(self.process.stdout.readline())
+
+    def call(self, other, address="127.0.0.1"):
+        return self.ask(do="call", address=address, ports=other.opened["ports"])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.stdin.close()
+        assert self.process.wait(10) == 0
+        self.process.stdout.close()
+
+
+def test_two_measure_the_way_between_them():
+    with There() as one, There("127.0.0.2") as other:
+        for _ in range(2):
+            there, back = one.call(other, "127.0.0.2"), other.call(one)
+            assert min(there["bytes_per_s"], back["bytes_per_s"]) > 1e6
+            assert 0 < there["round_trip_s"] < 1
+
+
+def test_it_listens_on_its_address_alone():
+    with There("127.0.0.2") as one:
+        for port in one.opened["ports"]:
+            socket.create_connection(("127.0.0.2", port), 5).close()
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port), 5)
+        master, _ = one.opened["ports"]
+        assert 20_000 <= master <= 32_000
+
+
+@pytest.mark.parametrize("address", ["", "192.0.2.7"])
+def test_an_address_that_it_has_not(address):
+    with There(address) as one:
+        assert one.opened["error"]
+
+
+def test_strangers_learn_nothing_and_disturb_nobody():
+    with There() as one, There(token="cd" * 32) as stranger, There() as friend:
+        assert "hangs up" in stranger.call(one)["error"]
+        for noise in (b"", b"[" * 2000, b"{}\n", b'{"nonce": 1, "mac": 2}\n', b"\xff\n"):
+            with socket.create_connection(("127.0.0.1", one.opened["ports"][0]), 5) as caller:
+                caller.sendall(noise)
+                assert friend.call(one)["bytes_per_s"] > 0
+
+
+def test_who_answers_without_the_token_is_not_believed():
+    with There() as one, There(token="cd" * 32) as stranger:
+        assert "error" in one.call(stranger)
+
+
+def test_the_proof_is_that_of_the_agents_wire():
+    """Both halves meet the other side's in launcher.agent.wire."""
+
+    async def meet():
+        proved = asyncio.get_running_loop().create_future()
+
+        async def serve(reader, writer):
+            await wire.challenge(reader, writer, TOKEN, *ROLES)
+            proved.set_result(True)
+            writer.close()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            with socket.create_connection(("127.0.0.1", port)) as line:
+                await asyncio.to_thread(doctor_there.prove, line, TOKEN, WIRE_VERSION)
+            assert await asyncio.wait_for(proved, 5)
+        ours = There()
+        with ours:
+            _, writer = await wire.dial("127.0.0.1", ours.opened["ports"][1], "127.0.0.1", TOKEN, *ROLES, 1024)
+            writer.close()
+            await writer.wait_closed()
+
+    asyncio.run(meet())

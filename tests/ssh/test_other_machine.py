@@ -1,0 +1,29 @@
+"""The same user at another machine: the run is found on its hosts by its id, watched and ended from there."""
+
+import pytest
+from ssh_desk import Desk
+
+
+@pytest.fixture
+def elsewhere(tmp_path, hosts):
+    """Another machine of the same user: the same pool, and nothing else in common."""
+    (tmp_path / "elsewhere").mkdir()
+    return Desk(tmp_path / "elsewhere", hosts)
+
+
+def test_it_is_watched_and_ended_from_another_machine(desk, elsewhere):
+    run = desk.submit(desk.job(100_000), "--on", "pool")
+    desk.until_step_there(0, run, 5)
+    status = elsewhere.status(run)
+    assert (status["state"], status["cluster"], status["name"]) == ("running", "pool", "chain")
+    assert [node["host"] for node in status["nodes"]] == ["node0", "node1"]
+    assert "step 1" in elsewhere.launch("logs", run[:-1]).stdout
+    assert run in elsewhere.launch("status").stdout
+    elsewhere.launch("cancel", run)
+    assert desk.left() == []
+    assert desk.status(run)["state"] == elsewhere.status(run)["state"] == "cancelled"
+
+
+def test_an_id_that_no_host_knows(elsewhere):
+    said = elsewhere.launch("status", "nothing-like-it", check=3).stderr
+    assert "no such run" in said

@@ -1,0 +1,91 @@
+"""A run on plain hosts: the same words, files, logs and exit codes as anywhere; nobody has to stay connected."""
+
+import json
+
+
+def test_a_run_over_two_hosts_ends_as_it_does_here(desk):
+    run = desk.submit(desk.job(), "--on", "pool")
+    status = desk.wait(run)
+    assert (status["state"], status["cluster"], status["world_size"]) == ("succeeded", "pool", 4)
+    assert [node["host"] for node in status["nodes"]] == ["node0", "node1"]
+    assert status["fingerprint"] == desk.fingerprint_here(60)
+
+
+def test_the_log_of_all_hosts_is_one(desk):
+    run = desk.submit(desk.job(20), "--on", "pool")
+    followed = desk.launch("logs", run, "-f").stdout
+    lines = [json.loads(line) for line in desk.launch("logs", run, "--json").stdout.splitlines()]
+    assert {(line["node"], line["rank"]) for line in lines} == {(0, 0), (0, 1), (1, 2), (1, 3)}
+    assert [line["text"] for line in lines if line["rank"] == 3].count("step 20") == 1
+    assert len(followed.splitlines()) == len(lines)
+
+
+def test_follow_gives_the_run_s_exit_code(desk):
+    desk.script("bad.py", "import sys\nprint('so long', flush=True)\nraise ValueError('bad shape')\n")
+    spec = desk.spec("name: bad\nrun:\n  script: bad.py\nrecovery: {user_error: 0}\n")
+    done = desk.launch("submit", spec, "--on", "pool", "--follow", check=10)
+    assert "so long" in done.stdout and "ValueError: bad shape" in done.stderr
+
+
+def test_nothing_of_ours_and_no_code_is_sent_twice(desk):
+    said = desk.launch("submit", desk.job(5), "--on", "pool").stderr
+    assert "node0: code, " in said
+
+    def kept():
+        homes = [desk.hosts.home(index) / "launch" for index in (0, 1)]
+        return [sorted(path.name for path in (home / kind).iterdir()) for home in homes for kind in ("lib", "code")]
+
+    before = kept()
+    again = desk.launch("submit", desk.job(5), "--on", "pool").stderr
+    assert "code," not in again and "node0: ready" in again
+    assert kept() == before
+
+
+def test_cancel_leaves_nothing_on_any_host(desk):
+    run = desk.submit(desk.job(100_000), "--on", "pool")
+    desk.until_step_there(0, run, 5)
+    assert desk.own("chain.py") or desk.left()
+    said = desk.launch("cancel", run).stdout
+    assert f"{run} is cancelled" in said and "on node0" in said and "on node1" in said
+    assert desk.left() == []
+    assert desk.status(run)["exit_code"] == 20
+    assert "already ended" in desk.launch("cancel", run).stdout
+
+
+def test_resume_goes_on_from_the_newest_checkpoint(desk):
+    run = desk.submit(desk.job(100), "--on", "pool")
+    desk.until_step_there(0, run, 30)
+    desk.launch("cancel", run)
+    desk.launch("resume", run)
+    status = desk.wait(run)
+    assert (status["attempt"], status["fingerprint"]) == (2, desk.fingerprint_here(100))
+    desk.launch("logs", run)
+    starts = [line for line in desk.rank_logs(run).splitlines() if "starts at step" in line]
+    assert len(starts) == 8 and sum("starts at step 0" in line for line in starts) == 4
+
+
+def test_a_pool_in_the_spec(desk):
+    more = "ssh:\n  hosts: [node2, node3]\n"
+    status = desk.wait(desk.submit(desk.job(20, more=more), "--on", "ssh"))
+    assert [node["host"] for node in status["nodes"]] == ["node2", "node3"]
+
+
+def test_a_pool_without_hosts_says_what_to_write(desk):
+    said = desk.launch("submit", desk.job(20), "--on", "ssh", check=2).stderr
+    assert "names no hosts" in said and "hosts: [...]" in said
+
+
+def test_the_secrets_and_the_run_s_folder_are_the_user_s_alone(desk):
+    spec = desk.job(100_000, more="secrets: [CANARY]\n")
+    run = desk.submit(spec, "--on", "pool", env={"CANARY": "tweet-7351"})
+    desk.until_step_there(0, run, 2)
+    for index in (0, 1):
+        home = desk.there(index, run)
+        assert home.stat().st_mode & 0o777 == 0o700
+        assert (home / "secrets.json").stat().st_mode & 0o777 == 0o600
+        for path in home.rglob("*"):
+            if path.is_file() and path.name != "secrets.json":
+                assert b"tweet-7351" not in path.read_bytes(), path
+    table = desk.hosts.nodes[0].exec("ps", "-e", "-o", "args").stdout
+    assert "tweet-7351" not in table
+    desk.launch("cancel", run)

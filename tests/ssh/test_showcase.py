@@ -1,0 +1,90 @@
+"""A real training on hosts without a common disk: a rank, a host and the leader are lost, the weights are the same."""
+
+import sys
+
+import pytest
+from ssh_desk import strike
+
+JOB = f"""
+name: resnet
+run:
+  module: trainer.tasks.resnet
+  args:
+    strategy: ddp
+    model: resnet18
+    pixels: 16
+    train-images: 2400
+    validation-images: 40
+    batch-size: 8
+    max-steps: {{steps}}
+    seed: 3
+    deterministic: true
+resources:
+  nodes: 2
+  ranks_per_node: 1
+  gpus_per_node: 0
+  cpus_per_rank: 1
+checkpoint:
+  every: 10 steps
+recovery:
+  lease: 4s
+  spares: 2
+ssh:
+  python: {sys.executable}
+"""
+
+
+@pytest.mark.timeout(600)
+def test_a_rank_a_host_and_the_first_host_lost_it_ends_with_the_undisturbed_weights(desk):
+    steps = 90
+    spec = desk.spec(JOB.format(steps=steps))
+    run = desk.submit(spec, "--on", "pool")
+    state = desk.until_step_there(0, run, 12)
+    inside = next(rank["pid"] for rank in state["ranks"] if rank["node"] == 1)
+    desk.hosts.nodes[1].exec("kill", "-9", str(inside))
+    desk.until("the next generation", lambda: desk.state_there(0, run)["generation"] >= 2)
+    desk.until_step_there(0, run, 25)
+    desk.hosts.nodes[1].power_off()
+    desk.until("a spare in its place", lambda: desk.state_there(0, run)["generation"] >= 3)
+    desk.until_step_there(0, run, 40)
+    desk.hosts.nodes[0].power_off()
+    desk.until("a leader", lambda: desk.state_there(2, run).get("attempt") == 2, timeout_s=90)
+    status = desk.wait(run, timeout=300)
+    assert status["restarts"]["by_cause"] == {"killed": 1, "node_lost": 2}
+    assert status["step"] == steps
+    alone = desk.spec(JOB.format(steps=steps).replace("  spares: 2\n", ""), "alone.yaml")
+    assert status["fingerprint"] == desk.wait(desk.submit(alone), timeout=200)["fingerprint"]
+
+
+@pytest.mark.timeout(400)
+def test_taken_from_here_to_hosts_and_back_it_is_the_same_training(desk):
+    spec = desk.spec(JOB.format(steps=40).replace("  spares: 2\n", ""))
+    run = desk.submit(spec)
+    desk.until_step(run, 12)
+    desk.launch("cancel", run)
+    desk.launch("resume", run, "--on", "pool")
+    desk.until_step_there(0, run, 25, attempt=2)
+    desk.launch("cancel", run)
+    said = desk.launch("fetch", run).stdout
+    assert "checkpoint of step" in said
+    desk.launch("resume", run, "--on", "local")
+    status = desk.wait(run, timeout=150)
+    assert (status["attempt"], status["cluster"]) == (3, "local")
+    assert status["fingerprint"] == desk.wait(desk.submit(spec), timeout=100)["fingerprint"]
+
+
+@pytest.mark.timeout(300)
+def test_a_host_gone_for_good_resume_goes_on_without_it(desk):
+    """Two hosts of four, each with its ranks' files and a copy of the other's; the rest of the pool has nothing yet."""
+    spec = desk.spec(JOB.format(steps=60).replace("  spares: 2\n", ""))
+    run = desk.submit(spec, "--on", "pool")
+    desk.until("a copy of everything", lambda: (desk.state_there(0, run).get("safe_checkpoint") or 0) >= 20)
+    desk.hosts.nodes[1].power_off()
+    strike(desk.own("ssh.keeper", 0)[0])
+    strike(next(pid for pid in desk.own("launcher.agent", 0)))
+    desk.until("the end", lambda: desk.status(run)["state"] in ("lost", "failed"))
+    desk.launch("resume", run)
+    status = desk.wait(run, timeout=150)
+    assert "node1" not in [node["host"] for node in status["nodes"]]
+    alone = desk.wait(desk.submit(spec), timeout=100)
+    assert status["fingerprint"] == alone["fingerprint"]
