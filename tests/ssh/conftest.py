@@ -3,9 +3,9 @@
 import pytest
 from ssh_desk import Desk
 
-from tests.lab.fixtures import hosts, lab_possible, shared_hosts
+from tests.lab.fixtures import hosts, lab_possible, shared_hosts, shared_lab
 
-__all__ = ["hosts", "lab_possible", "shared_hosts"]
+__all__ = ["hosts", "lab_possible", "shared_hosts", "shared_lab"]
 
 
 @pytest.fixture

@@ -49,6 +49,12 @@ class Desk(Lab):  # type: ignore[misc] # found on pytest's path
     def left(self):
         return [pid for node in self.hosts.nodes for pid in node.started()]
 
+    def kill(self, pid):
+        strike(pid)
+
+    def freeze(self, pid):
+        strike(pid, signal.SIGSTOP)
+
     def fingerprint_here(self, steps, nodes=2):
         """Of the undisturbed run on this machine."""
         return self.wait(self.submit(self.job(steps, nodes)))["fingerprint"]

@@ -56,20 +56,25 @@ def test_a_rank_a_host_and_the_first_host_lost_it_ends_with_the_undisturbed_weig
     assert status["fingerprint"] == desk.wait(desk.submit(alone), timeout=200)["fingerprint"]
 
 
-@pytest.mark.timeout(400)
-def test_taken_from_here_to_hosts_and_back_it_is_the_same_training(desk):
-    spec = desk.spec(JOB.format(steps=40).replace("  spares: 2\n", ""))
+@pytest.mark.timeout(500)
+def test_taken_from_here_to_hosts_to_slurm_and_back_it_is_the_same_training(desk, shared_lab):
+    shared_lab.well()
+    desk.env |= shared_lab.env
+    spec = desk.spec(JOB.format(steps=50).replace("  spares: 2\n", ""))
     run = desk.submit(spec)
     desk.until_step(run, 12)
     desk.launch("cancel", run)
     desk.launch("resume", run, "--on", "pool")
-    desk.until_step_there(0, run, 25, attempt=2)
+    desk.until_step_there(0, run, 22, attempt=2)
     desk.launch("cancel", run)
-    said = desk.launch("fetch", run).stdout
-    assert "checkpoint of step" in said
+    assert "checkpoint of step" in desk.launch("fetch", run).stdout
+    desk.launch("resume", run, "--on", "slurm")
+    desk.until("steps on Slurm", lambda: (s := desk.read_state(run))["attempt"] == 3 and (s["step"] or 0) >= 35)
+    desk.launch("cancel", run)
+    shared_lab.clear()
     desk.launch("resume", run, "--on", "local")
     status = desk.wait(run, timeout=150)
-    assert (status["attempt"], status["cluster"]) == (3, "local")
+    assert (status["attempt"], status["cluster"]) == (4, "local")
     assert status["fingerprint"] == desk.wait(desk.submit(spec), timeout=100)["fingerprint"]
 
 

@@ -246,7 +246,10 @@ class Seat:
             return Declined("it hears its leader")
         if fence(self.run) >= attempt:
             return Declined(f"attempt {fence(self.run)} is the newest here")
-        raise_fence(self.run, attempt)
+        if self._promised is not None and self._promised[0] >= attempt:
+            return Declined(f"attempt {attempt} is promised to another")
+        if self.plan.disks_apart:
+            raise_fence(self.run, attempt)  # on a disk that all share the new leader does, once it has spoken
         self._promised = (attempt, node)
         return Agreed()
 

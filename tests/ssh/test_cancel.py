@@ -1,0 +1,58 @@
+"""Cancel on every host at once: whatever ranks have started, nothing of it is left, and no stranger is hit."""
+
+from ssh_desk import command_line
+
+STAY = """
+import json, os, signal, subprocess, time
+import multiprocessing
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen(["sleep", "601"], start_new_session=True)
+subprocess.Popen(["env", "-i", "setsid", "sleep", "602"])
+multiprocessing.get_context("fork").Process(target=time.sleep, args=(603,)).start()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(604)
+    os._exit(0)
+wire = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)
+step = 0
+while True:
+    step += 1
+    wire.write(json.dumps({"step": step}) + "\\n")
+    time.sleep(0.05)
+"""
+
+
+def test_nothing_is_left_of_stubborn_ranks(desk):
+    desk.script("stay.py", STAY)
+    spec = "name: stay\nrun:\n  script: stay.py\n  preload: []\nresources: {nodes: 2, ranks_per_node: 1}\n"
+    run = desk.submit(desk.spec(spec + "recovery: {grace: 1s}\n"), "--on", "pool")
+    desk.until_step_there(0, run, 5)
+    strangers = [desk.hosts.ssh(index, "setsid sleep 605 >/dev/null 2>&1 & echo $!") for index in (0, 1)]
+    assert sum(b"sleep\x0060" in command_line(pid) for pid in desk.left()) >= 6
+    desk.launch("cancel", run)
+    left = [command_line(pid) for pid in desk.left()]
+    assert left == [b"sleep\x00605\x00"] * 2
+    for index, pid in enumerate(strangers):
+        desk.hosts.ssh(index, f"kill {pid.strip()}")
+    assert "already ended" in desk.launch("cancel", run).stdout
+    desk.launch("wait", run, check=20)
+
+
+def test_the_keeper_killed_first(desk):
+    run = desk.submit(desk.job(100_000), "--on", "pool")
+    desk.until_step_there(0, run, 5)
+    for pid in desk.own("ssh.keeper"):
+        desk.kill(pid)
+    desk.launch("cancel", run)
+    assert desk.left() == []
+    assert desk.status(run)["state"] == "cancelled"
+
+
+def test_a_frozen_agent(desk):
+    run = desk.submit(desk.job(100_000, more="recovery: {grace: 1s}\n"), "--on", "pool")
+    desk.until_step_there(0, run, 5)
+    for pid in desk.own("launcher.agent", 1):
+        desk.freeze(pid)
+    desk.launch("cancel", run)
+    assert desk.left() == []

@@ -1,0 +1,73 @@
+"""Other pools: one disk for all hosts, hosts behind another one, hosts of another user."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from ssh_desk import Desk, strike
+
+from tests.lab.fixtures import open_folder
+from tests.lab.hosts import HostLab
+
+
+@pytest.fixture
+def pool_of(tmp_path, lab_possible):
+    """A user's desk at a pool of other hosts."""
+    up = []
+
+    def make(**how):
+        folder = open_folder()
+        lab = HostLab(folder.__enter__(), **how)
+        lab.up()
+        up.append((folder, lab))
+        return Desk(tmp_path, lab)
+
+    yield make
+    for folder, lab in up:
+        lab.down()
+        folder.__exit__(None, None, None)
+
+
+def test_one_disk_for_all_hosts(pool_of):
+    """The run is there once; what happens to agents and to the first host is survived as without a common disk."""
+    desk = pool_of(hosts=3, shared=True)
+    run = desk.submit(desk.job(400, more="recovery: {spares: 1, lease: 3s}\n"), "--on", "pool")
+    desk.until_step_there(0, run, 20)
+    assert len(list((desk.hosts.home(0) / "launch" / "runs").iterdir())) == 1
+    strike(next(pid for pid in desk.own("launcher.agent", 0)))
+    desk.until_step_there(0, run, 40, attempt=2)
+    desk.hosts.nodes[0].power_off()
+    status = desk.wait(run)
+    assert (status["state"], status["attempt"]) == ("succeeded", 3)
+    assert status["fingerprint"] == desk.fingerprint_here(400)
+
+
+def test_hosts_behind_another_one(pool_of):
+    desk = pool_of(hosts=2, jump=True)
+    run = desk.submit(desk.job(20), "--on", "pool")
+    status = desk.wait(run)
+    assert (status["state"], len(status["nodes"])) == ("succeeded", 2)
+    assert "node1" in desk.launch("hosts").stdout
+
+
+def reachable_by_others(path):
+    return all(Path(part).stat().st_mode & 0o001 for part in (path, *path.parents))
+
+
+def test_two_users_never_share_what_a_host_has(pool_of):
+    desk = pool_of(hosts=2)
+    if not reachable_by_others(desk.hosts.folder):
+        pytest.fail(f"other users cannot pass through {desk.hosts.folder}")
+    theirs = desk.spec(json.dumps({"pool": {"kind": "ssh", "hosts": ["node0", "node1"], "user": "ann"}}), "ann.yaml")
+    os.chmod(desk.project / theirs, 0o600)
+    mine = desk.submit(desk.job(100_000), "--on", "pool")
+    desk.until_step_there(0, mine, 5)
+    hers = desk.submit(desk.job(20), "--on", "pool", "--clusters", theirs)
+    waits = desk.until("the queue", lambda: (s := desk.status(hers))["state"] == "queued" and s)
+    assert f"{mine} (root) has 2" in waits["message"]
+    assert f"{mine} (root): 2 CPUs, 1 waiting" in desk.launch("hosts", "--clusters", theirs).stdout
+    desk.launch("cancel", mine)
+    assert desk.wait(hers)["state"] == "succeeded"
+    folder = desk.hosts.home(0, "ann") / "launch" / "runs" / hers
+    assert (folder.stat().st_uid, folder.stat().st_mode & 0o777) == (20001, 0o700)
