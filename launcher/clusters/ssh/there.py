@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -56,11 +55,10 @@ from launcher.rundir.code_list import list_frozen
 from launcher.rundir.durable import create_record, make_dir, sync_dir, write_bytes, write_record
 from launcher.rundir.fence import raise_fence
 from launcher.rundir.layout import RunDir
-from launcher.rundir.records import Handle
 from launcher.rundir.snapshot import digest_of
 from launcher.rundir.tree_copy import copy_tree
 from launcher.status.derive import derive
-from launcher.status.facts import Living, read_facts
+from launcher.status.facts import read_facts
 from trainer.checkpoint_files import partial
 from trainer.errors import CheckpointDamaged
 
@@ -188,8 +186,6 @@ class Host:
         if self._keeper is None:
             raise LaunchError("there is no keeper that could be told")
         self._keeper.tell(encoded(word))
-        if isinstance(word, Go):
-            self._keeper.note_that_it_was_told()
         self._say(Done())
 
     # -- looking
@@ -200,10 +196,7 @@ class Host:
         if attempt is None:
             self._say(Seen(None, False, 0, ()))
             return
-        facts = read_facts(run.path)
-        if facts.living.keeper is None and standing.is_held(run):
-            facts = replace(facts, living=Living(keeper=True))  # told to go, and not yet to be seen otherwise
-        status = derive(facts)
+        status = derive(read_facts(run.path))
         wanted = (*_WHOLE_RECORDS, *(_FROM_THE_START if question.whole else ()))
         names = [name for name in wanted if (run.path / name).exists()]
         for pattern in _OF_AN_ATTEMPT:
@@ -264,7 +257,6 @@ class _KeeperStandingBy:
     """The keeper of this host, started and waiting for its word."""
 
     def __init__(self, run: RunDir, attempt: int, opening: Open, place: socket.socket) -> None:
-        self._attempt, self._ticket = run.attempt(attempt), opening.intent.ticket
         up_read, up_write = os.pipe()
         go_read, self._go = os.pipe()
         words = [str(run.path), str(attempt), str(opening.node), ",".join(opening.gpus)]
@@ -301,11 +293,6 @@ class _KeeperStandingBy:
 
     def tell(self, line: bytes) -> None:
         os.write(self._go, line)
-
-    def note_that_it_was_told(self) -> None:
-        """For whoever asks before it has what it needs and makes itself known."""
-        with contextlib.suppress(FileExistsError):
-            create_record(self._attempt.handle, Handle("local", ticket=self._ticket))
 
 
 def _cancel(run: RunDir) -> Cancelled:

@@ -1,0 +1,356 @@
+"""Bad neighbours on plain hosts: hostile values, environments and folders, strangers at ports, and what all may see."""
+
+import io
+import json
+import os
+import random
+import socket
+import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+from lab import all_pids, command
+
+from launcher.agent.messages import WIRE_VERSION
+from launcher.agent.wire import mac
+from launcher.clusters.ssh import growth, mirror
+from launcher.clusters.ssh.there import Host
+from launcher.clusters.ssh.wire import Blob, Logs, Look, Part, Seen, encoded
+from launcher.errors import LaunchError
+from launcher.rundir.layout import RunDir
+from tests.lab.hosts import UIDS
+
+WITNESS = "import json, os, sys\nprint(json.dumps({'argv': sys.argv[1:], 'env': dict(os.environ)}), flush=True)\n"
+NASTY = [
+    "; touch canary", "$(touch canary)", "`touch canary`", "a\nb", "tab\there", "quote'd", 'double"d', "--flag", "-",
+    "", " lead and trail ", "*", "~", "$HOME", "\\", "%n%x", "é漢字🎉", "a=b", "#no comment", "| touch canary",
+    "&& touch canary", "a,b", "x\\", "\\\\ y", "it's \"both\"", "\\0057", "(null)", "!x", "a # b", "\\n", "%b", "{a,b}",
+    "{{x}}", "!!python/object:os.system", "a" * 3000, "../../x", "/etc/passwd", "${IFS}touch${IFS}canary", "!!", "^x^y",
+]  # fmt: skip
+SEED = int(os.environ.get("LAUNCH_TEST_SEED", time.time_ns() % 10**6))
+SHARE = int(os.environ.get("LAUNCH_TEST_SHARE", "1"))
+PLACED = {"nodes": 2, "ranks_per_node": 1}
+# Of a rank's environment: what is another one's in each run.
+OF_THE_RUN = {"LAUNCH_RUN_ID", "LAUNCH_RUN_DIR", "LAUNCH_CHECKPOINT_DIR", "LAUNCH_PROGRESS", "MASTER_PORT", "PWD"}
+OF_THE_HOST = {"MASTER_ADDR", "SSH_CONNECTION", "SSH_CLIENT", "TMPDIR"}
+
+
+def drawn(many, most):
+    print("seed", SEED)
+    draw = random.Random(SEED)
+    signs = [*range(32, 127), 9, 0xE9, 0x6F22, 0x1F389]
+    return ["".join(chr(draw.choice(signs)) for _ in range(draw.randrange(1, most))) for _ in range(many)]
+
+
+def witness(desk, args=(), env=None, **more):
+    """A spec whose ranks say what reached them."""
+    desk.script("witness.py", WITNESS)
+    body = {
+        "name": "witness",
+        "run": {"script": "witness.py", "args": [*args], "preload": []},
+        "env": env or {},
+        "resources": PLACED,
+        **more,
+    }
+    return desk.spec(json.dumps(body, ensure_ascii=False))
+
+
+def heard(desk, run):
+    """What each rank says, by its rank."""
+    desk.wait(run)
+    desk.launch("logs", run)
+    said = [json.loads(line) for line in desk.rank_logs(run).splitlines() if line.startswith("{")]
+    assert len(said) == 2
+    return sorted(said, key=lambda one: one["env"]["RANK"])
+
+
+def no_canary(*folders):
+    for folder in folders:
+        assert not [*Path(folder).rglob("canary")], folder
+    assert not [path for path in (Path("/"), Path.cwd(), Path("/tmp"), Path.home()) if (path / "canary").exists()]
+
+
+def test_ranks_get_the_same_bytes_as_on_one_machine(desk, hosts, tmp_path):
+    """Arguments and variables, as arguments of a script and as a command of their own."""
+    words = NASTY + drawn(400 * SHARE, 40)
+    env = {f"T_{number}": word for number, word in enumerate(words)}
+    spec = witness(desk, words, env)
+    theirs, ours = heard(desk, desk.submit(spec, "--on", "pool")), heard(desk, desk.submit(spec))
+    for here, there in zip(ours, theirs, strict=True):
+        assert here["argv"] == there["argv"] == words
+        assert [{name: one["env"].get(name) for name in env} for one in (here, there)] == [env, env]
+    own = {"command": ["/usr/bin/python3", "witness.py", *NASTY]}
+    theirs = heard(desk, desk.submit(witness(desk, run=own), "--on", "pool"))
+    assert [one["argv"] for one in theirs] == [NASTY, NASTY]
+    no_canary(tmp_path, hosts.folder)
+
+
+POISON = {
+    "SLURM_NTASKS": "99", "SLURM_JOB_ID": "4711", "SLURM_NODELIST": "node3", "SLURM_PROCID": "5",
+    "SBATCH_TIMELIMIT": "7",
+    "SRUN_CPUS_PER_TASK": "3", "PMI_RANK": "4", "PMIX_RANK": "4", "OMPI_COMM_WORLD_RANK": "4",
+    "MASTER_ADDR": "192.0.2.1",
+    "MASTER_PORT": "1", "RANK": "7", "WORLD_SIZE": "99", "LOCAL_RANK": "5", "LOCAL_WORLD_SIZE": "3", "GROUP_RANK": "4",
+    "NODE_RANK": "4", "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "9", "PET_NNODES": "3",
+    "LAUNCH_RUN_DIR": "/tmp", "LAUNCH_ATTEMPT": "9", "LAUNCH_NODE": "3", "LAUNCH_DISK": "shared", "LAUNCH_GRACE_S": "1",
+    "SUBMITIT_EXECUTOR": "local", "ROLE_RANK": "4",
+}  # fmt: skip
+OF_THE_CALLER = {"LD_LIBRARY_PATH": "/x", "PYTHONPATH": "/x", "PYTHONHASHSEED": "7", "LC_ALL": "tlh", "BASH_ENV": "/x"}
+
+
+def test_poisoned_environments_make_the_same_ranks(desk, hosts, tmp_path):
+    """The caller's, of which nothing is sent, and a host's, whose shell files also talk, and open all to all."""
+    spec = witness(desk)
+    clean = heard(desk, desk.submit(spec, "--on", "pool"))
+    exports = "".join(f"export {name}={value}\n" for name, value in POISON.items())
+    for index in range(4):
+        (hosts.home(index) / ".bashrc").write_text(f"{exports}umask 000\necho welcome to node{index}\necho oops >&2\n")
+    before = os.umask(0)
+    try:
+        run = desk.submit(spec, "--on", "pool", env=POISON | OF_THE_CALLER | {"PYTHONPATH": ""})
+        poisoned = heard(desk, run)
+    finally:
+        os.umask(before)
+    for one, other in zip(clean, poisoned, strict=True):
+        ours, theirs = (
+            {name: value for name, value in each["env"].items() if name not in OF_THE_RUN | OF_THE_HOST}
+            for each in (one, other)
+        )
+        assert ours == theirs
+    assert not open_to_others(desk.run_dir(run))
+    for index in (0, 1):
+        assert not open_to_others(hosts.home(index) / "launch" / "runs")
+
+
+def open_to_others(folder):
+    """What of it somebody else could read, write or enter."""
+    return [
+        f"{stat.S_IMODE(path.lstat().st_mode):o} {path.relative_to(folder)}"
+        for path in [folder, *folder.rglob("*")]
+        if not path.is_symlink() and path.lstat().st_mode & 0o077
+    ]
+
+
+def tree(folder):
+    return sorted((str(path.relative_to(folder)), path.lstat().st_size) for path in folder.rglob("*"))
+
+
+def test_links_and_folders_that_were_there_before(desk, hosts):
+    """Nothing is written, read or removed through a link that somebody laid between our own things."""
+    outside = hosts.home(0) / "outside"
+    (outside / "deep").mkdir(parents=True)
+    (outside / "deep" / "file").write_text("theirs")
+    for kind in ("runs", "code", "lib"):
+        folder = hosts.home(0) / "launch" / kind
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for name in (".tmp-", ".tmp-x,y,1,1,00000000", ".tmp-node0,dead,1,1,00000000", "chain-aaaa"):
+            (folder / name).symlink_to(hosts.place / "home" / "outside")
+    before = tree(outside)
+    try:
+        status = desk.wait(desk.submit(desk.job(3), "--on", "pool"))
+    finally:
+        for link in hosts.home(0).glob("launch/*/*"):
+            if link.is_symlink():
+                link.unlink()
+    assert [node["host"] for node in status["nodes"]] == ["node0", "node1"]
+    assert tree(outside) == before
+
+
+def test_a_folder_that_somebody_else_can_write_is_not_used(desk, hosts):
+    """Whoever owns it could have us run their code."""
+    cases = [(kind, who) for kind in ("", "runs", "code", "lib") for who in ((UIDS["ann"], 0o700), (0, 0o777))]
+    spec = desk.job(3)
+    for kind, (owner, bits) in random.Random(SEED).sample(cases, min(len(cases), 2 * SHARE)):
+        folder = hosts.home(0) / "launch" / kind
+        folder.mkdir(parents=True, exist_ok=True)
+        mode = stat.S_IMODE(folder.stat().st_mode)
+        os.chown(folder, owner, owner)
+        folder.chmod(bits)
+        try:
+            done = desk.launch("submit", spec, "--on", "pool")
+        finally:
+            os.chown(folder, 0, 0)
+            folder.chmod(mode)
+        status = desk.wait(done.stdout.strip())
+        assert [node["host"] for node in status["nodes"]] == ["node1", "node2"], (kind, owner, done.stderr)
+
+
+NO_RUNS = ["..", ".", "", "../x", "a/b", "/etc", ".tmp-x", "a/../../x", "x\0y"]
+
+
+def test_a_host_gives_nothing_but_of_runs(tmp_path):
+    (tmp_path / "runs" / "ours").mkdir(parents=True)
+    (tmp_path / "secret").write_text("tweet")
+    (tmp_path / "runs" / "ours" / "logs").mkdir()
+    (tmp_path / "runs" / "ours" / "logs" / "link").symlink_to(tmp_path / "secret")
+    asked = [encoded(Look(name, str(tmp_path), 0)) for name in NO_RUNS]
+    asked += [encoded(Logs(name, str(tmp_path), ("logs",), {})) for name in NO_RUNS]
+    asked += [
+        encoded(Logs("ours", str(tmp_path), (folder,), {})) for folder in ("..", "../..", "/etc", "", "logs/../..")
+    ]
+    answers = [json.loads(line) for line in said(*asked)]
+    assert [answer["t"] for answer in answers] == ["failed"] * len(asked)
+    (answer,) = said(encoded(Logs("ours", str(tmp_path), ("logs",), {})))
+    assert json.loads(answer)["parts"] == []
+
+
+def said(*lines):
+    """What a host answers to these."""
+    told = io.BytesIO()
+    Host(io.BytesIO(b"".join(lines)), told).serve()
+    return told.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../x",
+        "/etc/x",
+        "attempts/../../x",
+        "code/link/x",
+        "",
+        ".",
+        "secrets.json",
+        "plan.json",
+        "attempts/0001/hosts.json",
+        "attempts/0001/handle.json",
+        "a\0b",
+    ],
+)
+def test_a_host_writes_nothing_here_but_its_records(tmp_path, name):
+    run = RunDir(tmp_path / "runs" / "ours")
+    run.code.mkdir(parents=True)
+    (tmp_path / "outside").mkdir()
+    (run.code / "link").symlink_to(tmp_path / "outside")
+    before = tree(tmp_path)
+    with pytest.raises((LaunchError, ValueError)):
+        mirror.copy(run, Seen(None, False, 1, (Blob(name, 1),)), 0, {name: b"x"})
+    with pytest.raises((LaunchError, ValueError)):
+        growth.put(run.path, ("logs",), Part(name, 0, 1), b"x")
+    assert [row for row in tree(tmp_path) if "attempts" not in row[0]] == before
+
+
+CANARY = "canary-5f0c91"
+
+
+@contextmanager
+def command_lines():
+    """Every command line that any process of the machine and its hosts has had meanwhile: all users see them."""
+    seen, over = set(), Event()
+
+    def look():
+        while not over.wait(0.005):
+            seen.update(command(pid) for pid in all_pids())
+
+    watcher = Thread(target=look)
+    watcher.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        watcher.join()
+
+
+def files_with(text, *folders):
+    found = []
+    for folder in folders:
+        for path in sorted(Path(folder).rglob("*")):
+            if path.is_file() and not path.is_symlink() and text.encode() in path.read_bytes():
+                found.append(path)
+    return found
+
+
+def test_a_secret_is_nowhere_but_in_its_files_and_in_the_ranks(desk, hosts, tmp_path):
+    desk.script("keeps.py", "import os, time\nprint('has', len(os.environ['TOKEN']), flush=True)\ntime.sleep(60)\n")
+    spec = desk.spec(
+        "name: keeps\nrun:\n  script: keeps.py\n  preload: []\nsecrets: [TOKEN]\n"
+        "resources: {nodes: 2, ranks_per_node: 1}\n"
+    )
+    had, heard_ = {"TOKEN": CANARY}, ""
+    with command_lines() as lines:
+        dry = desk.launch("submit", spec, "--on", "pool", "--dry-run", env=had)
+        done = desk.launch("submit", spec, "--on", "pool", env=had)
+        run = done.stdout.strip()
+        desk.until("both ranks", lambda: desk.launch("logs", run).stdout.count(f"has {len(CANARY)}") == 2)
+        heard_ = "".join(one.stdout + one.stderr for one in (dry, done))
+        for verb in (["status"], ["status", run, "--json"], ["logs", run], ["hosts", "--json"]):
+            heard_ += desk.launch(*verb).stdout
+        desk.launch("cancel", run)
+    assert CANARY not in heard_
+    assert any(b"launcher.clusters.ssh.keeper" in line for line in lines)
+    assert not [line for line in lines if CANARY.encode() in line]
+    places = [desk.run_dir(run), desk.there(0, run), desk.there(1, run)]
+    holds = files_with(CANARY, tmp_path, hosts.folder)
+    assert sorted(holds) == sorted(place / "secrets.json" for place in places)
+    assert [open_to_others(place) for place in places] == [[], [], []]
+
+
+def test_the_search_for_the_canary_bites(tmp_path):
+    tmp_path.chmod(0o700)
+    file = tmp_path / "x"
+    file.write_text(f"TOKEN={CANARY}\n")
+    file.chmod(0o644)
+    assert files_with(CANARY, tmp_path) == [file]
+    assert open_to_others(tmp_path) == ["644 x"]
+
+
+def listeners(node):
+    """The addresses and ports at which something on a host listens, but for its sshd."""
+    rows = [
+        line.split() for line in node.exec("ss", "--listening", "--tcp", "--numeric", "--no-header").stdout.splitlines()
+    ]
+    found = [row[3].rpartition(":") for row in rows]
+    return [(address.partition("%")[0], int(port)) for address, _, port in found if port != "22"]
+
+
+def knock(address, port, *lines):
+    """What somebody hears there who says these lines, after the greeting."""
+    with socket.create_connection((address, port), timeout=20) as stranger, stranger.makefile("rwb") as talk:
+        greeting = talk.readline()
+        with suppress(ConnectionError):
+            for line in lines:
+                talk.write(line(greeting) if callable(line) else line)
+            talk.flush()
+            return talk.read()
+        return b""
+
+
+def test_who_listens_and_whom_they_let_in(desk, hosts):
+    """Keepers, the coordinator and the depots: at their host's address alone, and for those who prove the token."""
+    run = desk.submit(desk.job(100_000), "--on", "pool")
+    desk.until_step_there(0, run, 3)
+    found = [(node, *one) for node in hosts.nodes[:2] for one in listeners(node)]
+    assert not [one for one in found if one[1] not in (one[0].address, "127.0.0.1", "[::1]")]
+    doors = [(address, port) for node, address, port in found if address == node.address]
+    print(f"{len(doors)} listeners")
+    assert len(doors) >= 5  # two keepers, two depots, the coordinator
+    knocks = [(door, lines) for door in doors for lines in strangers()]
+    with ThreadPoolExecutor(len(knocks)) as crowd:
+        assert [*crowd.map(lambda one: knock(*one[0], *one[1]), knocks)] == [b""] * len(knocks)
+    state = desk.state_there(0, run)
+    assert (state["state"], state["generation"], state["restarts"]) == ("running", 1, {})
+    desk.launch("cancel", run)
+
+
+def strangers():
+    """Nonsense, a proof of another token, and questions without any proof."""
+
+    def proof(role):
+        def line(greeting):
+            nonce = json.loads(greeting or b"{}").get("nonce", "") if greeting.startswith(b"{") else ""
+            said = {"v": WIRE_VERSION, "nonce": "0" * 32, "mac": mac("ab" * 32, role, nonce, "0" * 32)}
+            return json.dumps(said).encode() + b"\n"
+
+        return line
+
+    ask = b'{"t":"ask"}\n'
+    return [
+        [b"\0" * 600],
+        [b"GET / HTTP/1.0\r\n\r\n"],
+        [ask, ask],
+        *[[proof(role), ask] for role in ("asking keeper", "agent")],
+    ]

@@ -1,0 +1,343 @@
+"""The submitter dies at any moment: the hosts carry the run out, once, or there is nothing of it anywhere."""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pytest
+from ssh_desk import command_line
+
+# What changes the world, here and by the socket on the hosts. Of all occurrences a random share is struck.
+DEEDS = "rename,fsync,mkdir,link,unlink,flock"
+CALLS = f"{DEEDS},sendto,recvfrom,connect,socket,clone3,write,openat,close,fchmod,poll,futex"
+STRACED = re.compile(r"^(\d+) +(\w+)\(", re.MULTILINE)  # which thread, what
+SEED = int(os.environ.get("LAUNCH_TEST_SEED", time.time_ns() % 10**6))
+SHARE = int(os.environ.get("LAUNCH_TEST_SHARE", "1"))
+LAUNCH = (sys.executable, "-m", "launcher.cli.main")
+SUBMIT = ("submit", "job.yaml", "--on", "pool")
+JOB = "name: once\nrun:\n  script: once.py\n  preload: []\nresources: {nodes: 2, ranks_per_node: 1}\n"
+# One line a rank on the disk of its host; the job may be held, so that what is there meanwhile can be looked at.
+ONCE = """
+import os, time
+home = os.path.expanduser('~')
+with open(os.path.join(home, 'ledger'), 'a') as file:
+    file.write(f"{os.environ['LAUNCH_RUN_ID']} {os.environ['LAUNCH_ATTEMPT']} {os.environ['RANK']}\\n")
+while os.path.exists(os.path.join(home, 'hold')):
+    time.sleep(0.02)
+"""
+ALIVE = {"queued", "starting", "running", "succeeded"}
+
+
+class Pool:
+    """A project whose ranks write into ledgers on their hosts; `look` and `check` are the promise."""
+
+    def __init__(self, desk):
+        self.desk, self.hosts = desk, desk.hosts
+        desk.env["PYTHONDONTWRITEBYTECODE"] = "1"  # else the first of many writes files that the others do not
+        desk.script("once.py", ONCE)
+        desk.spec(JOB)
+
+    def homes(self):
+        return [self.hosts.home(index) for index in range(len(self.hosts.nodes))]
+
+    def hold(self):
+        """No rank ends from now on."""
+        for home in self.homes():
+            (home / "hold").touch()
+
+    def let_go(self):
+        for home in self.homes():
+            (home / "hold").unlink(missing_ok=True)
+
+    def ledger(self):
+        """What each rank of each attempt has written."""
+        return sorted(
+            line
+            for home in self.homes()
+            if (home / "ledger").exists()
+            for line in (home / "ledger").read_text().splitlines()
+        )
+
+    def there(self):
+        """The runs whose folders are on each host."""
+        folders = [home / "launch" / "runs" for home in self.homes()]
+        return [
+            {path.name for path in folder.iterdir() if path.name[0] != "."} if folder.exists() else set()
+            for folder in folders
+        ]
+
+    def keepers(self, run):
+        """How many of its keepers live on each host."""
+        return [self.of(run, index) for index in range(len(self.hosts.nodes))]
+
+    def of(self, run, index):
+        lines = [command_line(pid).split(b"\0") for pid in self.desk.own("ssh.keeper", index)]
+        return sum(any(word.endswith(f"/{run}".encode()) for word in line) for line in lines)
+
+    def statuses(self):
+        return json.loads(self.desk.launch("status", "--json", "--all").stdout)
+
+    def look(self, point):
+        """After one `status`: every run that is shown has been handed to its hosts, and to no host twice."""
+        shown = self.statuses()
+        for run in shown:
+            assert run["state"] in ALIVE, (point, run["state"], run["message"])
+            keepers = self.keepers(run["run"])
+            assert max(keepers) <= 1 and sum(keepers) <= 2, (point, keepers)
+            record = self.desk.run_dir(run["run"]) / "attempts" / "0001" / "handle.json"
+            assert record.exists(), (point, run["run"])
+        return shown
+
+    def check(self, point):
+        """When all is over: one attempt has carried each run out, its ranks ran once, and nothing else is anywhere."""
+        self.statuses()
+        shown = self.desk.until(f"the end of all, {point}", lambda: self.ended(self.statuses()))
+        assert [run["state"] for run in shown] == ["succeeded"] * len(shown), (point, shown)
+        assert self.ledger() == sorted(f"{run['run']} 1 {rank}" for run in shown for rank in (0, 1)), point
+        self.desk.until(f"the end of every process, {point}", lambda: not self.desk.left())
+        runs = {run["run"] for run in shown}
+        assert set().union(*self.there()) == runs, point
+        for run in shown:
+            places = [index for index, there in enumerate(self.there()) if run["run"] in there]
+            assert [f"node{index}" for index in places] == sorted(node["host"] for node in run["nodes"]), point
+        return shown
+
+    @staticmethod
+    def ended(shown):
+        return shown if all(run["state"] not in ALIVE - {"succeeded"} for run in shown) else None
+
+    def popen(self, *words, **more):
+        return subprocess.Popen([*LAUNCH, *words], cwd=self.desk.project, env=self.desk.env, **more)
+
+
+@pytest.fixture
+def pool(desk):
+    pool = Pool(desk)
+    yield pool
+    pool.let_go()
+
+
+@pytest.fixture
+def draw():
+    print("seed", SEED)
+    return random.Random(SEED)
+
+
+def strace(desk, *options):
+    assert shutil.which("strace"), "strace is missing: apt-get install strace"
+    command = ["strace", "-f", "-qq", *options, *LAUNCH, *SUBMIT]
+    return subprocess.run(command, cwd=desk.project, env=desk.env, capture_output=True, text=True, timeout=60)
+
+
+def occurrences(desk):
+    """How often the busiest thread of an undisturbed submit makes each of these calls."""
+    trace = desk.project.parent / "trace"
+    done = strace(desk, "-e", f"trace={CALLS}", "-o", str(trace))
+    assert done.returncode == 0, done.stderr
+    calls = Counter(tuple(match.groups()) for match in STRACED.finditer(trace.read_text()))
+    return {call: max(n for (_, name), n in calls.items() if name == call) for _, call in calls}
+
+
+def kill_at(desk, call, k):
+    """True where the submitter was killed at the kth such call of one of its threads."""
+    inject = f"inject={call}:signal=SIGKILL:when={k}"
+    return strace(desk, "-e", f"trace={call}", "-o", "/dev/null", "-e", inject).returncode == -9
+
+
+@pytest.mark.timeout(3000)
+def test_killed_at_any_system_call(pool, desk, draw):
+    """Deeds, and the rest from where modules have been imported; some calls are not made by each submit."""
+    desk.launch(*SUBMIT)  # the first one makes folders that the others find
+    every = occurrences(desk)
+    deeds = [(call, k) for call, most in every.items() if call in DEEDS.split(",") for k in range(1, most + 1)]
+    rest = [(call, k) for call, most in every.items() for k in range(int(0.7 * most), most)]
+    print(f"{len(deeds)} deeds, {len(rest)} other calls")
+    for points, many in ((deeds, SHARE), (rest, SHARE)):
+        fired, order = 0, draw.sample(points, len(points))
+        for point in order[: 4 * many]:
+            fired += kill_at(desk, *point)
+            pool.look(f"killed at {point}")
+            if fired == many:
+                break
+        assert fired >= min(many, len(points) // 2), f"only {fired} kills fired"
+    pool.check("after all kills")
+
+
+STAGES = {
+    "before anything is opened": "kind == 'Open' and not told",
+    "one host is open": "kind == 'Open' and nth == 2 and told",
+    "one host knows the others": "kind == 'Roster' and nth == 1 and told",
+    "no host has the word": "kind == 'Go' and not told",
+    "the first has the word": "kind == 'Go' and nth == 1 and told",
+    "all have it and nobody knows": "kind == 'Go' and nth == 2 and told",
+    "in the middle of the code": "half",
+}
+
+
+@pytest.mark.timeout(300)
+def test_killed_between_the_words_to_the_hosts(pool, desk, draw):
+    chosen = draw.sample(sorted(STAGES), min(len(STAGES), 2 * SHARE))
+    for stage in chosen:
+        condition = STAGES[stage]
+        if condition == "half":
+            (desk.project / "weights.bin").write_bytes(os.urandom(3_000_000))  # so that it is not there
+        submit_struck(pool, condition)
+        assert pool.look(stage)[0]["state"] in ALIVE
+    assert len(pool.check("after all stages")) == len(chosen)
+
+
+def submit_struck(pool, condition, words=SUBMIT):
+    """The submitter kills itself where what it says to a host is like that."""
+    program = STRUCK.format(condition=condition)
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        cwd=pool.desk.project,
+        env=pool.desk.env,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == -signal.SIGKILL, (condition, done.stderr)
+
+
+STRUCK = """
+import os, signal, sys, threading
+from launcher.clusters.ssh.letters import Letters
+from launcher.clusters.ssh.running import Running
+from launcher.cli.main import main
+count, lock, ask, write, feed = {{}}, threading.Lock(), Letters.ask, Running.write, Running.feed
+
+def strike():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def struck(letters, request, *more, **named):
+    kind, told, half, settling = type(request).__name__, False, False, False
+    with lock:
+        count[kind] = nth = count.get(kind, 0) + 1
+    if {condition}:
+        strike()
+    answer = ask(letters, request, *more, **named)
+    told = True
+    if {condition}:
+        strike()
+    return answer
+
+def halved(running, data, limit_s=60.0):
+    kind, nth, told, half, settling = "", 0, False, len(data) > 1_000_000, False
+    if {condition}:
+        write(running, data[: len(data) // 2], limit_s)
+        strike()
+    write(running, data, limit_s)
+
+def starved(running, data, limit_s):
+    kind, nth, told, half, settling = "", 0, False, False, len(data) > 100_000
+    if {condition}:
+        feed(running, data[: len(data) // 2], limit_s)
+        strike()
+    return feed(running, data, limit_s)
+
+Letters.ask, Running.write, Running.feed = struck, halved, starved
+sys.argv[0] = "launch"
+sys.exit(main())
+"""
+
+
+def test_killed_while_the_hosts_are_made_ready(pool, desk, hosts):
+    """Half of the launcher is there: what came is taken away again, and the next submit brings all of it."""
+    hosts.empty()
+    submit_struck(pool, "settling")
+    pool.look("half of it")
+    pool.check("half of it")
+    desk.wait(desk.submit("job.yaml", "--on", "pool"))
+    pool.check("all of it")
+    assert not [*hosts.folder.glob("disks/*/home/launch/*/.tmp-*")]
+
+
+def test_a_resume_is_handed_over_once_too(pool, desk):
+    pool.hold()
+    run = desk.submit("job.yaml", "--on", "pool")
+    desk.until("both ranks", lambda: len(pool.ledger()) == 2)
+    desk.launch("cancel", run)
+    pool.let_go()
+    submit_struck(pool, STAGES["no host has the word"], ("resume", run))
+    assert desk.status(run)["state"] in ALIVE
+    desk.wait(run)
+    assert pool.ledger() == sorted(f"{run} {attempt} {rank}" for attempt in (1, 2) for rank in (0, 1))
+
+
+def test_two_who_look_at_once_hand_it_over_once(pool, desk):
+    """Neither calls it lost, and the one that is late hands nothing over again."""
+    submit_struck(pool, STAGES["no host has the word"])
+    looking = [pool.popen("status", "--json", "--all", stdout=subprocess.PIPE) for _ in range(2)]
+    for one in looking:
+        with one:
+            (shown,) = json.loads(one.communicate(timeout=60)[0])
+        assert shown["state"] in ALIVE, shown["message"]
+    pool.look("two lookers")
+    assert len(pool.check("two lookers")) == 1
+
+
+def test_a_run_that_waits_for_its_hosts_is_not_handed_over_again(pool, desk):
+    """Told to go and not begun: what hosts are asked for is held by another run."""
+    pool.hold()
+    desk.spec(JOB.replace("}", ", cpus_per_rank: 999}"))  # as many as there are
+    for _ in range(2):
+        desk.submit("job.yaml", "--on", "pool")
+    submit_struck(pool, STAGES["all have it and nobody knows"])
+    states = [run["state"] for run in pool.look("while it waits")]
+    pool.let_go()
+    assert states.count("queued") == 1, states
+    assert len(pool.check("it has waited")) == 3
+
+
+def test_cancelled_before_any_host_had_the_word(pool, desk):
+    for stage in ("before anything is opened", "no host has the word"):
+        submit_struck(pool, STAGES[stage])
+        (run,) = [path.name for path in desk.run_dir("x").parent.iterdir() if "once" in path.name][-1:]
+        desk.launch("cancel", run)
+        assert desk.status(run)["state"] == "cancelled", stage
+        desk.until("nothing of it on any host", lambda: not desk.left())
+        shutil.rmtree(desk.run_dir(run))
+    assert pool.ledger() == []
+
+
+def test_a_submitter_that_lives_is_left_alone(pool, desk):
+    """Who looks meanwhile hands nothing over, and a cancel says that it is too early."""
+    with pool.popen(*SUBMIT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as submitter:
+        (run_dir,) = desk.until("its folder", lambda: [*desk.project.glob(".launch/runs/once-*")])
+        submitter.send_signal(signal.SIGSTOP)
+        try:
+            handed = (run_dir / "attempts" / "0001" / "handle.json").exists()
+            (shown,) = pool.statuses()
+            done = desk.launch("cancel", run_dir.name, check=None)
+        finally:
+            submitter.send_signal(signal.SIGCONT)
+        assert submitter.wait(60) == 0 or handed
+    assert not handed
+    assert (shown["state"], done.returncode) == ("starting", 4), done.stderr
+    assert "is being handed to its hosts" in done.stderr
+    assert len(pool.check("it was frozen for a while")) == 1
+
+
+def test_the_check_bites(pool, desk):
+    (run,) = [desk.wait(desk.submit("job.yaml", "--on", "pool"))["run"]]
+    pool.check("nothing")
+    ledger = pool.homes()[0] / "ledger"
+    once = ledger.read_text()
+    for sabotage in (once * 2, f"{once}once-zzzz 1 0\n", once.replace(" 1 ", " 2 "), ""):
+        ledger.write_text(sabotage)
+        with pytest.raises(AssertionError):
+            pool.check("sabotage")
+    ledger.write_text(once)
+    (desk.there(2, "once-zzzz")).mkdir(parents=True)
+    with pytest.raises(AssertionError):
+        pool.check("a run that nobody knows")
+    (desk.run_dir(run) / "attempts" / "0001" / "handle.json").unlink()
+    with pytest.raises(AssertionError):
+        pool.look("sabotage")
