@@ -45,6 +45,33 @@ def pytest_sessionstart(session):
                 subprocess.run(["apt-get", *words], check=True, stdout=subprocess.DEVNULL, env=environ)
 
 
+# What takes longest, in this order: nobody is to begin with it when the others are done.
+LONGEST = (
+    "ssh/test_showcase.py",
+    "slurm/test_showcase.py",
+    "jobs/test_shipped_jobs.py",
+    "test_readme.py",
+    "slurm/test_lost_nodes.py",
+    "ssh/test_submit_kills.py",
+    "trainer/tasks/",
+    "slurm/",
+    "ssh/",
+    "remote/",
+    "local/",
+    "agent/depots/",
+    "trainer/checkpoint",
+)
+
+
+def pytest_collection_modifyitems(items):
+    """Files in the order in which they are given out."""
+    items.sort(key=lambda item: _turn(str(item.path.relative_to(Path(__file__).parent))))
+
+
+def _turn(file):
+    return next((turn for turn, name in enumerate(LONGEST) if file.startswith(name)), len(LONGEST))
+
+
 @contextmanager
 def no_services() -> Iterator[None]:
     """What is installed meanwhile does not start: a test brings up its own slurmctld, sshd or database."""

@@ -19,6 +19,7 @@ from launcher.rundir.layout import RunDir
 DEEDS = "rename,fsync,mkdir,symlink,link,unlink,vfork"
 REST = "write,openat,close,fchmod"
 SHARE = int(os.environ.get("LAUNCH_TEST_SHARE", "1"))
+SEED = int(os.environ.get("LAUNCH_TEST_SEED", time.time_ns() % 10**6))  # read before the environment is cleaned
 JOB = "name: once\nrun:\n  script: once.py\n  preload: []\nresources:\n  ranks_per_node: 1\n"
 ONCE = "import os\nwith open(os.environ['LEDGER'], 'a') as file:\n    file.write(os.environ['LAUNCH_RUN_ID'] + '\\n')\n"
 
@@ -43,8 +44,7 @@ def occurrences(lab, calls):
 @pytest.mark.timeout(600)
 def test_killed_at_any_system_call(lab, tmp_path):
     assert shutil.which("strace"), "strace is missing: apt-get install strace"
-    seed = int(os.environ.get("LAUNCH_TEST_SEED", time.time_ns() % 10**6))
-    print("seed", seed)
+    print("seed", SEED)
     ledger = tmp_path / "ledger"
     lab.env["LEDGER"] = str(ledger)
     lab.env["PYTHONDONTWRITEBYTECODE"] = "1"  # else the first of many runs writes files that the others do not
@@ -52,7 +52,7 @@ def test_killed_at_any_system_call(lab, tmp_path):
     lab.wait(lab.submit(lab.spec(JOB)))  # the first submit makes folders that the others find
     points = [(call, k) for call, n in occurrences(lab, DEEDS).items() for k in range(1, n + 1)]
     rest = [(call, k) for call, n in occurrences(lab, REST).items() for k in range(1, n + 1)]
-    points += random.Random(seed).sample(rest, min(len(rest), 24 * SHARE))
+    points += random.Random(SEED).sample(rest, min(len(rest), 24 * SHARE))
     fired = 0
     for call, k in points:
         done = strace(lab, "-e", f"trace={call}", "-o", "/dev/null", "-e", f"inject={call}:signal=SIGKILL:when={k}")

@@ -15,6 +15,7 @@ from runs import record
 DEEDS = "rename,fsync,mkdir,link,symlink,unlink,vfork,flock"
 REST = "write,openat,close,fchmod,poll,pidfd_open,wait4"
 SHARE = int(os.environ.get("LAUNCH_TEST_SHARE", "1"))
+SEED = int(os.environ.get("LAUNCH_TEST_SEED", time.time_ns() % 10**6))  # read before the environment is cleaned
 LAUNCH = (sys.executable, "-m", "launcher.cli.main")
 REAL = shutil.which("sbatch")
 ONCE = """
@@ -125,9 +126,8 @@ def kill_at(desk, words, call, k):
 
 def strike_all(ledger, words, chosen, rest):
     """Kill a submitter at each of these deeds, and at a share of the rest; what it left must come right each time."""
-    seed = int(os.environ.get("LAUNCH_TEST_SEED", time.time_ns() % 10**6))
-    print("seed", seed)
-    draw = random.Random(seed)
+    print("seed", SEED)
+    draw = random.Random(SEED)
     desk = ledger.desk
     desk.launch("submit", "job.yaml", "--on", "slurm", *words)  # the first submit makes folders that the others find
     deeds, others = occurrences(desk, words, DEEDS), occurrences(desk, words, REST)

@@ -33,20 +33,31 @@ ssh:
   python: {sys.executable}
 """
 
+LESSONS = f"""
+name: lessons
+run:
+  script: lessons.py
+  args: {{pause: 0.1}}
+resources: {{nodes: 2, ranks_per_node: 1, gpus_per_node: 0, cpus_per_rank: 1}}
+checkpoint: {{every: 4 steps}}
+recovery: {{lease: 4s}}
+ssh: {{python: {sys.executable}}}
+"""
+
 
 @pytest.mark.timeout(600)
 def test_a_rank_a_host_and_the_first_host_lost_it_ends_with_the_undisturbed_weights(desk):
-    steps = 90
+    steps = 70
     spec = desk.spec(JOB.format(steps=steps))
     run = desk.submit(spec, "--on", "pool")
     state = desk.until_step_there(0, run, 12)
     inside = next(rank["pid"] for rank in state["ranks"] if rank["node"] == 1)
     desk.hosts.nodes[1].exec("kill", "-9", str(inside))
     desk.until("the next generation", lambda: desk.state_there(0, run)["generation"] >= 2)
-    desk.until_step_there(0, run, 25)
+    desk.until_step_there(0, run, 22)
     desk.hosts.nodes[1].power_off()
     desk.until("a spare in its place", lambda: desk.state_there(0, run)["generation"] >= 3)
-    desk.until_step_there(0, run, 40)
+    desk.until_step_there(0, run, 32)
     desk.hosts.nodes[0].power_off()
     desk.until("a leader", lambda: desk.state_there(2, run).get("attempt") == 2, timeout_s=90)
     status = desk.wait(run, timeout=300)
@@ -60,16 +71,17 @@ def test_a_rank_a_host_and_the_first_host_lost_it_ends_with_the_undisturbed_weig
 def test_taken_from_here_to_hosts_to_slurm_and_back_it_is_the_same_training(desk, shared_lab):
     shared_lab.well()
     desk.env |= shared_lab.env
-    spec = desk.spec(JOB.format(steps=50).replace("  spares: 2\n", ""))
+    desk.script("lessons.py")
+    spec = desk.spec(LESSONS)
     run = desk.submit(spec)
-    desk.until_step(run, 12)
+    desk.until_step(run, 6)
     desk.launch("cancel", run)
     desk.launch("resume", run, "--on", "pool")
-    desk.until_step_there(0, run, 22, attempt=2)
+    desk.until_step_there(0, run, 16, attempt=2)
     desk.launch("cancel", run)
     assert "checkpoint of step" in desk.launch("fetch", run).stdout
     desk.launch("resume", run, "--on", "slurm")
-    desk.until("steps on Slurm", lambda: (s := desk.read_state(run))["attempt"] == 3 and (s["step"] or 0) >= 35)
+    desk.until("steps on Slurm", lambda: (s := desk.read_state(run))["attempt"] == 3 and (s["step"] or 0) >= 26)
     desk.launch("cancel", run)
     shared_lab.clear()
     desk.launch("resume", run, "--on", "local")
@@ -81,9 +93,10 @@ def test_taken_from_here_to_hosts_to_slurm_and_back_it_is_the_same_training(desk
 @pytest.mark.timeout(300)
 def test_a_host_gone_for_good_resume_goes_on_without_it(desk):
     """Two hosts of four, each with its ranks' files and a copy of the other's; the rest of the pool has nothing yet."""
-    spec = desk.spec(JOB.format(steps=60).replace("  spares: 2\n", ""))
+    desk.script("lessons.py")
+    spec = desk.spec(LESSONS)
     run = desk.submit(spec, "--on", "pool")
-    desk.until("a copy of everything", lambda: (desk.state_there(0, run).get("safe_checkpoint") or 0) >= 20)
+    desk.until("a copy of everything", lambda: (desk.state_there(0, run).get("safe_checkpoint") or 0) >= 8)
     desk.hosts.nodes[1].power_off()
     strike(desk.own("ssh.keeper", 0)[0])
     strike(next(pid for pid in desk.own("launcher.agent", 0)))

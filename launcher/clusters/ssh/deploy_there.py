@@ -62,7 +62,9 @@ def unpack(packages: str) -> None:
 
 
 def check(python: str) -> None:
-    words = [python, "-P", "-c", "import launcher.agent.node, launcher.clusters.ssh.there, msgspec, xxhash"]
+    parts = ["agent.node", "clusters.ssh.keeper", "clusters.ssh.there", "clusters.ssh.arrival"]
+    names = [*("launcher." + part for part in parts), "msgspec", "xxhash"]
+    words = [python, "-P", "-c", "import " + ", ".join(names)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit("launch: " + (done.stderr.strip().splitlines() or ["no text"])[-1])

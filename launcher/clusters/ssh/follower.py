@@ -47,7 +47,6 @@ class Follower:
     def _keep(self) -> int | None:
         seat = self._seat
         while True:
-            here = not self._crew.left(for_good=True)
             self._crew.watch(self._next_look(), bring_back=self._sure_at is None and not seat.leaderless)
             if (following := self._following()) is not None:
                 return following
@@ -61,7 +60,7 @@ class Follower:
             if self._bell.stop_asked and self._sure_at is None:
                 self._sure_at = time.monotonic() + seat.plan.spec.recovery.grace_s + _SURE_S
                 self._crew.signal_leader()
-            if self._sure_at is not None and (not here or time.monotonic() >= self._sure_at):
+            if self._sure_at is not None and (self._crew.left(for_good=True) or time.monotonic() >= self._sure_at):
                 self._stopped()
                 return None
             if seat.leaderless and (taken := self._look_for_a_leader()) is not None:

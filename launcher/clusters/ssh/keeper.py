@@ -142,9 +142,10 @@ def _all_begin(seat: Seat) -> bool:
     answers = seat.council.ask(Ask())
     standings = {number: answer for number, answer in answers.items() if isinstance(answer, Standing)}
     waits = [answer.waits_for for answer in standings.values() if not answer.has_slots]
-    there = 1 + len(standings) - len(waits)
-    silent = len(seat.council.others) - len(standings)
-    if waits or (silent and (there < seat.plan.nodes_min or time.time() < seat.intent.created_at + seat.patience_s)):
+    silent = [seat.council.peer(number).host for number in seat.council.others if number not in standings]
+    too_few = 1 + len(standings) - len(waits) < seat.plan.nodes_min
+    if waits or (silent and (too_few or time.monotonic() < seat.since + seat.patience_s)):
+        waits += [f"{host} does not answer" for host in silent]
         _say_queued(seat, "; ".join(filter(None, waits)) or "waits for the other hosts")
         return False
     if len(granted(seat.council.ask(Begin(seat.attempt.number), standings))) < len(standings):

@@ -3,6 +3,7 @@
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from typing import Self, assert_never
 
@@ -53,6 +54,7 @@ class Seat:
         self.told = False  # to go on
         self.began = False  # and so is everybody else
         self.leaderless = False
+        self.since = time.monotonic()
         self.waits_for = ""
         self.proposal: Propose | None = None
         self.members = frozenset(range(len(plan.nodes)))  # who counts, by their numbers among the keepers

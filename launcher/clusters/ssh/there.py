@@ -5,20 +5,12 @@ Nothing that was begun depends on the connection, and nothing begins before Go.
 
 import contextlib
 import os
-import shutil
-import socket
-import subprocess
 import sys
-import tarfile
-import tempfile
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import msgspec
 
-from launcher.agent.environment import cleaned
-from launcher.agent.processes import TAG
-from launcher.clusters.local import LocalCluster
 from launcher.clusters.ssh import growth, standing, stockroom
 from launcher.clusters.ssh.wire import (
     HELLO,
@@ -36,33 +28,26 @@ from launcher.clusters.ssh.wire import (
     Look,
     Names,
     Open,
-    Opened,
     Parts,
     Put,
     Roster,
     Runs,
     Seen,
     Stock,
-    Up,
     encoded,
-    read_answer,
     read_request,
 )
 from launcher.errors import Exit, LaunchError
-from launcher.rundir import drafts
 from launcher.rundir.attempts import newest, read_plan
-from launcher.rundir.code_list import list_frozen
-from launcher.rundir.durable import create_record, make_dir, sync_dir, write_bytes, write_record
-from launcher.rundir.fence import raise_fence
 from launcher.rundir.layout import RunDir
-from launcher.rundir.snapshot import digest_of
-from launcher.rundir.tree_copy import copy_tree
 from launcher.status.derive import derive
 from launcher.status.facts import read_facts
 from trainer.checkpoint_files import partial
 from trainer.errors import CheckpointDamaged
 
-_CHUNK = 1 << 20
+if TYPE_CHECKING:
+    from launcher.clusters.ssh.arrival import Arrival
+
 _WHOLE_RECORDS = ("state.json", "avoided.json", "FENCE")
 _FROM_THE_START = ("spec.yaml", "plan.json")
 _OF_AN_ATTEMPT = ("token.json", "plan.json", "exit.json", "stop.json", "exits.jsonl", "keeper.log", "node-*/*.log")
@@ -84,7 +69,7 @@ class Host:
 
     def __init__(self, asked: IO[bytes], told: IO[bytes]) -> None:
         self._asked, self._told = asked, told
-        self._keeper: _KeeperStandingBy | None = None
+        self._arrival: Arrival | None = None
 
     def serve(self) -> None:
         for line in self._asked:
@@ -108,10 +93,14 @@ class Host:
     def _answer(self, line: bytes) -> None:
         match read_request(line):
             case Open() as opening:
-                blobs = {blob.name: self._exactly(blob.size) for blob in opening.blobs}
-                self._open(opening, blobs)
-            case Roster() | Go() as word:
-                self._pass_on(word)
+                from launcher.clusters.ssh.arrival import Arrival  # late: a third of all that `launch status` needs
+
+                self._arrival = Arrival(self._asked, self._say)
+                self._arrival.open(_run(opening.workdir, opening.run_id), opening)
+            case (Roster() | Go()) as word:
+                if self._arrival is None:
+                    raise LaunchError("there is no keeper that could be told")
+                self._arrival.pass_on(word)
             case Look() as question:
                 self._look(question)
             case Runs(workdir=workdir):
@@ -137,56 +126,6 @@ class Host:
         if len(data) < size:
             raise EOFError
         return data
-
-    # -- beginning
-
-    def _open(self, opening: Open, blobs: dict[str, bytes]) -> None:
-        workdir = Path(opening.workdir)
-        for name in ("runs", "code"):
-            make_dir(workdir / name)
-        run = _run(opening.workdir, opening.run_id)
-        with standing.held(run) as place:
-            store = workdir / "code" / opening.plan.code.digest
-            needs_code = not store.is_dir()
-            self._say(Opened(needs_code))
-            if needs_code:
-                self._take_code(store)
-            if not run.path.is_dir():
-                _make(run, opening, blobs, store)
-            attempt = _add_attempt(run, opening)
-            self._keeper = _KeeperStandingBy(run, attempt, opening, place)
-        self._say(Up(self._keeper.port()))
-
-    def _take_code(self, store: Path) -> None:
-        """Keep the user's code under its digest, once it is proved to be that."""
-        code = read_request(self._asked.readline())
-        if not isinstance(code, Code):
-            raise LaunchError("expected the code that was asked for")
-        drafts.remove_orphans(store.parent)
-        draft = drafts.new_draft(store.parent)
-        draft.mkdir(mode=0o700)
-        try:
-            with tempfile.TemporaryFile(dir=store.parent) as packed:
-                left = code.size
-                while left:
-                    piece = self._exactly(min(left, _CHUNK))
-                    packed.write(piece)
-                    left -= len(piece)
-                packed.seek(0)
-                unpack(packed, draft)
-            if digest_of(list_frozen(draft)) != store.name:
-                raise LaunchError("the code that came is not the code that was sent")
-            with contextlib.suppress(OSError):  # somebody else was quicker with the same
-                os.rename(draft, store)
-            sync_dir(store.parent)
-        finally:
-            drafts.remove(draft)
-
-    def _pass_on(self, word: Roster | Go) -> None:
-        if self._keeper is None:
-            raise LaunchError("there is no keeper that could be told")
-        self._keeper.tell(encoded(word))
-        self._say(Done())
 
     # -- looking
 
@@ -219,112 +158,14 @@ def _run(workdir: str, run_id: str) -> RunDir:
     return RunDir(Path(workdir) / "runs" / run_id)
 
 
-def _make(run: RunDir, opening: Open, blobs: dict[str, bytes], store: Path) -> None:
-    """The run's folder on this host: whole, or not at all."""
-    drafts.remove_orphans(run.path.parent)
-    draft = RunDir(drafts.new_draft(run.path.parent))
-    make_dir(draft.path)
-    try:
-        draft.code.mkdir(mode=0o700)
-        copy_tree(list_frozen(store), store, draft.code, writable=True)
-        for name, content in blobs.items():
-            if "/" in name or name.startswith("."):
-                raise LaunchError(f"expected the name of a record, got {name[:100]!r}")
-            write_bytes(draft.path / name, content)
-        write_record(draft.plan, opening.plan)
-        try:
-            os.rename(draft.path, run.path)
-        except OSError:
-            if not run.path.is_dir():  # else another host of a shared disk was quicker
-                raise
-        sync_dir(run.path.parent)
-    finally:
-        drafts.remove(draft.path)
-
-
-def _add_attempt(run: RunDir, opening: Open) -> int:
-    attempt = run.attempt(opening.intent.attempt)
-    make_dir(run.attempts)
-    make_dir(attempt.path)
-    write_record(attempt.plan, opening.plan)
-    with contextlib.suppress(FileExistsError):
-        create_record(attempt.intent, opening.intent)
-    raise_fence(run, attempt.number)
-    return attempt.number
-
-
-class _KeeperStandingBy:
-    """The keeper of this host, started and waiting for its word."""
-
-    def __init__(self, run: RunDir, attempt: int, opening: Open, place: socket.socket) -> None:
-        up_read, up_write = os.pipe()
-        go_read, self._go = os.pipe()
-        words = [str(run.path), str(attempt), str(opening.node), ",".join(opening.gpus)]
-        argv = [sys.executable, "-P", "-m", "launcher.clusters.ssh.keeper", *words, str(up_write), str(go_read)]
-        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as we
-        try:
-            self._child = subprocess.Popen(
-                argv,
-                env={**cleaned(os.environ), TAG: str(run.path)},
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=self._complaints,
-                pass_fds=(up_write, go_read, place.fileno()),
-                start_new_session=True,
-            )
-        finally:
-            os.close(up_write)
-            os.close(go_read)
-        self._up = up_read
-
-    def port(self) -> int:
-        with os.fdopen(self._up, "rb") as up:
-            line = up.readline()
-        self._child.wait()
-        if not line:
-            self._complaints.seek(0)
-            said = self._complaints.read().decode(errors="replace").strip().splitlines()
-            raise LaunchError("the keeper of the run did not start", *said[-3:])
-        answer = read_answer(line)
-        if not isinstance(answer, Up):
-            raise LaunchError("the keeper of the run said something else than where it is")
-        return answer.port
-
-    def tell(self, line: bytes) -> None:
-        os.write(self._go, line)
-
-
 def _cancel(run: RunDir) -> Cancelled:
     attempt = newest(run)
     if attempt is None:
         return Cancelled((), already=True)
+    from launcher.clusters.local import LocalCluster  # late: only to end a run
+
     report = LocalCluster().cancel(run, attempt, read_plan(run, attempt.number))
     return Cancelled(report.ended, report.already)
-
-
-def unpack(packed: IO[bytes], folder: Path) -> None:
-    """An archive of regular files and links, none of which leaves the folder."""
-    with tarfile.open(fileobj=packed, mode="r:gz") as archive:
-        for member in archive:
-            parts = member.name.split("/")
-            if {"", ".", ".."} & set(parts) or not (member.isreg() or member.issym()):
-                raise LaunchError(f"{member.name[:100]!r} is no file of a project")
-            place = folder.joinpath(*parts)
-            if any(parent.is_symlink() for parent in place.parents if parent != folder and folder in parent.parents):
-                raise LaunchError(f"{member.name[:100]!r} is behind a link")
-            make_dir(place.parent)
-            if member.issym():
-                place.symlink_to(member.linkname)
-                continue
-            source = archive.extractfile(member)
-            if source is None:
-                raise LaunchError(f"{member.name[:100]!r} has no content")
-            fd = os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o400 | (member.mode & 0o100))
-            with os.fdopen(fd, "wb") as file:
-                shutil.copyfileobj(source, file)
-                file.flush()
-                os.fsync(file.fileno())
 
 
 if __name__ == "__main__":
