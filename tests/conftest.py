@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from lab import Lab
+from shares import SHARE
 
 from launcher.agent.processes import TAG
 from tests.lab.requirements import PACKAGES as LAB_PACKAGES
@@ -63,8 +64,22 @@ LONGEST = (
 )
 
 
-def pytest_collection_modifyitems(items):
-    """Files in the order in which they are given out."""
+# At the nightly size alone: in CI another test shows the same, as the words behind each say.
+NIGHTLY = (
+    "jobs/test_shipped_jobs.py::test_it_learns_in_about_a_minute",  # test_readme.py runs that job
+    "trainer/tasks/test_learning.py::test_a_resnet_tells_stripes_apart",  # and there it learns
+    "slurm/test_showcase.py::test_taken_from_slurm_to_this_machine_and_back",  # ssh/test_showcase.py goes there too
+    "ssh/test_showcase.py::test_a_host_gone_for_good",  # agent/depots/test_agents.py loses a disk
+    "agent/depots/test_agents.py::test_a_training_that_loses_a_disk",  # ssh/test_showcase.py loses two hosts
+)
+
+
+def pytest_collection_modifyitems(config, items):
+    """Which tests, and the files in the order in which they are given out."""
+    if SHARE == 1:
+        late = [item for item in items if any(name in item.nodeid for name in NIGHTLY)]
+        config.hook.pytest_deselected(items=late)
+        items[:] = [item for item in items if item not in late]
     items.sort(key=lambda item: _turn(str(item.path.relative_to(Path(__file__).parent))))
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from shares import todays
 
 import launcher
 
@@ -93,7 +94,7 @@ SABOTAGES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sorted(SABOTAGES))
+@pytest.mark.parametrize("name", todays(sorted(SABOTAGES)))
 def test_it_is_noticed(name, tmp_path):
     file, sound, broken, tests, which = SABOTAGES[name]
     copy = tmp_path / "launcher"

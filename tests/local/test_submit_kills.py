@@ -52,7 +52,7 @@ def test_killed_at_any_system_call(lab, tmp_path):
     lab.wait(lab.submit(lab.spec(JOB)))  # the first submit makes folders that the others find
     points = [(call, k) for call, n in occurrences(lab, DEEDS).items() for k in range(1, n + 1)]
     rest = [(call, k) for call, n in occurrences(lab, REST).items() for k in range(1, n + 1)]
-    points += random.Random(SEED).sample(rest, min(len(rest), 24 * SHARE))
+    points += random.Random(SEED).sample(rest, min(len(rest), 12 * SHARE))
     fired = 0
     for call, k in points:
         done = strace(lab, "-e", f"trace={call}", "-o", "/dev/null", "-e", f"inject={call}:signal=SIGKILL:when={k}")

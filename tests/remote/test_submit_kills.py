@@ -154,7 +154,7 @@ def test_launch_on_the_login_node_is_killed_at_any_system_call(laptop, login_nod
     laptop.submit()
     counts = [line.split() for line in until("the counts", lambda: counted(tmp_path / "counts"))]
     points = [(fields[-1], k) for fields in counts for k in range(1, int(fields[3]) + 1)]
-    chosen = random.Random(seed).sample(points, min(len(points), 8 * SHARE))
+    chosen = random.Random(seed).sample(points, min(len(points), 5 * SHARE))
     fired = 0
     for number, (call, k) in enumerate(chosen):
         ledger.renew(number)

@@ -8,6 +8,7 @@ import time
 import pytest
 from nodes_apart import bring_together, copy_missing, disk, disks, find, run_apart, start_apart
 from ranks import Ranks
+from shares import todays
 from small_trainings import Recipe, Training, await_steps, heard, logged, train
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -102,7 +103,7 @@ def assert_resumes(base, log, recipe, calm):
     return newest
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", todays(["ddp", "fsdp"], of=2))
 def test_killed_at_random_and_resumed_equals_undisturbed(tmp_path, strategy):
     recipe = Recipe(strategy, every="1 step", steps=60)
     calm = Ranks(train, 4, tmp_path / "calm", recipe).results()

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from shares import todays
 
 import trainer
 
@@ -114,7 +115,7 @@ def copy(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("name", sorted(SABOTAGES))
+@pytest.mark.parametrize("name", todays(sorted(SABOTAGES)))
 def test_it_is_noticed(name, copy):
     file, sound, broken, tests, which = SABOTAGES[name]
     path = copy / "trainer" / "checkpoint_files" / file
