@@ -196,14 +196,15 @@ def test_a_worker_that_exits_is_named_too(crew):
 
 
 def test_a_worker_killed_between_epochs_is_noticed():
-    data = TrainData(Numbers(16), batch_size=4, workers=2)
-    list(data.epoch_batches())
-    os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)  # a lab of other tests is our child too
-    with pytest.raises(TrainerError, match="was killed by SIGKILL"):
+    with contextlib.closing(TrainData(Numbers(16), batch_size=4, workers=2)) as data:
         list(data.epoch_batches())
-    data.close()
-    assert len(list(data.epoch_batches())) == 4  # with new workers
-    data.close()
+        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)  # a lab of other tests is our child too
+        taken = []
+        with pytest.raises(TrainerError, match="was killed by SIGKILL"):
+            taken.extend(batch.samples for batch in data.epoch_batches())  # those before, of the other worker
+        data.close()
+        taken.extend(batch.samples for batch in data.epoch_batches())  # with new workers
+        assert taken == [4] * 4
 
 
 def test_workers_leave_the_ranks_signals_to_the_rank(crew):
