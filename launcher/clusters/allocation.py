@@ -8,12 +8,12 @@ from typing import Protocol
 
 from launcher.clusters.bell import Bell
 from launcher.clusters.crew import Crew, Post
-from launcher.clusters.last_word import speak_for_the_dead, write_end
+from launcher.clusters.last_word import cancelled, is_cancelled, speak_for_the_dead, write_end
 from launcher.errors import Exit
 from launcher.plan.model import Plan
 from launcher.rundir.durable import read_record
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import AttemptEnd, Event, RunState, StopRequest
+from launcher.rundir.records import AttemptEnd, Event, RunState
 from launcher.words import Cause, State
 
 _FAREWELL_S = 5.0
@@ -67,11 +67,10 @@ class Allocation:
     def _speak_for_the_dead(self, status: int | None) -> AttemptEnd:
         """The coordinator is gone without a last word: say for it what happened, and what follows."""
         now = time.time()
-        request = read_record(self._attempt.stop, StopRequest)
         if status is not None and os.WIFEXITED(status) and os.WEXITSTATUS(status) == Exit.FENCED:
             return AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.FENCED, now, "a newer attempt took over")
-        if request is not None and request.kind == "cancel":
-            end = AttemptEnd(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, now, "cancelled")
+        if is_cancelled(self._attempt):
+            end = cancelled()
             write_end(self._run, self._attempt, end, self._plan)
             return end
         return speak_for_the_dead(self._run, self._attempt, self._plan, self._death_of_the_coordinator(status, now))

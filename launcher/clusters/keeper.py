@@ -10,23 +10,22 @@ the moment a run exists there is exactly one keeper for it, and before that mome
 import contextlib
 import os
 import sys
-import time
 from pathlib import Path
 
 from launcher.agent.memory_tier import close_tier
 from launcher.clusters.allocation import Allocation
 from launcher.clusters.bell import Bell
 from launcher.clusters.crew import agent_post
-from launcher.clusters.last_word import write_end
+from launcher.clusters.last_word import cut_short, write_end
 from launcher.clusters.own_log import log_to
-from launcher.errors import Exit, Fenced
+from launcher.errors import Fenced
 from launcher.rundir.attempts import new_attempt, newest, read_plan
 from launcher.rundir.durable import create_record, read_record, write_record
 from launcher.rundir.fence import raise_fence
 from launcher.rundir.identity import this_process
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import AttemptEnd, Handle, StopRequest
-from launcher.words import Cause, State
+from launcher.rundir.records import Handle, StopRequest
+from launcher.words import State
 
 
 def main() -> int:
@@ -85,7 +84,7 @@ def keep(run: RunDir, attempt: AttemptDir) -> None:
             return
         bell.wait(end.delay_s)
         if bell.stop_asked:
-            write_end(run, attempt, _stopped(attempt, end), plan)
+            write_end(run, attempt, cut_short(attempt, "it was to start again", end.ended_at), plan)
             close_tier(Path(plan.run_dir), attempt.number)
             return
         before = attempt
@@ -116,15 +115,6 @@ def _silence() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     os.close(nowhere)
-
-
-def _stopped(attempt: AttemptDir, end: AttemptEnd) -> AttemptEnd:
-    """The last word where no attempt follows although one was due: a cancel, or the machine shuts down."""
-    request = read_record(attempt.stop, StopRequest)
-    if request is not None and request.kind == "cancel":
-        return AttemptEnd(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, time.time(), "cancelled")
-    message = "stopped from outside while it was to start again"
-    return AttemptEnd(State.FAILED, Cause.PREEMPTED, Exit.PREEMPTED, end.ended_at, message)
 
 
 if __name__ == "__main__":

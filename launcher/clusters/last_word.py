@@ -4,14 +4,16 @@ import time
 
 import msgspec
 
+from launcher.errors import Exit
 from launcher.plan.model import Plan
 from launcher.recovery.policy import decide, restarts_by_cause
 from launcher.rundir.durable import append_line, read_record, write_record
 from launcher.rundir.events import read_events
 from launcher.rundir.fence import check_fence
+from launcher.rundir.identity import this_process
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import AttemptEnd, Event, Failure, RunState
-from launcher.words import Action, State, exit_of
+from launcher.rundir.records import AttemptEnd, Event, Failure, RunState, StopRequest
+from launcher.words import Action, Cause, State, exit_of
 
 
 def write_end(run: RunDir, attempt: AttemptDir, end: AttemptEnd, plan: Plan, failure: Failure | None = None) -> None:
@@ -22,6 +24,29 @@ def write_end(run: RunDir, attempt: AttemptDir, end: AttemptEnd, plan: Plan, fai
     kind = "requeue" if end.state is State.QUEUED else "ended"
     append_line(run.events, Event(end.ended_at, attempt.number, kind, said, cause=end.cause))
     write_record(run.state, _final_state(run, attempt, end, plan, failure))
+
+
+def is_cancelled(attempt: AttemptDir) -> bool:
+    """A person has asked for its end."""
+    request = read_record(attempt.stop, StopRequest)
+    return request is not None and request.kind == "cancel"
+
+
+def ask_to_stop(attempt: AttemptDir, kind: str) -> None:
+    """The first request stands."""
+    if not attempt.stop.exists():
+        write_record(attempt.stop, StopRequest(kind, time.time(), this_process()))
+
+
+def cancelled(text: str = "cancelled") -> AttemptEnd:
+    return AttemptEnd(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, time.time(), text)
+
+
+def cut_short(attempt: AttemptDir, doing: str, at: float) -> AttemptEnd:
+    """The last word where it was stopped while it was not running: by a cancel, or the machine shuts down."""
+    if is_cancelled(attempt):
+        return cancelled()
+    return AttemptEnd(State.FAILED, Cause.PREEMPTED, Exit.PREEMPTED, at, f"stopped from outside while {doing}")
 
 
 def speak_for_the_dead(run: RunDir, attempt: AttemptDir, plan: Plan, event: Event) -> AttemptEnd:

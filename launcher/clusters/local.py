@@ -6,25 +6,23 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.agent.environment import cleaned
 from launcher.agent.memory_tier import close_tier
 from launcher.agent.processes import TAG, descendants, end_all, signal_process, tagged
-from launcher.clusters.last_word import write_end
+from launcher.clusters.last_word import ask_to_stop, cancelled, write_end
 from launcher.clusters.machine import this_machine
 from launcher.clusters.protocol import CancelReport
-from launcher.errors import Exit, LaunchError
+from launcher.errors import LaunchError
 from launcher.plan.facts import Machine
 from launcher.plan.model import Plan
-from launcher.rundir.durable import read_record, write_record
-from launcher.rundir.identity import alive, this_process
+from launcher.rundir.durable import read_record
+from launcher.rundir.identity import alive
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import AgentRecord, AttemptEnd, ClusterWord, Handle, ProcessId, RunState, StopRequest
+from launcher.rundir.records import AgentRecord, AttemptEnd, ClusterWord, Handle, ProcessId, RunState
 from launcher.spec.model import JobSpec
-from launcher.words import Cause, State
 
 _BOOT_S = 30.0
 _SURE_S = 10.0
@@ -101,8 +99,7 @@ class LocalCluster:
         if already:
             close_tier(Path(plan.run_dir), attempt.number)  # nobody else may have been left to do it
             return CancelReport((), already=True)
-        if not attempt.stop.exists():
-            write_record(attempt.stop, StopRequest("cancel", time.time(), this_process()))
+        ask_to_stop(attempt, "cancel")
         handle = read_record(attempt.handle, Handle)
         if handle is not None and handle.keeper is not None and signal_process(handle.keeper, signal.SIGTERM):
             _wait_until_gone(handle.keeper, plan.spec.recovery.grace_s + _SURE_S)
@@ -112,8 +109,7 @@ class LocalCluster:
             raise LaunchError(f"process {pids} of {run.path.name} does not end, not even by SIGKILL")
         close_tier(Path(plan.run_dir), attempt.number)
         if not _ended(attempt):
-            end = AttemptEnd(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, time.time(), "cancelled")
-            write_end(run, attempt, end, plan)
+            write_end(run, attempt, cancelled(), plan)
         return CancelReport(tuple(f"{names.get(pid, 'process')} {pid}" for pid in before), already=False)
 
 

@@ -2,19 +2,17 @@
 
 import time
 
-from launcher.clusters.last_word import write_end
+from launcher.clusters.last_word import ask_to_stop, cancelled, write_end
 from launcher.clusters.protocol import CancelReport
 from launcher.clusters.slurm.queries import Job, cancel, read_jobs, squeue_jobs
 from launcher.clusters.slurm.reach import ask
 from launcher.clusters.slurm.states import Phase
-from launcher.errors import Exit, Unreachable
+from launcher.errors import Unreachable
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import newest, read_intent
-from launcher.rundir.durable import read_record, write_record
-from launcher.rundir.identity import this_process
+from launcher.rundir.durable import read_record
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import AttemptEnd, Handle, StopRequest
-from launcher.words import Cause, State
+from launcher.rundir.records import AttemptEnd, Handle
 
 _ASK_S = 10.0
 _SURE_S = 10.0
@@ -31,7 +29,7 @@ class Cancelling:
 
     def carry_out(self) -> CancelReport:
         """Returns when nothing of it is left. Raises Unreachable where Slurm cannot be asked: the wish stays."""
-        self._ask()
+        ask_to_stop(self._attempt, "cancel")
         try:
             return self._with_slurm()
         except Unreachable as error:
@@ -54,10 +52,6 @@ class Cancelling:
         self._write_end()
         return CancelReport((name,), already=False)
 
-    def _ask(self) -> None:
-        if not self._attempt.stop.exists():
-            write_record(self._attempt.stop, StopRequest("cancel", time.time(), this_process()))
-
     def _job(self) -> Job | None:
         """The attempt's job; found by its ticket where its submitter was killed before it could note the id."""
         jobs = read_jobs(ask(squeue_jobs(), limit_s=_ASK_S).out)
@@ -74,7 +68,7 @@ class Cancelling:
             latest = newest(self._run)
             if latest is not None and latest.number > self._attempt.number:  # it was moving on just then
                 self._attempt = latest
-                self._ask()
+                ask_to_stop(self._attempt, "cancel")
 
     def _wait_until_gone(self, job: str) -> None:
         deadline = time.monotonic() + _GONE_S
@@ -93,5 +87,4 @@ class Cancelling:
 
     def _write_end(self) -> None:
         if not self._has_ended():
-            end = AttemptEnd(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, time.time(), "cancelled")
-            write_end(self._run, self._attempt, end, self._plan)
+            write_end(self._run, self._attempt, cancelled(), self._plan)

@@ -4,14 +4,13 @@ import contextlib
 import sys
 import time
 
-from launcher.clusters.last_word import speak_for_the_dead, write_end
+from launcher.clusters.last_word import cancelled, is_cancelled, speak_for_the_dead, write_end
 from launcher.clusters.slurm.node_health import what_took_the_node
-from launcher.errors import Exit
 from launcher.rundir.attempts import new_attempt, newest, read_intent, read_plan
 from launcher.rundir.durable import create_record, read_record, write_record
 from launcher.rundir.identity import this_process
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import AttemptEnd, Event, Handle, RunState, StopRequest
+from launcher.rundir.records import AttemptEnd, Event, Handle, RunState
 from launcher.words import Cause, State
 
 
@@ -79,14 +78,8 @@ def _leave(why: str) -> AttemptDir | None:
     return None
 
 
-def is_cancelled(attempt: AttemptDir) -> bool:
-    request = read_record(attempt.stop, StopRequest)
-    return request is not None and request.kind == "cancel"
-
-
 def cancel(run: RunDir, attempt: AttemptDir) -> None:
-    end = AttemptEnd(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, time.time(), "cancelled")
-    write_end(run, attempt, end, read_plan(run, attempt.number))
+    write_end(run, attempt, cancelled(), read_plan(run, attempt.number))
 
 
 def _speak_for_the_start_before(run: RunDir, attempt: AttemptDir) -> AttemptEnd:

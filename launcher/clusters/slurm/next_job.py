@@ -7,14 +7,14 @@ import time
 from collections.abc import Sequence
 
 from launcher.clusters.bell import Bell
-from launcher.clusters.last_word import write_end
-from launcher.clusters.slurm.claims import cancel, is_cancelled, next_attempt
+from launcher.clusters.last_word import cancelled, is_cancelled, write_end
+from launcher.clusters.slurm.claims import cancel, next_attempt
 from launcher.clusters.slurm.fate import Fate, fate
 from launcher.clusters.slurm.node_health import lost_nodes
 from launcher.clusters.slurm.parcels import hand_over, parcel_of
 from launcher.clusters.slurm.queries import requeue
 from launcher.clusters.slurm.reach import ask, clean_environment
-from launcher.errors import Exit, NotStarted, Unreachable
+from launcher.errors import NotStarted, Unreachable
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import new_attempt
 from launcher.rundir.avoided import avoid, avoided
@@ -51,9 +51,7 @@ def _move(run: RunDir, attempt: AttemptDir, plan: Plan, end: AttemptEnd, job: st
     """Have Slurm start the run again, elsewhere or later, unless it was ended by a person."""
     match fate(job):
         case Fate.CANCELLED:
-            text = "its Slurm job was cancelled"
-            cancelled = AttemptEnd(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, time.time(), text)
-            write_end(run, attempt, cancelled, plan)
+            write_end(run, attempt, cancelled("its Slurm job was cancelled"), plan)
             return
         case Fate.QUEUED_AGAIN:
             _nudge(run, job, end.delay_s)

@@ -5,13 +5,13 @@ import signal
 import time
 
 from launcher.clusters.bell import Bell
+from launcher.clusters.last_word import ask_to_stop
 from launcher.clusters.slurm.queries import read_jobs, squeue_jobs
 from launcher.clusters.slurm.reach import ask
 from launcher.clusters.slurm.script import signal_before_s
 from launcher.errors import Unreachable
 from launcher.plan.model import Plan
-from launcher.rundir.durable import read_record, write_record
-from launcher.rundir.identity import this_process
+from launcher.rundir.durable import read_record
 from launcher.rundir.layout import AttemptDir
 from launcher.rundir.records import StopRequest
 
@@ -40,13 +40,13 @@ class SlurmWishes:
     def to_end(self) -> bool:
         now = time.monotonic()
         if self._bell.stop_asked:
-            self._note("preempt")
+            ask_to_stop(self._attempt, "preempt")
             return True
         if self._bell.warned:
             self._bell.warned = False
             self._limit_at = now + self._time_left_s()
         if now >= self._limit_at:
-            self._note(self._kind)
+            ask_to_stop(self._attempt, self._kind)
             return True
         if now >= self._look_at:
             self._look_at = now + _LOOK_S
@@ -65,7 +65,3 @@ class SlurmWishes:
             self._kind = "preempt"
             return 0.0
         return max(0.0, left_s)
-
-    def _note(self, kind: str) -> None:
-        if not self._attempt.stop.exists():
-            write_record(self._attempt.stop, StopRequest(kind, time.time(), this_process()))

@@ -5,7 +5,7 @@ import time
 
 from launcher.clusters.bell import Bell
 from launcher.clusters.crew import Crew, agent_post
-from launcher.clusters.last_word import speak_for_the_dead, write_end
+from launcher.clusters.last_word import cancelled, is_cancelled, speak_for_the_dead, write_end
 from launcher.clusters.ssh.council import Ask, Promise, Standing, granted
 from launcher.clusters.ssh.leader import enough, propose
 from launcher.clusters.ssh.seat import Seat
@@ -13,7 +13,7 @@ from launcher.errors import Exit, Fenced
 from launcher.rundir.attempts import newest
 from launcher.rundir.avoided import avoid
 from launcher.rundir.durable import read_record
-from launcher.rundir.records import AttemptEnd, Blame, Event, RunState, StopRequest
+from launcher.rundir.records import AttemptEnd, Blame, Event, RunState
 from launcher.words import Cause, State
 
 _RETURN_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
@@ -101,10 +101,8 @@ class Follower:
     def _stopped(self) -> None:
         """Ended here by somebody who may not have reached the leader."""
         seat = self._seat
-        request = read_record(seat.attempt.stop, StopRequest)
-        if seat.plan.disks_apart and request is not None and request.kind == "cancel":
-            end = AttemptEnd(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, time.time(), "cancelled")
-            write_end(seat.run, seat.attempt, end, seat.plan)
+        if seat.plan.disks_apart and is_cancelled(seat.attempt):
+            self._end(cancelled())
 
     # -- without a leader
 

@@ -13,6 +13,7 @@ import msgspec
 
 from launcher.clusters import news
 from launcher.clusters.ssh import pool, supplies
+from launcher.clusters.ssh.connect import Line
 from launcher.clusters.ssh.crowd import for_all
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.letters import Letters, Place, settled_in
@@ -80,6 +81,25 @@ class Handover:
         lost = {name: LaunchError(f"{name}: the connection broke") for name in places if name not in letters}
         if lost:
             return lost
+        try:
+            failed = self._told_to_go(there, plan, intent, ready, lines, letters)
+        finally:
+            for one in letters.values():
+                one.close()  # who stands by without the word goes home
+        if not failed:
+            write_record(there.handle, Handle("ssh", ticket=intent.ticket))
+        return failed
+
+    def _told_to_go(
+        self,
+        there: AttemptDir,
+        plan: Plan,
+        intent: Intent,
+        ready: Mapping[str, Surveyed],
+        lines: Mapping[str, Line],
+        letters: Mapping[str, Letters],
+    ) -> dict[str, LaunchError]:
+        """Open on all, the roster to all, Go to the first and then to the rest; gives the hosts that failed before."""
         openings = {node.host: self._opening(plan, intent, node, ready[node.host]) for node in plan.nodes}
         packed = _Packed(self._run.code)
         first, rest = plan.nodes[0].host, [node.host for node in plan.nodes[1:]]
@@ -90,27 +110,17 @@ class Handover:
             opened = for_all(
                 {name: lines[name] for name in stage}, lambda name, _: _open(letters[name], *openings[name], packed)
             )
-            failed = {name: one for name, one in opened.items() if isinstance(one, LaunchError)}
-            if failed:
-                for one in letters.values():
-                    one.close()  # who stands by goes home
+            if failed := _failed(opened):
                 return failed
             ports |= {name: port for name, port in opened.items() if isinstance(port, int)}
         if there.number > 1:
             self._supply(plan, letters)
         roster = Roster(tuple(Peer(node.host, node.address, ports[node.host]) for node in plan.nodes))
-        told = for_all(lines, lambda name, _: letters[name].ask(roster))
-        if failed := {name: one for name, one in told.items() if isinstance(one, LaunchError)}:
-            for one in letters.values():
-                one.close()
+        if failed := _failed(for_all(lines, lambda name, _: letters[name].ask(roster))):
             return failed
         letters[first].ask(Go())
-        for_all(
-            {name: lines[name] for name in rest}, lambda name, _: letters[name].ask(Go())
-        )  # else they ask the first
-        for one in letters.values():
-            one.close()
-        write_record(there.handle, Handle("ssh", ticket=intent.ticket))
+        # Who does not hear it asks the first.
+        for_all({name: lines[name] for name in rest}, lambda name, _: letters[name].ask(Go()))
         return {}
 
     def _supply(self, plan: Plan, letters: Mapping[str, Letters]) -> None:
@@ -152,6 +162,10 @@ class Handover:
             blobs=tuple(Blob(name, len(content)) for name, content in contents.items()),
         )
         return opening, list(contents.values())
+
+
+def _failed(results: Mapping[str, object]) -> dict[str, LaunchError]:
+    return {name: one for name, one in results.items() if isinstance(one, LaunchError)}
 
 
 class _Packed:

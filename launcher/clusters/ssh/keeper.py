@@ -21,7 +21,7 @@ import msgspec
 
 from launcher.agent.memory_tier import close_tier
 from launcher.clusters.bell import Bell
-from launcher.clusters.last_word import write_end
+from launcher.clusters.last_word import cut_short, write_end
 from launcher.clusters.ssh.council import Ask, Begin, Council, Standing, granted
 from launcher.clusters.ssh.follower import Follower
 from launcher.clusters.ssh.leader import Leader
@@ -31,8 +31,8 @@ from launcher.clusters.ssh.wire import Go, Roster, Up, encoded, read_request
 from launcher.errors import Exit, Fenced, LaunchError
 from launcher.rundir.durable import read_record, write_record
 from launcher.rundir.layout import RunDir
-from launcher.rundir.records import AttemptEnd, RunState, StopRequest
-from launcher.words import Cause, State
+from launcher.rundir.records import AttemptEnd, RunState
+from launcher.words import State
 
 _TURN_S = 0.5
 _SOON_S, _SOON_FOR_S = 0.03, 3.0
@@ -128,7 +128,8 @@ def _wait_for_slots(seat: Seat, bell: Bell, slots: Slots) -> bool:
         if seat.leads and seat.waits_for:
             _say_queued(seat, seat.waits_for)
         if bell.stop_asked:
-            _cancelled_early(seat)
+            end = cut_short(seat.attempt, "it waited for its hosts", time.time())
+            write_end(seat.run, seat.attempt, end, seat.plan)
             return False
         if seat.gpus is not None and not seat.began and slots.contested():
             seat.gpus = None
@@ -159,17 +160,6 @@ def _say_queued(seat: Seat, text: str) -> None:
     if state is not None and (state.state is not State.QUEUED or state.message != text):
         queued = msgspec.structs.replace(state, attempt=seat.attempt.number, state=State.QUEUED, message=text)
         write_record(seat.run.state, msgspec.structs.replace(queued, updated_at=time.time()))
-
-
-def _cancelled_early(seat: Seat) -> None:
-    request = read_record(seat.attempt.stop, StopRequest)
-    cancelled = request is not None and request.kind == "cancel"
-    state, cause, code = (
-        (State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED) if cancelled
-        else (State.FAILED, Cause.PREEMPTED, Exit.PREEMPTED)
-    )  # fmt: skip
-    text = "cancelled" if cancelled else "stopped from outside while it waited for its hosts"
-    write_end(seat.run, seat.attempt, AttemptEnd(state, cause, code, time.time(), text), seat.plan)
 
 
 if __name__ == "__main__":

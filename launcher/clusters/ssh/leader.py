@@ -8,7 +8,7 @@ import msgspec
 from launcher.clusters.allocation import Allocation
 from launcher.clusters.bell import Bell
 from launcher.clusters.crew import agent_post
-from launcher.clusters.last_word import write_end
+from launcher.clusters.last_word import cut_short, write_end
 from launcher.clusters.ssh.council import Ask, Members, Propose, Standing, granted
 from launcher.clusters.ssh.replicas import Replicator
 from launcher.clusters.ssh.seat import Seat
@@ -17,8 +17,8 @@ from launcher.plan.model import NodePlan, Plan
 from launcher.plan.quorum import may_take_over, quorum
 from launcher.rundir.attempts import new_attempt
 from launcher.rundir.avoided import avoid, avoided
-from launcher.rundir.durable import append_line, read_record
-from launcher.rundir.records import AttemptEnd, Blame, Event, StopRequest
+from launcher.rundir.durable import append_line
+from launcher.rundir.records import AttemptEnd, Blame, Event
 from launcher.words import Cause, State
 
 _AGAIN_S = 1.0
@@ -136,12 +136,7 @@ class Leader:
 
     def _stopped(self, end: AttemptEnd) -> None:
         """The last word where no attempt follows although one was due."""
-        request = read_record(self._seat.attempt.stop, StopRequest)
-        if request is not None and request.kind == "cancel":
-            self._say(AttemptEnd(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, time.time(), "cancelled"))
-        else:
-            text = "stopped from outside while it was to start again"
-            self._say(AttemptEnd(State.FAILED, Cause.PREEMPTED, Exit.PREEMPTED, end.ended_at, text))
+        self._say(cut_short(self._seat.attempt, "it was to start again", end.ended_at))
 
     def _say(self, end: AttemptEnd) -> None:
         seat = self._seat

@@ -2,20 +2,18 @@
 
 import fcntl
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from launcher.clusters.last_word import write_end
+from launcher.clusters.last_word import cancelled, write_end
 from launcher.clusters.ssh import pool
 from launcher.clusters.ssh.handover import Handover
-from launcher.errors import Exit, Unreachable
+from launcher.errors import Unreachable
 from launcher.rundir.attempts import read_intent, read_plan
 from launcher.rundir.durable import write_record
 from launcher.rundir.identity import alive
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import AttemptEnd, Handle
-from launcher.words import Cause, State
+from launcher.rundir.records import Handle
 
 
 def is_unfinished(attempt: AttemptDir) -> bool:
@@ -43,7 +41,7 @@ def hand_over(run: RunDir, attempt: AttemptDir) -> None:
 
 def withdraw(run: RunDir, attempt: AttemptDir) -> None:
     """It is not to be handed over any more."""
-    end = AttemptEnd(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, time.time(), "cancelled before it began")
+    end = cancelled("cancelled before it began")
     write_end(run, attempt, end, read_plan(run, attempt.number))
     began(attempt)
 
