@@ -35,6 +35,7 @@ from launcher.agent.messages import (
     PulseAck,
     RankPulse,
     Ready,
+    Settled,
     Start,
     Started,
     Stop,
@@ -102,6 +103,7 @@ class Agent:
     ready: bool = True
     mute_start: bool = False  # never answers a Start
     fetched: int | None = None  # bytes, while it brings a checkpoint to its disk
+    copies: bool = False  # what its ranks saved last still gets its second copy
     ignores_stop: bool = False
     generation: int = 0
     ranks: list[SimRank] = field(default_factory=list)
@@ -327,6 +329,16 @@ class Cluster:
         told = Exited(agent.index, rank.exit, tail)
         agent.told.append(told)
         self.say(agent.index, told)
+        if self.plan.disks_apart and not agent.live and not agent.copies:
+            self.settle_copies(agent.index)
+
+    def settle_copies(self, index: int) -> None:
+        """Nothing of what its ranks saved waits for a second copy any more."""
+        agent = self.agents[index]
+        agent.copies = False
+        told = Settled(index, agent.generation)
+        agent.told.append(told)
+        self.say(index, told)
 
     def finish_all(self) -> None:
         for agent in self.agents.values():

@@ -2,7 +2,7 @@
 
     WAITING ──enough nodes, delay over──► STARTING ──all Started──► RUNNING ──all ranks finished──► OVER
        ▲                                     │                         │
-       │                                     └── failure, loss, stop ──┤
+       │                                     └── failure, loss, stop ──┤     (disks apart: first COPYING, till Settled)
        └──────── policy: regroup ◄── CLOSING (Stop sent, Stopped or lost awaited) ◄──┘    policy: requeue, end ──► OVER
 
 Closing a generation and opening the next are separate steps with the recovery policy between them.
@@ -43,6 +43,7 @@ class Phase(Enum):
     WAITING = auto()
     STARTING = auto()
     RUNNING = auto()
+    COPYING = auto()  # disks apart: all ranks have finished, their last checkpoint lies on one disk only
     CLOSING = auto()
     OVER = auto()
 
@@ -52,7 +53,7 @@ _STOPS = {
     "preempt": "the cluster takes the nodes back",
     "limit": "the time limit of the cluster's job is near",
 }
-_OPEN = (Phase.STARTING, Phase.RUNNING)
+_OPEN = (Phase.STARTING, Phase.RUNNING, Phase.COPYING)
 
 
 @dataclass(slots=True)
@@ -133,6 +134,8 @@ class Coordinator:
                 return [self._start_by, self._blame_at]
             case Phase.RUNNING:
                 return [self._blame_at]
+            case Phase.COPYING:
+                return []
             case Phase.CLOSING:
                 return [self._closing.gives_up_at if self._closing else inf]
             case Phase.OVER:
@@ -173,6 +176,8 @@ class Coordinator:
         generation = self._generation
         if generation is None or loss.held != generation.number:
             return
+        if self._phase is Phase.COPYING and generation.has_settled(loss.node):
+            return  # all that it had to give is on another disk
         generation.lose(loss.node)
         found = Verdict(Cause.NODE_LOST, loss.text, node=loss.node, evidence=loss.evidence)
         if self._phase in _OPEN:
@@ -207,7 +212,7 @@ class Coordinator:
                 self._fault(node, message)
             case messages.StopAsked():
                 self._stop_asked(message)
-            case messages.NotFetched() | messages.Copied() | messages.Noted():
+            case messages.NotFetched() | messages.Copied() | messages.Settled() | messages.Noted():
                 self._of_checkpoints(message)
             case messages.Join():
                 raise AssertionError("a Join has a way of its own")
@@ -265,11 +270,19 @@ class Coordinator:
         if self._phase not in _OPEN:
             return
         if generation.finished:
-            self._finish(State.SUCCEEDED, None, Exit.OK, "all ranks have finished")
+            self._finished()
         elif fenced(end) or _by_itself(end) or (generation.failures and not generation.live):
             self._close()
         elif generation.failures:
             self._blame_at = min(self._blame_at, self._ledger.mono + BLAME_S)
+
+    def _finished(self) -> None:
+        """Nothing is left to train; until the result survives the loss of any one disk, the run is not over."""
+        if self._plan.disks_apart and not self._current.settled:
+            self._phase = Phase.COPYING
+            self._standing.message = "all ranks have finished; their last checkpoint gets its second copies"
+        else:
+            self._finish(State.SUCCEEDED, None, Exit.OK, "all ranks have finished")
 
     def _stopped(self, node: Node, message: messages.Stopped) -> None:
         if node.ghost is not None or message.generation < node.holds:
@@ -294,13 +307,19 @@ class Coordinator:
         if self._phase in _OPEN and node.holds == self._current.number:
             self._close(found)
 
-    def _of_checkpoints(self, message: messages.NotFetched | messages.Copied | messages.Noted) -> None:
+    def _of_checkpoints(
+        self, message: messages.NotFetched | messages.Copied | messages.Settled | messages.Noted
+    ) -> None:
         """Disks apart: what agents do with the files."""
         match message:
             case messages.Noted():
                 self._ledger.record(message.kind, message.text, node=message.node)
             case messages.Copied() if self._is_current(message.generation):
                 self._current.copy(message.node, message.step)
+            case messages.Settled() if self._is_current(message.generation):
+                self._current.settle(message.node)
+                if self._phase is Phase.COPYING:
+                    self._finished()
             case messages.NotFetched() if self._is_current(message.generation) and self._phase is Phase.STARTING:
                 text = f"node {message.node} could not fetch its checkpoint: {message.text}"
                 self._close(Verdict(Cause.COMMUNICATION, text, node=message.node))  # the next generation looks again
@@ -339,7 +358,7 @@ class Coordinator:
             match self._phase:
                 case Phase.WAITING:
                     self._wait()
-                case Phase.STARTING | Phase.RUNNING:
+                case Phase.STARTING | Phase.RUNNING | Phase.COPYING:
                     self._watch()
                 case Phase.CLOSING:
                     self._await_closed()

@@ -54,6 +54,7 @@ class Generation:
         self.fetched: dict[int, int] = {}  # bytes, of members that bring a checkpoint to their disk before they start
         self.safe_checkpoint: int | None = None  # the newest step of which each member's files lie on two disks
         self._copied: dict[int, set[int]] = {}  # by step: members whose files do
+        self._settled: set[int] = set()  # members whose ranks have ended and whose files wait for no copy
 
     @property
     def finished(self) -> bool:
@@ -61,8 +62,16 @@ class Generation:
         return self._finished == len(self.ranks)
 
     @property
+    def settled(self) -> bool:
+        """No member's files wait for a second copy."""
+        return len(self._settled) == len(self.members)
+
+    @property
     def live(self) -> int:
         return self._live
+
+    def has_settled(self, node: int) -> bool:
+        return node in self._settled
 
     def of_node(self, node: int) -> Sequence[Rank]:
         return self._of_node.get(node, ())
@@ -131,6 +140,10 @@ class Generation:
         if len(nodes) == len(self.members):
             self.safe_checkpoint = step
             self._copied = {newer: by for newer, by in self._copied.items() if newer > step}
+
+    def settle(self, node: int) -> None:
+        if node in self._of_node:
+            self._settled.add(node)
 
     def last_words(self, rank: int) -> tuple[str | None, tuple[str, ...]]:
         """Where the log of a rank is that has ended, and how it ends."""

@@ -110,6 +110,13 @@ class Copied(msgspec.Struct, frozen=True, tag="copied", tag_field="t"):
     step: int
 
 
+class Settled(msgspec.Struct, frozen=True, tag="settled", tag_field="t"):
+    """agent → coordinator: disks apart; its ranks have ended, and nothing of theirs waits for its second copy."""
+
+    node: int
+    generation: int
+
+
 class Noted(msgspec.Struct, frozen=True, tag="noted", tag_field="t"):
     """agent → coordinator: a line for the run's events. kind: checkpoint_fetched, checkpoint_set_aside, copy_failed."""
 
@@ -171,5 +178,7 @@ class End(msgspec.Struct, frozen=True, tag="end", tag_field="t"):
     goes_on: bool = False  # the run does, in another attempt
 
 
-ToCoordinator = Join | Ready | Started | Pulse | Exited | Stopped | Fault | StopAsked | NotFetched | Copied | Noted
+ToCoordinator = (
+    Join | Ready | Started | Pulse | Exited | Stopped | Fault | StopAsked | NotFetched | Copied | Settled | Noted
+)
 ToAgent = Welcome | Start | Stop | PulseAck | End

@@ -38,7 +38,9 @@ _PATIENCE_S = 10.0  # beyond the lease: a member that is lost ends the generatio
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
-_Weighty = messages.Started | messages.Exited | messages.Stopped | messages.NotFetched | messages.Fault
+_Weighty = (
+    messages.Started | messages.Exited | messages.Stopped | messages.NotFetched | messages.Settled | messages.Fault
+)
 
 
 class NodeAgent:
@@ -264,6 +266,13 @@ class NodeAgent:
 
     def ended(self, exited: messages.Exited) -> None:
         self._tell(exited)
+        if self._supply is not None and self._group is not None and self._group.over:
+            self.news()  # of a commit just before the end
+            self._go(self._settle(self._supply, self._group.generation))
+
+    async def _settle(self, supply: "Supply", generation: int) -> None:
+        await supply.settle()
+        self._tell(messages.Settled(self._home.node.index, generation))
 
     # -- pulse and lease
 

@@ -131,6 +131,11 @@ class RankGroup:
         """The newest that one of these ranks has reported as committed."""
         return max((one for rank in self._ranks if (one := rank.progress.checkpoint) is not None), default=None)
 
+    @property
+    def over(self) -> bool:
+        """Each of its ranks has ended, and was told of."""
+        return all(rank.ended.is_set() for rank in self._ranks)
+
     def _heard(self, rank: _Rank) -> None:
         rank.active_at = time.monotonic()
         self._listener.news()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
+import msgspec
 from hypothesis import HealthCheck, event, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from simulated_cluster import Cluster, plan_of
@@ -47,10 +48,11 @@ class Storm(RuleBasedStateMachine):
     @initialize(
         nodes=st.integers(1, 3), less=st.integers(0, 2), spares=st.integers(0, 2), each=st.integers(1, 3),
         time_s=st.sampled_from([None, None, None, 200.0]), up=st.sampled_from([True, True, True, False]),
+        apart=st.booleans(),
     )  # fmt: skip
-    def begin(self, nodes: int, less: int, spares: int, each: int, time_s: float | None, up: bool) -> None:
+    def begin(self, nodes: int, less: int, spares: int, each: int, time_s: float | None, up: bool, apart: bool) -> None:
         plan = plan_of(nodes, least=max(1, nodes - less), spares=spares, ranks_each=each, time_s=time_s, rules=RULES)
-        self.cluster = Cluster(plan)
+        self.cluster = Cluster(msgspec.structs.replace(plan, disks_apart=apart))
         if up:
             self.all_come_up()
             self.cluster.advance(2)
@@ -153,6 +155,17 @@ class Storm(RuleBasedStateMachine):
         steps = [rank.step for agent in self.cluster.agents.values() for rank in agent.live if rank.step is not None]
         self.cluster.checkpoint = max([*steps, self.cluster.checkpoint or 0])
 
+    @rule(node=NODES)
+    def copies_take_their_time(self, node: int) -> None:
+        if node in self.cluster.agents:
+            self.cluster.agents[node].copies = True
+
+    @rule(node=NODES)
+    def copies_are_made(self, node: int) -> None:
+        agent = self.cluster.agents.get(node)
+        if agent is not None and agent.copies and not agent.live and not agent.frozen:
+            self.cluster.settle_copies(node)
+
     @rule(really=st.integers(0, 9))
     def all_finish(self, really: int) -> None:
         if not really and not self.cluster.zombies:
@@ -242,6 +255,8 @@ class Storm(RuleBasedStateMachine):
                 cluster.make_ready(index)
         cluster.stuck = set()
         for _ in range(CALM_ROUNDS):
+            for node in cluster.agents:
+                self.copies_are_made(node)
             cluster.advance(30)
             if cluster.state().state is State.RUNNING:
                 cluster.finish_all()
@@ -275,7 +290,7 @@ def live_through(storm: Storm, draw: random.Random) -> None:
     least = max(1, nodes - draw.randint(0, 2))
     rules = replace(RULES, no_progress=None, killed=Budget(9), node_lost=Budget(9), communication=Budget(9))
     plan = plan_of(nodes, least=least, spares=draw.randint(0, 2), ranks_each=draw.randint(1, 3), rules=rules)
-    storm.cluster = Cluster(plan)
+    storm.cluster = Cluster(msgspec.structs.replace(plan, disks_apart=draw.random() < 0.5))
     storm.all_come_up()
     for _ in range(80):
         happen(storm, draw)
@@ -306,6 +321,8 @@ def happen(storm: Storm, draw: random.Random) -> None:
         (1, lambda: storm.somebody_asks_to_stop("preempt", node, draw.randrange(3))),
         (4, lambda: storm.stale_news_of_a_death(node)),
         (4, storm.a_checkpoint_is_made),
+        (2, lambda: storm.copies_take_their_time(node)),
+        (2, lambda: storm.copies_are_made(node)),
         (2, lambda: storm.the_wall_clock_jumps(draw.choice([-3600.0, 1e6]))),
     ]
     draw.choices([what for _, what in weather], [weight for weight, _ in weather])[0]()

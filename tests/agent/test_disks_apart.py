@@ -170,6 +170,83 @@ def test_what_was_safe_with_a_node_that_is_lost_is_not_safe_any_more() -> None:
     assert cluster.state().safe_checkpoint == 20
 
 
+def copying(*behind: int, nodes: int = 2, **how: object) -> Cluster:
+    """All ranks have finished; of these nodes the last checkpoint still gets its second copy."""
+    cluster = running(nodes, **how)
+    for node in behind:
+        cluster.agents[node].copies = True
+    cluster.finish_all()
+    cluster.advance(START_S)
+    assert cluster.end is None
+    state = cluster.state()
+    assert (state.state, "second copies" in state.message) == (State.RUNNING, True)
+    return cluster
+
+
+def test_it_ends_once_nothing_waits_for_its_second_copy() -> None:
+    cluster = copying(0, 1)
+    cluster.settle_copies(1)
+    cluster.advance(3)
+    assert cluster.end is None
+    cluster.settle_copies(0)
+    cluster.advance(1)
+    assert cluster.end is not None
+    assert cluster.end.state is State.SUCCEEDED
+
+
+def test_the_word_that_nothing_waits_is_not_lost_in_a_cut() -> None:
+    cluster = copying(1)
+    cluster.cut(1)
+    cluster.settle_copies(1)
+    cluster.advance(1)
+    cluster.connect(1)
+    cluster.advance(1)
+    assert cluster.end is not None
+    assert cluster.end.state is State.SUCCEEDED
+
+
+def test_a_disk_lost_before_its_last_files_were_copied_is_a_node_lost() -> None:
+    cluster = copying(1, spares=1)
+    cluster.kill(1)
+    cluster.advance(3)
+    (failure,) = cluster.recorded("failure")
+    assert (failure.cause, failure.node) == (Cause.NODE_LOST, 1)
+    assert sorted(cluster.starts(2)) == [0, 2]
+    cluster.finish_all()
+    cluster.advance(1)
+    assert cluster.end is not None
+    assert cluster.end.state is State.SUCCEEDED
+
+
+def test_a_disk_lost_after_its_last_files_were_copied_costs_nothing() -> None:
+    cluster = copying(0, nodes=3)
+    cluster.kill(1)
+    cluster.advance(3)
+    assert not cluster.recorded("failure")
+    cluster.settle_copies(0)
+    cluster.advance(1)
+    assert cluster.end is not None
+    assert cluster.end.state is State.SUCCEEDED
+
+
+@pytest.mark.parametrize(("kind", "state"), [("cancel", State.CANCELLED), ("limit", State.SUCCEEDED)])
+def test_asked_to_stop_it_waits_for_no_copy(kind: str, state: State) -> None:
+    cluster = copying(1)
+    cluster.ask_stop(kind)
+    cluster.advance(3)
+    assert cluster.end is not None
+    assert cluster.end.state is state
+
+
+def test_with_a_shared_disk_there_is_nothing_to_wait_for() -> None:
+    cluster = Cluster(plan_of(2))
+    cluster.boot()
+    cluster.advance(3)
+    cluster.finish_all()
+    cluster.advance(1)
+    assert cluster.end is not None
+
+
 def test_what_agents_note_is_an_event() -> None:
     cluster = running(2)
     cluster.say(1, Noted(1, "copy_failed", "step 20 of node 1 has no second copy on node 0: no space"))

@@ -19,7 +19,10 @@ _PAUSE_S = 2.0  # between two tries: a peer that is busy or just comes back
 
 
 class Copier:
-    """`follow` each generation, `note` each commit that a rank reports. One step at a time, the newest first."""
+    """`follow` each generation, `note` each commit that a rank reports. One step at a time, the newest first.
+
+    `settle` returns once nothing waits: each step has its copy, or that was given up.
+    """
 
     def __init__(
         self,
@@ -39,6 +42,7 @@ class Copier:
         self._known: set[int] = set()
         self._waiting: set[int] = set()
         self._more = asyncio.Event()
+        self._rest = asyncio.Event()  # of the generation that it follows: nothing waits
         self._working: asyncio.Task[None] | None = None
 
     def follow(self, node: int, start: Start) -> None:
@@ -46,7 +50,8 @@ class Copier:
         before, self._working = self._working, None
         if before is not None:
             before.cancel()
-        self._known, self._waiting = set(), set()
+        self._known, self._waiting, self._rest = set(), set(), asyncio.Event()
+        self._rest.set()
         target = next_of(start)
         if target is not None:
             self._working = asyncio.create_task(self._work(node, start, target, before))
@@ -57,7 +62,15 @@ class Copier:
             return
         self._known.add(step)
         self._waiting.add(step)
+        self._rest.clear()
         self._more.set()
+
+    async def settle(self) -> None:
+        rest, working = self._rest, self._working
+        if working is not None:
+            resting = asyncio.create_task(rest.wait())
+            await asyncio.wait([resting, working], return_when=asyncio.FIRST_COMPLETED)
+            resting.cancel()
 
     async def close(self) -> None:
         if self._working is not None:
@@ -71,6 +84,7 @@ class Copier:
         best: Save | None = None
         while True:
             while not self._waiting:
+                self._rest.set()
                 self._more.clear()
                 await self._more.wait()
             step = max(self._waiting)

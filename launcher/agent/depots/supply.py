@@ -81,6 +81,10 @@ class Supply:
         """A rank of this node has reported a commit."""
         self._copier.note(step)
 
+    async def settle(self) -> None:
+        """Returns once no file of this node's ranks waits for its second copy."""
+        await self._copier.settle()
+
     async def bring(self, start: Start) -> None:
         """Have here what the ranks of this generation load. Raises NotBrought, and DiskFailed where this disk does."""
         try:

@@ -48,6 +48,17 @@ def test_every_commit_has_a_second_copy_on_the_next_node(hosts):
     assert lab.events("copy_failed") == []
 
 
+def test_the_last_commit_has_its_second_copy_before_the_run_is_over(hosts):
+    lab = hosts(2, checkpoint=Checkpoint(copy_limit_bytes=1_000_000), steps=10, pause=0, size=2_000_000)
+    lab.start(0, 1)
+    until("word of the copies", lambda: "second copies" in lab.state().get("message", ""))
+    assert lab.state()["state"] == "running"
+    assert lab.end() == {0: 0, 1: 0}
+    assert lab.state()["safe_checkpoint"] == 10
+    for node in (0, 1):
+        assert held(lab.checkpoints(node), 10) == names(0, 1)
+
+
 def test_a_rank_that_is_killed_finds_all_at_home(hosts):
     lab = hosts(2, steps=100, pause=0.03)
     lab.start(0, 1)

@@ -252,6 +252,39 @@ def test_a_new_generation_cuts_off_what_was_being_copied_and_aims_anew(tmp_path)
     assert Copied(0, 2, 20) in pool.said[0]
 
 
+def test_it_has_settled_once_all_is_copied(tmp_path):
+    async def scene():
+        async with Pool(tmp_path, 2, limit=10_000_000) as pool:
+            await begun(pool, [0, 1])
+            await pool.supplies[0].settle()  # nothing waits
+            save_apart(pool.folders, 20, size=10_000_000)
+            pool.supplies[0].note(20)
+            await pool.supplies[0].settle()
+            return pool
+
+    pool = asyncio.run(scene())
+    assert copied(pool, 0) == [20]
+    assert held(pool.folders[1], 20) == names(0, 1)
+
+
+def test_it_has_settled_where_nobody_is_next_and_where_a_copy_was_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(copiers, "_PAUSE_S", 0.01)
+
+    async def scene():
+        async with Pool(tmp_path, 2) as pool:
+            await begun(pool, [0])
+            pool.supplies[0].note(20)
+            await pool.supplies[0].settle()
+            await begun(pool, [0, 1], generation=2)
+            save_apart(pool.folders, 20)
+            await pool.supplies[1].close()
+            pool.supplies[0].note(20)
+            await pool.supplies[0].settle()
+            return pool
+
+    assert "no second copy on node 1" in failed(asyncio.run(scene()), 0)[0]
+
+
 def test_the_limit_holds(tmp_path):
     async def scene():
         async with Pool(tmp_path, 2, limit=10_000_000) as pool:
