@@ -14,6 +14,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import launcher.clusters.ssh.paramiko_alone  # noqa: F401 - before paramiko
+
+# isort: split
 import paramiko
 from paramiko.agent import AgentSSH
 from paramiko.common import MSG_CHANNEL_REQUEST, cMSG_GLOBAL_REQUEST
