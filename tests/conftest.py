@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from lab import Lab
-from shares import SHARE, todays
+from shares import SHARE
 
 from launcher.agent.processes import TAG
 from tests.lab.requirements import PACKAGES as LAB_PACKAGES
@@ -72,19 +72,12 @@ NIGHTLY = (
     "ssh/test_showcase.py::test_a_host_gone_for_good",  # agent/depots/test_agents.py loses a disk
     "agent/depots/test_agents.py::test_a_training_that_loses_a_disk",  # ssh/test_showcase.py loses two hosts
 )
-# In CI one of each group a day, so that it ends in time; at the nightly size all of them.
-IN_TURN = (
-    ("ssh/test_showcase.py", "ssh/test_cuts.py", "ssh/test_submit_kills.py"),
-    ("ssh/test_attacks.py", "ssh/test_pools.py", "ssh/test_queue.py"),
-    ("trainer/checkpoint_files/test_disk_errors.py", "trainer/checkpoint_files/test_power_cuts.py"),
-)
 
 
 def pytest_collection_modifyitems(config, items):
     """Which tests, and the files in the order in which they are given out."""
     if SHARE == 1:
-        others = [name for group in IN_TURN for name in group if name not in todays(group, of=len(group))]
-        late = [item for item in items if any(name in item.nodeid for name in (*NIGHTLY, *others))]
+        late = [item for item in items if any(name in item.nodeid for name in NIGHTLY)]
         config.hook.pytest_deselected(items=late)
         items[:] = [item for item in items if item not in late]
     items.sort(key=lambda item: _turn(str(item.path.relative_to(Path(__file__).parent))))

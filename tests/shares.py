@@ -1,4 +1,7 @@
-"""How much of what could be tried is tried: in CI a share, more where $LAUNCH_TEST_SHARE says so."""
+"""How much of what could be tried is tried, and which: in CI a share, drawn by a seed that failing tests print.
+
+Read at import: the suite takes LAUNCH_* out of the environment of its tests.
+"""
 
 import os
 import time
@@ -6,6 +9,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 SHARE = int(os.environ.get("LAUNCH_TEST_SHARE", "1"))
+SEED = int(os.environ.get("LAUNCH_TEST_SEED", time.time_ns() % 10**6))
 _DAY = int(time.time() // 86_400)
 
 T = TypeVar("T")

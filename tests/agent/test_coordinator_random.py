@@ -1,6 +1,5 @@
 """Whatever happens in whatever order, the coordinator keeps its promises and comes to an end."""
 
-import os
 import random
 from collections import Counter
 from dataclasses import replace
@@ -10,6 +9,7 @@ import hypothesis.strategies as st
 import msgspec
 from hypothesis import HealthCheck, event, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from shares import SEED
 from simulated_cluster import Cluster, plan_of
 
 from launcher.agent.effects import ProvenDead
@@ -273,9 +273,8 @@ TestStorm = Storm.TestCase
 
 def test_long_weather() -> None:
     """The same, longer and rougher: mostly a cluster at work, to which everything happens at some time."""
-    base = int(os.environ.get("LAUNCH_TEST_SEED", "1"))
     met: Counter[str] = Counter()
-    for seed in range(base * 1000, base * 1000 + LONG_STORMS):
+    for seed in range(SEED * 1000, SEED * 1000 + LONG_STORMS):
         print("seed", seed)
         storm = Storm()
         live_through(storm, random.Random(seed))

@@ -170,6 +170,10 @@ def test_what_was_safe_with_a_node_that_is_lost_is_not_safe_any_more() -> None:
     assert cluster.state().safe_checkpoint == 20
 
 
+def ended(cluster: Cluster) -> State | None:
+    return cluster.end.state if cluster.end is not None else None
+
+
 def copying(*behind: int, nodes: int = 2, **how: object) -> Cluster:
     """All ranks have finished; of these nodes the last checkpoint still gets its second copy."""
     cluster = running(nodes, **how)
@@ -177,7 +181,7 @@ def copying(*behind: int, nodes: int = 2, **how: object) -> Cluster:
         cluster.agents[node].copies = True
     cluster.finish_all()
     cluster.advance(START_S)
-    assert cluster.end is None
+    assert ended(cluster) is None
     state = cluster.state()
     assert (state.state, "second copies" in state.message) == (State.RUNNING, True)
     return cluster
@@ -187,11 +191,10 @@ def test_it_ends_once_nothing_waits_for_its_second_copy() -> None:
     cluster = copying(0, 1)
     cluster.settle_copies(1)
     cluster.advance(3)
-    assert cluster.end is None
+    assert ended(cluster) is None
     cluster.settle_copies(0)
     cluster.advance(1)
-    assert cluster.end is not None
-    assert cluster.end.state is State.SUCCEEDED
+    assert ended(cluster) is State.SUCCEEDED
 
 
 def test_the_word_that_nothing_waits_is_not_lost_in_a_cut() -> None:
@@ -201,8 +204,7 @@ def test_the_word_that_nothing_waits_is_not_lost_in_a_cut() -> None:
     cluster.advance(1)
     cluster.connect(1)
     cluster.advance(1)
-    assert cluster.end is not None
-    assert cluster.end.state is State.SUCCEEDED
+    assert ended(cluster) is State.SUCCEEDED
 
 
 def test_a_disk_lost_before_its_last_files_were_copied_is_a_node_lost() -> None:
@@ -214,8 +216,7 @@ def test_a_disk_lost_before_its_last_files_were_copied_is_a_node_lost() -> None:
     assert sorted(cluster.starts(2)) == [0, 2]
     cluster.finish_all()
     cluster.advance(1)
-    assert cluster.end is not None
-    assert cluster.end.state is State.SUCCEEDED
+    assert ended(cluster) is State.SUCCEEDED
 
 
 def test_a_disk_lost_after_its_last_files_were_copied_costs_nothing() -> None:
@@ -225,8 +226,7 @@ def test_a_disk_lost_after_its_last_files_were_copied_costs_nothing() -> None:
     assert not cluster.recorded("failure")
     cluster.settle_copies(0)
     cluster.advance(1)
-    assert cluster.end is not None
-    assert cluster.end.state is State.SUCCEEDED
+    assert ended(cluster) is State.SUCCEEDED
 
 
 @pytest.mark.parametrize(("kind", "state"), [("cancel", State.CANCELLED), ("limit", State.SUCCEEDED)])
@@ -234,8 +234,7 @@ def test_asked_to_stop_it_waits_for_no_copy(kind: str, state: State) -> None:
     cluster = copying(1)
     cluster.ask_stop(kind)
     cluster.advance(3)
-    assert cluster.end is not None
-    assert cluster.end.state is state
+    assert ended(cluster) is state
 
 
 def test_with_a_shared_disk_there_is_nothing_to_wait_for() -> None:
@@ -244,7 +243,7 @@ def test_with_a_shared_disk_there_is_nothing_to_wait_for() -> None:
     cluster.advance(3)
     cluster.finish_all()
     cluster.advance(1)
-    assert cluster.end is not None
+    assert ended(cluster) is State.SUCCEEDED
 
 
 def test_what_agents_note_is_an_event() -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from shares import todays
 
 HERE = Path(__file__).parent
 OWN_STORE = "torchrun, own store"
@@ -18,37 +19,37 @@ def run(script, *words):
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    ("name", "words", "rows"),
-    [
-        ("start", ["--ranks", "2", "--pairs", "1", "--peers", "launch", OWN_STORE], ["2 | launch", f"2 | {OWN_STORE}"]),
-        ("recover", ["--ranks", "2", "--kills", "2", "--peers", "launch"], ["launch | 2 of 2"]),
-        ("memory", ["--ranks", "2", "--pairs", "1", "--peers", "launch"], ["launch"]),
-        ("cli", ["--runs", "3", "--repeats", "1"], ["`launch --help`", "`launch status, 3 runs`"]),
-        ("idle", ["--ranks", "2", "--seconds", "1"], ["agent", "keeper"]),
-        ("coordinator", ["--sizes", "3", "--rounds", "1"], ["3"]),
-        (
-            "checkpoint_save",
-            [
-                *("--megabytes", "2", "--windows-s", "0.1", "--rounds", "1", "--volume-megabytes", "1"),
-                *("--volume-ranks", "2", "--methods", "Checkpointer", "torch.save, fsync", "DCP, thread, kept memory"),
-            ],
-            ["2 MB, 2 ranks | Checkpointer", "2 MB, 2 ranks | DCP, thread, kept memory"],
-        ),
-        (
-            "checkpoint_load",
-            ["--megabytes", "2", "--ranks", "2", "--rounds", "1"],
-            ["2 MB, 2 ranks, cached | Checkpointer.load", "2 MB, 2 ranks, not cached | dcp.load"],
-        ),
-        (
-            "train_step",
-            ["--peers", "Trainer", "by hand", "--kinds", "mlp", "--pairs", "1", "--mlp-steps", "20"],
-            ["mlp, 2 ranks | Trainer", "mlp, 2 ranks | by hand"],
-        ),
-        ("copies", ["--megabytes", "1", "--seconds", "5", "--every-s", "0.5"], ["with copies", "without"]),
-        ("resume_step", ["--ranks", "2", "--kills", "1", "--peers", "launch"], ["2 | launch | 1 of 1"]),
-    ],
-)
+TABLES = [
+    ("start", ["--ranks", "2", "--pairs", "1", "--peers", "launch", OWN_STORE], ["2 | launch", f"2 | {OWN_STORE}"]),
+    ("recover", ["--ranks", "2", "--kills", "2", "--peers", "launch"], ["launch | 2 of 2"]),
+    ("memory", ["--ranks", "2", "--pairs", "1", "--peers", "launch"], ["launch"]),
+    ("cli", ["--runs", "3", "--repeats", "1"], ["`launch --help`", "`launch status, 3 runs`"]),
+    ("idle", ["--ranks", "2", "--seconds", "1"], ["agent", "keeper"]),
+    ("coordinator", ["--sizes", "3", "--rounds", "1"], ["3"]),
+    (
+        "checkpoint_save",
+        [
+            *("--megabytes", "2", "--windows-s", "0.1", "--rounds", "1", "--volume-megabytes", "1"),
+            *("--volume-ranks", "2", "--methods", "Checkpointer", "torch.save, fsync", "DCP, thread, kept memory"),
+        ],
+        ["2 MB, 2 ranks | Checkpointer", "2 MB, 2 ranks | DCP, thread, kept memory"],
+    ),
+    (
+        "checkpoint_load",
+        ["--megabytes", "2", "--ranks", "2", "--rounds", "1"],
+        ["2 MB, 2 ranks, cached | Checkpointer.load", "2 MB, 2 ranks, not cached | dcp.load"],
+    ),
+    (
+        "train_step",
+        ["--peers", "Trainer", "by hand", "--kinds", "mlp", "--pairs", "1", "--mlp-steps", "20"],
+        ["mlp, 2 ranks | Trainer", "mlp, 2 ranks | by hand"],
+    ),
+    ("copies", ["--megabytes", "1", "--seconds", "5", "--every-s", "0.5"], ["with copies", "without"]),
+    ("resume_step", ["--ranks", "2", "--kills", "1", "--peers", "launch"], ["2 | launch | 1 of 1"]),
+]
+
+
+@pytest.mark.parametrize(("name", "words", "rows"), todays(TABLES))
 def test_it_runs_and_shows_a_table(name, words, rows):
     table = [line for line in run(HERE / f"{name}.py", *words).splitlines() if line.startswith("|")]
     assert table[1].strip("|-") == ""

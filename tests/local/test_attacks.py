@@ -10,71 +10,46 @@ import sys
 from pathlib import Path
 
 import pytest
+from hostile import NASTY, drawn, heard, no_canary, witness
 from lab import Lab
 
-WITNESS = """
-import json, os, sys
-keep = [name for name in os.environ if name.startswith("T_") or name in %r]
-print(json.dumps({"argv": sys.argv[1:], "env": {name: os.environ[name] for name in keep}}))
-"""
-WATCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "OMP_NUM_THREADS", "SLURM_NTASKS",
-           "SBATCH_TIMELIMIT", "SRUN_CPUS_PER_TASK", "PMIX_RANK", "TORCHELASTIC_RUN_ID")  # fmt: skip
-
-NASTY = [
-    "; touch canary", "$(touch canary)", "`touch canary`", "a\nb", "tab\there", "quote'd", 'double"d', "--flag", "-",
-    "", " lead and trail ", "*", "~", "$HOME", "\\", "%n%x", "é漢字🎉", "a=b", "#no comment", "| touch canary",
-    "&& touch canary",
-    "{{x}}", "!!python/object:os.system", "a" * 3000, "../../x", "/etc/passwd", "${IFS}touch${IFS}canary",
-]  # fmt: skip
+PLACED = {"ranks_per_node": 2}
+# Of a rank's environment: what is another one's in each run.
+OF_THE_RUN = {"LAUNCH_RUN_ID", "LAUNCH_RUN_DIR", "LAUNCH_CHECKPOINT_DIR", "LAUNCH_PROGRESS", "MASTER_PORT", "PWD"}
+POISON = {
+    "RANK": "7", "WORLD_SIZE": "99", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1", "LOCAL_RANK": "5",
+    "SLURM_NTASKS": "99", "SBATCH_TIMELIMIT": "7", "SRUN_CPUS_PER_TASK": "3", "SLURM_CPU_BIND": "quiet",
+    "PMIX_RANK": "4", "TORCHELASTIC_RUN_ID": "x", "LAUNCH_RUN_DIR": "/tmp", "LAUNCH_ATTEMPT": "9",
+    "GROUP_RANK": "4",
+}  # fmt: skip
 
 
-def said(lab, run):
-    return [json.loads(line) for line in lab.rank_logs(run).splitlines() if line.startswith("{")]
-
-
-def test_arguments_and_variables_arrive_byte_for_byte(lab):
-    draw = random.Random(7)
-    words = NASTY + ["".join(chr(draw.choice([*range(32, 127), 233, 0x6F22])) for _ in range(20)) for _ in range(200)]
-    lab.script("witness.py", WITNESS % (WATCHED,))
+def test_arguments_and_variables_arrive_byte_for_byte(lab, tmp_path):
+    words = NASTY + drawn(200, 40)
     env = {f"T_{number}": word for number, word in enumerate(words)}
-    body = {
-        "name": "witness",
-        "run": {"script": "witness.py", "args": words},
-        "env": env,
-        "resources": {"ranks_per_node": 2},
-    }
-    run = lab.submit(lab.spec(json.dumps(body, ensure_ascii=False)))
-    lab.wait(run)
-    heard = said(lab, run)
-    assert len(heard) == 2
-    for one in heard:
-        assert one["argv"] == words
-        assert {name: value for name, value in one["env"].items() if name.startswith("T_")} == env
-    assert not list(lab.project.parent.rglob("canary"))
+    ranks = heard(lab, lab.submit(witness(lab, PLACED, words, env)))
+    assert [one["argv"] for one in ranks] == [words, words]
+    for one in ranks:
+        assert {name: one["env"].get(name) for name in env} == env
+    no_canary(tmp_path)
 
 
-def test_a_command_list_is_never_read_by_a_shell(lab):
-    lab.script("witness.py", WITNESS % (WATCHED,))
-    body = {"name": "w", "run": {"command": [sys.executable, "witness.py", *NASTY]}, "resources": {"ranks_per_node": 1}}
-    run = lab.submit(lab.spec(json.dumps(body, ensure_ascii=False)))
-    lab.wait(run)
-    assert said(lab, run)[0]["argv"] == NASTY
-    assert not list(lab.project.parent.rglob("canary"))
+def test_a_command_list_is_never_read_by_a_shell(lab, tmp_path):
+    run = {"command": [sys.executable, "witness.py", *NASTY]}
+    ranks = heard(lab, lab.submit(witness(lab, PLACED, run=run)))
+    assert [one["argv"] for one in ranks] == [NASTY, NASTY]
+    no_canary(tmp_path)
 
 
 def test_a_poisoned_environment_changes_nothing(lab):
-    lab.script("witness.py", WITNESS % (WATCHED,))
-    spec = lab.spec("name: w\nrun:\n  script: witness.py\nresources:\n  ranks_per_node: 2\n")
-    poison = {
-        "RANK": "7", "WORLD_SIZE": "99", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1", "LOCAL_RANK": "5",
-        "SLURM_NTASKS": "99", "SBATCH_TIMELIMIT": "7", "SRUN_CPUS_PER_TASK": "3", "SLURM_CPU_BIND": "quiet",
-        "PMIX_RANK": "4", "TORCHELASTIC_RUN_ID": "x", "LAUNCH_RUN_DIR": "/tmp", "LAUNCH_ATTEMPT": "9",
-        "GROUP_RANK": "4",
-    }  # fmt: skip
-    clean, dirty = lab.submit(spec), lab.submit(spec, env=poison)
-    lab.wait(clean)
-    lab.wait(dirty)
-    assert sorted(map(str, said(lab, clean))) == sorted(map(str, said(lab, dirty)))
+    spec = witness(lab, PLACED)
+    clean, dirty = (heard(lab, lab.submit(spec, env=env)) for env in ({}, POISON))
+    assert len(clean) == 2
+    for one, other in zip(clean, dirty, strict=True):
+        ours, theirs = (
+            {name: value for name, value in each["env"].items() if name not in OF_THE_RUN} for each in (one, other)
+        )
+        assert ours == theirs
 
 
 def listeners_of(pids):

@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 from lab import kill
+from shares import SEED
 
 from launcher.rundir.fence import raise_fence
 from launcher.rundir.layout import RunDir
@@ -46,9 +47,8 @@ def test_a_killed_rank_is_replaced_and_the_weights_are_the_same(lab, undisturbed
 
 
 def test_ten_random_kills_end_right(lab, undisturbed):
-    seed = int(os.environ.get("LAUNCH_TEST_SEED", time.time_ns() % 10**6))
-    print("seed", seed)
-    draw = random.Random(seed)
+    print("seed", SEED)
+    draw = random.Random(SEED)
     wanted = undisturbed(steps=500)
     run = lab.submit(lab.chain(args="steps: 500\npause: 0.03"))
     fired = 0
@@ -69,9 +69,8 @@ def test_ten_random_kills_end_right(lab, undisturbed):
 def test_random_kills_of_anything_end_right(lab, undisturbed):
     """Ranks, zygotes, agents, the coordinator: KILLS of them at random instants, on two nodes."""
     kills = int(os.environ.get("LAUNCH_TEST_KILLS", "8"))
-    seed = int(os.environ.get("LAUNCH_TEST_SEED", time.time_ns() % 10**6))
-    print("seed", seed)
-    draw = random.Random(seed)
+    print("seed", SEED)
+    draw = random.Random(SEED)
     wanted = undisturbed(world_nodes=2, steps=40 * kills)
     spec = lab.chain(
         args=f"steps: {40 * kills}\npause: 0.05",

@@ -1,15 +1,14 @@
 """The submitter is killed at any system call: the run exists and is carried out exactly once, or it never was."""
 
 import json
-import os
 import random
 import re
 import shutil
 import subprocess
 import sys
-import time
 
 import pytest
+from shares import SEED, SHARE
 
 from launcher.clusters.local import KeeperStandingBy
 from launcher.rundir.attempts import new_attempt
@@ -18,8 +17,6 @@ from launcher.rundir.layout import RunDir
 # What changes the world; all of their occurrences are struck. Of the rest a random share.
 DEEDS = "rename,fsync,mkdir,symlink,link,unlink,vfork"
 REST = "write,openat,close,fchmod"
-SHARE = int(os.environ.get("LAUNCH_TEST_SHARE", "1"))
-SEED = int(os.environ.get("LAUNCH_TEST_SEED", time.time_ns() % 10**6))  # read before the environment is cleaned
 JOB = "name: once\nrun:\n  script: once.py\n  preload: []\nresources:\n  ranks_per_node: 1\n"
 ONCE = "import os\nwith open(os.environ['LEDGER'], 'a') as file:\n    file.write(os.environ['LAUNCH_RUN_ID'] + '\\n')\n"
 

@@ -1,80 +1,42 @@
 """Bad neighbours on Slurm: hostile values and paths, poisoned environments, and secrets that everybody would read."""
 
-import json
 import os
-import random
-import stat
-import subprocess
 import sys
-import time
-from contextlib import contextmanager
-from pathlib import Path
-from threading import Event, Thread
 
 import pytest
-from lab import Lab, all_pids, command
+from hostile import (
+    CANARY,
+    NASTY,
+    command_lines,
+    drawn,
+    files_with,
+    heard,
+    no_canary,
+    open_to_others,
+    others_see,
+    witness,
+)
+from lab import Lab
+from shares import SHARE
 
 from launcher.clusters.slurm.queries import read_jobs, squeue_jobs
 from launcher.clusters.slurm.script import render
 
-WITNESS = "import json, os, sys\nprint(json.dumps({'argv': sys.argv[1:], 'env': dict(os.environ)}))\n"
-NASTY = [
-    "; touch canary", "$(touch canary)", "`touch canary`", "a\nb", "tab\there", "quote'd", 'double"d', "--flag", "-",
-    "", " lead and trail ", "*", "~", "$HOME", "\\", "%n%x", "é漢字🎉", "a=b", "#no comment", "| touch canary",
-    "&& touch canary", "a,b", "x\\", "\\\\ y", "it's \"both\"", "#SBATCH --wrap=x", "(null)", "!x", "a # b", "\\n",
-    "{{x}}", "!!python/object:os.system", "a" * 3000, "../../x", "/etc/passwd", "${IFS}touch${IFS}canary",
-]  # fmt: skip
-SEED = int(os.environ.get("LAUNCH_TEST_SEED", time.time_ns() % 10**6))
-SHARE = int(os.environ.get("LAUNCH_TEST_SHARE", "1"))
 PLACED = {"nodes": 2, "ranks_per_node": 1, "cpus_per_rank": 1, "gpus_per_node": 0, "time": "10m"}
 # Of a rank's environment: what is another one's in each run, and what is the machine's.
 OF_THE_RUN = {"LAUNCH_RUN_ID", "LAUNCH_RUN_DIR", "LAUNCH_CHECKPOINT_DIR", "LAUNCH_PROGRESS", "MASTER_PORT"}
 OF_THE_MACHINE = {"PWD", "TMPDIR", "MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
 
 
-def drawn(many, most):
-    print("seed", SEED)
-    draw = random.Random(SEED)
-    signs = [*range(32, 127), 9, 0xE9, 0x6F22, 0x1F389]
-    return ["".join(chr(draw.choice(signs)) for _ in range(draw.randrange(1, most))) for _ in range(many)]
-
-
-def witness(desk, args=(), env=None, more=None):
-    """A spec whose ranks say what reached them."""
-    desk.script("witness.py", WITNESS)
-    body = {
-        "name": "witness",
-        "run": {"script": "witness.py", "args": [*args], "preload": []},
-        "env": env or {},
-        "resources": PLACED,
-        **(more or {}),
-    }
-    return desk.spec(json.dumps(body, ensure_ascii=False))
-
-
-def heard(desk, run):
-    """What each rank says, by its rank."""
-    desk.wait(run)
-    said = [json.loads(line) for line in desk.rank_logs(run).splitlines() if line.startswith("{")]
-    assert len(said) == 2
-    return sorted(said, key=lambda one: one["env"]["RANK"])
-
-
 def of_the_spec(environment):
     return {name: value for name, value in environment.items() if name not in OF_THE_RUN | OF_THE_MACHINE}
-
-
-def no_canary(*folders):
-    places = [Path(folder) for folder in folders]
-    assert not [path for place in places for path in place.rglob("canary")]
-    assert not [path for path in (Path("/"), Path.cwd(), Path("/tmp")) if (path / "canary").exists()]
 
 
 def test_ranks_get_the_same_bytes_as_on_one_machine(desk, slurm, tmp_path):
     """Arguments, variables and everything else of the environment, on both nodes."""
     words = NASTY + drawn(400 * SHARE, 40)
     env = {f"T_{number}": word for number, word in enumerate(words)}
-    spec = witness(desk, words, env, {"slurm": {"extra": {"comment": NASTY[1] + NASTY[2]}}})
+    spec = witness(desk, PLACED, words, env, slurm={"extra": {"comment": NASTY[1] + NASTY[2]}})
     theirs = heard(desk, desk.submit(spec, "--on", "slurm"))
     ours = heard(desk, desk.submit(spec))
     for here, there in zip(ours, theirs, strict=True):
@@ -86,7 +48,7 @@ def test_ranks_get_the_same_bytes_as_on_one_machine(desk, slurm, tmp_path):
 
 def test_a_command_list_is_read_by_no_shell_of_any_node(desk, slurm, tmp_path):
     run = {"command": [sys.executable, "witness.py", *NASTY]}
-    theirs = heard(desk, desk.submit(witness(desk, more={"run": run}), "--on", "slurm"))
+    theirs = heard(desk, desk.submit(witness(desk, PLACED, run=run), "--on", "slurm"))
     assert [one["argv"] for one in theirs] == [NASTY, NASTY]
     no_canary(tmp_path, slurm.folder)
 
@@ -124,7 +86,7 @@ def test_options_reach_slurm_as_they_are(slurm, tmp_path):
 def test_what_is_no_single_word_is_refused_or_harmless(desk, slurm, tmp_path, key, value):
     every = ("squeue", "--noheader", "--states=all", "--format=%i")
     before = slurm.ask(*every)
-    done = desk.launch("submit", witness(desk, more={"slurm": {key: value}}), "--on", "slurm", check=2)
+    done = desk.launch("submit", witness(desk, PLACED, slurm={key: value}), "--on", "slurm", check=2)
     assert "Traceback" not in done.stderr
     assert slurm.ask(*every) == before
     no_canary(tmp_path, slurm.folder)
@@ -188,7 +150,7 @@ def asked_for(slurm, job):
 def test_a_poisoned_environment_makes_the_same_job(desk, slurm):
     """For every verb; a user's own variables, locale and all, still reach the ranks."""
     own = {"LC_ALL": "tlh_QO.UTF-8", "TZ": "Asia/Tokyo", "MY_SLURM_NOTE": "x", "PMIFOO": "y"}
-    spec = witness(desk)
+    spec = witness(desk, PLACED)
     clean = desk.submit(spec, "--on", "slurm", env=own)
     poisoned = desk.submit(spec, "--on", "slurm", env={**own, **POISON})
     for words in (["wait"], ["status"], ["logs"]):
@@ -208,7 +170,7 @@ def test_a_poisoned_environment_makes_the_same_job(desk, slurm):
 def test_a_poisoned_environment_repeats_and_cancels_the_same(desk, slurm):
     slurm.ask("sbatch", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 100")
     desk.until("a full cluster", lambda: "RUNNING" in slurm.ask("squeue", "--noheader", "--format=%T"))
-    spec = witness(desk)
+    spec = witness(desk, PLACED)
     clean, poisoned = (
         desk.launch("submit", spec, "--on", "slurm", "--repeat", "2", env=env).stdout.split() for env in ({}, POISON)
     )
@@ -221,52 +183,6 @@ def test_a_poisoned_environment_repeats_and_cancels_the_same(desk, slurm):
     assert left == [jobs[0][0]] * 2
     for run in clean:
         desk.launch("cancel", run)
-
-
-CANARY = "canary-5f0c91"
-
-
-@contextmanager
-def command_lines():
-    """Every command line that any process of the machine has had meanwhile, as another user could have seen."""
-    seen, over = set(), Event()
-
-    def look():
-        while not over.is_set():
-            seen.update(command(pid) for pid in all_pids())
-
-    watcher = Thread(target=look)
-    watcher.start()
-    try:
-        yield seen
-    finally:
-        over.set()
-        watcher.join()
-
-
-def others_see(*words):
-    """As nobody in particular."""
-    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
-    done = subprocess.run([*nobody, *words], capture_output=True)
-    return done.stdout + done.stderr
-
-
-def files_with(text, *folders):
-    found = []
-    for folder in folders:
-        for path in sorted(Path(folder).rglob("*")):
-            if path.is_file() and not path.is_symlink() and text.encode() in path.read_bytes():
-                found.append(path)
-    return found
-
-
-def open_to_others(folder):
-    """What of it somebody else could read, write or enter if the folder itself were open."""
-    return [
-        f"{stat.S_IMODE(path.lstat().st_mode):o} {path.relative_to(folder)}"
-        for path in [folder, *folder.rglob("*")]
-        if not path.is_symlink() and path.lstat().st_mode & 0o077
-    ]
 
 
 @pytest.mark.parametrize("words", [(), ("--repeat", "2")])
@@ -298,9 +214,7 @@ def test_a_secret_is_nowhere_but_in_its_file_and_in_the_ranks(desk, slurm, tmp_p
     assert not [line for line in lines if CANARY.encode() in line]
     assert any(b"launcher.clusters.slurm.batch" in line for line in lines)
     run_dir = desk.run_dir(runs[0])
-    assert CANARY.encode() not in others_see(
-        "sh", "-c", f"cat /proc/*/environ /proc/*/cmdline {run_dir}/* {run_dir}/*/*"
-    )
+    assert CANARY.encode() not in others_see(run_dir)
     holds = files_with(CANARY, tmp_path, slurm.folder)
     assert holds == sorted(desk.run_dir(run) / "secrets.json" for run in runs)
     assert [open_to_others(desk.run_dir(run)) for run in runs] == [[]] * len(runs)
@@ -310,18 +224,3 @@ def test_a_secret_is_nowhere_but_in_its_file_and_in_the_ranks(desk, slurm, tmp_p
     for run in runs:
         desk.launch("cancel", run)
     assert files_with(CANARY, tmp_path, slurm.folder) == holds
-
-
-def test_the_search_for_the_canary_bites(tmp_path):
-    (tmp_path / "a" / "b").mkdir(parents=True, mode=0o700)
-    tmp_path.chmod(0o700)
-    (tmp_path / "a" / "b").chmod(0o701)
-    file = tmp_path / "a" / "x"
-    file.write_text(f"TOKEN={CANARY}\n")
-    file.chmod(0o644)
-    (tmp_path / "a").chmod(0o700)
-    assert files_with(CANARY, tmp_path) == [file]
-    assert open_to_others(tmp_path) == ["701 a/b", "644 a/x"]
-    with command_lines() as lines:
-        subprocess.run(["sh", "-c", "sleep 0.2", CANARY])
-    assert [line for line in lines if CANARY.encode() in line]

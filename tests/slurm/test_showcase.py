@@ -1,12 +1,11 @@
 """Everything at once: a real training that is preempted, loses a node and meets its time limit, again and again."""
 
-import os
-
 import pytest
 from runs import causes, record, take_all_nodes
+from shares import SHARE
 
 # An attempt must last for a minute to meet Slurm's shortest limit: at the nightly size alone.
-MUCH = int(os.environ.get("LAUNCH_TEST_SHARE", "1")) > 1
+MUCH = SHARE > 1
 STEPS, LIMIT_MET = (900, 1) if MUCH else (110, 0)
 LIMIT = ("--set", "resources.time=1m", "--set", "slurm.signal_before=20s") if MUCH else ()
 JOB = f"""

@@ -6,16 +6,14 @@ import random
 import shutil
 import subprocess
 import sys
-import time
 
 import pytest
 from runs import record
+from shares import SEED, SHARE
 
 # What changes the world; all of their occurrences are struck. Of the rest a random share.
 DEEDS = "rename,fsync,mkdir,link,symlink,unlink,vfork,flock"
 REST = "write,openat,close,fchmod,poll,pidfd_open,wait4"
-SHARE = int(os.environ.get("LAUNCH_TEST_SHARE", "1"))
-SEED = int(os.environ.get("LAUNCH_TEST_SEED", time.time_ns() % 10**6))  # read before the environment is cleaned
 LAUNCH = (sys.executable, "-m", "launcher.cli.main")
 REAL = shutil.which("sbatch")
 ONCE = """

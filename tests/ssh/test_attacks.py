@@ -6,14 +6,23 @@ import os
 import random
 import socket
 import stat
-import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from threading import Event, Thread
+from contextlib import suppress
 
 import pytest
-from lab import all_pids, command
+from hostile import (
+    CANARY,
+    NASTY,
+    command_lines,
+    drawn,
+    files_with,
+    heard,
+    no_canary,
+    open_to_others,
+    others_see,
+    witness,
+)
+from shares import SEED, SHARE
 
 from launcher.agent.messages import WIRE_VERSION
 from launcher.agent.wire import mac
@@ -24,67 +33,23 @@ from launcher.errors import LaunchError
 from launcher.rundir.layout import RunDir
 from tests.lab.hosts import UIDS
 
-WITNESS = "import json, os, sys\nprint(json.dumps({'argv': sys.argv[1:], 'env': dict(os.environ)}), flush=True)\n"
-NASTY = [
-    "; touch canary", "$(touch canary)", "`touch canary`", "a\nb", "tab\there", "quote'd", 'double"d', "--flag", "-",
-    "", " lead and trail ", "*", "~", "$HOME", "\\", "%n%x", "é漢字🎉", "a=b", "#no comment", "| touch canary",
-    "&& touch canary", "a,b", "x\\", "\\\\ y", "it's \"both\"", "\\0057", "(null)", "!x", "a # b", "\\n", "%b", "{a,b}",
-    "{{x}}", "!!python/object:os.system", "a" * 3000, "../../x", "/etc/passwd", "${IFS}touch${IFS}canary", "!!", "^x^y",
-]  # fmt: skip
-SEED = int(os.environ.get("LAUNCH_TEST_SEED", time.time_ns() % 10**6))
-SHARE = int(os.environ.get("LAUNCH_TEST_SHARE", "1"))
 PLACED = {"nodes": 2, "ranks_per_node": 1}
 # Of a rank's environment: what is another one's in each run.
 OF_THE_RUN = {"LAUNCH_RUN_ID", "LAUNCH_RUN_DIR", "LAUNCH_CHECKPOINT_DIR", "LAUNCH_PROGRESS", "MASTER_PORT", "PWD"}
 OF_THE_HOST = {"MASTER_ADDR", "SSH_CONNECTION", "SSH_CLIENT", "TMPDIR"}
 
 
-def drawn(many, most):
-    print("seed", SEED)
-    draw = random.Random(SEED)
-    signs = [*range(32, 127), 9, 0xE9, 0x6F22, 0x1F389]
-    return ["".join(chr(draw.choice(signs)) for _ in range(draw.randrange(1, most))) for _ in range(many)]
-
-
-def witness(desk, args=(), env=None, **more):
-    """A spec whose ranks say what reached them."""
-    desk.script("witness.py", WITNESS)
-    body = {
-        "name": "witness",
-        "run": {"script": "witness.py", "args": [*args], "preload": []},
-        "env": env or {},
-        "resources": PLACED,
-        **more,
-    }
-    return desk.spec(json.dumps(body, ensure_ascii=False))
-
-
-def heard(desk, run):
-    """What each rank says, by its rank."""
-    desk.wait(run)
-    desk.launch("logs", run)
-    said = [json.loads(line) for line in desk.rank_logs(run).splitlines() if line.startswith("{")]
-    assert len(said) == 2
-    return sorted(said, key=lambda one: one["env"]["RANK"])
-
-
-def no_canary(*folders):
-    for folder in folders:
-        assert not [*Path(folder).rglob("canary")], folder
-    assert not [path for path in (Path("/"), Path.cwd(), Path("/tmp"), Path.home()) if (path / "canary").exists()]
-
-
 def test_ranks_get_the_same_bytes_as_on_one_machine(desk, hosts, tmp_path):
     """Arguments and variables, as arguments of a script and as a command of their own."""
     words = NASTY + drawn(400 * SHARE, 40)
     env = {f"T_{number}": word for number, word in enumerate(words)}
-    spec = witness(desk, words, env)
+    spec = witness(desk, PLACED, words, env)
     theirs, ours = heard(desk, desk.submit(spec, "--on", "pool")), heard(desk, desk.submit(spec))
     for here, there in zip(ours, theirs, strict=True):
         assert here["argv"] == there["argv"] == words
         assert [{name: one["env"].get(name) for name in env} for one in (here, there)] == [env, env]
     own = {"command": ["/usr/bin/python3", "witness.py", *NASTY]}
-    theirs = heard(desk, desk.submit(witness(desk, run=own), "--on", "pool"))
+    theirs = heard(desk, desk.submit(witness(desk, PLACED, run=own), "--on", "pool"))
     assert [one["argv"] for one in theirs] == [NASTY, NASTY]
     no_canary(tmp_path, hosts.folder)
 
@@ -104,7 +69,7 @@ OF_THE_CALLER = {"LD_LIBRARY_PATH": "/x", "PYTHONPATH": "/x", "PYTHONHASHSEED": 
 
 def test_poisoned_environments_make_the_same_ranks(desk, hosts, tmp_path):
     """The caller's, of which nothing is sent, and a host's, whose shell files also talk, and open all to all."""
-    spec = witness(desk)
+    spec = witness(desk, PLACED)
     clean = heard(desk, desk.submit(spec, "--on", "pool"))
     exports = "".join(f"export {name}={value}\n" for name, value in POISON.items())
     for index in range(4):
@@ -124,15 +89,6 @@ def test_poisoned_environments_make_the_same_ranks(desk, hosts, tmp_path):
     assert not open_to_others(desk.run_dir(run))
     for index in (0, 1):
         assert not open_to_others(hosts.home(index) / "launch" / "runs")
-
-
-def open_to_others(folder):
-    """What of it somebody else could read, write or enter."""
-    return [
-        f"{stat.S_IMODE(path.lstat().st_mode):o} {path.relative_to(folder)}"
-        for path in [folder, *folder.rglob("*")]
-        if not path.is_symlink() and path.lstat().st_mode & 0o077
-    ]
 
 
 def tree(folder):
@@ -234,36 +190,6 @@ def test_a_host_writes_nothing_here_but_its_records(tmp_path, name):
     assert [row for row in tree(tmp_path) if "attempts" not in row[0]] == before
 
 
-CANARY = "canary-5f0c91"
-
-
-@contextmanager
-def command_lines():
-    """Every command line that any process of the machine and its hosts has had meanwhile: all users see them."""
-    seen, over = set(), Event()
-
-    def look():
-        while not over.wait(0.005):
-            seen.update(command(pid) for pid in all_pids())
-
-    watcher = Thread(target=look)
-    watcher.start()
-    try:
-        yield seen
-    finally:
-        over.set()
-        watcher.join()
-
-
-def files_with(text, *folders):
-    found = []
-    for folder in folders:
-        for path in sorted(Path(folder).rglob("*")):
-            if path.is_file() and not path.is_symlink() and text.encode() in path.read_bytes():
-                found.append(path)
-    return found
-
-
 def test_a_secret_is_nowhere_but_in_its_files_and_in_the_ranks(desk, hosts, tmp_path):
     desk.script("keeps.py", "import os, time\nprint('has', len(os.environ['TOKEN']), flush=True)\ntime.sleep(60)\n")
     spec = desk.spec(
@@ -279,23 +205,16 @@ def test_a_secret_is_nowhere_but_in_its_files_and_in_the_ranks(desk, hosts, tmp_
         heard_ = "".join(one.stdout + one.stderr for one in (dry, done))
         for verb in (["status"], ["status", run, "--json"], ["logs", run], ["hosts", "--json"]):
             heard_ += desk.launch(*verb).stdout
+        places = [desk.run_dir(run), desk.there(0, run), desk.there(1, run)]
+        seen = others_see(*places)
         desk.launch("cancel", run)
     assert CANARY not in heard_
     assert any(b"launcher.clusters.ssh.keeper" in line for line in lines)
     assert not [line for line in lines if CANARY.encode() in line]
-    places = [desk.run_dir(run), desk.there(0, run), desk.there(1, run)]
+    assert CANARY.encode() not in seen
     holds = files_with(CANARY, tmp_path, hosts.folder)
     assert sorted(holds) == sorted(place / "secrets.json" for place in places)
     assert [open_to_others(place) for place in places] == [[], [], []]
-
-
-def test_the_search_for_the_canary_bites(tmp_path):
-    tmp_path.chmod(0o700)
-    file = tmp_path / "x"
-    file.write_text(f"TOKEN={CANARY}\n")
-    file.chmod(0o644)
-    assert files_with(CANARY, tmp_path) == [file]
-    assert open_to_others(tmp_path) == ["644 x"]
 
 
 def listeners(node):

@@ -14,11 +14,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
 
 import pytest
+from shares import SEED, SHARE
 
 from tests.lab.nodes import Cut, pid_inside
 
-SEED = int(os.environ.get("LAUNCH_TEST_SEED", time.time_ns() % 10**6))
-SHARE = int(os.environ.get("LAUNCH_TEST_SHARE", "1"))
 LIMIT_S = 30.0
 LEASE_S = 3.0
 FROZEN = "frozen"

@@ -8,18 +8,16 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 
 import pytest
+from shares import SEED, SHARE
 from ssh_desk import command_line
 
 # What changes the world, here and by the socket on the hosts. Of all occurrences a random share is struck.
 DEEDS = "rename,fsync,mkdir,link,unlink,flock"
 CALLS = f"{DEEDS},sendto,recvfrom,connect,socket,clone3,write,openat,close,fchmod,poll,futex"
 STRACED = re.compile(r"^(\d+) +(\w+)\(", re.MULTILINE)  # which thread, what
-SEED = int(os.environ.get("LAUNCH_TEST_SEED", time.time_ns() % 10**6))
-SHARE = int(os.environ.get("LAUNCH_TEST_SHARE", "1"))
 LAUNCH = (sys.executable, "-m", "launcher.cli.main")
 SUBMIT = ("submit", "job.yaml", "--on", "pool")
 JOB = "name: once\nrun:\n  script: once.py\n  preload: []\nresources: {nodes: 2, ranks_per_node: 1}\n"

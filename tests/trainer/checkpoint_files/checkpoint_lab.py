@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,10 +23,6 @@ from trainer.checkpoint_files.fence import Claim
 from trainer.checkpoint_files.layout import data_name, folder_name, is_draft, is_trash, new_nonce
 from trainer.checkpoint_files.manifest import Chunk, FileEntry, Manifest, TensorEntry, TreeEntry
 from trainer.errors import EXIT_FENCED, CheckpointDamaged, Fenced, TrainerError
-
-# Read at import: the suite takes LAUNCH_* out of the environment of its tests.
-SHARE = int(os.environ.get("LAUNCH_TEST_SHARE", "1"))
-SEED = int(os.environ.get("LAUNCH_TEST_SEED", time.time_ns() % 10**6))
 
 RANKS = 2
 _TREE = b'{"epoch":3}'

@@ -5,7 +5,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from checkpoint_lab import SEED, Claim, commit
+from checkpoint_lab import Claim, commit
+from shares import SEED
 
 
 @pytest.fixture

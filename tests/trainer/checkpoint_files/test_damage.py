@@ -6,7 +6,8 @@ import shutil
 from collections import Counter
 
 import pytest
-from checkpoint_lab import SHARE, manifest_of, save, whole, write_rank
+from checkpoint_lab import manifest_of, save, whole, write_rank
+from shares import SHARE
 
 from trainer.checkpoint_files import catalog, commit
 from trainer.checkpoint_files.catalog import Entry

@@ -8,7 +8,6 @@ import pytest
 from checkpoint_lab import (
     DAMAGED,
     OS_ERROR,
-    SHARE,
     calls_of,
     check_sound,
     invalid,
@@ -22,6 +21,7 @@ from checkpoint_lab import (
     strike,
     write_rank,
 )
+from shares import SHARE
 
 from trainer.checkpoint_files import catalog, commit, fence
 from trainer.checkpoint_files.catalog import Entry

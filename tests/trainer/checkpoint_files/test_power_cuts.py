@@ -10,7 +10,8 @@ import subprocess
 import time
 
 import pytest
-from checkpoint_lab import SHARE, invalid, left_over, mounted, need, save
+from checkpoint_lab import invalid, left_over, mounted, need, save
+from shares import SHARE
 
 from trainer.checkpoint_files import catalog, commit
 from trainer.checkpoint_files.catalog import Entry

@@ -1,0 +1,102 @@
+"""What bad neighbours do wherever a run goes: hostile words, strangers who read what they may, and how to see that."""
+
+import json
+import random
+import stat
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+
+from lab import all_pids, command
+from shares import SEED
+
+NASTY = [
+    "; touch canary", "$(touch canary)", "`touch canary`", "a\nb", "tab\there", "quote'd", 'double"d', "--flag", "-",
+    "", " lead and trail ", "*", "~", "$HOME", "\\", "%n%x", "é漢字🎉", "a=b", "#no comment", "| touch canary",
+    "&& touch canary", "a,b", "x\\", "\\\\ y", "it's \"both\"", "\\0057", "(null)", "!x", "a # b", "\\n", "%b", "{a,b}",
+    "{{x}}", "!!python/object:os.system", "a" * 3000, "../../x", "/etc/passwd", "${IFS}touch${IFS}canary", "!!", "^x^y",
+    "#SBATCH --wrap=x",
+]  # fmt: skip
+CANARY = "canary-5f0c91"
+
+_WITNESS = "import json, os, sys\nprint(json.dumps({'argv': sys.argv[1:], 'env': dict(os.environ)}), flush=True)\n"
+
+
+def drawn(many, most):
+    """Words of any characters; which ones, the seed says."""
+    print("seed", SEED)
+    draw = random.Random(SEED)
+    signs = [*range(32, 127), 9, 0xE9, 0x6F22, 0x1F389]
+    return ["".join(chr(draw.choice(signs)) for _ in range(draw.randrange(1, most))) for _ in range(many)]
+
+
+def witness(desk, resources, args=(), env=None, **more):
+    """A spec whose ranks say what reached them; a command of its own finds witness.py beside it."""
+    desk.script("witness.py", _WITNESS)
+    body = {
+        "name": "witness",
+        "run": {"script": "witness.py", "args": [*args], "preload": []},
+        "env": env or {},
+        "resources": resources,
+        **more,
+    }
+    return desk.spec(json.dumps(body, ensure_ascii=False))
+
+
+def heard(desk, run):
+    """What each rank says, by its rank."""
+    desk.wait(run)
+    desk.launch("logs", run)  # brings them here, where they lie elsewhere
+    said = [json.loads(line) for line in desk.rank_logs(run).splitlines() if line.startswith("{")]
+    return sorted(said, key=lambda one: one["env"]["RANK"])
+
+
+def no_canary(*folders):
+    for folder in folders:
+        assert not [*Path(folder).rglob("canary")], folder
+    assert not [path for path in (Path("/"), Path.cwd(), Path("/tmp"), Path.home()) if (path / "canary").exists()]
+
+
+def open_to_others(folder):
+    """What of it somebody else could read, write or enter if the folder itself were open."""
+    return [
+        f"{stat.S_IMODE(path.lstat().st_mode):o} {path.relative_to(folder)}"
+        for path in [folder, *folder.rglob("*")]
+        if not path.is_symlink() and path.lstat().st_mode & 0o077
+    ]
+
+
+def files_with(text, *folders):
+    found = []
+    for folder in folders:
+        for path in sorted(Path(folder).rglob("*")):
+            if path.is_file() and not path.is_symlink() and text.encode() in path.read_bytes():
+                found.append(path)
+    return found
+
+
+@contextmanager
+def command_lines():
+    """Every command line that any process of this machine has had meanwhile: all its users see them."""
+    seen, over = set(), Event()
+
+    def look():
+        while not over.wait(0.005):
+            seen.update(command(pid) for pid in all_pids())
+
+    watcher = Thread(target=look)
+    watcher.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        watcher.join()
+
+
+def others_see(*folders):
+    """All that a user who is nobody in particular can read of processes, and of what lies in these folders."""
+    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    script = 'cat /proc/*/environ /proc/*/cmdline; find "$@" -type f -exec cat {} +'
+    done = subprocess.run([*nobody, "sh", "-c", script, "sh", *folders], capture_output=True)
+    return done.stdout + done.stderr
