@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from launcher.plan.facts import Machine
-from launcher.plan.model import Plan
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import ClusterWord
-from launcher.spec.model import JobSpec
+
+if TYPE_CHECKING:
+    from launcher.plan.facts import Machine
+    from launcher.plan.model import Plan
+    from launcher.spec.model import JobSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +46,10 @@ class Cluster(Protocol):
     kind: str
     most_together: int  # how many runs with the same demands may be handed over as one job
 
-    def machine(self, spec: JobSpec) -> Machine:
+    def machine(self, spec: "JobSpec") -> "Machine":
         """What one node offers to this job."""
 
-    def preview(self, plan: Plan) -> Preview | None:
+    def preview(self, plan: "Plan") -> Preview | None:
         """What `go` would hand over; None where that is no text."""
 
     def engage(self, run_dir: Path) -> Engagement:
@@ -56,5 +58,5 @@ class Cluster(Protocol):
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
         """What the cluster says of each; None where it knows no more than the run's folder and processes do."""
 
-    def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan) -> CancelReport:
+    def cancel(self, run: RunDir, attempt: AttemptDir, plan: "Plan") -> CancelReport:
         """End the attempt for good: first by asking, then surely; returns when nothing of it is left."""

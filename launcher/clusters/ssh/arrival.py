@@ -41,7 +41,7 @@ class Arrival:
         for name in ("runs", "code"):
             make_dir(workdir / name)
         with standing.held(run) as place:
-            store = workdir / "code" / opening.plan.code.digest
+            store = workdir / "code" / opening.code
             needs_code = not store.is_dir()
             self._say(Opened(needs_code))
             if needs_code:

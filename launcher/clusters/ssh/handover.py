@@ -152,11 +152,13 @@ class Handover:
         named = plan.spec.run.python or ""
         python = named if named.startswith("/") else found.facts.python
         entry = msgspec.structs.replace(plan.entry, python=python)
+        there = msgspec.structs.replace(plan, run_dir=run_dir, entry=entry)
         opening = Open(
             run_id=plan.run_id,
             workdir=found.facts.workdir,
             node=node.index,
-            plan=msgspec.structs.replace(plan, run_dir=run_dir, entry=entry),
+            plan=msgspec.Raw(msgspec.json.encode(there)),
+            code=plan.code.digest,
             intent=msgspec.structs.replace(intent, cluster_kind="local"),
             gpus=found.gpus,
             blobs=tuple(Blob(name, len(content)) for name, content in contents.items()),

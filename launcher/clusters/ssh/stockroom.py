@@ -4,7 +4,9 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from launcher.clusters.ssh.wire import Given, Put
+import msgspec
+
+from launcher.clusters.ssh.wire import Given, Put, Stock
 from launcher.errors import LaunchError
 from launcher.rundir.durable import make_dir
 from trainer.checkpoint_files import partial
@@ -21,6 +23,10 @@ def folder_of(run: Path, named: str) -> Path:
     if {"", ".", ".."} & set(steps):
         raise LaunchError(f"{named[:100]!r} is no folder of a run")
     return run.joinpath(*steps)
+
+
+def stock(folder: Path) -> Stock:
+    return Stock(msgspec.Raw(msgspec.json.encode(partial.inventory(folder))))
 
 
 def give(folder: Path, step: int, name: str, tell: Tell) -> None:

@@ -1,7 +1,10 @@
 """Checkpoints between hosts and here: which files are where, what is fetched home, what a new set of hosts lacks."""
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+import msgspec
 
 from launcher.clusters import news
 from launcher.clusters.ssh.letters import Letters
@@ -19,9 +22,10 @@ Stocks = Mapping[str, Sequence[Held]]  # by host
 def stock_of(letters: Letters, run_id: str, folder: str) -> tuple[Held, ...]:
     """What a host has of the run's checkpoints."""
     answer = letters.ask(Inventory(run_id, letters.place.workdir, folder))
-    if not isinstance(answer, Stock):
-        raise LaunchError(f"{letters.place.host.name}: it does not speak as expected")
-    return answer.held
+    if isinstance(answer, Stock):
+        with contextlib.suppress(msgspec.MsgspecError):  # said below
+            return msgspec.json.decode(answer.held, type=tuple[Held, ...])
+    raise LaunchError(f"{letters.place.host.name}: it does not speak as expected")
 
 
 def newest_whole(disks: Sequence[Sequence[Held]], step: int | None = None) -> Held | None:

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING
 
 import msgspec
 
-from launcher.clusters.ssh import growth, standing, stockroom
+from launcher.clusters.ssh import growth, standing
 from launcher.clusters.ssh.wire import (
     HELLO,
     Answer,
@@ -33,7 +33,6 @@ from launcher.clusters.ssh.wire import (
     Roster,
     Runs,
     Seen,
-    Stock,
     encoded,
     read_request,
 )
@@ -42,7 +41,6 @@ from launcher.rundir.attempts import newest, read_plan
 from launcher.rundir.layout import RunDir
 from launcher.status.derive import derive
 from launcher.status.facts import read_facts
-from trainer.checkpoint_files import partial
 from trainer.errors import CheckpointDamaged
 
 if TYPE_CHECKING:
@@ -111,15 +109,24 @@ class Host:
                 self._say(Parts(tuple(parts), more), *contents)
             case Cancel() as wish:
                 self._say(_cancel(_run(wish.workdir, wish.run_id)))
-            case Inventory() as question:
-                self._say(Stock(tuple(partial.inventory(_checkpoints(question)))))
-            case Give() as question:
-                stockroom.give(_checkpoints(question), question.step, question.name, self._say)
-            case Put() as gift:
-                stockroom.take(_checkpoints(gift), gift, self._exactly)
-                self._say(Done())
+            case (Inventory() | Give() | Put()) as wish:
+                self._move(wish)
             case Code():
                 raise LaunchError("nobody has asked for code")
+
+    def _move(self, wish: Inventory | Give | Put) -> None:
+        """Of checkpoints: what is here, one to be given, one to be kept."""
+        from launcher.clusters.ssh import stockroom  # late: as above
+
+        folder = stockroom.folder_of(_run(wish.workdir, wish.run_id).path, wish.folder)
+        match wish:
+            case Inventory():
+                self._say(stockroom.stock(folder))
+            case Give(step=step, name=name):
+                stockroom.give(folder, step, name, self._say)
+            case Put():
+                stockroom.take(folder, wish, self._exactly)
+                self._say(Done())
 
     def _exactly(self, size: int) -> bytes:
         data = self._asked.read(size)
@@ -146,10 +153,6 @@ class Host:
             contents["events.jsonl"] = events.read()
         blobs = tuple(Blob(name, len(content)) for name, content in contents.items())
         self._say(Seen(status, standing.began(attempt), attempt.number, blobs), *contents.values())
-
-
-def _checkpoints(asked: Inventory | Give | Put) -> Path:
-    return stockroom.folder_of(_run(asked.workdir, asked.run_id).path, asked.folder)
 
 
 def _run(workdir: str, run_id: str) -> RunDir:

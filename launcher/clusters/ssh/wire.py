@@ -5,6 +5,8 @@ submitter → host   Open, then the blobs it names   host → submitter   Opened
                    Roster                                             Done
                    Go                                                 Done
                    Look | Logs | Cancel | Files ...                   one answer each
+
+A plan, and what a disk has, pass as the JSON that they are: `launch status` must not wait for the classes of both.
 """
 
 from collections.abc import Mapping
@@ -13,10 +15,8 @@ from typing import TypeVar
 import msgspec
 
 from launcher.errors import LaunchError
-from launcher.plan.model import Plan
 from launcher.rundir.records import Intent
 from launcher.status.derive import RunStatus
-from trainer.checkpoint_files.partial import Held
 
 HELLO = b"launch-there\n"  # of the host, before any answer: what came before it is the talk of a shell
 
@@ -48,7 +48,8 @@ class Open(msgspec.Struct, frozen=True, tag="open", tag_field="t"):
     run_id: str
     workdir: str
     node: int
-    plan: Plan
+    plan: msgspec.Raw
+    code: str  # the digest of the user's
     intent: Intent
     gpus: tuple[str, ...]  # of the host, that may be used
     blobs: tuple[Blob, ...]
@@ -149,7 +150,7 @@ class Inventory(msgspec.Struct, frozen=True, tag="inventory", tag_field="t"):
 
 
 class Stock(msgspec.Struct, frozen=True, tag="stock", tag_field="t"):
-    held: tuple[Held, ...]
+    held: msgspec.Raw  # a list of trainer.checkpoint_files.partial.Held
 
 
 class Give(msgspec.Struct, frozen=True, tag="give", tag_field="t"):
