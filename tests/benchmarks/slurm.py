@@ -11,7 +11,6 @@ every rank has made one in a process that was not there before.
 import argparse
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,13 +21,13 @@ sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / 
 from lab import Lab
 from noted_steps import Steps, network_card
 from results import publish
+from sides import LAUNCH, START_S, first_step_row, middle, recovery_rows, take_turns, to_recover
 
 from tests.lab.slurm import SlurmLab
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
-LAUNCH, TORCHRUN, WITH_VARIABLE = "launch", "srun torchrun", "srun torchrun, own store"
-START_S = 240.0
+TORCHRUN, WITH_VARIABLE = "srun torchrun", "srun torchrun, own store"
 SPEC = """name: race
 run:
   script: ddp_steps.py
@@ -115,30 +114,18 @@ def first_step(bench, peer, turn):
 
 def killed_rank(bench, peer, turn, patience_s):
     """Seconds from kill -9 of rank 3, on the second node, to the next step of all; None where that never comes."""
-    steps, _, _ = begin(bench, peer, turn)
-    steps.wait(START_S)
-    time.sleep(0.5)  # so that the kill falls into steady training
-    notes = steps.notes()
-    before = frozenset((rank, pid) for rank in notes for _, pid in notes[rank])
-    pid = notes[3][-1][1]
-    at = time.monotonic()
-    bench.slurm.nodes[1].exec("kill", "-9", pid)
-    last = steps.wait(patience_s, after=at, strangers=before)
+    steps, _, _ = begin(bench, peer, f"kill-{turn}")
+    took = to_recover(steps, lambda notes: bench.slurm.nodes[1].exec("kill", "-9", notes[3][-1][1]), patience_s)
     bench.slurm.clear()
-    return None if last is None else last - at
+    return took
 
 
 def lost_node(bench, turn):
     """Seconds from the power cut of the second node to the next step of the smaller world."""
     steps, _, _ = begin(bench, LAUNCH, f"lost-{turn}", nodes="1..2")
-    steps.wait(START_S)
-    notes = steps.notes()
-    before = frozenset((rank, pid) for rank in notes for _, pid in notes[rank])
-    at = time.monotonic()
-    bench.slurm.nodes[1].power_off()
-    last = steps.wait(120, after=at, strangers=before, ranks=2)
+    took = to_recover(steps, lambda _: bench.slurm.nodes[1].power_off(), 120, left=2)
     bench.slurm.clear()
-    return last - at
+    return took
 
 
 def submits(bench, pairs):
@@ -186,10 +173,6 @@ def arrays_and_status(bench, pairs, many, live):
     return arrays, status, squeue
 
 
-def middle(values):
-    return statistics.median(values)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=5)
@@ -214,24 +197,12 @@ def main():
             what = f"status of {args.runs} runs, {args.live} live"
             rows.append(f"| {what} | {middle(status):.3f} s | bare squeue {middle(squeue):.3f} s | + {more:.3f} s |")
         if "start" in chosen:
-            taken = {peer: [] for peer in (LAUNCH, TORCHRUN)}
-            for turn in range(args.pairs):
-                for peer, times in taken.items():
-                    times.append(first_step(bench, peer, turn))
-            ours, theirs = middle(taken[LAUNCH]), middle(taken[TORCHRUN])
-            beside = f"{TORCHRUN} {theirs:.2f} s"
-            rows.append(f"| granted to first step of all, 2 x 2 | {ours:.2f} s | {beside} | {ours / theirs:.2f} |")
+            taken = take_turns(args.pairs, (LAUNCH, TORCHRUN), lambda peer, turn: first_step(bench, peer, turn))
+            rows.append(first_step_row("granted to first step of all, 2 x 2", taken))
         if "kill" in chosen:
-            taken = {peer: [] for peer in (LAUNCH, WITH_VARIABLE, TORCHRUN)}
-            for turn in range(args.pairs):
-                for peer, times in taken.items():
-                    times.append(killed_rank(bench, peer, f"kill-{turn}", args.patience_s))
-            ours = middle([one for one in taken.pop(LAUNCH) if one is not None])
-            for peer, times in taken.items():
-                good = [one for one in times if one is not None]
-                said = f"{middle(good):.2f} s, {len(good)} of {len(times)}" if good else f"never, 0 of {len(times)}"
-                share = f"{ours / middle(good):.3f}" if good else "-"
-                rows.append(f"| kill -9 on node 2 to next step of all | {ours:.2f} s | {peer} {said} | {share} |")
+            peers = (LAUNCH, WITH_VARIABLE, TORCHRUN)
+            taken = take_turns(args.pairs, peers, lambda peer, turn: killed_rank(bench, peer, turn, args.patience_s))
+            rows += recovery_rows("kill -9 on node 2 to next step of all", taken)
         if "node" in chosen:
             times = [lost_node(bench, turn) for turn in range(min(3, args.pairs))]
             rows.append(f"| power of node 2 cut to next step, `nodes: 1..2`, lease 15 s | {middle(times):.1f} s | | |")

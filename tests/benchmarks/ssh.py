@@ -12,7 +12,6 @@ import argparse
 import os
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,14 +21,14 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[2]), *(str(Path(__file__).parents[1] / name) for name in ("local", "ssh"))]
 from noted_steps import Steps, network_card
 from results import publish
+from sides import LAUNCH, START_S, first_step_row, middle, recovery_rows, take_turns, to_recover
 from ssh_desk import Desk
 
 from tests.lab.hosts import HostLab
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
-LAUNCH, TORCHRUN, WITH_VARIABLE = "launch", "ssh torchrun", "ssh torchrun, own store"
-START_S = 240.0
+TORCHRUN, WITH_VARIABLE = "ssh torchrun", "ssh torchrun, own store"
 SPEC = """name: race
 run:
   script: ddp_steps.py
@@ -112,35 +111,20 @@ def first_step(bench, peer, turn):
     return last - at
 
 
-def pids_of(steps):
-    notes = steps.notes()
-    return frozenset((rank, pid) for rank in notes for _, pid in notes[rank])
-
-
 def killed_rank(bench, peer, turn, patience_s):
     """Seconds from kill -9 of rank 3, on the last host, to the next step of all; None where that never comes."""
-    steps, _ = begin(bench, peer, turn)
-    steps.wait(START_S)
-    time.sleep(0.5)  # so that the kill falls into steady training
-    before = pids_of(steps)
-    pid = steps.notes()[3][-1][1]
-    at = time.monotonic()
-    bench.hosts.nodes[3].exec("kill", "-9", pid)
-    last = steps.wait(patience_s, after=at, strangers=before)
+    steps, _ = begin(bench, peer, f"kill-{turn}")
+    took = to_recover(steps, lambda notes: bench.hosts.nodes[3].exec("kill", "-9", notes[3][-1][1]), patience_s)
     bench.clear()
-    return None if last is None else last - at
+    return took
 
 
 def lost_host(bench, turn):
     """Seconds from the power cut of a host to the next step of all, with a spare."""
     steps, _ = begin(bench, LAUNCH, f"lost-{turn}", nodes=3, spares=1)
-    steps.wait(START_S, ranks=3)
-    before = pids_of(steps)
-    at = time.monotonic()
-    bench.hosts.nodes[1].power_off()
-    last = steps.wait(120, after=at, strangers=before, ranks=3)
+    took = to_recover(steps, lambda _: bench.hosts.nodes[1].power_off(), 120, ranks=3)
     bench.clear()
-    return last - at
+    return took
 
 
 def submits(folder, pairs, hosts):
@@ -159,10 +143,6 @@ def submits(folder, pairs, hosts):
                 asking.append(status)
                 connecting.append(ssh)
         return middle(submitting), middle(asking), middle(connecting)
-
-
-def middle(values):
-    return statistics.median(values)
 
 
 def main():
@@ -196,24 +176,12 @@ def main():
 def races(bench, args, chosen, rows):
     if "start" in chosen:
         first_step(bench, LAUNCH, "code")  # code is there already
-        taken = {peer: [] for peer in (LAUNCH, TORCHRUN)}
-        for turn in range(args.pairs):
-            for peer, times in taken.items():
-                times.append(first_step(bench, peer, turn))
-        ours, theirs = middle(taken[LAUNCH]), middle(taken[TORCHRUN])
-        beside = f"{TORCHRUN} {theirs:.2f} s"
-        rows.append(f"| submit to first step of all, 4 hosts | {ours:.2f} s | {beside} | {ours / theirs:.2f} |")
+        taken = take_turns(args.pairs, (LAUNCH, TORCHRUN), lambda peer, turn: first_step(bench, peer, turn))
+        rows.append(first_step_row("submit to first step of all, 4 hosts", taken))
     if "kill" in chosen:
-        taken = {peer: [] for peer in (LAUNCH, WITH_VARIABLE, TORCHRUN)}
-        for turn in range(args.pairs):
-            for peer, times in taken.items():
-                times.append(killed_rank(bench, peer, f"kill-{turn}", args.patience_s))
-        ours = middle([one for one in taken.pop(LAUNCH) if one is not None])
-        for peer, times in taken.items():
-            good = [one for one in times if one is not None]
-            said = f"{middle(good):.2f} s, {len(good)} of {len(times)}" if good else f"never, 0 of {len(times)}"
-            share = f"{ours / middle(good):.3f}" if good else "-"
-            rows.append(f"| kill -9 on host 4 to next step of all | {ours:.2f} s | {peer} {said} | {share} |")
+        peers = (LAUNCH, WITH_VARIABLE, TORCHRUN)
+        taken = take_turns(args.pairs, peers, lambda peer, turn: killed_rank(bench, peer, turn, args.patience_s))
+        rows += recovery_rows("kill -9 on host 4 to next step of all", taken)
     if "host" in chosen:
         times = [lost_host(bench, turn) for turn in range(min(3, args.pairs))]
         rows.append(f"| power of a host cut to next step of all, a spare, lease 15 s | {middle(times):.1f} s | | |")
