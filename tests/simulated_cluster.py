@@ -30,7 +30,9 @@ from launcher.agent.messages import (
     End,
     Exited,
     Fault,
+    Follow,
     Join,
+    Leads,
     Pulse,
     PulseAck,
     RankPulse,
@@ -106,6 +108,7 @@ class Agent:
     copies: bool = False  # what its ranks saved last still gets its second copy
     ignores_stop: bool = False
     generation: int = 0
+    opens: Start | None = None  # its ranks are forked when there is a rank 0
     ranks: list[SimRank] = field(default_factory=list)
     told: list[ToCoordinator] = field(default_factory=list)  # of this generation, to be told again after a cut
     seq: int = 0
@@ -353,6 +356,9 @@ class Cluster:
                 agent.leased_at = max(agent.leased_at, agent.sent_at.pop(seq, agent.leased_at))
             case Start():
                 self._start(agent, message)
+            case Follow(generation=generation):
+                if agent.opens is not None and agent.opens.generation == generation and not agent.mute_start:
+                    self.fork(agent.index)
             case Stop():
                 self._stop(agent, message)
             case End():
@@ -361,14 +367,23 @@ class Cluster:
 
     def _start(self, agent: Agent, start: Start) -> None:
         assert not agent.live or agent.process.pid in self.zombies
-        agent.generation = start.generation
+        agent.generation, agent.opens = start.generation, start
+        agent.ranks, agent.told = [], []
+        if start.group_rank == 0 and not agent.mute_start:
+            told = Leads(agent.index, start.generation)
+            agent.told.append(told)
+            self.say(agent.index, told)
+            self.fork(agent.index)
+
+    def fork(self, index: int) -> None:
+        """The ranks of the generation that was to be started."""
+        agent = self.agents[index]
+        start, agent.opens = agent.opens, None
+        assert start is not None
         agent.ranks = [
             SimRank(start.first_rank + local, local, next(_pids), self.checkpoint, self.mono)
             for local in range(start.local_world_size)
         ]
-        agent.told = []
-        if agent.mute_start:
-            return
         pids = tuple(rank.pid for rank in agent.ranks)
         told = Started(agent.index, start.generation, pids, 30_000 + next(_pids))
         agent.told.append(told)
@@ -382,7 +397,7 @@ class Cluster:
             for rank in agent.live:
                 how: dict[str, Any] = {"code": 0} if stop.grace_s else {"signal": 9}
                 self._end(agent, rank, stopping=True, hung=rank.number in stop.hung, **how)
-            agent.generation, agent.ranks = 0, []
+            agent.generation, agent.opens, agent.ranks = 0, None, []
         agent.told = []
         self.say(agent.index, Stopped(agent.index, stop.generation))
 

@@ -160,6 +160,8 @@ class Coordinator:
         member = generation is not None and self._phase in _OPEN and node.holds == generation.number
         if generation is not None and member and carries_on and claimed == generation.number:
             generation.returned.add(node.index)
+            if generation.led:
+                self._ledger.send(node.index, messages.Follow(generation.number))
             return
         if node.ghost is not None:
             return  # what the node holds is the ghost's, and the new agent cannot stop it
@@ -200,14 +202,8 @@ class Coordinator:
         match message:
             case messages.Ready():
                 node.ready = True
-            case messages.Started():
-                self._started(node, message)
-            case messages.Pulse():
-                self._pulse(message)
-            case messages.Exited():
-                self._exited(message)
-            case messages.Stopped():
-                self._stopped(node, message)
+            case messages.Leads() | messages.Started() | messages.Pulse() | messages.Exited() | messages.Stopped():
+                self._of_ranks(node, message)
             case messages.Fault():
                 self._fault(node, message)
             case messages.StopAsked():
@@ -220,6 +216,33 @@ class Coordinator:
                 assert_never(message)
         if not isinstance(message, messages.Pulse):
             self._roster.settle(node)
+
+    def _of_ranks(
+        self,
+        node: Node,
+        message: messages.Leads | messages.Started | messages.Pulse | messages.Exited | messages.Stopped,
+    ) -> None:
+        match message:
+            case messages.Leads():
+                self._led(message)
+            case messages.Started():
+                self._started(node, message)
+            case messages.Pulse():
+                self._pulse(message)
+            case messages.Exited():
+                self._exited(message)
+            case messages.Stopped():
+                self._stopped(node, message)
+            case _:
+                assert_never(message)
+
+    def _led(self, message: messages.Leads) -> None:
+        if self._phase is not Phase.STARTING or not self._is_current(message.generation) or self._current.led:
+            return
+        self._current.led = True
+        for index in self._current.members:
+            if index != message.node and self._roster[index].hears_us:
+                self._ledger.send(index, messages.Follow(message.generation))
 
     def _started(self, node: Node, message: messages.Started) -> None:
         node.port = message.port
@@ -380,7 +403,9 @@ class Coordinator:
             self._start_timed_out()
 
     def _start_timed_out(self) -> None:
-        late = [node for node in map(self._roster.__getitem__, sorted(self._current.starting)) if node.hears_us]
+        generation = self._current
+        waited_for = sorted(generation.starting) if generation.led else generation.members[:1]
+        late = [node for node in map(self._roster.__getitem__, waited_for) if node.hears_us]
         self._start_by = self._ledger.mono + START_S
         if not late:
             return  # unknown ones have a lease that ends

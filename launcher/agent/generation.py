@@ -48,6 +48,7 @@ class Generation:
         self._idle = 0
         self._live = len(self.ranks)
         self.starting = set(self.members)
+        self.led = False  # rank 0 has been forked
         self.returned: set[int] = set()  # members that were cut off for a while: news of their ranks may be missing
         self.failures: list[RankExit] = []  # in order of arrival
         self._tails: dict[int, tuple[str, ...]] = {}

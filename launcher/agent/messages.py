@@ -8,7 +8,7 @@ import msgspec
 
 from launcher.rundir.records import ProcessId, RankExit
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 
 
 class DepotAddress(msgspec.Struct, frozen=True, array_like=True):
@@ -35,6 +35,13 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", tag_field="t"):
     """agent → coordinator: setup is done and ranks can be forked at once."""
 
     node: int
+
+
+class Leads(msgspec.Struct, frozen=True, tag="leads", tag_field="t"):
+    """agent → coordinator: rank 0 has been forked."""
+
+    node: int
+    generation: int
 
 
 class Started(msgspec.Struct, frozen=True, tag="started", tag_field="t"):
@@ -153,6 +160,12 @@ class Start(msgspec.Struct, frozen=True, tag="start", tag_field="t"):
     depots: tuple[DepotAddress, ...] = ()  # disks apart: the members' by group rank, then of all others that joined
 
 
+class Follow(msgspec.Struct, frozen=True, tag="follow", tag_field="t"):
+    """coordinator → agent: rank 0 is there, fork yours. One that looks for it too early tries again much later."""
+
+    generation: int
+
+
 class Stop(msgspec.Struct, frozen=True, tag="stop", tag_field="t"):
     """coordinator → agent: end every process of this generation, then answer Stopped.
 
@@ -179,6 +192,7 @@ class End(msgspec.Struct, frozen=True, tag="end", tag_field="t"):
 
 
 ToCoordinator = (
-    Join | Ready | Started | Pulse | Exited | Stopped | Fault | StopAsked | NotFetched | Copied | Settled | Noted
-)
-ToAgent = Welcome | Start | Stop | PulseAck | End
+    Join | Ready | Leads | Started | Pulse | Exited | Stopped | Fault | StopAsked
+    | NotFetched | Copied | Settled | Noted
+)  # fmt: skip
+ToAgent = Welcome | Start | Follow | Stop | PulseAck | End

@@ -39,8 +39,9 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 _Weighty = (
-    messages.Started | messages.Exited | messages.Stopped | messages.NotFetched | messages.Settled | messages.Fault
-)
+    messages.Leads | messages.Started | messages.Exited | messages.Stopped
+    | messages.NotFetched | messages.Settled | messages.Fault
+)  # fmt: skip
 
 
 class NodeAgent:
@@ -55,7 +56,9 @@ class NodeAgent:
         self._wire: AgentWire | None = None
         self._group: RankGroup | None = None
         self._starting: asyncio.Task[None] | None = None
-        self._brings = 0  # the generation whose checkpoint is being brought here
+        self._opens = 0  # the generation of which no rank runs here yet
+        self._led = 0  # the newest generation that has its rank 0
+        self._leader = asyncio.Event()
         self._supply: Supply | None = None  # only where each node has a disk of its own
         self._work: set[asyncio.Task[None]] = set()
         self._port = HeldPort(home.node.address)
@@ -194,6 +197,9 @@ class NodeAgent:
                 self._leased_at = max(self._leased_at, self._sent_at.pop(seq, self._leased_at))
             case messages.Start():
                 self._starting = self._go(self._start(message))
+            case messages.Follow(generation=generation):
+                self._led = generation
+                self._leader.set()
             case messages.Stop():
                 self._go(self._stop(message))
             case messages.End(goes_on=goes_on):
@@ -206,10 +212,16 @@ class NodeAgent:
         await self._preparation.wait()
         await self._preparation.renew()
         self._told.clear()  # of the generation before, which the coordinator has closed
-        if self._supply is not None and not await self._bring(self._supply, start):
-            return
-        group = RankGroup(self._home, start, self._preparation.starter, self)
-        self._group = group
+        self._opens = start.generation
+        try:
+            if self._supply is not None and not await self._bring(self._supply, start):
+                return
+            if start.group_rank:
+                await self._rank_zero(start.generation)
+            group = RankGroup(self._home, start, self._preparation.starter, self)
+            self._group = group
+        finally:
+            self._opens = 0
         pids = await group.begin()
         self._old_ports.append(self._port)
         self._port = HeldPort(self._home.node.address)
@@ -221,7 +233,6 @@ class NodeAgent:
         from launcher.agent.depots.peer import DiskFailed  # late: as above
         from launcher.agent.depots.supply import NotBrought  # late: as above
 
-        self._brings = start.generation
         try:
             await supply.bring(start)
         except NotBrought as error:
@@ -230,14 +241,18 @@ class NodeAgent:
         except DiskFailed as error:
             self._tell(messages.Fault(self._home.node.index, False, f"its disk: {error}"))
             return False
-        finally:
-            self._brings = 0
         return True
+
+    async def _rank_zero(self, generation: int) -> None:
+        """Returns once it is there."""
+        while self._led < generation:
+            self._leader.clear()
+            await self._leader.wait()
 
     @property
     def _generation(self) -> int:
         """That of the ranks that run here, or are about to; 0: none."""
-        return self._group.generation if self._group is not None else self._brings
+        return self._group.generation if self._group is not None else self._opens
 
     async def _stop(self, stop: messages.Stop) -> None:
         if self._starting is not None and not self._starting.done():
@@ -255,6 +270,10 @@ class NodeAgent:
                 self._old_ports.pop().release()
         self._tell(messages.Stopped(self._home.node.index, stop.generation))
         await self._preparation.renew()
+
+    def begun(self, rank: int) -> None:
+        if rank == 0:
+            self._tell(messages.Leads(self._home.node.index, self._generation))
 
     def news(self) -> None:
         if self._supply is not None and self._group is not None and self._group.checkpoint is not None:

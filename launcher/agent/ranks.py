@@ -47,6 +47,9 @@ class Home:
 class Listener(Protocol):
     """Who wants to know what ranks do."""
 
+    def begun(self, rank: int) -> None:
+        """Its process is there."""
+
     def news(self) -> None:
         """A rank has reported something."""
 
@@ -105,6 +108,7 @@ class RankGroup:
         environment = rank_environment(self._start, rank.local, fifo)
         rank.pid = await self._starter.start(environment, rank.log.path, fifo, lambda death: self._ended(rank, death))
         rank.process = process_id(rank.pid)
+        self._listener.begun(rank.number)
 
     def pulses(self) -> tuple[RankPulse, ...]:
         """What each live rank did lately; also notes when which log grew."""

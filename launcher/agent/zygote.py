@@ -360,7 +360,6 @@ class Zygote:
         gc.disable()  # it would look again and again, and in vain, through all that is being imported
         for name in names:
             results.append((name, self._import(str(name))))
-        gc.collect()
         gc.freeze()  # the collector of a rank then leaves these pages alone, and they stay shared
         gc.enable()
         if ours:

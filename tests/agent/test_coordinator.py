@@ -6,11 +6,13 @@ import msgspec
 import pytest
 from simulated_cluster import Cluster, plan_of
 
+from launcher.agent.coordinator import START_S
 from launcher.agent.effects import Disconnected, ProvenDead, Tick
 from launcher.agent.messages import (
     End,
     Exited,
     Join,
+    Leads,
     Pulse,
     PulseAck,
     RankPulse,
@@ -133,6 +135,44 @@ def test_ranks_may_end_before_their_node_could_say_that_they_started() -> None:
     cluster.feed(Exited(0, RankExit(1, 0, 0, 0, 7, code=0)))
     assert cluster.end is not None
     assert cluster.end.state is State.SUCCEEDED
+
+
+def test_nobody_forks_before_there_is_a_rank_0() -> None:
+    cluster = Cluster(plan_of(3))
+    cluster.boot()
+    cluster.agents[0].mute_start = True
+    cluster.advance(5)
+    assert sorted(cluster.starts(1)) == [0, 1, 2]
+    assert not [agent for agent in cluster.agents.values() if agent.ranks]
+    cluster.fork(0)
+    cluster.say(0, Leads(0, 1))
+    cluster.advance(1)
+    assert cluster.state().state is State.RUNNING
+
+
+def test_who_was_cut_off_hears_of_rank_0_later() -> None:
+    cluster = Cluster(plan_of(2))
+    cluster.boot()
+    cluster.agents[0].mute_start = True
+    cluster.advance(2)
+    cluster.cut(1)
+    cluster.fork(0)
+    cluster.say(0, Leads(0, 1))
+    cluster.advance(1)
+    assert cluster.state().state is State.STARTING
+    cluster.connect(1)
+    cluster.advance(1)
+    assert cluster.state().state is State.RUNNING
+    assert not cluster.recorded("failure")
+
+
+def test_without_a_rank_0_nobody_else_is_to_blame() -> None:
+    cluster = Cluster(plan_of(2, spares=1))
+    cluster.boot()
+    cluster.agents[0].mute_start = True
+    cluster.advance(START_S + 3)
+    assert "node 0 started no rank" in cluster.recorded("failure")[0].text
+    assert not [event for event in cluster.recorded("agent_fault") if event.node != 0]
 
 
 def test_a_node_that_never_starts_its_ranks_is_put_aside() -> None:

@@ -5,7 +5,7 @@ import pytest
 from simulated_cluster import Cluster, plan_of
 
 from launcher.agent import coordinator
-from launcher.agent.messages import Copied, DepotAddress, Noted, NotFetched, Started
+from launcher.agent.messages import Copied, DepotAddress, Noted, NotFetched
 from launcher.words import Cause, State
 
 START_S = coordinator.START_S
@@ -77,7 +77,7 @@ def test_a_fetch_that_gets_on_may_take_as_long_as_it_takes() -> None:
     assert cluster.state().state is State.STARTING
     assert "fetches its checkpoint" in cluster.state().message
     cluster.agents[1].fetched = None
-    cluster.say(1, Started(1, 1, (11, 12), 31_000))
+    cluster.fork(1)
     cluster.advance(1)
     assert cluster.state().state is State.RUNNING
     assert cluster.state().message == ""
@@ -131,7 +131,7 @@ def test_a_cut_while_it_fetches_costs_nothing() -> None:
     cluster.advance(2)
     assert not cluster.recorded("failure")
     cluster.agents[1].fetched = None
-    cluster.say(1, Started(1, 1, (11, 12), 31_000))
+    cluster.fork(1)
     cluster.advance(1)
     assert cluster.state().state is State.RUNNING
 

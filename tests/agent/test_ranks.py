@@ -29,6 +29,10 @@ RANKS = 8
 class Ears:
     def __init__(self):
         self.exits = []
+        self.begun_ranks = []
+
+    def begun(self, rank):
+        self.begun_ranks.append(rank)
 
     def news(self):
         pass
@@ -91,6 +95,7 @@ def test_all_are_started_and_all_are_ended(home):
         group = RankGroup(home, start(1), preparation.starter, ears)
         pids = await group.begin()
         assert len(set(pids)) == RANKS
+        assert ears.begun_ranks[0] == 0 and sorted(ears.begun_ranks) == list(range(RANKS))
         assert set(pids) <= set(descendants(os.getpid()))
         await group.stop(0.0, (), preparation.own_pids)
         assert left(preparation) == []
