@@ -19,7 +19,7 @@ from hostile import (
 from lab import Lab
 from shares import SHARE
 
-from launcher.clusters.slurm.queries import read_jobs, squeue_jobs
+from launcher.clusters.slurm.queries.jobs import read_jobs, squeue_jobs
 from launcher.clusters.slurm.script import render
 
 PLACED = {"nodes": 2, "ranks_per_node": 1, "cpus_per_rank": 1, "gpus_per_node": 0, "time": "10m"}

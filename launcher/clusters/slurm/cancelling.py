@@ -4,7 +4,7 @@ import time
 
 from launcher.clusters.last_word import ask_to_stop, cancelled, write_end
 from launcher.clusters.protocol import CancelReport
-from launcher.clusters.slurm.queries import Job, cancel, read_jobs, squeue_jobs
+from launcher.clusters.slurm.queries.jobs import Job, cancel, read_jobs, squeue_jobs
 from launcher.clusters.slurm.reach import ask
 from launcher.clusters.slurm.states import Phase
 from launcher.errors import Unreachable

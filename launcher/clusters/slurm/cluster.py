@@ -9,14 +9,9 @@ from launcher.clusters.protocol import CancelReport, Preview
 from launcher.clusters.slurm.cancelling import Cancelling
 from launcher.clusters.slurm.look import look
 from launcher.clusters.slurm.parcels import hand_over, parcel_of, script_of
-from launcher.clusters.slurm.queries import (
-    Node,
-    partition_nodes,
-    read_config,
-    read_partition_nodes,
-    read_test_only,
-    show_config,
-)
+from launcher.clusters.slurm.queries.jobs import read_test_only
+from launcher.clusters.slurm.queries.nodes import Node, partition_nodes, read_partition_nodes
+from launcher.clusters.slurm.queries.site import read_config, show_config
 from launcher.clusters.slurm.reach import ask
 from launcher.clusters.slurm.requirements import container_problems
 from launcher.clusters.slurm.script import Ticket

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from launcher.clusters.file_systems import FileSystem, Reach
 from launcher.clusters.findings import Finding, ok, problem, warning
-from launcher.clusters.slurm.queries import Config, Node, Partition
+from launcher.clusters.slurm.queries.nodes import Node, Partition
+from launcher.clusters.slurm.queries.site import Config
 
 _NAMED = 8
 _FIELD = re.compile(r"(?:^|\s)(\w+)=(\S*)")

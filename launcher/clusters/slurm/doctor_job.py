@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.clusters.slurm.doctor_records import Folder, Stage
-from launcher.clusters.slurm.queries import read_time
+from launcher.clusters.slurm.queries.values import read_time
 from launcher.clusters.slurm.states import Phase, read_state
 
 _MINUTES = 3

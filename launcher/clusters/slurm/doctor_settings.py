@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from launcher.clusters.findings import Finding, ok, warning
 from launcher.clusters.slurm.doctor import Rules, time_words
-from launcher.clusters.slurm.queries import Config
+from launcher.clusters.slurm.queries.site import Config
 from launcher.spec.model import Recovery
 
 _RULES = Recovery()

@@ -14,21 +14,16 @@ from launcher.clusters.slurm import doctor, doctor_settings
 from launcher.clusters.slurm.doctor_job import Shape, Wish, options
 from launcher.clusters.slurm.doctor_nodes import trial_findings
 from launcher.clusters.slurm.doctor_trial import NoTrial, expected, try_nodes
-from launcher.clusters.slurm.queries import (
-    Config,
+from launcher.clusters.slurm.queries.jobs import read_sacct, read_test_only, sacct_jobs
+from launcher.clusters.slurm.queries.nodes import (
     Node,
     Partition,
     partition_nodes,
     partitions,
-    read_config,
     read_partition_nodes,
     read_partitions,
-    read_sacct,
-    read_test_only,
-    read_version,
-    sacct_jobs,
-    show_config,
 )
+from launcher.clusters.slurm.queries.site import Config, read_config, read_version, show_config
 from launcher.clusters.slurm.reach import ask
 from launcher.errors import Unreachable
 

@@ -32,7 +32,7 @@ from launcher.clusters.slurm.doctor_records import (
 )
 from launcher.clusters.slurm.fate import show_job
 from launcher.clusters.slurm.hosts import hosts_of
-from launcher.clusters.slurm.queries import cancel, read_submitted
+from launcher.clusters.slurm.queries.jobs import cancel, read_submitted
 from launcher.clusters.slurm.reach import ask
 from launcher.clusters.slurm.reasons import plain
 from launcher.clusters.slurm.states import Phase

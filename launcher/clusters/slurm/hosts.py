@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from launcher.clusters.slurm.queries import read_hostnames, read_nodes, show_hostnames, show_nodes
+from launcher.clusters.slurm.queries.nodes import read_hostnames, read_nodes, show_hostnames, show_nodes
 from launcher.clusters.slurm.reach import ask
 from launcher.errors import LaunchError, Unreachable
 from launcher.plan.model import NodePlan, Plan

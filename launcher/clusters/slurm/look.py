@@ -12,7 +12,7 @@ import msgspec
 
 from launcher.clusters.last_word import write_end
 from launcher.clusters.slurm.parcels import hand_over, parcel_of
-from launcher.clusters.slurm.queries import Job, cancel, read_jobs, read_sacct, sacct_jobs, squeue_jobs
+from launcher.clusters.slurm.queries.jobs import Job, cancel, read_jobs, read_sacct, sacct_jobs, squeue_jobs
 from launcher.clusters.slurm.reach import ask
 from launcher.clusters.slurm.reasons import plain
 from launcher.clusters.slurm.states import Phase, end_of

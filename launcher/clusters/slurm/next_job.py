@@ -12,7 +12,7 @@ from launcher.clusters.slurm.claims import cancel, next_attempt
 from launcher.clusters.slurm.fate import Fate, fate
 from launcher.clusters.slurm.node_health import lost_nodes
 from launcher.clusters.slurm.parcels import hand_over, parcel_of
-from launcher.clusters.slurm.queries import requeue
+from launcher.clusters.slurm.queries.jobs import requeue
 from launcher.clusters.slurm.reach import ask, clean_environment
 from launcher.errors import NotStarted, Unreachable
 from launcher.plan.model import Plan

@@ -18,7 +18,7 @@ from launcher.clusters.bell import Bell
 from launcher.clusters.crew import Crew, agent_post
 from launcher.clusters.own_log import log_to
 from launcher.clusters.slurm.next_job import requeue_job
-from launcher.clusters.slurm.queries import read_nodes, show_nodes
+from launcher.clusters.slurm.queries.nodes import read_nodes, show_nodes
 from launcher.clusters.slurm.reach import ask
 from launcher.clusters.slurm.wishes import WARNINGS
 from launcher.errors import Exit, LaunchError, Unreachable

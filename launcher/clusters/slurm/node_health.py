@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from launcher.clusters.slurm.queries import read_nodes, show_nodes
+from launcher.clusters.slurm.queries.nodes import read_nodes, show_nodes
 from launcher.clusters.slurm.reach import ask
 from launcher.errors import Unreachable
 from launcher.plan.model import Plan

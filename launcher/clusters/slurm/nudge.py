@@ -9,7 +9,7 @@ process that lives a moment longer. Where the site ends it with the job, Slurm's
 import sys
 import time
 
-from launcher.clusters.slurm.queries import update
+from launcher.clusters.slurm.queries.jobs import update
 from launcher.clusters.slurm.reach import ask
 from launcher.errors import Unreachable
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.clusters.slurm.queries import read_jobs, read_submitted, squeue_jobs
+from launcher.clusters.slurm.queries.jobs import read_jobs, read_submitted, squeue_jobs
 from launcher.clusters.slurm.reach import ask
 from launcher.clusters.slurm.script import Ticket, batch_command, options, render
 from launcher.errors import LaunchError, NotStarted

@@ -25,7 +25,8 @@ from launcher.clusters.slurm.doctor_records import (
     Trial,
     read_stopped,
 )
-from launcher.clusters.slurm.queries import Node, Partition, read_config
+from launcher.clusters.slurm.queries.nodes import Node, Partition
+from launcher.clusters.slurm.queries.site import read_config
 from launcher.clusters.slurm.states import Phase
 from launcher.clusters.torch_there import Torch
 

@@ -7,35 +7,32 @@ from pathlib import Path
 
 import pytest
 
-from launcher.clusters.slurm import queries
-from launcher.clusters.slurm.queries import (
-    FIELD,
-    ROW,
+from launcher.clusters.slurm.queries import jobs, nodes, site
+from launcher.clusters.slurm.queries.jobs import (
     cancel,
+    read_jobs,
+    read_sacct,
+    read_submitted,
+    read_test_only,
+    requeue,
+    sacct_jobs,
+    squeue_jobs,
+    update,
+)
+from launcher.clusters.slurm.queries.nodes import (
     gpu_count,
     partition_nodes,
     partitions,
-    read_config,
-    read_duration,
     read_hostnames,
-    read_jobs,
     read_node_state,
     read_nodes,
     read_partition_nodes,
     read_partitions,
-    read_sacct,
-    read_submitted,
-    read_test_only,
-    read_time,
-    read_version,
-    requeue,
-    sacct_jobs,
-    show_config,
     show_hostnames,
     show_nodes,
-    squeue_jobs,
-    update,
 )
+from launcher.clusters.slurm.queries.site import read_config, read_version, show_config
+from launcher.clusters.slurm.queries.values import FIELD, ROW, read_duration, read_time
 from launcher.clusters.slurm.states import Phase
 from launcher.errors import Unreachable
 
@@ -47,7 +44,7 @@ def recorded(name):
     return (RECORDED / name).read_bytes().decode()
 
 
-def jobs(name):
+def jobs_of(name):
     return {job.id: job for job in read_jobs(recorded(name))}
 
 
@@ -137,7 +134,7 @@ def test_what_could_be_an_option_is_no_list_of_hosts(text):
 
 
 def test_squeue_of_a_real_cluster():
-    found = jobs("squeue-22.05.txt")
+    found = jobs_of("squeue-22.05.txt")
     assert len(found) == 21
     run = found["35"]
     assert (run.state.word, run.hosts, run.batch_host) == ("RUNNING", "n[0-1]", "n0")
@@ -154,7 +151,7 @@ def test_squeue_of_a_real_cluster():
 
 
 def test_elements_of_an_array_are_jobs_of_their_own():
-    found = jobs("squeue-22.05.txt")
+    found = jobs_of("squeue-22.05.txt")
     elements = [found[f"43_{index}"] for index in range(4)]
     assert [job.array for job in elements] == [("43", index) for index in range(4)]
     assert [job.raw_id for job in elements] == ["51", "52", "43", "43"]
@@ -162,7 +159,7 @@ def test_elements_of_an_array_are_jobs_of_their_own():
 
 
 def test_a_new_line_and_the_separator_in_a_comment_split_no_row():
-    assert jobs("squeue-22.05.txt")["40"].comment == f"two\nlines|{FIELD}%z "
+    assert jobs_of("squeue-22.05.txt")["40"].comment == f"two\nlines|{FIELD}%z "
 
 
 @pytest.mark.parametrize(
@@ -177,12 +174,12 @@ def test_a_new_line_and_the_separator_in_a_comment_split_no_row():
     ],
 )
 def test_squeue_of_other_versions_with_what_sites_print_around(version, phases):
-    assert {name: job.state.phase for name, job in jobs(f"squeue-{version}.txt").items()} == phases
+    assert {name: job.state.phase for name, job in jobs_of(f"squeue-{version}.txt").items()} == phases
 
 
 @pytest.mark.usefixtures("in_berlin")
 def test_a_date_in_words_is_local_time():
-    assert jobs("squeue-21.08.txt")["90100_7"].starts_at == 1_646_118_000.0  # 2022-03-01T08:00:00 +01:00
+    assert jobs_of("squeue-21.08.txt")["90100_7"].starts_at == 1_646_118_000.0  # 2022-03-01T08:00:00 +01:00
 
 
 def test_no_rows_are_no_jobs():
@@ -543,9 +540,11 @@ def test_garbage_never_raises_anything_but_unreachable():
     print(f"seed {seed}")
     draw = random.Random(seed)
     texts = [path.read_bytes().decode() for path in sorted(RECORDED.glob("*.txt"))]
-    readers = [getattr(queries, name) for name in dir(queries) if name.startswith("read_") and name != "read_sacct"]
+    named = {name: getattr(module, name) for module in (jobs, nodes, site) for name in dir(module)}
+    special = ("read_sacct", "read_rows")
+    readers = [read for name, read in named.items() if name.startswith("read_") and name not in special]
     readers += [gpu_count, lambda text: read_sacct(0, text, text[:40])]
-    assert len(readers) == 15
+    assert len(readers) == 17
     read = refused = 0
     for _ in range(3_000):
         text = spoilt(draw.choice(texts), draw)

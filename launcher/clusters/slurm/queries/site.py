@@ -1,0 +1,58 @@
+"""The site: its version and the configuration of its controller."""
+
+import re
+from dataclasses import dataclass
+
+from launcher.clusters.slurm.queries.values import read_number
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What `scontrol show config` says of what we ask; None where it says nothing."""
+
+    version: str | None
+    cluster: str | None
+    requeue: bool | None
+    max_array_size: int | None
+    slurmd_timeout_s: float | None
+    kill_wait_s: float | None
+    min_job_age_s: float | None
+    preempt_mode: str | None
+    accounting: bool | None
+
+
+def show_config() -> list[str]:
+    """The configuration of the running controller."""
+    return ["scontrol", "show", "config"]
+
+
+def read_config(text: str) -> Config:
+    """The fields that we ask for."""
+    fields: dict[str, str] = {}
+    for key, value in re.findall(r"^(\w+)[ \t]*=[ \t]*(.*?)[ \t\r]*$", text, re.MULTILINE):
+        fields.setdefault(key, value)
+    storage = fields.get("AccountingStorageType")
+    return Config(
+        version=fields.get("SLURM_VERSION"),
+        cluster=fields.get("ClusterName"),
+        requeue={"1": True, "0": False}.get(fields.get("JobRequeue", "")),
+        max_array_size=read_number(fields.get("MaxArraySize", "")),
+        slurmd_timeout_s=_seconds(fields.get("SlurmdTimeout", "")),
+        kill_wait_s=_seconds(fields.get("KillWait", "")),
+        min_job_age_s=_seconds(fields.get("MinJobAge", "")),
+        preempt_mode=fields.get("PreemptMode"),
+        # Newer ones have no plugin where older ones have one that keeps nothing.
+        accounting=None if storage is None else storage not in ("", "(null)", "accounting_storage/none"),
+    )
+
+
+def read_version(text: str) -> str | None:
+    """The version in what `sbatch --version` writes: `slurm-wlm 22.05.8`."""
+    found = re.search(r"^slurm\S*[ \t]+([0-9]+\.[0-9]+\S*)", text, re.MULTILINE)
+    return found[1] if found else None
+
+
+def _seconds(text: str) -> float | None:
+    """Of `30 sec`."""
+    found = re.fullmatch(r"([0-9]{1,9})(?: sec)?", text)
+    return float(found[1]) if found else None

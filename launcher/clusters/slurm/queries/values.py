@@ -1,0 +1,64 @@
+"""What stands in the answers of Slurm's clients: rows, times, durations, numbers."""
+
+import math
+import re
+from datetime import datetime
+
+FIELD, ROW = "\x1f", "\x1e"
+JOB_ID = re.compile(r"(?P<job>[0-9]{1,10})(?:_(?P<index>[0-9]{1,10}))?(?:\+[0-9]{1,10})?")
+_NOTHING = frozenset({"", "n/a", "(null)", "none", "unknown", "none assigned", "not_set"})
+_NO_ESTIMATE = 4_102_444_800.0  # 2100: of a job that nothing can start, Slurm says that it starts in a thousand years
+
+
+def read_time(text: str) -> float | None:
+    """Unix time of a date; None where Slurm knows none. A date in words of its own is read as local time."""
+    said = text.strip()
+    try:
+        when = float(said) if re.fullmatch(r"[0-9]{1,15}", said) else datetime.fromisoformat(said).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None  # N/A, Unknown, None
+    return when if 0.0 < when < _NO_ESTIMATE else None
+
+
+_CLOCK = re.compile(r"(?:(?P<days>[0-9]{1,9})-)?(?P<clock>[0-9]{1,9}(?::[0-9]{1,9}){0,2})")
+
+
+def read_duration(text: str) -> float | None:
+    """Seconds of `1-12:00:00`, `10:00` (minutes and seconds) or `30` (minutes); infinite where there is no limit."""
+    said = text.strip()
+    if said.lower() in ("infinite", "unlimited"):
+        return math.inf
+    found = _CLOCK.fullmatch(said)
+    if found is None:
+        return None  # n/a
+    parts = [int(part) for part in found["clock"].split(":")]
+    if found["days"] is None and len(parts) < 3:
+        parts.insert(0, 0)  # without days and hours they are minutes and seconds
+    hours, minutes, seconds = [*parts, 0, 0][:3]
+    return float((int(found["days"] or 0) * 24 + hours) * 3600 + minutes * 60 + seconds)
+
+
+def read_rows(text: str, width: int, first: re.Pattern[str] = JOB_ID) -> tuple[list[list[str]], list[str]]:
+    """The rows of so many fields, whose first one looks like that; and those that are damaged.
+
+    What a site prints around them is in no row, and what somebody wrote into the last field ends none.
+    """
+    *ended, rest = text.split(ROW)
+    rows, damaged = [], [rest] if FIELD in rest else []
+    for row in ended:
+        fields = row.split(FIELD, width - 1)
+        fields[0] = fields[0].rpartition("\n")[2].strip()
+        if len(fields) == width and first.fullmatch(fields[0]):
+            rows.append(fields)
+        elif len(fields) > 1:
+            damaged.append(row)
+    return rows, damaged
+
+
+def read_word(text: str) -> str:
+    """What a field says; nothing where Slurm writes that there is nothing."""
+    return "" if text.strip().lower() in _NOTHING else text.strip()
+
+
+def read_number(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
