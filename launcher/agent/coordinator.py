@@ -179,7 +179,8 @@ class Coordinator:
         if generation is None or loss.held != generation.number:
             return
         if self._phase is Phase.COPYING and generation.has_settled(loss.node):
-            return  # all that it had to give is on another disk
+            self._roster[loss.node].holds = 0  # its ranks have ended, and what it had to give is on another disk
+            return
         generation.lose(loss.node)
         found = Verdict(Cause.NODE_LOST, loss.text, node=loss.node, evidence=loss.evidence)
         if self._phase in _OPEN:
@@ -301,11 +302,14 @@ class Coordinator:
 
     def _finished(self) -> None:
         """Nothing is left to train; until the result survives the loss of any one disk, the run is not over."""
-        if self._plan.disks_apart and not self._current.settled:
+        done = "all ranks have finished"
+        if not self._plan.disks_apart or self._current.settled:
+            alone = "".join(f"; {problem}" for problem in self._current.uncopied)
+            self._finish(State.SUCCEEDED, None, Exit.OK, done + alone)
+        elif self._phase is not Phase.COPYING:
             self._phase = Phase.COPYING
-            self._standing.message = "all ranks have finished; their last checkpoint gets its second copies"
-        else:
-            self._finish(State.SUCCEEDED, None, Exit.OK, "all ranks have finished")
+            self._standing.state = State.RUNNING
+            self._standing.message = f"{done}; their last checkpoint gets its second copies"
 
     def _stopped(self, node: Node, message: messages.Stopped) -> None:
         if node.ghost is not None or message.generation < node.holds:
@@ -327,7 +331,7 @@ class Coordinator:
             return
         text = f"node {node.index} is not used any more: {fault.text}"
         self._ledger.record("agent_fault", text, node=node.index, cause=cause)
-        if self._phase in _OPEN and node.holds == self._current.number:
+        if self._phase in _OPEN and node.holds == self._current.number and node.ghost is None:
             self._close(found)
 
     def _of_checkpoints(
@@ -340,7 +344,7 @@ class Coordinator:
             case messages.Copied() if self._is_current(message.generation):
                 self._current.copy(message.node, message.step)
             case messages.Settled() if self._is_current(message.generation):
-                self._current.settle(message.node)
+                self._current.settle(message.node, message.problem)
                 if self._phase is Phase.COPYING:
                     self._finished()
             case messages.NotFetched() if self._is_current(message.generation) and self._phase is Phase.STARTING:
@@ -358,7 +362,10 @@ class Coordinator:
         self._ledger.record("stop_asked", text, node=message.node)
         if self._phase in _OPEN:
             self._close(self._stop_verdict(), graceful=True)
-            self._standing.message = f"{text}; ranks have {self._rules.grace_s:g} s to stop"
+            self._standing.message = self._with_grace(text)
+
+    def _with_grace(self, text: str) -> str:
+        return f"{text}; ranks have {self._rules.grace_s:g} s to stop" if self._current.live else text
 
     def _stop_verdict(self) -> Verdict:
         if self._stop == "cancel":
@@ -396,7 +403,7 @@ class Coordinator:
         mono = self._ledger.mono
         if mono >= self._limit_at:
             self._close(self._limit_verdict(), graceful=True)
-            self._standing.message = f"the time limit is reached; ranks have {self._rules.grace_s:g} s to stop"
+            self._standing.message = self._with_grace("the time limit is reached")
         elif mono >= self._blame_at:
             self._close()
         elif self._phase is Phase.STARTING and mono >= self._start_by:

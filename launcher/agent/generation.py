@@ -56,6 +56,7 @@ class Generation:
         self.safe_checkpoint: int | None = None  # the newest step of which each member's files lie on two disks
         self._copied: dict[int, set[int]] = {}  # by step: members whose files do
         self._settled: set[int] = set()  # members whose ranks have ended and whose files wait for no copy
+        self.uncopied: list[str] = []  # why some of them have none
 
     @property
     def finished(self) -> bool:
@@ -142,9 +143,10 @@ class Generation:
             self.safe_checkpoint = step
             self._copied = {newer: by for newer, by in self._copied.items() if newer > step}
 
-    def settle(self, node: int) -> None:
-        if node in self._of_node:
+    def settle(self, node: int, problem: str = "") -> None:
+        if node in self._of_node and node not in self._settled:
             self._settled.add(node)
+            self.uncopied += [problem] if problem else []
 
     def last_words(self, rank: int) -> tuple[str | None, tuple[str, ...]]:
         """Where the log of a rank is that has ended, and how it ends."""

@@ -118,10 +118,14 @@ class Copied(msgspec.Struct, frozen=True, tag="copied", tag_field="t"):
 
 
 class Settled(msgspec.Struct, frozen=True, tag="settled", tag_field="t"):
-    """agent → coordinator: disks apart; its ranks have ended, and nothing of theirs waits for its second copy."""
+    """agent → coordinator: disks apart; its ranks have ended, and nothing of theirs waits for its second copy.
+
+    `problem`: why there is none of the newest.
+    """
 
     node: int
     generation: int
+    problem: str = ""
 
 
 class Noted(msgspec.Struct, frozen=True, tag="noted", tag_field="t"):

@@ -209,19 +209,16 @@ class NodeAgent:
     # -- ranks
 
     async def _start(self, start: messages.Start) -> None:
+        self._told.clear()  # of the generation before, which the coordinator has closed
+        self._opens = start.generation  # until it is stopped, if it comes no further
         await self._preparation.wait()
         await self._preparation.renew()
-        self._told.clear()  # of the generation before, which the coordinator has closed
-        self._opens = start.generation
-        try:
-            if self._supply is not None and not await self._bring(self._supply, start):
-                return
-            if start.group_rank:
-                await self._rank_zero(start.generation)
-            group = RankGroup(self._home, start, self._preparation.starter, self)
-            self._group = group
-        finally:
-            self._opens = 0
+        if self._supply is not None and not await self._bring(self._supply, start):
+            return
+        if start.group_rank:
+            await self._rank_zero(start.generation)
+        group = RankGroup(self._home, start, self._preparation.starter, self)
+        self._group, self._opens = group, 0
         pids = await group.begin()
         self._old_ports.append(self._port)
         self._port = HeldPort(self._home.node.address)
@@ -259,13 +256,16 @@ class NodeAgent:
             self._starting.cancel()
             await asyncio.wait([self._starting])
             await self._preparation.settle()  # else a fork that comes late would outlive its generation
+        if self._opens <= stop.generation:
+            self._opens = 0
         group = self._group
         if group is not None and group.generation <= stop.generation:
             self._say_pulse()
             await group.stop(stop.grace_s, stop.hung, self._preparation.own_pids)
+            if self._group is not group:
+                return  # another stop was quicker, and has said so
             group.close()
-            if self._group is group:
-                self._group = None
+            self._group = None
             while self._old_ports:
                 self._old_ports.pop().release()
         self._tell(messages.Stopped(self._home.node.index, stop.generation))
@@ -290,8 +290,8 @@ class NodeAgent:
             self._go(self._settle(self._supply, self._group.generation))
 
     async def _settle(self, supply: "Supply", generation: int) -> None:
-        await supply.settle()
-        self._tell(messages.Settled(self._home.node.index, generation))
+        problem = await supply.settle()
+        self._tell(messages.Settled(self._home.node.index, generation, problem))
 
     # -- pulse and lease
 

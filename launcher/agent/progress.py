@@ -113,6 +113,7 @@ class ProgressPipe:
         self._progress = progress
         self._on_report = on_report
         self._rest = b""
+        self._closed = False
         asyncio.get_running_loop().add_reader(self._fd, self.drain)
 
     def drain(self) -> None:
@@ -133,7 +134,10 @@ class ProgressPipe:
             self._on_report()
 
     def close(self) -> None:
-        """Drain a last time and take the FIFO away."""
+        """Drain a last time and take the FIFO away; once, for a rank whose end is heard after all was closed."""
+        if self._closed:
+            return
+        self._closed = True
         self.drain()
         asyncio.get_running_loop().remove_reader(self._fd)
         os.close(self._fd)

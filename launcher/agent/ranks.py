@@ -85,6 +85,7 @@ class RankGroup:
         self._starter = starter
         self._listener = listener
         self._stopping = False
+        self._closed = False
         self._oom = OomCounter()
         self._ranks: list[_Rank] = []
 
@@ -194,6 +195,8 @@ class RankGroup:
                 if rank.process is not None and not rank.ended.is_set():
                     signal_process(rank.process, signal.SIGTERM)
             await self.wait(grace_s)
+        if self._closed:
+            return  # by another stop, which was quicker: what runs now is not ours to end
         await asyncio.to_thread(end_all, lambda: descendants(os.getpid(), keep))
         await self.wait(_LAST_EXITS_S)
 
@@ -209,6 +212,7 @@ class RankGroup:
 
     def close(self) -> None:
         """Take away what is left of ranks that were never started or whose end nobody saw."""
+        self._closed = True
         for rank in self._ranks:
             if not rank.ended.is_set():
                 rank.pipe.close()

@@ -5,7 +5,7 @@ import pytest
 from simulated_cluster import Cluster, plan_of
 
 from launcher.agent import coordinator
-from launcher.agent.messages import Copied, DepotAddress, Noted, NotFetched
+from launcher.agent.messages import Copied, DepotAddress, Noted, NotFetched, Settled
 from launcher.words import Cause, State
 
 START_S = coordinator.START_S
@@ -227,6 +227,27 @@ def test_a_disk_lost_after_its_last_files_were_copied_costs_nothing() -> None:
     cluster.settle_copies(0)
     cluster.advance(1)
     assert ended(cluster) is State.SUCCEEDED
+
+
+def test_a_lost_disk_whose_files_were_copied_may_come_back() -> None:
+    cluster = copying(0, nodes=3)
+    cluster.cut(1)
+    cluster.advance(cluster.plan.spec.recovery.lease_s + 2)
+    cluster.boot(1)
+    cluster.advance(2)
+    assert not cluster.recorded("failure")
+    cluster.settle_copies(0)
+    cluster.advance(1)
+    assert ended(cluster) is State.SUCCEEDED
+
+
+def test_what_has_no_copy_after_all_is_said_at_the_end() -> None:
+    cluster = copying(1)
+    cluster.say(1, Settled(1, 1, "step 20: the files of node 1 have no second copy on node 0: no space"))
+    cluster.advance(1)
+    assert cluster.end is not None
+    assert cluster.end.state is State.SUCCEEDED
+    assert "the files of node 1 have no second copy" in cluster.end.message
 
 
 @pytest.mark.parametrize(("kind", "state"), [("cancel", State.CANCELLED), ("limit", State.SUCCEEDED)])

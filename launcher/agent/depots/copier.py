@@ -1,6 +1,7 @@
 """Second copies: each member's own files of a committed checkpoint, brought to the next member in the background."""
 
 import asyncio
+import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,14 +15,14 @@ from launcher.agent.wire import WireError
 from trainer.checkpoint_files.layout import data_name
 from trainer.checkpoint_files.manifest import Manifest
 
-_TRIES = 3
 _PAUSE_S = 2.0  # between two tries: a peer that is busy or just comes back
 
 
 class Copier:
     """`follow` each generation, `note` each commit that a rank reports. One step at a time, the newest first.
 
-    `settle` returns once nothing waits: each step has its copy, or that was given up.
+    A step is tried again as long as a lost peer may take to be known, unless a newer one comes. `settle` returns once
+    the newest has its copy, or that was given up; it says why.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Copier:
         token: str,
         pool: ThreadPoolExecutor,
         say: Callable[[Copied | Noted], None],
+        patience_s: float,
         limit_bytes_per_s: float | None = None,
     ) -> None:
         self._store = store
@@ -38,11 +40,13 @@ class Copier:
         self._token = token
         self._pool = pool
         self._say = say
+        self._patience_s = patience_s
+        self._problem = ""
         self._pace = Pace(limit_bytes_per_s)
         self._known: set[int] = set()
         self._waiting: set[int] = set()
         self._more = asyncio.Event()
-        self._rest = asyncio.Event()  # of the generation that it follows: nothing waits
+        self._rest = asyncio.Event()  # of the generation that it follows: its newest does not wait any more
         self._working: asyncio.Task[None] | None = None
 
     def follow(self, node: int, start: Start) -> None:
@@ -51,6 +55,7 @@ class Copier:
         if before is not None:
             before.cancel()
         self._known, self._waiting, self._rest = set(), set(), asyncio.Event()
+        self._problem = ""
         self._rest.set()
         target = next_of(start)
         if target is not None:
@@ -65,12 +70,13 @@ class Copier:
         self._rest.clear()
         self._more.set()
 
-    async def settle(self) -> None:
+    async def settle(self) -> str:
         rest, working = self._rest, self._working
         if working is not None:
             resting = asyncio.create_task(rest.wait())
             await asyncio.wait([resting, working], return_when=asyncio.FIRST_COMPLETED)
             resting.cancel()
+        return self._problem
 
     async def close(self) -> None:
         if self._working is not None:
@@ -89,6 +95,7 @@ class Copier:
                 await self._more.wait()
             step = max(self._waiting)
             self._waiting.discard(step)
+            self._problem = ""
             try:
                 found = await asyncio.to_thread(self._store.look_at, "step", step)
                 if found is not None and await self._copied(node, *found, names, target):
@@ -96,17 +103,17 @@ class Copier:
                 found = await asyncio.to_thread(self._store.best)
                 if found is not None and found[0] != best and await self._copied(node, *found, names, target):
                     best = found[0]
+                if step == max(self._known):
+                    self._rest.set()
             except OSError as error:
-                self._say(Noted(node, "copy_failed", f"step {step}: node {node} cannot read its disk: {error}"))
+                self._give_up(node, f"step {step}: node {node} cannot read its disk: {error}")
 
     async def _copied(
         self, node: int, save: Save, manifest: Manifest, names: Collection[str], target: DepotAddress
     ) -> bool:
         """True where it is done; where it failed it was said, and where nobody needs it any more nothing was."""
-        problem = ""
-        for again in range(_TRIES):
-            if again:
-                await asyncio.sleep(_PAUSE_S)
+        until = time.monotonic() + self._patience_s
+        while True:
             try:
                 async with linked(target, self._address, self._token, self._pool) as link:
                     for file in (file for file in manifest.files if file.name in names):
@@ -120,9 +127,15 @@ class Copier:
                 problem = str(refused)
             except (WireError, OSError) as error:
                 problem = str(error) or type(error).__name__
-        text = f"{save}: the files of node {node} have no second copy on node {target.node}: {problem}"
-        self._say(Noted(node, "copy_failed", text))
+            if time.monotonic() > until or any(step > save.step for step in self._waiting):
+                break
+            await asyncio.sleep(_PAUSE_S)
+        self._give_up(node, f"{save}: the files of node {node} have no second copy on node {target.node}: {problem}")
         return False
+
+    def _give_up(self, node: int, problem: str) -> None:
+        self._problem = problem
+        self._say(Noted(node, "copy_failed", problem))
 
 
 def next_of(start: Start) -> DepotAddress | None:

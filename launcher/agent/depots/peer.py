@@ -72,7 +72,9 @@ async def copy(link: Link, store: Store, put: words.Put, pace: Pace) -> None:
     if size != put.size:
         raise WireError(f"{put.name} has {size} bytes here, not {put.size}")
     await link.say(put)
-    if isinstance(await link.expect(words.Go, words.Have), words.Have):
+    async with asyncio.timeout(_ON_DISK_S):  # a peer whose power is gone never says that it is
+        wanted = isinstance(await link.expect(words.Go, words.Have), words.Go)
+    if not wanted:
         return
     enough = threading.Event()
     answer = asyncio.create_task(link.expect(words.Fine))

@@ -63,7 +63,7 @@ class Supply:
         self._pool = new_pool()
         self._store = Store(folder)
         self._depot = Depot(self._store, address, token, self._pool)
-        self._copier = Copier(self._store, address, token, self._pool, say, limit_bytes_per_s)
+        self._copier = Copier(self._store, address, token, self._pool, say, patience_s, limit_bytes_per_s)
 
     @property
     def port(self) -> int:
@@ -81,9 +81,9 @@ class Supply:
         """A rank of this node has reported a commit."""
         self._copier.note(step)
 
-    async def settle(self) -> None:
-        """Returns once no file of this node's ranks waits for its second copy."""
-        await self._copier.settle()
+    async def settle(self) -> str:
+        """Returns once no file of this node's ranks waits for its second copy; why the newest has none."""
+        return await self._copier.settle()
 
     async def bring(self, start: Start) -> None:
         """Have here what the ranks of this generation load. Raises NotBrought, and DiskFailed where this disk does."""

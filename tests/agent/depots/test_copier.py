@@ -128,7 +128,7 @@ def test_a_copy_that_fails_is_tried_again_and_then_said_once(tmp_path, monkeypat
     monkeypatch.setattr(copiers, "_PAUSE_S", 0.05)
 
     async def scene():
-        async with Pool(tmp_path, 2) as pool:
+        async with Pool(tmp_path, 2, patience_s=0.3) as pool:
             await begun(pool, [0, 1])
             save_apart(pool.folders, 20)
             tries = []
@@ -144,18 +144,35 @@ def test_a_copy_that_fails_is_tried_again_and_then_said_once(tmp_path, monkeypat
             return pool, tries
 
     pool, tries = asyncio.run(scene())
-    assert tries == [data_name(0)] * 3
+    assert set(tries) == {data_name(0)}
+    assert len(tries) > 2
     assert len(failed(pool, 0)) == 1
     assert failed(pool, 0)[0].startswith("step 20: the files of node 0 have no second copy on node 1")
     assert "No space left on device" in failed(pool, 0)[0]
     assert copied(pool, 0) == []
 
 
-def test_a_full_disk_is_heard_of_before_all_was_sent(tmp_path, monkeypatch):
-    monkeypatch.setattr(copiers, "_TRIES", 1)
-
+def test_one_that_fails_makes_room_for_a_newer_one(tmp_path):
     async def scene():
-        async with Pool(tmp_path, 2, limit=1_000_000) as pool:
+        async with Pool(tmp_path, 2, patience_s=60) as pool:
+            await begun(pool, [0, 1])
+            save_apart(pool.folders, 20)
+            (pool.folders[0] / folder_name(20) / data_name(0)).write_bytes(content(7, 7))
+            pool.supplies[0].note(20)
+            await asyncio.sleep(0.2)  # it is tried, in vain, and would be for a minute
+            save_apart(pool.folders, 30)
+            pool.supplies[0].note(30)
+            assert await pool.supplies[0].settle() == ""
+            return pool
+
+    pool = asyncio.run(scene())
+    assert copied(pool, 0) == [30]
+    assert len(failed(pool, 0)) == 1
+
+
+def test_a_full_disk_is_heard_of_before_all_was_sent(tmp_path, monkeypatch):
+    async def scene():
+        async with Pool(tmp_path, 2, limit=1_000_000, patience_s=0) as pool:
             await begun(pool, [0, 1])
             save_apart(pool.folders, 20, size=50_000_000)
 
@@ -279,10 +296,11 @@ def test_it_has_settled_where_nobody_is_next_and_where_a_copy_was_given_up(tmp_p
             save_apart(pool.folders, 20)
             await pool.supplies[1].close()
             pool.supplies[0].note(20)
-            await pool.supplies[0].settle()
-            return pool
+            return pool, await pool.supplies[0].settle()
 
-    assert "no second copy on node 1" in failed(asyncio.run(scene()), 0)[0]
+    pool, problem = asyncio.run(scene())
+    assert "no second copy on node 1" in problem
+    assert failed(pool, 0) == [problem]
 
 
 def test_the_limit_holds(tmp_path):
