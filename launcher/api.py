@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.clusters import FRESH_S, adopt, bring_logs, bring_results, look, of_kind
+from launcher.clusters import FRESH_S, adopt, bring_logs, bring_results, forgive, look, of_kind
 from launcher.clusters.protocol import CancelReport, Preview
 from launcher.errors import NoSuchRun, Refused
 from launcher.rundir import registry
@@ -87,11 +87,21 @@ class Run:
         self.status()
         return bring_results(read_intent(attempt).cluster_kind, run, checkpoint)
 
+    @property
+    def elsewhere(self) -> bool:
+        """Its checkpoints are on hosts, and here only what was fetched."""
+        attempt = newest(RunDir(self.path))
+        return attempt is not None and read_intent(attempt).cluster_kind == "ssh"
+
     def pardon(self, hosts: Collection[str] = ()) -> "list[Blame]":
         """Let lost nodes be used again, these or all; gives what was held against them."""
         from launcher.rundir.avoided import pardon  # late: nothing else needs it
 
-        return pardon(RunDir(self.path), hosts)
+        run = RunDir(self.path)
+        attempt = newest(run)
+        if attempt is not None and not self.status().state.ended:
+            forgive(read_intent(attempt).cluster_kind, run, hosts)
+        return pardon(run, hosts)
 
     def cancel(self) -> CancelReport:
         """End the run: the ranks are asked first, and after the spec's grace nothing of it is left."""

@@ -53,7 +53,12 @@ class Arguments(argparse.ArgumentParser):
     def takes_place(self, default: str | None) -> None:
         """--on, --clusters and --set, of every command that starts something."""
         shown = default or "where it was"
-        self.add_argument("--on", metavar="CLUSTER", default=default, help=f"where it runs (default: {shown})")
+        self.add_argument(
+            "--on",
+            metavar="CLUSTER",
+            default=default,
+            help=f"local, slurm, ssh (the hosts of the spec) or a name of the clusters file (default: {shown})",
+        )
         self.add_argument(
             "--clusters",
             metavar="FILE",

@@ -8,7 +8,7 @@ from launcher.cli.terminal import safe, show_news
 from launcher.errors import Exit
 
 EXAMPLES = """
-  launch cancel last       the ranks get SIGTERM and the spec's grace to save, then nothing of the run is left
+  launch cancel last       the ranks get SIGTERM and the spec's grace to save, then no process of it is left
 """
 
 

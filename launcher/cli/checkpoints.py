@@ -45,11 +45,17 @@ def run(options: argparse.Namespace) -> int:
     elif found:
         print("\n".join(_table(found)))
     else:
-        print(f"{one.id} has no checkpoints of the trainer's yet", file=sys.stderr)
+        print(_none(one), file=sys.stderr)
     damaged = [checkpoint for checkpoint in found if checkpoint.state is Condition.DAMAGED]
     if damaged:
         print(_what_follows(found, len(damaged)), file=sys.stderr)
     return Exit.DAMAGED if damaged and options.verify else Exit.OK
+
+
+def _none(one: api.Run) -> str:
+    if one.elsewhere:
+        return f"no checkpoint of {one.id} is here; `launch fetch {one.id}` brings the newest from its hosts"
+    return f"{one.id} has no checkpoints of the trainer's yet"
 
 
 def _table(found: Sequence[Checkpoint]) -> list[str]:

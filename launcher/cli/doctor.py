@@ -39,7 +39,13 @@ _OF_SLURM = ("partition", "account", "qos", "interface")
 
 
 def declare(arguments: Arguments) -> None:
-    arguments.add_argument("cluster", metavar="CLUSTER", nargs="?", default=LOCAL, help="local (default), slurm, ...")
+    arguments.add_argument(
+        "cluster",
+        metavar="CLUSTER",
+        nargs="?",
+        default=LOCAL,
+        help="local (default), slurm, or a name of the clusters file",
+    )
     arguments.add_argument("--clusters", metavar="FILE", type=Path, help="the file that names clusters")
     arguments.add_argument("--try", action="store_true", dest="trial", help="have nodes, or all hosts, try it out")
     arguments.add_argument("--nodes", type=int, choices=(1, 2), help="of so many nodes (default: 2 where there are)")
@@ -96,7 +102,8 @@ def _refuse(meant: Sequence[str]) -> None:
     """Options that were given and are of no use here."""
     if meant:
         flag = "try" if meant[0] == "trial" else meant[0]
-        raise BadInput(f"--{flag} is of Slurm clusters", f"hint: launch doctor {SLURM_HERE}")
+        where = "of Slurm clusters and of pools" if flag == "try" else "of Slurm clusters"
+        raise BadInput(f"--{flag} is {where}", f"hint: launch doctor {SLURM_HERE} --{flag}")
 
 
 def _local(root: Path, python: str) -> Iterator[Finding]:

@@ -75,11 +75,12 @@ def _trust(pools: "dict[str, Ssh]", names: Sequence[str], fingerprints: Sequence
 
     if not names:
         raise BadInput("trust: which host?", "hint: launch hosts trust HOST")
-    known = {host.name: host for pool in pools.values() for host in hosts_of(pool)}
-    wanted: list[SshHost] = []
+    known = {host.name: (host, pool.agent) for pool in pools.values() for host in hosts_of(pool)}
+    wanted: list[tuple[SshHost, bool]] = []
     for name in names:
-        wanted += hosts_of(pools[name]) if name in pools else [known.get(name, SshHost(name))]
-    return trust_hosts([target_of(host) for host in wanted], fingerprints)
+        whole = [known[host.name] for host in hosts_of(pools[name])] if name in pools else []
+        wanted += whole or [known.get(name, (SshHost(name), False))]
+    return trust_hosts([target_of(host, agent=agent) for host, agent in wanted], fingerprints)
 
 
 def _show(pools: "dict[str, Ssh]", *, as_json: bool) -> int:

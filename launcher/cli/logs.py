@@ -8,6 +8,7 @@ from launcher.cli.arguments import Arguments
 from launcher.cli.follow import follow
 from launcher.cli.log_lines import Prefix, json_line
 from launcher.errors import Exit
+from launcher.status.derive import exit_code_of
 
 EXAMPLES = """
   launch logs last               all that was written, by time, with node:rank before each line
@@ -36,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     show = json_line if options.json else Prefix(sys.stdout).whole
     for line in lines:
         print(show(line), flush=options.follow)
-    return Exit.OK
+    return exit_code_of(one.status()) if options.follow else Exit.OK
 
 
 def _rank(text: str) -> int:

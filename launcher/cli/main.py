@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from launcher import __version__
-from launcher.errors import BadInput, Exit, LaunchError
+from launcher.errors import BadInput, Exit, LaunchError, Refused
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -25,7 +25,7 @@ COMMANDS = {
     "checkpoints": ("launcher.cli.checkpoints", "what a run has saved, and whether it is whole"),
     "logs": ("launcher.cli.logs", "the merged log of all ranks of a run"),
     "wait": ("launcher.cli.wait", "wait until a run has ended; ends with the run's exit code"),
-    "cancel": ("launcher.cli.cancel", "end a run: the ranks are asked first, then nothing is left"),
+    "cancel": ("launcher.cli.cancel", "end a run: the ranks are asked first, then no process is left; its files stay"),
     "resume": ("launcher.cli.resume", "continue an ended or lost run from its newest checkpoint"),
     "fetch": ("launcher.cli.fetch", "bring home logs, metrics and checkpoints that are on other machines"),
     "pardon": ("launcher.cli.pardon", "let a run use nodes again that it lost"),
@@ -124,6 +124,11 @@ def _command(name: str, argv: list[str]) -> int:
         from launcher import remote  # late: `launch --help` has no use for it
 
         if (run := remote.find(options.run)) is not None:
+            if name == "fetch":
+                raise Refused(
+                    f"{run.run}: its files are on {run.login.login}; fetch brings those of SSH hosts",
+                    f"hint: rsync -a {run.login.login}:PATH/ FOLDER; `launch status {run.run}` shows the path there",
+                )
             return remote.forward(run, name, _words_there(run, arguments, options))
     code: int = module.run(options)
     return code

@@ -1,6 +1,6 @@
 """Where runs go. A cluster's module is imported only when a run goes, or has gone, there."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import cast
@@ -47,6 +47,14 @@ def bring_newest(kind: str, run: RunDir) -> None:
         from launcher.clusters.ssh import stocks  # late: as above
 
         stocks.bring_newest(run)
+
+
+def forgive(kind: str, run: RunDir, hosts: Collection[str]) -> None:
+    """Have whoever carries the run out somewhere else hear of it."""
+    if kind == "ssh":
+        from launcher.clusters.ssh import mirror  # late: as above
+
+        mirror.pardon(run, hosts)
 
 
 def adopt(ref: str) -> Path | None:

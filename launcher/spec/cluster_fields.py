@@ -62,8 +62,8 @@ _HOST_OPTIONS = Section(
     (
         Field("name", word("a host name", _HOST), "Host name, address, or alias of the SSH configuration",
               example="gpu01"),
-        Field("address", word("a host name or address", _HOST), "Address that other hosts reach it by, where training "
-              "has a network of its own", example="10.0.0.7"),
+        Field("address", word("a host name or address", _HOST), "Address that the other hosts reach it by, where "
+              "training has a network of its own", example="10.0.0.7"),
         *_OF_A_HOST,
     ),
     required=True,

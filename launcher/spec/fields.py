@@ -48,7 +48,8 @@ RUN = Section(
         Field("setup", Text("shell commands", lines=True),
               "Shell commands that each node runs once before its ranks", example="pip install -r requirements.txt"),
         Field("python", any_path("the path of a Python interpreter"),
-              "Interpreter of the ranks; by default the project's .venv, else the one that submits",
+              "Interpreter of the ranks; by default the active environment's, else the project's .venv, else the one "
+              "that submits; on SSH hosts the pool's `python`, unless this is an absolute path",
               example=".venv/bin/python"),
         Field("preload", ListOf(Text("a module name", _MODULE)),
               "Modules that are imported once per node before ranks are forked; by default torch, where the code "
@@ -65,8 +66,10 @@ RESOURCES = Section(
         Field("nodes", Nodes(), "How many nodes: a number, or from how few to how many the run may use",
               example="2..4"),
         Field("ranks_per_node", _auto(1), "Training processes on each node; auto: one per GPU, else 2", example="4"),
-        Field("gpus_per_node", _auto(0), "GPUs on each node; auto: all there are", example="8"),
-        Field("cpus_per_rank", _auto(1), "Cores for each rank; auto: the node's, shared out", example="8"),
+        Field("gpus_per_node", _auto(0), "GPUs on each node; auto: all there are, on SSH hosts as many as the least of "
+              "those with GPUs has", example="8"),
+        Field("cpus_per_rank", _auto(1), "Cores for each rank; auto: here the machine's, shared out; on Slurm and SSH "
+              "hosts a share like that of the GPUs, 1 without", example="8"),
         Field("memory_gb", Number(1_000_000), "Memory of each node in GB", example="64"),
         Field("time", Duration(zero=False), "How long the run may take; on Slurm each of its jobs, and the run goes on "
               "in the next one", ("time_s",), "2h"),
@@ -125,7 +128,7 @@ RECOVERY = Section(
         _budget("communication", "ranks lost each other"),
         _budget("node_lost", "a node was lost"),
         _budget("preempted", "a preemption"),
-        _budget("time_limit", "the time limit was reached"),
+        _budget("time_limit", "the time limit was reached; by default unlimited on Slurm, else 0"),
         _budget("launcher_fault", "a fault of the launcher itself"),
         Field("hang_after", WordOr("off", Duration(zero=False), _NEVER),
               "A rank without progress and output for so long counts as hung", ("hang_after_s",), "15m"),

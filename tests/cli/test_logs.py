@@ -92,4 +92,4 @@ def test_ctrl_c_stops_the_following_and_nothing_else(desk):
 
 def test_following_as_json(desk):
     desk.run().failed().log(0, "a\n")
-    assert json.loads(desk.launch("logs", "last", "-f", "--json").stdout)["text"] == "a"
+    assert json.loads(desk.launch("logs", "last", "-f", "--json", check=10).stdout)["text"] == "a"

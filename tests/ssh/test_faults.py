@@ -53,10 +53,12 @@ def test_the_first_host_gone_the_next_in_line_takes_over(desk):
     desk.until_step_there(0, run, 20)
     desk.hosts.nodes[0].power_off()
     desk.until("a leader", lambda: desk.state_there(1, run).get("attempt") == 2)
+    assert desk.record_there(1, run, "avoided.json")[0]["host"] == "node0"
+    assert "node0 may be used again" in desk.launch("pardon", run).stdout
+    assert [desk.record_there(host, run, "avoided.json") for host in (1, 2)] == [[], []], "while it runs, on all hosts"
     status = desk.wait(run)
     assert (status["state"], status["attempt"]) == ("succeeded", 2)
     assert [node["host"] for node in status["nodes"]] == ["node1", "node2"]
-    assert desk.record_there(1, run, "avoided.json")[0]["host"] == "node0"
     assert status["fingerprint"] == desk.fingerprint_here(400)
 
 

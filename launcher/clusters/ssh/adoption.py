@@ -14,7 +14,7 @@ from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.letters import Place, settled_in
 from launcher.clusters.ssh.post import letters_to
 from launcher.clusters.ssh.wire import Look, Names, Runs, Seen
-from launcher.errors import LaunchError, NoSuchRun
+from launcher.errors import LaunchError, NoSuchRun, Unreachable
 from launcher.plan.model import Plan
 from launcher.rundir import drafts, registry
 from launcher.rundir.durable import make_dir, write_bytes, write_record
@@ -25,12 +25,18 @@ from launcher.spec.model import Ssh
 def adopt(ref: str) -> Path | None:
     """The folder here of the one run on a pool that this id, or beginning of one, means; None where there is none."""
     found: dict[str, dict[str, Place]] = {}
+    troubles: dict[str, LaunchError] = {}
     for name, place in named_clusters().items():
         if place.kind == "ssh":
             news.say(f"looking for {ref} on the hosts of {name}")
-            for run, places in _runs_on(ssh_of(place)).items():
+            runs, silent = _runs_on(ssh_of(place))
+            troubles |= silent
+            for run, places in runs.items():
                 if run.startswith(ref):
                     found.setdefault(run, {}).update(places)
+    if troubles and not found:
+        why = (line for one in troubles.values() for line in one.lines[:1])
+        raise Unreachable(f"{ref}: not known here, and not all hosts could be asked", *why, "hint: launch hosts")
     if ref in found:
         found = {ref: found[ref]}
     if len(found) > 1:
@@ -38,9 +44,9 @@ def adopt(ref: str) -> Path | None:
     return next((_mirrored(run, places) for run, places in found.items()), None)
 
 
-def _runs_on(ssh: Ssh) -> dict[str, dict[str, Place]]:
-    """Which runs there are, and on which hosts."""
-    surveyed, _ = pool.surveyed(ssh)
+def _runs_on(ssh: Ssh) -> tuple[dict[str, dict[str, Place]], dict[str, LaunchError]]:
+    """Which runs there are, and on which hosts; and the hosts that could not be asked."""
+    surveyed, troubles = pool.surveyed(ssh)
     lines = pool.working(pool.lines_to([one.host for one in surveyed.values()], agent=ssh.agent))
 
     def ask(name: str, line: Line) -> tuple[Place, tuple[str, ...]]:
@@ -50,11 +56,13 @@ def _runs_on(ssh: Ssh) -> dict[str, dict[str, Place]]:
 
     runs: dict[str, dict[str, Place]] = {}
     for name, told in for_all(lines, ask).items():
-        if not isinstance(told, LaunchError):
-            place, names = told
-            for run in names:
-                runs.setdefault(run, {})[name] = place
-    return runs
+        if isinstance(told, LaunchError):
+            troubles[name] = told
+            continue
+        place, names = told
+        for run in names:
+            runs.setdefault(run, {})[name] = place
+    return runs, troubles
 
 
 def _place(found: Surveyed, python: str, ssh: Ssh) -> Place:

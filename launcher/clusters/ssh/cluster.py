@@ -1,10 +1,11 @@
 """Plain hosts over SSH as a cluster: no scheduler, no daemon of ours, no root."""
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.clusters.protocol import CancelReport
-from launcher.clusters.ssh import mirror, pool
+from launcher.clusters.ssh import luggage, mirror, pool
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.handover import Handover
 from launcher.errors import BadInput, Unreachable
@@ -26,13 +27,10 @@ class SshCluster:
         self._found: dict[str, Surveyed] = {}
 
     def machine(self, spec: JobSpec) -> Machine:
-        """What the least of the hosts that answer offers, so that `auto` fits each of them."""
         if self._pool != spec.ssh or not self._found:
             self._pool = spec.ssh
             self._found = _looked_at(spec.ssh)
-        found = self._found.values()
-        fewest = min(found, key=lambda one: len(one.gpus))
-        return Machine(cpus=min(one.facts.cpus for one in found), gpus=fewest.gpus, apart=True)
+        return offered([*self._found.values()], spec.resources.gpus_per_node)
 
     def preview(self, _plan: Plan) -> None:
         """Nothing is handed to anybody else here."""
@@ -47,10 +45,22 @@ class SshCluster:
         return mirror.cancel(run, attempt)
 
 
+def offered(found: Sequence[Surveyed], gpus: int | None) -> Machine:
+    """What each of the hosts that can take part has: those with that many GPUs; None: all with any, where some have."""
+    able = [one for one in found if len(one.gpus) >= (1 if gpus is None else gpus)]
+    if not able and gpus is not None:  # the one that comes nearest says how many there are
+        able = [max(found, key=lambda one: len(one.gpus))]
+    able = able or [*found]
+    fewest = min(able, key=lambda one: len(one.gpus))
+    return Machine(cpus=min(one.facts.cpus for one in able), gpus=fewest.gpus, apart=True)
+
+
 def _looked_at(ssh: Ssh) -> dict[str, Surveyed]:
     if not ssh.hosts:
         hint = "hint: `ssh: {hosts: [...]}` in the spec, or a pool in the clusters file and --on its name"
         raise BadInput("--on ssh: the spec names no hosts", hint)
+    # Takes a tenth of a second, and its result is wanted once the hosts have been looked at.
+    threading.Thread(target=luggage.digest, args=(luggage.own_tag(),), daemon=True).start()
     found, troubles = pool.surveyed(ssh)
     if not found:
         error = Unreachable(*(line for one in troubles.values() for line in one.lines))

@@ -48,8 +48,8 @@ class Target:
 
 
 def target_of(host: SshHost, *, agent: bool = False) -> Target:
-    """How to reach a host of the clusters file or of a spec. Raises BadInput."""
-    said = {"hostname": host.address, "user": host.user, "port": None if host.port is None else str(host.port)}
+    """How to reach a host of the clusters file or of a spec from here, by its name. Raises BadInput."""
+    said = {"user": host.user, "port": None if host.port is None else str(host.port)}
     own = () if host.key is None else (Path(host.key).expanduser(),)
     for key in own:
         if not key.is_file():

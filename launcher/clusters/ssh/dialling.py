@@ -13,6 +13,9 @@ from launcher.errors import Unreachable
 CUT_S = 10.0  # after this much silence of the other side a connection is given up
 
 
+_TRY = "hint: is it up? a firewall in between, or a wrong port, looks the same"
+
+
 def dial(target: Target, deadline: float) -> socket.socket:
     """The first of the host's addresses that answers. Raises Unreachable."""
     addresses = _addresses(target, deadline)
@@ -24,12 +27,12 @@ def dial(target: Target, deadline: float) -> socket.socket:
         except TimeoutError:
             failed = silent(target)
         except OSError as error:
-            failed = Unreachable(f"{who(target)} cannot be reached: {why(error)}")
+            failed = Unreachable(f"{who(target)} cannot be reached: {why(error)}", _TRY)
     raise failed
 
 
 def silent(target: Target) -> Unreachable:
-    return Unreachable(f"{who(target)} does not answer")
+    return Unreachable(f"{who(target)} does not answer", _TRY)
 
 
 def _dialled(family: int, address: Any, limit_s: float) -> socket.socket:

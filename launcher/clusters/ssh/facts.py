@@ -123,7 +123,7 @@ def survey(line: Line, host: SshHost) -> Surveyed:
 
 
 def _no_python(host: SshHost, code: int | None, said: str) -> LaunchError:
-    hint = f"hint: `python:` of {host.name} names an interpreter there"
+    hint = f"hint: install Python 3.11 or newer there, or have `python:` of {host.name} name one"
     named = host.python or "python3"
     if code == 99:
         return LaunchError(f"{host.name}: its {named} is older than Python 3.11", hint)

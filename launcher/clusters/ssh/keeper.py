@@ -146,7 +146,7 @@ def _all_begin(seat: Seat) -> bool:
     silent = [seat.council.peer(number).host for number in seat.council.others if number not in standings]
     too_few = 1 + len(standings) - len(waits) < seat.plan.nodes_min
     if waits or (silent and (too_few or time.monotonic() < seat.since + seat.patience_s)):
-        waits += [f"{host} does not answer" for host in silent]
+        waits += [f"{host} does not answer the other hosts (launch doctor finds out why)" for host in silent]
         _say_queued(seat, "; ".join(filter(None, waits)) or "waits for the other hosts")
         return False
     if len(granted(seat.council.ask(Begin(seat.attempt.number), standings))) < len(standings):

@@ -56,8 +56,11 @@ def settled_in(line: Line, found: Surveyed) -> str:
     if done.code != 0:
         said = (done.err or done.out).decode(errors="replace").strip().splitlines()
         why = said[-1] if said else f"exit code {done.code}"
-        raise LaunchError(f"{found.host.name}: the launcher could not be brought to {facts.workdir}: {why}")
+        raise LaunchError(f"{found.host.name}: the launcher could not be brought to {facts.workdir}: {why}", _ELSEWHERE)
     return python
+
+
+_ELSEWHERE = "hint: `launch doctor POOL` tries that folder; `workdir:` of the host names another"
 
 
 class Letters:
@@ -142,7 +145,11 @@ class Letters:
             done = running.finish(5.0)
             said = done.err.decode(errors="replace").strip().splitlines()
             raise Unreachable(f"{self.place.host.name}: {said[-1] if said else 'it hung up'}")
-        return read_answer(line)
+        try:
+            return read_answer(line)
+        except LaunchError as error:
+            error.lines = (f"{self.place.host.name}: {error.lines[0]}", *error.lines[1:])
+            raise
 
     def _exactly(self, running: Running, size: int, limit_s: float) -> bytes:
         data = bytearray()

@@ -1,9 +1,10 @@
 """The run's folder here as a mirror of those on its hosts: what they say is copied, and stays when they fall silent."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -14,10 +15,11 @@ from launcher.clusters.ssh.connect import Line
 from launcher.clusters.ssh.crowd import for_all
 from launcher.clusters.ssh.letters import Place
 from launcher.clusters.ssh.post import letters_to, lines_to
-from launcher.clusters.ssh.wire import Cancel, Cancelled, Logs, Look, Part, Parts, Seen
+from launcher.clusters.ssh.wire import Cancel, Cancelled, Done, Logs, Look, Pardon, Part, Parts, Seen
 from launcher.errors import LaunchError, Refused, Unreachable
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import attempts, read_plan
+from launcher.rundir.avoided import avoided
 from launcher.rundir.durable import make_dir, read_record, write_bytes, write_record
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import AttemptEnd, ClusterWord, Handle, Intent
@@ -30,6 +32,8 @@ _OF_AN_ATTEMPT = ("token.json", "plan.json", "exit.json", "stop.json", "exits.js
 _FROZEN = ("spec.yaml",)  # ours, and never another one's
 _AT_ONCE = 8
 _LIMIT_S = 10.0
+
+T = TypeVar("T")
 
 
 def look(wanted: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
@@ -186,27 +190,51 @@ def bring_logs(run: RunDir) -> None:
 
 def fetch(run: RunDir, folders: Sequence[str] = LOGS) -> dict[str, LaunchError]:
     """Copy what is new in these folders from all hosts; gives those that could not be asked."""
-    places = {place.host.name: place for place in places_of(run)}
-    lines = lines_to([*places.values()])
     known = growth.sizes(run.path, folders)
 
-    def fetch_from(name: str, _line: Line) -> None:
-        letters = letters_to(places[name])
+    def fetch_from(place: Place) -> None:
+        letters = letters_to(place)
         mine = dict(known)
         more = True
         while more:
-            question = Logs(run.path.name, places[name].workdir, tuple(folders), mine)
+            question = Logs(run.path.name, place.workdir, tuple(folders), mine)
             answer, contents = letters.ask_with_contents(question)
             if not isinstance(answer, Parts):
-                raise LaunchError(f"{name}: it does not speak as expected")
+                raise LaunchError(f"{place.host.name}: it does not speak as expected")
             for part, content in zip(answer.parts, contents, strict=True):
                 growth.put(run.path, folders, part, content)
                 mine[part.name] = part.at + part.size
             more = answer.more
 
-    done = for_all(pool.working(lines), fetch_from)
-    troubles = {name: line for name, line in lines.items() if isinstance(line, LaunchError)}
-    return troubles | {name: one for name, one in done.items() if isinstance(one, LaunchError)}
+    _, troubles = _at_all(run, fetch_from)
+    return troubles
+
+
+def _at_all(
+    run: RunDir, work: Callable[[Place], T], *, anew: bool = False
+) -> tuple[dict[str, T], dict[str, LaunchError]]:
+    """What is done at each host of the run, all at the same time; and why it could not be done at the others."""
+    places = {place.host.name: place for place in places_of(run)}
+    lines = lines_to([*places.values()], anew=anew)
+    results = lines | for_all(pool.working(lines), lambda name, _: work(places[name]))
+    troubles = {name: one for name, one in results.items() if isinstance(one, LaunchError)}
+    return {name: one for name, one in results.items() if not isinstance(one, LaunchError | Line)}, troubles
+
+
+def pardon(run: RunDir, hosts: Collection[str]) -> None:
+    """Have the keepers of a run that goes on forget what they hold against these hosts, or against all."""
+
+    def forget(place: Place) -> Done:
+        answer = letters_to(place).ask(Pardon(run.path.name, place.workdir, tuple(hosts)))
+        if not isinstance(answer, Done):
+            raise LaunchError(f"{place.host.name}: it does not speak as expected")
+        return answer
+
+    _, troubles = _at_all(run, forget, anew=True)
+    silent = sorted(troubles.keys() - {blame.host for blame in avoided(run)})  # who is blamed may well be gone
+    if silent:
+        hint = f"hint: launch pardon {run.path.name} again, once {', '.join(silent)} can be reached"
+        raise Unreachable(f"could not tell {', '.join(silent)}", troubles[silent[0]].lines[0], hint)
 
 
 def cancel(run: RunDir, attempt: AttemptDir) -> CancelReport:
@@ -225,18 +253,13 @@ def cancel(run: RunDir, attempt: AttemptDir) -> CancelReport:
 
 
 def _cancel(run: RunDir, attempt: AttemptDir) -> CancelReport:
-    places = {place.host.name: place for place in places_of(run)}
-    lines = lines_to([*places.values()], anew=True)
-
-    def end(name: str, _line: Line) -> Cancelled:
-        answer = letters_to(places[name]).ask(Cancel(run.path.name, places[name].workdir))
+    def end(place: Place) -> Cancelled:
+        answer = letters_to(place).ask(Cancel(run.path.name, place.workdir))
         if not isinstance(answer, Cancelled):
-            raise LaunchError(f"{name}: it does not speak as expected")
+            raise LaunchError(f"{place.host.name}: it does not speak as expected")
         return answer
 
-    results = for_all(pool.working(lines), end)
-    answers = {name: one for name, one in results.items() if isinstance(one, Cancelled)}
-    troubles = {name: one for name, one in (lines | results).items() if isinstance(one, LaunchError)}
+    answers, troubles = _at_all(run, end, anew=True)
     if not unfinished.is_unfinished(attempt):
         _look(run, attempt)
     ended = tuple(f"{what} on {name}" for name, one in answers.items() for what in one.ended)

@@ -28,6 +28,7 @@ from launcher.clusters.ssh.wire import (
     Look,
     Names,
     Open,
+    Pardon,
     Parts,
     Put,
     Roster,
@@ -38,6 +39,7 @@ from launcher.clusters.ssh.wire import (
 )
 from launcher.errors import Exit, LaunchError
 from launcher.rundir.attempts import newest, read_plan
+from launcher.rundir.avoided import pardon
 from launcher.rundir.layout import RunDir
 from launcher.status.derive import derive
 from launcher.status.facts import read_facts
@@ -109,6 +111,9 @@ class Host:
                 self._say(Parts(tuple(parts), more), *contents)
             case Cancel() as wish:
                 self._say(_cancel(_run(wish.workdir, wish.run_id)))
+            case Pardon() as wish:
+                pardon(_run(wish.workdir, wish.run_id), wish.hosts)
+                self._say(Done())
             case (Inventory() | Give() | Put()) as wish:
                 self._move(wish)
             case Code():

@@ -141,6 +141,14 @@ class Cancelled(msgspec.Struct, frozen=True, tag="cancelled", tag_field="t"):
     already: bool
 
 
+class Pardon(msgspec.Struct, frozen=True, tag="pardon", tag_field="t"):
+    """Nothing is held against these hosts any more; without one, against any."""
+
+    run_id: str
+    workdir: str
+    hosts: tuple[str, ...]
+
+
 class Inventory(msgspec.Struct, frozen=True, tag="inventory", tag_field="t"):
     """What is there of the run's checkpoints."""
 
@@ -191,7 +199,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", tag_field="t"):
     exit_code: int
 
 
-Request = Open | Code | Roster | Go | Look | Runs | Logs | Cancel | Inventory | Give | Put
+Request = Open | Code | Roster | Go | Look | Runs | Logs | Cancel | Pardon | Inventory | Give | Put
 Answer = Opened | Up | Seen | Names | Parts | Cancelled | Stock | Given | Done | Failed
 
 _requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)

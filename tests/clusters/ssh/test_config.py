@@ -128,11 +128,11 @@ def split(text):
 
 
 def test_what_the_entry_says_comes_first(configured, tmp_path):
-    configured("Host gpu01\n HostName no\n Port 9\n User no\nMatch host 10.0.0.7 user me\n HostKeyAlias seen\n")
+    configured("Host gpu01\n HostName h\n Port 9\n User no\nMatch host h user me\n HostKeyAlias seen\n")
     key = tmp_path / "own"
     key.touch()
     target = target_of(SshHost("gpu01", address="10.0.0.7", user="me", port=2222, key=str(key)))
-    assert (target.name, target.hostname, target.port, target.user) == ("gpu01", "10.0.0.7", 2222, "me")
+    assert (target.name, target.hostname, target.port, target.user) == ("gpu01", "h", 2222, "me")
     assert target.known_as == "seen"
     assert target.keys == (key,)
 
