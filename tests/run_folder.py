@@ -55,8 +55,8 @@ class RunFolder:
     def plan(self, nodes=1, ranks=2):
         return self.write(self.run.plan, plan_of(self.path, nodes, ranks))
 
-    def intent(self, attempt=1, by=None, reason="submit"):
-        record = Intent(attempt, "0" * 64, "local", reason, None, time.time(), by or dead_process())
+    def intent(self, attempt=1, by=None, reason="submit", kind="local"):
+        record = Intent(attempt, "0" * 64, kind, reason, None, time.time(), by or dead_process(), kind)
         return self.write(self.run.attempt(attempt).intent, record)
 
     def keeper(self, process, attempt=1):

@@ -84,6 +84,12 @@ def test_none_yet(desk, run):
     assert json.loads(desk.launch("checkpoints", "last", "--json").stdout) == []
 
 
+def test_of_hosts_only_what_was_fetched_is_here(desk, run):
+    run.intent(kind="ssh")
+    said = desk.launch("checkpoints", "last").stderr
+    assert said == "no checkpoint of job-abcd is here; `launch fetch job-abcd` brings the newest from its hosts\n"
+
+
 def test_names_in_the_folder_cannot_steer_the_terminal(desk, folder):
     (save(folder, 1) / "\x1b[2Jrank\x1b]0;owned\x07").write_text("x")
     done = desk.launch("checkpoints", "last")

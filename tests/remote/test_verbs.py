@@ -56,6 +56,8 @@ def test_a_run_from_end_to_end(laptop, login_node, jobs):
     assert laptop.launch("status").stdout.splitlines()[1].split()[-1] == "hpc"
     assert f"{run} succeeded" in laptop.launch("status", "last").stdout
     assert "has no checkpoints" in laptop.launch("checkpoints", run).stderr
+    refused = laptop.launch("fetch", run, check=4).stderr
+    assert "its files are on" in refused and "rsync -a" in refused
     assert not (laptop.project / ".launch").exists(), "nothing of it is here"
 
 

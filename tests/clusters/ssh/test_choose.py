@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from launcher.clusters.ssh.cluster import offered
 from launcher.clusters.ssh.facts import Facts, Surveyed, completed
 from launcher.clusters.ssh.handover import choose, seated
 from launcher.clusters.ssh.leader import reseated
@@ -60,6 +61,25 @@ def test_a_blamed_host_comes_last_and_one_without_the_gpus_never():
     assert choose(plan_of(), ready, {"a"}) == ["b", "d"]
     assert choose(plan_of("3"), ready, {"a"}) == ["b", "d", "a"]
     assert choose(plan_of("4"), ready, set()) == ["a", "b", "d"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "each"),
+    [
+        (None, 2),  # of those with any, what the least of them has
+        (0, 0),
+        (2, 2),
+        (3, 4),  # the others are left out
+        (8, 4),  # nobody has so many: what there is at most is what the message says
+    ],
+)
+def test_a_host_that_cannot_take_part_does_not_set_the_measure(gpus, each):
+    found = [host("a"), host("b", gpus=(0, 1)), host("c", gpus=())]
+    assert len(offered(found, gpus).gpus) == each
+
+
+def test_without_any_gpu_auto_is_none():
+    assert offered([host("a", gpus=())], None).gpus == ()
 
 
 def test_gpus_that_may_not_be_used_do_not_count():
