@@ -42,6 +42,9 @@ def declare(arguments: Arguments) -> None:
     arguments.add_argument("--json", action="store_true", help="one object a host, for programs")
 
 
+_NAME_ONE = "hint: in ~/.config/launch/clusters.yaml (or $LAUNCH_CLUSTERS): `mypool: {kind: ssh, hosts: [gpu01]}`"
+
+
 def run(options: argparse.Namespace) -> int:
     pools = _pools()
     if options.names[:1] == ["trust"]:
@@ -51,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
         raise BadInput(f"{safe(unknown[0])}: no such pool", f"hint: {_known(pools)}")
     chosen = {name: pool for name, pool in pools.items() if not options.names or name in options.names}
     if not chosen:
-        raise BadInput("no pool of SSH hosts is named", "hint: the clusters file names some, with `kind: ssh`")
+        raise BadInput("no pool of SSH hosts is named", _NAME_ONE)
     show_news()
     return _show(chosen, as_json=options.json)
 

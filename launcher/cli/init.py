@@ -53,4 +53,5 @@ def _write_new(file: Path, text: str) -> None:
     except FileExistsError:
         raise BadInput(f"{file} exists already", "hint: `--output FILE` writes to another") from None
     except OSError as error:
-        raise BadInput(f"cannot write {file}: {error.strerror}") from None
+        hint = "hint: its folder has to exist; `--output FILE` writes to another place"
+        raise BadInput(f"cannot write {file}: {error.strerror}", hint) from None

@@ -75,7 +75,7 @@ def _unless_right(target: Target, key: HostKey, fingerprints: Collection[str], e
     changed = isinstance(error, ChangedKey)
     said = _ask(target, key, changed=changed)
     if said != key.fingerprint and (changed or said.lower() != "yes"):
-        raise Refused(f"{who(target)}: not trusted")
+        raise Refused(f"{who(target)}: not trusted", "hint: nothing was changed; the same command asks again")
 
 
 def _ask(target: Target, key: HostKey, *, changed: bool) -> str:
