@@ -1,5 +1,6 @@
 """The submitter dies at any moment: the hosts carry the run out, once, or there is nothing of it anywhere."""
 
+import contextlib
 import json
 import os
 import random
@@ -8,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 
 import pytest
@@ -165,6 +167,27 @@ def test_killed_at_any_system_call(pool, desk, draw):
             if fired == many:
                 break
         assert fired >= min(many, len(points) // 2), f"only {fired} kills fired"
+    pool.check("after all kills")
+
+
+@pytest.mark.timeout(1500)
+def test_killed_at_any_instant(pool, draw):
+    """So much of the time that a submit takes has passed; where it has ended by then, the kill came too late."""
+    pool.desk.launch(*SUBMIT)
+    began = time.monotonic()
+    pool.desk.launch(*SUBMIT)
+    took = time.monotonic() - began
+    fired = 0
+    for _ in range(3 * SHARE):
+        instant = draw.uniform(0.05, 0.95) * took
+        submit = pool.popen(*SUBMIT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            submit.wait(instant)
+        submit.kill()
+        fired += submit.wait() == -signal.SIGKILL
+        pool.look(f"killed after {instant:.3f} of {took:.3f} s")
+    print(f"{fired} kills")
+    assert fired > SHARE
     pool.check("after all kills")
 
 
