@@ -7,6 +7,7 @@ import msgspec
 from launcher.errors import Exit
 from launcher.plan.model import Plan
 from launcher.recovery.policy import decide, restarts_by_cause
+from launcher.rundir.attempts import newest
 from launcher.rundir.durable import append_line, read_record, write_record
 from launcher.rundir.events import read_events
 from launcher.rundir.fence import check_fence
@@ -17,8 +18,13 @@ from launcher.words import Action, Cause, State, exit_of
 
 
 def write_end(run: RunDir, attempt: AttemptDir, end: AttemptEnd, plan: Plan, failure: Failure | None = None) -> None:
-    """The end record, the event, and a state that says the same; refused where a newer attempt exists."""
-    check_fence(run, attempt.number)
+    """The end record, the event, and a state that says the same; refused where a newer attempt exists.
+
+    A fence that was only promised, to one that then came to nothing, leaves the newest attempt its last word.
+    """
+    last = newest(run)
+    if last is None or last.number > attempt.number:
+        check_fence(run, attempt.number)
     write_record(attempt.end, end)
     said = end.message or str(end.state)
     kind = "requeue" if end.state is State.QUEUED else "ended"

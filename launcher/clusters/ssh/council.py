@@ -2,7 +2,8 @@
 
     Ask ─► Standing                what the other one is doing
     Replica ─► Done                a record of the leader's, for hosts that do not share its disk
-    Begin ─► Done, Refused         all hosts have what they need: nobody lets go of it any more
+    Begin ─► Done, Refused         who has what it needs keeps it, until all have said so or one has not
+    Begun ─► Done, Refused         all have: it begins; or not all: whoever is in an older run's way may let go
     Members ─► Done, Refused         who counts, once the leader has lost a host or has it back
     Promise ─► Done, Refused       nobody of an older attempt writes here any more: the vote of a take-over
     Propose ─► Done, Refused       the next attempt
@@ -44,6 +45,9 @@ class Standing(msgspec.Struct, frozen=True, tag="standing", tag_field="t"):
     leads: bool
     leaderless: bool  # it has not heard the leader for a whole lease
     waits_for: str = ""
+    pledged: bool = False  # it keeps what it has; the leader: it asks whether all do
+    promised: int = 0  # the newest attempt that had its vote
+    led_by: str = ""  # the host that leads its attempt
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask", tag_field="t"):
@@ -51,6 +55,7 @@ class Ask(msgspec.Struct, frozen=True, tag="ask", tag_field="t"):
 
 
 class Replica(msgspec.Struct, frozen=True, tag="replica", tag_field="t"):
+    node: int  # of the sender
     attempt: int
     name: str  # see replicas.py
     at: int  # where in the file the data belongs; -1: it is the whole file
@@ -59,6 +64,11 @@ class Replica(msgspec.Struct, frozen=True, tag="replica", tag_field="t"):
 
 class Begin(msgspec.Struct, frozen=True, tag="begin", tag_field="t"):
     attempt: int
+
+
+class Begun(msgspec.Struct, frozen=True, tag="begun", tag_field="t"):
+    attempt: int
+    by_all: bool
 
 
 class Members(msgspec.Struct, frozen=True, tag="members", tag_field="t"):
@@ -86,7 +96,7 @@ class Declined(msgspec.Struct, frozen=True, tag="declined", tag_field="t"):
     why: str
 
 
-Question = Ask | Replica | Begin | Members | Promise | Propose
+Question = Ask | Replica | Begin | Begun | Members | Promise | Propose
 Reply = Standing | Agreed | Declined
 
 _questions: msgspec.json.Decoder[Question] = msgspec.json.Decoder(Question)
@@ -113,6 +123,10 @@ class Council:
         """Who the others are, by their numbers."""
         self._peers = {number: peer for number, peer in enumerate(peers) if number != me}
         self._me = me
+
+    @property
+    def me(self) -> int:
+        return self._me
 
     @property
     def others(self) -> tuple[int, ...]:

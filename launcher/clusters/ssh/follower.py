@@ -7,10 +7,10 @@ from launcher.clusters.bell import Bell
 from launcher.clusters.crew import Crew, agent_post
 from launcher.clusters.last_word import cancelled, is_cancelled, speak_for_the_dead, write_end
 from launcher.clusters.ssh.council import Ask, Promise, Standing, granted
-from launcher.clusters.ssh.leader import enough, propose
+from launcher.clusters.ssh.leader import enough, propose, tell_others
 from launcher.clusters.ssh.seat import Seat
 from launcher.errors import Exit, Fenced
-from launcher.rundir.attempts import newest
+from launcher.rundir.attempts import attempts, newest
 from launcher.rundir.avoided import avoid
 from launcher.rundir.durable import read_record
 from launcher.rundir.records import AttemptEnd, Blame, Event, RunState
@@ -31,9 +31,8 @@ class Follower:
         self._post = agent_post(seat.plan, seat.attempt, seat.index, keep=seat.fds)
         self._crew = Crew([self._post], bell, leads=False, return_s=_RETURN_S)
         self._sure_at: float | None = None
-        self._give_up_at = 0.0
-        first = seat.plan.nodes[0].host
-        self._leader = next(number for number in seat.council.others if seat.council.peer(number).host == first)
+        self._succession = Succession(seat)
+        self._leader = leader_of(seat)
         self._leader_heard_at = time.monotonic()
 
     def carry_out(self) -> int | None:
@@ -47,6 +46,10 @@ class Follower:
     def _keep(self) -> int | None:
         seat = self._seat
         while True:
+            if self._bell.stop_asked and self._sure_at is None:  # before we wait: its ring may have been heard already
+                self._sure_at = time.monotonic() + seat.plan.spec.recovery.grace_s + _SURE_S
+                seat.take_over_stop()
+                self._crew.signal_leader()
             self._crew.watch(self._next_look(), bring_back=self._sure_at is None and not seat.leaderless)
             if (following := self._following()) is not None:
                 return following
@@ -54,16 +57,13 @@ class Follower:
                 self._leader_heard_at = time.monotonic()
             if self._post.last is not None and os.waitstatus_to_exitcode(self._post.last) == Exit.LOST:
                 self._post.last = None
-                self._set_leaderless(True)
+                self._succession.open()
             if self._is_over() or self._is_deserted():
                 return None
-            if self._bell.stop_asked and self._sure_at is None:
-                self._sure_at = time.monotonic() + seat.plan.spec.recovery.grace_s + _SURE_S
-                self._crew.signal_leader()
             if self._sure_at is not None and (self._crew.left(for_good=True) or time.monotonic() >= self._sure_at):
                 self._stopped()
                 return None
-            if seat.leaderless and (taken := self._look_for_a_leader()) is not None:
+            if seat.leaderless and (taken := self._succession.look()) is not None:
                 return taken
 
     def _next_look(self) -> float | None:
@@ -94,24 +94,40 @@ class Follower:
         if not over:
             return False
         seat = self._seat
-        if isinstance(seat.council.ask_one(Ask(), self._leader, _ASK_S), Standing):
+        leader = seat.council.ask_one(Ask(), self._leader, _ASK_S)
+        if isinstance(leader, Standing):
             self._leader_heard_at = time.monotonic()
+            if leader.attempt > seat.attempt.number and seat.proposal is None:
+                raise Fenced(f"attempt {leader.attempt} goes on without {seat.host}")
         return time.monotonic() > self._leader_heard_at + seat.plan.spec.recovery.lease_s
 
     def _stopped(self) -> None:
         """Ended here by somebody who may not have reached the leader."""
         seat = self._seat
         if seat.plan.disks_apart and is_cancelled(seat.attempt):
-            self._end(cancelled())
+            write_end(seat.run, seat.attempt, cancelled(), seat.plan)
 
-    # -- without a leader
 
-    def _set_leaderless(self, now: bool) -> None:
-        if now and not self._seat.leaderless:
+def leader_of(seat: Seat) -> int:
+    """Its number among the keepers."""
+    first = seat.plan.nodes[0].host
+    return next(number for number in seat.council.others if seat.council.peer(number).host == first)
+
+
+class Succession:
+    """What those do that hear no leader: find it again, follow another, or take the run over."""
+
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+        self._give_up_at = 0.0
+        self._end: AttemptEnd | None = None  # as we have said it: the failure counts once
+
+    def open(self) -> None:
+        if not self._seat.leaderless:
             self._give_up_at = time.monotonic() + _GIVE_UP_WAITS * self._seat.patience_s
-        self._seat.leaderless = now
+        self._seat.leaderless = True
 
-    def _look_for_a_leader(self) -> int | None:
+    def look(self) -> int | None:
         """The leader is back, or somebody before us in line is there; else it is ours to take over."""
         seat = self._seat
         answers = {
@@ -121,7 +137,7 @@ class Follower:
         if led and max(led) > seat.attempt.number and seat.proposal is None:
             raise Fenced(f"attempt {max(led)} goes on without {seat.host}")
         if led and max(led) == seat.attempt.number:
-            self._set_leaderless(False)
+            seat.leaderless = False
             return None
         answers = {number: one for number, one in answers.items() if number in seat.members}
         without = sorted(number for number, one in answers.items() if one.leaderless)
@@ -132,19 +148,28 @@ class Follower:
         if time.monotonic() > self._give_up_at:
             there, size = len(without) + 1, len(seat.members)
             text = f"the leader is lost, and only {there} of {size} hosts are left to decide; launch resume goes on"
-            self._end(AttemptEnd(State.FAILED, Cause.NODE_LOST, Exit.NODE_LOST, time.time(), text))
+            end = AttemptEnd(State.FAILED, Cause.NODE_LOST, Exit.NODE_LOST, time.time(), text)
+            write_end(seat.run, seat.attempt, end, seat.plan)
         return None
 
     def _take_over(self, others: list[int]) -> int | None:
         """With the promise of a majority that nobody of the old attempt writes any more."""
         seat = self._seat
-        promised = granted(seat.council.ask(Promise(seat.attempt.number + 1, seat.node), others))
+        number = 1 + max(attempt.number for attempt in attempts(seat.run))
+        if not seat.stand(number):
+            return None
+        promised = granted(seat.council.ask(Promise(number, seat.node), others))
         if not enough(seat, promised, leads=False):
             return None
-        lost = seat.plan.nodes[0].host
-        text = (
-            f"{lost}, which led, is lost: {seat.host} takes over with {len(promised) + 1} of {len(seat.members)} hosts"
-        )
+        end = self._end = self._end or self._speak_for_the_lost(len(promised) + 1)
+        if end.state is State.QUEUED:
+            return propose(seat, promised, end.cause, leads=False)
+        tell_others(seat, promised)
+        return None
+
+    def _speak_for_the_lost(self, together: int) -> AttemptEnd:
+        seat, lost = self._seat, self._seat.plan.nodes[0].host
+        text = f"{lost}, which led, is lost: {seat.host} takes over with {together} of {len(seat.members)} hosts"
         state = read_record(seat.run.state, RunState)
         event = Event(
             at=time.time(),
@@ -161,7 +186,4 @@ class Follower:
         end = speak_for_the_dead(seat.run, seat.attempt, seat.plan, event)
         until = event.at + seat.plan.spec.recovery.avoid_s
         avoid(seat.run, [Blame(lost, text, seat.attempt.number, event.at, until)])
-        return propose(seat, promised, end.cause) if end.state is State.QUEUED else None
-
-    def _end(self, end: AttemptEnd) -> None:
-        write_end(self._seat.run, self._seat.attempt, end, self._seat.plan)
+        return end

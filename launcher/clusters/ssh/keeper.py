@@ -15,6 +15,7 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -22,9 +23,9 @@ import msgspec
 from launcher.agent.memory_tier import close_tier
 from launcher.clusters.bell import Bell
 from launcher.clusters.last_word import cut_short, write_end
-from launcher.clusters.ssh.council import Ask, Begin, Council, Standing, granted
-from launcher.clusters.ssh.follower import Follower
-from launcher.clusters.ssh.leader import Leader
+from launcher.clusters.ssh.council import Ask, Begin, Begun, Council, Reply, Standing, granted
+from launcher.clusters.ssh.follower import Follower, Succession, leader_of
+from launcher.clusters.ssh.leader import Leader, pass_over_promised, propose, tell_others
 from launcher.clusters.ssh.seat import Seat
 from launcher.clusters.ssh.slots import Slots
 from launcher.clusters.ssh.wire import Go, Roster, Up, encoded, read_request
@@ -37,6 +38,8 @@ from launcher.words import State
 _TURN_S = 0.5
 _SOON_S, _SOON_FOR_S = 0.03, 3.0
 _OTHERS_S = 30.0  # how long one that was left without a word looks for another that had it
+_NOBODY_TIMES = 3  # so often in a row must nobody answer before that is taken for nobody being there
+_LEADER_EVERY_S, _LEADER_ASK_S = 2.0, 1.0
 
 
 def main() -> int:
@@ -63,6 +66,8 @@ def main() -> int:
     except LaunchError as error:
         print(error, file=sys.stderr)
         seat.give_up(str(error))
+        if seat.leads:
+            tell_others(seat, ())
         return error.exit_code
     finally:
         seat.council.close()
@@ -85,14 +90,15 @@ def _told_to_go(seat: Seat, go_fd: int) -> bool:
 
 def _others_were_told(seat: Seat) -> bool:
     """Nobody was, once all say so or nobody is there; who does not answer is asked again for a while."""
-    deadline = time.monotonic() + _OTHERS_S
-    while time.monotonic() < deadline:
-        answers = seat.council.ask(Ask())
-        if any(isinstance(answer, Standing) and answer.told for answer in answers.values()):
+    deadline, empty = time.monotonic() + _OTHERS_S, 0
+    while time.monotonic() < deadline and empty < _NOBODY_TIMES:
+        standings = _standings(seat.council.ask(Ask()))
+        if any(one.told for one in standings.values()):
             seat.told = True
             return True
-        if len(answers) in (0, len(seat.council.others)):
+        if len(standings) == len(seat.council.others):
             return False
+        empty = 0 if standings else empty + 1
         time.sleep(_TURN_S)
     return False
 
@@ -103,7 +109,8 @@ def keep(seat: Seat, bell: Bell, gpus: tuple[str, ...]) -> int:
     slots = Slots(seat.plan.run_id, seat.stamp, seat.demand, gpus, seat.cpus)
     slots.enqueue()
     if not _wait_for_slots(seat, bell, slots):
-        return Exit.CANCELLED
+        end = read_record(seat.attempt.end, AttemptEnd)
+        return end.exit_code if end is not None else Exit.CANCELLED
     while True:
         seat.open_attempt()
         after = Leader(seat, bell).carry_out() if seat.leads else Follower(seat, bell).carry_out()
@@ -117,31 +124,101 @@ def keep(seat: Seat, bell: Bell, gpus: tuple[str, ...]) -> int:
 def _wait_for_slots(seat: Seat, bell: Bell, slots: Slots) -> bool:
     """Until this host and all the others of the run have what they need; False where somebody does not want it now."""
     soon_until = time.monotonic() + _SOON_FOR_S  # the usual case: all is free, and hosts differ by moments
+    vigil = Vigil(seat)
     while True:
+        if bell.stop_asked:  # looked at right after its ring, which nobody hears twice
+            _stopped(seat)
+            return False
         seat.gpus = slots.try_take()
         seat.fds = slots.fds
         seat.waits_for = "" if seat.gpus is not None else slots.ahead()
-        if seat.gpus is not None and seat.began:
-            return True
-        if seat.gpus is not None and seat.leads and _all_begin(seat):
+        if seat.gpus is not None and (seat.began or (seat.leads and _all_begin(seat))):
             return True
         if seat.leads and seat.waits_for:
             _say_queued(seat, seat.waits_for)
-        if bell.stop_asked:
-            end = cut_short(seat.attempt, "it waited for its hosts", time.time())
-            write_end(seat.run, seat.attempt, end, seat.plan)
+        if not vigil.look():
             return False
-        if seat.gpus is not None and not seat.began and slots.contested():
-            seat.gpus = None
-            slots.release()  # somebody who came before us waits here, and may hold what we wait for elsewhere
-            slots.enqueue()
+        if seat.gpus is not None and slots.contested() and seat.let_go(slots):
+            slots.enqueue()  # somebody who came before us waits here, and may hold what we wait for elsewhere
         bell.ring(_SOON_S if time.monotonic() < soon_until else _TURN_S)
+
+
+def _stopped(seat: Seat) -> None:
+    seat.take_over_stop()
+    end = cut_short(seat.attempt, "it waited for its hosts", time.time())
+    write_end(seat.run, seat.attempt, end, seat.plan)
+    if seat.leads:
+        tell_others(seat, ())  # nobody may have asked them
+
+
+class Vigil:
+    """Of a keeper that waits for its slots: that there is still a leader which will begin with it."""
+
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+        self._heard_at = self._next = 0.0
+        self._attend()
+
+    def look(self) -> bool:
+        """False once the run has ended; raises Fenced where it goes on without us. Asks seldom: waits may be long."""
+        seat = self._seat
+        if seat.proposal is not None:
+            self._move(seat.proposal.intent.attempt)
+        end = read_record(seat.attempt.end, AttemptEnd)
+        if end is not None and end.state.ended:
+            return False
+        if time.monotonic() < self._next:
+            return True
+        self._ask()
+        self._next = time.monotonic() + _LEADER_EVERY_S
+        return True
+
+    def _attend(self) -> None:
+        self._heard_at, self._next = time.monotonic(), time.monotonic() + _LEADER_EVERY_S
+        self._succession = Succession(self._seat)
+
+    def _move(self, number: int) -> None:
+        self._seat.move(number)
+        self._seat.present()
+        self._attend()
+
+    def _ask(self) -> None:
+        seat = self._seat
+        if seat.leads:
+            if seat.gpus is None:  # else it is looked at before all begin
+                seat.check_lead(_standings(seat.council.ask(Ask(), limit_s=_LEADER_ASK_S)))
+            return
+        pledge = seat.pledge
+        leader = seat.council.ask_one(Ask(), leader_of(seat), _LEADER_ASK_S)
+        if isinstance(leader, Standing):
+            self._heard_at = time.monotonic()
+            self._follow(leader, pledge)
+        elif time.monotonic() > self._heard_at + seat.patience_s + seat.plan.spec.recovery.lease_s:
+            self._succession.open()
+        if seat.leaderless and (number := self._succession.look()) is not None:
+            self._move(number)
+
+    def _follow(self, leader: Standing, pledge: int) -> None:
+        seat = self._seat
+        if leader.attempt > seat.attempt.number and seat.proposal is None:
+            raise Fenced(f"attempt {leader.attempt} goes on without {seat.host}")
+        if leader.attempt != seat.attempt.number:
+            return
+        seat.leaderless = False
+        if leader.began:
+            seat.begin_late()
+        elif not leader.pledged:
+            seat.take_back(pledge)
+
+
+def _standings(answers: Mapping[int, Reply]) -> dict[int, Standing]:
+    return {number: answer for number, answer in answers.items() if isinstance(answer, Standing)}
 
 
 def _all_begin(seat: Seat) -> bool:
     """The leader's question to all: has everybody what it needs? Then nobody lets go of it any more."""
-    answers = seat.council.ask(Ask())
-    standings = {number: answer for number, answer in answers.items() if isinstance(answer, Standing)}
+    standings = _standings(seat.council.ask(Ask()))
+    seat.check_lead(standings)
     waits = [answer.waits_for for answer in standings.values() if not answer.has_slots]
     silent = [seat.council.peer(number).host for number in seat.council.others if number not in standings]
     too_few = 1 + len(standings) - len(waits) < seat.plan.nodes_min
@@ -149,10 +226,24 @@ def _all_begin(seat: Seat) -> bool:
         waits += [f"{host} does not answer the other hosts (launch doctor finds out why)" for host in silent]
         _say_queued(seat, "; ".join(filter(None, waits)) or "waits for the other hosts")
         return False
-    if len(granted(seat.council.ask(Begin(seat.attempt.number), standings))) < len(standings):
+    if any(one.promised > seat.attempt.number for one in standings.values()):
+        _open_anew(seat, standings)
         return False
-    seat.began = True
-    return True
+    seat.pledged = True
+    pledged = granted(seat.council.ask(Begin(seat.attempt.number), standings))
+    seat.began = len(pledged) == len(standings)
+    seat.pledged = seat.began
+    seat.council.ask(Begun(seat.attempt.number, by_all=seat.began), pledged)  # who misses it asks us
+    return seat.began
+
+
+def _open_anew(seat: Seat, standings: Mapping[int, Standing]) -> None:
+    """They had given us up, and promised not to begin this attempt any more; nobody has come of it."""
+    pass_over_promised(seat, standings)
+    number = propose(seat, list(standings), None, leads=True)
+    if number is not None:
+        seat.move(number)
+        seat.present()
 
 
 def _say_queued(seat: Seat, text: str) -> None:

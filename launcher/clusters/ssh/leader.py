@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -17,7 +18,8 @@ from launcher.plan.model import NodePlan, Plan
 from launcher.plan.quorum import may_take_over, quorum
 from launcher.rundir.attempts import new_attempt
 from launcher.rundir.avoided import avoid, avoided
-from launcher.rundir.durable import append_line
+from launcher.rundir.durable import append_line, make_dir
+from launcher.rundir.layout import AttemptDir
 from launcher.rundir.records import AttemptEnd, Blame, Event
 from launcher.words import Cause, State
 
@@ -29,13 +31,15 @@ _GIVE_UP_WAITS = 5  # after so many times `recovery.wait`, hosts that are too fe
 class _Wishes:
     """SIGTERM ends the attempt; its sender has written down why."""
 
-    def __init__(self, bell: Bell) -> None:
-        self._bell = bell
+    def __init__(self, seat: Seat, bell: Bell) -> None:
+        self._seat, self._bell = seat, bell
 
     def next_look(self) -> float | None:
         return None
 
     def to_end(self) -> bool:
+        if self._bell.stop_asked:
+            self._seat.take_over_stop()
         return self._bell.stop_asked
 
 
@@ -86,7 +90,8 @@ class Roll:
         recovery = seat.plan.spec.recovery
         text = f"not heard for {recovery.lease_s:g} s"
         number = seat.attempt.number
-        names = [seat.council.peer(one).host for one in sorted(gone)]
+        here = {node.host for node in seat.plan.nodes}  # who has no part in this attempt has been blamed before
+        names = [name for one in sorted(gone) if (name := seat.council.peer(one).host) in here]
         if names and recovery.avoid_s:
             avoid(seat.run, [Blame(name, text, number, now, now + recovery.avoid_s) for name in names])
 
@@ -102,15 +107,19 @@ class Leader:
         seat = self._seat
         replicator = Replicator(seat.run, seat.attempt, seat.council) if seat.plan.disks_apart else None
         roll = Roll(seat)
+        tell: frozenset[int] = frozenset()
         try:
             post = agent_post(seat.plan, seat.attempt, 0, keep=seat.fds)
-            end = Allocation(seat.run, seat.attempt, seat.plan, self._bell, _Wishes(self._bell), [post]).carry_out()
+            wishes = _Wishes(seat, self._bell)
+            end = Allocation(seat.run, seat.attempt, seat.plan, self._bell, wishes, [post]).carry_out()
+            if end.state.ended and not self._bell.stop_asked:  # whoever asks for a stop tells all hosts
+                tell = seat.members
             if end.state is not State.QUEUED or end.exit_code == Exit.FENCED:
                 return None
         finally:
             roll.close()
             if replicator is not None:
-                replicator.close()
+                replicator.close(tell)
         self._bell.wait(end.delay_s)
         if self._bell.stop_asked:
             self._stopped(end)
@@ -123,12 +132,17 @@ class Leader:
         give_up_at = time.monotonic() + _GIVE_UP_WAITS * seat.patience_s
         while not self._bell.stop_asked:
             answers = seat.council.ask(Ask())
-            there = [number for number, reply in answers.items() if isinstance(reply, Standing) and reply.has_slots]
+            standings = {number: reply for number, reply in answers.items() if isinstance(reply, Standing)}
+            seat.check_lead(standings)
+            pass_over_promised(seat, standings)
+            there = [number for number, one in standings.items() if one.has_slots]
             if enough(seat, there, leads=True):
-                return propose(seat, there, end.cause)
+                following = propose(seat, there, end.cause, leads=True)
+                if following is not None:
+                    return following
             if time.monotonic() > give_up_at:
-                text = f"{len(there) + 1} of its {len(seat.members)} hosts answer: too few to go on"
-                self._say(AttemptEnd(State.FAILED, Cause.NODE_LOST, Exit.NODE_LOST, time.time(), text))
+                text = f"{len(there) + 1} of its {len(seat.council.others) + 1} hosts answer: too few to go on"
+                self._say(AttemptEnd(State.FAILED, Cause.NODE_LOST, Exit.NODE_LOST, time.time(), text), there)
                 return None
             self._bell.wait(_AGAIN_S)
         self._stopped(end)
@@ -136,34 +150,56 @@ class Leader:
 
     def _stopped(self, end: AttemptEnd) -> None:
         """The last word where no attempt follows although one was due."""
+        self._seat.take_over_stop()
         self._say(cut_short(self._seat.attempt, "it was to start again", end.ended_at))
 
-    def _say(self, end: AttemptEnd) -> None:
+    def _say(self, end: AttemptEnd, there: Collection[int] = ()) -> None:
         seat = self._seat
         write_end(seat.run, seat.attempt, end, seat.plan)
-        if seat.plan.disks_apart:
-            Replicator(seat.run, seat.attempt, seat.council).close()
+        tell_others(seat, there)
 
 
 def enough(seat: Seat, others: list[int], *, leads: bool) -> bool:
     """Whether with these a run may go on: nodes enough, and no part of the hosts without us could do the same."""
-    there, size = len(seat.members & {*others, seat.node}), len(seat.members)
-    together = there >= quorum(size) if leads else may_take_over(there, size)
-    return together and there >= seat.plan.nodes_min
+    together, size = len(seat.members & {*others, seat.node}), len(seat.members)
+    decides = together >= quorum(size) if leads else may_take_over(together, size)
+    return decides and len({*others, seat.node}) >= seat.plan.nodes_min
 
 
-def propose(seat: Seat, others: list[int], cause: Cause | None) -> int:
-    """Open the next attempt with ourselves as its leader and these others; gives its number."""
+def pass_over_promised(seat: Seat, standings: Mapping[int, Standing]) -> None:
+    """Numbers that were promised to others, of whom nothing came, are used up: our next one is above them."""
+    promised = max((one.promised for one in standings.values()), default=0)
+    if promised > seat.attempt.number:
+        make_dir(seat.run.attempt(promised).path)
+
+
+def tell_others(seat: Seat, there: Collection[int]) -> None:
+    """How the attempt has ended, where they do not see it on a disk that all share."""
+    if seat.plan.disks_apart:
+        Replicator(seat.run, seat.attempt, seat.council).close(there)
+
+
+def propose(seat: Seat, others: list[int], cause: Cause | None, *, leads: bool) -> int | None:
+    """Open the next attempt with ourselves as its leader and these others; gives its number, if enough take it up."""
     bad = {blame.host for blame in avoided(seat.run)}
-    names = [seat.host, *(name for number in others if (name := seat.council.peer(number).host) not in bad)]
-    plan = reseated(seat.plan, seat.node_plans(), names)
+    names = [seat.council.peer(number).host for number in others]
+    plan = reseated(seat.plan, seat.node_plans(), [seat.host, *sorted(names, key=lambda name: name in bad)])
     attempt, intent = new_attempt(seat.run, plan.cluster, "requeue", cause, plan)
-    replies = seat.council.ask(Propose(intent, plan), others)
-    missing = [seat.council.peer(number).host for number in others if number not in granted(replies)]
+    took = granted(seat.council.ask(Propose(intent, plan), others))
+    if seat.plan.disks_apart and not enough(seat, took, leads=leads):
+        _take_back(attempt)
+        return None
+    missing = [seat.council.peer(number).host for number in others if number not in took]
     if missing:
         text = f"attempt {attempt.number} goes on without {', '.join(missing)}"
         append_line(seat.run.events, Event(time.time(), attempt.number, "hosts", text))
     return attempt.number
+
+
+def _take_back(attempt: AttemptDir) -> None:
+    """What too few took up is no attempt; its folder stays, so that its number is not given again."""
+    attempt.intent.unlink()
+    attempt.plan.unlink()
 
 
 def reseated(plan: Plan, known: dict[str, NodePlan], names: list[str]) -> Plan:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from launcher.clusters.ssh.council import Council, Replica, granted
@@ -17,6 +18,7 @@ from launcher.rundir.layout import AttemptDir, RunDir
 _WHOLE = -1
 _PIECE = 256 << 10
 _ASK_S, _QUIET_S = 1.0, 5.0
+_LAST_S, _LAST_AGAIN_S = 10.0, 0.25  # how long it is tried to tell how the attempt has ended
 _QUICK_S, _SLOW_S, _QUICK_FOR_S = 0.02, 0.5, 20.0
 
 EVENTS = "events"
@@ -57,7 +59,7 @@ def put(run: RunDir, replica: Replica) -> None:
 
 
 class Replicator:
-    """Sends what is new to all others, until it is closed; `close` sends the last of it."""
+    """Sends what is new to all others, until it is closed."""
 
     def __init__(self, run: RunDir, attempt: AttemptDir, council: Council) -> None:
         self._run, self._attempt, self._council = run, attempt, council
@@ -67,10 +69,22 @@ class Replicator:
         self._thread = threading.Thread(target=self._work, name="replicator", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
+    def close(self, tell: Collection[int] = ()) -> None:
+        """Send the last of it; these are not given up at once where they have not taken how the attempt ended."""
         self._over.set()
         self._thread.join()
+        self._quiet_until.clear()
         self._send()
+        deadline = time.monotonic() + _LAST_S
+        while self._wait_for_the_end(tell) and time.monotonic() < deadline:
+            time.sleep(_LAST_AGAIN_S)
+            self._quiet_until.clear()
+            self._send()
+
+    def _wait_for_the_end(self, tell: Collection[int]) -> bool:
+        return self._attempt.end.exists() and any(
+            "end" not in self._sent[number] for number in tell if number in self._sent
+        )
 
     def _work(self) -> None:
         quick_until = time.monotonic() + _QUICK_FOR_S
@@ -95,8 +109,7 @@ class Replicator:
 
     def _send_whole(self, name: str, path: Path, whom: list[int]) -> list[int]:
         with contextlib.suppress(FileNotFoundError):
-            replica = Replica(self._attempt.number, name, _WHOLE, path.read_text())
-            return self._told(replica, whom)
+            return self._told(self._replica(name, _WHOLE, path.read_text()), whom)
         return []
 
     def _send_events(self, name: str, path: Path, whom: list[int]) -> list[int]:
@@ -110,15 +123,18 @@ class Replicator:
                 file.seek(at)
                 piece = file.read(_PIECE)
             whole = piece[: piece.rfind(b"\n") + 1]
-            if whole and not self._told(Replica(self._attempt.number, name, at, whole.decode()), [number]):
+            if whole and not self._told(self._replica(name, at, whole.decode()), [number]):
                 continue
             self._sent[number]["bytes"] = at + len(whole)
             if len(piece) < _PIECE:
                 done.append(number)
         return done
 
+    def _replica(self, name: str, at: int, data: str) -> Replica:
+        return Replica(self._council.me, self._attempt.number, name, at, data)
+
     def _told(self, replica: Replica, whom: list[int]) -> list[int]:
-        replies = self._council.ask(replica, whom, _ASK_S)
+        taken = granted(self._council.ask(replica, whom, _ASK_S))
         now = time.monotonic()
-        self._quiet_until |= {number: now + _QUIET_S for number in whom if number not in replies}
-        return granted(replies)
+        self._quiet_until |= {number: now + _QUIET_S for number in whom if number not in taken}
+        return taken

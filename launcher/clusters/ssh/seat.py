@@ -4,7 +4,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Self, assert_never
 
 import msgspec
@@ -17,6 +17,7 @@ from launcher.clusters.ssh.council import (
     Agreed,
     Ask,
     Begin,
+    Begun,
     Council,
     Declined,
     Members,
@@ -27,15 +28,15 @@ from launcher.clusters.ssh.council import (
     Reply,
     Standing,
 )
-from launcher.clusters.ssh.slots import Demand
+from launcher.clusters.ssh.slots import Demand, Slots
 from launcher.errors import Exit, Fenced
 from launcher.plan.model import NodePlan, Plan
 from launcher.rundir.attempts import attempts, read_intent, read_plan
 from launcher.rundir.durable import create_record, make_dir, read_record, sync_dir, write_record
-from launcher.rundir.fence import fence, raise_fence
+from launcher.rundir.fence import check_fence, fence, raise_fence
 from launcher.rundir.identity import this_process
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import AttemptEnd, Handle, Intent, RunState
+from launcher.rundir.records import AttemptEnd, Handle, Intent, RunState, StopRequest
 from launcher.words import Cause, State
 
 
@@ -49,10 +50,14 @@ class Seat:
         self.node = node  # among the keepers, for good
         self.host = plan.nodes[node].host
         self._first_nodes = {one.host: one for one in plan.nodes}
+        self._hosts = tuple(one.host for one in plan.nodes)  # by their numbers among the keepers
+        self._before: AttemptDir | None = None
         self.gpus: tuple[str, ...] | None = None  # that are ours; None: we wait
         self.fds: tuple[int, ...] = ()  # that hold them
         self.told = False  # to go on
-        self.began = False  # and so is everybody else
+        self.pledged = False  # to keep what it has until the leader says whether all do
+        self.pledge = 0  # how often
+        self.began = False  # all do
         self.leaderless = False
         self.since = time.monotonic()
         self.waits_for = ""
@@ -128,8 +133,48 @@ class Seat:
         with self._lock:
             attempt = self.run.attempt(number)
             self.plan, self.intent = read_plan(self.run, number), read_intent(attempt)
-            self.attempt = attempt
-            self.leaderless, self.proposal = False, None
+            self._before, self.attempt = self.attempt, attempt
+            self.leaderless, self.proposal, self.pledged = False, None, False
+
+    def take_over_stop(self) -> None:
+        """A wish to stop that was written down for the attempt before was meant for the run: we had just moved on."""
+        late = read_record(self._before.stop, StopRequest) if self._before is not None else None
+        if late is not None and not self.attempt.stop.exists():
+            write_record(self.attempt.stop, late)
+
+    def let_go(self, slots: Slots) -> bool:
+        """Give the slots back, unless we have promised to keep them."""
+        with self._lock:
+            if self.pledged or self.began:
+                return False
+            self.gpus = None
+            slots.release()
+            return True
+
+    def begin_late(self) -> None:
+        """The leader has begun. Raises Fenced where we had not pledged ourselves: then it has without us."""
+        with self._lock:
+            if not self.pledged:
+                raise Fenced(f"attempt {self.attempt.number} has begun without {self.host}")
+            self.began = True
+
+    def take_back(self, pledge: int) -> None:
+        """The leader does not ask for it any more, and has not begun: we had not heard its word."""
+        with self._lock:
+            if self.pledge == pledge and not self.began:
+                self.pledged = False
+
+    def stand(self, number: int) -> bool:
+        """Our own vote for ourselves: whoever has it has not given it to another."""
+        with self._lock:
+            return isinstance(self._promise(number, self.node), Agreed)
+
+    def check_lead(self, standings: Mapping[int, Standing]) -> None:
+        """Raise Fenced where the run that we led goes on under another's lead."""
+        check_fence(self.run, self.attempt.number)
+        for one in standings.values():
+            if one.attempt >= self.attempt.number and one.led_by != self.host:
+                raise Fenced(f"attempt {one.attempt} is led by {one.led_by}, not by {self.host}")
 
     def accept(self, proposal: Propose) -> None:
         """The next attempt as its leader wants it, on this disk. Raises Fenced."""
@@ -198,13 +243,11 @@ class Seat:
             case Ask():
                 return self._standing()
             case Begin(attempt=attempt):
-                if attempt != self.attempt.number or self.gpus is None:
-                    return Declined("it has not what it needs")
-                self.began = True
-                return Agreed()
+                return self._pledge(attempt)
+            case Begun(attempt=attempt, by_all=by_all):
+                return self._begin(attempt, by_all=by_all)
             case Replica():
-                replicas.put(self.run, question)
-                return Agreed()
+                return self._keep(question)
             case Members(version=version, members=members):
                 return self._adopt(version, frozenset(members))
             case Promise(attempt=attempt, node=node):
@@ -220,10 +263,13 @@ class Seat:
             attempt=self.attempt.number,
             has_slots=self.gpus is not None,
             began=self.began,
+            pledged=self.pledged,
             told=self.told,
             leads=self._leads_now(),
             leaderless=self.leaderless,
             waits_for=self.waits_for,
+            promised=self._promised[0] if self._promised is not None else 0,
+            led_by=self.plan.nodes[0].host,
         )
 
     def _leads_now(self) -> bool:
@@ -238,6 +284,47 @@ class Seat:
         self.members, self.members_version = members, version
         return Agreed()
 
+    def _pledge(self, attempt: int) -> Reply:
+        if attempt != self.attempt.number or self.gpus is None:
+            return Declined("it has not what it needs")
+        if self._is_promised(above=attempt):
+            return Declined("a newer attempt is promised to another")
+        self.pledged = True
+        self.pledge += 1
+        return Agreed()
+
+    def _begin(self, attempt: int, *, by_all: bool) -> Reply:
+        if attempt != self.attempt.number or not self.pledged or self._is_promised(above=attempt):
+            return Declined("it has not pledged itself")
+        self.began = self.began or by_all
+        self.pledged = self.began
+        return Agreed()
+
+    def _keep(self, replica: Replica) -> Reply:
+        """A record of whoever leads the attempt, or of a candidate that had our vote and says how the attempt ended."""
+        if not 0 <= replica.node < len(self._hosts) or replica.attempt < self.attempt.number:
+            return Declined(f"attempt {self.attempt.number} is the newest here")
+        if not (self._leads_there(replica) or self._is_promised(above=replica.attempt - 1, to=replica.node)):
+            return Declined(f"{self._hosts[replica.node]} does not lead attempt {replica.attempt}")
+        replicas.put(self.run, replica)
+        return Agreed()
+
+    def _leads_there(self, replica: Replica) -> bool:
+        known, plan = self._newest()
+        leads = plan.nodes[0].host == self._hosts[replica.node]
+        deposed = self.leaderless and self._is_promised(above=replica.attempt)  # else the vote came to nothing
+        return leads and replica.attempt >= known and not deposed
+
+    def _newest(self) -> tuple[int, Plan]:
+        """The attempt that was proposed to us, or that we are in."""
+        if self.proposal is not None:
+            return self.proposal.intent.attempt, self.proposal.plan
+        return self.attempt.number, self.plan
+
+    def _is_promised(self, above: int, to: int | None = None) -> bool:
+        """A newer attempt than that is, to anybody or to this one."""
+        return self._promised is not None and self._promised[0] > above and to in (None, self._promised[1])
+
     def _promise(self, attempt: int, node: int) -> Reply:
         """One vote an attempt, and none against a leader that we hear, nor for somebody who does not count any more."""
         if node not in self.members:
@@ -248,16 +335,27 @@ class Seat:
             return Declined("it hears its leader")
         if fence(self.run) >= attempt:
             return Declined(f"attempt {fence(self.run)} is the newest here")
-        if self._promised is not None and self._promised[0] >= attempt:
+        if self._is_promised(above=attempt - 1):
             return Declined(f"attempt {attempt} is promised to another")
-        if self.plan.disks_apart:
+        if self.plan.disks_apart and node != self.node:
             raise_fence(self.run, attempt)  # on a disk that all share the new leader does, once it has spoken
+            make_dir(self.run.attempt(attempt).path)  # the number is used up: what we might propose has a newer one
         self._promised = (attempt, node)
         return Agreed()
 
     def _consider(self, proposal: Propose) -> Reply:
-        if proposal.intent.attempt <= self.attempt.number:
-            return Declined(f"attempt {self.attempt.number} is the newest here")
+        """Of the leader whom we follow, or of the candidate that has our vote."""
+        number, (newest, plan) = proposal.intent.attempt, self._newest()
+        if number <= newest or self._is_promised(above=number):
+            return Declined(f"attempt {newest} is the newest here, or a newer one is promised")
+        if proposal.plan.nodes[0].host not in self._may_lead(number, newest, plan):
+            return Declined(f"{proposal.plan.nodes[0].host} has not our vote")
         self.accept(proposal)
         self.proposal = proposal
         return Agreed()
+
+    def _may_lead(self, number: int, newest: int, plan: Plan) -> set[str]:
+        """A candidate that had our vote and came to nothing does not bind us for ever."""
+        leader = set() if self._is_promised(above=number - 1) else {plan.nodes[0].host}
+        voted = self._promised is not None and self._promised[0] > newest
+        return leader | ({self._hosts[self._promised[1]]} if voted and self._promised else set())

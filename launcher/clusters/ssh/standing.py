@@ -15,7 +15,7 @@ from launcher.errors import LaunchError
 from launcher.rundir.attempts import newest
 from launcher.rundir.layout import AttemptDir, RunDir
 
-_LEAVES_S = 20.0  # how long a keeper that was left without a word may take to leave
+_LEAVES_S = 45.0  # a keeper that was left without a word asks the others for 30 s, and leaves after their answers
 _DECIDES_S = 5.0
 _AGAIN_S = 0.05
 

@@ -1,0 +1,425 @@
+"""Who may lead, begin, write and end: keepers on disks of their own, without a network and without agents."""
+
+import dataclasses
+import time
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from run_folder import plan_of
+
+from launcher.clusters.last_word import ask_to_stop, cancelled, is_cancelled, write_end
+from launcher.clusters.ssh import follower, keeper, leader, replicas, standing
+from launcher.clusters.ssh.council import ASK_S, Agreed, Begin, Begun, Declined, Promise, Propose, Replica
+from launcher.clusters.ssh.follower import Follower, Succession
+from launcher.clusters.ssh.keeper import Vigil
+from launcher.clusters.ssh.leader import Leader, Roll, enough, propose
+from launcher.clusters.ssh.replicas import Replicator
+from launcher.clusters.ssh.seat import Seat
+from launcher.errors import Exit, Fenced
+from launcher.plan.model import NodePlan
+from launcher.rundir.attempts import new_attempt, newest, read_plan
+from launcher.rundir.avoided import avoid, avoided
+from launcher.rundir.durable import read_record
+from launcher.rundir.fence import fence, raise_fence
+from launcher.rundir.layout import RunDir
+from launcher.rundir.records import AttemptEnd, Blame, RunState
+from launcher.spec.model import Budget, Recovery
+from launcher.words import Cause, State
+
+ENDED = AttemptEnd(State.QUEUED, Cause.NODE_LOST, Exit.NODE_LOST, 0.0, "restart 1 of 20")
+SUCCEEDED = AttemptEnd(State.SUCCEEDED, None, Exit.OK, 0.0)
+
+
+class Bell:
+    """One that is rung by hand."""
+
+    stop_asked = False
+
+    def poke(self):
+        pass
+
+    def ring(self, timeout_s):
+        pass
+
+    def wait(self, timeout_s):
+        pass
+
+
+class Chair:
+    """A keeper's place among the others."""
+
+    def __init__(self, table, me):
+        self._table, self.me = table, me
+        self.others = tuple(number for number in range(table.size) if number != me)
+
+    def peer(self, number):
+        return SimpleNamespace(host=f"host{number}")
+
+    def ask(self, question, whom=None, limit_s=0.0):
+        chosen = self.others if whom is None else [number for number in whom if number in self.others]
+        return {number: self._table.said(number, question) for number in chosen if self._table.reach(self.me, number)}
+
+    def ask_one(self, question, whom, limit_s=0.0):
+        return self.ask(question, [whom]).get(whom)
+
+
+class Table:
+    """`seats`, the first of which leads attempt 1; who is in `silent` neither asks nor is asked."""
+
+    def __init__(self, root, size=3, nodes_min=2, **recovery):
+        self.size, self.silent, self.deaf_to = size, set(), {}
+        self.bells = [Bell() for _ in range(size)]
+        self.seats = [
+            self._seated(root / f"host{number}" / "run", number, nodes_min, recovery) for number in range(size)
+        ]
+        self._answers = [seat.answering(bell) for seat, bell in zip(self.seats, self.bells, strict=True)]
+
+    def _seated(self, path, number, nodes_min, recovery):
+        path.mkdir(parents=True)
+        plan = plan_of(path)
+        nodes = tuple(NodePlan(one, f"127.0.0.{one + 1}", False, None, host=f"host{one}") for one in range(self.size))
+        spec = dataclasses.replace(plan.spec, recovery=Recovery(**{"wait_s": 0.0, "lease_s": 0.0, **recovery}))
+        more = {"nodes": nodes, "spec": spec, "nodes_min": nodes_min, "nodes_max": self.size, "disks_apart": True}
+        run = RunDir(path)
+        attempt, _ = new_attempt(run, "pool", "submit", None, msgspec.structs.replace(plan, **more))
+        raise_fence(run, attempt.number)
+        seat = Seat.take(run, attempt.number, number)
+        seat.council, seat.gpus, seat.told = Chair(self, number), (), True
+        return seat
+
+    def reach(self, one, other):
+        return one == other or not self.silent & {one, other}
+
+    def said(self, number, question):
+        """Its answer; None where a word of this kind does not get there."""
+        return None if type(question) in self.deaf_to.get(number, ()) else self._answers[number](question)
+
+    def deafen(self, number, *kinds):
+        self.deaf_to[number] = kinds
+
+    def lose(self, *numbers):
+        """They are cut off, and the others have noticed."""
+        self.silent = set(numbers)
+        for number, seat in enumerate(self.seats):
+            seat.leaderless = number not in self.silent
+
+    def vigils(self):
+        return [Vigil(seat) for seat in self.seats]
+
+    def end(self, number):
+        return read_record(self.seats[number].attempt.end, AttemptEnd)
+
+    def state(self, number):
+        return read_record(self.seats[number].run.state, RunState)
+
+
+@pytest.fixture
+def table(tmp_path):
+    return Table(tmp_path)
+
+
+@pytest.fixture
+def crew(monkeypatch):
+    """Agents that were there and have left because all was done."""
+
+    class Crew:
+        signalled = False
+
+        def __init__(self, posts, *_, **__):
+            posts[0].last = Exit.OK
+
+        def left(self, for_good):
+            return True
+
+        def signal_leader(self):
+            Crew.signalled = True
+
+        def watch(self, until, *, bring_back):
+            assert until is not None, "it would wait for ever"
+
+    monkeypatch.setattr(follower, "Crew", Crew)
+    return Crew
+
+
+class Slots:
+    """Of a host on which an older run waits."""
+
+    fds = ()
+    released = False
+
+    def try_take(self):
+        return ()
+
+    def contested(self):
+        return True
+
+    def enqueue(self):
+        pass
+
+    def release(self):
+        self.released = True
+
+
+def taken_over(table):
+    """The first host is cut off, and the second leads attempt 2 with the third."""
+    table.lose(0)
+    assert Succession(table.seats[1]).look() == 2
+    for seat in table.seats[1:]:
+        seat.move(2)
+
+
+# -- one leader
+
+
+def test_a_leader_whose_run_was_taken_over_leaves_and_changes_nothing(table):
+    taken_over(table)
+    table.silent = set()
+    live = [(table.state(number), fence(table.seats[number].run)) for number in (1, 2)]
+    with pytest.raises(Fenced, match="attempt 2 is led by host1"):
+        Leader(table.seats[0], table.bells[0])._follow(ENDED)
+    assert [(table.state(number), fence(table.seats[number].run)) for number in (1, 2)] == live
+    assert newest(table.seats[0].run).number == 1
+
+
+def test_only_who_leads_an_attempt_writes_its_records(table):
+    taken_over(table)
+    table.silent = set()
+
+    def says(node, attempt):
+        return type(table.said(2, Replica(node, attempt, "state", -1, "{}")))
+
+    assert [says(0, 1), says(0, 2), says(1, 1), says(9, 2), says(1, 2)] == [Declined] * 4 + [Agreed]
+
+
+def test_a_proposal_that_too_few_take_up_is_no_attempt(table):
+    seat = table.seats[0]
+    table.deafen(1, Propose)
+    table.deafen(2, Propose)
+    assert propose(seat, [1, 2], None, leads=True) is None
+    assert newest(seat.run).number == 1
+    table.deaf_to = {}
+    assert propose(seat, [1, 2], None, leads=True) == 3, "the number may be known to somebody"
+
+
+def test_only_our_leader_or_whom_we_have_promised_may_propose(table):
+    assert propose(table.seats[1], [0, 2], None, leads=False) is None
+    table.lose(0)
+    assert isinstance(table.said(2, Promise(2, 1)), Agreed)
+    table.silent = set()
+    assert propose(table.seats[0], [1], None, leads=True) == 2, "this one has promised nothing"
+    assert propose(table.seats[0], [2], None, leads=True) == 3, "nor does a promise bind for ever"
+
+
+def test_a_candidate_has_given_its_own_vote(table):
+    table.lose(0)
+    table.deafen(2, Promise)
+    assert Succession(table.seats[1]).look() is None
+    assert isinstance(table.said(1, Promise(2, 2)), Declined)
+
+
+def test_a_candidate_that_is_lost_after_its_votes_is_followed_by_another(tmp_path):
+    table = Table(tmp_path, size=5)
+    table.lose(0)
+    assert [type(table.said(number, Promise(2, 1))) for number in (2, 3, 4)] == [Agreed] * 3
+    table.silent = {0, 1}
+    assert Succession(table.seats[2]).look() == 3
+    table.silent = set()
+    assert isinstance(table.said(3, Promise(2, 1)), Declined)
+    assert propose(table.seats[1], [3, 4], None, leads=False) is None
+
+
+# -- how it ended
+
+
+def test_a_candidate_without_a_restart_left_says_so_to_all(tmp_path):
+    table = Table(tmp_path, node_lost=Budget(0))
+    table.lose(0)
+    assert Succession(table.seats[1]).look() is None
+    assert [table.end(number).state for number in (1, 2)] == [State.FAILED] * 2
+    assert not table.vigils()[2].look()
+
+
+def test_a_promise_leaves_the_newest_attempt_its_last_word(table):
+    table.lose(0)
+    seat = table.seats[2]
+    assert isinstance(table.said(2, Promise(2, 1)), Agreed)
+    write_end(seat.run, seat.attempt, cancelled(), seat.plan)
+    assert table.end(2).state is State.CANCELLED
+    taken_over(table)
+    with pytest.raises(Fenced):
+        write_end(seat.run, seat.run.attempt(1), SUCCEEDED, seat.plan)
+
+
+def test_the_end_is_told_to_a_host_that_was_slow(table, monkeypatch):
+    monkeypatch.setattr(replicas, "_LAST_AGAIN_S", 0.0)
+    seat = table.seats[0]
+    said, misses = table.said, iter([True, True])
+    write_end(seat.run, seat.attempt, SUCCEEDED, seat.plan)
+
+    def slowly(number, question):
+        return None if number == 1 and question.name == "end" and next(misses, False) else said(number, question)
+
+    monkeypatch.setattr(table, "said", slowly)
+    Replicator(seat.run, seat.attempt, seat.council).close(tell=seat.members)
+    assert [table.end(number).state for number in (1, 2)] == [State.SUCCEEDED] * 2
+
+
+# -- hosts that come and go
+
+
+def test_a_host_that_was_counted_out_is_used_again_and_comes_last(tmp_path):
+    table = Table(tmp_path, nodes_min=3)
+    seat = table.seats[0]
+    seat.members = frozenset({0, 2})
+    now = time.time()
+    avoid(seat.run, [Blame("host1", "", 1, now, now + 60.0)])
+    assert enough(seat, [1, 2], leads=True) and not enough(seat, [2], leads=True)
+    assert propose(seat, [1, 2], None, leads=True) == 2
+    assert [node.host for node in read_plan(seat.run, 2).nodes] == ["host0", "host2", "host1"]
+
+
+def test_a_host_that_has_no_part_in_the_attempt_is_not_blamed_again(table):
+    seat = table.seats[0]
+    assert propose(seat, [2], None, leads=True) == 2
+    seat.move(2)
+    roll = Roll(seat)
+    roll.close()
+    roll._blame(frozenset({1, 2}))
+    assert [blame.host for blame in avoided(seat.run)] == ["host2"]
+
+
+def test_a_host_that_missed_the_proposal_leaves(table, crew):
+    left_out = Follower(table.seats[2], table.bells[2])
+    table.deafen(2, Propose)
+    assert propose(table.seats[0], [1, 2], None, leads=True) == 2
+    table.seats[0].move(2)
+    with pytest.raises(Fenced, match="attempt 2 goes on without host2"):
+        left_out._is_deserted()
+
+
+# -- a stop
+
+
+def test_a_stop_whose_ring_was_heard_elsewhere_is_heard(table, crew):
+    table.bells[2].stop_asked = True
+    assert Follower(table.seats[2], table.bells[2])._keep() is None
+    assert crew.signalled
+
+
+def test_who_is_to_stop_does_not_begin(table):
+    table.bells[0].stop_asked = True
+    ask_to_stop(table.seats[0].attempt, "cancel")
+    assert not keeper._wait_for_slots(table.seats[0], table.bells[0], Slots())
+    assert [table.end(number).state for number in range(3)] == [State.CANCELLED] * 3
+
+
+def test_a_cancel_that_was_meant_for_the_attempt_before_is_one(table):
+    seat = table.seats[0]
+    assert propose(seat, [1, 2], None, leads=True) == 2
+    ask_to_stop(seat.attempt, "cancel")
+    seat.move(2)
+    table.bells[0].stop_asked = True
+    assert leader._Wishes(seat, table.bells[0]).to_end() and is_cancelled(seat.attempt)
+
+
+# -- before it begins
+
+
+def test_who_waits_without_a_leader_takes_the_run_over(table, monkeypatch):
+    monkeypatch.setattr(keeper, "_LEADER_EVERY_S", 0.0)
+    vigils = table.vigils()
+    assert all(vigil.look() for vigil in vigils) and not any(seat.leaderless for seat in table.seats)
+    table.silent = {0}
+    for vigil in (vigils[1], vigils[2], vigils[1], vigils[2]):
+        assert vigil.look()
+    assert [seat.attempt.number for seat in table.seats] == [1, 2, 2]
+    assert keeper._all_begin(table.seats[1]) and table.seats[2].began
+    assert [blame.host for blame in avoided(table.seats[1].run)] == ["host0"]
+    table.silent = set()
+    with pytest.raises(Fenced, match="led by host1"):
+        keeper._all_begin(table.seats[0])
+    table.seats[0].gpus = None
+    with pytest.raises(Fenced, match="led by host1"):
+        vigils[0].look()
+
+
+def test_a_leader_that_is_back_after_a_promise_begins_anew(table, monkeypatch):
+    monkeypatch.setattr(keeper, "_LEADER_EVERY_S", 0.0)
+    vigils = table.vigils()
+    table.lose(0)
+    assert isinstance(table.said(2, Promise(2, 1)), Agreed)
+    table.silent = set()
+    assert isinstance(table.said(2, Begin(1)), Declined)
+    assert not keeper._all_begin(table.seats[0])
+    assert all(vigil.look() for vigil in vigils)
+    assert keeper._all_begin(table.seats[0])
+    assert [(seat.attempt.number, seat.began) for seat in table.seats] == [(3, True)] * 3
+
+
+def test_who_waits_alone_says_in_the_end_that_it_failed(table, monkeypatch):
+    monkeypatch.setattr(keeper, "_LEADER_EVERY_S", 0.0)
+    table.silent = {0, 1}
+    vigil = table.vigils()[2]
+    assert vigil.look() and not vigil.look()
+    assert (table.end(2).state, table.end(2).cause) == (State.FAILED, Cause.NODE_LOST)
+
+
+def test_a_host_without_which_it_began_leaves(table, monkeypatch):
+    monkeypatch.setattr(keeper, "_LEADER_EVERY_S", 0.0)
+    vigil = table.vigils()[2]
+    table.silent = {2}
+    assert keeper._all_begin(table.seats[0])
+    table.silent = set()
+    with pytest.raises(Fenced, match="attempt 1 has begun without host2"):
+        vigil.look()
+
+
+def test_a_host_that_missed_the_word_to_begin_asks_for_it(table, monkeypatch):
+    monkeypatch.setattr(keeper, "_LEADER_EVERY_S", 0.0)
+    vigil = table.vigils()[2]
+    table.deafen(2, Begun)
+    assert keeper._all_begin(table.seats[0]) and not table.seats[2].began
+    assert vigil.look() and table.seats[2].began
+
+
+@pytest.mark.parametrize("lost", [(), (Begun,)])
+def test_who_has_pledged_itself_lets_go_where_not_all_have(table, monkeypatch, lost):
+    """Else it holds what an older run waits for, which holds what we wait for."""
+    monkeypatch.setattr(keeper, "_LEADER_EVERY_S", 0.0)
+    vigil, slots, said = table.vigils()[1], Slots(), table.said
+    table.deafen(1, *lost)
+
+    def declined(number, question):
+        return Declined("gone") if number == 2 and isinstance(question, Begin) else said(number, question)
+
+    monkeypatch.setattr(table, "said", declined)
+    assert isinstance(table.said(1, Begin(1)), Agreed)
+    assert not table.seats[1].let_go(slots)
+    assert not keeper._all_begin(table.seats[0])
+    assert table.seats[1].pledged == (Begun in lost)
+    assert vigil.look() and not table.seats[1].began
+    assert table.seats[1].let_go(slots) and slots.released
+
+
+# -- without the word
+
+
+def test_nobody_there_is_not_believed_at_once(table, monkeypatch):
+    monkeypatch.setattr(keeper, "_TURN_S", 0.0)
+    seat = table.seats[1]
+    seat.told, asked = False, []
+
+    def late(number, _question):
+        asked.append(number)
+        return table.seats[number]._standing()
+
+    monkeypatch.setattr(table, "reach", lambda *_: bool(asked.append(0)) or len(asked) > 2 * len(seat.council.others))
+    monkeypatch.setattr(table, "said", late)
+    assert keeper._others_were_told(seat)
+    table.seats[0].told = table.seats[2].told = False
+    assert not keeper._others_were_told(seat)
+
+
+def test_a_new_keeper_waits_longer_than_one_without_a_word_may_take_to_leave():
+    assert standing._LEAVES_S > keeper._OTHERS_S + keeper._TURN_S + ASK_S
