@@ -26,6 +26,7 @@ from launcher.rundir.layout import RunDir
 from launcher.status.derive import RunStatus, derive
 from launcher.status.facts import read_facts
 from launcher.status.logs import LogLine, merged_logs
+from launcher.words import State
 
 if TYPE_CHECKING:
     from launcher.plan.model import Plan
@@ -117,6 +118,9 @@ class Run:
         from launcher.submission import reopen  # late: it reads YAML, which `status` must not pay for
 
         status = self.status()
+        if status.state is State.UNKNOWN:
+            hint = f"hint: launch cancel {self.id} ends it where it can be asked; then it can be resumed"
+            raise Refused(f"{self.id} may still run where it cannot be asked: {status.message}", hint)
         if not status.state.ended:
             raise Refused(f"{self.id} is {status.state}: there is nothing to resume", f"hint: launch status {self.id}")
         reopen(RunDir(self.path), on=on, overrides=tuple(overrides))

@@ -184,7 +184,7 @@ def test_a_host_writes_nothing_here_but_its_records(tmp_path, name):
     (run.code / "link").symlink_to(tmp_path / "outside")
     before = tree(tmp_path)
     with pytest.raises((LaunchError, ValueError)):
-        mirror.copy(run, Seen(None, False, 1, (Blob(name, 1),)), 0, {name: b"x"})
+        mirror.copy(run, mirror.Testimony(Seen(None, False, 1, (Blob(name, 1),)), {name: b"x"}, 0))
     with pytest.raises((LaunchError, ValueError)):
         growth.put(run.path, ("logs",), Part(name, 0, 1), b"x")
     assert [row for row in tree(tmp_path) if "attempts" not in row[0]] == before

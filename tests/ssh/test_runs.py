@@ -58,6 +58,8 @@ def test_resume_goes_on_from_the_newest_checkpoint(desk):
     desk.launch("cancel", run)
     desk.launch("resume", run)
     status = desk.wait(run)
+    history = (desk.run_dir(run) / "events.jsonl").read_bytes()
+    assert history.count(b'"resumed"') == 1 and history == desk.there(0, run, "events.jsonl").read_bytes()
     assert (status["attempt"], status["fingerprint"]) == (2, desk.fingerprint_here(100))
     desk.launch("logs", run)
     starts = [line for line in desk.rank_logs(run).splitlines() if "starts at step" in line]

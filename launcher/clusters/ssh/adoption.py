@@ -1,6 +1,7 @@
 """Runs that were submitted from another machine: found on the hosts of the pools, and mirrored here from then on."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -12,8 +13,8 @@ from launcher.clusters.ssh.connect import Line
 from launcher.clusters.ssh.crowd import for_all
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.letters import Place, settled_in
-from launcher.clusters.ssh.post import letters_to
-from launcher.clusters.ssh.wire import Look, Names, Runs, Seen
+from launcher.clusters.ssh.post import ask_all, letters_to
+from launcher.clusters.ssh.wire import Names, Runs
 from launcher.errors import LaunchError, NoSuchRun, Unreachable
 from launcher.plan.model import Plan
 from launcher.rundir import drafts, registry
@@ -70,19 +71,25 @@ def _place(found: Surveyed, python: str, ssh: Ssh) -> Place:
 
 
 def _mirrored(run_id: str, places: Mapping[str, Place]) -> Path | None:
-    """A folder for it in the user's state folder, with what the first host that answers has of it."""
+    """A folder for it in the user's state folder, with what the host that knows most has of it."""
     path = registry.adopted(run_id)
-    for place in places.values():
-        answer, contents = letters_to(place).ask_with_contents(Look(run_id, place.workdir, 0, whole=True))
-        if not isinstance(answer, Seen) or answer.status is None:
-            continue
-        records = {blob.name: content for blob, content in zip(answer.blobs, contents, strict=True)}
-        if not path.exists():
-            _make(path, answer.attempt, records, places)
-        mirror.copy(RunDir(path), answer, 0, {name: one for name, one in records.items() if name != "plan.json"})
+    run = RunDir(path)
+    said = ask_all([*places.values()], lambda letters: mirror.hear(run, letters, whole=True))
+    heard = [one for one in said.values() if not isinstance(one, LaunchError) and one.seen.status is not None]
+    told = mirror.best_of(heard)
+    if told is None:
+        silent = [one for one in said.values() if isinstance(one, LaunchError)]
+        if silent:
+            raise Unreachable(*(line for one in silent for line in one.lines[:1]))
+        return None
+    if not path.exists():
+        _make(path, told.seen.attempt, told.records, places)
+    mirror.copy(run, replace(told, records={name: one for name, one in told.records.items() if name != "plan.json"}))
+    if run_id in dict(registry.gone()):
+        registry.forget(run_id)  # somebody took its folder away
+    if not registry.is_registered(run_id):
         registry.register(run_id, path)
-        return path
-    return None
+    return path
 
 
 def _make(path: Path, attempt: int, records: Mapping[str, bytes], places: Mapping[str, Place]) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+import msgspec
+
 from launcher.agent.environment import cleaned
 from launcher.agent.processes import TAG
 from launcher.clusters.ssh import standing
@@ -22,6 +24,7 @@ from launcher.rundir.code_list import list_frozen
 from launcher.rundir.durable import create_record, make_dir, sync_dir, write_bytes, write_record
 from launcher.rundir.fence import raise_fence
 from launcher.rundir.layout import RunDir
+from launcher.rundir.records import Event
 from launcher.rundir.snapshot import digest_of
 from launcher.rundir.tree_copy import copy_tree
 
@@ -46,7 +49,9 @@ class Arrival:
             self._say(Opened(needs_code))
             if needs_code:
                 self._take_code(store)
-            if not run.path.is_dir():
+            if run.path.is_dir():
+                bring_up_to_date(run, opening.intent.attempt, blobs)
+            else:
                 _make(run, opening, blobs, store)
             attempt = _add_attempt(run, opening)
             self._keeper = _KeeperStandingBy(run, attempt, opening, place)
@@ -111,6 +116,32 @@ def _make(run: RunDir, opening: Open, blobs: dict[str, bytes], store: Path) -> N
         sync_dir(run.path.parent)
     finally:
         drafts.remove(draft.path)
+
+
+def bring_up_to_date(run: RunDir, attempt: int, blobs: dict[str, bytes]) -> None:
+    """What has happened to it elsewhere since: other hosts' attempts, what a person forgave, and that it is resumed."""
+    if run.avoided.name in blobs:
+        write_bytes(run.avoided, blobs[run.avoided.name])
+    before = run.events.read_bytes() if run.events.exists() else b""
+    events = _continued(before, blobs.get(run.events.name, b""), attempt)
+    if events != before:
+        write_bytes(run.events, events)
+
+
+def _continued(before: bytes, told: bytes, attempt: int) -> bytes:
+    """The history as it is told, where that continues ours; else ours and what is told of the attempt that begins."""
+    if told.startswith(before):
+        return told
+    known = set(before.splitlines())
+    new = [line for line in told.splitlines() if line not in known and _is_of(line, attempt)]
+    mended = before if not before or before.endswith(b"\n") else before + b"\n"
+    return mended + b"".join(line + b"\n" for line in new)
+
+
+def _is_of(line: bytes, attempt: int) -> bool:
+    with contextlib.suppress(msgspec.MsgspecError):
+        return msgspec.json.decode(line, type=Event).attempt == attempt
+    return False
 
 
 def _add_attempt(run: RunDir, opening: Open) -> int:

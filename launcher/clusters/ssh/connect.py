@@ -23,7 +23,7 @@ __all__ = [
     "connect", "host_key",
 ]  # fmt: skip
 
-AUTHENTICATION_S = 20.0  # LDAP and PAM may take their time
+AUTHENTICATION_S = 15.0  # LDAP and PAM may take their time; a command has 30 s, and more may be silent after this
 _MOST_KEYS = 5  # shown over one connection: sshd ends it at the sixth (MaxAuthTries)
 
 

@@ -17,6 +17,7 @@ AT_ONCE = 8  # sshd drops at random from its tenth unfinished login on (MaxStart
 _TRIES = 10
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -32,9 +33,12 @@ def connect_all(
     return _at_once({name: partial(_patiently, target) for name, target in wanted.items()}, at_once, heard, Line.close)
 
 
-def for_all(lines: Mapping[str, Line], work: Callable[[str, Line], T]) -> dict[str, T | LaunchError]:
+def for_all(
+    lines: Mapping[str, S], work: Callable[[str, S], T], *, at_once: int | None = None
+) -> dict[str, T | LaunchError]:
     """What `work` gives for each, all at the same time; an error of ours that it raises stands for it."""
-    return _at_once({name: partial(work, name, line) for name, line in lines.items()}, len(lines))
+    each = {name: partial(work, name, line) for name, line in lines.items()}
+    return _at_once(each, len(lines) if at_once is None else at_once)
 
 
 def close_all(results: Mapping[str, Line | LaunchError]) -> None:

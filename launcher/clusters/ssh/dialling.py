@@ -67,7 +67,7 @@ def _addresses(target: Target, deadline: float) -> list[tuple[int, Any]]:
     if failed:
         raise Unreachable(
             f"{who(target)} cannot be found: {why(failed[0])}",
-            "hint: check `address:` of the host, or HostName in the SSH configuration",
+            "hint: another name of the host, or `HostName` for it in the SSH configuration",
         )
     if not found:
         raise Unreachable(f"{who(target)} cannot be found: no answer about its name in time")

@@ -3,10 +3,13 @@
 Until the leader is told to go nothing has started and nothing is lost; from then on nobody here is needed.
 """
 
+import fcntl
 import io
+import os
 import tarfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -44,7 +47,14 @@ class Handover:
         self._getting_ready.start()
 
     def go(self, attempt: int) -> None:
-        """The intent is on disk: carry the attempt out."""
+        """The intent is on disk: carry the attempt out, unless whoever looked meanwhile did, or withdrew it."""
+        there = self._run.attempt(attempt)
+        with alone(there, wait=True):
+            if not there.handle.exists():
+                self.carry_out(attempt)
+
+    def carry_out(self, attempt: int) -> None:
+        """The same, for one that is alone with the attempt."""
         self._getting_ready.join()
         there = self._run.attempt(attempt)
         plan, intent = read_plan(self._run, attempt), read_intent(there)
@@ -132,7 +142,8 @@ class Handover:
         others, ways, _ = stocks_of(self._run, former, folder)
         wanted = supplies.newest_whole([*stocks.values(), *others.values(), partial.inventory(home)])
         if wanted is not None and (names := supplies.lacking(wanted, stocks)):
-            supplies.bring_home(wanted, others, ways, run_id, folder, home, names)
+            # Whoever has it committed may be one of these hosts, and who has the rest of its files another.
+            supplies.bring_home(wanted, {**others, **stocks}, {**ways, **letters}, run_id, folder, home, names)
             supplies.send(wanted, home, letters[first], run_id, folder, names)
 
     def _place(self, found: Surveyed, address: str) -> Place:
@@ -164,6 +175,21 @@ class Handover:
             blobs=tuple(Blob(name, len(content)) for name, content in contents.items()),
         )
         return opening, list(contents.values())
+
+
+@contextmanager
+def alone(attempt: AttemptDir, *, wait: bool = False) -> Iterator[bool]:
+    """True for one at a time: it asks whether something is to be done, and does it."""
+    lock = os.open(attempt.job_lock, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+    finally:
+        os.close(lock)
 
 
 def _failed(results: Mapping[str, object]) -> dict[str, LaunchError]:

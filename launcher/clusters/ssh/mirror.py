@@ -1,8 +1,8 @@
 """The run's folder here as a mirror of those on its hosts: what they say is copied, and stays when they fall silent."""
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -10,95 +10,141 @@ import msgspec
 
 from launcher.clusters import news
 from launcher.clusters.protocol import CancelReport
-from launcher.clusters.ssh import growth, pool, unfinished
-from launcher.clusters.ssh.connect import Line
-from launcher.clusters.ssh.crowd import for_all
-from launcher.clusters.ssh.letters import Place
-from launcher.clusters.ssh.post import letters_to, lines_to
+from launcher.clusters.ssh import growth, unfinished
+from launcher.clusters.ssh.crowd import AT_ONCE, for_all
+from launcher.clusters.ssh.handover import alone
+from launcher.clusters.ssh.letters import Letters, Place
+from launcher.clusters.ssh.post import ask_all
+from launcher.clusters.ssh.stocks import places_ever
 from launcher.clusters.ssh.wire import Cancel, Cancelled, Done, Logs, Look, Pardon, Part, Parts, Seen
 from launcher.errors import LaunchError, Refused, Unreachable
 from launcher.plan.model import Plan
-from launcher.rundir.attempts import attempts, read_plan
-from launcher.rundir.avoided import avoided
+from launcher.rundir import avoided
+from launcher.rundir.attempts import attempts, newest, read_plan
 from launcher.rundir.durable import make_dir, read_record, write_bytes, write_record
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import AttemptEnd, ClusterWord, Handle, Intent
+from launcher.rundir.records import AttemptEnd, Blame, ClusterWord, Handle, Intent
 from launcher.status.derive import RunStatus
-from launcher.words import State
+from launcher.words import Cause, State
 
 LOGS = ("logs", "metrics")
 _RECORDS = ("state.json", "events.jsonl", "avoided.json", "FENCE")
 _OF_AN_ATTEMPT = ("token.json", "plan.json", "exit.json", "stop.json", "exits.jsonl")
 _FROZEN = ("spec.yaml",)  # ours, and never another one's
-_AT_ONCE = 8
 _LIMIT_S = 10.0
+_OVERLAP = 4096  # bytes of the events that are asked for again: do they continue ours, or are they others?
 
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class Testimony:
+    """What one host says of a run, and its records."""
+
+    seen: Seen
+    records: Mapping[str, bytes]
+    events_at: int  # where in the events here those that came belong; 0: they are all
+
+    @property
+    def state(self) -> State | None:
+        return self.seen.status.state if self.seen.status is not None else None
+
+    @property
+    def is_sure(self) -> bool:
+        """A host that was cut off, or has started anew, may take for over what others have gone on with."""
+        status = self.seen.status
+        if status is None or status.state in (State.LOST, State.UNKNOWN):
+            return False
+        return not (status.state is State.FAILED and status.cause is Cause.NODE_LOST)
+
+
 def look(wanted: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
-    """What the first host of each run that answers says of it; its records are copied."""
-    with ThreadPoolExecutor(_AT_ONCE) as crew:
-        return list(crew.map(lambda pair: _look(*pair), wanted))
+    """What the hosts of each run say of it; their records are copied. What is wrong with one is said of it alone."""
+    pairs = {str(attempt.path): (run, attempt) for run, attempt in wanted}
+    words = for_all(pairs, lambda _, pair: _looked(*pair), at_once=AT_ONCE)
+    return [_said_of(words[name]) for name in pairs]
+
+
+def _looked(run: RunDir, attempt: AttemptDir) -> ClusterWord | None:
+    try:
+        return _look(run, attempt)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise LaunchError(f"{run.path}: {error}") from error
+
+
+def _said_of(word: ClusterWord | LaunchError | None) -> ClusterWord | None:
+    return ClusterWord("unknown", "", 0.0, silent=word.lines[0]) if isinstance(word, LaunchError) else word
 
 
 def _look(run: RunDir, attempt: AttemptDir) -> ClusterWord | None:
+    """The first host is believed where nobody can know better than it says; else all are asked."""
     if unfinished.is_unfinished(attempt):
-        if unfinished.submitter_lives(attempt):
+        if unfinished.in_hand(attempt):
             return None
         if (word := _finish(run, attempt)) is not None:
             return word
-    places, silent = _leader_first(run, places_of(run)), list[str]()
-    for place in places:
-        if len(silent) == 1:
-            lines_to(places[1:])  # at the same time: there may be more that do not answer
-        try:
-            seen = _ask(run, place)
-        except LaunchError as error:
-            silent.append(error.lines[0])
-            continue
-        if seen.status is None:
-            continue  # its disk may be new
-        word = _word(seen.status)
-        write_record(run.attempt(max(seen.attempt, attempt.number)).seen, word)
-        return word
-    if silent:
-        return _unanswered(attempt, silent)
-    text = "its hosts know nothing of it any more"
-    return ClusterWord("ended", "", time.time(), text=text, ended_as=State.LOST)
+    plan = read_plan(run, attempts(run)[-1].number)
+    places = _leader_first(plan, places_of(run))
+    said = _asked(run, places[:1])
+    if not any(one.is_sure and one.seen.attempt >= attempt.number for one in _heard(said)):
+        said |= _asked(run, places[1:])
+    return _judged(run, attempt, plan, said)
+
+
+def _judged(run: RunDir, attempt: AttemptDir, plan: Plan, said: Mapping[str, Testimony | LaunchError]) -> ClusterWord:
+    """The best testimony, unless those that are silent are enough to have gone on without the others."""
+    silent = [one.lines[0] for one in said.values() if isinstance(one, LaunchError)]
+    best = best_of(_heard(said), apart=plan.disks_apart)
+    if best is None or best.seen.status is None or best.seen.attempt < attempt.number:
+        if silent:
+            return _unanswered(attempt, silent, best)
+        text = "its hosts know nothing of it any more"
+        return ClusterWord("ended", "", time.time(), text=text, ended_as=State.LOST)
+    if not best.is_sure and len(silent) >= plan.nodes_min:
+        return _unanswered(attempt, silent, best)
+    copy(run, best)
+    word = _word(best.seen.status)
+    write_record(run.attempt(best.seen.attempt).seen, word)
+    return word
+
+
+def best_of(heard: Sequence[Testimony], *, apart: bool = True) -> Testimony | None:
+    """The one of the newest attempt that knows most, the first of equals."""
+    # On a disk that all share nobody but the leader's host can tell whether its keeper lives; else each knows its own.
+    order = (State.LOST, State.UNKNOWN) if apart else (State.UNKNOWN, State.LOST)
+
+    def worth(one: Testimony) -> tuple[int, bool, int]:
+        doubt = order.index(one.state) if one.state in order else len(order)
+        return one.seen.attempt, one.is_sure, doubt
+
+    return max(heard, key=worth, default=None)
 
 
 def _finish(run: RunDir, attempt: AttemptDir) -> ClusterWord | None:
     """Its submitter is gone: were the hosts that it had chosen told to go? Else it is handed over now."""
-    with unfinished.alone(attempt) as first:
+    with alone(attempt) as first:
         if not first:
             return ClusterWord("queued", "", time.time(), text="it is being handed to its hosts")
         if not unfinished.is_unfinished(attempt):
             return None  # by now
-        silent = []
-        places = read_record(attempt.hosts, list[Place]) or []
-        lines_to(places)
-        for place in places:
-            try:
-                seen = _ask(run, place)
-            except LaunchError as error:
-                silent.append(error.lines[0])
-                continue
-            if seen.status is not None and seen.attempt >= attempt.number and seen.began:
-                unfinished.began(attempt)
-                return None
-        if silent:
-            return _unanswered(attempt, silent)
+        said = _asked(run, read_record(attempt.hosts, list[Place]) or [])
+        if any(one.seen.attempt >= attempt.number and one.seen.began for one in _heard(said)):
+            unfinished.began(attempt)
+            return None
+        if silent := [one.lines[0] for one in said.values() if isinstance(one, LaunchError)]:
+            return _unanswered(attempt, silent, None)
         try:
             unfinished.hand_over(run, attempt)
         except LaunchError as error:
-            return _unanswered(attempt, [f"it was never handed over: {error.lines[0]}"])
+            return _unanswered(attempt, [f"it was never handed over: {error.lines[0]}"], None)
     return None
 
 
-def _unanswered(attempt: AttemptDir, silent: Sequence[str]) -> ClusterWord:
+def _unanswered(attempt: AttemptDir, silent: Sequence[str], best: Testimony | None) -> ClusterWord:
     last = read_record(attempt.seen, ClusterWord) or ClusterWord("unknown", "", 0.0)
-    why = silent[0] if len(silent) == 1 else f"none of its {len(silent)} hosts answers: {'; '.join(silent)}"
+    why = silent[0] if len(silent) == 1 else f"{len(silent)} of its hosts do not answer: {'; '.join(silent)}"
+    if best is not None and best.state is not None:
+        why = f"{why}; the others, who may not know better, say {best.state.upper()}"
     return msgspec.structs.replace(last, silent=why)
 
 
@@ -111,37 +157,72 @@ def places_of(run: RunDir) -> list[Place]:
     return []
 
 
-def _leader_first(run: RunDir, places: Sequence[Place]) -> list[Place]:
+def _leader_first(plan: Plan, places: Sequence[Place]) -> list[Place]:
     """In the order of the newest plan that is known here."""
-    newest = attempts(run)[-1]
-    order = [node.host for node in read_plan(run, newest.number).nodes]
+    order = [node.host for node in plan.nodes]
     return sorted(places, key=lambda place: order.index(place.host.name) if place.host.name in order else len(order))
 
 
-def _ask(run: RunDir, place: Place) -> Seen:
-    """Ask one host, and copy what it has."""
-    known = run.events.stat().st_size if run.events.exists() else 0
-    question = Look(run.path.name, place.workdir, known)
-    answer, contents = letters_to(place).ask_with_contents(question, limit_s=_LIMIT_S)
+def _asked(run: RunDir, places: Sequence[Place]) -> dict[str, Testimony | LaunchError]:
+    return ask_all(places, lambda letters: hear(run, letters))
+
+
+def _heard(said: Mapping[str, Testimony | LaunchError]) -> list[Testimony]:
+    """Those that know the run; who does not may have a new disk."""
+    return [one for one in said.values() if isinstance(one, Testimony) and one.seen.status is not None]
+
+
+def hear(run: RunDir, letters: Letters, *, whole: bool = False) -> Testimony:
+    """Ask one host; nothing is copied yet. Where its events do not continue those that are here, all of them come."""
+    known, tail = _end_of_events(run)
+    one = _testimony(run, letters, known - len(tail), whole)
+    if one.seen.status is None or one.records.get(run.events.name, b"").startswith(tail):
+        return replace(one, events_at=known, records=_without(one.records, run.events.name, len(tail)))
+    return _testimony(run, letters, 0, whole)
+
+
+def _testimony(run: RunDir, letters: Letters, events_from: int, whole: bool) -> Testimony:
+    question = Look(run.path.name, letters.place.workdir, events_from, whole)
+    answer, contents = letters.ask_with_contents(question, limit_s=_LIMIT_S)
     if not isinstance(answer, Seen):
-        raise LaunchError("it does not speak as expected")
-    if answer.status is not None:
-        copy(run, answer, known, {blob.name: content for blob, content in zip(answer.blobs, contents, strict=True)})
-    return answer
+        raise LaunchError(f"{letters.place.host.name}: it does not speak as expected")
+    records = {blob.name: content for blob, content in zip(answer.blobs, contents, strict=True)}
+    return Testimony(answer, records, events_from)
 
 
-def copy(run: RunDir, seen: Seen, events_known: int, records: Mapping[str, bytes]) -> None:
-    """Records as they are there, but for what is our own: where the run is, and how it is asked about."""
-    attempt = run.attempt(seen.attempt)
+def _end_of_events(run: RunDir) -> tuple[int, bytes]:
+    """How many bytes there are here, and the last of them."""
+    try:
+        with run.events.open("rb") as events:
+            size = events.seek(0, 2)
+            events.seek(max(0, size - _OVERLAP))
+            return size, events.read(_OVERLAP)
+    except FileNotFoundError:
+        return 0, b""
+
+
+def _without(records: Mapping[str, bytes], name: str, known: int) -> dict[str, bytes]:
+    return {one: content[known:] if one == name else content for one, content in records.items()}
+
+
+def copy(run: RunDir, told: Testimony) -> None:
+    """Records as they are there, but for what is our own: where the run is, and how it is asked about.
+
+    Those of an attempt before the newest that is known here are nobody's news.
+    """
+    mine = newest(run)
+    if mine is not None and mine.number > told.seen.attempt:
+        return
+    attempt = run.attempt(told.seen.attempt)
     make_dir(attempt.path)
-    ends_last = sorted(records, key=lambda name: (name.endswith("exit.json"), name == "state.json"))
+    ends_last = sorted(told.records, key=lambda name: (name.endswith("exit.json"), name == "state.json"))
     for name in ends_last:
         if name in _FROZEN:
             continue
-        content, path = records[name], _inside(run, name)
+        content, path = told.records[name], _inside(run, name)
         make_dir(path.parent)
-        if path == run.events:
-            growth.put(run.path, (name,), Part(name, events_known, len(content)), content)
+        if path == run.events and told.events_at:
+            growth.put(run.path, (name,), Part(name, told.events_at, len(content)), content)
         elif path == attempt.intent:
             if not path.exists():
                 intent = msgspec.json.decode(content, type=Intent)
@@ -179,60 +260,59 @@ def _word(status: RunStatus) -> ClusterWord:
 
 def bring_logs(run: RunDir) -> None:
     """Copy what is new of the logs, until the run has ended and all is here."""
-    attempt = attempts(run)[-1]
-    if attempt.fetched.exists():
+    every = attempts(run)
+    if every[-1].fetched.exists():
         return
-    end = read_record(attempt.end, AttemptEnd)  # looked at first: what was written before it is then fetched
-    troubles = fetch(run)
+    end = read_record(every[-1].end, AttemptEnd)  # looked at first: what was written before it is then fetched
+    before = places_ever(run, [attempt for attempt in every if not attempt.fetched.exists()])
+    troubles = _fetch(before | {place.host.name: place for place in places_of(run)}, run, LOGS)
     if end is not None and end.state.ended and not troubles:
-        write_bytes(attempt.fetched, b"")
+        for attempt in every:
+            write_bytes(attempt.fetched, b"")
 
 
 def fetch(run: RunDir, folders: Sequence[str] = LOGS) -> dict[str, LaunchError]:
-    """Copy what is new in these folders from all hosts; gives those that could not be asked."""
+    """Copy what is new in these folders from all hosts that it was ever on; gives those that could not be asked."""
+    return _fetch(places_ever(run), run, folders)
+
+
+def _fetch(places: Mapping[str, Place], run: RunDir, folders: Sequence[str]) -> dict[str, LaunchError]:
     known = growth.sizes(run.path, folders)
 
-    def fetch_from(place: Place) -> None:
-        letters = letters_to(place)
+    def fetch_from(letters: Letters) -> None:
         mine = dict(known)
         more = True
         while more:
-            question = Logs(run.path.name, place.workdir, tuple(folders), mine)
-            answer, contents = letters.ask_with_contents(question)
+            question = Logs(run.path.name, letters.place.workdir, tuple(folders), mine)
+            answer, contents = letters.ask_with_contents(question, limit_s=_LIMIT_S)
             if not isinstance(answer, Parts):
-                raise LaunchError(f"{place.host.name}: it does not speak as expected")
+                raise LaunchError(f"{letters.place.host.name}: it does not speak as expected")
             for part, content in zip(answer.parts, contents, strict=True):
                 growth.put(run.path, folders, part, content)
                 mine[part.name] = part.at + part.size
             more = answer.more
 
-    _, troubles = _at_all(run, fetch_from)
-    return troubles
+    return _troubles(ask_all([*places.values()], fetch_from))
 
 
-def _at_all(
-    run: RunDir, work: Callable[[Place], T], *, anew: bool = False
-) -> tuple[dict[str, T], dict[str, LaunchError]]:
-    """What is done at each host of the run, all at the same time; and why it could not be done at the others."""
-    places = {place.host.name: place for place in places_of(run)}
-    lines = lines_to([*places.values()], anew=anew)
-    results = lines | for_all(pool.working(lines), lambda name, _: work(places[name]))
-    troubles = {name: one for name, one in results.items() if isinstance(one, LaunchError)}
-    return {name: one for name, one in results.items() if not isinstance(one, LaunchError | Line)}, troubles
+def _troubles(results: Mapping[str, object]) -> dict[str, LaunchError]:
+    return {name: one for name, one in results.items() if isinstance(one, LaunchError)}
 
 
 def pardon(run: RunDir, hosts: Collection[str]) -> None:
     """Have the keepers of a run that goes on forget what they hold against these hosts, or against all."""
 
-    def forget(place: Place) -> Done:
-        answer = letters_to(place).ask(Pardon(run.path.name, place.workdir, tuple(hosts)))
+    def forget(letters: Letters) -> Done:
+        answer = letters.ask(Pardon(run.path.name, letters.place.workdir, tuple(hosts)), limit_s=_LIMIT_S)
         if not isinstance(answer, Done):
-            raise LaunchError(f"{place.host.name}: it does not speak as expected")
+            raise LaunchError(f"{letters.place.host.name}: it does not speak as expected")
         return answer
 
-    _, troubles = _at_all(run, forget, anew=True)
-    silent = sorted(troubles.keys() - {blame.host for blame in avoided(run)})  # who is blamed may well be gone
+    troubles = _troubles(ask_all(places_of(run), forget))
+    # Who was ever blamed may well be gone, whether or not that still counts.
+    silent = sorted(troubles.keys() - {blame.host for blame in read_record(run.avoided, list[Blame]) or []})
     if silent:
+        avoided.pardon(run, hosts)  # what holds here does not wait for who is gone
         hint = f"hint: launch pardon {run.path.name} again, once {', '.join(silent)} can be reached"
         raise Unreachable(f"could not tell {', '.join(silent)}", troubles[silent[0]].lines[0], hint)
 
@@ -241,25 +321,32 @@ def cancel(run: RunDir, attempt: AttemptDir) -> CancelReport:
     """On every host at once; each answers when nothing of the run is left there. Names those that were not reached."""
     if not unfinished.is_unfinished(attempt):
         return _cancel(run, attempt)
-    with unfinished.alone(attempt) as first:
-        if not first or (unfinished.is_unfinished(attempt) and unfinished.submitter_lives(attempt)):
-            hint = f"hint: launch cancel {run.path.name} again, in a moment"
-            raise Refused(f"{run.path.name} is being handed to its hosts: nothing was ended", hint)
-        report = _cancel(run, attempt)
-        if unfinished.is_unfinished(attempt):
-            unfinished.withdraw(run, attempt)
-            return CancelReport(report.ended, already=False)
+    if not unfinished.in_hand(attempt):
+        with alone(attempt) as first:
+            if first:
+                return _cancel_unfinished(run, attempt)
+    hint = f"hint: launch cancel {run.path.name} again, in a moment"
+    raise Refused(f"{run.path.name} is being handed to its hosts: nothing was ended", hint)
+
+
+def _cancel_unfinished(run: RunDir, attempt: AttemptDir) -> CancelReport:
+    report = _cancel(run, attempt)
+    if unfinished.is_unfinished(attempt):
+        unfinished.withdraw(run, attempt)
+        return CancelReport(report.ended, already=False)
     return report
 
 
 def _cancel(run: RunDir, attempt: AttemptDir) -> CancelReport:
-    def end(place: Place) -> Cancelled:
-        answer = letters_to(place).ask(Cancel(run.path.name, place.workdir))
+    def end(letters: Letters) -> Cancelled:
+        answer = letters.ask(Cancel(run.path.name, letters.place.workdir))
         if not isinstance(answer, Cancelled):
-            raise LaunchError(f"{place.host.name}: it does not speak as expected")
+            raise LaunchError(f"{letters.place.host.name}: it does not speak as expected")
         return answer
 
-    answers, troubles = _at_all(run, end, anew=True)
+    results = ask_all([*places_ever(run).values()], end, anew=True)
+    answers = {name: one for name, one in results.items() if isinstance(one, Cancelled)}
+    troubles = _troubles(results)
     if not unfinished.is_unfinished(attempt):
         _look(run, attempt)
     ended = tuple(f"{what} on {name}" for name, one in answers.items() for what in one.ended)

@@ -2,18 +2,22 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from launcher.clusters.ssh import pool
 from launcher.clusters.ssh.connect import Line
+from launcher.clusters.ssh.crowd import for_all
 from launcher.clusters.ssh.letters import Letters, Place
-from launcher.errors import LaunchError
+from launcher.errors import LaunchError, Unreachable
 
 _QUIET_S = 30.0  # how long a host that did not answer is left alone by one process
 
 _letters: dict[Place, Letters] = {}
 _silent: dict[Place, tuple[float, LaunchError]] = {}
 _lock = threading.Lock()
+
+T = TypeVar("T")
 
 
 def letters_to(place: Place) -> Letters:
@@ -38,12 +42,33 @@ def lines_to(places: Sequence[Place], *, anew: bool = False) -> dict[str, Line |
     }
     asked = [place for place in places if place.host.name not in lines]
     lines |= pool.lines_to([place.host for place in asked], agent=any(place.agent for place in asked))
-    until = time.monotonic() + _QUIET_S
-    with _lock:
-        for place in asked:
-            line = lines[place.host.name]
-            if isinstance(line, LaunchError):
-                _silent[place] = (until, line)
-            else:
+    for place in asked:
+        line = lines[place.host.name]
+        if isinstance(line, LaunchError):
+            _leave_alone(place, line)
+        else:
+            with _lock:
                 _silent.pop(place, None)
     return lines
+
+
+def ask_all(places: Sequence[Place], work: Callable[[Letters], T], *, anew: bool = False) -> dict[str, T | LaunchError]:
+    """What is done by letter at each, all at the same time; where it could not be done, why."""
+    by_name = {place.host.name: place for place in places}
+    lines = lines_to([*by_name.values()], anew=anew)
+
+    def done(name: str, _line: Line) -> T:
+        try:
+            return work(letters_to(by_name[name]))
+        except Unreachable as error:  # lets us in and then says nothing
+            _leave_alone(by_name[name], error)
+            raise
+
+    results: dict[str, T | LaunchError] = {name: line for name, line in lines.items() if isinstance(line, LaunchError)}
+    results |= for_all(pool.working(lines), done)
+    return {name: results[name] for name in by_name}
+
+
+def _leave_alone(place: Place, why: LaunchError) -> None:
+    with _lock:
+        _silent[place] = (time.monotonic() + _QUIET_S, why)

@@ -3,13 +3,15 @@
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
-from launcher.clusters.ssh.wire import Given, Put, Stock
+from launcher.clusters.ssh.wire import Give, Given, Put, Stock
 from launcher.errors import LaunchError
 from launcher.rundir.durable import make_dir
 from trainer.checkpoint_files import partial
+from trainer.checkpoint_files.durable import open_to_read
 
 _CHUNK = 1 << 20
 
@@ -29,13 +31,13 @@ def stock(folder: Path) -> Stock:
     return Stock(msgspec.Raw(msgspec.json.encode(partial.inventory(folder))))
 
 
-def give(folder: Path, step: int, name: str, tell: Tell) -> None:
+def give(folder: Path, wish: Give, tell: Tell) -> None:
     """The manifest, where no name is asked for, or a file of the checkpoint."""
-    if not name:
-        manifest = partial.read_manifest(folder, step)
+    if not wish.name:
+        manifest = partial.read_manifest(folder, wish.step)
         tell(Given(len(manifest)), manifest)
         return
-    with partial.open_file(folder, step, name) as file:
+    with _open_file(folder, wish) as file:
         left = os.fstat(file.fileno()).st_size
         tell(Given(left))
         while left and (piece := file.read(min(left, _CHUNK))):
@@ -43,6 +45,14 @@ def give(folder: Path, step: int, name: str, tell: Tell) -> None:
             left -= len(piece)
     if left:
         raise EOFError  # what was announced cannot be kept: the other side has to see that
+
+
+def _open_file(folder: Path, wish: Give) -> BinaryIO:
+    """Of the committed one, or where this disk has it as a draft that another disk has committed, of that."""
+    for held in partial.inventory(folder):
+        if not held.committed and (held.step, held.digest) == (wish.step, wish.digest) and wish.name in held.present:
+            return os.fdopen(open_to_read(folder / held.folder / wish.name), "rb", buffering=0)
+    return partial.open_file(folder, wish.step, wish.name)
 
 
 def take(folder: Path, gift: Put, exactly: Exactly) -> None:

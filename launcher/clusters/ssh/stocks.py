@@ -1,24 +1,23 @@
 """Where the checkpoints of a run are: on which of the hosts that it has ever been on, and here."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from launcher.clusters.ssh import pool, supplies
-from launcher.clusters.ssh.connect import Line
-from launcher.clusters.ssh.crowd import for_all
+from launcher.clusters import news
+from launcher.clusters.ssh import supplies
 from launcher.clusters.ssh.letters import Letters, Place
-from launcher.clusters.ssh.post import letters_to
+from launcher.clusters.ssh.post import ask_all
 from launcher.errors import LaunchError, Unreachable
 from launcher.rundir.attempts import attempts, read_plan
 from launcher.rundir.durable import read_record
-from launcher.rundir.layout import RunDir
+from launcher.rundir.layout import AttemptDir, RunDir
 from trainer.checkpoint_files import partial
 from trainer.checkpoint_files.partial import Held
 
 
-def places_ever(run: RunDir) -> dict[str, Place]:
-    """Every host that an attempt was handed to; the newest word on each."""
+def places_ever(run: RunDir, of: Sequence[AttemptDir] | None = None) -> dict[str, Place]:
+    """Every host that an attempt, or one of these, was handed to; the newest word on each."""
     found: dict[str, Place] = {}
-    for attempt in attempts(run):
+    for attempt in attempts(run) if of is None else of:
         for place in read_record(attempt.hosts, list[Place]) or []:
             found[place.host.name] = place
     return found
@@ -31,17 +30,18 @@ def checkpoint_folder(run: RunDir) -> str:
 def stocks_of(
     run: RunDir, places: Mapping[str, Place], folder: str
 ) -> tuple[dict[str, tuple[Held, ...]], dict[str, Letters], dict[str, LaunchError]]:
-    """What each host has of the run's checkpoints, and who could not be asked."""
-    lines = pool.lines_to([place.host for place in places.values()], agent=any(one.agent for one in places.values()))
+    """What each host has of the run's checkpoints, and who could not be asked: that is told to whoever listens."""
     letters: dict[str, Letters] = {}
 
-    def ask(name: str, _line: Line) -> tuple[Held, ...]:
-        letters[name] = letters_to(places[name])
-        return supplies.stock_of(letters[name], run.path.name, folder)
+    def ask(to: Letters) -> tuple[Held, ...]:
+        letters[to.place.host.name] = to
+        return supplies.stock_of(to, run.path.name, folder)
 
-    results = for_all(pool.working(lines), ask)
+    results = ask_all([*places.values()], ask)
     stocks = {name: one for name, one in results.items() if not isinstance(one, LaunchError)}
-    troubles = {name: one for name, one in (lines | results).items() if isinstance(one, LaunchError)}
+    troubles = {name: one for name, one in results.items() if isinstance(one, LaunchError)}
+    for name, trouble in troubles.items():
+        news.say(f"{name}: may have a newer checkpoint, and could not be asked: {trouble.lines[0]}")
     return stocks, letters, troubles
 
 

@@ -52,15 +52,14 @@ def bring_home(
     holders = {
         name: host for host, held in stocks.items() for one in held if _same(one, wanted) for name in one.present
     }
-    first = next(host for host, held in stocks.items() if any(_same(one, wanted) and one.committed for one in held))
-    manifest = b"".join(_given(letters[first], Give(run_id, letters[first].place.workdir, folder, wanted.step, "")))
+    manifest = _manifest(wanted, stocks, letters, run_id, folder, home, mine)
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in fetched:
         if name not in holders:
-            raise Refused(f"step {wanted.step}: nobody who can be reached has {name}")
+            raise _nobody_has(wanted, name)
         source = letters[holders[name]]
         news.say(f"{source.place.host.name}: step {wanted.step}, {name}")
-        partial.receive(home, manifest, name, _given(source, _give(source, run_id, folder, wanted.step, name)))
+        partial.receive(home, manifest, name, _given(source, _give(source, run_id, folder, wanted, name)))
     return len(fetched)
 
 
@@ -87,8 +86,31 @@ def _contents(manifest: bytes, home: Path, step: int, name: str) -> Iterator[byt
             yield piece
 
 
-def _give(letters: Letters, run_id: str, folder: str, step: int, name: str) -> Give:
-    return Give(run_id, letters.place.workdir, folder, step, name)
+def _manifest(
+    wanted: Held,
+    stocks: Stocks,
+    letters: Mapping[str, Letters],
+    run_id: str,
+    folder: str,
+    home: Path,
+    mine: Held | None,
+) -> bytes:
+    """Of a checkpoint that is committed here, or on a host that can be asked."""
+    if mine is not None:
+        return partial.read_manifest(home, wanted.step)
+    for host, held in stocks.items():
+        if any(_same(one, wanted) and one.committed for one in held):
+            return b"".join(_given(letters[host], _give(letters[host], run_id, folder, wanted, "")))
+    raise _nobody_has(wanted, "its manifest")
+
+
+def _nobody_has(wanted: Held, what: str) -> Refused:
+    hint = "hint: again, once all hosts that the run was on can be reached"
+    return Refused(f"step {wanted.step}: nobody who can be reached has {what}", hint)
+
+
+def _give(letters: Letters, run_id: str, folder: str, wanted: Held, name: str) -> Give:
+    return Give(run_id, letters.place.workdir, folder, wanted.step, name, wanted.digest)
 
 
 def _given(letters: Letters, question: Give) -> Iterator[bytes]:

@@ -127,8 +127,8 @@ class Host:
         match wish:
             case Inventory():
                 self._say(stockroom.stock(folder))
-            case Give(step=step, name=name):
-                stockroom.give(folder, step, name, self._say)
+            case Give():
+                stockroom.give(folder, wish, self._say)
             case Put():
                 stockroom.take(folder, wish, self._exactly)
                 self._say(Done())

@@ -1,13 +1,8 @@
 """Attempts whose submitter was killed before their hosts were told to go: found out, and handed over once."""
 
-import fcntl
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from launcher.clusters.last_word import cancelled, write_end
 from launcher.clusters.ssh import pool
-from launcher.clusters.ssh.handover import Handover
+from launcher.clusters.ssh.handover import Handover, alone
 from launcher.errors import Unreachable
 from launcher.rundir.attempts import read_intent, read_plan
 from launcher.rundir.durable import write_record
@@ -21,8 +16,14 @@ def is_unfinished(attempt: AttemptDir) -> bool:
     return not attempt.handle.exists()
 
 
-def submitter_lives(attempt: AttemptDir) -> bool:
-    return alive(read_intent(attempt).created_by) is not False
+def in_hand(attempt: AttemptDir) -> bool:
+    """Its submitter lives and is at it, or about to be: one that could not do it has let go of the lock."""
+    if alive(read_intent(attempt).created_by) is False:
+        return False
+    if not attempt.job_lock.exists():
+        return True
+    with alone(attempt) as free:
+        return not free
 
 
 def began(attempt: AttemptDir) -> None:
@@ -36,7 +37,7 @@ def hand_over(run: RunDir, attempt: AttemptDir) -> None:
     found, troubles = pool.surveyed(ssh)
     if troubles and not found:
         raise Unreachable(*(line for one in troubles.values() for line in one.lines))
-    Handover(run.path, found, agent=ssh.agent).go(attempt.number)
+    Handover(run.path, found, agent=ssh.agent).carry_out(attempt.number)
 
 
 def withdraw(run: RunDir, attempt: AttemptDir) -> None:
@@ -44,18 +45,3 @@ def withdraw(run: RunDir, attempt: AttemptDir) -> None:
     end = cancelled("cancelled before it began")
     write_end(run, attempt, end, read_plan(run, attempt.number))
     began(attempt)
-
-
-@contextmanager
-def alone(attempt: AttemptDir) -> Iterator[bool]:
-    """True for one process at a time: it asks whether something is to be done, and does it."""
-    lock = os.open(attempt.job_lock, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
-    finally:
-        os.close(lock)

@@ -169,6 +169,7 @@ class Give(msgspec.Struct, frozen=True, tag="give", tag_field="t"):
     folder: str
     step: int
     name: str
+    digest: str = ""  # of its manifest, which a draft of it has too; "": whichever is committed
 
 
 class Given(msgspec.Struct, frozen=True, tag="given", tag_field="t"):

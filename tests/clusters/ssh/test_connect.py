@@ -384,8 +384,9 @@ def test_who_is_not_there_is_said_at_once(door):
     began = time.monotonic()
     with pytest.raises(Unreachable, match="Connection refused"):
         connect(door.target())
-    with pytest.raises(Unreachable, match="cannot be found"):
+    with pytest.raises(Unreachable, match="cannot be found") as told:
         connect(door.target(hostname="no-such-host.invalid"))
+    assert "HostName" in told.value.lines[1] and "address:" not in told.value.lines[1]
     assert time.monotonic() - began < 15
 
 

@@ -1,0 +1,106 @@
+"""Hosts of a run in this process: a folder each, and what would answer over SSH answers at once."""
+
+import io
+from types import SimpleNamespace
+
+from launcher.clusters.ssh import mirror, pool, post
+from launcher.clusters.ssh.connect import Line
+from launcher.clusters.ssh.failures import Lost
+from launcher.clusters.ssh.letters import Place
+from launcher.clusters.ssh.there import Host
+from launcher.clusters.ssh.wire import HELLO
+from launcher.errors import Unreachable
+from launcher.rundir.layout import RunDir
+from launcher.rundir.records import Handle
+from launcher.spec.model import SshHost
+from tests.run_folder import RunFolder, dead_process
+
+RUN = "job-1a2b"
+
+
+class _Process:
+    """What `there` says to each request, with what follows it."""
+
+    def __init__(self, name, line):
+        self._name, self._line, self._said = name, line, io.BytesIO(HELLO)
+
+    def write(self, data, _limit_s=0.0):
+        self._line.asked += 1
+        if self._line.hangs:
+            raise Lost(f"{self._name}: no answer in time")
+        told = io.BytesIO()
+        Host(io.BytesIO(data), told).serve()
+        at = self._said.tell()
+        self._said.seek(0, 2)
+        self._said.write(told.getvalue())
+        self._said.seek(at)
+
+    def readline(self, limit_s):
+        self._line.limits.add(limit_s)
+        return self._said.readline()
+
+    def read(self, size, _limit_s):
+        return self._said.read(size)
+
+
+class _Line(Line):
+    def __init__(self, name):
+        self.target = SimpleNamespace(name=name)
+        self.hangs, self.asked, self.limits = False, 0, set()
+
+    alive = True
+
+    def start(self, argv):
+        return _Process(self.target.name, self)
+
+    def close(self):
+        pass
+
+
+class NearHosts:
+    """A run on these hosts, submitted from here."""
+
+    def __init__(self, folder, monkeypatch, names=("node0", "node1")):
+        self.folder = folder
+        self.lines = {name: _Line(name) for name in names}
+        self.cut, self.dialled = set(), set()
+        monkeypatch.setattr(pool, "lines_to", self._lines_to)
+        monkeypatch.setattr(post, "_letters", {})
+        monkeypatch.setattr(post, "_silent", {})
+        self.mirror = RunFolder(folder / "here" / RUN).plan(len(names))
+        self.hand_over(1, *names)
+
+    def _lines_to(self, hosts, *, agent):
+        self.dialled |= {host.name for host in hosts}
+        gone = {host.name: Unreachable(f"{host.name} does not answer") for host in hosts if host.name in self.cut}
+        return {host.name: gone.get(host.name, self.lines.get(host.name)) for host in hosts}
+
+    @property
+    def run(self):
+        return self.mirror.run
+
+    def hand_over(self, attempt, *names):
+        """As the submitter leaves an attempt that is in these hosts' hands."""
+        self.mirror.intent(attempt, by=dead_process(), kind="ssh")
+        there = self.run.attempt(attempt)
+        self.mirror.write(there.handle, Handle("ssh"))
+        self.mirror.write(there.hosts, [self.place(name) for name in names])
+
+    def place(self, name):
+        return Place(SshHost(name), False, "python", str(self.folder / name), name)
+
+    def on(self, name):
+        """The run's folder on a host."""
+        path = self.folder / name / "runs" / RUN
+        if not path.exists():
+            return RunFolder(path).plan(len(self.lines))
+        folder = RunFolder.__new__(RunFolder)
+        folder.run = RunDir(path)
+        return folder
+
+    def look(self):
+        attempt = max(self.run.attempts.iterdir())
+        return mirror.look([(self.run, self.run.attempt(int(attempt.name)))])[0]
+
+    def asked(self):
+        return {name for name, line in self.lines.items() if line.asked}

@@ -1,0 +1,233 @@
+"""What is believed of hosts that say different things, and what of it is copied."""
+
+import json
+import threading
+
+import msgspec
+import pytest
+
+from launcher.api import Run
+from launcher.clusters.ssh import mirror, unfinished
+from launcher.clusters.ssh.handover import Handover
+from launcher.clusters.ssh.wire import Seen
+from launcher.errors import NotStarted, Refused, Unreachable
+from launcher.rundir.avoided import avoided
+from launcher.rundir.identity import this_process
+from launcher.rundir.records import Blame, Event, Handle
+from launcher.words import Cause, State
+from tests.clusters.ssh.near_hosts import RUN, NearHosts
+from tests.run_folder import dead_process, plan_of
+
+
+@pytest.fixture
+def hosts(tmp_path, monkeypatch):
+    return NearHosts(tmp_path, monkeypatch)
+
+
+def needs(hosts, nodes):
+    """A run that cannot go on with less."""
+    hosts.mirror.write(hosts.run.plan, msgspec.structs.replace(plan_of(hosts.run.path, 2), nodes_min=nodes))
+
+
+def rebooted(folder, attempt=1):
+    return folder.attempt(attempt, keeper=dead_process()).state(State.RUNNING, attempt)
+
+
+def cut_off(folder, attempt=1):
+    folder.attempt(attempt, keeper=dead_process()).end(State.FAILED, Cause.NODE_LOST, 15, attempt)
+    return folder.state(State.FAILED, attempt, cause=Cause.NODE_LOST, exit_code=15)
+
+
+def status(hosts):
+    return Run(RUN, hosts.run.path).status()
+
+
+def test_a_host_that_runs_it_is_asked_alone(hosts):
+    hosts.on("node0").attempt().state(State.RUNNING, step=7)
+    hosts.on("node1").attempt().state(State.RUNNING, step=7)
+    assert (status(hosts).state, status(hosts).step) == (State.RUNNING, 7)
+    assert (hosts.dialled, hosts.asked()) == ({"node0"}, {"node0"})
+
+
+@pytest.mark.parametrize("first", [rebooted, cut_off])
+def test_the_host_that_took_over_is_believed_and_not_the_one_that_led(hosts, first):
+    first(hosts.on("node0"))
+    hosts.on("node1").attempt(1, keeper=dead_process()).attempt(2).state(State.RUNNING, 2, step=50)
+    hosts.look()  # the first word of a new attempt
+    assert (status(hosts).state, status(hosts).attempt) == (State.RUNNING, 2)
+    assert not hosts.run.attempt(1).end.exists()
+
+
+@pytest.mark.parametrize("first", [rebooted, cut_off])
+def test_where_the_host_that_may_have_taken_over_is_silent_nothing_is_known(hosts, first):
+    first(hosts.on("node0"))
+    hosts.cut.add("node1")
+    shown = status(hosts)
+    assert shown.state is State.UNKNOWN and "node1 does not answer" in shown.message
+    assert not hosts.run.attempt(1).end.exists() and not hosts.run.state.exists()
+    with pytest.raises(Refused):
+        Run(RUN, hosts.run.path).resume()
+
+
+@pytest.mark.parametrize(("first", "state"), [(rebooted, State.LOST), (cut_off, State.FAILED)])
+def test_a_silent_host_that_could_not_go_on_alone_keeps_nobody_waiting(hosts, first, state):
+    needs(hosts, 2)
+    first(hosts.on("node0"))
+    hosts.cut.add("node1")
+    assert status(hosts).state is state
+
+
+def test_an_end_that_has_nothing_to_do_with_hosts_is_believed_at_once(hosts):
+    hosts.on("node0").attempt(keeper=dead_process()).end(State.FAILED, Cause.USER_ERROR, 10)
+    hosts.cut.add("node1")
+    assert status(hosts).state is State.FAILED
+
+
+def test_on_a_common_disk_only_the_leader_s_host_knows_its_keeper(hosts):
+    """The second is asked as well, and cannot tell."""
+    rebooted(hosts.on("node0"))
+    hosts.on("node1").attempt().write(hosts.on("node1").run.attempt(1).handle, Handle("local"))
+    for apart, phase in ((False, "ended"), (True, "unknown")):
+        hosts.mirror.write(hosts.run.plan, msgspec.structs.replace(plan_of(hosts.run.path, 2), disks_apart=apart))
+        assert hosts.look().phase == phase
+
+
+def test_an_older_attempt_is_not_copied_over_a_newer_one(hosts):
+    rebooted(hosts.on("node0")).write(hosts.on("node0").run.fence, 1)
+    hosts.on("node1").attempt(2).state(State.RUNNING, 2).write(hosts.on("node1").run.fence, 2)
+    assert status(hosts).attempt == 2
+    needs(hosts, 2)
+    hosts.cut.add("node1")
+    assert status(hosts).state is State.UNKNOWN
+    mirror.copy(hosts.run, mirror.Testimony(Seen(None, False, 1, ()), {"state.json": b"{}"}, 0))
+    assert (json.loads(hosts.run.state.read_text())["attempt"], hosts.run.fence.read_text()) == (2, "2")
+
+
+def test_events_of_another_host_replace_those_that_they_do_not_continue(hosts):
+    first, second = hosts.on("node0").attempt(), hosts.on("node1").attempt(2)
+    for text in ("begun", "only the first has heard of this"):
+        first.event(text)
+    hosts.look()
+    assert hosts.run.events.read_bytes() == first.run.events.read_bytes()
+    first.event("more")
+    hosts.look()
+    assert hosts.run.events.read_bytes() == first.run.events.read_bytes()
+    second.event("begun").event("taken over, and longer than all that the first has ever said of it " * 3)
+    hosts.cut.add("node0")
+    hosts.look()
+    assert hosts.run.events.read_bytes() == second.run.events.read_bytes()
+    assert [*msgspec.json.Decoder(Event).decode_lines(hosts.run.events.read_bytes())]
+
+
+def test_long_events_are_asked_for_from_their_end(hosts):
+    first = hosts.on("node0").attempt()
+    for number in range(200):
+        first.event(f"number {number}")
+    hosts.look()
+    first.event("one more")
+    hosts.look()
+    assert hosts.run.events.read_bytes() == first.run.events.read_bytes()
+    assert hosts.lines["node0"].asked == 2
+
+
+def test_a_host_that_hangs_is_not_asked_again_at_once(hosts):
+    needs(hosts, 2)
+    hosts.lines["node0"].hangs = True
+    hosts.on("node1").attempt().state(State.RUNNING)
+    for _ in range(3):
+        assert status(hosts).state is State.RUNNING
+    assert hosts.lines["node0"].asked == 1
+
+
+def test_one_run_that_cannot_be_read_ends_no_other_s_look(hosts, tmp_path, monkeypatch):
+    hosts.on("node0").attempt().state(State.RUNNING)
+    other = NearHosts(tmp_path / "other", monkeypatch)
+    (other.run.plan).write_text("{")
+    monkeypatch.setattr("launcher.clusters.ssh.pool.lines_to", hosts._lines_to)
+    pairs = [(one.run, one.run.attempt(1)) for one in (other, hosts)]
+    damaged, fine = mirror.look(pairs)
+    assert "not a record" in damaged.silent and fine.phase == "running"
+    monkeypatch.setattr(mirror, "copy", full_disk)
+    assert "No space left" in mirror.look(pairs)[1].silent
+
+
+def full_disk(*_):
+    raise OSError(28, "No space left on device")
+
+
+def test_whoever_looks_is_not_held_by_a_host_when_they_leave(hosts, monkeypatch):
+    """Its threads end with the program."""
+    daemons = []
+    monkeypatch.setattr(mirror, "_look", lambda *_: daemons.append(threading.current_thread().daemon))
+    hosts.look()
+    assert daemons == [True]
+
+
+def test_logs_and_a_cancel_reach_the_hosts_of_all_attempts(hosts):
+    hosts.on("node0").attempt(keeper=dead_process()).log(0, "before\n")
+    hosts.on("node1").attempt(2, keeper=dead_process()).log(0, "after\n", attempt=2).end(State.CANCELLED, attempt=2)
+    hosts.hand_over(1, "node0")
+    hosts.hand_over(2, "node1")
+    hosts.cut.add("node0")
+    with pytest.raises(Unreachable, match="could not ask node0"):
+        mirror.cancel(hosts.run, hosts.run.attempt(2))
+    mirror.bring_logs(hosts.run)
+    hosts.cut.clear()
+    mirror.cancel(hosts.run, hosts.run.attempt(2))
+    mirror.bring_logs(hosts.run)
+    assert hosts.run.rank_log(1, 1, 0).read_text() + hosts.run.rank_log(2, 1, 0).read_text() == "before\nafter\n"
+    assert hosts.run.attempt(1).fetched.exists() and hosts.run.attempt(2).fetched.exists()
+
+
+def test_a_pardon_is_not_kept_by_a_dead_host_whose_blame_is_over(hosts):
+    hosts.on("node0").attempt()
+    blames = [Blame("node1", "lost", 1, 1.0, 2.0), Blame("node2", "lost", 1, 1.0, 1e12)]
+    for one in (hosts.mirror, hosts.on("node0")):
+        one.write(one.run.avoided, blames)
+    hosts.cut.add("node1")
+    mirror.pardon(hosts.run, ())
+    assert avoided(hosts.on("node0").run) == []
+    hosts.mirror.write(hosts.run.avoided, blames[1:])
+    with pytest.raises(Unreachable, match="could not tell node1"):
+        mirror.pardon(hosts.run, ())
+    assert avoided(hosts.run) == []
+
+
+def test_nobody_waits_longer_for_logs_or_a_pardon_than_for_a_look(hosts):
+    hosts.on("node0").attempt().state(State.RUNNING).log(0, "a line\n")
+    hosts.look()
+    (limit_s,) = hosts.lines["node0"].limits
+    hosts.on("node1").attempt()
+    mirror.fetch(hosts.run)
+    mirror.pardon(hosts.run, ())
+    assert hosts.lines["node0"].limits == {limit_s}
+
+
+def unhanded(hosts, by):
+    """An attempt whose submitter has not brought it to its hosts."""
+    hosts.mirror.intent(1, by=by, kind="ssh")
+    hosts.run.attempt(1).handle.unlink()
+    return hosts.run.attempt(1)
+
+
+def test_a_submitter_that_lives_and_has_given_up_is_not_waited_for(hosts):
+    attempt = unhanded(hosts, this_process())
+    assert hosts.look() is None
+    with pytest.raises(Refused, match="is being handed"):
+        mirror.cancel(hosts.run, attempt)
+    with mirror.alone(attempt):
+        with pytest.raises(Refused, match="is being handed"):
+            mirror.cancel(hosts.run, attempt)
+        assert hosts.look() is None
+    mirror.cancel(hosts.run, attempt)
+    assert status(hosts).state is State.CANCELLED
+
+
+def test_who_comes_late_hands_nothing_over_and_who_cannot_lets_go(hosts):
+    """Somebody has withdrawn it meanwhile; or its submitter found no host, and lives."""
+    late = Handover(hosts.run.path, {}, agent=False)
+    late.go(1)
+    attempt = unhanded(hosts, this_process())
+    with pytest.raises(NotStarted):
+        late.go(1)
+    assert not unfinished.in_hand(attempt)
