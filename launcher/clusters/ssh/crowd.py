@@ -1,5 +1,6 @@
 """Many hosts at once: a few connecting at a time, and whatever is done with each of them. A failure is a value."""
 
+import contextlib
 import queue
 import random
 import threading
@@ -15,6 +16,7 @@ from launcher.errors import LaunchError
 
 AT_ONCE = 8  # sshd drops at random from its tenth unfinished login on (MaxStartups 10:30:100)
 _TRIES = 10
+_TURN_S = 1.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 
 S = TypeVar("S")
@@ -91,7 +93,7 @@ def _at_once(
     results: dict[str, T | LaunchError] = {}
     try:
         for _ in work:
-            one = ended.get()
+            one = _next(ended)
             try:
                 results[one] = futures[one].result()
             except LaunchError as error:
@@ -104,6 +106,13 @@ def _at_once(
             future.add_done_callback(partial(_undo, undo))  # at once, or when it is done
         raise
     return {name: results[name] for name in work}
+
+
+def _next(ended: "queue.SimpleQueue[str]") -> str:
+    """In turns: a Ctrl-C that comes just before such a wait is noticed at its end only."""
+    while True:
+        with contextlib.suppress(queue.Empty):
+            return ended.get(timeout=_TURN_S)
 
 
 def _undo(undo: Callable[[T], None] | None, future: Future[T]) -> None:

@@ -55,6 +55,8 @@ class Testimony:
         status = self.seen.status
         if status is None or status.state in (State.LOST, State.UNKNOWN):
             return False
+        if status.state is State.QUEUED and any(name.endswith("exit.json") for name in self.records):
+            return False  # its attempt is over, and the next one may be somebody else's
         return not (status.state is State.FAILED and status.cause is Cause.NODE_LOST)
 
 
