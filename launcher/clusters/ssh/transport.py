@@ -35,6 +35,7 @@ _KEEPALIVE_S = 5.0
 _AGENT_S = 15.0  # a person may have to touch something
 _WINDOW = 4 * 1024 * 1024
 _LEAVE_S = 1.0
+_TURN_S = 1.0
 
 _reading = threading.Lock()
 _log = logging.getLogger("paramiko")
@@ -71,7 +72,7 @@ class Transport(paramiko.Transport):
         options.key_types = sorted(options.key_types, key=lambda name: _kind(name) not in kinds)
         agreed = threading.Event()
         self.start_client(event=agreed)
-        return agreed.wait(max(0.0, deadline - time.monotonic()))
+        return _came(agreed, deadline)
 
     def offer(self, user: str, key: Key, deadline: float) -> Answer:
         """Log in by this key."""
@@ -80,7 +81,7 @@ class Transport(paramiko.Transport):
             self.auth_publickey(user, key, answered)
         except BROKEN:
             return Answer.NO
-        if not answered.wait(max(0.0, deadline - time.monotonic())):
+        if not _came(answered, deadline):
             return Answer.NONE
         if self.is_authenticated():
             packets: Any = self.packetizer
@@ -117,6 +118,14 @@ class Transport(paramiko.Transport):
             question.add_string("keepalive@openssh.com")
             question.add_boolean(True)  # it is refused: any answer will do
             self._send_user_message(question)  # type: ignore[attr-defined]  # its own keepalive wants no answer
+
+
+def _came(event: threading.Event, deadline: float) -> bool:
+    """In turns: a Ctrl-C that comes just before such a wait is noticed at its end only."""
+    while not event.wait(min(_TURN_S, max(0.0, deadline - time.monotonic()))):
+        if time.monotonic() >= deadline:
+            return False
+    return True
 
 
 class _Wire:
