@@ -38,6 +38,12 @@ def cut_off(folder, attempt=1):
     return folder.state(State.FAILED, attempt, cause=Cause.NODE_LOST, exit_code=15)
 
 
+def deposed(folder, attempt=1):
+    """It waits for hosts that have gone on without it."""
+    folder.attempt(attempt).end(State.QUEUED, Cause.NODE_LOST, 15, attempt)
+    return folder.state(State.QUEUED, attempt)
+
+
 def status(hosts):
     return Run(RUN, hosts.run.path).status()
 
@@ -49,7 +55,7 @@ def test_a_host_that_runs_it_is_asked_alone(hosts):
     assert (hosts.dialled, hosts.asked()) == ({"node0"}, {"node0"})
 
 
-@pytest.mark.parametrize("first", [rebooted, cut_off])
+@pytest.mark.parametrize("first", [rebooted, cut_off, deposed])
 def test_the_host_that_took_over_is_believed_and_not_the_one_that_led(hosts, first):
     first(hosts.on("node0"))
     hosts.on("node1").attempt(1, keeper=dead_process()).attempt(2).state(State.RUNNING, 2, step=50)
