@@ -206,6 +206,7 @@ def proxy(target, most, *, reset):
 WHERE = {"greeting": 10, "keys": 1_200, "login": 2_200, "probe": 4_000, "upload": 1_500_000}
 
 
+@pytest.mark.timeout(600)
 def test_the_way_to_two_hosts_ends_in_the_middle(desk, tmp_path, draw):
     """Of a handshake or a question, and of the code that is sent: the others are used, and there nothing is left."""
     cases = [(where, reset) for where in WHERE for reset in (False, True) if where != "upload"]
