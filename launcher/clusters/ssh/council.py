@@ -219,6 +219,11 @@ async def _line(reader: asyncio.StreamReader) -> bytes:
     return line
 
 
+def standings(replies: Mapping[int, Any]) -> dict[int, Standing]:
+    """What those that answered are doing."""
+    return {number: reply for number, reply in replies.items() if isinstance(reply, Standing)}
+
+
 def granted(replies: Mapping[int, Any]) -> list[int]:
     """Who has agreed."""
     return [number for number, reply in replies.items() if isinstance(reply, Agreed)]

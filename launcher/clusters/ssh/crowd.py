@@ -43,6 +43,11 @@ def for_all(
     return _at_once(each, len(lines) if at_once is None else at_once)
 
 
+def failures(results: Mapping[str, object]) -> dict[str, LaunchError]:
+    """Those with whom it did not work, and why."""
+    return {name: one for name, one in results.items() if isinstance(one, LaunchError)}
+
+
 def close_all(results: Mapping[str, Line | LaunchError]) -> None:
     for line in results.values():
         if isinstance(line, Line):

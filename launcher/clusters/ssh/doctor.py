@@ -5,14 +5,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from launcher.clusters.findings import Finding, warning
 from launcher.clusters.ssh import doctor_ways
 from launcher.clusters.ssh.connect import Line
-from launcher.clusters.ssh.crowd import for_all
+from launcher.clusters.ssh.crowd import failures, for_all
 from launcher.clusters.ssh.doctor_hosts import Host, look, table_finding, together, trouble_finding
 from launcher.clusters.ssh.doctor_login import Login, log_in
 from launcher.clusters.ssh.doctor_network import Helper, measured
 from launcher.clusters.ssh.doctor_reduce import all_reduce
 from launcher.clusters.ssh.facts import survey
 from launcher.clusters.ssh.pool import hosts_of
-from launcher.errors import LaunchError
 from launcher.spec.model import Ssh
 
 
@@ -33,7 +32,7 @@ def check_up(pool: Ssh, *, trial: bool, tell: Callable[[str], None]) -> Iterator
 
     try:
         results = for_all(lines, looked_at)
-        troubles = _errors(logins) | _errors(results)
+        troubles = failures(logins) | failures(results)
         found = [one for one in results.values() if isinstance(one, Host)]
         if found:
             yield table_finding(found, len(hosts))
@@ -65,7 +64,3 @@ def _together(
     elif trial:
         tell("an all-reduce over all hosts")
         yield all_reduce([host.found for host in hosts], lines)
-
-
-def _errors(results: Mapping[str, object]) -> dict[str, LaunchError]:
-    return {name: one for name, one in results.items() if isinstance(one, LaunchError)}

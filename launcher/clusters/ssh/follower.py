@@ -6,7 +6,7 @@ import time
 from launcher.clusters.bell import Bell
 from launcher.clusters.crew import Crew, agent_post
 from launcher.clusters.last_word import cancelled, is_cancelled, speak_for_the_dead, write_end
-from launcher.clusters.ssh.council import Ask, Promise, Standing, granted
+from launcher.clusters.ssh.council import Ask, Promise, Standing, granted, standings
 from launcher.clusters.ssh.leader import enough, propose, tell_others
 from launcher.clusters.ssh.seat import Seat
 from launcher.errors import Exit, Fenced
@@ -130,9 +130,7 @@ class Succession:
     def look(self) -> int | None:
         """The leader is back, or somebody before us in line is there; else it is ours to take over."""
         seat = self._seat
-        answers = {
-            number: one for number, one in seat.council.ask(Ask(), limit_s=_ASK_S).items() if isinstance(one, Standing)
-        }
+        answers = standings(seat.council.ask(Ask(), limit_s=_ASK_S))
         led = [one.attempt for one in answers.values() if one.leads]
         if led and max(led) > seat.attempt.number and seat.proposal is None:
             raise Fenced(f"attempt {max(led)} goes on without {seat.host}")

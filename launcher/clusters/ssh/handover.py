@@ -17,7 +17,7 @@ import msgspec
 from launcher.clusters import news
 from launcher.clusters.ssh import pool, supplies
 from launcher.clusters.ssh.connect import Line
-from launcher.clusters.ssh.crowd import for_all
+from launcher.clusters.ssh.crowd import failures, for_all
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.letters import Letters, Place, settled_in
 from launcher.clusters.ssh.stocks import places_ever, stocks_of
@@ -60,7 +60,7 @@ class Handover:
         plan, intent = read_plan(self._run, attempt), read_intent(there)
         ready = {name: self._found[name] for name, python in self._pythons.items() if isinstance(python, str)}
         troubles = pool.troubles_of(plan.spec.ssh)
-        troubles |= {name: one for name, one in self._pythons.items() if isinstance(one, LaunchError)}
+        troubles |= failures(self._pythons)
         while True:
             chosen = choose(plan, ready, {blame.host for blame in avoided(self._run)})
             if len(chosen) < plan.nodes_min:
@@ -120,13 +120,13 @@ class Handover:
             opened = for_all(
                 {name: lines[name] for name in stage}, lambda name, _: _open(letters[name], *openings[name], packed)
             )
-            if failed := _failed(opened):
+            if failed := failures(opened):
                 return failed
             ports |= {name: port for name, port in opened.items() if isinstance(port, int)}
         if there.number > 1:
             self._supply(plan, letters)
         roster = Roster(tuple(Peer(node.host, node.address, ports[node.host]) for node in plan.nodes))
-        if failed := _failed(for_all(lines, lambda name, _: letters[name].ask(roster))):
+        if failed := failures(for_all(lines, lambda name, _: letters[name].ask(roster))):
             return failed
         letters[first].ask(Go())
         # Who does not hear it asks the first.
@@ -192,10 +192,6 @@ def alone(attempt: AttemptDir, *, wait: bool = False) -> Iterator[bool]:
         os.close(lock)
 
 
-def _failed(results: Mapping[str, object]) -> dict[str, LaunchError]:
-    return {name: one for name, one in results.items() if isinstance(one, LaunchError)}
-
-
 class _Packed:
     """The code as an archive, made once when the first host wants it."""
 
@@ -226,10 +222,9 @@ def _open(letters: Letters, opening: Open, contents: Sequence[bytes], packed: _P
         answer = letters.ask(Code(len(data)), [data])
     elif isinstance(answer, Opened):
         answer = letters.next_answer()
-    if not isinstance(answer, Up):
-        raise LaunchError(f"{name}: it does not speak as expected")
+    up = letters.expect(Up, answer)
     news.say(f"{name}: ready")
-    return answer.port
+    return up.port
 
 
 def choose(plan: Plan, ready: Mapping[str, Surveyed], bad: set[str]) -> list[str]:

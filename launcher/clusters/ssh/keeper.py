@@ -23,7 +23,7 @@ import msgspec
 from launcher.agent.memory_tier import close_tier
 from launcher.clusters.bell import Bell
 from launcher.clusters.last_word import cut_short, write_end
-from launcher.clusters.ssh.council import Ask, Begin, Begun, Council, Reply, Standing, granted
+from launcher.clusters.ssh.council import Ask, Begin, Begun, Council, Standing, granted, standings
 from launcher.clusters.ssh.follower import Follower, Succession, leader_of
 from launcher.clusters.ssh.leader import Leader, pass_over_promised, propose, tell_others
 from launcher.clusters.ssh.seat import Seat
@@ -92,13 +92,13 @@ def _others_were_told(seat: Seat) -> bool:
     """Nobody was, once all say so or nobody is there; who does not answer is asked again for a while."""
     deadline, empty = time.monotonic() + _OTHERS_S, 0
     while time.monotonic() < deadline and empty < _NOBODY_TIMES:
-        standings = _standings(seat.council.ask(Ask()))
-        if any(one.told for one in standings.values()):
+        there = standings(seat.council.ask(Ask()))
+        if any(one.told for one in there.values()):
             seat.told = True
             return True
-        if len(standings) == len(seat.council.others):
+        if len(there) == len(seat.council.others):
             return False
-        empty = 0 if standings else empty + 1
+        empty = 0 if there else empty + 1
         time.sleep(_TURN_S)
     return False
 
@@ -186,7 +186,7 @@ class Vigil:
         seat = self._seat
         if seat.leads:
             if seat.gpus is None:  # else it is looked at before all begin
-                seat.check_lead(_standings(seat.council.ask(Ask(), limit_s=_LEADER_ASK_S)))
+                seat.check_lead(standings(seat.council.ask(Ask(), limit_s=_LEADER_ASK_S)))
             return
         pledge = seat.pledge
         leader = seat.council.ask_one(Ask(), leader_of(seat), _LEADER_ASK_S)
@@ -211,36 +211,32 @@ class Vigil:
             seat.take_back(pledge)
 
 
-def _standings(answers: Mapping[int, Reply]) -> dict[int, Standing]:
-    return {number: answer for number, answer in answers.items() if isinstance(answer, Standing)}
-
-
 def _all_begin(seat: Seat) -> bool:
     """The leader's question to all: has everybody what it needs? Then nobody lets go of it any more."""
-    standings = _standings(seat.council.ask(Ask()))
-    seat.check_lead(standings)
-    waits = [answer.waits_for for answer in standings.values() if not answer.has_slots]
-    silent = [seat.council.peer(number).host for number in seat.council.others if number not in standings]
-    too_few = 1 + len(standings) - len(waits) < seat.plan.nodes_min
+    there = standings(seat.council.ask(Ask()))
+    seat.check_lead(there)
+    waits = [answer.waits_for for answer in there.values() if not answer.has_slots]
+    silent = [seat.council.peer(number).host for number in seat.council.others if number not in there]
+    too_few = 1 + len(there) - len(waits) < seat.plan.nodes_min
     if waits or (silent and (too_few or time.monotonic() < seat.since + seat.patience_s)):
         waits += [f"{host} does not answer the other hosts (launch doctor finds out why)" for host in silent]
         _say_queued(seat, "; ".join(filter(None, waits)) or "waits for the other hosts")
         return False
-    if any(one.promised > seat.attempt.number for one in standings.values()):
-        _open_anew(seat, standings)
+    if any(one.promised > seat.attempt.number for one in there.values()):
+        _open_anew(seat, there)
         return False
     seat.pledged = True
-    pledged = granted(seat.council.ask(Begin(seat.attempt.number), standings))
-    seat.began = len(pledged) == len(standings)
+    pledged = granted(seat.council.ask(Begin(seat.attempt.number), there))
+    seat.began = len(pledged) == len(there)
     seat.pledged = seat.began
     seat.council.ask(Begun(seat.attempt.number, by_all=seat.began), pledged)  # who misses it asks us
     return seat.began
 
 
-def _open_anew(seat: Seat, standings: Mapping[int, Standing]) -> None:
+def _open_anew(seat: Seat, there: Mapping[int, Standing]) -> None:
     """They had given us up, and promised not to begin this attempt any more; nobody has come of it."""
-    pass_over_promised(seat, standings)
-    number = propose(seat, list(standings), None, leads=True)
+    pass_over_promised(seat, there)
+    number = propose(seat, list(there), None, leads=True)
     if number is not None:
         seat.move(number)
         seat.present()

@@ -10,7 +10,7 @@ from launcher.clusters.allocation import Allocation
 from launcher.clusters.bell import Bell
 from launcher.clusters.crew import agent_post
 from launcher.clusters.last_word import cut_short, write_end
-from launcher.clusters.ssh.council import Ask, Members, Propose, Standing, granted
+from launcher.clusters.ssh.council import Ask, Members, Propose, Standing, granted, standings
 from launcher.clusters.ssh.replicas import Replicator
 from launcher.clusters.ssh.seat import Seat
 from launcher.errors import Exit
@@ -131,11 +131,10 @@ class Leader:
         seat = self._seat
         give_up_at = time.monotonic() + _GIVE_UP_WAITS * seat.patience_s
         while not self._bell.stop_asked:
-            answers = seat.council.ask(Ask())
-            standings = {number: reply for number, reply in answers.items() if isinstance(reply, Standing)}
-            seat.check_lead(standings)
-            pass_over_promised(seat, standings)
-            there = [number for number, one in standings.items() if one.has_slots]
+            answers = standings(seat.council.ask(Ask()))
+            seat.check_lead(answers)
+            pass_over_promised(seat, answers)
+            there = [number for number, one in answers.items() if one.has_slots]
             if enough(seat, there, leads=True):
                 following = propose(seat, there, end.cause, leads=True)
                 if following is not None:
@@ -166,9 +165,9 @@ def enough(seat: Seat, others: list[int], *, leads: bool) -> bool:
     return decides and len({*others, seat.node}) >= seat.plan.nodes_min
 
 
-def pass_over_promised(seat: Seat, standings: Mapping[int, Standing]) -> None:
+def pass_over_promised(seat: Seat, answers: Mapping[int, Standing]) -> None:
     """Numbers that were promised to others, of whom nothing came, are used up: our next one is above them."""
-    promised = max((one.promised for one in standings.values()), default=0)
+    promised = max((one.promised for one in answers.values()), default=0)
     if promised > seat.attempt.number:
         make_dir(seat.run.attempt(promised).path)
 

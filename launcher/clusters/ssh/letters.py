@@ -4,6 +4,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -17,6 +18,8 @@ from launcher.spec.model import SshHost
 _ANSWER_S = 120.0
 _DEPLOY_S = 120.0
 _PIECE = 1 << 20
+
+T = TypeVar("T")
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -120,6 +123,15 @@ class Letters:
         """What else it says to what it was asked."""
         with self._lock:
             return self._answer(self._process(), limit_s)
+
+    def expect(self, kind: type[T], answer: Answer) -> T:
+        """The answer, if it is of this kind."""
+        if not isinstance(answer, kind):
+            raise self.confused()
+        return answer
+
+    def confused(self) -> LaunchError:
+        return LaunchError(f"{self.place.host.name}: it does not speak as expected")
 
     def over(self, line: Line) -> bool:
         """Whether they go over this connection."""

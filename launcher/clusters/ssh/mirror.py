@@ -11,7 +11,7 @@ import msgspec
 from launcher.clusters import news
 from launcher.clusters.protocol import CancelReport
 from launcher.clusters.ssh import growth, unfinished
-from launcher.clusters.ssh.crowd import AT_ONCE, for_all
+from launcher.clusters.ssh.crowd import AT_ONCE, failures, for_all
 from launcher.clusters.ssh.handover import alone
 from launcher.clusters.ssh.letters import Letters, Place
 from launcher.clusters.ssh.post import ask_all
@@ -186,10 +186,9 @@ def hear(run: RunDir, letters: Letters, *, whole: bool = False) -> Testimony:
 def _testimony(run: RunDir, letters: Letters, events_from: int, whole: bool) -> Testimony:
     question = Look(run.path.name, letters.place.workdir, events_from, whole)
     answer, contents = letters.ask_with_contents(question, limit_s=_LIMIT_S)
-    if not isinstance(answer, Seen):
-        raise LaunchError(f"{letters.place.host.name}: it does not speak as expected")
-    records = {blob.name: content for blob, content in zip(answer.blobs, contents, strict=True)}
-    return Testimony(answer, records, events_from)
+    seen = letters.expect(Seen, answer)
+    records = {blob.name: content for blob, content in zip(seen.blobs, contents, strict=True)}
+    return Testimony(seen, records, events_from)
 
 
 def _end_of_events(run: RunDir) -> tuple[int, bytes]:
@@ -287,30 +286,23 @@ def _fetch(places: Mapping[str, Place], run: RunDir, folders: Sequence[str]) -> 
         while more:
             question = Logs(run.path.name, letters.place.workdir, tuple(folders), mine)
             answer, contents = letters.ask_with_contents(question, limit_s=_LIMIT_S)
-            if not isinstance(answer, Parts):
-                raise LaunchError(f"{letters.place.host.name}: it does not speak as expected")
-            for part, content in zip(answer.parts, contents, strict=True):
+            parts = letters.expect(Parts, answer)
+            for part, content in zip(parts.parts, contents, strict=True):
                 growth.put(run.path, folders, part, content)
                 mine[part.name] = part.at + part.size
-            more = answer.more
+            more = parts.more
 
-    return _troubles(ask_all([*places.values()], fetch_from))
-
-
-def _troubles(results: Mapping[str, object]) -> dict[str, LaunchError]:
-    return {name: one for name, one in results.items() if isinstance(one, LaunchError)}
+    return failures(ask_all([*places.values()], fetch_from))
 
 
 def pardon(run: RunDir, hosts: Collection[str]) -> None:
     """Have the keepers of a run that goes on forget what they hold against these hosts, or against all."""
 
     def forget(letters: Letters) -> Done:
-        answer = letters.ask(Pardon(run.path.name, letters.place.workdir, tuple(hosts)), limit_s=_LIMIT_S)
-        if not isinstance(answer, Done):
-            raise LaunchError(f"{letters.place.host.name}: it does not speak as expected")
-        return answer
+        wish = Pardon(run.path.name, letters.place.workdir, tuple(hosts))
+        return letters.expect(Done, letters.ask(wish, limit_s=_LIMIT_S))
 
-    troubles = _troubles(ask_all(places_of(run), forget))
+    troubles = failures(ask_all(places_of(run), forget))
     # Who was ever blamed may well be gone, whether or not that still counts.
     silent = sorted(troubles.keys() - {blame.host for blame in read_record(run.avoided, list[Blame]) or []})
     if silent:
@@ -341,14 +333,11 @@ def _cancel_unfinished(run: RunDir, attempt: AttemptDir) -> CancelReport:
 
 def _cancel(run: RunDir, attempt: AttemptDir) -> CancelReport:
     def end(letters: Letters) -> Cancelled:
-        answer = letters.ask(Cancel(run.path.name, letters.place.workdir))
-        if not isinstance(answer, Cancelled):
-            raise LaunchError(f"{letters.place.host.name}: it does not speak as expected")
-        return answer
+        return letters.expect(Cancelled, letters.ask(Cancel(run.path.name, letters.place.workdir)))
 
     results = ask_all([*places_ever(run).values()], end, anew=True)
     answers = {name: one for name, one in results.items() if isinstance(one, Cancelled)}
-    troubles = _troubles(results)
+    troubles = failures(results)
     if not unfinished.is_unfinished(attempt):
         _look(run, attempt)
     ended = tuple(f"{what} on {name}" for name, one in answers.items() for what in one.ended)

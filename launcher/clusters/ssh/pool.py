@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from launcher.clusters import news
 from launcher.clusters.ssh.config import target_of
 from launcher.clusters.ssh.connect import Line
-from launcher.clusters.ssh.crowd import connect_all, for_all
+from launcher.clusters.ssh.crowd import connect_all, failures, for_all
 from launcher.clusters.ssh.facts import Surveyed, completed, survey
 from launcher.errors import LaunchError
 from launcher.spec.model import Ssh, SshHost
@@ -56,7 +56,7 @@ def surveyed(pool: Ssh, only: Sequence[str] | None = None) -> tuple[dict[str, Su
     found = for_all(working(lines), lambda name, line: survey(line, hosts[name]))
     results = {name: found.get(name, lines[name]) for name in hosts}
     there = {name: one for name, one in results.items() if isinstance(one, Surveyed)}
-    troubles = {name: one for name, one in results.items() if isinstance(one, LaunchError)}
+    troubles = failures(results)
     with _lock:
         for name, host in hosts.items():
             if name in troubles:

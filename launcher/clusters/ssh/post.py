@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from launcher.clusters.ssh import pool
 from launcher.clusters.ssh.connect import Line
-from launcher.clusters.ssh.crowd import for_all
+from launcher.clusters.ssh.crowd import failures, for_all
 from launcher.clusters.ssh.letters import Letters, Place
 from launcher.errors import LaunchError, Unreachable
 
@@ -64,7 +64,7 @@ def ask_all(places: Sequence[Place], work: Callable[[Letters], T], *, anew: bool
             _leave_alone(by_name[name], error)
             raise
 
-    results: dict[str, T | LaunchError] = {name: line for name, line in lines.items() if isinstance(line, LaunchError)}
+    results: dict[str, T | LaunchError] = {**failures(lines)}
     results |= for_all(pool.working(lines), done)
     return {name: results[name] for name in by_name}
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from launcher.clusters import news
 from launcher.clusters.ssh import supplies
+from launcher.clusters.ssh.crowd import failures
 from launcher.clusters.ssh.letters import Letters, Place
 from launcher.clusters.ssh.post import ask_all
 from launcher.errors import LaunchError, Unreachable
@@ -39,7 +40,7 @@ def stocks_of(
 
     results = ask_all([*places.values()], ask)
     stocks = {name: one for name, one in results.items() if not isinstance(one, LaunchError)}
-    troubles = {name: one for name, one in results.items() if isinstance(one, LaunchError)}
+    troubles = failures(results)
     for name, trouble in troubles.items():
         news.say(f"{name}: may have a newer checkpoint, and could not be asked: {trouble.lines[0]}")
     return stocks, letters, troubles

@@ -1,6 +1,5 @@
 """Checkpoints between hosts and here: which files are where, what is fetched home, what a new set of hosts lacks."""
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import msgspec
 from launcher.clusters import news
 from launcher.clusters.ssh.letters import Letters
 from launcher.clusters.ssh.wire import Give, Given, Inventory, Put, Stock
-from launcher.errors import LaunchError, Refused
+from launcher.errors import Refused
 from trainer.checkpoint_files import partial
 from trainer.checkpoint_files.manifest import decode
 from trainer.checkpoint_files.partial import Held
@@ -21,11 +20,11 @@ Stocks = Mapping[str, Sequence[Held]]  # by host
 
 def stock_of(letters: Letters, run_id: str, folder: str) -> tuple[Held, ...]:
     """What a host has of the run's checkpoints."""
-    answer = letters.ask(Inventory(run_id, letters.place.workdir, folder))
-    if isinstance(answer, Stock):
-        with contextlib.suppress(msgspec.MsgspecError):  # said below
-            return msgspec.json.decode(answer.held, type=tuple[Held, ...])
-    raise LaunchError(f"{letters.place.host.name}: it does not speak as expected")
+    stock = letters.expect(Stock, letters.ask(Inventory(run_id, letters.place.workdir, folder)))
+    try:
+        return msgspec.json.decode(stock.held, type=tuple[Held, ...])
+    except msgspec.MsgspecError:
+        raise letters.confused() from None
 
 
 def newest_whole(disks: Sequence[Sequence[Held]], step: int | None = None) -> Held | None:
@@ -52,7 +51,10 @@ def bring_home(
     holders = {
         name: host for host, held in stocks.items() for one in held if _same(one, wanted) for name in one.present
     }
-    manifest = _manifest(wanted, stocks, letters, run_id, folder, home, mine)
+    if mine is not None:
+        manifest = partial.read_manifest(home, wanted.step)
+    else:
+        manifest = _manifest_there(wanted, stocks, letters, run_id, folder)
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in fetched:
         if name not in holders:
@@ -86,18 +88,8 @@ def _contents(manifest: bytes, home: Path, step: int, name: str) -> Iterator[byt
             yield piece
 
 
-def _manifest(
-    wanted: Held,
-    stocks: Stocks,
-    letters: Mapping[str, Letters],
-    run_id: str,
-    folder: str,
-    home: Path,
-    mine: Held | None,
-) -> bytes:
-    """Of a checkpoint that is committed here, or on a host that can be asked."""
-    if mine is not None:
-        return partial.read_manifest(home, wanted.step)
+def _manifest_there(wanted: Held, stocks: Stocks, letters: Mapping[str, Letters], run_id: str, folder: str) -> bytes:
+    """Of a checkpoint that is committed on a host that can be asked."""
     for host, held in stocks.items():
         if any(_same(one, wanted) and one.committed for one in held):
             return b"".join(_given(letters[host], _give(letters[host], run_id, folder, wanted, "")))
@@ -116,9 +108,7 @@ def _give(letters: Letters, run_id: str, folder: str, wanted: Held, name: str) -
 def _given(letters: Letters, question: Give) -> Iterator[bytes]:
     """Its bytes, as they come."""
     answer, pieces = letters.ask_for_stream(question)
-    if not isinstance(answer, Given):
-        raise LaunchError(f"{letters.place.host.name}: it does not speak as expected")
-    yield from pieces(answer.size)
+    yield from pieces(letters.expect(Given, answer).size)
 
 
 def _names(held: Held) -> tuple[str, ...]:
