@@ -28,8 +28,9 @@ def test_follow_gives_the_run_s_exit_code(desk):
 
 
 def test_nothing_of_ours_and_no_code_is_sent_twice(desk):
-    said = desk.launch("submit", desk.job(5), "--on", "pool").stderr
-    assert "node0: code, " in said
+    first = desk.launch("submit", desk.job(5), "--on", "pool")
+    assert "node0: code, " in first.stderr
+    desk.wait(first.stdout.strip())  # else its hosts are taken, and others are chosen
 
     def kept():
         homes = [desk.hosts.home(index) / "launch" for index in (0, 1)]
