@@ -13,4 +13,4 @@ def desk(tmp_path, hosts):
     """A project and a state folder here; when the test is over, no process of its runs may be left on any host."""
     desk = Desk(tmp_path, hosts)
     yield desk
-    desk.until("the end of every process of its runs", lambda: not desk.left(), timeout_s=40)
+    desk.until("the end of every process of its runs", lambda: not desk.everything(), timeout_s=40)

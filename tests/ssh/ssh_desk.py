@@ -6,6 +6,8 @@ import signal
 
 from lab import Lab
 
+from launcher.agent.processes import TAG
+
 
 class Desk(Lab):  # type: ignore[misc] # found on pytest's path
     """A user's project, and a pool of hosts in their clusters file."""
@@ -47,6 +49,10 @@ class Desk(Lab):  # type: ignore[misc] # found on pytest's path
         return [pid for node in nodes for pid in node.started() if word.encode() in command_line(pid)]
 
     def left(self):
+        """All on the hosts that is no part of a login: these end a moment after the command that made them."""
+        return [pid for pid in self.everything() if not is_of_a_login(pid)]
+
+    def everything(self):
         return [pid for node in self.hosts.nodes for pid in node.started()]
 
     def kill(self, pid):
@@ -66,6 +72,19 @@ def command_line(pid):
             return file.read()
     except OSError:
         return b""  # it has just ended
+
+
+def is_of_a_login(pid):
+    """Of sshd, or what it has started; or what is no more than an entry in a table. What a run started has its tag."""
+    line = command_line(pid)
+    if not line or line.startswith(b"sshd"):
+        return True
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            names = {word.partition(b"=")[0] for word in file.read().split(b"\0")}
+    except OSError:
+        return True  # it has just ended
+    return b"SSH_CONNECTION" in names and TAG.encode() not in names
 
 
 def strike(pid, number=signal.SIGKILL):

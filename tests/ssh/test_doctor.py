@@ -123,7 +123,7 @@ def test_killed_it_leaves_nothing(desk):
     with subprocess.Popen(words, cwd=desk.project, env=desk.env, stdout=subprocess.PIPE) as program:
         desk.until("measuring", lambda: desk.own("launch doctor POOL`: lets others measure"))
         program.kill()
-    desk.until("the end of all of it", lambda: not desk.left())
+    desk.until("the end of all of it", lambda: not desk.everything())
     assert files(desk.hosts) == before
 
 

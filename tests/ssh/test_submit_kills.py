@@ -101,7 +101,7 @@ class Pool:
         shown = self.desk.until(f"the end of all, {point}", lambda: self.ended(self.statuses()))
         assert [run["state"] for run in shown] == ["succeeded"] * len(shown), (point, shown)
         assert self.ledger() == sorted(f"{run['run']} 1 {rank}" for run in shown for rank in (0, 1)), point
-        self.desk.until(f"the end of every process, {point}", lambda: not self.desk.left())
+        self.desk.until(f"the end of every process, {point}", lambda: not self.desk.everything())
         runs = {run["run"] for run in shown}
         assert set().union(*self.there()) == runs, point
         for run in shown:
@@ -324,7 +324,7 @@ def test_cancelled_before_any_host_had_the_word(pool, desk):
         (run,) = [path.name for path in desk.run_dir("x").parent.iterdir() if "once" in path.name][-1:]
         desk.launch("cancel", run)
         assert desk.status(run)["state"] == "cancelled", stage
-        desk.until("nothing of it on any host", lambda: not desk.left())
+        desk.until("nothing of it on any host", lambda: not desk.everything())
         shutil.rmtree(desk.run_dir(run))
     assert pool.ledger() == []
 

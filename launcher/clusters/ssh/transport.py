@@ -31,7 +31,7 @@ Channel = paramiko.Channel
 Key = paramiko.PKey
 NoChannel = paramiko.ChannelException
 
-_KEEPALIVE_S = 5.0
+_ASKS_S = 3.0  # after so much of it the other side is asked for a word
 _AGENT_S = 15.0  # a person may have to touch something
 _WINDOW = 4 * 1024 * 1024
 _LEAVE_S = 1.0
@@ -109,9 +109,9 @@ class Transport(paramiko.Transport):
         """In its own thread, ten times a second while nothing is heard."""
         now, heard_at = time.monotonic(), self.wire.heard_at
         if self._asked_at > heard_at:
-            if now - self._asked_at > CUT_S:
+            if now - self._asked_at > CUT_S - _ASKS_S:
                 raise EOFError
-        elif now - heard_at > _KEEPALIVE_S:
+        elif now - heard_at > _ASKS_S:
             self._asked_at = now
             question = paramiko.Message()
             question.add_byte(cMSG_GLOBAL_REQUEST)

@@ -317,7 +317,7 @@ def test_what_came_before_the_end_is_there(door):
 
 
 def test_a_frozen_host_is_given_up(door, monkeypatch):
-    monkeypatch.setattr(transport, "_KEEPALIVE_S", 0.3)
+    monkeypatch.setattr(transport, "_ASKS_S", 0.3)
     monkeypatch.setattr(transport, "CUT_S", 1.0)
     line = connect(door.target())
     talk = line.start(["sleep", "20"])
@@ -327,7 +327,7 @@ def test_a_frozen_host_is_given_up(door, monkeypatch):
     try:
         began = time.monotonic()
         assert talk.finish(BOUND_S).code is None
-        assert 0.9 < time.monotonic() - began < 5
+        assert 0.5 < time.monotonic() - began < 5  # the last word came a little before
     finally:
         for pid in serving:
             os.kill(pid, signal.SIGCONT)
@@ -335,7 +335,7 @@ def test_a_frozen_host_is_given_up(door, monkeypatch):
 
 
 def test_silence_alone_ends_nothing(door, monkeypatch):
-    monkeypatch.setattr(transport, "_KEEPALIVE_S", 0.1)
+    monkeypatch.setattr(transport, "_ASKS_S", 0.1)
     monkeypatch.setattr(transport, "CUT_S", 0.5)
     with connect(door.target()) as line:
         assert line.run(["sleep", "2"]).code == 0
@@ -510,7 +510,7 @@ def test_a_host_that_the_one_before_cannot_reach(behind):
 
 def test_a_cut_behind_the_jump_is_noticed(behind, monkeypatch):
     jump, inner, _ = behind
-    monkeypatch.setattr(transport, "_KEEPALIVE_S", 0.3)
+    monkeypatch.setattr(transport, "_ASKS_S", 0.3)
     monkeypatch.setattr(transport, "CUT_S", 1.0)
     with connect(target_of(SshHost("inner"))) as line, line.start(["sleep", "20"]) as talk:
         serving = inner.serving()
