@@ -29,6 +29,13 @@ class Lab:
         (self.project / name).write_text((SCRIPTS / name).read_text() if text is None else text)
         return name
 
+    def slow_resnet(self):
+        """The script small_resnet.py, and the file that keeps it slow until it is removed."""
+        self.script("small_resnet.py")
+        brake = self.project.parent / "brake"
+        brake.touch()
+        return brake
+
     def spec(self, body, name="job.yaml"):
         (self.project / name).write_text(body)
         return name

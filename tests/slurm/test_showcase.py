@@ -2,78 +2,69 @@
 
 import pytest
 from runs import causes, record, take_all_nodes
-from shares import SHARE
 
-# An attempt must last for a minute to meet Slurm's shortest limit: at the nightly size alone.
-MUCH = SHARE > 1
-STEPS, LIMIT_MET = (900, 1) if MUCH else (110, 0)
-LIMIT = ("--set", "resources.time=1m", "--set", "slurm.signal_before=20s") if MUCH else ()
-JOB = f"""
+MINUTES = ("--set", "resources.time=1m", "--set", "slurm.signal_before=20s")
+
+
+def resnet(brake, *, steps):
+    return f"""
 name: resnet
 run:
-  module: trainer.tasks.resnet
-  args:
-    strategy: ddp
-    model: resnet18
-    pixels: 16
-    train-images: 2400
-    validation-images: 40
-    batch-size: 8
-    max-steps: {STEPS}
-    seed: 3
-    deterministic: true
-resources:
-  nodes: 2
-  ranks_per_node: 2
-  gpus_per_node: 0
-  cpus_per_rank: 1
-checkpoint:
-  every: 20 steps
-recovery:
-  lease: 6s
+  script: small_resnet.py
+  args: {{steps: {steps}, brake: "{brake}"}}
+resources: {{nodes: 2, ranks_per_node: 2, gpus_per_node: 0, cpus_per_rank: 1}}
+checkpoint: {{every: 20 steps}}
+recovery: {{lease: 6s}}
 """
 
 
+def trains(desk, run, after, beyond):
+    """Wait for steps beyond this one in an attempt after this one; gives both as they are."""
+
+    def reached():
+        state = desk.read_state(run)
+        far = state["attempt"] > after and (state["step"] or 0) > beyond
+        return (state["attempt"], state["step"]) if far and state["state"] == "running" else None
+
+    return desk.until(f"steps of an attempt after {after}", reached, timeout_s=150)
+
+
 @pytest.mark.timeout(900)
-def test_preempted_twice_and_a_node_lost_it_ends_with_the_undisturbed_weights(desk, slurm):
-    spec = desk.spec(JOB)
-    run = desk.submit(spec, "--on", "slurm", *LIMIT)
-
-    def trains_in(attempt, beyond):
-        def reached():
-            state = desk.read_state(run)
-            return state["attempt"] == attempt and (state["step"] or 0) > beyond and state["state"] == "running"
-
-        desk.until(f"steps of attempt {attempt}", reached, timeout_s=100)
-        return desk.read_state(run)["step"]
-
-    step = trains_in(1, 5)
-    for attempt in (1, 2):
+def test_preempted_and_a_node_lost_and_out_of_time_it_ends_with_the_undisturbed_weights(desk, slurm):
+    steps, brake = 200, desk.slow_resnet()
+    spec = desk.spec(resnet(brake, steps=steps))
+    run = desk.submit(spec, "--on", "slurm", *MINUTES)
+    attempt, step = trains(desk, run, 0, 2)
+    while causes(desk, run).count("preempted") < 2:
         take_all_nodes(slurm)
         desk.until("the end of the attempt", lambda now=attempt: record(desk, run, "exit.json", now))
-        step = trains_in(attempt + 1, step)
-    slurm.nodes[1].power_off()
-    desk.until("the end of the attempt", lambda: record(desk, run, "exit.json", 3))
-    trains_in(4, 0)
-    slurm.nodes[1].power_on()
-    status = desk.wait(run, timeout=400)
-    met = causes(desk, run)
-    assert met.count("preempted") == 2 and met.count("node_lost") == 1 and met.count("time_limit") >= LIMIT_MET, met
+        attempt, step = trains(desk, run, attempt, step)
+    hosts = [node["host"] for node in desk.read_state(run)["nodes"]]
+    lost = next(node for node in slurm.nodes if node.name == hosts[1])
+    lost.power_off()
+    desk.until("the end of the attempt", lambda: record(desk, run, "exit.json", attempt))
+    trains(desk, run, attempt, 0)
+    lost.power_on()
+    desk.until("the time limit, twice", lambda: causes(desk, run).count("time_limit") >= 2, timeout_s=400)
+    brake.unlink()
+    status = desk.wait(run, timeout=300)
+    assert causes(desk, run).count("node_lost") == 1
     undisturbed = desk.wait(desk.submit(spec), timeout=200)
     assert status["fingerprint"] == undisturbed["fingerprint"]
-    assert status["step"] == undisturbed["step"] == STEPS
+    assert status["step"] == undisturbed["step"] == steps
 
 
 @pytest.mark.timeout(400)
-def test_taken_from_slurm_to_this_machine_and_back_it_is_the_same_training(desk, slurm):
-    spec = desk.spec(JOB.replace(f"max-steps: {STEPS}", "max-steps: 45"))
+def test_taken_from_slurm_to_this_machine_and_back_it_is_the_same_training(desk):
+    brake = desk.slow_resnet()
+    spec = desk.spec(resnet(brake, steps=40))
     run = desk.submit(spec, "--on", "slurm")
-    desk.until_step(run, 10)
-    desk.launch("cancel", run)
-    desk.launch("resume", run, "--on", "local")
-    desk.until_step(run, 25)
-    desk.launch("cancel", run)
-    desk.launch("resume", run, "--on", "slurm")
+    for attempt, cluster in ((1, "local"), (2, "slurm")):
+        trains(desk, run, attempt - 1, 3 * attempt)
+        desk.launch("cancel", run)
+        desk.launch("resume", run, "--on", cluster)
+    trains(desk, run, 2, 8)
+    brake.unlink()
     status = desk.wait(run, timeout=150)
     assert (status["attempt"], status["cluster"]) == (3, "slurm")
     assert status["fingerprint"] == desk.wait(desk.submit(spec), timeout=100)["fingerprint"]

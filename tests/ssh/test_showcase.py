@@ -5,34 +5,6 @@ import sys
 import pytest
 from ssh_desk import strike
 
-JOB = f"""
-name: resnet
-run:
-  module: trainer.tasks.resnet
-  args:
-    strategy: ddp
-    model: resnet18
-    pixels: 16
-    train-images: 2400
-    validation-images: 40
-    batch-size: 8
-    max-steps: {{steps}}
-    seed: 3
-    deterministic: true
-resources:
-  nodes: 2
-  ranks_per_node: 1
-  gpus_per_node: 0
-  cpus_per_rank: 1
-checkpoint:
-  every: 10 steps
-recovery:
-  lease: 4s
-  spares: 2
-ssh:
-  python: {sys.executable}
-"""
-
 LESSONS = f"""
 name: lessons
 run:
@@ -45,25 +17,39 @@ ssh: {{python: {sys.executable}}}
 """
 
 
+def resnet(brake, *, steps, spares):
+    return f"""
+name: resnet
+run:
+  script: small_resnet.py
+  args: {{steps: {steps}, brake: "{brake}"}}
+resources: {{nodes: 2, ranks_per_node: 1, gpus_per_node: 0, cpus_per_rank: 1}}
+checkpoint: {{every: 10 steps}}
+recovery: {{lease: 4s, spares: {spares}}}
+ssh: {{python: {sys.executable}}}
+"""
+
+
 @pytest.mark.timeout(600)
 def test_a_rank_a_host_and_the_first_host_lost_it_ends_with_the_undisturbed_weights(desk):
-    steps = 70
-    spec = desk.spec(JOB.format(steps=steps))
-    run = desk.submit(spec, "--on", "pool")
-    state = desk.until_step_there(0, run, 12)
+    steps, brake = 100, desk.slow_resnet()
+    run = desk.submit(desk.spec(resnet(brake, steps=steps, spares=2)), "--on", "pool")
+    state = desk.until_step_there(0, run, 2)
     inside = next(rank["pid"] for rank in state["ranks"] if rank["node"] == 1)
     desk.hosts.nodes[1].exec("kill", "-9", str(inside))
     desk.until("the next generation", lambda: desk.state_there(0, run)["generation"] >= 2)
-    desk.until_step_there(0, run, 22)
+    desk.until_step_there(0, run, 12)
     desk.hosts.nodes[1].power_off()
     desk.until("a spare in its place", lambda: desk.state_there(0, run)["generation"] >= 3)
-    desk.until_step_there(0, run, 32)
+    desk.until_step_there(0, run, 22)
     desk.hosts.nodes[0].power_off()
     desk.until("a leader", lambda: desk.state_there(2, run).get("attempt") == 2, timeout_s=90)
+    desk.until_step_there(2, run, 22, attempt=2)
+    brake.unlink()
     status = desk.wait(run, timeout=300)
     assert status["restarts"]["by_cause"] == {"killed": 1, "node_lost": 2}
     assert status["step"] == steps
-    alone = desk.spec(JOB.format(steps=steps).replace("  spares: 2\n", ""), "alone.yaml")
+    alone = desk.spec(resnet(brake, steps=steps, spares=0), "alone.yaml")
     assert status["fingerprint"] == desk.wait(desk.submit(alone), timeout=200)["fingerprint"]
 
 

@@ -17,10 +17,13 @@ import time
 def parse():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--pause", type=float, default=0.01)
+    parser.add_argument("--pause", type=float, help="between two steps (default: 0.01, of thousands of steps 0.1)")
     parser.add_argument("--every", type=int, default=5)
     parser.add_argument("--quiet", action="store_true")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.pause is None:
+        args.pause = 0.01 if args.steps < 2_000 else 0.1  # these are never waited for: they need not take the machine
+    return args
 
 
 def pause(seconds):
