@@ -27,9 +27,9 @@ def of_kind(kind: str) -> Cluster:
 def bring_logs(kind: str, run: RunDir) -> None:
     """Have what ranks have written so far in the run's folder here; most clusters write it there themselves."""
     if kind == "ssh":
-        from launcher.clusters.ssh import mirror  # late: only of runs that went there
+        from launcher.clusters.ssh import homecoming  # late: only of runs that went there
 
-        mirror.bring_logs(run)
+        homecoming.bring_logs(run)
 
 
 def bring_results(kind: str, run: RunDir, checkpoint: str) -> list[str]:
@@ -52,9 +52,9 @@ def bring_newest(kind: str, run: RunDir) -> None:
 def forgive(kind: str, run: RunDir, hosts: Collection[str]) -> None:
     """Have whoever carries the run out somewhere else hear of it."""
     if kind == "ssh":
-        from launcher.clusters.ssh import mirror  # late: as above
+        from launcher.clusters.ssh import orders  # late: as above
 
-        mirror.pardon(run, hosts)
+        orders.pardon(run, hosts)
 
 
 def adopt(ref: str) -> Path | None:

@@ -26,7 +26,7 @@ from shares import SEED, SHARE
 
 from launcher.agent.messages import WIRE_VERSION
 from launcher.agent.wire import mac
-from launcher.clusters.ssh import growth, mirror
+from launcher.clusters.ssh import growth, testimony
 from launcher.clusters.ssh.there import Host
 from launcher.clusters.ssh.wire import Blob, Logs, Look, Part, Seen, encoded
 from launcher.errors import LaunchError
@@ -184,7 +184,7 @@ def test_a_host_writes_nothing_here_but_its_records(tmp_path, name):
     (run.code / "link").symlink_to(tmp_path / "outside")
     before = tree(tmp_path)
     with pytest.raises((LaunchError, ValueError)):
-        mirror.copy(run, mirror.Testimony(Seen(None, False, 1, (Blob(name, 1),)), {name: b"x"}, 0))
+        testimony.copy(run, testimony.Testimony(Seen(None, False, 1, (Blob(name, 1),)), {name: b"x"}, 0))
     with pytest.raises((LaunchError, ValueError)):
         growth.put(run.path, ("logs",), Part(name, 0, 1), b"x")
     assert [row for row in tree(tmp_path) if "attempts" not in row[0]] == before

@@ -8,12 +8,13 @@ import msgspec
 
 from launcher.clusters import news
 from launcher.clusters.named import named_clusters, ssh_of
-from launcher.clusters.ssh import mirror, pool
+from launcher.clusters.ssh import pool
 from launcher.clusters.ssh.connect import Line
 from launcher.clusters.ssh.crowd import for_all
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.letters import Place, settled_in
 from launcher.clusters.ssh.post import ask_all, letters_to
+from launcher.clusters.ssh.testimony import best_of, copy, hear, knowing
 from launcher.clusters.ssh.wire import Names, Runs
 from launcher.errors import LaunchError, NoSuchRun, Unreachable
 from launcher.plan.model import Plan
@@ -74,9 +75,8 @@ def _mirrored(run_id: str, places: Mapping[str, Place]) -> Path | None:
     """A folder for it in the user's state folder, with what the host that knows most has of it."""
     path = registry.adopted(run_id)
     run = RunDir(path)
-    said = ask_all([*places.values()], lambda letters: mirror.hear(run, letters, whole=True))
-    heard = [one for one in said.values() if not isinstance(one, LaunchError) and one.seen.status is not None]
-    told = mirror.best_of(heard)
+    said = ask_all([*places.values()], lambda letters: hear(run, letters, whole=True))
+    told = best_of(knowing(said))
     if told is None:
         silent = [one for one in said.values() if isinstance(one, LaunchError)]
         if silent:
@@ -84,7 +84,7 @@ def _mirrored(run_id: str, places: Mapping[str, Place]) -> Path | None:
         return None
     if not path.exists():
         _make(path, told.seen.attempt, told.records, places)
-    mirror.copy(run, replace(told, records={name: one for name, one in told.records.items() if name != "plan.json"}))
+    copy(run, replace(told, records={name: one for name, one in told.records.items() if name != "plan.json"}))
     if run_id in dict(registry.gone()):
         registry.forget(run_id)  # somebody took its folder away
     if not registry.is_registered(run_id):

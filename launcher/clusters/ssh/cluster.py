@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.clusters.protocol import CancelReport
-from launcher.clusters.ssh import luggage, mirror, pool
+from launcher.clusters.ssh import luggage, mirror, orders, pool
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.handover import Handover
 from launcher.errors import BadInput, Unreachable
@@ -42,7 +42,7 @@ class SshCluster:
         return mirror.look(attempts)
 
     def cancel(self, run: RunDir, attempt: AttemptDir, _plan: Plan) -> CancelReport:
-        return mirror.cancel(run, attempt)
+        return orders.cancel(run, attempt)
 
 
 def offered(found: Sequence[Surveyed], gpus: int | None) -> Machine:

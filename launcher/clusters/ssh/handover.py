@@ -20,7 +20,8 @@ from launcher.clusters.ssh.connect import Line
 from launcher.clusters.ssh.crowd import failures, for_all
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.letters import Letters, Place, settled_in
-from launcher.clusters.ssh.stocks import places_ever, stocks_of
+from launcher.clusters.ssh.places import places_ever
+from launcher.clusters.ssh.stocks import stocks_of
 from launcher.clusters.ssh.wire import Blob, Code, Go, Open, Opened, Peer, Roster, Up
 from launcher.errors import Exit, LaunchError, NotStarted
 from launcher.plan.model import NodePlan, Plan

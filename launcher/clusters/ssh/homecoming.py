@@ -1,16 +1,42 @@
 """Results come home: the logs, metrics and chosen checkpoints of a run on hosts, resumable and verified."""
 
-from launcher.clusters.ssh import mirror, supplies
-from launcher.clusters.ssh.stocks import checkpoint_folder, places_ever, stocks_of
-from launcher.errors import Refused, Unreachable
+from collections.abc import Mapping
+
+from launcher.clusters.ssh import growth, supplies
+from launcher.clusters.ssh.crowd import failures
+from launcher.clusters.ssh.letters import Letters, Place
+from launcher.clusters.ssh.places import places_ever, places_of
+from launcher.clusters.ssh.post import ask_all
+from launcher.clusters.ssh.stocks import checkpoint_folder, stocks_of
+from launcher.clusters.ssh.testimony import LIMIT_S
+from launcher.clusters.ssh.wire import Logs, Parts
+from launcher.errors import LaunchError, Refused, Unreachable
+from launcher.rundir.attempts import attempts
+from launcher.rundir.durable import read_record, write_bytes
 from launcher.rundir.layout import RunDir
+from launcher.rundir.records import AttemptEnd
 from trainer.checkpoint_files import partial
+
+_LOGS = ("logs", "metrics")
+
+
+def bring_logs(run: RunDir) -> None:
+    """Copy what is new of the logs, until the run has ended and all is here."""
+    every = attempts(run)
+    if every[-1].fetched.exists():
+        return
+    end = read_record(every[-1].end, AttemptEnd)  # looked at first: what was written before it is then fetched
+    before = places_ever(run, [attempt for attempt in every if not attempt.fetched.exists()])
+    troubles = _fetch(before | {place.host.name: place for place in places_of(run)}, run)
+    if end is not None and end.state.ended and not troubles:
+        for attempt in every:
+            write_bytes(attempt.fetched, b"")
 
 
 def fetch(run: RunDir, checkpoint: str) -> list[str]:
     """Bring home logs, metrics and a checkpoint: `newest`, `none`, or a step; gives a line for each thing."""
     before = _bytes(run)
-    troubles = mirror.fetch(run)
+    troubles = _fetch(places_ever(run), run)
     lines = [f"logs and metrics, {_bytes(run) - before:,} new bytes"]
     if checkpoint != "none":
         step = None if checkpoint == "newest" else int(checkpoint)
@@ -19,6 +45,24 @@ def fetch(run: RunDir, checkpoint: str) -> list[str]:
         hint = f"hint: launch fetch {run.path.name} again brings the rest"
         raise Unreachable(*(line for one in troubles.values() for line in one.lines[:1]), hint)
     return lines
+
+
+def _fetch(places: Mapping[str, Place], run: RunDir) -> dict[str, LaunchError]:
+    known = growth.sizes(run.path, _LOGS)
+
+    def fetch_from(letters: Letters) -> None:
+        mine = dict(known)
+        more = True
+        while more:
+            question = Logs(run.path.name, letters.place.workdir, _LOGS, mine)
+            answer, contents = letters.ask_with_contents(question, limit_s=LIMIT_S)
+            parts = letters.expect(Parts, answer)
+            for part, content in zip(parts.parts, contents, strict=True):
+                growth.put(run.path, _LOGS, part, content)
+                mine[part.name] = part.at + part.size
+            more = parts.more
+
+    return failures(ask_all([*places.values()], fetch_from))
 
 
 def _fetch_checkpoint(run: RunDir, step: int | None) -> list[str]:
@@ -36,4 +80,4 @@ def _fetch_checkpoint(run: RunDir, step: int | None) -> list[str]:
 
 
 def _bytes(run: RunDir) -> int:
-    return sum(path.stat().st_size for name in mirror.LOGS for path in (run.path / name).rglob("*") if path.is_file())
+    return sum(path.stat().st_size for name in _LOGS for path in (run.path / name).rglob("*") if path.is_file())

@@ -1,27 +1,18 @@
 """Where the checkpoints of a run are: on which of the hosts that it has ever been on, and here."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from launcher.clusters import news
 from launcher.clusters.ssh import supplies
 from launcher.clusters.ssh.crowd import failures
 from launcher.clusters.ssh.letters import Letters, Place
+from launcher.clusters.ssh.places import places_ever
 from launcher.clusters.ssh.post import ask_all
 from launcher.errors import LaunchError, Unreachable
 from launcher.rundir.attempts import attempts, read_plan
-from launcher.rundir.durable import read_record
-from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.layout import RunDir
 from trainer.checkpoint_files import partial
 from trainer.checkpoint_files.partial import Held
-
-
-def places_ever(run: RunDir, of: Sequence[AttemptDir] | None = None) -> dict[str, Place]:
-    """Every host that an attempt, or one of these, was handed to; the newest word on each."""
-    found: dict[str, Place] = {}
-    for attempt in attempts(run) if of is None else of:
-        for place in read_record(attempt.hosts, list[Place]) or []:
-            found[place.host.name] = place
-    return found
 
 
 def checkpoint_folder(run: RunDir) -> str:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from launcher.api import Run
-from launcher.clusters.ssh import mirror, unfinished
+from launcher.clusters.ssh import handover, homecoming, mirror, orders, testimony, unfinished
 from launcher.clusters.ssh.handover import Handover
 from launcher.clusters.ssh.wire import Seen
 from launcher.errors import NotStarted, Refused, Unreachable
@@ -105,7 +105,7 @@ def test_an_older_attempt_is_not_copied_over_a_newer_one(hosts):
     needs(hosts, 2)
     hosts.cut.add("node1")
     assert status(hosts).state is State.UNKNOWN
-    mirror.copy(hosts.run, mirror.Testimony(Seen(None, False, 1, ()), {"state.json": b"{}"}, 0))
+    testimony.copy(hosts.run, testimony.Testimony(Seen(None, False, 1, ()), {"state.json": b"{}"}, 0))
     assert (json.loads(hosts.run.state.read_text())["attempt"], hosts.run.fence.read_text()) == (2, "2")
 
 
@@ -164,7 +164,7 @@ def full_disk(*_):
 def test_whoever_looks_is_not_held_by_a_host_when_they_leave(hosts, monkeypatch):
     """Its threads end with the program."""
     daemons = []
-    monkeypatch.setattr(mirror, "_look", lambda *_: daemons.append(threading.current_thread().daemon))
+    monkeypatch.setattr(mirror, "judge", lambda *_: daemons.append(threading.current_thread().daemon))
     hosts.look()
     assert daemons == [True]
 
@@ -176,11 +176,11 @@ def test_logs_and_a_cancel_reach_the_hosts_of_all_attempts(hosts):
     hosts.hand_over(2, "node1")
     hosts.cut.add("node0")
     with pytest.raises(Unreachable, match="could not ask node0"):
-        mirror.cancel(hosts.run, hosts.run.attempt(2))
-    mirror.bring_logs(hosts.run)
+        orders.cancel(hosts.run, hosts.run.attempt(2))
+    homecoming.bring_logs(hosts.run)
     hosts.cut.clear()
-    mirror.cancel(hosts.run, hosts.run.attempt(2))
-    mirror.bring_logs(hosts.run)
+    orders.cancel(hosts.run, hosts.run.attempt(2))
+    homecoming.bring_logs(hosts.run)
     assert hosts.run.rank_log(1, 1, 0).read_text() + hosts.run.rank_log(2, 1, 0).read_text() == "before\nafter\n"
     assert hosts.run.attempt(1).fetched.exists() and hosts.run.attempt(2).fetched.exists()
 
@@ -191,11 +191,11 @@ def test_a_pardon_is_not_kept_by_a_dead_host_whose_blame_is_over(hosts):
     for one in (hosts.mirror, hosts.on("node0")):
         one.write(one.run.avoided, blames)
     hosts.cut.add("node1")
-    mirror.pardon(hosts.run, ())
+    orders.pardon(hosts.run, ())
     assert avoided(hosts.on("node0").run) == []
     hosts.mirror.write(hosts.run.avoided, blames[1:])
     with pytest.raises(Unreachable, match="could not tell node1"):
-        mirror.pardon(hosts.run, ())
+        orders.pardon(hosts.run, ())
     assert avoided(hosts.run) == []
 
 
@@ -204,8 +204,8 @@ def test_nobody_waits_longer_for_logs_or_a_pardon_than_for_a_look(hosts):
     hosts.look()
     (limit_s,) = hosts.lines["node0"].limits
     hosts.on("node1").attempt()
-    mirror.fetch(hosts.run)
-    mirror.pardon(hosts.run, ())
+    homecoming.bring_logs(hosts.run)
+    orders.pardon(hosts.run, ())
     assert hosts.lines["node0"].limits == {limit_s}
 
 
@@ -220,12 +220,12 @@ def test_a_submitter_that_lives_and_has_given_up_is_not_waited_for(hosts):
     attempt = unhanded(hosts, this_process())
     assert hosts.look() is None
     with pytest.raises(Refused, match="is being handed"):
-        mirror.cancel(hosts.run, attempt)
-    with mirror.alone(attempt):
+        orders.cancel(hosts.run, attempt)
+    with handover.alone(attempt):
         with pytest.raises(Refused, match="is being handed"):
-            mirror.cancel(hosts.run, attempt)
+            orders.cancel(hosts.run, attempt)
         assert hosts.look() is None
-    mirror.cancel(hosts.run, attempt)
+    orders.cancel(hosts.run, attempt)
     assert status(hosts).state is State.CANCELLED
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from launcher.clusters import news
 from launcher.clusters.ssh import adoption, stocks, supplies
-from launcher.clusters.ssh.stocks import places_ever, stocks_of
+from launcher.clusters.ssh.places import places_ever
+from launcher.clusters.ssh.stocks import stocks_of
 from launcher.errors import Refused
 from launcher.rundir import registry
 from launcher.words import State
