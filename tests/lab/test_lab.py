@@ -105,7 +105,7 @@ def test_power_off_ends_everything_and_the_job_is_requeued(lab_possible, tmp_pat
         assert len(inside) >= 4  # the first process, slurmd, slurmstepd, the script
         started = time.monotonic()
         node.power_off()
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 10
         assert not [pid for pid in inside if Path(f"/proc/{pid}").exists()]
         until("slurmctld's notice", lambda: node_state(lab, node.name).startswith("down"), timeout_s=90)
         until_state(lab, job, "PENDING")

@@ -18,7 +18,7 @@ from shares import SEED, SHARE
 
 from tests.lab.nodes import Cut, pid_inside
 
-LIMIT_S = 30.0
+LIMIT_S = 45.0  # 30, and what a busy machine adds
 LEASE_S = 3.0
 FROZEN = "frozen"
 LONG = f"recovery: {{lease: {LEASE_S:g}s, grace: 1s}}\n"

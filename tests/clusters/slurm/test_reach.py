@@ -261,7 +261,7 @@ def test_a_client_that_hangs_and_ignores_signals_is_killed_with_its_children(pro
     began = time.monotonic()
     with pytest.raises(Unreachable, match=r"the Slurm controller does not answer \(squeue: nothing within 1 s\)"):
         ask(["squeue"], limit_s=1.0)
-    assert 1.0 <= time.monotonic() - began < 5.0
+    assert 1.0 <= time.monotonic() - began < 30.0
     assert all(is_gone(pid) for pid in processes(2))
 
 

@@ -263,12 +263,12 @@ def test_reading_to_the_end(line):
 def test_one_that_never_answers_is_given_up_in_time(line):
     began = time.monotonic()
     with pytest.raises(Lost, match="no answer in time"):
-        line.run(["sleep", "30"], limit_s=0.5)
-    with line.start(["sleep", "30"]) as talk, pytest.raises(Lost):
+        line.run(["sleep", "60"], limit_s=0.5)
+    with line.start(["sleep", "60"]) as talk, pytest.raises(Lost):
         talk.readline(0.5)
-    with line.start(["sleep", "30"]) as talk, pytest.raises(Lost):
+    with line.start(["sleep", "60"]) as talk, pytest.raises(Lost):
         talk.write(b"x" * 20_000_000, limit_s=0.5)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert line.run(["echo", "still here"]).out == b"still here\n"
 
 
@@ -299,8 +299,8 @@ def test_a_connection_that_is_killed_is_never_success(door):
     threading.Timer(0.5, door.cut).start()
     began = time.monotonic()
     with pytest.raises(Lost, match="the connection broke"):
-        line.run(["sleep", "3"])
-    assert time.monotonic() - began < 3
+        line.run(["sleep", "60"])
+    assert time.monotonic() - began < 30
     assert not line.alive
     with pytest.raises(Lost):
         line.start(["true"])
@@ -320,14 +320,14 @@ def test_a_frozen_host_is_given_up(door, monkeypatch):
     monkeypatch.setattr(transport, "_ASKS_S", 0.3)
     monkeypatch.setattr(transport, "CUT_S", 1.0)
     line = connect(door.target())
-    talk = line.start(["sleep", "20"])
+    talk = line.start(["sleep", "60"])
     serving = door.serving()
     for pid in serving:
         os.kill(pid, signal.SIGSTOP)
     try:
         began = time.monotonic()
         assert talk.finish(BOUND_S).code is None
-        assert 0.5 < time.monotonic() - began < 5  # the last word came a little before
+        assert 0.5 < time.monotonic() - began < 30  # the last word came a little before
     finally:
         for pid in serving:
             os.kill(pid, signal.SIGCONT)
@@ -375,7 +375,7 @@ def test_a_black_hole_is_given_up_in_time(door, says):
             connect(door.target(port=port, connect_timeout_s=0.7))
         with pytest.raises(Unreachable, match="does not answer"):
             connect(door.target(port=port), deadline=time.monotonic() + 0.7)
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 9  # the usual limit is 10
         assert threading.active_count() == threads
 
 
@@ -401,16 +401,16 @@ def test_a_program_that_ends_waits_for_nobody(door, says):
             "from launcher.clusters.ssh.config import Target\n"
             "from launcher.clusters.ssh.connect import connect\n"
             f"open_ = connect(eval({repr_of(door.target())}))\n"
-            f"hole = eval({repr_of(door.target(port=port))})\n"
+            f"hole = eval({repr_of(door.target(port=port, connect_timeout_s=60.0))})\n"
             "threading.Thread(target=connect, args=(hole,), daemon=True).start()\n"
             "def versions(): return [getattr(one, 'remote_version', None) for one in threading.enumerate()]\n"
             f"while versions().count({says.decode().strip()!r}) != 1: time.sleep(0.01)\n"
-            "open_.start(['sleep', '20'])\n"
+            "open_.start(['sleep', '60'])\n"
         )
         began = time.monotonic()
         done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=BOUND_S)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-        assert time.monotonic() - began < 8
+        assert time.monotonic() - began < 30
 
 
 def test_ctrl_c_ends_a_wait(door):
@@ -435,7 +435,7 @@ def test_ctrl_c_ends_a_wait(door):
             began = time.monotonic()
             process.send_signal(signal.SIGINT)
             assert "KeyboardInterrupt" in process.communicate(timeout=BOUND_S)[1]
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 30
 
 
 def repr_of(target):
@@ -542,4 +542,4 @@ def test_a_login_is_quick(door):
         began = time.monotonic()
         connect(door.target()).close()
         spent.append(time.monotonic() - began)
-    assert min(spent) < 0.25, spent
+    assert min(spent) < 2, spent

@@ -1,6 +1,7 @@
 """Keepers speaking with each other: only those who know the token, and never longer than asked for."""
 
 import socket
+import threading
 import time
 
 import pytest
@@ -42,10 +43,14 @@ def test_all_others_are_asked_at_once(seated):
 
 def test_who_is_gone_or_slow_is_not_among_the_answers(seated):
     councils, answers = seated
-    answers[1] = lambda _: time.sleep(2) or Agreed()
+    answered = threading.Event()
+    answers[1] = lambda _: answered.wait(60) and Agreed()
     began = time.monotonic()
-    assert granted(councils[0].ask(Begin(1), limit_s=0.3)) == [2]
-    assert time.monotonic() - began < 1.5
+    try:
+        assert granted(councils[0].ask(Begin(1), limit_s=0.3)) == [2]
+        assert time.monotonic() - began < 30
+    finally:
+        answered.set()
 
 
 def test_a_refusal_is_no_agreement(seated):

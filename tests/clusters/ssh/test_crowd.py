@@ -112,7 +112,7 @@ def test_one_that_does_not_answer_holds_nobody_else(door):
     close_all(lines)
     assert isinstance(lines["away"], Unreachable)
     assert [type(line) for line in lines.values()][1:] == [Line] * 3
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 def test_what_is_done_with_each_fails_for_each(door):
