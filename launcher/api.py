@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.clusters import FRESH_S, adopt, bring_logs, bring_results, forgive, look, of_kind
+from launcher.clusters import FRESH_S, adopt, bring_logs, bring_results, forgive, give_up, look, of_kind
 from launcher.clusters.protocol import CancelReport, Preview
 from launcher.errors import NoSuchRun, Refused
 from launcher.rundir import registry
@@ -104,13 +104,18 @@ class Run:
             forgive(read_intent(attempt).cluster_kind, run, hosts)
         return pardon(run, hosts)
 
-    def cancel(self) -> CancelReport:
-        """End the run: the ranks are asked first, and after the spec's grace nothing of it is left."""
+    def cancel(self, *, gone: Collection[str] = ()) -> CancelReport:
+        """End the run: the ranks are asked first, and after the spec's grace nothing of it is left.
+
+        `gone`: hosts that will never answer again, and are not waited for.
+        """
         run = RunDir(self.path)
         attempt = newest(run)
         if attempt is None:
             return CancelReport((), already=True)
         plan = read_plan(run, attempt.number)
+        if gone:
+            give_up(plan.cluster_kind, run, gone)
         return of_kind(plan.cluster_kind).cancel(run, attempt, plan)
 
     def resume(self, *, on: str | None = None, overrides: Sequence[str] = ()) -> "Run":
@@ -119,7 +124,10 @@ class Run:
 
         status = self.status()
         if status.state is State.UNKNOWN:
-            hint = f"hint: launch cancel {self.id} ends it where it can be asked; then it can be resumed"
+            hint = (
+                f"hint: launch cancel {self.id} ends it where it can be asked; then it can be resumed. "
+                f"Of hosts that are gone for good: launch cancel {self.id} --gone HOST"
+            )
             raise Refused(f"{self.id} may still run where it cannot be asked: {status.message}", hint)
         if not status.state.ended:
             raise Refused(f"{self.id} is {status.state}: there is nothing to resume", f"hint: launch status {self.id}")

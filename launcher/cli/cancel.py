@@ -8,18 +8,26 @@ from launcher.cli.terminal import safe, show_news
 from launcher.errors import Exit
 
 EXAMPLES = """
-  launch cancel last       the ranks get SIGTERM and the spec's grace to save, then no process of it is left
+  launch cancel last                 the ranks get SIGTERM and the spec's grace to save, then no process of it is left
+  launch cancel resnet --gone gpu07  the same; gpu07 burnt down, so that nobody waits for its word
 """
 
 
 def declare(arguments: Arguments) -> None:
     arguments.takes_run()
+    arguments.add_argument(
+        "--gone",
+        metavar="HOST",
+        action="append",
+        default=[],
+        help="a host of a pool that will never answer again: the run can be resumed without it; may be repeated",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     show_news()
     one = api.run(options.run)
-    report = one.cancel()
+    report = one.cancel(gone=options.gone)
     if report.already:
         print(f"{one.id} has already ended: nothing was left to end")
         return Exit.OK

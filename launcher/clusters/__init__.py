@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import cast
 
 from launcher.clusters.protocol import Cluster
+from launcher.errors import Refused
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import ClusterWord
 
@@ -55,6 +56,15 @@ def forgive(kind: str, run: RunDir, hosts: Collection[str]) -> None:
         from launcher.clusters.ssh import orders  # late: as above
 
         orders.pardon(run, hosts)
+
+
+def give_up(kind: str, run: RunDir, hosts: Collection[str]) -> None:
+    """Take a person's word that these hosts are gone for good. Raises Refused where somebody else knows that."""
+    if kind != "ssh":
+        raise Refused("only the hosts of a pool can be given up", "hint: the cluster itself knows of its nodes")
+    from launcher.clusters.ssh import orders  # late: as above
+
+    orders.give_up(run, hosts)
 
 
 def adopt(ref: str) -> Path | None:

@@ -171,6 +171,11 @@ class RunDir:
         return self.path / "avoided.json"
 
     @property
+    def gone(self) -> Path:
+        """Hosts whose word nobody waits for any more."""
+        return self.path / "gone.json"
+
+    @property
     def events(self) -> Path:
         return self.path / "events.jsonl"
 

@@ -62,6 +62,14 @@ class Blame(msgspec.Struct, frozen=True):
     until: float
 
 
+class Gone(msgspec.Struct, frozen=True):
+    """One entry of gone.json: a person's word that a host of these attempts, and of those before, is gone for good."""
+
+    host: str
+    attempt: int
+    at: float
+
+
 class Endpoint(msgspec.Struct, frozen=True):
     """attempts/0001/coordinator.json: where agents find the coordinator."""
 

@@ -1,5 +1,6 @@
 """A real training on hosts without a common disk: a rank, a host and the leader are lost, the weights are the same."""
 
+import re
 import sys
 
 import pytest
@@ -92,3 +93,23 @@ def test_a_host_gone_for_good_resume_goes_on_without_it(desk):
     assert "node1" not in [node["host"] for node in status["nodes"]]
     alone = desk.wait(desk.submit(spec), timeout=100)
     assert status["fingerprint"] == alone["fingerprint"]
+
+
+@pytest.mark.timeout(300)
+def test_both_hosts_gone_for_good_resume_goes_on_from_what_was_fetched(desk):
+    desk.script("lessons.py")
+    spec = desk.spec(LESSONS)
+    run = desk.submit(spec, "--on", "pool")
+    desk.until("a copy of everything", lambda: (desk.state_there(0, run).get("safe_checkpoint") or 0) >= 8)
+    desk.launch("fetch", run)
+    for node in desk.hosts.nodes[:2]:
+        node.power_off()
+    assert f"launch cancel {run} --gone HOST" in desk.launch("resume", run, check=4).stderr
+    said = desk.launch("cancel", run, "--gone", "node0", "--gone", "node1").stdout
+    assert f"{run} is cancelled" in said
+    desk.launch("resume", run)
+    status = desk.wait(run, timeout=150)
+    assert [node["host"] for node in status["nodes"]] == ["node2", "node3"]
+    starts = [int(step) for step in re.findall(r", step (\d+) of \d+$", desk.launch("logs", run).stdout, re.MULTILINE)]
+    assert len(starts) == 2 and starts[1] >= 8, starts
+    assert status["fingerprint"] == desk.wait(desk.submit(spec), timeout=100)["fingerprint"]

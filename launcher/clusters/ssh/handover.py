@@ -21,7 +21,7 @@ from launcher.clusters.ssh.crowd import failures, for_all
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.letters import Letters, Place, settled_in
 from launcher.clusters.ssh.places import places_ever
-from launcher.clusters.ssh.stocks import stocks_of
+from launcher.clusters.ssh.stocks import say_what_is_lost, stocks_of
 from launcher.clusters.ssh.wire import Blob, Code, Go, Open, Opened, Peer, Roster, Up
 from launcher.errors import Exit, LaunchError, NotStarted
 from launcher.plan.model import NodePlan, Plan
@@ -142,6 +142,7 @@ class Handover:
         former = {name: place for name, place in places_ever(self._run).items() if name not in letters}
         others, ways, _ = stocks_of(self._run, former, folder)
         wanted = supplies.newest_whole([*stocks.values(), *others.values(), partial.inventory(home)])
+        say_what_is_lost(self._run, wanted)
         if wanted is not None and (names := supplies.lacking(wanted, stocks)):
             # Whoever has it committed may be one of these hosts, and who has the rest of its files another.
             supplies.bring_home(wanted, {**others, **stocks}, {**ways, **letters}, run_id, folder, home, names)

@@ -1,10 +1,12 @@
-"""What a person wants of the hosts of a run: that it ends there, or that they forgive some of their number."""
+"""What a person wants of the hosts of a run: that it ends there, that they forgive some of their number, or that
+nobody waits for some of them any more."""
 
 from collections.abc import Collection
 
 from launcher.clusters import news
+from launcher.clusters.last_word import cancelled, write_end
 from launcher.clusters.protocol import CancelReport
-from launcher.clusters.ssh import unfinished
+from launcher.clusters.ssh import places, unfinished
 from launcher.clusters.ssh.crowd import failures
 from launcher.clusters.ssh.handover import alone
 from launcher.clusters.ssh.letters import Letters
@@ -15,9 +17,10 @@ from launcher.clusters.ssh.testimony import LIMIT_S
 from launcher.clusters.ssh.wire import Cancel, Cancelled, Done, Pardon
 from launcher.errors import Refused, Unreachable
 from launcher.rundir import avoided
+from launcher.rundir.attempts import newest, read_plan
 from launcher.rundir.durable import read_record
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import Blame
+from launcher.rundir.records import AttemptEnd, Blame
 
 
 def cancel(run: RunDir, attempt: AttemptDir) -> CancelReport:
@@ -44,19 +47,44 @@ def _cancel(run: RunDir, attempt: AttemptDir) -> CancelReport:
     def end(letters: Letters) -> Cancelled:
         return letters.expect(Cancelled, letters.ask(Cancel(run.path.name, letters.place.workdir)))
 
-    results = ask_all([*places_ever(run).values()], end, anew=True)
+    results = ask_all([*places_ever(run, gone_too=True).values()], end, anew=True)
     answers = {name: one for name, one in results.items() if isinstance(one, Cancelled)}
-    troubles = failures(results)
+    places.take_back(run, answers)
+    gone = places.gone(run)
+    troubles = {name: one for name, one in failures(results).items() if name not in gone}
     if not unfinished.is_unfinished(attempt):
         judge(run, attempt)
+    by_word = bool(gone) and not troubles and _end_without(run, gone)
     ended = tuple(f"{what} on {name}" for name, one in answers.items() for what in one.ended)
     if troubles:
         for line in ended:
             news.say(f"ended {line}")
         lines_ = [line for one in troubles.values() for line in one.lines[:1]]
-        hint = f"hint: launch cancel {run.path.name} again, once {', '.join(troubles)} can be reached"
+        hint = (
+            f"hint: launch cancel {run.path.name} again, once {', '.join(troubles)} can be reached; of a host that is "
+            f"gone for good: launch cancel {run.path.name} --gone HOST"
+        )
         raise Unreachable(f"could not ask {', '.join(troubles)}: something of the run may be left there", *lines_, hint)
-    return CancelReport(ended, already=all(one.already for one in answers.values()))
+    return CancelReport(ended, already=not by_word and all(one.already for one in answers.values()))
+
+
+def give_up(run: RunDir, hosts: Collection[str]) -> None:
+    """Take a person's word that these will never be heard again. Raises Refused where the run was never on them."""
+    known = places_ever(run, gone_too=True)
+    if strangers := sorted(set(hosts) - known.keys()):
+        was_on = f"hint: it was on {', '.join(known)}" if known else "hint: it was on no host yet"
+        raise Refused(f"{run.path.name} was never on {', '.join(strangers)}", was_on)
+    places.give_up(run, hosts)
+
+
+def _end_without(run: RunDir, gone: Collection[str]) -> bool:
+    """Whoever could be asked has nothing left of it. Unless one of them knows how it ended, this is its end."""
+    last = newest(run)
+    end = read_record(last.end, AttemptEnd) if last is not None else None
+    if last is None or (end is not None and end.state.ended):
+        return False
+    write_end(run, last, cancelled(f"cancelled, without {', '.join(sorted(gone))}"), read_plan(run, last.number))
+    return True
 
 
 def pardon(run: RunDir, hosts: Collection[str]) -> None:

@@ -10,7 +10,9 @@ from launcher.clusters.ssh.places import places_ever
 from launcher.clusters.ssh.post import ask_all
 from launcher.errors import LaunchError, Unreachable
 from launcher.rundir.attempts import attempts, read_plan
+from launcher.rundir.durable import read_record
 from launcher.rundir.layout import RunDir
+from launcher.rundir.records import RunState
 from trainer.checkpoint_files import partial
 from trainer.checkpoint_files.partial import Held
 
@@ -37,6 +39,15 @@ def stocks_of(
     return stocks, letters, troubles
 
 
+def say_what_is_lost(run: RunDir, wanted: Held | None) -> None:
+    """That the run goes on from less than it had, because nobody who is left has more."""
+    state = read_record(run.state, RunState)
+    if state is None or state.checkpoint is None or (wanted is not None and wanted.step >= state.checkpoint):
+        return
+    goes_on = "it begins anew" if wanted is None else f"it goes on from step {wanted.step}"
+    news.say(f"of the checkpoint of step {state.checkpoint} no whole copy is left: {goes_on}")
+
+
 def bring_newest(run: RunDir) -> None:
     """Before the run goes on elsewhere: what it would go on from is here. Raises Unreachable where nobody knows."""
     folder = checkpoint_folder(run)
@@ -45,5 +56,6 @@ def bring_newest(run: RunDir) -> None:
     wanted = supplies.newest_whole([*stocks.values(), partial.inventory(home)])
     if troubles and wanted is None:
         raise Unreachable(*(line for one in troubles.values() for line in one.lines[:1]))
+    say_what_is_lost(run, wanted)
     if wanted is not None:
         supplies.bring_home(wanted, stocks, letters, run.path.name, folder, home)
