@@ -144,15 +144,17 @@ def die(where, node, call):
 
 @pytest.mark.parametrize(
     ("where", "node", "call", "after"),
-    [
-        ("before", 1, "prepare", {3}),
-        ("after", 1, "prepare", {3}),
-        ("before", None, "place", {3}),
-        ("before", 1, "place", {6}),
-        ("before", 0, "place", {6}),
-        ("after", 1, "place", {6}),
-        ("after", None, "place", {6}),
-    ],
+    todays(
+        [
+            ("before", 1, "prepare", {3}),
+            ("after", 1, "prepare", {3}),
+            ("before", None, "place", {3}),
+            ("before", 1, "place", {6}),
+            ("before", 0, "place", {6}),
+            ("after", 1, "place", {6}),
+            ("after", None, "place", {6}),
+        ]
+    ),
 )
 def test_killed_in_mid_commit(tmp_path, where, node, call, after):
     """Where one disk has it by its final name, the other one's draft becomes it; else it has not happened."""

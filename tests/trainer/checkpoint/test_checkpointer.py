@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from ranks import Ranks, spawn_ranks
+from shares import todays
 from small_trainings import (
     Recipe,
     Training,
@@ -67,7 +68,7 @@ def name_of(case):
     return "-".join([case.strategy, *[word for word in unusual if not word.startswith("strategy")]])
 
 
-@pytest.mark.parametrize(("recipe", "size"), WORLDS + FEATURES, ids=name_of)
+@pytest.mark.parametrize(("recipe", "size"), todays(WORLDS + FEATURES, of=2), ids=name_of)
 def test_killed_and_resumed_equals_undisturbed(tmp_path, recipe, size):
     undisturbed = Ranks(train, size, tmp_path / "calm", recipe).results()
     print(f"seed {SEED}")

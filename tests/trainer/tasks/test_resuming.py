@@ -6,6 +6,7 @@ import time
 
 import pytest
 from ranks import Ranks
+from shares import todays
 
 from trainer.checkpoint.fingerprint import fingerprint
 from trainer.checkpoint_files import catalog
@@ -21,7 +22,7 @@ TASKS = {
 }
 
 
-@pytest.fixture(scope="module", params=TASKS)
+@pytest.fixture(scope="module", params=todays(list(TASKS)))
 def task(request, tmp_path_factory):
     """What to run, and the fingerprint of its undisturbed end."""
     main, args = TASKS[request.param]
