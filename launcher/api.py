@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.clusters import FRESH_S, adopt, bring_logs, bring_results, forgive, give_up, look, of_kind
+from launcher.clusters import FRESH_S, adopt, bring_logs, bring_results, cancel_without, forgive, look, of_kind
 from launcher.clusters.protocol import CancelReport, Preview
 from launcher.errors import NoSuchRun, Refused
 from launcher.rundir import registry
@@ -115,7 +115,7 @@ class Run:
             return CancelReport((), already=True)
         plan = read_plan(run, attempt.number)
         if gone:
-            give_up(plan.cluster_kind, run, gone)
+            return cancel_without(plan.cluster_kind, run, attempt, gone)
         return of_kind(plan.cluster_kind).cancel(run, attempt, plan)
 
     def resume(self, *, on: str | None = None, overrides: Sequence[str] = ()) -> "Run":
@@ -124,10 +124,9 @@ class Run:
 
         status = self.status()
         if status.state is State.UNKNOWN:
-            hint = (
-                f"hint: launch cancel {self.id} ends it where it can be asked; then it can be resumed. "
-                f"Of hosts that are gone for good: launch cancel {self.id} --gone HOST"
-            )
+            hint = f"hint: launch cancel {self.id} ends it where it can be asked; then it can be resumed"
+            if self.elsewhere:
+                hint += f". Of hosts that are gone for good: launch cancel {self.id} --gone HOST"
             raise Refused(f"{self.id} may still run where it cannot be asked: {status.message}", hint)
         if not status.state.ended:
             raise Refused(f"{self.id} is {status.state}: there is nothing to resume", f"hint: launch status {self.id}")

@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import cast
 
-from launcher.clusters.protocol import Cluster
+from launcher.clusters.protocol import CancelReport, Cluster
 from launcher.errors import Refused
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import ClusterWord
@@ -58,13 +58,13 @@ def forgive(kind: str, run: RunDir, hosts: Collection[str]) -> None:
         orders.pardon(run, hosts)
 
 
-def give_up(kind: str, run: RunDir, hosts: Collection[str]) -> None:
-    """Take a person's word that these hosts are gone for good. Raises Refused where somebody else knows that."""
+def cancel_without(kind: str, run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
+    """End a run without the word of these hosts, if they are silent. Raises Refused where others watch over them."""
     if kind != "ssh":
         raise Refused("only the hosts of a pool can be given up", "hint: the cluster itself knows of its nodes")
     from launcher.clusters.ssh import orders  # late: as above
 
-    orders.give_up(run, hosts)
+    return orders.cancel(run, attempt, gone=gone)
 
 
 def adopt(ref: str) -> Path | None:

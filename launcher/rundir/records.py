@@ -67,7 +67,6 @@ class Gone(msgspec.Struct, frozen=True):
 
     host: str
     attempt: int
-    at: float
 
 
 class Endpoint(msgspec.Struct, frozen=True):

@@ -21,9 +21,9 @@ from launcher.clusters.ssh.crowd import failures, for_all
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.letters import Letters, Place, settled_in
 from launcher.clusters.ssh.places import places_ever
-from launcher.clusters.ssh.stocks import say_what_is_lost, stocks_of
+from launcher.clusters.ssh.stocks import settle_for, stocks_of
 from launcher.clusters.ssh.wire import Blob, Code, Go, Open, Opened, Peer, Roster, Up
-from launcher.errors import Exit, LaunchError, NotStarted
+from launcher.errors import Exit, LaunchError, NotStarted, Unreachable
 from launcher.plan.model import NodePlan, Plan
 from launcher.plan.quorum import quorum
 from launcher.rundir.attempts import read_intent, read_plan
@@ -140,9 +140,12 @@ class Handover:
         home, first = self._run.path / folder, plan.nodes[0].host
         stocks = {name: supplies.stock_of(one, run_id, folder) for name, one in letters.items()}
         former = {name: place for name, place in places_ever(self._run).items() if name not in letters}
-        others, ways, _ = stocks_of(self._run, former, folder)
+        others, ways, troubles = stocks_of(self._run, former, folder)
         wanted = supplies.newest_whole([*stocks.values(), *others.values(), partial.inventory(home)])
-        say_what_is_lost(self._run, wanted)
+        try:
+            settle_for(self._run, wanted, troubles)
+        except Unreachable as error:
+            raise _not_started(*error.lines) from None
         if wanted is not None and (names := supplies.lacking(wanted, stocks)):
             # Whoever has it committed may be one of these hosts, and who has the rest of its files another.
             supplies.bring_home(wanted, {**others, **stocks}, {**ways, **letters}, run_id, folder, home, names)
@@ -249,6 +252,10 @@ def seated(plan: Plan, chosen: Sequence[str], ready: Mapping[str, Surveyed]) -> 
 
 def _too_few(plan: Plan, there: int, troubles: Mapping[str, LaunchError]) -> NotStarted:
     lines = [line for one in troubles.values() for line in one.lines]
-    error = NotStarted(f"{there} of at least {plan.nodes_min} hosts can be used; nothing was started", *lines)
+    return _not_started(f"{there} of at least {plan.nodes_min} hosts can be used; nothing was started", *lines)
+
+
+def _not_started(*lines: str) -> NotStarted:
+    error = NotStarted(*lines)
     error.exit_code = Exit.UNREACHABLE
     return error

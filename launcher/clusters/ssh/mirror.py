@@ -9,7 +9,7 @@ from launcher.clusters.ssh import unfinished
 from launcher.clusters.ssh.crowd import AT_ONCE, for_all
 from launcher.clusters.ssh.handover import alone
 from launcher.clusters.ssh.letters import Place
-from launcher.clusters.ssh.places import places_of
+from launcher.clusters.ssh.places import handed_to, places_of
 from launcher.clusters.ssh.post import ask_all
 from launcher.clusters.ssh.testimony import Testimony, best_of, copy, hear, knowing
 from launcher.errors import LaunchError
@@ -79,7 +79,7 @@ def _finish(run: RunDir, attempt: AttemptDir) -> ClusterWord | None:
             return ClusterWord("queued", "", time.time(), text="it is being handed to its hosts")
         if not unfinished.is_unfinished(attempt):
             return None  # by now
-        said = _asked(run, read_record(attempt.hosts, list[Place]) or [])
+        said = _asked(run, handed_to(run, attempt))
         if any(one.seen.attempt >= attempt.number and one.seen.began for one in knowing(said)):
             unfinished.began(attempt)
             return None

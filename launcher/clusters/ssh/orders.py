@@ -20,42 +20,55 @@ from launcher.rundir import avoided
 from launcher.rundir.attempts import newest, read_plan
 from launcher.rundir.durable import read_record
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import AttemptEnd, Blame
+from launcher.rundir.records import AttemptEnd, Blame, ClusterWord
 
 
-def cancel(run: RunDir, attempt: AttemptDir) -> CancelReport:
-    """On every host at once; each answers when nothing of the run is left there. Names those that were not reached."""
+def cancel(run: RunDir, attempt: AttemptDir, *, gone: Collection[str] = ()) -> CancelReport:
+    """On every host at once; each answers when nothing of the run is left there. Names those that were not reached.
+
+    Where one of `gone` does not answer, nobody waits for its word from now on.
+    """
+    known = places_ever(run) | places.gone_places(run)
+    if strangers := sorted(set(gone) - known.keys()):
+        was_on = f"hint: it was on {', '.join(known)}" if known else "hint: it was on no host yet"
+        raise Refused(f"{run.path.name} was never on {', '.join(strangers)}", was_on)
     if not unfinished.is_unfinished(attempt):
-        return _cancel(run, attempt)
+        return _cancel(run, attempt, gone)
     if not unfinished.in_hand(attempt):
         with alone(attempt) as first:
             if first:
-                return _cancel_unfinished(run, attempt)
+                return _cancel_unfinished(run, attempt, gone)
     hint = f"hint: launch cancel {run.path.name} again, in a moment"
     raise Refused(f"{run.path.name} is being handed to its hosts: nothing was ended", hint)
 
 
-def _cancel_unfinished(run: RunDir, attempt: AttemptDir) -> CancelReport:
-    report = _cancel(run, attempt)
+def _cancel_unfinished(run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
+    report = _cancel(run, attempt, gone)
     if unfinished.is_unfinished(attempt):
         unfinished.withdraw(run, attempt)
         return CancelReport(report.ended, already=False)
     return report
 
 
-def _cancel(run: RunDir, attempt: AttemptDir) -> CancelReport:
+def _cancel(run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
     def end(letters: Letters) -> Cancelled:
         return letters.expect(Cancelled, letters.ask(Cancel(run.path.name, letters.place.workdir)))
 
-    results = ask_all([*places_ever(run, gone_too=True).values()], end, anew=True)
+    known = places_ever(run) | places.gone_places(run)
+    results = ask_all([*known.values()], end, anew=True)
     answers = {name: one for name, one in results.items() if isinstance(one, Cancelled)}
-    places.take_back(run, answers)
-    gone = places.gone(run)
-    troubles = {name: one for name, one in failures(results).items() if name not in gone}
-    if not unfinished.is_unfinished(attempt):
-        judge(run, attempt)
-    by_word = bool(gone) and not troubles and _end_without(run, gone)
+    silent = {name for name, one in results.items() if isinstance(one, Unreachable)}
+    places.take_back(run, results.keys() - silent)
+    if lost := silent & set(gone):
+        places.give_up(run, lost)
+    missing = silent & places.gone_places(run).keys()
+    troubles = {name: one for name, one in failures(results).items() if name not in missing}
     ended = tuple(f"{what} on {name}" for name, one in answers.items() for what in one.ended)
+    by_word = False
+    if not unfinished.is_unfinished(attempt):
+        word = judge(run, attempt)
+        if missing and not troubles:
+            by_word = _end_without(run, missing, word)
     if troubles:
         for line in ended:
             news.say(f"ended {line}")
@@ -68,22 +81,16 @@ def _cancel(run: RunDir, attempt: AttemptDir) -> CancelReport:
     return CancelReport(ended, already=not by_word and all(one.already for one in answers.values()))
 
 
-def give_up(run: RunDir, hosts: Collection[str]) -> None:
-    """Take a person's word that these will never be heard again. Raises Refused where the run was never on them."""
-    known = places_ever(run, gone_too=True)
-    if strangers := sorted(set(hosts) - known.keys()):
-        was_on = f"hint: it was on {', '.join(known)}" if known else "hint: it was on no host yet"
-        raise Refused(f"{run.path.name} was never on {', '.join(strangers)}", was_on)
-    places.give_up(run, hosts)
-
-
-def _end_without(run: RunDir, gone: Collection[str]) -> bool:
+def _end_without(run: RunDir, missing: Collection[str], word: ClusterWord | None) -> bool:
     """Whoever could be asked has nothing left of it. Unless one of them knows how it ended, this is its end."""
     last = newest(run)
     end = read_record(last.end, AttemptEnd) if last is not None else None
     if last is None or (end is not None and end.state.ended):
         return False
-    write_end(run, last, cancelled(f"cancelled, without {', '.join(sorted(gone))}"), read_plan(run, last.number))
+    if word is not None and word.silent:
+        hint = f"hint: launch cancel {run.path.name} again"
+        raise Unreachable("nothing is left of it, but how it ended could not be asked", word.silent, hint)
+    write_end(run, last, cancelled(f"cancelled, without {', '.join(sorted(missing))}"), read_plan(run, last.number))
     return True
 
 

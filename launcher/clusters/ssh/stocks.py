@@ -6,7 +6,7 @@ from launcher.clusters import news
 from launcher.clusters.ssh import supplies
 from launcher.clusters.ssh.crowd import failures
 from launcher.clusters.ssh.letters import Letters, Place
-from launcher.clusters.ssh.places import places_ever
+from launcher.clusters.ssh.places import gone_places, places_ever
 from launcher.clusters.ssh.post import ask_all
 from launcher.errors import LaunchError, Unreachable
 from launcher.rundir.attempts import attempts, read_plan
@@ -39,13 +39,22 @@ def stocks_of(
     return stocks, letters, troubles
 
 
-def say_what_is_lost(run: RunDir, wanted: Held | None) -> None:
-    """That the run goes on from less than it had, because nobody who is left has more."""
+def settle_for(run: RunDir, wanted: Held | None, troubles: Mapping[str, LaunchError]) -> None:
+    """Say that a run goes on from less than it had. Raises Unreachable where it would begin anew, and whoever is silent
+    may have what it had."""
     state = read_record(run.state, RunState)
-    if state is None or state.checkpoint is None or (wanted is not None and wanted.step >= state.checkpoint):
+    had = state.checkpoint if state is not None else None
+    if had is None or (wanted is not None and wanted.step >= had):
         return
-    goes_on = "it begins anew" if wanted is None else f"it goes on from step {wanted.step}"
-    news.say(f"of the checkpoint of step {state.checkpoint} no whole copy is left: {goes_on}")
+    if wanted is None and troubles:
+        raise Unreachable(
+            f"no checkpoint can be found: {', '.join(troubles)} may have that of step {had}, and cannot be asked",
+            *(line for one in troubles.values() for line in one.lines[:1]),
+            f"hint: of a host that is gone for good: launch cancel {run.path.name} --gone HOST",
+        )
+    if troubles or gone_places(run):  # else they are of a kind that only the program knows
+        goes_on = "it begins anew" if wanted is None else f"it goes on from step {wanted.step}"
+        news.say(f"the checkpoint of step {had} is not whole on the hosts that answer: {goes_on}")
 
 
 def bring_newest(run: RunDir) -> None:
@@ -54,8 +63,6 @@ def bring_newest(run: RunDir) -> None:
     stocks, letters, troubles = stocks_of(run, places_ever(run), folder)
     home = run.path / folder
     wanted = supplies.newest_whole([*stocks.values(), partial.inventory(home)])
-    if troubles and wanted is None:
-        raise Unreachable(*(line for one in troubles.values() for line in one.lines[:1]))
-    say_what_is_lost(run, wanted)
+    settle_for(run, wanted, troubles)
     if wanted is not None:
         supplies.bring_home(wanted, stocks, letters, run.path.name, folder, home)

@@ -14,7 +14,7 @@ _LONGEST_NAME = 255
 RUN_DIR_NAMES = frozenset(
     (
         "spec.yaml", "plan.json", "secrets.json", "code", "FENCE", "attempts", "events.jsonl", "state.json", "logs",
-        "metrics", "avoided.json",
+        "metrics", "avoided.json", "gone.json",
     )
 )  # fmt: skip
 

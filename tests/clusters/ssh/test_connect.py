@@ -9,6 +9,7 @@ import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from doors import BOUND_S, keygen, until
@@ -332,6 +333,24 @@ def test_a_frozen_host_is_given_up(door, monkeypatch):
         for pid in serving:
             os.kill(pid, signal.SIGCONT)
     line.close()
+
+
+def test_it_is_asked_for_a_word_and_given_up_after_ten_seconds_in_all(monkeypatch):
+    now, questions = [0.0], []
+    monkeypatch.setattr(transport, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    wire = SimpleNamespace(heard_at=100.0)
+    side = SimpleNamespace(wire=wire, _asked_at=0.0, _send_user_message=questions.append)
+
+    def asked_by(moment):
+        now[0] = moment
+        transport.Transport._on_quiet(side)
+        return len(questions)
+
+    assert [asked_by(moment) for moment in (102.9, 103.1, 109.9)] == [0, 1, 1]
+    wire.heard_at = 110.0
+    assert [asked_by(moment) for moment in (112.9, 113.1, 119.9)] == [1, 2, 2]
+    with pytest.raises(EOFError):
+        asked_by(120.2)
 
 
 def test_silence_alone_ends_nothing(door, monkeypatch):

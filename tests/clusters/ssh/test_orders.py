@@ -5,13 +5,30 @@ import pytest
 
 from launcher.api import Run
 from launcher.clusters import news
-from launcher.clusters.ssh import orders
-from launcher.clusters.ssh.places import gone, places_ever, places_of
-from launcher.clusters.ssh.stocks import say_what_is_lost
-from launcher.errors import Refused, Unreachable
+from launcher.clusters.ssh import orders, places, stocks
+from launcher.clusters.ssh.handover import Handover
+from launcher.clusters.ssh.letters import Letters
+from launcher.clusters.ssh.places import places_ever, places_of
+from launcher.clusters.ssh.stocks import settle_for
+from launcher.clusters.ssh.wire import Cancelled
+from launcher.errors import LaunchError, NotStarted, Refused, Unreachable
+from launcher.plan.model import NodePlan
+from launcher.rundir.attempts import read_plan
+from launcher.rundir.events import read_events
+from launcher.rundir.identity import this_process
+from launcher.rundir.records import ClusterWord
 from launcher.words import State
 from tests.clusters.ssh.near_hosts import RUN, NearHosts
 from tests.run_folder import RunFolder, dead_process, plan_of
+from tests.saved_checkpoints import save_part
+from trainer.checkpoint_files import partial
+
+
+@pytest.fixture
+def said(monkeypatch):
+    lines = []
+    monkeypatch.setattr(news, "_listeners", [lines.append])
+    return lines
 
 
 @pytest.fixture
@@ -50,6 +67,16 @@ def test_what_the_others_say_counts(hosts, run):
     assert run.status().state is State.SUCCEEDED
 
 
+def test_how_it_ended_is_asked_before_anybody_decides(hosts, run, monkeypatch):
+    hosts.on("node1").attempt(keeper=dead_process())
+    hosts.cut.add("node0")
+    fell_silent = ClusterWord("unknown", "", 0.0, silent="node1 does not answer")
+    monkeypatch.setattr(orders, "judge", lambda *_: fell_silent)
+    with pytest.raises(Unreachable, match="how it ended could not be asked"):
+        run.cancel(gone=["node0"])
+    assert not hosts.run.attempt(1).end.exists()
+
+
 def test_nobody_waits_for_it_any_more(hosts, run):
     hosts.on("node1").attempt(keeper=dead_process()).log(0, "a line\n")
     hosts.cut.add("node0")
@@ -60,24 +87,62 @@ def test_nobody_waits_for_it_any_more(hosts, run):
     assert hosts.dialled == {"node1"}
 
 
-def test_with_a_new_disk_it_may_be_used_again(hosts):
-    orders.give_up(hosts.run, ["node0"])
+def test_a_word_holds_for_the_attempts_that_there_were(hosts, run):
+    """It has a new disk, and the next attempt: of that nobody has said that it is gone."""
+    hosts.cut.add("node0")
+    run.cancel(gone=["node0"])
     hosts.hand_over(2, "node0", "node1")
+    hosts.mirror.write(hosts.run.attempt(2).plan, read_plan(hosts.run, 1))
     assert [place.host.name for place in places_of(hosts.run)] == ["node0", "node1"]
+    with pytest.raises(Unreachable, match="could not ask node0"):
+        run.cancel()
+    assert not hosts.run.attempt(2).end.exists()
 
 
 def test_one_that_answers_is_not_gone(hosts, run):
-    hosts.on("node0").attempt(keeper=dead_process())
-    hosts.on("node1").attempt(keeper=dead_process())
+    for name in ("node0", "node1"):
+        hosts.on(name).attempt(keeper=dead_process())
+    hosts.cut.add("node0")
     run.cancel(gone=["node0"])
-    assert gone(hosts.run) == set() and set(places_ever(hosts.run)) == {"node0", "node1"}
+    hosts.run.attempt(1).fetched.touch()
+    assert set(places.gone_places(hosts.run)) == {"node0"}
+    hosts.cut.clear()
+    run.cancel()
+    assert set(places_ever(hosts.run)) == {"node0", "node1"}
+    assert not hosts.run.attempt(1).fetched.exists(), "it may have more to tell"
+
+
+def test_one_that_answers_that_something_is_left_is_believed(hosts, run, monkeypatch):
+    stubborn = LaunchError("node0: process 17 does not end")
+    monkeypatch.setattr(orders, "ask_all", lambda *_, **__: {"node0": stubborn, "node1": Cancelled((), already=True)})
+    with pytest.raises(Unreachable) as raised:
+        run.cancel(gone=["node0"])
+    assert raised.value.lines[1] == "node0: process 17 does not end"
+    assert places.gone_places(hosts.run) == {}
 
 
 def test_a_host_that_it_was_never_on_is_named(hosts, run):
     with pytest.raises(Refused) as refused:
         run.cancel(gone=["node0", "nodo1"])
     assert refused.value.lines == (f"{RUN} was never on nodo1", "hint: it was on node0, node1")
-    assert gone(hosts.run) == set()
+    assert not hosts.run.gone.exists()
+
+
+def test_where_nothing_is_ended_nothing_is_noted(hosts, run):
+    hosts.mirror.intent(1, by=this_process(), kind="ssh")
+    hosts.run.attempt(1).handle.unlink()
+    hosts.cut.add("node0")
+    with pytest.raises(Refused, match="is being handed"):
+        run.cancel(gone=["node0"])
+    assert not hosts.run.gone.exists()
+
+
+def test_one_that_was_never_handed_over_ends_once(hosts, run):
+    hosts.run.attempt(1).handle.unlink()
+    hosts.cut.add("node0")
+    run.cancel(gone=["node0"])
+    assert [event.kind for event in read_events(hosts.run)].count("ended") == 1
+    assert run.status().state is State.CANCELLED
 
 
 def test_only_a_pool_has_hosts_that_nobody_else_watches(tmp_path):
@@ -87,10 +152,31 @@ def test_only_a_pool_has_hosts_that_nobody_else_watches(tmp_path):
         Run(RUN, folder.run.path).cancel(gone=["node0"])
 
 
-def test_what_is_lost_is_said(hosts, monkeypatch):
-    said = []
-    monkeypatch.setattr(news, "say", said.append)
-    say_what_is_lost(hosts.run, None)
+def test_that_it_goes_on_from_less_is_said(hosts, run, said, tmp_path):
     hosts.mirror.state(State.RUNNING, checkpoint=40)
-    say_what_is_lost(hosts.run, None)
-    assert said == ["of the checkpoint of step 40 no whole copy is left: it begins anew"]
+    settle_for(hosts.run, None, {})
+    assert said == [], "such checkpoints as only the program knows"
+    hosts.cut.add("node0")
+    run.cancel(gone=["node0"])
+    settle_for(hosts.run, None, {})
+    (held,) = partial.inventory(save_part(tmp_path / "made", 5, range(2)).parent)
+    settle_for(hosts.run, held, {})
+    before = "the checkpoint of step 40 is not whole on the hosts that answer: "
+    assert said == [f"{before}it begins anew", f"{before}it goes on from step 5"]
+
+
+def test_nothing_begins_anew_while_a_silent_host_may_have_a_checkpoint(hosts, run, said):
+    hosts.on("node1")
+    hosts.cut.add("node0")
+    stocks.bring_newest(hosts.run)  # it never had one
+    hosts.mirror.state(State.FAILED, checkpoint=40)
+    with pytest.raises(Unreachable, match="node0 may have that of step 40") as raised:
+        stocks.bring_newest(hosts.run)
+    assert f"launch cancel {RUN} --gone HOST" in raised.value.lines[-1]
+    handover = Handover.__new__(Handover)
+    handover._run = hosts.run
+    letters = {"node1": Letters(hosts.lines["node1"], hosts.place("node1"))}
+    node = NodePlan(0, "node1", spare=False, gpus=None, host="node1")
+    plan = msgspec.structs.replace(plan_of(hosts.run.path, 1), nodes=(node,))
+    with pytest.raises(NotStarted, match="node0 may have that of step 40"):
+        handover._supply(plan, letters)
