@@ -102,5 +102,16 @@ def _make(path: Path, attempt: int, records: Mapping[str, bytes], places: Mappin
     write_record(draft.plan, msgspec.structs.replace(plan, run_dir=str(path)))
     make_dir(draft.attempts)
     make_dir(draft.attempt(attempt).path)
-    write_record(draft.attempt(attempt).hosts, list(places.values()))
+    write_record(draft.attempt(attempt).hosts, [*places.values(), *_those_that_were_silent(plan, places)])
     draft.path.rename(path)
+
+
+def _those_that_were_silent(plan: Plan, places: Mapping[str, Place]) -> list[Place]:
+    """The other hosts of the plan, which may know better: as one of those that answered, as far as can be known."""
+    hosts = {host.name: host for host in plan.spec.ssh.hosts}
+    alike = next(iter(places.values()))
+    return [
+        msgspec.structs.replace(alike, host=hosts[node.host], address=node.address)
+        for node in plan.nodes
+        if node.host in hosts and node.host not in places
+    ]

@@ -1,17 +1,24 @@
 """Checkpoints that several hosts have parts of come home, and who could not be asked is named."""
 
+import dataclasses
 import shutil
 
+import msgspec
 import pytest
 
+from launcher.api import Run
 from launcher.clusters import news
 from launcher.clusters.ssh import adoption, stocks, supplies
 from launcher.clusters.ssh.places import places_ever
 from launcher.clusters.ssh.stocks import stocks_of
 from launcher.errors import Refused
+from launcher.plan.model import NodePlan
 from launcher.rundir import registry
+from launcher.rundir.layout import RunDir
+from launcher.spec.model import Ssh, SshHost
 from launcher.words import State
 from tests.clusters.ssh.near_hosts import RUN, NearHosts
+from tests.run_folder import dead_process, plan_of
 from tests.saved_checkpoints import save_part
 from trainer.checkpoint_files import partial
 from trainer.checkpoint_files.layout import data_name, draft_name
@@ -85,3 +92,20 @@ def test_a_run_whose_folder_was_taken_away_is_found_again(hosts, tmp_path, monke
         path = adoption._mirrored(RUN, places)
         assert (registry.find(RUN), (path / "attempts" / "0002" / "token.json").exists()) == (path, True)
         shutil.rmtree(path)
+
+
+def test_a_host_that_was_silent_when_a_run_was_found_is_not_forgotten(hosts, tmp_path, monkeypatch):
+    """It led the run, and may still: what the other says of it is not the last word."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    other = hosts.on("node1").attempt(keeper=dead_process()).state(State.RUNNING)
+    plan = plan_of(other.path, 2)
+    nodes = tuple(NodePlan(index, name, spare=False, gpus=None, host=name) for index, name in enumerate(hosts.lines))
+    ssh = Ssh(hosts=tuple(SshHost(name) for name in hosts.lines))
+    spec = dataclasses.replace(plan.spec, ssh=ssh)
+    plan = msgspec.structs.replace(plan, spec=spec, nodes=nodes, nodes_min=1, disks_apart=True, cluster_kind="ssh")
+    other.write(other.run.plan, plan).write(other.run.attempt(1).plan, plan)
+    other.run.spec.write_text("name: job\n")
+    hosts.cut.add("node0")
+    path = adoption._mirrored(RUN, {"node1": hosts.place("node1")})
+    assert set(places_ever(RunDir(path))) == {"node0", "node1"}
+    assert Run(RUN, path).status().state is State.UNKNOWN
