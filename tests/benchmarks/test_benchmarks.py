@@ -49,7 +49,7 @@ TABLES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "words", "rows"), todays(TABLES))
+@pytest.mark.parametrize(("name", "words", "rows"), todays(TABLES, of=len(TABLES)))
 def test_it_runs_and_shows_a_table(name, words, rows):
     table = [line for line in run(HERE / f"{name}.py", *words).splitlines() if line.startswith("|")]
     assert table[1].strip("|-") == ""

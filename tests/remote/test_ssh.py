@@ -11,6 +11,7 @@ from launcher.errors import Exit, Refused, Unreachable
 from launcher.remote.forwarding import place_there
 from launcher.remote.known import Login, RemoteRun
 from launcher.remote.ssh import Connection, command, far_error, far_program
+from tests.lab.nodes import until
 
 SHELLS = [name for name in ("sh", "bash", "zsh", "csh", "tcsh", "fish", "ksh") if shutil.which(name)]
 HPC = Login("hpc", "me@hpc", "~/a b/launch", "~/launch")
@@ -98,7 +99,8 @@ def test_nothing_of_a_connection_is_left(monkeypatch, tmp_path):
     child = int((tmp_path / "child").read_text())
     connection.close()
     assert connection.process.returncode is not None
-    assert not [one for one in (connection.process.pid, child) if lives(one)]
+    assert not lives(connection.process.pid)
+    until("the end of its child, which has its signal", lambda: not lives(child), timeout_s=30)
 
 
 def lives(pid):
