@@ -29,16 +29,21 @@ class Lab:
         (self.project / name).write_text((SCRIPTS / name).read_text() if text is None else text)
         return name
 
-    def slow_resnet(self):
-        """The script small_resnet.py, and the file that keeps it slow until it is removed."""
-        self.script("small_resnet.py")
-        brake = self.project.parent / "brake"
-        brake.touch()
-        return brake
-
     def spec(self, body, name="job.yaml"):
         (self.project / name).write_text(body)
         return name
+
+    def small_resnet(self, *, steps, ranks, every, more, name="job.yaml"):
+        """A spec that runs small_resnet.py on two nodes: slowly, as long as the file `brake` is there."""
+        self.script("small_resnet.py")
+        args = f"{{steps: {steps}, brake: {json.dumps(str(self.brake))}}}"
+        resources = f"{{nodes: 2, ranks_per_node: {ranks}, gpus_per_node: 0, cpus_per_rank: 1}}"
+        run = f"run:\n  script: small_resnet.py\n  args: {args}\nresources: {resources}\n"
+        return self.spec(f"name: resnet\n{run}checkpoint: {{every: {every} steps}}\n{more}", name)
+
+    @property
+    def brake(self):
+        return self.project.parent / "brake"
 
     def chain(self, *, args="steps: 50", resources="ranks_per_node: 2", more=""):
         """A spec that runs chain.py."""

@@ -6,16 +6,9 @@ from runs import causes, record, take_all_nodes
 MINUTES = ("--set", "resources.time=1m", "--set", "slurm.signal_before=20s")
 
 
-def resnet(brake, *, steps):
-    return f"""
-name: resnet
-run:
-  script: small_resnet.py
-  args: {{steps: {steps}, brake: "{brake}"}}
-resources: {{nodes: 2, ranks_per_node: 2, gpus_per_node: 0, cpus_per_rank: 1}}
-checkpoint: {{every: 20 steps}}
-recovery: {{lease: 6s}}
-"""
+def small_resnet(desk, steps):
+    desk.brake.touch()
+    return desk.small_resnet(steps=steps, ranks=2, every=20, more="recovery: {lease: 6s}\n")
 
 
 def trains(desk, run, after, beyond):
@@ -31,8 +24,8 @@ def trains(desk, run, after, beyond):
 
 @pytest.mark.timeout(900)
 def test_preempted_and_a_node_lost_and_out_of_time_it_ends_with_the_undisturbed_weights(desk, slurm):
-    steps, brake = 200, desk.slow_resnet()
-    spec = desk.spec(resnet(brake, steps=steps))
+    steps = 200
+    spec = small_resnet(desk, steps)
     run = desk.submit(spec, "--on", "slurm", *MINUTES)
     attempt, step = trains(desk, run, 0, 2)
     while causes(desk, run).count("preempted") < 2:
@@ -46,7 +39,7 @@ def test_preempted_and_a_node_lost_and_out_of_time_it_ends_with_the_undisturbed_
     trains(desk, run, attempt, 0)
     lost.power_on()
     desk.until("the time limit, twice", lambda: causes(desk, run).count("time_limit") >= 2, timeout_s=400)
-    brake.unlink()
+    desk.brake.unlink()
     status = desk.wait(run, timeout=300)
     assert causes(desk, run).count("node_lost") == 1
     undisturbed = desk.wait(desk.submit(spec), timeout=200)
@@ -56,15 +49,14 @@ def test_preempted_and_a_node_lost_and_out_of_time_it_ends_with_the_undisturbed_
 
 @pytest.mark.timeout(400)
 def test_taken_from_slurm_to_this_machine_and_back_it_is_the_same_training(desk):
-    brake = desk.slow_resnet()
-    spec = desk.spec(resnet(brake, steps=40))
+    spec = small_resnet(desk, 40)
     run = desk.submit(spec, "--on", "slurm")
     for attempt, cluster in ((1, "local"), (2, "slurm")):
         trains(desk, run, attempt - 1, 3 * attempt)
         desk.launch("cancel", run)
         desk.launch("resume", run, "--on", cluster)
     trains(desk, run, 2, 8)
-    brake.unlink()
+    desk.brake.unlink()
     status = desk.wait(run, timeout=150)
     assert (status["attempt"], status["cluster"]) == (3, "slurm")
     assert status["fingerprint"] == desk.wait(desk.submit(spec), timeout=100)["fingerprint"]

@@ -18,23 +18,25 @@ ssh: {{python: {sys.executable}}}
 """
 
 
-def resnet(brake, *, steps, spares):
-    return f"""
-name: resnet
-run:
-  script: small_resnet.py
-  args: {{steps: {steps}, brake: "{brake}"}}
-resources: {{nodes: 2, ranks_per_node: 1, gpus_per_node: 0, cpus_per_rank: 1}}
-checkpoint: {{every: 10 steps}}
-recovery: {{lease: 4s, spares: {spares}}}
-ssh: {{python: {sys.executable}}}
-"""
+def small_resnet(desk, name="job.yaml", *, steps, spares):
+    more = f"recovery: {{lease: 4s, spares: {spares}}}\nssh: {{python: {sys.executable}}}\n"
+    return desk.small_resnet(steps=steps, ranks=1, every=10, more=more, name=name)
+
+
+def lessons_with_copies(desk):
+    """A spec, and its run on two hosts of four: each has its ranks' files and a copy of the other's."""
+    desk.script("lessons.py")
+    spec = desk.spec(LESSONS)
+    run = desk.submit(spec, "--on", "pool")
+    desk.until("a copy of everything", lambda: (desk.state_there(0, run).get("safe_checkpoint") or 0) >= 8)
+    return spec, run
 
 
 @pytest.mark.timeout(600)
 def test_a_rank_a_host_and_the_first_host_lost_it_ends_with_the_undisturbed_weights(desk):
-    steps, brake = 100, desk.slow_resnet()
-    run = desk.submit(desk.spec(resnet(brake, steps=steps, spares=2)), "--on", "pool")
+    steps = 100
+    desk.brake.touch()
+    run = desk.submit(small_resnet(desk, steps=steps, spares=2), "--on", "pool")
     state = desk.until_step_there(0, run, 2)
     inside = next(rank["pid"] for rank in state["ranks"] if rank["node"] == 1)
     desk.hosts.nodes[1].exec("kill", "-9", str(inside))
@@ -46,11 +48,11 @@ def test_a_rank_a_host_and_the_first_host_lost_it_ends_with_the_undisturbed_weig
     desk.hosts.nodes[0].power_off()
     desk.until("a leader", lambda: desk.state_there(2, run).get("attempt") == 2, timeout_s=90)
     desk.until_step_there(2, run, 22, attempt=2)
-    brake.unlink()
+    desk.brake.unlink()
     status = desk.wait(run, timeout=300)
     assert status["restarts"]["by_cause"] == {"killed": 1, "node_lost": 2}
     assert status["step"] == steps
-    alone = desk.spec(resnet(brake, steps=steps, spares=0), "alone.yaml")
+    alone = small_resnet(desk, "alone.yaml", steps=steps, spares=0)
     assert status["fingerprint"] == desk.wait(desk.submit(alone), timeout=200)["fingerprint"]
 
 
@@ -79,11 +81,8 @@ def test_taken_from_here_to_hosts_to_slurm_and_back_it_is_the_same_training(desk
 
 @pytest.mark.timeout(300)
 def test_a_host_gone_for_good_resume_goes_on_without_it(desk):
-    """Two hosts of four, each with its ranks' files and a copy of the other's; the rest of the pool has nothing yet."""
-    desk.script("lessons.py")
-    spec = desk.spec(LESSONS)
-    run = desk.submit(spec, "--on", "pool")
-    desk.until("a copy of everything", lambda: (desk.state_there(0, run).get("safe_checkpoint") or 0) >= 8)
+    """The rest of the pool has nothing yet."""
+    spec, run = lessons_with_copies(desk)
     desk.hosts.nodes[1].power_off()
     strike(desk.own("ssh.keeper", 0)[0])
     strike(next(pid for pid in desk.own("launcher.agent", 0)))
@@ -97,10 +96,7 @@ def test_a_host_gone_for_good_resume_goes_on_without_it(desk):
 
 @pytest.mark.timeout(300)
 def test_both_hosts_gone_for_good_resume_goes_on_from_what_was_fetched(desk):
-    desk.script("lessons.py")
-    spec = desk.spec(LESSONS)
-    run = desk.submit(spec, "--on", "pool")
-    desk.until("a copy of everything", lambda: (desk.state_there(0, run).get("safe_checkpoint") or 0) >= 8)
+    spec, run = lessons_with_copies(desk)
     desk.launch("fetch", run)
     for node in desk.hosts.nodes[:2]:
         node.power_off()

@@ -10,7 +10,7 @@ from launcher.clusters import news
 from launcher.clusters.named import named_clusters, ssh_of
 from launcher.clusters.ssh import pool
 from launcher.clusters.ssh.connect import Line
-from launcher.clusters.ssh.crowd import for_all
+from launcher.clusters.ssh.crowd import failures, for_all, reasons
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.letters import Place, settled_in
 from launcher.clusters.ssh.post import ask_all, letters_to
@@ -37,8 +37,8 @@ def adopt(ref: str) -> Path | None:
                 if run.startswith(ref):
                     found.setdefault(run, {}).update(places)
     if troubles and not found:
-        why = (line for one in troubles.values() for line in one.lines[:1])
-        raise Unreachable(f"{ref}: not known here, and not all hosts could be asked", *why, "hint: launch hosts")
+        told = f"{ref}: not known here, and not all hosts could be asked"
+        raise Unreachable(told, *reasons(troubles), "hint: launch hosts")
     if ref in found:
         found = {ref: found[ref]}
     if len(found) > 1:
@@ -78,9 +78,8 @@ def _mirrored(run_id: str, places: Mapping[str, Place]) -> Path | None:
     said = ask_all([*places.values()], lambda letters: hear(run, letters, whole=True))
     told = best_of(knowing(said))
     if told is None:
-        silent = [one for one in said.values() if isinstance(one, LaunchError)]
-        if silent:
-            raise Unreachable(*(line for one in silent for line in one.lines[:1]))
+        if silent := failures(said):
+            raise Unreachable(*reasons(silent))
         return None
     if not path.exists():
         _make(path, told.seen.attempt, told.records, places)

@@ -48,6 +48,11 @@ def failures(results: Mapping[str, object]) -> dict[str, LaunchError]:
     return {name: one for name, one in results.items() if isinstance(one, LaunchError)}
 
 
+def reasons(troubles: Mapping[str, LaunchError]) -> list[str]:
+    """A line for each."""
+    return [one.lines[0] for one in troubles.values()]
+
+
 def close_all(results: Mapping[str, Line | LaunchError]) -> None:
     for line in results.values():
         if isinstance(line, Line):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from launcher.clusters.ssh import growth, supplies
-from launcher.clusters.ssh.crowd import failures
+from launcher.clusters.ssh.crowd import failures, reasons
 from launcher.clusters.ssh.letters import Letters, Place
 from launcher.clusters.ssh.places import places_ever, places_of
 from launcher.clusters.ssh.post import ask_all
@@ -43,7 +43,7 @@ def fetch(run: RunDir, checkpoint: str) -> list[str]:
         lines += _fetch_checkpoint(run, step)
     if troubles:
         hint = f"hint: launch fetch {run.path.name} again brings the rest"
-        raise Unreachable(*(line for one in troubles.values() for line in one.lines[:1]), hint)
+        raise Unreachable(*reasons(troubles), hint)
     return lines
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from launcher.clusters.ssh import unfinished
-from launcher.clusters.ssh.crowd import AT_ONCE, for_all
+from launcher.clusters.ssh.crowd import AT_ONCE, failures, for_all, reasons
 from launcher.clusters.ssh.handover import alone
 from launcher.clusters.ssh.letters import Place
 from launcher.clusters.ssh.places import handed_to, places_of
@@ -57,7 +57,7 @@ def judge(run: RunDir, attempt: AttemptDir) -> ClusterWord | None:
 
 def _judged(run: RunDir, attempt: AttemptDir, plan: Plan, said: Mapping[str, Testimony | LaunchError]) -> ClusterWord:
     """The best testimony, unless those that are silent are enough to have gone on without the others."""
-    silent = [one.lines[0] for one in said.values() if isinstance(one, LaunchError)]
+    silent = reasons(failures(said))
     best = best_of(knowing(said), apart=plan.disks_apart)
     if best is None or best.seen.status is None or best.seen.attempt < attempt.number:
         if silent:
@@ -83,7 +83,7 @@ def _finish(run: RunDir, attempt: AttemptDir) -> ClusterWord | None:
         if any(one.seen.attempt >= attempt.number and one.seen.began for one in knowing(said)):
             unfinished.began(attempt)
             return None
-        if silent := [one.lines[0] for one in said.values() if isinstance(one, LaunchError)]:
+        if silent := reasons(failures(said)):
             return _unanswered(attempt, silent, None)
         try:
             unfinished.hand_over(run, attempt)

@@ -1,21 +1,21 @@
 """What a person wants of the hosts of a run: that it ends there, that they forgive some of their number, or that
 nobody waits for some of them any more."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
 from launcher.clusters import news
 from launcher.clusters.last_word import cancelled, write_end
 from launcher.clusters.protocol import CancelReport
 from launcher.clusters.ssh import places, unfinished
-from launcher.clusters.ssh.crowd import failures
+from launcher.clusters.ssh.crowd import failures, reasons
 from launcher.clusters.ssh.handover import alone
 from launcher.clusters.ssh.letters import Letters
 from launcher.clusters.ssh.mirror import judge
-from launcher.clusters.ssh.places import places_ever, places_of
+from launcher.clusters.ssh.places import places_of
 from launcher.clusters.ssh.post import ask_all
 from launcher.clusters.ssh.testimony import LIMIT_S
 from launcher.clusters.ssh.wire import Cancel, Cancelled, Done, Pardon
-from launcher.errors import Refused, Unreachable
+from launcher.errors import LaunchError, Refused, Unreachable
 from launcher.rundir import avoided
 from launcher.rundir.attempts import newest, read_plan
 from launcher.rundir.durable import read_record
@@ -28,7 +28,7 @@ def cancel(run: RunDir, attempt: AttemptDir, *, gone: Collection[str] = ()) -> C
 
     Where one of `gone` does not answer, nobody waits for its word from now on.
     """
-    known = places_ever(run) | places.gone_places(run)
+    known = places.everywhere(run)
     if strangers := sorted(set(gone) - known.keys()):
         was_on = f"hint: it was on {', '.join(known)}" if known else "hint: it was on no host yet"
         raise Refused(f"{run.path.name} was never on {', '.join(strangers)}", was_on)
@@ -54,40 +54,45 @@ def _cancel(run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelRe
     def end(letters: Letters) -> Cancelled:
         return letters.expect(Cancelled, letters.ask(Cancel(run.path.name, letters.place.workdir)))
 
-    known = places_ever(run) | places.gone_places(run)
-    results = ask_all([*known.values()], end, anew=True)
+    results = ask_all([*places.everywhere(run).values()], end, anew=True)
     answers = {name: one for name, one in results.items() if isinstance(one, Cancelled)}
+    missing = _not_waited_for(run, results, gone)
+    troubles = {name: one for name, one in failures(results).items() if name not in missing}
+    ended = tuple(f"{what} on {name}" for name, one in answers.items() for what in one.ended)
+    word = None if unfinished.is_unfinished(attempt) else judge(run, attempt)
+    if troubles:
+        raise _not_asked(run, troubles, ended)
+    by_word = word is not None and bool(missing) and _end_without(run, missing, word)
+    return CancelReport(ended, already=not by_word and all(one.already for one in answers.values()))
+
+
+def _not_waited_for(run: RunDir, results: Mapping[str, object], gone: Collection[str]) -> set[str]:
+    """Those that are silent and given up, now or before. Who was heard is taken back."""
     silent = {name for name, one in results.items() if isinstance(one, Unreachable)}
     places.take_back(run, results.keys() - silent)
     if lost := silent & set(gone):
         places.give_up(run, lost)
-    missing = silent & places.gone_places(run).keys()
-    troubles = {name: one for name, one in failures(results).items() if name not in missing}
-    ended = tuple(f"{what} on {name}" for name, one in answers.items() for what in one.ended)
-    by_word = False
-    if not unfinished.is_unfinished(attempt):
-        word = judge(run, attempt)
-        if missing and not troubles:
-            by_word = _end_without(run, missing, word)
-    if troubles:
-        for line in ended:
-            news.say(f"ended {line}")
-        lines_ = [line for one in troubles.values() for line in one.lines[:1]]
-        hint = (
-            f"hint: launch cancel {run.path.name} again, once {', '.join(troubles)} can be reached; of a host that is "
-            f"gone for good: launch cancel {run.path.name} --gone HOST"
-        )
-        raise Unreachable(f"could not ask {', '.join(troubles)}: something of the run may be left there", *lines_, hint)
-    return CancelReport(ended, already=not by_word and all(one.already for one in answers.values()))
+    return silent & places.gone(run)
 
 
-def _end_without(run: RunDir, missing: Collection[str], word: ClusterWord | None) -> bool:
+def _not_asked(run: RunDir, troubles: Mapping[str, LaunchError], ended: Sequence[str]) -> Unreachable:
+    for line in ended:
+        news.say(f"ended {line}")
+    names = ", ".join(troubles)
+    hint = (
+        f"hint: launch cancel {run.path.name} again, once {names} can be reached; of a host that is "
+        f"gone for good: launch cancel {run.path.name} --gone HOST"
+    )
+    return Unreachable(f"could not ask {names}: something of the run may be left there", *reasons(troubles), hint)
+
+
+def _end_without(run: RunDir, missing: Collection[str], word: ClusterWord) -> bool:
     """Whoever could be asked has nothing left of it. Unless one of them knows how it ended, this is its end."""
     last = newest(run)
     end = read_record(last.end, AttemptEnd) if last is not None else None
     if last is None or (end is not None and end.state.ended):
         return False
-    if word is not None and word.silent:
+    if word.silent:
         hint = f"hint: launch cancel {run.path.name} again"
         raise Unreachable("nothing is left of it, but how it ended could not be asked", word.silent, hint)
     write_end(run, last, cancelled(f"cancelled, without {', '.join(sorted(missing))}"), read_plan(run, last.number))

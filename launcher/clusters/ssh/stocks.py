@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from launcher.clusters import news
 from launcher.clusters.ssh import supplies
-from launcher.clusters.ssh.crowd import failures
+from launcher.clusters.ssh.crowd import failures, reasons
 from launcher.clusters.ssh.letters import Letters, Place
-from launcher.clusters.ssh.places import gone_places, places_ever
+from launcher.clusters.ssh.places import gone, places_ever
 from launcher.clusters.ssh.post import ask_all
 from launcher.errors import LaunchError, Unreachable
 from launcher.rundir.attempts import attempts, read_plan
@@ -49,10 +49,10 @@ def settle_for(run: RunDir, wanted: Held | None, troubles: Mapping[str, LaunchEr
     if wanted is None and troubles:
         raise Unreachable(
             f"no checkpoint can be found: {', '.join(troubles)} may have that of step {had}, and cannot be asked",
-            *(line for one in troubles.values() for line in one.lines[:1]),
+            *reasons(troubles),
             f"hint: of a host that is gone for good: launch cancel {run.path.name} --gone HOST",
         )
-    if troubles or gone_places(run):  # else they are of a kind that only the program knows
+    if troubles or gone(run):  # else they are of a kind that only the program knows
         goes_on = "it begins anew" if wanted is None else f"it goes on from step {wanted.step}"
         news.say(f"the checkpoint of step {had} is not whole on the hosts that answer: {goes_on}")
 

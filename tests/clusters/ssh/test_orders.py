@@ -105,7 +105,7 @@ def test_one_that_answers_is_not_gone(hosts, run):
     hosts.cut.add("node0")
     run.cancel(gone=["node0"])
     hosts.run.attempt(1).fetched.touch()
-    assert set(places.gone_places(hosts.run)) == {"node0"}
+    assert places.gone(hosts.run) == {"node0"}
     hosts.cut.clear()
     run.cancel()
     assert set(places_ever(hosts.run)) == {"node0", "node1"}
@@ -118,7 +118,7 @@ def test_one_that_answers_that_something_is_left_is_believed(hosts, run, monkeyp
     with pytest.raises(Unreachable) as raised:
         run.cancel(gone=["node0"])
     assert raised.value.lines[1] == "node0: process 17 does not end"
-    assert places.gone_places(hosts.run) == {}
+    assert places.gone(hosts.run) == set()
 
 
 def test_a_host_that_it_was_never_on_is_named(hosts, run):
