@@ -5,6 +5,7 @@ import secrets
 import signal
 import stat
 import sys
+import time
 from pathlib import Path
 
 from tests.lab import accounting
@@ -63,6 +64,7 @@ PARTITIONS = (
 )
 # A requeued job waits for as long as a job's credential lives, and a second; Slurm takes less than 5 as 120.
 REQUEUE_DELAY_S = 5
+_GENTLE_S = 5  # how long a cluster may take to get well by itself
 
 
 class SlurmNode(Node):
@@ -223,9 +225,13 @@ class SlurmLab(Lab):
         self.thaw_controller()
         for node in self.nodes:
             node.revive()
-        until("a clear cluster", self._cleared, timeout)
+        gentle = time.monotonic() + _GENTLE_S
+        try:
+            until("a clear cluster", lambda: self._cleared(time.monotonic() > gentle), timeout)
+        except LabError as error:
+            raise LabError(f"{error}: {self.run('sinfo', '-N').stdout}{self.run('squeue').stdout}") from None
 
-    def _cleared(self) -> bool:
+    def _cleared(self, impatient: bool) -> bool:
         if jobs := self.run("squeue", "-h", "-o", "%A").stdout.split():
             self.run("scancel", *set(jobs))
         for node in self.nodes:
@@ -235,6 +241,10 @@ class SlurmLab(Lab):
             name, state = line.split()
             if state in {"down", "drained", "draining"}:
                 self.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
+            elif impatient and state.startswith("completing"):
+                # Told to end a job, it had no power; it is told again after a minute only. The job of a node that is
+                # said to be down is over.
+                self.run("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=lab")
         return self.idle()
 
     def idle(self) -> bool:
