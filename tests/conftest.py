@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from lab import Lab
-from shares import SHARE
+from shares import SHARE, todays
 
 from launcher.agent.processes import TAG
 from tests.lab.requirements import PACKAGES as LAB_PACKAGES
@@ -73,14 +74,38 @@ NIGHTLY = (
     "agent/depots/test_agents.py::test_a_training_that_loses_a_disk",  # ssh/test_showcase.py loses two hosts
 )
 
+DEALING = pytest.StashKey[bool]()
+
+
+def pytest_configure(config):
+    """Whoever names a test gets it; of the whole suite a share is tried, unless all of it is asked for."""
+    whole = config.args_source is config.ArgsSource.TESTPATHS and not config.option.keyword
+    of_xdist = getattr(config, "workerinput", {})
+    config.stash[DEALING] = of_xdist.get("dealing", whole and SHARE == 1)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """What a worker of pytest-xdist is told: it has the same arguments, but not from the same place."""
+    node.workerinput["dealing"] = node.config.stash[DEALING]
+
 
 def pytest_collection_modifyitems(config, items):
     """Which tests, and the files in the order in which they are given out."""
-    if SHARE == 1:
-        late = [item for item in items if any(name in item.nodeid for name in NIGHTLY)]
+    if config.stash[DEALING]:
+        late = {item for item in items if any(name in item.nodeid for name in NIGHTLY)} | _of_other_days(items)
         config.hook.pytest_deselected(items=late)
         items[:] = [item for item in items if item not in late]
     items.sort(key=lambda item: _turn(str(item.path.relative_to(Path(__file__).parent))))
+
+
+def _of_other_days(items):
+    """Of the tests of a file that are marked `dealt(3)` two thirds, tomorrow other ones."""
+    hands = defaultdict(list)
+    for item in items:
+        if mark := item.get_closest_marker("dealt"):
+            hands[item.path, *mark.args].append(item)
+    return {item for (_, of), hand in hands.items() for item in set(hand) - set(todays(hand, of))}
 
 
 def _turn(file):

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from shares import todays
 
 HERE = Path(__file__).parent
 OWN_STORE = "torchrun, own store"
@@ -49,7 +48,8 @@ TABLES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "words", "rows"), todays(TABLES, of=len(TABLES)))
+@pytest.mark.dealt(len(TABLES))
+@pytest.mark.parametrize(("name", "words", "rows"), TABLES)
 def test_it_runs_and_shows_a_table(name, words, rows):
     table = [line for line in run(HERE / f"{name}.py", *words).splitlines() if line.startswith("|")]
     assert table[1].strip("|-") == ""

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from fleet import Fleet
-from shares import todays
 
 from trainer.checkpoint_files import catalog
+
+pytestmark = pytest.mark.dealt(2)
 
 SHIPPED = (Path(__file__).parents[2] / "jobs" / "plain_ddp.py").read_text()
 # For what the size of the model has nothing to do with:
@@ -88,7 +89,8 @@ def newest(folder):
     return catalog.entries(folder / "checkpoints")[-1]
 
 
-@pytest.mark.parametrize("damage", todays(["flipped bit", "cut short", "no manifest"]))
+@pytest.mark.dealt(3)
+@pytest.mark.parametrize("damage", ["flipped bit", "cut short", "no manifest"])
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(undisturbed, tmp_path, damage):
     run(tmp_path, disturb=lambda fleet: fleet.kill_at(0, 5, signal.SIGTERM))
     damaged = newest(tmp_path)

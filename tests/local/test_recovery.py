@@ -15,6 +15,8 @@ from shares import SEED
 from launcher.rundir.fence import raise_fence
 from launcher.rundir.layout import RunDir
 
+pytestmark = pytest.mark.dealt(2)
+
 STEPS = 60
 
 

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from shares import todays
 
 import launcher
 
@@ -94,7 +93,8 @@ SABOTAGES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", todays(sorted(SABOTAGES)))
+@pytest.mark.dealt(3)
+@pytest.mark.parametrize("name", sorted(SABOTAGES))
 def test_it_is_noticed(name, tmp_path):
     file, sound, broken, tests, which = SABOTAGES[name]
     copy = tmp_path / "launcher"

@@ -14,6 +14,8 @@ from launcher.clusters.local import KeeperStandingBy
 from launcher.rundir.attempts import new_attempt
 from launcher.rundir.layout import RunDir
 
+pytestmark = pytest.mark.dealt(2)
+
 # What changes the world; all of their occurrences are struck. Of the rest a random share.
 DEEDS = "rename,fsync,mkdir,symlink,link,unlink,vfork"
 REST = "write,openat,close,fchmod"

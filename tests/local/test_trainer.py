@@ -7,10 +7,11 @@ from functools import partial
 
 import pytest
 from lab import kill
-from shares import todays
 
 from launcher.words import State
 from trainer.checkpoint_files import catalog
+
+pytestmark = pytest.mark.dealt(3)
 
 SAMPLES, BATCH = 96, 12
 
@@ -79,7 +80,7 @@ def has_moved_on(lab, run, before):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("strategy", "ranks", "workers", "memory"),
-    todays([("ddp", 2, 1, ""), ("fsdp", 2, 0, ""), ("zero1", 3, 0, "  memory_every: 2 steps\n")]),
+    [("ddp", 2, 1, ""), ("fsdp", 2, 0, ""), ("zero1", 3, 0, "  memory_every: 2 steps\n")],
 )
 def test_killed_at_random_it_ends_as_if_it_had_been_left_alone(lab, strategy, ranks, workers, memory):
     seed = random.randrange(1 << 32)

@@ -11,6 +11,8 @@ import pytest
 from login_node import until
 from shares import SEED, SHARE, todays
 
+pytestmark = pytest.mark.dealt(2)
+
 ONCE = "import os\nwith open('{ledger}', 'a') as file:\n    file.write(os.environ['LAUNCH_RUN_ID'] + '\\n')\n"
 JOB = "name: once\nrun:\n  script: once.py\n  preload: []\nresources:\n  ranks_per_node: 1\n"
 DEEDS = "rename,fsync,mkdir,symlink,link,vfork"
@@ -67,7 +69,7 @@ def test_the_connection_is_cut_at_every_stage(laptop, login_node, ledger):
     laptop.submit()
     points = stages(laptop.passed()[-1])
     assert len(points) >= 10, points
-    points = todays(points, of=2)
+    points = todays(points)
     cut = 0
     for number, point in enumerate(points):
         ledger.renew(number)

@@ -12,6 +12,8 @@ from launcher.rundir.fence import fence, raise_fence
 from launcher.rundir.layout import RunDir
 from launcher.rundir.snapshot import freeze
 
+pytestmark = pytest.mark.dealt(3)
+
 OLD, NEW = FrozenCode("old" * 20, 1, 1), FrozenCode("new" * 2000, 2, 2)
 _RECORDS = """
 from launcher.plan.model import FrozenCode

@@ -11,6 +11,8 @@ import pytest
 from runs import record
 from shares import SEED, SHARE
 
+pytestmark = pytest.mark.dealt(2)
+
 # What changes the world; all of their occurrences are struck. Of the rest a random share.
 DEEDS = "rename,fsync,mkdir,link,symlink,unlink,vfork,flock"
 REST = "write,openat,close,fchmod,poll,pidfd_open,wait4"

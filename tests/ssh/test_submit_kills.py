@@ -16,6 +16,8 @@ import pytest
 from shares import SEED, SHARE
 from ssh_desk import command_line
 
+pytestmark = pytest.mark.dealt(2)
+
 # What changes the world, here and by the socket on the hosts. Of all occurrences a random share is struck.
 DEEDS = "rename,fsync,mkdir,link,unlink,flock"
 CALLS = f"{DEEDS},sendto,recvfrom,connect,socket,clone3,write,openat,close,fchmod,poll,futex"

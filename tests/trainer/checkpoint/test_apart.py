@@ -8,7 +8,6 @@ import time
 import pytest
 from nodes_apart import bring_together, copy_missing, disk, disks, find, run_apart, start_apart
 from ranks import Ranks
-from shares import todays
 from small_trainings import Recipe, Training, await_steps, heard, logged, train
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -18,6 +17,8 @@ from trainer.checkpoint_files import catalog, commit, fence, partial
 from trainer.checkpoint_files.layout import MANIFEST, data_name, folder_name, is_draft
 from trainer.errors import EXIT_FENCED
 from trainer.world import join
+
+pytestmark = pytest.mark.dealt(3)
 
 SEED = int(os.environ.get("SEED") or random.randrange(10**6))
 
@@ -103,7 +104,7 @@ def assert_resumes(base, log, recipe, calm):
     return newest
 
 
-@pytest.mark.parametrize("strategy", todays(["ddp", "fsdp"], of=2))
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_killed_at_random_and_resumed_equals_undisturbed(tmp_path, strategy):
     recipe = Recipe(strategy, every="1 step", steps=60)
     calm = Ranks(train, 4, tmp_path / "calm", recipe).results()
@@ -144,17 +145,15 @@ def die(where, node, call):
 
 @pytest.mark.parametrize(
     ("where", "node", "call", "after"),
-    todays(
-        [
-            ("before", 1, "prepare", {3}),
-            ("after", 1, "prepare", {3}),
-            ("before", None, "place", {3}),
-            ("before", 1, "place", {6}),
-            ("before", 0, "place", {6}),
-            ("after", 1, "place", {6}),
-            ("after", None, "place", {6}),
-        ]
-    ),
+    [
+        ("before", 1, "prepare", {3}),
+        ("after", 1, "prepare", {3}),
+        ("before", None, "place", {3}),
+        ("before", 1, "place", {6}),
+        ("before", 0, "place", {6}),
+        ("after", 1, "place", {6}),
+        ("after", None, "place", {6}),
+    ],
 )
 def test_killed_in_mid_commit(tmp_path, where, node, call, after):
     """Where one disk has it by its final name, the other one's draft becomes it; else it has not happened."""

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from shares import todays
 
 import trainer
 
@@ -44,7 +43,8 @@ SABOTAGES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", todays(sorted(SABOTAGES)))
+@pytest.mark.dealt(3)
+@pytest.mark.parametrize("name", sorted(SABOTAGES))
 def test_it_is_noticed(name, tmp_path):
     file, sound, broken, which = SABOTAGES[name]
     shutil.copytree(Path(trainer.__file__).parent, tmp_path / "trainer", ignore=shutil.ignore_patterns("__pycache__"))
@@ -53,7 +53,6 @@ def test_it_is_noticed(name, tmp_path):
     assert text.count(sound) == 1, f"{file} has changed: {sound!r}"
     path.write_text(text.replace(sound, broken))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environment["LAUNCH_TEST_SHARE"] = "2"  # of the combinations the one that bites, whatever the day
     done = subprocess.run(
         [*PYTEST, str(HERE / "test_apart.py"), "-k", which],
         cwd=HERE.parents[2],

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 from ranks import Ranks, spawn_ranks
-from shares import todays
 from small_trainings import (
     Recipe,
     Training,
@@ -34,6 +33,8 @@ from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.fence import read_claim
 from trainer.errors import EXIT_FENCED, EXIT_RESUME_ME, BadSettings, Fenced, SaveFailed, TrainerError
 from trainer.world import World, join
+
+pytestmark = pytest.mark.dealt(3)
 
 SEED = int(os.environ.get("SEED") or random.randrange(10**6))
 SCRIPT = Path(__file__).parent / "scripts" / "own_loop.py"
@@ -68,7 +69,7 @@ def name_of(case):
     return "-".join([case.strategy, *[word for word in unusual if not word.startswith("strategy")]])
 
 
-@pytest.mark.parametrize(("recipe", "size"), todays(WORLDS + FEATURES, of=2), ids=name_of)
+@pytest.mark.parametrize(("recipe", "size"), WORLDS + FEATURES, ids=name_of)
 def test_killed_and_resumed_equals_undisturbed(tmp_path, recipe, size):
     undisturbed = Ranks(train, size, tmp_path / "calm", recipe).results()
     print(f"seed {SEED}")

@@ -14,6 +14,8 @@ from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.layout import data_name, folder_name
 from trainer.world import join
 
+pytestmark = pytest.mark.dealt(3)
+
 
 def on_nodes(work, base, ranks_of_node, every, limit, *args):
     """Do something as a rank of one of several nodes, each with a memory of its own."""

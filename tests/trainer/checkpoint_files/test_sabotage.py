@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from shares import todays
 
 import trainer
 
@@ -115,7 +114,8 @@ def copy(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("name", todays(sorted(SABOTAGES)))
+@pytest.mark.dealt(3)
+@pytest.mark.parametrize("name", sorted(SABOTAGES))
 def test_it_is_noticed(name, copy):
     file, sound, broken, tests, which = SABOTAGES[name]
     path = copy / "trainer" / "checkpoint_files" / file

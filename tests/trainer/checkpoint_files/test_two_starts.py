@@ -30,6 +30,8 @@ from trainer.checkpoint_files.catalog import Entry
 from trainer.checkpoint_files.layout import FENCE, folder_name
 from trainer.errors import EXIT_FENCED, Fenced
 
+pytestmark = pytest.mark.dealt(2)
+
 
 @pytest.fixture(autouse=True)
 def strace():

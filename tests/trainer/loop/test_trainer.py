@@ -9,7 +9,6 @@ from contextlib import suppress
 import pytest
 import torch
 from ranks import Ranks, spawn_ranks
-from shares import todays
 from tiny_training import KILL, TERM, Noisy, Slow, Stream, history, hits, loss_of, make_model, run_tiny, settings_for
 from torch import nn
 
@@ -17,6 +16,8 @@ from trainer.checkpoint_files import catalog
 from trainer.errors import BadSettings
 from trainer.loop import Settings, Trainer, read_metrics
 from trainer.loop.progress import Progress
+
+pytestmark = pytest.mark.dealt(3)
 
 STEPS = 54  # 9 epochs of 88 samples, 16 a step: 5 whole steps and a smaller one
 
@@ -71,25 +72,23 @@ def test_it_learns(tmp_path, size):
 
 @pytest.mark.parametrize(
     ("size", "settings"),
-    todays(
-        [
-            (1, {}),
-            (2, {"validate_every": 5, "keep_best": True}),
-            (2, {"strategy": "fsdp", "keep_best": True}),
-            (2, {"strategy": "zero2", "accumulate": 1}),
-            (2, {"strategy": "zero1", "workers": 1}),
-            (
-                3,
-                {
-                    "validate_every": 7,
-                    "checkpoint_every": "7 steps",
-                    "keep_best": True,
-                    "monitor": "val_accuracy",
-                    "mode": "max",
-                },
-            ),
-        ]
-    ),
+    [
+        (1, {}),
+        (2, {"validate_every": 5, "keep_best": True}),
+        (2, {"strategy": "fsdp", "keep_best": True}),
+        (2, {"strategy": "zero2", "accumulate": 1}),
+        (2, {"strategy": "zero1", "workers": 1}),
+        (
+            3,
+            {
+                "validate_every": 7,
+                "checkpoint_every": "7 steps",
+                "keep_best": True,
+                "monitor": "val_accuracy",
+                "mode": "max",
+            },
+        ),
+    ],
 )
 def test_stopped_and_killed_and_resumed_equals_undisturbed(tmp_path, size, settings):
     undisturbed = train(tmp_path / "undisturbed", size, settings)

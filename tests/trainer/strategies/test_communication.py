@@ -10,6 +10,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from trainer.strategies import StrategySettings
 
+pytestmark = pytest.mark.dealt(3)
+
 MICRO_BATCHES = 3
 SUMS = ("all_reduce", "allreduce", "reduce_scatter")
 GATHERS = ("all_gather", "allgather")

@@ -8,6 +8,8 @@ from torch._dynamo.utils import counters
 
 from trainer.strategies import StrategySettings
 
+pytestmark = pytest.mark.dealt(3)
+
 
 def _tiny():
     return words(blocks=1)

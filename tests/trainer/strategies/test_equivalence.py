@@ -7,6 +7,8 @@ from strategy_trials import Trial, adamw, mean_losses, pixel_batch, pixels, run,
 
 from trainer.strategies import StrategySettings
 
+pytestmark = pytest.mark.dealt(3)
+
 # SGD's momentum and AdamW's division both enlarge rounding; a wrong factor of 1/2 or 2 would show as 0.1 and more.
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}
 SPREAD = [("ddp", 2), ("ddp", 3), ("zero1", 3), ("zero2", 2), ("fsdp", 2), ("fsdp", 3), ("hsdp", 4)]

@@ -10,6 +10,8 @@ from torch import nn
 
 from trainer.strategies import StrategySettings
 
+pytestmark = pytest.mark.dealt(3)
+
 
 def _trial(strategy="none", recomputed=True, **others):
     settings = StrategySettings(

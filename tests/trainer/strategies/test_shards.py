@@ -10,6 +10,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from trainer.strategies import StrategySettings
 
+pytestmark = pytest.mark.dealt(3)
+
 
 def _wide():
     return words(width=48)

@@ -12,6 +12,8 @@ from trainer.checkpoint_files import catalog
 from trainer.errors import BadSettings
 from trainer.tasks import gpt, resnet
 
+pytestmark = pytest.mark.dealt(2)
+
 TEXT = ["--layers", "2", "--width", "64", "--context", "64", "--batch-size", "16", "--max-steps", "150"]
 
 

@@ -12,6 +12,8 @@ from ranks import Ranks, spawn_ranks
 from trainer.checkpoint_files import catalog
 from trainer.tasks import gpt, resnet
 
+pytestmark = pytest.mark.dealt(2)
+
 NET = ["--model", "shufflenet_v2_x0_5", "--pixels", "16", "--validation-images", "230", "--validation-batch-size", "4"]
 TEXT = ["--layers", "1", "--width", "16", "--heads", "2", "--context", "32"]
 
