@@ -6,6 +6,7 @@ import time
 
 from launcher.clusters.last_word import cancelled, is_cancelled, speak_for_the_dead, write_end
 from launcher.clusters.slurm.node_health import what_took_the_node
+from launcher.plan.model import Plan
 from launcher.rundir.attempts import new_attempt, newest, read_intent, read_plan
 from launcher.rundir.durable import create_record, read_record, write_record
 from launcher.rundir.identity import this_process
@@ -84,9 +85,7 @@ def cancel(run: RunDir, attempt: AttemptDir) -> None:
 
 def _speak_for_the_start_before(run: RunDir, attempt: AttemptDir) -> AttemptEnd:
     """The job was taken from its nodes without a word of the attempt that ran there."""
-    handle = read_record(attempt.handle, Handle)
-    host = handle.keeper.host if handle is not None and handle.keeper is not None else ""
-    cause, text = what_took_the_node(host, attempt.started.stat().st_mtime)
+    cause, text = what_took_the_node(_first_host(attempt), attempt.started.stat().st_mtime)
     last = read_record(run.state, RunState)
     event = Event(
         at=time.time(),
@@ -100,3 +99,15 @@ def _speak_for_the_start_before(run: RunDir, attempt: AttemptDir) -> AttemptEnd:
         checkpoint=last.checkpoint if last is not None else None,
     )
     return speak_for_the_dead(run, attempt, read_plan(run, attempt.number), event)
+
+
+def _first_host(attempt: AttemptDir) -> str:
+    """Where the attempt's keeper was, by Slurm's name, which need not be the machine's own.
+
+    A keeper that did not live to write where its nodes are has left only the latter; what an older attempt has written
+    is another allocation.
+    """
+    plan = read_record(attempt.plan, Plan)
+    host = plan.nodes[0].host if plan is not None else ""
+    handle = read_record(attempt.handle, Handle)
+    return host or (handle.keeper.host if handle is not None and handle.keeper is not None else "")

@@ -1,0 +1,33 @@
+"""Which attempt a start of a job carries out, and what is said of a start before it that left no word."""
+
+import msgspec
+import pytest
+
+from launcher.clusters.slurm.claims import claim
+from launcher.rundir.durable import read_record, write_record
+from launcher.rundir.events import read_events
+from launcher.rundir.records import AttemptEnd, Handle, ProcessId
+from launcher.words import Cause
+
+DOWN = """\
+case "$*" in
+    *node0) echo "NodeName=node0 NodeAddr=192.0.2.1 State=DOWN* Reason=Not responding" ;;
+    *) echo "Node ${*##* } not found"; exit 1 ;;
+esac"""
+
+
+@pytest.mark.parametrize(
+    ("written", "cause"), [(True, Cause.NODE_LOST), (False, Cause.PREEMPTED)], ids=["the plan", "no plan yet"]
+)
+def test_a_lost_first_node_is_asked_for_by_slurms_name_of_it(begun, slurm_programs, written, cause):
+    """Whatever the machine calls itself. Where only that is known, and Slurm has no such node, nothing was lost."""
+    slurm_programs(scontrol=DOWN)
+    itself = ProcessId("node0.hpc.example.org", "its-boot", 1, 1)
+    handle = read_record(begun.attempt.handle, Handle)
+    write_record(begun.attempt.handle, msgspec.structs.replace(handle, keeper=itself))
+    if not written:
+        begun.attempt.plan.unlink()
+    assert claim(begun.run, begun.job).number == 2
+    assert read_record(begun.attempt.end, AttemptEnd).cause is cause
+    (failure,) = [event for event in read_events(begun.run) if event.kind == "failure"]
+    assert ("node0, the first node, is down" in failure.text) == (cause is Cause.NODE_LOST)
