@@ -15,7 +15,7 @@ from launcher.agent.memory_tier import close_tier
 from launcher.clusters.allocation import Allocation
 from launcher.clusters.bell import Bell
 from launcher.clusters.own_log import log_to
-from launcher.clusters.slurm.claims import claim
+from launcher.clusters.slurm.claims import claim, job_id
 from launcher.clusters.slurm.hosts import addresses_of, hosts_of, seated
 from launcher.clusters.slurm.next_job import follow
 from launcher.clusters.slurm.parcels import run_of_element
@@ -44,12 +44,6 @@ def main() -> int:
     except LaunchError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-
-
-def job_id() -> str:
-    """As everybody calls it: `12`, or `12_3` in an array."""
-    array, index = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{index}" if array and index else os.environ["SLURM_JOB_ID"]
 
 
 def keep(run: RunDir, job: str, bell: Bell) -> int:

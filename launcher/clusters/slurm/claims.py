@@ -1,6 +1,7 @@
 """Which attempt a start of a Slurm job carries out: only one process ever carries one out."""
 
 import contextlib
+import os
 import sys
 import time
 
@@ -13,6 +14,12 @@ from launcher.rundir.identity import this_process
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import AttemptEnd, Event, Handle, RunState
 from launcher.words import Cause, State
+
+
+def job_id() -> str:
+    """This job, as everybody calls it: `12`, or `12_3` in an array, where `12` may be one element's own and is all."""
+    array, index = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{index}" if array and index else os.environ["SLURM_JOB_ID"]
 
 
 def claim(run: RunDir, job: str) -> AttemptDir | None:

@@ -14,6 +14,7 @@ from launcher.clusters.slurm.node_health import lost_nodes
 from launcher.clusters.slurm.parcels import hand_over, parcel_of
 from launcher.clusters.slurm.queries.jobs import requeue
 from launcher.clusters.slurm.reach import ask, clean_environment
+from launcher.clusters.slurm.script import left_out
 from launcher.errors import NotStarted, Unreachable
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import new_attempt
@@ -42,39 +43,42 @@ def follow(run: RunDir, attempt: AttemptDir, plan: Plan, end: AttemptEnd, job: s
         return None
     if stays and not bell.stop_asked:
         return next_attempt(run, attempt, end.cause, job)
-    _move(run, attempt, plan, end, job, bell, lost=bool(lost))
-    bell.wait(_LAST_S)
+    if _move(run, attempt, plan, end, job, bell, lost=bool(lost)):
+        bell.wait(_LAST_S)
     return None
 
 
-def _move(run: RunDir, attempt: AttemptDir, plan: Plan, end: AttemptEnd, job: str, bell: Bell, *, lost: bool) -> None:
-    """Have Slurm start the run again, elsewhere or later, unless it was ended by a person."""
+def _move(run: RunDir, attempt: AttemptDir, plan: Plan, end: AttemptEnd, job: str, bell: Bell, *, lost: bool) -> bool:
+    """Have Slurm start the run again, elsewhere or later, unless it was ended by a person. True where it is this job
+    that is to start again: Slurm ends it first. In any other case its nodes are of no more use to us."""
     match fate(job):
         case Fate.CANCELLED:
             write_end(run, attempt, cancelled("its Slurm job was cancelled"), plan)
-            return
+            return False
         case Fate.QUEUED_AGAIN:
-            _nudge(run, job, end.delay_s)
-            return
+            _nudge(run, plan, job, end.delay_s)
+            return True
         case Fate.PREEMPTED | Fate.TIMED_OUT | Fate.RUNS | Fate.UNKNOWN:
             pass
     # A requeued job starts only once Slurm has given its lost node up, which may take minutes; and Slurm 22.05 then
     # grants a job with GPUs no step any more. A new job has neither trouble.
     if lost and not _new_job(run, plan, end, "a node of the job is lost"):
-        return
+        return False
     refusal = _requeue(job, bell)
     if not refusal:
-        _nudge(run, job, end.delay_s)
-    elif not lost and (refusal_too := _new_job(run, plan, end, f"job {job} was not requeued: {refusal}")):
+        _nudge(run, plan, job, end.delay_s)
+        return True
+    if not lost and (refusal_too := _new_job(run, plan, end, f"job {job} was not requeued: {refusal}")):
         text = f"Slurm neither requeues the job ({refusal}) nor takes a new one ({refusal_too}); launch resume goes on"
         write_end(run, attempt, AttemptEnd(State.FAILED, end.cause, end.exit_code, time.time(), text), plan)
+    return False
 
 
-def requeue_job(run: RunDir, job: str) -> None:
+def requeue_job(run: RunDir, plan: Plan, job: str) -> None:
     """The same, asked for by another process of the job, once the batch process is gone."""
     answer = ask(_deaf(requeue(job)))
     if answer.code == 0:
-        _nudge(run, job, 0.0)
+        _nudge(run, plan, job, 0.0)
     else:
         print(f"scontrol requeue: {answer.err.strip()}", file=sys.stderr)
 
@@ -93,9 +97,9 @@ def _requeue(job: str, bell: Bell) -> str:
         return "" if answer.code == 0 else answer.err.strip() or f"scontrol requeue left with {answer.code}"
 
 
-def _nudge(run: RunDir, job: str, delay_s: float) -> None:
+def _nudge(run: RunDir, plan: Plan, job: str, delay_s: float) -> None:
     argv = [sys.executable, "-P", "-m", "launcher.clusters.slurm.nudge", job, str(delay_s)]
-    argv += sorted({blame.host for blame in avoided(run)})
+    argv += left_out(plan, [blame.host for blame in avoided(run)])
     nowhere, environ = subprocess.DEVNULL, clean_environment(os.environ)
     subprocess.Popen(_deaf(argv), env=environ, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
 

@@ -17,6 +17,7 @@ from launcher.agent.processes import signal_process
 from launcher.clusters.bell import Bell
 from launcher.clusters.crew import Crew, agent_post
 from launcher.clusters.own_log import log_to
+from launcher.clusters.slurm.claims import job_id
 from launcher.clusters.slurm.next_job import requeue_job
 from launcher.clusters.slurm.queries.nodes import read_nodes, show_nodes
 from launcher.clusters.slurm.reach import ask
@@ -60,7 +61,7 @@ def keep(plan: Plan, attempt: AttemptDir, index: int, bell: Bell) -> None:
         crew.watch(sure_at, bring_back=sure_at is None)
         if post.last is not None and os.waitstatus_to_exitcode(post.last) == Exit.LOST:
             post.last = None
-            _see_to_the_first_node(plan, sys.argv[1])
+            see_to_the_first_node(plan)
         if (bell.stop_asked or bell.warned) and sure_at is None:
             bell.warned = False
             crew.signal_leader()
@@ -69,14 +70,14 @@ def keep(plan: Plan, attempt: AttemptDir, index: int, bell: Bell) -> None:
     crew.end()
 
 
-def _see_to_the_first_node(plan: Plan, run_dir: str) -> None:
+def see_to_the_first_node(plan: Plan) -> None:
     """The coordinator has not been heard for a whole lease. A job whose first node is down, and which was not to be
     killed for a lost node, Slurm leaves as it is, without anybody in charge: have it start anew."""
-    first, job = plan.nodes[0].host, os.environ.get("SLURM_JOB_ID", "")
+    first = plan.nodes[0].host
     try:
         node = read_nodes(ask(show_nodes([first])).out).get(first)
         if node is not None and node.is_down:
-            requeue_job(RunDir(Path(run_dir)), job)
+            requeue_job(RunDir(Path(plan.run_dir)), plan, job_id())
     except Unreachable as error:
         print(error, file=sys.stderr)  # asked again when the next agent gives up waiting
 

@@ -1,6 +1,6 @@
 """Has a requeued job start when we want it to: left alone, Slurm lets it wait for two minutes.
 
-    python -m launcher.clusters.slurm.nudge JOB DELAY_S [HOSTS_TO_AVOID]
+    python -m launcher.clusters.slurm.nudge JOB DELAY_S [HOSTS_TO_LEAVE_OUT]
 
 Only a job that waits can be changed, and it waits only once the batch process that requeued it is gone: so this is a
 process that lives a moment longer. Where the site ends it with the job, Slurm's own delay stays.
@@ -23,13 +23,12 @@ _STEP_S = 0.05
 def main() -> int:
     """0 where Slurm has taken the change."""
     job, delay_s, *hosts = sys.argv[1:]
-    changes = {"StartTime": f"now+{max(_SAFE_S, round(float(delay_s)))}"}
-    if hosts:
-        changes["ExcNodeList"] = ",".join(hosts)
+    start = f"now+{max(_SAFE_S, round(float(delay_s)))}"
+    left_out = ",".join(hosts)  # none: those that an earlier start avoided may be used again
     deadline = time.monotonic() + _LIMIT_S
     while time.monotonic() < deadline:
         try:
-            if ask(update(job, **changes), limit_s=_LIMIT_S).code == 0:
+            if ask(update(job, StartTime=start, ExcNodeList=left_out), limit_s=_LIMIT_S).code == 0:
                 return 0
         except Unreachable:
             return 1

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from launcher.clusters.slurm.queries.nodes import is_in_hostlist
 from launcher.plan.model import Plan
 
 # What becomes of a value with one of these is sbatch's guess, and a new line would be shell.
@@ -50,7 +51,7 @@ def options(plan: Plan, ticket: Ticket, output: str, hosts_to_avoid: Sequence[st
         "constraint": slurm.constraint,
         "reservation": slurm.reservation,
         "nodelist": ",".join(slurm.nodelist) or None,
-        "exclude": ",".join(dict.fromkeys((*slurm.exclude, *hosts_to_avoid))) or None,
+        "exclude": ",".join(left_out(plan, hosts_to_avoid)) or None,
         "mail-user": slurm.mail_user,
         "mail-type": ",".join(slurm.mail_type) or None,
         "requeue": True,
@@ -69,6 +70,14 @@ def options(plan: Plan, ticket: Ticket, output: str, hosts_to_avoid: Sequence[st
         if isinstance(value, str) and any(sign in value for sign in _UNQUOTABLE):
             raise ValueError(f"--{name}: expected one line, got {value!r}")
     return chosen
+
+
+def left_out(plan: Plan, hosts_to_avoid: Sequence[str]) -> list[str]:
+    """The nodes that the job is not to have: the spec's, and those to avoid. But not what the spec insists on: such
+    a job Slurm refuses, or never starts."""
+    slurm = plan.spec.slurm
+    free = [host for host in hosts_to_avoid if not any(is_in_hostlist(host, text) for text in slurm.nodelist)]
+    return list(dict.fromkeys((*slurm.exclude, *free)))
 
 
 def gres_of(plan: Plan) -> str | None:

@@ -21,6 +21,7 @@ from launcher.clusters.slurm.queries.jobs import (
 )
 from launcher.clusters.slurm.queries.nodes import (
     gpu_count,
+    is_in_hostlist,
     partition_nodes,
     partitions,
     read_hostnames,
@@ -321,6 +322,23 @@ def test_hostnames():
     assert read_hostnames("node00\nnode01\n") == ["node00", "node01"]
     assert read_hostnames("n-1.cluster.example\n\n n2 \n") == ["n-1.cluster.example", "n2"]
     assert read_hostnames("n]\n-x\nInvalid hostlist: n[0-\nn\x1b[0m\n") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "outside"),
+    [
+        ("gpu01", ["gpu01"], ["gpu1", "gpu011", "agpu01", ""]),
+        ("gpu[01-03,7]", ["gpu01", "gpu03", "gpu7"], ["gpu1", "gpu04", "gpu07", "gpu[01-03,7]", "gpu"]),
+        ("gpu[8-11]", ["gpu8", "gpu11"], ["gpu08", "gpu12"]),
+        ("login1,gpu[01,03],x2", ["login1", "gpu03", "x2"], ["gpu02", "x"]),
+        ("r[1-2]n[01-16]-ib", ["r1n01-ib", "r2n16-ib"], ["r3n01-ib", "r1n1-ib", "r1n01"]),
+        ("a.b", ["a.b"], ["axb"]),
+        ("gpu[01-", ["gpu[01-"], ["gpu01"]),  # damaged: Slurm says so to whoever submits it
+        ("gpu[x-y]", [], ["gpux", "gpu1"]),
+    ],
+)
+def test_whether_a_host_is_in_a_hostlist(text, inside, outside):
+    assert [host for host in (*inside, *outside) if is_in_hostlist(host, text)] == inside
 
 
 def test_nodes_of_a_real_cluster():

@@ -210,6 +210,14 @@ def test_hosts_to_avoid_join_those_of_the_spec_once(tmp_path):
     assert written(script(tmp_path, body, avoid=["gpu09", "gpu07"]))["exclude"] == "gpu07,gpu09"
 
 
+def test_what_the_spec_insists_on_is_not_avoided(tmp_path):
+    """Slurm refuses a job that is to have a node and not to have it, so that the run could not go on at all."""
+    body = "slurm:\n  nodelist: ['gpu[01-03,07]', login1]\n"
+    made = written(script(tmp_path, body, avoid=["gpu02", "gpu04", "login1"]))
+    assert (made["nodelist"], made["exclude"]) == ("gpu[01-03,07],login1", "gpu04")
+    assert "exclude" not in written(script(tmp_path, body, avoid=["gpu07"]))
+
+
 @pytest.mark.parametrize(
     ("more", "expected"),
     [

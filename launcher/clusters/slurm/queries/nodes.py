@@ -75,6 +75,29 @@ def read_hostnames(text: str) -> list[str]:
     return [line for line in lines if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", line)]
 
 
+def is_in_hostlist(host: str, text: str) -> bool:
+    """Whether this is one of the names behind a list such as `node[00-03,7]`."""
+    return any(_is_behind(host, part) for part in re.split(r",(?![^\[]*\])", text))
+
+
+def _is_behind(host: str, part: str) -> bool:
+    pieces = re.split(r"\[([^\]]*)\]", part)  # text, and between the texts ranges
+    found = re.fullmatch("([0-9]+)".join(map(re.escape, pieces[::2])), host)
+    return found is not None and all(map(_is_in_ranges, found.groups(), pieces[1::2]))
+
+
+def _is_in_ranges(number: str, ranges: str) -> bool:
+    """Whether this is one of `00-03,7`; the width of a range's beginning is that of all its numbers."""
+    for first, _, last in (one.partition("-") for one in ranges.split(",")):
+        known = _DIGITS.fullmatch(first) and _DIGITS.fullmatch(last or first)
+        if known and int(first) <= int(number) <= int(last or first) and number == str(int(number)).zfill(len(first)):
+            return True
+    return False
+
+
+_DIGITS = re.compile(r"[0-9]{1,9}")
+
+
 def show_nodes(hosts: Sequence[str] = ()) -> list[str]:
     """The records of these nodes, or of all. It exits 1 where one is not known, and still shows the others."""
     return ["scontrol", "--oneliner", "show", "node", *([_operand(",".join(hosts))] if hosts else [])]

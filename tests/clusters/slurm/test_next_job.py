@@ -1,0 +1,109 @@
+"""What a batch process does when its attempt has ended and the run goes on."""
+
+import time
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from launcher.clusters.slurm.next_job import follow
+from launcher.rundir.avoided import avoid
+from launcher.rundir.durable import append_line, read_record, write_record
+from launcher.rundir.records import AttemptEnd, Blame, Event, Handle
+from launcher.words import Cause, State
+
+# The nudge outlives whoever starts it, and is meant to.
+pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+
+RUNS = 'echo "JobId=7 JobState=RUNNING Reason=None Restarts=0 PreemptTime=None"'
+AGAIN = 'echo "JobId=7 JobState=PENDING Reason=BeginTime Restarts=1 PreemptTime=None"'
+CANCELLED = 'echo "JobId=7 JobState=COMPLETING Reason=None Restarts=0 PreemptTime=None"'
+REFUSED = 'echo "sbatch: error: Batch job submission failed: Access/permission denied" >&2; exit 1'
+DISABLED = 'echo "Requested operation is presently disabled" >&2; exit 1'
+
+
+def scontrol(job=RUNS, requeue="exit 0"):
+    return f'case "$*" in *"show job"*) {job} ;; requeue*) {requeue} ;; esac'
+
+
+class Waits:
+    """A bell that notes how long it was to wait."""
+
+    stop_asked = False
+
+    def __init__(self):
+        self.asked_s = []
+
+    def wait(self, timeout_s):
+        self.asked_s.append(timeout_s)
+
+
+@pytest.fixture
+def moves(begun, slurm_programs, monkeypatch):
+    """What follows a first attempt that ended for this cause; gives how long the batch process stayed."""
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
+
+    def after(cause, **programs):
+        slurm_programs(**{"sbatch": "echo 9", "scontrol": scontrol(), **programs})
+        if cause is Cause.NODE_LOST:
+            append_line(begun.run.events, Event(time.time(), 1, "agent_lost", "node 1 is not heard", node=1))
+        end = AttemptEnd(State.QUEUED, cause, 15, time.time(), "a new attempt follows")
+        write_record(begun.attempt.end, end)
+        bell = Waits()
+        assert follow(begun.run, begun.attempt, begun.plan, end, begun.job, bell) is None
+        return bell.asked_s
+
+    return after
+
+
+def until_asked(slurm_programs, beginning):
+    """The words of the client that began so: the nudge is a process of its own."""
+    deadline = time.monotonic() + 20
+    while not (found := [words for words in slurm_programs.asked() if words.startswith(beginning)]):
+        assert time.monotonic() < deadline, slurm_programs.asked()
+        time.sleep(0.01)
+    return found[0]
+
+
+# How long the nodes are held
+
+
+def test_a_new_job_gets_the_nodes_of_the_old_one_at_once(begun, moves):
+    assert moves(Cause.NODE_LOST) == []
+    assert read_record(begun.run.attempt(2).handle, Handle).job_id == "9"
+
+
+def test_a_new_job_where_the_old_one_is_not_requeued_too(begun, moves):
+    assert moves(Cause.PREEMPTED, scontrol=scontrol(requeue=DISABLED)) == []
+    assert read_record(begun.run.attempt(2).handle, Handle).job_id == "9"
+
+
+def test_after_a_persons_word_there_is_nothing_to_wait_for(begun, moves):
+    assert moves(Cause.PREEMPTED, scontrol=scontrol(CANCELLED)) == []
+    assert read_record(begun.attempt.end, AttemptEnd).state is State.CANCELLED
+
+
+@pytest.mark.parametrize("job", [RUNS, AGAIN], ids=["by us", "by Slurm"])
+def test_a_requeued_job_stays_until_slurm_ends_it(moves, slurm_programs, job):
+    assert moves(Cause.PREEMPTED, scontrol=scontrol(job)) == [120.0]
+    assert ("scontrol requeue 7" in slurm_programs.asked()) == (job == RUNS)
+    until_asked(slurm_programs, "scontrol update")
+
+
+# Which nodes a requeued job may have
+
+
+@pytest.mark.parametrize(
+    ("exclude", "lost", "expected"),
+    [(("gpu[07-08]",), ["node0", "node1"], "gpu[07-08],node0,node1"), (("gpu09",), [], "gpu09"), ((), [], "")],
+)
+def test_a_requeued_job_leaves_out_what_the_spec_says_and_what_is_avoided_now(
+    begun, moves, slurm_programs, exclude, lost, expected
+):
+    """Slurm takes the list as a whole, and keeps it: what is pardoned since the last requeue has to leave it."""
+    spec = replace(begun.plan.spec, slurm=replace(begun.plan.spec.slurm, exclude=exclude))
+    begun.plan = msgspec.structs.replace(begun.plan, spec=spec)
+    avoid(begun.run, [Blame(host, "not heard", 1, time.time(), time.time() + 3600) for host in lost])
+    moves(Cause.PREEMPTED)
+    words = until_asked(slurm_programs, "scontrol update")
+    assert words == f"scontrol update JobId=7 StartTime=now+3 ExcNodeList={expected}"
