@@ -27,7 +27,7 @@ def claim(run: RunDir, job: str) -> AttemptDir | None:
     attempt = newest(run)
     if attempt is None:
         return None
-    owner = _owner(attempt, job)
+    owner = owner_of(run, attempt, job)
     if owner != job:
         return _leave(f"attempt {attempt.number} is job {owner}'s, not ours ({job})")
     end = read_record(attempt.end, AttemptEnd)
@@ -37,7 +37,7 @@ def claim(run: RunDir, job: str) -> AttemptDir | None:
         if end is None:
             cancel(run, attempt)
         return _leave("the run was cancelled")
-    if not attempt.started.exists() and _take(attempt, job, ticket_of(attempt)):
+    if end is None and not attempt.started.exists() and _take(attempt, job, ticket_of(attempt)):
         return attempt
     if end is None:  # an earlier start of this job, which left no last word
         end = _speak_for_the_start_before(run, attempt)
@@ -63,12 +63,20 @@ def ticket_of(attempt: AttemptDir) -> str:
     return handle.ticket if handle is not None else ""
 
 
-def _owner(attempt: AttemptDir, job: str) -> str | None:
-    """The job that the attempt belongs to: the first one that says so, which is ours where its submitter died."""
+def owner_of(run: RunDir, attempt: AttemptDir, job: str) -> str | None:
+    """The job that the attempt belongs to: the first one that says so, which is ours where it has got none else."""
     with contextlib.suppress(FileExistsError):
-        create_record(attempt.handle, Handle("slurm", job_id=job, ticket=read_intent(attempt).ticket))
+        create_record(attempt.handle, Handle("slurm", job_id=job, ticket=_ticket_of_job(run, attempt, job)))
     handle = read_record(attempt.handle, Handle)
     return handle.job_id if handle is not None else None
+
+
+def _ticket_of_job(run: RunDir, attempt: AttemptDir, job: str) -> str:
+    """What is in this job's comment: the ticket of the attempt before, where that was this job's too; else the job is
+    the one that was submitted with this attempt's own."""
+    earlier = (read_record(run.attempt(number).handle, Handle) for number in range(attempt.number - 1, 0, -1))
+    before = next((handle for handle in earlier if handle is not None), None)
+    return before.ticket if before is not None and before.job_id == job else read_intent(attempt).ticket
 
 
 def _take(attempt: AttemptDir, job: str, ticket: str) -> bool:

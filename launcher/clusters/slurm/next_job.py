@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from launcher.clusters.bell import Bell
 from launcher.clusters.last_word import cancelled, is_cancelled, write_end
-from launcher.clusters.slurm.claims import cancel, next_attempt
+from launcher.clusters.slurm.claims import cancel, next_attempt, owner_of
 from launcher.clusters.slurm.fate import Fate, fate
 from launcher.clusters.slurm.node_health import lost_nodes
 from launcher.clusters.slurm.parcels import hand_over, parcel_of
@@ -17,7 +17,7 @@ from launcher.clusters.slurm.reach import ask, clean_environment
 from launcher.clusters.slurm.script import left_out
 from launcher.errors import NotStarted, Unreachable
 from launcher.plan.model import Plan
-from launcher.rundir.attempts import new_attempt
+from launcher.rundir.attempts import new_attempt, newest
 from launcher.rundir.avoided import avoid, avoided
 from launcher.rundir.durable import append_line, read_record
 from launcher.rundir.events import read_events
@@ -59,18 +59,31 @@ def _move(run: RunDir, attempt: AttemptDir, plan: Plan, end: AttemptEnd, job: st
             _nudge(run, plan, job, end.delay_s)
             return True
         case Fate.PREEMPTED | Fate.TIMED_OUT | Fate.RUNS | Fate.UNKNOWN:
-            pass
-    # A requeued job starts only once Slurm has given its lost node up, which may take minutes; and Slurm 22.05 then
-    # grants a job with GPUs no step any more. A new job has neither trouble.
-    if lost and not _new_job(run, plan, end, "a node of the job is lost"):
+            return _again_or_anew(run, attempt, plan, end, job, bell, lost=lost)
+
+
+def _again_or_anew(
+    run: RunDir, attempt: AttemptDir, plan: Plan, end: AttemptEnd, job: str, bell: Bell, *, lost: bool
+) -> bool:
+    """This job again, or a new one, or else the end. True for the first.
+
+    A requeued job starts only once Slurm has given its lost node up, which may take minutes; and Slurm 22.05 then
+    grants a job with GPUs no step any more. A new job has neither trouble.
+    """
+    none_anew = _new_job(run, plan, end, job, "a node of the job is lost") if lost else ""
+    if lost and not none_anew:
         return False
-    refusal = _requeue(job, bell)
-    if not refusal:
+    not_again = _requeue(job, bell)
+    if not not_again:
         _nudge(run, plan, job, end.delay_s)
         return True
-    if not lost and (refusal_too := _new_job(run, plan, end, f"job {job} was not requeued: {refusal}")):
-        text = f"Slurm neither requeues the job ({refusal}) nor takes a new one ({refusal_too}); launch resume goes on"
-        write_end(run, attempt, AttemptEnd(State.FAILED, end.cause, end.exit_code, time.time(), text), plan)
+    none_anew = none_anew or _new_job(run, plan, end, job, f"job {job} was not requeued: {not_again}")
+    if none_anew:
+        text = (
+            f"Slurm neither requeues job {job} ({not_again}) nor takes a new one ({none_anew}); launch resume goes on"
+        )
+        failed = AttemptEnd(State.FAILED, end.cause, end.exit_code, time.time(), text)
+        write_end(run, newest(run) or attempt, failed, plan)
     return False
 
 
@@ -109,15 +122,17 @@ def _deaf(argv: Sequence[str]) -> list[str]:
     return ["/bin/sh", "-c", "trap '' TERM; exec \"$@\"", "sh", *argv]
 
 
-def _new_job(run: RunDir, plan: Plan, end: AttemptEnd, why: str) -> str:
-    """Another job of the same run; gives why there is none."""
+def _new_job(run: RunDir, plan: Plan, end: AttemptEnd, job: str, why: str) -> str:
+    """Another job of the same run; gives why there is none. The attempt that was to be that job's is then this one's,
+    which may be requeued yet: status asks Slurm for the job of the newest attempt."""
     after, _ = new_attempt(run, plan.cluster, "requeue", end.cause, kind="slurm")
     try:
         hand_over(parcel_of(run, after))
     except NotStarted as refusal:
-        message = f"no new job: {refusal}"
-        write_end(run, after, AttemptEnd(State.QUEUED, end.cause, end.exit_code, time.time(), message), plan)
-        return str(refusal)
+        if owner_of(run, after, job) == job:  # and no other machine has handed it over meanwhile
+            message = f"no new job: {refusal}"
+            write_end(run, after, AttemptEnd(State.QUEUED, end.cause, end.exit_code, time.time(), message), plan)
+            return str(refusal)
     except Unreachable as error:
         print(f"{error}; `launch status` finds out whether the job exists", file=sys.stderr)
         return ""

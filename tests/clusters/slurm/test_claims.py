@@ -4,16 +4,28 @@ import msgspec
 import pytest
 
 from launcher.clusters.slurm.claims import claim
+from launcher.rundir.attempts import new_attempt
 from launcher.rundir.durable import read_record, write_record
 from launcher.rundir.events import read_events
 from launcher.rundir.records import AttemptEnd, Handle, ProcessId
-from launcher.words import Cause
+from launcher.words import Cause, State
 
 DOWN = """\
 case "$*" in
     *node0) echo "NodeName=node0 NodeAddr=192.0.2.1 State=DOWN* Reason=Not responding" ;;
     *) echo "Node ${*##* } not found"; exit 1 ;;
 esac"""
+
+
+@pytest.mark.parametrize(("job", "is_new"), [("7", False), ("9", True)], ids=["again", "anew"])
+def test_an_attempt_whose_submitter_died_is_the_first_jobs_that_starts_with_that_jobs_ticket(begun, job, is_new):
+    """Of a job that starts again the comment says what it said before, whatever the attempt was to be known by."""
+    write_record(begun.attempt.end, AttemptEnd(State.QUEUED, Cause.NODE_LOST, 15, 12.0))
+    _, intent = new_attempt(begun.run, "slurm", "requeue", Cause.NODE_LOST, kind="slurm")
+    attempt = claim(begun.run, job)
+    handle = read_record(attempt.handle, Handle)
+    assert (attempt.number, handle.job_id) == (2, job)
+    assert handle.ticket == (intent.ticket if is_new else begun.ticket)
 
 
 @pytest.mark.parametrize(

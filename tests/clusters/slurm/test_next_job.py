@@ -6,10 +6,16 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from launcher.clusters.slurm.claims import claim
+from launcher.clusters.slurm.look import look
 from launcher.clusters.slurm.next_job import follow
+from launcher.clusters.slurm.queries.values import FIELD, ROW
+from launcher.rundir.attempts import newest
 from launcher.rundir.avoided import avoid
 from launcher.rundir.durable import append_line, read_record, write_record
 from launcher.rundir.records import AttemptEnd, Blame, Event, Handle
+from launcher.status.derive import derive
+from launcher.status.facts import read_facts
 from launcher.words import Cause, State
 
 # The nudge outlives whoever starts it, and is meant to.
@@ -107,3 +113,33 @@ def test_a_requeued_job_leaves_out_what_the_spec_says_and_what_is_avoided_now(
     moves(Cause.PREEMPTED)
     words = until_asked(slurm_programs, "scontrol update")
     assert words == f"scontrol update JobId=7 StartTime=now+3 ExcNodeList={expected}"
+
+
+# Where a site takes no jobs from its nodes
+
+
+def row(job, state, comment):
+    """As squeue writes it."""
+    words = (job, job, state, "1", "N/A", "N/A", "", "", "BeginTime", comment)
+    return r"printf '%s'" + f" '{FIELD.join(words)}{ROW}'"
+
+
+def test_with_no_new_job_for_a_lost_node_the_next_attempt_is_the_same_jobs(begun, moves, slurm_programs):
+    assert moves(Cause.NODE_LOST, sbatch=REFUSED) == [120.0]
+    slurm_programs(squeue=row("7", "PENDING", f"launch:{begun.ticket}"))
+    assert look([(begun.run, newest(begun.run))])[0].phase == "queued"
+    attempt = claim(begun.run, "7")
+    assert attempt == newest(begun.run) and not attempt.end.exists()
+    slurm_programs(squeue=row("7", "RUNNING", f"launch:{begun.ticket}"))
+    assert look([(begun.run, attempt)])[0].phase == "running"
+    assert claim(begun.run, "9") is None
+
+
+@pytest.mark.parametrize("cause", [Cause.NODE_LOST, Cause.PREEMPTED])
+def test_with_neither_a_new_job_nor_a_requeue_the_run_has_failed_and_says_why(begun, moves, cause):
+    assert moves(cause, sbatch=REFUSED, scontrol=scontrol(requeue=DISABLED)) == []
+    status = derive(read_facts(begun.run.path))
+    assert (status.state, status.cause, status.exit_code) == (State.FAILED, cause, 15)
+    assert "presently disabled" in status.message and "Access/permission denied" in status.message
+    assert read_record(newest(begun.run).end, AttemptEnd).state is State.FAILED
+    assert claim(begun.run, "7") is None
