@@ -2,6 +2,6 @@
 
 from trainer.data.batch import Batch
 from trainer.data.evaluation import EvalData
-from trainer.data.train import TrainData
+from trainer.data.train import SharedPlace, TrainData
 
-__all__ = ["Batch", "EvalData", "TrainData"]
+__all__ = ["Batch", "EvalData", "SharedPlace", "TrainData"]

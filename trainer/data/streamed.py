@@ -99,14 +99,16 @@ class Sharded:
     def loaded(self, saved: Any, epoch: int, done: int) -> Turns | None:
         if saved is None:
             return None
-        who = {name: saved[name] for name in self._who()}
-        if who != self._who() and done:
-            was, now = (", ".join(f"{name} {number}" for name, number in some.items()) for some in (who, self._who()))
+        now = {name: number for name, number in self._who().items() if name in saved}  # no rank in what all share
+        who = {name: saved[name] for name in now}
+        if who != now and done and keeps_its_place(self._reading.dataset):
+            was, is_now = (", ".join(f"{name} {number}" for name, number in some.items()) for some in (who, now))
             raise BadSettings(
-                f"data: a stream that shards itself goes on only as it was saved: expected {was}, got {now}\n"
-                f"hint: keep both until epoch {epoch} is over"
+                f"data: in the middle of epoch {epoch} a stream that shards itself goes on only as it was saved: "
+                f"expected {was}, got {is_now}\n"
+                "hint: go on with as many ranks and workers as before until the epoch is over"
             )
-        if who != self._who():
+        if who != now or "readers" not in saved:
             return None
         places = (Place(reader["epoch"], reader["done"], reader["state"]) for reader in saved["readers"])
         return Turns(tuple(places), saved["turn"], frozenset(saved["ended"]))

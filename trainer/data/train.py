@@ -24,8 +24,8 @@ class TrainData:
     of ranks nor `accumulate` changes the training.
 
     The place is the same on all ranks, and one rank's word is enough; unless `per_rank`: a stream that shards itself
-    has a place on each. With more than one rank such a stream also needs `sum_over_ranks`, by which all find out
-    together that none has samples left; it is called once a step.
+    has a place on each, and a `SharedPlace` for all. With more than one rank such a stream also needs
+    `sum_over_ranks`, by which all find out together that none has samples left; it is called once a step.
     """
 
     def __init__(
@@ -111,6 +111,25 @@ class TrainData:
         if self._running is not None:
             self._running.close()
         self._running = None
+
+
+class SharedPlace:
+    """What the places of all ranks have in common, where they are not the same (`TrainData.per_rank`).
+
+    Kept once for all it tells another number of ranks, for whom no rank's own place is any good, which epoch is next;
+    or that they cannot go on in the middle of one. To be loaded before the place of the rank.
+    """
+
+    def __init__(self, data: TrainData) -> None:
+        self._data = data
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self._data.state_dict()
+        stream = state["stream"]
+        return {**state, "stream": stream and {name: stream[name] for name in ("world_size", "readers_of_rank")}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._data.load_state_dict(state)
 
 
 def _total(sharing: Sharing, sum_over_ranks: Callable[[int], int] | None) -> Callable[[int], int] | None:

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from trainer.checkpoint import Checkpointer
-from trainer.data import Batch, TrainData
+from trainer.data import Batch, SharedPlace, TrainData
 from trainer.data.iterable import is_iterable
 from trainer.errors import BadSettings
 from trainer.loop.callbacks import Callback, Callbacks
@@ -212,8 +212,7 @@ class Trainer:
         settings, strategy = self.settings, training.strategy
         if strategy.scaler is not None:
             state["scaler"] = strategy.scaler
-        if not data.per_rank:
-            state["data"] = data
+        state["data"] = SharedPlace(data) if data.per_rank else data
         return Checkpointer(
             settings.checkpoint_dir,
             model=strategy.model,  # wrapped: so it is known whether ranks share their buffers

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sample_sets import PlacedStream, ShardingStream, Stream, UnplacedShards, WrappingStream, generator_states
 
-from trainer.data import TrainData
+from trainer.data import SharedPlace, TrainData
 from trainer.errors import BadSettings, TrainerError
 
 PLACED = [PlacedStream, WrappingStream]
@@ -337,6 +337,36 @@ def test_a_sharding_stream_goes_on_only_as_it_was_saved():
     assert other.epoch == 1
     assert sorted(numbers(other.epoch_batches())) == list(range(20))
     other.close()
+
+
+def test_another_number_of_ranks_learns_from_what_all_share_where_the_epoch_is():
+    saving = world_of_shards([20, 20], batch_size=10)
+    batches = [data.epoch_batches() for data in saving]
+    for each in batches:
+        next(each)
+    place, own = SharedPlace(saving[0]).state_dict(), saving[1].state_dict()
+    assert place == SharedPlace(saving[1]).state_dict()
+    [alone] = world_of_shards([20])
+    with pytest.raises(BadSettings, match=r"middle of epoch 0 .* expected world_size 2, .* got world_size 1, "):
+        SharedPlace(alone).load_state_dict(place)
+    [_, same_rank] = world_of_shards([20, 20], batch_size=10)
+    SharedPlace(same_rank).load_state_dict(place)
+    same_rank.load_state_dict(own)
+    assert numbers(same_rank.epoch_batches()) == numbers(batches[1])
+    list(batches[0])
+    SharedPlace(alone).load_state_dict(json.loads(json.dumps(SharedPlace(saving[0]).state_dict())))
+    assert alone.epoch == 1
+    assert numbers(alone.epoch_batches()) == list(range(20))
+
+
+def test_a_sharding_stream_without_a_place_begins_the_epoch_again_on_any_number_of_ranks(caplog):
+    options = {"batch_size": 4, "world_size": 2, "sum_over_ranks": lambda samples: 2 * samples}
+    saving = TrainData(UnplacedShards(8), **options)
+    next(saving.epoch_batches())
+    alone = TrainData(UnplacedShards(8), batch_size=4)
+    SharedPlace(alone).load_state_dict(SharedPlace(saving).state_dict())
+    assert numbers(alone.epoch_batches()) == list(range(8))
+    assert "epoch 0 begins again" in caplog.text
 
 
 @pytest.mark.parametrize(

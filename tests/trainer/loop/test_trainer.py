@@ -186,6 +186,14 @@ def test_a_stream_of_unknown_length_goes_on_where_it_was(tmp_path, shards_itself
     assert [line["step"] for line in lines if "val_loss" in line] == [6, 12, 18, 24]
 
 
+def test_a_stream_that_shards_itself_begins_the_next_epoch_on_another_number_of_ranks(tmp_path):
+    settings = {"shards_itself": True, "accumulate": 1, "checkpoint_every": "5 steps"}
+    train(tmp_path, 2, settings | {"max_epochs": 2}, train_on_stream)
+    done = train(tmp_path, 1, settings | {"max_epochs": 3}, train_on_stream)
+    assert (done["steps"], done["epochs"]) == (18, 3)
+    assert [line["epoch"] for line in history(tmp_path)] == [step // 6 for step in range(18)]
+
+
 def test_early_stopping_comes_at_the_same_step(tmp_path):
     settings = {"max_epochs": 60, "patience": 2, "min_delta": 0.02, "validate_every": 5, "checkpoint_every": "5 steps"}
     undisturbed = train(tmp_path / "undisturbed", 2, settings)
