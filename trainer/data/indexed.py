@@ -53,7 +53,14 @@ class Indexed:
     def state_dict(self) -> dict[str, Any]:
         return {"length": self._length, "shuffle": self._shuffle, "seed": self._seed}
 
-    def load_state_dict(self, state: dict[str, Any], epoch: int, done: int) -> None:
+    def settled(self, done: int) -> int:
+        """How many samples of the epoch are done with: all, where not enough are left for a step."""
+        least = self._sharing.batch_size if self._drop_last else 1
+        return self._length if self._length - done < least else done
+
+    def load_state_dict(self, state: dict[str, Any], epoch: int, done: int) -> int:
+        if done >= state["length"]:
+            return self._length  # that epoch is over, whatever the next ones are like
         now = self.state_dict()
         for name in now if done else ():
             if state[name] != now[name]:
@@ -61,6 +68,7 @@ class Indexed:
                     f"data: saved in the middle of epoch {epoch} with {name} {state[name]}, got {now[name]}\n"
                     f"hint: keep the {name} until an epoch is over; another one changes which samples are left"
                 )
+        return done
 
     def close(self) -> None:
         if self._crew is not None:

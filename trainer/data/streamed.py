@@ -162,9 +162,13 @@ class Streamed:
     def state_dict(self) -> dict[str, Any]:
         return {"stream": self._how.saved(self._after)}
 
-    def load_state_dict(self, state: dict[str, Any], epoch: int, done: int) -> None:
+    def settled(self, done: int) -> int:
+        return done  # whether there is more of a stream is known only when it is read on
+
+    def load_state_dict(self, state: dict[str, Any], epoch: int, done: int) -> int:
         self.close()
         self._after = self._how.loaded(state["stream"], epoch, done)
+        return done
 
     def rewind(self) -> None:
         """Read the stream from its beginning."""

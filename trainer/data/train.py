@@ -88,7 +88,8 @@ class TrainData:
 
     def state_dict(self) -> dict[str, Any]:
         """The place after the last optimizer step that was given out whole."""
-        return {"epoch": self.epoch, "samples_done": self.samples_done, **self._source.state_dict()}
+        done = self._source.settled(self.samples_done)
+        return {"epoch": self.epoch, "samples_done": done, **self._source.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there at once, also with other ranks, workers or `accumulate`."""
@@ -97,8 +98,7 @@ class TrainData:
         if missing:
             raise BadSettings(f"data: the saved place is of another kind of data set: it has no {', '.join(missing)}")
         epoch, done = int(state["epoch"]), int(state["samples_done"])
-        self._source.load_state_dict(dict(state), epoch, done)
-        self.epoch, self.samples_done = epoch, done
+        self.epoch, self.samples_done = epoch, self._source.load_state_dict(dict(state), epoch, done)
 
     def close(self) -> None:
         """End the workers. The next epoch_batches() would start new ones."""

@@ -291,10 +291,27 @@ def test_what_would_change_the_rest_of_an_epoch_is_refused(change, said):
     next(batches)
     with pytest.raises(BadSettings, match=said):
         TrainData(**options | change).load_state_dict(data.state_dict())
-    list(batches)
-    other = TrainData(**options | change)
-    other.load_state_dict(data.state_dict())  # between epochs it may change
-    assert other.epoch == 1
+    for _ in range(4):
+        next(batches)
+    ended = data.state_dict()  # before the next batch is asked for
+    assert next(batches, None) is None
+    for state in (ended, data.state_dict()):  # between epochs it may change
+        other = TrainData(**options | change)
+        other.load_state_dict(state)
+        if other.epoch == 0:
+            assert list(other.epoch_batches()) == []
+        assert other.epoch == 1
+        assert len(list(other.epoch_batches())) == other.steps_per_epoch
+
+
+def test_what_was_dropped_of_an_epoch_does_not_come_back_after_its_end():
+    data = TrainData(Numbers(10), batch_size=4, drop_last=True)
+    batches = data.epoch_batches()
+    for step in range(2):
+        next(batches)
+        keeping = TrainData(Numbers(10), batch_size=4)
+        keeping.load_state_dict(data.state_dict())
+        assert len(list(keeping.epoch_batches())) == 2 * (1 - step)
 
 
 def test_the_place_of_another_kind_of_data_set_is_refused():
