@@ -126,7 +126,9 @@ class Settings:
     timeout_s: float | None = _setting(None, _real(above=0), "how long ranks wait for each other")
 
     validate_every: int | str = _setting("epoch", _VALIDATION, "validate after each `epoch`, or after so many steps")
-    validation_batch_size: int | None = _setting(None, _whole(1), "samples of one validation batch of one rank")
+    validation_batch_size: int | None = _setting(
+        None, _whole(1), "samples of one validation batch of one rank; left out: as many as it trains on at once"
+    )
     monitor: str = _setting(
         "val_loss",
         Kind("a name", str, lambda value: type(value) is str and value != ""),
@@ -157,6 +159,10 @@ class Settings:
         found = _problems({name: getattr(self, name) for name in _FIELDS})
         if found:
             raise BadSettings("\n".join(f"{name}: {problem}" for name, problem in found))
+
+    def validation_samples(self, world_size: int) -> int:
+        """Of one validation batch of one rank: what fits into its memory in training does here too."""
+        return self.validation_batch_size or math.ceil(self.batch_size / (self.accumulate * world_size))
 
 
 _FIELDS = {field.name: field for field in dataclasses.fields(Settings)}

@@ -188,9 +188,9 @@ class Trainer:
     def _evaluation(self, training: Training) -> Evaluation | None:
         if self._validation is None:
             return None
-        settings = self.settings
-        samples = settings.validation_batch_size or max(1, settings.batch_size // settings.accumulate)
-        shares = Shares(self._validation, samples, training.world, settings.workers, self._collate)
+        settings, world = self.settings, training.world
+        samples = settings.validation_samples(world.size)
+        shares = Shares(self._validation, samples, world, settings.workers, self._collate)
         return Evaluation(training, shares, self._loss, self._metrics)
 
     def _all_callbacks(self, console: Console | None, save_best: Callable[..., None]) -> list[Callback]:

@@ -95,6 +95,19 @@ def test_values_that_cannot_work_are_refused(values, problem):
     assert str(caught.value) == problem
 
 
+@pytest.mark.parametrize(
+    ("values", "ranks", "samples"),
+    [
+        ({"batch_size": 2048}, 8, 256),
+        ({"batch_size": 10, "accumulate": 2}, 3, 2),
+        ({"batch_size": 4, "accumulate": 4}, 8, 1),
+        ({"batch_size": 2048, "validation_batch_size": 100}, 8, 100),
+    ],
+)
+def test_a_rank_validates_as_many_samples_at_once_as_it_trains_on(values, ranks, samples):
+    assert Settings(max_steps=1, **values).validation_samples(ranks) == samples
+
+
 def test_a_default_for_what_is_no_setting_is_refused():
     with pytest.raises(BadSettings, match="no such setting: lr"):
         add_options(argparse.ArgumentParser(), lr=0.1)

@@ -272,6 +272,22 @@ def test_validation_gives_the_same_numbers_on_any_number_of_ranks(tmp_path, samp
     assert found[0]["val_accuracy"] * 33 == pytest.approx(round(found[0]["val_accuracy"] * 33))
 
 
+def largest_batches(folder, settings):
+    """In training and in validation, on this rank."""
+    seen = {True: 0, False: 0}
+
+    def loss(model, batch):
+        seen[model.training] = max(seen[model.training], len(batch[0]))
+        return loss_of(model, batch)
+
+    run_tiny(folder, settings, loss=loss)
+    return seen
+
+
+def test_no_rank_validates_more_at_once_than_it_trains_on(tmp_path):
+    assert train(tmp_path, 2, {"max_epochs": 1}, largest_batches) == {True: 4, False: 4}
+
+
 def train_sgd(folder, settings):
     lr = settings.pop("lr")
     schedule = settings.pop("schedule", None)
