@@ -24,7 +24,7 @@ class Callback:
         """After each optimizer step."""
 
     def on_log(self, training: Training, line: Line) -> None:
-        """Every `log_every` steps, with what is known of the step."""
+        """Every `log_every` steps, with what is known of the step, in plain numbers."""
 
     def on_validation(self, training: Training, values: Values) -> None:
         """After each validation, with the means over all samples."""

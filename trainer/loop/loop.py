@@ -17,7 +17,7 @@ from trainer.loop.placing import placed
 from trainer.loop.progress import Progress, Training
 from trainer.loop.schedule import Schedule
 from trainer.stopping import Votes
-from trainer.strategies import Strategy
+from trainer.strategies import Strategy, number_of
 
 Info = dict[str, str | int | float | bool | None]
 
@@ -45,7 +45,7 @@ class Loop:
     left: int | None = None  # samples of the epoch that are still to come
     steps: int = 0  # since the last line of metrics
     samples: int = 0
-    norm: float | None = None
+    norm: Tensor | None = None  # of the last step's gradients, where they are clipped; not read
     fingerprint: str = ""
     info: Info = field(default_factory=dict)  # what is noted with a checkpoint
 
@@ -182,7 +182,7 @@ class Loop:
             "epoch": self.progress.epoch,
             **means,
             "lr": self.info["lr"],
-            **({} if self.norm is None else {"norm": self.norm}),
+            **({} if self.norm is None else {"norm": number_of(self.norm)}),
             "samples_per_s": self.samples / total if total else 0.0,
             "seconds": {phase: spent / self.steps for phase, spent in seconds.items()},
             "elapsed_s": self.progress.seconds,

@@ -2,6 +2,6 @@
 
 from trainer.strategies.build import build, summary
 from trainer.strategies.settings import NAMES, PRECISIONS, StrategySettings, needs_group
-from trainer.strategies.strategy import Strategy
+from trainer.strategies.strategy import Strategy, number_of
 
-__all__ = ["NAMES", "PRECISIONS", "Strategy", "StrategySettings", "build", "needs_group", "summary"]
+__all__ = ["NAMES", "PRECISIONS", "Strategy", "StrategySettings", "build", "needs_group", "number_of", "summary"]

@@ -61,8 +61,9 @@ class Strategy:
         """Outside of the forward pass's context."""
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
 
-    def step(self) -> float | None:
-        """Clip, step the optimizer, drop the gradients. The norm of the gradients before clipping, if they are clipped.
+    def step(self) -> Tensor | None:
+        """Clip, step the optimizer, drop the gradients. The norm of the gradients before clipping, if they are clipped:
+        for `number_of`, since to wait for it in every step would leave a GPU without work.
 
         With fp16 nothing but the scale changes where a gradient of any rank is infinite.
         """
@@ -95,9 +96,13 @@ class Strategy:
                 loss = run_micro_batch()
             self.backward(loss)
 
-    def _clip(self) -> float | None:
+    def _clip(self) -> Tensor | None:
         if self.settings.clip_norm is None:
             return None
-        norm = clip_grad_norm_(self._parameters, self.settings.clip_norm)
-        full = getattr(norm, "full_tensor", None)  # of a DTensor: the norm of this rank's part, until it is asked for
-        return float(norm if full is None else full())
+        return clip_grad_norm_(self._parameters, self.settings.clip_norm)
+
+
+def number_of(norm: Tensor) -> float:
+    """What `Strategy.step` gave, read from the device. All ranks ask, or none: with shards they may meet here."""
+    full = getattr(norm, "full_tensor", None)  # of a DTensor, which may still be the norm of this rank's part
+    return float(norm if full is None else full())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
-from trainer.strategies import Strategy, StrategySettings, build
+from trainer.strategies import Strategy, StrategySettings, build, number_of
 from trainer.world import World, join
 
 SAMPLES = 12  # of an optimizer step: a multiple of 1, 2, 3 and 4 ranks
@@ -157,7 +157,7 @@ def run(trial: Trial) -> Found:
         found.losses.append(one_step(strategy, trial, step))
         norm = strategy.step()
         if norm is not None:
-            found.norms.append(norm)
+            found.norms.append(number_of(norm))
     found.parameters = whole(strategy.module)
     return found
 
