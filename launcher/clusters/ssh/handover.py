@@ -21,9 +21,9 @@ from launcher.clusters.ssh.crowd import failures, for_all
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.letters import Letters, Place, settled_in
 from launcher.clusters.ssh.places import places_ever
-from launcher.clusters.ssh.stocks import settle_for, stocks_of
+from launcher.clusters.ssh.stocks import pass_over, settle_for, stocks_of
 from launcher.clusters.ssh.wire import Blob, Code, Go, Open, Opened, Peer, Roster, Up
-from launcher.errors import Exit, LaunchError, NotStarted, Unreachable
+from launcher.errors import Exit, LaunchError, NotStarted
 from launcher.plan.model import NodePlan, Plan
 from launcher.plan.quorum import quorum
 from launcher.rundir.attempts import read_intent, read_plan
@@ -32,6 +32,7 @@ from launcher.rundir.durable import write_record
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import Handle, Intent
 from trainer.checkpoint_files import partial
+from trainer.checkpoint_files.partial import Held
 
 _CARRIED = ("spec.yaml", "secrets.json", "events.jsonl", "avoided.json", "state.json")
 
@@ -124,8 +125,8 @@ class Handover:
             if failed := failures(opened):
                 return failed
             ports |= {name: port for name, port in opened.items() if isinstance(port, int)}
-        if there.number > 1:
-            self._supply(plan, letters)
+        if there.number > 1 and (failed := self._supply(plan, letters)):
+            return failed
         roster = Roster(tuple(Peer(node.host, node.address, ports[node.host]) for node in plan.nodes))
         if failed := failures(for_all(lines, lambda name, _: letters[name].ask(roster))):
             return failed
@@ -134,22 +135,38 @@ class Handover:
         for_all({name: lines[name] for name in rest}, lambda name, _: letters[name].ask(Go()))
         return {}
 
-    def _supply(self, plan: Plan, letters: Mapping[str, Letters]) -> None:
-        """What the newest checkpoint consists of and none of these hosts has comes from here, or from hosts before."""
+    def _supply(self, plan: Plan, letters: Mapping[str, Letters]) -> dict[str, LaunchError]:
+        """What the newest checkpoint consists of and none of these hosts has comes from here, or from hosts before.
+
+        Gives those of these hosts that failed at it.
+        """
         folder, run_id = plan.spec.checkpoint.dir, plan.run_id
         home, first = self._run.path / folder, plan.nodes[0].host
-        stocks = {name: supplies.stock_of(one, run_id, folder) for name, one in letters.items()}
+        listed = for_all(letters, lambda _, one: supplies.stock_of(one, run_id, folder))
+        if failed := failures(listed):
+            return failed
+        stocks = {name: one for name, one in listed.items() if not isinstance(one, LaunchError)}
         former = {name: place for name, place in places_ever(self._run).items() if name not in letters}
         others, ways, troubles = stocks_of(self._run, former, folder)
-        wanted = supplies.newest_whole([*stocks.values(), *others.values(), partial.inventory(home)])
+        # Whoever has it committed may be one of these hosts, and who has the rest of its files another.
+        hosts = supplies.Hosts({**others, **stocks}, {**ways, **letters}, run_id, folder)
+
+        def supply(wanted: Held) -> None:
+            if names := supplies.lacking(wanted, stocks):
+                hosts.bring_home(wanted, home, names)
+                hosts.send(wanted, home, first, names)
+
+        disks = [*stocks.values(), *others.values(), partial.inventory(home)]
+        trouble: LaunchError | None = None
         try:
-            settle_for(self._run, wanted, troubles)
-        except Unreachable as error:
-            raise _not_started(*error.lines) from None
-        if wanted is not None and (names := supplies.lacking(wanted, stocks)):
-            # Whoever has it committed may be one of these hosts, and who has the rest of its files another.
-            supplies.bring_home(wanted, {**others, **stocks}, {**ways, **letters}, run_id, folder, home, names)
-            supplies.send(wanted, home, letters[first], run_id, folder, names)
+            supplied = supplies.first_that_comes(supplies.newest_first(disks), supply, pass_over)
+            settle_for(self._run, supplied[0] if supplied else None, troubles)
+        except LaunchError as error:
+            trouble = error
+        failed = {name: error for name, error in hosts.failed.items() if name in letters}
+        if trouble is not None and not failed:
+            raise _not_started(*trouble.lines, exit_code=trouble.exit_code) from trouble
+        return failed
 
     def _place(self, found: Surveyed, address: str) -> Place:
         python = self._pythons[found.host.name]
@@ -255,7 +272,7 @@ def _too_few(plan: Plan, there: int, troubles: Mapping[str, LaunchError]) -> Not
     return _not_started(f"{there} of at least {plan.nodes_min} hosts can be used; nothing was started", *lines)
 
 
-def _not_started(*lines: str) -> NotStarted:
+def _not_started(*lines: str, exit_code: Exit = Exit.UNREACHABLE) -> NotStarted:
     error = NotStarted(*lines)
-    error.exit_code = Exit.UNREACHABLE
+    error.exit_code = exit_code
     return error

@@ -1,6 +1,6 @@
 """Results come home: the logs, metrics and chosen checkpoints of a run on hosts, resumable and verified."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from launcher.clusters.ssh import growth, supplies
 from launcher.clusters.ssh.crowd import failures, reasons
@@ -34,13 +34,19 @@ def bring_logs(run: RunDir) -> None:
 
 
 def fetch(run: RunDir, checkpoint: str) -> list[str]:
-    """Bring home logs, metrics and a checkpoint: `newest`, `none`, or a step; gives a line for each thing."""
+    """Bring home logs, metrics and a checkpoint: `newest`, `none`, or a step; gives a line for each thing.
+
+    Where one had to be passed over, the one before it comes, and then that is raised.
+    """
     before = _bytes(run)
     troubles = _fetch(places_ever(run), run)
     lines = [f"logs and metrics, {_bytes(run) - before:,} new bytes"]
+    passed_over: list[LaunchError] = []
     if checkpoint != "none":
         step = None if checkpoint == "newest" else int(checkpoint)
-        lines += _fetch_checkpoint(run, step)
+        lines += _fetch_checkpoint(run, step, passed_over)
+    if passed_over:
+        raise _less_came(passed_over[0], lines) from passed_over[0]
     if troubles:
         hint = f"hint: launch fetch {run.path.name} again brings the rest"
         raise Unreachable(*reasons(troubles), hint)
@@ -65,18 +71,27 @@ def _fetch(places: Mapping[str, Place], run: RunDir) -> dict[str, LaunchError]:
     return failures(ask_all([*places.values()], fetch_from))
 
 
-def _fetch_checkpoint(run: RunDir, step: int | None) -> list[str]:
+def _fetch_checkpoint(run: RunDir, step: int | None, passed_over: list[LaunchError]) -> list[str]:
     folder = checkpoint_folder(run)
     stocks, letters, _ = stocks_of(run, places_ever(run), folder)
     home = run.path / folder
-    wanted = supplies.newest_whole([*stocks.values(), partial.inventory(home)], step)
-    if wanted is None and step is not None:
+    hosts = supplies.Hosts(stocks, letters, run.path.name, folder)
+    found = supplies.newest_first([*stocks.values(), partial.inventory(home)], step)
+    brought = supplies.first_that_comes(found, lambda held: hosts.bring_home(held, home), passed_over.append)
+    if brought is None and step is not None:
         raise Refused(f"{run.path.name} has no whole checkpoint of step {step} on the hosts that answer")
-    if wanted is None:
+    if brought is None:
         return ["no checkpoint yet"]
-    count = supplies.bring_home(wanted, stocks, letters, run.path.name, folder, home)
-    place = home / f"step-{wanted.step:08d}"
-    return [f"checkpoint of step {wanted.step}, {f'{count} files' if count else 'here already'}: {place}"]
+    held, count = brought
+    place = home / f"step-{held.step:08d}"
+    return [f"checkpoint of step {held.step}, {f'{count} files' if count else 'here already'}: {place}"]
+
+
+def _less_came(trouble: LaunchError, lines: Sequence[str]) -> LaunchError:
+    *words, hint = trouble.lines
+    error = LaunchError(*words, *(f"here now: {line}" for line in lines), hint)
+    error.exit_code = trouble.exit_code
+    return error
 
 
 def _bytes(run: RunDir) -> int:

@@ -32,8 +32,10 @@ def look(wanted: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None
 def _looked(run: RunDir, attempt: AttemptDir) -> ClusterWord | None:
     try:
         return judge(run, attempt)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise LaunchError(f"{run.path}: {error}") from error
+    except LaunchError:
+        raise
+    except Exception as error:  # whatever it is, the others are to be shown
+        raise LaunchError(f"{run.path}: {type(error).__name__}: {error}") from error
 
 
 def _said_of(word: ClusterWord | LaunchError | None) -> ClusterWord | None:

@@ -7,11 +7,14 @@ from typing import BinaryIO
 
 import msgspec
 
+from launcher.agent.depots.store import Store, digest_of
+from launcher.agent.depots.words import Save
 from launcher.clusters.ssh.wire import Give, Given, Put, Stock
 from launcher.errors import LaunchError
 from launcher.rundir.durable import make_dir
 from trainer.checkpoint_files import partial
 from trainer.checkpoint_files.durable import open_to_read
+from trainer.checkpoint_files.manifest import decode
 
 _CHUNK = 1 << 20
 
@@ -34,7 +37,7 @@ def stock(folder: Path) -> Stock:
 def give(folder: Path, wish: Give, tell: Tell) -> None:
     """The manifest, where no name is asked for, or a file of the checkpoint."""
     if not wish.name:
-        manifest = partial.read_manifest(folder, wish.step)
+        manifest = partial.read_manifest(folder, wish.step, wish.kind)
         tell(Given(len(manifest)), manifest)
         return
     with _open_file(folder, wish) as file:
@@ -50,18 +53,20 @@ def give(folder: Path, wish: Give, tell: Tell) -> None:
 def _open_file(folder: Path, wish: Give) -> BinaryIO:
     """Of the committed one, or where this disk has it as a draft that another disk has committed, of that."""
     for held in partial.inventory(folder):
-        if not held.committed and (held.step, held.digest) == (wish.step, wish.digest) and wish.name in held.present:
+        same = (held.step, held.digest, held.kind) == (wish.step, wish.digest, wish.kind)
+        if same and not held.committed and wish.name in held.present:
             return os.fdopen(open_to_read(folder / held.folder / wish.name), "rb", buffering=0)
-    return partial.open_file(folder, wish.step, wish.name)
+    return partial.open_file(folder, wish.step, wish.name, wish.kind)
 
 
 def take(folder: Path, gift: Put, exactly: Exactly) -> None:
-    """Keep a file, once it is proved to be what the manifest says."""
+    """Keep a file, once it is proved to be what the manifest says. Another checkpoint of that step makes room."""
     manifest = exactly(gift.manifest_size)
     pieces = _pieces(gift.size, exactly)
     try:
         make_dir(folder)
-        partial.receive(folder, manifest, gift.name, pieces)
+        Store(folder).make_room(Save(gift.kind, decode(manifest).step, digest_of(manifest)))
+        partial.receive(folder, manifest, gift.name, pieces, gift.kind)
     finally:
         for _ in pieces:
             continue  # the rest, so that what follows is read as the next request

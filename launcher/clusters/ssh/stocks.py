@@ -1,6 +1,7 @@
 """Where the checkpoints of a run are: on which of the hosts that it has ever been on, and here."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from launcher.clusters import news
 from launcher.clusters.ssh import supplies
@@ -62,7 +63,19 @@ def bring_newest(run: RunDir) -> None:
     folder = checkpoint_folder(run)
     stocks, letters, troubles = stocks_of(run, places_ever(run), folder)
     home = run.path / folder
-    wanted = supplies.newest_whole([*stocks.values(), partial.inventory(home)])
-    settle_for(run, wanted, troubles)
-    if wanted is not None:
-        supplies.bring_home(wanted, stocks, letters, run.path.name, folder, home)
+    hosts = supplies.Hosts(stocks, letters, run.path.name, folder)
+    found = supplies.newest_first([*stocks.values(), partial.inventory(home)])
+    brought = supplies.first_that_comes(found, lambda held: hosts.bring_home(held, home), pass_over)
+    settle_for(run, brought[0] if brought else None, troubles)
+    _set_torsos_aside(home, brought[0].step if brought else -1)
+
+
+def pass_over(trouble: LaunchError) -> None:
+    news.say("; ".join((*trouble.lines[:-1], "the one before it is taken")))
+
+
+def _set_torsos_aside(home: Path, above: int) -> None:
+    """What an interrupted fetch left here of newer ones: the run will save those steps again."""
+    for held in partial.inventory(home):
+        if held.committed and held.missing and held.kind == "step" and held.step > above:
+            partial.set_aside(home, held.step)

@@ -1,21 +1,149 @@
 """Checkpoints between hosts and here: which files are where, what is fetched home, what a new set of hosts lacks."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
+from launcher.agent.depots.store import Store, digest_of
+from launcher.agent.depots.words import Save
 from launcher.clusters import news
+from launcher.clusters.ssh.crowd import reasons
 from launcher.clusters.ssh.letters import Letters
 from launcher.clusters.ssh.wire import Give, Given, Inventory, Put, Stock
-from launcher.errors import Refused
+from launcher.errors import Exit, LaunchError, Unreachable
 from trainer.checkpoint_files import partial
+from trainer.checkpoint_files.layout import Kind, folder_name
 from trainer.checkpoint_files.manifest import decode
 from trainer.checkpoint_files.partial import Held
+from trainer.errors import CheckpointDamaged
 
 _PIECE = 1 << 20
 
 Stocks = Mapping[str, Sequence[Held]]  # by host
+T = TypeVar("T")
+
+
+class NotBrought(LaunchError):
+    """A file of a checkpoint that nobody who can be asked gives as it was written."""
+
+    def __init__(self, wanted: Held, what: str, troubles: Mapping[str, LaunchError]) -> None:
+        silent = any(isinstance(one, Unreachable) for one in troubles.values())
+        damaged = any(one.exit_code == Exit.DAMAGED for one in troubles.values())
+        if damaged and not silent:
+            self.exit_code = Exit.DAMAGED
+            place = folder_name(wanted.step, wanted.kind)
+            hint = f"hint: to do without it, remove {place} from the run's folder of checkpoints on its hosts"
+        else:
+            self.exit_code = Exit.UNREACHABLE
+            hint = "hint: again, once all hosts that the run was on can be reached"
+        super().__init__(
+            f"{save_of(wanted)}: nobody who can be reached has {what} as it was written", *reasons(troubles), hint
+        )
+
+
+class Hosts:
+    """Where the files of a run's checkpoints are. A host that falls silent is not asked again, but blamed."""
+
+    def __init__(self, stocks: Stocks, letters: Mapping[str, Letters], run_id: str, folder: str) -> None:
+        self._stocks, self._letters = stocks, letters
+        self._run_id, self._folder = run_id, folder
+        self.failed: dict[str, LaunchError] = {}  # by host: it fell silent, or could not take what it was to get
+
+    def bring_home(self, wanted: Held, home: Path, only: Sequence[str] | None = None) -> int:
+        """Have all files of this checkpoint, or these alone, in the folder here; gives how many had to be fetched.
+
+        Raises NotBrought; what has come by then stays.
+        """
+        mine = next((one for one in partial.inventory(home) if _same(one, wanted) and one.committed), None)
+        missing = _names(wanted) if mine is None else mine.missing
+        fetched = [name for name in missing if only is None or name in only]
+        if not fetched:
+            return 0
+        manifest = self._manifest(wanted) if mine is None else partial.read_manifest(home, wanted.step, wanted.kind)
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if Store(home).make_room(save_of(wanted)):
+            news.say(f"another {save_of(wanted)} that was here is set aside")
+        for name in fetched:
+            self._bring_file(wanted, manifest, name, home)
+        return len(fetched)
+
+    def send(self, wanted: Held, home: Path, host: str, names: Sequence[str]) -> None:
+        """Give a host these files of a checkpoint that is here. Raises NotBrought where one is damaged here."""
+        manifest = partial.read_manifest(home, wanted.step, wanted.kind)
+        sizes = {file.name: file.size for file in decode(manifest).files}
+        to = self._letters[host]
+        for name in names:
+            news.say(f"{host}: takes {save_of(wanted)}, {name}")
+            put = Put(self._run_id, to.place.workdir, self._folder, len(manifest), name, sizes[name], kind=wanted.kind)
+            try:
+                to.ask(put, _contents(manifest, home, wanted, name))
+            except LaunchError as error:
+                if error.exit_code == Exit.DAMAGED:
+                    raise NotBrought(wanted, name, {host: error}) from error
+                self.failed[host] = error
+                raise
+
+    def _bring_file(self, wanted: Held, manifest: bytes, name: str, home: Path) -> None:
+        def take(host: str, pieces: Iterator[bytes]) -> None:
+            news.say(f"{host}: {save_of(wanted)}, {name}")
+            partial.receive(home, manifest, name, pieces, wanted.kind)
+
+        holders = [host for host, held in self._stocks.items() if name in _present(wanted, held)]
+        self._first_that_gives(holders, wanted, name, take)
+
+    def _manifest(self, wanted: Held) -> bytes:
+        """Of a checkpoint that is committed on a host that can be asked."""
+
+        def take(_host: str, pieces: Iterator[bytes]) -> bytes:
+            manifest = b"".join(pieces)
+            if digest_of(manifest) != wanted.digest:
+                raise CheckpointDamaged("it is another one by now")
+            return manifest
+
+        keepers = [
+            host for host, held in self._stocks.items() if any(_same(one, wanted) and one.committed for one in held)
+        ]
+        return self._first_that_gives(keepers, wanted, "", take)
+
+    def _first_that_gives(
+        self, hosts: Iterable[str], wanted: Held, name: str, take: Callable[[str, Iterator[bytes]], T]
+    ) -> T:
+        """What `take` makes of the bytes of the first of these hosts that has them as they were written."""
+        what = name or "its manifest"
+        troubles: dict[str, LaunchError] = {}
+        for host in hosts:
+            try:
+                if host in self.failed:
+                    raise self.failed[host]
+                return self._given(self._letters[host], wanted, name, functools.partial(take, host))
+            except CheckpointDamaged:
+                troubles[host] = LaunchError(f"{host}: {what} of {save_of(wanted)} is damaged there")
+                troubles[host].exit_code = Exit.DAMAGED
+            except Unreachable as error:
+                self.failed[host] = troubles[host] = error
+            except LaunchError as error:  # it has gone meanwhile, or cannot be read
+                troubles[host] = error
+        raise NotBrought(wanted, what, troubles)
+
+    def _given(self, letters: Letters, wanted: Held, name: str, take: Callable[[Iterator[bytes]], T]) -> T:
+        """What `take` makes of the bytes as they come."""
+        wish = Give(
+            self._run_id, letters.place.workdir, self._folder, wanted.step, name, wanted.digest, kind=wanted.kind
+        )
+        answer, pieces_of = letters.ask_for_stream(wish)
+        pieces = pieces_of(letters.expect(Given, answer).size)
+        try:
+            return take(pieces)
+        except (CheckpointDamaged, OSError):
+            for _ in pieces:
+                continue  # the rest, so that what follows is read as the next answer
+            raise
+        except Unreachable:
+            letters.close()  # what comes after all would be taken for the next answer
+            raise
 
 
 def stock_of(letters: Letters, run_id: str, folder: str) -> tuple[Held, ...]:
@@ -27,88 +155,53 @@ def stock_of(letters: Letters, run_id: str, folder: str) -> tuple[Held, ...]:
         raise letters.confused() from None
 
 
-def newest_whole(disks: Sequence[Sequence[Held]], step: int | None = None) -> Held | None:
-    """The newest checkpoint, or that of this step, whose files are all on some of these disks."""
-    found = [held for held in partial.whole_over(disks) if step is None or held.step == step]
-    return found[-1] if found else None
+def newest_first(disks: Sequence[Sequence[Held]], step: int | None = None, kind: Kind = "step") -> list[Held]:
+    """The checkpoints, or those of this step, whose files are all on some of these disks."""
+    return [held for held in reversed(partial.whole_over(disks, kind)) if step is None or held.step == step]
 
 
-def bring_home(
-    wanted: Held,
-    stocks: Stocks,
-    letters: Mapping[str, Letters],
-    run_id: str,
-    folder: str,
-    home: Path,
-    only: Sequence[str] | None = None,
-) -> int:
-    """Have all files of this checkpoint, or these alone, in the folder here; gives how many had to be fetched."""
-    mine = next((one for one in partial.inventory(home) if _same(one, wanted) and one.committed), None)
-    missing = _names(wanted) if mine is None else mine.missing
-    fetched = [name for name in missing if only is None or name in only]
-    if not fetched:
-        return 0
-    holders = {
-        name: host for host, held in stocks.items() for one in held if _same(one, wanted) for name in one.present
-    }
-    if mine is not None:
-        manifest = partial.read_manifest(home, wanted.step)
-    else:
-        manifest = _manifest_there(wanted, stocks, letters, run_id, folder)
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for name in fetched:
-        if name not in holders:
-            raise _nobody_has(wanted, name)
-        source = letters[holders[name]]
-        news.say(f"{source.place.host.name}: step {wanted.step}, {name}")
-        partial.receive(home, manifest, name, _given(source, _give(source, run_id, folder, wanted, name)))
-    return len(fetched)
+def first_that_comes(
+    found: Sequence[Held], bring: Callable[[Held], T], passed_over: Callable[[NotBrought], None]
+) -> tuple[Held, T] | None:
+    """The first of these checkpoints that can be brought, and what `bring` gave; None where there is none at all.
 
-
-def send(wanted: Held, home: Path, to: Letters, run_id: str, folder: str, names: Sequence[str]) -> None:
-    """Give a host these files of a checkpoint that is here."""
-    manifest = partial.read_manifest(home, wanted.step)
-    sizes = {file.name: file.size for file in decode(manifest).files}
-    for name in names:
-        news.say(f"{to.place.host.name}: takes step {wanted.step}, {name}")
-        put = Put(run_id, to.place.workdir, folder, len(manifest), name, sizes[name])
-        to.ask(put, _contents(manifest, home, wanted.step, name))
+    Raises the first NotBrought where none of them can be.
+    """
+    troubles: list[NotBrought] = []
+    for held in found:
+        try:
+            brought = bring(held)
+        except NotBrought as error:
+            troubles.append(error)
+            continue
+        for trouble in troubles:
+            passed_over(trouble)
+        return held, brought
+    if troubles:
+        raise troubles[0]
+    return None
 
 
 def lacking(wanted: Held, stocks: Stocks) -> list[str]:
     """Its files that none of these hosts has."""
-    there = {name for held in stocks.values() for one in held if _same(one, wanted) for name in one.present}
+    there = {name for held in stocks.values() for name in _present(wanted, held)}
     return [name for name in _names(wanted) if name not in there]
 
 
-def _contents(manifest: bytes, home: Path, step: int, name: str) -> Iterator[bytes]:
+def save_of(held: Held) -> Save:
+    return Save(held.kind, held.step, held.digest)
+
+
+def _contents(manifest: bytes, home: Path, wanted: Held, name: str) -> Iterator[bytes]:
     yield manifest
-    with partial.open_file(home, step, name) as file:
+    with partial.open_file(home, wanted.step, name, wanted.kind) as file:
         while piece := file.read(_PIECE):
             yield piece
 
 
-def _manifest_there(wanted: Held, stocks: Stocks, letters: Mapping[str, Letters], run_id: str, folder: str) -> bytes:
-    """Of a checkpoint that is committed on a host that can be asked."""
-    for host, held in stocks.items():
-        if any(_same(one, wanted) and one.committed for one in held):
-            return b"".join(_given(letters[host], _give(letters[host], run_id, folder, wanted, "")))
-    raise _nobody_has(wanted, "its manifest")
-
-
-def _nobody_has(wanted: Held, what: str) -> Refused:
-    hint = "hint: again, once all hosts that the run was on can be reached"
-    return Refused(f"step {wanted.step}: nobody who can be reached has {what}", hint)
-
-
-def _give(letters: Letters, run_id: str, folder: str, wanted: Held, name: str) -> Give:
-    return Give(run_id, letters.place.workdir, folder, wanted.step, name, wanted.digest)
-
-
-def _given(letters: Letters, question: Give) -> Iterator[bytes]:
-    """Its bytes, as they come."""
-    answer, pieces = letters.ask_for_stream(question)
-    yield from pieces(letters.expect(Given, answer).size)
+def _present(wanted: Held, held: Iterable[Held]) -> set[str]:
+    """Its files on one disk."""
+    return {name for one in held if _same(one, wanted) for name in one.present}
 
 
 def _names(held: Held) -> tuple[str, ...]:
@@ -116,4 +209,4 @@ def _names(held: Held) -> tuple[str, ...]:
 
 
 def _same(one: Held, other: Held) -> bool:
-    return (one.step, one.digest, one.kind) == (other.step, other.digest, other.kind)
+    return save_of(one) == save_of(other)

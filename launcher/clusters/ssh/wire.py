@@ -17,6 +17,7 @@ import msgspec
 from launcher.errors import LaunchError
 from launcher.rundir.records import Intent
 from launcher.status.derive import RunStatus
+from trainer.checkpoint_files.layout import Kind
 
 HELLO = b"launch-there\n"  # of the host, before any answer: what came before it is the talk of a shell
 
@@ -170,6 +171,7 @@ class Give(msgspec.Struct, frozen=True, tag="give", tag_field="t"):
     step: int
     name: str
     digest: str = ""  # of its manifest, which a draft of it has too; "": whichever is committed
+    kind: Kind = "step"
 
 
 class Given(msgspec.Struct, frozen=True, tag="given", tag_field="t"):
@@ -187,6 +189,7 @@ class Put(msgspec.Struct, frozen=True, tag="put", tag_field="t"):
     manifest_size: int
     name: str
     size: int
+    kind: Kind = "step"
 
 
 class Done(msgspec.Struct, frozen=True, tag="done", tag_field="t"):

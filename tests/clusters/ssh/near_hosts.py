@@ -8,7 +8,7 @@ from launcher.clusters.ssh.connect import Line
 from launcher.clusters.ssh.failures import Lost
 from launcher.clusters.ssh.letters import Place
 from launcher.clusters.ssh.there import Host
-from launcher.clusters.ssh.wire import HELLO
+from launcher.clusters.ssh.wire import HELLO, Put, read_request
 from launcher.errors import Unreachable
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Handle
@@ -23,13 +23,20 @@ class _Process:
 
     def __init__(self, name, line):
         self._name, self._line, self._said = name, line, io.BytesIO(HELLO)
+        self._heard = b""
 
     def write(self, data, _limit_s=0.0):
         self._line.asked += 1
-        if self._line.hangs:
+        if self._line.hangs or (self._line.hangs_at and data.startswith(self._line.hangs_at)):
             raise Lost(f"{self._name}: no answer in time")
+        self._heard += data
+        request = read_request(self._heard.partition(b"\n")[0])
+        follows = request.manifest_size + request.size if isinstance(request, Put) else 0
+        if len(self._heard.partition(b"\n")[2]) < follows:
+            return
         told = io.BytesIO()
-        Host(io.BytesIO(data), told).serve()
+        Host(io.BytesIO(self._heard), told).serve()
+        self._heard = b""
         at = self._said.tell()
         self._said.seek(0, 2)
         self._said.write(told.getvalue())
@@ -42,11 +49,15 @@ class _Process:
     def read(self, size, _limit_s):
         return self._said.read(size)
 
+    def close(self):
+        pass
+
 
 class _Line(Line):
     def __init__(self, name):
         self.target = SimpleNamespace(name=name)
         self.hangs, self.asked, self.limits = False, 0, set()
+        self.hangs_at = None  # what a request begins with
 
     alive = True
 

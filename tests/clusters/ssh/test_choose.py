@@ -8,7 +8,7 @@ from launcher.clusters.ssh.facts import Facts, Surveyed, completed
 from launcher.clusters.ssh.handover import choose, seated
 from launcher.clusters.ssh.leader import reseated
 from launcher.clusters.ssh.slot_table import Demand, Waiter, held_name, lock_name, waits_name
-from launcher.clusters.ssh.supplies import lacking, newest_whole
+from launcher.clusters.ssh.supplies import lacking, newest_first
 from launcher.plan.build import build
 from launcher.plan.facts import Machine, Place, Project
 from launcher.plan.model import FrozenCode
@@ -126,9 +126,9 @@ def held(step, present, missing, *, committed=True, digest="d"):
     ],
 )
 def test_the_newest_checkpoint_that_is_whole_over_all_disks(disks, step, missing_on_first):
-    found = newest_whole(disks)
-    assert (found.step if found else None) == step
-    if found is not None:
-        assert lacking(found, {"first": disks[0]}) == missing_on_first
-        assert newest_whole(disks, step=found.step) == found
-    assert newest_whole(disks, step=99) is None
+    found = newest_first(disks)
+    assert (found[0].step if found else None) == step
+    if found:
+        assert lacking(found[0], {"first": disks[0]}) == missing_on_first
+        assert newest_first(disks, step=found[0].step) == found[:1]
+    assert newest_first(disks, step=99) == []

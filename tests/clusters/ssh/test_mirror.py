@@ -17,6 +17,7 @@ from launcher.rundir.records import Blame, Event, Handle
 from launcher.words import Cause, State
 from tests.clusters.ssh.near_hosts import RUN, NearHosts
 from tests.run_folder import dead_process, plan_of
+from trainer.errors import CheckpointDamaged
 
 
 @pytest.fixture
@@ -155,6 +156,12 @@ def test_one_run_that_cannot_be_read_ends_no_other_s_look(hosts, tmp_path, monke
     assert "not a record" in damaged.silent and fine.phase == "running"
     monkeypatch.setattr(mirror, "copy", full_disk)
     assert "No space left" in mirror.look(pairs)[1].silent
+    monkeypatch.setattr(mirror, "copy", in_no_case_foreseen)
+    assert "CheckpointDamaged: torn" in mirror.look(pairs)[1].silent
+
+
+def in_no_case_foreseen(*_):
+    raise CheckpointDamaged("torn")
 
 
 def full_disk(*_):

@@ -2,16 +2,19 @@
 
 import dataclasses
 import shutil
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from launcher.api import Run
 from launcher.clusters import news
-from launcher.clusters.ssh import adoption, stocks, supplies
+from launcher.clusters.ssh import adoption, homecoming, stocks, supplies
+from launcher.clusters.ssh.handover import Handover
+from launcher.clusters.ssh.letters import Letters
 from launcher.clusters.ssh.places import places_ever
 from launcher.clusters.ssh.stocks import stocks_of
-from launcher.errors import Refused
+from launcher.errors import Exit, LaunchError, NotStarted
 from launcher.plan.model import NodePlan
 from launcher.rundir import registry
 from launcher.rundir.layout import RunDir
@@ -19,8 +22,9 @@ from launcher.spec.model import Ssh, SshHost
 from launcher.words import State
 from tests.clusters.ssh.near_hosts import RUN, NearHosts
 from tests.run_folder import dead_process, plan_of
-from tests.saved_checkpoints import save_part
+from tests.saved_checkpoints import flip, save_part
 from trainer.checkpoint_files import partial
+from trainer.checkpoint_files.catalog import set_aside
 from trainer.checkpoint_files.layout import data_name, draft_name
 
 FOLDER = "checkpoints"
@@ -52,9 +56,9 @@ def committed_on_the_first_alone(hosts, tmp_path):
 def bring(hosts, held):
     there, letters, _ = stocks_of(hosts.run, places_ever(hosts.run), FOLDER)
     home = hosts.run.path / FOLDER
-    wanted = supplies.newest_whole([*there.values()])
+    (wanted,) = supplies.newest_first([*there.values()])
     assert wanted.digest == held.digest
-    return supplies.bring_home(wanted, there, letters, RUN, FOLDER, home)
+    return supplies.Hosts(there, letters, RUN, FOLDER).bring_home(wanted, home)
 
 
 def test_a_file_that_only_a_draft_has_comes_home(hosts, tmp_path):
@@ -68,8 +72,101 @@ def test_where_nobody_has_the_manifest_that_is_said(hosts, tmp_path):
     held = committed_on_the_first_alone(hosts, tmp_path)
     there, letters, _ = stocks_of(hosts.run, places_ever(hosts.run), FOLDER)
     del there["node0"]
-    with pytest.raises(Refused, match="nobody who can be reached"):
-        supplies.bring_home(held, there, letters, RUN, FOLDER, hosts.run.path / FOLDER)
+    with pytest.raises(supplies.NotBrought, match="nobody who can be reached"):
+        supplies.Hosts(there, letters, RUN, FOLDER).bring_home(held, hosts.run.path / FOLDER)
+
+
+def both_have(hosts, tmp_path, step):
+    """A checkpoint of which both hosts have all files; gives its folders."""
+    whole = save_part(tmp_path / "made", step, range(2))
+    return [Path(shutil.copytree(whole, hosts.on(name).path / FOLDER / whole.name)) for name in ("node0", "node1")]
+
+
+def at_home(hosts):
+    return [(one.kind, one.step) for one in partial.inventory(hosts.run.path / FOLDER) if not one.missing]
+
+
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_where_one_copy_is_damaged_the_other_comes(hosts, tmp_path, damaged):
+    flip(both_have(hosts, tmp_path, 5)[damaged] / data_name(0))
+    homecoming.fetch(hosts.run, "newest")
+    assert at_home(hosts) == [("step", 5)]
+
+
+def test_a_checkpoint_that_is_damaged_everywhere_is_passed_over(hosts, said, tmp_path):
+    both_have(hosts, tmp_path, 5)
+    for folder in both_have(hosts, tmp_path, 10):
+        flip(folder / data_name(1))
+    with pytest.raises(LaunchError, match=r"node1: rank-00001\.data of step 10 is damaged there") as raised:
+        homecoming.fetch(hosts.run, "newest")
+    assert raised.value.exit_code is Exit.DAMAGED and "here now: checkpoint of step 5" in str(raised.value)
+    stocks.bring_newest(hosts.run)
+    assert at_home(hosts) == [("step", 5)] and not (hosts.run.path / FOLDER / "step-00000010").exists()
+    assert any("rank-00001.data" in line and line.endswith("the one before it is taken") for line in said), said
+
+
+def test_where_all_are_damaged_nothing_begins_anew(hosts, tmp_path):
+    for folder in both_have(hosts, tmp_path, 5):
+        flip(folder / data_name(0))
+    with pytest.raises(supplies.NotBrought) as raised:
+        stocks.bring_newest(hosts.run)
+    assert (raised.value.exit_code, at_home(hosts)) == (Exit.DAMAGED, [])
+
+
+def test_another_checkpoint_of_the_same_step_makes_room(hosts, tmp_path):
+    """The run had to go back before it, and saved that step again."""
+    before, _ = both_have(hosts, tmp_path, 5)
+    homecoming.fetch(hosts.run, "newest")
+    for name in ("node0", "node1"):
+        shutil.rmtree(hosts.on(name).path / FOLDER)
+    shutil.copytree(save_part(tmp_path / "again", 5, range(2), attempt=2), before)
+    homecoming.fetch(hosts.run, "newest")
+    assert [one.attempt for one in partial.inventory(hosts.run.path / FOLDER)] == [2]
+    assert len(set_aside(hosts.run.path / FOLDER)) == 1
+
+
+def supplied(hosts, *names):
+    """What a hand-over to these hosts says of them, once they have what they lacked."""
+    handover = Handover.__new__(Handover)
+    handover._run = hosts.run
+    letters = {name: Letters(hosts.lines[name], hosts.place(name)) for name in names}
+    nodes = tuple(NodePlan(index, name, spare=False, gpus=None, host=name) for index, name in enumerate(names))
+    return handover._supply(msgspec.structs.replace(plan_of(hosts.run.path, 1), nodes=nodes), letters)
+
+
+def on(hosts, name):
+    return [(one.kind, one.step) for one in partial.inventory(hosts.on(name).path / FOLDER) if not one.missing]
+
+
+def test_a_host_that_has_another_checkpoint_of_that_step_takes_the_newer(hosts, tmp_path):
+    for name, attempt in (("node0", 1), ("node1", 2)):
+        made = save_part(tmp_path / name, 5, range(2), attempt=attempt)
+        shutil.copytree(made, hosts.on(name).path / FOLDER / made.name)
+    assert supplied(hosts, "node0") == {}
+    (held,) = partial.inventory(hosts.on("node0").path / FOLDER)
+    assert (held.attempt, held.missing) == (2, ())
+
+
+def test_a_host_that_stands_still_while_it_gives_a_file_is_the_one_that_is_blamed(hosts, tmp_path):
+    committed_on_the_first_alone(hosts, tmp_path)
+    assert supplied(hosts, "node1", "node0") == {}  # they have it all
+    hosts.lines["node0"].hangs_at = b'{"t":"give"'
+    assert set(supplied(hosts, "node0")) == {"node0"}
+
+
+def test_new_hosts_go_on_from_the_checkpoint_before_a_damaged_one(hosts, tmp_path):
+    hosts.hand_over(1, "node0")
+    for step in (5, 10):
+        made = save_part(hosts.on("node0").path / FOLDER, step, range(2))
+    flip(made / data_name(0))
+    assert supplied(hosts, "node1") == {}
+    assert ("step", 5) in on(hosts, "node1") and ("step", 10) not in on(hosts, "node1")
+    shutil.rmtree(made.parent / "step-00000005")
+    shutil.rmtree(hosts.on("node1").path / FOLDER)
+    shutil.rmtree(hosts.run.path / FOLDER)
+    with pytest.raises(NotStarted, match="is damaged there") as raised:
+        supplied(hosts, "node1")
+    assert raised.value.exit_code is Exit.DAMAGED
 
 
 def test_who_could_not_be_asked_for_checkpoints_is_named(hosts, said, tmp_path):
