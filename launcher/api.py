@@ -58,9 +58,7 @@ class Run:
     def renew(self) -> None:
         """Bring home what ranks on other machines have written, and then how the run is."""
         run = RunDir(self.path)
-        attempt = newest(run)
-        if attempt is not None:
-            bring_logs(read_intent(attempt).cluster_kind, run)
+        bring_logs(run)
         if read_facts(self.path).asks:
             self.status(WATCH_S)
 
@@ -80,13 +78,12 @@ class Run:
         return status
 
     def fetch(self, checkpoint: str = "newest") -> list[str]:
-        """Bring home what is on other machines: logs, metrics, and a checkpoint (`newest`, `none` or a step)."""
-        run = RunDir(self.path)
-        attempt = newest(run)
-        if attempt is None:
-            return []
+        """Bring home what is on other machines: logs, metrics, and a checkpoint (`newest`, `none` or a step).
+
+        With the newest comes the best one.
+        """
         self.status()
-        return bring_results(read_intent(attempt).cluster_kind, run, checkpoint)
+        return bring_results(RunDir(self.path), checkpoint)
 
     @property
     def elsewhere(self) -> bool:

@@ -8,7 +8,7 @@ from launcher.cli.terminal import safe, show_news
 from launcher.errors import Exit
 
 EXAMPLES = """
-  launch fetch last                       logs, metrics and the newest whole checkpoint
+  launch fetch last                       logs, metrics, the newest whole checkpoint and the best
   launch fetch resnet --checkpoint 1200   and the checkpoint of this step
   launch fetch last --checkpoint none     logs and metrics alone; again brings only what is new
 """

@@ -7,6 +7,7 @@ from typing import cast
 
 from launcher.clusters.protocol import CancelReport, Cluster
 from launcher.errors import Refused
+from launcher.rundir.attempts import attempts
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import ClusterWord
 
@@ -25,17 +26,17 @@ def of_kind(kind: str) -> Cluster:
     return cast("Cluster", getattr(import_module(module), name)())
 
 
-def bring_logs(kind: str, run: RunDir) -> None:
+def bring_logs(run: RunDir) -> None:
     """Have what ranks have written so far in the run's folder here; most clusters write it there themselves."""
-    if kind == "ssh":
+    if _was_on_hosts(run):
         from launcher.clusters.ssh import homecoming  # late: only of runs that went there
 
         homecoming.bring_logs(run)
 
 
-def bring_results(kind: str, run: RunDir, checkpoint: str) -> list[str]:
+def bring_results(run: RunDir, checkpoint: str) -> list[str]:
     """Have logs, metrics and a checkpoint in the run's folder here; a line for each thing that came."""
-    if kind != "ssh":
+    if not _was_on_hosts(run):
         return []
     from launcher.clusters.ssh import homecoming  # late: as above
 
@@ -43,11 +44,17 @@ def bring_results(kind: str, run: RunDir, checkpoint: str) -> list[str]:
 
 
 def bring_newest(kind: str, run: RunDir) -> None:
-    """Have the newest checkpoint here: the run is to go on somewhere else."""
+    """Have the newest checkpoint here, and the logs where they can be had: the run is to go on somewhere else."""
     if kind == "ssh":
-        from launcher.clusters.ssh import stocks  # late: as above
+        from launcher.clusters.ssh import homecoming, stocks  # late: as above
 
         stocks.bring_newest(run)
+        homecoming.bring_logs(run)
+
+
+def _was_on_hosts(run: RunDir) -> bool:
+    """Whether an attempt of it, not only the newest, was handed to hosts of a pool."""
+    return any(attempt.hosts.exists() for attempt in attempts(run))
 
 
 def forgive(kind: str, run: RunDir, hosts: Collection[str]) -> None:
@@ -78,6 +85,6 @@ def adopt(ref: str) -> Path | None:
     return adoption.adopt(ref)
 
 
-def look(kind: str, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
+def look(kind: str, asked: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
     """What the clusters of this kind say of these attempts; one question for all."""
-    return of_kind(kind).look(attempts) if kind in _KINDS else [None for _ in attempts]
+    return of_kind(kind).look(asked) if kind in _KINDS else [None for _ in asked]

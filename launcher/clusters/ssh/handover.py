@@ -21,7 +21,7 @@ from launcher.clusters.ssh.crowd import failures, for_all
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.letters import Letters, Place, settled_in
 from launcher.clusters.ssh.places import places_ever
-from launcher.clusters.ssh.stocks import pass_over, settle_for, stocks_of
+from launcher.clusters.ssh.stocks import pass_over, settle_for, stocks_of, without_the_best
 from launcher.clusters.ssh.wire import Blob, Code, Go, Open, Opened, Peer, Roster, Up
 from launcher.errors import Exit, LaunchError, NotStarted
 from launcher.plan.model import NodePlan, Plan
@@ -136,7 +136,7 @@ class Handover:
         return {}
 
     def _supply(self, plan: Plan, letters: Mapping[str, Letters]) -> dict[str, LaunchError]:
-        """What the newest checkpoint consists of and none of these hosts has comes from here, or from hosts before.
+        """What of the newest checkpoint, and of the best, none of these hosts has comes from here, or hosts before.
 
         Gives those of these hosts that failed at it.
         """
@@ -161,6 +161,9 @@ class Handover:
         try:
             supplied = supplies.first_that_comes(supplies.newest_first(disks), supply, pass_over)
             settle_for(self._run, supplied[0] if supplied else None, troubles)
+            with without_the_best():
+                for best in supplies.newest_first(disks, kind="best")[:1]:
+                    supply(best)
         except LaunchError as error:
             trouble = error
         failed = {name: error for name, error in hosts.failed.items() if name in letters}

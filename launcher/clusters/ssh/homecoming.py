@@ -1,11 +1,12 @@
 """Results come home: the logs, metrics and chosen checkpoints of a run on hosts, resumable and verified."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from launcher.clusters.ssh import growth, supplies
 from launcher.clusters.ssh.crowd import failures, reasons
 from launcher.clusters.ssh.letters import Letters, Place
-from launcher.clusters.ssh.places import places_ever, places_of
+from launcher.clusters.ssh.places import is_here, moved_on, places_ever, places_of
 from launcher.clusters.ssh.post import ask_all
 from launcher.clusters.ssh.stocks import checkpoint_folder, stocks_of
 from launcher.clusters.ssh.testimony import LIMIT_S
@@ -15,26 +16,37 @@ from launcher.rundir.attempts import attempts
 from launcher.rundir.durable import read_record, write_bytes
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import AttemptEnd
+from launcher.status.derive import derive
+from launcher.status.facts import read_facts
 from trainer.checkpoint_files import partial
+from trainer.checkpoint_files.layout import Kind, folder_name
 
 _LOGS = ("logs", "metrics")
+_ALL = 1 << 62  # more than there is of any file
+
+_asked: set[Path] = set()  # who follows what a run writes here does not wait for the hosts that it left again and again
 
 
 def bring_logs(run: RunDir) -> None:
     """Copy what is new of the logs, until the run has ended and all is here."""
     every = attempts(run)
-    if every[-1].fetched.exists():
+    if not every or every[-1].fetched.exists():
         return
+    moved = moved_on(run)
+    if moved:
+        if run.path in _asked:
+            return
+        _asked.add(run.path)
     end = read_record(every[-1].end, AttemptEnd)  # looked at first: what was written before it is then fetched
     before = places_ever(run, [attempt for attempt in every if not attempt.fetched.exists()])
     troubles = _fetch(before | {place.host.name: place for place in places_of(run)}, run)
-    if end is not None and end.state.ended and not troubles:
+    if (moved or (end is not None and end.state.ended)) and not troubles:
         for attempt in every:
             write_bytes(attempt.fetched, b"")
 
 
 def fetch(run: RunDir, checkpoint: str) -> list[str]:
-    """Bring home logs, metrics and a checkpoint: `newest`, `none`, or a step; gives a line for each thing.
+    """Bring home logs, metrics and a checkpoint: `newest` with the best, `none`, or a step; a line for each thing.
 
     Where one had to be passed over, the one before it comes, and then that is raised.
     """
@@ -42,9 +54,10 @@ def fetch(run: RunDir, checkpoint: str) -> list[str]:
     troubles = _fetch(places_ever(run), run)
     lines = [f"logs and metrics, {_bytes(run) - before:,} new bytes"]
     passed_over: list[LaunchError] = []
-    if checkpoint != "none":
-        step = None if checkpoint == "newest" else int(checkpoint)
-        lines += _fetch_checkpoint(run, step, passed_over)
+    if checkpoint == "newest":
+        lines += _fetch_newest(run, passed_over)
+    elif checkpoint != "none":
+        lines += _fetch_step(run, int(checkpoint), passed_over)
     if passed_over:
         raise _less_came(passed_over[0], lines) from passed_over[0]
     if troubles:
@@ -54,7 +67,7 @@ def fetch(run: RunDir, checkpoint: str) -> list[str]:
 
 
 def _fetch(places: Mapping[str, Place], run: RunDir) -> dict[str, LaunchError]:
-    known = growth.sizes(run.path, _LOGS)
+    known = _known(run)
 
     def fetch_from(letters: Letters) -> None:
         mine = dict(known)
@@ -71,20 +84,57 @@ def _fetch(places: Mapping[str, Place], run: RunDir) -> dict[str, LaunchError]:
     return failures(ask_all([*places.values()], fetch_from))
 
 
-def _fetch_checkpoint(run: RunDir, step: int | None, passed_over: list[LaunchError]) -> list[str]:
-    folder = checkpoint_folder(run)
-    stocks, letters, _ = stocks_of(run, places_ever(run), folder)
-    home = run.path / folder
-    hosts = supplies.Hosts(stocks, letters, run.path.name, folder)
-    found = supplies.newest_first([*stocks.values(), partial.inventory(home)], step)
-    brought = supplies.first_that_comes(found, lambda held: hosts.bring_home(held, home), passed_over.append)
-    if brought is None and step is not None:
+def _known(run: RunDir) -> dict[str, int]:
+    """How much there is of each file. What ranks write here is not added to: hosts may have a file of that name."""
+    ours = [f"logs/a{attempt.number:04d}." for attempt in attempts(run) if is_here(attempt)]
+    ours += ["metrics/"] if moved_on(run) else []
+    sizes = growth.sizes(run.path, _LOGS)
+    return {name: _ALL if name.startswith(tuple(ours)) else size for name, size in sizes.items()}
+
+
+def _fetch_newest(run: RunDir, passed_over: list[LaunchError]) -> list[str]:
+    if moved_on(run):
+        return [f"checkpoints are written here: {run.path / checkpoint_folder(run)}"]
+    everywhere = _Everywhere(run, passed_over)
+    lines = everywhere.bring(None, "step") or ["no checkpoint yet"]
+    return lines + everywhere.bring(None, "best")
+
+
+def _fetch_step(run: RunDir, step: int, passed_over: list[LaunchError]) -> list[str]:
+    """The best one of that step is as good: it may be all that is left of it."""
+    if moved_on(run) and not derive(read_facts(run.path)).state.ended:
+        hint = "hint: again, once it has ended; or --checkpoint none"
+        raise Refused(f"{run.path.name} runs from the checkpoints that are here: no other is put among them", hint)
+    everywhere = _Everywhere(run, passed_over)
+    lines = everywhere.bring(step, "step") or everywhere.bring(step, "best")
+    if not lines:
         raise Refused(f"{run.path.name} has no whole checkpoint of step {step} on the hosts that answer")
-    if brought is None:
-        return ["no checkpoint yet"]
-    held, count = brought
-    place = home / f"step-{held.step:08d}"
-    return [f"checkpoint of step {held.step}, {f'{count} files' if count else 'here already'}: {place}"]
+    return lines
+
+
+class _Everywhere:
+    """The checkpoints of a run, on its hosts and here."""
+
+    def __init__(self, run: RunDir, passed_over: list[LaunchError]) -> None:
+        self._passed_over = passed_over
+        folder = checkpoint_folder(run)
+        stocks, letters, _ = stocks_of(run, places_ever(run), folder)
+        self._home = run.path / folder
+        self._disks = [*stocks.values(), partial.inventory(self._home)]
+        self._hosts = supplies.Hosts(stocks, letters, run.path.name, folder)
+
+    def bring(self, step: int | None, kind: Kind) -> list[str]:
+        """The newest, or that of this step; nothing where there is none."""
+        found = supplies.newest_first(self._disks, step, kind)
+        brought = supplies.first_that_comes(
+            found, lambda held: self._hosts.bring_home(held, self._home), self._passed_over.append
+        )
+        if brought is None:
+            return []
+        held, count = brought
+        what = f"{'best checkpoint, ' if kind == 'best' else 'checkpoint '}of step {held.step}"
+        files = f"{count} files" if count else "here already"
+        return [f"{what}, {files}: {self._home / folder_name(held.step, kind)}"]
 
 
 def _less_came(trouble: LaunchError, lines: Sequence[str]) -> LaunchError:

@@ -6,7 +6,7 @@ from launcher.clusters.ssh.letters import Place
 from launcher.rundir.attempts import attempts
 from launcher.rundir.durable import read_record, write_record
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import Gone
+from launcher.rundir.records import Gone, Intent
 
 
 def places_of(run: RunDir) -> list[Place]:
@@ -35,6 +35,17 @@ def everywhere(run: RunDir) -> dict[str, Place]:
 def gone(run: RunDir) -> set[str]:
     """Those of which a person has said so, and which no attempt was handed to since."""
     return everywhere(run).keys() - places_ever(run).keys()
+
+
+def moved_on(run: RunDir) -> bool:
+    """It is not on hosts any more: what it writes now is written here."""
+    return is_here(attempts(run)[-1])
+
+
+def is_here(attempt: AttemptDir) -> bool:
+    """Its ranks write into the run's folder here."""
+    intent = read_record(attempt.intent, Intent)
+    return intent is not None and intent.cluster_kind != "ssh"
 
 
 def give_up(run: RunDir, hosts: Collection[str]) -> None:

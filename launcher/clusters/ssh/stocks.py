@@ -1,6 +1,7 @@
 """Where the checkpoints of a run are: on which of the hosts that it has ever been on, and here."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from launcher.clusters import news
@@ -59,14 +60,21 @@ def settle_for(run: RunDir, wanted: Held | None, troubles: Mapping[str, LaunchEr
 
 
 def bring_newest(run: RunDir) -> None:
-    """Before the run goes on elsewhere: what it would go on from is here. Raises Unreachable where nobody knows."""
+    """Before the run goes on elsewhere: what it would go on from is here, and the best one where it can be had.
+
+    Raises Unreachable where nobody knows of any, NotBrought where none of those that are known can be had.
+    """
     folder = checkpoint_folder(run)
     stocks, letters, troubles = stocks_of(run, places_ever(run), folder)
     home = run.path / folder
     hosts = supplies.Hosts(stocks, letters, run.path.name, folder)
-    found = supplies.newest_first([*stocks.values(), partial.inventory(home)])
+    disks = [*stocks.values(), partial.inventory(home)]
+    found = supplies.newest_first(disks)
     brought = supplies.first_that_comes(found, lambda held: hosts.bring_home(held, home), pass_over)
     settle_for(run, brought[0] if brought else None, troubles)
+    with without_the_best():
+        for best in supplies.newest_first(disks, kind="best")[:1]:
+            hosts.bring_home(best, home)
     _set_torsos_aside(home, brought[0].step if brought else -1)
 
 
@@ -74,8 +82,17 @@ def pass_over(trouble: LaunchError) -> None:
     news.say("; ".join((*trouble.lines[:-1], "the one before it is taken")))
 
 
+@contextmanager
+def without_the_best() -> Iterator[None]:
+    """No run waits for the one that is kept apart: it is said where that cannot be had."""
+    try:
+        yield
+    except LaunchError as error:
+        news.say("; ".join((error.lines[0], "the run goes on without it")))
+
+
 def _set_torsos_aside(home: Path, above: int) -> None:
-    """What an interrupted fetch left here of newer ones: the run will save those steps again."""
+    """Of what an interrupted fetch left here: the run will save those steps again."""
     for held in partial.inventory(home):
-        if held.committed and held.missing and held.kind == "step" and held.step > above:
-            partial.set_aside(home, held.step)
+        if held.committed and held.missing and (held.kind == "best" or held.step > above):
+            partial.set_aside(home, held.step, held.kind)

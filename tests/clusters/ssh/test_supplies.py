@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from launcher import clusters
 from launcher.api import Run
 from launcher.clusters import news
 from launcher.clusters.ssh import adoption, homecoming, stocks, supplies
@@ -14,15 +15,16 @@ from launcher.clusters.ssh.handover import Handover
 from launcher.clusters.ssh.letters import Letters
 from launcher.clusters.ssh.places import places_ever
 from launcher.clusters.ssh.stocks import stocks_of
-from launcher.errors import Exit, LaunchError, NotStarted
+from launcher.errors import Exit, LaunchError, NotStarted, Refused
 from launcher.plan.model import NodePlan
 from launcher.rundir import registry
+from launcher.rundir.identity import this_process
 from launcher.rundir.layout import RunDir
 from launcher.spec.model import Ssh, SshHost
 from launcher.words import State
 from tests.clusters.ssh.near_hosts import RUN, NearHosts
 from tests.run_folder import dead_process, plan_of
-from tests.saved_checkpoints import flip, save_part
+from tests.saved_checkpoints import flip, keep_best, save_part
 from trainer.checkpoint_files import partial
 from trainer.checkpoint_files.catalog import set_aside
 from trainer.checkpoint_files.layout import data_name, draft_name
@@ -32,6 +34,7 @@ FOLDER = "checkpoints"
 
 @pytest.fixture
 def hosts(tmp_path, monkeypatch):
+    monkeypatch.setattr(homecoming, "_asked", set())
     return NearHosts(tmp_path, monkeypatch)
 
 
@@ -206,3 +209,81 @@ def test_a_host_that_was_silent_when_a_run_was_found_is_not_forgotten(hosts, tmp
     path = adoption._mirrored(RUN, {"node1": hosts.place("node1")})
     assert set(places_ever(RunDir(path))) == {"node0", "node1"}
     assert Run(RUN, path).status().state is State.UNKNOWN
+
+
+def keeps_the_best_alone(folder):
+    """Of step 5, which retention has taken away since."""
+    for step in (5, 10):
+        save_part(folder, step, range(2))
+    keep_best(folder, 5)
+    shutil.rmtree(folder / "step-00000005")
+
+
+def test_the_best_comes_along_and_stands_for_its_step(hosts):
+    keeps_the_best_alone(hosts.on("node0").path / FOLDER)
+    assert homecoming.fetch(hosts.run, "5")[1].startswith("best checkpoint, of step 5, 2 files: ")
+    assert at_home(hosts) == [("best", 5)]
+    assert [line[:23] for line in homecoming.fetch(hosts.run, "newest")[1:]] == [
+        "checkpoint of step 10, ",
+        "best checkpoint, of ste",
+    ]
+    assert at_home(hosts) == [("step", 10), ("best", 5)]
+
+
+def test_the_best_moves_along_and_nobody_waits_for_it(hosts, said):
+    hosts.hand_over(1, "node0")
+    there = hosts.on("node0").path / FOLDER
+    keeps_the_best_alone(there)
+    assert supplied(hosts, "node1") == {}
+    assert on(hosts, "node1") == [("step", 10), ("best", 5)]
+    shutil.rmtree(hosts.run.path / FOLDER)
+    flip(there / "best-00000005" / data_name(0))
+    stocks.bring_newest(hosts.run)
+    assert partial.inventory(hosts.run.path / FOLDER)[0].step == 10 and at_home(hosts) == [("step", 10)]
+    assert any(line.startswith("the best, step 5") and line.endswith("goes on without it") for line in said), said
+
+
+@pytest.fixture
+def moved(hosts, tmp_path, monkeypatch):
+    """A run that went on here before anybody had looked at what its hosts have."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for rank, name in enumerate(hosts.lines):
+        hosts.on(name).attempt().log(rank, "there\n")
+    there = hosts.on("node0").path
+    save_part(there / FOLDER, 10, range(2))
+    (there / "metrics").mkdir()
+    (there / "metrics" / "metrics.jsonl").write_text("of the hosts, and longer\n")
+    hosts.mirror.intent(2, by=this_process(), kind="local").log(0, "here\n", attempt=2)
+    (hosts.run.path / "metrics").mkdir()
+    (hosts.run.path / "metrics" / "metrics.jsonl").write_text("here\n")
+    return Run(RUN, hosts.run.path)
+
+
+def texts(run):
+    return sorted(line.text for line in run.logs())
+
+
+def test_what_hosts_wrote_is_fetched_after_the_run_has_moved_on(hosts, moved):
+    hosts.on("node1").log(0, "nobody's business\n", attempt=2)
+    assert moved.fetch()[1:] == [f"checkpoints are written here: {hosts.run.path / FOLDER}"]
+    assert texts(moved) == ["here", "there", "there"] and at_home(hosts) == []
+    assert (hosts.run.path / "metrics" / "metrics.jsonl").read_text() == "here\n"
+    with pytest.raises(Refused, match="no other is put among them"):
+        moved.fetch("10")
+    hosts.mirror.end(State.SUCCEEDED, attempt=2).state(State.SUCCEEDED, 2)
+    moved.fetch("10")
+    assert at_home(hosts) == [("step", 10)]
+
+
+def test_logs_of_hosts_are_asked_for_once_by_who_follows_a_run_that_has_moved_on(hosts, moved):
+    hosts.cut.add("node1")
+    assert texts(moved) == ["here", "there"]
+    hosts.dialled.clear()
+    assert texts(moved) == ["here", "there"] and hosts.dialled == set()
+
+
+def test_logs_come_home_before_a_run_goes_on_elsewhere(hosts):
+    for rank, name in enumerate(hosts.lines):
+        hosts.on(name).attempt().log(rank, "there\n")
+    clusters.bring_newest("ssh", hosts.run)
+    assert texts(Run(RUN, hosts.run.path)) == ["there", "there"]
