@@ -42,8 +42,6 @@ def node_environment(
     `memory`: its memory tier. `interface`: the one that has the node's address; ranks reach each other through it.
     """
     gpus = {} if node.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(node.gpus)}
-    if gpus and plan.cluster_kind == "ssh":
-        gpus["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # else CUDA counts the fastest first, and two runs may share one
     through = {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
     if interface is not None and interface != "lo":
         through["NCCL_SOCKET_IFNAME"] = f"={interface}"  # exactly this one: NCCL takes a name for a beginning

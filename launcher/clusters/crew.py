@@ -35,10 +35,15 @@ class Post:
     returns_at: float | None = None
 
 
-def agent_post(plan: Plan, attempt: AttemptDir, node: int, keep: Sequence[int] = ()) -> Post:
-    """The agent of a node on this machine."""
+def agent_post(
+    plan: Plan, attempt: AttemptDir, node: int, *, keep: Sequence[int] = (), gpus: Sequence[str] | None = None
+) -> Post:
+    """The agent of a node on this machine. `gpus`: all that it may use; None: the plan says, or nobody keeps count."""
     argv = (sys.executable, "-P", "-m", "launcher.agent", plan.run_dir, str(attempt.number), str(node))
-    return Post(argv, {**cleaned(os.environ), TAG: plan.run_dir}, attempt.agent_log(node), keep)
+    environment = {**cleaned(os.environ), TAG: plan.run_dir}
+    if gpus is not None:
+        environment |= {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as we count them
+    return Post(argv, environment, attempt.agent_log(node), keep)
 
 
 class Crew:

@@ -21,7 +21,7 @@ class NodePlan(msgspec.Struct, frozen=True):
     index: int
     address: str  # that other nodes reach it by, and the only one its agent listens on; "": the agent finds it out
     spare: bool
-    gpus: tuple[str, ...] | None  # CUDA_VISIBLE_DEVICES; None: left as it is
+    gpus: tuple[str, ...] | None  # CUDA_VISIBLE_DEVICES; None: what its agent was given
     host: str = ""  # what the cluster calls the machine; "": not known yet, or this one
 
 

@@ -4,7 +4,7 @@ import os
 import time
 
 from launcher.clusters.bell import Bell
-from launcher.clusters.crew import Crew, agent_post
+from launcher.clusters.crew import Crew
 from launcher.clusters.last_word import cancelled, is_cancelled, speak_for_the_dead, write_end
 from launcher.clusters.ssh.council import Ask, Promise, Standing, granted, standings
 from launcher.clusters.ssh.leader import enough, propose, tell_others
@@ -28,7 +28,7 @@ class Follower:
 
     def __init__(self, seat: Seat, bell: Bell) -> None:
         self._seat, self._bell = seat, bell
-        self._post = agent_post(seat.plan, seat.attempt, seat.index, keep=seat.fds)
+        self._post = seat.agent_post()
         self._crew = Crew([self._post], bell, leads=False, return_s=_RETURN_S)
         self._sure_at: float | None = None
         self._succession = Succession(seat)

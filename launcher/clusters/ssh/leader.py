@@ -8,7 +8,6 @@ import msgspec
 
 from launcher.clusters.allocation import Allocation
 from launcher.clusters.bell import Bell
-from launcher.clusters.crew import agent_post
 from launcher.clusters.last_word import cut_short, write_end
 from launcher.clusters.ssh.council import Ask, Members, Propose, Standing, granted, standings
 from launcher.clusters.ssh.replicas import Replicator
@@ -109,9 +108,8 @@ class Leader:
         roll = Roll(seat)
         tell: frozenset[int] = frozenset()
         try:
-            post = agent_post(seat.plan, seat.attempt, 0, keep=seat.fds)
             wishes = _Wishes(seat, self._bell)
-            end = Allocation(seat.run, seat.attempt, seat.plan, self._bell, wishes, [post]).carry_out()
+            end = Allocation(seat.run, seat.attempt, seat.plan, self._bell, wishes, [seat.agent_post()]).carry_out()
             if end.state.ended and not self._bell.stop_asked:  # whoever asks for a stop tells all hosts
                 tell = seat.members
             if end.state is not State.QUEUED or end.exit_code == Exit.FENCED:

@@ -10,6 +10,7 @@ from typing import Self, assert_never
 import msgspec
 
 from launcher.clusters.bell import Bell
+from launcher.clusters.crew import Post, agent_post
 from launcher.clusters.last_word import first_state, write_end
 from launcher.clusters.own_log import log_to
 from launcher.clusters.ssh import replicas
@@ -52,7 +53,7 @@ class Seat:
         self._first_nodes = {one.host: one for one in plan.nodes}
         self._hosts = tuple(one.host for one in plan.nodes)  # by their numbers among the keepers
         self._before: AttemptDir | None = None
-        self.gpus: tuple[str, ...] | None = None  # that are ours; None: we wait
+        self.gpus: tuple[str, ...] | None = None  # that are ours, () with CPU slots; None: we wait
         self.fds: tuple[int, ...] = ()  # that hold them
         self.told = False  # to go on
         self.pledged = False  # to keep what it has until the leader says whether all do
@@ -103,6 +104,10 @@ class Seat:
 
     # -- the attempt at hand
 
+    def agent_post(self) -> Post:
+        """Our node's agent: it has the GPUs that we hold and sees no others, none at all where we hold none."""
+        return agent_post(self.plan, self.attempt, self.index, keep=self.fds, gpus=self.gpus)
+
     def log_to(self) -> None:
         make_dir(self.attempt.node(self.index))
         log_to(self.attempt.keeper_log if self.leads else self.attempt.node_keeper_log(self.index))
@@ -122,9 +127,6 @@ class Seat:
             raise Fenced(f"attempt {self.attempt.number} of {self.run.path.name} has its keeper already") from None
         self.present()
         raise_fence(self.run, self.attempt.number)
-        self.plan = self._with_own_gpus(self.plan)
-        if self.leads or self.plan.disks_apart:
-            write_record(self.attempt.plan, self.plan)
         if self.leads:
             write_record(self.run.state, self._starting())
 
@@ -189,7 +191,7 @@ class Seat:
     def localized(self, plan: Plan) -> Plan:
         """Another host's plan with what is this host's own."""
         entry = msgspec.structs.replace(plan.entry, python=self.plan.entry.python)
-        return self._with_own_gpus(msgspec.structs.replace(plan, run_dir=self.plan.run_dir, entry=entry))
+        return msgspec.structs.replace(plan, run_dir=self.plan.run_dir, entry=entry)
 
     def discard(self) -> None:
         """The submitter is gone and nobody was told to go: there has never been such an attempt."""
@@ -209,13 +211,6 @@ class Seat:
         if before.attempt == self.attempt.number and before.state is State.QUEUED:
             return msgspec.structs.replace(before, state=State.STARTING, message="starting agents")
         return before
-
-    def _with_own_gpus(self, plan: Plan) -> Plan:
-        if not self.gpus:
-            return plan
-        mine = self._index_in(plan)
-        nodes = [msgspec.structs.replace(node, gpus=self.gpus) if node.index == mine else node for node in plan.nodes]
-        return msgspec.structs.replace(plan, nodes=tuple(nodes))
 
     def _index_in(self, plan: Plan) -> int:
         for node in plan.nodes:

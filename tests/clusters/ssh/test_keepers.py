@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from run_folder import plan_of
 
+from launcher.agent.environment import node_environment
 from launcher.clusters.last_word import ask_to_stop, cancelled, is_cancelled, write_end
 from launcher.clusters.ssh import follower, keeper, leader, replicas, standing
 from launcher.clusters.ssh.council import ASK_S, Agreed, Begin, Begun, Declined, Promise, Propose, Replica
@@ -296,6 +297,21 @@ def test_a_host_that_missed_the_proposal_leaves(table, crew):
     table.seats[0].move(2)
     with pytest.raises(Fenced, match="attempt 2 goes on without host2"):
         left_out._is_deserted()
+
+
+# -- what it may use
+
+
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize(("held", "seen"), [(("2", "3"), "2,3"), ((), "")])
+def test_ranks_see_the_gpus_that_their_keeper_holds_and_no_others(table, monkeypatch, held, seen, apart):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    seat = table.seats[2]
+    seat.plan, seat.gpus = msgspec.structs.replace(seat.plan, disks_apart=apart), held
+    seat.open_attempt()
+    plan = read_plan(seat.run, 1)  # as the agent does
+    environment = node_environment(seat.agent_post().environment, plan, plan.nodes[2], 1, {})
+    assert (environment["CUDA_VISIBLE_DEVICES"], environment["CUDA_DEVICE_ORDER"]) == (seen, "PCI_BUS_ID")
 
 
 # -- a stop
