@@ -6,6 +6,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -92,25 +93,38 @@ class LocalCluster:
         return [None for _ in attempts]  # the processes of this machine are looked at by whoever asks
 
     def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan) -> CancelReport:
-        """Ask the keeper, wait for the grace; then end whatever is provably of this run."""
-        before = _processes_of(run, attempt)
-        names = _names(run, attempt)
-        already = not before and _ended(attempt)
-        if already:
-            close_tier(Path(plan.run_dir), attempt.number)  # nobody else may have been left to do it
-            return CancelReport((), already=True)
-        ask_to_stop(attempt, "cancel")
-        handle = read_record(attempt.handle, Handle)
-        if handle is not None and handle.keeper is not None and signal_process(handle.keeper, signal.SIGTERM):
-            _wait_until_gone(handle.keeper, plan.spec.recovery.grace_s + _SURE_S)
-        _, stubborn = end_all(lambda: _processes_of(run, attempt))
-        if stubborn:
-            pids = ", ".join(str(one.pid) for one in stubborn)
-            raise LaunchError(f"process {pids} of {run.path.name} does not end, not even by SIGKILL")
-        close_tier(Path(plan.run_dir), attempt.number)
-        if not _ended(attempt):
-            write_end(run, attempt, cancelled(), plan)
-        return CancelReport(tuple(f"{names.get(pid, 'process')} {pid}" for pid in before), already=False)
+        return end_here(run, attempt, plan)
+
+
+def end_here(run: RunDir, attempt: AttemptDir, plan: Plan, *, last_word: bool = True) -> CancelReport:
+    """Ask the keepers of this machine, wait for the grace; then end whatever is provably of this run here.
+
+    `last_word`: say that it was cancelled, if nobody has said how it ended.
+    """
+    before = _processes_of(run, attempt)
+    names = _names(run, attempt)
+    already = not before and _ended(attempt)
+    if already:
+        close_tier(Path(plan.run_dir), attempt.number)  # nobody else may have been left to do it
+        return CancelReport((), already=True)
+    ask_to_stop(attempt, "cancel")
+    _stop_keepers(attempt, plan.spec.recovery.grace_s + _SURE_S)
+    _, stubborn = end_all(lambda: _processes_of(run, attempt))
+    if stubborn:
+        pids = ", ".join(str(one.pid) for one in stubborn)
+        raise LaunchError(f"process {pids} of {run.path.name} does not end, not even by SIGKILL")
+    close_tier(Path(plan.run_dir), attempt.number)
+    if last_word and not _ended(attempt):
+        write_end(run, attempt, cancelled(), plan)
+    return CancelReport(tuple(f"{names.get(pid, 'process')} {pid}" for pid in before), already=False)
+
+
+def _stop_keepers(attempt: AttemptDir, timeout_s: float) -> None:
+    """Those that live here; each lets its ranks have their grace."""
+    asked = [keeper for keeper in _keepers(attempt) if signal_process(keeper, signal.SIGTERM)]
+    deadline = time.monotonic() + timeout_s
+    for keeper in asked:
+        _wait_until_gone(keeper, max(0.0, deadline - time.monotonic()))
 
 
 def _ended(attempt: AttemptDir) -> bool:
@@ -134,12 +148,10 @@ def _names(run: RunDir, attempt: AttemptDir) -> dict[int, str]:
     state = read_record(run.state, RunState)
     if state is not None and state.attempt == attempt.number:
         names = {rank.pid: f"rank {rank.rank}, process" for rank in state.ranks if rank.pid is not None}
-    for record in _agents(attempt):
-        names[record.process.pid] = f"agent of node {record.node}, process"
-    handle = read_record(attempt.handle, Handle)
-    if handle is not None and handle.keeper is not None:
-        names[handle.keeper.pid] = "keeper, process"
-    return names
+    for record in _agents(attempt):  # where several hosts share a disk, of another host's a pid means nothing here
+        if alive(record.process):
+            names[record.process.pid] = f"agent of node {record.node}, process"
+    return names | {keeper.pid: "keeper, process" for keeper in _keepers(attempt) if alive(keeper)}
 
 
 def _agents(attempt: AttemptDir) -> list[AgentRecord]:
@@ -148,9 +160,15 @@ def _agents(attempt: AttemptDir) -> list[AgentRecord]:
 
 
 def _roots(attempt: AttemptDir) -> list[ProcessId]:
+    return _keepers(attempt) + [record.process for record in _agents(attempt)]
+
+
+def _keepers(attempt: AttemptDir) -> list[ProcessId]:
+    """The one that leads, and on a disk that several hosts share those of the others."""
     handle = read_record(attempt.handle, Handle)
-    roots = [handle.keeper] if handle is not None and handle.keeper is not None else []
-    return roots + [record.process for record in _agents(attempt)]
+    leads = [handle.keeper] if handle is not None and handle.keeper is not None else []
+    others = (read_record(path, ProcessId) for path in sorted(attempt.path.glob("node-*/started")))
+    return [*dict.fromkeys([*leads, *(one for one in others if one is not None)])]
 
 
 def _wait_until_gone(process: ProcessId, timeout_s: float) -> None:

@@ -40,7 +40,10 @@ from launcher.clusters.ssh.wire import (
 from launcher.errors import Exit, LaunchError
 from launcher.rundir.attempts import newest, read_plan
 from launcher.rundir.avoided import pardon
-from launcher.rundir.layout import RunDir
+from launcher.rundir.durable import read_record
+from launcher.rundir.identity import alive
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.records import Handle
 from launcher.status.derive import derive
 from launcher.status.facts import read_facts
 from trainer.errors import CheckpointDamaged
@@ -170,10 +173,17 @@ def _cancel(run: RunDir) -> Cancelled:
     attempt = newest(run)
     if attempt is None:
         return Cancelled((), already=True)
-    from launcher.clusters.local import LocalCluster  # late: only to end a run
+    from launcher.clusters.local import end_here  # late: only to end a run
 
-    report = LocalCluster().cancel(run, attempt, read_plan(run, attempt.number))
+    plan = read_plan(run, attempt.number)
+    report = end_here(run, attempt, plan, last_word=plan.disks_apart or _leader_was_here(attempt))
     return Cancelled(report.ended, report.already)
+
+
+def _leader_was_here(attempt: AttemptDir) -> bool:
+    """On a disk that all share, its host says how the run ended: elsewhere ranks may still have their grace."""
+    handle = read_record(attempt.handle, Handle)
+    return handle is None or handle.keeper is None or alive(handle.keeper) is not None
 
 
 if __name__ == "__main__":
