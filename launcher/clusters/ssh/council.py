@@ -4,7 +4,7 @@
     Replica ─► Done                a record of the leader's, for hosts that do not share its disk
     Begin ─► Done, Refused         who has what it needs keeps it, until all have said so or one has not
     Begun ─► Done, Refused         all have: it begins; or not all: whoever is in an older run's way may let go
-    Members ─► Done, Refused         who counts, once the leader has lost a host or has it back
+    Members ─► Done, Refused       who counts, once the leader has lost a host or has it back
     Promise ─► Done, Refused       nobody of an older attempt writes here any more: the vote of a take-over
     Propose ─► Done, Refused       the next attempt
 
@@ -72,10 +72,14 @@ class Begun(msgspec.Struct, frozen=True, tag="begun", tag_field="t"):
 
 
 class Members(msgspec.Struct, frozen=True, tag="members", tag_field="t"):
-    """Who counts from now on: a host that was lost for good does not hold up those that are left."""
+    """Who counts from now on: a host that was lost for good does not hold up those that are left.
 
-    version: int
-    members: tuple[int, ...]
+    Of several rolls all count, each for itself: the last one is to replace the others once all in it have agreed.
+    """
+
+    attempt: int
+    version: int  # of the leader's words to this in the attempt
+    rolls: tuple[tuple[int, ...], ...]
 
 
 class Promise(msgspec.Struct, frozen=True, tag="promise", tag_field="t"):

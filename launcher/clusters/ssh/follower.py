@@ -137,14 +137,14 @@ class Succession:
         if led and max(led) == seat.attempt.number:
             seat.leaderless = False
             return None
-        answers = {number: one for number, one in answers.items() if number in seat.members}
+        answers = {number: one for number, one in answers.items() if number in seat.counted}
         without = sorted(number for number, one in answers.items() if one.leaderless)
-        if any(number < seat.node for number in without) or len(without) < len(answers):
+        if any(number < seat.node for number in seat.members.intersection(without)) or len(without) < len(answers):
             return None  # theirs to do, or there are some that hear a leader
         if enough(seat, without, leads=False):
             return self._take_over(without)
         if time.monotonic() > self._give_up_at:
-            there, size = len(without) + 1, len(seat.members)
+            there, size = len(without) + 1, len(seat.counted)
             text = f"the leader is lost, and only {there} of {size} hosts are left to decide; launch resume goes on"
             end = AttemptEnd(State.FAILED, Cause.NODE_LOST, Exit.NODE_LOST, time.time(), text)
             write_end(seat.run, seat.attempt, end, seat.plan)
@@ -167,7 +167,7 @@ class Succession:
 
     def _speak_for_the_lost(self, together: int) -> AttemptEnd:
         seat, lost = self._seat, self._seat.plan.nodes[0].host
-        text = f"{lost}, which led, is lost: {seat.host} takes over with {together} of {len(seat.members)} hosts"
+        text = f"{lost}, which led, is lost: {seat.host} takes over with {together} of {len(seat.counted)} hosts"
         state = read_record(seat.run.state, RunState)
         event = Event(
             at=time.time(),

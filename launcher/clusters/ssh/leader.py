@@ -43,12 +43,18 @@ class _Wishes:
 
 
 class Roll:
-    """Who still counts: those that answered within a lease. It is changed only with the word of more than half."""
+    """Who still counts: those that answered within a lease. It is changed only with the word of more than half.
+
+    In two words, see the README: all who are to count agree to count by the old roll and by the new one; then the old
+    one is forgotten. Who misses a word is told again.
+    """
 
     def __init__(self, seat: Seat) -> None:
         self._seat = seat
         now = time.monotonic()
         self._heard_at = dict.fromkeys(seat.council.others, now)
+        self._version = 0
+        self._unsettled = frozenset(seat.council.others)  # who may count by other rolls than we do
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="roll", daemon=True)
         self._thread.start()
@@ -68,20 +74,29 @@ class Roll:
             }
             lease_s = self._seat.plan.spec.recovery.lease_s
             there = {number for number, at in self._heard_at.items() if now - at <= lease_s} | {self._seat.node}
-            if there != self._seat.members:
-                self._change(frozenset(there))
+            self._count(frozenset(there))
+
+    def _count(self, there: frozenset[int]) -> None:
+        seat = self._seat
+        if seat.rolls != (there,) and all(may_take_over(len(there & roll), len(roll)) for roll in seat.rolls):
+            self._change(there)
+        if behind := self._unsettled & there:
+            self._unsettled -= self._told(seat.rolls, behind)
 
     def _change(self, members: frozenset[int]) -> None:
         seat = self._seat
-        kept = members & seat.members
-        if 2 * len(kept) <= len(seat.members):
-            return  # too few to decide
-        version = seat.members_version + 1
         others = members - {seat.node}
-        if set(granted(seat.council.ask(Members(version, tuple(sorted(members))), others))) >= others:
-            gone = seat.members - members
-            seat.members, seat.members_version = members, version
+        self._unsettled |= others
+        if self._told((*seat.rolls, members), others) >= others:
+            gone = seat.counted - members
+            seat.rolls = (members,)
             self._blame(gone)
+
+    def _told(self, rolls: tuple[frozenset[int], ...], others: Collection[int]) -> frozenset[int]:
+        """Who has agreed to count by these."""
+        self._version += 1
+        word = Members(self._seat.attempt.number, self._version, tuple(tuple(sorted(roll)) for roll in rolls))
+        return frozenset(granted(self._seat.council.ask(word, others)))
 
     def _blame(self, gone: frozenset[int]) -> None:
         """They are not used again for a while, here or by who resumes the run."""
@@ -111,7 +126,7 @@ class Leader:
             wishes = _Wishes(seat, self._bell)
             end = Allocation(seat.run, seat.attempt, seat.plan, self._bell, wishes, [seat.agent_post()]).carry_out()
             if end.state.ended and not self._bell.stop_asked:  # whoever asks for a stop tells all hosts
-                tell = seat.members
+                tell = seat.counted
             if end.state is not State.QUEUED or end.exit_code == Exit.FENCED:
                 return None
         finally:
@@ -158,9 +173,10 @@ class Leader:
 
 def enough(seat: Seat, others: list[int], *, leads: bool) -> bool:
     """Whether with these a run may go on: nodes enough, and no part of the hosts without us could do the same."""
-    together, size = len(seat.members & {*others, seat.node}), len(seat.members)
-    decides = together >= quorum(size) if leads else may_take_over(together, size)
-    return decides and len({*others, seat.node}) >= seat.plan.nodes_min
+    together = {*others, seat.node}
+    counts = [(len(roll & together), len(roll)) for roll in seat.rolls]
+    decides = all(there >= quorum(size) if leads else may_take_over(there, size) for there, size in counts)
+    return decides and len(together) >= seat.plan.nodes_min
 
 
 def pass_over_promised(seat: Seat, answers: Mapping[int, Standing]) -> None:

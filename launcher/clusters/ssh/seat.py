@@ -63,8 +63,9 @@ class Seat:
         self.since = time.monotonic()
         self.waits_for = ""
         self.proposal: Propose | None = None
-        self.members = frozenset(range(len(plan.nodes)))  # who counts, by their numbers among the keepers
-        self.members_version = 0
+        # Who counts, by their numbers among the keepers; several only while the leader changes it.
+        self.rolls: tuple[frozenset[int], ...] = (frozenset(range(len(plan.nodes))),)
+        self._rolls_version = (0, 0)  # of which attempt's leader, and which of its words
         self._promised: tuple[int, int] | None = None
         self._lock = threading.Lock()
 
@@ -81,6 +82,16 @@ class Seat:
     @property
     def leads(self) -> bool:
         return self.index == 0
+
+    @property
+    def members(self) -> frozenset[int]:
+        """Those who count whatever becomes of a change that the leader has begun."""
+        return frozenset.intersection(*self.rolls)
+
+    @property
+    def counted(self) -> frozenset[int]:
+        """Those who count by any roll: each may have to agree."""
+        return frozenset.union(*self.rolls)
 
     @property
     def stamp(self) -> int:
@@ -243,8 +254,8 @@ class Seat:
                 return self._begin(attempt, by_all=by_all)
             case Replica():
                 return self._keep(question)
-            case Members(version=version, members=members):
-                return self._adopt(version, frozenset(members))
+            case Members():
+                return self._count(question)
             case Promise(attempt=attempt, node=node):
                 return self._promise(attempt, node)
             case Propose():
@@ -273,10 +284,14 @@ class Seat:
         except Fenced:
             return False
 
-    def _adopt(self, version: int, members: frozenset[int]) -> Reply:
-        if version <= self.members_version:
-            return Declined(f"version {self.members_version} is the newest here")
-        self.members, self.members_version = members, version
+    def _count(self, word: Members) -> Reply:
+        """As the leader says, unless somebody has our vote: it may have been elected by those who counted then."""
+        version = word.attempt, word.version
+        if word.attempt != self.attempt.number or self._is_promised(above=word.attempt):
+            return Declined(f"attempt {self.attempt.number} is the newest here, or a newer one is promised")
+        if version <= self._rolls_version or not word.rolls:
+            return Declined("a newer word of the leader is known here")
+        self.rolls, self._rolls_version = tuple(map(frozenset, word.rolls)), version
         return Agreed()
 
     def _pledge(self, attempt: int) -> Reply:

@@ -272,7 +272,7 @@ def test_the_end_is_told_to_a_host_that_was_slow(table, monkeypatch):
 def test_a_host_that_was_counted_out_is_used_again_and_comes_last(tmp_path):
     table = Table(tmp_path, nodes_min=3)
     seat = table.seats[0]
-    seat.members = frozenset({0, 2})
+    seat.rolls = (frozenset({0, 2}),)
     now = time.time()
     avoid(seat.run, [Blame("host1", "", 1, now, now + 60.0)])
     assert enough(seat, [1, 2], leads=True) and not enough(seat, [2], leads=True)
