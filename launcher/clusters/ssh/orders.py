@@ -22,6 +22,8 @@ from launcher.rundir.durable import read_record
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import AttemptEnd, Blame, ClusterWord
 
+_ENDS_S = 60.0  # beyond the grace: until what is left of it on a host has been killed, and the host has answered
+
 
 def cancel(run: RunDir, attempt: AttemptDir, *, gone: Collection[str] = ()) -> CancelReport:
     """On every host at once; each answers when nothing of the run is left there. Names those that were not reached.
@@ -51,8 +53,12 @@ def _cancel_unfinished(run: RunDir, attempt: AttemptDir, gone: Collection[str]) 
 
 
 def _cancel(run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
+    limit_s = read_plan(run, attempt.number).spec.recovery.grace_s + _ENDS_S
+    let_in: set[str] = set()
+
     def end(letters: Letters) -> Cancelled:
-        return letters.expect(Cancelled, letters.ask(Cancel(run.path.name, letters.place.workdir)))
+        let_in.add(letters.place.host.name)
+        return letters.expect(Cancelled, letters.ask(Cancel(run.path.name, letters.place.workdir), limit_s=limit_s))
 
     results = ask_all([*places.everywhere(run).values()], end, anew=True)
     answers = {name: one for name, one in results.items() if isinstance(one, Cancelled)}
@@ -61,7 +67,7 @@ def _cancel(run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelRe
     ended = tuple(f"{what} on {name}" for name, one in answers.items() for what in one.ended)
     word = None if unfinished.is_unfinished(attempt) else judge(run, attempt)
     if troubles:
-        raise _not_asked(run, troubles, ended)
+        raise _not_ended(run, troubles, let_in, ended)
     by_word = word is not None and bool(missing) and _end_without(run, missing, word)
     return CancelReport(ended, already=not by_word and all(one.already for one in answers.values()))
 
@@ -75,15 +81,20 @@ def _not_waited_for(run: RunDir, results: Mapping[str, object], gone: Collection
     return silent & places.gone(run)
 
 
-def _not_asked(run: RunDir, troubles: Mapping[str, LaunchError], ended: Sequence[str]) -> Unreachable:
+def _not_ended(
+    run: RunDir, troubles: Mapping[str, LaunchError], let_in: Collection[str], ended: Sequence[str]
+) -> Unreachable:
+    """Who let us in is there, and so may be ranks: nothing is said of its being gone."""
     for line in ended:
         news.say(f"ended {line}")
-    names = ", ".join(troubles)
-    hint = (
-        f"hint: launch cancel {run.path.name} again, once {names} can be reached; of a host that is "
-        f"gone for good: launch cancel {run.path.name} --gone HOST"
-    )
-    return Unreachable(f"could not ask {names}: something of the run may be left there", *reasons(troubles), hint)
+    shut = ", ".join(name for name in troubles if name not in let_in)
+    asked = ", ".join(name for name in troubles if name in let_in)
+    what = "; ".join([f"could not ask {shut}"] * bool(shut) + [f"asked {asked} in vain"] * bool(asked))
+    hint = f"hint: launch cancel {run.path.name} again"
+    if shut:
+        hint += f", once {shut} can be reached; of a host that is gone for good: "
+        hint += f"launch cancel {run.path.name} --gone HOST"
+    return Unreachable(f"{what}: something of the run may be left there", *reasons(troubles), hint)
 
 
 def _end_without(run: RunDir, missing: Collection[str], word: ClusterWord) -> bool:

@@ -1,10 +1,12 @@
 """What a person wants of hosts, where some of them are gone for good."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
 from launcher.api import Run
-from launcher.clusters import news
+from launcher.clusters import local, news
 from launcher.clusters.ssh import orders, places, stocks
 from launcher.clusters.ssh.handover import Handover
 from launcher.clusters.ssh.letters import Letters
@@ -17,6 +19,7 @@ from launcher.rundir.attempts import read_plan
 from launcher.rundir.events import read_events
 from launcher.rundir.identity import this_process
 from launcher.rundir.records import ClusterWord
+from launcher.spec.model import Recovery
 from launcher.words import State
 from tests.clusters.ssh.near_hosts import RUN, NearHosts
 from tests.run_folder import RunFolder, dead_process, plan_of
@@ -58,6 +61,27 @@ def test_a_run_whose_hosts_are_all_gone_ends_by_a_person_s_word(hosts, run):
     status = run.status()
     assert (status.state, status.message) == (State.CANCELLED, "cancelled, without node0, node1")
     assert run.cancel().already
+
+
+def test_a_host_may_take_as_long_as_its_ranks_have(hosts, run):
+    plan = plan_of(hosts.run.path, 2)
+    spec = replace(plan.spec, recovery=Recovery(grace_s=300.0))
+    hosts.mirror.write(hosts.run.plan, msgspec.structs.replace(plan, cluster_kind="ssh", spec=spec))
+    hosts.on("node1").attempt(keeper=dead_process())
+    run.cancel()
+    assert min(max(line.limits) for line in hosts.lines.values()) > 300.0 + local._SURE_S
+
+
+def test_only_a_host_that_does_not_let_us_in_may_be_gone(hosts, run):
+    hosts.lines["node0"].hangs = True
+    with pytest.raises(Unreachable, match=r"^asked node0 in vain") as raised:
+        run.cancel()
+    assert raised.value.lines[1:] == ("node0: no answer in time", f"hint: launch cancel {RUN} again")
+    hosts.cut.add("node1")
+    with pytest.raises(Unreachable, match=r"^could not ask node1; asked node0 in vain: ") as raised:
+        run.cancel()
+    assert "once node1 can be reached" in raised.value.lines[-1]
+    assert f"launch cancel {RUN} --gone HOST" in raised.value.lines[-1]
 
 
 def test_what_the_others_say_counts(hosts, run):
