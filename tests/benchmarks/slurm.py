@@ -160,7 +160,7 @@ def arrays_and_status(bench, pairs, many, live):
     status, squeue = [], []
     for turn in range(pairs + 1):
         took, _ = bench.timed([BIN / "launch", "status", "--all"])
-        bare, _ = bench.timed(["squeue", "--noheader", "--all", "--array", "--states=all", "--me"])
+        bare, _ = bench.timed(["squeue", "--noheader", "--all", "--array-unique", "--states=all", "--me"])
         if turn:
             status.append(took)
             squeue.append(bare)

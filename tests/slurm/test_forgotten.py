@@ -9,6 +9,10 @@ import pytest
 from lab import all_pids, command, kill
 from runs import job_of, record, two_nodes
 
+from launcher.clusters.slurm.queries.jobs import read_jobs, squeue_jobs
+from launcher.clusters.slurm.reach import ask
+from launcher.clusters.slurm.states import Phase
+
 
 @pytest.fixture
 def clients(tmp_path):
@@ -117,6 +121,16 @@ def test_with_accounts_their_word_holds_when_squeue_has_forgotten(accounted_desk
     assert "Slurm says CANCELLED" in cancelled["message"]
     assert (lost["state"], lost["exit_code"]) == ("lost", 21)
     assert f"Slurm says FAILED of job {jobs[1]}" in lost["message"]
+
+
+@pytest.mark.parametrize("holes", [lambda index: index % 2 == 0, lambda index: index % 3 == 0 or index % 7 == 0])
+def test_of_an_array_that_waits_in_pieces_no_element_is_forgotten(slurm, holes):
+    job = slurm.ask("sbatch", "--parsable", "--hold", "--array=0-199", "--output=/dev/null", "--wrap=true").strip()
+    slurm.ask("scontrol", "update", f"JobId={job}_100", "Nice=1")  # has a row of its own from now on
+    slurm.ask("scancel", *(f"{job}_{index}" for index in range(200) if holes(index)))
+    seen = read_jobs(ask(squeue_jobs(), environ={**os.environ, **slurm.env}).out)
+    waiting = {one.id for one in seen if one.state.phase is Phase.QUEUED}
+    assert waiting == {f"{job}_{index}" for index in range(200) if not holes(index)}
 
 
 SILENT = {

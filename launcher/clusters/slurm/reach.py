@@ -18,7 +18,8 @@ _CLIENT_PREFIXES = (
     "_SLURM_",
 )  # fmt: skip
 _WHICH_CLUSTER = "SLURM_CONF"
-_FOR_ANSWERS = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
+# Of the indices of an array that wait squeue would show the first 64 characters alone, and leave out the rest.
+_FOR_ANSWERS = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 # What a client says where nobody took its question, or where it cannot tell whether somebody did.
 _NO_ANSWER = (
     "unable to contact slurm controller",

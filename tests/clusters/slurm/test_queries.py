@@ -65,7 +65,7 @@ def test_all_jobs_of_the_caller_are_one_question():
     argv = squeue_jobs()
     assert argv[0] == "squeue"
     assert "--me" in argv
-    assert not {"--noheader", "--all", "--array", "--states=all"} - set(argv)
+    assert not {"--noheader", "--all", "--array-unique", "--states=all"} - set(argv)
     assert not any(word.startswith("--jobs") for word in argv)
 
 
@@ -157,6 +157,30 @@ def test_elements_of_an_array_are_jobs_of_their_own():
     assert [job.array for job in elements] == [("43", index) for index in range(4)]
     assert [job.raw_id for job in elements] == ["51", "52", "43", "43"]
     assert {job.comment for job in elements} == {"launch:sweep-x1yz"}
+
+
+@pytest.mark.parametrize(
+    ("text", "indices"),
+    [
+        ("[1-99:2]", range(1, 100, 2)),  # what `squeue --array` takes for 1 to 97
+        ("[3,17,31-33%4]", [3, 17, 31, 32, 33]),
+        ("[0-1,12-60:12]", [0, 1, 12, 24, 36, 48, 60]),
+        ("[7%1]", [7]),
+    ],
+)
+def test_elements_that_wait_share_a_row(text, indices):
+    row = FIELD.join([f"5_{text}", "5", "PENDING", "0", "N/A", "N/A", "", "n/a", "Resources", "launch:sweep"])
+    found = read_jobs(f"{row}{ROW}\n")
+    assert [job.id for job in found] == [f"5_{index}" for index in indices]
+    assert [job.array for job in found] == [("5", index) for index in indices]
+    assert {(job.raw_id, job.state.phase, job.comment) for job in found} == {("5", Phase.QUEUED, "launch:sweep")}
+
+
+@pytest.mark.parametrize("text", ["[1-3,5,...]", "[1-3,5,7", "[]", "[1,]", "[1-9:0]", "[a]"])
+def test_elements_that_are_not_told_are_not_gone(text):
+    row = FIELD.join([f"5_{text}", "5", "PENDING", "0", "N/A", "N/A", "", "n/a", "Resources", "launch:sweep"])
+    with pytest.raises(Unreachable, match="damaged"):
+        read_jobs(f"{row}{ROW}\n")
 
 
 def test_a_new_line_and_the_separator_in_a_comment_split_no_row():

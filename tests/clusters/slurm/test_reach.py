@@ -12,7 +12,8 @@ from launcher.errors import Unreachable
 from launcher.rundir.identity import alive, process_id
 
 STRANGERS = (
-    "SLURM_NTASKS", "SLURM_CPU_BIND", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT", "SLURMD_NODENAME", "SBATCH_TIMELIMIT",
+    "SLURM_NTASKS", "SLURM_CPU_BIND", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT", "SLURM_BITSTR_LEN",
+    "SLURMD_NODENAME", "SBATCH_TIMELIMIT",
     "SBATCH_EXPORT", "SRUN_CPUS_PER_TASK", "SALLOC_ACCOUNT", "SQUEUE_FORMAT", "SQUEUE_FORMAT2", "SQUEUE_STATES",
     "SACCT_FORMAT", "SINFO_FORMAT", "SCANCEL_SIGNAL", "SCONTROL_ALL", "SPANK_X", "_SLURM_SPANK_OPTION_x_y",
     "PMI_RANK", "PMI2_X", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE",
@@ -108,7 +109,7 @@ def test_a_client_sees_the_cleaned_environment(programs, monkeypatch):
     seen = environment_of(ask(["squeue"]))
     assert not {name for name in POISON if seen.get(name) == "poison"}
     assert (seen["SLURM_CONF"], seen["TZ"]) == ("/srv/slurm.conf", "Asia/Tokyo")
-    assert (seen["LC_ALL"], seen["SLURM_TIME_FORMAT"]) == ("C", "%s")
+    assert (seen["LC_ALL"], seen["SLURM_TIME_FORMAT"], seen["SLURM_BITSTR_LEN"]) == ("C", "%s", "0")
 
 
 def test_what_makes_answers_readable_reaches_no_job(programs, monkeypatch):
@@ -116,7 +117,7 @@ def test_what_makes_answers_readable_reaches_no_job(programs, monkeypatch):
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
     job = environment_of(ask(["sbatch", "--parsable", "job.sh"]))
     assert job["LC_ALL"] == "de_DE.UTF-8"
-    assert "SLURM_TIME_FORMAT" not in job
+    assert not {"SLURM_TIME_FORMAT", "SLURM_BITSTR_LEN"} & job.keys()
     assert environment_of(ask(["sbatch", "--test-only", "job.sh"]))["SLURM_TIME_FORMAT"] == "%s"
 
 

@@ -13,6 +13,10 @@ _JOB_FIELDS = (
 )  # fmt: skip
 _ACCOUNT_FIELDS = ("JobID", "JobIDRaw", "State", "ExitCode", "Submit", "Start", "End", "NodeList")
 _LONG_AGO = 1_000_000_000
+# Elements of an array that wait share a row: `5_[1,3-5,10-30:4%2]`, where the last number is how many may run at once.
+_RANGE = r"[0-9]{1,7}(?:-[0-9]{1,7}(?::[1-9][0-9]{0,6})?)?"
+_ELEMENTS = re.compile(rf"([0-9]{{1,10}})_\[({_RANGE}(?:,{_RANGE})*)(?:%[0-9]{{1,10}})?\]")
+_JOBS_OF_A_ROW = re.compile(f"{JOB_ID.pattern}|{_ELEMENTS.pattern}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +43,10 @@ def squeue_jobs(user: str | None = None, job_ids: Sequence[str] = ()) -> list[st
     """The jobs with these ids, or all of a user, by default of the caller; those of hidden partitions too.
 
     With one id that it has forgotten squeue exits 1 and says "Invalid job id"; with several it leaves it out.
+    Elements that wait are told apart by us: with --array it leaves out the last one where they are evenly spaced.
     """
     asked = ",".join(f"{name}:{FIELD}" for name in _JOB_FIELDS[:-1]) + f",{_JOB_FIELDS[-1]}:{ROW}"
-    argv = ["squeue", "--noheader", "--all", "--array", "--states=all", f"--Format={asked}"]
+    argv = ["squeue", "--noheader", "--all", "--array-unique", "--states=all", f"--Format={asked}"]
     if job_ids:
         argv.append(f"--jobs={','.join(map(_job_id, job_ids))}")
     if user is not None:
@@ -52,15 +57,30 @@ def squeue_jobs(user: str | None = None, job_ids: Sequence[str] = ()) -> list[st
 
 
 def read_jobs(text: str) -> list[Job]:
-    """The rows of `squeue_jobs`. Raises Unreachable where one is damaged: a job that is left out would seem gone."""
-    rows, damaged = read_rows(text, len(_JOB_FIELDS))
+    """The jobs of `squeue_jobs`. Raises Unreachable where a row is damaged: a job that is left out would seem gone."""
+    rows, damaged = read_rows(text, len(_JOB_FIELDS), _JOBS_OF_A_ROW)
     if damaged:
         raise Unreachable(f"the answer of squeue is damaged: {damaged[0][:200]!r}")
-    return [_job(row) for row in rows]
+    return [_job(name, more) for names, *more in rows for name in _names(names)]
 
 
-def _job(row: Sequence[str]) -> Job:
-    name, raw_id, state, restarts, starts_at, ends_at, hosts, batch_host, reason, comment = row
+def _names(text: str) -> list[str]:
+    """The ids of all jobs that share a row."""
+    found = _ELEMENTS.fullmatch(text)
+    if found is None:
+        return [text]
+    return [f"{found[1]}_{index}" for piece in found[2].split(",") for index in _indices(piece)]
+
+
+def _indices(piece: str) -> range:
+    """Of `7`, `3-5` or `10-30:4`, which has both its ends."""
+    bounds, _, step = piece.partition(":")
+    first, _, last = bounds.partition("-")
+    return range(int(first), int(last or first) + 1, int(step or 1))
+
+
+def _job(name: str, row: Sequence[str]) -> Job:
+    raw_id, state, restarts, starts_at, ends_at, hosts, batch_host, reason, comment = row
     job_id, array = _identity(name)
     return Job(
         id=job_id,
