@@ -1,5 +1,6 @@
 """Writing how an attempt ended where the coordinator could not do it itself."""
 
+import contextlib
 import time
 
 import msgspec
@@ -8,7 +9,7 @@ from launcher.errors import Exit
 from launcher.plan.model import Plan
 from launcher.recovery.policy import decide, restarts_by_cause
 from launcher.rundir.attempts import newest
-from launcher.rundir.durable import append_line, read_record, write_record
+from launcher.rundir.durable import append_line, create_record, read_record, write_record
 from launcher.rundir.events import read_events
 from launcher.rundir.fence import check_fence
 from launcher.rundir.identity import this_process
@@ -39,9 +40,13 @@ def is_cancelled(attempt: AttemptDir) -> bool:
 
 
 def ask_to_stop(attempt: AttemptDir, kind: str) -> None:
-    """The first request stands."""
-    if not attempt.stop.exists():
-        write_record(attempt.stop, StopRequest(kind, time.time(), this_process()))
+    """The first request stands, but for a cancel: a person who does not want the run to go on is always heard."""
+    request = StopRequest(kind, time.time(), this_process())
+    if kind != "cancel":
+        with contextlib.suppress(FileExistsError):
+            create_record(attempt.stop, request)
+    elif not is_cancelled(attempt):
+        write_record(attempt.stop, request)
 
 
 def cancelled(text: str = "cancelled") -> AttemptEnd:

@@ -1,15 +1,19 @@
-"""Ending a run on Slurm: first its own people are asked, by its folder and by a signal; then Slurm ends the job."""
+"""Ending a run on Slurm: first its own people are asked, by its folder and by a signal; then Slurm ends the job.
+
+Slurm is only told to end a job whose comment has the run's ticket: an id alone may be a stranger's by now.
+"""
 
 import time
 
 from launcher.clusters.last_word import ask_to_stop, cancelled, write_end
 from launcher.clusters.protocol import CancelReport
+from launcher.clusters.slurm.parcels import Parcel, parcel_of
 from launcher.clusters.slurm.queries.jobs import Job, cancel, read_jobs, squeue_jobs
 from launcher.clusters.slurm.reach import ask
 from launcher.clusters.slurm.states import Phase
 from launcher.errors import Unreachable
 from launcher.plan.model import Plan
-from launcher.rundir.attempts import newest, read_intent
+from launcher.rundir.attempts import newest
 from launcher.rundir.durable import read_record
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import AttemptEnd, Handle
@@ -29,6 +33,8 @@ class Cancelling:
 
     def carry_out(self) -> CancelReport:
         """Returns when nothing of it is left. Raises Unreachable where Slurm cannot be asked: the wish stays."""
+        if self._has_ended():
+            return CancelReport((), already=True)
         ask_to_stop(self._attempt, "cancel")
         try:
             return self._with_slurm()
@@ -37,29 +43,42 @@ class Cancelling:
             raise Unreachable(*error.lines, hint) from error
 
     def _with_slurm(self) -> CancelReport:
-        job = self._job()
+        job, ticket = self._job()
         if job is None or job.state.phase is Phase.ENDED:
-            already = self._has_ended()
+            already = self._has_ended()  # by itself, meanwhile
             self._write_end()
             return CancelReport((), already=already)
         name = f"job {job.id} ({job.state.word.lower()}{f' on {job.hosts}' if job.hosts else ''})"
+        ours = ticket in job.tickets
         if job.state.phase is Phase.RUNNING:
-            ask(cancel(job.id, signal="TERM", batch=True), limit_s=_ASK_S)
+            if ours:
+                ask(cancel(job.id, signal="TERM", batch=True), limit_s=_ASK_S)
             self._wait_for_the_end(self._plan.spec.recovery.grace_s + _SURE_S)
-        if not self._is_gone(job.id):
+        if not ours:
+            self._leave_alone(job)
+        elif not self._is_gone(job.id):
             ask(cancel(job.id), limit_s=_ASK_S)
             self._wait_until_gone(job.id)
         self._write_end()
         return CancelReport((name,), already=False)
 
-    def _job(self) -> Job | None:
-        """The attempt's job; found by its ticket where its submitter was killed before it could note the id."""
+    def _job(self) -> tuple[Job | None, str]:
+        """The attempt's job, with its ticket; found by that where its submitter was killed before it noted the id."""
         jobs = read_jobs(ask(squeue_jobs(), limit_s=_ASK_S).out)
         handle = read_record(self._attempt.handle, Handle)
         if handle is not None:
-            return next((job for job in jobs if job.id == handle.job_id), None)
-        comment = f"launch:{read_intent(self._attempt).ticket}"
-        return next((job for job in jobs if comment in job.comment.split()), None)
+            named = (job for job in jobs if job.id == handle.job_id and job.may_have(handle.ticket))
+            return next(named, None), handle.ticket
+        parcel = parcel_of(self._run, self._attempt)
+        index = _index_in(parcel, self._run)
+        ours = (job for job in jobs if parcel.ticket.text in job.tickets and (job.array or ("", None))[1] == index)
+        return next(ours, None), parcel.ticket.text
+
+    def _leave_alone(self, job: Job) -> None:
+        """Raise, unless the run has ended by what its own people have read in its folder."""
+        if not self._has_ended():
+            text = f"job {job.id} does not have this run's ticket in its comment: it may be somebody else's by now"
+            raise Unreachable(text, f"hint: if `squeue -j {job.id}` shows that it is this run's: scancel {job.id}")
 
     def _wait_for_the_end(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -88,3 +107,11 @@ class Cancelling:
     def _write_end(self) -> None:
         if not self._has_ended():
             write_end(self._run, self._attempt, cancelled(), self._plan)
+
+
+def _index_in(parcel: Parcel, run: RunDir) -> int | None:
+    """Which element of an array is the run's; None where the run has a job of its own."""
+    if parcel.ticket.array is None:
+        return None
+    names = [member.path.name for member, _ in parcel.members]
+    return names.index(run.path.name) if run.path.name in names else -1

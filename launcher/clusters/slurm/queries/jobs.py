@@ -12,6 +12,7 @@ _JOB_FIELDS = (
     "JobArrayID", "JobID", "State", "RestartCnt", "StartTime", "EndTime", "NodeList", "BatchHost", "Reason", "Comment",
 )  # fmt: skip
 _ACCOUNT_FIELDS = ("JobID", "JobIDRaw", "State", "ExitCode", "Submit", "Start", "End", "NodeList")
+_TICKET = "launch:"
 _LONG_AGO = 1_000_000_000
 # Elements of an array that wait share a row: `5_[1,3-5,10-30:4%2]`, where the last number is how many may run at once.
 _RANGE = r"[0-9]{1,7}(?:-[0-9]{1,7}(?::[1-9][0-9]{0,6})?)?"
@@ -37,6 +38,15 @@ class Job:
     exit_code: int | None = None  # from the accounting alone, as the next two
     signal: int | None = None
     submitted_at: float | None = None  # of a requeued job: when it was requeued
+
+    @property
+    def tickets(self) -> frozenset[str]:
+        """Those in its comment."""
+        return frozenset(word.removeprefix(_TICKET) for word in self.comment.split() if word.startswith(_TICKET))
+
+    def may_have(self, ticket: str) -> bool:
+        """Whether it can be that ticket's job. With none in its comment it can: a site's plugins may rewrite that."""
+        return not ticket or not self.tickets or ticket in self.tickets
 
 
 def squeue_jobs(user: str | None = None, job_ids: Sequence[str] = ()) -> list[str]:
