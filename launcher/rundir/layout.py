@@ -55,6 +55,11 @@ class AttemptDir:
         return self.path / "seen.json"
 
     @property
+    def site(self) -> Path:
+        """Which of the clusters of its kind the attempt was handed to."""
+        return self.path / "site.json"
+
+    @property
     def job_script(self) -> Path:
         """What was handed to the cluster's batch system."""
         return self.path / "job.sh"
@@ -117,6 +122,10 @@ class BatchDir:
     def runs(self) -> Path:
         """The runs' folders, by their index in the job."""
         return self.path / "runs.json"
+
+    @property
+    def site(self) -> Path:
+        return self.path / "site.json"
 
     @property
     def script(self) -> Path:

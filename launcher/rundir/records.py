@@ -38,6 +38,12 @@ class Handle(msgspec.Struct, frozen=True):
     ticket: str = ""  # in that job's comment: ids are given again by a controller that lost its memory
 
 
+class Site(msgspec.Struct, frozen=True):
+    """attempts/0001/site.json: on disk before a job is: ids of one Slurm cluster say nothing to another."""
+
+    cluster: str  # as its controller calls it
+
+
 class ClusterWord(msgspec.Struct, frozen=True, omit_defaults=True):
     """attempts/0001/seen.json: what the cluster said of the attempt's job when it was last asked and answered."""
 

@@ -11,6 +11,7 @@ from launcher.clusters.slurm.parcels import Parcel, parcel_of
 from launcher.clusters.slurm.queries.jobs import Job, cancel, read_jobs, squeue_jobs
 from launcher.clusters.slurm.reach import ask
 from launcher.clusters.slurm.states import Phase
+from launcher.clusters.slurm.which_cluster import ThisCluster
 from launcher.errors import Unreachable
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import newest
@@ -44,6 +45,8 @@ class Cancelling:
 
     def _with_slurm(self) -> CancelReport:
         job, ticket = self._job()
+        if (job is None or ticket not in job.tickets) and (why := ThisCluster().elsewhere(self._run, self._attempt)):
+            raise Unreachable(why)
         if job is None or job.state.phase is Phase.ENDED:
             already = self._has_ended()  # by itself, meanwhile
             self._write_end()

@@ -7,6 +7,7 @@ went through, is ended: it would find nothing to do.
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -16,6 +17,7 @@ from launcher.clusters.slurm.queries.jobs import Job, cancel, read_jobs, read_sa
 from launcher.clusters.slurm.reach import ask
 from launcher.clusters.slurm.reasons import plain
 from launcher.clusters.slurm.states import Phase, end_of
+from launcher.clusters.slurm.which_cluster import ThisCluster
 from launcher.errors import Exit, NotStarted, Unreachable
 from launcher.rundir.attempts import read_intent, read_plan
 from launcher.rundir.durable import read_record, write_record
@@ -33,19 +35,76 @@ _GONE = "gone"
 
 def look(attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
     """The word on each attempt; None where it is still being submitted."""
-    now = time.time()
-    since = min((read_intent(attempt).created_at for _, attempt in attempts), default=now) - _SKEW_S
+    now, here = time.time(), ThisCluster()
     try:
-        handles = [_handle(run, attempt, now) for run, attempt in attempts]
+        handles = [_handle(run, attempt, now, here) for run, attempt in attempts]
         jobs = read_jobs(ask(squeue_jobs(), limit_s=LIMIT_S).out)  # after the handles: a job that has one is in it
         _end_doubles([read_intent(attempt) for _, attempt in attempts], handles, jobs)
-        words = _words(handles, jobs, since, now)
     except Unreachable as error:
         return [_last_seen(attempt, str(error.lines[0])) for _, attempt in attempts]
-    return [
-        _being_submitted(attempt, now) if word is None else _remember(attempt, word)
-        for (_, attempt), word in zip(attempts, words, strict=True)
+    shown = {job.id: job for job in jobs}
+    asked = [
+        _Asked(run, attempt, handle, shown.get(handle.job_id or "") if handle is not None else None)
+        for (run, attempt), handle in zip(attempts, handles, strict=True)
     ]
+    words = {one.attempt: word_of(one.job, now) for one in asked if one.job is not None and one.is_ours}
+    words |= _words_on_doubtful([one for one in asked if one.attempt not in words], now, here)
+    return [_answer(attempt, words.get(attempt), now) for _, attempt in attempts]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """An attempt, and the job of its id that squeue shows."""
+
+    run: RunDir
+    attempt: AttemptDir
+    handle: Handle | None
+    job: Job | None
+
+    @property
+    def is_ours(self) -> bool:
+        """Surely: it has the attempt's ticket."""
+        ticket = self.handle.ticket if self.handle is not None else ""
+        return self.job is not None and (not ticket or ticket in self.job.tickets)
+
+    @property
+    def forgotten(self) -> str:
+        """The id of a job that squeue does not show; "" where there is none. A controller may give ids again."""
+        if self.handle is None or self.handle.job_id is None:
+            return ""
+        return "" if self.job is not None and self.job.may_have(self.handle.ticket) else self.handle.job_id
+
+
+def _words_on_doubtful(asked: Sequence[_Asked], now: float, here: ThisCluster) -> dict[AttemptDir, ClusterWord]:
+    """Of jobs that squeue does not show, or not as ours: on another cluster, known to the accounts, or gone."""
+    try:
+        away = {one.attempt: why for one in asked if (why := here.elsewhere(one.run, one.attempt))}
+    except Unreachable as error:
+        return {one.attempt: _last_seen(one.attempt, str(error.lines[0])) for one in asked}
+    words = {attempt: _last_seen(attempt, why) for attempt, why in away.items()}
+    for one in asked:
+        if one.job is not None and one.attempt not in away and not one.forgotten:
+            words[one.attempt] = word_of(one.job, now)
+    return words | _words_on_forgotten([one for one in asked if one.forgotten and one.attempt not in away], now)
+
+
+def _words_on_forgotten(asked: Sequence[_Asked], now: float) -> dict[AttemptDir, ClusterWord]:
+    """What the accounts say; silent accounts make nobody else silent."""
+    if not asked:
+        return {}
+    since = min(read_intent(one.attempt).created_at for one in asked) - _SKEW_S
+    try:
+        answer = ask(sacct_jobs([one.forgotten for one in asked], since), limit_s=LIMIT_S)
+    except Unreachable as error:
+        return {one.attempt: _last_seen(one.attempt, str(error.lines[0])) for one in asked}
+    known = {job.id: word_of(job, now) for job in read_sacct(answer.code, answer.out, answer.err) or ()}
+    return {one.attempt: known.get(one.forgotten) or ClusterWord(_GONE, "", now, one.forgotten) for one in asked}
+
+
+def _answer(attempt: AttemptDir, word: ClusterWord | None, now: float) -> ClusterWord | None:
+    if word is None:
+        return _being_submitted(attempt, now)
+    return word if word.silent else _remember(attempt, word)
 
 
 def _being_submitted(attempt: AttemptDir, now: float) -> ClusterWord | None:
@@ -55,10 +114,10 @@ def _being_submitted(attempt: AttemptDir, now: float) -> ClusterWord | None:
     return ClusterWord(Phase.QUEUED, "", now, text="it is being handed to Slurm")
 
 
-def _handle(run: RunDir, attempt: AttemptDir, now: float) -> Handle | None:
+def _handle(run: RunDir, attempt: AttemptDir, now: float, here: ThisCluster) -> Handle | None:
     """Which job the attempt is; handed over now where its submitter could not."""
     handle = read_record(attempt.handle, Handle)
-    if handle is None and _is_left_lying(read_intent(attempt), now):
+    if handle is None and _is_left_lying(read_intent(attempt), now) and not here.elsewhere(run, attempt):
         try:
             hand_over(parcel_of(run, attempt), again=True)
         except NotStarted as refusal:
@@ -76,30 +135,14 @@ def _is_left_lying(intent: Intent, now: float) -> bool:
 def _end_doubles(intents: Sequence[Intent], handles: Sequence[Handle | None], jobs: Sequence[Job]) -> None:
     """Of an array every element is left to find out for itself: any of them may be some run's."""
     wanted = {
-        f"launch:{intent.ticket}": handle.job_id
+        intent.ticket: handle.job_id
         for intent, handle in zip(intents, handles, strict=True)
         if handle is not None and intent.ticket and not intent.batch
     }
     for job in jobs:
-        ours = next((wanted[word] for word in job.comment.split() if word in wanted), None)
+        ours = next((wanted[ticket] for ticket in job.tickets if ticket in wanted), None)
         if ours is not None and job.id != ours and job.state.phase is Phase.QUEUED:
             ask(cancel(job.id), limit_s=LIMIT_S)
-
-
-def _words(handles: Sequence[Handle | None], jobs: Sequence[Job], since: float, now: float) -> list[ClusterWord | None]:
-    ids = [handle.job_id if handle is not None else None for handle in handles]
-    tickets = {handle.job_id: handle.ticket for handle in handles if handle is not None}
-    known = {job.id: word_of(job, now) for job in jobs if job.id in tickets and _has(job, tickets[job.id])}
-    forgotten = [one for one in ids if one is not None and one not in known]
-    if forgotten:
-        answer = ask(sacct_jobs(forgotten, since), limit_s=LIMIT_S)
-        known |= {job.id: word_of(job, now) for job in read_sacct(answer.code, answer.out, answer.err) or ()}
-    return [None if one is None else known.get(one) or ClusterWord(_GONE, "", now, one) for one in ids]
-
-
-def _has(job: Job, ticket: str) -> bool:
-    """Whether it is that job, and no later one that a forgetful controller gave the same id."""
-    return not ticket or f"launch:{ticket}" in job.comment.split()
 
 
 def word_of(job: Job, now: float) -> ClusterWord:

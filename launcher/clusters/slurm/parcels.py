@@ -1,6 +1,6 @@
 """What is handed to Slurm as one job: one attempt, or several runs' first attempts as an array. Exactly once.
 
-intent (fsync) ─ lock ─ sbatch, which holds the lock too ─ job id (fsync) ─ unlock
+intent (fsync) ─ lock ─ which cluster (fsync) ─ sbatch, which holds the lock too ─ job id (fsync) ─ unlock
 Whoever finds an intent without a job id, and the lock free, knows that no sbatch is under way: Slurm has a job with
 this ticket in its comment, or it has none.
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 from launcher.clusters.slurm.queries.jobs import read_jobs, read_submitted, squeue_jobs
 from launcher.clusters.slurm.reach import ask
 from launcher.clusters.slurm.script import Ticket, batch_command, options, render
+from launcher.clusters.slurm.which_cluster import ThisCluster
 from launcher.errors import LaunchError, NotStarted
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import read_intent, read_plan
@@ -36,6 +37,7 @@ class Parcel:
     where: Path  # the run's folder, or the array's
     script: Path
     lock: Path
+    site: Path
     members: tuple[tuple[RunDir, AttemptDir], ...]  # of an array: by index
 
 
@@ -43,11 +45,13 @@ def parcel_of(run: RunDir, attempt: AttemptDir) -> Parcel:
     """The parcel that this attempt is, or is part of."""
     intent = read_intent(attempt)
     if not intent.batch:
-        return Parcel(Ticket(intent.ticket), run.path, attempt.job_script, attempt.job_lock, ((run, attempt),))
+        return Parcel(
+            Ticket(intent.ticket), run.path, attempt.job_script, attempt.job_lock, attempt.site, ((run, attempt),)
+        )
     batch = BatchDir(Path(intent.batch))
     runs = [RunDir(Path(path)) for path in read_record(batch.runs, list[str]) or []]
     members = tuple((one, one.attempt(1)) for one in runs)
-    return Parcel(Ticket(intent.ticket, len(members)), batch.path, batch.script, batch.lock, members)
+    return Parcel(Ticket(intent.ticket, len(members)), batch.path, batch.script, batch.lock, batch.site, members)
 
 
 def run_of_element(where: Path, index: str | None) -> RunDir | None:
@@ -70,6 +74,7 @@ def hand_over(parcel: Parcel, *, again: bool = False) -> bool:
         missing = [(index, attempt) for index, (run, attempt) in enumerate(parcel.members) if _is_open(run, attempt)]
         if not missing:
             return True
+        ThisCluster().note(parcel.site)
         job = (_known_id(parcel) if again else None) or _submit(parcel, lock)
         for index, attempt in missing:
             name = job if parcel.ticket.array is None else f"{job}_{index}"

@@ -10,7 +10,7 @@ from launcher.clusters.slurm.cancelling import Cancelling
 from launcher.errors import Exit, Unreachable
 from launcher.rundir.durable import make_dir, read_record, write_record
 from launcher.rundir.layout import BatchDir
-from launcher.rundir.records import AttemptEnd
+from launcher.rundir.records import AttemptEnd, Site
 from launcher.words import Cause, State
 
 
@@ -64,6 +64,17 @@ def test_a_run_whose_job_has_lost_its_comment_ends_by_its_folder(clients, submit
 
     monkeypatch.setattr(cancelling.time, "sleep", its_keeper_reads_the_wish)
     assert Cancelling(run, attempt, plan).carry_out().ended == ("job 7 (running on n0)",)
+    assert clients.ended == []
+
+
+@pytest.mark.parametrize("rows", [(), [("7", "PENDING", "(null)")], [("7", "PENDING", "launch:another")]])
+def test_on_another_cluster_the_wish_is_noted_and_nobody_says_that_it_is_over(clients, submitted, rows):
+    run, attempt, plan = submitted("train-aaaa", "7", "mine")
+    write_record(attempt.site, Site("far"))
+    clients.rows(*rows)
+    with pytest.raises(Unreachable, match="ask on a login node of far"):
+        Cancelling(run, attempt, plan).carry_out()
+    assert is_cancelled(attempt) and end_of(attempt) is None
     assert clients.ended == []
 
 
