@@ -62,9 +62,11 @@ def build(
 
 
 def gpus_per_node(resources: Resources, machine: Machine) -> int:
-    """`auto`: all GPUs, shared out where several nodes are played by one machine."""
+    """`auto`: those that slurm.gres asks for; else all, shared out where several nodes are played by one machine."""
     if resources.gpus_per_node is not None:
         return resources.gpus_per_node
+    if machine.asked_gpus is not None:
+        return machine.asked_gpus
     return len(machine.gpus) if machine.apart else len(machine.gpus) // resources.nodes.max
 
 
@@ -153,7 +155,12 @@ def _no_script(script: str, path: str, project: Project) -> Problem:
 
 def _device_problems(resources: Resources, machine: Machine) -> list[Problem]:
     here = len(machine.gpus)
-    wanted, nodes = resources.gpus_per_node, resources.nodes.max
+    wanted, asked, nodes = resources.gpus_per_node, machine.asked_gpus, resources.nodes.max
+    if wanted is not None and asked and wanted != asked:
+        hint = "leave out one of the two: without gpus_per_node it is what slurm.gres asks for"
+        return [Problem("resources.gpus_per_node", f"is {wanted}, but slurm.gres asks for {asked} on each node", hint)]
+    if wanted is None and asked is not None and asked > here:
+        return [Problem("slurm.gres", f"asks for {asked} GPUs, but no node there has more than {here}")]
     if wanted is not None and machine.apart and wanted > here:
         return [Problem("resources.gpus_per_node", f"asks for {wanted}, but no node there has more than {here}")]
     if wanted is not None and not machine.apart and wanted * nodes > here:

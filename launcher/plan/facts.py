@@ -11,6 +11,7 @@ class Machine:
     cpus: int
     gpus: tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them
     apart: bool = False  # each node is such a machine; else one machine plays them all
+    asked_gpus: int | None = None  # how many of them the job asks for in words that only the cluster knows: slurm.gres
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """JobSpec + facts → Plan, or every reason why not."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -83,6 +85,37 @@ def test_machines_apart_are_each_big_enough_or_not():
     assert check(spec(resources=many), APART, PROJECT, ()) == []
     (problem,) = check(spec(resources=Resources(gpus_per_node=5)), APART, PROJECT, ())
     assert (problem.key, problem.reason) == ("resources.gpus_per_node", "asks for 5, but no node there has more than 4")
+
+
+@pytest.mark.parametrize(
+    ("resources", "asked", "planned"),
+    [
+        (Resources(), 2, (2, 2, 8)),
+        (Resources(ranks_per_node=1), 2, (2, 1, 16)),
+        (Resources(gpus_per_node=2), 2, (2, 2, 8)),
+        (Resources(), 0, (0, 2, 1)),  # slurm.gres names no GPU, so the job gets none
+        (Resources(gpus_per_node=2), 0, (2, 2, 8)),  # or names a part of one in words of the site's own
+    ],
+)
+def test_gpus_that_are_asked_for_in_the_clusters_own_words(resources, asked, planned):
+    machine, job = replace(APART, asked_gpus=asked), spec(resources=resources)
+    assert check(job, machine, PROJECT, ()) == []
+    made = plan(job, machine)
+    assert (made.gpus_per_node, made.ranks_per_node, made.cpus_per_rank) == planned
+
+
+@pytest.mark.parametrize(
+    ("resources", "asked", "key", "reason"),
+    [
+        (Resources(gpus_per_node=4), 2, "resources.gpus_per_node", "is 4, but slurm.gres asks for 2 on each node"),
+        (Resources(gpus_per_node=0), 2, "resources.gpus_per_node", "is 0, but slurm.gres asks for 2 on each node"),
+        (Resources(), 8, "slurm.gres", "asks for 8 GPUs, but no node there has more than 4"),
+        (Resources(ranks_per_node=4), 2, "resources.ranks_per_node", "4 ranks would share 2 GPUs"),
+    ],
+)
+def test_gpus_that_are_asked_for_and_cannot_be(resources, asked, key, reason):
+    (problem,) = check(spec(resources=resources), replace(APART, asked_gpus=asked), PROJECT, ())
+    assert (problem.key, problem.reason) == (key, reason)
 
 
 def test_the_time_limit_is_the_end_of_a_run_but_not_on_slurm():

@@ -10,7 +10,7 @@ from launcher.clusters.slurm.cancelling import Cancelling
 from launcher.clusters.slurm.look import look
 from launcher.clusters.slurm.parcels import hand_over, parcel_of, script_of
 from launcher.clusters.slurm.queries.jobs import read_test_only
-from launcher.clusters.slurm.queries.nodes import Node, partition_nodes, read_partition_nodes
+from launcher.clusters.slurm.queries.nodes import Node, gpu_count, partition_nodes, read_partition_nodes
 from launcher.clusters.slurm.queries.site import read_config, show_config
 from launcher.clusters.slurm.reach import ask
 from launcher.clusters.slurm.requirements import container_problems
@@ -51,7 +51,7 @@ class SlurmCluster:
         return read_config(ask(show_config()).out).max_array_size or 1
 
     def machine(self, spec: JobSpec) -> Machine:
-        """The least that a node of the partition has of cores, and the most that one has of GPUs."""
+        """The least that a node of the partition has of cores, the most that one has of GPUs; what gres asks for."""
         self._check_container(spec.slurm.container)
         partition = spec.slurm.partition
         if partition not in self._nodes:
@@ -62,7 +62,8 @@ class SlurmCluster:
             raise BadInput(f"slurm.partition: Slurm knows of no node in {where}", "hint: `sinfo` shows what there is")
         gpus = max(node.gpus for node in nodes)
         able = [node for node in nodes if node.gpus == gpus]
-        return Machine(min(node.cpus for node in able), tuple(map(str, range(gpus))), apart=True)
+        asked = gpu_count(spec.slurm.gres) if spec.slurm.gres is not None else None
+        return Machine(min(node.cpus for node in able), tuple(map(str, range(gpus))), apart=True, asked_gpus=asked)
 
     def _check_container(self, text: str | None) -> None:
         if text is not None and text not in self._containers:
