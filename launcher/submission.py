@@ -38,6 +38,8 @@ from launcher.spec import position, read_spec
 from launcher.spec.model import JobSpec
 from launcher.words import Cause, State
 
+Defaults = tuple[tuple[str, str], ...]  # options of the spec and their YAML text
+
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
@@ -47,6 +49,7 @@ class Shipped:
     secrets: Mapping[str, str]
     taken: Callable[[str], bool]  # run ids that mean something else where it came from
     choose: Callable[[Sequence[tuple[str, Path]]], None]  # told of runs before there is anything of them
+    defaults: Defaults  # of the cluster as it is known there: they win over those that it has here
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class Request:
     python: str
     repeat: int | None = None  # which of several runs of one spec
     shipped: Shipped | None = None
+    defaults: Defaults = ()
 
 
 def validate(file: Path, overrides: tuple[str, ...]) -> None:
@@ -77,8 +81,8 @@ def validate(file: Path, overrides: tuple[str, ...]) -> None:
 def request(file: Path, *, on: str, overrides: tuple[str, ...], shipped: Shipped | None = None) -> Request:
     """Read and check everything; starts and writes nothing. Raises BadInput with all problems."""
     place = _place(on)
-    overrides = with_defaults(place, file, overrides)
-    spec = read_spec(file, overrides)
+    defaults = place.defaults if shipped is None else (*place.defaults, *shipped.defaults)
+    spec = read_spec(file, with_defaults(defaults, file, overrides))
     where = of_kind(place.kind)
     root = project_of(file) if shipped is None else shipped.root
     code = list_code(root, spec.code) if shipped is None else list_frozen(root)
@@ -89,7 +93,7 @@ def request(file: Path, *, on: str, overrides: tuple[str, ...], shipped: Shipped
     if where.kind != "ssh" and not os.access(python, os.X_OK):  # SSH hosts have interpreters of their own
         problems.append(Problem("run.python", f"no interpreter at {python}"))
     _refuse(file, problems)
-    return Request(file, spec, overrides, on, where, project, code, python, shipped=shipped)
+    return Request(file, spec, overrides, on, where, project, code, python, shipped=shipped, defaults=defaults)
 
 
 def _place(on: str) -> ClusterEntry:
@@ -111,7 +115,8 @@ def _refuse(file: Path, problems: Collection[Problem]) -> None:
 
 
 def plan_of(wish: Request, run_id: str, run_dir: Path, submitted_at: float, code: FrozenCode) -> Plan:
-    place = Place(run_id, str(run_dir), wish.on, wish.cluster.kind, str(wish.file.resolve()), submitted_at)
+    file = str(wish.file.resolve())
+    place = Place(run_id, str(run_dir), wish.on, wish.cluster.kind, file, submitted_at, wish.defaults)
     machine = wish.cluster.machine(wish.spec)
     plan = build(wish.spec, wish.overrides, place, machine, wish.project, code, wish.python)
     if wish.repeat is None:
@@ -243,18 +248,21 @@ def _unmake(made: Sequence[tuple[str, Path]], batch: Path | None) -> None:
 
 
 def reopen(run: RunDir, *, on: str | None, overrides: tuple[str, ...]) -> None:
-    """A new attempt of an ended run: the frozen code, the spec as submitted, and these changes."""
+    """A new attempt of an ended run: the frozen code, the spec as submitted, and these changes.
+
+    Without `on` where it was and with the options that the cluster had then, whatever the clusters file says by now;
+    with it, be it by the same name, with those that the cluster has now.
+    """
     last = newest(run)
     before = read_plan(run, last.number if last is not None else 1)
-    name = on or before.cluster
-    where = of_kind(before.cluster_kind if on is None else _place(on).kind)
+    place = _place(on) if on is not None else _place_of(before)
+    where = of_kind(place.kind)
     all_overrides = (*before.overrides, *overrides)
-    if on is not None:
-        all_overrides = with_defaults(_place(on), run.spec, all_overrides)
-    spec = read_spec(run.spec, all_overrides)
+    spec = read_spec(run.spec, with_defaults(place.defaults, run.spec, all_overrides))
     code = list_frozen(run.code)
     project = _look_at(spec, run.code, code, before.entry.python)
-    wish = Request(run.spec, spec, all_overrides, name, where, project, code, before.entry.python)
+    python, defaults = before.entry.python, place.defaults
+    wish = Request(run.spec, spec, all_overrides, place.name, where, project, code, python, defaults=defaults)
     problems = check(spec, where.machine(spec), project, ())
     _refuse(run.spec, problems)
     plan = plan_of(wish, before.run_id, run.path, before.submitted_at, before.code)
@@ -262,8 +270,8 @@ def reopen(run: RunDir, *, on: str | None, overrides: tuple[str, ...]) -> None:
         bring_newest(before.cluster_kind, run)
     engagement = where.engage(run.path)
     try:
-        attempt, _ = new_attempt(run, name, "resume", None, plan, kind=where.kind)
-        append_line(run.events, Event(time.time(), attempt.number, "resumed", f"resumed on {name}"))
+        attempt, _ = new_attempt(run, place.name, "resume", None, plan, kind=where.kind)
+        append_line(run.events, Event(time.time(), attempt.number, "resumed", f"resumed on {place.name}"))
     except BaseException:
         engagement.abandon()
         raise
@@ -273,6 +281,11 @@ def reopen(run: RunDir, *, on: str | None, overrides: tuple[str, ...]) -> None:
         end = AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.LAUNCHER_FAULT, time.time(), str(refusal))
         write_end(run, attempt, end, plan)
         raise
+
+
+def _place_of(before: Plan) -> ClusterEntry:
+    """The cluster as it was then."""
+    return ClusterEntry(before.cluster_kind, before.cluster, defaults=before.defaults)
 
 
 def project_of(file: Path) -> Path:

@@ -52,7 +52,7 @@ class Arguments(argparse.ArgumentParser):
 
     def takes_place(self, default: str | None) -> None:
         """--on, --clusters and --set, of every command that starts something."""
-        shown = default or "where it was"
+        shown = default or "where it was, with the options that the cluster had then"
         self.add_argument(
             "--on",
             metavar="CLUSTER",

@@ -138,8 +138,9 @@ def _words_there(run: "RemoteRun", arguments: "Arguments", options: "Namespace")
     """The same command as it is given where the run is."""
     from launcher import remote  # late: as above
 
-    on = getattr(options, "on", None)
-    return arguments.words(options, run=run.run, clusters=None, on=None if on is None else remote.place_there(run, on))
+    if (on := getattr(options, "on", None)) is not None:
+        remote.refuse_to_move(run, on)
+    return arguments.words(options, run=run.run, clusters=None, on=None)  # there it stays where and as it was
 
 
 def _hint(name: str) -> str:

@@ -10,6 +10,7 @@ from launcher.errors import Exit
 
 EXAMPLES = """
   launch resume last                                     from the newest verified checkpoint, as it was
+  launch resume resnet --on pool2                        elsewhere, or there as the clusters file has it by now
   launch resume resnet --set resources.nodes=2           with another world
   launch resume resnet --set run.args.lr=0.01 --follow   with other arguments, and watch it
 """

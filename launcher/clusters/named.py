@@ -100,9 +100,9 @@ def ssh_of(place: ClusterEntry) -> Ssh:
     return made
 
 
-def with_defaults(place: ClusterEntry, spec: Path, overrides: Sequence[str]) -> tuple[str, ...]:
-    """The overrides, and after them the cluster's defaults for what neither they nor the spec say."""
-    if not place.defaults:
+def with_defaults(defaults: Sequence[tuple[str, str]], spec: Path, overrides: Sequence[str]) -> tuple[str, ...]:
+    """The overrides, and after them a cluster's defaults for what neither they nor the spec say."""
+    if not defaults:
         return tuple(overrides)
     try:
         read = read_tree(read_text(spec, printable(str(spec))))
@@ -111,7 +111,7 @@ def with_defaults(place: ClusterEntry, spec: Path, overrides: Sequence[str]) -> 
     root = read.root if isinstance(read.root, Mapping) else None
     if root is None or command_line.apply(root, overrides):
         return tuple(overrides)
-    missing = (f"{path}={text}" for path, text in place.defaults if not _says(root, path))
+    missing = (f"{path}={text}" for path, text in defaults if not _says(root, path))
     return (*overrides, *missing)
 
 

@@ -47,6 +47,7 @@ def build(
         workdir=posixpath.normpath(posixpath.join("code", spec.run.workdir)),
         spec=_settled(spec, place.cluster_kind),
         overrides=overrides,
+        defaults=place.defaults,
         entry=_entry(spec, project, python),
         setup=spec.run.setup,
         nodes=_nodes(resources.nodes.max, spec.recovery.spares, gpus, machine),

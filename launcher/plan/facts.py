@@ -34,6 +34,7 @@ class Place:
     cluster_kind: str
     spec_file: str  # absolute
     submitted_at: float
+    defaults: tuple[tuple[str, str], ...] = ()  # options of the spec as this cluster has them, as YAML
 
 
 @dataclass(frozen=True, slots=True)

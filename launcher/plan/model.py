@@ -57,4 +57,5 @@ class Plan(msgspec.Struct, frozen=True):
     secrets: tuple[str, ...]  # names only
     code: FrozenCode
     quorum: int = 0  # nodes, spares too, below which no generation opens: the others may have taken the run over
+    defaults: tuple[tuple[str, str], ...] = ()  # what the cluster says of options that neither spec nor --set name
     disks_apart: bool = False  # each node has a disk of its own: a run directory there, and its ranks' files only

@@ -24,8 +24,8 @@ __all__ = [
     "command",
     "find",
     "forward",
-    "place_there",
     "prepare",
+    "refuse_to_move",
     "runs",
     "statuses",
     "submit",
@@ -78,8 +78,8 @@ def command(place: "ClusterEntry", verb: str, argv: Sequence[str] = ()) -> int:
     return forwarding.command(place, verb, argv)
 
 
-def place_there(run: RemoteRun, on: str) -> str:
-    """What a cluster named here is called where the run is. Raises Refused where the run cannot go there."""
+def refuse_to_move(run: RemoteRun, on: str) -> None:
+    """Raises Refused where another cluster is named than the one that the run is on."""
     from launcher.remote import forwarding
 
-    return forwarding.place_there(run, on)
+    forwarding.refuse_to_move(run, on)

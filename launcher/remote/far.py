@@ -117,7 +117,7 @@ def _keep(request: Tree, incoming: Incoming) -> None:
 
 
 def _prepare(job: Job) -> Prepared:
-    shipped = Shipped(_project(job), {}, lambda _: False, lambda _: None)
+    shipped = Shipped(_project(job), {}, lambda _: False, lambda _: None, job.defaults)
     with tempfile.TemporaryDirectory(prefix="launch-") as folder, _spec(job, Path(folder)) as spec:
         plan, _ = prepare(spec, on=job.on, overrides=job.overrides, shipped=shipped)
         return Prepared(plan, api.preview(plan))
@@ -129,7 +129,8 @@ def _submit(request: Submit) -> Outcome:
     ticket = tokens.Ticket(folder, request.token)
 
     def start(choose: Callable[[Runs], None]) -> Runs:
-        shipped = Shipped(_project(job), request.secrets, frozenset(request.taken).__contains__, choose)
+        taken = frozenset(request.taken).__contains__
+        shipped = Shipped(_project(job), request.secrets, taken, choose, job.defaults)
         with _spec(job, ticket.path / "spec") as spec:
             return open_runs([spec], on=job.on, overrides=job.overrides, repeat=request.repeat, shipped=shipped)
 

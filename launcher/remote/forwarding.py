@@ -48,14 +48,13 @@ def _carried(login: Login, verb: str, argv: Sequence[str]) -> int:
             return _last_words(connection)
 
 
-def place_there(run: RemoteRun, on: str) -> str:
-    """What a cluster named here is called where the run is. Raises Refused where the run cannot go there."""
-    if on == run.login.cluster:
-        return run.on
-    raise Refused(
-        f"{run.run} is on {run.login.cluster}, with its code and checkpoints: it cannot go on with {on}",
-        "hint: without --on it goes on where it is",
-    )
+def refuse_to_move(run: RemoteRun, on: str) -> None:
+    """Raises Refused where another cluster is named than the one that the run is on."""
+    if on != run.login.cluster:
+        raise Refused(
+            f"{run.run} is on {run.login.cluster}, with its code and checkpoints: it cannot go on with {on}",
+            "hint: without --on it goes on where it is",
+        )
 
 
 def _last_words(connection: Connection) -> int:

@@ -126,8 +126,7 @@ def _request(wish: _Wish, repeat: int | None) -> Submit:
 def _wish(place: ClusterEntry, file: Path, overrides: Sequence[str]) -> _Wish:
     if place.login is None:
         raise BadInput(f"--on {place.name}: has no login node")
-    words = with_defaults(place, file, overrides)
-    spec = read_spec(file, words)
+    spec = read_spec(file, with_defaults(place.defaults, file, overrides))
     root = project_of(file)
     _refuse_unset(file, unset_secrets(spec, root, os.environ))
     code = list_code(root, spec.code)
@@ -136,7 +135,8 @@ def _wish(place: ClusterEntry, file: Path, overrides: Sequence[str]) -> _Wish:
     login = Login(place.name, place.login, place.launch, place.folder)
     on = place.cluster or place.kind
     called = (_text(file), _text(root))
-    job = Job(place.folder, digest, _text(file.name), file.read_bytes(), words, on, called)
+    words = tuple(overrides)
+    job = Job(place.folder, digest, _text(file.name), file.read_bytes(), words, place.defaults, on, called)
     return _Wish(login, file, spec, root, code, job)
 
 

@@ -23,7 +23,7 @@ from launcher.clusters.protocol import Preview
 from launcher.errors import LaunchError
 from launcher.plan.model import Plan
 
-WIRE = 1
+WIRE = 2
 _MARK = b"launch-far "
 _LONGEST_LINE = 64 << 20
 _CHUNK = 1 << 16
@@ -69,6 +69,7 @@ class Job(msgspec.Struct, frozen=True):
     spec_name: str
     spec: bytes
     overrides: tuple[str, ...]
+    defaults: tuple[tuple[str, str], ...]  # of the cluster, as the user's clusters file has them
     on: str
     called: tuple[str, str]  # what spec and project are called where the user is, for messages
 

@@ -192,7 +192,7 @@ def test_defaults_hold_unless_something_else_is_said(write, tmp_path):
 
     def slurm(text, *overrides):
         spec.write_text(SPEC + text)
-        return read_spec(spec, with_defaults(entry("hpc"), spec, overrides)).slurm
+        return read_spec(spec, with_defaults(entry("hpc").defaults, spec, overrides)).slurm
 
     plain = slurm("")
     assert (plain.partition, plain.account, plain.signal_before_s) == ("gpu", "my_project", 300)
@@ -210,17 +210,17 @@ def test_defaults_leave_a_broken_spec_to_its_reader(write, tmp_path):
     for text in ("", "- list\n", "name: [\n", "\xff"):
         spec = tmp_path / "job.yaml"
         spec.write_bytes(text.encode("latin-1"))
-        assert with_defaults(entry("hpc"), spec, ("a=b",)) == ("a=b",)
+        assert with_defaults(entry("hpc").defaults, spec, ("a=b",)) == ("a=b",)
     spec.write_text(SPEC)
-    assert with_defaults(entry("hpc"), spec, ("nonsense",)) == ("nonsense",)
-    assert with_defaults(entry("here"), spec, ("a=b",)) == ("a=b",)
+    assert with_defaults(entry("hpc").defaults, spec, ("nonsense",)) == ("nonsense",)
+    assert with_defaults(entry("here").defaults, spec, ("a=b",)) == ("a=b",)
 
 
 def test_a_pool_becomes_overrides_of_the_spec(write, tmp_path):
     write("pool:\n  kind: ssh\n  hosts: [a, {name: b, port: 22, gpus: 2}]\n  key: ~/x y\n  shared: true\n")
     spec = tmp_path / "job.yaml"
     spec.write_text("name: j\nrun: {script: train.py}\nssh: {shared: false}\n")
-    overrides = with_defaults(entry("pool"), spec, [])
+    overrides = with_defaults(entry("pool").defaults, spec, [])
     read = read_spec(spec, overrides)
     assert [(host.name, host.port, host.gpus) for host in read.ssh.hosts] == [("a", None, None), ("b", 22, 2)]
     assert (read.ssh.key, read.ssh.shared) == ("~/x y", False)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import Exit, Refused, Unreachable
-from launcher.remote.forwarding import place_there
+from launcher.remote.forwarding import refuse_to_move
 from launcher.remote.known import Login, RemoteRun
 from launcher.remote.ssh import Connection, command, far_error, far_program
 from tests.lab.nodes import until
@@ -119,6 +119,6 @@ def test_an_error_there_is_the_same_error_here():
 
 def test_a_run_goes_on_where_it_is():
     run = RemoteRun("job-aaaa", "job", HPC, "slurm", "/far/job-aaaa", 0.0, "/here/job.yaml")
-    assert place_there(run, "hpc") == "slurm"
+    refuse_to_move(run, "hpc")
     with pytest.raises(Refused, match="it cannot go on with local"):
-        place_there(run, "local")
+        refuse_to_move(run, "local")

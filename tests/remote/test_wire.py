@@ -27,7 +27,8 @@ from launcher.remote.wire import (
     read_request,
 )
 
-JOB = Job("~/launch", "0" * 64, "job.yaml", b"\xff\x00 any bytes", ("a=b\nc", "x='$(y)'"), "slurm", ("job.yaml", "/p"))
+SET, DEFAULTS = ("a=b\nc", "x='$(y)'"), (("slurm.partition", "gpu"),)
+JOB = Job("~/launch", "0" * 64, "job.yaml", b"\xff\x00 any bytes", SET, DEFAULTS, "slurm", ("job.yaml", "/p"))
 REQUESTS = [
     Have("~/launch", "0" * 64),
     Tree("~/l \n'", "0" * 64, (FileEntry("\xff\n", 3, True), FileEntry("l", 0, False, "a"))),

@@ -1,0 +1,124 @@
+"""What is submitted and resumed, with a cluster that only notes down what it is asked for."""
+
+import msgspec
+import pytest
+
+from launcher import clusters
+from launcher.clusters.last_word import write_end
+from launcher.plan.facts import Machine
+from launcher.plan.model import Plan
+from launcher.rundir.attempts import newest, read_plan
+from launcher.rundir.durable import write_record
+from launcher.rundir.layout import RunDir
+from launcher.rundir.records import AttemptEnd
+from launcher.submission import Shipped, open_runs, prepare, reopen
+from launcher.words import Cause, State
+
+POOLS = """
+pool1: {kind: ssh, hosts: [a1, a2], python: /opt/a/python, workdir: /scratch/a}
+pool2: {kind: ssh, hosts: [b1, b2], user: bob}
+"""
+
+
+class Engagement:
+    """Notes down which attempts are to be carried out."""
+
+    went: list[int]
+
+    def go(self, attempt):
+        self.went.append(attempt)
+
+    def abandon(self):
+        pass
+
+
+class Noted:
+    """A cluster that notes down."""
+
+    kind = "ssh"
+    most_together = 1
+
+    def machine(self, _spec):
+        return Machine(4, (), apart=True)
+
+    def engage(self, _run_dir):
+        return Engagement()
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """A project whose job goes to pools of the clusters file."""
+    monkeypatch.setitem(clusters._KINDS, "ssh", (__name__, "Noted"))
+    monkeypatch.setattr(Engagement, "went", [], raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("LAUNCH_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("LAUNCH_CLUSTERS", str(tmp_path / "clusters.yaml"))
+    write_pools(tmp_path, POOLS)
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "train.py").touch()
+    spec = tmp_path / "job.yaml"
+    spec.write_text("name: job\nrun: {script: train.py}\nresources: {nodes: 2}\n")
+    return spec
+
+
+def write_pools(folder, text):
+    (folder / "clusters.yaml").write_text(text)
+    (folder / "clusters.yaml").chmod(0o600)
+
+
+def opened(job, on="pool1", overrides=()):
+    [(_, path)] = open_runs([job], on=on, overrides=overrides)
+    return RunDir(path)
+
+
+def resumed(run, on=None, overrides=()) -> Plan:
+    """The plan of the attempt that follows the newest, which has ended."""
+    last = newest(run)
+    write_end(run, last, AttemptEnd(State.FAILED, Cause.NODE_LOST, 15, 0.0, "x"), read_plan(run, last.number))
+    reopen(run, on=on, overrides=overrides)
+    return read_plan(run, last.number + 1)
+
+
+def place(plan):
+    ssh = plan.spec.ssh
+    return plan.cluster, [host.name for host in ssh.hosts], ssh.user, ssh.python, ssh.workdir
+
+
+def test_resumed_on_another_pool_nothing_of_the_first_is_left(job):
+    run = opened(job)
+    assert place(resumed(run, "pool2")) == ("pool2", ["b1", "b2"], "bob", None, None)
+    assert place(resumed(run, "pool1")) == ("pool1", ["a1", "a2"], None, "/opt/a/python", "/scratch/a")
+
+
+def test_what_the_user_said_stays_wherever_it_goes(job):
+    run = opened(job, overrides=("ssh.python=/mine", "resources.nodes=1"))
+    first = read_plan(run, 1)
+    assert (first.overrides, place(first)[3:]) == (("ssh.python=/mine", "resources.nodes=1"), ("/mine", "/scratch/a"))
+    second = resumed(run, "pool2", ("ssh.user=me",))
+    assert place(second) == ("pool2", ["b1", "b2"], "me", "/mine", None)
+    assert (second.overrides, second.nodes_max) == (("ssh.python=/mine", "resources.nodes=1", "ssh.user=me"), 1)
+
+
+def test_the_clusters_file_as_it_is_now_holds_where_the_cluster_is_named(job):
+    run = opened(job)
+    write_pools(job.parent, "pool1: {kind: ssh, hosts: [a1, a3]}\n")
+    assert place(resumed(run)) == ("pool1", ["a1", "a2"], None, "/opt/a/python", "/scratch/a")
+    assert place(resumed(run, overrides=("ssh.workdir=/other",)))[4] == "/other"
+    assert place(resumed(run, "pool1")) == ("pool1", ["a1", "a3"], None, None, "/other")
+    (job.parent / "clusters.yaml").unlink()
+    assert place(resumed(run))[1] == ["a1", "a3"]
+
+
+def test_a_plan_of_before_there_were_defaults_is_read(job):
+    run = opened(job)
+    old = msgspec.to_builtins(read_plan(run, 1))
+    old["overrides"] = [f"{key}={text}" for key, text in old.pop("defaults")]
+    write_record(run.plan, old)
+    assert place(resumed(run)) == ("pool1", ["a1", "a2"], None, "/opt/a/python", "/scratch/a")
+
+
+def test_from_elsewhere_the_options_of_the_cluster_there_win(job):
+    shipped = Shipped(job.parent, {}, lambda _: False, lambda _: None, (("ssh.python", "/theirs"),))
+    plan, _ = prepare(job, on="pool1", overrides=(), shipped=shipped)
+    assert place(plan) == ("pool1", ["a1", "a2"], None, "/theirs", "/scratch/a")
+    assert plan.overrides == ()
