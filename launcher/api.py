@@ -116,7 +116,7 @@ class Run:
         return of_kind(plan.cluster_kind).cancel(run, attempt, plan)
 
     def resume(self, *, on: str | None = None, overrides: Sequence[str] = ()) -> "Run":
-        """Open a new attempt of an ended or lost run. Raises Refused on a live one."""
+        """Open a new attempt of an ended or lost run. Raises Refused on a live one, and where another did."""
         from launcher.submission import reopen  # late: it reads YAML, which `status` must not pay for
 
         status = self.status()
@@ -127,7 +127,7 @@ class Run:
             raise Refused(f"{self.id} may still run where it cannot be asked: {status.message}", hint)
         if not status.state.ended:
             raise Refused(f"{self.id} is {status.state}: there is nothing to resume", f"hint: launch status {self.id}")
-        reopen(RunDir(self.path), on=on, overrides=tuple(overrides))
+        reopen(RunDir(self.path), after=status.attempt, on=on, overrides=tuple(overrides))
         return self
 
 

@@ -24,7 +24,7 @@ from launcher.plan.build import build, check, check_code
 from launcher.plan.facts import Place, Problem, Project
 from launcher.plan.model import FrozenCode, Plan
 from launcher.rundir import drafts, registry
-from launcher.rundir.attempts import new_attempt, newest, read_plan
+from launcher.rundir.attempts import new_attempt, read_plan
 from launcher.rundir.code_list import CodeList, list_code, list_frozen
 from launcher.rundir.durable import append_line, make_dir, sync_dir, write_bytes, write_record
 from launcher.rundir.fence import raise_fence
@@ -247,14 +247,13 @@ def _unmake(made: Sequence[tuple[str, Path]], batch: Path | None) -> None:
         drafts.remove(batch)
 
 
-def reopen(run: RunDir, *, on: str | None, overrides: tuple[str, ...]) -> None:
-    """A new attempt of an ended run: the frozen code, the spec as submitted, and these changes.
+def reopen(run: RunDir, *, after: int, on: str | None, overrides: tuple[str, ...]) -> None:
+    """A new attempt of a run whose attempt `after` has ended: the frozen code, the spec as submitted, these changes.
 
     Without `on` where it was and with the options that the cluster had then, whatever the clusters file says by now;
     with it, be it by the same name, with those that the cluster has now.
     """
-    last = newest(run)
-    before = read_plan(run, last.number if last is not None else 1)
+    before = read_plan(run, after)
     place = _place(on) if on is not None else _place_of(before)
     where = of_kind(place.kind)
     all_overrides = (*before.overrides, *overrides)
@@ -270,7 +269,7 @@ def reopen(run: RunDir, *, on: str | None, overrides: tuple[str, ...]) -> None:
         bring_newest(before.cluster_kind, run)
     engagement = where.engage(run.path)
     try:
-        attempt, _ = new_attempt(run, place.name, "resume", None, plan, kind=where.kind)
+        attempt, _ = new_attempt(run, place.name, "resume", None, plan, kind=where.kind, after=after)
         append_line(run.events, Event(time.time(), attempt.number, "resumed", f"resumed on {place.name}"))
     except BaseException:
         engagement.abandon()

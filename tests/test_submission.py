@@ -3,8 +3,10 @@
 import msgspec
 import pytest
 
-from launcher import clusters
+from launcher import clusters, submission
+from launcher.api import Run
 from launcher.clusters.last_word import write_end
+from launcher.errors import Refused
 from launcher.plan.facts import Machine
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import newest, read_plan
@@ -71,11 +73,17 @@ def opened(job, on="pool1", overrides=()):
     return RunDir(path)
 
 
-def resumed(run, on=None, overrides=()) -> Plan:
-    """The plan of the attempt that follows the newest, which has ended."""
+def end(run):
+    """End the newest attempt; gives it."""
     last = newest(run)
     write_end(run, last, AttemptEnd(State.FAILED, Cause.NODE_LOST, 15, 0.0, "x"), read_plan(run, last.number))
-    reopen(run, on=on, overrides=overrides)
+    return last
+
+
+def resumed(run, on=None, overrides=()) -> Plan:
+    """The plan of the attempt that follows the newest, which has ended."""
+    last = end(run)
+    reopen(run, after=last.number, on=on, overrides=overrides)
     return read_plan(run, last.number + 1)
 
 
@@ -107,6 +115,28 @@ def test_the_clusters_file_as_it_is_now_holds_where_the_cluster_is_named(job):
     assert place(resumed(run, "pool1")) == ("pool1", ["a1", "a3"], None, None, "/other")
     (job.parent / "clusters.yaml").unlink()
     assert place(resumed(run))[1] == ["a1", "a3"]
+
+
+def test_of_two_resumes_that_saw_the_same_end_one_goes_on(job, monkeypatch):
+    run = opened(job)
+    end(run)
+    resume = Run(run.path.name, run.path).resume
+
+    class SlowToLook(Noted):
+        """While it looks at its hosts, somebody else resumes the run."""
+
+        def machine(self, spec):
+            monkeypatch.setattr(SlowToLook, "machine", Noted.machine)
+            resume(overrides=("resources.nodes=1",))
+            return Noted.machine(self, spec)
+
+    monkeypatch.setattr(submission, "of_kind", lambda _: SlowToLook())
+    with pytest.raises(Refused, match="was resumed meanwhile, as attempt 2"):
+        resume()
+    assert (Engagement.went, read_plan(run, 2).nodes_max) == ([1, 2], 1)
+    end(run)
+    resume()
+    assert Engagement.went == [1, 2, 3]
 
 
 def test_a_plan_of_before_there_were_defaults_is_read(job):

@@ -1,10 +1,14 @@
 """Attempts of a run: numbering them, their intents, and the plan that each follows."""
 
+import errno
+import os
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from launcher.errors import LaunchError
-from launcher.rundir.durable import create_record, make_dir, read_record, sync_dir, write_record
+from launcher.errors import LaunchError, Refused
+from launcher.rundir import drafts
+from launcher.rundir.durable import make_dir, read_record, sync_dir, write_record
 from launcher.rundir.identity import this_process
 from launcher.rundir.ids import new_ticket, new_token
 from launcher.rundir.layout import AttemptDir, RunDir
@@ -41,20 +45,36 @@ def new_attempt(
     kind: str = "local",
     ticket: str = "",
     batch: str = "",
+    after: int | None = None,
 ) -> tuple[AttemptDir, Intent]:
-    """The next attempt, with its intent on disk. Two that race get two numbers: making the folder is the lock."""
+    """The next attempt, with its intent on disk: its folder gets its name, which is the lock, with all that is in it.
+
+    Two that race get two numbers. With `after`, the attempt that the caller has seen end, one of them gets the next
+    number, and the other, or who comes later, is Refused.
+    """
     make_dir(run.attempts)
     sync_dir(run.path)
-    number = max((attempt.number for attempt in attempts(run)), default=0) + 1
-    while not _claim(run.attempt(number)):
-        number += 1
-    attempt = run.attempt(number)
-    if plan is not None:
-        write_record(attempt.plan, plan)
+    drafts.remove_orphans(run.attempts)
+    there = attempts(run)
+    if after is not None:
+        _refuse_later(run, there, after)
+    number = max((attempt.number for attempt in there), default=0) + 1
     token, ticket = new_token(), ticket or new_ticket()
-    intent = Intent(number, token, cluster, reason, cause, time.time(), this_process(), kind, ticket, batch)
-    create_record(attempt.intent, intent)
-    return attempt, intent
+    draft = AttemptDir(drafts.new_draft(run.attempts), 0)
+    try:
+        make_dir(draft.path)
+        if plan is not None:
+            write_record(draft.plan, plan)
+        while True:
+            intent = Intent(number, token, cluster, reason, cause, time.time(), this_process(), kind, ticket, batch)
+            write_record(draft.intent, intent)
+            if _claim(draft, run.attempt(number)):
+                return run.attempt(number), intent
+            if after is not None:
+                raise _resumed_meanwhile(run, number)
+            number += 1
+    finally:
+        drafts.remove(draft.path)
 
 
 def read_intent(attempt: AttemptDir) -> Intent:
@@ -83,10 +103,23 @@ def plan_as(run: RunDir, number: int, kind: type[T]) -> T:
     return plan
 
 
-def _claim(attempt: AttemptDir) -> bool:
+def _refuse_later(run: RunDir, there: Sequence[AttemptDir], after: int) -> None:
+    later = next((one.number for one in there if one.number > after and one.intent.exists()), None)
+    if later is not None:
+        raise _resumed_meanwhile(run, later)
+
+
+def _resumed_meanwhile(run: RunDir, number: int) -> Refused:
+    name = run.path.name
+    return Refused(f"{name} was resumed meanwhile, as attempt {number}", f"hint: launch status {name}")
+
+
+def _claim(draft: AttemptDir, attempt: AttemptDir) -> bool:
     try:
-        attempt.path.mkdir(mode=0o700)
-    except FileExistsError:
+        os.rename(draft.path, attempt.path)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
         return False
     sync_dir(attempt.path.parent)
     return True

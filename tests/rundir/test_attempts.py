@@ -1,6 +1,6 @@
 import pytest
 
-from launcher.errors import LaunchError
+from launcher.errors import LaunchError, Refused
 from launcher.rundir.attempts import attempts, new_attempt, newest, read_intent, read_plan
 from launcher.rundir.identity import this_process
 from launcher.rundir.layout import RunDir
@@ -64,3 +64,24 @@ def test_what_is_missing_is_named(run):
         read_intent(run.attempt(1))
     with pytest.raises(LaunchError, match=r"plan\.json: is missing"):
         read_plan(run, 1)
+
+
+def test_of_those_that_follow_the_same_attempt_one_gets_a_number(run, race):
+    def follow(after):
+        try:
+            return new_attempt(run, "local", "resume", None, after=after)[0].number
+        except Refused:
+            return None
+
+    for after in range(5):
+        [got] = race(lambda _, after=after: follow(after), rounds=1)
+        assert sorted(filter(None, got)) == [after + 1]
+        with pytest.raises(Refused, match=f"was resumed meanwhile, as attempt {after + 1}"):
+            new_attempt(run, "local", "resume", None, after=after)
+    assert not list(run.attempts.glob(".tmp-*"))
+
+
+def test_a_number_of_which_nothing_came_is_in_nobodys_way(run):
+    new_attempt(run, "local", "submit", None)
+    (run.attempts / "0002").mkdir()
+    assert new_attempt(run, "local", "resume", None, after=1)[0].number == 3

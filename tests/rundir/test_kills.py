@@ -90,7 +90,7 @@ this_process()
     fired = strace.kill_everywhere(
         writer(setup, 'new_attempt(RunDir(folder), "local", "resume", None)'), prepare, check
     )
-    assert fired["mkdir"] == 1 and fired["link"] == 1
+    assert fired["mkdir"] == 1 and fired["rename"] == 2
 
 
 def test_raise_fence(strace, writer):
