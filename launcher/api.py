@@ -161,7 +161,11 @@ def _words(kind: str, attempts: "list[tuple[RunDir, AttemptDir]]", fresh_s: floa
 
 
 def submit(spec: str | Path, *, on: str = "local", overrides: Sequence[str] = ()) -> Run:
-    """Start a run and return as soon as its agents are on their way."""
+    """Start a run and return as soon as its agents are on their way.
+
+    A LaunchError's `runs` are the ids and folders of what exists all the same, such as a run that nobody knows to have
+    reached its cluster.
+    """
     return submit_many([spec], on=on, overrides=overrides)[0]
 
 
@@ -170,7 +174,8 @@ def submit_many(
 ) -> list[Run]:
     """Start a run of each spec, each `repeat` times; on Slurm as one array where that can be.
 
-    The ranks of a repeated run find which one it is in LAUNCH_REPEAT, from 0 on.
+    The ranks of a repeated run find which one it is in LAUNCH_REPEAT, from 0 on. A LaunchError's `runs` are the ids and
+    folders of those that were started before it.
     """
     from launcher.submission import open_runs  # late: it reads YAML, which `status` must not pay for
 

@@ -4,12 +4,14 @@ LaunchError
 ├── BadInput        2   the spec or the command line is wrong; carries one line per problem
 │   └── NotStarted  2   the cluster refuses the job; nothing was started
 ├── NoSuchRun       3   no run, or more than one, answers to that name
-├── Refused         4   the run's state does not allow what was asked
+├── Refused         4   the run's state does not allow what was asked; or the cluster refuses some of several runs
 ├── Unreachable     5   the cluster does not answer; nothing is known to have failed
 └── Fenced          22  a newer attempt of this run exists; this one must not write
 """
 
 from enum import IntEnum
+
+Runs = tuple[tuple[str, str], ...]  # ids and folders
 
 
 class Exit(IntEnum):
@@ -43,6 +45,7 @@ class LaunchError(Exception):
     """What went wrong, where, and what to do, in words for the user; lower case, no final stop."""
 
     exit_code: Exit = Exit.INTERNAL
+    runs: Runs = ()  # that a failed submit has made all the same
 
     def __init__(self, *lines: str) -> None:
         super().__init__("\n".join(lines))
@@ -71,3 +74,20 @@ class Unreachable(LaunchError):
 
 class Fenced(LaunchError):
     exit_code = Exit.FENCED
+
+
+def with_runs(error: LaunchError | OSError, runs: Runs, hint: str) -> LaunchError:
+    """The same error, which names the runs that there are: so it is none that says that nothing was started."""
+    lines = error.lines if isinstance(error, LaunchError) else (str(error),)
+    kind = Refused if isinstance(error, BadInput) else Unreachable if isinstance(error, Unreachable) else LaunchError
+    told = kind(*lines, f"hint: {hint}")
+    if isinstance(error, LaunchError) and error.exit_code != Exit.BAD_INPUT:
+        told.exit_code = error.exit_code
+    told.runs = runs
+    return told
+
+
+def some_exist(error: LaunchError | OSError, before: Runs, wanted: int) -> LaunchError:
+    """The error of some of several runs, of which these had been started before, and others may exist all the same."""
+    runs = (*before, *(error.runs if isinstance(error, LaunchError) else ()))
+    return with_runs(error, runs, f"{len(runs)} of {wanted} runs exist all the same: do not submit them again")

@@ -19,7 +19,7 @@ from launcher.clusters import bring_newest, of_kind
 from launcher.clusters.last_word import first_state, write_end
 from launcher.clusters.named import ClusterEntry, entry, with_defaults
 from launcher.clusters.protocol import Cluster
-from launcher.errors import BadInput, Exit, NotStarted
+from launcher.errors import BadInput, Exit, LaunchError, NotStarted, Unreachable, some_exist, with_runs
 from launcher.plan.build import build, check, check_code
 from launcher.plan.facts import Place, Problem, Project
 from launcher.plan.model import FrozenCode, Plan
@@ -145,12 +145,20 @@ def open_runs(
 ) -> list[tuple[str, Path]]:
     """Start a run of each file, or `repeat` runs; gives their ids and folders. Checks all before any exists.
 
-    Those that a cluster can take as one job become one.
+    Those that a cluster can take as one job become one. What fails after some exist names them (`LaunchError.runs`).
     """
     wishes = _requests(files, on, overrides, shipped)
     if repeat is not None:
         wishes = [replace(wish, repeat=index) for wish in wishes for index in range(repeat)]
-    return [opened for group in _together(wishes) for opened in _open_group(group)]
+    opened = list[tuple[str, Path]]()
+    for group in _together(wishes):
+        try:
+            opened += _open_group(group)
+        except (LaunchError, OSError) as error:
+            if not opened:
+                raise
+            raise some_exist(error, _named(opened), len(wishes)) from error
+    return opened
 
 
 def _requests(files: Sequence[Path], on: str, overrides: tuple[str, ...], shipped: Shipped | None) -> list[Request]:
@@ -221,7 +229,22 @@ def _open_group(group: Sequence[Request]) -> list[tuple[str, Path]]:
     except NotStarted:
         _unmake(made, batch)
         raise
+    except (LaunchError, OSError) as error:
+        raise with_runs(error, _named(opened), _what_next(error, opened)) from error
     return opened
+
+
+def _named(opened: Sequence[tuple[str, Path]]) -> tuple[tuple[str, str], ...]:
+    return tuple((run_id, str(path)) for run_id, path in opened)
+
+
+def _what_next(error: Exception, opened: Sequence[tuple[str, Path]]) -> str:
+    """With runs that exist, and of which nobody knows whether the cluster has them."""
+    ref, them = (opened[0][0], "it") if len(opened) == 1 else ("RUN", "them")
+    there = f"{ref} exists all the same" if len(opened) == 1 else f"{len(opened)} runs exist all the same"
+    if isinstance(error, Unreachable):
+        return f"{there}: `launch status` hands {them} over, `launch cancel {ref}` gives {them} up"
+    return f"{there}: `launch status {ref}` shows what became of {them}"
 
 
 def _make(wish: Request, run_id: str, path: Path, ticket: str, batch: Path | None) -> None:

@@ -5,10 +5,12 @@ import pytest
 
 from launcher import clusters, submission
 from launcher.api import Run
+from launcher.cli.main import main
 from launcher.clusters.last_word import write_end
-from launcher.errors import Refused
+from launcher.errors import Exit, LaunchError, NotStarted, Refused, Unreachable
 from launcher.plan.facts import Machine
 from launcher.plan.model import Plan
+from launcher.rundir import registry
 from launcher.rundir.attempts import newest, read_plan
 from launcher.rundir.durable import write_record
 from launcher.rundir.layout import RunDir
@@ -26,9 +28,12 @@ class Engagement:
     """Notes down which attempts are to be carried out."""
 
     went: list[int]
+    refusals: list[Exception | None]  # what becomes of the next ones
 
     def go(self, attempt):
         self.went.append(attempt)
+        if self.refusals and (refusal := self.refusals.pop(0)) is not None:
+            raise refusal
 
     def abandon(self):
         pass
@@ -52,6 +57,7 @@ def job(tmp_path, monkeypatch):
     """A project whose job goes to pools of the clusters file."""
     monkeypatch.setitem(clusters._KINDS, "ssh", (__name__, "Noted"))
     monkeypatch.setattr(Engagement, "went", [], raising=False)
+    monkeypatch.setattr(Engagement, "refusals", [], raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("LAUNCH_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("LAUNCH_CLUSTERS", str(tmp_path / "clusters.yaml"))
@@ -152,3 +158,44 @@ def test_from_elsewhere_the_options_of_the_cluster_there_win(job):
     plan, _ = prepare(job, on="pool1", overrides=(), shipped=shipped)
     assert place(plan) == ("pool1", ["a1", "a2"], None, "/theirs", "/scratch/a")
     assert plan.overrides == ()
+
+
+def refused(job, *refusals, repeat=3):
+    """The error of a submit where the first ones meet with these."""
+    Engagement.refusals[:] = refusals
+    with pytest.raises(LaunchError) as raised:
+        open_runs([job], on="pool1", overrides=(), repeat=repeat)
+    return raised.value
+
+
+def test_where_the_first_is_refused_nothing_was_started(job):
+    error = refused(job, NotStarted("no"))
+    assert (type(error), error.exit_code, error.runs) == (NotStarted, Exit.BAD_INPUT, ())
+    assert registry.registered() == []
+
+
+@pytest.mark.parametrize(
+    ("refusal", "kind", "code", "left"),
+    [
+        (NotStarted("no"), Refused, Exit.REFUSED, 2),
+        (Unreachable("who knows"), Unreachable, Exit.UNREACHABLE, 3),
+        (OSError("disk full"), LaunchError, Exit.INTERNAL, 3),
+    ],
+)
+def test_where_a_later_one_is_refused_those_that_exist_are_named(job, refusal, kind, code, left):
+    error = refused(job, None, None, refusal, repeat=4)
+    assert (type(error), error.exit_code, error.lines[0]) == (kind, code, str(refusal))
+    assert sorted(error.runs) == sorted((name, str(path)) for name, path in registry.registered())
+    assert len(error.runs) == left
+    assert error.lines[-1] == f"hint: {left} of 4 runs exist all the same: do not submit them again"
+
+
+def test_a_run_that_nobody_knows_to_be_handed_over_is_named(job, capsys, monkeypatch):
+    monkeypatch.chdir(job.parent)
+    Engagement.refusals[:] = [Unreachable("the controller does not answer")]
+    assert main(["submit", "job.yaml", "--on", "pool1"]) == Exit.UNREACHABLE
+    said = capsys.readouterr()
+    [(run, _)] = registry.registered()
+    assert said.out == f"{run}\n"
+    hint = f"hint: {run} exists all the same: `launch status` hands it over, `launch cancel {run}` gives it up"
+    assert said.err == f"launch: the controller does not answer\n{hint}\n"

@@ -1,8 +1,9 @@
 """`launch submit`: start a run, or show what would be started."""
 
 import argparse
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import msgspec
 from launcher import api, remote
 from launcher.cli.arguments import Arguments
 from launcher.cli.terminal import show_news
-from launcher.errors import BadInput, Exit
+from launcher.errors import BadInput, Exit, LaunchError
 
 if TYPE_CHECKING:
     from launcher.clusters.named import ClusterEntry
@@ -51,7 +52,8 @@ def run(options: argparse.Namespace) -> int:
         return _dry_run(options, place)
     if place is not None:
         return _submit_there(options, place, one=one)
-    runs = api.submit_many(options.specs, on=options.on, overrides=options.overrides, repeat=options.repeat)
+    with _naming(options, one=one):
+        runs = api.submit_many(options.specs, on=options.on, overrides=options.overrides, repeat=options.repeat)
     _tell(options, [(opened.id, str(opened.path)) for opened in runs], one=one)
     if options.follow:
         from launcher.cli.follow import follow  # late: only for --follow
@@ -62,8 +64,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _submit_there(options: argparse.Namespace, place: "ClusterEntry", *, one: bool) -> int:
     specs = [Path(spec) for spec in options.specs]
-    runs = remote.submit(place, specs, options.overrides, repeat=options.repeat)
-    _tell(options, [(opened.run, f"{opened.login.login}:{opened.path}") for opened in runs], one=one)
+    with _naming(options, one=one):
+        runs = remote.submit(place, specs, options.overrides, repeat=options.repeat)
+    _tell(options, [(opened.run, opened.place) for opened in runs], one=one)
     return remote.forward(runs[0], "logs", [runs[0].run, "-f"]) if options.follow else Exit.OK
 
 
@@ -77,15 +80,30 @@ def _login_node(options: argparse.Namespace) -> "ClusterEntry | None":
     return place if place.login is not None else None
 
 
+@contextlib.contextmanager
+def _naming(options: argparse.Namespace, *, one: bool) -> Iterator[None]:
+    """Of a submit that fails, too, the runs that it has made are named."""
+    try:
+        yield
+    except LaunchError as error:
+        if error.runs:
+            _name(options, error.runs, one=one)
+        raise
+
+
 def _tell(options: argparse.Namespace, runs: Sequence[tuple[str, str]], *, one: bool) -> None:
     """Ids and folders; for people also what to do next."""
+    _name(options, runs, one=one)
+    if not options.follow:
+        print(f"watch it: launch logs {runs[0][0]} -f" if one else "watch them: launch status", file=sys.stderr)
+
+
+def _name(options: argparse.Namespace, runs: Sequence[tuple[str, str]], *, one: bool) -> None:
     if options.json:
         said = [{"run": run_id, "run_dir": path} for run_id, path in runs]
         print(_json(said[0] if one else said), flush=True)
     else:
         print("\n".join(run_id for run_id, _ in runs), flush=True)
-    if not options.follow:
-        print(f"watch it: launch logs {runs[0][0]} -f" if one else "watch them: launch status", file=sys.stderr)
 
 
 def _count(text: str) -> int:

@@ -49,6 +49,11 @@ class RemoteRun(msgspec.Struct, frozen=True):
     submitted_at: float
     spec: str  # as submitted from here, absolute
 
+    @property
+    def place(self) -> str:
+        """Its run directory, as it is named from here."""
+        return f"{self.login.login}:{self.path}"
+
 
 class Asked(msgspec.Struct, frozen=True):
     """asked/<token>.json: on disk before the login node hears of it."""

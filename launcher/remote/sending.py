@@ -15,7 +15,7 @@ import msgspec
 
 from launcher.clusters.named import ClusterEntry, with_defaults
 from launcher.clusters.protocol import Preview
-from launcher.errors import BadInput, Unreachable
+from launcher.errors import BadInput, LaunchError, Unreachable, some_exist
 from launcher.plan.model import Plan
 from launcher.remote import known
 from launcher.remote.known import Asked, Login, RemoteRun
@@ -60,7 +60,8 @@ def submit(
 ) -> list[RemoteRun]:
     """Start a run of each spec there, each `repeat` times; they are known here from then on.
 
-    Raises BadInput with every problem before any is started, Unreachable, and what is raised there.
+    Raises BadInput with every problem before any is started, Unreachable, and what is raised there; each names the runs
+    that exist all the same.
     """
     wishes, problems = list[_Wish](), list[str]()
     for spec in specs:
@@ -70,7 +71,19 @@ def submit(
             problems += error.lines
     if problems:
         raise BadInput(*problems)
-    return [run for wish in wishes for run in _submit(wish, repeat, pause)]
+    started = list[RemoteRun]()
+    for wish in wishes:
+        try:
+            started += _submit(wish, repeat, pause)
+        except LaunchError as error:
+            if not started:
+                raise
+            raise some_exist(error, _named(started), len(wishes) * (repeat or 1)) from error
+    return started
+
+
+def _named(started: Sequence[RemoteRun]) -> tuple[tuple[str, str], ...]:
+    return tuple((run.run, run.place) for run in started)
 
 
 def prepare(place: ClusterEntry, spec: Path, overrides: Sequence[str] = ()) -> tuple[Plan, CodeList, Preview | None]:
@@ -107,7 +120,9 @@ def _submit(wish: _Wish, repeat: int | None, pause: Callable[[float], None]) -> 
         raise
     runs = known.settle(asked, outcome)
     if outcome.error or not runs:
-        raise far_error(outcome.error or ("the login node gave no answer",), outcome.exit_code)
+        told = far_error(outcome.error or ("the login node gave no answer",), outcome.exit_code)
+        told.runs = _named(runs)
+        raise told
     return runs
 
 
