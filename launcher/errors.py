@@ -48,8 +48,11 @@ class LaunchError(Exception):
     runs: Runs = ()  # that a failed submit has made all the same
 
     def __init__(self, *lines: str) -> None:
-        super().__init__("\n".join(lines))
+        super().__init__(*lines)
         self.lines = lines
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
 
 
 class BadInput(LaunchError):

@@ -10,11 +10,12 @@ import pytest
 from launcher import clusters
 from launcher.api import Run
 from launcher.clusters import news
-from launcher.clusters.ssh import adoption, homecoming, stocks, supplies
+from launcher.clusters.ssh import adoption, homecoming, post, stocks, supplies
 from launcher.clusters.ssh.handover import Handover
 from launcher.clusters.ssh.letters import Letters
 from launcher.clusters.ssh.places import places_ever
 from launcher.clusters.ssh.stocks import stocks_of
+from launcher.clusters.ssh.wire import Give
 from launcher.errors import Exit, LaunchError, NotStarted, Refused
 from launcher.plan.model import NodePlan
 from launcher.rundir import registry
@@ -106,6 +107,14 @@ def test_a_checkpoint_that_is_damaged_everywhere_is_passed_over(hosts, said, tmp
     stocks.bring_newest(hosts.run)
     assert at_home(hosts) == [("step", 5)] and not (hosts.run.path / FOLDER / "step-00000010").exists()
     assert any("rank-00001.data" in line and line.endswith("the one before it is taken") for line in said), said
+
+
+def test_a_host_that_refuses_is_named(hosts):
+    place = hosts.place("node1")
+    wish = Give(RUN, place.workdir, "checkpoints", 7, "")
+    with pytest.raises(LaunchError) as raised:
+        post.letters_to(place).ask(wish)
+    assert str(raised.value).startswith("node1: ")
 
 
 def test_where_all_are_damaged_nothing_begins_anew(hosts, tmp_path):
