@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -13,7 +14,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 
 from trainer.checkpoint.contents import Stateful, Subjects, gather
-from trainer.checkpoint.fingerprint import fingerprint, fingerprint_together
+from trainer.checkpoint.fingerprint import fingerprint_together
 from trainer.checkpoint.loading import Loaded, Reader, read_patiently
 from trainer.checkpoint.memory import MemoryTier, open_memory_tier
 from trainer.checkpoint.saving import Outcome, Saver, Shelf
@@ -83,7 +84,7 @@ class Checkpointer:
         self._stop.listen()
         self._saver: Saver | None = None
         self._memory: MemoryTier | None = None
-        self._saved_step = 0
+        self._saved_step = self._at = 0
         self._prepared = False
         self._saved_at = self._remembered_at = now()
 
@@ -93,7 +94,14 @@ class Checkpointer:
         """Put the newest whole state into the objects; its step, or 0 where there is none. Raises Fenced."""
         claim = self._take_over()
         shelf = Shelf(self.folder, claim, self._keep, self._launched.run_dir)
-        self._saver = Saver(shelf, self._team, self._world, asynchronous=self._asynchronous, on_commit=self._committed)
+        self._saver = Saver(
+            shelf,
+            self._team,
+            self._world,
+            asynchronous=self._asynchronous,
+            on_commit=self._committed,
+            while_waiting=lambda: self.still_at(self._at),
+        )
         self._memory = open_memory_tier(self._launched, self._world, self._team, asynchronous=self._asynchronous)
         self.loaded = self._load_from_memory(self._newest_on_disk()) or self._load_from_disk()
         step = self.loaded.step if self.loaded else 0
@@ -111,7 +119,7 @@ class Checkpointer:
 
         Whoever leaves then with exit code 75 is started again. Raises Fenced and SaveFailed.
         """
-        self._wire.report_step(step, self.total_steps)
+        self.still_at(step)
         if not self._prepared:
             self._prepare()
         save = self._every.steps is not None and step % self._every.steps == 0
@@ -135,7 +143,7 @@ class Checkpointer:
         """The training is over: save the end, tell its fingerprint, say that the work is done. Raises SaveFailed."""
         if not self._save_surely(step, info):
             self._give_up()
-        mark = self._fingerprint(self._entry(step))
+        mark = fingerprint_together(self._entry(step), self._team, partial(self.still_at, step))
         total = {} if self.total_steps is None else {"total_steps": self.total_steps}
         self._wire.report(step=step, **total, **({"fingerprint": mark} if self._team.is_first else {}))
         self._wire.report(done=True)
@@ -172,6 +180,11 @@ class Checkpointer:
         if outcome is not None and outcome.path is None and outcome.step == self._saved_step:
             self._saved_step = 0
         return outcome
+
+    def still_at(self, step: int) -> None:
+        """Between two steps, after each part of something long: launch takes a rank for hung that says nothing."""
+        self._at = step
+        self._wire.report_step(step, self.total_steps)
 
     def ask_to_stop(self) -> None:
         """As a SIGTERM to this rank would."""
@@ -291,11 +304,6 @@ class Checkpointer:
     def _whole_everywhere(self, mine: Mapping[tuple[int, str], Manifest]) -> set[tuple[int, str]]:
         told = self._team.exchange(set(mine) if self._team.leads else None)
         return set.intersection(*(whole for whole in told if whole is not None))
-
-    def _fingerprint(self, entry: Entry) -> str:
-        if self._team.apart:
-            return fingerprint_together(entry, self._team)
-        return self._team.tell(fingerprint(entry) if self._team.is_first else "")
 
     def _reject(self, entry: Entry, problem: str, damaged: bool) -> None:
         """Pass over a checkpoint; one that is damaged gets another name, so that nobody trips over it again."""

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from trainer.errors import CheckpointDamaged
 
 Read = Callable[[int, memoryview, int], None]  # of a file by its number, into this, from there on
 _SPREAD = optimizer_of_rank(0).removesuffix("00000")
+_WORD_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +36,51 @@ class _Wanted:
     size: int
 
 
-def fingerprint(entry: Entry) -> str:
+_NOTHING = _Wanted(-1, 0, 0, 0)  # of nobody: only that the first rank goes on
+
+
+def fingerprint(entry: Entry, after_part: Callable[[], None] = lambda: None) -> str:
     """SHA-256 over names, types, shapes and bytes of all tensors, in the order of their names, and of the optimizer's
     other values. Reads and compares every byte, and holds one tensor at a time. Raises CheckpointDamaged."""
-    manifest = verify(entry)
+    manifest = verify(entry, after_file=after_part)
     with _opened(entry, manifest) as files:
-        return _digest(manifest, lambda number, view, at: _read(files[number], view, at))
+        return _digest(manifest, lambda number, view, at: _read(files[number], view, at), after_part)
 
 
-def fingerprint_together(entry: Entry, team: Team) -> str:
-    """The same of a checkpoint on disks apart: the first rank asks the others for bytes. All ranks call it."""
+def fingerprint_together(entry: Entry, team: Team, still_here: Callable[[], None]) -> str:
+    """The same on all ranks, which call it together; `still_here` is called on each one while the work goes on."""
+    return (_of_disks_apart if team.apart else _of_one_disk)(entry, team, still_here)
+
+
+def _of_one_disk(entry: Entry, team: Team, still_here: Callable[[], None]) -> str:
+    """The first rank reads it alone."""
+    if team.is_first:
+        return team.tell(fingerprint(entry, _telling(team, still_here, "")))
+    while not (mark := team.tell("")):
+        still_here()
+    return mark
+
+
+def _telling(team: Team, still_here: Callable[[], None], word: object) -> Callable[[], None]:
+    """For the first rank: says that it is here, and now and then a word by which the others can say so too."""
+    told_at = time.monotonic()
+
+    def after_part() -> None:
+        nonlocal told_at
+        still_here()
+        if time.monotonic() >= told_at + _WORD_EVERY_S:
+            team.tell(word)
+            told_at = time.monotonic()
+
+    return after_part
+
+
+def _of_disks_apart(entry: Entry, team: Team, still_here: Callable[[], None]) -> str:
+    """The first rank asks the others for bytes."""
     manifest, problem, held = None, "", set[int]()
     if team.leads:
         try:
-            manifest = verify(entry, partial=True)
+            manifest = verify(entry, partial=True, after_file=still_here)
             away = missing(entry.path, manifest)
             held = {number for number, file in enumerate(manifest.files) if file.name not in away}
         except (CheckpointDamaged, OSError) as error:
@@ -56,14 +89,21 @@ def fingerprint_together(entry: Entry, team: Team) -> str:
     _raise_first(problem for problem, _ in told)
     with _opened(entry, manifest) if manifest else contextlib.nullcontext(dict[int, int]()) as files:
         if team.is_first and manifest is not None:
-            mark, problem = _ask(manifest, files, team, [held for _, held in told])
+            after_tensor = _telling(team, still_here, _NOTHING)
+            mark, problem = _ask(manifest, files, team, [held for _, held in told], after_tensor)
         else:
-            mark, problem = _give(files, team)
+            mark, problem = _give(files, team, still_here)
     _raise_first(team.exchange(problem))
     return mark
 
 
-def _ask(manifest: Manifest, files: Mapping[int, int], team: Team, held: Sequence[set[int]]) -> tuple[str, str]:
+def _ask(
+    manifest: Manifest,
+    files: Mapping[int, int],
+    team: Team,
+    held: Sequence[set[int]],
+    after_tensor: Callable[[], None],
+) -> tuple[str, str]:
     """The fingerprint, or why there is none."""
 
     def read(number: int, view: memoryview, at: int) -> None:
@@ -78,18 +118,19 @@ def _ask(manifest: Manifest, files: Mapping[int, int], team: Team, held: Sequenc
     try:
         if away := [file.name for number, file in enumerate(manifest.files) if number not in givers]:
             raise CheckpointDamaged(f"step {manifest.step}: {', '.join(away)} on no disk")
-        mark = _digest(manifest, read)
+        mark = _digest(manifest, read, after_tensor)
     except Exception as error:  # noqa: BLE001 - whatever it is, the others wait for a word
         problem = f"{type(error).__name__}: {error}"
     team.tell(mark)
     return mark, problem
 
 
-def _give(files: Mapping[int, int], team: Team) -> tuple[str, str]:
+def _give(files: Mapping[int, int], team: Team, still_here: Callable[[], None]) -> tuple[str, str]:
     """Send what the first rank asks for, until it tells the fingerprint; what cannot be read is sent all the same."""
     problem = ""
     wanted: _Wanted | str = ""
     while isinstance(wanted := team.tell(wanted), _Wanted):
+        still_here()
         if wanted.giver == team.me:
             view = memoryview(bytearray(wanted.size))
             try:
@@ -106,13 +147,14 @@ def _raise_first(problems: Iterable[str]) -> None:
             raise CheckpointDamaged(problem)
 
 
-def _digest(manifest: Manifest, read: Read) -> str:
+def _digest(manifest: Manifest, read: Read, after_tensor: Callable[[], None]) -> str:
     digest = hashlib.sha256()
     for name in sorted(manifest.tensors):
         if name.startswith(("model/", "optimizer/")):
             tensor = manifest.tensors[name]
             digest.update(json.dumps([name, tensor.dtype, tensor.shape]).encode())
             digest.update(bytes_of(_whole(tensor, read)))
+            after_tensor()
     digest.update(json.dumps(_values(manifest, read), sort_keys=True).encode())
     return digest.hexdigest()
 

@@ -30,6 +30,7 @@ from trainer.errors import CheckpointDamaged, Fenced
 from trainer.world import World
 
 log = logging.getLogger("trainer")
+_LOOK_S = 1.0  # how often who waits for a save looks how far it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +97,16 @@ class Saver:
         whole: bool = True,  # False: the state of these ranks alone
         asynchronous: bool = True,
         on_commit: Callable[[int], None] = lambda _step: None,
+        while_waiting: Callable[[], None] = lambda: None,
     ) -> None:
         self.failures = 0  # in a row
         self.last: Outcome | None = None
         self._shelf, self._team, self._world, self._whole = shelf, team, world, whole
-        self._asynchronous, self._on_commit = asynchronous, on_commit
+        self._asynchronous, self._on_commit, self._while_waiting = asynchronous, on_commit, while_waiting
         self._staging = Staging(world.device)
         self._plan: WritePlan | None = None
         self._thread: threading.Thread | None = None
+        self._pieces = 0  # written of the save under way
         self._good: set[int] = set()
 
     def believe(self, step: int) -> None:
@@ -125,6 +128,7 @@ class Saver:
     def save(self, step: int, contents: Contents, info: Mapping[str, Value], *, best: bool = False) -> None:
         """Copy the state and write it behind; returns as soon as the state may change. Waits for the one before."""
         self.wait()
+        self._pieces = 0
         plan = self.plan(contents)
         self._staging.fill(plan, contents.tensors)
         order = Order(step, plan, dict(contents.documents), dict(info), best)
@@ -140,11 +144,19 @@ class Saver:
         return self._thread is not None and self._thread.is_alive()
 
     def wait(self) -> Outcome | None:
-        """How the last save ended, once it has."""
+        """How the last save ended, once it has. `while_waiting` is called as long as more and more is written."""
         if self._thread is not None:
-            self._thread.join()
+            seen = 0
+            while self._thread.is_alive():
+                self._thread.join(_LOOK_S)
+                if self._pieces != seen:
+                    seen = self._pieces
+                    self._while_waiting()
             self._thread = None
         return self.last
+
+    def _count_piece(self) -> None:
+        self._pieces += 1
 
     def _carry_out(self, order: Order) -> None:
         try:
@@ -207,7 +219,7 @@ class Saver:
             if self._team.apart:
                 commit.enter(draft)
             parts: tuple[bytes | memoryview, ...] = (self._staging.filled(order.plan.size), *order.documents.values())
-            written = write_new(draft / name, parts)
+            written = write_new(draft / name, parts, self._count_piece)
             sync_folder(draft)  # on a shared file system each client has names of its own to make durable
         except Exception as error:  # noqa: BLE001 - see above
             return _File(None, problem=f"rank {self._world.rank}: {_said(error)}")

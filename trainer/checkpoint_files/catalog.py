@@ -3,7 +3,7 @@
 import contextlib
 import os
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,13 +86,14 @@ def check_files(path: Path, manifest: Manifest, away: Collection[str] = ()) -> N
             raise CheckpointDamaged(f"{path / file.name}: expected {file.size} bytes, got {status.st_size}")
 
 
-def verify(entry: Entry, *, partial: bool = False) -> Manifest:
+def verify(entry: Entry, *, partial: bool = False, after_file: Callable[[], None] = lambda: None) -> Manifest:
     """As read_manifest, and every byte of every file is read and compared."""
     manifest = read_manifest(entry, partial=partial)
     with _told_if_gone(entry):
         away = missing(entry.path, manifest) if partial else []
         for file in (file for file in manifest.files if file.name not in away):
             hash_file(entry.path / file.name, file.size, file.digest)
+            after_file()
     return manifest
 
 

@@ -4,7 +4,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,12 +31,19 @@ class Written:
     digest: str
 
 
-def write_new(path: Path, parts: Iterable[bytes | memoryview]) -> Written:
+def write_new(
+    path: Path, parts: Iterable[bytes | memoryview], after_piece: Callable[[], None] = lambda: None
+) -> Written:
     """Write a file that must not exist yet; on disk when this returns. Its name is durable after `sync_folder`.
 
     After an error the file must not be tried again: the kernel may have marked pages clean that never reached the disk.
     """
     digest, size = xxhash.xxh3_128(), 0
+
+    def take_in(piece: memoryview) -> None:
+        digest.update(piece)
+        after_piece()
+
     fd = os.open(path, _CREATE, 0o600)
     try:
         os.fchmod(fd, 0o600)
@@ -45,9 +52,9 @@ def write_new(path: Path, parts: Iterable[bytes | memoryview]) -> Written:
             if view.nbytes == 0:
                 continue  # with a zero in its shape it cannot be cast
             view = view.cast("B")
-            for begin in range(write_direct(fd, view, size, digest.update), len(view), PIECE_BYTES):
+            for begin in range(write_direct(fd, view, size, take_in), len(view), PIECE_BYTES):
                 piece = view[begin : begin + PIECE_BYTES]
-                digest.update(piece)
+                take_in(piece)
                 _write_all(fd, piece)
             size += len(view)
         os.fsync(fd)

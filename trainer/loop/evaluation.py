@@ -130,7 +130,7 @@ class Evaluation:
         self._model = strategy.model if strategy.settings.strategy == "dp" else strategy.module
         self._shares, self._loss, self._metrics = shares, loss, metrics
 
-    def run(self) -> dict[str, float]:
+    def run(self, after_batch: Callable[[], None]) -> dict[str, float]:
         """`val_loss`, and what else the user's functions say; the same on all ranks."""
         generators = state_of_generators(self._world.device)
         modes = [(part, part.training) for part in self._model.modules()]
@@ -138,7 +138,7 @@ class Evaluation:
         self._model.eval()
         try:
             with torch.no_grad():
-                sums = self._sums()
+                sums = self._sums(after_batch)
         finally:
             for part, mode in modes:
                 part.training = mode
@@ -151,7 +151,7 @@ class Evaluation:
         """End its workers."""
         self._shares.close()
 
-    def _sums(self) -> Sums:
+    def _sums(self, after_batch: Callable[[], None]) -> Sums:
         sums = Sums()
         for batch in self._in_step(self._shares.batches()):
             data = placed(batch.data, self._world.device)
@@ -164,6 +164,7 @@ class Evaluation:
                     sums.add_mean(name, mean, batch.samples)
                 for name, found_sum in found.items():
                     sums.add_sum(name, found_sum, batch.samples)
+            after_batch()
         return sums
 
     def _in_step(self, batches: Iterator[Batch]) -> Iterator[Batch]:

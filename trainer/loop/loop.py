@@ -166,11 +166,15 @@ class Loop:
         if self.evaluation is None or self.progress.validated == self.progress.step:
             return
         self.phases.lap("other")
-        values = self.evaluation.run()
+        values = self.evaluation.run(self.still_here)
         self.phases.lap("validation")
         self.progress.validated, self.progress.values = self.progress.step, values
         self.info.update(noted(values))
         self.callbacks.on_validation(self.training, values)
+
+    def still_here(self) -> None:
+        """After each part of what is no step and may take long."""
+        self.checkpointer.still_at(self.progress.step)
 
     def _log(self, batch: Batch) -> None:
         means = self.losses.take(batch.step_samples)
@@ -205,6 +209,7 @@ class Loop:
             self._micro_batch(batch)
             if batch.ends_step:
                 self.strategy.step()
+                self.still_here()
                 return self.losses.take(batch.step_samples)["loss"]
         raise TrainerError("data: it ended in the middle of a step")
 

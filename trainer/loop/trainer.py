@@ -85,7 +85,7 @@ class Trainer:
             if loop.evaluation is None:
                 raise BadSettings("validate: expected validation data, got none")
             loop.checkpointer.load()
-            return loop.evaluation.run()
+            return loop.evaluation.run(loop.still_here)
 
     @contextmanager
     def _world(self, given: World | None) -> Iterator[World]:

@@ -89,10 +89,14 @@ def _predict(prediction: Prediction, out: Path, checkpoint: Path, world: World, 
     _say(world, f"step {step}: {job.samples} samples in {total} shards, {len(todo)} of them to do")
     wire = Wire.from_environment()
     queue = Queue(todo, prediction.batch_size, world)
-    for shard, lines, values in _answered(prediction, model, queue, world.device, stop):
+
+    def done() -> int:
+        return total - len(todo) + queue.taken  # by all ranks, but for the last few
+
+    answered = _answered(prediction, model, queue, world.device, stop, lambda: wire.report_step(done(), total))
+    for shard, lines, values in answered:
         answers.put(shard, lines, values)
-        done = total - len(todo) + queue.taken  # by all ranks, but for the last few
-        wire.report(step=done, total_steps=total, checkpoint=done)
+        wire.report(step=done(), total_steps=total, checkpoint=done())
     if _on_any_rank(world, queue.closed):
         _say(world, "stopped, to be resumed")
         return EXIT_RESUME_ME
@@ -132,7 +136,12 @@ class Queue:
 
 
 def _answered(
-    prediction: Prediction, model: nn.Module, queue: Queue, device: torch.device, stop: StopRequest
+    prediction: Prediction,
+    model: nn.Module,
+    queue: Queue,
+    device: torch.device,
+    stop: StopRequest,
+    after_batch: Callable[[], None],
 ) -> Iterator[tuple[range, list[Line], list[float]]]:
     """One shard after the other, until there are no more or someone was asked to stop."""
     loader = DataLoader(
@@ -152,6 +161,7 @@ def _answered(
             some, their_values = prediction.answer(model, placed(batch, device))
         lines += some
         values += their_values
+        after_batch()
         if len(lines) == len(queue.in_hand[0]):
             yield queue.in_hand.popleft(), lines, values
             lines, values = [], []

@@ -3,12 +3,15 @@ import os
 
 import pytest
 import torch
+from nodes_apart import run_apart
 from ranks import spawn_ranks
 from small_trainings import Recipe, Training
 from torch import nn
 
 from trainer.checkpoint import Checkpointer
-from trainer.checkpoint.fingerprint import fingerprint
+from trainer.checkpoint import fingerprint as module
+from trainer.checkpoint.fingerprint import fingerprint, fingerprint_together
+from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.catalog import Entry
 from trainer.checkpoint_files.layout import data_name, folder_name
 from trainer.errors import CheckpointDamaged
@@ -114,6 +117,28 @@ def test_a_damaged_one_has_none(tmp_path):
     path.write_bytes(data)
     with pytest.raises(CheckpointDamaged, match="checksum"):
         fingerprint(Entry("step", 1, tmp_path / folder_name(1)))
+
+
+def words_of_each(folder):
+    """How often a rank could say that it is here."""
+    module._WORD_EVERY_S = 0.0  # as if each tensor took a second
+    checkpointer = Training.begin(Recipe("ddp")).checkpointer(folder)
+    checkpointer.load()
+    checkpointer.save(1, wait=True)
+    words = []
+    mark = fingerprint_together(checkpointer._entry(1), checkpointer._team, lambda: words.append(1))
+    checkpointer.close()
+    return mark, len(words)
+
+
+def test_ranks_that_wait_for_the_first_can_say_that_they_are_here(tmp_path):
+    found = spawn_ranks(words_of_each, 2, tmp_path / "shared") + run_apart(
+        words_of_each, tmp_path / "apart", nodes=(1, 1)
+    )
+    assert len({mark for mark, _ in found}) == 1
+    manifest = catalog.read_manifest(Entry("step", 1, tmp_path / "shared" / folder_name(1)))
+    tensors = sum(name.startswith(("model/", "optimizer/")) for name in manifest.tensors)
+    assert min(words for _, words in found) >= tensors > 3
 
 
 def report_the_end(folder, progress):

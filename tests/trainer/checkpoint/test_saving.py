@@ -9,7 +9,7 @@ from small_trainings import heard
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.checkpoint import Checkpointer
+from trainer.checkpoint import Checkpointer, saving
 from trainer.checkpoint.contents import Contents
 from trainer.checkpoint.saving import Saver, Shelf
 from trainer.checkpoint.team import Team
@@ -92,6 +92,34 @@ def test_one_save_at_a_time(tmp_path):
     second.join(30)
     slow.saver.wait()
     assert kept(tmp_path, 1) == [1.0] * 4 and kept(tmp_path, 2) == [2.0] * 4
+
+
+@pytest.mark.parametrize("pieces", [3, 0], ids=["a slow disk", "a stuck one"])
+def test_who_waits_for_a_save_speaks_only_while_it_goes_on(tmp_path, monkeypatch, pieces):
+    spoke, stuck, freed = threading.Semaphore(0), threading.Event(), threading.Event()
+
+    def write(path, parts, after_piece):
+        for _ in range(pieces):
+            after_piece()
+            assert spoke.acquire(timeout=30)
+        stuck.set()
+        assert freed.wait(30)
+        return write_new(path, parts, after_piece)
+
+    write_new = saving.write_new
+    monkeypatch.setattr(saving, "write_new", write)
+    monkeypatch.setattr(saving, "_LOOK_S", 0.01)
+    said = []
+    slow = open_gates(Slow(tmp_path, while_waiting=lambda: (said.append(1), spoke.release())))
+    slow.save(1, torch.ones(4))
+    waiting = threading.Thread(target=slow.saver.wait)
+    waiting.start()
+    assert stuck.wait(30)
+    waiting.join(0.1)
+    assert waiting.is_alive() and len(said) == pieces
+    freed.set()
+    waiting.join(30)
+    assert catalog.steps(tmp_path) == [1]
 
 
 def test_without_a_thread_it_is_there_when_save_returns(tmp_path):

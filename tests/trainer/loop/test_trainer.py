@@ -12,6 +12,7 @@ from ranks import Ranks, spawn_ranks
 from tiny_training import KILL, TERM, Noisy, Slow, Stream, history, hits, loss_of, make_model, run_tiny, settings_for
 from torch import nn
 
+from trainer import wire
 from trainer.checkpoint_files import catalog
 from trainer.errors import BadSettings
 from trainer.loop import Settings, Trainer, read_metrics
@@ -286,6 +287,24 @@ def largest_batches(folder, settings):
 
 def test_no_rank_validates_more_at_once_than_it_trains_on(tmp_path):
     assert train(tmp_path, 2, {"max_epochs": 1}, largest_batches) == {True: 4, False: 4}
+def train_heard(folder, settings):
+    """Every word of progress gets through, however soon it comes after the last one."""
+    os.environ["LAUNCH_PROGRESS"], wire._LEAST_S = str(folder / "progress"), 0.0
+    return run_tiny(folder, settings, schedule=None, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+
+
+def test_launch_hears_of_each_part_of_what_is_no_step(tmp_path):
+    os.mkfifo(tmp_path / "progress")
+    reader = os.open(tmp_path / "progress", os.O_RDWR | os.O_NONBLOCK)
+    train(tmp_path, 1, {"max_steps": 1, "validation_batch_size": 4, "lr_find": True}, train_heard)
+    said = [json.loads(line) for line in os.read(reader, 1 << 16).splitlines()]
+    os.close(reader)
+    until = next(place for place, words in enumerate(said) if "val_loss" in words)
+    validation = [words for words in said[:until] if words == {"step": 1, "total_steps": 1}]
+    assert len(validation) == 9, "33 samples, 4 a batch"
+    assert said[:5] == [{"step": 0, "total_steps": 1}] * 5, "the finder of the learning rate"
+    done = said.index({"checkpoint": 1})
+    assert said[done + 1 :].count({"step": 1, "total_steps": 1}) > 5, "tensors of the fingerprint"
 
 
 def train_sgd(folder, settings):

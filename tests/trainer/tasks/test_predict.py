@@ -7,10 +7,15 @@ import signal
 import time
 
 import pytest
+import torch
 from ranks import Ranks, spawn_ranks
+from torch.utils.data import TensorDataset
 
 from trainer.checkpoint_files import catalog
+from trainer.stopping import StopRequest
 from trainer.tasks import gpt, resnet
+from trainer.tasks.predict import Prediction, Queue, _answered
+from trainer.world import World
 
 pytestmark = pytest.mark.dealt(2)
 
@@ -110,6 +115,24 @@ def test_asked_to_stop_it_keeps_what_is_done(net, whole, tmp_path, asked):
     assert at_least <= len(shards(out)) < 58 and not out.exists()
     assert predicted(net[0], out, 2) == [0, 0]
     assert out.read_bytes() == whole
+
+
+def test_each_batch_is_a_sign_of_life():
+    world = World(0, 1, 0, 1, torch.device("cpu"))
+    prediction = Prediction(
+        task="none",
+        model=torch.nn.Identity(),
+        dataset=TensorDataset(torch.zeros(10, 1)),
+        data="ten zeros",
+        answer=lambda model, batch: ([{} for _ in batch[0]], []),
+        mean="nothing",
+        batch_size=3,
+    )
+    queue, signs = Queue([range(10)], 3, world), []
+    [(shard, lines, _)] = _answered(
+        prediction, prediction.model, queue, world.device, StopRequest(), lambda: signs.append(1)
+    )
+    assert (shard, len(lines), len(signs)) == (range(10), 10, 4)
 
 
 def test_a_second_start_finds_it_done(net, whole, tmp_path, capfd):
