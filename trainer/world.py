@@ -6,14 +6,16 @@ Everything comes from the variables that torchrun and launch set; without them i
 import datetime as dt
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from trainer.errors import BadSettings
+from trainer.errors import BadSettings, TrainerError
 
+T = TypeVar("T")
 TIMEOUT_S = 600.0
 _WORLD_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -91,6 +93,22 @@ def barrier(world: World) -> None:
     """Wait until all ranks are here."""
     if world.control is not None:
         dist.barrier(world.control)
+
+
+def from_first(world: World, act: Callable[[], T]) -> T:
+    """What the first rank gets from it, on all ranks. What goes wrong there ends all of them alike."""
+    said: list[Any] = [None, None]
+    if world.is_first:
+        try:
+            said[0] = act()
+        except TrainerError as error:
+            said[1] = str(error)
+    if world.control is not None:
+        dist.broadcast_object_list(said, src=0, group=world.control)
+    if said[1] is not None:
+        raise TrainerError(said[1])
+    found: T = said[0]
+    return found
 
 
 def _joined(environ: Mapping[str, str], device: torch.device | None, timeout: dt.timedelta) -> World:

@@ -11,6 +11,7 @@ from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.catalog import Entry
 from trainer.checkpoint_files.layout import parse_folder_name
 from trainer.errors import CheckpointDamaged, TrainerError
+from trainer.world import World, from_first
 
 log = logging.getLogger("trainer")
 
@@ -33,6 +34,14 @@ def load_model(module: nn.Module, folder: Path, step: int | None = None) -> int:
         reader.apply()
         return entry.step
     raise TrainerError(f"{folder}: expected a checkpoint{'' if step is None else f' of step {step}'}, found none")
+
+
+def load_model_together(module: nn.Module, folder: Path, world: World) -> int:
+    """load_model() on all ranks, whose module may be sharded: the newest step that the first rank finds whole."""
+    step = from_first(world, lambda: load_model(module, folder))
+    if not world.is_first:
+        load_model(module, folder, step)
+    return step
 
 
 def _candidates(folder: Path, step: int | None) -> list[Entry]:

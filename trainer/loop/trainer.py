@@ -11,6 +11,8 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from trainer.checkpoint import Checkpointer
+from trainer.checkpoint.models import load_model_together
+from trainer.checkpoint_files import catalog
 from trainer.data import Batch, SharedPlace, TrainData
 from trainer.data.iterable import is_iterable
 from trainer.errors import BadSettings
@@ -31,7 +33,7 @@ from trainer.loop.settings import Settings, first_and_last
 from trainer.stopping import Votes
 from trainer.strategies import Strategy, StrategySettings, build, needs_group, summary
 from trainer.wire import Launched, Wire
-from trainer.world import World, barrier, join, leave
+from trainer.world import World, barrier, from_first, join, leave
 
 MakeOptimizer = Callable[[Any], Optimizer]
 
@@ -80,11 +82,16 @@ class Trainer:
             return code
 
     def validate(self, world: World | None = None) -> dict[str, float]:
-        """What the newest checkpoint, or without one the model as it is, is worth on the validation data."""
+        """What the newest checkpoint, or without one the model as it is, is worth on the validation data.
+
+        Changes nothing in the checkpoint folder: the training may go on meanwhile.
+        """
         with self._world(world) as here, self._loop(here) as loop:
             if loop.evaluation is None:
                 raise BadSettings("validate: expected validation data, got none")
-            loop.checkpointer.load()
+            folder = loop.checkpointer.folder
+            if from_first(here, lambda: bool(catalog.entries(folder))):
+                load_model_together(loop.strategy.module, folder, here)
             return loop.evaluation.run(loop.still_here)
 
     @contextmanager

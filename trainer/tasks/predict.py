@@ -13,16 +13,16 @@ import xxhash
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from trainer.checkpoint import load_model
+from trainer.checkpoint.models import load_model_together
 from trainer.checkpoint.staging import bytes_of
 from trainer.checkpoint_files.layout import new_nonce
-from trainer.errors import EXIT_RESUME_ME, BadSettings, TrainerError
+from trainer.errors import EXIT_RESUME_ME, BadSettings
 from trainer.loop.placing import placed
 from trainer.loop.seeding import be_deterministic
 from trainer.stopping import StopRequest
 from trainer.tasks.shards import Answers, Job, Line
 from trainer.wire import Launched, Wire
-from trainer.world import World, barrier, join, leave
+from trainer.world import World, barrier, from_first, join, leave
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def predict(prediction: Prediction, out: Path, checkpoint: str) -> int:
 
 def _predict(prediction: Prediction, out: Path, checkpoint: Path, world: World, stop: StopRequest) -> int:
     model = prediction.model.to(world.device).eval()
-    step = _load(model, checkpoint, world)
+    step = load_model_together(model, checkpoint, world)
     job = Job(
         task=prediction.task,
         data=prediction.data,
@@ -81,7 +81,7 @@ def _predict(prediction: Prediction, out: Path, checkpoint: Path, world: World, 
         weights=_digest(model),
     )
     answers = Answers(out, job)
-    todo = _from_first(world, lambda: answers.missing() if answers.begin() else None)
+    todo = from_first(world, lambda: answers.missing() if answers.begin() else None)
     if todo is None:
         _say(world, f"{out}: is there already")
         return 0
@@ -100,7 +100,7 @@ def _predict(prediction: Prediction, out: Path, checkpoint: Path, world: World, 
     if _on_any_rank(world, queue.closed):
         _say(world, "stopped, to be resumed")
         return EXIT_RESUME_ME
-    value = _from_first(world, lambda: answers.merge(prediction.mean))
+    value = from_first(world, lambda: answers.merge(prediction.mean))
     _say(world, f"{out}: {job.samples} samples, {prediction.mean} {value:.4g}")
     wire.report(done=True)
     if world.is_first:
@@ -113,7 +113,7 @@ class Queue:
 
     def __init__(self, shards: Sequence[range], batch_size: int, world: World) -> None:
         self._shards, self._batch_size = shards, batch_size
-        self._counter = _from_first(world, lambda: f"shards taken {new_nonce()}")
+        self._counter = from_first(world, lambda: f"shards taken {new_nonce()}")
         # The store in which the ranks have found each other counts for all of them.
         self._store = dist.distributed_c10d._get_default_store() if world.control is not None else dist.HashStore()  # noqa: SLF001 - no public way to it
         self.in_hand: deque[range] = deque()  # taken by this rank, and not done
@@ -167,14 +167,6 @@ def _answered(
             lines, values = [], []
 
 
-def _load(model: nn.Module, checkpoint: Path, world: World) -> int:
-    """The same step on all ranks: the newest that the first rank finds whole."""
-    step: int = _from_first(world, lambda: load_model(model, checkpoint))
-    if not world.is_first:
-        load_model(model, checkpoint, step)
-    return step
-
-
 def _length(dataset: Any) -> int:
     count = len(dataset)
     if not count:
@@ -189,21 +181,6 @@ def _digest(model: nn.Module) -> str:
             digest.update(name.encode())
             digest.update(bytes_of(value.detach().cpu().reshape(-1).view(torch.uint8)))
     return digest.hexdigest()
-
-
-def _from_first(world: World, act: Callable[[], Any]) -> Any:
-    """What the first rank gets from it, on all ranks. What goes wrong there ends all of them alike."""
-    said: list[Any] = [None, None]
-    if world.is_first:
-        try:
-            said[0] = act()
-        except TrainerError as error:
-            said[1] = str(error)
-    if world.control is not None:
-        dist.broadcast_object_list(said, src=0, group=world.control)
-    if said[1] is not None:
-        raise TrainerError(said[1])
-    return said[0]
 
 
 def _on_any_rank(world: World, flag: bool) -> bool:

@@ -14,6 +14,7 @@ from torch import nn
 
 from trainer import wire
 from trainer.checkpoint_files import catalog
+from trainer.checkpoint_files.layout import draft_name
 from trainer.errors import BadSettings
 from trainer.loop import Settings, Trainer, read_metrics
 from trainer.loop.progress import Progress
@@ -287,6 +288,25 @@ def largest_batches(folder, settings):
 
 def test_no_rank_validates_more_at_once_than_it_trains_on(tmp_path):
     assert train(tmp_path, 2, {"max_epochs": 1}, largest_batches) == {True: 4, False: 4}
+
+
+def test_validation_leaves_a_training_that_goes_on_alone(tmp_path):
+    train(tmp_path, 2, {"max_epochs": 2})
+    (tmp_path / "checkpoints" / draft_name(13, 0, "12ab")).mkdir()
+
+    def there():
+        return {path: path.stat().st_mtime_ns for path in [tmp_path, *tmp_path.rglob("*")]}
+
+    before = there()
+    values = train(tmp_path, 2, {"strategy": "fsdp"}, validation_of)
+    assert there() == before, "a new claim would have ended it"
+    assert values["val_loss"] == history(tmp_path)[-1]["val_loss"]
+
+
+def test_validation_without_a_checkpoint_judges_the_model_as_it_is(tmp_path):
+    assert train(tmp_path, 1, {}, validation_of)["val_loss"] > 0.5
+
+
 def train_heard(folder, settings):
     """Every word of progress gets through, however soon it comes after the last one."""
     os.environ["LAUNCH_PROGRESS"], wire._LEAST_S = str(folder / "progress"), 0.0
