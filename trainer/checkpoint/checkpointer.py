@@ -85,6 +85,7 @@ class Checkpointer:
         self._saver: Saver | None = None
         self._memory: MemoryTier | None = None
         self._saved_step = self._at = 0
+        self._best_under_way = False
         self._prepared = False
         self._saved_at = self._remembered_at = now()
 
@@ -169,7 +170,7 @@ class Checkpointer:
                 self._keep_best(step, info or {})
         else:
             self._opened().save(step, gather(self._subjects, self._world), info or {}, best=best)
-            self._saved_step = step
+            self._saved_step, self._best_under_way = step, best
             self._saved_at = self._remembered_at = self._now()
         if wait:
             self.wait()
@@ -345,11 +346,21 @@ class Checkpointer:
     def _remember(self, step: int, info: Mapping[str, Value] | None) -> None:
         memory = self._memory
         if memory is not None and memory.enabled is not False:
-            contents = gather(self._subjects, self._world, speaks=memory.node.is_first)
             # Over the group of the votes: a save to disk may be using the team's.
-            if memory.fits(contents, Team(self._world.control, self._team.ranks, self._team.me)):
+            team = Team(self._world.control, self._team.ranks, self._team.me)
+            if self._awaits_best(team):
+                return
+            contents = gather(self._subjects, self._world, speaks=memory.node.is_first)
+            if memory.fits(contents, team):
                 memory.saver.save(step, contents, info or {})
         self._remembered_at = self._now()
+
+    def _awaits_best(self, team: Team) -> bool:
+        """Whether the best model is still being written, somewhere. A snapshot would know of it: who went on from
+        that one after a kill would never make it again."""
+        if self._best_under_way:
+            self._best_under_way = team.greatest(int(self._opened().busy))[0] > 0
+        return self._best_under_way
 
     def _flags(self) -> list[bool]:
         """Stop asked for; time to save, on disk and in memory; fenced; saving has failed too often."""

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import threading
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from ranks import Ranks
 from small_trainings import Recipe, Training, await_steps, heard, logged, train
 from torch import nn
 
-from trainer.checkpoint import Checkpointer
+from trainer.checkpoint import Checkpointer, saving
 from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.layout import data_name, folder_name
 from trainer.world import join
@@ -98,6 +99,36 @@ def base(tmp_path):
     assert catalog.steps(tmp_path / "disk") == [2]
     assert [catalog.steps(tmp_path / f"memory-{node}") for node in (0, 1)] == [[3, 4]] * 2
     return tmp_path
+
+
+def remember_beside_the_best(folder):
+    """A snapshot is due at each step; the best one, of step 2, is being written until after step 4."""
+    checkpointer = Checkpointer(folder, model=nn.Linear(1, 1), every="")
+    checkpointer.load()
+    write, go_on = saving.write_new, threading.Event()
+
+    def write_late(path, *args):
+        assert not path.is_relative_to(folder) or os.environ["RANK"] == "0" or go_on.wait(30)
+        return write(path, *args)
+
+    saving.write_new = write_late  # of one rank
+    kept = []
+    for step in range(1, 7):
+        if step == 2:
+            checkpointer.save(step, best=True)
+        if step == 5:
+            go_on.set()
+            checkpointer.wait()
+        checkpointer.after_step(step)
+        checkpointer._memory.saver.wait()
+        kept.append(max(catalog.steps(checkpointer._memory.folder)))
+    checkpointer.close()
+    return kept
+
+
+def test_no_snapshot_knows_of_a_best_model_that_is_not_there_yet(tmp_path):
+    assert start(remember_beside_the_best, 2, tmp_path).results() == [[1, 1, 1, 1, 5, 6]] * 2
+    assert [entry.step for entry in catalog.entries(tmp_path / "disk") if entry.kind == "best"] == [2]
 
 
 def test_what_all_nodes_have_is_loaded(base):
