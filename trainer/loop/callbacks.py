@@ -32,6 +32,9 @@ class Callback:
     def on_epoch(self, training: Training) -> None:
         """After each epoch; `training.epoch` are done."""
 
+    def on_done(self, training: Training) -> None:
+        """Trained to the end, and saved; the ranks are still together."""
+
     def on_end(self, training: Training) -> None:
         """The loop has been left: done, stopped or failed."""
 
@@ -65,6 +68,9 @@ class Callbacks:
 
     def on_epoch(self, training: Training) -> None:
         self._each(lambda one: one.on_epoch(training))
+
+    def on_done(self, training: Training) -> None:
+        self._each(lambda one: one.on_done(training))
 
     def on_end(self, training: Training) -> None:
         self._each(lambda one: one.on_end(training))

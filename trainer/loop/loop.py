@@ -201,6 +201,7 @@ class Loop:
             self.training.say(self.progress.ending)
         self.fingerprint = self.checkpointer.finish(self.progress.step, self.info)
         self.training.say(f"fingerprint sha256={self.fingerprint}")
+        self.callbacks.on_done(self.training)
 
     def try_step(self, batches: Iterator[Batch]) -> float:
         """An optimizer step that counts for nothing, and its loss. For the learning-rate finder."""

@@ -28,11 +28,6 @@ def run(main: Callable[[], int]) -> int:
         return _BAD_INPUT
 
 
-def is_first() -> bool:
-    """Whether this is the first rank, also after the ranks have parted."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 def number(text: str) -> float:
     """An option that may not be negative."""
     value = float(text)

@@ -3,7 +3,7 @@
 import argparse
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.optim import AdamW, Optimizer
 
-from trainer.checkpoint import load_model
+from trainer.checkpoint.models import put_weights, whole_weights
+from trainer.loop.callbacks import Callback
+from trainer.loop.progress import Training
 from trainer.loop.settings import Settings, add_options
 from trainer.loop.trainer import Trainer
-from trainer.tasks.command import add_prediction_options, add_schedule_options, is_first, run, schedule, settings_of
-from trainer.tasks.predict import Prediction, checkpoints_at, predict
+from trainer.tasks.command import add_prediction_options, add_schedule_options, run, schedule, settings_of
+from trainer.tasks.predict import Prediction, predict
 from trainer.tasks.shards import Line
 from trainer.tasks.text import Text, open_text
 from trainer.tasks.transformer import Shape, Transformer, continue_text, decay_groups
@@ -40,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = open_text(options.text, length=options.context)
     if options.predict is not None:
         return predict(_prediction(settings, shape, text), options.predict, options.checkpoint)
+    last = LastWeights()
     code = Trainer(
         settings,
         model=lambda: Transformer(shape),
@@ -48,11 +51,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         validation=text.validation,
         optimizer=_optimizer(options),
         schedule=schedule(options.schedule, options.warmup_steps),
+        callbacks=[last] if options.sample else [],
     ).fit()
-    if code == 0 and options.sample and is_first():
-        folder = settings.checkpoint_dir or checkpoints_at("newest")
-        sys.stdout.write(sample(shape, folder, options.sample, settings.seed) + "\n")
+    if last.weights:
+        sys.stdout.write(sample(shape, last.weights, options.sample, settings.seed) + "\n")
     return code
+
+
+class LastWeights(Callback):
+    """The weights at the end of the training, on the first rank.
+
+    Gathered while the ranks are together: of nodes with disks apart none needs to have a whole checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self.weights: dict[str, Tensor] = {}
+
+    def on_done(self, training: Training) -> None:
+        self.weights = whole_weights(training.strategy.module, keep=training.world.is_first)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -124,10 +140,10 @@ def _prediction(settings: Settings, shape: Shape, text: Text) -> Prediction:
     )
 
 
-def sample(shape: Shape, folder: Path, count: int, seed: int) -> str:
-    """What the newest checkpoint's model goes on with after a line break."""
+def sample(shape: Shape, weights: Mapping[str, Tensor], count: int, seed: int) -> str:
+    """What the model goes on with after a line break."""
     model = Transformer(shape).eval()
-    load_model(model, folder)
+    put_weights(model, weights)
     generator = torch.Generator().manual_seed(seed)
     tokens = continue_text(model, torch.tensor([10]), count, context=shape.context, generator=generator)
     return bytes(tokens.tolist()).decode(errors="replace")

@@ -1,15 +1,18 @@
 import os
+import shutil
 
 import pytest
 import torch
+from nodes_apart import disks, run_apart
 from ranks import spawn_ranks
 from small_trainings import Recipe, Rich, Training
 from torch import nn
 
 from trainer.checkpoint import load_model
+from trainer.checkpoint.models import put_weights, whole_weights
 from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.layout import data_name
-from trainer.errors import CheckpointDamaged, TrainerError
+from trainer.errors import CheckpointDamaged, CheckpointPartial, TrainerError
 
 
 def train_and_keep(folder, strategy):
@@ -66,6 +69,32 @@ def test_one_that_is_asked_for(kept):
     os.truncate(path, path.stat().st_size - 1)
     with pytest.raises(CheckpointDamaged, match=r"rank-00000\.data: expected"):
         load_model(model, folder, 2)
+
+
+def test_of_disks_apart_only_what_is_whole_here(tmp_path):
+    run_apart(train_and_keep, tmp_path, "fsdp", nodes=(1, 1))
+    here, there = disks(tmp_path)
+    with pytest.raises(TrainerError, match=r"step-00000003: rank-00001.data not on this disk\nhint: .* copy"):
+        load_model(Rich(), here)
+    shutil.copy(there / "step-00000002" / data_name(1), here / "step-00000002")
+    assert load_model(Rich(), here) == 2
+    with pytest.raises(CheckpointPartial):
+        load_model(Rich(), here, 3)
+
+
+def gather():
+    training = Training.begin(Recipe("fsdp"))
+    training.step(1)
+    weights, copy = whole_weights(training.module, keep=training.world.is_first), Rich()
+    if weights:
+        put_weights(copy, weights)
+    return len(weights), {**values(training.module), "calls": 0}, {**values(copy), "calls": 0}
+
+
+def test_of_a_sharded_model_the_first_rank_gets_the_whole():
+    (_, trained, copied), (of_second, *_) = spawn_ranks(gather, 2)
+    assert copied == trained
+    assert of_second == 0
 
 
 def test_what_is_not_there(tmp_path):

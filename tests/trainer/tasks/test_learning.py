@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from nodes_apart import run_apart
 from picture_files import write_image_folder
 from ranks import Ranks
 
@@ -38,11 +39,16 @@ def test_a_transformer_learns_to_read(tmp_path, strategy):
     assert train(gpt.main, tmp_path, *args)["val_bits_per_byte"] < 3.7, "single bytes by how often they come: 4.7"
 
 
-def test_it_writes_a_sample(tmp_path, capfd):
+def train_gpt(folder, args):
+    return gpt.main([*args, "--checkpoint-dir", str(folder / "checkpoints"), "--out", str(folder / "metrics")])
+
+
+def test_it_writes_a_sample_where_no_node_has_a_whole_checkpoint(tmp_path, capfd):
     text = tmp_path / "text"
     text.write_bytes(b"na na na batman!\n" * 500)
     args = ["--text", str(text), "--sample", "60", "--layers", "1", "--width", "32", "--context", "32"]
-    train(gpt.main, tmp_path, *args, "--max-steps", "200", "--warmup-steps", "5", "--lr", "0.01")
+    args += ["--max-steps", "200", "--warmup-steps", "5", "--lr", "0.01"]
+    assert run_apart(train_gpt, tmp_path / "nodes", args, nodes=(1, 1)) == [0, 0]
     assert capfd.readouterr().out.count("na na na batman!") >= 2
 
 
