@@ -206,7 +206,7 @@ class Trainer:
         if settings.patience is not None:
             found.append(EarlyStopping(settings.patience, settings.monitor, settings.mode, settings.min_delta))
         if console is not None:
-            found += [console, JsonLines(out), Reports(Wire.from_environment())]
+            found += [console, JsonLines(out, Launched.from_environment()), Reports(Wire.from_environment())]
             if settings.tensorboard:
                 found.append(TensorBoard(out / "tensorboard"))
         if settings.profile is not None:

@@ -86,10 +86,17 @@ def _fetch(places: Mapping[str, Place], run: RunDir) -> dict[str, LaunchError]:
 
 def _known(run: RunDir) -> dict[str, int]:
     """How much there is of each file. What ranks write here is not added to: hosts may have a file of that name."""
-    ours = [f"logs/a{attempt.number:04d}." for attempt in attempts(run) if is_here(attempt)]
-    ours += ["metrics/"] if moved_on(run) else []
+    every, moved = attempts(run), moved_on(run)
+    theirs = tuple(f".a{attempt.number:04d}." for attempt in every if not is_here(attempt))
+    ours = [f"logs/a{attempt.number:04d}." for attempt in every if is_here(attempt)]
+
+    def is_ours(name: str) -> bool:
+        return name.startswith(tuple(ours)) or (
+            moved and name.startswith("metrics/") and not any(mark in name for mark in theirs)
+        )
+
     sizes = growth.sizes(run.path, _LOGS)
-    return {name: _ALL if name.startswith(tuple(ours)) else size for name, size in sizes.items()}
+    return {name: _ALL if is_ours(name) else size for name, size in sizes.items()}
 
 
 def _fetch_newest(run: RunDir, passed_over: list[LaunchError]) -> list[str]:

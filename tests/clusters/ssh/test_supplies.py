@@ -261,10 +261,12 @@ def moved(hosts, tmp_path, monkeypatch):
     there = hosts.on("node0").path
     save_part(there / FOLDER, 10, range(2))
     (there / "metrics").mkdir()
-    (there / "metrics" / "metrics.jsonl").write_text("of the hosts, and longer\n")
+    (there / "metrics" / "own.txt").write_text("of the hosts, and longer\n")
+    (there / "metrics" / "metrics.a0001.jsonl").write_text("1\n2\n3\n")
     hosts.mirror.intent(2, by=this_process(), kind="local").log(0, "here\n", attempt=2)
     (hosts.run.path / "metrics").mkdir()
-    (hosts.run.path / "metrics" / "metrics.jsonl").write_text("here\n")
+    (hosts.run.path / "metrics" / "own.txt").write_text("here\n")
+    (hosts.run.path / "metrics" / "metrics.a0001.jsonl").write_text("1\n")
     return Run(RUN, hosts.run.path)
 
 
@@ -276,7 +278,9 @@ def test_what_hosts_wrote_is_fetched_after_the_run_has_moved_on(hosts, moved):
     hosts.on("node1").log(0, "nobody's business\n", attempt=2)
     assert moved.fetch()[1:] == [f"checkpoints are written here: {hosts.run.path / FOLDER}"]
     assert texts(moved) == ["here", "there", "there"] and at_home(hosts) == []
-    assert (hosts.run.path / "metrics" / "metrics.jsonl").read_text() == "here\n"
+    metrics = hosts.run.path / "metrics"
+    assert (metrics / "own.txt").read_text() == "here\n"
+    assert (metrics / "metrics.a0001.jsonl").read_text() == "1\n2\n3\n"
     with pytest.raises(Refused, match="no other is put among them"):
         moved.fetch("10")
     hosts.mirror.end(State.SUCCEEDED, attempt=2).state(State.SUCCEEDED, 2)

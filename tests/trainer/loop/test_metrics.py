@@ -6,11 +6,12 @@ import pytest
 from trainings import idle_training
 
 from trainer.loop.metrics import FILE, JsonLines, TensorBoard, read_metrics
+from trainer.wire import Launched
 
 
-def write(folder, start, losses, values=None):
+def write(folder, start, losses, values=None, launched=None):
     """One start of a training that logs these losses from step `start` + 1 on."""
-    lines = JsonLines(folder)
+    lines = JsonLines(folder, launched)
     lines.on_start(idle_training(step=start))
     for step, loss in enumerate(losses, start + 1):
         lines.on_log(idle_training(step=step), {"step": step, "epoch": 0, "loss": loss})
@@ -35,6 +36,22 @@ def test_a_restart_goes_on_at_its_step_and_what_was_done_again_counts_once(tmp_p
     found = read_metrics(tmp_path)
     assert [line["loss"] for line in found] == [1.0, 2.0, 3.5, 4.5]
     assert "val_loss" not in found[3]
+
+
+def test_attempts_on_disks_apart_are_one_training_once_their_files_are_together(tmp_path):
+    first, second, here = (tmp_path / name for name in ("first host", "second host", "here"))
+    write(first, 0, [1.0, 2.0, 3.0], launched=Launched(attempt=1, disks_apart=True))
+    write(second, 2, [3.5, 4.5], launched=Launched(attempt=2, disks_apart=True))
+    write(here, 3, [4.6, 5.6], launched=Launched(attempt=3))  # resumed where there is one disk
+    write(here, 4, [5.7], launched=Launched(attempt=3))
+    for folder in (second, first):
+        for path in folder.iterdir():
+            assert not (here / path.name).exists()
+            path.rename(here / path.name)
+    write(here, 5, [6.7], launched=Launched(attempt=4, disks_apart=True))
+    assert [line["loss"] for line in read_metrics(here)] == [1.0, 2.0, 3.5, 4.6, 5.7, 6.7]
+    (here / FILE).unlink()
+    assert [line["loss"] for line in read_metrics(here)] == [1.0, 2.0, 3.5, 4.5, 6.7]
 
 
 def test_a_line_cut_short_by_a_kill_spoils_neither_itself_nor_the_next(tmp_path):
