@@ -21,7 +21,7 @@ from launcher.clusters.ssh.crowd import failures, for_all
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.letters import Letters, Place, settled_in
 from launcher.clusters.ssh.places import places_ever
-from launcher.clusters.ssh.stocks import pass_over, settle_for, stocks_of, without_the_best
+from launcher.clusters.ssh.stocks import bring_what_it_goes_on_from, stocks_of
 from launcher.clusters.ssh.wire import Blob, Code, Go, Open, Opened, Peer, Roster, Up
 from launcher.errors import Exit, LaunchError, NotStarted
 from launcher.plan.model import NodePlan, Plan
@@ -159,11 +159,7 @@ class Handover:
         disks = [*stocks.values(), *others.values(), partial.inventory(home)]
         trouble: LaunchError | None = None
         try:
-            supplied = supplies.first_that_comes(supplies.newest_first(disks), supply, pass_over)
-            settle_for(self._run, supplied[0] if supplied else None, troubles)
-            with without_the_best():
-                for best in supplies.newest_first(disks, kind="best")[:1]:
-                    supply(best)
+            bring_what_it_goes_on_from(self._run, disks, troubles, supply)
         except LaunchError as error:
             trouble = error
         failed = {name: error for name, error in hosts.failed.items() if name in letters}

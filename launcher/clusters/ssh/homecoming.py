@@ -86,14 +86,15 @@ def _fetch(places: Mapping[str, Place], run: RunDir) -> dict[str, LaunchError]:
 
 def _known(run: RunDir) -> dict[str, int]:
     """How much there is of each file. What ranks write here is not added to: hosts may have a file of that name."""
-    every, moved = attempts(run), moved_on(run)
-    theirs = tuple(f".a{attempt.number:04d}." for attempt in every if not is_here(attempt))
-    ours = [f"logs/a{attempt.number:04d}." for attempt in every if is_here(attempt)]
+    every = attempts(run)
+    here = [attempt for attempt in every if is_here(attempt)]
+    logs = tuple(f"logs/a{attempt.number:04d}." for attempt in here)
+    theirs = tuple(f".a{attempt.number:04d}." for attempt in every if attempt not in here)
 
     def is_ours(name: str) -> bool:
-        return name.startswith(tuple(ours)) or (
-            moved and name.startswith("metrics/") and not any(mark in name for mark in theirs)
-        )
+        if name.startswith("metrics/"):
+            return every[-1] in here and not any(mark in name for mark in theirs)
+        return name.startswith(logs)
 
     sizes = growth.sizes(run.path, _LOGS)
     return {name: _ALL if is_ours(name) else size for name, size in sizes.items()}

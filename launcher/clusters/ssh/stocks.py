@@ -1,7 +1,6 @@
 """Where the checkpoints of a run are: on which of the hosts that it has ever been on, and here."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from launcher.clusters import news
@@ -69,26 +68,27 @@ def bring_newest(run: RunDir) -> None:
     home = run.path / folder
     hosts = supplies.Hosts(stocks, letters, run.path.name, folder)
     disks = [*stocks.values(), partial.inventory(home)]
-    found = supplies.newest_first(disks)
-    brought = supplies.first_that_comes(found, lambda held: hosts.bring_home(held, home), pass_over)
-    settle_for(run, brought[0] if brought else None, troubles)
-    with without_the_best():
-        for best in supplies.newest_first(disks, kind="best")[:1]:
-            hosts.bring_home(best, home)
-    _set_torsos_aside(home, brought[0].step if brought else -1)
+    newest = bring_what_it_goes_on_from(run, disks, troubles, lambda held: hosts.bring_home(held, home))
+    _set_torsos_aside(home, newest.step if newest is not None else -1)
 
 
-def pass_over(trouble: LaunchError) -> None:
-    news.say("; ".join((*trouble.lines[:-1], "the one before it is taken")))
-
-
-@contextmanager
-def without_the_best() -> Iterator[None]:
-    """No run waits for the one that is kept apart: it is said where that cannot be had."""
+def bring_what_it_goes_on_from(
+    run: RunDir, disks: Sequence[Sequence[Held]], troubles: Mapping[str, LaunchError], bring: Callable[[Held], object]
+) -> Held | None:
+    """Bring the newest checkpoint that comes, which is returned, and the best one where it can be had."""
+    brought = supplies.first_that_comes(supplies.newest_first(disks), bring, _pass_over)
+    newest = brought[0] if brought is not None else None
+    settle_for(run, newest, troubles)
     try:
-        yield
-    except LaunchError as error:
+        for best in supplies.newest_first(disks, kind="best")[:1]:
+            bring(best)
+    except LaunchError as error:  # no run waits for the one that is kept apart
         news.say("; ".join((error.lines[0], "the run goes on without it")))
+    return newest
+
+
+def _pass_over(trouble: LaunchError) -> None:
+    news.say("; ".join((*trouble.lines[:-1], "the one before it is taken")))
 
 
 def _set_torsos_aside(home: Path, above: int) -> None:
