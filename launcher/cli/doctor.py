@@ -107,7 +107,7 @@ def _refuse(meant: Sequence[str]) -> None:
 
 
 def _local(root: Path, python: str) -> Iterator[Finding]:
-    from launcher.clusters.local_doctor import Here, check_up  # late: of two, only one is needed
+    from launcher.clusters.local.doctor import Here, check_up  # late: of two, only one is needed
 
     state = Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) / "launch"
     return check_up(Here(root, state, python), os.environ)

@@ -34,7 +34,7 @@ _OF_STATE = {
 
 def show_news() -> None:
     """What people who wait for a cluster are told, on stderr from now on."""
-    from launcher.clusters import news  # late: of no use to commands that do not wait
+    from launcher.clusters.keeping import news  # late: of no use to commands that do not wait
 
     news.listen(lambda text: print(safe(text), file=sys.stderr, flush=True))
 

@@ -12,7 +12,7 @@ from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import ClusterWord
 
 _KINDS = {
-    "local": ("launcher.clusters.local", "LocalCluster"),
+    "local": ("launcher.clusters.local.cluster", "LocalCluster"),
     "slurm": ("launcher.clusters.slurm.cluster", "SlurmCluster"),
     "ssh": ("launcher.clusters.ssh.cluster", "SshCluster"),
 }

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.clusters import local_doctor
 from launcher.clusters.findings import Level, exit_code, ok, problem, warning
-from launcher.clusters.local_doctor import files_finding, folder_findings, memory_finding, space_finding, torch_finding
+from launcher.clusters.local import doctor as local_doctor
+from launcher.clusters.local.doctor import files_finding, folder_findings, memory_finding, space_finding, torch_finding
 from launcher.clusters.torch_there import Torch, torch_of
 from launcher.errors import Exit
 

@@ -75,11 +75,11 @@ SABOTAGES = {
         "agent/test_ranks.py", "late_fork",
     ),
     "two keepers carry out one attempt": (
-        "clusters/keeper.py", "FileExistsError:\n        return False", "FileExistsError:\n        return True",
+        "clusters/local/keeper.py", "FileExistsError:\n        return False", "FileExistsError:\n        return True",
         "local/test_submit_kills.py", "two_keepers",
     ),
     "the keeper forgets a dead submitter": (
-        "clusters/keeper.py", "or _left_behind(run)", "or None",
+        "clusters/local/keeper.py", "or _left_behind(run)", "or None",
         "local/test_submit_kills.py", "intent_whose",
     ),
     "stacks are not dumped": (

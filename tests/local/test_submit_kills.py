@@ -10,7 +10,7 @@ import sys
 import pytest
 from shares import SEED, SHARE
 
-from launcher.clusters.local import KeeperStandingBy
+from launcher.clusters.local.cluster import KeeperStandingBy
 from launcher.rundir.attempts import new_attempt
 from launcher.rundir.layout import RunDir
 

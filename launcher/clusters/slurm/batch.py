@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 from launcher.agent.memory_tier import close_tier
-from launcher.clusters.allocation import Allocation
-from launcher.clusters.bell import Bell
-from launcher.clusters.own_log import log_to
+from launcher.clusters.keeping.allocation import Allocation
+from launcher.clusters.keeping.bell import Bell
+from launcher.clusters.keeping.own_log import log_to
 from launcher.clusters.slurm.claims import claim, job_id
 from launcher.clusters.slurm.hosts import addresses_of, hosts_of, seated
 from launcher.clusters.slurm.next_job import follow

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 
-from launcher.clusters.last_word import cancelled, is_cancelled, speak_for_the_dead, write_end
+from launcher.clusters.keeping.last_word import cancelled, is_cancelled, speak_for_the_dead, write_end
 from launcher.clusters.slurm.node_health import what_took_the_node
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import new_attempt, newest, read_intent, read_plan

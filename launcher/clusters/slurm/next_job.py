@@ -6,8 +6,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from launcher.clusters.bell import Bell
-from launcher.clusters.last_word import cancelled, is_cancelled, write_end
+from launcher.clusters.keeping.bell import Bell
+from launcher.clusters.keeping.last_word import cancelled, is_cancelled, write_end
 from launcher.clusters.slurm.claims import cancel, next_attempt, owner_of
 from launcher.clusters.slurm.fate import Fate, fate
 from launcher.clusters.slurm.node_health import lost_nodes

@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 
 from launcher.agent.processes import signal_process
-from launcher.clusters.bell import Bell
-from launcher.clusters.crew import Crew, agent_post
-from launcher.clusters.own_log import log_to
+from launcher.clusters.keeping.bell import Bell
+from launcher.clusters.keeping.crew import Crew, agent_post
+from launcher.clusters.keeping.own_log import log_to
 from launcher.clusters.slurm.claims import job_id
 from launcher.clusters.slurm.next_job import requeue_job
 from launcher.clusters.slurm.queries.nodes import read_nodes, show_nodes

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.agent.processes import TAG
-from launcher.clusters.crew import Post, agent_post
+from launcher.clusters.keeping.crew import Post, agent_post
 from launcher.clusters.slurm.container import Container, container_of
 from launcher.clusters.slurm.script import gres_of
 from launcher.plan.model import Plan

@@ -4,8 +4,8 @@ import math
 import signal
 import time
 
-from launcher.clusters.bell import Bell
-from launcher.clusters.last_word import ask_to_stop
+from launcher.clusters.keeping.bell import Bell
+from launcher.clusters.keeping.last_word import ask_to_stop
 from launcher.clusters.slurm.queries.jobs import read_jobs, squeue_jobs
 from launcher.clusters.slurm.reach import ask
 from launcher.clusters.slurm.script import signal_before_s

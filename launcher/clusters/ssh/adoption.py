@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.clusters import news
+from launcher.clusters.keeping import news
 from launcher.clusters.named import named_clusters, ssh_of
 from launcher.clusters.ssh import pool
 from launcher.clusters.ssh.connect import Line

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from launcher.clusters.findings import Finding, Level, ok, problem, warning
-from launcher.clusters.local_doctor import ahead, space_finding
+from launcher.clusters.local.doctor import ahead, space_finding
 from launcher.clusters.ssh import doctor_look_there, luggage
 from launcher.clusters.ssh.connect import Line
 from launcher.clusters.ssh.doctor_ways import size, some

@@ -3,9 +3,9 @@
 import os
 import time
 
-from launcher.clusters.bell import Bell
-from launcher.clusters.crew import Crew
-from launcher.clusters.last_word import cancelled, is_cancelled, speak_for_the_dead, write_end
+from launcher.clusters.keeping.bell import Bell
+from launcher.clusters.keeping.crew import Crew
+from launcher.clusters.keeping.last_word import cancelled, is_cancelled, speak_for_the_dead, write_end
 from launcher.clusters.ssh.council import Ask, Promise, Standing, granted, standings
 from launcher.clusters.ssh.leader import enough, propose, tell_others
 from launcher.clusters.ssh.seat import Seat

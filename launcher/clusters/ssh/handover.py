@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.clusters import news
+from launcher.clusters.keeping import news
 from launcher.clusters.ssh import pool, supplies
 from launcher.clusters.ssh.connect import Line
 from launcher.clusters.ssh.crowd import failures, for_all

@@ -21,8 +21,8 @@ from pathlib import Path
 import msgspec
 
 from launcher.agent.memory_tier import close_tier
-from launcher.clusters.bell import Bell
-from launcher.clusters.last_word import cut_short, write_end
+from launcher.clusters.keeping.bell import Bell
+from launcher.clusters.keeping.last_word import cut_short, write_end
 from launcher.clusters.ssh.council import Ask, Begin, Begun, Council, Standing, granted, standings
 from launcher.clusters.ssh.follower import Follower, Succession, leader_of
 from launcher.clusters.ssh.leader import Leader, pass_over_promised, propose, tell_others

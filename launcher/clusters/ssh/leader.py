@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
-from launcher.clusters.allocation import Allocation
-from launcher.clusters.bell import Bell
-from launcher.clusters.last_word import cut_short, write_end
+from launcher.clusters.keeping.allocation import Allocation
+from launcher.clusters.keeping.bell import Bell
+from launcher.clusters.keeping.last_word import cut_short, write_end
 from launcher.clusters.ssh.council import Ask, Members, Propose, Standing, granted, standings
 from launcher.clusters.ssh.replicas import Replicator
 from launcher.clusters.ssh.seat import Seat

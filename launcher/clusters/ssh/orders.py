@@ -3,8 +3,8 @@ nobody waits for some of them any more."""
 
 from collections.abc import Collection, Mapping, Sequence
 
-from launcher.clusters import news
-from launcher.clusters.last_word import cancelled, write_end
+from launcher.clusters.keeping import news
+from launcher.clusters.keeping.last_word import cancelled, write_end
 from launcher.clusters.protocol import CancelReport
 from launcher.clusters.ssh import places, unfinished
 from launcher.clusters.ssh.crowd import failures, reasons

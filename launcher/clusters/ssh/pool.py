@@ -4,7 +4,7 @@ import atexit
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 
-from launcher.clusters import news
+from launcher.clusters.keeping import news
 from launcher.clusters.ssh.config import target_of
 from launcher.clusters.ssh.connect import Line
 from launcher.clusters.ssh.crowd import connect_all, failures, for_all

@@ -9,10 +9,10 @@ from typing import Self, assert_never
 
 import msgspec
 
-from launcher.clusters.bell import Bell
-from launcher.clusters.crew import Post, agent_post
-from launcher.clusters.last_word import first_state, write_end
-from launcher.clusters.own_log import log_to
+from launcher.clusters.keeping.bell import Bell
+from launcher.clusters.keeping.crew import Post, agent_post
+from launcher.clusters.keeping.last_word import first_state, write_end
+from launcher.clusters.keeping.own_log import log_to
 from launcher.clusters.ssh import replicas
 from launcher.clusters.ssh.council import (
     Agreed,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from launcher.clusters import news
+from launcher.clusters.keeping import news
 from launcher.clusters.ssh import supplies
 from launcher.clusters.ssh.crowd import failures, reasons
 from launcher.clusters.ssh.letters import Letters, Place

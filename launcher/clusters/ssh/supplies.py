@@ -9,7 +9,7 @@ import msgspec
 
 from launcher.agent.depots.store import Store, digest_of
 from launcher.agent.depots.words import Save
-from launcher.clusters import news
+from launcher.clusters.keeping import news
 from launcher.clusters.ssh.crowd import reasons
 from launcher.clusters.ssh.letters import Letters
 from launcher.clusters.ssh.wire import Give, Given, Inventory, Put, Stock

@@ -173,7 +173,7 @@ def _cancel(run: RunDir) -> Cancelled:
     attempt = newest(run)
     if attempt is None:
         return Cancelled((), already=True)
-    from launcher.clusters.local import end_here  # late: only to end a run
+    from launcher.clusters.local.cluster import end_here  # late: only to end a run
 
     plan = read_plan(run, attempt.number)
     report = end_here(run, attempt, plan, last_word=plan.disks_apart or _leader_was_here(attempt))

@@ -9,7 +9,7 @@ import pytest
 from run_folder import plan_of
 
 from launcher.agent.environment import node_environment
-from launcher.clusters.last_word import ask_to_stop, cancelled, is_cancelled, write_end
+from launcher.clusters.keeping.last_word import ask_to_stop, cancelled, is_cancelled, write_end
 from launcher.clusters.ssh import follower, keeper, leader, replicas, standing
 from launcher.clusters.ssh.council import ASK_S, Agreed, Begin, Begun, Declined, Promise, Propose, Replica
 from launcher.clusters.ssh.follower import Follower, Succession

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from launcher.api import Run
-from launcher.clusters import local, news
+from launcher.clusters.keeping import news
+from launcher.clusters.local import cluster as local
 from launcher.clusters.ssh import orders, places, stocks
 from launcher.clusters.ssh.handover import Handover
 from launcher.clusters.ssh.letters import Letters

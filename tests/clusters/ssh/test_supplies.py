@@ -9,7 +9,7 @@ import pytest
 
 from launcher import clusters
 from launcher.api import Run
-from launcher.clusters import news
+from launcher.clusters.keeping import news
 from launcher.clusters.ssh import adoption, homecoming, post, stocks, supplies
 from launcher.clusters.ssh.handover import Handover
 from launcher.clusters.ssh.letters import Letters

@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from launcher.clusters.bell import Bell
-from launcher.clusters.crew import Crew, Post
-from launcher.clusters.last_word import cancelled, is_cancelled, speak_for_the_dead, write_end
+from launcher.clusters.keeping.bell import Bell
+from launcher.clusters.keeping.crew import Crew, Post
+from launcher.clusters.keeping.last_word import cancelled, is_cancelled, speak_for_the_dead, write_end
 from launcher.errors import Exit
 from launcher.plan.model import Plan
 from launcher.rundir.durable import read_record

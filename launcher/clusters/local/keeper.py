@@ -1,6 +1,6 @@
 """The keeper of a local run: what slurmctld is to a Slurm job. One small process, parent of all agents of an attempt.
 
-    python -m launcher.clusters.keeper RUN_DIR UP_FD GO_FD
+    python -m launcher.clusters.local.keeper RUN_DIR UP_FD GO_FD
 
 It boots while the submitter still freezes code, says so on UP_FD, and waits on GO_FD. A submitter that dies closes
 GO_FD; the keeper then looks whether the attempt's intent is on disk and, if so, carries it out all the same. So from
@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 
 from launcher.agent.memory_tier import close_tier
-from launcher.clusters.allocation import Allocation
-from launcher.clusters.bell import Bell
-from launcher.clusters.crew import agent_post
-from launcher.clusters.last_word import cut_short, write_end
-from launcher.clusters.own_log import log_to
+from launcher.clusters.keeping.allocation import Allocation
+from launcher.clusters.keeping.bell import Bell
+from launcher.clusters.keeping.crew import agent_post
+from launcher.clusters.keeping.last_word import cut_short, write_end
+from launcher.clusters.keeping.own_log import log_to
 from launcher.errors import Fenced
 from launcher.rundir.attempts import new_attempt, newest, read_plan
 from launcher.rundir.durable import create_record, read_record, write_record

@@ -13,7 +13,7 @@ from pathlib import Path
 from launcher.agent.environment import cleaned
 from launcher.agent.memory_tier import close_tier
 from launcher.agent.processes import TAG, descendants, end_all, signal_process, tagged
-from launcher.clusters.last_word import ask_to_stop, cancelled, write_end
+from launcher.clusters.keeping.last_word import ask_to_stop, cancelled, write_end
 from launcher.clusters.machine import this_machine
 from launcher.clusters.protocol import CancelReport
 from launcher.errors import LaunchError
@@ -35,7 +35,7 @@ class KeeperStandingBy:
     def __init__(self, run_dir: Path) -> None:
         up_read, up_write = os.pipe()
         go_read, self._go = os.pipe()
-        argv = [sys.executable, "-P", "-m", "launcher.clusters.keeper", str(run_dir), str(up_write), str(go_read)]
+        argv = [sys.executable, "-P", "-m", "launcher.clusters.local.keeper", str(run_dir), str(up_write), str(go_read)]
         try:
             self._child = subprocess.Popen(
                 argv,

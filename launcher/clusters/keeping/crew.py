@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launcher.agent.environment import cleaned
 from launcher.agent.processes import TAG, become_subreaper, descendants, end_all, orphans
-from launcher.clusters.bell import Bell
+from launcher.clusters.keeping.bell import Bell
 from launcher.errors import Exit
 from launcher.plan.model import Plan
 from launcher.rundir.durable import make_dir

@@ -1,0 +1,1 @@
+"""What the keepers of runs share: the attempt they carry out, its agents, and writing how it ended."""
