@@ -1,0 +1,181 @@
+"""What a batch scheduler has to be able to do and to say. All else that a batch cluster does is in this folder.
+
+A kind fills in one `Queue`: its command lines, and how their answers are read. Every method that asks the scheduler
+raises Unreachable where it does not answer, which is never taken for a no.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, StrEnum, auto
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from launcher.rundir.layout import AttemptDir
+from launcher.words import Cause, State
+
+if TYPE_CHECKING:
+    from launcher.clusters.keeping.crew import Post
+    from launcher.plan.model import Plan
+
+_MARK = "launch:"
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What names a job for good, before it has an id: it is written on the job, where everybody may read it."""
+
+    text: str
+    array: int | None = None  # how many runs share the job, where it is an array
+
+    @property
+    def mark(self) -> str:
+        """The word that a job carries, in a field that the scheduler keeps and shows and makes nothing of."""
+        return f"{_MARK}{self.text}"
+
+
+def tickets_in(text: str) -> frozenset[str]:
+    """Those whose marks are among these words."""
+    return frozenset(word.removeprefix(_MARK) for word in text.split() if word.startswith(_MARK))
+
+
+class Phase(StrEnum):
+    """Where a job is, as far as processes of ours go."""
+
+    QUEUED = "queued"  # no process of its next start exists yet
+    RUNNING = "running"  # it has its nodes, even where it is stopped on them
+    ENDING = "ending"  # processes may still live; then it has ended, or is queued again
+    ENDED = "ended"  # for good
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedJob:
+    """One job, or one element of an array, as the scheduler shows it or its accounts do."""
+
+    id: str  # as the scheduler's programs take it
+    phase: Phase
+    word: str  # the scheduler's own for its state
+    text: str = ""  # for people: why it waits, where it runs, who ended it
+    hosts: str = ""
+    tickets: frozenset[str] = frozenset()
+    element: tuple[str, int] | None = None  # of an array: the array's id, and which of its runs, from 0
+    starts_at: float | None = None  # the scheduler's estimate while it waits
+    ends_at: float | None = None  # by its time limit while it runs
+    ended_as: State | None = None  # what its end means where the job left no word of its own
+    cause: Cause | None = None
+
+    def may_have(self, ticket: str) -> bool:
+        """Whether it can be that ticket's job. With none on it it can: a site's plugins may rewrite that."""
+        return not ticket or not self.tickets or ticket in self.tickets
+
+
+@dataclass(frozen=True, slots=True)
+class JobStart:
+    """What this process knows of its job by its environment."""
+
+    job: str
+    element: int | None  # which run of an array, from 0
+    hosts: tuple[str, ...]  # the job's, in the scheduler's order: the first one is where the batch process is
+
+
+@dataclass(frozen=True, slots=True)
+class NodeWord:
+    """What the scheduler says of a node."""
+
+    down: bool  # given up; a node that merely takes no new jobs is not
+    text: str  # its state and the reason, for people
+    booted_at: float | None = None
+
+
+class Fate(Enum):
+    """What becomes of a job whose batch process was told to leave."""
+
+    QUEUED_AGAIN = auto()  # the scheduler has put it back by itself
+    PREEMPTED = auto()  # others get its nodes, and the scheduler would leave it at that
+    TIMED_OUT = auto()
+    CANCELLED = auto()  # none of these: a person has ended it
+    RUNS = auto()  # nobody ends it
+    UNKNOWN = auto()  # the scheduler does not say
+
+
+class Submitting(Protocol):
+    """How jobs go in."""
+
+    kind: str  # as the registry of kinds has it
+    called: str  # for people: Slurm
+
+    def site(self) -> str:
+        """The name of the cluster that answers here; "" where it has none. Several may share one home."""
+
+    def script(self, plan: "Plan", ticket: Ticket, where: Path, avoid: Sequence[str]) -> str:
+        """The whole batch script. It runs `keeper_command(kind, where)` alone. Nodes to avoid may yet be insisted on
+        by the spec. `where`: the run's folder, or an array's; what the job writes before it has a log goes there."""
+
+    def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
+        """Hand it over once and give the job's id. The client holds the lock (a descriptor) as long as it lives.
+        Raises NotStarted where the scheduler refuses."""
+
+    def name_of(self, job: str, element: int) -> str:
+        """What an element of the array is called, the first one being 0."""
+
+
+class Following(Protocol):
+    """How jobs are asked about and ended."""
+
+    def jobs(self, ids: Sequence[str] = (), *, limit_s: float = 10.0) -> list[QueuedJob]:
+        """These jobs, or all of this user: one question. Raises Unreachable rather than leave one out."""
+
+    def accounts(self, ids: Sequence[str], since: float) -> list[QueuedJob]:
+        """What is on record of jobs that are shown no more; empty where nothing is recorded. An id that was used
+        before `since` (Unix time) is another job's."""
+
+    def warn(self, job: str) -> None:
+        """Have the batch process leave (SIGTERM), where the scheduler can send that to it and to nothing else."""
+
+    def cancel(self, job: str) -> None:
+        """End the job for good, whatever it is at."""
+
+
+class Moving(Protocol):
+    """How a job is started again. A scheduler that cannot says so, and the run goes on in a new job."""
+
+    leaves_with: int | None  # with this exit code a job is put back; None: `requeue` ends the job's processes itself
+
+    def fate(self, job: str) -> Fate:
+        """Why this job's batch process was told to leave. Asked in the job."""
+
+    def requeue(self, job: str) -> str:
+        """Put this job back into the queue; gives why the scheduler refuses, or ""."""
+
+    def start_again(self, plan: "Plan", job: str, delay_s: float, avoid: Sequence[str]) -> None:
+        """The job is put back: have it start after that delay and not on these nodes, as far as that can be had.
+        Returns at once."""
+
+
+class InTheJob(Protocol):
+    """What processes of the job find out where they are."""
+
+    warnings: tuple[int, ...]  # signals by which the scheduler tells that it will take the nodes, besides SIGTERM
+
+    def this_start(self) -> JobStart:
+        """Of the batch process; drops from its environment what is of this host alone."""
+
+    def this_host(self) -> str:
+        """What the scheduler calls this machine."""
+
+    def addresses(self, plan: "Plan", hosts: Sequence[str]) -> dict[str, str]:
+        """By which the others reach each host; "" where only the host itself can tell."""
+
+    def posts(self, plan: "Plan", attempt: AttemptDir) -> "list[Post]":
+        """The processes to start: node 0's agent first (`agent_post`), then what runs `node_command` on each other
+        node, such as one srun, or a qrsh for each."""
+
+    def node(self, host: str, *, limit_s: float = 10.0) -> NodeWord | None:
+        """What is known of a node; None where nothing is."""
+
+
+class Queue(Submitting, Following, Moving, InTheJob, Protocol):
+    """A batch scheduler."""
+
+    def warn_before_s(self, plan: "Plan") -> float:
+        """How long before the time limit the run is to be told."""
