@@ -29,27 +29,27 @@ def of_kind(kind: str) -> Cluster:
 def bring_logs(run: RunDir) -> None:
     """Have what ranks have written so far in the run's folder here; most clusters write it there themselves."""
     if _was_on_hosts(run):
-        from launcher.clusters.ssh import homecoming  # late: only of runs that went there
+        from launcher.clusters.ssh.results import fetch  # late: only of runs that went there
 
-        homecoming.bring_logs(run)
+        fetch.bring_logs(run)
 
 
 def bring_results(run: RunDir, checkpoint: str) -> list[str]:
     """Have logs, metrics and a checkpoint in the run's folder here; a line for each thing that came."""
     if not _was_on_hosts(run):
         return []
-    from launcher.clusters.ssh import homecoming  # late: as above
+    from launcher.clusters.ssh.results import fetch  # late: as above
 
-    return homecoming.fetch(run, checkpoint)
+    return fetch.fetch(run, checkpoint)
 
 
 def bring_newest(kind: str, run: RunDir) -> None:
     """Have the newest checkpoint here, and the logs where they can be had: the run is to go on somewhere else."""
     if kind == "ssh":
-        from launcher.clusters.ssh import homecoming, stocks  # late: as above
+        from launcher.clusters.ssh.results import checkpoints, fetch  # late: as above
 
-        stocks.bring_newest(run)
-        homecoming.bring_logs(run)
+        checkpoints.bring_newest(run)
+        fetch.bring_logs(run)
 
 
 def _was_on_hosts(run: RunDir) -> bool:
@@ -60,18 +60,18 @@ def _was_on_hosts(run: RunDir) -> bool:
 def forgive(kind: str, run: RunDir, hosts: Collection[str]) -> None:
     """Have whoever carries the run out somewhere else hear of it."""
     if kind == "ssh":
-        from launcher.clusters.ssh import orders  # late: as above
+        from launcher.clusters.ssh.submit import cancel  # late: as above
 
-        orders.pardon(run, hosts)
+        cancel.pardon(run, hosts)
 
 
 def cancel_without(kind: str, run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
     """End a run without the word of these hosts, if they are silent. Raises Refused where others watch over them."""
     if kind != "ssh":
         raise Refused("only the hosts of a pool can be given up", "hint: the cluster itself knows of its nodes")
-    from launcher.clusters.ssh import orders  # late: as above
+    from launcher.clusters.ssh.submit import cancel  # late: as above
 
-    return orders.cancel(run, attempt, gone=gone)
+    return cancel.cancel(run, attempt, gone=gone)
 
 
 def adopt(ref: str) -> Path | None:
@@ -80,9 +80,9 @@ def adopt(ref: str) -> Path | None:
 
     if clusters_file() is None:
         return None
-    from launcher.clusters.ssh import adoption  # late: as above
+    from launcher.clusters.ssh.submit import discovery  # late: as above
 
-    return adoption.adopt(ref)
+    return discovery.adopt(ref)
 
 
 def look(kind: str, asked: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:

@@ -26,9 +26,11 @@ from shares import SEED, SHARE
 
 from launcher.agent.messages import WIRE_VERSION
 from launcher.agent.wire import mac
-from launcher.clusters.ssh import growth, testimony
-from launcher.clusters.ssh.there import Host
-from launcher.clusters.ssh.wire import Blob, Logs, Look, Part, Seen, encoded
+from launcher.clusters.mirror import tails
+from launcher.clusters.mirror.messages import Blob, Logs, Look, Part, Seen
+from launcher.clusters.ssh.host.server import Host
+from launcher.clusters.ssh.messages import encoded
+from launcher.clusters.ssh.submit import report
 from launcher.errors import LaunchError
 from launcher.rundir.layout import RunDir
 from tests.lab.hosts import UIDS
@@ -184,9 +186,9 @@ def test_a_host_writes_nothing_here_but_its_records(tmp_path, name):
     (run.code / "link").symlink_to(tmp_path / "outside")
     before = tree(tmp_path)
     with pytest.raises((LaunchError, ValueError)):
-        testimony.copy(run, testimony.Testimony(Seen(None, False, 1, (Blob(name, 1),)), {name: b"x"}, 0))
+        report.copy(run, report.Testimony(Seen(None, False, 1, (Blob(name, 1),)), {name: b"x"}, 0))
     with pytest.raises((LaunchError, ValueError)):
-        growth.put(run.path, ("logs",), Part(name, 0, 1), b"x")
+        tails.put(run.path, ("logs",), Part(name, 0, 1), b"x")
     assert [row for row in tree(tmp_path) if "attempts" not in row[0]] == before
 
 

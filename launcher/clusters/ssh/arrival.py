@@ -17,7 +17,7 @@ import msgspec
 from launcher.agent.environment import cleaned
 from launcher.agent.processes import TAG
 from launcher.clusters.ssh import standing
-from launcher.clusters.ssh.wire import Code, Done, Go, Open, Opened, Roster, Up, encoded, read_answer, read_request
+from launcher.clusters.ssh.messages import Code, Done, Go, Open, Opened, Roster, Up, encoded, read_answer, read_request
 from launcher.errors import LaunchError
 from launcher.rundir import drafts
 from launcher.rundir.code_list import list_frozen

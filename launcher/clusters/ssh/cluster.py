@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.clusters.protocol import CancelReport
-from launcher.clusters.ssh import luggage, mirror, orders, pool
+from launcher.clusters.ssh import luggage, pool
 from launcher.clusters.ssh.facts import Surveyed
-from launcher.clusters.ssh.handover import Handover
+from launcher.clusters.ssh.submit import cancel, look
+from launcher.clusters.ssh.submit.handover import Handover
 from launcher.errors import BadInput, Unreachable
 from launcher.plan.facts import Machine
 from launcher.plan.model import Plan
@@ -39,10 +40,10 @@ class SshCluster:
         return Handover(run_dir, self._found, agent=self._pool.agent)
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
-        return mirror.look(attempts)
+        return look.look(attempts)
 
     def cancel(self, run: RunDir, attempt: AttemptDir, _plan: Plan) -> CancelReport:
-        return orders.cancel(run, attempt)
+        return cancel.cancel(run, attempt)
 
 
 def offered(found: Sequence[Surveyed], gpus: int | None) -> Machine:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from launcher.agent.wire import WireError, challenge, dial, read_line
-from launcher.clusters.ssh.wire import Peer
+from launcher.clusters.ssh.messages import Peer
 from launcher.errors import LaunchError
 from launcher.plan.model import Plan
 from launcher.rundir.records import Intent

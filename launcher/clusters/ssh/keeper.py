@@ -26,9 +26,9 @@ from launcher.clusters.keeping.last_word import cut_short, write_end
 from launcher.clusters.ssh.council import Ask, Begin, Begun, Council, Standing, granted, standings
 from launcher.clusters.ssh.follower import Follower, Succession, leader_of
 from launcher.clusters.ssh.leader import Leader, pass_over_promised, propose, tell_others
+from launcher.clusters.ssh.messages import Go, Roster, Up, encoded, read_request
 from launcher.clusters.ssh.seat import Seat
 from launcher.clusters.ssh.slots import Slots
-from launcher.clusters.ssh.wire import Go, Roster, Up, encoded, read_request
 from launcher.errors import Exit, Fenced, LaunchError
 from launcher.rundir.durable import read_record, write_record
 from launcher.rundir.layout import RunDir

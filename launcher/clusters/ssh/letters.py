@@ -8,10 +8,11 @@ from typing import TypeVar
 
 import msgspec
 
+from launcher.clusters.mirror.messages import Parts, Seen
 from launcher.clusters.ssh import deploy_there, luggage
 from launcher.clusters.ssh.connect import Line, Running
 from launcher.clusters.ssh.facts import Surveyed
-from launcher.clusters.ssh.wire import HELLO, Answer, Parts, Request, Seen, encoded, read_answer
+from launcher.clusters.ssh.messages import HELLO, Answer, Request, encoded, read_answer
 from launcher.errors import LaunchError, Unreachable
 from launcher.spec.model import SshHost
 
@@ -144,7 +145,7 @@ class Letters:
 
     def _process(self) -> Running:
         if self._running is None:
-            self._running = self._line.start([self.place.python, "-P", "-m", "launcher.clusters.ssh.there"])
+            self._running = self._line.start([self.place.python, "-P", "-m", "launcher.clusters.ssh.host.server"])
             self._greeted = False
         return self._running
 

@@ -3,12 +3,14 @@
 import io
 from types import SimpleNamespace
 
-from launcher.clusters.ssh import mirror, pool, post
+from launcher.clusters.mirror.messages import Put
+from launcher.clusters.ssh import pool, post
 from launcher.clusters.ssh.connect import Line
 from launcher.clusters.ssh.failures import Lost
+from launcher.clusters.ssh.host.server import Host
 from launcher.clusters.ssh.letters import Place
-from launcher.clusters.ssh.there import Host
-from launcher.clusters.ssh.wire import HELLO, Put, read_request
+from launcher.clusters.ssh.messages import HELLO, read_request
+from launcher.clusters.ssh.submit import look
 from launcher.errors import Unreachable
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Handle
@@ -111,7 +113,7 @@ class NearHosts:
 
     def look(self):
         attempt = max(self.run.attempts.iterdir())
-        return mirror.look([(self.run, self.run.attempt(int(attempt.name)))])[0]
+        return look.look([(self.run, self.run.attempt(int(attempt.name)))])[0]
 
     def asked(self):
         return {name for name, line in self.lines.items() if line.asked}

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from launcher.clusters.ssh.council import Agreed, Ask, Begin, Council, Declined, Standing, granted
-from launcher.clusters.ssh.wire import Peer
+from launcher.clusters.ssh.messages import Peer
 from launcher.errors import LaunchError
 
 TOKEN = "a1" * 32

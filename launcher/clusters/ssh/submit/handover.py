@@ -15,14 +15,16 @@ from pathlib import Path
 import msgspec
 
 from launcher.clusters.keeping import news
-from launcher.clusters.ssh import pool, supplies
+from launcher.clusters.mirror.messages import Blob
+from launcher.clusters.ssh import pool
 from launcher.clusters.ssh.connect import Line
 from launcher.clusters.ssh.crowd import failures, for_all
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.letters import Letters, Place, settled_in
-from launcher.clusters.ssh.places import places_ever
-from launcher.clusters.ssh.stocks import bring_what_it_goes_on_from, stocks_of
-from launcher.clusters.ssh.wire import Blob, Code, Go, Open, Opened, Peer, Roster, Up
+from launcher.clusters.ssh.messages import Code, Go, Open, Opened, Peer, Roster, Up
+from launcher.clusters.ssh.results import transfer
+from launcher.clusters.ssh.results.checkpoints import bring_what_it_goes_on_from, stocks_of
+from launcher.clusters.ssh.run_hosts import places_ever
 from launcher.errors import Exit, LaunchError, NotStarted
 from launcher.plan.model import NodePlan, Plan
 from launcher.plan.quorum import quorum
@@ -142,17 +144,17 @@ class Handover:
         """
         folder, run_id = plan.spec.checkpoint.dir, plan.run_id
         home, first = self._run.path / folder, plan.nodes[0].host
-        listed = for_all(letters, lambda _, one: supplies.stock_of(one, run_id, folder))
+        listed = for_all(letters, lambda _, one: transfer.stock_of(one, run_id, folder))
         if failed := failures(listed):
             return failed
         stocks = {name: one for name, one in listed.items() if not isinstance(one, LaunchError)}
         former = {name: place for name, place in places_ever(self._run).items() if name not in letters}
         others, ways, troubles = stocks_of(self._run, former, folder)
         # Whoever has it committed may be one of these hosts, and who has the rest of its files another.
-        hosts = supplies.Hosts({**others, **stocks}, {**ways, **letters}, run_id, folder)
+        hosts = transfer.Hosts({**others, **stocks}, {**ways, **letters}, run_id, folder)
 
         def supply(wanted: Held) -> None:
-            if names := supplies.lacking(wanted, stocks):
+            if names := transfer.lacking(wanted, stocks):
                 hosts.bring_home(wanted, home, names)
                 hosts.send(wanted, home, first, names)
 

@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from launcher.clusters.ssh import growth, supplies
+from launcher.clusters.mirror import tails
+from launcher.clusters.mirror.messages import LIMIT_S, Logs, Parts
 from launcher.clusters.ssh.crowd import failures, reasons
 from launcher.clusters.ssh.letters import Letters, Place
-from launcher.clusters.ssh.places import is_here, moved_on, places_ever, places_of
 from launcher.clusters.ssh.post import ask_all
-from launcher.clusters.ssh.stocks import checkpoint_folder, stocks_of
-from launcher.clusters.ssh.testimony import LIMIT_S
-from launcher.clusters.ssh.wire import Logs, Parts
+from launcher.clusters.ssh.results import transfer
+from launcher.clusters.ssh.results.checkpoints import checkpoint_folder, stocks_of
+from launcher.clusters.ssh.run_hosts import is_here, moved_on, places_ever, places_of
 from launcher.errors import LaunchError, Refused, Unreachable
 from launcher.rundir.attempts import attempts
 from launcher.rundir.durable import read_record, write_bytes
@@ -77,7 +77,7 @@ def _fetch(places: Mapping[str, Place], run: RunDir) -> dict[str, LaunchError]:
             answer, contents = letters.ask_with_contents(question, limit_s=LIMIT_S)
             parts = letters.expect(Parts, answer)
             for part, content in zip(parts.parts, contents, strict=True):
-                growth.put(run.path, _LOGS, part, content)
+                tails.put(run.path, _LOGS, part, content)
                 mine[part.name] = part.at + part.size
             more = parts.more
 
@@ -96,7 +96,7 @@ def _known(run: RunDir) -> dict[str, int]:
             return every[-1] in here and not any(mark in name for mark in theirs)
         return name.startswith(logs)
 
-    sizes = growth.sizes(run.path, _LOGS)
+    sizes = tails.sizes(run.path, _LOGS)
     return {name: _ALL if is_ours(name) else size for name, size in sizes.items()}
 
 
@@ -129,12 +129,12 @@ class _Everywhere:
         stocks, letters, _ = stocks_of(run, places_ever(run), folder)
         self._home = run.path / folder
         self._disks = [*stocks.values(), partial.inventory(self._home)]
-        self._hosts = supplies.Hosts(stocks, letters, run.path.name, folder)
+        self._hosts = transfer.Hosts(stocks, letters, run.path.name, folder)
 
     def bring(self, step: int | None, kind: Kind) -> list[str]:
         """The newest, or that of this step; nothing where there is none."""
-        found = supplies.newest_first(self._disks, step, kind)
-        brought = supplies.first_that_comes(
+        found = transfer.newest_first(self._disks, step, kind)
+        brought = transfer.first_that_comes(
             found, lambda held: self._hosts.bring_home(held, self._home), self._passed_over.append
         )
         if brought is None:

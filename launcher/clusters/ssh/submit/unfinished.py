@@ -2,7 +2,7 @@
 
 from launcher.clusters.keeping.last_word import cancelled, write_end
 from launcher.clusters.ssh import pool
-from launcher.clusters.ssh.handover import Handover, alone
+from launcher.clusters.ssh.submit.handover import Handover, alone
 from launcher.errors import Unreachable
 from launcher.rundir.attempts import read_intent, read_plan
 from launcher.rundir.durable import write_record

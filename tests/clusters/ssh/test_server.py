@@ -7,7 +7,7 @@ import sys
 import msgspec
 import pytest
 
-from launcher.clusters.ssh import there
+from launcher.clusters.ssh.host import server
 from launcher.rundir.durable import read_record
 from launcher.rundir.identity import process_id
 from launcher.rundir.records import AttemptEnd, StopRequest
@@ -52,18 +52,18 @@ def end(folder):
 def test_a_host_that_does_not_lead_has_its_grace_and_leaves_the_last_word_to_the_leaders(folder, keeper):
     attempt = folder.attempt(keeper=of_another_machine()).run.attempt(1)
     folder.write(attempt.node_started(1), process_id(keeper.pid))
-    report = there._cancel(folder.run)
+    report = server._cancel(folder.run)
     assert (report.ended, report.already) == ((f"keeper, process {keeper.pid}",), False)
     assert keeper.stdout.read() == "saved\n"
     assert read_record(attempt.stop, StopRequest).kind == "cancel"
     assert end(folder) is None
     folder.attempt(keeper=dead_process())
-    there._cancel(folder.run)
+    server._cancel(folder.run)
     assert end(folder).state is State.CANCELLED
 
 
 def test_on_a_disk_of_its_own_every_host_says_how_it_ended(folder):
     folder.write(folder.run.plan, msgspec.structs.replace(plan_of(folder.path, 2), disks_apart=True))
     folder.attempt(keeper=dead_process())
-    there._cancel(folder.run)
+    server._cancel(folder.run)
     assert end(folder).state is State.CANCELLED

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from launcher.clusters.ssh.wire import Part
+from launcher.clusters.mirror.messages import Part
 from launcher.errors import LaunchError
 from launcher.rundir.durable import make_dir, write_all
 

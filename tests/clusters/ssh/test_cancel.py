@@ -8,12 +8,14 @@ import pytest
 from launcher.api import Run
 from launcher.clusters.keeping import news
 from launcher.clusters.local import cluster as local
-from launcher.clusters.ssh import orders, places, stocks
-from launcher.clusters.ssh.handover import Handover
+from launcher.clusters.ssh import run_hosts
 from launcher.clusters.ssh.letters import Letters
-from launcher.clusters.ssh.places import places_ever, places_of
-from launcher.clusters.ssh.stocks import settle_for
-from launcher.clusters.ssh.wire import Cancelled
+from launcher.clusters.ssh.messages import Cancelled
+from launcher.clusters.ssh.results import checkpoints
+from launcher.clusters.ssh.results.checkpoints import settle_for
+from launcher.clusters.ssh.run_hosts import places_ever, places_of
+from launcher.clusters.ssh.submit import cancel
+from launcher.clusters.ssh.submit.handover import Handover
 from launcher.errors import LaunchError, NotStarted, Refused, Unreachable
 from launcher.plan.model import NodePlan
 from launcher.rundir.attempts import read_plan
@@ -96,7 +98,7 @@ def test_how_it_ended_is_asked_before_anybody_decides(hosts, run, monkeypatch):
     hosts.on("node1").attempt(keeper=dead_process())
     hosts.cut.add("node0")
     fell_silent = ClusterWord("unknown", "", 0.0, silent="node1 does not answer")
-    monkeypatch.setattr(orders, "judge", lambda *_: fell_silent)
+    monkeypatch.setattr(cancel, "judge", lambda *_: fell_silent)
     with pytest.raises(Unreachable, match="how it ended could not be asked"):
         run.cancel(gone=["node0"])
     assert not hosts.run.attempt(1).end.exists()
@@ -130,7 +132,7 @@ def test_one_that_answers_is_not_gone(hosts, run):
     hosts.cut.add("node0")
     run.cancel(gone=["node0"])
     hosts.run.attempt(1).fetched.touch()
-    assert places.gone(hosts.run) == {"node0"}
+    assert run_hosts.gone(hosts.run) == {"node0"}
     hosts.cut.clear()
     run.cancel()
     assert set(places_ever(hosts.run)) == {"node0", "node1"}
@@ -139,11 +141,11 @@ def test_one_that_answers_is_not_gone(hosts, run):
 
 def test_one_that_answers_that_something_is_left_is_believed(hosts, run, monkeypatch):
     stubborn = LaunchError("node0: process 17 does not end")
-    monkeypatch.setattr(orders, "ask_all", lambda *_, **__: {"node0": stubborn, "node1": Cancelled((), already=True)})
+    monkeypatch.setattr(cancel, "ask_all", lambda *_, **__: {"node0": stubborn, "node1": Cancelled((), already=True)})
     with pytest.raises(Unreachable) as raised:
         run.cancel(gone=["node0"])
     assert raised.value.lines[1] == "node0: process 17 does not end"
-    assert places.gone(hosts.run) == set()
+    assert run_hosts.gone(hosts.run) == set()
 
 
 def test_a_host_that_it_was_never_on_is_named(hosts, run):
@@ -193,10 +195,10 @@ def test_that_it_goes_on_from_less_is_said(hosts, run, said, tmp_path):
 def test_nothing_begins_anew_while_a_silent_host_may_have_a_checkpoint(hosts, run, said):
     hosts.on("node1")
     hosts.cut.add("node0")
-    stocks.bring_newest(hosts.run)  # it never had one
+    checkpoints.bring_newest(hosts.run)  # it never had one
     hosts.mirror.state(State.FAILED, checkpoint=40)
     with pytest.raises(Unreachable, match="node0 may have that of step 40") as raised:
-        stocks.bring_newest(hosts.run)
+        checkpoints.bring_newest(hosts.run)
     assert f"launch cancel {RUN} --gone HOST" in raised.value.lines[-1]
     handover = Handover.__new__(Handover)
     handover._run = hosts.run

@@ -4,17 +4,17 @@ import os
 
 import pytest
 
-from launcher.clusters.ssh import growth
-from launcher.clusters.ssh.wire import Part
+from launcher.clusters.mirror import tails
+from launcher.clusters.mirror.messages import Part
 from launcher.errors import LaunchError
 
 
 def synced(there, here, folders=("logs",)):
     more = True
     while more:
-        parts, contents, more = growth.grown(there, folders, growth.sizes(here, folders))
+        parts, contents, more = tails.grown(there, folders, tails.sizes(here, folders))
         for part, content in zip(parts, contents, strict=True):
-            growth.put(here, folders, part, content)
+            tails.put(here, folders, part, content)
 
 
 def test_what_grew_is_copied_and_nothing_else(tmp_path):
@@ -28,7 +28,7 @@ def test_what_grew_is_copied_and_nothing_else(tmp_path):
     synced(there, here)
     with log.open("ab") as file:
         file.write(b"two\n")
-    parts, contents, more = growth.grown(there, ["logs"], growth.sizes(here, ["logs"]))
+    parts, contents, more = tails.grown(there, ["logs"], tails.sizes(here, ["logs"]))
     assert [(part.name, part.at) for part in parts] == [("logs/a/rank-00000.log", 4)]
     assert (contents, more) == ([b"two\n"], False)
     synced(there, here)
@@ -37,7 +37,7 @@ def test_what_grew_is_copied_and_nothing_else(tmp_path):
 
 
 def test_more_than_one_answer_holds_comes_in_several(tmp_path, monkeypatch):
-    monkeypatch.setattr(growth, "_MOST", 1000)
+    monkeypatch.setattr(tails, "_MOST", 1000)
     there, here = tmp_path / "there", tmp_path / "here"
     (there / "logs").mkdir(parents=True)
     here.mkdir()
@@ -51,7 +51,7 @@ def test_more_than_one_answer_holds_comes_in_several(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["../x", "logs/../../x", "/etc/x", "secrets.json", "logs//x", "logs/./x", ""])
 def test_no_name_leads_out(tmp_path, name):
     with pytest.raises(LaunchError):
-        growth.put(tmp_path, ("logs",), Part(name, 0, 1), b"x")
+        tails.put(tmp_path, ("logs",), Part(name, 0, 1), b"x")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -59,6 +59,6 @@ def test_links_are_not_followed(tmp_path):
     (tmp_path / "there" / "logs").mkdir(parents=True)
     (tmp_path / "secret").write_text("tweet")
     (tmp_path / "there" / "logs" / "x.log").symlink_to(tmp_path / "secret")
-    assert growth.grown(tmp_path / "there", ["logs"], {}) == ([], [], False)
+    assert tails.grown(tmp_path / "there", ["logs"], {}) == ([], [], False)
     with pytest.raises(LaunchError):
-        growth.grown(tmp_path / "there", [".."], {})
+        tails.grown(tmp_path / "there", [".."], {})

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.clusters.ssh import growth
+from launcher.clusters.mirror import tails
+from launcher.clusters.mirror.messages import LIMIT_S, Look, Part, Seen
 from launcher.clusters.ssh.letters import Letters
-from launcher.clusters.ssh.wire import Look, Part, Seen
 from launcher.errors import LaunchError
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import newest
@@ -17,7 +17,6 @@ from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Handle, Intent
 from launcher.words import Cause, State
 
-LIMIT_S = 10.0  # for an answer that takes no work
 _RECORDS = ("state.json", "events.jsonl", "avoided.json", "FENCE")
 _OF_AN_ATTEMPT = ("token.json", "plan.json", "exit.json", "stop.json", "exits.jsonl")
 _FROZEN = ("spec.yaml",)  # ours, and never another one's
@@ -113,7 +112,7 @@ def copy(run: RunDir, told: Testimony) -> None:
         content, path = told.records[name], _inside(run, name)
         make_dir(path.parent)
         if path == run.events and told.events_at:
-            growth.put(run.path, (name,), Part(name, told.events_at, len(content)), content)
+            tails.put(run.path, (name,), Part(name, told.events_at, len(content)), content)
         elif path == attempt.intent:
             if not path.exists():
                 intent = msgspec.json.decode(content, type=Intent)

@@ -9,15 +9,13 @@ submitter → host   Open, then the blobs it names   host → submitter   Opened
 A plan, and what a disk has, pass as the JSON that they are: `launch status` must not wait for the classes of both.
 """
 
-from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
 
+from launcher.clusters.mirror.messages import Blob, Give, Given, Inventory, Logs, Look, Parts, Put, Seen, Stock
 from launcher.errors import LaunchError
 from launcher.rundir.records import Intent
-from launcher.status.derive import RunStatus
-from trainer.checkpoint_files.layout import Kind
 
 HELLO = b"launch-there\n"  # of the host, before any answer: what came before it is the talk of a shell
 
@@ -34,13 +32,6 @@ class Peer(msgspec.Struct, frozen=True):
     host: str  # as the pool calls it
     address: str
     port: int
-
-
-class Blob(msgspec.Struct, frozen=True):
-    """A file that follows, as its bytes."""
-
-    name: str
-    size: int
 
 
 class Open(msgspec.Struct, frozen=True, tag="open", tag_field="t"):
@@ -80,15 +71,6 @@ class Go(msgspec.Struct, frozen=True, tag="go", tag_field="t"):
     """Carry it out."""
 
 
-class Look(msgspec.Struct, frozen=True, tag="look", tag_field="t"):
-    """How a run is, and what is new of its records."""
-
-    run_id: str
-    workdir: str
-    events_from: int  # bytes of events.jsonl that are known
-    whole: bool = False  # what was there from the start too: the spec and the first plan
-
-
 class Runs(msgspec.Struct, frozen=True, tag="runs", tag_field="t"):
     """Which runs of this user are on the host."""
 
@@ -97,37 +79,6 @@ class Runs(msgspec.Struct, frozen=True, tag="runs", tag_field="t"):
 
 class Names(msgspec.Struct, frozen=True, tag="names", tag_field="t"):
     names: tuple[str, ...]
-
-
-class Seen(msgspec.Struct, frozen=True, tag="seen", tag_field="t"):
-    """The answer to Look, followed by the blobs: records as they are, and the new part of events.jsonl."""
-
-    status: RunStatus | None  # None: there is no such run here
-    began: bool  # the newest attempt's keeper has been told to go
-    attempt: int
-    blobs: tuple[Blob, ...]
-
-
-class Logs(msgspec.Struct, frozen=True, tag="logs", tag_field="t"):
-    """What is new in the files below these folders of the run."""
-
-    run_id: str
-    workdir: str
-    folders: tuple[str, ...]
-    known: Mapping[str, int]  # bytes that are there already, by name
-
-
-class Part(msgspec.Struct, frozen=True):
-    """Bytes of a file that follow, from this place on."""
-
-    name: str
-    at: int
-    size: int
-
-
-class Parts(msgspec.Struct, frozen=True, tag="parts", tag_field="t"):
-    parts: tuple[Part, ...]
-    more: bool  # there is more than fits into one answer
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", tag_field="t"):
@@ -148,48 +99,6 @@ class Pardon(msgspec.Struct, frozen=True, tag="pardon", tag_field="t"):
     run_id: str
     workdir: str
     hosts: tuple[str, ...]
-
-
-class Inventory(msgspec.Struct, frozen=True, tag="inventory", tag_field="t"):
-    """What is there of the run's checkpoints."""
-
-    run_id: str
-    workdir: str
-    folder: str  # inside the run's
-
-
-class Stock(msgspec.Struct, frozen=True, tag="stock", tag_field="t"):
-    held: msgspec.Raw  # a list of trainer.checkpoint_files.partial.Held
-
-
-class Give(msgspec.Struct, frozen=True, tag="give", tag_field="t"):
-    """The bytes of a file of a checkpoint; without a name, of its manifest."""
-
-    run_id: str
-    workdir: str
-    folder: str
-    step: int
-    name: str
-    digest: str = ""  # of its manifest, which a draft of it has too; "": whichever is committed
-    kind: Kind = "step"
-
-
-class Given(msgspec.Struct, frozen=True, tag="given", tag_field="t"):
-    """So many bytes follow."""
-
-    size: int
-
-
-class Put(msgspec.Struct, frozen=True, tag="put", tag_field="t"):
-    """A file of a checkpoint to be kept: its manifest follows, then its bytes."""
-
-    run_id: str
-    workdir: str
-    folder: str
-    manifest_size: int
-    name: str
-    size: int
-    kind: Kind = "step"
 
 
 class Done(msgspec.Struct, frozen=True, tag="done", tag_field="t"):

@@ -7,9 +7,10 @@ import msgspec
 import pytest
 
 from launcher.api import Run
-from launcher.clusters.ssh import handover, homecoming, mirror, orders, testimony, unfinished
-from launcher.clusters.ssh.handover import Handover
-from launcher.clusters.ssh.wire import Seen
+from launcher.clusters.mirror.messages import Seen
+from launcher.clusters.ssh.results import fetch
+from launcher.clusters.ssh.submit import cancel, handover, look, report, unfinished
+from launcher.clusters.ssh.submit.handover import Handover
 from launcher.errors import NotStarted, Refused, Unreachable
 from launcher.rundir.avoided import avoided
 from launcher.rundir.identity import this_process
@@ -106,7 +107,7 @@ def test_an_older_attempt_is_not_copied_over_a_newer_one(hosts):
     needs(hosts, 2)
     hosts.cut.add("node1")
     assert status(hosts).state is State.UNKNOWN
-    testimony.copy(hosts.run, testimony.Testimony(Seen(None, False, 1, ()), {"state.json": b"{}"}, 0))
+    report.copy(hosts.run, report.Testimony(Seen(None, False, 1, ()), {"state.json": b"{}"}, 0))
     assert (json.loads(hosts.run.state.read_text())["attempt"], hosts.run.fence.read_text()) == (2, "2")
 
 
@@ -152,12 +153,12 @@ def test_one_run_that_cannot_be_read_ends_no_other_s_look(hosts, tmp_path, monke
     (other.run.plan).write_text("{")
     monkeypatch.setattr("launcher.clusters.ssh.pool.lines_to", hosts._lines_to)
     pairs = [(one.run, one.run.attempt(1)) for one in (other, hosts)]
-    damaged, fine = mirror.look(pairs)
+    damaged, fine = look.look(pairs)
     assert "not a record" in damaged.silent and fine.phase == "running"
-    monkeypatch.setattr(mirror, "copy", full_disk)
-    assert "No space left" in mirror.look(pairs)[1].silent
-    monkeypatch.setattr(mirror, "copy", in_no_case_foreseen)
-    assert "CheckpointDamaged: torn" in mirror.look(pairs)[1].silent
+    monkeypatch.setattr(look, "copy", full_disk)
+    assert "No space left" in look.look(pairs)[1].silent
+    monkeypatch.setattr(look, "copy", in_no_case_foreseen)
+    assert "CheckpointDamaged: torn" in look.look(pairs)[1].silent
 
 
 def in_no_case_foreseen(*_):
@@ -171,7 +172,7 @@ def full_disk(*_):
 def test_whoever_looks_is_not_held_by_a_host_when_they_leave(hosts, monkeypatch):
     """Its threads end with the program."""
     daemons = []
-    monkeypatch.setattr(mirror, "judge", lambda *_: daemons.append(threading.current_thread().daemon))
+    monkeypatch.setattr(look, "judge", lambda *_: daemons.append(threading.current_thread().daemon))
     hosts.look()
     assert daemons == [True]
 
@@ -183,11 +184,11 @@ def test_logs_and_a_cancel_reach_the_hosts_of_all_attempts(hosts):
     hosts.hand_over(2, "node1")
     hosts.cut.add("node0")
     with pytest.raises(Unreachable, match="could not ask node0"):
-        orders.cancel(hosts.run, hosts.run.attempt(2))
-    homecoming.bring_logs(hosts.run)
+        cancel.cancel(hosts.run, hosts.run.attempt(2))
+    fetch.bring_logs(hosts.run)
     hosts.cut.clear()
-    orders.cancel(hosts.run, hosts.run.attempt(2))
-    homecoming.bring_logs(hosts.run)
+    cancel.cancel(hosts.run, hosts.run.attempt(2))
+    fetch.bring_logs(hosts.run)
     assert hosts.run.rank_log(1, 1, 0).read_text() + hosts.run.rank_log(2, 1, 0).read_text() == "before\nafter\n"
     assert hosts.run.attempt(1).fetched.exists() and hosts.run.attempt(2).fetched.exists()
 
@@ -198,11 +199,11 @@ def test_a_pardon_is_not_kept_by_a_dead_host_whose_blame_is_over(hosts):
     for one in (hosts.mirror, hosts.on("node0")):
         one.write(one.run.avoided, blames)
     hosts.cut.add("node1")
-    orders.pardon(hosts.run, ())
+    cancel.pardon(hosts.run, ())
     assert avoided(hosts.on("node0").run) == []
     hosts.mirror.write(hosts.run.avoided, blames[1:])
     with pytest.raises(Unreachable, match="could not tell node1"):
-        orders.pardon(hosts.run, ())
+        cancel.pardon(hosts.run, ())
     assert avoided(hosts.run) == []
 
 
@@ -211,8 +212,8 @@ def test_nobody_waits_longer_for_logs_or_a_pardon_than_for_a_look(hosts):
     hosts.look()
     (limit_s,) = hosts.lines["node0"].limits
     hosts.on("node1").attempt()
-    homecoming.bring_logs(hosts.run)
-    orders.pardon(hosts.run, ())
+    fetch.bring_logs(hosts.run)
+    cancel.pardon(hosts.run, ())
     assert hosts.lines["node0"].limits == {limit_s}
 
 
@@ -227,12 +228,12 @@ def test_a_submitter_that_lives_and_has_given_up_is_not_waited_for(hosts):
     attempt = unhanded(hosts, this_process())
     assert hosts.look() is None
     with pytest.raises(Refused, match="is being handed"):
-        orders.cancel(hosts.run, attempt)
+        cancel.cancel(hosts.run, attempt)
     with handover.alone(attempt):
         with pytest.raises(Refused, match="is being handed"):
-            orders.cancel(hosts.run, attempt)
+            cancel.cancel(hosts.run, attempt)
         assert hosts.look() is None
-    orders.cancel(hosts.run, attempt)
+    cancel.cancel(hosts.run, attempt)
     assert status(hosts).state is State.CANCELLED
 
 

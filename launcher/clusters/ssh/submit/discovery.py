@@ -13,9 +13,9 @@ from launcher.clusters.ssh.connect import Line
 from launcher.clusters.ssh.crowd import failures, for_all, reasons
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.letters import Place, settled_in
+from launcher.clusters.ssh.messages import Names, Runs
 from launcher.clusters.ssh.post import ask_all, letters_to
-from launcher.clusters.ssh.testimony import best_of, copy, hear, knowing
-from launcher.clusters.ssh.wire import Names, Runs
+from launcher.clusters.ssh.submit.report import best_of, copy, hear, knowing
 from launcher.errors import LaunchError, NoSuchRun, Unreachable
 from launcher.plan.model import Plan
 from launcher.rundir import drafts, registry

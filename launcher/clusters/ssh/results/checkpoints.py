@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from launcher.clusters.keeping import news
-from launcher.clusters.ssh import supplies
 from launcher.clusters.ssh.crowd import failures, reasons
 from launcher.clusters.ssh.letters import Letters, Place
-from launcher.clusters.ssh.places import gone, places_ever
 from launcher.clusters.ssh.post import ask_all
+from launcher.clusters.ssh.results import transfer
+from launcher.clusters.ssh.run_hosts import gone, places_ever
 from launcher.errors import LaunchError, Unreachable
 from launcher.rundir.attempts import attempts, read_plan
 from launcher.rundir.durable import read_record
@@ -30,7 +30,7 @@ def stocks_of(
 
     def ask(to: Letters) -> tuple[Held, ...]:
         letters[to.place.host.name] = to
-        return supplies.stock_of(to, run.path.name, folder)
+        return transfer.stock_of(to, run.path.name, folder)
 
     results = ask_all([*places.values()], ask)
     stocks = {name: one for name, one in results.items() if not isinstance(one, LaunchError)}
@@ -66,7 +66,7 @@ def bring_newest(run: RunDir) -> None:
     folder = checkpoint_folder(run)
     stocks, letters, troubles = stocks_of(run, places_ever(run), folder)
     home = run.path / folder
-    hosts = supplies.Hosts(stocks, letters, run.path.name, folder)
+    hosts = transfer.Hosts(stocks, letters, run.path.name, folder)
     disks = [*stocks.values(), partial.inventory(home)]
     newest = bring_what_it_goes_on_from(run, disks, troubles, lambda held: hosts.bring_home(held, home))
     _set_torsos_aside(home, newest.step if newest is not None else -1)
@@ -76,11 +76,11 @@ def bring_what_it_goes_on_from(
     run: RunDir, disks: Sequence[Sequence[Held]], troubles: Mapping[str, LaunchError], bring: Callable[[Held], object]
 ) -> Held | None:
     """Bring the newest checkpoint that comes, which is returned, and the best one where it can be had."""
-    brought = supplies.first_that_comes(supplies.newest_first(disks), bring, _pass_over)
+    brought = transfer.first_that_comes(transfer.newest_first(disks), bring, _pass_over)
     newest = brought[0] if brought is not None else None
     settle_for(run, newest, troubles)
     try:
-        for best in supplies.newest_first(disks, kind="best")[:1]:
+        for best in transfer.newest_first(disks, kind="best")[:1]:
             bring(best)
     except LaunchError as error:  # no run waits for the one that is kept apart
         news.say("; ".join((error.lines[0], "the run goes on without it")))

@@ -5,16 +5,17 @@ from collections.abc import Collection, Mapping, Sequence
 
 from launcher.clusters.keeping import news
 from launcher.clusters.keeping.last_word import cancelled, write_end
+from launcher.clusters.mirror.messages import LIMIT_S
 from launcher.clusters.protocol import CancelReport
-from launcher.clusters.ssh import places, unfinished
+from launcher.clusters.ssh import run_hosts
 from launcher.clusters.ssh.crowd import failures, reasons
-from launcher.clusters.ssh.handover import alone
 from launcher.clusters.ssh.letters import Letters
-from launcher.clusters.ssh.mirror import judge
-from launcher.clusters.ssh.places import places_of
+from launcher.clusters.ssh.messages import Cancel, Cancelled, Done, Pardon
 from launcher.clusters.ssh.post import ask_all
-from launcher.clusters.ssh.testimony import LIMIT_S
-from launcher.clusters.ssh.wire import Cancel, Cancelled, Done, Pardon
+from launcher.clusters.ssh.run_hosts import places_of
+from launcher.clusters.ssh.submit import unfinished
+from launcher.clusters.ssh.submit.handover import alone
+from launcher.clusters.ssh.submit.look import judge
 from launcher.errors import LaunchError, Refused, Unreachable
 from launcher.rundir import avoided
 from launcher.rundir.attempts import newest, read_plan
@@ -30,7 +31,7 @@ def cancel(run: RunDir, attempt: AttemptDir, *, gone: Collection[str] = ()) -> C
 
     Where one of `gone` does not answer, nobody waits for its word from now on.
     """
-    known = places.everywhere(run)
+    known = run_hosts.everywhere(run)
     if strangers := sorted(set(gone) - known.keys()):
         was_on = f"hint: it was on {', '.join(known)}" if known else "hint: it was on no host yet"
         raise Refused(f"{run.path.name} was never on {', '.join(strangers)}", was_on)
@@ -60,7 +61,7 @@ def _cancel(run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelRe
         let_in.add(letters.place.host.name)
         return letters.expect(Cancelled, letters.ask(Cancel(run.path.name, letters.place.workdir), limit_s=limit_s))
 
-    results = ask_all([*places.everywhere(run).values()], end, anew=True)
+    results = ask_all([*run_hosts.everywhere(run).values()], end, anew=True)
     answers = {name: one for name, one in results.items() if isinstance(one, Cancelled)}
     missing = _not_waited_for(run, results, gone)
     troubles = {name: one for name, one in failures(results).items() if name not in missing}
@@ -75,10 +76,10 @@ def _cancel(run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelRe
 def _not_waited_for(run: RunDir, results: Mapping[str, object], gone: Collection[str]) -> set[str]:
     """Those that are silent and given up, now or before. Who was heard is taken back."""
     silent = {name for name, one in results.items() if isinstance(one, Unreachable)}
-    places.take_back(run, results.keys() - silent)
+    run_hosts.take_back(run, results.keys() - silent)
     if lost := silent & set(gone):
-        places.give_up(run, lost)
-    return silent & places.gone(run)
+        run_hosts.give_up(run, lost)
+    return silent & run_hosts.gone(run)
 
 
 def _not_ended(

@@ -1,4 +1,4 @@
-"""`python -m launcher.clusters.ssh.there`: the side of a host. Answers a submitter on stdin until it hangs up.
+"""`python -m launcher.clusters.ssh.host.server`: the side of a host. Answers a submitter on stdin until it hangs up.
 
 Nothing that was begun depends on the connection, and nothing begins before Go.
 """
@@ -11,29 +11,23 @@ from typing import IO, TYPE_CHECKING
 
 import msgspec
 
-from launcher.clusters.ssh import growth, standing
-from launcher.clusters.ssh.wire import (
+from launcher.clusters.mirror import tails
+from launcher.clusters.mirror.messages import Blob, Give, Inventory, Logs, Look, Parts, Put, Seen
+from launcher.clusters.ssh import standing
+from launcher.clusters.ssh.messages import (
     HELLO,
     Answer,
-    Blob,
     Cancel,
     Cancelled,
     Code,
     Done,
     Failed,
-    Give,
     Go,
-    Inventory,
-    Logs,
-    Look,
     Names,
     Open,
     Pardon,
-    Parts,
-    Put,
     Roster,
     Runs,
-    Seen,
     encoded,
     read_request,
 )
@@ -110,7 +104,7 @@ class Host:
                 self._say(Names(tuple(path.name for path in sorted(Path(workdir, "runs").glob("[a-z0-9]*")))))
             case Logs() as question:
                 run = _run(question.workdir, question.run_id)
-                parts, contents, more = growth.grown(run.path, question.folders, question.known)
+                parts, contents, more = tails.grown(run.path, question.folders, question.known)
                 self._say(Parts(tuple(parts), more), *contents)
             case Cancel() as wish:
                 self._say(_cancel(_run(wish.workdir, wish.run_id)))
@@ -124,16 +118,16 @@ class Host:
 
     def _move(self, wish: Inventory | Give | Put) -> None:
         """Of checkpoints: what is here, one to be given, one to be kept."""
-        from launcher.clusters.ssh import stockroom  # late: as above
+        from launcher.clusters.ssh.host import checkpoint_files  # late: as above
 
-        folder = stockroom.folder_of(_run(wish.workdir, wish.run_id).path, wish.folder)
+        folder = checkpoint_files.folder_of(_run(wish.workdir, wish.run_id).path, wish.folder)
         match wish:
             case Inventory():
-                self._say(stockroom.stock(folder))
+                self._say(checkpoint_files.stock(folder))
             case Give():
-                stockroom.give(folder, wish, self._say)
+                checkpoint_files.give(folder, wish, self._say)
             case Put():
-                stockroom.take(folder, wish, self._exactly)
+                checkpoint_files.take(folder, wish, self._exactly)
                 self._say(Done())
 
     def _exactly(self, size: int) -> bytes:

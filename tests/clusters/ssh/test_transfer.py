@@ -10,12 +10,14 @@ import pytest
 from launcher import clusters
 from launcher.api import Run
 from launcher.clusters.keeping import news
-from launcher.clusters.ssh import adoption, homecoming, post, stocks, supplies
-from launcher.clusters.ssh.handover import Handover
+from launcher.clusters.mirror.messages import Give
+from launcher.clusters.ssh import post
 from launcher.clusters.ssh.letters import Letters
-from launcher.clusters.ssh.places import places_ever
-from launcher.clusters.ssh.stocks import stocks_of
-from launcher.clusters.ssh.wire import Give
+from launcher.clusters.ssh.results import checkpoints, fetch, transfer
+from launcher.clusters.ssh.results.checkpoints import stocks_of
+from launcher.clusters.ssh.run_hosts import places_ever
+from launcher.clusters.ssh.submit import discovery
+from launcher.clusters.ssh.submit.handover import Handover
 from launcher.errors import Exit, LaunchError, NotStarted, Refused
 from launcher.plan.model import NodePlan
 from launcher.rundir import registry
@@ -35,7 +37,7 @@ FOLDER = "checkpoints"
 
 @pytest.fixture
 def hosts(tmp_path, monkeypatch):
-    monkeypatch.setattr(homecoming, "_asked", set())
+    monkeypatch.setattr(fetch, "_asked", set())
     return NearHosts(tmp_path, monkeypatch)
 
 
@@ -60,9 +62,9 @@ def committed_on_the_first_alone(hosts, tmp_path):
 def bring(hosts, held):
     there, letters, _ = stocks_of(hosts.run, places_ever(hosts.run), FOLDER)
     home = hosts.run.path / FOLDER
-    (wanted,) = supplies.newest_first([*there.values()])
+    (wanted,) = transfer.newest_first([*there.values()])
     assert wanted.digest == held.digest
-    return supplies.Hosts(there, letters, RUN, FOLDER).bring_home(wanted, home)
+    return transfer.Hosts(there, letters, RUN, FOLDER).bring_home(wanted, home)
 
 
 def test_a_file_that_only_a_draft_has_comes_home(hosts, tmp_path):
@@ -76,8 +78,8 @@ def test_where_nobody_has_the_manifest_that_is_said(hosts, tmp_path):
     held = committed_on_the_first_alone(hosts, tmp_path)
     there, letters, _ = stocks_of(hosts.run, places_ever(hosts.run), FOLDER)
     del there["node0"]
-    with pytest.raises(supplies.NotBrought, match="nobody who can be reached"):
-        supplies.Hosts(there, letters, RUN, FOLDER).bring_home(held, hosts.run.path / FOLDER)
+    with pytest.raises(transfer.NotBrought, match="nobody who can be reached"):
+        transfer.Hosts(there, letters, RUN, FOLDER).bring_home(held, hosts.run.path / FOLDER)
 
 
 def both_have(hosts, tmp_path, step):
@@ -93,7 +95,7 @@ def at_home(hosts):
 @pytest.mark.parametrize("damaged", [0, 1])
 def test_where_one_copy_is_damaged_the_other_comes(hosts, tmp_path, damaged):
     flip(both_have(hosts, tmp_path, 5)[damaged] / data_name(0))
-    homecoming.fetch(hosts.run, "newest")
+    fetch.fetch(hosts.run, "newest")
     assert at_home(hosts) == [("step", 5)]
 
 
@@ -102,9 +104,9 @@ def test_a_checkpoint_that_is_damaged_everywhere_is_passed_over(hosts, said, tmp
     for folder in both_have(hosts, tmp_path, 10):
         flip(folder / data_name(1))
     with pytest.raises(LaunchError, match=r"node1: rank-00001\.data of step 10 is damaged there") as raised:
-        homecoming.fetch(hosts.run, "newest")
+        fetch.fetch(hosts.run, "newest")
     assert raised.value.exit_code is Exit.DAMAGED and "here now: checkpoint of step 5" in str(raised.value)
-    stocks.bring_newest(hosts.run)
+    checkpoints.bring_newest(hosts.run)
     assert at_home(hosts) == [("step", 5)] and not (hosts.run.path / FOLDER / "step-00000010").exists()
     assert any("rank-00001.data" in line and line.endswith("the one before it is taken") for line in said), said
 
@@ -120,19 +122,19 @@ def test_a_host_that_refuses_is_named(hosts):
 def test_where_all_are_damaged_nothing_begins_anew(hosts, tmp_path):
     for folder in both_have(hosts, tmp_path, 5):
         flip(folder / data_name(0))
-    with pytest.raises(supplies.NotBrought) as raised:
-        stocks.bring_newest(hosts.run)
+    with pytest.raises(transfer.NotBrought) as raised:
+        checkpoints.bring_newest(hosts.run)
     assert (raised.value.exit_code, at_home(hosts)) == (Exit.DAMAGED, [])
 
 
 def test_another_checkpoint_of_the_same_step_makes_room(hosts, tmp_path):
     """The run had to go back before it, and saved that step again."""
     before, _ = both_have(hosts, tmp_path, 5)
-    homecoming.fetch(hosts.run, "newest")
+    fetch.fetch(hosts.run, "newest")
     for name in ("node0", "node1"):
         shutil.rmtree(hosts.on(name).path / FOLDER)
     shutil.copytree(save_part(tmp_path / "again", 5, range(2), attempt=2), before)
-    homecoming.fetch(hosts.run, "newest")
+    fetch.fetch(hosts.run, "newest")
     assert [one.attempt for one in partial.inventory(hosts.run.path / FOLDER)] == [2]
     assert len(set_aside(hosts.run.path / FOLDER)) == 1
 
@@ -184,7 +186,7 @@ def test_new_hosts_go_on_from_the_checkpoint_before_a_damaged_one(hosts, tmp_pat
 def test_who_could_not_be_asked_for_checkpoints_is_named(hosts, said, tmp_path):
     save_part(hosts.on("node0").path / FOLDER, 5, range(2))
     hosts.cut.add("node1")
-    stocks.bring_newest(hosts.run)
+    checkpoints.bring_newest(hosts.run)
     assert any(line.startswith("node1: may have a newer checkpoint") for line in said), said
 
 
@@ -198,7 +200,7 @@ def test_a_run_whose_folder_was_taken_away_is_found_again(hosts, tmp_path, monke
         hosts.on(name).run.spec.write_text("name: job\n")
     places = {name: hosts.place(name) for name in ("node0", "node1")}
     for _ in range(2):
-        path = adoption._mirrored(RUN, places)
+        path = discovery._mirrored(RUN, places)
         assert (registry.find(RUN), (path / "attempts" / "0002" / "token.json").exists()) == (path, True)
         shutil.rmtree(path)
 
@@ -215,7 +217,7 @@ def test_a_host_that_was_silent_when_a_run_was_found_is_not_forgotten(hosts, tmp
     other.write(other.run.plan, plan).write(other.run.attempt(1).plan, plan)
     other.run.spec.write_text("name: job\n")
     hosts.cut.add("node0")
-    path = adoption._mirrored(RUN, {"node1": hosts.place("node1")})
+    path = discovery._mirrored(RUN, {"node1": hosts.place("node1")})
     assert set(places_ever(RunDir(path))) == {"node0", "node1"}
     assert Run(RUN, path).status().state is State.UNKNOWN
 
@@ -230,9 +232,9 @@ def keeps_the_best_alone(folder):
 
 def test_the_best_comes_along_and_stands_for_its_step(hosts):
     keeps_the_best_alone(hosts.on("node0").path / FOLDER)
-    assert homecoming.fetch(hosts.run, "5")[1].startswith("best checkpoint, of step 5, 2 files: ")
+    assert fetch.fetch(hosts.run, "5")[1].startswith("best checkpoint, of step 5, 2 files: ")
     assert at_home(hosts) == [("best", 5)]
-    assert [line[:23] for line in homecoming.fetch(hosts.run, "newest")[1:]] == [
+    assert [line[:23] for line in fetch.fetch(hosts.run, "newest")[1:]] == [
         "checkpoint of step 10, ",
         "best checkpoint, of ste",
     ]
@@ -247,7 +249,7 @@ def test_the_best_moves_along_and_nobody_waits_for_it(hosts, said):
     assert on(hosts, "node1") == [("step", 10), ("best", 5)]
     shutil.rmtree(hosts.run.path / FOLDER)
     flip(there / "best-00000005" / data_name(0))
-    stocks.bring_newest(hosts.run)
+    checkpoints.bring_newest(hosts.run)
     assert partial.inventory(hosts.run.path / FOLDER)[0].step == 10 and at_home(hosts) == [("step", 10)]
     assert any(line.startswith("the best, step 5") and line.endswith("goes on without it") for line in said), said
 

@@ -9,7 +9,7 @@ import msgspec
 
 from launcher.agent.depots.store import Store, digest_of
 from launcher.agent.depots.words import Save
-from launcher.clusters.ssh.wire import Give, Given, Put, Stock
+from launcher.clusters.mirror.messages import Give, Given, Put, Stock
 from launcher.errors import LaunchError
 from launcher.rundir.durable import make_dir
 from trainer.checkpoint_files import partial
