@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from launcher.clusters import bring_newest, of_kind
-from launcher.clusters.keeping.last_word import first_state, write_end
+from launcher.clusters.keeping.attempt_end import first_state, write_end
 from launcher.clusters.named import ClusterEntry, entry, with_defaults
 from launcher.clusters.protocol import Cluster
 from launcher.errors import BadInput, Exit, LaunchError, NotStarted, Unreachable, some_exist, with_runs

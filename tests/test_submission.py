@@ -6,7 +6,7 @@ import pytest
 from launcher import clusters, submission
 from launcher.api import Run
 from launcher.cli.main import main
-from launcher.clusters.keeping.last_word import write_end
+from launcher.clusters.keeping.attempt_end import write_end
 from launcher.errors import Exit, LaunchError, NotStarted, Refused, Unreachable
 from launcher.plan.facts import Machine
 from launcher.plan.model import Plan

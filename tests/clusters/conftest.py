@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from run_folder import plan_of
 
-from launcher.clusters.keeping.last_word import first_state
+from launcher.clusters.keeping.attempt_end import first_state
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import new_attempt
 from launcher.rundir.durable import create_record, write_record

@@ -211,7 +211,7 @@ def test_a_secret_is_nowhere_but_in_its_files_and_in_the_ranks(desk, hosts, tmp_
         seen = others_see(*places)
         desk.launch("cancel", run)
     assert CANARY not in heard_
-    assert any(b"launcher.clusters.ssh.keeper" in line for line in lines)
+    assert any(b"launcher.clusters.ssh.host.keeper" in line for line in lines)
     assert not [line for line in lines if CANARY.encode() in line]
     assert CANARY.encode() not in seen
     holds = files_with(CANARY, tmp_path, hosts.folder)

@@ -42,7 +42,7 @@ def test_nothing_is_left_of_stubborn_ranks(desk):
 def test_the_keeper_killed_first(desk):
     run = desk.submit(desk.job(100_000), "--on", "pool")
     desk.until_step_there(0, run, 5)
-    for pid in desk.own("ssh.keeper"):
+    for pid in desk.own("ssh.host.keeper"):
         desk.kill(pid)
     desk.launch("cancel", run)
     assert desk.left() == []

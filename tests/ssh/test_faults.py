@@ -80,5 +80,5 @@ def test_the_leader_s_keeper_killed(desk):
     """Its agent goes on; the run is only without somebody who would start it anew."""
     run = desk.submit(desk.job(300, more="recovery: {lease: 3s}\n"), "--on", "pool")
     desk.until_step_there(0, run, 20)
-    strike(desk.own("ssh.keeper", 0)[0], signal.SIGKILL)
+    strike(desk.own("ssh.host.keeper", 0)[0], signal.SIGKILL)
     assert desk.wait(run)["fingerprint"] == desk.fingerprint_here(300)

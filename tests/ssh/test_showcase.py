@@ -84,7 +84,7 @@ def test_a_host_gone_for_good_resume_goes_on_without_it(desk):
     """The rest of the pool has nothing yet."""
     spec, run = lessons_with_copies(desk)
     desk.hosts.nodes[1].power_off()
-    strike(desk.own("ssh.keeper", 0)[0])
+    strike(desk.own("ssh.host.keeper", 0)[0])
     strike(next(pid for pid in desk.own("launcher.agent", 0)))
     desk.until("the end", lambda: desk.status(run)["state"] in ("lost", "failed"))
     desk.launch("resume", run)

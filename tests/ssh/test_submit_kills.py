@@ -80,7 +80,7 @@ class Pool:
         return [self.of(run, index) for index in range(len(self.hosts.nodes))]
 
     def of(self, run, index):
-        lines = [command_line(pid).split(b"\0") for pid in self.desk.own("ssh.keeper", index)]
+        lines = [command_line(pid).split(b"\0") for pid in self.desk.own("ssh.host.keeper", index)]
         return sum(any(word.endswith(f"/{run}".encode()) for word in line) for line in lines)
 
     def statuses(self):

@@ -14,7 +14,7 @@ from launcher.rundir.layout import AttemptDir
 from launcher.words import Cause, State
 
 if TYPE_CHECKING:
-    from launcher.clusters.keeping.crew import Post
+    from launcher.clusters.keeping.agent_processes import AgentProcess
     from launcher.plan.model import Plan
 
 _MARK = "launch:"
@@ -166,8 +166,8 @@ class InTheJob(Protocol):
     def addresses(self, plan: "Plan", hosts: Sequence[str]) -> dict[str, str]:
         """By which the others reach each host; "" where only the host itself can tell."""
 
-    def posts(self, plan: "Plan", attempt: AttemptDir) -> "list[Post]":
-        """The processes to start: node 0's agent first (`agent_post`), then what runs `node_command` on each other
+    def posts(self, plan: "Plan", attempt: AttemptDir) -> "list[AgentProcess]":
+        """The processes to start: node 0's agent first (`agent_process`), then what runs `node_command` on each other
         node, such as one srun, or a qrsh for each."""
 
     def node(self, host: str, *, limit_s: float = 10.0) -> NodeWord | None:

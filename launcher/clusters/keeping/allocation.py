@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from launcher.clusters.keeping.bell import Bell
-from launcher.clusters.keeping.crew import Crew, Post
-from launcher.clusters.keeping.last_word import cancelled, is_cancelled, speak_for_the_dead, write_end
+from launcher.clusters.keeping.agent_processes import AgentProcess, AgentProcesses
+from launcher.clusters.keeping.attempt_end import cancelled, is_cancelled, write_end, write_failure
+from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.errors import Exit
 from launcher.plan.model import Plan
 from launcher.rundir.durable import read_record
@@ -34,20 +34,20 @@ class Allocation:
     """`carry_out` returns how the attempt ended, with everything of it that was on this machine gone."""
 
     def __init__(
-        self, run: RunDir, attempt: AttemptDir, plan: Plan, bell: Bell, wishes: Wishes, posts: Sequence[Post]
+        self, run: RunDir, attempt: AttemptDir, plan: Plan, bell: Wakeup, wishes: Wishes, posts: Sequence[AgentProcess]
     ) -> None:
         self._run = run
         self._attempt = attempt
         self._plan = plan
         self._wishes = wishes
-        self._crew = Crew(posts, bell)  # the first one is node 0's agent
+        self._crew = AgentProcesses(posts, bell)  # the first one is node 0's agent
         self._sure_at: float | None = None
 
     def carry_out(self) -> AttemptEnd:
         self._crew.start()
         status = self._watch()
         if read_record(self._attempt.end, AttemptEnd) is not None:
-            self._crew.say_farewell(_FAREWELL_S)
+            self._crew.wait_for_others(_FAREWELL_S)
         self._crew.end()
         return read_record(self._attempt.end, AttemptEnd) or self._speak_for_the_dead(status)
 
@@ -60,7 +60,7 @@ class Allocation:
                 return status
             if not stopping and self._wishes.to_end():
                 self._sure_at = time.monotonic() + self._plan.spec.recovery.grace_s + _SURE_S
-                self._crew.signal_leader()
+                self._crew.signal_first()
             if self._sure_at is not None and time.monotonic() >= self._sure_at:
                 return None
 
@@ -73,7 +73,7 @@ class Allocation:
             end = cancelled()
             write_end(self._run, self._attempt, end, self._plan)
             return end
-        return speak_for_the_dead(self._run, self._attempt, self._plan, self._death_of_the_coordinator(status, now))
+        return write_failure(self._run, self._attempt, self._plan, self._death_of_the_coordinator(status, now))
 
     def _death_of_the_coordinator(self, status: int | None, now: float) -> Event:
         by_signal = status is None or os.WIFSIGNALED(status)

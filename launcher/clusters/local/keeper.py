@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 
 from launcher.agent.memory_tier import close_tier
+from launcher.clusters.keeping.agent_processes import agent_process
 from launcher.clusters.keeping.allocation import Allocation
-from launcher.clusters.keeping.bell import Bell
-from launcher.clusters.keeping.crew import agent_post
-from launcher.clusters.keeping.last_word import cut_short, write_end
+from launcher.clusters.keeping.attempt_end import cut_short, write_end
 from launcher.clusters.keeping.own_log import log_to
+from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.errors import Fenced
 from launcher.rundir.attempts import new_attempt, newest, read_plan
 from launcher.rundir.durable import create_record, read_record, write_record
@@ -53,7 +53,7 @@ def main() -> int:
 class _Signals:
     """SIGTERM ends a local attempt; its sender has written down why, for this attempt or the one before."""
 
-    def __init__(self, bell: Bell, attempt: AttemptDir, before: AttemptDir | None) -> None:
+    def __init__(self, bell: Wakeup, attempt: AttemptDir, before: AttemptDir | None) -> None:
         self._bell, self._attempt, self._before = bell, attempt, before
 
     def next_look(self) -> float | None:
@@ -70,14 +70,14 @@ class _Signals:
 
 def keep(run: RunDir, attempt: AttemptDir) -> None:
     """Carry out this attempt, and those that must follow it, until the run has ended."""
-    bell = Bell()
+    bell = Wakeup()
     before = None
     while _claim(attempt):
         log_to(attempt.keeper_log)
         write_record(attempt.handle, Handle("local", keeper=this_process()))
         raise_fence(run, attempt.number)
         plan = read_plan(run, attempt.number)
-        posts = [agent_post(plan, attempt, node.index) for node in plan.nodes]
+        posts = [agent_process(plan, attempt, node.index) for node in plan.nodes]
         end = Allocation(run, attempt, plan, bell, _Signals(bell, attempt, before), posts).carry_out()
         if end.state is not State.QUEUED:
             close_tier(Path(plan.run_dir), attempt.number)  # of agents that were killed

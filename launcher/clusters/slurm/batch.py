@@ -13,8 +13,8 @@ from pathlib import Path
 
 from launcher.agent.memory_tier import close_tier
 from launcher.clusters.keeping.allocation import Allocation
-from launcher.clusters.keeping.bell import Bell
 from launcher.clusters.keeping.own_log import log_to
+from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.clusters.slurm.claims import claim, job_id
 from launcher.clusters.slurm.hosts import addresses_of, hosts_of, seated
 from launcher.clusters.slurm.next_job import follow
@@ -37,7 +37,7 @@ def main() -> int:
     os.umask(0o077)
     for name in _OF_THIS_HOST:
         os.environ.pop(name, None)
-    bell = Bell(WARNINGS)
+    bell = Wakeup(WARNINGS)
     try:
         run = run_of_element(Path(sys.argv[1]), os.environ.get("SLURM_ARRAY_TASK_ID"))
         return keep(run, job_id(), bell) if run is not None else Exit.OK
@@ -46,7 +46,7 @@ def main() -> int:
         return error.exit_code
 
 
-def keep(run: RunDir, job: str, bell: Bell) -> int:
+def keep(run: RunDir, job: str, bell: Wakeup) -> int:
     """Carry out one attempt after the other, as long as this allocation can."""
     attempt = claim(run, job)
     hosts = hosts_of(os.environ["SLURM_JOB_NODELIST"])

@@ -5,7 +5,7 @@ Slurm is only told to end a job whose comment has the run's ticket: an id alone 
 
 import time
 
-from launcher.clusters.keeping.last_word import ask_to_stop, cancelled, write_end
+from launcher.clusters.keeping.attempt_end import ask_to_stop, cancelled, write_end
 from launcher.clusters.protocol import CancelReport
 from launcher.clusters.slurm.parcels import Parcel, parcel_of
 from launcher.clusters.slurm.queries.jobs import Job, cancel, read_jobs, squeue_jobs

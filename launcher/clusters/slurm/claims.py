@@ -5,7 +5,7 @@ import os
 import sys
 import time
 
-from launcher.clusters.keeping.last_word import cancelled, is_cancelled, speak_for_the_dead, write_end
+from launcher.clusters.keeping.attempt_end import cancelled, is_cancelled, write_end, write_failure
 from launcher.clusters.slurm.node_health import what_took_the_node
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import new_attempt, newest, read_intent, read_plan
@@ -113,7 +113,7 @@ def _speak_for_the_start_before(run: RunDir, attempt: AttemptDir) -> AttemptEnd:
         step=last.step if last is not None else None,
         checkpoint=last.checkpoint if last is not None else None,
     )
-    return speak_for_the_dead(run, attempt, read_plan(run, attempt.number), event)
+    return write_failure(run, attempt, read_plan(run, attempt.number), event)
 
 
 def _first_host(attempt: AttemptDir) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from launcher.clusters.keeping.last_word import write_end
+from launcher.clusters.keeping.attempt_end import write_end
 from launcher.clusters.slurm.parcels import hand_over, parcel_of
 from launcher.clusters.slurm.queries.jobs import Job, cancel, read_jobs, read_sacct, sacct_jobs, squeue_jobs
 from launcher.clusters.slurm.reach import ask

@@ -6,8 +6,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from launcher.clusters.keeping.bell import Bell
-from launcher.clusters.keeping.last_word import cancelled, is_cancelled, write_end
+from launcher.clusters.keeping.attempt_end import cancelled, is_cancelled, write_end
+from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.clusters.slurm.claims import cancel, next_attempt, owner_of
 from launcher.clusters.slurm.fate import Fate, fate
 from launcher.clusters.slurm.node_health import lost_nodes
@@ -30,7 +30,7 @@ _AGAIN_S = 10.0
 _LAST_S = 120.0  # how long a requeued job waits for Slurm to end it
 
 
-def follow(run: RunDir, attempt: AttemptDir, plan: Plan, end: AttemptEnd, job: str, bell: Bell) -> AttemptDir | None:
+def follow(run: RunDir, attempt: AttemptDir, plan: Plan, end: AttemptEnd, job: str, bell: Wakeup) -> AttemptDir | None:
     """The attempt that this process goes on with; None where it has nothing more to do."""
     lost = lost_nodes(read_events(run), attempt.number, plan, time.time())
     if lost:
@@ -48,7 +48,7 @@ def follow(run: RunDir, attempt: AttemptDir, plan: Plan, end: AttemptEnd, job: s
     return None
 
 
-def _move(run: RunDir, attempt: AttemptDir, plan: Plan, end: AttemptEnd, job: str, bell: Bell, *, lost: bool) -> bool:
+def _move(run: RunDir, attempt: AttemptDir, plan: Plan, end: AttemptEnd, job: str, bell: Wakeup, *, lost: bool) -> bool:
     """Have Slurm start the run again, elsewhere or later, unless it was ended by a person. True where it is this job
     that is to start again: Slurm ends it first. In any other case its nodes are of no more use to us."""
     match fate(job):
@@ -63,7 +63,7 @@ def _move(run: RunDir, attempt: AttemptDir, plan: Plan, end: AttemptEnd, job: st
 
 
 def _again_or_anew(
-    run: RunDir, attempt: AttemptDir, plan: Plan, end: AttemptEnd, job: str, bell: Bell, *, lost: bool
+    run: RunDir, attempt: AttemptDir, plan: Plan, end: AttemptEnd, job: str, bell: Wakeup, *, lost: bool
 ) -> bool:
     """This job again, or a new one, or else the end. True for the first.
 
@@ -96,7 +96,7 @@ def requeue_job(run: RunDir, plan: Plan, job: str) -> None:
         print(f"scontrol requeue: {answer.err.strip()}", file=sys.stderr)
 
 
-def _requeue(job: str, bell: Bell) -> str:
+def _requeue(job: str, bell: Wakeup) -> str:
     """Put the job back into the queue; gives why that is not to be."""
     while True:
         try:

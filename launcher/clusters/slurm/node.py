@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 
 from launcher.agent.processes import signal_process
-from launcher.clusters.keeping.bell import Bell
-from launcher.clusters.keeping.crew import Crew, agent_post
+from launcher.clusters.keeping.agent_processes import AgentProcesses, agent_process
 from launcher.clusters.keeping.own_log import log_to
+from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.clusters.slurm.claims import job_id
 from launcher.clusters.slurm.next_job import requeue_job
 from launcher.clusters.slurm.queries.nodes import read_nodes, show_nodes
@@ -39,7 +39,7 @@ def main() -> int:
     """Stay until the agent has left for good, or we are told to go."""
     run, number = RunDir(Path(sys.argv[1])), int(sys.argv[2])
     os.umask(0o077)
-    bell = Bell(WARNINGS)
+    bell = Wakeup(WARNINGS)
     plan, attempt = read_plan(run, number), run.attempt(number)
     index = index_of(plan, os.environ.get("SLURMD_NODENAME") or os.uname().nodename)
     make_dir(attempt.node(index))
@@ -51,20 +51,20 @@ def main() -> int:
     return 0
 
 
-def keep(plan: Plan, attempt: AttemptDir, index: int, bell: Bell) -> None:
+def keep(plan: Plan, attempt: AttemptDir, index: int, bell: Wakeup) -> None:
     """Have the agent here, as long as it is wanted."""
-    post = agent_post(plan, attempt, index)
-    crew = Crew([post], bell, leads=False, return_s=_RETURN_S)
+    post = agent_process(plan, attempt, index)
+    crew = AgentProcesses([post], bell, leads=False, return_s=_RETURN_S)
     crew.start()
     sure_at: float | None = None
-    while not crew.left(sure_at is not None) and (sure_at is None or time.monotonic() < sure_at):
+    while not crew.all_gone(sure_at is not None) and (sure_at is None or time.monotonic() < sure_at):
         crew.watch(sure_at, bring_back=sure_at is None)
         if post.last is not None and os.waitstatus_to_exitcode(post.last) == Exit.LOST:
             post.last = None
             see_to_the_first_node(plan)
         if (bell.stop_asked or bell.warned) and sure_at is None:
             bell.warned = False
-            crew.signal_leader()
+            crew.signal_first()
             if bell.stop_asked:  # Slurm ends the step; a mere warning is for the coordinator to act on
                 sure_at = time.monotonic() + plan.spec.recovery.grace_s + _SURE_S
     crew.end()
@@ -82,19 +82,19 @@ def see_to_the_first_node(plan: Plan) -> None:
         print(error, file=sys.stderr)  # asked again when the next agent gives up waiting
 
 
-def listen(attempt: AttemptDir, bell: Bell) -> None:
+def listen(attempt: AttemptDir, bell: Wakeup) -> None:
     """On the first node the batch process has the agent; what it does not hear, with a GraceTime, is a preemption.
 
     Slurm tells of that only the tasks of steps. We pass it on, and leave when the agent has.
     """
     while (agent := read_record(attempt.agent(0), AgentRecord)) is None and not bell.stop_asked:
-        bell.ring(_STEP_S)
+        bell.sleep(_STEP_S)
     if agent is None:
         return
     with contextlib.suppress(ProcessLookupError):
         end = os.pidfd_open(agent.process.pid)
         while alive(agent.process) and not (bell.stop_asked or bell.warned):
-            bell.ring(None, [end])
+            bell.sleep(None, [end])
         handle = read_record(attempt.handle, Handle)
         if handle is not None and handle.keeper is not None and (bell.stop_asked or bell.warned):
             signal_process(handle.keeper, signal.SIGTERM if bell.stop_asked else signal.SIGUSR1)

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.agent.processes import TAG
-from launcher.clusters.keeping.crew import Post, agent_post
+from launcher.clusters.keeping.agent_processes import AgentProcess, agent_process
 from launcher.clusters.slurm.container import Container, container_of
 from launcher.clusters.slurm.script import gres_of
 from launcher.plan.model import Plan
 from launcher.rundir.layout import AttemptDir
 
 
-def posts(plan: Plan, attempt: AttemptDir) -> list[Post]:
+def posts(plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
     """Node 0's agent here, as our child; by one srun the others, each below a keeper of its own, and on node 0 an ear.
 
     What Slurm says of a coming preemption only the tasks of a step hear.
@@ -22,8 +22,8 @@ def posts(plan: Plan, attempt: AttemptDir) -> list[Post]:
     argv = [sys.executable, "-P", "-m", "launcher.clusters.slurm.node", plan.run_dir, str(attempt.number)]
     options, prefix = (container.srun_options, container.prefix) if container is not None else ((), ())
     words = (*_srun([node.host for node in plan.nodes], plan), *options, *prefix, *argv)
-    step = Post(words, {**os.environ, TAG: plan.run_dir}, attempt.others_log)
-    return [_inside(agent_post(plan, attempt, 0), container, plan, attempt), step]
+    step = AgentProcess(words, {**os.environ, TAG: plan.run_dir}, attempt.others_log)
+    return [_inside(agent_process(plan, attempt, 0), container, plan, attempt), step]
 
 
 def mounts(plan: Plan) -> list[str]:
@@ -32,14 +32,14 @@ def mounts(plan: Plan) -> list[str]:
     return list(dict.fromkeys([plan.run_dir, sys.prefix, sys.base_prefix, code]))
 
 
-def _inside(post: Post, container: Container | None, plan: Plan, attempt: AttemptDir) -> Post:
+def _inside(post: AgentProcess, container: Container | None, plan: Plan, attempt: AttemptDir) -> AgentProcess:
     """A container that only srun can open needs a step on this node too."""
     if container is None:
         return post
     if not container.srun_options:
-        return Post((*container.prefix, *post.argv), post.environment, post.log)
+        return AgentProcess((*container.prefix, *post.argv), post.environment, post.log)
     words = (*_srun([plan.nodes[0].host], plan), *container.srun_options, *post.argv)
-    return Post(words, {**os.environ, TAG: plan.run_dir}, attempt.others_log)
+    return AgentProcess(words, {**os.environ, TAG: plan.run_dir}, attempt.others_log)
 
 
 def _srun(hosts: Sequence[str], plan: Plan) -> tuple[str, ...]:

@@ -4,8 +4,8 @@ import math
 import signal
 import time
 
-from launcher.clusters.keeping.bell import Bell
-from launcher.clusters.keeping.last_word import ask_to_stop
+from launcher.clusters.keeping.attempt_end import ask_to_stop
+from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.clusters.slurm.queries.jobs import read_jobs, squeue_jobs
 from launcher.clusters.slurm.reach import ask
 from launcher.clusters.slurm.script import signal_before_s
@@ -27,7 +27,7 @@ class SlurmWishes:
     The file is looked at every two seconds, for the day on which the controller cannot pass a signal on.
     """
 
-    def __init__(self, bell: Bell, attempt: AttemptDir, plan: Plan, job: str) -> None:
+    def __init__(self, bell: Wakeup, attempt: AttemptDir, plan: Plan, job: str) -> None:
         self._bell, self._attempt, self._job = bell, attempt, job
         self._before_s = signal_before_s(plan)
         self._look_at = time.monotonic() + _LOOK_S

@@ -62,7 +62,7 @@ def unpack(packages: str) -> None:
 
 
 def check(python: str) -> None:
-    parts = ["agent.node", "clusters.ssh.keeper", "clusters.ssh.host.server", "clusters.ssh.arrival"]
+    parts = ["agent.node", "clusters.ssh.host.keeper", "clusters.ssh.host.server", "clusters.ssh.host.receive"]
     names = [*("launcher." + part for part in parts), "msgspec", "xxhash"]
     words = [python, "-P", "-c", "import " + ", ".join(names)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)

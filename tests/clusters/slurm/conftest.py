@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from run_folder import dead_process, plan_of
 
-from launcher.clusters.keeping.last_word import first_state
+from launcher.clusters.keeping.attempt_end import first_state
 from launcher.rundir.attempts import new_attempt
 from launcher.rundir.durable import create_record, make_dir, write_record
 from launcher.rundir.fence import raise_fence

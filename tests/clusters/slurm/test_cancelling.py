@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from launcher.clusters.keeping.last_word import ask_to_stop, is_cancelled
+from launcher.clusters.keeping.attempt_end import ask_to_stop, is_cancelled
 from launcher.clusters.slurm import cancelling
 from launcher.clusters.slurm.cancelling import Cancelling
 from launcher.errors import Exit, Unreachable

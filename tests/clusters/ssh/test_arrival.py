@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from launcher.clusters.ssh.arrival import bring_up_to_date
+from launcher.clusters.ssh.host.receive import bring_up_to_date
 from launcher.rundir.avoided import avoided
 from launcher.rundir.events import read_events
 from launcher.rundir.records import Blame, Event

@@ -5,9 +5,9 @@ import pytest
 
 from launcher.clusters.ssh.cluster import offered
 from launcher.clusters.ssh.facts import Facts, Surveyed, completed
-from launcher.clusters.ssh.leader import reseated
+from launcher.clusters.ssh.host.leader import reseated
+from launcher.clusters.ssh.host.slot_table import Demand, Waiter, held_name, lock_name, waits_name
 from launcher.clusters.ssh.results.transfer import lacking, newest_first
-from launcher.clusters.ssh.slot_table import Demand, Waiter, held_name, lock_name, waits_name
 from launcher.clusters.ssh.submit.handover import choose, seated
 from launcher.plan.build import build
 from launcher.plan.facts import Machine, Place, Project

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from launcher.clusters.ssh.council import Agreed, Ask, Begin, Council, Declined, Standing, granted
+from launcher.clusters.ssh.host.keeper_rpc import Agreed, Ask, Begin, Declined, KeeperRpc, KeeperStatus, granted
 from launcher.clusters.ssh.messages import Peer
 from launcher.errors import LaunchError
 
@@ -15,7 +15,7 @@ TOKEN = "a1" * 32
 
 def standing(node, **more):
     said = {"attempt": 1, "has_slots": True, "told": True, "began": False, "leads": node == 0, "leaderless": False}
-    return Standing(node, **(said | more))
+    return KeeperStatus(node, **(said | more))
 
 
 @pytest.fixture
@@ -23,7 +23,8 @@ def seated():
     """Three keepers on addresses of their own; `answers[i]` is what each says."""
     answers = [lambda _: Agreed() for _ in range(3)]
     councils = [
-        Council(f"127.0.0.{node + 1}", TOKEN, lambda question, node=node: answers[node](question)) for node in range(3)
+        KeeperRpc(f"127.0.0.{node + 1}", TOKEN, lambda question, node=node: answers[node](question))
+        for node in range(3)
     ]
     peers = [Peer(f"host{node}", f"127.0.0.{node + 1}", council.port) for node, council in enumerate(councils)]
     for node, council in enumerate(councils):
@@ -63,7 +64,7 @@ def test_a_stranger_gets_nothing(seated):
     councils, answers = seated
     asked = []
     answers[0] = lambda question: asked.append(question) or Agreed()
-    stranger = Council("127.0.0.9", "b2" * 32, lambda _: Agreed())
+    stranger = KeeperRpc("127.0.0.9", "b2" * 32, lambda _: Agreed())
     stranger.sit([Peer("host0", "127.0.0.1", councils[0].port), Peer("me", "127.0.0.9", stranger.port)], 1)
     assert stranger.ask(Ask(), limit_s=2) == {}
     with socket.create_connection(("127.0.0.1", councils[0].port), timeout=5) as peer:
@@ -76,7 +77,7 @@ def test_a_stranger_gets_nothing(seated):
 
 def test_an_address_that_is_not_ours_is_said_at_once():
     with pytest.raises(OSError, match="assign"):
-        Council("192.0.2.1", TOKEN, lambda _: Agreed())
+        KeeperRpc("192.0.2.1", TOKEN, lambda _: Agreed())
 
 
 def test_it_listens_on_its_own_address_alone(seated):

@@ -9,14 +9,14 @@ import pytest
 from run_folder import plan_of
 
 from launcher.agent.environment import node_environment
-from launcher.clusters.keeping.last_word import ask_to_stop, cancelled, is_cancelled, write_end
-from launcher.clusters.ssh import follower, keeper, leader, replicas, standing
-from launcher.clusters.ssh.council import ASK_S, Agreed, Begin, Begun, Declined, Promise, Propose, Replica
-from launcher.clusters.ssh.follower import Follower, Succession
-from launcher.clusters.ssh.keeper import Vigil
-from launcher.clusters.ssh.leader import Leader, Roll, enough, propose
-from launcher.clusters.ssh.replicas import Replicator
-from launcher.clusters.ssh.seat import Seat
+from launcher.clusters.keeping.attempt_end import ask_to_stop, cancelled, is_cancelled, write_end
+from launcher.clusters.ssh.host import follower, keeper, leader, presence, record_copies
+from launcher.clusters.ssh.host.follower import Follower, TakeOver
+from launcher.clusters.ssh.host.keeper import QueueWatch
+from launcher.clusters.ssh.host.keeper_rpc import ASK_S, Agreed, Begin, Begun, Declined, Promise, Propose, Replica
+from launcher.clusters.ssh.host.keeper_state import KeeperState
+from launcher.clusters.ssh.host.leader import Leader, Membership, enough, propose
+from launcher.clusters.ssh.host.record_copies import RecordReplicator
 from launcher.errors import Exit, Fenced
 from launcher.plan.model import NodePlan
 from launcher.rundir.attempts import new_attempt, newest, read_plan
@@ -32,15 +32,15 @@ ENDED = AttemptEnd(State.QUEUED, Cause.NODE_LOST, Exit.NODE_LOST, 0.0, "restart 
 SUCCEEDED = AttemptEnd(State.SUCCEEDED, None, Exit.OK, 0.0)
 
 
-class Bell:
+class Wakeup:
     """One that is rung by hand."""
 
     stop_asked = False
 
-    def poke(self):
+    def wake(self):
         pass
 
-    def ring(self, timeout_s):
+    def sleep(self, timeout_s):
         pass
 
     def wait(self, timeout_s):
@@ -70,7 +70,7 @@ class Table:
 
     def __init__(self, root, size=3, nodes_min=2, **recovery):
         self.size, self.silent, self.deaf_to = size, set(), {}
-        self.bells = [Bell() for _ in range(size)]
+        self.bells = [Wakeup() for _ in range(size)]
         self.seats = [
             self._seated(root / f"host{number}" / "run", number, nodes_min, recovery) for number in range(size)
         ]
@@ -85,7 +85,7 @@ class Table:
         run = RunDir(path)
         attempt, _ = new_attempt(run, "pool", "submit", None, msgspec.structs.replace(plan, **more))
         raise_fence(run, attempt.number)
-        seat = Seat.take(run, attempt.number, number)
+        seat = KeeperState.take(run, attempt.number, number)
         seat.council, seat.gpus, seat.told = Chair(self, number), (), True
         return seat
 
@@ -106,7 +106,7 @@ class Table:
             seat.leaderless = number not in self.silent
 
     def vigils(self):
-        return [Vigil(seat) for seat in self.seats]
+        return [QueueWatch(seat) for seat in self.seats]
 
     def end(self, number):
         return read_record(self.seats[number].attempt.end, AttemptEnd)
@@ -124,23 +124,23 @@ def table(tmp_path):
 def crew(monkeypatch):
     """Agents that were there and have left because all was done."""
 
-    class Crew:
+    class AgentProcesses:
         signalled = False
 
         def __init__(self, posts, *_, **__):
             posts[0].last = Exit.OK
 
-        def left(self, for_good):
+        def all_gone(self, for_good):
             return True
 
-        def signal_leader(self):
-            Crew.signalled = True
+        def signal_first(self):
+            AgentProcesses.signalled = True
 
         def watch(self, until, *, bring_back):
             assert until is not None, "it would wait for ever"
 
-    monkeypatch.setattr(follower, "Crew", Crew)
-    return Crew
+    monkeypatch.setattr(follower, "AgentProcesses", AgentProcesses)
+    return AgentProcesses
 
 
 class Slots:
@@ -165,7 +165,7 @@ class Slots:
 def taken_over(table):
     """The first host is cut off, and the second leads attempt 2 with the third."""
     table.lose(0)
-    assert Succession(table.seats[1]).look() == 2
+    assert TakeOver(table.seats[1]).look() == 2
     for seat in table.seats[1:]:
         seat.move(2)
 
@@ -215,7 +215,7 @@ def test_only_our_leader_or_whom_we_have_promised_may_propose(table):
 def test_a_candidate_has_given_its_own_vote(table):
     table.lose(0)
     table.deafen(2, Promise)
-    assert Succession(table.seats[1]).look() is None
+    assert TakeOver(table.seats[1]).look() is None
     assert isinstance(table.said(1, Promise(2, 2)), Declined)
 
 
@@ -224,7 +224,7 @@ def test_a_candidate_that_is_lost_after_its_votes_is_followed_by_another(tmp_pat
     table.lose(0)
     assert [type(table.said(number, Promise(2, 1))) for number in (2, 3, 4)] == [Agreed] * 3
     table.silent = {0, 1}
-    assert Succession(table.seats[2]).look() == 3
+    assert TakeOver(table.seats[2]).look() == 3
     table.silent = set()
     assert isinstance(table.said(3, Promise(2, 1)), Declined)
     assert propose(table.seats[1], [3, 4], None, leads=False) is None
@@ -236,7 +236,7 @@ def test_a_candidate_that_is_lost_after_its_votes_is_followed_by_another(tmp_pat
 def test_a_candidate_without_a_restart_left_says_so_to_all(tmp_path):
     table = Table(tmp_path, node_lost=Budget(0))
     table.lose(0)
-    assert Succession(table.seats[1]).look() is None
+    assert TakeOver(table.seats[1]).look() is None
     assert [table.end(number).state for number in (1, 2)] == [State.FAILED] * 2
     assert not table.vigils()[2].look()
 
@@ -253,7 +253,7 @@ def test_a_promise_leaves_the_newest_attempt_its_last_word(table):
 
 
 def test_the_end_is_told_to_a_host_that_was_slow(table, monkeypatch):
-    monkeypatch.setattr(replicas, "_LAST_AGAIN_S", 0.0)
+    monkeypatch.setattr(record_copies, "_LAST_AGAIN_S", 0.0)
     seat = table.seats[0]
     said, misses = table.said, iter([True, True])
     write_end(seat.run, seat.attempt, SUCCEEDED, seat.plan)
@@ -262,7 +262,7 @@ def test_the_end_is_told_to_a_host_that_was_slow(table, monkeypatch):
         return None if number == 1 and question.name == "end" and next(misses, False) else said(number, question)
 
     monkeypatch.setattr(table, "said", slowly)
-    Replicator(seat.run, seat.attempt, seat.council).close(tell=seat.members)
+    RecordReplicator(seat.run, seat.attempt, seat.council).close(tell=seat.members)
     assert [table.end(number).state for number in (1, 2)] == [State.SUCCEEDED] * 2
 
 
@@ -284,7 +284,7 @@ def test_a_host_that_has_no_part_in_the_attempt_is_not_blamed_again(table):
     seat = table.seats[0]
     assert propose(seat, [2], None, leads=True) == 2
     seat.move(2)
-    roll = Roll(seat)
+    roll = Membership(seat)
     roll.close()
     roll._blame(frozenset({1, 2}))
     assert [blame.host for blame in avoided(seat.run)] == ["host2"]
@@ -310,7 +310,7 @@ def test_ranks_see_the_gpus_that_their_keeper_holds_and_no_others(table, monkeyp
     seat.plan, seat.gpus = msgspec.structs.replace(seat.plan, disks_apart=apart), held
     seat.open_attempt()
     plan = read_plan(seat.run, 1)  # as the agent does
-    environment = node_environment(seat.agent_post().environment, plan, plan.nodes[2], 1, {})
+    environment = node_environment(seat.agent_process().environment, plan, plan.nodes[2], 1, {})
     assert (environment["CUDA_VISIBLE_DEVICES"], environment["CUDA_DEVICE_ORDER"]) == (seen, "PCI_BUS_ID")
 
 
@@ -438,4 +438,4 @@ def test_nobody_there_is_not_believed_at_once(table, monkeypatch):
 
 
 def test_a_new_keeper_waits_longer_than_one_without_a_word_may_take_to_leave():
-    assert standing._LEAVES_S > keeper._OTHERS_S + keeper._TURN_S + ASK_S
+    assert presence._LEAVES_S > keeper._OTHERS_S + keeper._TURN_S + ASK_S

@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from launcher.clusters.ssh.council import Agreed, Declined, Members, Promise
-from launcher.clusters.ssh.follower import Succession
-from launcher.clusters.ssh.leader import Roll, enough
+from launcher.clusters.ssh.host.follower import TakeOver
+from launcher.clusters.ssh.host.keeper_rpc import Agreed, Declined, Members, Promise
+from launcher.clusters.ssh.host.leader import Membership, enough
 from tests.clusters.ssh.test_keepers import Table
 
 
@@ -18,7 +18,7 @@ def table(tmp_path):
 
 def roll_of(seat):
     """Without its thread: changes are made by hand."""
-    roll = Roll(seat)
+    roll = Membership(seat)
     roll.close()
     return roll
 
@@ -36,7 +36,7 @@ def test_a_host_that_missed_a_change_does_not_keep_the_next_one_from_being_made(
     roll._count(frozenset({0, 1, 2}))
     assert members(table, 0, 1, 2) == [[{0, 1, 2}]] * 3
     table.lose(0, 3, 4)
-    assert Succession(table.seats[1]).look() == 2
+    assert TakeOver(table.seats[1]).look() == 2
 
 
 def test_who_missed_the_second_word_counts_by_both_rolls_until_it_is_told_again(table, monkeypatch):
@@ -72,9 +72,9 @@ def test_who_takes_over_amid_a_change_needs_both_rolls_and_brings_it_to_an_end(t
     table.deafen(4, Members)
     roll_of(table.seats[0])._told((*table.seats[0].rolls, frozenset({0, 1, 2, 4})), [1, 2, 4])
     table.lose(0, 3, 4)
-    assert Succession(table.seats[1]).look() is None, "2 of 5"
+    assert TakeOver(table.seats[1]).look() is None, "2 of 5"
     table.silent, table.seats[4].leaderless = {0, 3}, True
-    assert Succession(table.seats[1]).look() == 2
+    assert TakeOver(table.seats[1]).look() == 2
     for number in (1, 2, 4):
         table.seats[number].move(2)
     table.deafen(4)
@@ -139,7 +139,7 @@ def test_never_could_two_parts_go_on(table, monkeypatch, seed):
     monkeypatch.setattr(table, "said", missed)
     assert unrest(table, chance, 0, {0}, seen) > 3
     table.lose(0, *chance.sample(range(1, 5), chance.randint(0, 2)))
-    took = [seat for seat in table.seats[1:] if seat.node not in table.silent and Succession(seat).look() == 2]
+    took = [seat for seat in table.seats[1:] if seat.node not in table.silent and TakeOver(seat).look() == 2]
     for seat in table.seats:
         if seat in took or seat.proposal is not None:
             seat.move(2)

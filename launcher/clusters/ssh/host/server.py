@@ -13,7 +13,7 @@ import msgspec
 
 from launcher.clusters.mirror import tails
 from launcher.clusters.mirror.messages import Blob, Give, Inventory, Logs, Look, Parts, Put, Seen
-from launcher.clusters.ssh import standing
+from launcher.clusters.ssh.host import presence
 from launcher.clusters.ssh.messages import (
     HELLO,
     Answer,
@@ -43,7 +43,7 @@ from launcher.status.facts import read_facts
 from trainer.errors import CheckpointDamaged
 
 if TYPE_CHECKING:
-    from launcher.clusters.ssh.arrival import Arrival
+    from launcher.clusters.ssh.host.receive import AttemptReceiver
 
 _WHOLE_RECORDS = ("state.json", "avoided.json", "FENCE")
 _FROM_THE_START = ("spec.yaml", "plan.json")
@@ -66,7 +66,7 @@ class Host:
 
     def __init__(self, asked: IO[bytes], told: IO[bytes]) -> None:
         self._asked, self._told = asked, told
-        self._arrival: Arrival | None = None
+        self._arrival: AttemptReceiver | None = None
 
     def serve(self) -> None:
         for line in self._asked:
@@ -90,9 +90,9 @@ class Host:
     def _answer(self, line: bytes) -> None:
         match read_request(line):
             case Open() as opening:
-                from launcher.clusters.ssh.arrival import Arrival  # late: a third of all that `launch status` needs
+                from launcher.clusters.ssh.host.receive import AttemptReceiver  # late: `launch status` needs none of it
 
-                self._arrival = Arrival(self._asked, self._say)
+                self._arrival = AttemptReceiver(self._asked, self._say)
                 self._arrival.open(_run(opening.workdir, opening.run_id), opening)
             case (Roster() | Go()) as word:
                 if self._arrival is None:
@@ -140,7 +140,7 @@ class Host:
 
     def _look(self, question: Look) -> None:
         run = _run(question.workdir, question.run_id)
-        attempt = standing.decided(run)
+        attempt = presence.decided(run)
         if attempt is None:
             self._say(Seen(None, False, 0, ()))
             return
@@ -154,7 +154,7 @@ class Host:
             events.seek(question.events_from)
             contents["events.jsonl"] = events.read()
         blobs = tuple(Blob(name, len(content)) for name, content in contents.items())
-        self._say(Seen(status, standing.began(attempt), attempt.number, blobs), *contents.values())
+        self._say(Seen(status, presence.began(attempt), attempt.number, blobs), *contents.values())
 
 
 def _run(workdir: str, run_id: str) -> RunDir:

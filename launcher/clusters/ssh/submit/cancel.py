@@ -4,7 +4,7 @@ nobody waits for some of them any more."""
 from collections.abc import Collection, Mapping, Sequence
 
 from launcher.clusters.keeping import news
-from launcher.clusters.keeping.last_word import cancelled, write_end
+from launcher.clusters.keeping.attempt_end import cancelled, write_end
 from launcher.clusters.mirror.messages import LIMIT_S
 from launcher.clusters.protocol import CancelReport
 from launcher.clusters.ssh import run_hosts

@@ -1,6 +1,6 @@
 """Attempts whose submitter was killed before their hosts were told to go: found out, and handed over once."""
 
-from launcher.clusters.keeping.last_word import cancelled, write_end
+from launcher.clusters.keeping.attempt_end import cancelled, write_end
 from launcher.clusters.ssh import pool
 from launcher.clusters.ssh.submit.handover import Handover, alone
 from launcher.errors import Unreachable

@@ -60,7 +60,7 @@ def cut_short(attempt: AttemptDir, doing: str, at: float) -> AttemptEnd:
     return AttemptEnd(State.FAILED, Cause.PREEMPTED, Exit.PREEMPTED, at, f"stopped from outside while {doing}")
 
 
-def speak_for_the_dead(run: RunDir, attempt: AttemptDir, plan: Plan, event: Event) -> AttemptEnd:
+def write_failure(run: RunDir, attempt: AttemptDir, plan: Plan, event: Event) -> AttemptEnd:
     """The attempt is gone without a last word: note the failure, and say what follows it."""
     if event.cause is None:
         raise ValueError("a failure without a cause")

@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from launcher.clusters.ssh.council import Council, Replica, granted
+from launcher.clusters.ssh.host.keeper_rpc import KeeperRpc, Replica, granted
 from launcher.errors import LaunchError
 from launcher.rundir.durable import make_dir, sync_dir, write_bytes
 from launcher.rundir.layout import AttemptDir, RunDir
@@ -58,10 +58,10 @@ def put(run: RunDir, replica: Replica) -> None:
     sync_dir(path.parent)
 
 
-class Replicator:
+class RecordReplicator:
     """Sends what is new to all others, until it is closed."""
 
-    def __init__(self, run: RunDir, attempt: AttemptDir, council: Council) -> None:
+    def __init__(self, run: RunDir, attempt: AttemptDir, council: KeeperRpc) -> None:
         self._run, self._attempt, self._council = run, attempt, council
         self._sent: dict[int, dict[str, object]] = {number: {} for number in council.others}
         self._quiet_until: dict[int, float] = {}  # who did not answer is left alone for a while: the others wait

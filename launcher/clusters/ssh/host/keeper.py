@@ -1,6 +1,6 @@
 """The keeper of a run on one host: holds the host's slots, has the host's agent, and with the others keeps the run.
 
-    python -m launcher.clusters.ssh.keeper RUN_DIR ATTEMPT NODE GPUS UP_FD GO_FD
+    python -m launcher.clusters.ssh.host.keeper RUN_DIR ATTEMPT NODE GPUS UP_FD GO_FD
 
 It boots while the submitter is connected, says on UP_FD where it listens, hears on GO_FD who the others are and that it
 is to go on, and from then on needs no submitter. Without that word nothing is started; whoever has heard of the others
@@ -21,14 +21,14 @@ from pathlib import Path
 import msgspec
 
 from launcher.agent.memory_tier import close_tier
-from launcher.clusters.keeping.bell import Bell
-from launcher.clusters.keeping.last_word import cut_short, write_end
-from launcher.clusters.ssh.council import Ask, Begin, Begun, Council, Standing, granted, standings
-from launcher.clusters.ssh.follower import Follower, Succession, leader_of
-from launcher.clusters.ssh.leader import Leader, pass_over_promised, propose, tell_others
+from launcher.clusters.keeping.attempt_end import cut_short, write_end
+from launcher.clusters.keeping.wakeup import Wakeup
+from launcher.clusters.ssh.host.follower import Follower, TakeOver, leader_of
+from launcher.clusters.ssh.host.keeper_rpc import Ask, Begin, Begun, KeeperRpc, KeeperStatus, granted, statuses
+from launcher.clusters.ssh.host.keeper_state import KeeperState
+from launcher.clusters.ssh.host.leader import Leader, pass_over_promised, propose, tell_others
+from launcher.clusters.ssh.host.slots import Slots
 from launcher.clusters.ssh.messages import Go, Roster, Up, encoded, read_request
-from launcher.clusters.ssh.seat import Seat
-from launcher.clusters.ssh.slots import Slots
 from launcher.errors import Exit, Fenced, LaunchError
 from launcher.rundir.durable import read_record, write_record
 from launcher.rundir.layout import RunDir
@@ -49,9 +49,9 @@ def main() -> int:
     os.umask(0o077)
     if os.fork():
         os._exit(0)  # so that the session over SSH has no child left that it would have to wait for
-    seat = Seat.take(run, number, node)
-    bell = Bell()
-    seat.council = Council(seat.plan.nodes[node].address, seat.intent.token, seat.answering(bell))
+    seat = KeeperState.take(run, number, node)
+    bell = Wakeup()
+    seat.council = KeeperRpc(seat.plan.nodes[node].address, seat.intent.token, seat.answering(bell))
     with contextlib.suppress(BrokenPipeError), os.fdopen(up_fd, "wb") as up:
         up.write(encoded(Up(seat.council.port)))
     seat.log_to()
@@ -73,7 +73,7 @@ def main() -> int:
         seat.council.close()
 
 
-def _told_to_go(seat: Seat, go_fd: int) -> bool:
+def _told_to_go(seat: KeeperState, go_fd: int) -> bool:
     """The roster, then the word; where the submitter died between the two, whether another keeper has had it."""
     knows = False
     with open(go_fd, "rb") as words:
@@ -88,11 +88,11 @@ def _told_to_go(seat: Seat, go_fd: int) -> bool:
     return knows and _others_were_told(seat)
 
 
-def _others_were_told(seat: Seat) -> bool:
+def _others_were_told(seat: KeeperState) -> bool:
     """Nobody was, once all say so or nobody is there; who does not answer is asked again for a while."""
     deadline, empty = time.monotonic() + _OTHERS_S, 0
     while time.monotonic() < deadline and empty < _NOBODY_TIMES:
-        there = standings(seat.council.ask(Ask()))
+        there = statuses(seat.council.ask(Ask()))
         if any(one.told for one in there.values()):
             seat.told = True
             return True
@@ -103,7 +103,7 @@ def _others_were_told(seat: Seat) -> bool:
     return False
 
 
-def keep(seat: Seat, bell: Bell, gpus: tuple[str, ...]) -> int:
+def keep(seat: KeeperState, bell: Wakeup, gpus: tuple[str, ...]) -> int:
     """Wait for what the host has to give, and then carry out one attempt after the other."""
     seat.present()
     slots = Slots(seat.plan.run_id, seat.stamp, seat.demand, gpus, seat.cpus)
@@ -121,10 +121,10 @@ def keep(seat: Seat, bell: Bell, gpus: tuple[str, ...]) -> int:
         seat.move(after)
 
 
-def _wait_for_slots(seat: Seat, bell: Bell, slots: Slots) -> bool:
+def _wait_for_slots(seat: KeeperState, bell: Wakeup, slots: Slots) -> bool:
     """Until this host and all the others of the run have what they need; False where somebody does not want it now."""
     soon_until = time.monotonic() + _SOON_FOR_S  # the usual case: all is free, and hosts differ by moments
-    vigil = Vigil(seat)
+    vigil = QueueWatch(seat)
     while True:
         if bell.stop_asked:  # looked at right after its ring, which nobody hears twice
             _stopped(seat)
@@ -140,10 +140,10 @@ def _wait_for_slots(seat: Seat, bell: Bell, slots: Slots) -> bool:
             return False
         if seat.gpus is not None and slots.contested() and seat.let_go(slots):
             slots.enqueue()  # somebody who came before us waits here, and may hold what we wait for elsewhere
-        bell.ring(_SOON_S if time.monotonic() < soon_until else _TURN_S)
+        bell.sleep(_SOON_S if time.monotonic() < soon_until else _TURN_S)
 
 
-def _stopped(seat: Seat) -> None:
+def _stopped(seat: KeeperState) -> None:
     seat.take_over_stop()
     end = cut_short(seat.attempt, "it waited for its hosts", time.time())
     write_end(seat.run, seat.attempt, end, seat.plan)
@@ -151,10 +151,10 @@ def _stopped(seat: Seat) -> None:
         tell_others(seat, ())  # nobody may have asked them
 
 
-class Vigil:
+class QueueWatch:
     """Of a keeper that waits for its slots: that there is still a leader which will begin with it."""
 
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: KeeperState) -> None:
         self._seat = seat
         self._heard_at = self._next = 0.0
         self._attend()
@@ -175,7 +175,7 @@ class Vigil:
 
     def _attend(self) -> None:
         self._heard_at, self._next = time.monotonic(), time.monotonic() + _LEADER_EVERY_S
-        self._succession = Succession(self._seat)
+        self._succession = TakeOver(self._seat)
 
     def _move(self, number: int) -> None:
         self._seat.move(number)
@@ -186,11 +186,11 @@ class Vigil:
         seat = self._seat
         if seat.leads:
             if seat.gpus is None:  # else it is looked at before all begin
-                seat.check_lead(standings(seat.council.ask(Ask(), limit_s=_LEADER_ASK_S)))
+                seat.check_lead(statuses(seat.council.ask(Ask(), limit_s=_LEADER_ASK_S)))
             return
         pledge = seat.pledge
         leader = seat.council.ask_one(Ask(), leader_of(seat), _LEADER_ASK_S)
-        if isinstance(leader, Standing):
+        if isinstance(leader, KeeperStatus):
             self._heard_at = time.monotonic()
             self._follow(leader, pledge)
         elif time.monotonic() > self._heard_at + seat.patience_s + seat.plan.spec.recovery.lease_s:
@@ -198,7 +198,7 @@ class Vigil:
         if seat.leaderless and (number := self._succession.look()) is not None:
             self._move(number)
 
-    def _follow(self, leader: Standing, pledge: int) -> None:
+    def _follow(self, leader: KeeperStatus, pledge: int) -> None:
         seat = self._seat
         if leader.attempt > seat.attempt.number and seat.proposal is None:
             raise Fenced(f"attempt {leader.attempt} goes on without {seat.host}")
@@ -211,9 +211,9 @@ class Vigil:
             seat.take_back(pledge)
 
 
-def _all_begin(seat: Seat) -> bool:
+def _all_begin(seat: KeeperState) -> bool:
     """The leader's question to all: has everybody what it needs? Then nobody lets go of it any more."""
-    there = standings(seat.council.ask(Ask()))
+    there = statuses(seat.council.ask(Ask()))
     seat.check_lead(there)
     waits = [answer.waits_for for answer in there.values() if not answer.has_slots]
     silent = [seat.council.peer(number).host for number in seat.council.others if number not in there]
@@ -233,7 +233,7 @@ def _all_begin(seat: Seat) -> bool:
     return seat.began
 
 
-def _open_anew(seat: Seat, there: Mapping[int, Standing]) -> None:
+def _open_anew(seat: KeeperState, there: Mapping[int, KeeperStatus]) -> None:
     """They had given us up, and promised not to begin this attempt any more; nobody has come of it."""
     pass_over_promised(seat, there)
     number = propose(seat, list(there), None, leads=True)
@@ -242,7 +242,7 @@ def _open_anew(seat: Seat, there: Mapping[int, Standing]) -> None:
         seat.present()
 
 
-def _say_queued(seat: Seat, text: str) -> None:
+def _say_queued(seat: KeeperState, text: str) -> None:
     state = read_record(seat.run.state, RunState)
     if state is not None and (state.state is not State.QUEUED or state.message != text):
         queued = msgspec.structs.replace(state, attempt=seat.attempt.number, state=State.QUEUED, message=text)

@@ -9,27 +9,27 @@ from typing import Self, assert_never
 
 import msgspec
 
-from launcher.clusters.keeping.bell import Bell
-from launcher.clusters.keeping.crew import Post, agent_post
-from launcher.clusters.keeping.last_word import first_state, write_end
+from launcher.clusters.keeping.agent_processes import AgentProcess, agent_process
+from launcher.clusters.keeping.attempt_end import first_state, write_end
 from launcher.clusters.keeping.own_log import log_to
-from launcher.clusters.ssh import replicas
-from launcher.clusters.ssh.council import (
+from launcher.clusters.keeping.wakeup import Wakeup
+from launcher.clusters.ssh.host import record_copies
+from launcher.clusters.ssh.host.keeper_rpc import (
     Agreed,
     Ask,
     Begin,
     Begun,
-    Council,
     Declined,
+    KeeperRpc,
+    KeeperStatus,
     Members,
     Promise,
     Propose,
     Question,
     Replica,
     Reply,
-    Standing,
 )
-from launcher.clusters.ssh.slots import Demand, Slots
+from launcher.clusters.ssh.host.slots import Demand, Slots
 from launcher.errors import Exit, Fenced
 from launcher.plan.model import NodePlan, Plan
 from launcher.rundir.attempts import attempts, read_intent, read_plan
@@ -41,10 +41,10 @@ from launcher.rundir.records import AttemptEnd, Handle, Intent, RunState, StopRe
 from launcher.words import Cause, State
 
 
-class Seat:
+class KeeperState:
     """One keeper's place. The council's thread answers out of it, the main thread moves it; hence the lock."""
 
-    council: Council
+    council: KeeperRpc
 
     def __init__(self, run: RunDir, attempt: AttemptDir, plan: Plan, intent: Intent, node: int) -> None:
         self.run, self.attempt, self.plan, self.intent = run, attempt, plan, intent
@@ -115,9 +115,9 @@ class Seat:
 
     # -- the attempt at hand
 
-    def agent_post(self) -> Post:
+    def agent_process(self) -> AgentProcess:
         """Our node's agent: it has the GPUs that we hold and sees no others, none at all where we hold none."""
-        return agent_post(self.plan, self.attempt, self.index, keep=self.fds, gpus=self.gpus)
+        return agent_process(self.plan, self.attempt, self.index, keep=self.fds, gpus=self.gpus)
 
     def log_to(self) -> None:
         make_dir(self.attempt.node(self.index))
@@ -182,7 +182,7 @@ class Seat:
         with self._lock:
             return isinstance(self._promise(number, self.node), Agreed)
 
-    def check_lead(self, standings: Mapping[int, Standing]) -> None:
+    def check_lead(self, standings: Mapping[int, KeeperStatus]) -> None:
         """Raise Fenced where the run that we led goes on under another's lead."""
         check_fence(self.run, self.attempt.number)
         for one in standings.values():
@@ -231,7 +231,7 @@ class Seat:
 
     # -- the others' questions
 
-    def answering(self, bell: Bell) -> Callable[[Question], Reply]:
+    def answering(self, bell: Wakeup) -> Callable[[Question], Reply]:
         """What the council calls, in its own thread."""
 
         def answer(question: Question) -> Reply:
@@ -240,7 +240,7 @@ class Seat:
                     return self._answer(question)
             finally:
                 if not isinstance(question, Ask):
-                    bell.poke()
+                    bell.wake()
 
         return answer
 
@@ -263,8 +263,8 @@ class Seat:
             case _:
                 assert_never(question)
 
-    def _standing(self) -> Standing:
-        return Standing(
+    def _standing(self) -> KeeperStatus:
+        return KeeperStatus(
             node=self.node,
             attempt=self.attempt.number,
             has_slots=self.gpus is not None,
@@ -316,7 +316,7 @@ class Seat:
             return Declined(f"attempt {self.attempt.number} is the newest here")
         if not (self._leads_there(replica) or self._is_promised(above=replica.attempt - 1, to=replica.node)):
             return Declined(f"{self._hosts[replica.node]} does not lead attempt {replica.attempt}")
-        replicas.put(self.run, replica)
+        record_copies.put(self.run, replica)
         return Agreed()
 
     def _leads_there(self, replica: Replica) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from types import FrameType
 
 
-class Bell:
+class Wakeup:
     """Rings on SIGCHLD, SIGTERM and the given warnings; without them a wait costs nothing."""
 
     def __init__(self, warnings: Collection[int] = ()) -> None:
@@ -30,12 +30,12 @@ class Bell:
     def _warn(self, _number: int, _frame: FrameType | None) -> None:
         self.warned = True
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         """Ring it from another thread."""
         with contextlib.suppress(BlockingIOError):  # full: it rings already
             os.write(self._write, b"!")
 
-    def ring(self, timeout_s: float | None, also: Collection[int] = ()) -> None:
+    def sleep(self, timeout_s: float | None, also: Collection[int] = ()) -> None:
         """Return at the next ring, at one that came before, when one of these can be read, or after that long."""
         select.select([self._read, *also], [], [], None if timeout_s is None else max(0.0, timeout_s))
         try:
@@ -47,4 +47,4 @@ class Bell:
         """Wait that long, or until a stop is asked for."""
         deadline = time.monotonic() + timeout_s
         while not self.stop_asked and (left_s := deadline - time.monotonic()) > 0:
-            self.ring(left_s)
+            self.sleep(left_s)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launcher.agent.environment import cleaned
 from launcher.agent.processes import TAG, become_subreaper, descendants, end_all, orphans
-from launcher.clusters.keeping.bell import Bell
+from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.errors import Exit
 from launcher.plan.model import Plan
 from launcher.rundir.durable import make_dir
@@ -22,7 +22,7 @@ _RETURN_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 
 
 @dataclass(slots=True)
-class Post:
+class AgentProcess:
     """One process that is to be there: how it is started, and who holds the post now."""
 
     argv: Sequence[str]
@@ -35,22 +35,22 @@ class Post:
     returns_at: float | None = None
 
 
-def agent_post(
+def agent_process(
     plan: Plan, attempt: AttemptDir, node: int, *, keep: Sequence[int] = (), gpus: Sequence[str] | None = None
-) -> Post:
+) -> AgentProcess:
     """The agent of a node on this machine. `gpus`: all that it may use; None: the plan says, or nobody keeps count."""
     argv = (sys.executable, "-P", "-m", "launcher.agent", plan.run_dir, str(attempt.number), str(node))
     environment = {**cleaned(os.environ), TAG: plan.run_dir}
     if gpus is not None:
         environment |= {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as we count them
-    return Post(argv, environment, attempt.agent_log(node), keep)
+    return AgentProcess(argv, environment, attempt.agent_log(node), keep)
 
 
-class Crew:
+class AgentProcesses:
     """All posts of this machine. Whatever they leave behind is ours to end: we are the parent of orphans."""
 
     def __init__(
-        self, posts: Sequence[Post], bell: Bell, *, leads: bool = True, return_s: Sequence[float] = _RETURN_S
+        self, posts: Sequence[AgentProcess], bell: Wakeup, *, leads: bool = True, return_s: Sequence[float] = _RETURN_S
     ) -> None:
         become_subreaper()
         self._posts = posts
@@ -69,7 +69,7 @@ class Crew:
         """
         moments = [post.returns_at for post in self._posts if post.returns_at is not None] if bring_back else []
         moments += [] if until is None else [until]
-        self._bell.ring(min(moments) - time.monotonic() if moments else None)
+        self._bell.sleep(min(moments) - time.monotonic() if moments else None)
         for pid, status in _reaped():
             if self._leads and pid == self._posts[0].pid:
                 self._posts[0].pid = None
@@ -81,21 +81,21 @@ class Crew:
                 self._man(post)
         return None
 
-    def left(self, for_good: bool) -> bool:
+    def all_gone(self, for_good: bool) -> bool:
         """Nobody is there any more, and, unless that is wanted now, nobody is to come back."""
         return all(post.pid is None and (for_good or post.returns_at is None) for post in self._posts)
 
-    def signal_leader(self) -> None:
+    def signal_first(self) -> None:
         leader = self._posts[0].pid
         if leader is not None:
             os.kill(leader, signal.SIGTERM)  # our own child, not reaped yet: the pid cannot be another's
 
-    def say_farewell(self, timeout_s: float) -> None:
+    def wait_for_others(self, timeout_s: float) -> None:
         """The others were told to leave: give them a moment to tidy up."""
         waiting = {post.pid for post in self._posts[1:] if post.pid is not None}
         deadline = time.monotonic() + timeout_s
         while waiting and time.monotonic() < deadline:
-            self._bell.ring(deadline - time.monotonic())
+            self._bell.sleep(deadline - time.monotonic())
             waiting -= {pid for pid, _ in _reaped()}
 
     def end(self) -> None:
@@ -103,7 +103,7 @@ class Crew:
         end_all(lambda: descendants(os.getpid()))
         _reaped()
 
-    def _man(self, post: Post) -> None:
+    def _man(self, post: AgentProcess) -> None:
         make_dir(post.log.parent)
         log = os.open(post.log, _LOG, 0o600)
         try:

@@ -3,12 +3,12 @@
 import os
 import time
 
-from launcher.clusters.keeping.bell import Bell
-from launcher.clusters.keeping.crew import Crew
-from launcher.clusters.keeping.last_word import cancelled, is_cancelled, speak_for_the_dead, write_end
-from launcher.clusters.ssh.council import Ask, Promise, Standing, granted, standings
-from launcher.clusters.ssh.leader import enough, propose, tell_others
-from launcher.clusters.ssh.seat import Seat
+from launcher.clusters.keeping.agent_processes import AgentProcesses
+from launcher.clusters.keeping.attempt_end import cancelled, is_cancelled, write_end, write_failure
+from launcher.clusters.keeping.wakeup import Wakeup
+from launcher.clusters.ssh.host.keeper_rpc import Ask, KeeperStatus, Promise, granted, statuses
+from launcher.clusters.ssh.host.keeper_state import KeeperState
+from launcher.clusters.ssh.host.leader import enough, propose, tell_others
 from launcher.errors import Exit, Fenced
 from launcher.rundir.attempts import attempts, newest
 from launcher.rundir.avoided import avoid
@@ -26,12 +26,12 @@ _GIVE_UP_WAITS = 5
 class Follower:
     """One attempt of a keeper that does not lead."""
 
-    def __init__(self, seat: Seat, bell: Bell) -> None:
+    def __init__(self, seat: KeeperState, bell: Wakeup) -> None:
         self._seat, self._bell = seat, bell
-        self._post = seat.agent_post()
-        self._crew = Crew([self._post], bell, leads=False, return_s=_RETURN_S)
+        self._post = seat.agent_process()
+        self._crew = AgentProcesses([self._post], bell, leads=False, return_s=_RETURN_S)
         self._sure_at: float | None = None
-        self._succession = Succession(seat)
+        self._succession = TakeOver(seat)
         self._leader = leader_of(seat)
         self._leader_heard_at = time.monotonic()
 
@@ -49,18 +49,18 @@ class Follower:
             if self._bell.stop_asked and self._sure_at is None:  # before we wait: its ring may have been heard already
                 self._sure_at = time.monotonic() + seat.plan.spec.recovery.grace_s + _SURE_S
                 seat.take_over_stop()
-                self._crew.signal_leader()
+                self._crew.signal_first()
             self._crew.watch(self._next_look(), bring_back=self._sure_at is None and not seat.leaderless)
             if (following := self._following()) is not None:
                 return following
-            if not self._crew.left(for_good=True):
+            if not self._crew.all_gone(for_good=True):
                 self._leader_heard_at = time.monotonic()
             if self._post.last is not None and os.waitstatus_to_exitcode(self._post.last) == Exit.LOST:
                 self._post.last = None
                 self._succession.open()
             if self._is_over() or self._is_deserted():
                 return None
-            if self._sure_at is not None and (self._crew.left(for_good=True) or time.monotonic() >= self._sure_at):
+            if self._sure_at is not None and (self._crew.all_gone(for_good=True) or time.monotonic() >= self._sure_at):
                 self._stopped()
                 return None
             if seat.leaderless and (taken := self._succession.look()) is not None:
@@ -70,7 +70,7 @@ class Follower:
         """An agent that has left for good leaves us with nothing to wait for but a word of the leader's."""
         if self._sure_at is not None:
             return self._sure_at
-        waits = self._seat.leaderless or self._crew.left(for_good=True)
+        waits = self._seat.leaderless or self._crew.all_gone(for_good=True)
         return time.monotonic() + _LOOK_S if waits else None
 
     def _following(self) -> int | None:
@@ -86,16 +86,16 @@ class Follower:
 
     def _is_over(self) -> bool:
         end = read_record(self._seat.attempt.end, AttemptEnd)
-        return end is not None and end.state.ended and self._crew.left(for_good=True)
+        return end is not None and end.state.ended and self._crew.all_gone(for_good=True)
 
     def _is_deserted(self) -> bool:
         """Our agent was told that the attempt is over, and the leader, who would say what follows, is gone."""
-        over = self._crew.left(for_good=True) and self._post.last is not None and self._post.last == Exit.OK
+        over = self._crew.all_gone(for_good=True) and self._post.last is not None and self._post.last == Exit.OK
         if not over:
             return False
         seat = self._seat
         leader = seat.council.ask_one(Ask(), self._leader, _ASK_S)
-        if isinstance(leader, Standing):
+        if isinstance(leader, KeeperStatus):
             self._leader_heard_at = time.monotonic()
             if leader.attempt > seat.attempt.number and seat.proposal is None:
                 raise Fenced(f"attempt {leader.attempt} goes on without {seat.host}")
@@ -108,16 +108,16 @@ class Follower:
             write_end(seat.run, seat.attempt, cancelled(), seat.plan)
 
 
-def leader_of(seat: Seat) -> int:
+def leader_of(seat: KeeperState) -> int:
     """Its number among the keepers."""
     first = seat.plan.nodes[0].host
     return next(number for number in seat.council.others if seat.council.peer(number).host == first)
 
 
-class Succession:
+class TakeOver:
     """What those do that hear no leader: find it again, follow another, or take the run over."""
 
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: KeeperState) -> None:
         self._seat = seat
         self._give_up_at = 0.0
         self._end: AttemptEnd | None = None  # as we have said it: the failure counts once
@@ -130,7 +130,7 @@ class Succession:
     def look(self) -> int | None:
         """The leader is back, or somebody before us in line is there; else it is ours to take over."""
         seat = self._seat
-        answers = standings(seat.council.ask(Ask(), limit_s=_ASK_S))
+        answers = statuses(seat.council.ask(Ask(), limit_s=_ASK_S))
         led = [one.attempt for one in answers.values() if one.leads]
         if led and max(led) > seat.attempt.number and seat.proposal is None:
             raise Fenced(f"attempt {max(led)} goes on without {seat.host}")
@@ -181,7 +181,7 @@ class Succession:
             checkpoint=state.checkpoint if state is not None else None,
             evidence=f"no answer for {seat.plan.spec.recovery.lease_s:g} s",
         )
-        end = speak_for_the_dead(seat.run, seat.attempt, seat.plan, event)
+        end = write_failure(seat.run, seat.attempt, seat.plan, event)
         until = event.at + seat.plan.spec.recovery.avoid_s
         avoid(seat.run, [Blame(lost, text, seat.attempt.number, event.at, until)])
         return end

@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from launcher.clusters.keeping.allocation import Allocation
-from launcher.clusters.keeping.bell import Bell
-from launcher.clusters.keeping.last_word import cut_short, write_end
-from launcher.clusters.ssh.council import Ask, Members, Propose, Standing, granted, standings
-from launcher.clusters.ssh.replicas import Replicator
-from launcher.clusters.ssh.seat import Seat
+from launcher.clusters.keeping.attempt_end import cut_short, write_end
+from launcher.clusters.keeping.wakeup import Wakeup
+from launcher.clusters.ssh.host.keeper_rpc import Ask, KeeperStatus, Members, Propose, granted, statuses
+from launcher.clusters.ssh.host.keeper_state import KeeperState
+from launcher.clusters.ssh.host.record_copies import RecordReplicator
 from launcher.errors import Exit
 from launcher.plan.model import NodePlan, Plan
 from launcher.plan.quorum import may_take_over, quorum
@@ -30,7 +30,7 @@ _GIVE_UP_WAITS = 5  # after so many times `recovery.wait`, hosts that are too fe
 class _Wishes:
     """SIGTERM ends the attempt; its sender has written down why."""
 
-    def __init__(self, seat: Seat, bell: Bell) -> None:
+    def __init__(self, seat: KeeperState, bell: Wakeup) -> None:
         self._seat, self._bell = seat, bell
 
     def next_look(self) -> float | None:
@@ -42,14 +42,14 @@ class _Wishes:
         return self._bell.stop_asked
 
 
-class Roll:
+class Membership:
     """Who still counts: those that answered within a lease. It is changed only with the word of more than half.
 
     In two words, see the README: all who are to count agree to count by the old roll and by the new one; then the old
     one is forgotten. Who misses a word is told again.
     """
 
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: KeeperState) -> None:
         self._seat = seat
         now = time.monotonic()
         self._heard_at = dict.fromkeys(seat.council.others, now)
@@ -70,7 +70,7 @@ class Roll:
             self._heard_at |= {
                 number: now
                 for number, one in answers.items()
-                if isinstance(one, Standing) and one.attempt == self._seat.attempt.number
+                if isinstance(one, KeeperStatus) and one.attempt == self._seat.attempt.number
             }
             lease_s = self._seat.plan.spec.recovery.lease_s
             there = {number for number, at in self._heard_at.items() if now - at <= lease_s} | {self._seat.node}
@@ -113,18 +113,18 @@ class Roll:
 class Leader:
     """One attempt of a keeper that leads."""
 
-    def __init__(self, seat: Seat, bell: Bell) -> None:
+    def __init__(self, seat: KeeperState, bell: Wakeup) -> None:
         self._seat, self._bell = seat, bell
 
     def carry_out(self) -> int | None:
         """Until the attempt has ended; gives the number of the one that follows, or None where none does."""
         seat = self._seat
-        replicator = Replicator(seat.run, seat.attempt, seat.council) if seat.plan.disks_apart else None
-        roll = Roll(seat)
+        replicator = RecordReplicator(seat.run, seat.attempt, seat.council) if seat.plan.disks_apart else None
+        roll = Membership(seat)
         tell: frozenset[int] = frozenset()
         try:
             wishes = _Wishes(seat, self._bell)
-            end = Allocation(seat.run, seat.attempt, seat.plan, self._bell, wishes, [seat.agent_post()]).carry_out()
+            end = Allocation(seat.run, seat.attempt, seat.plan, self._bell, wishes, [seat.agent_process()]).carry_out()
             if end.state.ended and not self._bell.stop_asked:  # whoever asks for a stop tells all hosts
                 tell = seat.counted
             if end.state is not State.QUEUED or end.exit_code == Exit.FENCED:
@@ -144,7 +144,7 @@ class Leader:
         seat = self._seat
         give_up_at = time.monotonic() + _GIVE_UP_WAITS * seat.patience_s
         while not self._bell.stop_asked:
-            answers = standings(seat.council.ask(Ask()))
+            answers = statuses(seat.council.ask(Ask()))
             seat.check_lead(answers)
             pass_over_promised(seat, answers)
             there = [number for number, one in answers.items() if one.has_slots]
@@ -171,7 +171,7 @@ class Leader:
         tell_others(seat, there)
 
 
-def enough(seat: Seat, others: list[int], *, leads: bool) -> bool:
+def enough(seat: KeeperState, others: list[int], *, leads: bool) -> bool:
     """Whether with these a run may go on: nodes enough, and no part of the hosts without us could do the same."""
     together = {*others, seat.node}
     counts = [(len(roll & together), len(roll)) for roll in seat.rolls]
@@ -179,20 +179,20 @@ def enough(seat: Seat, others: list[int], *, leads: bool) -> bool:
     return decides and len(together) >= seat.plan.nodes_min
 
 
-def pass_over_promised(seat: Seat, answers: Mapping[int, Standing]) -> None:
+def pass_over_promised(seat: KeeperState, answers: Mapping[int, KeeperStatus]) -> None:
     """Numbers that were promised to others, of whom nothing came, are used up: our next one is above them."""
     promised = max((one.promised for one in answers.values()), default=0)
     if promised > seat.attempt.number:
         make_dir(seat.run.attempt(promised).path)
 
 
-def tell_others(seat: Seat, there: Collection[int]) -> None:
+def tell_others(seat: KeeperState, there: Collection[int]) -> None:
     """How the attempt has ended, where they do not see it on a disk that all share."""
     if seat.plan.disks_apart:
-        Replicator(seat.run, seat.attempt, seat.council).close(there)
+        RecordReplicator(seat.run, seat.attempt, seat.council).close(there)
 
 
-def propose(seat: Seat, others: list[int], cause: Cause | None, *, leads: bool) -> int | None:
+def propose(seat: KeeperState, others: list[int], cause: Cause | None, *, leads: bool) -> int | None:
     """Open the next attempt with ourselves as its leader and these others; gives its number, if enough take it up."""
     bad = {blame.host for blame in avoided(seat.run)}
     names = [seat.council.peer(number).host for number in others]

@@ -1,6 +1,6 @@
 """How the keepers of a run speak with each other: each listens on its host's address, and proves the run's token.
 
-    Ask ─► Standing                what the other one is doing
+    Ask ─► KeeperStatus                what the other one is doing
     Replica ─► Done                a record of the leader's, for hosts that do not share its disk
     Begin ─► Done, Refused         who has what it needs keeps it, until all have said so or one has not
     Begun ─► Done, Refused         all have: it begins; or not all: whoever is in an older run's way may let go
@@ -34,7 +34,7 @@ _ASKS, _ANSWERS = "asking keeper", "answering keeper"
 _SERVE_S = 30.0
 
 
-class Standing(msgspec.Struct, frozen=True, tag="standing", tag_field="t"):
+class KeeperStatus(msgspec.Struct, frozen=True, tag="standing", tag_field="t"):
     """What a keeper is doing."""
 
     node: int  # of the plan that the keepers were started with
@@ -101,13 +101,13 @@ class Declined(msgspec.Struct, frozen=True, tag="declined", tag_field="t"):
 
 
 Question = Ask | Replica | Begin | Begun | Members | Promise | Propose
-Reply = Standing | Agreed | Declined
+Reply = KeeperStatus | Agreed | Declined
 
 _questions: msgspec.json.Decoder[Question] = msgspec.json.Decoder(Question)
 _replies: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply)
 
 
-class Council:
+class KeeperRpc:
     """`answer` is called in the council's thread for every question of a proved keeper."""
 
     def __init__(self, address: str, token: str, answer: Callable[[Question], Reply]) -> None:
@@ -223,9 +223,9 @@ async def _line(reader: asyncio.StreamReader) -> bytes:
     return line
 
 
-def standings(replies: Mapping[int, Any]) -> dict[int, Standing]:
+def statuses(replies: Mapping[int, Any]) -> dict[int, KeeperStatus]:
     """What those that answered are doing."""
-    return {number: reply for number, reply in replies.items() if isinstance(reply, Standing)}
+    return {number: reply for number, reply in replies.items() if isinstance(reply, KeeperStatus)}
 
 
 def granted(replies: Mapping[int, Any]) -> list[int]:

@@ -16,7 +16,7 @@ import msgspec
 
 from launcher.agent.environment import cleaned
 from launcher.agent.processes import TAG
-from launcher.clusters.ssh import standing
+from launcher.clusters.ssh.host import presence
 from launcher.clusters.ssh.messages import Code, Done, Go, Open, Opened, Roster, Up, encoded, read_answer, read_request
 from launcher.errors import LaunchError
 from launcher.rundir import drafts
@@ -31,7 +31,7 @@ from launcher.rundir.tree_copy import copy_tree
 _CHUNK = 1 << 20
 
 
-class Arrival:
+class AttemptReceiver:
     """What a submitter does here, from Open to Go."""
 
     def __init__(self, asked: IO[bytes], say: Callable[..., None]) -> None:
@@ -43,7 +43,7 @@ class Arrival:
         workdir = Path(opening.workdir)
         for name in ("runs", "code"):
             make_dir(workdir / name)
-        with standing.held(run) as place:
+        with presence.held(run) as place:
             store = workdir / "code" / opening.code
             needs_code = not store.is_dir()
             self._say(Opened(needs_code))
@@ -162,7 +162,7 @@ class _KeeperStandingBy:
         up_read, up_write = os.pipe()
         go_read, self._go = os.pipe()
         words = [str(run.path), str(attempt), str(opening.node), ",".join(opening.gpus)]
-        argv = [sys.executable, "-P", "-m", "launcher.clusters.ssh.keeper", *words, str(up_write), str(go_read)]
+        argv = [sys.executable, "-P", "-m", "launcher.clusters.ssh.host.keeper", *words, str(up_write), str(go_read)]
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as we
         try:
             self._child = subprocess.Popen(
