@@ -72,8 +72,8 @@ def _known(pools: "dict[str, Ssh]") -> str:
 def _trust(pools: "dict[str, Ssh]", names: Sequence[str], fingerprints: Sequence[str]) -> int:
     """Hosts by their names, of a pool where one has them; a pool means all of its hosts."""
     from launcher.cli.trust import trust_hosts  # late: paramiko costs 0.3 s
-    from launcher.clusters.ssh.config import target_of  # late: as above
     from launcher.clusters.ssh.pool import hosts_of  # late: as above
+    from launcher.hostlink.target import target_of  # late: as above
     from launcher.spec.model import SshHost  # late: as above
 
     if not names:

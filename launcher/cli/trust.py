@@ -5,10 +5,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from launcher.cli.terminal import safe
-from launcher.clusters.ssh.config import Target
-from launcher.clusters.ssh.known_hosts import check, known_keys, who
-from launcher.clusters.ssh.trust import ChangedKey, HostKey, UnknownKey, accept, fetch_key, fingerprint
 from launcher.errors import Exit, LaunchError, Refused
+from launcher.hostlink.connect import host_key
+from launcher.hostlink.known_hosts import ChangedKey, HostKey, UnknownKey, add, check, fingerprint, known_keys, who
+from launcher.hostlink.target import Target
 
 YES_HELP = "take this key without asking, if it is the one that the host shows; known from elsewhere, say the console"
 
@@ -45,7 +45,7 @@ def _failure(target: Target, fingerprints: Collection[str]) -> LaunchError | Non
 
 
 def _trusted(target: Target, fingerprints: Collection[str]) -> str:
-    key = fetch_key(target)
+    key = host_key(target)
     shown = f"{key.kind} {key.fingerprint}"
     try:
         check(target, key)
@@ -55,7 +55,7 @@ def _trusted(target: Target, fingerprints: Collection[str]) -> str:
         _unless_right(target, key, fingerprints, error)
     else:
         return f"{target.name}: known already: {shown}"
-    return f"{target.name}: {shown} is known from now on, by {accept(target, key)}"
+    return f"{target.name}: {shown} is known from now on, by {add(target, key)}"
 
 
 def _unless_right(target: Target, key: HostKey, fingerprints: Collection[str], error: UnknownKey | ChangedKey) -> None:

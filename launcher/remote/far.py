@@ -15,7 +15,8 @@ import msgspec
 
 from launcher import api
 from launcher.errors import Exit, LaunchError
-from launcher.remote import tokens, trees
+from launcher.hostlink.shipping import kept_trees as trees
+from launcher.remote import tokens
 from launcher.remote.relay import carry_out
 from launcher.remote.tokens import Runs
 from launcher.remote.wire import (

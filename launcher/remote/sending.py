@@ -16,10 +16,10 @@ import msgspec
 from launcher.clusters.named import ClusterEntry, with_defaults
 from launcher.clusters.protocol import Preview
 from launcher.errors import BadInput, LaunchError, Unreachable, some_exist
+from launcher.hostlink.shipping.tree import contents, digest_of, entries, refuse_links_out
 from launcher.plan.model import Plan
 from launcher.remote import known
 from launcher.remote.known import Asked, Login, RemoteRun
-from launcher.remote.parcel import contents, digest_of, entries, refuse_links_out
 from launcher.remote.ssh import Broken, Connection, Silent, far_error
 from launcher.remote.wire import Have, Job, Outcome, Prepare, Prepared, Submit, Tree, encoded
 from launcher.rundir import registry

@@ -21,6 +21,7 @@ import msgspec
 from launcher import __version__
 from launcher.clusters.protocol import Preview
 from launcher.errors import LaunchError
+from launcher.hostlink.shipping.tree import FileEntry
 from launcher.plan.model import Plan
 
 WIRE = 2
@@ -35,15 +36,6 @@ T = TypeVar("T")
 class Greeting(msgspec.Struct, frozen=True):
     wire: int
     launch: str  # the version of the whole
-
-
-class FileEntry(msgspec.Struct, frozen=True, array_like=True):
-    """A file of a tree. Names need not be UTF-8, JSON must be: each character stands for one byte."""
-
-    path: str
-    size: int
-    executable: bool
-    link: str | None = None
 
 
 class Have(msgspec.Struct, frozen=True, tag="have"):

@@ -11,8 +11,8 @@ import pytest
 from doors import MISSING, Door, keygen
 
 from launcher.cli.trust import trust_hosts
-from launcher.clusters.ssh.connect import connect
 from launcher.errors import Exit
+from launcher.hostlink.connect import connect
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,7 +43,7 @@ def on_terminal(door, answer):
     """What it says on a terminal where somebody types that, and how it ends."""
     program = (
         "import sys; from pathlib import Path\n"
-        "from launcher.cli.trust import trust_hosts\nfrom launcher.clusters.ssh.config import Target\n"
+        "from launcher.cli.trust import trust_hosts\nfrom launcher.hostlink.target import Target\n"
         f"sys.exit(trust_hosts([{repr(door.target()).replace('PosixPath', 'Path')}]))\n"
     )
     near, far = pty.openpty()

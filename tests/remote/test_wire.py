@@ -8,11 +8,11 @@ import time
 import msgspec
 import pytest
 
+from launcher.hostlink.shipping.tree import FileEntry
 from launcher.remote import wire
 from launcher.remote.wire import (
     Command,
     Confused,
-    FileEntry,
     Have,
     Incoming,
     Job,

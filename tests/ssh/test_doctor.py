@@ -13,10 +13,11 @@ import pytest
 from launcher.agent import wire
 from launcher.agent.messages import WIRE_VERSION
 from launcher.clusters.findings import Level
-from launcher.clusters.ssh import doctor_look_there, doctor_there, luggage
+from launcher.clusters.ssh import doctor_look_there, doctor_there
 from launcher.clusters.ssh.doctor_hosts import Host, Looked, host_findings, together
 from launcher.clusters.ssh.doctor_ways import Way, findings, rounds, slow
 from launcher.clusters.ssh.facts import Facts, Surveyed
+from launcher.hostlink.shipping import bundle
 from launcher.spec.model import SshHost
 from tests.lab.nodes import Cut
 
@@ -248,7 +249,7 @@ def test_who_is_closed_is_said_once_for_all_who_tried():
 
 def host(name="gpu01", looked=(), **facts):
     usual = {
-        "python": "/usr/bin/python3", "version": (3, 11, 2), "tag": luggage.own_tag(), "torch": "2.10.0",
+        "python": "/usr/bin/python3", "version": (3, 11, 2), "tag": bundle.own_tag(), "torch": "2.10.0",
         "missing": (), "hostname": name, "boot_id": "", "user": "ann", "address": "10.0.0.1", "workdir": "/home/ann",
         "libraries": (), "cpus": 8, "gpus": (), "sockets": (), "disk_free": 10**12, "inodes_free": 10**6,
         "writable": True, "memory": 10**10, "clock": 0.0,

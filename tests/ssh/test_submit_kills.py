@@ -235,7 +235,7 @@ def submit_struck(pool, condition, words=SUBMIT):
 STRUCK = """
 import os, signal, sys, threading
 from launcher.clusters.ssh.letters import Letters
-from launcher.clusters.ssh.running import Running
+from launcher.hostlink.running import Running
 from launcher.cli.main import main
 count, lock, ask, write, feed = {{}}, threading.Lock(), Letters.ask, Running.write, Running.feed
 

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.clusters.protocol import CancelReport
-from launcher.clusters.ssh import luggage, pool
+from launcher.clusters.ssh import pool
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.submit import cancel, look
 from launcher.clusters.ssh.submit.handover import Handover
 from launcher.errors import BadInput, Unreachable
+from launcher.hostlink.shipping import bundle
 from launcher.plan.facts import Machine
 from launcher.plan.model import Plan
 from launcher.rundir.layout import AttemptDir, RunDir
@@ -61,7 +62,7 @@ def _looked_at(ssh: Ssh) -> dict[str, Surveyed]:
         hint = "hint: `ssh: {hosts: [...]}` in the spec, or a pool in the clusters file and --on its name"
         raise BadInput("--on ssh: the spec names no hosts", hint)
     # Takes a tenth of a second, and its result is wanted once the hosts have been looked at.
-    threading.Thread(target=luggage.digest, args=(luggage.own_tag(),), daemon=True).start()
+    threading.Thread(target=bundle.digest, args=(bundle.own_tag(),), daemon=True).start()
     found, troubles = pool.surveyed(ssh)
     if not found:
         error = Unreachable(*(line for one in troubles.values() for line in one.lines))

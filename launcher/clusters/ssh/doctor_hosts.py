@@ -8,11 +8,12 @@ import msgspec
 
 from launcher.clusters.findings import Finding, Level, ok, problem, warning
 from launcher.clusters.local.doctor import ahead, space_finding
-from launcher.clusters.ssh import doctor_look_there, luggage
-from launcher.clusters.ssh.connect import Line
+from launcher.clusters.ssh import doctor_look_there
 from launcher.clusters.ssh.doctor_ways import size, some
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.errors import LaunchError, Unreachable
+from launcher.hostlink.connect import Line
+from launcher.hostlink.shipping import bundle
 
 CLOCK_S = 5.0
 SLOW_LOGIN_S = 5.0
@@ -94,8 +95,8 @@ def _row(host: Host) -> tuple[str, ...]:
 
 def _launcher(found: Surveyed) -> str:
     facts = found.facts
-    theirs = facts.tag != luggage.own_tag()
-    if luggage.digest(facts.tag) in facts.libraries:
+    theirs = facts.tag != bundle.own_tag()
+    if bundle.digest(facts.tag) in facts.libraries:
         return "there"
     return f"lacks {some(facts.missing)}" if theirs and facts.missing else "comes with a run"
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from launcher.clusters.ssh import crowd
-from launcher.clusters.ssh.config import Target, target_of
-from launcher.clusters.ssh.connect import Line, NoAccess
 from launcher.errors import LaunchError
+from launcher.hostlink import parallel
+from launcher.hostlink.connect import Line, NoAccess
+from launcher.hostlink.target import Target, target_of
 from launcher.spec.model import SshHost
 
 _OF_THE_AGENT = "a key of the ssh-agent"
@@ -27,13 +27,13 @@ class Login:
 def log_in(hosts: Iterable[SshHost], *, agent: bool) -> dict[str, Login | LaunchError]:
     """By name, in the order given; a few at a time."""
     wanted: dict[str, Any] = {host.name: host for host in hosts}
-    room = threading.Semaphore(crowd.AT_ONCE)
+    room = threading.Semaphore(parallel.AT_ONCE)
 
     def one(_: str, host: Any) -> Login:
         with room:
             return _login(target_of(host, agent=agent))
 
-    return crowd.for_all(wanted, one)
+    return parallel.for_all(wanted, one)
 
 
 def _login(target: Target) -> Login:
@@ -49,7 +49,7 @@ def _login(target: Target) -> Login:
 
 def _timed(target: Target, key: str) -> Login:
     began = time.monotonic()
-    line = crowd.connect_all([target], lambda _name, _text: None)[target.name]
+    line = parallel.connect_all([target], lambda _name, _text: None)[target.name]
     if isinstance(line, LaunchError):
         raise line
     return Login(line, key, time.monotonic() - began)

@@ -9,11 +9,11 @@ import msgspec
 from launcher.agent.messages import WIRE_VERSION
 from launcher.clusters.findings import Finding, problem
 from launcher.clusters.ssh import doctor_there
-from launcher.clusters.ssh.connect import Line
-from launcher.clusters.ssh.crowd import for_all
 from launcher.clusters.ssh.doctor_ways import Way, rounds, slow
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.errors import LaunchError, Unreachable
+from launcher.hostlink.connect import Line
+from launcher.hostlink.parallel import for_all
 
 _OPEN_S, _CALL_S = 15.0, 30.0
 _HANG_UP_S = 5.0

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from launcher.clusters.findings import Finding, ok, problem, warning
-from launcher.clusters.ssh.connect import Line, Running
-from launcher.clusters.ssh.crowd import for_all
 from launcher.clusters.ssh.doctor_ways import some
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.errors import LaunchError, Unreachable
+from launcher.hostlink.connect import Line, Running
+from launcher.hostlink.parallel import for_all
 
 _MARK = b"launch-try: "
 _BOOT_S, _REDUCE_S, _HANG_UP_S = 120.0, 60.0, 5.0

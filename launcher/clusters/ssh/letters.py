@@ -9,11 +9,11 @@ from typing import TypeVar
 import msgspec
 
 from launcher.clusters.mirror.messages import Parts, Seen
-from launcher.clusters.ssh import deploy_there, luggage
-from launcher.clusters.ssh.connect import Line, Running
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.messages import HELLO, Answer, Request, encoded, read_answer
 from launcher.errors import LaunchError, Unreachable
+from launcher.hostlink.connect import Line, Running
+from launcher.hostlink.shipping import bundle, deploy_there
 from launcher.spec.model import SshHost
 
 _ANSWER_S = 120.0
@@ -36,7 +36,7 @@ class Place(msgspec.Struct, frozen=True):
 def settled_in(line: Line, found: Surveyed) -> str:
     """Have the launcher on the host, brought there if it is not yet; gives its Python."""
     facts = found.facts
-    tag = facts.tag if facts.tag == luggage.own_tag() else ""
+    tag = facts.tag if facts.tag == bundle.own_tag() else ""
     if not tag and facts.missing:
         names = " and ".join(facts.missing)
         raise LaunchError(
@@ -49,14 +49,14 @@ def settled_in(line: Line, found: Surveyed) -> str:
             f"{found.host.name}: others can write to {facts.exposed}: they could put their code in the place of yours",
             f"hint: chown and chmod 700 {facts.exposed}, or another `workdir:` of the host",
         )
-    digest = luggage.digest(tag or facts.tag)
+    digest = bundle.digest(tag or facts.tag)
     python = f"{facts.workdir}/lib/{digest}/bin/python"
     if digest in facts.libraries:
         return python
     text = Path(deploy_there.__file__).read_text(encoding="utf-8")
     asked = {"workdir": facts.workdir, "digest": digest, "theirs": not tag}
     words = [facts.python, "-I", "-c", text, msgspec.json.encode(asked).decode()]
-    done = line.run(words, stdin=luggage.archive(tag or facts.tag), limit_s=_DEPLOY_S)
+    done = line.run(words, stdin=bundle.archive(tag or facts.tag), limit_s=_DEPLOY_S)
     if done.code != 0:
         said = (done.err or done.out).decode(errors="replace").strip().splitlines()
         why = said[-1] if said else f"exit code {done.code}"

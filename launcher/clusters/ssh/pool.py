@@ -5,11 +5,11 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 
 from launcher.clusters.keeping import news
-from launcher.clusters.ssh.config import target_of
-from launcher.clusters.ssh.connect import Line
-from launcher.clusters.ssh.crowd import connect_all, failures, for_all
 from launcher.clusters.ssh.facts import Surveyed, completed, survey
 from launcher.errors import LaunchError
+from launcher.hostlink.connect import Line
+from launcher.hostlink.parallel import connect_all, failures, for_all
+from launcher.hostlink.target import target_of
 from launcher.spec.model import Ssh, SshHost
 
 _open: dict[SshHost, Line] = {}

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from launcher.clusters.ssh import pool
-from launcher.clusters.ssh.connect import Line
-from launcher.clusters.ssh.crowd import failures, for_all
 from launcher.clusters.ssh.letters import Letters, Place
 from launcher.errors import LaunchError, Unreachable
+from launcher.hostlink.connect import Line
+from launcher.hostlink.parallel import failures, for_all
 
 _QUIET_S = 30.0  # how long a host that did not answer is left alone by one process
 

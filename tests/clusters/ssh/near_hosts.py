@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 from launcher.clusters.mirror.messages import Put
 from launcher.clusters.ssh import pool, post
-from launcher.clusters.ssh.connect import Line
-from launcher.clusters.ssh.failures import Lost
 from launcher.clusters.ssh.host.server import Host
 from launcher.clusters.ssh.letters import Place
 from launcher.clusters.ssh.messages import HELLO, read_request
 from launcher.clusters.ssh.submit import look
 from launcher.errors import Unreachable
+from launcher.hostlink.connect import Line
+from launcher.hostlink.failures import Lost
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Handle
 from launcher.spec.model import SshHost

@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from launcher.clusters.keeping import news
-from launcher.clusters.ssh.crowd import failures, reasons
 from launcher.clusters.ssh.letters import Letters, Place
 from launcher.clusters.ssh.post import ask_all
 from launcher.clusters.ssh.results import transfer
 from launcher.clusters.ssh.run_hosts import gone, places_ever
 from launcher.errors import LaunchError, Unreachable
+from launcher.hostlink.parallel import failures, reasons
 from launcher.rundir.attempts import attempts, read_plan
 from launcher.rundir.durable import read_record
 from launcher.rundir.layout import RunDir

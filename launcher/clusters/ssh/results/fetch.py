@@ -5,13 +5,13 @@ from pathlib import Path
 
 from launcher.clusters.mirror import tails
 from launcher.clusters.mirror.messages import LIMIT_S, Logs, Parts
-from launcher.clusters.ssh.crowd import failures, reasons
 from launcher.clusters.ssh.letters import Letters, Place
 from launcher.clusters.ssh.post import ask_all
 from launcher.clusters.ssh.results import transfer
 from launcher.clusters.ssh.results.checkpoints import checkpoint_folder, stocks_of
 from launcher.clusters.ssh.run_hosts import is_here, moved_on, places_ever, places_of
 from launcher.errors import LaunchError, Refused, Unreachable
+from launcher.hostlink.parallel import failures, reasons
 from launcher.rundir.attempts import attempts
 from launcher.rundir.durable import read_record, write_bytes
 from launcher.rundir.layout import RunDir

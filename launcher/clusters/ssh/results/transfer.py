@@ -11,9 +11,9 @@ from launcher.agent.depots.store import Store, digest_of
 from launcher.agent.depots.words import Save
 from launcher.clusters.keeping import news
 from launcher.clusters.mirror.messages import Give, Given, Inventory, Put, Stock
-from launcher.clusters.ssh.crowd import reasons
 from launcher.clusters.ssh.letters import Letters
 from launcher.errors import Exit, LaunchError, Unreachable
+from launcher.hostlink.parallel import reasons
 from trainer.checkpoint_files import partial
 from trainer.checkpoint_files.layout import Kind, folder_name
 from trainer.checkpoint_files.manifest import decode

@@ -8,7 +8,6 @@ from launcher.clusters.keeping.attempt_end import cancelled, write_end
 from launcher.clusters.mirror.messages import LIMIT_S
 from launcher.clusters.protocol import CancelReport
 from launcher.clusters.ssh import run_hosts
-from launcher.clusters.ssh.crowd import failures, reasons
 from launcher.clusters.ssh.letters import Letters
 from launcher.clusters.ssh.messages import Cancel, Cancelled, Done, Pardon
 from launcher.clusters.ssh.post import ask_all
@@ -17,6 +16,7 @@ from launcher.clusters.ssh.submit import unfinished
 from launcher.clusters.ssh.submit.handover import alone
 from launcher.clusters.ssh.submit.look import judge
 from launcher.errors import LaunchError, Refused, Unreachable
+from launcher.hostlink.parallel import failures, reasons
 from launcher.rundir import avoided
 from launcher.rundir.attempts import newest, read_plan
 from launcher.rundir.durable import read_record

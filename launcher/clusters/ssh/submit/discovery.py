@@ -9,14 +9,14 @@ import msgspec
 from launcher.clusters.keeping import news
 from launcher.clusters.named import named_clusters, ssh_of
 from launcher.clusters.ssh import pool
-from launcher.clusters.ssh.connect import Line
-from launcher.clusters.ssh.crowd import failures, for_all, reasons
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.letters import Place, settled_in
 from launcher.clusters.ssh.messages import Names, Runs
 from launcher.clusters.ssh.post import ask_all, letters_to
 from launcher.clusters.ssh.submit.report import best_of, copy, hear, knowing
 from launcher.errors import LaunchError, NoSuchRun, Unreachable
+from launcher.hostlink.connect import Line
+from launcher.hostlink.parallel import failures, for_all, reasons
 from launcher.plan.model import Plan
 from launcher.rundir import drafts, registry
 from launcher.rundir.durable import make_dir, write_bytes, write_record

@@ -17,8 +17,6 @@ import msgspec
 from launcher.clusters.keeping import news
 from launcher.clusters.mirror.messages import Blob
 from launcher.clusters.ssh import pool
-from launcher.clusters.ssh.connect import Line
-from launcher.clusters.ssh.crowd import failures, for_all
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.letters import Letters, Place, settled_in
 from launcher.clusters.ssh.messages import Code, Go, Open, Opened, Peer, Roster, Up
@@ -26,6 +24,8 @@ from launcher.clusters.ssh.results import transfer
 from launcher.clusters.ssh.results.checkpoints import bring_what_it_goes_on_from, stocks_of
 from launcher.clusters.ssh.run_hosts import places_ever
 from launcher.errors import Exit, LaunchError, NotStarted
+from launcher.hostlink.connect import Line
+from launcher.hostlink.parallel import failures, for_all
 from launcher.plan.model import NodePlan, Plan
 from launcher.plan.quorum import quorum
 from launcher.rundir.attempts import read_intent, read_plan

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from launcher.clusters.ssh.crowd import AT_ONCE, failures, for_all, reasons
 from launcher.clusters.ssh.letters import Place
 from launcher.clusters.ssh.post import ask_all
 from launcher.clusters.ssh.run_hosts import handed_to, places_of
@@ -13,6 +12,7 @@ from launcher.clusters.ssh.submit import unfinished
 from launcher.clusters.ssh.submit.handover import alone
 from launcher.clusters.ssh.submit.report import Testimony, best_of, copy, hear, knowing
 from launcher.errors import LaunchError
+from launcher.hostlink.parallel import AT_ONCE, failures, for_all, reasons
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import attempts, read_plan
 from launcher.rundir.durable import read_record, write_record

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launcher.clusters.ssh.config_file import options_for
 from launcher.errors import BadInput
+from launcher.hostlink.config_file import options_for
 from launcher.spec.model import SshHost
 
 DEFAULT_PORT = 22

@@ -6,10 +6,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from launcher.clusters.ssh.config import Target
-from launcher.clusters.ssh.failures import NoAccess, why
-from launcher.clusters.ssh.known_hosts import who
-from launcher.clusters.ssh.transport import BROKEN, Agent, Key, read_key
+from launcher.hostlink.by_paramiko.transport import BROKEN, Agent, Key, read_key
+from launcher.hostlink.failures import NoAccess, why
+from launcher.hostlink.known_hosts import who
+from launcher.hostlink.target import Target
 
 
 class Offers:

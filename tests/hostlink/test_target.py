@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.clusters.ssh.config import target_of
 from launcher.errors import BadInput
+from launcher.hostlink.target import target_of
 from launcher.spec.model import SshHost
 
 needs_ssh = pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is missing: apt-get install openssh-client")

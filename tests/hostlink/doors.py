@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from launcher.clusters.ssh.config import Target
+from launcher.hostlink.target import Target
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 MISSING = (

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.clusters.ssh.config import Target, known_name
-from launcher.clusters.ssh.config_file import fits
 from launcher.errors import Refused, Unreachable
+from launcher.hostlink.config_file import fits
+from launcher.hostlink.target import Target, known_name
 
 _REVOKED, _AUTHORITY = "@revoked", "@cert-authority"
 _NOT_OURS = Path("/etc")

@@ -6,9 +6,16 @@ import stat
 import pytest
 
 from launcher.errors import BadInput
-from launcher.remote import trees
-from launcher.remote.parcel import Changed, contents, digest_of, entries, leads_out, refuse_links_out
-from launcher.remote.wire import FileEntry
+from launcher.hostlink.shipping import kept_trees as trees
+from launcher.hostlink.shipping.tree import (
+    Changed,
+    FileEntry,
+    contents,
+    digest_of,
+    entries,
+    leads_out,
+    refuse_links_out,
+)
 from launcher.rundir.code_list import CodeFile, CodeList, list_frozen
 from launcher.rundir.drafts import new_draft
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import launcher.clusters.ssh.paramiko_alone  # noqa: F401 - before paramiko
+import launcher.hostlink.by_paramiko.alone  # noqa: F401 - before paramiko
 
 # isort: split
 import paramiko
@@ -23,8 +23,8 @@ from paramiko.common import MSG_CHANNEL_REQUEST, cMSG_GLOBAL_REQUEST
 from paramiko.packet import Packetizer
 from paramiko.ssh_exception import PartialAuthentication
 
-from launcher.clusters.ssh.dialling import CUT_S
-from launcher.clusters.ssh.failures import why
+from launcher.hostlink.by_paramiko.dialling import CUT_S
+from launcher.hostlink.failures import why
 
 BROKEN = (paramiko.SSHException, EOFError, OSError)  # whatever the end of a connection looks like
 Channel = paramiko.Channel

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from launcher.clusters.ssh.config import Target
-from launcher.clusters.ssh.failures import Lost
-from launcher.clusters.ssh.known_hosts import who
-from launcher.clusters.ssh.transport import BROKEN, Channel
+from launcher.hostlink.by_paramiko.transport import BROKEN, Channel
+from launcher.hostlink.failures import Lost
+from launcher.hostlink.known_hosts import who
+from launcher.hostlink.target import Target
 
 _MOST = 256 * 1024
 _PACKET = 32 * 1024

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from doors import keygen
 
-from launcher.clusters.ssh.config import Target
-from launcher.clusters.ssh.known_hosts import (
+from launcher.errors import Refused
+from launcher.hostlink.known_hosts import (
     ChangedKey,
     HostKey,
     RevokedKey,
@@ -20,7 +20,7 @@ from launcher.clusters.ssh.known_hosts import (
     expected_kinds,
     fingerprint,
 )
-from launcher.errors import Refused
+from launcher.hostlink.target import Target
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="apt-get install openssh-client")
 

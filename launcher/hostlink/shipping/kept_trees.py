@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from launcher.errors import BadInput
-from launcher.remote.parcel import Changed, digest_of, leads_out, shown, tree_digest
-from launcher.remote.wire import FileEntry
+from launcher.hostlink.shipping.tree import Changed, FileEntry, digest_of, leads_out, shown, tree_digest
 from launcher.rundir import drafts
 from launcher.rundir.code_list import CodeFile, list_frozen
 from launcher.rundir.code_names import NEVER

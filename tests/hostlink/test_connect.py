@@ -14,13 +14,14 @@ from types import SimpleNamespace
 import pytest
 from doors import BOUND_S, keygen, until
 
-from launcher.clusters.ssh import known_hosts, transport
-from launcher.clusters.ssh.config import target_of
-from launcher.clusters.ssh.connect import ChangedKey, Lost, NoAccess, RevokedKey, UnknownKey, connect
 from launcher.errors import Exit, Unreachable
+from launcher.hostlink import known_hosts
+from launcher.hostlink.by_paramiko import transport
+from launcher.hostlink.connect import ChangedKey, Lost, NoAccess, RevokedKey, UnknownKey, connect
+from launcher.hostlink.target import target_of
 from launcher.spec.model import SshHost
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 # sshd writes it when somebody has sent a name of a user or shown a key.
 ATTEMPTS = ("publickey", "userauth-request", "Accepted", "Failed", "preauth] user", "authenticating user")
 
@@ -417,8 +418,8 @@ def test_a_program_that_ends_waits_for_nobody(door, says):
             "import sys, threading, time\n"
             f"sys.path.insert(0, {str(ROOT)!r})\n"
             "from pathlib import Path\n"
-            "from launcher.clusters.ssh.config import Target\n"
-            "from launcher.clusters.ssh.connect import connect\n"
+            "from launcher.hostlink.target import Target\n"
+            "from launcher.hostlink.connect import connect\n"
             f"open_ = connect(eval({repr_of(door.target())}))\n"
             f"hole = eval({repr_of(door.target(port=port, connect_timeout_s=60.0))})\n"
             "threading.Thread(target=connect, args=(hole,), daemon=True).start()\n"
@@ -438,9 +439,9 @@ def test_ctrl_c_ends_a_wait(door):
             "import sys\n"
             f"sys.path.insert(0, {str(ROOT)!r})\n"
             "from pathlib import Path\n"
-            "from launcher.clusters.ssh.config import Target\n"
-            "from launcher.clusters.ssh.connect import connect\n"
-            "from launcher.clusters.ssh.crowd import connect_all\n"
+            "from launcher.hostlink.target import Target\n"
+            "from launcher.hostlink.connect import connect\n"
+            "from launcher.hostlink.parallel import connect_all\n"
             f"hole = eval({repr_of(door.target(port=port, connect_timeout_s=60.0))})\n"
             "print('ready', flush=True)\n"
             "connect_all([hole], print) if sys.argv[1] == 'all' else connect(hole)\n"

@@ -6,11 +6,12 @@ import time
 import pytest
 from doors import keygen, until
 
-from launcher.clusters.ssh import connect as connecting
-from launcher.clusters.ssh import crowd, transport
-from launcher.clusters.ssh.connect import Dropped, Line, Lost, NoAccess, UnknownKey
-from launcher.clusters.ssh.crowd import close_all, connect_all, for_all
 from launcher.errors import Unreachable
+from launcher.hostlink import connect as connecting
+from launcher.hostlink import parallel
+from launcher.hostlink.by_paramiko import transport
+from launcher.hostlink.connect import Dropped, Line, Lost, NoAccess, UnknownKey
+from launcher.hostlink.parallel import close_all, connect_all, for_all
 
 
 def quiet(name, words):
@@ -55,15 +56,15 @@ def test_who_is_dropped_comes_again(opened):
 
 
 def test_who_is_always_dropped_is_said_to_be(opened, monkeypatch):
-    monkeypatch.setattr(crowd, "_FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(crowd, "_LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(parallel, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(parallel, "_LONGEST_PAUSE_S", 0.01)
     tried = []
 
     def dropped(target):
         tried.append(target.name)
         raise Dropped("it hung up at once")
 
-    monkeypatch.setattr(crowd, "connect", dropped)
+    monkeypatch.setattr(parallel, "connect", dropped)
     (result,) = connect_all([opened().target()], quiet).values()
     assert isinstance(result, Dropped)
     assert 5 < len(tried) < 20
@@ -78,7 +79,7 @@ def test_a_refusal_is_final(door, monkeypatch, error):
         tried.append(target.name)
         return connecting.connect(target)
 
-    monkeypatch.setattr(crowd, "connect", counted)
+    monkeypatch.setattr(parallel, "connect", counted)
     told = []
     (result,) = connect_all([door.target(**changes)], lambda name, words: told.append(words)).values()
     assert isinstance(result, error)
@@ -100,7 +101,7 @@ def test_never_more_than_eight_at_once(door, monkeypatch):
             with lock:
                 busy -= 1
 
-    monkeypatch.setattr(crowd, "connect", watched)
+    monkeypatch.setattr(parallel, "connect", watched)
     close_all(connect_all(targets(door, 20), quiet))
     assert 1 < most <= 8
 

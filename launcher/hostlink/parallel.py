@@ -10,9 +10,9 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
-from launcher.clusters.ssh.config import Target
-from launcher.clusters.ssh.connect import Dropped, Line, connect
 from launcher.errors import LaunchError
+from launcher.hostlink.connect import Dropped, Line, connect
+from launcher.hostlink.target import Target
 
 AT_ONCE = 8  # sshd drops at random from its tenth unfinished login on (MaxStartups 10:30:100)
 _TRIES = 10

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
-from launcher.clusters.ssh import known_hosts
-from launcher.clusters.ssh.config import Target
-from launcher.clusters.ssh.dialling import dial, silent
-from launcher.clusters.ssh.failures import Dropped, Lost, NoAccess, why
-from launcher.clusters.ssh.known_hosts import BadKey, ChangedKey, HostKey, RevokedKey, UnknownKey, who
-from launcher.clusters.ssh.offers import Offers
-from launcher.clusters.ssh.running import Done, Running, command_line
-from launcher.clusters.ssh.transport import BROKEN, Answer, Channel, NoChannel, Transport
 from launcher.errors import Unreachable
+from launcher.hostlink import known_hosts
+from launcher.hostlink.by_paramiko.dialling import dial, silent
+from launcher.hostlink.by_paramiko.offers import Offers
+from launcher.hostlink.by_paramiko.transport import BROKEN, Answer, Channel, NoChannel, Transport
+from launcher.hostlink.failures import Dropped, Lost, NoAccess, why
+from launcher.hostlink.known_hosts import BadKey, ChangedKey, HostKey, RevokedKey, UnknownKey, who
+from launcher.hostlink.running import Done, Running, command_line
+from launcher.hostlink.target import Target
 
 __all__ = [
     "BadKey", "ChangedKey", "Done", "Dropped", "Line", "Lost", "NoAccess", "RevokedKey", "Running", "UnknownKey",

@@ -10,8 +10,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+import msgspec
+
 from launcher.errors import BadInput
-from launcher.remote.wire import FileEntry
 from launcher.rundir.code_index import CodeIndex
 from launcher.rundir.code_list import CodeFile, CodeList
 from launcher.rundir.tree_copy import file_hash
@@ -19,6 +20,15 @@ from launcher.rundir.tree_copy import file_hash
 _CHUNK = 1 << 18
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _SHOWN = 10
+
+
+class FileEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A file of a tree. Names need not be UTF-8, JSON must be: each character stands for one byte."""
+
+    path: str
+    size: int
+    executable: bool
+    link: str | None = None
 
 
 class Changed(BadInput):

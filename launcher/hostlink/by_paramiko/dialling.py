@@ -5,10 +5,10 @@ import threading
 import time
 from typing import Any
 
-from launcher.clusters.ssh.config import Target
-from launcher.clusters.ssh.failures import why
-from launcher.clusters.ssh.known_hosts import who
 from launcher.errors import Unreachable
+from launcher.hostlink.failures import why
+from launcher.hostlink.known_hosts import who
+from launcher.hostlink.target import Target
 
 CUT_S = 10.0  # after this much silence of the other side a connection is given up
 
