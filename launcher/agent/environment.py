@@ -6,26 +6,26 @@ from pathlib import Path
 from launcher.agent.messages import Start
 from launcher.agent.processes import TAG
 from launcher.plan.model import NodePlan, Plan
+from launcher.rank_variables import misleads
 from launcher.spec.model import Checkpoint, Recovery
 
-# A launcher that started us, or a shell inside one of its jobs, must not speak to the ranks of this one.
-_LEAKING_PREFIXES = (
-    "SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "PMI_", "PMI2_", "PMIX_", "OMPI_", "PRTE_", "HYDRA_",
-    "TORCHELASTIC_", "LAUNCH_", "SUBMITIT_", "ROLE_", "GROUP_", "LOCAL_", "MASTER_", "PET_", "ACCELERATE_",
+# What tells of a job, or asks for one, in the shell of who submits: it is not the job that the ranks will run in.
+_OF_ANOTHER_JOB = (
+    "SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "PMI_", "PMI2_", "PMIX_", "OMPI_", "PRTE_",
 )  # fmt: skip
-_LEAKING_NAMES = frozenset({"RANK", "WORLD_SIZE", "NODE_RANK", "CROSS_RANK", "TORCHRUN"})
-_LAUNCHER_OWN = frozenset({"LAUNCH_RUNS", "LAUNCH_DEBUG"})
 _LEAST_GROUP_TIMEOUT_S = 600.0
 _AFTER_A_HANG_S = 300.0
 
 
 def cleaned(environ: Mapping[str, str]) -> dict[str, str]:
-    """The caller's environment without what another launcher left in it."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if name not in _LEAKING_NAMES and not name.startswith(_LEAKING_PREFIXES) and name not in _LAUNCHER_OWN
-    }
+    """A caller's environment without what speaks of another job, or to the ranks of another launcher."""
+    kept = job_environment(environ)
+    return {name: value for name, value in kept.items() if not name.startswith(_OF_ANOTHER_JOB)}
+
+
+def job_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What ranks get of the environment that their cluster gave the job: all but what would mislead them."""
+    return {name: value for name, value in environ.items() if not misleads(name)}
 
 
 def node_environment(
@@ -42,9 +42,6 @@ def node_environment(
     `memory`: its memory tier. `interface`: the one that has the node's address; ranks reach each other through it.
     """
     gpus = {} if node.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(node.gpus)}
-    through = {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
-    if interface is not None and interface != "lo":
-        through["NCCL_SOCKET_IFNAME"] = f"={interface}"  # exactly this one: NCCL takes a name for a beginning
     disk = {"LAUNCH_DISK": "apart"} if plan.disks_apart else {}
     checkpoint, recovery = plan.spec.checkpoint, plan.spec.recovery
     ours = {
@@ -57,10 +54,19 @@ def node_environment(
         "LAUNCH_CHECKPOINT_KEEP": str(checkpoint.keep),
         "LAUNCH_GRACE_S": f"{recovery.grace_s:g}",
         "LAUNCH_GROUP_TIMEOUT_S": f"{group_timeout_s(recovery):g}",
-        "PYTHONUNBUFFERED": "1",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
-    return {**base, **through, **ours, **disk, **_memory_words(checkpoint, memory), **gpus, **plan.env, **secrets}
+    ours |= {**disk, **_memory_words(checkpoint, memory), **gpus}
+    return {**_defaults(interface), **plan.env, **base, **ours, **plan.spec.env, **secrets}
+
+
+def _defaults(interface: str | None) -> dict[str, str]:
+    """What holds where neither the spec, nor the user's exports, nor the cluster say otherwise."""
+    found = {"PYTHONUNBUFFERED": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    if interface is not None:
+        found["GLOO_SOCKET_IFNAME"] = interface
+    if interface is not None and interface != "lo":
+        found["NCCL_SOCKET_IFNAME"] = f"={interface}"  # exactly this one: NCCL takes a name for a beginning
+    return found
 
 
 def group_timeout_s(recovery: Recovery) -> float:

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_folder import plan_of
 
-from launcher.agent.environment import cleaned, node_environment, rank_environment
+from launcher.agent.environment import cleaned, job_environment, node_environment, rank_environment
 from launcher.agent.messages import Start
+from launcher.rank_variables import WHO_READS_WHAT, misleads
 from launcher.spec.model import Checkpoint, Recovery
 
 START = Start(
@@ -92,3 +93,62 @@ def test_another_launchers_words_do_not_leak():
 def test_any_poison_gives_the_same_environment(poison):
     honest = {"PATH": "/bin", "LANG": "C", "CUDA_HOME": "/cuda", "SLURMISH": "mine", "RANKING": "1"}
     assert cleaned({**poison, **honest}) == honest
+
+
+JOB = {
+    "SLURM_JOB_ID": "4711", "SLURM_TMPDIR": "/scratch/4711", "SLURM_JOB_PARTITION": "gpu", "SLURM_ARRAY_TASK_ID": "3",
+    "SLURM_CONF": "/etc/slurm.conf", "SLURM_NNODES": "2", "LOCAL_SCRATCH": "/nvme", "GROUP_HOME": "/home/g",
+    "OMPI_MCA_btl": "tcp", "PMIX_MCA_gds": "hash", "HYDRA_FULL_ERROR": "1", "ACCELERATE_MIXED_PRECISION": "bf16",
+}  # fmt: skip
+STEP = {
+    "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "1", "SLURM_NTASKS": "2", "SLURM_NPROCS": "2",
+    "SLURM_STEP_ID": "0", "SLURM_STEPID": "0", "SLURM_STEP_NODELIST": "a[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)",
+    "SLURM_CPU_BIND_LIST": "0x1", "PMI_RANK": "0", "PMIX_NAMESPACE": "x", "OMPI_COMM_WORLD_RANK": "0",
+    "HOROVOD_LOCAL_RANK": "1",
+}  # fmt: skip
+
+
+def test_ranks_get_all_of_their_job_but_what_would_mislead_them():
+    assert job_environment({**JOB, **STEP, "PATH": "/bin"}) == {**JOB, "PATH": "/bin"}
+
+
+def test_what_a_site_puts_into_every_shell_reaches_the_ranks():
+    site = {name: value for name, value in JOB.items() if not name.startswith(("SLURM_", "OMPI_", "PMIX_"))}
+    assert cleaned({**JOB, **STEP}) == site
+
+
+def test_what_misleads_is_shown_to_users():
+    readme = (Path(__file__).parents[2] / "launcher" / "agent" / "README.md").read_text()
+    for readers, patterns in WHO_READS_WHAT:
+        assert f"| {readers} | {', '.join(f'`{pattern}`' for pattern in patterns)} |" in readme
+
+
+def test_every_rank_variable_of_ours_may_be_set_by_nobody_else():
+    ours = {*rank_environment(START, 0, "/fifo")}
+    assert [name for name in ours if not misleads(name)] == []
+
+
+def on_card(base, **env):
+    plan = plan_of(Path("/runs/job-abcd"))
+    plan = msgspec.structs.replace(plan, spec=replace(plan.spec, env=env), env={"OMP_NUM_THREADS": "4", **env})
+    return node_environment(base, plan, plan.nodes[0], 1, {}, interface="eth0")
+
+
+def test_where_nobody_says_otherwise_threads_and_cards_are_ours_to_choose():
+    found = on_card({})
+    assert found["OMP_NUM_THREADS"] == "4"
+    assert found["NCCL_SOCKET_IFNAME"] == "=eth0"
+    assert found["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
+CHOICE = {
+    "OMP_NUM_THREADS": "9", "NCCL_SOCKET_IFNAME": "ib0", "GLOO_SOCKET_IFNAME": "ib1", "PYTHONUNBUFFERED": "",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(CHOICE))
+def test_what_the_user_exports_or_writes_wins(name):
+    assert on_card(CHOICE)[name] == CHOICE[name]
+    assert on_card({}, **CHOICE)[name] == CHOICE[name]
+    assert on_card(dict.fromkeys(CHOICE, "7"), **CHOICE)[name] == CHOICE[name]

@@ -28,12 +28,22 @@ OF_THE_RUN = {"LAUNCH_RUN_ID", "LAUNCH_RUN_DIR", "LAUNCH_CHECKPOINT_DIR", "LAUNC
 OF_THE_MACHINE = {"PWD", "TMPDIR", "MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
 
 
+# What Slurm says of the job, and of the node that the rank is on: another one's in each job.
+OF_THE_JOB = {"SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NAME", "SLURM_JOB_START_TIME", "SLURM_JOB_END_TIME"}
+OF_THE_NODE = {"SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURMD_NODENAME", "SLURM_TOPOLOGY_ADDR", "SLURM_NODE_ALIASES"}
+
+
 def of_the_spec(environment):
-    return {name: value for name, value in environment.items() if name not in OF_THE_RUN | OF_THE_MACHINE}
+    left_out = OF_THE_RUN | OF_THE_MACHINE | OF_THE_JOB | OF_THE_NODE
+    return {name: value for name, value in environment.items() if name not in left_out}
+
+
+def of_no_cluster(environment):
+    return {name: value for name, value in of_the_spec(environment).items() if not name.startswith("SLURM")}
 
 
 def test_ranks_get_the_same_bytes_as_on_one_machine(desk, slurm, tmp_path):
-    """Arguments, variables and everything else of the environment, on both nodes."""
+    """Arguments, variables and everything else of the environment but what Slurm says of the job, on both nodes."""
     words = NASTY + drawn(400 * SHARE, 40)
     env = {f"T_{number}": word for number, word in enumerate(words)}
     spec = witness(desk, PLACED, words, env, slurm={"extra": {"comment": NASTY[1] + NASTY[2]}})
@@ -42,8 +52,21 @@ def test_ranks_get_the_same_bytes_as_on_one_machine(desk, slurm, tmp_path):
     for here, there in zip(ours, theirs, strict=True):
         assert here["argv"] == there["argv"] == words
         assert {name: there["env"].get(name) for name in env} == env
-        assert of_the_spec(here["env"]) == of_the_spec(there["env"])
+        assert of_no_cluster(here["env"]) == of_no_cluster(there["env"])
+        assert of_no_cluster(here["env"]) == of_the_spec(here["env"])
     no_canary(tmp_path, slurm.folder)
+
+
+def test_ranks_know_their_job_and_nothing_of_its_steps(desk, slurm):
+    run = desk.submit(witness(desk, PLACED, ["x"], {"SLURM_NOTE": "mine"}), "--on", "slurm")
+    first, second = heard(desk, run)
+    for rank in (first["env"], second["env"]):
+        assert rank["SLURM_JOB_ID"] == desk.status(run)["job"]
+        assert rank["SLURM_NNODES"] == "2"
+        assert rank["SLURM_NOTE"] == "mine"
+        assert not [name for name in rank if name.startswith(("SLURM_STEP", "SLURM_NTASKS", "SLURM_CPU_BIND"))]
+        assert not {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_TASK_PID"} & set(rank)
+    assert first["env"]["SLURMD_NODENAME"] != second["env"]["SLURMD_NODENAME"]
 
 
 def test_a_command_list_is_read_by_no_shell_of_any_node(desk, slurm, tmp_path):

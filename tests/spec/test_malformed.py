@@ -277,7 +277,7 @@ TEXTS = [
     ("env: {MASTER_PORT: 29500}\n", "3:7", "env.MASTER_PORT", "is set by the launcher"),
     ("env: {LAUNCH_RUN_ID: x}\n", "3:7", "env.LAUNCH_RUN_ID", "is set by the launcher"),
     ("env: {TORCHELASTIC_RUN_ID: x}\n", "3:7", "env.TORCHELASTIC_RUN_ID", "is set by the launcher"),
-    ("env: {SLURM_JOB_ID: 1}\n", "3:7", "env.SLURM_JOB_ID", "is set by the launcher"),
+    ("env: {SLURM_PROCID: 1}\n", "3:7", "env.SLURM_PROCID", "is set by the launcher"),
     ("env: {A-B: 1}\n", "3:7", "env.A-B", "a variable name"),
     ("env: {1A: 1}\n", "3:7", "env.1A", "a variable name"),
     ("env: {'A=B': 1}\n", "3:7", "env.'A=B'", "a variable name"),

@@ -97,7 +97,7 @@ BAD = [
     HEAD + "env: {A: }\n",
     HEAD + "env: {A: [b]}\n",
     HEAD + "env: {RANK: 1}\n",
-    HEAD + "env: {SLURM_X: 1}\n",
+    HEAD + "env: {SLURM_STEP_X: 1}\n",
     HEAD + "env: {A-B: 1}\n",
     HEAD + "secrets: A\n",
     HEAD + "secrets: [A-B]\n",

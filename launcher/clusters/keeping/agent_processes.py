@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.agent.environment import cleaned
+from launcher.agent.environment import job_environment
 from launcher.agent.processes import TAG, become_subreaper, descendants, end_all, orphans
 from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.errors import Exit
@@ -40,7 +40,7 @@ def agent_process(
 ) -> AgentProcess:
     """The agent of a node on this machine. `gpus`: all that it may use; None: the plan says, or nobody keeps count."""
     argv = (sys.executable, "-P", "-m", "launcher.agent", plan.run_dir, str(attempt.number), str(node))
-    environment = {**cleaned(os.environ), TAG: plan.run_dir}
+    environment = {**job_environment(os.environ), TAG: plan.run_dir}
     if gpus is not None:
         environment |= {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as we count them
     return AgentProcess(argv, environment, attempt.agent_log(node), keep)

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 
+from launcher.rank_variables import EXPRESSION, misleads
 from launcher.spec.kinds.leaf import Json, Leaf, Unfit
 from launcher.spec.kinds.text import Text
 from launcher.spec.tree import Scalar
@@ -10,15 +11,6 @@ from launcher.spec.tree import Scalar
 JOB_NAME = r"[a-z0-9][a-z0-9_-]{0,62}"
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 _LONGEST_VARIABLE = 256
-_RESERVED = frozenset(
-    (
-        "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK",
-        "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT",
-    )
-)  # fmt: skip
-_RESERVED_PREFIXES = (
-    "LAUNCH_", "TORCHELASTIC_", "SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "PMI_", "PMI2_", "PMIX_", "OMPI_",
-)  # fmt: skip
 
 
 def job_name() -> Text:
@@ -42,14 +34,12 @@ class VariableName(Leaf):
         # Never shown: where a name is expected, a careless paste may have put a secret's value.
         if not re.fullmatch(_VARIABLE, name) or len(name) > _LONGEST_VARIABLE:
             raise Unfit(reason="expected a variable name of letters, digits and _, such as HF_TOKEN")
-        if name in _RESERVED or name.startswith(_RESERVED_PREFIXES):
+        if misleads(name):
             raise Unfit(reason=f"{name} is set by the launcher or the cluster, for each rank")
         return name
 
     def schema(self) -> Json:
-        prefixes = "|".join(_RESERVED_PREFIXES)
-        reserved = "|".join(sorted(_RESERVED))
-        return {"type": "string", "pattern": f"^(?!{prefixes})(?!(?:{reserved})$){_VARIABLE}$"}
+        return {"type": "string", "pattern": f"^(?!(?:{EXPRESSION})$){_VARIABLE}$"}
 
 
 # sbatch takes any unambiguous beginning of an option, so a beginning of one of these is refused as well.
