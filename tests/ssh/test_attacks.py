@@ -27,7 +27,7 @@ from shares import SEED, SHARE
 from launcher.agent.messages import WIRE_VERSION
 from launcher.agent.wire import mac
 from launcher.clusters.mirror import tails
-from launcher.clusters.mirror.messages import Blob, Logs, Look, Part, Seen
+from launcher.clusters.mirror.messages import AskReport, AskTails, Blob, RunReport, Tail
 from launcher.clusters.ssh.host.server import Host
 from launcher.clusters.ssh.messages import encoded
 from launcher.clusters.ssh.submit import report
@@ -145,14 +145,14 @@ def test_a_host_gives_nothing_but_of_runs(tmp_path):
     (tmp_path / "secret").write_text("tweet")
     (tmp_path / "runs" / "ours" / "logs").mkdir()
     (tmp_path / "runs" / "ours" / "logs" / "link").symlink_to(tmp_path / "secret")
-    asked = [encoded(Look(name, str(tmp_path), 0)) for name in NO_RUNS]
-    asked += [encoded(Logs(name, str(tmp_path), ("logs",), {})) for name in NO_RUNS]
+    asked = [encoded(AskReport(name, str(tmp_path), 0)) for name in NO_RUNS]
+    asked += [encoded(AskTails(name, str(tmp_path), ("logs",), {})) for name in NO_RUNS]
     asked += [
-        encoded(Logs("ours", str(tmp_path), (folder,), {})) for folder in ("..", "../..", "/etc", "", "logs/../..")
+        encoded(AskTails("ours", str(tmp_path), (folder,), {})) for folder in ("..", "../..", "/etc", "", "logs/../..")
     ]
     answers = [json.loads(line) for line in said(*asked)]
     assert [answer["t"] for answer in answers] == ["failed"] * len(asked)
-    (answer,) = said(encoded(Logs("ours", str(tmp_path), ("logs",), {})))
+    (answer,) = said(encoded(AskTails("ours", str(tmp_path), ("logs",), {})))
     assert json.loads(answer)["parts"] == []
 
 
@@ -186,9 +186,9 @@ def test_a_host_writes_nothing_here_but_its_records(tmp_path, name):
     (run.code / "link").symlink_to(tmp_path / "outside")
     before = tree(tmp_path)
     with pytest.raises((LaunchError, ValueError)):
-        report.copy(run, report.Testimony(Seen(None, False, 1, (Blob(name, 1),)), {name: b"x"}, 0))
+        report.copy(run, report.Testimony(RunReport(None, False, 1, (Blob(name, 1),)), {name: b"x"}, 0))
     with pytest.raises((LaunchError, ValueError)):
-        tails.put(run.path, ("logs",), Part(name, 0, 1), b"x")
+        tails.put(run.path, ("logs",), Tail(name, 0, 1), b"x")
     assert [row for row in tree(tmp_path) if "attempts" not in row[0]] == before
 
 

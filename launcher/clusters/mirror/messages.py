@@ -21,7 +21,7 @@ class Blob(msgspec.Struct, frozen=True):
     size: int
 
 
-class Look(msgspec.Struct, frozen=True, tag="look", tag_field="t"):
+class AskReport(msgspec.Struct, frozen=True, tag="look", tag_field="t"):
     """How a run is, and what is new of its records."""
 
     run_id: str
@@ -30,7 +30,7 @@ class Look(msgspec.Struct, frozen=True, tag="look", tag_field="t"):
     whole: bool = False  # what was there from the start too: the spec and the first plan
 
 
-class Seen(msgspec.Struct, frozen=True, tag="seen", tag_field="t"):
+class RunReport(msgspec.Struct, frozen=True, tag="seen", tag_field="t"):
     """The answer to Look, followed by the blobs: records as they are, and the new part of events.jsonl."""
 
     status: RunStatus | None  # None: there is no such run here
@@ -39,7 +39,7 @@ class Seen(msgspec.Struct, frozen=True, tag="seen", tag_field="t"):
     blobs: tuple[Blob, ...]
 
 
-class Logs(msgspec.Struct, frozen=True, tag="logs", tag_field="t"):
+class AskTails(msgspec.Struct, frozen=True, tag="logs", tag_field="t"):
     """What is new in the files below these folders of the run."""
 
     run_id: str
@@ -48,7 +48,7 @@ class Logs(msgspec.Struct, frozen=True, tag="logs", tag_field="t"):
     known: Mapping[str, int]  # bytes that are there already, by name
 
 
-class Part(msgspec.Struct, frozen=True):
+class Tail(msgspec.Struct, frozen=True):
     """Bytes of a file that follow, from this place on."""
 
     name: str
@@ -56,12 +56,12 @@ class Part(msgspec.Struct, frozen=True):
     size: int
 
 
-class Parts(msgspec.Struct, frozen=True, tag="parts", tag_field="t"):
-    parts: tuple[Part, ...]
+class Tails(msgspec.Struct, frozen=True, tag="parts", tag_field="t"):
+    parts: tuple[Tail, ...]
     more: bool  # there is more than fits into one answer
 
 
-class Inventory(msgspec.Struct, frozen=True, tag="inventory", tag_field="t"):
+class ListCheckpoints(msgspec.Struct, frozen=True, tag="inventory", tag_field="t"):
     """What is there of the run's checkpoints."""
 
     run_id: str
@@ -69,11 +69,11 @@ class Inventory(msgspec.Struct, frozen=True, tag="inventory", tag_field="t"):
     folder: str  # inside the run's
 
 
-class Stock(msgspec.Struct, frozen=True, tag="stock", tag_field="t"):
+class CheckpointList(msgspec.Struct, frozen=True, tag="stock", tag_field="t"):
     held: msgspec.Raw  # a list of trainer.checkpoint_files.partial.Held
 
 
-class Give(msgspec.Struct, frozen=True, tag="give", tag_field="t"):
+class SendFile(msgspec.Struct, frozen=True, tag="give", tag_field="t"):
     """The bytes of a file of a checkpoint; without a name, of its manifest."""
 
     run_id: str
@@ -85,13 +85,13 @@ class Give(msgspec.Struct, frozen=True, tag="give", tag_field="t"):
     kind: Kind = "step"
 
 
-class Given(msgspec.Struct, frozen=True, tag="given", tag_field="t"):
+class FileFollows(msgspec.Struct, frozen=True, tag="given", tag_field="t"):
     """So many bytes follow."""
 
     size: int
 
 
-class Put(msgspec.Struct, frozen=True, tag="put", tag_field="t"):
+class TakeFile(msgspec.Struct, frozen=True, tag="put", tag_field="t"):
     """A file of a checkpoint to be kept: its manifest follows, then its bytes."""
 
     run_id: str
@@ -101,3 +101,11 @@ class Put(msgspec.Struct, frozen=True, tag="put", tag_field="t"):
     name: str
     size: int
     kind: Kind = "step"
+
+
+class Ok(msgspec.Struct, frozen=True, tag="done", tag_field="t"):
+    """It is done, and there is nothing more to say."""
+
+
+AboutARun = AskReport | AskTails | ListCheckpoints | SendFile | TakeFile
+OfARun = RunReport | Tails | CheckpointList | FileFollows | Ok  # the answers

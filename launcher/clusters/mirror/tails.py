@@ -4,16 +4,16 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from launcher.clusters.mirror.messages import Part
+from launcher.clusters.mirror.messages import Tail
 from launcher.errors import LaunchError
 from launcher.rundir.durable import make_dir, write_all
 
 _MOST = 8 << 20  # of one answer
 
 
-def grown(root: Path, folders: Sequence[str], known: Mapping[str, int]) -> tuple[list[Part], list[bytes], bool]:
+def grown(root: Path, folders: Sequence[str], known: Mapping[str, int]) -> tuple[list[Tail], list[bytes], bool]:
     """The new parts of all files below these folders, as much as one answer may hold; and whether there is more."""
-    parts: list[Part] = []
+    parts: list[Tail] = []
     contents: list[bytes] = []
     left = _MOST
     for path in _files(root, folders):
@@ -28,7 +28,7 @@ def grown(root: Path, folders: Sequence[str], known: Mapping[str, int]) -> tuple
                 piece = file.read(left)
         except FileNotFoundError:
             continue
-        parts.append(Part(name, at, len(piece)))
+        parts.append(Tail(name, at, len(piece)))
         contents.append(piece)
         left -= len(piece)
         if left <= 0:
@@ -36,7 +36,7 @@ def grown(root: Path, folders: Sequence[str], known: Mapping[str, int]) -> tuple
     return parts, contents, False
 
 
-def put(root: Path, folders: Sequence[str], part: Part, content: bytes) -> None:
+def put(root: Path, folders: Sequence[str], part: Tail, content: bytes) -> None:
     """Add it to the copy here."""
     steps = part.name.split("/")
     if {"", ".", ".."} & set(steps) or steps[0] not in folders:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from launcher.clusters.mirror.messages import Parts, Seen
+from launcher.clusters.mirror.messages import RunReport, Tails
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.messages import HELLO, Answer, Request, encoded, read_answer
 from launcher.errors import LaunchError, Unreachable
@@ -176,8 +176,8 @@ class Letters:
 
 def _sizes(answer: Answer) -> list[int]:
     """Of what follows."""
-    if isinstance(answer, Seen):
+    if isinstance(answer, RunReport):
         return [blob.size for blob in answer.blobs]
-    if isinstance(answer, Parts):
+    if isinstance(answer, Tails):
         return [part.size for part in answer.parts]
     return []

@@ -1,10 +1,10 @@
 """What a submitter and a host say to each other over one SSH connection: JSON lines, some followed by bytes.
 
 submitter → host   Open, then the blobs it names   host → submitter   Opened (the code is wanted, or not)
-                   Code, then that many bytes                         Up (where its keeper listens)
-                   Roster                                             Done
-                   Go                                                 Done
-                   Look | Logs | Cancel | Files ...                   one answer each
+                   CodeArchive, then that many bytes                  Up (where its keeper listens)
+                   Keepers                                            Ok
+                   GoAhead                                            Ok
+                   AskReport | AskTails | Cancel ...                  one answer each
 
 A plan, and what a disk has, pass as the JSON that they are: `launch status` must not wait for the classes of both.
 """
@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from launcher.clusters.mirror.messages import Blob, Give, Given, Inventory, Logs, Look, Parts, Put, Seen, Stock
+from launcher.clusters.mirror.messages import AboutARun, Blob, OfARun
 from launcher.errors import LaunchError
 from launcher.rundir.records import Intent
 
@@ -35,7 +35,7 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 class Open(msgspec.Struct, frozen=True, tag="open", tag_field="t"):
-    """An attempt is to be carried out: what it needs to be there. Nothing starts before Go."""
+    """An attempt is to be carried out: what it needs to be there. Nothing starts before GoAhead."""
 
     run_id: str
     workdir: str
@@ -51,7 +51,7 @@ class Opened(msgspec.Struct, frozen=True, tag="opened", tag_field="t"):
     needs_code: bool
 
 
-class Code(msgspec.Struct, frozen=True, tag="code", tag_field="t"):
+class CodeArchive(msgspec.Struct, frozen=True, tag="code", tag_field="t"):
     size: int  # of the archive that follows
 
 
@@ -61,23 +61,23 @@ class Up(msgspec.Struct, frozen=True, tag="up", tag_field="t"):
     port: int
 
 
-class Roster(msgspec.Struct, frozen=True, tag="roster", tag_field="t"):
+class Keepers(msgspec.Struct, frozen=True, tag="roster", tag_field="t"):
     """All keepers, by node of the plan."""
 
     peers: tuple[Peer, ...]
 
 
-class Go(msgspec.Struct, frozen=True, tag="go", tag_field="t"):
+class GoAhead(msgspec.Struct, frozen=True, tag="go", tag_field="t"):
     """Carry it out."""
 
 
-class Runs(msgspec.Struct, frozen=True, tag="runs", tag_field="t"):
+class ListRuns(msgspec.Struct, frozen=True, tag="runs", tag_field="t"):
     """Which runs of this user are on the host."""
 
     workdir: str
 
 
-class Names(msgspec.Struct, frozen=True, tag="names", tag_field="t"):
+class RunNames(msgspec.Struct, frozen=True, tag="names", tag_field="t"):
     names: tuple[str, ...]
 
 
@@ -101,10 +101,6 @@ class Pardon(msgspec.Struct, frozen=True, tag="pardon", tag_field="t"):
     hosts: tuple[str, ...]
 
 
-class Done(msgspec.Struct, frozen=True, tag="done", tag_field="t"):
-    pass
-
-
 class Failed(msgspec.Struct, frozen=True, tag="failed", tag_field="t"):
     """Instead of any answer."""
 
@@ -112,8 +108,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", tag_field="t"):
     exit_code: int
 
 
-Request = Open | Code | Roster | Go | Look | Runs | Logs | Cancel | Pardon | Inventory | Give | Put
-Answer = Opened | Up | Seen | Names | Parts | Cancelled | Stock | Given | Done | Failed
+Request = Open | CodeArchive | Keepers | GoAhead | ListRuns | Cancel | Pardon | AboutARun
+Answer = Opened | Up | RunNames | Cancelled | Failed | OfARun
 
 _requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)

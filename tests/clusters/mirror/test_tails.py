@@ -5,7 +5,7 @@ import os
 import pytest
 
 from launcher.clusters.mirror import tails
-from launcher.clusters.mirror.messages import Part
+from launcher.clusters.mirror.messages import Tail
 from launcher.errors import LaunchError
 
 
@@ -51,7 +51,7 @@ def test_more_than_one_answer_holds_comes_in_several(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["../x", "logs/../../x", "/etc/x", "secrets.json", "logs//x", "logs/./x", ""])
 def test_no_name_leads_out(tmp_path, name):
     with pytest.raises(LaunchError):
-        tails.put(tmp_path, ("logs",), Part(name, 0, 1), b"x")
+        tails.put(tmp_path, ("logs",), Tail(name, 0, 1), b"x")
     assert list(tmp_path.iterdir()) == []
 
 

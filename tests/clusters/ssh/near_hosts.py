@@ -3,7 +3,7 @@
 import io
 from types import SimpleNamespace
 
-from launcher.clusters.mirror.messages import Put
+from launcher.clusters.mirror.messages import TakeFile
 from launcher.clusters.ssh import pool, post
 from launcher.clusters.ssh.host.server import Host
 from launcher.clusters.ssh.letters import Place
@@ -33,7 +33,7 @@ class _Process:
             raise Lost(f"{self._name}: no answer in time")
         self._heard += data
         request = read_request(self._heard.partition(b"\n")[0])
-        follows = request.manifest_size + request.size if isinstance(request, Put) else 0
+        follows = request.manifest_size + request.size if isinstance(request, TakeFile) else 0
         if len(self._heard.partition(b"\n")[2]) < follows:
             return
         told = io.BytesIO()

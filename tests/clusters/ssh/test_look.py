@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from launcher.api import Run
-from launcher.clusters.mirror.messages import Seen
+from launcher.clusters.mirror.messages import RunReport
 from launcher.clusters.ssh.results import fetch
 from launcher.clusters.ssh.submit import cancel, handover, look, report, unfinished
 from launcher.clusters.ssh.submit.handover import Handover
@@ -107,7 +107,7 @@ def test_an_older_attempt_is_not_copied_over_a_newer_one(hosts):
     needs(hosts, 2)
     hosts.cut.add("node1")
     assert status(hosts).state is State.UNKNOWN
-    report.copy(hosts.run, report.Testimony(Seen(None, False, 1, ()), {"state.json": b"{}"}, 0))
+    report.copy(hosts.run, report.Testimony(RunReport(None, False, 1, ()), {"state.json": b"{}"}, 0))
     assert (json.loads(hosts.run.state.read_text())["attempt"], hosts.run.fence.read_text()) == (2, "2")
 
 

@@ -10,7 +10,7 @@ import pytest
 from launcher import clusters
 from launcher.api import Run
 from launcher.clusters.keeping import news
-from launcher.clusters.mirror.messages import Give
+from launcher.clusters.mirror.messages import SendFile
 from launcher.clusters.ssh import post
 from launcher.clusters.ssh.letters import Letters
 from launcher.clusters.ssh.results import checkpoints, fetch, transfer
@@ -113,7 +113,7 @@ def test_a_checkpoint_that_is_damaged_everywhere_is_passed_over(hosts, said, tmp
 
 def test_a_host_that_refuses_is_named(hosts):
     place = hosts.place("node1")
-    wish = Give(RUN, place.workdir, "checkpoints", 7, "")
+    wish = SendFile(RUN, place.workdir, "checkpoints", 7, "")
     with pytest.raises(LaunchError) as raised:
         post.letters_to(place).ask(wish)
     assert str(raised.value).startswith("node1: ")

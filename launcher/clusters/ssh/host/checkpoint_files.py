@@ -9,7 +9,7 @@ import msgspec
 
 from launcher.agent.depots.store import Store, digest_of
 from launcher.agent.depots.words import Save
-from launcher.clusters.mirror.messages import Give, Given, Put, Stock
+from launcher.clusters.mirror.messages import CheckpointList, FileFollows, SendFile, TakeFile
 from launcher.errors import LaunchError
 from launcher.rundir.durable import make_dir
 from trainer.checkpoint_files import partial
@@ -30,19 +30,19 @@ def folder_of(run: Path, named: str) -> Path:
     return run.joinpath(*steps)
 
 
-def stock(folder: Path) -> Stock:
-    return Stock(msgspec.Raw(msgspec.json.encode(partial.inventory(folder))))
+def stock(folder: Path) -> CheckpointList:
+    return CheckpointList(msgspec.Raw(msgspec.json.encode(partial.inventory(folder))))
 
 
-def give(folder: Path, wish: Give, tell: Tell) -> None:
+def give(folder: Path, wish: SendFile, tell: Tell) -> None:
     """The manifest, where no name is asked for, or a file of the checkpoint."""
     if not wish.name:
         manifest = partial.read_manifest(folder, wish.step, wish.kind)
-        tell(Given(len(manifest)), manifest)
+        tell(FileFollows(len(manifest)), manifest)
         return
     with _open_file(folder, wish) as file:
         left = os.fstat(file.fileno()).st_size
-        tell(Given(left))
+        tell(FileFollows(left))
         while left and (piece := file.read(min(left, _CHUNK))):
             tell(None, piece)
             left -= len(piece)
@@ -50,7 +50,7 @@ def give(folder: Path, wish: Give, tell: Tell) -> None:
         raise EOFError  # what was announced cannot be kept: the other side has to see that
 
 
-def _open_file(folder: Path, wish: Give) -> BinaryIO:
+def _open_file(folder: Path, wish: SendFile) -> BinaryIO:
     """Of the committed one, or where this disk has it as a draft that another disk has committed, of that."""
     for held in partial.inventory(folder):
         same = (held.step, held.digest, held.kind) == (wish.step, wish.digest, wish.kind)
@@ -59,7 +59,7 @@ def _open_file(folder: Path, wish: Give) -> BinaryIO:
     return partial.open_file(folder, wish.step, wish.name, wish.kind)
 
 
-def take(folder: Path, gift: Put, exactly: Exactly) -> None:
+def take(folder: Path, gift: TakeFile, exactly: Exactly) -> None:
     """Keep a file, once it is proved to be what the manifest says. Another checkpoint of that step makes room."""
     manifest = exactly(gift.manifest_size)
     pieces = _pieces(gift.size, exactly)

@@ -28,7 +28,7 @@ from launcher.clusters.ssh.host.keeper_rpc import Ask, Begin, Begun, KeeperRpc, 
 from launcher.clusters.ssh.host.keeper_state import KeeperState
 from launcher.clusters.ssh.host.leader import Leader, pass_over_promised, propose, tell_others
 from launcher.clusters.ssh.host.slots import Slots
-from launcher.clusters.ssh.messages import Go, Roster, Up, encoded, read_request
+from launcher.clusters.ssh.messages import GoAhead, Keepers, Up, encoded, read_request
 from launcher.errors import Exit, Fenced, LaunchError
 from launcher.rundir.durable import read_record, write_record
 from launcher.rundir.layout import RunDir
@@ -79,10 +79,10 @@ def _told_to_go(seat: KeeperState, go_fd: int) -> bool:
     with open(go_fd, "rb") as words:
         for line in words:
             match read_request(line):
-                case Roster(peers=peers):
+                case Keepers(peers=peers):
                     seat.council.sit(peers, seat.node)
                     knows = True
-                case Go():
+                case GoAhead():
                     seat.told = True
                     return True
     return knows and _others_were_told(seat)

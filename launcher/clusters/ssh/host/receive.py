@@ -16,8 +16,19 @@ import msgspec
 
 from launcher.agent.environment import cleaned
 from launcher.agent.processes import TAG
+from launcher.clusters.mirror.messages import Ok
 from launcher.clusters.ssh.host import presence
-from launcher.clusters.ssh.messages import Code, Done, Go, Open, Opened, Roster, Up, encoded, read_answer, read_request
+from launcher.clusters.ssh.messages import (
+    CodeArchive,
+    GoAhead,
+    Keepers,
+    Open,
+    Opened,
+    Up,
+    encoded,
+    read_answer,
+    read_request,
+)
 from launcher.errors import LaunchError
 from launcher.rundir import drafts
 from launcher.rundir.code_list import list_frozen
@@ -32,7 +43,7 @@ _CHUNK = 1 << 20
 
 
 class AttemptReceiver:
-    """What a submitter does here, from Open to Go."""
+    """What a submitter does here, from Open to GoAhead."""
 
     def __init__(self, asked: IO[bytes], say: Callable[..., None]) -> None:
         self._asked, self._say = asked, say
@@ -57,16 +68,16 @@ class AttemptReceiver:
             self._keeper = _KeeperStandingBy(run, attempt, opening, place)
         self._say(Up(self._keeper.port()))
 
-    def pass_on(self, word: Roster | Go) -> None:
+    def pass_on(self, word: Keepers | GoAhead) -> None:
         if self._keeper is None:
             raise LaunchError("there is no keeper that could be told")
         self._keeper.tell(encoded(word))
-        self._say(Done())
+        self._say(Ok())
 
     def _take_code(self, store: Path) -> None:
         """Keep the user's code under its digest, once it is proved to be that."""
         code = read_request(self._asked.readline())
-        if not isinstance(code, Code):
+        if not isinstance(code, CodeArchive):
             raise LaunchError("expected the code that was asked for")
         drafts.remove_orphans(store.parent)
         draft = drafts.new_draft(store.parent)

@@ -1,6 +1,6 @@
 """`python -m launcher.clusters.ssh.host.server`: the side of a host. Answers a submitter on stdin until it hangs up.
 
-Nothing that was begun depends on the connection, and nothing begins before Go.
+Nothing that was begun depends on the connection, and nothing begins before GoAhead.
 """
 
 import contextlib
@@ -12,22 +12,31 @@ from typing import IO, TYPE_CHECKING
 import msgspec
 
 from launcher.clusters.mirror import tails
-from launcher.clusters.mirror.messages import Blob, Give, Inventory, Logs, Look, Parts, Put, Seen
+from launcher.clusters.mirror.messages import (
+    AskReport,
+    AskTails,
+    Blob,
+    ListCheckpoints,
+    Ok,
+    RunReport,
+    SendFile,
+    Tails,
+    TakeFile,
+)
 from launcher.clusters.ssh.host import presence
 from launcher.clusters.ssh.messages import (
     HELLO,
     Answer,
     Cancel,
     Cancelled,
-    Code,
-    Done,
+    CodeArchive,
     Failed,
-    Go,
-    Names,
+    GoAhead,
+    Keepers,
+    ListRuns,
     Open,
     Pardon,
-    Roster,
-    Runs,
+    RunNames,
     encoded,
     read_request,
 )
@@ -94,41 +103,41 @@ class Host:
 
                 self._arrival = AttemptReceiver(self._asked, self._say)
                 self._arrival.open(_run(opening.workdir, opening.run_id), opening)
-            case (Roster() | Go()) as word:
+            case (Keepers() | GoAhead()) as word:
                 if self._arrival is None:
                     raise LaunchError("there is no keeper that could be told")
                 self._arrival.pass_on(word)
-            case Look() as question:
+            case AskReport() as question:
                 self._look(question)
-            case Runs(workdir=workdir):
-                self._say(Names(tuple(path.name for path in sorted(Path(workdir, "runs").glob("[a-z0-9]*")))))
-            case Logs() as question:
+            case ListRuns(workdir=workdir):
+                self._say(RunNames(tuple(path.name for path in sorted(Path(workdir, "runs").glob("[a-z0-9]*")))))
+            case AskTails() as question:
                 run = _run(question.workdir, question.run_id)
                 parts, contents, more = tails.grown(run.path, question.folders, question.known)
-                self._say(Parts(tuple(parts), more), *contents)
+                self._say(Tails(tuple(parts), more), *contents)
             case Cancel() as wish:
                 self._say(_cancel(_run(wish.workdir, wish.run_id)))
             case Pardon() as wish:
                 pardon(_run(wish.workdir, wish.run_id), wish.hosts)
-                self._say(Done())
-            case (Inventory() | Give() | Put()) as wish:
+                self._say(Ok())
+            case (ListCheckpoints() | SendFile() | TakeFile()) as wish:
                 self._move(wish)
-            case Code():
+            case CodeArchive():
                 raise LaunchError("nobody has asked for code")
 
-    def _move(self, wish: Inventory | Give | Put) -> None:
+    def _move(self, wish: ListCheckpoints | SendFile | TakeFile) -> None:
         """Of checkpoints: what is here, one to be given, one to be kept."""
         from launcher.clusters.ssh.host import checkpoint_files  # late: as above
 
         folder = checkpoint_files.folder_of(_run(wish.workdir, wish.run_id).path, wish.folder)
         match wish:
-            case Inventory():
+            case ListCheckpoints():
                 self._say(checkpoint_files.stock(folder))
-            case Give():
+            case SendFile():
                 checkpoint_files.give(folder, wish, self._say)
-            case Put():
+            case TakeFile():
                 checkpoint_files.take(folder, wish, self._exactly)
-                self._say(Done())
+                self._say(Ok())
 
     def _exactly(self, size: int) -> bytes:
         data = self._asked.read(size)
@@ -138,11 +147,11 @@ class Host:
 
     # -- looking
 
-    def _look(self, question: Look) -> None:
+    def _look(self, question: AskReport) -> None:
         run = _run(question.workdir, question.run_id)
         attempt = presence.decided(run)
         if attempt is None:
-            self._say(Seen(None, False, 0, ()))
+            self._say(RunReport(None, False, 0, ()))
             return
         status = derive(read_facts(run.path))
         wanted = (*_WHOLE_RECORDS, *(_FROM_THE_START if question.whole else ()))
@@ -154,7 +163,7 @@ class Host:
             events.seek(question.events_from)
             contents["events.jsonl"] = events.read()
         blobs = tuple(Blob(name, len(content)) for name, content in contents.items())
-        self._say(Seen(status, presence.began(attempt), attempt.number, blobs), *contents.values())
+        self._say(RunReport(status, presence.began(attempt), attempt.number, blobs), *contents.values())
 
 
 def _run(workdir: str, run_id: str) -> RunDir:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launcher.clusters.mirror import tails
-from launcher.clusters.mirror.messages import LIMIT_S, Logs, Parts
+from launcher.clusters.mirror.messages import LIMIT_S, AskTails, Tails
 from launcher.clusters.ssh.letters import Letters, Place
 from launcher.clusters.ssh.post import ask_all
 from launcher.clusters.ssh.results import transfer
@@ -73,9 +73,9 @@ def _fetch(places: Mapping[str, Place], run: RunDir) -> dict[str, LaunchError]:
         mine = dict(known)
         more = True
         while more:
-            question = Logs(run.path.name, letters.place.workdir, _LOGS, mine)
+            question = AskTails(run.path.name, letters.place.workdir, _LOGS, mine)
             answer, contents = letters.ask_with_contents(question, limit_s=LIMIT_S)
-            parts = letters.expect(Parts, answer)
+            parts = letters.expect(Tails, answer)
             for part, content in zip(parts.parts, contents, strict=True):
                 tails.put(run.path, _LOGS, part, content)
                 mine[part.name] = part.at + part.size

@@ -10,7 +10,7 @@ import msgspec
 from launcher.agent.depots.store import Store, digest_of
 from launcher.agent.depots.words import Save
 from launcher.clusters.keeping import news
-from launcher.clusters.mirror.messages import Give, Given, Inventory, Put, Stock
+from launcher.clusters.mirror.messages import CheckpointList, FileFollows, ListCheckpoints, SendFile, TakeFile
 from launcher.clusters.ssh.letters import Letters
 from launcher.errors import Exit, LaunchError, Unreachable
 from launcher.hostlink.parallel import reasons
@@ -77,7 +77,9 @@ class Hosts:
         to = self._letters[host]
         for name in names:
             news.say(f"{host}: takes {save_of(wanted)}, {name}")
-            put = Put(self._run_id, to.place.workdir, self._folder, len(manifest), name, sizes[name], kind=wanted.kind)
+            put = TakeFile(
+                self._run_id, to.place.workdir, self._folder, len(manifest), name, sizes[name], kind=wanted.kind
+            )
             try:
                 to.ask(put, _contents(manifest, home, wanted, name))
             except LaunchError as error:
@@ -130,11 +132,11 @@ class Hosts:
 
     def _given(self, letters: Letters, wanted: Held, name: str, take: Callable[[Iterator[bytes]], T]) -> T:
         """What `take` makes of the bytes as they come."""
-        wish = Give(
+        wish = SendFile(
             self._run_id, letters.place.workdir, self._folder, wanted.step, name, wanted.digest, kind=wanted.kind
         )
         answer, pieces_of = letters.ask_for_stream(wish)
-        pieces = pieces_of(letters.expect(Given, answer).size)
+        pieces = pieces_of(letters.expect(FileFollows, answer).size)
         try:
             return take(pieces)
         except (CheckpointDamaged, OSError):
@@ -148,7 +150,7 @@ class Hosts:
 
 def stock_of(letters: Letters, run_id: str, folder: str) -> tuple[Held, ...]:
     """What a host has of the run's checkpoints."""
-    stock = letters.expect(Stock, letters.ask(Inventory(run_id, letters.place.workdir, folder)))
+    stock = letters.expect(CheckpointList, letters.ask(ListCheckpoints(run_id, letters.place.workdir, folder)))
     try:
         return msgspec.json.decode(stock.held, type=tuple[Held, ...])
     except msgspec.MsgspecError:

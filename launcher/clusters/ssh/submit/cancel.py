@@ -5,11 +5,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 from launcher.clusters.keeping import news
 from launcher.clusters.keeping.attempt_end import cancelled, write_end
-from launcher.clusters.mirror.messages import LIMIT_S
+from launcher.clusters.mirror.messages import LIMIT_S, Ok
 from launcher.clusters.protocol import CancelReport
 from launcher.clusters.ssh import run_hosts
 from launcher.clusters.ssh.letters import Letters
-from launcher.clusters.ssh.messages import Cancel, Cancelled, Done, Pardon
+from launcher.clusters.ssh.messages import Cancel, Cancelled, Pardon
 from launcher.clusters.ssh.post import ask_all
 from launcher.clusters.ssh.run_hosts import places_of
 from launcher.clusters.ssh.submit import unfinished
@@ -114,9 +114,9 @@ def _end_without(run: RunDir, missing: Collection[str], word: ClusterWord) -> bo
 def pardon(run: RunDir, hosts: Collection[str]) -> None:
     """Have the keepers of a run that goes on forget what they hold against these hosts, or against all."""
 
-    def forget(letters: Letters) -> Done:
+    def forget(letters: Letters) -> Ok:
         wish = Pardon(run.path.name, letters.place.workdir, tuple(hosts))
-        return letters.expect(Done, letters.ask(wish, limit_s=LIMIT_S))
+        return letters.expect(Ok, letters.ask(wish, limit_s=LIMIT_S))
 
     troubles = failures(ask_all(places_of(run), forget))
     # Who was ever blamed may well be gone, whether or not that still counts.

@@ -11,7 +11,7 @@ from launcher.clusters.named import named_clusters, ssh_of
 from launcher.clusters.ssh import pool
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.letters import Place, settled_in
-from launcher.clusters.ssh.messages import Names, Runs
+from launcher.clusters.ssh.messages import ListRuns, RunNames
 from launcher.clusters.ssh.post import ask_all, letters_to
 from launcher.clusters.ssh.submit.report import best_of, copy, hear, knowing
 from launcher.errors import LaunchError, NoSuchRun, Unreachable
@@ -53,8 +53,8 @@ def _runs_on(ssh: Ssh) -> tuple[dict[str, dict[str, Place]], dict[str, LaunchErr
 
     def ask(name: str, line: Line) -> tuple[Place, tuple[str, ...]]:
         place = _place(surveyed[name], settled_in(line, surveyed[name]), ssh)
-        answer = letters_to(place).ask(Runs(place.workdir))
-        return place, answer.names if isinstance(answer, Names) else ()
+        answer = letters_to(place).ask(ListRuns(place.workdir))
+        return place, answer.names if isinstance(answer, RunNames) else ()
 
     runs: dict[str, dict[str, Place]] = {}
     for name, told in for_all(lines, ask).items():

@@ -19,7 +19,7 @@ from launcher.clusters.mirror.messages import Blob
 from launcher.clusters.ssh import pool
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.letters import Letters, Place, settled_in
-from launcher.clusters.ssh.messages import Code, Go, Open, Opened, Peer, Roster, Up
+from launcher.clusters.ssh.messages import CodeArchive, GoAhead, Keepers, Open, Opened, Peer, Up
 from launcher.clusters.ssh.results import transfer
 from launcher.clusters.ssh.results.checkpoints import bring_what_it_goes_on_from, stocks_of
 from launcher.clusters.ssh.run_hosts import places_ever
@@ -113,7 +113,7 @@ class Handover:
         lines: Mapping[str, Line],
         letters: Mapping[str, Letters],
     ) -> dict[str, LaunchError]:
-        """Open on all, the roster to all, Go to the first and then to the rest; gives the hosts that failed before."""
+        """Open on all, the keepers to all, GoAhead to the first, then to the rest; gives those that failed before."""
         openings = {node.host: self._opening(plan, intent, node, ready[node.host]) for node in plan.nodes}
         packed = _Packed(self._run.code)
         first, rest = plan.nodes[0].host, [node.host for node in plan.nodes[1:]]
@@ -129,12 +129,12 @@ class Handover:
             ports |= {name: port for name, port in opened.items() if isinstance(port, int)}
         if there.number > 1 and (failed := self._supply(plan, letters)):
             return failed
-        roster = Roster(tuple(Peer(node.host, node.address, ports[node.host]) for node in plan.nodes))
+        roster = Keepers(tuple(Peer(node.host, node.address, ports[node.host]) for node in plan.nodes))
         if failed := failures(for_all(lines, lambda name, _: letters[name].ask(roster))):
             return failed
-        letters[first].ask(Go())
+        letters[first].ask(GoAhead())
         # Who does not hear it asks the first.
-        for_all({name: lines[name] for name in rest}, lambda name, _: letters[name].ask(Go()))
+        for_all({name: lines[name] for name in rest}, lambda name, _: letters[name].ask(GoAhead()))
         return {}
 
     def _supply(self, plan: Plan, letters: Mapping[str, Letters]) -> dict[str, LaunchError]:
@@ -242,7 +242,7 @@ def _open(letters: Letters, opening: Open, contents: Sequence[bytes], packed: _P
     if isinstance(answer, Opened) and answer.needs_code:
         data = packed.data()
         news.say(f"{name}: code, {len(data):,} bytes")
-        answer = letters.ask(Code(len(data)), [data])
+        answer = letters.ask(CodeArchive(len(data)), [data])
     elif isinstance(answer, Opened):
         answer = letters.next_answer()
     up = letters.expect(Up, answer)

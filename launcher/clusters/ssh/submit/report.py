@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from launcher.clusters.mirror import tails
-from launcher.clusters.mirror.messages import LIMIT_S, Look, Part, Seen
+from launcher.clusters.mirror.messages import LIMIT_S, AskReport, RunReport, Tail
 from launcher.clusters.ssh.letters import Letters
 from launcher.errors import LaunchError
 from launcher.plan.model import Plan
@@ -27,7 +27,7 @@ _OVERLAP = 4096  # bytes of the events that are asked for again: do they continu
 class Testimony:
     """What one host says of a run, and its records."""
 
-    seen: Seen
+    seen: RunReport
     records: Mapping[str, bytes]
     events_at: int  # where in the events here those that came belong; 0: they are all
 
@@ -73,9 +73,9 @@ def hear(run: RunDir, letters: Letters, *, whole: bool = False) -> Testimony:
 
 
 def _testimony(run: RunDir, letters: Letters, events_from: int, whole: bool) -> Testimony:
-    question = Look(run.path.name, letters.place.workdir, events_from, whole)
+    question = AskReport(run.path.name, letters.place.workdir, events_from, whole)
     answer, contents = letters.ask_with_contents(question, limit_s=LIMIT_S)
-    seen = letters.expect(Seen, answer)
+    seen = letters.expect(RunReport, answer)
     records = {blob.name: content for blob, content in zip(seen.blobs, contents, strict=True)}
     return Testimony(seen, records, events_from)
 
@@ -112,7 +112,7 @@ def copy(run: RunDir, told: Testimony) -> None:
         content, path = told.records[name], _inside(run, name)
         make_dir(path.parent)
         if path == run.events and told.events_at:
-            tails.put(run.path, (name,), Part(name, told.events_at, len(content)), content)
+            tails.put(run.path, (name,), Tail(name, told.events_at, len(content)), content)
         elif path == attempt.intent:
             if not path.exists():
                 intent = msgspec.json.decode(content, type=Intent)
