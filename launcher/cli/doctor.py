@@ -14,8 +14,9 @@ from launcher.cli import figures
 from launcher.cli.arguments import Arguments
 from launcher.cli.columns import columns
 from launcher.cli.terminal import is_terminal, paint, safe, size
-from launcher.clusters.findings import Finding, Level, exit_code
 from launcher.clusters.named import LOCAL, SLURM_HERE, ClusterEntry, entry, named_clusters, ssh_of
+from launcher.doctor.findings import Finding, Level, exit_code
+from launcher.doctor.wish import DoctorWish
 from launcher.errors import BadInput, Refused
 from launcher.rundir.registry import runs_root
 from launcher.spec.model import JobSpec, Run
@@ -107,10 +108,9 @@ def _refuse(meant: Sequence[str]) -> None:
 
 
 def _local(root: Path, python: str) -> Iterator[Finding]:
-    from launcher.clusters.local.doctor import Here, check_up  # late: of two, only one is needed
+    from launcher.clusters.local.doctor import check_up  # late: of two, only one is needed
 
-    state = Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) / "launch"
-    return check_up(Here(root, state, python), os.environ)
+    return check_up(DoctorWish(root, python), os.environ)
 
 
 def _slurm(place: ClusterEntry, options: argparse.Namespace, root: Path, python: str) -> Iterator[Finding]:

@@ -12,11 +12,11 @@ import pytest
 
 from launcher.agent import wire
 from launcher.agent.messages import WIRE_VERSION
-from launcher.clusters.findings import Level
 from launcher.clusters.ssh import doctor_look_there, doctor_there
 from launcher.clusters.ssh.doctor_hosts import Host, Looked, host_findings, together
 from launcher.clusters.ssh.doctor_ways import Way, findings, rounds, slow
 from launcher.clusters.ssh.facts import Facts, Surveyed
+from launcher.doctor.findings import Level
 from launcher.hostlink.shipping import bundle
 from launcher.spec.model import SshHost
 from tests.lab.nodes import Cut

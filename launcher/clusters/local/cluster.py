@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.agent.environment import cleaned
+from launcher.agent.machine import this_machine
 from launcher.agent.memory_tier import close_tier
 from launcher.agent.processes import TAG, descendants, end_all, signal_process, tagged
 from launcher.clusters.keeping.attempt_end import ask_to_stop, cancelled, write_end
-from launcher.clusters.machine import this_machine
 from launcher.clusters.protocol import CancelReport
 from launcher.errors import LaunchError
 from launcher.plan.facts import Machine

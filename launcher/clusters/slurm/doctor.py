@@ -1,16 +1,16 @@
 """What is said of a Slurm site, from what its clients answer. Pure: facts in, findings out."""
 
 import difflib
-import math
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.clusters.file_systems import FileSystem, Reach
-from launcher.clusters.findings import Finding, ok, problem, warning
 from launcher.clusters.slurm.queries.nodes import Node, Partition
 from launcher.clusters.slurm.queries.site import Config
+from launcher.doctor.findings import Finding, ok, problem, warning
+from launcher.doctor.words import all_of, time_words
+from launcher.rundir.file_systems import FileSystem, Reach
 
 _NAMED = 8
 _FIELD = re.compile(r"(?:^|\s)(\w+)=(\S*)")
@@ -182,18 +182,6 @@ def _preempted(rules: Rules | None) -> str:
     return f"{rules.preempt_mode.lower()}{after}"
 
 
-def time_words(seconds: float | None) -> str:
-    """`none`, `90 s`, `30 min`, `36 h`, `7 days`."""
-    if seconds is None:
-        return "?"
-    if math.isinf(seconds):
-        return "none"
-    for unit_s, unit, least in ((86400, "days", 2), (3600, "h", 2), (60, "min", 1)):
-        if seconds >= least * unit_s and seconds % unit_s == 0:
-            return f"{seconds / unit_s:.0f} {unit}"
-    return f"{seconds / 3600:.1f} h" if seconds >= 2 * 3600 else f"{seconds:g} s"
-
-
 def start_finding(starts_at: float | None, words: str, now: float) -> Finding:
     """What `sbatch --test-only` says of a job of one node."""
     if starts_at is None:
@@ -210,24 +198,18 @@ def start_finding(starts_at: float | None, words: str, now: float) -> Finding:
 
 def place_finding(about: str, places: Sequence[Place], seen_on: Sequence[str] = (), *, tried: bool = False) -> Finding:
     """`seen_on`: the nodes on which all of it was found; `tried`: whether any have looked."""
-    text = and_so_on([f"{place.path} ({place.file_system.kind})" for place in places])
+    text = all_of([f"{place.path} ({place.file_system.kind})" for place in places])
     if seen_on:
-        return ok(about, f"{text}: seen on {and_so_on(seen_on)}")
+        return ok(about, f"{text}: seen on {all_of(seen_on)}")
     reaches = {place.file_system.reach for place in places}
     if reaches == {Reach.NETWORK}:
         return ok(about, text)
     doubtful = [place for place in places if place.file_system.reach is not Reach.NETWORK]
-    text = and_so_on([f"{place.path} ({place.file_system.kind})" for place in doubtful])
+    text = all_of([f"{place.path} ({place.file_system.kind})" for place in doubtful])
     them = "it" if len(doubtful) == 1 else "them"
     why = f"this machine's own, nodes may not see {them}" if Reach.THIS_MACHINE in reaches else f"may nodes see {them}?"
     hint = "see what the trial says of it" if tried else "`launch doctor slurm --try` has a node look"
     return warning(about, f"{text}: {why}", hint)
-
-
-def and_so_on(names: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _release(version: str | None) -> tuple[int, int] | None:

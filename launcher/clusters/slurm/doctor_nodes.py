@@ -5,9 +5,9 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from launcher.clusters.findings import Finding, ok, problem, warning
-from launcher.clusters.slurm.doctor import and_so_on
 from launcher.clusters.slurm.doctor_records import Expected, Stage, Trial, read_stopped
+from launcher.doctor.findings import Finding, ok, problem, warning
+from launcher.doctor.words import all_of
 
 T = TypeVar("T")
 _CLOCK_S = 2.0
@@ -38,7 +38,7 @@ def trial_findings(trial: Trial, expected: Expected) -> Iterable[Finding]:
         stopped = {trial.hosts[0]: (trial.exit_code, "")}  # the batch script itself came no further
     if trial.greetings:
         took = "" if trial.started_after_s is None else f", its first word {trial.started_after_s:.1f} s after sbatch"
-        yield ok("trial", f"job {trial.job} on {and_so_on(trial.hosts)}{took}")
+        yield ok("trial", f"job {trial.job} on {all_of(trial.hosts)}{took}")
     for node, (code, said) in stopped.items():
         yield _stopped_finding(node, code, said, expected)
     lost = [host for host in trial.hosts if host not in trial.reports and host not in stopped]
@@ -48,7 +48,7 @@ def trial_findings(trial: Trial, expected: Expected) -> Iterable[Finding]:
     elif said := _complaint_of_srun(trial.log):
         yield problem("srun", said, "a run's first node starts the others by srun: their slurmd must answer it")
     elif trial.greetings and lost:
-        yield problem("trial", f"nothing more came from {and_so_on(lost)}", "`sinfo -N -l` shows whether it is well")
+        yield problem("trial", f"nothing more came from {all_of(lost)}", "`sinfo -N -l` shows whether it is well")
     elif not trial.greetings and not stopped:
         yield _nothing_came(trial)
     if not trial.over:
@@ -76,7 +76,7 @@ def _nothing_came(trial: Trial) -> Finding:
 
 
 def _where(trial: Trial) -> str:
-    return f" on {and_so_on(trial.hosts)}" if trial.hosts else ""
+    return f" on {all_of(trial.hosts)}" if trial.hosts else ""
 
 
 def _complaint_of_srun(log: str) -> str:
@@ -103,11 +103,11 @@ def _stopped_finding(node: str, code: int, said: str, expected: Expected) -> Fin
 def _folder_findings(trial: Trial) -> Iterable[Finding]:
     deaf = [node for node in trial.greetings if node not in trial.clocks]
     if deaf:
-        text = f"what is written here was not seen on {and_so_on(deaf)} in time"
+        text = f"what is written here was not seen on {all_of(deaf)} in time"
         yield warning("runs root", text, "the file system tells others late: `launch cancel` will take as long")
     slow = {node: clock.took_s for node, clock in trial.clocks.items() if clock.took_s > _SLOW_FOLDER_S}
     if slow:
-        text = f"a question and its answer took {max(slow.values()):.0f} s through it, with {and_so_on(list(slow))}"
+        text = f"a question and its answer took {max(slow.values()):.0f} s through it, with {all_of(list(slow))}"
         hint = "nodes see each other's files that late: shorter attribute caching (NFS: actimeo, lookupcache) helps"
         yield warning("runs root", text, hint)
 
@@ -115,7 +115,7 @@ def _folder_findings(trial: Trial) -> Iterable[Finding]:
 def _python_findings(trial: Trial, expected: Expected) -> Iterable[Finding]:
     greetings = [trial.greetings[host] for host in trial.hosts if host in trial.greetings]
     for (version, ours), nodes in _alike({one.node: (one.python, one.launcher) for one in greetings}):
-        text = f"{version} and launch {ours} on {and_so_on(nodes)}"
+        text = f"{version} and launch {ours} on {all_of(nodes)}"
         differs = f"{text}, but {expected.python} and {expected.launcher} here"
         hint = "nodes and this machine should share one installation"
         if (version, ours) == (expected.python, expected.launcher):
@@ -134,7 +134,7 @@ def _feature(version: str) -> str:
 def _torch_findings(trial: Trial, expected: Expected) -> Iterable[Finding]:
     reports = [trial.reports[host] for host in trial.hosts if host in trial.reports]
     for (torch, gpus), nodes in _alike({one.node: (one.torch, one.gpus) for one in reports}):
-        where = f"{expected.rank_python} on {and_so_on(nodes)}"
+        where = f"{expected.rank_python} on {all_of(nodes)}"
         if torch.error:
             text = torch.error if torch.error == "not installed" else f"does not work: {torch.error}"
             yield warning("torch", f"{where}: {text}", "a job that trains needs it; run.python names an interpreter")
@@ -173,7 +173,7 @@ def _network_findings(trial: Trial) -> Iterable[Finding]:
         if not failed:
             slowest = max(call.took_ms or 0.0 for call in mine)
             addresses = ", ".join(sorted({call.address for call in mine}))
-            nodes = and_so_on(sorted({call.caller for call in mine}))
+            nodes = all_of(sorted({call.caller for call in mine}))
             yield ok("network", f"{nodes} reach each other {through} ({addresses}) within {slowest:.1f} ms")
 
 

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.agent.interfaces import address_of
+from launcher.agent.machine import this_machine
 from launcher.agent.ports import HeldPort
-from launcher.clusters.machine import this_machine
 from launcher.clusters.slurm.doctor_records import (
     Asked,
     Call,
@@ -30,7 +30,8 @@ from launcher.clusters.slurm.doctor_records import (
     read_stopped,
 )
 from launcher.clusters.slurm.hosts import addresses_of, hosts_of
-from launcher.clusters.torch_there import torch_of
+from launcher.doctor.look_there import torch_of
+from launcher.doctor.programs import text_of
 from launcher.errors import LaunchError
 from launcher.rundir.durable import read_record, write_record
 
@@ -66,7 +67,9 @@ def look_around(folder: Folder, me: str) -> None:
         write_record(folder.calls(me), calls)
         for other in others:
             _wait_for(folder, folder.calls(other), talk_until, other)  # it may still be about to call
-    torch = torch_of(asked.rank_python, os.environ, max(1.0, began + asked.limit_s - time.monotonic()))
+    torch = torch_of(
+        asked.rank_python, text_of("torch"), os.environ, max(1.0, began + asked.limit_s - time.monotonic())
+    )
     write_record(folder.report(me), Report(me, tuple(calls), torch, len(this_machine(os.environ).gpus)))
 
 

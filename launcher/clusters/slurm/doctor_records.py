@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.clusters.torch_there import Torch
+from launcher.doctor.look_there import Torch
 
 
 class Stage(IntEnum):

@@ -3,9 +3,10 @@
 import re
 from collections.abc import Iterable
 
-from launcher.clusters.findings import Finding, ok, warning
-from launcher.clusters.slurm.doctor import Rules, time_words
+from launcher.clusters.slurm.doctor import Rules
 from launcher.clusters.slurm.queries.site import Config
+from launcher.doctor.findings import Finding, ok, warning
+from launcher.doctor.words import time_words
 from launcher.spec.model import Recovery
 
 _RULES = Recovery()

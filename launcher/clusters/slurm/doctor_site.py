@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.clusters.file_systems import file_system_of
-from launcher.clusters.findings import Finding
 from launcher.clusters.slurm import doctor, doctor_settings
 from launcher.clusters.slurm.doctor_job import Shape, Wish, options
 from launcher.clusters.slurm.doctor_nodes import trial_findings
@@ -25,7 +23,9 @@ from launcher.clusters.slurm.queries.nodes import (
 )
 from launcher.clusters.slurm.queries.site import Config, read_config, read_version, show_config
 from launcher.clusters.slurm.reach import ask
+from launcher.doctor.findings import Finding
 from launcher.errors import Unreachable
+from launcher.rundir.file_systems import file_system_of
 
 _SYSTEM = Path("/usr")  # every machine has its own
 

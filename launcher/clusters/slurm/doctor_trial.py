@@ -15,8 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher.clusters.file_systems import nearest_folder
-from launcher.clusters.findings import Finding
 from launcher.clusters.slurm.doctor_job import Job, Shape, Wish, minutes, options, read_job, script
 from launcher.clusters.slurm.doctor_nodes import no_nodes_finding, refused_finding
 from launcher.clusters.slurm.doctor_records import (
@@ -36,9 +34,11 @@ from launcher.clusters.slurm.queries.jobs import cancel, read_submitted
 from launcher.clusters.slurm.reach import ask
 from launcher.clusters.slurm.reasons import plain
 from launcher.clusters.slurm.states import Phase
+from launcher.doctor.findings import Finding
 from launcher.errors import LaunchError, Unreachable
 from launcher.rundir import drafts
 from launcher.rundir.durable import make_dir, read_record, write_record
+from launcher.rundir.file_systems import nearest_folder
 
 _SPARE_S = 10.0  # of the job's time, for what is around the program
 _SUBMIT_S = 30.0

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.clusters.findings import Finding, Level, ok, problem, warning
-from launcher.clusters.local.doctor import ahead, space_finding
 from launcher.clusters.ssh import doctor_look_there
-from launcher.clusters.ssh.doctor_ways import size, some
 from launcher.clusters.ssh.facts import Surveyed
+from launcher.doctor.findings import Finding, Level, ok, problem, warning
+from launcher.doctor.machine_checks import space_finding
+from launcher.doctor.words import ahead, size, some
 from launcher.errors import LaunchError, Unreachable
 from launcher.hostlink.connect import Line
 from launcher.hostlink.shipping import bundle

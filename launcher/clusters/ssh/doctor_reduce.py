@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from launcher.clusters.findings import Finding, ok, problem, warning
-from launcher.clusters.ssh.doctor_ways import some
 from launcher.clusters.ssh.facts import Surveyed
+from launcher.doctor.findings import Finding, ok, problem, warning
+from launcher.doctor.words import some
 from launcher.errors import LaunchError, Unreachable
 from launcher.hostlink.connect import Line, Running
 from launcher.hostlink.parallel import for_all

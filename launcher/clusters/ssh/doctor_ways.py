@@ -4,10 +4,11 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.clusters.findings import Finding, Level, problem, warning
+from launcher.doctor.findings import Finding, Level, problem, warning
+from launcher.doctor.words import rate, some
 
 _SLOW = 0.5  # of what is usual
-_MOST_NAMED = 4
+_MOST_NAMED = 4  # single slow ways
 _PORTS_HINT = (
     "a run's hosts need each other's TCP ports from 20000 on, both ways: open them between the hosts; "
     "`address:` of a host names the one on the network they share"
@@ -69,7 +70,7 @@ def _row(host: str, ways: Sequence[Way]) -> tuple[str, ...]:
     partners = {way.end for way in out} | {way.start for way in back}
     if not partners:
         return (host, "-", "-", "-", "nobody")
-    speeds = (rate(statistics.median(way.bytes_per_s for way in some)) if some else "-" for some in (out, back))
+    speeds = (rate(statistics.median(way.bytes_per_s for way in ways)) if ways else "-" for ways in (out, back))
     return (host, *speeds, _ms(statistics.median(way.round_trip_s for way in (*out, *back))), str(len(partners)))
 
 
@@ -120,27 +121,6 @@ def _slow_with_all(side: Mapping[str, Sequence[float]], usual: float) -> dict[st
 
 
 # Words
-
-
-def rate(bytes_per_s: float) -> str:
-    return f"{size(bytes_per_s)}/s"
-
-
-def size(amount: float) -> str:
-    """`812 B`, `3.1 MB`"""
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000:
-            return f"{amount:.3g} {unit}"
-        amount /= 1000
-    return f"{amount:.3g} TB"
-
-
-def some(names: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b, c and 29 more`"""
-    shown = (
-        [*names] if len(names) <= _MOST_NAMED else [*names[: _MOST_NAMED - 1], f"{len(names) - _MOST_NAMED + 1} more"]
-    )
-    return " and ".join([", ".join(shown[:-1]), *shown[-1:]] if len(shown) > 1 else shown)
 
 
 def _ms(seconds: float) -> str:

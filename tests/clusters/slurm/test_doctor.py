@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from launcher.clusters.file_systems import FileSystem
-from launcher.clusters.findings import Level
 from launcher.clusters.slurm import doctor, doctor_settings
 from launcher.clusters.slurm.doctor_job import Job, Shape, Wish, options, read_job, script
 from launcher.clusters.slurm.doctor_nodes import no_nodes_finding, trial_findings
@@ -28,7 +26,10 @@ from launcher.clusters.slurm.doctor_records import (
 from launcher.clusters.slurm.queries.nodes import Node, Partition
 from launcher.clusters.slurm.queries.site import read_config
 from launcher.clusters.slurm.states import Phase
-from launcher.clusters.torch_there import Torch
+from launcher.doctor.findings import Level
+from launcher.doctor.look_there import Torch
+from launcher.doctor.words import time_words
+from launcher.rundir.file_systems import FileSystem
 
 RECORDED = Path(__file__).parent / "recorded"
 CONFIG = read_config((RECORDED / "show-config-22.05.txt").read_text())
@@ -156,7 +157,7 @@ def test_what_the_nodes_of_others_are_like_does_not_matter():
     ],
 )  # fmt: skip
 def test_times_in_words(seconds, words):
-    assert doctor.time_words(seconds) == words
+    assert time_words(seconds) == words
 
 
 def test_what_a_test_submission_says():

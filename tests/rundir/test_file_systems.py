@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.clusters.file_systems import FileSystem, Reach, file_system_of, find_mount, nearest_folder
+from launcher.rundir.file_systems import FileSystem, Reach, file_system_of, find_mount, nearest_folder
 
 MOUNTS = r"""22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
 23 22 0:21 / /proc rw - proc proc rw

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.clusters.machine import this_machine
+from launcher.agent.machine import this_machine
 
 
 @pytest.fixture

@@ -1,0 +1,48 @@
+"""How amounts, times and names are written in findings."""
+
+import math
+from collections.abc import Sequence
+
+_MOST_NAMED = 4
+
+
+def size(amount: float) -> str:
+    """`812 B`, `3.1 MB`"""
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{amount:.3g} {unit}"
+        amount /= 1000
+    return f"{amount:.3g} TB"
+
+
+def rate(bytes_per_s: float) -> str:
+    return f"{size(bytes_per_s)}/s"
+
+
+def ahead(seconds: float) -> str:
+    return f"{abs(seconds):.1f} s {'ahead of' if seconds > 0 else 'behind'}"
+
+
+def time_words(seconds: float | None) -> str:
+    """`none`, `90 s`, `30 min`, `36 h`, `7 days`."""
+    if seconds is None:
+        return "?"
+    if math.isinf(seconds):
+        return "none"
+    for unit_s, unit, least in ((86400, "days", 2), (3600, "h", 2), (60, "min", 1)):
+        if seconds >= least * unit_s and seconds % unit_s == 0:
+            return f"{seconds / unit_s:.0f} {unit}"
+    return f"{seconds / 3600:.1f} h" if seconds >= 2 * 3600 else f"{seconds:g} s"
+
+
+def all_of(names: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def some(names: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b, c and 29 more`; nothing of none."""
+    if len(names) > _MOST_NAMED:
+        names = [*names[: _MOST_NAMED - 1], f"{len(names) - _MOST_NAMED + 1} more"]
+    return all_of(names) if names else ""
