@@ -17,14 +17,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.clusters import FRESH_S, adopt, bring_logs, bring_results, cancel_without, forgive, look, of_kind
-from launcher.clusters.protocol import CancelReport, Preview
+from launcher.clusters.kinds import kind_named, of_kind
+from launcher.clusters.protocol import (
+    CancelReport,
+    Discovers,
+    Forgives,
+    GivesUpHosts,
+    KeepsFilesElsewhere,
+    Mends,
+    Preview,
+)
 from launcher.errors import NoSuchRun, Refused
 from launcher.rundir import registry
-from launcher.rundir.attempts import newest, read_intent, read_plan
+from launcher.rundir.attempts import attempts, newest, read_intent, read_plan
 from launcher.rundir.layout import RunDir
 from launcher.status.derive import RunStatus, derive
-from launcher.status.facts import read_facts
+from launcher.status.facts import RunFacts, read_facts
 from launcher.status.logs import LogLine, merged_logs
 from launcher.words import State
 
@@ -58,8 +66,9 @@ class Run:
     def renew(self) -> None:
         """Bring home what ranks on other machines have written, and then how the run is."""
         run = RunDir(self.path)
-        bring_logs(run)
-        if read_facts(self.path).asks:
+        for place in _places_of(run):
+            place.bring_logs(run)
+        if _is_asked(read_facts(self.path)):
             self.status(WATCH_S)
 
     def checkpoints(self, *, verify: bool = False) -> "Iterator[Checkpoint]":
@@ -83,22 +92,22 @@ class Run:
         With the newest comes the best one.
         """
         self.status()
-        return bring_results(RunDir(self.path), checkpoint)
+        run = RunDir(self.path)
+        return [line for place in _places_of(run) for line in place.fetch(run, checkpoint)]
 
     @property
     def elsewhere(self) -> bool:
-        """Its checkpoints are on hosts, and here only what was fetched."""
-        attempt = newest(RunDir(self.path))
-        return attempt is not None and read_intent(attempt).cluster_kind == "ssh"
+        """Its checkpoints are on other machines, and here only what was fetched."""
+        return isinstance(_carrier(newest(RunDir(self.path))), KeepsFilesElsewhere)
 
     def pardon(self, hosts: Collection[str] = ()) -> "list[Blame]":
         """Let lost nodes be used again, these or all; gives what was held against them."""
         from launcher.rundir.avoided import pardon  # late: nothing else needs it
 
         run = RunDir(self.path)
-        attempt = newest(run)
-        if attempt is not None and not self.status().state.ended:
-            forgive(read_intent(attempt).cluster_kind, run, hosts)
+        place = _carrier(newest(run))
+        if isinstance(place, Forgives) and not self.status().state.ended:
+            place.forgive(run, hosts)
         return pardon(run, hosts)
 
     def cancel(self, *, gone: Collection[str] = ()) -> CancelReport:
@@ -111,9 +120,12 @@ class Run:
         if attempt is None:
             return CancelReport((), already=True)
         plan = read_plan(run, attempt.number)
-        if gone:
-            return cancel_without(plan.cluster_kind, run, attempt, gone)
-        return of_kind(plan.cluster_kind).cancel(run, attempt, plan)
+        place = of_kind(plan.cluster_kind)
+        if not gone:
+            return place.cancel(run, attempt, plan)
+        if not isinstance(place, GivesUpHosts):
+            raise Refused("only the hosts of a pool can be given up", "hint: the cluster itself knows of its nodes")
+        return place.cancel_without(run, attempt, gone)
 
     def resume(self, *, on: str | None = None, overrides: Sequence[str] = ()) -> "Run":
         """Open a new attempt of an ended or lost run. Raises Refused on a live one, and where another did."""
@@ -136,7 +148,7 @@ def statuses(runs_: "Sequence[Run]", fresh_s: float = 0.0) -> "list[RunStatus]":
     facts = [read_facts(one.path) for one in runs_]
     asked: dict[str, list[int]] = {}
     for index, fact in enumerate(facts):
-        if fact.asks:
+        if _is_asked(fact):
             asked.setdefault(fact.asks, []).append(index)
     for kind, indexes in asked.items():
         words = _words(kind, [facts[index].attempt_dir for index in indexes], fresh_s)
@@ -148,14 +160,37 @@ def statuses(runs_: "Sequence[Run]", fresh_s: float = 0.0) -> "list[RunStatus]":
     return [derive(fact) for fact in facts]
 
 
+def _is_asked(fact: RunFacts) -> bool:
+    kind = kind_named(fact.asks) if fact.asks else None
+    return kind is not None and kind.asked
+
+
+def _carrier(attempt: "AttemptDir | None") -> object:
+    """The cluster that an attempt went to, to be asked for what it is capable of."""
+    return of_kind(read_intent(attempt).cluster_kind) if attempt is not None else None
+
+
+def _places_of(run: RunDir) -> list[KeepsFilesElsewhere]:
+    """The kinds of clusters where an attempt of it, not only the newest, has left files."""
+    kinds = dict.fromkeys(read_intent(attempt).cluster_kind for attempt in attempts(run) if attempt.intent.exists())
+    asked = (of_kind(kind) for kind in kinds if (known := kind_named(kind)) is not None and known.asked)
+    return [place for place in asked if isinstance(place, KeepsFilesElsewhere)]
+
+
 def _words(kind: str, attempts: "list[tuple[RunDir, AttemptDir]]", fresh_s: float) -> "list[ClusterWord | None]":
     """What the cluster says, or said a moment ago: who watches a run looks ten times a second."""
     now = time.monotonic()
+    known = kind_named(kind)
+    if known is None:
+        return [None for _ in attempts]  # of a package that is not installed here
     heard = [_heard.get(attempt.path) for _, attempt in attempts]
-    fresh_s = min(fresh_s, FRESH_S.get(kind, fresh_s))
+    fresh_s = fresh_s if known.fresh_s is None else min(fresh_s, known.fresh_s)
     if all(one is not None and now - one[0] < fresh_s for one in heard):
         return [one[1] for one in heard if one is not None]
-    words = look(kind, attempts)
+    place = of_kind(kind)
+    if isinstance(place, Mends):
+        place.mend(attempts)
+    words = place.look(attempts)
     _heard.update({attempt.path: (now, word) for (_, attempt), word in zip(attempts, words, strict=True)})
     return words
 
@@ -207,11 +242,22 @@ def run(ref: str) -> Run:
     try:
         path = registry.find(ref)
     except NoSuchRun:
-        found = adopt(ref) if ref != registry.LAST else None
+        found = _discovered(ref) if ref != registry.LAST else None
         if found is None:
             raise
         path = found
     return Run(path.name, path)
+
+
+def _discovered(ref: str) -> Path | None:
+    """The folder made here of a run that was submitted elsewhere, to a place that this machine reaches too."""
+    from launcher.clusters.clusters_file import clusters_file, named_clusters  # late: it reads YAML
+
+    if clusters_file() is None:
+        return None
+    places = (of_kind(kind) for kind in dict.fromkeys(entry.kind for entry in named_clusters().values()))
+    found = (place.discover(ref) for place in places if isinstance(place, Discovers))
+    return next((path for path in found if path is not None), None)
 
 
 def runs() -> list[Run]:

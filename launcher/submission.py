@@ -13,14 +13,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
-
-from launcher.clusters import bring_newest, of_kind
+from launcher.clusters.clusters_file import ClusterEntry, entry, login_of, plugin_sections, with_defaults
 from launcher.clusters.keeping.attempt_end import first_state, write_end
-from launcher.clusters.named import ClusterEntry, entry, with_defaults
-from launcher.clusters.protocol import Cluster
+from launcher.clusters.kinds import of_kind
+from launcher.clusters.protocol import Cluster, KeepsFilesElsewhere, SubmitsTogether
 from launcher.errors import BadInput, Exit, LaunchError, NotStarted, Unreachable, some_exist, with_runs
-from launcher.plan.build import build, check, check_code
+from launcher.plan.build import build, check, check_code, with_code
 from launcher.plan.facts import Place, Problem, Project
 from launcher.plan.model import FrozenCode, Plan
 from launcher.rundir import drafts, registry
@@ -35,6 +33,8 @@ from launcher.rundir.records import AttemptEnd, Event
 from launcher.rundir.snapshot import freeze
 from launcher.secret_values import read_secret_values, unset_secrets
 from launcher.spec import position, read_spec
+from launcher.spec.cluster_fields import OPTIONS_OF
+from launcher.spec.fields import JOB, with_plugins
 from launcher.spec.model import JobSpec
 from launcher.words import Cause, State
 
@@ -71,7 +71,7 @@ class Request:
 
 def validate(file: Path, overrides: tuple[str, ...]) -> None:
     """Everything that can be said of a spec without knowing where it will run. Raises BadInput with all problems."""
-    spec = read_spec(file, overrides)
+    spec = _read_spec(file, overrides)
     root = project_of(file)
     python = interpreter(spec, root, os.environ)
     project = _look_at(spec, root, list_code(root, spec.code), python)
@@ -82,26 +82,38 @@ def request(file: Path, *, on: str, overrides: tuple[str, ...], shipped: Shipped
     """Read and check everything; starts and writes nothing. Raises BadInput with all problems."""
     place = _place(on)
     defaults = place.defaults if shipped is None else (*place.defaults, *shipped.defaults)
-    spec = read_spec(file, with_defaults(defaults, file, overrides))
+    spec = _read_spec(file, overrides, defaults)
     where = of_kind(place.kind)
     root = project_of(file) if shipped is None else shipped.root
     code = list_code(root, spec.code) if shipped is None else list_frozen(root)
     python = interpreter(spec, root, os.environ)
     project = _look_at(spec, root, code, python)
     unset = unset_secrets(spec, root, os.environ) if shipped is None else ()
-    problems = check(spec, where.machine(spec), project, unset)
-    if where.kind != "ssh" and not os.access(python, os.X_OK):  # SSH hosts have interpreters of their own
+    machine = where.machine(spec)
+    problems = check(spec, machine, project, unset)
+    if not machine.own_python and not os.access(python, os.X_OK):
         problems.append(Problem("run.python", f"no interpreter at {python}"))
     _refuse(file, problems)
     return Request(file, spec, overrides, on, where, project, code, python, shipped=shipped, defaults=defaults)
 
 
+def _read_spec(file: Path, overrides: Sequence[str], defaults: Defaults = ()) -> JobSpec:
+    """With the cluster's defaults. Kinds of other packages are only looked for where a spec cannot be read without."""
+    try:
+        return read_spec(file, with_defaults(defaults, file, overrides))
+    except BadInput:
+        job = with_plugins(plugin_sections())
+        if job == JOB:
+            raise
+        return read_spec(file, with_defaults(defaults, file, overrides, job), job)
+
+
 def _place(on: str) -> ClusterEntry:
     """The cluster of this name, whose programs are on this machine."""
     place = entry(on)
-    if place.login is not None:
+    if (node := login_of(place).node) is not None:
         hint = "hint: `launch submit` goes there; a run of another cluster cannot"
-        raise BadInput(f"--on {on}: its programs are on {place.login}, not here", hint)
+        raise BadInput(f"--on {on}: its programs are on {node}, not here", hint)
     return place
 
 
@@ -114,14 +126,12 @@ def _refuse(file: Path, problems: Collection[Problem]) -> None:
         raise BadInput(*lines)
 
 
-def plan_of(wish: Request, run_id: str, run_dir: Path, submitted_at: float, code: FrozenCode) -> Plan:
+def plan_of(wish: Request, run_id: str, run_dir: Path, submitted_at: float) -> Plan:
+    """Everything but what the frozen code is called: that is known once it is frozen (`with_code`)."""
     file = str(wish.file.resolve())
-    place = Place(run_id, str(run_dir), wish.on, wish.cluster.kind, file, submitted_at, wish.defaults)
-    machine = wish.cluster.machine(wish.spec)
-    plan = build(wish.spec, wish.overrides, place, machine, wish.project, code, wish.python)
-    if wish.repeat is None:
-        return plan
-    return msgspec.structs.replace(plan, env={**plan.env, "LAUNCH_REPEAT": str(wish.repeat)})
+    place = Place(run_id, str(run_dir), wish.on, wish.cluster.kind, file, submitted_at, wish.defaults, wish.repeat)
+    code = FrozenCode("", len(wish.code.files), wish.code.bytes)
+    return build(wish.spec, wish.overrides, place, wish.cluster.machine(wish.spec), wish.project, code, wish.python)
 
 
 def prepare(
@@ -131,8 +141,7 @@ def prepare(
     wish = request(file, on=on, overrides=overrides, shipped=shipped)
     root = registry.runs_root(Path(wish.project.path))
     run_id = new_run_id(wish.spec.name, _taken(root))
-    code = FrozenCode("", len(wish.code.files), wish.code.bytes)
-    return plan_of(wish, run_id, root / run_id, time.time(), code), wish.code
+    return plan_of(wish, run_id, root / run_id, time.time()), wish.code
 
 
 def open_runs(
@@ -179,7 +188,8 @@ def _together(wishes: Sequence[Request]) -> list[list[Request]]:
     """Neighbours that may share one job: of one project, with the same demands, as many as the cluster takes."""
     groups: list[list[Request]] = []
     for wish in wishes:
-        most = wish.cluster.most_together if len(wishes) > 1 else 1
+        place = wish.cluster
+        most = place.most_together() if len(wishes) > 1 and isinstance(place, SubmitsTogether) else 1
         if groups and len(groups[-1]) < most and _demands(groups[-1][-1]) == _demands(wish):
             groups[-1].append(wish)
         else:
@@ -189,7 +199,8 @@ def _together(wishes: Sequence[Request]) -> list[list[Request]]:
 
 def _demands(wish: Request) -> tuple[object, ...]:
     spec = wish.spec
-    return wish.on, wish.project.path, spec.resources, spec.slurm, spec.recovery.spares, spec.secrets
+    options = [getattr(spec, kind) for kind in OPTIONS_OF]
+    return wish.on, wish.project.path, spec.resources, options, spec.plugins, spec.recovery.spares, spec.secrets
 
 
 def _open_group(group: Sequence[Request]) -> list[tuple[str, Path]]:
@@ -208,15 +219,16 @@ def _open_group(group: Sequence[Request]) -> list[tuple[str, Path]]:
     if shipped is not None:
         shipped.choose(opened)
     batch = root / f".batch-{ticket}" if len(group) > 1 else None
-    engagements = [wish.cluster.engage(path) for wish, (_, path) in zip(group, opened, strict=True)]
+    plans = [plan_of(wish, *one, time.time()) for wish, one in zip(group, opened, strict=True)]
+    engagements = [wish.cluster.engage(plan) for wish, plan in zip(group, plans, strict=True)]
     made: list[tuple[str, Path]] = []
     try:
         if batch is not None:
             make_dir(batch)
             write_record(BatchDir(batch).runs, [str(path) for _, path in opened])
-        for wish, (run_id, path) in zip(group, opened, strict=True):
-            _make(wish, run_id, path, ticket, batch)
-            made.append((run_id, path))
+        for wish, plan, one in zip(group, plans, opened, strict=True):
+            _make(wish, plan, ticket, batch)
+            made.append(one)
         sync_dir(root)
     except BaseException:
         for engagement in engagements:
@@ -247,14 +259,15 @@ def _what_next(error: Exception, opened: Sequence[tuple[str, Path]]) -> str:
     return f"{there}: `launch status {ref}` shows what became of {them}"
 
 
-def _make(wish: Request, run_id: str, path: Path, ticket: str, batch: Path | None) -> None:
+def _make(wish: Request, plan: Plan, ticket: str, batch: Path | None) -> None:
+    path = Path(plan.run_dir)
     draft = drafts.new_draft(path.parent)
-    registry.register(run_id, path)
+    registry.register(plan.run_id, path)
     try:
-        _write(RunDir(draft), wish, run_id, path, ticket, batch)
+        _write(RunDir(draft), wish, plan, ticket, batch)
         os.rename(draft, path)
     except BaseException:
-        registry.forget(run_id)
+        registry.forget(plan.run_id)
         drafts.remove(draft)
         raise
 
@@ -280,17 +293,18 @@ def reopen(run: RunDir, *, after: int, on: str | None, overrides: tuple[str, ...
     place = _place(on) if on is not None else _place_of(before)
     where = of_kind(place.kind)
     all_overrides = (*before.overrides, *overrides)
-    spec = read_spec(run.spec, with_defaults(place.defaults, run.spec, all_overrides))
+    spec = _read_spec(run.spec, all_overrides, place.defaults)
     code = list_frozen(run.code)
     project = _look_at(spec, run.code, code, before.entry.python)
     python, defaults = before.entry.python, place.defaults
     wish = Request(run.spec, spec, all_overrides, place.name, where, project, code, python, defaults=defaults)
     problems = check(spec, where.machine(spec), project, ())
     _refuse(run.spec, problems)
-    plan = plan_of(wish, before.run_id, run.path, before.submitted_at, before.code)
-    if before.cluster_kind != where.kind:
-        bring_newest(before.cluster_kind, run)
-    engagement = where.engage(run.path)
+    plan = with_code(plan_of(wish, before.run_id, run.path, before.submitted_at), before.code)
+    was = of_kind(before.cluster_kind)
+    if was.kind != where.kind and isinstance(was, KeepsFilesElsewhere):
+        was.bring_newest(run)
+    engagement = where.engage(plan)
     try:
         attempt, _ = new_attempt(run, place.name, "resume", None, plan, kind=where.kind, after=after)
         append_line(run.events, Event(time.time(), attempt.number, "resumed", f"resumed on {place.name}"))
@@ -332,18 +346,17 @@ def interpreter(spec: JobSpec, project: Path, environ: Mapping[str, str]) -> str
     return sys.executable
 
 
-def _write(draft: RunDir, wish: Request, run_id: str, final: Path, ticket: str, batch: Path | None) -> None:
+def _write(draft: RunDir, wish: Request, unfrozen: Plan, ticket: str, batch: Path | None) -> None:
     make_dir(draft.path)
-    now = time.time()
-    frozen = freeze(wish.code, final.parent / ".code", draft.code).code
-    plan = plan_of(wish, run_id, final, now, frozen)
+    frozen = freeze(wish.code, Path(unfrozen.run_dir).parent / ".code", draft.code).code
+    plan = with_code(unfrozen, frozen)
     write_bytes(draft.spec, wish.file.read_bytes())
     if wish.spec.secrets:
         write_record(draft.secrets, _secrets(wish))
     shared = str(batch) if batch is not None else ""
     new_attempt(draft, wish.on, "submit", None, kind=wish.cluster.kind, ticket=ticket, batch=shared)
     raise_fence(draft, 1)
-    append_line(draft.events, Event(now, 1, "submitted", f"submitted {wish.file.name} to {wish.on}"))
+    append_line(draft.events, Event(time.time(), 1, "submitted", f"submitted {wish.file.name} to {wish.on}"))
     write_record(draft.state, first_state(plan, 1))
     write_record(draft.plan, plan)
 

@@ -1,11 +1,14 @@
 """What is submitted and resumed, with a cluster that only notes down what it is asked for."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
-from launcher import clusters, submission
+from launcher import submission
 from launcher.api import Run
 from launcher.cli.main import main
+from launcher.clusters import kinds
 from launcher.clusters.keeping.attempt_end import write_end
 from launcher.errors import Exit, LaunchError, NotStarted, Refused, Unreachable
 from launcher.plan.facts import Machine
@@ -43,19 +46,18 @@ class Noted:
     """A cluster that notes down."""
 
     kind = "ssh"
-    most_together = 1
 
     def machine(self, _spec):
         return Machine(4, (), apart=True)
 
-    def engage(self, _run_dir):
+    def engage(self, _plan):
         return Engagement()
 
 
 @pytest.fixture
 def job(tmp_path, monkeypatch):
     """A project whose job goes to pools of the clusters file."""
-    monkeypatch.setitem(clusters._KINDS, "ssh", (__name__, "Noted"))
+    monkeypatch.setitem(kinds.OURS, "ssh", replace(kinds.OURS["ssh"], path=f"{__name__}:Noted"))
     monkeypatch.setattr(Engagement, "went", [], raising=False)
     monkeypatch.setattr(Engagement, "refusals", [], raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

@@ -89,7 +89,7 @@ class Coordinator:
         self._start_by = inf
         self._blame_at = inf
         self._look_for_hang_at = 0.0
-        limit_s = None if plan.cluster_kind == "slurm" else plan.spec.resources.time_s  # Slurm tells when it is near
+        limit_s = None if plan.limit_per_job else plan.spec.resources.time_s  # the cluster tells when it is near
         self._limit_at = inf if limit_s is None else now.mono + limit_s
         self._standing.message = str(self._gathering)
 

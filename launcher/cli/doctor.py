@@ -14,7 +14,8 @@ from launcher.cli import figures
 from launcher.cli.arguments import Arguments
 from launcher.cli.columns import columns
 from launcher.cli.terminal import is_terminal, paint, safe, size
-from launcher.clusters.named import LOCAL, SLURM_HERE, ClusterEntry, entry, named_clusters, ssh_of
+from launcher.clusters.clusters_file import ClusterEntry, entry, login_of, named_clusters, pool_of
+from launcher.clusters.kinds import LOCAL
 from launcher.doctor.findings import Finding, Level, exit_code
 from launcher.doctor.wish import DoctorWish
 from launcher.errors import BadInput, Refused
@@ -75,17 +76,16 @@ def run(options: argparse.Namespace) -> int:
 
 def _place(name: str, file: Path | None) -> ClusterEntry:
     """`slurm` can be looked at even where there is none."""
-    if name == SLURM_HERE and name not in named_clusters(file):
-        return ClusterEntry("slurm", SLURM_HERE)
+    if name == "slurm" and name not in named_clusters(file):
+        return ClusterEntry("slurm", "slurm")
     return entry(name, file)
 
 
 def _check_up(place: ClusterEntry, options: argparse.Namespace) -> Iterator[Finding]:
-    if place.login is not None:
-        there = shlex.join([place.launch, "doctor", place.cluster or place.kind])
-        raise Refused(
-            f"{place.name} is looked at from its login node, {place.login}", f"hint: ssh {place.login} {there}"
-        )
+    way = login_of(place)
+    if way.node is not None:
+        there = shlex.join([way.launch, "doctor", way.cluster or "local"])
+        raise Refused(f"{place.name} is looked at from its login node, {way.node}", f"hint: ssh {way.node} {there}")
     if place.kind == "ssh":
         _refuse([name for name in ("nodes", "within", *_OF_SLURM) if getattr(options, name)])
         return _ssh(place, trial=options.trial)
@@ -104,7 +104,7 @@ def _refuse(meant: Sequence[str]) -> None:
     if meant:
         flag = "try" if meant[0] == "trial" else meant[0]
         where = "of Slurm clusters and of pools" if flag == "try" else "of Slurm clusters"
-        raise BadInput(f"--{flag} is {where}", f"hint: launch doctor {SLURM_HERE} --{flag}")
+        raise BadInput(f"--{flag} is {where}", f"hint: launch doctor slurm --{flag}")
 
 
 def _local(root: Path, python: str) -> Iterator[Finding]:
@@ -124,7 +124,7 @@ def _slurm(place: ClusterEntry, options: argparse.Namespace, root: Path, python:
 
 
 def _ssh(place: ClusterEntry, *, trial: bool) -> Iterator[Finding]:
-    pool = ssh_of(place)
+    pool = pool_of(place)
     if not pool.hosts:
         raise BadInput(f"{place.name}: no hosts are named", "hint: a pool of the clusters file, with `kind: ssh`")
     from launcher.clusters.ssh.doctor import check_up  # late: paramiko

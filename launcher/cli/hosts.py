@@ -60,9 +60,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _pools() -> "dict[str, Ssh]":
-    from launcher.clusters.named import named_clusters, ssh_of  # late: it reads YAML
+    from launcher.clusters.clusters_file import named_clusters, pool_of  # late: it reads YAML
 
-    return {name: ssh_of(place) for name, place in named_clusters().items() if place.kind == "ssh"}
+    return {name: pool_of(place) for name, place in named_clusters().items() if place.kind == "ssh"}
 
 
 def _known(pools: "dict[str, Ssh]") -> str:

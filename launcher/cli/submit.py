@@ -15,7 +15,7 @@ from launcher.cli.terminal import show_news
 from launcher.errors import BadInput, Exit, LaunchError
 
 if TYPE_CHECKING:
-    from launcher.clusters.named import ClusterEntry
+    from launcher.clusters.clusters_file import ClusterEntry
     from launcher.clusters.protocol import Preview
     from launcher.plan.model import Plan
     from launcher.rundir.code_list import CodeList
@@ -74,10 +74,10 @@ def _login_node(options: argparse.Namespace) -> "ClusterEntry | None":
     """The cluster, where its programs are on another machine."""
     if options.on == "local":
         return None
-    from launcher.clusters.named import entry  # late: it reads YAML; local needs no clusters file
+    from launcher.clusters.clusters_file import entry, login_of  # late: it reads YAML; local needs no clusters file
 
     place = entry(options.on, options.clusters)
-    return place if place.login is not None else None
+    return place if login_of(place).node is not None else None
 
 
 @contextlib.contextmanager

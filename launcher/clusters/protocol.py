@@ -1,9 +1,13 @@
-"""What a cluster is to the rest: five verbs. One contract suite runs over every implementation."""
+"""What a place where runs go is to the rest of the house: five verbs, and small capabilities that only some kinds have.
 
-from collections.abc import Sequence
+A kind is a class that implements Cluster, and those of the other protocols that fit it; nobody asks it for its name.
+One contract suite (tests/clusters/test_contract.py) runs over every kind.
+"""
+
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import ClusterWord
@@ -41,22 +45,78 @@ class Engagement(Protocol):
 
 
 class Cluster(Protocol):
-    """A place where runs go."""
+    """A place where runs go. An object may be used for one command only, and each verb alone on a fresh one."""
 
     kind: str
-    most_together: int  # how many runs with the same demands may be handed over as one job
 
     def machine(self, spec: "JobSpec") -> "Machine":
-        """What one node offers to this job."""
+        """What one node offers to this job, and what the plan has to know of the cluster."""
 
     def preview(self, plan: "Plan") -> Preview | None:
         """What `go` would hand over; None where that is no text."""
 
-    def engage(self, run_dir: Path) -> Engagement:
-        """Prepare to start an attempt of the run that will be, or is, in this folder."""
+    def engage(self, plan: "Plan") -> Engagement:
+        """Prepare to start an attempt of the run that will be, or is, in `plan.run_dir`; its code may come later."""
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
-        """What the cluster says of each; None where it knows no more than the run's folder and processes do."""
+        """What the cluster says of each; None where it knows no more than the run's folder and processes do.
+
+        Starts, ends and decides nothing.
+        """
 
     def cancel(self, run: RunDir, attempt: AttemptDir, plan: "Plan") -> CancelReport:
         """End the attempt for good: first by asking, then surely; returns when nothing of it is left."""
+
+
+@runtime_checkable
+class Mends(Protocol):
+    """Kinds where a submitter that was killed may have left something half done."""
+
+    def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
+        """Hand over what was not, end what was handed over twice, write a last word where nobody else will."""
+
+
+@runtime_checkable
+class SubmitsTogether(Protocol):
+    """Kinds that take several runs as one job."""
+
+    def most_together(self) -> int:
+        """How many runs with equal demands may be handed over as one."""
+
+
+@runtime_checkable
+class KeepsFilesElsewhere(Protocol):
+    """Kinds whose runs write on other machines: the run's folder here holds what was brought."""
+
+    def bring_logs(self, run: RunDir) -> None:
+        """Have what ranks have written so far in the run's folder here."""
+
+    def fetch(self, run: RunDir, checkpoint: str) -> list[str]:
+        """Have logs, metrics and a checkpoint (`newest`, `none`, a step) here; a line for each thing that came."""
+
+    def bring_newest(self, run: RunDir) -> None:
+        """Have the newest checkpoint and the logs here: the run is to go on somewhere else."""
+
+
+@runtime_checkable
+class Forgives(Protocol):
+    """Kinds whose live runs must hear that lost nodes may be used again."""
+
+    def forgive(self, run: RunDir, hosts: Collection[str]) -> None:
+        """Let whoever carries the run out know; no hosts: all of them."""
+
+
+@runtime_checkable
+class GivesUpHosts(Protocol):
+    """Kinds where a person's word that a host is gone for good is needed to go on."""
+
+    def cancel_without(self, run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
+        """End the attempt without the word of these hosts, if they are silent."""
+
+
+@runtime_checkable
+class Discovers(Protocol):
+    """Kinds that can find a run which another machine of the user submitted."""
+
+    def discover(self, ref: str) -> Path | None:
+        """The folder made here for the run of this id, or of the only one that begins so."""

@@ -4,6 +4,8 @@ import posixpath
 from collections.abc import Collection
 from dataclasses import replace
 
+import msgspec
+
 from launcher.plan.facts import Machine, Place, Problem, Project
 from launcher.plan.model import Entry, FrozenCode, NodePlan, Plan
 from launcher.plan.preload import preload_for
@@ -45,7 +47,7 @@ def build(
         project=project.path,
         run_dir=place.run_dir,
         workdir=posixpath.normpath(posixpath.join("code", spec.run.workdir)),
-        spec=_settled(spec, place.cluster_kind),
+        spec=_settled(spec, machine),
         overrides=overrides,
         defaults=place.defaults,
         entry=_entry(spec, project, python),
@@ -56,10 +58,20 @@ def build(
         ranks_per_node=ranks,
         cpus_per_rank=cpus,
         gpus_per_node=gpus,
-        env={"OMP_NUM_THREADS": str(cpus), **spec.env},
+        env={"OMP_NUM_THREADS": str(cpus), **spec.env, **_which(place)},
         secrets=tuple(secret.name for secret in spec.secrets),
         code=code,
+        limit_per_job=machine.limit_per_job,
     )
+
+
+def with_code(plan: Plan, code: FrozenCode) -> Plan:
+    """The plan of a run whose code has been frozen meanwhile."""
+    return msgspec.structs.replace(plan, code=code)
+
+
+def _which(place: Place) -> dict[str, str]:
+    return {} if place.repeat is None else {"LAUNCH_REPEAT": str(place.repeat)}
 
 
 def gpus_per_node(resources: Resources, machine: Machine) -> int:
@@ -88,11 +100,11 @@ def _cpus_per_rank(resources: Resources, machine: Machine, gpus: int, ranks: int
     return max(1, machine.cpus * gpus // len(machine.gpus) // ranks) if gpus and machine.gpus else 1
 
 
-def _settled(spec: JobSpec, cluster_kind: str) -> JobSpec:
-    """With what is left to the kind of cluster: Slurm's time limit ends a job, and the run goes on in the next one."""
+def _settled(spec: JobSpec, machine: Machine) -> JobSpec:
+    """With what is left to the cluster: where its time limit ends a job, the run goes on in the next one."""
     if spec.recovery.time_limit is not None:
         return spec
-    budget = Budget(None) if cluster_kind == "slurm" else Budget(0)
+    budget = Budget(None) if machine.limit_per_job else Budget(0)
     return replace(spec, recovery=replace(spec.recovery, time_limit=budget))
 
 

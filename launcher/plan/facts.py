@@ -12,6 +12,8 @@ class Machine:
     gpus: tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them
     apart: bool = False  # each node is such a machine; else one machine plays them all
     asked_gpus: int | None = None  # how many of them the job asks for in words that only the cluster knows: slurm.gres
+    own_python: bool = False  # its nodes have interpreters of their own: the one that submits need not exist there
+    limit_per_job: bool = False  # it ends each job at resources.time, and the run goes on in the next one
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class Place:
     spec_file: str  # absolute
     submitted_at: float
     defaults: tuple[tuple[str, str], ...] = ()  # options of the spec as this cluster has them, as YAML
+    repeat: int | None = None  # which of several runs of one spec
 
 
 @dataclass(frozen=True, slots=True)

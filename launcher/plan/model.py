@@ -58,4 +58,7 @@ class Plan(msgspec.Struct, frozen=True):
     code: FrozenCode
     quorum: int = 0  # nodes, spares too, below which no generation opens: the others may have taken the run over
     defaults: tuple[tuple[str, str], ...] = ()  # what the cluster says of options that neither spec nor --set name
+    limit_per_job: bool = (
+        False  # spec.resources.time_s is for each job, and the cluster ends it; else for the whole run
+    )
     disks_apart: bool = False  # each node has a disk of its own: a run directory there, and its ranks' files only

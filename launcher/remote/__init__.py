@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from launcher.remote.known import RemoteRun, any_known, find, runs
 
 if TYPE_CHECKING:
-    from launcher.clusters.named import ClusterEntry
+    from launcher.clusters.clusters_file import ClusterEntry
     from launcher.clusters.protocol import Preview
     from launcher.plan.model import Plan
     from launcher.remote.asking import Board

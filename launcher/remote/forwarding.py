@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from launcher.clusters.named import ClusterEntry
+from launcher.clusters.clusters_file import ClusterEntry, login_of
 from launcher.errors import BadInput, Exit, Refused
 from launcher.remote import known
 from launcher.remote.known import Login, RemoteRun
@@ -27,9 +27,10 @@ def forward(run: RemoteRun, verb: str, argv: Sequence[str] = ()) -> int:
 
 def command(place: ClusterEntry, verb: str, argv: Sequence[str] = ()) -> int:
     """`launch VERB ARGV` on the cluster's login node."""
-    if place.login is None:
+    way = login_of(place)
+    if way.node is None:
         raise BadInput(f"{place.name}: has no login node")
-    return _carried(Login(place.name, place.login, place.launch, place.folder), verb, argv)
+    return _carried(Login(place.name, way.node, way.launch, way.folder), verb, argv)
 
 
 def _carried(login: Login, verb: str, argv: Sequence[str]) -> int:

@@ -6,16 +6,19 @@ from launcher.remote.known import Login
 
 def logins() -> dict[str, Login]:
     """By cluster, as the user's clusters file says; nothing where it cannot be read."""
-    from launcher.clusters.named import named_clusters  # late: it reads YAML, which only remote runs pay for
+    from launcher.clusters.clusters_file import (  # late: it reads YAML, which only remote runs pay for
+        login_of,
+        named_clusters,
+    )
 
     try:
         places = named_clusters()
     except BadInput:
         return {}  # what was good at submit is worth trying; the next submit tells what is wrong with the file
     return {
-        name: Login(name, place.login, place.launch, place.folder)
+        name: Login(name, way.node, way.launch, way.folder)
         for name, place in places.items()
-        if place.login is not None
+        if (way := login_of(place)).node is not None
     }
 
 

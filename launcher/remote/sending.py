@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from launcher.clusters.named import ClusterEntry, with_defaults
+from launcher.clusters.clusters_file import ClusterEntry, login_of, with_defaults
 from launcher.clusters.protocol import Preview
 from launcher.errors import BadInput, LaunchError, Unreachable, some_exist
 from launcher.hostlink.shipping.tree import contents, digest_of, entries, refuse_links_out
@@ -139,7 +139,8 @@ def _request(wish: _Wish, repeat: int | None) -> Submit:
 
 
 def _wish(place: ClusterEntry, file: Path, overrides: Sequence[str]) -> _Wish:
-    if place.login is None:
+    way = login_of(place)
+    if way.node is None:
         raise BadInput(f"--on {place.name}: has no login node")
     spec = read_spec(file, with_defaults(place.defaults, file, overrides))
     root = project_of(file)
@@ -147,11 +148,12 @@ def _wish(place: ClusterEntry, file: Path, overrides: Sequence[str]) -> _Wish:
     code = list_code(root, spec.code)
     refuse_links_out(code)
     digest = digest_of(code, known.index_folder())
-    login = Login(place.name, place.login, place.launch, place.folder)
-    on = place.cluster or place.kind
+    login = Login(place.name, way.node, way.launch, way.folder)
+    on = way.cluster or "local"
+    usual = tuple(one for one in place.defaults if not one[0].startswith(f"{place.kind}."))
     called = (_text(file), _text(root))
     words = tuple(overrides)
-    job = Job(place.folder, digest, _text(file.name), file.read_bytes(), words, place.defaults, on, called)
+    job = Job(way.folder, digest, _text(file.name), file.read_bytes(), words, usual, on, called)
     return _Wish(login, file, spec, root, code, job)
 
 

@@ -2,22 +2,28 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.spec.model import JobSpec
+
+if TYPE_CHECKING:
+    from launcher.spec.kinds.sections import Section
 
 # Imported when called, to keep PyYAML and the table of options off the path of `launch status`.
 
 
-def read_spec(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
-    """The spec in a file, with `--set` overrides. Raises BadInput with every problem of both."""
-    from launcher.spec import read
+def read_spec(path: Path, overrides: Sequence[str] = (), job: "Section | None" = None) -> JobSpec:
+    """The spec in a file, with `--set` overrides. Raises BadInput with every problem of both.
 
-    return read.read_spec(path, overrides)
+    `job` is the table of options, where it is not the usual one.
+    """
+    from launcher.spec import fields, read
+
+    return read.read_spec(path, overrides, job or fields.JOB)
 
 
 def parse_spec(text: str, file: str, overrides: Sequence[str] = ()) -> JobSpec:
-    """The same from text; `file` is what problems are said to be in."""
+    """The spec in a text; `file` is what problems are said to be in."""
     from launcher.spec import read
 
     return read.parse_spec(text, file, overrides)

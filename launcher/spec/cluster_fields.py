@@ -1,15 +1,16 @@
-"""The options of Slurm and SSH clusters: a part of the table in fields.py."""
+"""The options of each kind of cluster: a part of the table in fields.py."""
 
 from dataclasses import replace
+from typing import Any
 
 from launcher.spec.kinds.groups import Flag, ListOf, TableOf
-from launcher.spec.kinds.names import SlurmOption
+from launcher.spec.kinds.names import JOB_NAME, SlurmOption
 from launcher.spec.kinds.numbers import Boolean, Integer
 from launcher.spec.kinds.paths import any_path
 from launcher.spec.kinds.sections import Field, Section, Shorthand
 from launcher.spec.kinds.text import Choice, Text, word
 from launcher.spec.kinds.times import Duration
-from launcher.spec.model import Slurm, Ssh, SshHost
+from launcher.spec.model import Login, Slurm, Ssh, SshHost
 
 _HOST = r"[A-Za-z0-9._:][A-Za-z0-9._:-]{0,252}"
 _USER = r"[A-Za-z_][A-Za-z0-9._-]{0,63}"
@@ -69,12 +70,49 @@ _HOST_OPTIONS = Section(
     required=True,
 )  # fmt: skip
 
-SSH_OPTIONS = (
-    Field("hosts", ListOf(Shorthand(_HOST_OPTIONS, "name"), may_be_blank=True, name_of=lambda host: host.name),
-          "Hosts that may be used: names, or mappings with more about them", example="[gpu01, gpu02]"),
-    Field("shared", Boolean(), "All hosts see the workdir on one disk, under the same path", example="true"),
-    *(replace(field, doc=f"{field.doc}; of hosts that do not say otherwise") for field in _OF_A_HOST),
-    Field("agent", Boolean(), "Keys of the SSH agent may be used too", example="true"),
+SSH = Section(
+    Ssh,
+    (
+        Field("hosts", ListOf(Shorthand(_HOST_OPTIONS, "name"), may_be_blank=True, name_of=lambda host: host.name),
+              "Hosts that may be used: names, or mappings with more about them", example="[gpu01, gpu02]"),
+        Field("shared", Boolean(), "All hosts see the workdir on one disk, under the same path", example="true"),
+        *(replace(field, doc=f"{field.doc}; of hosts that do not say otherwise") for field in _OF_A_HOST),
+        Field("agent", Boolean(), "Keys of the SSH agent may be used too", example="true"),
+    ),
 )  # fmt: skip
 
-SSH = Section(Ssh, SSH_OPTIONS)
+# A user and host, or an alias of the SSH configuration; never an option of ssh.
+_LOGIN_NODE = r"(?:[A-Za-z_][A-Za-z0-9._-]{0,63}@)?[A-Za-z0-9._:][A-Za-z0-9._:-]{0,252}"
+_FAR_PATH = r"~(?:/.*)?|[^~-].*"
+
+LOGIN = Section(
+    Login,
+    (
+        Field("node", Text("user@host or an alias of the SSH configuration", _LOGIN_NODE),
+              "Login node of a cluster, reached by ssh", example="me@login.example.org"),
+        Field("launch", Text("the path of the launch program there", _FAR_PATH), "Launch program on the login node",
+              example="~/venv/bin/launch"),
+        Field("folder", Text("the path of a folder there", _FAR_PATH), "Where code and runs are kept on the login node",
+              example="~/launch"),
+        Field("cluster", Text("the name of a cluster there", JOB_NAME), "What the cluster is called on the login node",
+              example="slurm"),
+    ),
+)  # fmt: skip
+
+# A spec has a section for each, named as the kind.
+OF_KINDS = (
+    Field("slurm", SLURM, "Options on Slurm clusters"),
+    Field("ssh", SSH, "Options on SSH hosts"),
+    Field("login", LOGIN, "How to get to a cluster with a login node; the clusters file says it once for all specs"),
+)
+OPTIONS_OF = {"slurm": SLURM, "ssh": SSH, "login": LOGIN}
+
+
+class PluginSection(Section):
+    """The options of a kind of cluster that another package brings: a dict of those that are written."""
+
+    def _default(self, _attribute: str) -> None:
+        return None
+
+    def made(self, values: dict[str, Any]) -> dict[str, Any]:
+        return values

@@ -1,7 +1,11 @@
 """Every option of a spec: its key, how it is written, what it means. Reader, schema and reference walk this table."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 from launcher.spec import checks
-from launcher.spec.cluster_fields import SLURM, SSH
+from launcher.spec.cluster_fields import OF_KINDS
 from launcher.spec.kinds.args import WORD, ArgsTable
 from launcher.spec.kinds.groups import ByShape, ListOf, TableOf
 from launcher.spec.kinds.leaf import WordOr
@@ -147,7 +151,20 @@ RECOVERY = Section(
     ),
 )  # fmt: skip
 
-JOB = Section(
+
+class _Job(Section):
+    """With room for the sections of kinds that other packages bring: their values are kept in `plugins`."""
+
+    def _default(self, attribute: str) -> Any:
+        return super()._default(attribute) if attribute in JobSpec.__dataclass_fields__ else None
+
+    def made(self, values: dict[str, Any]) -> JobSpec:
+        plugins = {key: value for key, value in values.items() if key not in JobSpec.__dataclass_fields__}
+        own = {key: value for key, value in values.items() if key not in plugins}
+        return JobSpec(**own, plugins=plugins)
+
+
+JOB = _Job(
     JobSpec,
     (
         Field("name", job_name(), "Name of the job; run ids begin with it", example="my-job"),
@@ -162,9 +179,14 @@ JOB = Section(
         Field("code", CODE, "What of the project is frozen at submit"),
         Field("checkpoint", CHECKPOINT, "When and where the trainer saves"),
         Field("recovery", RECOVERY, "What follows a failure"),
-        Field("slurm", SLURM, "Options on Slurm clusters"),
-        Field("ssh", SSH, "Options on SSH hosts"),
+        *OF_KINDS,
     ),
     checks=(checks.env_or_secret, checks.spares_need_nodes, checks.signal_before_time),
     required=True,
 )  # fmt: skip
+
+
+def with_plugins(sections: Mapping[str, Section]) -> Section:
+    """The table with a section more for each of these kinds."""
+    more = (Field(kind, section, f"Options on {kind} clusters") for kind, section in sections.items())
+    return replace(JOB, options=(*JOB.options, *more))

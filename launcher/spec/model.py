@@ -4,7 +4,7 @@ How each field is written in YAML, what it means and where it defaults is in `fi
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +151,16 @@ class Ssh:
 
 
 @dataclass(frozen=True, slots=True)
+class Login:
+    """A machine whose `launch` takes runs to a cluster that is there."""
+
+    node: str | None = None
+    launch: str = "launch"
+    folder: str = "~/launch"
+    cluster: str | None = None  # what the cluster is called there; None: it is that machine
+
+
+@dataclass(frozen=True, slots=True)
 class JobSpec:
     name: str
     run: Run
@@ -163,6 +173,8 @@ class JobSpec:
     recovery: Recovery = Recovery()
     slurm: Slurm = Slurm()
     ssh: Ssh = Ssh()
+    login: Login = Login()
+    plugins: dict[str, dict[str, Any]] = field(default_factory=dict)  # by kind: options of clusters of other packages
 
 
 RunKind = Literal["script", "module", "command"]

@@ -19,24 +19,24 @@ from launcher.spec.yaml_reader import read_tree
 Step = tuple[str, Kind | None]  # a key, and the kind of what stands there; None where the keys are the user's
 
 
-def apply(root: Mapping, overrides: Texts[str]) -> list[Problem]:
+def apply(root: Mapping, overrides: Texts[str], job: Section = JOB) -> list[Problem]:
     """Write every override into the tree; the problems of those that cannot be."""
     gather = Gather()
     for text in overrides:
         try:
-            _apply(root, text)
+            _apply(root, text, job)
         except Wrong as error:
             gather.blame(error)
     return gather.problems
 
 
-def _apply(root: Mapping, text: str) -> None:
+def _apply(root: Mapping, text: str, job: Section) -> None:
     path, equals, value = text.partition("=")
     if not equals or not path:
         reason = f"expected KEY=VALUE, got {shown(text)}"
         key = tuple(path.split(".")) if path else ()
         raise Wrong(Problem(FROM_COMMAND_LINE, reason, "for example resources.nodes=2", key))
-    steps = _steps(path)
+    steps = _steps(path, job)
     try:
         _write(root, steps, _value(value))
     except Wrong as error:
@@ -51,10 +51,10 @@ def _value(text: str) -> Node:
     return read.root or Scalar("", True, FROM_COMMAND_LINE)
 
 
-def _steps(path: str) -> list[Step]:
+def _steps(path: str, job: Section) -> list[Step]:
     """The path as keys, checked against the table. Below free keys, dots are part of the key."""
     steps: list[Step] = []
-    kind: Kind = JOB
+    kind: Kind = job
     rest = path
     while rest:
         section = kind.section if isinstance(kind, Shorthand) else kind

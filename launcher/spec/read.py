@@ -14,23 +14,24 @@ from launcher.spec.yaml_reader import read_tree
 from launcher.spec.yaml_text import read_text
 
 
-def read_spec(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
+def read_spec(path: Path, overrides: Sequence[str] = (), job: Section = JOB) -> JobSpec:
+    """The spec, with what is overridden; `job` is the table of options."""
     file = printable(str(path))
     try:
         text = read_text(path, file)
     except Wrong as error:
         raise BadInput(*lines_of(error.problems, file, _elsewhere)) from None
-    return parse_spec(text, file, overrides)
+    return parse_spec(text, file, overrides, job)
 
 
-def parse_spec(text: str, file: str, overrides: Sequence[str] = ()) -> JobSpec:
+def parse_spec(text: str, file: str, overrides: Sequence[str] = (), job: Section = JOB) -> JobSpec:
     read = read_tree(text)
     problems = list(read.problems)
     root = read.root if isinstance(read.root, Mapping) else Mapping({}, Mark(1, 1))
-    problems += command_line.apply(root, overrides)
+    problems += command_line.apply(root, overrides, job)
     try:
         if read.root is not None:
-            spec: JobSpec = JOB.parse(root if isinstance(read.root, Mapping) else read.root)
+            spec: JobSpec = job.parse(root if isinstance(read.root, Mapping) else read.root)
         elif not problems:
             problems.append(_empty())
     except Wrong as error:

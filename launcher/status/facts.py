@@ -83,12 +83,12 @@ class RunFacts:
 
     @property
     def asks(self) -> str:
-        """The kind of cluster that has to be asked before anything can be said; "": none."""
-        kind = self.intent.cluster_kind if self.intent is not None else "local"
+        """The kind of cluster that may know more of it; "": the run has ended, or nothing was ever handed over."""
+        kind = self.intent.cluster_kind if self.intent is not None else ""
         ended = (self.end is not None and self.end.state.ended) or (
             self.state is not None and self.state.attempt == self.attempt and self.state.state.ended
         )
-        return "" if ended or kind == "local" else kind
+        return "" if ended else kind
 
     @property
     def attempt_dir(self) -> tuple[RunDir, AttemptDir]:

@@ -687,7 +687,7 @@ def test_near_the_limit_of_the_clusters_job_a_new_attempt_follows_as_the_budget_
 
 
 def test_on_slurm_the_limit_is_slurms_to_watch() -> None:
-    plan = msgspec.structs.replace(plan_of(1, time_s=20), cluster_kind="slurm")
+    plan = msgspec.structs.replace(plan_of(1, time_s=20), cluster_kind="slurm", limit_per_job=True)
     cluster = Cluster(plan)
     cluster.boot(0)
     cluster.advance(100)

@@ -12,11 +12,15 @@ from launcher.words import State
 def asked(monkeypatch):
     questions = []
 
-    def look(kind, attempts):
-        questions.append((kind, [run.path.name for run, _ in attempts]))
-        return [ClusterWord("running", "RUNNING", 2000.0, "7") for _ in attempts]
+    class Asked:
+        def __init__(self, kind):
+            self.kind = kind
 
-    monkeypatch.setattr(api, "look", look)
+        def look(self, attempts):
+            questions.append((self.kind, [run.path.name for run, _ in attempts]))
+            return [ClusterWord("running", "RUNNING", 2000.0, "7") for _ in attempts]
+
+    monkeypatch.setattr(api, "of_kind", Asked)
     api._heard.clear()
     return questions
 

@@ -3,7 +3,7 @@
 import pytest
 
 from launcher.api import Run
-from launcher.clusters import of_kind
+from launcher.clusters.kinds import of_kind
 from launcher.rundir.attempts import new_attempt, newest, read_plan
 from launcher.rundir.layout import RunDir
 from launcher.spec.model import JobSpec
@@ -40,13 +40,13 @@ def test_a_node_offers_something(place):
 
 def test_abandoned_it_does_nothing(place, lab, ended):
     before = newest(ended)
-    place.engage(ended.path).abandon()
+    place.engage(read_plan(ended, before.number)).abandon()
     lab.until("its processes to go", lambda: not lab.processes())
     assert newest(ended) == before
 
 
 def test_told_to_go_it_carries_the_attempt_out_and_cancel_ends_it(place, lab, ended):
-    engagement = place.engage(ended.path)
+    engagement = place.engage(read_plan(ended, newest(ended).number))
     attempt, _ = new_attempt(ended, place.kind, "resume", None)
     engagement.go(attempt.number)
     lab.until("life", lambda: not status(ended).ended)

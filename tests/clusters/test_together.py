@@ -9,9 +9,12 @@ from launcher.submission import Request, _together
 
 @dataclass
 class Place:
-    most_together: int
+    most: int
     kind: str = "slurm"
     asked: list = field(default_factory=list)
+
+    def most_together(self):
+        return self.most
 
 
 def wish(place, repeat=None, *, project="/p", **spec):

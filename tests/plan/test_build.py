@@ -120,7 +120,15 @@ def test_gpus_that_are_asked_for_and_cannot_be(resources, asked, key, reason):
 
 def test_the_time_limit_is_the_end_of_a_run_but_not_on_slurm():
     assert plan(spec()).spec.recovery.time_limit == Budget(0)
-    slurm = build(spec(), (), Place("r-1", "/r", "slurm", "slurm", "/p/j", 1.0), APART, PROJECT, CODE, "/py")
+    slurm = build(
+        spec(),
+        (),
+        Place("r-1", "/r", "slurm", "slurm", "/p/j", 1.0),
+        replace(APART, limit_per_job=True),
+        PROJECT,
+        CODE,
+        "/py",
+    )
     assert slurm.spec.recovery.time_limit == Budget(None)
     chosen = spec(recovery=Recovery(time_limit=Budget(3)))
     assert plan(chosen).spec.recovery.time_limit == Budget(3)

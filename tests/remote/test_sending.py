@@ -2,12 +2,12 @@
 
 import pytest
 
-from launcher.clusters.named import ClusterEntry
+from launcher.clusters.clusters_file import ClusterEntry
 from launcher.errors import Exit, LaunchError, Unreachable
 from launcher.remote import known, sending
 from launcher.remote.wire import Made, Outcome
 
-HPC = ClusterEntry("slurm", "hpc", login="me@login")
+HPC = ClusterEntry("login", "hpc", (("login.node", "me@login"), ("login.cluster", "slurm")))
 
 
 @pytest.fixture

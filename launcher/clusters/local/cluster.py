@@ -78,7 +78,6 @@ class LocalCluster:
     """See the module."""
 
     kind = "local"
-    most_together = 1
 
     def machine(self, _spec: JobSpec) -> Machine:
         return this_machine(os.environ)
@@ -86,8 +85,8 @@ class LocalCluster:
     def preview(self, _plan: Plan) -> None:
         """Nothing is handed to anybody here."""
 
-    def engage(self, run_dir: Path) -> KeeperStandingBy:
-        return KeeperStandingBy(run_dir)
+    def engage(self, plan: Plan) -> KeeperStandingBy:
+        return KeeperStandingBy(Path(plan.run_dir))
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
         return [None for _ in attempts]  # the processes of this machine are looked at by whoever asks

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 
 from launcher.clusters.protocol import CancelReport, Preview
@@ -45,7 +44,6 @@ class SlurmCluster:
         self._nodes: dict[str | None, list[Node]] = {}
         self._containers: set[str] = set()  # that were found well
 
-    @cached_property
     def most_together(self) -> int:
         """As many as an array may have."""
         return read_config(ask(show_config()).out).max_array_size or 1
@@ -63,7 +61,8 @@ class SlurmCluster:
         gpus = max(node.gpus for node in nodes)
         able = [node for node in nodes if node.gpus == gpus]
         asked = gpu_count(spec.slurm.gres) if spec.slurm.gres is not None else None
-        return Machine(min(node.cpus for node in able), tuple(map(str, range(gpus))), apart=True, asked_gpus=asked)
+        devices = tuple(map(str, range(gpus)))
+        return Machine(min(node.cpus for node in able), devices, apart=True, asked_gpus=asked, limit_per_job=True)
 
     def _check_container(self, text: str | None) -> None:
         if text is not None and text not in self._containers:
@@ -84,8 +83,8 @@ class SlurmCluster:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(starts_at))
         return Preview(script, f"Slurm could start it at {when} on {words}")
 
-    def engage(self, run_dir: Path) -> Errand:
-        return Errand(run_dir)
+    def engage(self, plan: Plan) -> Errand:
+        return Errand(Path(plan.run_dir))
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
         """What Slurm says of each, by one question; hands over what a killed submitter left lying."""

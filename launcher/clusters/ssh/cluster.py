@@ -1,13 +1,14 @@
 """Plain hosts over SSH as a cluster: no scheduler, no daemon of ours, no root."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from launcher.clusters.protocol import CancelReport
 from launcher.clusters.ssh import pool
 from launcher.clusters.ssh.facts import Surveyed
-from launcher.clusters.ssh.submit import cancel, look
+from launcher.clusters.ssh.results import checkpoints, fetch
+from launcher.clusters.ssh.submit import cancel, discovery, look
 from launcher.clusters.ssh.submit.handover import Handover
 from launcher.errors import BadInput, Unreachable
 from launcher.hostlink.shipping import bundle
@@ -22,7 +23,6 @@ class SshCluster:
     """See the module. One submission asks its hosts once."""
 
     kind = "ssh"
-    most_together = 1
 
     def __init__(self) -> None:
         self._pool = Ssh()
@@ -37,14 +37,34 @@ class SshCluster:
     def preview(self, _plan: Plan) -> None:
         """Nothing is handed to anybody else here."""
 
-    def engage(self, run_dir: Path) -> Handover:
-        return Handover(run_dir, self._found, agent=self._pool.agent)
+    def engage(self, plan: Plan) -> Handover:
+        self.machine(plan.spec)  # whoever asked this object before has made it known already
+        return Handover(Path(plan.run_dir), self._found, agent=self._pool.agent)
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
         return look.look(attempts)
 
     def cancel(self, run: RunDir, attempt: AttemptDir, _plan: Plan) -> CancelReport:
         return cancel.cancel(run, attempt)
+
+    def cancel_without(self, run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
+        return cancel.cancel(run, attempt, gone=gone)
+
+    def forgive(self, run: RunDir, hosts: Collection[str]) -> None:
+        cancel.pardon(run, hosts)
+
+    def bring_logs(self, run: RunDir) -> None:
+        fetch.bring_logs(run)
+
+    def fetch(self, run: RunDir, checkpoint: str) -> list[str]:
+        return fetch.fetch(run, checkpoint)
+
+    def bring_newest(self, run: RunDir) -> None:
+        checkpoints.bring_newest(run)
+        fetch.bring_logs(run)
+
+    def discover(self, ref: str) -> Path | None:
+        return discovery.adopt(ref)
 
 
 def offered(found: Sequence[Surveyed], gpus: int | None) -> Machine:
@@ -54,7 +74,7 @@ def offered(found: Sequence[Surveyed], gpus: int | None) -> Machine:
         able = [max(found, key=lambda one: len(one.gpus))]
     able = able or [*found]
     fewest = min(able, key=lambda one: len(one.gpus))
-    return Machine(cpus=min(one.facts.cpus for one in able), gpus=fewest.gpus, apart=True)
+    return Machine(cpus=min(one.facts.cpus for one in able), gpus=fewest.gpus, apart=True, own_python=True)
 
 
 def _looked_at(ssh: Ssh) -> dict[str, Surveyed]:

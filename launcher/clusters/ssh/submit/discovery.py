@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from launcher.clusters.clusters_file import named_clusters, pool_of
 from launcher.clusters.keeping import news
-from launcher.clusters.named import named_clusters, ssh_of
 from launcher.clusters.ssh import pool
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.letters import Place, settled_in
@@ -31,7 +31,7 @@ def adopt(ref: str) -> Path | None:
     for name, place in named_clusters().items():
         if place.kind == "ssh":
             news.say(f"looking for {ref} on the hosts of {name}")
-            runs, silent = _runs_on(ssh_of(place))
+            runs, silent = _runs_on(pool_of(place))
             troubles |= silent
             for run, places in runs.items():
                 if run.startswith(ref):

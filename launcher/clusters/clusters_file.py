@@ -15,45 +15,40 @@ import difflib
 import json
 import os
 import re
-import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from launcher.clusters.kinds import LOCAL, OURS, is_here, kind_named, made, plugins
 from launcher.errors import BadInput
 from launcher.spec import overrides as command_line
-from launcher.spec.cluster_fields import SLURM, SSH, SSH_OPTIONS
+from launcher.spec.cluster_fields import LOGIN, OPTIONS_OF, SSH, PluginSection
+from launcher.spec.fields import JOB
 from launcher.spec.kinds.groups import TableOf
-from launcher.spec.kinds.leaf import Json, Kind, Leaf, Unfit
+from launcher.spec.kinds.leaf import Json, Leaf, Unfit
 from launcher.spec.kinds.names import JOB_NAME
 from launcher.spec.kinds.sections import Field, Section
 from launcher.spec.kinds.text import Choice, Text
-from launcher.spec.model import Ssh
+from launcher.spec.model import Login, Ssh
 from launcher.spec.problems import Problem, Wrong, got, lines_of, printable, wrong
 from launcher.spec.tree import Mapping, Node, Scalar, Unusable
 from launcher.spec.yaml_reader import read_tree
 from launcher.spec.yaml_text import read_text
 
-LOCAL, SLURM_HERE, SSH_HOSTS = "local", "slurm", "ssh"
+_LOGIN_KIND = "login"  # where a run goes whose cluster has a login node
 _MOST_NAMED = 12
-# A user and host, or an alias of the SSH configuration; never an option of ssh.
-_LOGIN = r"(?:[A-Za-z_][A-Za-z0-9._-]{0,63}@)?[A-Za-z0-9._:][A-Za-z0-9._:-]{0,252}"
-_FAR_PATH = r"~(?:/.*)?|[^~-].*"
 _PLAIN = re.compile(r"[A-Za-z0-9_./~-]*")  # written without quotes it stays what it is: a number, true, a word
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterEntry:
-    """One place where runs go."""
+    """One place where runs go: a kind of cluster, and what it says of options of the spec, with how to get there."""
 
     kind: str
     name: str = ""
-    login: str | None = None  # where the programs of the cluster are, for ssh; None: here
-    launch: str = "launch"  # the launch program there
-    folder: str = "~/launch"  # where code and runs are kept there
-    cluster: str | None = None  # what the cluster is called there; None: as its kind
     defaults: tuple[tuple[str, str], ...] = ()  # options of the spec and their YAML text
 
 
@@ -71,36 +66,61 @@ def clusters_file(named: Path | None = None) -> Path | None:
 def named_clusters(file: Path | None = None) -> dict[str, ClusterEntry]:
     """Every cluster that a run can go to from here. Raises BadInput with every problem of the clusters file."""
     path = clusters_file(file)
-    found = {LOCAL: ClusterEntry("local", LOCAL)}
-    if shutil.which("sbatch") is not None:
-        found[SLURM_HERE] = ClusterEntry("slurm", SLURM_HERE)
-    return found | (_read(path) if path is not None else {})
+    # A kind without a program of its own has nowhere to go but what the file, or the spec, names.
+    found = {name: ClusterEntry(name, name) for name, kind in OURS.items() if name == LOCAL or kind.program}
+    here = {name: one for name, one in found.items() if is_here(name)}
+    return here | (_read(path) if path is not None else {})
 
 
 def entry(name: str, file: Path | None = None) -> ClusterEntry:
     """The cluster of this name. Raises BadInput naming those that exist."""
     if name == LOCAL:
-        return ClusterEntry("local", LOCAL)  # whatever state the file is in
+        return ClusterEntry(LOCAL, LOCAL)  # whatever state the file is in
     known = named_clusters(file)
-    if name == SLURM_HERE and name not in known:
-        hint = "hint: submit on a login node of the cluster, or name one in the clusters file"
-        raise BadInput("--on slurm: there is no `sbatch` on PATH", hint)
-    if name == SSH_HOSTS and name not in known:
-        return ClusterEntry("ssh", SSH_HOSTS)  # the hosts that the spec names
-    if name not in known:
+    if name in known:
+        return known[name]
+    kind = kind_named(name)
+    if kind is None:
         raise BadInput(f"--on {printable(name[:100])}: no such cluster", f"hint: {_near(name, list(known))}")
-    return known[name]
+    if not is_here(name):
+        hint = "hint: submit on a login node of the cluster, or name one in the clusters file"
+        raise BadInput(f"--on {name}: there is no `{kind.program}` on PATH", hint)
+    return ClusterEntry(name, name)  # what the spec says of it is all there is
 
 
-def ssh_of(place: ClusterEntry) -> Ssh:
+def section_of(name: str) -> Section:
+    """The options of a kind, as a spec has them under its name."""
+    return OPTIONS_OF.get(name) or plugin_sections()[name]
+
+
+@cache
+def plugin_sections() -> dict[str, Section]:
+    """Of each kind of another package, what its class has as `options`: fields of the spec."""
+    classes = {name: made(kind) for name, kind in plugins().items()}
+    return {name: PluginSection(dict, tuple(getattr(one, "options", ()))) for name, one in classes.items()}
+
+
+def pool_of(place: ClusterEntry) -> Ssh:
     """The hosts of a pool, as a spec has them that says nothing of its own."""
-    text = "".join(f"{path.partition('.')[2]}: {value}\n" for path, value in place.defaults)
-    root = read_tree(text).root
-    made: Ssh = SSH.parse(root) if root is not None else Ssh()
-    return made
+    pool: Ssh = _own_options(place, SSH)
+    return pool
 
 
-def with_defaults(defaults: Sequence[tuple[str, str]], spec: Path, overrides: Sequence[str]) -> tuple[str, ...]:
+def login_of(place: ClusterEntry) -> Login:
+    """How to get to the login node of a cluster; its `node` is None where its programs are here."""
+    login: Login = _own_options(place, LOGIN) if place.kind == _LOGIN_KIND else Login()
+    return login
+
+
+def _own_options(place: ClusterEntry, section: Section) -> Any:
+    own = ((path.removeprefix(f"{place.kind}."), text) for path, text in place.defaults if path.startswith(place.kind))
+    root = read_tree("".join(f"{option}: {text}\n" for option, text in own)).root
+    return section.parse(root) if root is not None else section.model()
+
+
+def with_defaults(
+    defaults: Sequence[tuple[str, str]], spec: Path, overrides: Sequence[str], job: Section = JOB
+) -> tuple[str, ...]:
     """The overrides, and after them a cluster's defaults for what neither they nor the spec say."""
     if not defaults:
         return tuple(overrides)
@@ -109,7 +129,7 @@ def with_defaults(defaults: Sequence[tuple[str, str]], spec: Path, overrides: Se
     except Wrong:
         return tuple(overrides)  # reading the spec tells what is wrong with it
     root = read.root if isinstance(read.root, Mapping) else None
-    if root is None or command_line.apply(root, overrides):
+    if root is None or command_line.apply(root, overrides, job):
         return tuple(overrides)
     missing = (f"{path}={text}" for path, text in defaults if not _says(root, path))
     return (*overrides, *missing)
@@ -190,15 +210,7 @@ class _Defaults:
 
     def parse(self, node: Node) -> tuple[tuple[str, str], ...]:
         self.section.parse(node)
-        return tuple(self._written(self.key, node)) if isinstance(node, Mapping) else ()
-
-    def _written(self, path: str, node: Mapping) -> Iterator[tuple[str, str]]:
-        for item in node:
-            below = f"{path}.{item.key.text}"
-            if isinstance(item.value, Mapping):
-                yield from self._written(below, item.value)
-            else:
-                yield below, _as_yaml(item.value)
+        return tuple(_written(self.key, node)) if isinstance(node, Mapping) else ()
 
     def schema(self) -> Json:
         return self.section.schema()
@@ -208,38 +220,19 @@ class _Defaults:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pool(Ssh):
-    kind: str = "ssh"
+class _QueueEntry:
+    """What an entry of a batch queue says."""
 
-
-@dataclass(frozen=True, slots=True)
-class _SshPool:
-    """A pool of hosts: what a spec may say under `ssh`, kept as overrides of it."""
-
-    section: Section
-
-    def words(self) -> str:
-        return self.section.words()
-
-    def parse(self, node: Node) -> ClusterEntry:
-        pool: _Pool = self.section.parse(node)
-        if not pool.hosts:
-            raise Wrong(Problem(node.mark, "missing", "name the hosts of the pool", ("hosts",)))
-        options = [item for item in node if item.key.text != "kind"] if isinstance(node, Mapping) else []
-        return ClusterEntry("ssh", defaults=tuple((f"ssh.{item.key.text}", _as_yaml(item.value)) for item in options))
-
-    def schema(self) -> Json:
-        return self.section.schema()
-
-    def show(self, value: Any) -> Any:
-        return self.section.show(value)
+    login: str | None = None
+    launch: str = Login().launch
+    folder: str = Login().folder
+    cluster: str | None = None
+    defaults: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _ByKind:
     """A mapping whose `kind` says which options it has."""
-
-    kinds: dict[str, Kind]
 
     def words(self) -> str:
         return "a mapping with kind"
@@ -247,31 +240,78 @@ class _ByKind:
     def parse(self, node: Node) -> ClusterEntry:
         if isinstance(node, Unusable):
             raise Wrong
+        kinds = _kinds_with_entries()
         if not isinstance(node, Mapping):
-            raise wrong(node, f"expected {self.words()}, got {got(node)}", f"write kind: {next(iter(self.kinds))}")
-        kind = node.entries.get("kind")
-        if kind is None:
-            hint = f"write kind: {' or '.join(self.kinds)}"
-            raise Wrong(Problem(node.mark, "missing", hint, ("kind",)))
+            raise wrong(node, f"expected {self.words()}, got {got(node)}", f"write kind: {kinds[0]}")
+        named = node.entries.get("kind")
+        if named is None:
+            raise Wrong(Problem(node.mark, "missing", f"write kind: {' or '.join(kinds)}", ("kind",)))
         try:
-            section = self.kinds[Choice(tuple(self.kinds)).parse(kind.value)]
+            kind = Choice(tuple(kinds)).parse(named.value)
         except Wrong as error:
             raise Wrong(*(replace(problem, key=("kind",)) for problem in error.problems)) from None
-        made: ClusterEntry = section.parse(node)
-        return made
+        said = Mapping({key: one for key, one in node.entries.items() if key != "kind"}, node.mark)
+        return _pool(kind, said) if kind in OURS and OURS[kind].names else _queue(kind, said)
 
     def schema(self) -> Json:
-        return {"oneOf": [section.schema() for section in self.kinds.values()]}
+        return {"type": "object", "required": ["kind"], "properties": {"kind": {"enum": _kinds_with_entries()}}}
 
     def show(self, value: Any) -> Any:
         raise NotImplementedError("a cluster is shown option by option")
+
+
+def _kinds_with_entries() -> list[str]:
+    return [*(kind for kind in OURS if kind in OPTIONS_OF and kind != _LOGIN_KIND), *plugins()]
+
+
+def _pool(kind: str, said: Mapping) -> ClusterEntry:
+    """What a spec may say under the kind's name stands in the entry itself."""
+    value = OPTIONS_OF[kind].parse(said)
+    for option in OURS[kind].names:
+        if not getattr(value, option):
+            raise Wrong(Problem(said.mark, "missing", f"name the {option} of the pool", (option,)))
+    return ClusterEntry(kind, defaults=tuple(_written(kind, said)))
+
+
+def _queue(kind: str, said: Mapping) -> ClusterEntry:
+    """Here, or where its login node is: then that is where runs go, and the rest is for those who take them there."""
+    value: _QueueEntry = _queue_section(kind).parse(said)
+    if value.login is None:
+        return ClusterEntry(kind, defaults=value.defaults)
+    way = {"node": value.login, "launch": value.launch, "folder": value.folder, "cluster": value.cluster or kind}
+    options = tuple((f"{_LOGIN_KIND}.{key}", _quoted(text)) for key, text in way.items())
+    return ClusterEntry(_LOGIN_KIND, defaults=(*options, *value.defaults))
+
+
+def _queue_section(kind: str) -> Section:
+    way = LOGIN.by_key
+    return Section(
+        _QueueEntry,
+        (
+            replace(way["node"], key="login", doc="Login node, reached by ssh; without it the programs are here"),
+            way["launch"],
+            way["folder"],
+            way["cluster"],
+            Field("defaults", _Defaults(section_of(kind), kind), f"Options of {kind} in a spec that says nothing else"),
+        ),
+    )
+
+
+def _written(path: str, node: Mapping) -> Iterator[tuple[str, str]]:
+    """Each option below this one as an override of the spec."""
+    for item in node:
+        below = f"{path}.{item.key.text}"
+        if isinstance(item.value, Mapping):
+            yield from _written(below, item.value)
+        else:
+            yield below, _as_yaml(item.value)
 
 
 def _as_yaml(node: Node) -> str:
     """A value as one line of YAML that is read as the same value."""
     if isinstance(node, Scalar):
         bare = node.plain and _PLAIN.fullmatch(node.text) is not None
-        return node.text if bare else json.dumps(node.text, ensure_ascii=False)
+        return node.text if bare else _quoted(node.text)
     if isinstance(node, Unusable):
         raise TypeError("what could not be read is not written")
     if isinstance(node, Mapping):
@@ -279,30 +319,8 @@ def _as_yaml(node: Node) -> str:
     return f"[{', '.join(_as_yaml(item) for item in node.items)}]"
 
 
-_OF_A_LOGIN = (
-    Field("login", Text("user@host or an alias of the SSH configuration", _LOGIN),
-          "Login node, reached by ssh; without it the programs are here", example="me@login.example.org"),
-    Field("launch", Text("the path of the launch program there", _FAR_PATH), "Launch program on the login node",
-          example="~/venv/bin/launch"),
-    Field("folder", Text("the path of a folder there", _FAR_PATH), "Where code and runs are kept on the login node",
-          example="~/launch"),
-    Field("cluster", Text("the name of a cluster there", JOB_NAME), "What the cluster is called on the login node"),
-)  # fmt: skip
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
-_SLURM = Section(
-    ClusterEntry,
-    (
-        Field("kind", Choice(("slurm",)), "What kind of cluster it is"),
-        *_OF_A_LOGIN,
-        Field("defaults", _Defaults(SLURM, "slurm"), "Options of slurm in the spec that hold unless it says otherwise",
-              example="{partition: gpu}"),
-    ),
-    required=True,
-)  # fmt: skip
 
-_SSH = _SshPool(
-    Section(_Pool, (Field("kind", Choice(("ssh",)), "What kind of cluster it is"), *SSH_OPTIONS), required=True)
-)
-
-# Another kind of cluster: its section here, with `kind` among its options.
-CLUSTERS = TableOf(_ClusterName(), _ByKind({"slurm": _SLURM, "ssh": _SSH}))
+CLUSTERS = TableOf(_ClusterName(), _ByKind())

@@ -5,9 +5,18 @@ import stat
 
 import pytest
 
-from launcher.clusters.named import ClusterEntry, clusters_file, entry, named_clusters, ssh_of, with_defaults
+from launcher.clusters.clusters_file import (
+    ClusterEntry,
+    clusters_file,
+    entry,
+    login_of,
+    named_clusters,
+    pool_of,
+    with_defaults,
+)
 from launcher.errors import BadInput
 from launcher.spec import read_spec
+from launcher.spec.model import Login
 
 GOOD = """
 hpc:
@@ -55,8 +64,9 @@ def test_a_cluster_with_everything(write):
     found = named_clusters()
     assert list(found) == ["local", "hpc", "here"]
     hpc = found["hpc"]
-    assert (hpc.kind, hpc.name, hpc.login) == ("slurm", "hpc", "me@login.example.org")
-    assert (hpc.launch, hpc.folder, hpc.cluster) == ("~/venv/bin/launch", "/scratch/me/launch", "gpu-cluster")
+    assert (hpc.kind, hpc.name) == ("login", "hpc")
+    assert login_of(hpc) == Login("me@login.example.org", "~/venv/bin/launch", "/scratch/me/launch", "gpu-cluster")
+    assert login_of(found["here"]).node is None
     assert found["here"] == ClusterEntry("slurm", "here")
     assert entry("hpc") == hpc
 
@@ -70,7 +80,9 @@ def test_what_exists_without_a_file(write, tmp_path):
     sbatch.touch(0o755)
     assert named_clusters()["slurm"] == ClusterEntry("slurm", "slurm")
     write("slurm: {kind: slurm, login: hpc}\n")
-    assert entry("slurm").login == "hpc", "a user may say where the cluster is that is called slurm"
+    assert login_of(entry("slurm")) == Login("hpc", cluster="slurm"), (
+        "a user may say where the cluster is that is called slurm"
+    )
 
 
 @pytest.mark.parametrize("text", ["", "# nothing yet\n", "---\n"])
@@ -224,7 +236,7 @@ def test_a_pool_becomes_overrides_of_the_spec(write, tmp_path):
     read = read_spec(spec, overrides)
     assert [(host.name, host.port, host.gpus) for host in read.ssh.hosts] == [("a", None, None), ("b", 22, 2)]
     assert (read.ssh.key, read.ssh.shared) == ("~/x y", False)
-    assert ssh_of(entry("pool")).hosts == read.ssh.hosts
+    assert pool_of(entry("pool")).hosts == read.ssh.hosts
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,71 @@
+"""The kinds of clusters: where each one's class is. Our own are found without a scan of what is installed.
+
+Another package adds a kind by an entry point of the group `launch.clusters`, named as the kind: see README.md.
+"""
+
+import shutil
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
+
+from launcher.errors import BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from launcher.clusters.protocol import Cluster
+
+GROUP = "launch.clusters"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What must be known of a kind before its module is imported."""
+
+    path: str  # MODULE:CLASS
+    asked: bool = True  # it knows of its runs what their folders and processes do not tell
+    program: str = ""  # a cluster named as its kind is there where this program is; "": wherever it is named
+    fresh_s: float | None = None  # how old its word may be for those who watch, where that is not as usual
+    names: tuple[str, ...] = ()  # options that an entry of the clusters file has to name, in the entry itself
+
+
+LOCAL = "local"
+OURS = {
+    LOCAL: Kind("launcher.clusters.local.cluster:LocalCluster", asked=False),
+    "slurm": Kind("launcher.clusters.slurm.cluster:SlurmCluster", program="sbatch"),
+    "ssh": Kind("launcher.clusters.ssh.cluster:SshCluster", fresh_s=0.5, names=("hosts",)),
+}
+
+
+def kind_named(name: str) -> Kind | None:
+    """One of ours, or of what else is installed."""
+    return OURS.get(name) or plugins().get(name)
+
+
+@cache
+def plugins() -> dict[str, Kind]:
+    """The kinds of other packages."""
+    from importlib.metadata import entry_points  # late: 20 ms that no run on a kind of ours pays for
+
+    found = entry_points(group=GROUP)
+    return {point.name: Kind(point.value) for point in found if point.name not in OURS}
+
+
+def of_kind(name: str) -> "Cluster":
+    """The cluster of this kind, whatever it is called. Raises BadInput where nothing installed has it."""
+    kind = kind_named(name)
+    if kind is None:
+        raise BadInput(f"there is no kind of cluster {name[:100]!r}", "hint: is its package installed here?")
+    return made(kind)
+
+
+def made(kind: Kind) -> "Cluster":
+    module, _, name = kind.path.partition(":")
+    return cast("Callable[[], Cluster]", getattr(import_module(module), name))()
+
+
+def is_here(name: str) -> bool:
+    """Whether a cluster that is called as its kind needs no entry in the clusters file on this machine."""
+    kind = kind_named(name)
+    return kind is not None and (not kind.program or shutil.which(kind.program) is not None)
