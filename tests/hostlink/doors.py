@@ -115,7 +115,7 @@ class Door:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def all_gone(self):
+    def left(self):
         """Whatever was started through it and goes on."""
         mark = f"{MARK}={self.root}"
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]

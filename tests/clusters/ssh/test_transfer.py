@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from launcher import clusters
 from launcher.api import Run
 from launcher.clusters.keeping import news
 from launcher.clusters.mirror.messages import SendFile
 from launcher.clusters.ssh import post
+from launcher.clusters.ssh.cluster import SshCluster
 from launcher.clusters.ssh.letters import Letters
 from launcher.clusters.ssh.results import checkpoints, fetch, transfer
 from launcher.clusters.ssh.results.checkpoints import stocks_of
@@ -300,5 +300,5 @@ def test_logs_of_hosts_are_asked_for_once_by_who_follows_a_run_that_has_moved_on
 def test_logs_come_home_before_a_run_goes_on_elsewhere(hosts):
     for rank, name in enumerate(hosts.lines):
         hosts.on(name).attempt().log(rank, "there\n")
-    clusters.bring_newest("ssh", hosts.run)
+    SshCluster().bring_newest(hosts.run)
     assert texts(Run(RUN, hosts.run.path)) == ["there", "there"]
