@@ -5,11 +5,14 @@ import re
 import time
 from pathlib import Path
 
+from launcher.agent.progress import ExceptionReport
 from launcher.rundir.layout import times_of
+from launcher.rundir.records import Raised
 
 TAIL_LINES = 20
 _TAIL_BYTES = 8192
 _EXCEPTION = re.compile(r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning)\b.*")
+_STANDARD_LIBRARY = re.compile(r"^<frozen |/lib(?:64)?/python3\.\d+/")
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)$')
 
 
@@ -51,19 +54,23 @@ class LogFile:
         return tuple(line for line in lines if line.strip())[-TAIL_LINES:]
 
 
-def last_exception(tail: tuple[str, ...]) -> tuple[str | None, str | None]:
-    """The last exception line of a log's tail and the innermost frame before it; for ranks that are not Python's."""
+def last_exception(tail: tuple[str, ...]) -> ExceptionReport | None:
+    """The last exception of a log's tail and the frames before it; for ranks that did not report one."""
     for number in range(len(tail) - 1, -1, -1):
         if _EXCEPTION.match(tail[number]):
-            return tail[number], _frame_before(tail[:number])
-    return None, None
-
-
-def _frame_before(lines: tuple[str, ...]) -> str | None:
-    for line in reversed(lines):
-        if found := _FRAME.match(line):
-            return f"{Path(found['file']).name}:{found['line']} in {found['name']}"
+            frames = [frame for line in reversed(tail[:number]) if (frame := _FRAME.match(line))]
+            where = next((f"{Path(one['file']).name}:{one['line']} in {one['name']}" for one in frames), "")
+            module = next((name for one in frames if (name := _module(one["file"]))), "")
+            return ExceptionReport(line=tail[number], where=where, raised=(Raised(tail[number], module),))
     return None
+
+
+def _module(path: str) -> str:
+    """The dotted name of what lies in this file, as far as its path shows it; "" for the standard library's."""
+    outside, packages, inside = path.rpartition("-packages/")
+    if packages:
+        return inside.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    return "" if _STANDARD_LIBRARY.search(outside or path) else Path(path).stem
 
 
 def _plain(line: str) -> str:

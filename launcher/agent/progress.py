@@ -20,6 +20,8 @@ from pathlib import Path
 
 import msgspec
 
+from launcher.rundir.records import Raised
+
 MAX_LINE_BYTES = 4096
 _READ_BYTES = 1 << 16
 _MAX_METRICS = 64
@@ -27,12 +29,13 @@ _MAX_STEP = 1 << 53
 
 
 class ExceptionReport(msgspec.Struct, frozen=True):
-    """What the rank's starter says of an exception that nobody caught."""
+    """An exception that nobody caught, as the rank's starter tells of it, or as the log ends."""
 
     type: str = ""
     message: str = ""
     line: str = ""
     where: str = ""
+    raised: tuple[Raised, ...] = ()  # it, and what it came from
 
 
 class Report(msgspec.Struct, frozen=True):

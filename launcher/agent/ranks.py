@@ -155,8 +155,7 @@ class RankGroup:
         self._listener.ended(Exited(self._home.node.index, self._exit_record(rank, death, tail), tail))
 
     def _exit_record(self, rank: _Rank, death: Death, tail: tuple[str, ...]) -> RankExit:
-        reported = rank.progress.exception
-        error, where = (reported.line, reported.where) if reported else last_exception(tail)
+        exception = rank.progress.exception or last_exception(tail)
         return RankExit(
             generation=self.generation,
             rank=rank.number,
@@ -167,8 +166,9 @@ class RankGroup:
             signal=death.signal,
             done=rank.progress.done,
             stopping=self._stopping,
-            error=error,
-            where=where,
+            error=exception.line if exception else None,
+            where=exception.where or None if exception else None,
+            raised=exception.raised if exception else (),
             oom=death.signal == signal.SIGKILL and not self._stopping and self._oom.grew(),
             hung=rank.hung,
             fenced=death.code == Exit.FENCED and self._can_be_fenced(),

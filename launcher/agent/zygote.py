@@ -42,6 +42,7 @@ CANNOT_START = 125  # exit code of a rank whose log, folder or environment could
 BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 # An open one of these means that a driver is initialised, which does not survive a fork.
 DEVICES = ("/dev/nvidia", "/dev/kfd")
+MAX_CHAIN = 8  # exceptions that one report tells of
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -225,16 +226,9 @@ def execute(target: str, argv: list[str]) -> NoReturn:
 
 def report(error: BaseException, order: Order) -> None:
     """Tell the agent of it, in one line on the FIFO."""
-    kind = type(error)
-    prefix = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
-    name = f"{prefix}{kind.__qualname__}"
-    try:
-        message = str(error)
-    except Exception:  # noqa: BLE001 - a user's own __str__ can raise anything
-        message = "<exception str() failed>"
-    first_line = message.partition("\n")[0]
-    line = f"{name}: {first_line}" if first_line else name
-    words = {"type": kind.__name__, "message": message, "line": line, "where": where(error, order)}
+    words: dict[str, Any] = {"type": type(error).__name__, "message": message_of(error), "line": last_line(error)}
+    words["where"] = where(error, order)
+    words |= {"raised": [{"line": last_line(one), "module": raised_in(one)} for one in chain(error)]}
     # No FIFO, nobody at its other end, no room in it: the traceback in the log says the same.
     with contextlib.suppress(OSError):
         fd = os.open(order.progress or "", os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -244,11 +238,56 @@ def report(error: BaseException, order: Order) -> None:
             os.close(fd)
 
 
-def fitting(words: dict[str, str]) -> bytes:
+def message_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a user's own __str__ can raise anything
+        return "<exception str() failed>"
+
+
+def last_line(error: BaseException) -> str:
+    """As a traceback ends, without what follows in further lines."""
+    kind = type(error)
+    prefix = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    first_line = message_of(error).partition("\n")[0]
+    return f"{prefix}{kind.__qualname__}" + (f": {first_line}" if first_line else "")
+
+
+def chain(error: Optional[BaseException]) -> list[BaseException]:
+    """It and what it was raised from, or while handling, as far as a traceback would show them."""
+    found: list[BaseException] = []
+    while error is not None and not any(error is one for one in found) and len(found) < MAX_CHAIN:
+        found.append(error)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return found
+
+
+def raised_in(error: BaseException) -> str:
+    """The module of the innermost frame that is not the standard library's."""
+    stack = [frame for frame, _ in traceback.walk_tb(without_our_frames(error.__traceback__))]
+    theirs = [frame for frame in stack if not is_standard(frame.f_code.co_filename)]
+    return str(theirs[-1].f_globals.get("__name__", "")) if theirs else ""
+
+
+def is_standard(path: str) -> bool:
+    """Whether this is a file of the interpreter's own library."""
+    inside = path.startswith(os.path.dirname(os.__file__) + os.sep) and "-packages" not in path
+    return inside or path.startswith("<frozen ")
+
+
+def cut(value: Any, length: int) -> Any:
+    if isinstance(value, str):
+        return value[:length]
+    if isinstance(value, dict):
+        return {name: cut(one, length) for name, one in value.items()}
+    return [cut(one, length) for one in value]
+
+
+def fitting(words: dict[str, Any]) -> bytes:
     """The report as a line of at most REPORT_BYTES: the texts are cut until it is."""
     length = REPORT_BYTES
     while True:
-        line = json.dumps({"exception": {name: text[:length] for name, text in words.items()}}).encode() + b"\n"
+        line = json.dumps({"exception": cut(words, length)}).encode() + b"\n"
         if len(line) <= REPORT_BYTES:
             return line
         length //= 2

@@ -5,20 +5,32 @@ import signal
 from collections.abc import Sequence
 
 from launcher.errors import Exit
-from launcher.rundir.records import RankExit
+from launcher.rundir.records import Raised, RankExit
 from launcher.words import Cause
 
 _MEMORY = re.compile(
     r"\bMemoryError\b|\bOutOfMemoryError\b|CUDA out of memory|HIP out of memory|DefaultCPUAllocator: can't allocate",
 )
-_PEER = re.compile(
-    r"\bDist(?:Backend|Network|Store)?Error\b|\bNCCL\b|\bnccl[A-Z]\w+|\bProcessGroup\w*|\bTCPStore\b"
-    r"|gloo/|\bGloo\b|connectFullMesh|Application timeout caused pair closure"
-    r"|Connection (?:closed|reset) by (?:remote )?peer|\bpeer closed\b|[Bb]roken pipe|\bBrokenPipeError\b"
-    r"|\bConnection(?:Reset|Refused|Aborted)Error\b|Connection (?:refused|timed out)"
-    r"|Socket Timeout|Timed out (?:after|waiting)\b.*\b(?:client|clients|recv|send|operation|rank|ranks)\b"
-    r"|client socket has (?:timed out|failed)",
+# What torch.distributed raises of its own, and how C++ tells of it before an abort.
+_OF_TORCH_DISTRIBUTED = re.compile(r"(?:torch\.\S*|c10::|c10d::)Dist(?:Backend|Network|Store|Queue\w*)?Error")
+# What torch's C++ raises comes as a RuntimeError: these are the words of NCCL, gloo and the store in it, with the
+# places in their sources that they name,
+_NAMES_A_BACKEND = re.compile(
+    r"\[[^\]]*\bgloo/[\w/.-]+\.(?:cc|h):\d+|enforce fail at \S*\bgloo/[\w/.-]+\.(?:cc|h)|\bGloo connectFullMesh\b"
+    r"|\bNCCL (?:error|watchdog|communicator)\b|\bnccl[A-Z]\w+Error\b|\b(?:ProcessGroup\w+|TCPStore\w*)\.[ch]pp\b"
+    r"|Application timeout caused pair closure",
 )
+# and these are words that others have too.
+_OF_ANY_SOCKET = re.compile(
+    r"Connection (?:closed|reset) by (?:remote )?peer|\bpeer closed\b|[Bb]roken pipe|Connection (?:refused|timed out)"
+    r"|Socket Timeout|client socket has (?:timed out|failed)"
+    r"|Timed out (?:after|waiting)\b.*\b(?:clients?|recv|send|operation|ranks?)\b",
+)
+_SOCKET_ERRORS = frozenset((
+    "ConnectionError", "ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError", "BrokenPipeError",
+    "TimeoutError", "socket.timeout", "EOFError",
+))  # fmt: skip
+_TYPE = re.compile(r"[A-Za-z_][\w.]*(?:::\w+)*(?=: |$)")
 
 
 def failed(end: RankExit) -> bool:
@@ -46,11 +58,30 @@ def classify(end: RankExit) -> Cause:
     if end.oom or (end.signal is None and _MEMORY.search(text)):
         return Cause.OUT_OF_MEMORY
     # An abort that speaks of a peer is a watchdog's or a C++ exception's; any other signal came from elsewhere.
-    if end.signal in (None, signal.SIGABRT) and _PEER.search(text):
+    if end.signal in (None, signal.SIGABRT) and _speaks_of_a_peer(end):
         return Cause.COMMUNICATION
     if end.signal is not None or end.code is None:
         return Cause.KILLED
     return Cause.USER_ERROR
+
+
+def _speaks_of_a_peer(end: RankExit) -> bool:
+    """Whether something in the traceback is about another rank, and not about a connection of the user's own."""
+    return any(map(_is_of_a_peer, end.raised or (Raised(end.error or ""),)))
+
+
+def _is_of_a_peer(raised: Raised) -> bool:
+    found = _TYPE.match(raised.line)
+    kind = found[0] if found else ""
+    if _OF_TORCH_DISTRIBUTED.fullmatch(kind):
+        return True
+    in_torch = raised.module.partition(".")[0] == "torch"
+    if kind in _SOCKET_ERRORS:
+        return in_torch and raised.module.startswith("torch.distributed")
+    if kind not in ("RuntimeError", ""):
+        return False
+    in_cpp = in_torch or not raised.module
+    return bool(_NAMES_A_BACKEND.search(raised.line) or (in_cpp and _OF_ANY_SOCKET.search(raised.line)))
 
 
 def culprit(exits: Sequence[RankExit]) -> RankExit:

@@ -91,6 +91,13 @@ class AgentRecord(msgspec.Struct, frozen=True):
     process: ProcessId
 
 
+class Raised(msgspec.Struct, frozen=True):
+    """One exception of a traceback; those that others came from are in it too."""
+
+    line: str  # "torch.distributed.DistBackendError: NCCL error in ..."
+    module: str = ""  # of the innermost frame that is not the standard library's; "": not known
+
+
 class RankExit(msgspec.Struct, frozen=True):
     """One line of attempts/0001/exits.jsonl: how a rank process ended, and what the node knows of why."""
 
@@ -105,6 +112,7 @@ class RankExit(msgspec.Struct, frozen=True):
     stopping: bool = False  # it ended after the agent had told it to
     error: str | None = None  # last line of the exception, e.g. "ValueError: bad shape"
     where: str | None = None  # innermost frame of the user's code, e.g. "train.py:41 in step"
+    raised: tuple[Raised, ...] = ()  # the exceptions of its traceback, the last one first
     oom: bool = False  # cgroup or kernel evidence, or CUDA's own words
     hung: bool = False  # killed by us because it made no progress
     fenced: bool = False  # it left because a newer start of the run writes the checkpoints

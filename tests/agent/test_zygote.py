@@ -449,10 +449,11 @@ def fifo(tmp_path):
 @pytest.mark.parametrize("way", [by_fork, by_run])
 def test_an_uncaught_exception_is_reported(way, project, plain_zygote, tmp_path, fifo):
     way(order(project, "raises.py", "plain", log=tmp_path / "log", progress=fifo[0]), plain_zygote)
-    line = int(re.search(r"line (\d+), in step\n +raise", (tmp_path / "log").read_text())[1])
+    number = int(re.search(r"line (\d+), in step\n +raise", (tmp_path / "log").read_text())[1])
     message = "bad shape (3, 4)\nsecond line"
     error = {"type": "ShapeError", "message": message, "line": "ShapeError: bad shape (3, 4)"}
-    assert fifo[1]() == [{**error, "where": f"raises.py:{line} in step"}]
+    raised = [{"line": line, "module": "__main__"} for line in ("ShapeError: bad shape (3, 4)", "KeyError: (3, 4)")]
+    assert fifo[1]() == [{**error, "where": f"raises.py:{number} in step", "raised": raised}]
 
 
 @pytest.mark.parametrize(
@@ -476,6 +477,32 @@ def test_where_an_exception_came_from(source, line, where, plain_zygote, tmp_pat
     by_fork(order(tmp_path, "here.py", log=tmp_path / "log", progress=fifo[0]), plain_zygote)
     (report,) = fifo[1]()
     assert report["line"].startswith(line) and report["where"] == where
+
+
+CALLS = "import socket\ndef call():\n  socket.create_connection(('127.0.0.1', 1), 1)\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "raised"),
+    [
+        (f"{CALLS}call()", [("ConnectionRefusedError", "__main__")]),
+        (
+            f"{CALLS}try:\n  call()\nexcept OSError as error:\n  raise ValueError('no way') from error",
+            [("ValueError: no way", "__main__"), ("ConnectionRefusedError", "__main__")],
+        ),
+        (f"{CALLS}try:\n  call()\nexcept OSError:\n  raise ValueError('mine') from None", [("ValueError", "__main__")]),
+        ("import json\njson.loads('x')\n", [("json.decoder.JSONDecodeError", "__main__")]),
+        ("import theirs\ntheirs.fail()", [("RuntimeError: x", "theirs")]),
+    ],
+    ids=["library", "chain", "cut chain", "json", "module"],
+)
+def test_which_module_raised_what(source, raised, plain_zygote, tmp_path, fifo):
+    (tmp_path / "theirs.py").write_text("def fail():\n  raise RuntimeError('x')\n")
+    (tmp_path / "here.py").write_text(source)
+    by_fork(order(tmp_path, "here.py", log=tmp_path / "log", progress=fifo[0]), plain_zygote)
+    (report,) = fifo[1]()
+    assert [one["module"] for one in report["raised"]] == [module for _, module in raised]
+    assert all(one["line"].startswith(line) for one, (line, _) in zip(report["raised"], raised, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import sys
 import pytest
 from lab import kill
 
-PEER_GONE = "raise ConnectionResetError('Connection closed by peer')\n"
+PEER_GONE = "raise RuntimeError('[gloo/transport/tcp/pair.cc:534] Connection closed by peer')\n"
 
 
 def test_a_run_from_submit_to_success(lab):
@@ -58,6 +58,7 @@ def test_a_user_error_that_recurs_ends_the_run_with_its_place(lab):
     ("body", "causes"),
     [
         ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n", "killed"),
+        ("import socket\nsocket.create_connection(('127.0.0.1', 1), 1)\n", "user_error"),
         ("raise MemoryError('no more')\n", "out_of_memory"),
         ("import sys\nsys.exit(3)\n", "user_error"),
         ("import os\nif os.environ['RANK'] == '1':\n    raise KeyError('mine')\n" + PEER_GONE, "user_error"),

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from launcher.recovery.classify import classify, culprit, describe, evidence, failed, fenced, finished
-from launcher.rundir.records import RankExit
+from launcher.rundir.records import Raised, RankExit
 from launcher.words import Cause
 
 
@@ -55,14 +55,50 @@ def test_causes(how: dict[str, Any], cause: Cause) -> None:
         "torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 1/2 clients joined.",
         "RuntimeError: Timed out waiting 1800000ms for recv operation to complete",
         "RuntimeError: Connection reset by peer",
-        "ConnectionResetError: [Errno 104] Connection reset by peer",
-        "BrokenPipeError: [Errno 32] Broken pipe",
         "RuntimeError: Broken pipe",
         "RuntimeError: Socket Timeout",
     ],
 )
 def test_words_of_a_lost_peer(text: str) -> None:
     assert classify(end(code=1, error=text)) is Cause.COMMUNICATION
+
+
+REFUSED = "ConnectionRefusedError: [Errno 111] Connection refused"
+BROKEN = "BrokenPipeError: [Errno 32] Broken pipe"
+RESET = "RuntimeError: Connection reset by peer"
+GLOO = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:5"
+
+
+@pytest.mark.parametrize(
+    ("raised", "cause"),
+    [
+        ([(REFUSED, "__main__")], Cause.USER_ERROR),  # its own database
+        ([(REFUSED, "psycopg.connection")], Cause.USER_ERROR),
+        ([(BROKEN, "train")], Cause.USER_ERROR),  # its own program
+        ([(BROKEN, "torch.multiprocessing.queue")], Cause.USER_ERROR),
+        ([(REFUSED, "")], Cause.USER_ERROR),
+        ([(RESET, "redis.connection")], Cause.USER_ERROR),
+        ([("FileNotFoundError: [Errno 2] No such file: '/data/gloo/NCCL/ProcessGroup'", "train")], Cause.USER_ERROR),
+        ([("RuntimeError: no NCCL section in /etc/gloo/x.ini", "train")], Cause.USER_ERROR),
+        ([("mine.DistError: no district", "mine")], Cause.USER_ERROR),
+        ([("ValueError: bad shape", "torch.distributed.fsdp")], Cause.USER_ERROR),
+        ([(REFUSED, "torch.distributed.rendezvous")], Cause.COMMUNICATION),
+        ([(RESET, "torch.autograd.graph")], Cause.COMMUNICATION),
+        ([(RESET, "")], Cause.COMMUNICATION),
+        ([(GLOO, "train")], Cause.COMMUNICATION),  # work.wait() has no frame of torch's
+        ([("torch.distributed.DistBackendError: NCCL error", "torch.distributed.x")], Cause.COMMUNICATION),
+        ([("train.StepFailed: step 7", "train"), (GLOO, "torch.distributed.x")], Cause.COMMUNICATION),
+        ([("KeyError: 'x'", "train"), (REFUSED, "train")], Cause.USER_ERROR),
+    ],
+)
+def test_only_a_traceback_that_names_a_peer_is_communication(raised: list[tuple[str, str]], cause: Cause) -> None:
+    chain = tuple(Raised(line, module) for line, module in raised)
+    assert classify(end(code=1, error=chain[0].line, raised=chain)) is cause
+
+
+@pytest.mark.parametrize("text", [REFUSED, BROKEN])
+def test_an_error_of_a_socket_alone_says_nothing_of_a_peer(text: str) -> None:
+    assert classify(end(code=1, error=text)) is Cause.USER_ERROR
 
 
 def test_the_culprit_failed_first_and_by_itself() -> None:

@@ -6,6 +6,7 @@ start goes on from the newest checkpoint that all have.
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -24,6 +25,15 @@ def parse():
     if args.pause is None:
         args.pause = 0.01 if args.steps < 2_000 else 0.1  # these are never waited for: they need not take the machine
     return args
+
+
+@contextlib.contextmanager
+def words_of_gloo():
+    """What fails between ranks is told as gloo tells it."""
+    try:
+        yield
+    except OSError as error:
+        raise RuntimeError(f"[gloo/transport/tcp/pair.cc:534] Connection closed by peer: {error}") from error
 
 
 def pause(seconds):
@@ -76,7 +86,7 @@ def write(peer, word):
 def read(peer):
     line = peer.readline()
     if not line:
-        raise ConnectionResetError("Connection closed by peer")
+        raise ConnectionResetError("the line has ended")
     return line.decode().strip()
 
 
@@ -109,14 +119,18 @@ def main():
     apart = os.environ.get("LAUNCH_DISK") == "apart"
     saves = os.environ["LOCAL_RANK"] == "0" if apart else rank == 0
     report = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)
-    peers = meet(rank, world, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    step = agree(rank, peers, newest(folder))
+    with words_of_gloo():
+        peers = meet(rank, world, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    mine = newest(folder)
+    with words_of_gloo():
+        step = agree(rank, peers, mine)
     weights = load(folder, step)
     print(f"rank {rank} of {world} starts at step {step}", flush=True)
     while step < args.steps:
         step += 1
         mine = hashlib.sha256(f"{weights} {step}".encode()).hexdigest()
-        weights = exchange(rank, peers, mine)
+        with words_of_gloo():
+            weights = exchange(rank, peers, mine)
         pause(args.pause)
         if not args.quiet:
             print(f"step {step}", flush=True)
