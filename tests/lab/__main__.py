@@ -1,18 +1,27 @@
 """A lab by hand.
 
-`python -m tests.lab up [--kind slurm|hosts] [--accounting] [--shared] [--jump] [--nodes N] [--at DIR]` and
+`python -m tests.lab up [--kind slurm|gridengine|hosts] [--accounting] [--shared] [--jump] [--nodes N] [--at DIR]` and
 `python -m tests.lab down [--at DIR]`.
 """
 
 import argparse
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.lab.claims import take_down
+from tests.lab.gridengine import GridEngineLab
 from tests.lab.hosts import HostLab
 from tests.lab.requirements import what_is_missing
 from tests.lab.slurm import SlurmLab
+from tests.lab.up_and_down import Lab
+
+KINDS: dict[str, Callable[[Path, argparse.Namespace], Lab]] = {
+    "slurm": lambda folder, chosen: SlurmLab(folder, chosen.nodes, accounting=chosen.accounting, stays=True),
+    "gridengine": lambda folder, chosen: GridEngineLab(folder, chosen.nodes, stays=True),
+    "hosts": lambda folder, chosen: HostLab(folder, chosen.nodes, shared=chosen.shared, jump=chosen.jump, stays=True),
+}
 
 
 def main(argv: list[str]) -> int:
@@ -23,7 +32,7 @@ def main(argv: list[str]) -> int:
         words.set_defaults(verb=verb)
         words.add_argument("--at", type=Path, metavar="DIR", help="the lab's folder")
         if verb is up:
-            words.add_argument("--kind", choices=["slurm", "hosts"], default="slurm", help="a cluster, or SSH hosts")
+            words.add_argument("--kind", choices=list(KINDS), default="slurm", help="a cluster, or SSH hosts")
             words.add_argument("--accounting", action="store_true", help="slurm with slurmdbd")
             words.add_argument("--shared", action="store_true", help="hosts with one disk for all")
             words.add_argument("--jump", action="store_true", help="hosts behind a jump host")
@@ -41,11 +50,7 @@ def up(chosen: argparse.Namespace) -> int:
     if folder.exists() and any(folder.iterdir()) and not (folder / "hosts").exists():
         print(f"{folder}: expected a new folder or a lab's, as `down` clears it", file=sys.stderr)
         return 1
-    lab: SlurmLab | HostLab
-    if chosen.kind == "slurm":
-        lab = SlurmLab(folder, chosen.nodes, accounting=chosen.accounting, stays=True)
-    else:
-        lab = HostLab(folder, chosen.nodes, shared=chosen.shared, jump=chosen.jump, stays=True)
+    lab = KINDS[chosen.kind](folder, chosen)
     lab.up()
     for name, value in lab.env.items():
         print(f"export {name}={value}")

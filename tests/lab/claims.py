@@ -22,7 +22,10 @@ FOLDER = Path("/run/launch-labs")
 TAG = "LAUNCH_LAB"  # in the environment of every process that a lab starts outside its nodes
 SUBNETS = range(1, 250)
 # What a lab has in its folder while it is up, and what it leaves there for whoever wants to know what happened.
-LIVING = ("dev", "disk", "disks", "etc", "state", "spool", "mariadb", "munge.*", "*.sock", "*.sock.lock", "*.pid")
+LIVING = (
+    *("bin", "dev", "disk", "disks", "etc", "mariadb", "sge", "spool", "state"),
+    *("munge.*", "*.sock", "*.sock.lock", "*.pid"),
+)
 LEFT = ("log", "hosts", "cgroup.conf", "gres.conf", "slurm.conf", "slurmdbd.conf")
 
 

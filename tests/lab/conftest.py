@@ -2,12 +2,24 @@
 
 from tests.lab.fixtures import (
     accounted_lab,
+    grid_engine_lab,
     hosts,
     lab,
     lab_possible,
     shared_accounted_lab,
+    shared_grid_engine_lab,
     shared_hosts,
     shared_lab,
 )
 
-__all__ = ["accounted_lab", "hosts", "lab", "lab_possible", "shared_accounted_lab", "shared_hosts", "shared_lab"]
+__all__ = [
+    "accounted_lab",
+    "grid_engine_lab",
+    "hosts",
+    "lab",
+    "lab_possible",
+    "shared_accounted_lab",
+    "shared_grid_engine_lab",
+    "shared_hosts",
+    "shared_lab",
+]

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import pytest
 
+from tests.lab.gridengine import GridEngineLab
 from tests.lab.hosts import HostLab
 from tests.lab.requirements import what_is_missing
 from tests.lab.slurm import SlurmLab
@@ -16,6 +17,7 @@ from tests.lab.up_and_down import Lab
 
 _PLAIN = pytest.StashKey[Lab]()
 _ACCOUNTED = pytest.StashKey[Lab]()
+_GRID_ENGINE = pytest.StashKey[Lab]()
 _HOSTS = pytest.StashKey[Lab]()
 
 
@@ -27,6 +29,11 @@ def shared_lab(request, lab_possible, tmp_path_factory):
 @pytest.fixture(scope="session")
 def shared_accounted_lab(request, lab_possible, tmp_path_factory):
     yield from _up(request.config, _ACCOUNTED, lambda: SlurmLab(tmp_path_factory.mktemp("lab"), accounting=True))
+
+
+@pytest.fixture(scope="session")
+def shared_grid_engine_lab(request, lab_possible, tmp_path_factory):
+    yield from _up(request.config, _GRID_ENGINE, lambda: GridEngineLab(tmp_path_factory.mktemp("lab")))
 
 
 @pytest.fixture(scope="session")
@@ -49,6 +56,14 @@ def accounted_lab(shared_accounted_lab):
     shared_accounted_lab.well()
     yield shared_accounted_lab
     shared_accounted_lab.clear()
+
+
+@pytest.fixture
+def grid_engine_lab(shared_grid_engine_lab):
+    """A Grid Engine cluster of three idle nodes."""
+    shared_grid_engine_lab.well()
+    yield shared_grid_engine_lab
+    shared_grid_engine_lab.clear()
 
 
 @pytest.fixture

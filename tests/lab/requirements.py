@@ -8,11 +8,14 @@ from tests.lab.nodes import PATH
 
 # The program, and the Debian package that has it.
 PACKAGES = {
+    "/usr/lib/gridengine/sge_execd": "gridengine-exec",
+    "/usr/lib/gridengine/sge_qmaster": "gridengine-master",
     "ip": "iproute2",
     "mariadbd": "mariadb-server",
     "munged": "munge",
     "nft": "nftables",
     "nsenter": "util-linux",
+    "qconf": "gridengine-client",
     "sbatch": "slurm-wlm",
     "slurmctld": "slurmctld",
     "slurmd": "slurmd",
