@@ -27,9 +27,8 @@ from shares import SEED, SHARE
 from launcher.agent.messages import WIRE_VERSION
 from launcher.agent.wire import mac
 from launcher.clusters.mirror import tails
-from launcher.clusters.mirror.messages import AskReport, AskTails, Blob, RunReport, Tail
 from launcher.clusters.ssh.host.server import Host
-from launcher.clusters.ssh.messages import encoded
+from launcher.clusters.ssh.messages import AskReport, AskTails, Blob, RunReport, encoded
 from launcher.clusters.ssh.submit import report
 from launcher.errors import LaunchError
 from launcher.rundir.layout import RunDir
@@ -188,7 +187,7 @@ def test_a_host_writes_nothing_here_but_its_records(tmp_path, name):
     with pytest.raises((LaunchError, ValueError)):
         report.copy(run, report.Testimony(RunReport(None, False, 1, (Blob(name, 1),)), {name: b"x"}, 0))
     with pytest.raises((LaunchError, ValueError)):
-        tails.put(run.path, ("logs",), Tail(name, 0, 1), b"x")
+        tails.put(run.path, ("logs",), tails.Tail(name, 0, b"x"))
     assert [row for row in tree(tmp_path) if "attempts" not in row[0]] == before
 
 

@@ -3,18 +3,25 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from launcher.clusters.mirror.messages import Tail
 from launcher.errors import LaunchError
 from launcher.rundir.durable import make_dir, write_all
 
 _MOST = 8 << 20  # of one answer
 
 
-def grown(root: Path, folders: Sequence[str], known: Mapping[str, int]) -> tuple[list[Tail], list[bytes], bool]:
-    """The new parts of all files below these folders, as much as one answer may hold; and whether there is more."""
-    parts: list[Tail] = []
-    contents: list[bytes] = []
+class Tail(NamedTuple):
+    """Bytes of a file, and where in it they belong."""
+
+    name: str  # from the run's folder
+    at: int
+    content: bytes
+
+
+def grown(root: Path, folders: Sequence[str], known: Mapping[str, int]) -> tuple[list[Tail], bool]:
+    """The new ends of all files below these folders, as much as one answer may hold; and whether there is more."""
+    found: list[Tail] = []
     left = _MOST
     for path in _files(root, folders):
         name = str(path.relative_to(root))
@@ -28,25 +35,24 @@ def grown(root: Path, folders: Sequence[str], known: Mapping[str, int]) -> tuple
                 piece = file.read(left)
         except FileNotFoundError:
             continue
-        parts.append(Tail(name, at, len(piece)))
-        contents.append(piece)
+        found.append(Tail(name, at, piece))
         left -= len(piece)
         if left <= 0:
-            return parts, contents, True
-    return parts, contents, False
+            return found, True
+    return found, False
 
 
-def put(root: Path, folders: Sequence[str], part: Tail, content: bytes) -> None:
-    """Add it to the copy here."""
-    steps = part.name.split("/")
+def put(root: Path, folders: Sequence[str], tail: Tail) -> None:
+    """Add it to the copy here. Raises LaunchError for a name that is not below one of these folders."""
+    steps = tail.name.split("/")
     if {"", ".", ".."} & set(steps) or steps[0] not in folders:
-        raise LaunchError(f"{part.name[:100]!r} is no file that was asked for")
+        raise LaunchError(f"{tail.name[:100]!r} is no file that was asked for")
     path = root.joinpath(*steps)
     make_dir(path.parent)
     fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        os.lseek(fd, part.at, os.SEEK_SET)
-        write_all(fd, content)
+        os.lseek(fd, tail.at, os.SEEK_SET)
+        write_all(fd, tail.content)
     finally:
         os.close(fd)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from launcher.clusters.protocol import CancelReport
 from launcher.clusters.ssh import pool
 from launcher.clusters.ssh.facts import Surveyed
-from launcher.clusters.ssh.results import checkpoints, fetch
+from launcher.clusters.ssh.results import fetch
 from launcher.clusters.ssh.submit import cancel, discovery, look
 from launcher.clusters.ssh.submit.handover import Handover
 from launcher.errors import BadInput, Unreachable
@@ -60,8 +60,7 @@ class SshCluster:
         return fetch.fetch(run, checkpoint)
 
     def bring_newest(self, run: RunDir) -> None:
-        checkpoints.bring_newest(run)
-        fetch.bring_logs(run)
+        fetch.bring_newest(run)
 
     def discover(self, ref: str) -> Path | None:
         return discovery.adopt(ref)

@@ -8,9 +8,8 @@ from typing import TypeVar
 
 import msgspec
 
-from launcher.clusters.mirror.messages import RunReport, Tails
 from launcher.clusters.ssh.facts import Surveyed
-from launcher.clusters.ssh.messages import HELLO, Answer, Request, encoded, read_answer
+from launcher.clusters.ssh.messages import HELLO, Answer, Request, RunReport, Tails, encoded, read_answer
 from launcher.errors import LaunchError, Unreachable
 from launcher.hostlink.connect import Line, Running
 from launcher.hostlink.shipping import bundle, deploy_there

@@ -37,15 +37,10 @@ def gone(run: RunDir) -> set[str]:
     return everywhere(run).keys() - places_ever(run).keys()
 
 
-def moved_on(run: RunDir) -> bool:
-    """It is not on hosts any more: what it writes now is written here."""
-    return is_here(attempts(run)[-1])
-
-
-def is_here(attempt: AttemptDir) -> bool:
-    """Its ranks write into the run's folder here."""
+def is_there(attempt: AttemptDir) -> bool:
+    """Its ranks write on hosts of a pool, and not into the run's folder here."""
     intent = read_record(attempt.intent, Intent)
-    return intent is not None and intent.cluster_kind != "ssh"
+    return intent is None or intent.cluster_kind == "ssh"
 
 
 def give_up(run: RunDir, hosts: Collection[str]) -> None:

@@ -5,16 +5,16 @@ import os
 import pytest
 
 from launcher.clusters.mirror import tails
-from launcher.clusters.mirror.messages import Tail
+from launcher.clusters.mirror.tails import Tail
 from launcher.errors import LaunchError
 
 
 def synced(there, here, folders=("logs",)):
     more = True
     while more:
-        parts, contents, more = tails.grown(there, folders, tails.sizes(here, folders))
-        for part, content in zip(parts, contents, strict=True):
-            tails.put(here, folders, part, content)
+        parts, more = tails.grown(there, folders, tails.sizes(here, folders))
+        for part in parts:
+            tails.put(here, folders, part)
 
 
 def test_what_grew_is_copied_and_nothing_else(tmp_path):
@@ -28,9 +28,10 @@ def test_what_grew_is_copied_and_nothing_else(tmp_path):
     synced(there, here)
     with log.open("ab") as file:
         file.write(b"two\n")
-    parts, contents, more = tails.grown(there, ["logs"], tails.sizes(here, ["logs"]))
-    assert [(part.name, part.at) for part in parts] == [("logs/a/rank-00000.log", 4)]
-    assert (contents, more) == ([b"two\n"], False)
+    assert tails.grown(there, ["logs"], tails.sizes(here, ["logs"])) == (
+        [("logs/a/rank-00000.log", 4, b"two\n")],
+        False,
+    )
     synced(there, here)
     assert (here / "logs" / "a" / "rank-00000.log").read_bytes() == b"one\ntwo\n"
     assert not (here / "secrets.json").exists()
@@ -51,7 +52,7 @@ def test_more_than_one_answer_holds_comes_in_several(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["../x", "logs/../../x", "/etc/x", "secrets.json", "logs//x", "logs/./x", ""])
 def test_no_name_leads_out(tmp_path, name):
     with pytest.raises(LaunchError):
-        tails.put(tmp_path, ("logs",), Tail(name, 0, 1), b"x")
+        tails.put(tmp_path, ("logs",), Tail(name, 0, b"x"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -59,6 +60,6 @@ def test_links_are_not_followed(tmp_path):
     (tmp_path / "there" / "logs").mkdir(parents=True)
     (tmp_path / "secret").write_text("tweet")
     (tmp_path / "there" / "logs" / "x.log").symlink_to(tmp_path / "secret")
-    assert tails.grown(tmp_path / "there", ["logs"], {}) == ([], [], False)
+    assert tails.grown(tmp_path / "there", ["logs"], {}) == ([], False)
     with pytest.raises(LaunchError):
         tails.grown(tmp_path / "there", [".."], {})

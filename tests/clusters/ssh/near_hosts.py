@@ -3,11 +3,10 @@
 import io
 from types import SimpleNamespace
 
-from launcher.clusters.mirror.messages import TakeFile
 from launcher.clusters.ssh import pool, post
 from launcher.clusters.ssh.host.server import Host
 from launcher.clusters.ssh.letters import Place
-from launcher.clusters.ssh.messages import HELLO, read_request
+from launcher.clusters.ssh.messages import HELLO, TakeFile, read_request
 from launcher.clusters.ssh.submit import look
 from launcher.errors import Unreachable
 from launcher.hostlink.connect import Line

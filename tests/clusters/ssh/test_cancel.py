@@ -8,11 +8,12 @@ import pytest
 from launcher.api import Run
 from launcher.clusters.keeping import news
 from launcher.clusters.local import cluster as local
+from launcher.clusters.mirror.fetch import settle_for
 from launcher.clusters.ssh import run_hosts
 from launcher.clusters.ssh.letters import Letters
 from launcher.clusters.ssh.messages import Cancelled
-from launcher.clusters.ssh.results import checkpoints
-from launcher.clusters.ssh.results.checkpoints import settle_for
+from launcher.clusters.ssh.results import fetch
+from launcher.clusters.ssh.results.checkpoints import holders_of
 from launcher.clusters.ssh.run_hosts import places_ever, places_of
 from launcher.clusters.ssh.submit import cancel
 from launcher.clusters.ssh.submit.handover import Handover
@@ -181,13 +182,13 @@ def test_only_a_pool_has_hosts_that_nobody_else_watches(tmp_path):
 
 def test_that_it_goes_on_from_less_is_said(hosts, run, said, tmp_path):
     hosts.mirror.state(State.RUNNING, checkpoint=40)
-    settle_for(hosts.run, None, {})
+    settle_for(hosts.run, None, holders_of(hosts.run))
     assert said == [], "such checkpoints as only the program knows"
     hosts.cut.add("node0")
     run.cancel(gone=["node0"])
-    settle_for(hosts.run, None, {})
+    settle_for(hosts.run, None, holders_of(hosts.run))
     (held,) = partial.inventory(save_part(tmp_path / "made", 5, range(2)).parent)
-    settle_for(hosts.run, held, {})
+    settle_for(hosts.run, held, holders_of(hosts.run))
     before = "the checkpoint of step 40 is not whole on the hosts that answer: "
     assert said == [f"{before}it begins anew", f"{before}it goes on from step 5"]
 
@@ -195,10 +196,10 @@ def test_that_it_goes_on_from_less_is_said(hosts, run, said, tmp_path):
 def test_nothing_begins_anew_while_a_silent_host_may_have_a_checkpoint(hosts, run, said):
     hosts.on("node1")
     hosts.cut.add("node0")
-    checkpoints.bring_newest(hosts.run)  # it never had one
+    fetch.bring_newest(hosts.run)  # it never had one
     hosts.mirror.state(State.FAILED, checkpoint=40)
     with pytest.raises(Unreachable, match="node0 may have that of step 40") as raised:
-        checkpoints.bring_newest(hosts.run)
+        fetch.bring_newest(hosts.run)
     assert f"launch cancel {RUN} --gone HOST" in raised.value.lines[-1]
     handover = Handover.__new__(Handover)
     handover._run = hosts.run

@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
+from launcher.clusters.mirror.holders import lacking, newest_first
 from launcher.clusters.ssh.cluster import offered
 from launcher.clusters.ssh.facts import Facts, Surveyed, completed
 from launcher.clusters.ssh.host.leader import reseated
 from launcher.clusters.ssh.host.slot_table import Demand, Waiter, held_name, lock_name, waits_name
-from launcher.clusters.ssh.results.transfer import lacking, newest_first
 from launcher.clusters.ssh.submit.handover import choose, seated
 from launcher.plan.build import build
 from launcher.plan.facts import Machine, Place, Project
@@ -129,6 +129,6 @@ def test_the_newest_checkpoint_that_is_whole_over_all_disks(disks, step, missing
     found = newest_first(disks)
     assert (found[0].step if found else None) == step
     if found:
-        assert lacking(found[0], {"first": disks[0]}) == missing_on_first
+        assert lacking(found[0], disks[:1]) == missing_on_first
         assert newest_first(disks, step=found[0].step) == found[:1]
     assert newest_first(disks, step=99) == []

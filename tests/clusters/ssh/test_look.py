@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from launcher.api import Run
-from launcher.clusters.mirror.messages import RunReport
+from launcher.clusters.ssh.messages import RunReport
 from launcher.clusters.ssh.results import fetch
 from launcher.clusters.ssh.submit import cancel, handover, look, report, unfinished
 from launcher.clusters.ssh.submit.handover import Handover

@@ -9,12 +9,14 @@ import pytest
 
 from launcher.api import Run
 from launcher.clusters.keeping import news
-from launcher.clusters.mirror.messages import SendFile
+from launcher.clusters.mirror import logs
+from launcher.clusters.mirror.holders import NotTransferred
 from launcher.clusters.ssh import post
 from launcher.clusters.ssh.cluster import SshCluster
 from launcher.clusters.ssh.letters import Letters
-from launcher.clusters.ssh.results import checkpoints, fetch, transfer
-from launcher.clusters.ssh.results.checkpoints import stocks_of
+from launcher.clusters.ssh.messages import SendFile
+from launcher.clusters.ssh.results import fetch
+from launcher.clusters.ssh.results.checkpoints import holders_of
 from launcher.clusters.ssh.run_hosts import places_ever
 from launcher.clusters.ssh.submit import discovery
 from launcher.clusters.ssh.submit.handover import Handover
@@ -37,7 +39,7 @@ FOLDER = "checkpoints"
 
 @pytest.fixture
 def hosts(tmp_path, monkeypatch):
-    monkeypatch.setattr(fetch, "_asked", set())
+    monkeypatch.setattr(logs, "_asked", set())
     return NearHosts(tmp_path, monkeypatch)
 
 
@@ -60,11 +62,10 @@ def committed_on_the_first_alone(hosts, tmp_path):
 
 
 def bring(hosts, held):
-    there, letters, _ = stocks_of(hosts.run, places_ever(hosts.run), FOLDER)
-    home = hosts.run.path / FOLDER
-    (wanted,) = transfer.newest_first([*there.values()])
+    there = holders_of(hosts.run)
+    (wanted,) = there.newest_first()
     assert wanted.digest == held.digest
-    return transfer.Hosts(there, letters, RUN, FOLDER).bring_home(wanted, home)
+    return there.bring_home(wanted)
 
 
 def test_a_file_that_only_a_draft_has_comes_home(hosts, tmp_path):
@@ -76,10 +77,9 @@ def test_a_file_that_only_a_draft_has_comes_home(hosts, tmp_path):
 
 def test_where_nobody_has_the_manifest_that_is_said(hosts, tmp_path):
     held = committed_on_the_first_alone(hosts, tmp_path)
-    there, letters, _ = stocks_of(hosts.run, places_ever(hosts.run), FOLDER)
-    del there["node0"]
-    with pytest.raises(transfer.NotBrought, match="nobody who can be reached"):
-        transfer.Hosts(there, letters, RUN, FOLDER).bring_home(held, hosts.run.path / FOLDER)
+    hosts.cut.add("node0")
+    with pytest.raises(NotTransferred, match="nobody who can be reached"):
+        holders_of(hosts.run).bring_home(held)
 
 
 def both_have(hosts, tmp_path, step):
@@ -106,7 +106,7 @@ def test_a_checkpoint_that_is_damaged_everywhere_is_passed_over(hosts, said, tmp
     with pytest.raises(LaunchError, match=r"node1: rank-00001\.data of step 10 is damaged there") as raised:
         fetch.fetch(hosts.run, "newest")
     assert raised.value.exit_code is Exit.DAMAGED and "here now: checkpoint of step 5" in str(raised.value)
-    checkpoints.bring_newest(hosts.run)
+    fetch.bring_newest(hosts.run)
     assert at_home(hosts) == [("step", 5)] and not (hosts.run.path / FOLDER / "step-00000010").exists()
     assert any("rank-00001.data" in line and line.endswith("the one before it is taken") for line in said), said
 
@@ -122,8 +122,8 @@ def test_a_host_that_refuses_is_named(hosts):
 def test_where_all_are_damaged_nothing_begins_anew(hosts, tmp_path):
     for folder in both_have(hosts, tmp_path, 5):
         flip(folder / data_name(0))
-    with pytest.raises(transfer.NotBrought) as raised:
-        checkpoints.bring_newest(hosts.run)
+    with pytest.raises(NotTransferred) as raised:
+        fetch.bring_newest(hosts.run)
     assert (raised.value.exit_code, at_home(hosts)) == (Exit.DAMAGED, [])
 
 
@@ -186,7 +186,7 @@ def test_new_hosts_go_on_from_the_checkpoint_before_a_damaged_one(hosts, tmp_pat
 def test_who_could_not_be_asked_for_checkpoints_is_named(hosts, said, tmp_path):
     save_part(hosts.on("node0").path / FOLDER, 5, range(2))
     hosts.cut.add("node1")
-    checkpoints.bring_newest(hosts.run)
+    fetch.bring_newest(hosts.run)
     assert any(line.startswith("node1: may have a newer checkpoint") for line in said), said
 
 
@@ -249,7 +249,7 @@ def test_the_best_moves_along_and_nobody_waits_for_it(hosts, said):
     assert on(hosts, "node1") == [("step", 10), ("best", 5)]
     shutil.rmtree(hosts.run.path / FOLDER)
     flip(there / "best-00000005" / data_name(0))
-    checkpoints.bring_newest(hosts.run)
+    fetch.bring_newest(hosts.run)
     assert partial.inventory(hosts.run.path / FOLDER)[0].step == 10 and at_home(hosts) == [("step", 10)]
     assert any(line.startswith("the best, step 5") and line.endswith("goes on without it") for line in said), said
 

@@ -16,12 +16,12 @@ import msgspec
 
 from launcher.agent.environment import cleaned
 from launcher.agent.processes import TAG
-from launcher.clusters.mirror.messages import Ok
 from launcher.clusters.ssh.host import presence
 from launcher.clusters.ssh.messages import (
     CodeArchive,
     GoAhead,
     Keepers,
+    Ok,
     Open,
     Opened,
     Up,

@@ -12,31 +12,30 @@ from typing import IO, TYPE_CHECKING
 import msgspec
 
 from launcher.clusters.mirror import tails
-from launcher.clusters.mirror.messages import (
-    AskReport,
-    AskTails,
-    Blob,
-    ListCheckpoints,
-    Ok,
-    RunReport,
-    SendFile,
-    Tails,
-    TakeFile,
-)
 from launcher.clusters.ssh.host import presence
 from launcher.clusters.ssh.messages import (
     HELLO,
     Answer,
+    AskReport,
+    AskTails,
+    Blob,
     Cancel,
     Cancelled,
     CodeArchive,
     Failed,
     GoAhead,
+    GrownFile,
     Keepers,
+    ListCheckpoints,
     ListRuns,
+    Ok,
     Open,
     Pardon,
     RunNames,
+    RunReport,
+    SendFile,
+    Tails,
+    TakeFile,
     encoded,
     read_request,
 )
@@ -113,8 +112,9 @@ class Host:
                 self._say(RunNames(tuple(path.name for path in sorted(Path(workdir, "runs").glob("[a-z0-9]*")))))
             case AskTails() as question:
                 run = _run(question.workdir, question.run_id)
-                parts, contents, more = tails.grown(run.path, question.folders, question.known)
-                self._say(Tails(tuple(parts), more), *contents)
+                grown, more = tails.grown(run.path, question.folders, question.known)
+                files = tuple(GrownFile(one.name, one.at, len(one.content)) for one in grown)
+                self._say(Tails(files, more), *(one.content for one in grown))
             case Cancel() as wish:
                 self._say(_cancel(_run(wish.workdir, wish.run_id)))
             case Pardon() as wish:
@@ -127,12 +127,13 @@ class Host:
 
     def _move(self, wish: ListCheckpoints | SendFile | TakeFile) -> None:
         """Of checkpoints: what is here, one to be given, one to be kept."""
-        from launcher.clusters.ssh.host import checkpoint_files  # late: as above
+        from launcher.clusters.mirror import given  # late: `launch status` needs none of it
+        from launcher.clusters.ssh.host import checkpoint_files  # late: `launch status` needs none of it
 
-        folder = checkpoint_files.folder_of(_run(wish.workdir, wish.run_id).path, wish.folder)
+        folder = given.folder_inside(_run(wish.workdir, wish.run_id).path, wish.folder)
         match wish:
             case ListCheckpoints():
-                self._say(checkpoint_files.stock(folder))
+                self._say(checkpoint_files.checkpoints(folder))
             case SendFile():
                 checkpoint_files.give(folder, wish, self._say)
             case TakeFile():

@@ -5,11 +5,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 from launcher.clusters.keeping import news
 from launcher.clusters.keeping.attempt_end import cancelled, write_end
-from launcher.clusters.mirror.messages import LIMIT_S, Ok
 from launcher.clusters.protocol import CancelReport
 from launcher.clusters.ssh import run_hosts
 from launcher.clusters.ssh.letters import Letters
-from launcher.clusters.ssh.messages import Cancel, Cancelled, Pardon
+from launcher.clusters.ssh.messages import LIMIT_S, Cancel, Cancelled, Ok, Pardon
 from launcher.clusters.ssh.post import ask_all
 from launcher.clusters.ssh.run_hosts import places_of
 from launcher.clusters.ssh.submit import unfinished

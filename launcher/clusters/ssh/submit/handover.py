@@ -15,14 +15,13 @@ from pathlib import Path
 import msgspec
 
 from launcher.clusters.keeping import news
-from launcher.clusters.mirror.messages import Blob
+from launcher.clusters.mirror.fetch import bring_what_it_goes_on_from
+from launcher.clusters.mirror.holders import lacking
 from launcher.clusters.ssh import pool
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.letters import Letters, Place, settled_in
-from launcher.clusters.ssh.messages import CodeArchive, GoAhead, Keepers, Open, Opened, Peer, Up
-from launcher.clusters.ssh.results import transfer
-from launcher.clusters.ssh.results.checkpoints import bring_what_it_goes_on_from, stocks_of
-from launcher.clusters.ssh.run_hosts import places_ever
+from launcher.clusters.ssh.messages import Blob, CodeArchive, GoAhead, Keepers, Open, Opened, Peer, Up
+from launcher.clusters.ssh.results.checkpoints import disks_of, holders_of
 from launcher.errors import Exit, LaunchError, NotStarted
 from launcher.hostlink.connect import Line
 from launcher.hostlink.parallel import failures, for_all
@@ -33,7 +32,6 @@ from launcher.rundir.avoided import avoided
 from launcher.rundir.durable import write_record
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import Handle, Intent
-from trainer.checkpoint_files import partial
 from trainer.checkpoint_files.partial import Held
 
 _CARRIED = ("spec.yaml", "secrets.json", "events.jsonl", "avoided.json", "state.json")
@@ -142,29 +140,22 @@ class Handover:
 
         Gives those of these hosts that failed at it.
         """
-        folder, run_id = plan.spec.checkpoint.dir, plan.run_id
-        home, first = self._run.path / folder, plan.nodes[0].host
-        listed = for_all(letters, lambda _, one: transfer.stock_of(one, run_id, folder))
-        if failed := failures(listed):
+        disks, failed = disks_of(letters, plan.run_id, plan.spec.checkpoint.dir)
+        if failed:
             return failed
-        stocks = {name: one for name, one in listed.items() if not isinstance(one, LaunchError)}
-        former = {name: place for name, place in places_ever(self._run).items() if name not in letters}
-        others, ways, troubles = stocks_of(self._run, former, folder)
-        # Whoever has it committed may be one of these hosts, and who has the rest of its files another.
-        hosts = transfer.Hosts({**others, **stocks}, {**ways, **letters}, run_id, folder)
+        holders = holders_of(self._run, disks)
 
         def supply(wanted: Held) -> None:
-            if names := transfer.lacking(wanted, stocks):
-                hosts.bring_home(wanted, home, names)
-                hosts.send(wanted, home, first, names)
+            if names := lacking(wanted, [held for _, held in disks.values()]):
+                holders.bring_home(wanted, names)
+                holders.send(wanted, plan.nodes[0].host, names)
 
-        disks = [*stocks.values(), *others.values(), partial.inventory(home)]
         trouble: LaunchError | None = None
         try:
-            bring_what_it_goes_on_from(self._run, disks, troubles, supply)
+            bring_what_it_goes_on_from(self._run, holders, supply)
         except LaunchError as error:
             trouble = error
-        failed = {name: error for name, error in hosts.failed.items() if name in letters}
+        failed = {name: error for name, error in holders.failed.items() if name in letters}
         if trouble is not None and not failed:
             raise _not_started(*trouble.lines, exit_code=trouble.exit_code) from trouble
         return failed

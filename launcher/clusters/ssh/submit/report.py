@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 
 from launcher.clusters.mirror import tails
-from launcher.clusters.mirror.messages import LIMIT_S, AskReport, RunReport, Tail
 from launcher.clusters.ssh.letters import Letters
+from launcher.clusters.ssh.messages import LIMIT_S, AskReport, RunReport
 from launcher.errors import LaunchError
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import newest
@@ -112,7 +112,7 @@ def copy(run: RunDir, told: Testimony) -> None:
         content, path = told.records[name], _inside(run, name)
         make_dir(path.parent)
         if path == run.events and told.events_at:
-            tails.put(run.path, (name,), Tail(name, told.events_at, len(content)), content)
+            tails.put(run.path, (name,), tails.Tail(name, told.events_at, content))
         elif path == attempt.intent:
             if not path.exists():
                 intent = msgspec.json.decode(content, type=Intent)

@@ -1,17 +1,13 @@
-"""Checkpoints between hosts and here: which files are where, what is fetched home, what a new set of hosts lacks."""
+"""Which machines have which files of a run's checkpoints, and how they move: home, or to machines that lack some."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
-
-import msgspec
+from typing import Protocol, TypeVar
 
 from launcher.agent.depots.store import Store, digest_of
 from launcher.agent.depots.words import Save
 from launcher.clusters.keeping import news
-from launcher.clusters.mirror.messages import CheckpointList, FileFollows, ListCheckpoints, SendFile, TakeFile
-from launcher.clusters.ssh.letters import Letters
 from launcher.errors import Exit, LaunchError, Unreachable
 from launcher.hostlink.parallel import reasons
 from trainer.checkpoint_files import partial
@@ -22,11 +18,23 @@ from trainer.errors import CheckpointDamaged
 
 _PIECE = 1 << 20
 
-Stocks = Mapping[str, Sequence[Held]]  # by host
 T = TypeVar("T")
 
 
-class NotBrought(LaunchError):
+class Holder(Protocol):
+    """A machine that has checkpoints of the run. All raise Unreachable where it falls silent."""
+
+    def held(self) -> Sequence[Held]:
+        """What it has of each."""
+
+    def give(self, wanted: Held, name: str, take: Callable[[Iterator[bytes]], T]) -> T:
+        """What `take` makes of the bytes of this file, as they come; without a name, of the manifest."""
+
+    def keep(self, wanted: Held, name: str, size: int, manifest: bytes, pieces: Iterable[bytes]) -> None:
+        """Have it keep this file. Raises LaunchError, with Exit.DAMAGED where it is not what the manifest says."""
+
+
+class NotTransferred(LaunchError):
     """A file of a checkpoint that nobody who can be asked gives as it was written."""
 
     def __init__(self, wanted: Held, what: str, troubles: Mapping[str, LaunchError]) -> None:
@@ -44,60 +52,75 @@ class NotBrought(LaunchError):
         )
 
 
-class Hosts:
-    """Where the files of a run's checkpoints are. A host that falls silent is not asked again, but blamed."""
+class Holders:
+    """The machines that have files of a run's checkpoints, and the folder for them here.
 
-    def __init__(self, stocks: Stocks, letters: Mapping[str, Letters], run_id: str, folder: str) -> None:
-        self._stocks, self._letters = stocks, letters
-        self._run_id, self._folder = run_id, folder
-        self.failed: dict[str, LaunchError] = {}  # by host: it fell silent, or could not take what it was to get
+    One that falls silent is not asked again, but blamed.
+    """
 
-    def bring_home(self, wanted: Held, home: Path, only: Sequence[str] | None = None) -> int:
+    def __init__(
+        self,
+        home: Path,
+        holders: Mapping[str, Holder],
+        held: Mapping[str, Sequence[Held]],
+        silent: Mapping[str, LaunchError],
+        *,
+        gone: bool = False,
+    ) -> None:
+        self.home = home
+        self.silent = silent  # by machine: it could not be asked what it has
+        self.gone = gone  # a machine that had some is gone for good
+        self.failed: dict[str, LaunchError] = {}  # by machine: it fell silent, or could not take what it was to get
+        self._holders, self._held = holders, held
+
+    def newest_first(self, step: int | None = None, kind: Kind = "step") -> list[Held]:
+        """The checkpoints, or those of this step, whose files are all on some of the disks, that here among them."""
+        return newest_first([*self._held.values(), partial.inventory(self.home)], step, kind)
+
+    def bring_home(self, wanted: Held, only: Sequence[str] | None = None) -> int:
         """Have all files of this checkpoint, or these alone, in the folder here; gives how many had to be fetched.
 
-        Raises NotBrought; what has come by then stays.
+        Raises NotTransferred; what has come by then stays.
         """
-        mine = next((one for one in partial.inventory(home) if _same(one, wanted) and one.committed), None)
+        mine = next((one for one in partial.inventory(self.home) if _same(one, wanted) and one.committed), None)
         missing = _names(wanted) if mine is None else mine.missing
         fetched = [name for name in missing if only is None or name in only]
         if not fetched:
             return 0
-        manifest = self._manifest(wanted) if mine is None else partial.read_manifest(home, wanted.step, wanted.kind)
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if Store(home).make_room(save_of(wanted)):
+        manifest = (
+            self._manifest(wanted) if mine is None else partial.read_manifest(self.home, wanted.step, wanted.kind)
+        )
+        self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if Store(self.home).make_room(save_of(wanted)):
             news.say(f"another {save_of(wanted)} that was here is set aside")
         for name in fetched:
-            self._bring_file(wanted, manifest, name, home)
+            self._bring_file(wanted, manifest, name)
         return len(fetched)
 
-    def send(self, wanted: Held, home: Path, host: str, names: Sequence[str]) -> None:
-        """Give a host these files of a checkpoint that is here. Raises NotBrought where one is damaged here."""
-        manifest = partial.read_manifest(home, wanted.step, wanted.kind)
+    def send(self, wanted: Held, to: str, names: Sequence[str]) -> None:
+        """Give a machine these files of a checkpoint that is here. Raises NotTransferred where one is damaged here."""
+        manifest = partial.read_manifest(self.home, wanted.step, wanted.kind)
         sizes = {file.name: file.size for file in decode(manifest).files}
-        to = self._letters[host]
         for name in names:
-            news.say(f"{host}: takes {save_of(wanted)}, {name}")
-            put = TakeFile(
-                self._run_id, to.place.workdir, self._folder, len(manifest), name, sizes[name], kind=wanted.kind
-            )
+            news.say(f"{to}: takes {save_of(wanted)}, {name}")
             try:
-                to.ask(put, _contents(manifest, home, wanted, name))
+                self._holders[to].keep(wanted, name, sizes[name], manifest, _contents(self.home, wanted, name))
             except LaunchError as error:
                 if error.exit_code == Exit.DAMAGED:
-                    raise NotBrought(wanted, name, {host: error}) from error
-                self.failed[host] = error
+                    raise NotTransferred(wanted, name, {to: error}) from error
+                self.failed[to] = error
                 raise
 
-    def _bring_file(self, wanted: Held, manifest: bytes, name: str, home: Path) -> None:
+    def _bring_file(self, wanted: Held, manifest: bytes, name: str) -> None:
         def take(host: str, pieces: Iterator[bytes]) -> None:
             news.say(f"{host}: {save_of(wanted)}, {name}")
-            partial.receive(home, manifest, name, pieces, wanted.kind)
+            partial.receive(self.home, manifest, name, pieces, wanted.kind)
 
-        holders = [host for host, held in self._stocks.items() if name in _present(wanted, held)]
-        self._first_that_gives(holders, wanted, name, take)
+        having = [host for host, held in self._held.items() if name in _present(wanted, held)]
+        self._first_that_gives(having, wanted, name, take)
 
     def _manifest(self, wanted: Held) -> bytes:
-        """Of a checkpoint that is committed on a host that can be asked."""
+        """Of a checkpoint that is committed on a machine that can be asked."""
 
         def take(_host: str, pieces: Iterator[bytes]) -> bytes:
             manifest = b"".join(pieces)
@@ -105,22 +128,22 @@ class Hosts:
                 raise CheckpointDamaged("it is another one by now")
             return manifest
 
-        keepers = [
-            host for host, held in self._stocks.items() if any(_same(one, wanted) and one.committed for one in held)
+        having = [
+            host for host, held in self._held.items() if any(_same(one, wanted) and one.committed for one in held)
         ]
-        return self._first_that_gives(keepers, wanted, "", take)
+        return self._first_that_gives(having, wanted, "", take)
 
     def _first_that_gives(
         self, hosts: Iterable[str], wanted: Held, name: str, take: Callable[[str, Iterator[bytes]], T]
     ) -> T:
-        """What `take` makes of the bytes of the first of these hosts that has them as they were written."""
+        """What `take` makes of the bytes of the first of these that has them as they were written."""
         what = name or "its manifest"
         troubles: dict[str, LaunchError] = {}
         for host in hosts:
             try:
                 if host in self.failed:
                     raise self.failed[host]
-                return self._given(self._letters[host], wanted, name, functools.partial(take, host))
+                return self._holders[host].give(wanted, name, functools.partial(take, host))
             except CheckpointDamaged:
                 troubles[host] = LaunchError(f"{host}: {what} of {save_of(wanted)} is damaged there")
                 troubles[host].exit_code = Exit.DAMAGED
@@ -128,33 +151,7 @@ class Hosts:
                 self.failed[host] = troubles[host] = error
             except LaunchError as error:  # it has gone meanwhile, or cannot be read
                 troubles[host] = error
-        raise NotBrought(wanted, what, troubles)
-
-    def _given(self, letters: Letters, wanted: Held, name: str, take: Callable[[Iterator[bytes]], T]) -> T:
-        """What `take` makes of the bytes as they come."""
-        wish = SendFile(
-            self._run_id, letters.place.workdir, self._folder, wanted.step, name, wanted.digest, kind=wanted.kind
-        )
-        answer, pieces_of = letters.ask_for_stream(wish)
-        pieces = pieces_of(letters.expect(FileFollows, answer).size)
-        try:
-            return take(pieces)
-        except (CheckpointDamaged, OSError):
-            for _ in pieces:
-                continue  # the rest, so that what follows is read as the next answer
-            raise
-        except Unreachable:
-            letters.close()  # what comes after all would be taken for the next answer
-            raise
-
-
-def stock_of(letters: Letters, run_id: str, folder: str) -> tuple[Held, ...]:
-    """What a host has of the run's checkpoints."""
-    stock = letters.expect(CheckpointList, letters.ask(ListCheckpoints(run_id, letters.place.workdir, folder)))
-    try:
-        return msgspec.json.decode(stock.held, type=tuple[Held, ...])
-    except msgspec.MsgspecError:
-        raise letters.confused() from None
+        raise NotTransferred(wanted, what, troubles)
 
 
 def newest_first(disks: Sequence[Sequence[Held]], step: int | None = None, kind: Kind = "step") -> list[Held]:
@@ -163,17 +160,17 @@ def newest_first(disks: Sequence[Sequence[Held]], step: int | None = None, kind:
 
 
 def first_that_comes(
-    found: Sequence[Held], bring: Callable[[Held], T], passed_over: Callable[[NotBrought], None]
+    found: Sequence[Held], bring: Callable[[Held], T], passed_over: Callable[[NotTransferred], None]
 ) -> tuple[Held, T] | None:
     """The first of these checkpoints that can be brought, and what `bring` gave; None where there is none at all.
 
-    Raises the first NotBrought where none of them can be.
+    Raises the first NotTransferred where none of them can be.
     """
-    troubles: list[NotBrought] = []
+    troubles: list[NotTransferred] = []
     for held in found:
         try:
             brought = bring(held)
-        except NotBrought as error:
+        except NotTransferred as error:
             troubles.append(error)
             continue
         for trouble in troubles:
@@ -184,18 +181,18 @@ def first_that_comes(
     return None
 
 
-def lacking(wanted: Held, stocks: Stocks) -> list[str]:
-    """Its files that none of these hosts has."""
-    there = {name for held in stocks.values() for name in _present(wanted, held)}
+def lacking(wanted: Held, disks: Iterable[Sequence[Held]]) -> list[str]:
+    """Its files that none of these disks has."""
+    there = {name for held in disks for name in _present(wanted, held)}
     return [name for name in _names(wanted) if name not in there]
 
 
 def save_of(held: Held) -> Save:
+    """What it is called wherever its files are."""
     return Save(held.kind, held.step, held.digest)
 
 
-def _contents(manifest: bytes, home: Path, wanted: Held, name: str) -> Iterator[bytes]:
-    yield manifest
+def _contents(home: Path, wanted: Held, name: str) -> Iterator[bytes]:
     with partial.open_file(home, wanted.step, name, wanted.kind) as file:
         while piece := file.read(_PIECE):
             yield piece
