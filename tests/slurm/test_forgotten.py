@@ -9,9 +9,9 @@ import pytest
 from lab import all_pids, command, kill
 from runs import job_of, record, two_nodes
 
+from launcher.clusters.batch.queue import Phase
 from launcher.clusters.slurm.queries.jobs import read_jobs, squeue_jobs
 from launcher.clusters.slurm.reach import ask
-from launcher.clusters.slurm.states import Phase
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def by_accounts(slurm, job):
 
 def batch_process(desk, run):
     """It carries no tag of the run: its command line tells whose it is."""
-    words = f"launcher.clusters.slurm.batch\0{desk.run_dir(run)}\0".encode()
+    words = f"launcher.clusters.batch.in_job\0slurm\0{desk.run_dir(run)}\0".encode()
     (pid,) = [pid for pid in all_pids() if words in command(pid)]
     return pid
 

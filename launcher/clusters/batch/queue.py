@@ -4,6 +4,8 @@ A kind fills in one `Queue`: its command lines, and how their answers are read. 
 raises Unreachable where it does not answer, which is never taken for a no.
 """
 
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
@@ -36,6 +38,16 @@ class Ticket:
 def tickets_in(text: str) -> frozenset[str]:
     """Those whose marks are among these words."""
     return frozenset(word.removeprefix(_MARK) for word in text.split() if word.startswith(_MARK))
+
+
+def keeper_command(kind: str, where: Path) -> str:
+    """The only command of a script. `where`: the run's folder, or an array's list of them."""
+    return f"exec {shlex.join([sys.executable, '-P', '-m', 'launcher.clusters.batch.in_job', kind, str(where)])}"
+
+
+def node_command(kind: str, plan: "Plan", attempt: AttemptDir) -> list[str]:
+    """What is to run once on every node but the first."""
+    return [sys.executable, "-P", "-m", "launcher.clusters.batch.on_node", kind, plan.run_dir, str(attempt.number)]
 
 
 class Phase(StrEnum):
@@ -75,7 +87,6 @@ class JobStart:
 
     job: str
     element: int | None  # which run of an array, from 0
-    hosts: tuple[str, ...]  # the job's, in the scheduler's order: the first one is where the batch process is
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +146,9 @@ class Following(Protocol):
     def cancel(self, job: str) -> None:
         """End the job for good, whatever it is at."""
 
+    def by_hand(self, job: str) -> tuple[str, str]:
+        """What a person types to see the job, and to end it."""
+
 
 class Moving(Protocol):
     """How a job is started again. A scheduler that cannot says so, and the run goes on in a new job."""
@@ -158,15 +172,16 @@ class InTheJob(Protocol):
     warnings: tuple[int, ...]  # signals by which the scheduler tells that it will take the nodes, besides SIGTERM
 
     def this_start(self) -> JobStart:
-        """Of the batch process; drops from its environment what is of this host alone."""
+        """Which job this process is in, and which of an array's runs."""
 
     def this_host(self) -> str:
         """What the scheduler calls this machine."""
 
-    def addresses(self, plan: "Plan", hosts: Sequence[str]) -> dict[str, str]:
-        """By which the others reach each host; "" where only the host itself can tell."""
+    def hosts(self) -> dict[str, str]:
+        """The job's hosts in the scheduler's order, the batch process's own first, and the address by which the others
+        reach each: what the scheduler itself uses, or `nodes.resolved` of its name."""
 
-    def posts(self, plan: "Plan", attempt: AttemptDir) -> "list[AgentProcess]":
+    def processes(self, plan: "Plan", attempt: AttemptDir) -> "list[AgentProcess]":
         """The processes to start: node 0's agent first (`agent_process`), then what runs `node_command` on each other
         node, such as one srun, or a qrsh for each."""
 

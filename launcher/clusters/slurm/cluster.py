@@ -1,46 +1,29 @@
-"""A Slurm cluster, from any machine that has sbatch: jobs go in, questions are answered, jobs are ended."""
+"""A Slurm cluster, from any machine that has sbatch."""
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.clusters.protocol import CancelReport, Preview
-from launcher.clusters.slurm.cancelling import Cancelling
-from launcher.clusters.slurm.look import look
-from launcher.clusters.slurm.parcels import hand_over, parcel_of, script_of
+from launcher.clusters.batch.cluster import BatchCluster
+from launcher.clusters.batch.queue import Ticket
+from launcher.clusters.protocol import Preview
 from launcher.clusters.slurm.queries.jobs import read_test_only
 from launcher.clusters.slurm.queries.nodes import Node, gpu_count, partition_nodes, read_partition_nodes
 from launcher.clusters.slurm.queries.site import read_config, show_config
+from launcher.clusters.slurm.queue import SlurmQueue
 from launcher.clusters.slurm.reach import ask
 from launcher.clusters.slurm.requirements import container_problems
-from launcher.clusters.slurm.script import Ticket
+from launcher.clusters.slurm.script import script_of
 from launcher.errors import BadInput, Unreachable
 from launcher.plan.facts import Machine
 from launcher.plan.model import Plan
-from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import ClusterWord
 from launcher.spec.model import JobSpec
 
 
-class Errand:
-    """A run that is to be handed to Slurm as soon as it exists."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._run = RunDir(run_dir)
-
-    def go(self, attempt: int) -> None:
-        hand_over(parcel_of(self._run, self._run.attempt(attempt)))
-
-    def abandon(self) -> None:
-        """Nothing was begun."""
-
-
-class SlurmCluster:
-    """See the module."""
-
-    kind = "slurm"
+class SlurmCluster(BatchCluster):
+    """Slurm, as far as submitters see it."""
 
     def __init__(self) -> None:
+        super().__init__(SlurmQueue())
         self._nodes: dict[str | None, list[Node]] = {}
         self._containers: set[str] = set()  # that were found well
 
@@ -82,13 +65,3 @@ class SlurmCluster:
             return Preview(script, f"Slurm would refuse it: {words}")
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(starts_at))
         return Preview(script, f"Slurm could start it at {when} on {words}")
-
-    def engage(self, plan: Plan) -> Errand:
-        return Errand(Path(plan.run_dir))
-
-    def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
-        """What Slurm says of each, by one question; hands over what a killed submitter left lying."""
-        return look(attempts)
-
-    def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan) -> CancelReport:
-        return Cancelling(run, attempt, plan).carry_out()

@@ -6,9 +6,10 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.clusters.batch.queue import Phase
 from launcher.clusters.slurm.doctor_records import Folder, Stage
 from launcher.clusters.slurm.queries.values import read_time
-from launcher.clusters.slurm.states import Phase, read_state
+from launcher.clusters.slurm.states import read_state
 
 _MINUTES = 3
 _LEAST_MEMORY_MB, _MEMORY_MB = 4000, 2000  # torch with CUDA needs 1 GB

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from launcher.clusters.batch.queue import Phase
 from launcher.clusters.slurm.doctor_job import Job, Shape, Wish, minutes, options, read_job, script
 from launcher.clusters.slurm.doctor_nodes import no_nodes_finding, refused_finding
 from launcher.clusters.slurm.doctor_records import (
@@ -33,7 +34,6 @@ from launcher.clusters.slurm.hosts import hosts_of
 from launcher.clusters.slurm.queries.jobs import cancel, read_submitted
 from launcher.clusters.slurm.reach import ask
 from launcher.clusters.slurm.reasons import plain
-from launcher.clusters.slurm.states import Phase
 from launcher.doctor.findings import Finding
 from launcher.errors import LaunchError, Unreachable
 from launcher.rundir import drafts

@@ -2,24 +2,13 @@
 
 import os
 import re
-from enum import Enum, auto
 
+from launcher.clusters.batch.queue import Fate
 from launcher.clusters.slurm.reach import ask
 from launcher.errors import Unreachable
 
 _FIELD = re.compile(r"(?:^|\s)(\w+)=(\S*)")
 _UNSET = ("", "None", "N/A", "(null)", "Unknown")
-
-
-class Fate(Enum):
-    """What becomes of the job."""
-
-    QUEUED_AGAIN = auto()  # Slurm has put it back by itself
-    PREEMPTED = auto()  # others get its nodes, and Slurm would leave it at that
-    TIMED_OUT = auto()
-    CANCELLED = auto()  # none of these: a person has ended it
-    RUNS = auto()  # nobody ends it
-    UNKNOWN = auto()  # Slurm does not say
 
 
 def fate(job: str) -> Fate:

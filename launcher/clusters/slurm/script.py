@@ -4,10 +4,11 @@ submitit renders it; of submitit nothing else goes into the job: no pickle, no h
 """
 
 import math
-import shlex
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 
+from launcher.clusters.batch.queue import Ticket, keeper_command
 from launcher.clusters.slurm.queries.nodes import is_in_hostlist
 from launcher.plan.model import Plan
 
@@ -15,18 +16,6 @@ from launcher.plan.model import Plan
 _UNQUOTABLE = ("\n", "\r", "\0")
 _LIMIT_SIGNAL = "USR1"
 _SOONEST_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """What names a job for good, before it has an id: it is in the job's comment, which everybody may read."""
-
-    text: str
-    array: int | None = None  # how many runs share the job, where it is an array
-
-    @property
-    def comment(self) -> str:
-        return f"launch:{self.text}"
 
 
 def options(plan: Plan, ticket: Ticket, output: str, hosts_to_avoid: Sequence[str] = ()) -> dict[str, str | bool]:
@@ -62,7 +51,7 @@ def options(plan: Plan, ticket: Ticket, output: str, hosts_to_avoid: Sequence[st
     }
     extra = {name: value or True for name, value in slurm.extra.items()}
     note = extra.pop("comment", None)
-    found["comment"] = ticket.comment if note in (None, True) else f"{ticket.comment} {note}"
+    found["comment"] = ticket.mark if note in (None, True) else f"{ticket.mark} {note}"
     if ticket.array is not None:
         found["array"] = f"0-{ticket.array - 1}"
     chosen = {**extra, **{name: value for name, value in found.items() if value is not None}}
@@ -92,24 +81,24 @@ def signal_before_s(plan: Plan) -> float:
     return wanted_s if limit_s is None else max(_SOONEST_S, min(wanted_s, limit_s / 2))
 
 
-def batch_command(python: str, where: str) -> str:
-    """The only command of the script. `where`: the run's folder, or an array's list of them."""
-    return f"exec {shlex.join([python, '-P', '-m', 'launcher.clusters.slurm.batch', where])}"
+def script_of(plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str]) -> str:
+    """The text that sbatch gets. `where`: what the batch process is told, and where its own words go."""
+    chosen = options(plan, ticket, _output(ticket, str(where)), avoid)
+    return render(chosen, keeper_command("slurm", where))
+
+
+def _output(ticket: Ticket, folder: str) -> str:
+    """Where the batch process's words go before it has a log of its own."""
+    if any(sign in folder for sign in "\\\n\r"):
+        return os.devnull  # neither sbatch nor the patterns of its file names have a way to write these
+    name = "slurm-%j.out" if ticket.array is None else "slurm-%A_%a.out"
+    return f"{folder.replace('%', '%%')}/{name}"  # in a folder's own name a % is no pattern
 
 
 def render(chosen: Mapping[str, str | bool], command: str) -> str:
     """The whole script, as sbatch gets it."""
-    from submitit import SlurmExecutor  # late: 130 ms that only a submit has to pay
+    from launcher.clusters.slurm.executor import SbatchExecutor  # late: submitit's 130 ms only a submit has to pay
 
     # Of what submitit quotes for a shell sbatch still takes each backslash for an escape.
     safe = {name: value.replace("\\", r"\\") if isinstance(value, str) else value for name, value in chosen.items()}
-    executor = SlurmExecutor(folder="/")
-    executor.update_parameters(
-        job_name=str(chosen["job-name"]),
-        time=None,
-        wckey=None,
-        stderr_to_stdout=True,
-        use_srun=False,
-        additional_parameters={name: value for name, value in safe.items() if name != "job-name"},
-    )
-    return executor._make_submission_file_text(command, "")  # noqa: SLF001 - what it is documented to override
+    return SbatchExecutor(safe, command).text()

@@ -2,19 +2,9 @@
 
 import re
 from dataclasses import dataclass
-from enum import StrEnum
 
+from launcher.clusters.batch.queue import Phase
 from launcher.words import Cause, State
-
-
-class Phase(StrEnum):
-    """Where a job is, as far as processes of ours go."""
-
-    QUEUED = "queued"  # no process of its next start exists yet
-    RUNNING = "running"  # it has its nodes, even where it is stopped on them
-    ENDING = "ending"  # processes may still live; then it has ended, or is queued again
-    ENDED = "ended"  # for good
-    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.agent.processes import TAG
+from launcher.clusters.batch.queue import node_command
 from launcher.clusters.keeping.agent_processes import AgentProcess, agent_process
 from launcher.clusters.slurm.container import Container, container_of
 from launcher.clusters.slurm.script import gres_of
@@ -13,13 +14,13 @@ from launcher.plan.model import Plan
 from launcher.rundir.layout import AttemptDir
 
 
-def posts(plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
+def processes(plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
     """Node 0's agent here, as our child; by one srun the others, each below a keeper of its own, and on node 0 an ear.
 
     What Slurm says of a coming preemption only the tasks of a step hear.
     """
     container = container_of(plan.spec.slurm.container, mounts(plan), plan.gpus_per_node > 0)
-    argv = [sys.executable, "-P", "-m", "launcher.clusters.slurm.node", plan.run_dir, str(attempt.number)]
+    argv = node_command("slurm", plan, attempt)
     options, prefix = (container.srun_options, container.prefix) if container is not None else ((), ())
     words = (*_srun([node.host for node in plan.nodes], plan), *options, *prefix, *argv)
     step = AgentProcess(words, {**os.environ, TAG: plan.run_dir}, attempt.others_log)
@@ -32,13 +33,13 @@ def mounts(plan: Plan) -> list[str]:
     return list(dict.fromkeys([plan.run_dir, sys.prefix, sys.base_prefix, code]))
 
 
-def _inside(post: AgentProcess, container: Container | None, plan: Plan, attempt: AttemptDir) -> AgentProcess:
+def _inside(agent: AgentProcess, container: Container | None, plan: Plan, attempt: AttemptDir) -> AgentProcess:
     """A container that only srun can open needs a step on this node too."""
     if container is None:
-        return post
+        return agent
     if not container.srun_options:
-        return AgentProcess((*container.prefix, *post.argv), post.environment, post.log)
-    words = (*_srun([plan.nodes[0].host], plan), *container.srun_options, *post.argv)
+        return AgentProcess((*container.prefix, *agent.argv), agent.environment, agent.log)
+    words = (*_srun([plan.nodes[0].host], plan), *container.srun_options, *agent.argv)
     return AgentProcess(words, {**os.environ, TAG: plan.run_dir}, attempt.others_log)
 
 

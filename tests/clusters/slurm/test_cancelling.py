@@ -4,9 +4,10 @@ import time
 
 import pytest
 
+from launcher.clusters.batch import cancelling
+from launcher.clusters.batch.cancelling import Cancelling
 from launcher.clusters.keeping.attempt_end import ask_to_stop, is_cancelled
-from launcher.clusters.slurm import cancelling
-from launcher.clusters.slurm.cancelling import Cancelling
+from launcher.clusters.slurm.queue import SlurmQueue
 from launcher.errors import Exit, Unreachable
 from launcher.rundir.durable import make_dir, read_record, write_record
 from launcher.rundir.layout import BatchDir
@@ -21,7 +22,7 @@ def end_of(attempt):
 def test_its_own_job_is_ended(clients, submitted):
     run, attempt, plan = submitted("train-aaaa", "7", "mine")
     clients.rows(("7", "PENDING", "launch:mine nightly"), ("8", "PENDING", "launch:other"))
-    report = Cancelling(run, attempt, plan).carry_out()
+    report = Cancelling(SlurmQueue(), run, attempt, plan).carry_out()
     assert (report.ended, clients.ended) == (("job 7 (pending on n0)",), ["7"])
     assert end_of(attempt).state is State.CANCELLED
 
@@ -31,7 +32,7 @@ def test_the_job_of_a_run_that_has_ended_is_left_alone_and_so_is_its_folder(clie
     run, attempt, plan = submitted("train-aaaa", "7", "mine")
     write_record(attempt.end, AttemptEnd(State.SUCCEEDED, None, Exit.OK, time.time()))
     clients.rows(("7", "PENDING", comment))
-    assert Cancelling(run, attempt, plan).carry_out().already
+    assert Cancelling(SlurmQueue(), run, attempt, plan).carry_out().already
     assert clients.ended == []
     assert not attempt.stop.exists()
 
@@ -39,7 +40,7 @@ def test_the_job_of_a_run_that_has_ended_is_left_alone_and_so_is_its_folder(clie
 def test_a_job_with_the_ticket_of_another_run_is_not_ended(clients, submitted):
     run, attempt, plan = submitted("train-aaaa", "7", "mine")
     clients.rows(("7", "PENDING", "launch:another"))
-    assert Cancelling(run, attempt, plan).carry_out().ended == ()
+    assert Cancelling(SlurmQueue(), run, attempt, plan).carry_out().ended == ()
     assert clients.ended == []
     assert end_of(attempt).state is State.CANCELLED
 
@@ -48,7 +49,7 @@ def test_a_job_that_may_be_anybodys_is_not_ended_and_the_wish_stays(clients, sub
     run, attempt, plan = submitted("train-aaaa", "7", "mine")
     clients.rows(("7", "PENDING", "site:billing=x"))
     with pytest.raises(Unreachable, match="does not have this run's ticket") as caught:
-        Cancelling(run, attempt, plan).carry_out()
+        Cancelling(SlurmQueue(), run, attempt, plan).carry_out()
     assert any("scancel 7" in line for line in caught.value.lines)
     assert clients.ended == []
     assert is_cancelled(attempt) and end_of(attempt) is None
@@ -63,7 +64,7 @@ def test_a_run_whose_job_has_lost_its_comment_ends_by_its_folder(clients, submit
         write_record(attempt.end, AttemptEnd(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, time.time()))
 
     monkeypatch.setattr(cancelling.time, "sleep", its_keeper_reads_the_wish)
-    assert Cancelling(run, attempt, plan).carry_out().ended == ("job 7 (running on n0)",)
+    assert Cancelling(SlurmQueue(), run, attempt, plan).carry_out().ended == ("job 7 (running on n0)",)
     assert clients.ended == []
 
 
@@ -73,7 +74,7 @@ def test_on_another_cluster_the_wish_is_noted_and_nobody_says_that_it_is_over(cl
     write_record(attempt.site, Site("far"))
     clients.rows(*rows)
     with pytest.raises(Unreachable, match="ask on a login node of far"):
-        Cancelling(run, attempt, plan).carry_out()
+        Cancelling(SlurmQueue(), run, attempt, plan).carry_out()
     assert is_cancelled(attempt) and end_of(attempt) is None
     assert clients.ended == []
 
@@ -85,14 +86,14 @@ def test_of_an_array_without_its_id_the_runs_own_element_is_ended(clients, submi
     made = {name: submitted(f"train-{name}", None, "tick", batch=batch) for name in ("aaaa", "bbbb", "cccc")}
     clients.rows(("4_1", "PENDING", "launch:other"), *((f"5_{index}", "PENDING", "launch:tick") for index in range(3)))
     run, attempt, plan = made["bbbb"]
-    assert Cancelling(run, attempt, plan).carry_out().ended == ("job 5_1 (pending on n0)",)
+    assert Cancelling(SlurmQueue(), run, attempt, plan).carry_out().ended == ("job 5_1 (pending on n0)",)
     assert clients.ended == ["5_1"]
 
 
 def test_without_its_id_a_job_is_found_by_its_ticket(clients, submitted):
     run, attempt, plan = submitted("train-aaaa", None, "mine")
     clients.rows(("7", "PENDING", "launch:other"), ("8", "PENDING", "launch:mine"))
-    Cancelling(run, attempt, plan).carry_out()
+    Cancelling(SlurmQueue(), run, attempt, plan).carry_out()
     assert clients.ended == ["8"]
 
 
@@ -102,7 +103,7 @@ def test_a_cancel_is_on_disk_where_slurm_is_silent_whatever_was_asked_before(cli
     ask_to_stop(attempt, before)
     clients.silent("squeue")
     with pytest.raises(Unreachable, match="in its folder"):
-        Cancelling(run, attempt, plan).carry_out()
+        Cancelling(SlurmQueue(), run, attempt, plan).carry_out()
     assert is_cancelled(attempt)
 
 

@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from launcher.clusters.slurm.claims import claim
+from launcher.clusters.batch.claims import claim
+from launcher.clusters.slurm.queue import SlurmQueue
 from launcher.rundir.attempts import new_attempt
 from launcher.rundir.durable import read_record, write_record
 from launcher.rundir.events import read_events
@@ -22,7 +23,7 @@ def test_an_attempt_whose_submitter_died_is_the_first_jobs_that_starts_with_that
     """Of a job that starts again the comment says what it said before, whatever the attempt was to be known by."""
     write_record(begun.attempt.end, AttemptEnd(State.QUEUED, Cause.NODE_LOST, 15, 12.0))
     _, intent = new_attempt(begun.run, "slurm", "requeue", Cause.NODE_LOST, kind="slurm")
-    attempt = claim(begun.run, job)
+    attempt = claim(SlurmQueue(), begun.run, job)
     handle = read_record(attempt.handle, Handle)
     assert (attempt.number, handle.job_id) == (2, job)
     assert handle.ticket == (intent.ticket if is_new else begun.ticket)
@@ -39,7 +40,7 @@ def test_a_lost_first_node_is_asked_for_by_slurms_name_of_it(begun, slurm_progra
     write_record(begun.attempt.handle, msgspec.structs.replace(handle, keeper=itself))
     if not written:
         begun.attempt.plan.unlink()
-    assert claim(begun.run, begun.job).number == 2
+    assert claim(SlurmQueue(), begun.run, begun.job).number == 2
     assert read_record(begun.attempt.end, AttemptEnd).cause is cause
     (failure,) = [event for event in read_events(begun.run) if event.kind == "failure"]
     assert ("node0, the first node, is down" in failure.text) == (cause is Cause.NODE_LOST)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.clusters.batch.queue import Phase
 from launcher.clusters.slurm import doctor, doctor_settings
 from launcher.clusters.slurm.doctor_job import Job, Shape, Wish, options, read_job, script
 from launcher.clusters.slurm.doctor_nodes import no_nodes_finding, trial_findings
@@ -25,7 +26,6 @@ from launcher.clusters.slurm.doctor_records import (
 )
 from launcher.clusters.slurm.queries.nodes import Node, Partition
 from launcher.clusters.slurm.queries.site import read_config
-from launcher.clusters.slurm.states import Phase
 from launcher.doctor.findings import Level
 from launcher.doctor.look_there import Torch
 from launcher.doctor.words import time_words

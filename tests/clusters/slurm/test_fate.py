@@ -2,7 +2,8 @@
 
 import pytest
 
-from launcher.clusters.slurm.fate import Fate, fate, fate_of, show_job
+from launcher.clusters.batch.queue import Fate
+from launcher.clusters.slurm.fate import fate, fate_of, show_job
 
 # As Slurm 22.05 writes it, but for the fields that nobody reads.
 LINE = (

@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from launcher.clusters.slurm.hosts import addresses_of, hosts_of, seated
+from launcher.clusters.batch.nodes import seated
+from launcher.clusters.slurm.hosts import addresses_of, hosts_of
 from launcher.errors import LaunchError
 from launcher.plan.build import build
 from launcher.plan.facts import Machine, Place, Project
@@ -12,6 +13,10 @@ from launcher.spec.model import JobSpec, NodeRange, Recovery, Resources, Run, Sl
 
 HOSTS = ["gpu07", "gpu02", "gpu11", "gpu03"]
 ADDRESSES = {host: f"10.0.0.{index}" for index, host in enumerate(HOSTS)}
+
+
+def of(hosts):
+    return {host: ADDRESSES[host] for host in hosts}
 
 
 def plan(fewest, most, spares=0, **slurm):
@@ -44,7 +49,7 @@ def seats(made):
     ],
 )
 def test_the_first_hosts_are_the_runs_own_and_the_rest_spares(fewest, most, spares, hosts, spare):
-    made = seated(plan(fewest, most, spares), HOSTS[:hosts], ADDRESSES)
+    made = seated(plan(fewest, most, spares), of(HOSTS[:hosts]))
     assert seats(made) == [
         (index, host, ADDRESSES[host], spare[index]) for index, host in enumerate(HOSTS[:hosts])
     ]  # in Slurm's order, which is not that of the names
@@ -52,13 +57,13 @@ def test_the_first_hosts_are_the_runs_own_and_the_rest_spares(fewest, most, spar
 
 
 def test_an_interface_leaves_the_address_to_the_host_itself():
-    made = seated(plan(2, 2, interface="ib0"), HOSTS[:2], ADDRESSES)
+    made = seated(plan(2, 2, interface="ib0"), of(HOSTS[:2]))
     assert [(node.host, node.address) for node in made.nodes] == [("gpu07", ""), ("gpu02", "")]
 
 
 def test_nothing_else_of_the_plan_changes():
     before = plan(2, 2, 1)
-    after = seated(before, HOSTS[:3], ADDRESSES)
+    after = seated(before, of(HOSTS[:3]))
     assert msgspec.structs.replace(after, nodes=before.nodes) == before
 
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from launcher.clusters.slurm.look import look
-from launcher.clusters.slurm.parcels import hand_over, parcel_of
+from launcher.clusters.batch.hand_over import batch_job_of, hand_over
+from launcher.clusters.batch.mend import mend
+from launcher.clusters.slurm.queue import SlurmQueue
 from launcher.rundir.attempts import new_attempt
 from launcher.rundir.durable import create_record, make_dir, read_record, write_record
 from launcher.rundir.layout import BatchDir
@@ -14,7 +15,7 @@ DATABASE_DOWN = "echo 'sacct: error: Problem talking to the database: Connection
 
 def phases(*attempts):
     """The phase of each; why there is none where nobody can tell."""
-    words = look([(run, attempt) for run, attempt, _ in attempts])
+    words = mend(SlurmQueue(), [(run, attempt) for run, attempt, _ in attempts])
     return [None if word is None else word.silent or word.phase for word in words]
 
 
@@ -72,7 +73,7 @@ def test_where_a_job_is_handed_to_is_noted_before_it_is(clients, submitted, tmp_
     run, attempt, plan = submitted("train-aaaa", None, "mine")
     clients.program("sbatch", f"cat '{attempt.site}' > '{tmp_path}/noted'; echo 9")
     write_record(attempt.plan, plan)
-    hand_over(parcel_of(run, attempt))
+    hand_over(SlurmQueue(), batch_job_of(run, attempt))
     assert read_record(tmp_path / "noted", Site) == read_record(attempt.site, Site) == Site("here")
 
 
@@ -82,7 +83,7 @@ def test_an_array_notes_it_once_for_all(clients, submitted, tmp_path):
     write_record(BatchDir(batch).runs, [str(tmp_path / "train-aaaa"), str(tmp_path / "train-bbbb")])
     made = [submitted(f"train-{name}", None, "tick", batch=batch) for name in ("aaaa", "bbbb")]
     clients.program("sbatch", "echo 9")
-    hand_over(parcel_of(*made[0][:2]))
+    hand_over(SlurmQueue(), batch_job_of(*made[0][:2]))
     clients.cluster("far")
     assert all("on the Slurm cluster here" in silent for silent in phases(*made))
 
@@ -102,7 +103,7 @@ def test_silent_accounts_make_only_those_silent_that_squeue_does_not_show(client
     clients.rows(("8", "RUNNING", "launch:two"))
     clients.program("sacct", DATABASE_DOWN)
     write_record(lost[1].seen, ClusterWord("running", "RUNNING", 5.0, "7"))
-    words = look([lost[:2], well[:2]])
+    words = mend(SlurmQueue(), [lost[:2], well[:2]])
     assert "accounting database does not answer" in words[0].silent and words[0].word == "RUNNING"
     assert (words[1].phase, words[1].silent) == ("running", "")
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from launcher.clusters.slurm.claims import claim
-from launcher.clusters.slurm.look import look
-from launcher.clusters.slurm.next_job import follow
+from launcher.clusters.batch.claims import claim
+from launcher.clusters.batch.look import look
+from launcher.clusters.batch.next_job import NextJob
 from launcher.clusters.slurm.queries.values import FIELD, ROW
+from launcher.clusters.slurm.queue import SlurmQueue
 from launcher.rundir.attempts import newest
 from launcher.rundir.avoided import avoid
 from launcher.rundir.durable import append_line, read_record, write_record
@@ -33,7 +34,7 @@ def scontrol(job=RUNS, requeue="exit 0"):
 
 
 class Waits:
-    """A bell that notes how long it was to wait."""
+    """A wakeup that notes how long it was to wait."""
 
     stop_asked = False
 
@@ -55,9 +56,9 @@ def moves(begun, slurm_programs, monkeypatch):
             append_line(begun.run.events, Event(time.time(), 1, "agent_lost", "node 1 is not heard", node=1))
         end = AttemptEnd(State.QUEUED, cause, 15, time.time(), "a new attempt follows")
         write_record(begun.attempt.end, end)
-        bell = Waits()
-        assert follow(begun.run, begun.attempt, begun.plan, end, begun.job, bell) is None
-        return bell.asked_s
+        wakeup = Waits()
+        assert NextJob(SlurmQueue(), begun.run, begun.plan, begun.job, wakeup).follow(begun.attempt, end) == (None, 0)
+        return wakeup.asked_s
 
     return after
 
@@ -127,12 +128,12 @@ def row(job, state, comment):
 def test_with_no_new_job_for_a_lost_node_the_next_attempt_is_the_same_jobs(begun, moves, slurm_programs):
     assert moves(Cause.NODE_LOST, sbatch=REFUSED) == [120.0]
     slurm_programs(squeue=row("7", "PENDING", f"launch:{begun.ticket}"))
-    assert look([(begun.run, newest(begun.run))])[0].phase == "queued"
-    attempt = claim(begun.run, "7")
+    assert look(SlurmQueue(), [(begun.run, newest(begun.run))])[0].phase == "queued"
+    attempt = claim(SlurmQueue(), begun.run, "7")
     assert attempt == newest(begun.run) and not attempt.end.exists()
     slurm_programs(squeue=row("7", "RUNNING", f"launch:{begun.ticket}"))
-    assert look([(begun.run, attempt)])[0].phase == "running"
-    assert claim(begun.run, "9") is None
+    assert look(SlurmQueue(), [(begun.run, attempt)])[0].phase == "running"
+    assert claim(SlurmQueue(), begun.run, "9") is None
 
 
 @pytest.mark.parametrize("cause", [Cause.NODE_LOST, Cause.PREEMPTED])
@@ -142,4 +143,4 @@ def test_with_neither_a_new_job_nor_a_requeue_the_run_has_failed_and_says_why(be
     assert (status.state, status.cause, status.exit_code) == (State.FAILED, cause, 15)
     assert "presently disabled" in status.message and "Access/permission denied" in status.message
     assert read_record(newest(begun.run).end, AttemptEnd).state is State.FAILED
-    assert claim(begun.run, "7") is None
+    assert claim(SlurmQueue(), begun.run, "7") is None

@@ -2,7 +2,8 @@
 
 import pytest
 
-from launcher.clusters.slurm.node import see_to_the_first_node
+from launcher.clusters.batch.on_node import see_to_the_first_node
+from launcher.clusters.slurm.queue import SlurmQueue
 
 DOWN = 'case "$*" in *"show node"*) echo "NodeName=node0 State=DOWN* Reason=Not responding" ;; esac'
 
@@ -13,5 +14,5 @@ def test_of_an_array_only_its_own_element_is_started_anew(begun, slurm_programs,
     slurm_programs(scontrol=DOWN)
     for name, value in {"SLURM_JOB_ID": "12", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}.items():
         monkeypatch.setenv(name, value)
-    see_to_the_first_node(begun.plan)
+    see_to_the_first_node(SlurmQueue(), begun.plan)
     assert [words for words in slurm_programs.asked() if "requeue" in words] == ["scontrol requeue 12_3"]

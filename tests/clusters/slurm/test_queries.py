@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.clusters.batch.queue import Phase
 from launcher.clusters.slurm.queries import jobs, nodes, site
 from launcher.clusters.slurm.queries.jobs import (
     cancel,
@@ -34,7 +35,6 @@ from launcher.clusters.slurm.queries.nodes import (
 )
 from launcher.clusters.slurm.queries.site import read_config, read_version, show_config
 from launcher.clusters.slurm.queries.values import FIELD, ROW, read_duration, read_time
-from launcher.clusters.slurm.states import Phase
 from launcher.errors import Unreachable
 
 RECORDED = Path(__file__).parent / "recorded"

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from launcher.clusters.slurm.reach import Answer, ask, clean_environment, this_user
+from launcher.clusters.batch.client import Answer
+from launcher.clusters.slurm.reach import ask, clean_environment, this_user
 from launcher.errors import Unreachable
 from launcher.rundir.identity import alive, process_id
 

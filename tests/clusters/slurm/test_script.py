@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from launcher.clusters.slurm.parcels import script_of
-from launcher.clusters.slurm.script import Ticket, batch_command, gres_of, options, render, signal_before_s
+from launcher.clusters.batch.queue import Ticket, keeper_command
+from launcher.clusters.slurm.script import gres_of, options, render, script_of, signal_before_s
 from launcher.plan.build import build
 from launcher.plan.facts import Machine, Place, Project
 from launcher.plan.model import FrozenCode
@@ -65,7 +65,7 @@ GOLDEN = {
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-exec {PYTHON} -P -m launcher.clusters.slurm.batch /runs/train-7k3f
+exec {PYTHON} -P -m launcher.clusters.batch.in_job slurm /runs/train-7k3f
 """,
     ),
     "GPUs": (
@@ -90,7 +90,7 @@ exec {PYTHON} -P -m launcher.clusters.slurm.batch /runs/train-7k3f
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-exec {PYTHON} -P -m launcher.clusters.slurm.batch /runs/train-7k3f
+exec {PYTHON} -P -m launcher.clusters.batch.in_job slurm /runs/train-7k3f
 """,
     ),
     "a range and spares": (
@@ -120,7 +120,7 @@ recovery:
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-exec {PYTHON} -P -m launcher.clusters.slurm.batch /runs/train-7k3f
+exec {PYTHON} -P -m launcher.clusters.batch.in_job slurm /runs/train-7k3f
 """,
     ),
     "every option": (
@@ -179,7 +179,7 @@ slurm:
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-exec {PYTHON} -P -m launcher.clusters.slurm.batch /runs/train-7k3f
+exec {PYTHON} -P -m launcher.clusters.batch.in_job slurm /runs/train-7k3f
 """,
     ),
 }
@@ -256,7 +256,7 @@ def test_a_value_of_several_lines_is_never_written(tmp_path, sign):
 
 @pytest.mark.parametrize("name", ["with spaces", "q'uo\"te", "$(touch canary)", "`x`;y", "#x", "é漢字", "a\\b", "a\nb"])
 def test_the_command_survives_any_folder(name):
-    assert shlex.split(batch_command("/py thon", f"/runs/{name}"))[-1] == f"/runs/{name}"
+    assert shlex.split(keeper_command("slurm", Path(f"/runs/{name}")))[-1] == f"/runs/{name}"
 
 
 def test_a_percent_sign_of_a_folder_is_no_pattern(tmp_path):

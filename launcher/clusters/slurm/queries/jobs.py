@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from launcher.clusters.batch.queue import tickets_in
 from launcher.clusters.slurm.queries.values import FIELD, JOB_ID, ROW, read_number, read_rows, read_time, read_word
 from launcher.clusters.slurm.states import JobState, read_state
 from launcher.errors import Unreachable
@@ -12,7 +13,6 @@ _JOB_FIELDS = (
     "JobArrayID", "JobID", "State", "RestartCnt", "StartTime", "EndTime", "NodeList", "BatchHost", "Reason", "Comment",
 )  # fmt: skip
 _ACCOUNT_FIELDS = ("JobID", "JobIDRaw", "State", "ExitCode", "Submit", "Start", "End", "NodeList")
-_TICKET = "launch:"
 _LONG_AGO = 1_000_000_000
 # Elements of an array that wait share a row: `5_[1,3-5,10-30:4%2]`, where the last number is how many may run at once.
 _RANGE = r"[0-9]{1,7}(?:-[0-9]{1,7}(?::[1-9][0-9]{0,6})?)?"
@@ -21,7 +21,7 @@ _JOBS_OF_A_ROW = re.compile(f"{JOB_ID.pattern}|{_ELEMENTS.pattern}")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SlurmJob:
     """One job, or one element of an array. squeue lists those that wait or run, and for MinJobAge those that ended."""
 
     id: str  # `7`, or `5_3` in an array: what the clients take
@@ -42,11 +42,7 @@ class Job:
     @property
     def tickets(self) -> frozenset[str]:
         """Those in its comment."""
-        return frozenset(word.removeprefix(_TICKET) for word in self.comment.split() if word.startswith(_TICKET))
-
-    def may_have(self, ticket: str) -> bool:
-        """Whether it can be that ticket's job. With none in its comment it can: a site's plugins may rewrite that."""
-        return not ticket or not self.tickets or ticket in self.tickets
+        return tickets_in(self.comment)
 
 
 def squeue_jobs(user: str | None = None, job_ids: Sequence[str] = ()) -> list[str]:
@@ -66,7 +62,7 @@ def squeue_jobs(user: str | None = None, job_ids: Sequence[str] = ()) -> list[st
     return argv
 
 
-def read_jobs(text: str) -> list[Job]:
+def read_jobs(text: str) -> list[SlurmJob]:
     """The jobs of `squeue_jobs`. Raises Unreachable where a row is damaged: a job that is left out would seem gone."""
     rows, damaged = read_rows(text, len(_JOB_FIELDS), _JOBS_OF_A_ROW)
     if damaged:
@@ -89,10 +85,10 @@ def _indices(piece: str) -> range:
     return range(int(first), int(last or first) + 1, int(step or 1))
 
 
-def _job(name: str, row: Sequence[str]) -> Job:
+def _job(name: str, row: Sequence[str]) -> SlurmJob:
     raw_id, state, restarts, starts_at, ends_at, hosts, batch_host, reason, comment = row
     job_id, array = _identity(name)
-    return Job(
+    return SlurmJob(
         id=job_id,
         raw_id=raw_id,
         array=array,
@@ -116,11 +112,11 @@ def sacct_jobs(job_ids: Sequence[str], since: float | None = None) -> list[str]:
     ]  # fmt: skip
 
 
-def read_sacct(code: int, out: str, err: str = "") -> list[Job] | None:
+def read_sacct(code: int, out: str, err: str = "") -> list[SlurmJob] | None:
     """The rows of `sacct_jobs`, one for each job, with its newest start; None where this cluster keeps no accounts."""
     if code != 0 or "accounting storage is disabled" in (out + err).lower():
         return None
-    newest: dict[str, Job] = {}
+    newest: dict[str, SlurmJob] = {}
     for line in out.split("\n"):
         fields = line.split(FIELD)
         if len(fields) == len(_ACCOUNT_FIELDS) and JOB_ID.fullmatch(fields[0]):
@@ -131,11 +127,11 @@ def read_sacct(code: int, out: str, err: str = "") -> list[Job] | None:
     return list(newest.values())
 
 
-def _accounted(fields: Sequence[str]) -> Job:
+def _accounted(fields: Sequence[str]) -> SlurmJob:
     name, raw_id, state, exit_code, submitted_at, starts_at, ended_at, hosts = fields
     job_id, array = _identity(name)
     code, _, signal = exit_code.partition(":")
-    return Job(
+    return SlurmJob(
         id=job_id,
         raw_id=raw_id,
         array=array,

@@ -1,12 +1,12 @@
-"""Which attempt a start of a Slurm job carries out: only one process ever carries one out."""
+"""Which attempt a start of a job carries out: only one process ever carries one out."""
 
 import contextlib
-import os
 import sys
 import time
 
+from launcher.clusters.batch.nodes import what_took_the_node
+from launcher.clusters.batch.queue import Queue
 from launcher.clusters.keeping.attempt_end import cancelled, is_cancelled, write_end, write_failure
-from launcher.clusters.slurm.node_health import what_took_the_node
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import new_attempt, newest, read_intent, read_plan
 from launcher.rundir.durable import create_record, read_record, write_record
@@ -16,18 +16,12 @@ from launcher.rundir.records import AttemptEnd, Event, Handle, RunState
 from launcher.words import Cause, State
 
 
-def job_id() -> str:
-    """This job, as everybody calls it: `12`, or `12_3` in an array, where `12` may be one element's own and is all."""
-    array, index = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{index}" if array and index else os.environ["SLURM_JOB_ID"]
-
-
-def claim(run: RunDir, job: str) -> AttemptDir | None:
+def claim(queue: Queue, run: RunDir, job: str) -> AttemptDir | None:
     """The attempt that this start of the job carries out; None where there is nothing to do for it."""
     attempt = newest(run)
     if attempt is None:
         return None
-    owner = owner_of(run, attempt, job)
+    owner = owner_of(queue, run, attempt, job)
     if owner != job:
         return _leave(f"attempt {attempt.number} is job {owner}'s, not ours ({job})")
     end = read_record(attempt.end, AttemptEnd)
@@ -37,55 +31,55 @@ def claim(run: RunDir, job: str) -> AttemptDir | None:
         if end is None:
             cancel(run, attempt)
         return _leave("the run was cancelled")
-    if end is None and not attempt.started.exists() and _take(attempt, job, ticket_of(attempt)):
+    if end is None and not attempt.started.exists() and _take(queue, attempt, job, ticket_of(attempt)):
         return attempt
     if end is None:  # an earlier start of this job, which left no last word
-        end = _speak_for_the_start_before(run, attempt)
+        end = _speak_for_the_start_before(queue, run, attempt)
     if end.state is not State.QUEUED:
         return _leave(end.message)
-    return next_attempt(run, attempt, end.cause, job)
+    return next_attempt(queue, run, attempt, end.cause, job)
 
 
-def next_attempt(run: RunDir, before: AttemptDir, cause: Cause | None, job: str) -> AttemptDir | None:
+def next_attempt(queue: Queue, run: RunDir, before: AttemptDir, cause: Cause | None, job: str) -> AttemptDir | None:
     """The attempt after this one, in this job."""
     plan = read_plan(run, before.number)
-    attempt, _ = new_attempt(run, plan.cluster, "requeue", cause, kind="slurm")
+    attempt, _ = new_attempt(run, plan.cluster, "requeue", cause, kind=queue.kind)
     return (
         attempt
-        if _take(attempt, job, ticket_of(before))
+        if _take(queue, attempt, job, ticket_of(before))
         else _leave(f"attempt {attempt.number} was started by another process")
     )
 
 
 def ticket_of(attempt: AttemptDir) -> str:
-    """What is in the comment of the attempt's job."""
+    """What is on the attempt's job."""
     handle = read_record(attempt.handle, Handle)
     return handle.ticket if handle is not None else ""
 
 
-def owner_of(run: RunDir, attempt: AttemptDir, job: str) -> str | None:
+def owner_of(queue: Queue, run: RunDir, attempt: AttemptDir, job: str) -> str | None:
     """The job that the attempt belongs to: the first one that says so, which is ours where it has got none else."""
     with contextlib.suppress(FileExistsError):
-        create_record(attempt.handle, Handle("slurm", job_id=job, ticket=_ticket_of_job(run, attempt, job)))
+        create_record(attempt.handle, Handle(queue.kind, job_id=job, ticket=_ticket_of_job(run, attempt, job)))
     handle = read_record(attempt.handle, Handle)
     return handle.job_id if handle is not None else None
 
 
 def _ticket_of_job(run: RunDir, attempt: AttemptDir, job: str) -> str:
-    """What is in this job's comment: the ticket of the attempt before, where that was this job's too; else the job is
+    """What is on this job: the ticket of the attempt before, where that was this job's too; else the job is
     the one that was submitted with this attempt's own."""
     earlier = (read_record(run.attempt(number).handle, Handle) for number in range(attempt.number - 1, 0, -1))
     before = next((handle for handle in earlier if handle is not None), None)
     return before.ticket if before is not None and before.job_id == job else read_intent(attempt).ticket
 
 
-def _take(attempt: AttemptDir, job: str, ticket: str) -> bool:
+def _take(queue: Queue, attempt: AttemptDir, job: str, ticket: str) -> bool:
     """True for the one process that may carry this attempt out."""
     try:
         create_record(attempt.started, this_process())
     except FileExistsError:
         return False
-    write_record(attempt.handle, Handle("slurm", keeper=this_process(), job_id=job, ticket=ticket))
+    write_record(attempt.handle, Handle(queue.kind, keeper=this_process(), job_id=job, ticket=ticket))
     return True
 
 
@@ -98,9 +92,9 @@ def cancel(run: RunDir, attempt: AttemptDir) -> None:
     write_end(run, attempt, cancelled(), read_plan(run, attempt.number))
 
 
-def _speak_for_the_start_before(run: RunDir, attempt: AttemptDir) -> AttemptEnd:
+def _speak_for_the_start_before(queue: Queue, run: RunDir, attempt: AttemptDir) -> AttemptEnd:
     """The job was taken from its nodes without a word of the attempt that ran there."""
-    cause, text = what_took_the_node(_first_host(attempt), attempt.started.stat().st_mtime)
+    cause, text = what_took_the_node(queue, _first_host(attempt), attempt.started.stat().st_mtime)
     last = read_record(run.state, RunState)
     event = Event(
         at=time.time(),
@@ -117,7 +111,7 @@ def _speak_for_the_start_before(run: RunDir, attempt: AttemptDir) -> AttemptEnd:
 
 
 def _first_host(attempt: AttemptDir) -> str:
-    """Where the attempt's keeper was, by Slurm's name, which need not be the machine's own.
+    """Where the attempt's keeper was, by the scheduler's name, which need not be the machine's own.
 
     A keeper that did not live to write where its nodes are has left only the latter; what an older attempt has written
     is another allocation.

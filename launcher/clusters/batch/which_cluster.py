@@ -1,24 +1,24 @@
-"""Which Slurm cluster a job was handed to: several may share one home, and none knows anything of another's jobs."""
+"""Which cluster a job was handed to: several may share one home, and none knows anything of another's jobs."""
 
 from functools import cached_property
 from pathlib import Path
 
-from launcher.clusters.slurm.queries.site import read_config, show_config
-from launcher.clusters.slurm.reach import ask
+from launcher.clusters.batch.queue import Submitting
 from launcher.rundir.durable import read_record, write_record
 from launcher.rundir.layout import AttemptDir, BatchDir, RunDir
 from launcher.rundir.records import Intent, Site
 
-_ASK_S = 10.0
-
 
 class ThisCluster:
-    """The cluster that Slurm's programs reach from here; asked for its name at most once, and only where it matters."""
+    """The cluster that answers here; asked for its name at most once, and only where it matters."""
+
+    def __init__(self, queue: Submitting) -> None:
+        self._queue = queue
 
     @cached_property
     def name(self) -> str:
-        """What `scontrol show config` calls it; "" where it does not say. Raises Unreachable."""
-        return read_config(ask(show_config(), limit_s=_ASK_S).out).cluster or ""
+        """What its controller calls it; "" where it does not say. Raises Unreachable."""
+        return self._queue.site()
 
     def note(self, site: Path) -> None:
         """Write down, before the job is handed over, where to."""
@@ -30,7 +30,8 @@ class ThisCluster:
         there = _noted(run, attempt)
         if not there or not self.name or there == self.name:
             return ""
-        return f"its job is on the Slurm cluster {there}, and this is {self.name}: ask on a login node of {there}"
+        called = self._queue.called
+        return f"its job is on the {called} cluster {there}, and this is {self.name}: ask on a login node of {there}"
 
 
 def _noted(run: RunDir, attempt: AttemptDir) -> str:

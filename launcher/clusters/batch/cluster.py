@@ -1,0 +1,58 @@
+"""A cluster whose jobs wait in a queue: what is common to all of them, whichever scheduler they have."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+from launcher.clusters.batch.cancelling import Cancelling
+from launcher.clusters.batch.hand_over import batch_job_of, hand_over
+from launcher.clusters.batch.look import look
+from launcher.clusters.batch.mend import mend
+from launcher.clusters.batch.queue import Queue
+from launcher.clusters.kinds import of_kind
+from launcher.clusters.protocol import CancelReport
+from launcher.plan.model import Plan
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.records import ClusterWord
+
+
+class QueueEngagement:
+    """A run that is to be handed over as soon as it exists."""
+
+    def __init__(self, queue: Queue, run: RunDir) -> None:
+        self._queue, self._run = queue, run
+
+    def go(self, attempt: int) -> None:
+        hand_over(self._queue, batch_job_of(self._run, self._run.attempt(attempt)))
+
+    def abandon(self) -> None:
+        """Nothing was begun."""
+
+
+class BatchCluster:
+    """What a kind adds: what a node offers, a preview, and how many runs may share a job."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self.kind = queue.kind
+        self._heard: tuple[list[tuple[RunDir, AttemptDir]], list[ClusterWord | None]] = ([], [])
+
+    def engage(self, plan: Plan) -> QueueEngagement:
+        return QueueEngagement(self.queue, RunDir(Path(plan.run_dir)))
+
+    def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
+        """Hand over what a killed submitter left lying, end what was handed over twice."""
+        self._heard = list(attempts), mend(self.queue, attempts)
+
+    def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
+        """What the scheduler says of each, by one question: that of a mend just before it, or one of its own."""
+        (asked, words), self._heard = self._heard, ([], [])
+        return words if asked == list(attempts) else look(self.queue, attempts)
+
+    def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan) -> CancelReport:
+        return Cancelling(self.queue, run, attempt, plan).carry_out()
+
+
+def queue_of(kind: str) -> Queue:
+    """The scheduler of this kind of cluster: a process of a job is told the kind."""
+    return cast("BatchCluster", of_kind(kind)).queue

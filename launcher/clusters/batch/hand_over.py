@@ -1,0 +1,113 @@
+"""What is handed to a scheduler as one job: one attempt, or several runs' first attempts as an array. Exactly once.
+
+intent (fsync) ─ lock ─ which cluster (fsync) ─ its client, which holds the lock too ─ job id (fsync) ─ unlock
+Whoever finds an intent without a job id, and the lock free, knows that no client is under way: the scheduler has a job
+with this ticket's mark, or it has none.
+"""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.clusters.batch.queue import Queue, Ticket
+from launcher.clusters.batch.which_cluster import ThisCluster
+from launcher.rundir.attempts import read_intent, read_plan
+from launcher.rundir.avoided import avoided
+from launcher.rundir.durable import create_record, read_record, write_bytes
+from launcher.rundir.layout import AttemptDir, BatchDir, RunDir
+from launcher.rundir.records import Handle
+
+_LOCK = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class BatchJob:
+    """One job to be: its ticket, what its script is told, and whose attempts it carries."""
+
+    ticket: Ticket
+    where: Path  # the run's folder, or the array's
+    script: Path
+    lock: Path
+    site: Path
+    members: tuple[tuple[RunDir, AttemptDir], ...]  # of an array: by index
+
+
+def batch_job_of(run: RunDir, attempt: AttemptDir) -> BatchJob:
+    """The job that this attempt is, or is part of."""
+    intent = read_intent(attempt)
+    if not intent.batch:
+        return BatchJob(
+            Ticket(intent.ticket), run.path, attempt.job_script, attempt.job_lock, attempt.site, ((run, attempt),)
+        )
+    batch = BatchDir(Path(intent.batch))
+    runs = [RunDir(Path(path)) for path in read_record(batch.runs, list[str]) or []]
+    members = tuple((one, one.attempt(1)) for one in runs)
+    return BatchJob(Ticket(intent.ticket, len(members)), batch.path, batch.script, batch.lock, batch.site, members)
+
+
+def run_of_element(where: Path, index: int | None) -> RunDir | None:
+    """The run of this element of an array, or the run itself; None where it was never made."""
+    batch = BatchDir(where)
+    if index is None or not batch.runs.exists():
+        return RunDir(where)
+    run = RunDir(Path((read_record(batch.runs, list[str]) or [])[index]))
+    return run if run.plan.exists() else None
+
+
+def hand_over(queue: Queue, job: BatchJob, *, again: bool = False) -> bool:
+    """Have the scheduler take this job. `again`: somebody may have submitted it before, so it is looked for first.
+
+    False where somebody is at it right now. Raises NotStarted where it is refused, Unreachable where nobody can tell.
+    """
+    with _locked(job.lock) as lock:
+        if lock is None:
+            return False
+        missing = [(index, attempt) for index, (run, attempt) in enumerate(job.members) if _is_open(run, attempt)]
+        if not missing:
+            return True
+        ThisCluster(queue).note(job.site)
+        known = (_known_id(queue, job.ticket) if again else None) or _submit(queue, job, lock)
+        for index, attempt in missing:
+            name = known if job.ticket.array is None else queue.name_of(known, index)
+            with contextlib.suppress(FileExistsError):  # the job has started already, and says so itself
+                create_record(attempt.handle, Handle(queue.kind, job_id=name, ticket=job.ticket.text))
+    return True
+
+
+def _is_open(run: RunDir, attempt: AttemptDir) -> bool:
+    return run.plan.exists() and not attempt.handle.exists() and not attempt.end.exists()
+
+
+def _known_id(queue: Queue, ticket: Ticket) -> str | None:
+    """What the scheduler says now: an answer from before we had the lock may be older than the job."""
+    job = next((job for job in queue.jobs() if ticket.text in job.tickets), None)
+    if job is None:
+        return None
+    return job.id if job.element is None else job.element[0]
+
+
+def _submit(queue: Queue, job: BatchJob, lock: int) -> str:
+    run, attempt = next((run, attempt) for run, attempt in job.members if run.plan.exists())
+    plan = read_plan(run, attempt.number)
+    script = queue.script(plan, job.ticket, job.where, [blame.host for blame in avoided(run)])
+    write_bytes(job.script, script.encode())
+    environ = {name: value for name, value in os.environ.items() if name not in plan.secrets}
+    return queue.submit(job.script, environ, lock)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[int | None]:
+    """Hold the lock; None where somebody else does. A child that inherits it holds it as long as it lives."""
+    fd = os.open(path, _LOCK, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+            return
+        yield fd
+    finally:
+        os.close(fd)

@@ -1,0 +1,138 @@
+"""What follows an attempt after which the run goes on: the next one here, the same job again, or a new job."""
+
+import sys
+import time
+
+from launcher.clusters.batch.claims import cancel, next_attempt, owner_of
+from launcher.clusters.batch.hand_over import batch_job_of, hand_over
+from launcher.clusters.batch.nodes import lost_nodes
+from launcher.clusters.batch.queue import Fate, Queue
+from launcher.clusters.keeping.attempt_end import cancelled, is_cancelled, write_end
+from launcher.clusters.keeping.wakeup import Wakeup
+from launcher.errors import Exit, NotStarted, Unreachable
+from launcher.plan.model import Plan
+from launcher.rundir.attempts import new_attempt, newest
+from launcher.rundir.avoided import avoid, avoided
+from launcher.rundir.durable import append_line, read_record
+from launcher.rundir.events import read_events
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.records import AttemptEnd, Event, Handle
+from launcher.words import Cause, State
+
+_TAKEN = (Cause.PREEMPTED, Cause.TIME_LIMIT)  # the allocation will be gone, so the run has to move
+_AGAIN_S = 10.0
+_LAST_S = 120.0  # how long a requeued job waits for the scheduler to end it
+
+
+class NextJob:
+    """The batch process of a job, whose run goes on."""
+
+    def __init__(self, queue: Queue, run: RunDir, plan: Plan, job: str, wakeup: Wakeup) -> None:
+        self._queue, self._run, self._plan, self._job, self._wakeup = queue, run, plan, job, wakeup
+
+    def follow(self, attempt: AttemptDir, end: AttemptEnd) -> tuple[AttemptDir | None, int]:
+        """The attempt that this process goes on with; or None, and the exit code with which it leaves."""
+        lost = lost_nodes(read_events(self._run), attempt.number, self._plan, time.time())
+        if lost:
+            avoid(self._run, lost)
+        stays = not lost and end.cause not in _TAKEN
+        if stays and not self._wakeup.stop_asked:
+            self._wakeup.wait(end.delay_s)
+        if is_cancelled(attempt):
+            cancel(self._run, attempt)
+            return None, Exit.OK
+        if stays and not self._wakeup.stop_asked:
+            return next_attempt(self._queue, self._run, attempt, end.cause, self._job), Exit.OK
+        return None, self._leave() if self._move(attempt, end, lost=bool(lost)) else Exit.OK
+
+    def _leave(self) -> int:
+        """The job is to start again: a scheduler that ends it first is waited for."""
+        if self._queue.leaves_with is not None:
+            return self._queue.leaves_with
+        self._wakeup.wait(_LAST_S)
+        return Exit.OK
+
+    def _move(self, attempt: AttemptDir, end: AttemptEnd, *, lost: bool) -> bool:
+        """Have the scheduler start the run again, elsewhere or later, unless it was ended by a person. True where it is
+        this job that is to start again. In any other case its nodes are of no more use to us."""
+        match self._queue.fate(self._job):
+            case Fate.CANCELLED:
+                write_end(self._run, attempt, cancelled(f"its {self._queue.called} job was cancelled"), self._plan)
+                return False
+            case Fate.QUEUED_AGAIN:
+                start_again(self._queue, self._run, self._plan, self._job, end.delay_s)
+                return True
+            case Fate.PREEMPTED | Fate.TIMED_OUT | Fate.RUNS | Fate.UNKNOWN:
+                return self._again_or_anew(attempt, end, lost=lost)
+
+    def _again_or_anew(self, attempt: AttemptDir, end: AttemptEnd, *, lost: bool) -> bool:
+        """This job again, or a new one, or else the end. True for the first.
+
+        A requeued job starts only once the scheduler has given its lost node up, which may take minutes; and Slurm
+        22.05 then grants a job with GPUs no step any more. A new job has neither trouble.
+        """
+        none_anew = self._new_job(end, "a node of the job is lost") if lost else ""
+        if lost and not none_anew:
+            return False
+        not_again = self._requeue()
+        if not not_again:
+            start_again(self._queue, self._run, self._plan, self._job, end.delay_s)
+            return True
+        none_anew = none_anew or self._new_job(end, f"job {self._job} was not requeued: {not_again}")
+        if none_anew:
+            self._give_up(attempt, end, not_again, none_anew)
+        return False
+
+    def _give_up(self, attempt: AttemptDir, end: AttemptEnd, not_again: str, none_anew: str) -> None:
+        text = (
+            f"{self._queue.called} neither requeues job {self._job} ({not_again}) nor takes a new one ({none_anew}); "
+            "launch resume goes on"
+        )
+        failed = AttemptEnd(State.FAILED, end.cause, end.exit_code, time.time(), text)
+        write_end(self._run, newest(self._run) or attempt, failed, self._plan)
+
+    def _requeue(self) -> str:
+        """Put the job back into the queue; gives why that is not to be."""
+        while True:
+            try:
+                return self._queue.requeue(self._job)
+            except Unreachable as error:
+                print(error, file=sys.stderr)
+                if self._wakeup.stop_asked:
+                    return str(error)
+                self._wakeup.wait(_AGAIN_S)  # no refusal: a controller that wakes up may even carry it out
+
+    def _new_job(self, end: AttemptEnd, why: str) -> str:
+        """Another job of the run; gives why there is none. The attempt that was to be that job's is then this one's,
+        which may be requeued yet: status asks for the job of the newest attempt."""
+        run, queue = self._run, self._queue
+        after, _ = new_attempt(run, self._plan.cluster, "requeue", end.cause, kind=queue.kind)
+        try:
+            hand_over(queue, batch_job_of(run, after))
+        except NotStarted as refusal:
+            if owner_of(queue, run, after, self._job) == self._job:  # and no other machine has handed it over meanwhile
+                message = f"no new job: {refusal}"
+                waits = AttemptEnd(State.QUEUED, end.cause, end.exit_code, time.time(), message)
+                write_end(run, after, waits, self._plan)
+                return str(refusal)
+        except Unreachable as error:
+            print(f"{error}; `launch status` finds out whether the job exists", file=sys.stderr)
+            return ""
+        handle = read_record(after.handle, Handle)
+        text = f"{why}: the run goes on in job {handle.job_id if handle else '?'}"
+        append_line(run.events, Event(time.time(), after.number, "job", text))
+        return ""
+
+
+def requeue_from_afar(queue: Queue, run: RunDir, plan: Plan, job: str) -> None:
+    """Put the job back, asked for by another process of it once the batch process is gone."""
+    refusal = queue.requeue(job)
+    if refusal:
+        print(f"the job is not requeued: {refusal}", file=sys.stderr)
+    else:
+        start_again(queue, run, plan, job, 0.0)
+
+
+def start_again(queue: Queue, run: RunDir, plan: Plan, job: str, delay_s: float) -> None:
+    """The job is back in the queue: it is to start after that delay, and not on the nodes that the run avoids."""
+    queue.start_again(plan, job, delay_s, [blame.host for blame in avoided(run)])

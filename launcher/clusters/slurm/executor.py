@@ -1,0 +1,63 @@
+"""submitit's executor for Slurm, made to hand over our job: it writes the script and names sbatch's command line.
+
+What is run in the job is ours alone, hence nothing of submitit is: no pickle of a function, no signal handler, no
+state that it keeps.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from submitit import SlurmExecutor
+
+from launcher.clusters.slurm.queries.jobs import read_submitted
+from launcher.clusters.slurm.reach import ask
+from launcher.errors import LaunchError, NotStarted
+
+
+class SbatchExecutor(SlurmExecutor):
+    """One job: `options` are sbatch's long ones, `command` is all that it runs."""
+
+    def __init__(self, options: Mapping[str, str | bool] | None = None, command: str = "") -> None:
+        super().__init__(folder="/")
+        self._command = command
+        if options:
+            self.update_parameters(
+                job_name=str(options["job-name"]),
+                time=None,
+                wckey=None,
+                stderr_to_stdout=True,
+                use_srun=False,
+                additional_parameters={name: value for name, value in options.items() if name != "job-name"},
+            )
+
+    @property
+    def _submitit_command_str(self) -> str:
+        return self._command
+
+    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        return ["sbatch", "--parsable", str(submission_file_path)]
+
+    @staticmethod
+    def _get_job_id_from_submission_command(string: bytes | str) -> str:
+        text = string if isinstance(string, str) else string.decode(errors="replace")
+        submitted = read_submitted(text)
+        if submitted is None:
+            raise LaunchError(f"sbatch --parsable: expected the number of a job, got {text.strip()[:200]!r}")
+        return submitted
+
+    def text(self) -> str:
+        """The whole script, as sbatch gets it."""
+        return str(self._make_submission_file_text(self._submitit_command_str, ""))
+
+    def hand_over(self, script: Path, environ: Mapping[str, str], lock: int, *, limit_s: float) -> str:
+        """Give sbatch a script that is on disk; gives the job's id. submitit would wait for sbatch for ever."""
+        argv = self._make_submission_command(script)
+        answer = ask(argv, limit_s=limit_s, environ=environ, pass_fds=[lock])
+        if answer.code != 0:
+            raise NotStarted(*_refusal(answer.err))
+        return self._get_job_id_from_submission_command(answer.out)
+
+
+def _refusal(text: str) -> list[str]:
+    lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in text.strip().splitlines()]
+    return [f"Slurm refuses the job: {lines[-1] if lines else 'it does not say why'}", *lines[:-1]]

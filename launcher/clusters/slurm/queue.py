@@ -1,0 +1,143 @@
+"""Slurm as a batch scheduler: each verb is a command line and the reading of its answer."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from launcher.clusters.batch.queue import Fate, JobStart, NodeWord, Phase, QueuedJob, Ticket
+from launcher.clusters.keeping.agent_processes import AgentProcess
+from launcher.clusters.slurm import fate, script, steps
+from launcher.clusters.slurm.hosts import addresses_of, hosts_of
+from launcher.clusters.slurm.queries.jobs import (
+    SlurmJob,
+    cancel,
+    read_jobs,
+    read_sacct,
+    requeue,
+    sacct_jobs,
+    squeue_jobs,
+)
+from launcher.clusters.slurm.queries.nodes import read_nodes, show_nodes
+from launcher.clusters.slurm.queries.site import read_config, show_config
+from launcher.clusters.slurm.reach import CALLED, ask, clean_environment
+from launcher.clusters.slurm.reasons import plain
+from launcher.clusters.slurm.states import end_of
+from launcher.plan.model import Plan
+from launcher.rundir.layout import AttemptDir
+
+_SUBMIT_S = 60.0
+_LIMIT_S = 10.0
+
+
+class SlurmQueue:
+    """What `batch` asks of Slurm."""
+
+    kind = "slurm"
+    called = CALLED
+    leaves_with: int | None = None  # a requeue ends the job's processes
+    warnings: tuple[int, ...] = (signal.SIGUSR1, signal.SIGUSR2)
+
+    def site(self) -> str:
+        return read_config(ask(show_config()).out).cluster or ""
+
+    def script(self, plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str]) -> str:
+        return script.script_of(plan, ticket, where, avoid)
+
+    def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
+        from launcher.clusters.slurm.executor import SbatchExecutor  # late: submitit costs 130 ms, and only a submit
+
+        return SbatchExecutor().hand_over(script, environ, lock, limit_s=_SUBMIT_S)
+
+    def name_of(self, job: str, element: int) -> str:
+        return f"{job}_{element}"
+
+    def jobs(self, ids: Sequence[str] = (), *, limit_s: float = _LIMIT_S) -> list[QueuedJob]:
+        return [_queued(job) for job in read_jobs(ask(squeue_jobs(None, ids), limit_s=limit_s).out)]
+
+    def accounts(self, ids: Sequence[str], since: float) -> list[QueuedJob]:
+        answer = ask(sacct_jobs(ids, since))
+        return [_queued(job) for job in read_sacct(answer.code, answer.out, answer.err) or ()]
+
+    def warn(self, job: str) -> None:
+        ask(cancel(job, signal="TERM", batch=True))
+
+    def cancel(self, job: str) -> None:
+        ask(cancel(job))
+
+    def by_hand(self, job: str) -> tuple[str, str]:
+        return f"squeue -j {job}", f"scancel {job}"
+
+    def fate(self, job: str) -> Fate:
+        return fate.fate(job)
+
+    def requeue(self, job: str) -> str:
+        answer = ask(_deaf(requeue(job)))
+        return "" if answer.code == 0 else answer.err.strip() or f"scontrol requeue left with {answer.code}"
+
+    def start_again(self, plan: Plan, job: str, delay_s: float, avoid: Sequence[str]) -> None:
+        argv = [sys.executable, "-P", "-m", "launcher.clusters.slurm.nudge", job, str(delay_s)]
+        argv += script.left_out(plan, avoid)
+        nowhere, environ = subprocess.DEVNULL, clean_environment(os.environ)
+        subprocess.Popen(
+            _deaf(argv), env=environ, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True
+        )
+
+    def this_start(self) -> JobStart:
+        """As everybody calls it: `12`, or `12_3` in an array, where `12` may be one element's own and is all."""
+        array, index = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+        if array and index:
+            return JobStart(self.name_of(array, int(index)), int(index))
+        return JobStart(os.environ["SLURM_JOB_ID"], None)
+
+    def this_host(self) -> str:
+        return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+
+    def hosts(self) -> dict[str, str]:
+        return addresses_of(hosts_of(os.environ["SLURM_JOB_NODELIST"]))
+
+    def processes(self, plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
+        return steps.processes(plan, attempt)
+
+    def node(self, host: str, *, limit_s: float = _LIMIT_S) -> NodeWord | None:
+        node = read_nodes(ask(show_nodes([host]), limit_s=limit_s).out).get(host)
+        if node is None:
+            return None
+        reason = f": {node.reason}" if node.reason else ""
+        return NodeWord(node.is_down, f"{'+'.join(node.state).lower()}{reason}", node.booted_at)
+
+    def warn_before_s(self, plan: Plan) -> float:
+        return script.signal_before_s(plan)
+
+
+def _queued(job: SlurmJob) -> QueuedJob:
+    """A row of Slurm's, in words for people."""
+    text = ""
+    match job.state.phase:
+        case Phase.QUEUED:
+            text = plain(job.reason)
+        case Phase.RUNNING | Phase.ENDING:
+            text = f"on {job.hosts}" if job.hosts else ""
+        case Phase.ENDED | Phase.UNKNOWN:
+            text = f"by user {job.state.by}" if job.state.by else ""
+    ended_as, cause = end_of(job.state.word) if job.state.phase is Phase.ENDED else (None, None)
+    return QueuedJob(
+        id=job.id,
+        phase=job.state.phase,
+        word=job.state.word,
+        text=text,
+        hosts=job.hosts,
+        tickets=job.tickets,
+        element=job.array,
+        starts_at=job.starts_at if job.state.phase is Phase.QUEUED else None,
+        ends_at=job.ends_at,
+        ended_as=ended_as,
+        cause=cause,
+    )
+
+
+def _deaf(argv: Sequence[str]) -> list[str]:
+    """A command that is deaf to SIGTERM: what it asks for makes Slurm send that to every process of the job."""
+    return ["/bin/sh", "-c", "trap '' TERM; exec \"$@\"", "sh", *argv]
