@@ -61,15 +61,15 @@ class Run:
 
     def logs(self, *, ranks: Collection[int] | None = None, follow: bool = False) -> "Iterator[LogLine]":
         """The merged log of all ranks; with `follow`, as it grows, until the run has ended."""
-        return merged_logs(RunDir(self.path), ranks=ranks, follow=follow, renew=self.renew)
+        return merged_logs(RunDir(self.path), ranks=ranks, follow=follow, renew=lambda: self.renew().state.ended)
 
-    def renew(self) -> None:
-        """Bring home what ranks on other machines have written, and then how the run is."""
+    def renew(self) -> "RunStatus":
+        """How the run is, and then what ranks on other machines have written brought home: of an ended run, all."""
+        status = self.status(WATCH_S)
         run = RunDir(self.path)
         for place in _places_of(run):
             place.bring_logs(run)
-        if _is_asked(read_facts(self.path)):
-            self.status(WATCH_S)
+        return status
 
     def checkpoints(self, *, verify: bool = False) -> "Iterator[Checkpoint]":
         """What the trainer has committed, the newest first; with `verify` every byte is read and compared."""

@@ -4,7 +4,7 @@ import sys
 import time
 from typing import TextIO
 
-from launcher.api import WATCH_S, Run
+from launcher.api import Run
 from launcher.cli import figures
 from launcher.cli.log_lines import Prefix
 from launcher.cli.page import failure_lines, headline
@@ -37,8 +37,7 @@ def _show(run: Run, ranks: list[int] | None, footer: "Footer") -> RunStatus:
     reader = LogReader(RunDir(run.path), ranks)
     prefix = Prefix(sys.stdout)
     while True:
-        status = run.status(WATCH_S)  # before the log is read, so that the last read misses nothing
-        run.renew()
+        status = run.renew()  # before the log is read, so that the last read misses nothing
         for line in reader.read(final=status.state.ended):
             footer.clear()
             sys.stdout.write(prefix.whole(line) + "\n")

@@ -41,19 +41,19 @@ def merged_logs(
     *,
     ranks: Collection[int] | None = None,
     follow: bool = False,
-    renew: Callable[[], None] = lambda: None,
+    renew: Callable[[], bool] | None = None,
 ) -> Iterator[LogLine]:
     """The merged log as it is now; with `follow`, as it grows, until the run has ended and all is read.
 
-    `renew` brings what is not written into the run's folder by the ranks themselves.
+    `renew` asks whoever knows whether the run has ended, and then brings what its ranks do not write into the run's
+    folder themselves. Without it the folder alone is asked.
     """
     reader = LogReader(run, ranks)
-    renew()
+    ask = renew or (lambda: derive(read_facts(run.path)).state.ended)
     # Asked before each read, so that the read after the last answer misses nothing.
-    while follow and not derive(read_facts(run.path)).state.ended:
+    while not ask() and follow:
         yield from reader.read(final=False)
         time.sleep(_POLL_S)
-        renew()
     yield from reader.read(final=True)
 
 

@@ -4,12 +4,22 @@ import pytest
 from run_folder import RunFolder, of_another_machine
 
 from launcher import api
+from launcher.cli.follow import follow
+from launcher.errors import Exit
+from launcher.rundir.layout import RunDir
 from launcher.rundir.records import ClusterWord, Handle, Intent
-from launcher.words import State
+from launcher.words import Cause, State
+
+RUNNING = ClusterWord("running", "RUNNING", 2000.0, "7")
+CANCELLED = ClusterWord("ended", "CANCELLED by 0", 2000.0, "7", ended_as=State.CANCELLED, cause=Cause.CANCELLED)
 
 
 @pytest.fixture
 def asked(monkeypatch):
+    return clusters_that_say(monkeypatch, lambda: RUNNING)
+
+
+def clusters_that_say(monkeypatch, word):
     questions = []
 
     class Asked:
@@ -18,7 +28,7 @@ def asked(monkeypatch):
 
         def look(self, attempts):
             questions.append((self.kind, [run.path.name for run, _ in attempts]))
-            return [ClusterWord("running", "RUNNING", 2000.0, "7") for _ in attempts]
+            return [word() for _ in attempts]
 
     monkeypatch.setattr(api, "of_kind", Asked)
     api._heard.clear()
@@ -53,3 +63,26 @@ def test_who_watches_is_content_with_a_word_of_a_moment_ago(tmp_path, asked):
     assert len(asked) == 1
     run.status()
     assert len(asked) == 2
+
+
+@pytest.mark.timeout(20)
+def test_following_ends_when_only_the_cluster_knows_of_the_end(tmp_path, monkeypatch):
+    """A pending job that its owner has cancelled with the cluster's own tools: no process of ours was ever there."""
+    said = iter([RUNNING, RUNNING])
+    clusters_that_say(monkeypatch, lambda: next(said, CANCELLED))
+    monkeypatch.setattr(api, "WATCH_S", 0.0)
+    run = run_on("slurm", tmp_path / "s-0")
+    log = RunDir(run.path).rank_log(1, 1, 0)
+    log.parent.mkdir(parents=True)
+    log.write_text("the only line\n")
+    assert [line.text for line in run.logs(follow=True)] == ["the only line"]
+    assert run.status().state is State.CANCELLED
+
+
+@pytest.mark.timeout(20)
+def test_a_person_who_follows_sees_the_end_too(tmp_path, monkeypatch, capsys):
+    said = iter([RUNNING])
+    clusters_that_say(monkeypatch, lambda: next(said, CANCELLED))
+    monkeypatch.setattr(api, "WATCH_S", 0.0)
+    assert follow(run_on("slurm", tmp_path / "s-0")) == Exit.CANCELLED
+    assert "cancelled" in capsys.readouterr().err
