@@ -34,7 +34,7 @@ from launcher.rundir.layout import RunDir
 from launcher.status.derive import RunStatus, derive
 from launcher.status.facts import RunFacts, read_facts
 from launcher.status.logs import LogLine, merged_logs
-from launcher.words import State
+from launcher.words import LOCAL, State
 
 if TYPE_CHECKING:
     from launcher.plan.model import Plan
@@ -195,7 +195,7 @@ def _words(kind: str, attempts: "list[tuple[RunDir, AttemptDir]]", fresh_s: floa
     return words
 
 
-def submit(spec: str | Path, *, on: str = "local", overrides: Sequence[str] = ()) -> Run:
+def submit(spec: str | Path, *, on: str = LOCAL, overrides: Sequence[str] = ()) -> Run:
     """Start a run and return as soon as its agents are on their way.
 
     A LaunchError's `runs` are the ids and folders of what exists all the same, such as a run that nobody knows to have
@@ -205,7 +205,7 @@ def submit(spec: str | Path, *, on: str = "local", overrides: Sequence[str] = ()
 
 
 def submit_many(
-    specs: Sequence[str | Path], *, on: str = "local", overrides: Sequence[str] = (), repeat: int | None = None
+    specs: Sequence[str | Path], *, on: str = LOCAL, overrides: Sequence[str] = (), repeat: int | None = None
 ) -> list[Run]:
     """Start a run of each spec, each `repeat` times; on Slurm as one array where that can be.
 
@@ -218,7 +218,7 @@ def submit_many(
     return [Run(*opened) for opened in open_runs(files, on=on, overrides=tuple(overrides), repeat=repeat)]
 
 
-def prepare(spec: str | Path, *, on: str = "local", overrides: Sequence[str] = ()) -> "tuple[Plan, CodeList]":
+def prepare(spec: str | Path, *, on: str = LOCAL, overrides: Sequence[str] = ()) -> "tuple[Plan, CodeList]":
     """What `submit` would do, as data: the plan, and the code that would be frozen. Starts and writes nothing."""
     from launcher.submission import prepare as prepare_run  # late: it reads YAML, which `status` must not pay for
 

@@ -19,7 +19,7 @@ from launcher.clusters.kinds import of_kind
 from launcher.clusters.protocol import Cluster, KeepsFilesElsewhere, SubmitsTogether
 from launcher.errors import BadInput, Exit, LaunchError, NotStarted, Unreachable, some_exist, with_runs
 from launcher.plan.build import build, check, check_code, with_code
-from launcher.plan.facts import Place, Problem, Project
+from launcher.plan.facts import Misfit, Project, RunIdentity
 from launcher.plan.model import FrozenCode, Plan
 from launcher.rundir import drafts, registry
 from launcher.rundir.attempts import new_attempt, read_plan
@@ -92,7 +92,7 @@ def request(file: Path, *, on: str, overrides: tuple[str, ...], shipped: Shipped
     machine = where.machine(spec)
     problems = check(spec, machine, project, unset)
     if not machine.own_python and not os.access(python, os.X_OK):
-        problems.append(Problem("run.python", f"no interpreter at {python}"))
+        problems.append(Misfit("run.python", f"no interpreter at {python}"))
     _refuse(file, problems)
     return Request(file, spec, overrides, on, where, project, code, python, shipped=shipped, defaults=defaults)
 
@@ -117,7 +117,7 @@ def _place(on: str) -> ClusterEntry:
     return place
 
 
-def _refuse(file: Path, problems: Collection[Problem]) -> None:
+def _refuse(file: Path, problems: Collection[Misfit]) -> None:
     lines = []
     for problem in problems:
         lines.append(f"{_at(file, problem.key)}: {problem.key}: {problem.reason}")
@@ -129,7 +129,9 @@ def _refuse(file: Path, problems: Collection[Problem]) -> None:
 def plan_of(wish: Request, run_id: str, run_dir: Path, submitted_at: float) -> Plan:
     """Everything but what the frozen code is called: that is known once it is frozen (`with_code`)."""
     file = str(wish.file.resolve())
-    place = Place(run_id, str(run_dir), wish.on, wish.cluster.kind, file, submitted_at, wish.defaults, wish.repeat)
+    place = RunIdentity(
+        run_id, str(run_dir), wish.on, wish.cluster.kind, file, submitted_at, wish.defaults, wish.repeat
+    )
     code = FrozenCode("", len(wish.code.files), wish.code.bytes)
     return build(wish.spec, wish.overrides, place, wish.cluster.machine(wish.spec), wish.project, code, wish.python)
 

@@ -5,6 +5,8 @@ from typing import assert_never
 
 from launcher.errors import Exit
 
+LOCAL = "local"  # the kind of cluster that is this machine, and its name
+
 
 class Cause(StrEnum):
     """The class of a failure; each has a budget and a back-off of its own in the spec's `recovery` section."""

@@ -6,7 +6,7 @@ import time
 
 import msgspec
 
-from launcher.plan.model import Entry, FrozenCode, NodePlan, Plan
+from launcher.plan.model import FrozenCode, NodePlan, Plan, RankCommand
 from launcher.rundir.identity import boot_id, host, this_process
 from launcher.rundir.layout import RunDir, times_of
 from launcher.rundir.records import (
@@ -21,7 +21,7 @@ from launcher.rundir.records import (
     RunState,
     StopRequest,
 )
-from launcher.spec.model import JobSpec, Run
+from launcher.spec.model import JobSpec, RunOptions
 from launcher.words import Cause, State
 
 
@@ -144,9 +144,9 @@ def plan_of(path, nodes=1, ranks=2):
         project=os.fspath(path),
         run_dir=os.fspath(path),
         workdir="code",
-        spec=JobSpec("job", Run(script="train.py")),
+        spec=JobSpec("job", RunOptions(script="train.py")),
         overrides=(),
-        entry=Entry("script", "train.py", ("--lr", "0.1"), "/usr/bin/python3", ("torch",)),
+        entry=RankCommand("script", "train.py", ("--lr", "0.1"), "/usr/bin/python3", ("torch",)),
         setup=None,
         nodes=tuple(NodePlan(index, f"127.0.0.{index + 1}", False, None) for index in range(nodes)),
         nodes_min=1,

@@ -47,10 +47,10 @@ from launcher.agent.messages import (
     ToCoordinator,
     Welcome,
 )
-from launcher.plan.model import Entry, FrozenCode, NodePlan, Plan
+from launcher.plan.model import FrozenCode, NodePlan, Plan, RankCommand
 from launcher.recovery.policy import budget_of, restarts_by_cause
 from launcher.rundir.records import AttemptEnd, Event, ProcessId, RankExit, RunState
-from launcher.spec.model import JobSpec, NodeRange, Recovery, Resources, Run
+from launcher.spec.model import JobSpec, NodeRange, Recovery, Resources, RunOptions
 from launcher.words import Cause
 
 WALL = 1_700_000_000.0
@@ -72,8 +72,8 @@ def plan_of(
     return Plan(
         run_id="job-0001", name="job", cluster="local", cluster_kind="local", submitted_at=WALL, spec_file="job.yaml",
         project="/p", run_dir="/r", workdir="code",
-        spec=JobSpec("job", Run(script="x.py"), resources=resources, recovery=replace(rules, spares=spares)),
-        overrides=(), entry=Entry("script", "x.py", (), "python", ()), setup=None,
+        spec=JobSpec("job", RunOptions(script="x.py"), resources=resources, recovery=replace(rules, spares=spares)),
+        overrides=(), entry=RankCommand("script", "x.py", (), "python", ()), setup=None,
         nodes=tuple(NodePlan(i, f"127.0.0.{i + 1}", i >= nodes, None) for i in range(nodes + spares)),
         nodes_min=least, nodes_max=nodes, ranks_per_node=ranks_each, cpus_per_rank=1, gpus_per_node=0, env={},
         secrets=(), code=FrozenCode("", 0, 0),

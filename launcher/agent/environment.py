@@ -7,7 +7,7 @@ from launcher.agent.messages import Start
 from launcher.agent.processes import TAG
 from launcher.plan.model import NodePlan, Plan
 from launcher.rank_variables import misleads
-from launcher.spec.model import Checkpoint, Recovery
+from launcher.spec.model import CheckpointOptions, Recovery
 
 # What tells of a job, or asks for one, in the shell of who submits: it is not the job that the ranks will run in.
 _OF_ANOTHER_JOB = (
@@ -83,7 +83,7 @@ def _every(steps: int | None, seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds:g} s"
 
 
-def _memory_words(checkpoint: Checkpoint, memory: Path | None) -> dict[str, str]:
+def _memory_words(checkpoint: CheckpointOptions, memory: Path | None) -> dict[str, str]:
     if memory is None:
         return {}
     return {

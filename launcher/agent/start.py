@@ -10,7 +10,7 @@ from typing import Protocol
 
 from launcher.agent.reaper import Reaper
 from launcher.agent.zygote_link import ZYGOTE, ForkRefused, Order, TellDeath, ZygoteLink, spawn
-from launcher.plan.model import Entry
+from launcher.plan.model import RankCommand
 
 # A real-time signal that nothing else here uses; faulthandler answers it with all Python stacks.
 DUMP_SIGNAL = signal.SIGRTMIN + 8
@@ -30,7 +30,9 @@ class Starter(Protocol):
 class OrdinaryStarter:
     """A new interpreter per rank, or the user's command as it is."""
 
-    def __init__(self, entry: Entry, node_environment: Mapping[str, str], workdir: Path, code: Path, reaper: Reaper):
+    def __init__(
+        self, entry: RankCommand, node_environment: Mapping[str, str], workdir: Path, code: Path, reaper: Reaper
+    ):
         self._entry = entry
         self._environment = node_environment
         self._workdir = workdir

@@ -15,15 +15,15 @@ from launcher.cli.arguments import Arguments
 from launcher.cli.columns import columns
 from launcher.cli.terminal import is_terminal, paint, safe, size
 from launcher.clusters.clusters_file import ClusterEntry, entry, login_of, named_clusters, pool_of
-from launcher.clusters.kinds import LOCAL
 from launcher.doctor.findings import Finding, Level, exit_code
 from launcher.doctor.wish import DoctorWish
 from launcher.errors import BadInput, Refused
 from launcher.rundir.registry import runs_root
-from launcher.spec.model import JobSpec, Run
+from launcher.spec.model import JobSpec, RunOptions
 from launcher.spec.tree import Scalar
 from launcher.spec.yaml_reader import read_tree
 from launcher.submission import interpreter, project_of
+from launcher.words import LOCAL
 
 EXAMPLES = """
   launch doctor                  this machine
@@ -90,10 +90,10 @@ def _check_up(place: ClusterEntry, options: argparse.Namespace) -> Iterator[Find
         _refuse([name for name in ("nodes", "within", *_OF_SLURM) if getattr(options, name)])
         return _ssh(place, trial=options.trial)
     project = project_of(Path.cwd() / "job.yaml")
-    python = interpreter(JobSpec("doctor", Run()), project, os.environ)
+    python = interpreter(JobSpec("doctor", RunOptions()), project, os.environ)
     if place.kind == "slurm":
         return _slurm(place, options, runs_root(project), python)
-    if place.kind != "local":
+    if place.kind != LOCAL:
         raise BadInput(f"{place.name}: nothing is known of how to look at {place.kind}")
     _refuse([name for name in ("trial", "nodes", "within", *_OF_SLURM) if getattr(options, name)])
     return _local(runs_root(project), python)

@@ -13,6 +13,7 @@ from launcher import api, remote
 from launcher.cli.arguments import Arguments
 from launcher.cli.terminal import show_news
 from launcher.errors import BadInput, Exit, LaunchError
+from launcher.words import LOCAL
 
 if TYPE_CHECKING:
     from launcher.clusters.clusters_file import ClusterEntry
@@ -34,7 +35,7 @@ _MOST = 10_000
 
 def declare(arguments: Arguments) -> None:
     arguments.add_argument("specs", metavar="SPEC", nargs="+", help="the YAML file of the job, or several")
-    arguments.takes_place(default="local")
+    arguments.takes_place(default=LOCAL)
     arguments.add_argument("--repeat", metavar="N", type=_count, help="so many runs of each; on Slurm one job array")
     arguments.add_argument("--dry-run", action="store_true", help="show the plan; start and write nothing")
     arguments.add_argument("--json", action="store_true", help="the run, or with --dry-run the whole plan, as JSON")
@@ -72,7 +73,7 @@ def _submit_there(options: argparse.Namespace, place: "ClusterEntry", *, one: bo
 
 def _login_node(options: argparse.Namespace) -> "ClusterEntry | None":
     """The cluster, where its programs are on another machine."""
-    if options.on == "local":
+    if options.on == LOCAL:
         return None
     from launcher.clusters.clusters_file import entry, login_of  # late: it reads YAML; local needs no clusters file
 

@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from launcher.clusters.kinds import LOCAL, OURS, is_here, kind_named, made, plugins
+from launcher.clusters.kinds import LOGIN_KIND, OURS, is_here, kind_named, made, plugins
 from launcher.errors import BadInput
 from launcher.spec import overrides as command_line
 from launcher.spec.cluster_fields import LOGIN, OPTIONS_OF, SSH, PluginSection
@@ -37,8 +37,8 @@ from launcher.spec.problems import Problem, Wrong, got, lines_of, printable, wro
 from launcher.spec.tree import Mapping, Node, Scalar, Unusable
 from launcher.spec.yaml_reader import read_tree
 from launcher.spec.yaml_text import read_text
+from launcher.words import LOCAL
 
-_LOGIN_KIND = "login"  # where a run goes whose cluster has a login node
 _MOST_NAMED = 12
 _PLAIN = re.compile(r"[A-Za-z0-9_./~-]*")  # written without quotes it stays what it is: a number, true, a word
 
@@ -108,7 +108,7 @@ def pool_of(place: ClusterEntry) -> Ssh:
 
 def login_of(place: ClusterEntry) -> Login:
     """How to get to the login node of a cluster; its `node` is None where its programs are here."""
-    login: Login = _own_options(place, LOGIN) if place.kind == _LOGIN_KIND else Login()
+    login: Login = _own_options(place, LOGIN) if place.kind == LOGIN_KIND else Login()
     return login
 
 
@@ -261,7 +261,7 @@ class _ByKind:
 
 
 def _kinds_with_entries() -> list[str]:
-    return [*(kind for kind in OURS if kind in OPTIONS_OF and kind != _LOGIN_KIND), *plugins()]
+    return [*(kind for kind in OURS if kind in OPTIONS_OF and kind != LOGIN_KIND), *plugins()]
 
 
 def _pool(kind: str, said: Mapping) -> ClusterEntry:
@@ -279,8 +279,8 @@ def _queue(kind: str, said: Mapping) -> ClusterEntry:
     if value.login is None:
         return ClusterEntry(kind, defaults=value.defaults)
     way = {"node": value.login, "launch": value.launch, "folder": value.folder, "cluster": value.cluster or kind}
-    options = tuple((f"{_LOGIN_KIND}.{key}", _quoted(text)) for key, text in way.items())
-    return ClusterEntry(_LOGIN_KIND, defaults=(*options, *value.defaults))
+    options = tuple((f"{LOGIN_KIND}.{key}", _quoted(text)) for key, text in way.items())
+    return ClusterEntry(LOGIN_KIND, defaults=(*options, *value.defaults))
 
 
 def _queue_section(kind: str) -> Section:
@@ -288,7 +288,7 @@ def _queue_section(kind: str) -> Section:
     return Section(
         _QueueEntry,
         (
-            replace(way["node"], key="login", doc="Login node, reached by ssh; without it the programs are here"),
+            replace(way["node"], key=LOGIN_KIND, doc="Login node, reached by ssh; without it the programs are here"),
             way["launch"],
             way["folder"],
             way["cluster"],

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 from launcher.errors import BadInput
+from launcher.words import LOCAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +21,7 @@ GROUP = "launch.clusters"
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ClusterKind:
     """What must be known of a kind before its module is imported."""
 
     path: str  # MODULE:CLASS
@@ -30,26 +31,26 @@ class Kind:
     names: tuple[str, ...] = ()  # options that an entry of the clusters file has to name, in the entry itself
 
 
-LOCAL = "local"
+LOGIN_KIND = "login"  # where a run goes whose cluster has a login node
 OURS = {
-    LOCAL: Kind("launcher.clusters.local.cluster:LocalCluster", asked=False),
-    "slurm": Kind("launcher.clusters.slurm.cluster:SlurmCluster", program="sbatch"),
-    "ssh": Kind("launcher.clusters.ssh.cluster:SshCluster", fresh_s=0.5, names=("hosts",)),
+    LOCAL: ClusterKind("launcher.clusters.local.cluster:LocalCluster", asked=False),
+    "slurm": ClusterKind("launcher.clusters.slurm.cluster:SlurmCluster", program="sbatch"),
+    "ssh": ClusterKind("launcher.clusters.ssh.cluster:SshCluster", fresh_s=0.5, names=("hosts",)),
 }
 
 
-def kind_named(name: str) -> Kind | None:
+def kind_named(name: str) -> ClusterKind | None:
     """One of ours, or of what else is installed."""
     return OURS.get(name) or plugins().get(name)
 
 
 @cache
-def plugins() -> dict[str, Kind]:
+def plugins() -> dict[str, ClusterKind]:
     """The kinds of other packages."""
     from importlib.metadata import entry_points  # late: 20 ms that no run on a kind of ours pays for
 
     found = entry_points(group=GROUP)
-    return {point.name: Kind(point.value) for point in found if point.name not in OURS}
+    return {point.name: ClusterKind(point.value) for point in found if point.name not in OURS}
 
 
 def of_kind(name: str) -> "Cluster":
@@ -60,7 +61,7 @@ def of_kind(name: str) -> "Cluster":
     return made(kind)
 
 
-def made(kind: Kind) -> "Cluster":
+def made(kind: ClusterKind) -> "Cluster":
     module, _, name = kind.path.partition(":")
     return cast("Callable[[], Cluster]", getattr(import_module(module), name))()
 

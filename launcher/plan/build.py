@@ -6,27 +6,27 @@ from dataclasses import replace
 
 import msgspec
 
-from launcher.plan.facts import Machine, Place, Problem, Project
-from launcher.plan.model import Entry, FrozenCode, NodePlan, Plan
+from launcher.plan.facts import Machine, Misfit, Project, RunIdentity
+from launcher.plan.model import FrozenCode, NodePlan, Plan, RankCommand
 from launcher.plan.preload import preload_for
 from launcher.spec.model import Budget, JobSpec, Resources
 
 _CPU_RANKS = 2  # with no GPU, `ranks_per_node: auto` still shows that the job is a distributed one
 
 
-def check(spec: JobSpec, machine: Machine, project: Project, unset_secrets: Collection[str]) -> list[Problem]:
+def check(spec: JobSpec, machine: Machine, project: Project, unset_secrets: Collection[str]) -> list[Misfit]:
     """Everything in the spec that cannot work here; empty: a plan can be built."""
     return [
         *check_code(spec, project),
         *_device_problems(spec.resources, machine),
-        *(Problem("secrets", f"{name} is not set", _secret_hint(name)) for name in unset_secrets),
+        *(Misfit("secrets", f"{name} is not set", _secret_hint(name)) for name in unset_secrets),
     ]
 
 
 def build(
     spec: JobSpec,
     overrides: tuple[str, ...],
-    place: Place,
+    place: RunIdentity,
     machine: Machine,
     project: Project,
     code: FrozenCode,
@@ -70,7 +70,7 @@ def with_code(plan: Plan, code: FrozenCode) -> Plan:
     return msgspec.structs.replace(plan, code=code)
 
 
-def _which(place: Place) -> dict[str, str]:
+def _which(place: RunIdentity) -> dict[str, str]:
     return {} if place.repeat is None else {"LAUNCH_REPEAT": str(place.repeat)}
 
 
@@ -108,18 +108,18 @@ def _settled(spec: JobSpec, machine: Machine) -> JobSpec:
     return replace(spec, recovery=replace(spec.recovery, time_limit=budget))
 
 
-def _entry(spec: JobSpec, project: Project, python: str) -> Entry:
+def _entry(spec: JobSpec, project: Project, python: str) -> RankCommand:
     run = spec.run
     preload = preload_for(spec, project.imports)
     if run.script is not None:
-        return Entry("script", _in_code(spec, run.script), run.args, python, preload)
+        return RankCommand("script", _in_code(spec, run.script), run.args, python, preload)
     if run.module is not None:
-        return Entry("module", run.module, run.args, python, preload)
+        return RankCommand("module", run.module, run.args, python, preload)
     if isinstance(run.command, str):
         text = f'{run.command} "$@"' if run.args else run.command
-        return Entry("command", "/bin/sh", ("-c", text, "sh", *run.args), python, ())
+        return RankCommand("command", "/bin/sh", ("-c", text, "sh", *run.args), python, ())
     program, *rest = run.command or ()
-    return Entry("command", program, (*rest, *run.args), python, ())
+    return RankCommand("command", program, (*rest, *run.args), python, ())
 
 
 def _in_code(spec: JobSpec, path: str) -> str:
@@ -145,44 +145,44 @@ def _nodes(nodes: int, spares: int, gpus: int, machine: Machine) -> tuple[NodePl
     )
 
 
-def check_code(spec: JobSpec, project: Project) -> list[Problem]:
+def check_code(spec: JobSpec, project: Project) -> list[Misfit]:
     """What the spec says of the code and cannot work on any cluster."""
     run = spec.run
     folders = {posixpath.dirname(file) for file in project.files}
     inside = posixpath.normpath(run.workdir)
     if inside != "." and not any(folder == inside or folder.startswith(f"{inside}/") for folder in folders):
-        return [Problem("run.workdir", f"no folder {run.workdir!r} in {project.path}")]
+        return [Misfit("run.workdir", f"no folder {run.workdir!r} in {project.path}")]
     if run.script is not None and _in_code(spec, run.script) not in project.files:
         return [_no_script(run.script, _in_code(spec, run.script), project)]
     if run.module is not None and not project.module_found:
         hint = f"modules are looked for in {project.path} and in the interpreter that runs the job"
-        return [Problem("run.module", f"no module named {run.module!r}", hint)]
+        return [Misfit("run.module", f"no module named {run.module!r}", hint)]
     return []
 
 
-def _no_script(script: str, path: str, project: Project) -> Problem:
+def _no_script(script: str, path: str, project: Project) -> Misfit:
     same_name = sorted(file for file in project.files if posixpath.basename(file) == posixpath.basename(path))
     hint = f"did you mean {same_name[0]}?" if same_name else "paths are relative to that folder"
-    return Problem("run.script", f"no file {script!r} among the frozen code of {project.path}", hint)
+    return Misfit("run.script", f"no file {script!r} among the frozen code of {project.path}", hint)
 
 
-def _device_problems(resources: Resources, machine: Machine) -> list[Problem]:
+def _device_problems(resources: Resources, machine: Machine) -> list[Misfit]:
     here = len(machine.gpus)
     wanted, asked, nodes = resources.gpus_per_node, machine.asked_gpus, resources.nodes.max
     if wanted is not None and asked and wanted != asked:
         hint = "leave out one of the two: without gpus_per_node it is what slurm.gres asks for"
-        return [Problem("resources.gpus_per_node", f"is {wanted}, but slurm.gres asks for {asked} on each node", hint)]
+        return [Misfit("resources.gpus_per_node", f"is {wanted}, but slurm.gres asks for {asked} on each node", hint)]
     if wanted is None and asked is not None and asked > here:
-        return [Problem("slurm.gres", f"asks for {asked} GPUs, but no node there has more than {here}")]
+        return [Misfit("slurm.gres", f"asks for {asked} GPUs, but no node there has more than {here}")]
     if wanted is not None and machine.apart and wanted > here:
-        return [Problem("resources.gpus_per_node", f"asks for {wanted}, but no node there has more than {here}")]
+        return [Misfit("resources.gpus_per_node", f"asks for {wanted}, but no node there has more than {here}")]
     if wanted is not None and not machine.apart and wanted * nodes > here:
         each = f"{nodes} nodes with {wanted} each" if nodes > 1 else str(wanted)
-        return [Problem("resources.gpus_per_node", f"asks for {each}, but this machine has {here}")]
+        return [Misfit("resources.gpus_per_node", f"asks for {each}, but this machine has {here}")]
     gpus, ranks = gpus_per_node(resources, machine), resources.ranks_per_node
     if ranks is not None and 0 < gpus < ranks:
         hint = "set gpus_per_node: 0 to run without GPUs"
-        return [Problem("resources.ranks_per_node", f"{ranks} ranks would share {gpus} GPUs", hint)]
+        return [Misfit("resources.ranks_per_node", f"{ranks} ranks would share {gpus} GPUs", hint)]
     return []
 
 

@@ -27,7 +27,7 @@ class Project:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RunIdentity:
     """Which run this is, and where."""
 
     run_id: str
@@ -41,7 +41,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class Misfit:
     """Something in the spec that cannot work here; `key` is its path, such as run.script."""
 
     key: str

@@ -5,7 +5,7 @@ import msgspec
 from launcher.spec.model import JobSpec, RunKind
 
 
-class Entry(msgspec.Struct, frozen=True):
+class RankCommand(msgspec.Struct, frozen=True):
     """How one rank process is started."""
 
     kind: RunKind
@@ -45,7 +45,7 @@ class Plan(msgspec.Struct, frozen=True):
     workdir: str  # relative to the run directory, inside code/
     spec: JobSpec  # with the overrides in it
     overrides: tuple[str, ...]  # as given by --set, in order
-    entry: Entry
+    entry: RankCommand
     setup: str | None
     nodes: tuple[NodePlan, ...]
     nodes_min: int

@@ -13,7 +13,7 @@ from launcher.rundir.identity import this_process
 from launcher.rundir.ids import new_ticket, new_token
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import Intent
-from launcher.words import Cause
+from launcher.words import LOCAL, Cause
 
 if TYPE_CHECKING:
     from launcher.plan.model import Plan
@@ -42,7 +42,7 @@ def new_attempt(
     cause: Cause | None,
     plan: "Plan | None" = None,
     *,
-    kind: str = "local",
+    kind: str = LOCAL,
     ticket: str = "",
     batch: str = "",
     after: int | None = None,

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from launcher.words import Cause, State
+from launcher.words import LOCAL, Cause, State
 
 
 class ProcessId(msgspec.Struct, frozen=True):
@@ -24,7 +24,7 @@ class Intent(msgspec.Struct, frozen=True):
     cause: Cause | None  # why the attempt before it ended
     created_at: float
     created_by: ProcessId
-    cluster_kind: str = "local"
+    cluster_kind: str = LOCAL
     ticket: str = ""  # what the cluster's job is known by before it has an id; no secret
     batch: str = ""  # the folder of runs that were submitted as one job; "": this run alone
 

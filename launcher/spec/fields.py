@@ -18,7 +18,7 @@ from launcher.spec.kinds.sections import Field, Section, Shorthand
 from launcher.spec.kinds.sizes import Size
 from launcher.spec.kinds.text import Text
 from launcher.spec.kinds.times import Duration, DurationRange, Every
-from launcher.spec.model import Budget, Checkpoint, Code, JobSpec, Recovery, Resources, Run
+from launcher.spec.model import Budget, CheckpointOptions, Code, JobSpec, Recovery, Resources, RunOptions
 
 # A name that ends in .py is a file, whatever else it could be.
 _MODULE = r"(?!.*\.py$)[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*"
@@ -34,7 +34,7 @@ def _auto(minimum: int) -> WordOr:
 
 
 RUN = Section(
-    Run,
+    RunOptions,
     (
         Field("script", InnerPath("the path of a script", "the project"),
               "Python script that every rank runs, as under `python script.py`; relative to workdir",
@@ -93,7 +93,7 @@ CODE = Section(
 )  # fmt: skip
 
 CHECKPOINT = Section(
-    Checkpoint,
+    CheckpointOptions,
     (
         Field("every", Every(), "How often the trainer saves, in steps or time",
               ("every_steps", "every_s"), "500 steps"),

@@ -19,7 +19,7 @@ class NodeRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunOptions:
     """What is run: exactly one of script, module and command."""
 
     script: str | None = None
@@ -58,7 +58,7 @@ class Code:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class CheckpointOptions:
     every_steps: int | None = None  # `every: 500 steps`
     every_s: float | None = None  # `every: 10m`
     keep: int = 3
@@ -163,13 +163,13 @@ class Login:
 @dataclass(frozen=True, slots=True)
 class JobSpec:
     name: str
-    run: Run
+    run: RunOptions
     description: str = ""
     resources: Resources = Resources()
     env: dict[str, str] = field(default_factory=dict)
     secrets: tuple[Secret, ...] = ()
     code: Code = Code()
-    checkpoint: Checkpoint = Checkpoint()
+    checkpoint: CheckpointOptions = CheckpointOptions()
     recovery: Recovery = Recovery()
     slurm: Slurm = Slurm()
     ssh: Ssh = Ssh()

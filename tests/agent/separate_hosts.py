@@ -12,11 +12,11 @@ import msgspec
 from depot_lab import TOKEN
 from run_folder import RunFolder, plan_of
 
-from launcher.plan.model import Entry, NodePlan
+from launcher.plan.model import NodePlan, RankCommand
 from launcher.rundir.identity import this_process
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Intent
-from launcher.spec.model import Budget, Checkpoint, JobSpec, Recovery, Run
+from launcher.spec.model import Budget, CheckpointOptions, JobSpec, Recovery, RunOptions
 
 ROOT = Path(__file__).parents[2]
 BOUND_S = 60.0
@@ -27,7 +27,7 @@ class Hosts:
 
     def __init__(self, root, script, nodes, spares=0, checkpoint=None, **args):
         self._root, self._script = root, Path(script)
-        self._checkpoint = checkpoint or Checkpoint()
+        self._checkpoint = checkpoint or CheckpointOptions()
         self._agents = {}
         words = tuple(word for name, value in args.items() for word in (f"--{name}", str(value)))
         for node in range(nodes + spares):
@@ -40,8 +40,8 @@ class Hosts:
         rules = Recovery(spares=spares, lease_s=4.0, node_lost=Budget(5, 0.0), killed=Budget(5, 0.0))
         plan = msgspec.structs.replace(
             plan_of(folder.path, nodes, 1),
-            spec=JobSpec("job", Run(script=self._script.name), checkpoint=self._checkpoint, recovery=rules),
-            entry=Entry("script", self._script.name, words, sys.executable, ()),
+            spec=JobSpec("job", RunOptions(script=self._script.name), checkpoint=self._checkpoint, recovery=rules),
+            entry=RankCommand("script", self._script.name, words, sys.executable, ()),
             nodes=tuple(NodePlan(one, f"127.0.0.{one + 1}", one >= nodes, None) for one in range(nodes + spares)),
             env={},
             secrets=(),

@@ -12,7 +12,7 @@ from run_folder import plan_of
 from launcher.agent.environment import cleaned, job_environment, node_environment, rank_environment
 from launcher.agent.messages import Start
 from launcher.rank_variables import WHO_READS_WHAT, misleads
-from launcher.spec.model import Checkpoint, Recovery
+from launcher.spec.model import CheckpointOptions, Recovery
 
 START = Start(
     generation=3, first_rank=4, local_world_size=2, world_size=8, group_rank=2, group_world_size=4,
@@ -46,9 +46,9 @@ def test_a_rank_hears_of_a_disk_that_is_its_nodes_own():
 @pytest.mark.parametrize(
     ("checkpoint", "every"),
     [
-        (Checkpoint(memory_every_steps=20), "20 steps"),
-        (Checkpoint(memory_every_s=0.5), "0.5 s"),
-        (Checkpoint(every_steps=500, memory_every_s=90.0), "90 s"),
+        (CheckpointOptions(memory_every_steps=20), "20 steps"),
+        (CheckpointOptions(memory_every_s=0.5), "0.5 s"),
+        (CheckpointOptions(every_steps=500, memory_every_s=90.0), "90 s"),
     ],
 )
 def test_a_rank_is_told_of_its_nodes_memory(checkpoint, every):
@@ -59,7 +59,7 @@ def test_a_rank_is_told_of_its_nodes_memory(checkpoint, every):
 
 
 def test_without_such_memory_nothing_speaks_of_it():
-    assert [name for name in of_node(checkpoint=Checkpoint(memory_every_steps=20)) if "MEMORY" in name] == []
+    assert [name for name in of_node(checkpoint=CheckpointOptions(memory_every_steps=20)) if "MEMORY" in name] == []
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,11 @@ from launcher.agent.processes import descendants, end_all, orphans
 from launcher.agent.ranks import Home, RankGroup
 from launcher.agent.reaper import Reaper
 from launcher.plan.build import build
-from launcher.plan.facts import Machine, Place, Project
+from launcher.plan.facts import Machine, Project, RunIdentity
 from launcher.plan.model import FrozenCode
 from launcher.rundir.durable import make_dir
 from launcher.rundir.layout import RunDir
-from launcher.spec.model import JobSpec, Resources, Run
+from launcher.spec.model import JobSpec, Resources, RunOptions
 
 RANKS = 8
 
@@ -68,8 +68,8 @@ def home(tmp_path):
     make_dir(run.code)
     make_dir(attempt.node(0))
     (run.code / "stay.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
-    spec = JobSpec("stay", Run(script="stay.py"), resources=Resources(ranks_per_node=RANKS))
-    place = Place("stay-2222", str(run.path), "local", "local", "", 0.0)
+    spec = JobSpec("stay", RunOptions(script="stay.py"), resources=Resources(ranks_per_node=RANKS))
+    place = RunIdentity("stay-2222", str(run.path), "local", "local", "", 0.0)
     project = Project(str(tmp_path), {"stay.py"}, set(), module_found=True)
     plan = build(spec, (), place, Machine(2, ()), project, FrozenCode("", 1, 1), sys.executable)
     return Home(plan, run, attempt, plan.nodes[0], node_environment(os.environ, plan, plan.nodes[0], 1, {}))

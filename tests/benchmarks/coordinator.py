@@ -22,24 +22,24 @@ from results import publish
 from launcher.agent import messages
 from launcher.agent.host import Host
 from launcher.agent.wire import connect
-from launcher.plan.model import Entry, FrozenCode, NodePlan, Plan
+from launcher.plan.model import FrozenCode, NodePlan, Plan, RankCommand
 from launcher.rundir.attempts import new_attempt, read_intent, read_plan
 from launcher.rundir.durable import make_dir, read_record, write_record
 from launcher.rundir.identity import this_process
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Endpoint, RankExit
-from launcher.spec.model import JobSpec, NodeRange, Resources, Run
+from launcher.spec.model import JobSpec, NodeRange, Resources, RunOptions
 
 SIZES = (10, 100, 1000)
 ROUNDS = 5
 
 
 def plan_of(run_dir, nodes):
-    spec = JobSpec("scale", Run(script="x.py"), resources=Resources(nodes=NodeRange(nodes, nodes)))
+    spec = JobSpec("scale", RunOptions(script="x.py"), resources=Resources(nodes=NodeRange(nodes, nodes)))
     return Plan(
         run_id="scale-0000", name="scale", cluster="local", cluster_kind="local", submitted_at=0.0, spec_file="",
         project="", run_dir=str(run_dir), workdir="code", spec=spec, overrides=(),
-        entry=Entry("script", "x.py", (), sys.executable, ()), setup=None,
+        entry=RankCommand("script", "x.py", (), sys.executable, ()), setup=None,
         nodes=tuple(NodePlan(index, "127.0.0.1", False, None) for index in range(nodes)),
         nodes_min=nodes, nodes_max=nodes, ranks_per_node=1, cpus_per_rank=1, gpus_per_node=0, env={}, secrets=(),
         code=FrozenCode("", 0, 0),

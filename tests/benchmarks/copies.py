@@ -26,7 +26,7 @@ from results import publish
 from separate_hosts import Hosts
 
 from launcher.rundir.layout import RunDir
-from launcher.spec.model import Checkpoint
+from launcher.spec.model import CheckpointOptions
 
 _AGENT = """
 import sys
@@ -49,7 +49,7 @@ sys.exit(agent.main())
 def measure(root, args):
     """Seconds a step in each period between two saves, and the agents' CPU seconds."""
     words = {"megabytes": args.megabytes, "seconds": args.seconds, "batch": args.batch}
-    lab = Hosts(root, HERE / "copied_steps.py", 2, checkpoint=Checkpoint(every_s=args.every_s, keep=2), **words)
+    lab = Hosts(root, HERE / "copied_steps.py", 2, checkpoint=CheckpointOptions(every_s=args.every_s, keep=2), **words)
     try:
         lab.start(0, 1, agent=("-c", _AGENT))
         cpu_s = watch(lab, args.seconds + 120)

@@ -7,7 +7,7 @@ from launcher.clusters.kinds import of_kind
 from launcher.rundir.attempts import new_attempt, newest, read_plan
 from launcher.rundir.layout import RunDir
 from launcher.spec.model import JobSpec
-from launcher.spec.model import Run as RunSpec
+from launcher.spec.model import RunOptions as RunSpec
 from launcher.words import State
 
 CLUSTERS = ["local"]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from launcher.plan.facts import Project
-from launcher.spec.model import JobSpec, Resources, Run, Slurm
+from launcher.spec.model import JobSpec, Resources, RunOptions, Slurm
 from launcher.submission import Request, _together
 
 
@@ -18,7 +18,7 @@ class Place:
 
 
 def wish(place, repeat=None, *, project="/p", **spec):
-    job = JobSpec("r", Run(script="a.py"), **spec)
+    job = JobSpec("r", RunOptions(script="a.py"), **spec)
     return Request(None, job, (), "slurm", place, Project(project, (), (), True), None, "python", repeat)
 
 

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from launcher.plan.build import build, check, gpus_per_node, ranks_per_node
-from launcher.plan.facts import Machine, Place, Project
+from launcher.plan.facts import Machine, Project, RunIdentity
 from launcher.plan.model import FrozenCode, Plan
 from launcher.plan.preload import TORCH, TRAINER
-from launcher.spec.model import Budget, JobSpec, NodeRange, Recovery, Resources, Run, Secret
+from launcher.spec.model import Budget, JobSpec, NodeRange, Recovery, Resources, RunOptions, Secret
 
-PLACE = Place("r-1", "/runs/r-1", "local", "local", "/p/job.yaml", 12.0)
+PLACE = RunIdentity("r-1", "/runs/r-1", "local", "local", "/p/job.yaml", 12.0)
 PROJECT = Project("/p", {"train.py", "pkg/main.py", "jobs/other.py"}, {"torch"}, module_found=True)
 CPU = Machine(cpus=8, gpus=())
 GPU = Machine(cpus=8, gpus=("0", "1", "2", "3"))
@@ -19,7 +19,7 @@ CODE = FrozenCode("d", 3, 10)
 
 
 def spec(run=None, **more):
-    return JobSpec(name="r", run=run or Run(script="train.py"), **more)
+    return JobSpec(name="r", run=run or RunOptions(script="train.py"), **more)
 
 
 def plan(job, machine=CPU, project=PROJECT):
@@ -123,7 +123,7 @@ def test_the_time_limit_is_the_end_of_a_run_but_not_on_slurm():
     slurm = build(
         spec(),
         (),
-        Place("r-1", "/r", "slurm", "slurm", "/p/j", 1.0),
+        RunIdentity("r-1", "/r", "slurm", "slurm", "/p/j", 1.0),
         replace(APART, limit_per_job=True),
         PROJECT,
         CODE,
@@ -143,12 +143,12 @@ def test_all_gpus_on_one_node_leave_the_variable_alone():
 @pytest.mark.parametrize(
     ("run", "kind", "target", "args"),
     [
-        (Run(script="train.py", args=("--a", "1")), "script", "train.py", ("--a", "1")),
-        (Run(script="main.py", workdir="pkg"), "script", "pkg/main.py", ()),
-        (Run(module="pkg.main"), "module", "pkg.main", ()),
-        (Run(command=("bash", "x.sh"), args=("; echo",)), "command", "bash", ("x.sh", "; echo")),
-        (Run(command="echo $RANK"), "command", "/bin/sh", ("-c", "echo $RANK", "sh")),
-        (Run(command="echo", args=("a b",)), "command", "/bin/sh", ("-c", 'echo "$@"', "sh", "a b")),
+        (RunOptions(script="train.py", args=("--a", "1")), "script", "train.py", ("--a", "1")),
+        (RunOptions(script="main.py", workdir="pkg"), "script", "pkg/main.py", ()),
+        (RunOptions(module="pkg.main"), "module", "pkg.main", ()),
+        (RunOptions(command=("bash", "x.sh"), args=("; echo",)), "command", "bash", ("x.sh", "; echo")),
+        (RunOptions(command="echo $RANK"), "command", "/bin/sh", ("-c", "echo $RANK", "sh")),
+        (RunOptions(command="echo", args=("a b",)), "command", "/bin/sh", ("-c", 'echo "$@"', "sh", "a b")),
     ],
 )
 def test_entries(run, kind, target, args):
@@ -159,19 +159,19 @@ def test_entries(run, kind, target, args):
 @pytest.mark.parametrize(
     ("run", "imports", "preload"),
     [
-        (Run(script="train.py"), set(), ()),
-        (Run(script="train.py"), {"numpy"}, TORCH),
-        (Run(script="train.py"), {"torch", "torchvision"}, (*TORCH, "torchvision")),
+        (RunOptions(script="train.py"), set(), ()),
+        (RunOptions(script="train.py"), {"numpy"}, TORCH),
+        (RunOptions(script="train.py"), {"torch", "torchvision"}, (*TORCH, "torchvision")),
         (
-            Run(script="train.py"),
+            RunOptions(script="train.py"),
             {"torch", "torch.nn", "torch.distributed.checkpoint", "torchvision.transforms.v2"},
             (*TORCH, "torch.distributed.checkpoint", "torchvision.transforms.v2"),
         ),
-        (Run(module="theirs.train"), {"*"}, (*TORCH, "torchvision")),
-        (Run(script="train.py"), {"*"}, (*TORCH, "torchvision")),
-        (Run(script="train.py", preload=("numpy",)), {"torch"}, ("numpy",)),
-        (Run(script="train.py", preload=()), {"torch"}, ()),
-        (Run(command=("x",)), {"torch"}, ()),
+        (RunOptions(module="theirs.train"), {"*"}, (*TORCH, "torchvision")),
+        (RunOptions(script="train.py"), {"*"}, (*TORCH, "torchvision")),
+        (RunOptions(script="train.py", preload=("numpy",)), {"torch"}, ("numpy",)),
+        (RunOptions(script="train.py", preload=()), {"torch"}, ()),
+        (RunOptions(command=("x",)), {"torch"}, ()),
     ],
 )
 def test_the_zygote_imports_what_the_code_needs(run, imports, preload):
@@ -181,11 +181,11 @@ def test_the_zygote_imports_what_the_code_needs(run, imports, preload):
 @pytest.mark.parametrize(
     ("run", "imports", "vision"),
     [
-        (Run(script="train.py"), {"trainer", "trainer.Checkpointer", "torch"}, False),
-        (Run(script="train.py"), {"trainer", "torch", "torchvision"}, True),
-        (Run(module="trainer.tasks.resnet"), {"*"}, True),
-        (Run(module="trainer.tasks.gpt"), {"*"}, False),
-        (Run(module="trainer.tasks.newer"), {"*"}, False),
+        (RunOptions(script="train.py"), {"trainer", "trainer.Checkpointer", "torch"}, False),
+        (RunOptions(script="train.py"), {"trainer", "torch", "torchvision"}, True),
+        (RunOptions(module="trainer.tasks.resnet"), {"*"}, True),
+        (RunOptions(module="trainer.tasks.gpt"), {"*"}, False),
+        (RunOptions(module="trainer.tasks.newer"), {"*"}, False),
     ],
 )
 def test_with_the_trainer_installed_all_that_it_needs_is_there_before_ranks_are(run, imports, vision):
@@ -199,7 +199,7 @@ def test_with_the_trainer_installed_all_that_it_needs_is_there_before_ranks_are(
 def test_a_trainer_that_is_part_of_the_code_is_not_taken_from_elsewhere():
     """Its own imports are read, like any code's."""
     imports = {"torch", "torch.distributed.checkpoint", "torch.distributed.checkpoint.planner", "xxhash", "msgspec"}
-    found = plan(spec(Run(module="trainer.tasks.gpt")), project=Project("/p", {"trainer/x.py"}, imports, True))
+    found = plan(spec(RunOptions(module="trainer.tasks.gpt")), project=Project("/p", {"trainer/x.py"}, imports, True))
     assert found.entry.preload == (*TORCH, "torch.distributed.checkpoint", "msgspec", "xxhash")
 
 
@@ -221,7 +221,7 @@ def problems(job, machine=CPU, project=PROJECT, unset=()):
 
 
 def test_what_cannot_work_is_found_all_at_once():
-    job = spec(Run(script="other.py"), resources=Resources(gpus_per_node=1))
+    job = spec(RunOptions(script="other.py"), resources=Resources(gpus_per_node=1))
     found = problems(job, unset=["TOKEN"])
     assert {key for key, _ in found} == {"run.script", "resources.gpus_per_node", "secrets"}
     assert ("run.script", "did you mean jobs/other.py?") in found
@@ -230,8 +230,8 @@ def test_what_cannot_work_is_found_all_at_once():
 @pytest.mark.parametrize(
     ("job", "machine", "key"),
     [
-        (spec(Run(script="absent.py")), CPU, "run.script"),
-        (spec(Run(script="main.py", workdir="absent")), CPU, "run.workdir"),
+        (spec(RunOptions(script="absent.py")), CPU, "run.script"),
+        (spec(RunOptions(script="main.py", workdir="absent")), CPU, "run.workdir"),
         (spec(resources=Resources(ranks_per_node=8)), GPU, "resources.ranks_per_node"),
         (spec(resources=Resources(gpus_per_node=3, nodes=NodeRange(1, 2))), GPU, "resources.gpus_per_node"),
     ],
@@ -241,9 +241,9 @@ def test_each_impossible_thing_is_named_by_its_key(job, machine, key):
 
 
 def test_a_module_that_nobody_finds():
-    assert {key for key, _ in problems(spec(Run(module="absent")), project=Project("/p", set(), set(), False))} == {
-        "run.module"
-    }
+    assert {
+        key for key, _ in problems(spec(RunOptions(module="absent")), project=Project("/p", set(), set(), False))
+    } == {"run.module"}
 
 
 def test_more_ranks_than_gpus_is_fine_where_gpus_are_not_used():

@@ -11,13 +11,13 @@ from launcher.errors import BadInput
 from launcher.spec import parse_spec, position, read_spec
 from launcher.spec.model import (
     Budget,
-    Checkpoint,
+    CheckpointOptions,
     Code,
     JobSpec,
     NodeRange,
     Recovery,
     Resources,
-    Run,
+    RunOptions,
     Secret,
     Slurm,
     Ssh,
@@ -29,14 +29,14 @@ HEAD = "name: a\nrun: {script: t.py}\n"
 
 
 def test_the_least_spec_has_all_defaults() -> None:
-    assert parse_spec(HEAD, "job.yaml") == JobSpec(name="a", run=Run(script="t.py"))
+    assert parse_spec(HEAD, "job.yaml") == JobSpec(name="a", run=RunOptions(script="t.py"))
 
 
 def test_every_option() -> None:
     assert read_spec(FULL) == JobSpec(
         name="full-job_1",
         description="Two lines,\na tab\tto see.\n",
-        run=Run(
+        run=RunOptions(
             script="src/train.py",
             args=(
                 *("--epochs", "010", "--lr", "1e-3", "--at", "12:30:45", "--amp", "--answer", "yes", "--empty", ""),
@@ -51,7 +51,7 @@ def test_every_option() -> None:
         env={"A": "010", "B": "yes", "C": "12:30:45", "D": "", "E": "lines\n", "F": "null", "g_1": "a=b c"},
         secrets=(Secret("HF_TOKEN"), Secret("WANDB_API_KEY", "~/.wandb key")),
         code=Code(("data/*.txt",), ("notebooks/**", "*.ipynb"), 3 * 2**29),
-        checkpoint=Checkpoint(
+        checkpoint=CheckpointOptions(
             every_steps=500, keep=5, dir="out/checkpoints", memory_every_steps=20, memory_limit_bytes=3 * 2**29,
             copy_limit_bytes=250_000_000
         ),

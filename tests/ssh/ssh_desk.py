@@ -48,7 +48,7 @@ class Desk(Lab):  # type: ignore[misc] # found on pytest's path
         nodes = self.hosts.nodes if index is None else [self.hosts.nodes[index]]
         return [pid for node in nodes for pid in node.started() if word.encode() in command_line(pid)]
 
-    def all_gone(self):
+    def left(self):
         """All on the hosts that is no part of a login: these end a moment after the command that made them."""
         return [pid for pid in self.everything() if not is_of_a_login(pid)]
 

@@ -10,7 +10,7 @@ import pytest
 from depot_lab import held, names
 from separate_hosts import Hosts, until
 
-from launcher.spec.model import Checkpoint
+from launcher.spec.model import CheckpointOptions
 from trainer.checkpoint_files.layout import is_bad
 
 TRAINING = Path(__file__).parents[2] / "local" / "scripts" / "lessons.py"
@@ -49,7 +49,7 @@ def test_every_commit_has_a_second_copy_on_the_next_node(hosts):
 
 
 def test_the_last_commit_has_its_second_copy_before_the_run_is_over(hosts):
-    lab = hosts(2, checkpoint=Checkpoint(copy_limit_bytes=1_000_000), steps=10, pause=0, size=2_000_000)
+    lab = hosts(2, checkpoint=CheckpointOptions(copy_limit_bytes=1_000_000), steps=10, pause=0, size=2_000_000)
     lab.start(0, 1)
     until("word of the copies", lambda: "second copies" in lab.state().get("message", ""))
     assert lab.state()["state"] == "running"
@@ -103,7 +103,7 @@ def test_a_commit_without_copies_is_set_aside_when_its_files_are_lost(hosts):
 
 @pytest.mark.timeout(300)
 def test_a_training_that_loses_a_disk_ends_as_if_it_had_been_left_alone(hosts):
-    checkpoint = Checkpoint(every_steps=5, keep=2)
+    checkpoint = CheckpointOptions(every_steps=5, keep=2)
     alone = hosts(2, script=TRAINING, checkpoint=checkpoint, epochs=3)
     alone.start(0, 1)
     assert alone.end(bound_s=120) == {0: 0, 1: 0}

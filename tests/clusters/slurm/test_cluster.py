@@ -3,7 +3,7 @@
 import pytest
 
 from launcher.clusters.slurm.cluster import SlurmCluster
-from launcher.spec.model import JobSpec, Run, Slurm
+from launcher.spec.model import JobSpec, RunOptions, Slurm
 
 FIELD, ROW = "\\037", "\\036"
 NODES = "".join(
@@ -17,5 +17,5 @@ NODES = "".join(
 )
 def test_a_node_offers_the_gpus_of_the_biggest_and_the_job_asks_for_those_that_its_gres_names(clients, gres, asked):
     clients.program("sinfo", f"printf '{NODES}'")
-    machine = SlurmCluster().machine(JobSpec("job", Run(script="train.py"), slurm=Slurm(gres=gres)))
+    machine = SlurmCluster().machine(JobSpec("job", RunOptions(script="train.py"), slurm=Slurm(gres=gres)))
     assert (machine.cpus, len(machine.gpus), machine.apart, machine.asked_gpus) == (48, 8, True, asked)

@@ -7,9 +7,9 @@ from launcher.clusters.batch.nodes import seated
 from launcher.clusters.slurm.hosts import addresses_of, hosts_of
 from launcher.errors import LaunchError
 from launcher.plan.build import build
-from launcher.plan.facts import Machine, Place, Project
+from launcher.plan.facts import Machine, Project, RunIdentity
 from launcher.plan.model import FrozenCode
-from launcher.spec.model import JobSpec, NodeRange, Recovery, Resources, Run, Slurm
+from launcher.spec.model import JobSpec, NodeRange, Recovery, Resources, RunOptions, Slurm
 
 HOSTS = ["gpu07", "gpu02", "gpu11", "gpu03"]
 ADDRESSES = {host: f"10.0.0.{index}" for index, host in enumerate(HOSTS)}
@@ -22,12 +22,12 @@ def of(hosts):
 def plan(fewest, most, spares=0, **slurm):
     spec = JobSpec(
         name="r",
-        run=Run(script="train.py"),
+        run=RunOptions(script="train.py"),
         resources=Resources(nodes=NodeRange(fewest, most)),
         recovery=Recovery(spares=spares),
         slurm=Slurm(**slurm),
     )
-    place = Place("r-1", "/runs/r-1", "slurm", "slurm", "/p/job.yaml", 12.0)
+    place = RunIdentity("r-1", "/runs/r-1", "slurm", "slurm", "/p/job.yaml", 12.0)
     project = Project("/p", {"train.py"}, set(), module_found=True)
     return build(spec, (), place, Machine(8, (), apart=True), project, FrozenCode("d", 1, 1), "/usr/bin/python3")
 

@@ -11,7 +11,7 @@ import pytest
 from launcher.clusters.batch.queue import Ticket, keeper_command
 from launcher.clusters.slurm.script import gres_of, options, render, script_of, signal_before_s
 from launcher.plan.build import build
-from launcher.plan.facts import Machine, Place, Project
+from launcher.plan.facts import Machine, Project, RunIdentity
 from launcher.plan.model import FrozenCode
 from launcher.spec import read_spec
 
@@ -24,7 +24,7 @@ TICKET = Ticket("c0ffee")
 
 def plan_of(folder, body="", machine=NODE, run_dir=RUN):
     (folder / "job.yaml").write_text(HEAD + body)
-    place = Place("train-7k3f", str(run_dir), "slurm", "slurm", "/p/job.yaml", 12.0)
+    place = RunIdentity("train-7k3f", str(run_dir), "slurm", "slurm", "/p/job.yaml", 12.0)
     project = Project("/p", {"train.py"}, set(), module_found=True)
     return build(read_spec(folder / "job.yaml", ()), (), place, machine, project, FrozenCode("d", 1, 10), PYTHON)
 

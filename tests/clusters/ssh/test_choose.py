@@ -10,9 +10,9 @@ from launcher.clusters.ssh.host.leader import reseated
 from launcher.clusters.ssh.host.slot_table import Demand, Waiter, held_name, lock_name, waits_name
 from launcher.clusters.ssh.submit.handover import choose, seated
 from launcher.plan.build import build
-from launcher.plan.facts import Machine, Place, Project
+from launcher.plan.facts import Machine, Project, RunIdentity
 from launcher.plan.model import FrozenCode
-from launcher.spec.model import JobSpec, NodeRange, Recovery, Resources, Run, Ssh, SshHost
+from launcher.spec.model import JobSpec, NodeRange, Recovery, Resources, RunOptions, Ssh, SshHost
 from trainer.checkpoint_files.partial import Held
 
 FACTS = Facts(
@@ -40,9 +40,9 @@ def plan_of(nodes="2", spares=0, gpus=2, shared=False):
     least, _, most = str(nodes).partition("..")
     resources = Resources(nodes=NodeRange(int(least), int(most or least)), gpus_per_node=gpus)
     spec = JobSpec(
-        "j", Run(script="t.py"), resources=resources, recovery=Recovery(spares=spares), ssh=Ssh(shared=shared)
+        "j", RunOptions(script="t.py"), resources=resources, recovery=Recovery(spares=spares), ssh=Ssh(shared=shared)
     )
-    place = Place("j-1111", "/runs/j-1111", "pool", "ssh", "/j.yaml", 0.0)
+    place = RunIdentity("j-1111", "/runs/j-1111", "pool", "ssh", "/j.yaml", 0.0)
     machine = Machine(8, ("0", "1", "2", "3"), apart=True)
     return build(spec, (), place, machine, Project("/p", {"t.py"}, set(), True), FrozenCode("", 1, 1), "/py")
 
