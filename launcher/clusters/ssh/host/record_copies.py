@@ -22,7 +22,7 @@ _LAST_S, _LAST_AGAIN_S = 10.0, 0.25  # how long it is tried to tell how the atte
 _QUICK_S, _SLOW_S, _QUICK_FOR_S = 0.02, 0.5, 20.0
 
 EVENTS = "events"
-_APPEND = os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ_AND_WRITE = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def places(run: RunDir, attempt: AttemptDir) -> dict[str, Path]:
@@ -47,12 +47,20 @@ def put(run: RunDir, replica: Replica) -> None:
     if replica.at == _WHOLE:
         write_bytes(path, replica.data.encode())
         return
-    fd = os.open(path, _APPEND, 0o600)
+    _put_piece(path, replica.at, replica.data.encode())
+
+
+def _put_piece(path: Path, at: int, piece: bytes) -> None:
+    """What is there from byte `at` on stays as far as it is what the piece says; the rest is of another history."""
+    fd = os.open(path, _READ_AND_WRITE, 0o600)
     try:
-        if replica.at > os.fstat(fd).st_size:
-            raise LaunchError(f"{path}: what comes before byte {replica.at} is not here")
-        os.pwrite(fd, replica.data.encode(), replica.at)
-        os.fsync(fd)
+        if at > os.fstat(fd).st_size:
+            raise LaunchError(f"{path}: what comes before byte {at} is not here")
+        known = len(os.path.commonprefix([os.pread(fd, len(piece), at), piece]))
+        if known < len(piece):
+            os.ftruncate(fd, at + known)
+            os.pwrite(fd, piece[known:], at + known)
+            os.fsync(fd)
     finally:
         os.close(fd)
     sync_dir(path.parent)

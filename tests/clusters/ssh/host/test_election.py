@@ -8,7 +8,7 @@ import pytest
 from launcher.clusters.ssh.host.follower import TakeOver
 from launcher.clusters.ssh.host.keeper_rpc import Agreed, Declined, Members, Promise
 from launcher.clusters.ssh.host.leader import Membership, enough
-from tests.clusters.ssh.test_keepers import Table
+from tests.clusters.ssh.host.test_keepers import Table
 
 
 @pytest.fixture
