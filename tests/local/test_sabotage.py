@@ -75,7 +75,8 @@ SABOTAGES = {
         "agent/test_ranks.py", "late_fork",
     ),
     "two keepers carry out one attempt": (
-        "clusters/local/keeper.py", "FileExistsError:\n        return False", "FileExistsError:\n        return True",
+        "clusters/keeping/allocation.py",
+        "FileExistsError:\n        return False", "FileExistsError:\n        return True",
         "local/test_submit_kills.py", "two_keepers",
     ),
     "the keeper forgets a dead submitter": (

@@ -2,17 +2,17 @@
 
 import contextlib
 import sys
-import time
 
 from launcher.clusters.batch.nodes import what_took_the_node
 from launcher.clusters.batch.queue import Queue
+from launcher.clusters.keeping.allocation import claim_attempt
 from launcher.clusters.keeping.attempt_end import cancelled, is_cancelled, write_end, write_failure
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import new_attempt, newest, read_intent, read_plan
 from launcher.rundir.durable import create_record, read_record, write_record
 from launcher.rundir.identity import this_process
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import AttemptEnd, Event, Handle, RunState
+from launcher.rundir.records import AttemptEnd, Handle
 from launcher.words import Cause, State
 
 
@@ -75,9 +75,7 @@ def _ticket_of_job(run: RunDir, attempt: AttemptDir, job: str) -> str:
 
 def _take(queue: Queue, attempt: AttemptDir, job: str, ticket: str) -> bool:
     """True for the one process that may carry this attempt out."""
-    try:
-        create_record(attempt.started, this_process())
-    except FileExistsError:
+    if not claim_attempt(attempt.started):
         return False
     write_record(attempt.handle, Handle(queue.kind, keeper=this_process(), job_id=job, ticket=ticket))
     return True
@@ -95,19 +93,7 @@ def cancel(run: RunDir, attempt: AttemptDir) -> None:
 def _speak_for_the_start_before(queue: Queue, run: RunDir, attempt: AttemptDir) -> AttemptEnd:
     """The job was taken from its nodes without a word of the attempt that ran there."""
     cause, text = what_took_the_node(queue, _first_host(attempt), attempt.started.stat().st_mtime)
-    last = read_record(run.state, RunState)
-    event = Event(
-        at=time.time(),
-        attempt=attempt.number,
-        kind="failure",
-        text=text,
-        generation=last.generation if last is not None and last.attempt == attempt.number else 0,
-        node=0,
-        cause=cause,
-        step=last.step if last is not None else None,
-        checkpoint=last.checkpoint if last is not None else None,
-    )
-    return write_failure(run, attempt, read_plan(run, attempt.number), event)
+    return write_failure(run, attempt, read_plan(run, attempt.number), cause, text)
 
 
 def _first_host(attempt: AttemptDir) -> str:

@@ -18,10 +18,10 @@ from launcher.clusters.batch.cluster import queue_of
 from launcher.clusters.batch.next_job import requeue_from_afar
 from launcher.clusters.batch.nodes import index_of
 from launcher.clusters.batch.queue import Queue
-from launcher.clusters.keeping.agent_processes import AgentProcesses, agent_process
+from launcher.clusters.keeping.agent_processes import RETURN_AT_ONCE_S, AgentProcesses, agent_process
 from launcher.clusters.keeping.own_log import log_to
 from launcher.clusters.keeping.wakeup import Wakeup
-from launcher.errors import Exit, Unreachable
+from launcher.errors import Unreachable
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import read_plan
 from launcher.rundir.durable import make_dir, read_record
@@ -30,7 +30,6 @@ from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import AgentRecord, Handle
 
 _STEP_S = 0.1
-_RETURN_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 _SURE_S = 3.0
 
 
@@ -54,13 +53,12 @@ def main() -> int:
 def keep(queue: Queue, plan: Plan, attempt: AttemptDir, index: int, wakeup: Wakeup) -> None:
     """Have the agent here, as long as it is wanted."""
     agent = agent_process(plan, attempt, index)
-    agents = AgentProcesses([agent], wakeup, leads=False, return_s=_RETURN_S)
+    agents = AgentProcesses([agent], wakeup, leads=False, return_s=RETURN_AT_ONCE_S)
     agents.start()
     sure_at: float | None = None
     while not agents.all_gone(sure_at is not None) and (sure_at is None or time.monotonic() < sure_at):
         agents.watch(sure_at, bring_back=sure_at is None)
-        if agent.last is not None and os.waitstatus_to_exitcode(agent.last) == Exit.LOST:
-            agent.last = None
+        if agent.misses_coordinator():
             see_to_the_first_node(queue, plan)
         if (wakeup.stop_asked or wakeup.warned) and sure_at is None:
             wakeup.warned = False

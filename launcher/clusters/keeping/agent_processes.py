@@ -1,4 +1,4 @@
-"""Processes that carry out an attempt: started, watched, brought back when they die. The first one leads."""
+"""The processes of an attempt below its keeper: started, watched, brought back when they die."""
 
 import os
 import signal
@@ -18,12 +18,13 @@ from launcher.rundir.durable import make_dir
 from launcher.rundir.layout import AttemptDir
 
 _LOG = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
+RETURN_AT_ONCE_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # of an agent whose keeper does not carry the attempt out
 _RETURN_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 
 
 @dataclass(slots=True)
 class AgentProcess:
-    """One process that is to be there: how it is started, and who holds the post now."""
+    """A child that is to be there: an agent, or what starts agents on other machines."""
 
     argv: Sequence[str]
     environment: Mapping[str, str]
@@ -31,8 +32,34 @@ class AgentProcess:
     keep: Sequence[int] = ()  # descriptors that it is given: they hold what the run may use
     pid: int | None = None
     deaths: int = 0
-    last: int | None = None  # how its last holder ended: a wait status
+    last: int | None = None  # how it ended the last time: a wait status
     returns_at: float | None = None
+
+    def start(self) -> None:
+        make_dir(self.log.parent)
+        log = os.open(self.log, _LOG, 0o600)
+        try:
+            child = subprocess.Popen(
+                self.argv,
+                env=self.environment,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=tuple(self.keep),
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)
+        child.returncode = 0  # reaped by pid, like the orphans
+        self.pid, self.returns_at = child.pid, None
+
+    def misses_coordinator(self) -> bool:
+        """True once for each time that the agent left because it had not heard the coordinator for a whole lease."""
+        lost = self.last is not None and os.waitstatus_to_exitcode(self.last) == Exit.LOST
+        if lost:
+            self.last = None
+        return lost
 
 
 def agent_process(
@@ -47,55 +74,60 @@ def agent_process(
 
 
 class AgentProcesses:
-    """All posts of this machine. Whatever they leave behind is ours to end: we are the parent of orphans."""
+    """All of this machine. Whatever they leave behind is ours to end: we are the parent of orphans."""
 
     def __init__(
-        self, posts: Sequence[AgentProcess], bell: Wakeup, *, leads: bool = True, return_s: Sequence[float] = _RETURN_S
+        self,
+        agents: Sequence[AgentProcess],
+        wakeup: Wakeup,
+        *,
+        leads: bool = True,
+        return_s: Sequence[float] = _RETURN_S,
     ) -> None:
         become_subreaper()
-        self._posts = posts
-        self._leads = leads  # the first post's end is the end of all; else it is manned again like the others
-        self._bell = bell
-        self._return_s = return_s  # how long a post stays empty after its first, second, ... death
+        self._agents = agents
+        self._leads = leads  # the end of the first is the end of all; else it is started again like the others
+        self._wakeup = wakeup
+        self._return_s = return_s  # how long one is away after its first, second, ... death
 
     def start(self) -> None:
-        for post in self._posts:
-            self._man(post)
+        for agent in self._agents:
+            agent.start()
 
     def watch(self, until: float | None, *, bring_back: bool = True) -> int | None:
-        """Wait for the bell or that moment, deal with the dead; gives the leader's wait status once it is one of them.
+        """Sleep until something wakes us or that moment, deal with the dead; gives the wait status of the first one.
 
         Who left because all is done, or because a newer attempt took over, is not brought back.
         """
-        moments = [post.returns_at for post in self._posts if post.returns_at is not None] if bring_back else []
+        moments = [agent.returns_at for agent in self._agents if agent.returns_at is not None] if bring_back else []
         moments += [] if until is None else [until]
-        self._bell.sleep(min(moments) - time.monotonic() if moments else None)
+        self._wakeup.sleep(min(moments) - time.monotonic() if moments else None)
         for pid, status in _reaped():
-            if self._leads and pid == self._posts[0].pid:
-                self._posts[0].pid = None
+            if self._leads and pid == self._agents[0].pid:
+                self._agents[0].pid = None
                 return status
             self._lost(pid, status)
         now = time.monotonic()
-        for post in self._posts if bring_back else ():
-            if post.returns_at is not None and now >= post.returns_at:
-                self._man(post)
+        for agent in self._agents if bring_back else ():
+            if agent.returns_at is not None and now >= agent.returns_at:
+                agent.start()
         return None
 
     def all_gone(self, for_good: bool) -> bool:
         """Nobody is there any more, and, unless that is wanted now, nobody is to come back."""
-        return all(post.pid is None and (for_good or post.returns_at is None) for post in self._posts)
+        return all(agent.pid is None and (for_good or agent.returns_at is None) for agent in self._agents)
 
     def signal_first(self) -> None:
-        leader = self._posts[0].pid
-        if leader is not None:
-            os.kill(leader, signal.SIGTERM)  # our own child, not reaped yet: the pid cannot be another's
+        first = self._agents[0].pid
+        if first is not None:
+            os.kill(first, signal.SIGTERM)  # our own child, not reaped yet: the pid cannot be another's
 
     def wait_for_others(self, timeout_s: float) -> None:
-        """The others were told to leave: give them a moment to tidy up."""
-        waiting = {post.pid for post in self._posts[1:] if post.pid is not None}
+        """They were told to leave: give them a moment to tidy up."""
+        waiting = {agent.pid for agent in self._agents[1:] if agent.pid is not None}
         deadline = time.monotonic() + timeout_s
         while waiting and time.monotonic() < deadline:
-            self._bell.sleep(deadline - time.monotonic())
+            self._wakeup.sleep(deadline - time.monotonic())
             waiting -= {pid for pid, _ in _reaped()}
 
     def end(self) -> None:
@@ -103,35 +135,16 @@ class AgentProcesses:
         end_all(lambda: descendants(os.getpid()))
         _reaped()
 
-    def _man(self, post: AgentProcess) -> None:
-        make_dir(post.log.parent)
-        log = os.open(post.log, _LOG, 0o600)
-        try:
-            child = subprocess.Popen(
-                post.argv,
-                env=post.environment,
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=tuple(post.keep),
-                start_new_session=True,
-            )
-        finally:
-            os.close(log)
-        child.returncode = 0  # reaped by pid, like the orphans
-        post.pid, post.returns_at = child.pid, None
-
     def _lost(self, pid: int, status: int) -> None:
-        """End what it left; the post is manned again after a while, like a node that rebooted."""
-        post = next((post for post in self._posts if post.pid == pid), None)
-        if post is None:
+        """End what it left; it is started again after a while, like a node that rebooted."""
+        agent = next((agent for agent in self._agents if agent.pid == pid), None)
+        if agent is None:
             return  # an orphan that we inherited
-        post.pid, post.last = None, status
-        end_all(lambda: orphans(os.getpid(), {other.pid for other in self._posts if other.pid is not None}))
+        agent.pid, agent.last = None, status
+        end_all(lambda: orphans(os.getpid(), {other.pid for other in self._agents if other.pid is not None}))
         if comes_back(status):
-            post.returns_at = time.monotonic() + self._return_s[min(post.deaths, len(self._return_s) - 1)]
-            post.deaths += 1
+            agent.returns_at = time.monotonic() + self._return_s[min(agent.deaths, len(self._return_s) - 1)]
+            agent.deaths += 1
 
 
 def comes_back(status: int) -> bool:

@@ -49,6 +49,13 @@ def ask_to_stop(attempt: AttemptDir, kind: str) -> None:
         write_record(attempt.stop, request)
 
 
+def pass_on_stop(before: AttemptDir | None, attempt: AttemptDir) -> None:
+    """A request for the attempt before was meant for the run, which had just moved on: it is for this one too."""
+    late = read_record(before.stop, StopRequest) if before is not None else None
+    if late is not None and not attempt.stop.exists():
+        write_record(attempt.stop, late)
+
+
 def cancelled(text: str = "cancelled") -> AttemptEnd:
     return AttemptEnd(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, time.time(), text)
 
@@ -60,10 +67,23 @@ def cut_short(attempt: AttemptDir, doing: str, at: float) -> AttemptEnd:
     return AttemptEnd(State.FAILED, Cause.PREEMPTED, Exit.PREEMPTED, at, f"stopped from outside while {doing}")
 
 
-def write_failure(run: RunDir, attempt: AttemptDir, plan: Plan, event: Event) -> AttemptEnd:
-    """The attempt is gone without a last word: note the failure, and say what follows it."""
-    if event.cause is None:
-        raise ValueError("a failure without a cause")
+def write_failure(
+    run: RunDir, attempt: AttemptDir, plan: Plan, cause: Cause, text: str, *, evidence: str = ""
+) -> AttemptEnd:
+    """The attempt is gone without a last word: note the failure of its first node, and say what follows it."""
+    last = read_record(run.state, RunState)
+    event = Event(
+        at=time.time(),
+        attempt=attempt.number,
+        kind="failure",
+        text=text,
+        generation=last.generation if last is not None and last.attempt == attempt.number else 0,
+        node=0,
+        cause=cause,
+        step=last.step if last is not None else None,
+        checkpoint=last.checkpoint if last is not None else None,
+        evidence=evidence,
+    )
     history = read_events(run)
     append_line(run.events, event)
     decision = decide(event, history, plan.spec.recovery, can_regroup=False)
@@ -75,8 +95,7 @@ def write_failure(run: RunDir, attempt: AttemptDir, plan: Plan, event: Event) ->
         message=decision.reason,
         delay_s=decision.delay_s,
     )
-    failure = Failure(event.cause, event.text, event.attempt, event.generation, node=event.node, at=event.at)
-    write_end(run, attempt, end, plan, failure)
+    write_end(run, attempt, end, plan, Failure(cause, text, attempt.number, event.generation, node=0, at=event.at))
     return end
 
 

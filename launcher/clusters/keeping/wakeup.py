@@ -10,7 +10,7 @@ from types import FrameType
 
 
 class Wakeup:
-    """Rings on SIGCHLD, SIGTERM and the given warnings; without them a wait costs nothing."""
+    """Wakes on SIGCHLD, SIGTERM and the given warnings; without them a sleep costs nothing."""
 
     def __init__(self, warnings: Collection[int] = ()) -> None:
         self.stop_asked = False
@@ -31,12 +31,12 @@ class Wakeup:
         self.warned = True
 
     def wake(self) -> None:
-        """Ring it from another thread."""
-        with contextlib.suppress(BlockingIOError):  # full: it rings already
+        """From another thread."""
+        with contextlib.suppress(BlockingIOError):  # full: it wakes already
             os.write(self._write, b"!")
 
     def sleep(self, timeout_s: float | None, also: Collection[int] = ()) -> None:
-        """Return at the next ring, at one that came before, when one of these can be read, or after that long."""
+        """Return when woken, now or meanwhile, when one of these can be read, or after that long."""
         select.select([self._read, *also], [], [], None if timeout_s is None else max(0.0, timeout_s))
         try:
             os.read(self._read, 4096)

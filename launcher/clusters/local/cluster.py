@@ -4,17 +4,15 @@ import contextlib
 import os
 import select
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.agent.environment import cleaned
 from launcher.agent.machine import this_machine
 from launcher.agent.memory_tier import close_tier
-from launcher.agent.processes import TAG, descendants, end_all, signal_process, tagged
+from launcher.agent.processes import descendants, end_all, signal_process, tagged
 from launcher.clusters.keeping.attempt_end import ask_to_stop, cancelled, write_end
+from launcher.clusters.keeping.standby import StandbyKeeper
 from launcher.clusters.protocol import CancelReport
 from launcher.errors import LaunchError
 from launcher.plan.facts import Machine
@@ -30,52 +28,22 @@ _SURE_S = 10.0
 
 
 class KeeperStandingBy:
-    """A keeper that has been started and waits for its word."""
+    """The keeper of a run to be, which boots and waits for its word."""
 
     def __init__(self, run_dir: Path) -> None:
-        up_read, up_write = os.pipe()
-        go_read, self._go = os.pipe()
-        argv = [sys.executable, "-P", "-m", "launcher.clusters.local.keeper", str(run_dir), str(up_write), str(go_read)]
-        try:
-            self._child = subprocess.Popen(
-                argv,
-                env={**cleaned(os.environ), TAG: str(run_dir)},
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                pass_fds=(up_write, go_read),
-                start_new_session=True,
-            )
-        finally:
-            os.close(up_write)
-            os.close(go_read)
-        self._up = up_read
+        self._keeper = StandbyKeeper("launcher.clusters.local.keeper", run_dir)
 
     def go(self, attempt: int) -> None:
-        """Give the word, once the keeper is up; without it, say why there is none."""
-        ready, _, _ = select.select([self._up], [], [], _BOOT_S)
-        up = bool(ready) and os.read(self._up, 16) == b"up\n"
-        if not up:
-            self._child.kill()
-            _, complaint = self._child.communicate()
-            self._close()
-            raise LaunchError("the keeper of the run did not start", *complaint.decode(errors="replace").splitlines())
-        os.write(self._go, f"{attempt}\n".encode())
-        self._close()
-        self._child.communicate()
+        self._keeper.report(_BOOT_S)
+        self._keeper.tell(f"{attempt}\n".encode())
+        self._keeper.close()
 
     def abandon(self) -> None:
-        self._close()
-        self._child.communicate()
-
-    def _close(self) -> None:
-        os.close(self._up)
-        os.close(self._go)
+        self._keeper.close()
 
 
 class LocalCluster:
-    """See the module."""
+    """This machine, with as many nodes as the spec asks for."""
 
     kind = "local"
 

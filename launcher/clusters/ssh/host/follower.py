@@ -1,9 +1,8 @@
 """A host's part where it does not lead: its agent, and readiness to take the run over when the leader is gone."""
 
-import os
 import time
 
-from launcher.clusters.keeping.agent_processes import AgentProcesses
+from launcher.clusters.keeping.agent_processes import RETURN_AT_ONCE_S, AgentProcesses
 from launcher.clusters.keeping.attempt_end import cancelled, is_cancelled, write_end, write_failure
 from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.clusters.ssh.host.keeper_rpc import Ask, KeeperStatus, Promise, granted, statuses
@@ -13,10 +12,9 @@ from launcher.errors import Exit, Fenced
 from launcher.rundir.attempts import attempts, newest
 from launcher.rundir.avoided import avoid
 from launcher.rundir.durable import read_record
-from launcher.rundir.records import AttemptEnd, Blame, Event, RunState
+from launcher.rundir.records import AttemptEnd, Blame
 from launcher.words import Cause, State
 
-_RETURN_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 _SURE_S = 8.0
 _LOOK_S = 0.5
 _ASK_S = 1.0  # who does not answer may be the one that is gone
@@ -29,7 +27,7 @@ class Follower:
     def __init__(self, seat: KeeperState, bell: Wakeup) -> None:
         self._seat, self._bell = seat, bell
         self._post = seat.agent_process()
-        self._crew = AgentProcesses([self._post], bell, leads=False, return_s=_RETURN_S)
+        self._crew = AgentProcesses([self._post], bell, leads=False, return_s=RETURN_AT_ONCE_S)
         self._sure_at: float | None = None
         self._succession = TakeOver(seat)
         self._leader = leader_of(seat)
@@ -55,8 +53,7 @@ class Follower:
                 return following
             if not self._crew.all_gone(for_good=True):
                 self._leader_heard_at = time.monotonic()
-            if self._post.last is not None and os.waitstatus_to_exitcode(self._post.last) == Exit.LOST:
-                self._post.last = None
+            if self._post.misses_coordinator():
                 self._succession.open()
             if self._is_over() or self._is_deserted():
                 return None
@@ -168,20 +165,8 @@ class TakeOver:
     def _speak_for_the_lost(self, together: int) -> AttemptEnd:
         seat, lost = self._seat, self._seat.plan.nodes[0].host
         text = f"{lost}, which led, is lost: {seat.host} takes over with {together} of {len(seat.counted)} hosts"
-        state = read_record(seat.run.state, RunState)
-        event = Event(
-            at=time.time(),
-            attempt=seat.attempt.number,
-            kind="failure",
-            text=text,
-            generation=state.generation if state is not None else 0,
-            node=0,
-            cause=Cause.NODE_LOST,
-            step=state.step if state is not None else None,
-            checkpoint=state.checkpoint if state is not None else None,
-            evidence=f"no answer for {seat.plan.spec.recovery.lease_s:g} s",
-        )
-        end = write_failure(seat.run, seat.attempt, seat.plan, event)
-        until = event.at + seat.plan.spec.recovery.avoid_s
-        avoid(seat.run, [Blame(lost, text, seat.attempt.number, event.at, until)])
+        evidence = f"no answer for {seat.plan.spec.recovery.lease_s:g} s"
+        end = write_failure(seat.run, seat.attempt, seat.plan, Cause.NODE_LOST, text, evidence=evidence)
+        until = end.ended_at + seat.plan.spec.recovery.avoid_s
+        avoid(seat.run, [Blame(lost, text, seat.attempt.number, end.ended_at, until)])
         return end

@@ -11,8 +11,6 @@ and not the word asks them whether they have.
                                       the leader is lost: the next in line of a majority takes over ────┘
 """
 
-import contextlib
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -22,6 +20,7 @@ import msgspec
 
 from launcher.agent.memory_tier import close_tier
 from launcher.clusters.keeping.attempt_end import cut_short, write_end
+from launcher.clusters.keeping.standby import detach, report
 from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.clusters.ssh.host.follower import Follower, TakeOver, leader_of
 from launcher.clusters.ssh.host.keeper_rpc import Ask, Begin, Begun, KeeperRpc, KeeperStatus, granted, statuses
@@ -46,14 +45,11 @@ def main() -> int:
     """Detach, report, wait for the word, keep the run."""
     run, number, node, gpus = RunDir(Path(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     up_fd, go_fd = int(sys.argv[5]), int(sys.argv[6])
-    os.umask(0o077)
-    if os.fork():
-        os._exit(0)  # so that the session over SSH has no child left that it would have to wait for
+    detach()
     seat = KeeperState.take(run, number, node)
     bell = Wakeup()
     seat.council = KeeperRpc(seat.plan.nodes[node].address, seat.intent.token, seat.answering(bell))
-    with contextlib.suppress(BrokenPipeError), os.fdopen(up_fd, "wb") as up:
-        up.write(encoded(Up(seat.council.port)))
+    report(up_fd, encoded(Up(seat.council.port)))
     seat.log_to()
     try:
         if not _told_to_go(seat, go_fd):

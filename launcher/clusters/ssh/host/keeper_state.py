@@ -10,7 +10,8 @@ from typing import Self, assert_never
 import msgspec
 
 from launcher.clusters.keeping.agent_processes import AgentProcess, agent_process
-from launcher.clusters.keeping.attempt_end import first_state, write_end
+from launcher.clusters.keeping.allocation import claim_attempt
+from launcher.clusters.keeping.attempt_end import first_state, pass_on_stop, write_end
 from launcher.clusters.keeping.own_log import log_to
 from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.clusters.ssh.host import record_copies
@@ -33,11 +34,11 @@ from launcher.clusters.ssh.host.slots import Demand, Slots
 from launcher.errors import Exit, Fenced
 from launcher.plan.model import NodePlan, Plan
 from launcher.rundir.attempts import attempts, read_intent, read_plan
-from launcher.rundir.durable import create_record, make_dir, read_record, sync_dir, write_record
+from launcher.rundir.durable import make_dir, read_record, sync_dir, write_record
 from launcher.rundir.fence import check_fence, fence, raise_fence
 from launcher.rundir.identity import this_process
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import AttemptEnd, Handle, Intent, RunState, StopRequest
+from launcher.rundir.records import AttemptEnd, Handle, Intent, RunState
 from launcher.words import Cause, State
 
 
@@ -52,7 +53,7 @@ class KeeperState:
         self.host = plan.nodes[node].host
         self._first_nodes = {one.host: one for one in plan.nodes}
         self._hosts = tuple(one.host for one in plan.nodes)  # by their numbers among the keepers
-        self._before: AttemptDir | None = None
+        self.before: AttemptDir | None = None
         self.gpus: tuple[str, ...] | None = None  # that are ours, () with CPU slots; None: we wait
         self.fds: tuple[int, ...] = ()  # that hold them
         self.told = False  # to go on
@@ -132,10 +133,8 @@ class KeeperState:
         """Take it up: there is one process that does, and nothing older writes here any more. Raises Fenced."""
         self.log_to()
         started = self.attempt.started if self.leads else self.attempt.node_started(self.index)
-        try:
-            create_record(started, this_process())
-        except FileExistsError:
-            raise Fenced(f"attempt {self.attempt.number} of {self.run.path.name} has its keeper already") from None
+        if not claim_attempt(started):
+            raise Fenced(f"attempt {self.attempt.number} of {self.run.path.name} has its keeper already")
         self.present()
         raise_fence(self.run, self.attempt.number)
         if self.leads:
@@ -146,14 +145,11 @@ class KeeperState:
         with self._lock:
             attempt = self.run.attempt(number)
             self.plan, self.intent = read_plan(self.run, number), read_intent(attempt)
-            self._before, self.attempt = self.attempt, attempt
+            self.before, self.attempt = self.attempt, attempt
             self.leaderless, self.proposal, self.pledged = False, None, False
 
     def take_over_stop(self) -> None:
-        """A wish to stop that was written down for the attempt before was meant for the run: we had just moved on."""
-        late = read_record(self._before.stop, StopRequest) if self._before is not None else None
-        if late is not None and not self.attempt.stop.exists():
-            write_record(self.attempt.stop, late)
+        pass_on_stop(self.before, self.attempt)
 
     def let_go(self, slots: Slots) -> bool:
         """Give the slots back, unless we have promised to keep them."""

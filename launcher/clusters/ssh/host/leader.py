@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
-from launcher.clusters.keeping.allocation import Allocation
+from launcher.clusters.keeping.allocation import Allocation, StopSignal
 from launcher.clusters.keeping.attempt_end import cut_short, write_end
 from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.clusters.ssh.host.keeper_rpc import Ask, KeeperStatus, Members, Propose, granted, statuses
@@ -25,21 +25,6 @@ from launcher.words import Cause, State
 _AGAIN_S = 1.0
 _ROLL_S = 1.0
 _GIVE_UP_WAITS = 5  # after so many times `recovery.wait`, hosts that are too few are not waited for
-
-
-class _Wishes:
-    """SIGTERM ends the attempt; its sender has written down why."""
-
-    def __init__(self, seat: KeeperState, bell: Wakeup) -> None:
-        self._seat, self._bell = seat, bell
-
-    def next_look(self) -> float | None:
-        return None
-
-    def to_end(self) -> bool:
-        if self._bell.stop_asked:
-            self._seat.take_over_stop()
-        return self._bell.stop_asked
 
 
 class Membership:
@@ -123,8 +108,8 @@ class Leader:
         roll = Membership(seat)
         tell: frozenset[int] = frozenset()
         try:
-            wishes = _Wishes(seat, self._bell)
-            end = Allocation(seat.run, seat.attempt, seat.plan, self._bell, wishes, [seat.agent_process()]).carry_out()
+            stop = StopSignal(self._bell, seat.attempt, seat.before)
+            end = Allocation(seat.run, seat.attempt, seat.plan, self._bell, stop, [seat.agent_process()]).carry_out()
             if end.state.ended and not self._bell.stop_asked:  # whoever asks for a stop tells all hosts
                 tell = seat.counted
             if end.state is not State.QUEUED or end.exit_code == Exit.FENCED:

@@ -3,9 +3,6 @@
 import contextlib
 import os
 import shutil
-import socket
-import subprocess
-import sys
 import tarfile
 import tempfile
 from collections.abc import Callable
@@ -14,8 +11,7 @@ from typing import IO
 
 import msgspec
 
-from launcher.agent.environment import cleaned
-from launcher.agent.processes import TAG
+from launcher.clusters.keeping.standby import StandbyKeeper
 from launcher.clusters.ssh.host import presence
 from launcher.clusters.ssh.messages import (
     CodeArchive,
@@ -39,6 +35,7 @@ from launcher.rundir.records import Event
 from launcher.rundir.snapshot import digest_of
 from launcher.rundir.tree_copy import copy_tree
 
+_KEEPER = "launcher.clusters.ssh.host.keeper"
 _CHUNK = 1 << 20
 
 
@@ -47,14 +44,14 @@ class AttemptReceiver:
 
     def __init__(self, asked: IO[bytes], say: Callable[..., None]) -> None:
         self._asked, self._say = asked, say
-        self._keeper: _KeeperStandingBy | None = None
+        self._keeper: StandbyKeeper | None = None
 
     def open(self, run: RunDir, opening: Open) -> None:
         blobs = {blob.name: self._exactly(blob.size) for blob in opening.blobs}
         workdir = Path(opening.workdir)
         for name in ("runs", "code"):
             make_dir(workdir / name)
-        with presence.held(run) as place:
+        with presence.held(run) as lock:
             store = workdir / "code" / opening.code
             needs_code = not store.is_dir()
             self._say(Opened(needs_code))
@@ -64,9 +61,9 @@ class AttemptReceiver:
                 bring_up_to_date(run, opening.intent.attempt, blobs)
             else:
                 _make(run, opening, blobs, store)
-            attempt = _add_attempt(run, opening)
-            self._keeper = _KeeperStandingBy(run, attempt, opening, place)
-        self._say(Up(self._keeper.port()))
+            words = [str(_add_attempt(run, opening)), str(opening.node), ",".join(opening.gpus)]
+            self._keeper = StandbyKeeper(_KEEPER, run.path, words, keep=[lock.fileno()])
+        self._say(Up(_port_of(self._keeper)))
 
     def pass_on(self, word: Keepers | GoAhead) -> None:
         if self._keeper is None:
@@ -166,46 +163,12 @@ def _add_attempt(run: RunDir, opening: Open) -> int:
     return attempt.number
 
 
-class _KeeperStandingBy:
-    """The keeper of this host, started and waiting for its word."""
-
-    def __init__(self, run: RunDir, attempt: int, opening: Open, place: socket.socket) -> None:
-        up_read, up_write = os.pipe()
-        go_read, self._go = os.pipe()
-        words = [str(run.path), str(attempt), str(opening.node), ",".join(opening.gpus)]
-        argv = [sys.executable, "-P", "-m", "launcher.clusters.ssh.host.keeper", *words, str(up_write), str(go_read)]
-        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as we
-        try:
-            self._child = subprocess.Popen(
-                argv,
-                env={**cleaned(os.environ), TAG: str(run.path)},
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=self._complaints,
-                pass_fds=(up_write, go_read, place.fileno()),
-                start_new_session=True,
-            )
-        finally:
-            os.close(up_write)
-            os.close(go_read)
-        self._up = up_read
-
-    def port(self) -> int:
-        with os.fdopen(self._up, "rb") as up:
-            line = up.readline()
-        self._child.wait()
-        if not line:
-            self._complaints.seek(0)
-            said = self._complaints.read().decode(errors="replace").strip().splitlines()
-            raise LaunchError("the keeper of the run did not start", *said[-3:])
-        answer = read_answer(line)
-        if not isinstance(answer, Up):
-            raise LaunchError("the keeper of the run said something else than where it is")
-        return answer.port
-
-    def tell(self, line: bytes) -> None:
-        os.write(self._go, line)
+def _port_of(keeper: StandbyKeeper) -> int:
+    """Where it listens, once it is up."""
+    answer = read_answer(keeper.report())
+    if not isinstance(answer, Up):
+        raise LaunchError("the keeper of the run said something else than where it is")
+    return answer.port
 
 
 def unpack(packed: IO[bytes], folder: Path) -> None:

@@ -56,7 +56,7 @@ def _put_piece(path: Path, at: int, piece: bytes) -> None:
     try:
         if at > os.fstat(fd).st_size:
             raise LaunchError(f"{path}: what comes before byte {at} is not here")
-        known = len(os.path.commonprefix([os.pread(fd, len(piece), at), piece]))
+        known = len(os.path.commonprefix([os.pread(fd, len(piece), at), piece]))  # noqa: RUF071 - bytes, not paths
         if known < len(piece):
             os.ftruncate(fd, at + known)
             os.pwrite(fd, piece[known:], at + known)

@@ -9,8 +9,9 @@ import pytest
 from run_folder import plan_of
 
 from launcher.agent.environment import node_environment
+from launcher.clusters.keeping.allocation import StopSignal
 from launcher.clusters.keeping.attempt_end import ask_to_stop, cancelled, is_cancelled, write_end
-from launcher.clusters.ssh.host import follower, keeper, leader, presence, record_copies
+from launcher.clusters.ssh.host import follower, keeper, presence, record_copies
 from launcher.clusters.ssh.host.follower import Follower, TakeOver
 from launcher.clusters.ssh.host.keeper import QueueWatch
 from launcher.clusters.ssh.host.keeper_rpc import ASK_S, Agreed, Begin, Begun, Declined, Promise, Propose, Replica
@@ -336,7 +337,7 @@ def test_a_cancel_that_was_meant_for_the_attempt_before_is_one(table):
     ask_to_stop(seat.attempt, "cancel")
     seat.move(2)
     table.bells[0].stop_asked = True
-    assert leader._Wishes(seat, table.bells[0]).to_end() and is_cancelled(seat.attempt)
+    assert StopSignal(table.bells[0], seat.attempt, seat.before).to_end() and is_cancelled(seat.attempt)
 
 
 # -- before it begins

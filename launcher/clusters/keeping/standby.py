@@ -1,0 +1,82 @@
+"""A keeper is started before it is needed: it boots meanwhile, reports, and begins when it gets the word.
+
+Two pipes connect it with whoever starts it: on one it writes a line once it is up, on the other it reads the word.
+It is no child of that process afterwards, and outlives it.
+"""
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.agent.environment import cleaned
+from launcher.agent.processes import TAG
+from launcher.errors import LaunchError
+
+_LAST_LINES = 10
+
+
+class StandbyKeeper:
+    """The side of whoever starts the keeper. `keep`: descriptors that it inherits."""
+
+    def __init__(self, module: str, run_dir: Path, words: Sequence[str] = (), keep: Sequence[int] = ()) -> None:
+        up_read, up_write = os.pipe()
+        go_read, self._go = os.pipe()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as we
+        argv = [sys.executable, "-P", "-m", module, str(run_dir), *words, str(up_write), str(go_read)]
+        try:
+            self._child = subprocess.Popen(
+                argv,
+                env={**cleaned(os.environ), TAG: str(run_dir)},
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._said,
+                pass_fds=(up_write, go_read, *keep),
+                start_new_session=True,
+            )
+        finally:
+            os.close(up_write)
+            os.close(go_read)
+        self._up = os.fdopen(up_read, "rb")
+
+    def report(self, limit_s: float | None = None) -> bytes:
+        """The line with which it says that it is up; without it, why there is no keeper."""
+        ready, _, _ = select.select([self._up], [], [], limit_s)
+        line = self._up.readline() if ready else b""
+        if not line:
+            self._child.kill()
+        self._child.wait()
+        if not line:
+            self._said.seek(0)
+            complaint = self._said.read().decode(errors="replace").strip().splitlines()
+            self.close()
+            raise LaunchError("the keeper of the run did not start", *complaint[-_LAST_LINES:])
+        return line
+
+    def tell(self, word: bytes) -> None:
+        os.write(self._go, word)
+
+    def close(self) -> None:
+        """It hears no more of us: what it was told, or finds on disk, decides whether it begins."""
+        os.close(self._go)
+        self._up.close()
+        self._said.close()
+        self._child.wait()
+
+
+def detach() -> None:
+    """The keeper's side: from now on nobody has to wait for this process, and what it writes is its user's alone."""
+    os.umask(0o077)
+    if os.fork():
+        os._exit(0)
+
+
+def report(up_fd: int, line: bytes) -> None:
+    """Say that it is up; where the other side has died meanwhile, what that left on disk decides."""
+    with contextlib.suppress(BrokenPipeError), os.fdopen(up_fd, "wb") as up:
+        up.write(line)
