@@ -122,14 +122,21 @@ class Agent:
 
 
 class Cluster:
-    def __init__(self, plan: Plan, history: Iterable[Event] = (), attempt: int = 1, wall_jump: float = 0.0) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        history: Iterable[Event] = (),
+        attempt: int = 1,
+        wall_jump: float = 0.0,
+        used_s: float = 0.0,
+    ) -> None:
         self.plan = plan
         self.mono = 100.0
         self.wall_jump = wall_jump
         self.events: list[Event] = list(history)
         self.own_events: list[Event] = []
-        self.coordinator = Coordinator(plan, attempt, self.events, self.now)
-        self.twin = Coordinator(plan, attempt, self.events, Now(self.mono, 5.0))
+        self.coordinator = Coordinator(plan, attempt, self.events, self.now, used_s=used_s)
+        self.twin = Coordinator(plan, attempt, self.events, Now(self.mono, 5.0), used_s=used_s)
         self.agents: dict[int, Agent] = {}
         self.up: dict[int, deque[In]] = defaultdict(deque)
         self.down: dict[int, deque[ToAgent]] = defaultdict(deque)

@@ -68,13 +68,22 @@ class _Closing:
 class Coordinator:
     """`handle` every message and every Tick at `next_deadline`; carry out, in order, what it gives back."""
 
-    def __init__(self, plan: Plan, attempt: int, history: Sequence[Event], now: Now, job: str | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        attempt: int,
+        history: Sequence[Event],
+        now: Now,
+        job: str | None = None,
+        used_s: float = 0.0,
+    ) -> None:
         self._plan = plan
         self._rules = plan.spec.recovery
         self._history = [event for event in history if event.kind in ("failure", "resumed")]
         self._roster = Roster(plan.nodes, self._rules.lease_s)
         self._pace = _pace_of(self._history)
         self._standing = Standing(attempt, restarts=restarts_by_cause(history, attempt), job=job)
+        self._standing.used_s, self._standing.began_at = used_s, now.mono
         self._standing.started_at = next((event.at for event in history if event.kind == "generation_opened"), None)
         if self._history and self._history[-1].kind == "failure":
             self._standing.failure = verdict.failure_of(self._history[-1])
@@ -90,7 +99,7 @@ class Coordinator:
         self._blame_at = inf
         self._look_for_hang_at = 0.0
         limit_s = None if plan.limit_per_job else plan.spec.resources.time_s  # the cluster tells when it is near
-        self._limit_at = inf if limit_s is None else now.mono + limit_s
+        self._limit_at = inf if limit_s is None else now.mono + limit_s - used_s
         self._standing.message = str(self._gathering)
 
     # -- the face to the shell
@@ -377,6 +386,10 @@ class Coordinator:
     def _limit_verdict(self) -> Verdict:
         return Verdict(Cause.TIME_LIMIT, f"the time limit of {self._plan.spec.resources.time_s:g} s is reached")
 
+    def _is_out_of_time(self, found: Verdict) -> bool:
+        """The run has had all the time that its spec gives it: no attempt of any budget could go on."""
+        return found.cause is Cause.TIME_LIMIT and self._ledger.mono >= self._limit_at
+
     # -- time passes
 
     def _advance(self) -> None:
@@ -520,7 +533,7 @@ class Coordinator:
         event = self._note_failure(found)
         decision = decide(event, self._history, self._rules, can_regroup=can_regroup)
         self._history.append(event)
-        if decision.action is Action.END:
+        if decision.action is Action.END or self._is_out_of_time(found):
             self._finish(State.FAILED, decision.cause, exit_of(decision.cause), decision.reason)
             return
         restarts = self._standing.restarts

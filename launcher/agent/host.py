@@ -21,11 +21,12 @@ from launcher.agent.scribe import Scribe
 from launcher.agent.wire import MAX_LINE_BYTES, CoordinatorWire, WireError, accept
 from launcher.errors import Exit, Fenced
 from launcher.plan.model import Plan
-from launcher.rundir.durable import read_record, write_record
+from launcher.rundir.attempts import read_intent
+from launcher.rundir.durable import Damaged, read_record, write_record
 from launcher.rundir.events import read_events
 from launcher.rundir.identity import alive, this_process
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import Endpoint, Handle, ProcessId
+from launcher.rundir.records import Endpoint, Handle, ProcessId, RunState
 from launcher.words import State
 
 _STATE_S = 1.0
@@ -46,7 +47,8 @@ class Host:
         self._token = token
         handle = read_record(attempt.handle, Handle)
         job = handle.job_id if handle is not None else None
-        self._coordinator = Coordinator(plan, attempt.number, read_events(run), _now(), job)
+        used_s = time_used(run, attempt)
+        self._coordinator = Coordinator(plan, attempt.number, read_events(run), _now(), job, used_s)
         self._scribe = Scribe(run, attempt, self._scribe_failed)
         self._wires: dict[int, CoordinatorWire] = {}
         self._peers: dict[int, ProcessId] = {}
@@ -198,6 +200,17 @@ class Host:
                 self.ended.set_result(Exit.FENCED)
             else:
                 self.ended.set_exception(error)
+
+
+def time_used(run: RunDir, attempt: AttemptDir) -> float:
+    """How long the run's earlier attempts have lasted, by its last word, since a person began it or began it anew."""
+    if read_intent(attempt).reason == "resume":
+        return 0.0
+    try:
+        before = read_record(run.state, RunState)
+    except Damaged:
+        return 0.0
+    return before.used_s if before is not None else 0.0
 
 
 def _now() -> Now:

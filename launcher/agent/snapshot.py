@@ -24,6 +24,12 @@ class Standing:
     started_at: float | None = None
     end: AttemptEnd | None = None
     job: str | None = None
+    used_s: float = 0.0  # by attempts before this one
+    began_at: float = 0.0  # by the clock that decides
+
+    def used_by(self, mono: float) -> float:
+        """How long the run's attempts have lasted by then; what lies between two of them does not count."""
+        return self.used_s + mono - self.began_at
 
 
 def run_state(
@@ -59,6 +65,7 @@ def run_state(
         started_at=standing.started_at,
         ended_at=end.ended_at if end is not None and over else None,
         job=standing.job,
+        used_s=standing.used_by(now.mono),
         updated_at=now.wall,
         boot_id=first.boot_id if first is not None else "",
         monotonic_s=now.mono,

@@ -181,6 +181,7 @@ class RunState(msgspec.Struct, frozen=True):
     started_at: float | None = None
     ended_at: float | None = None
     job: str | None = None  # the cluster's id of it, where it has one
+    used_s: float = 0.0  # how long attempts have lasted since a person submitted or resumed the run
     updated_at: float = 0.0  # wall clock, for people
     boot_id: str = ""  # with `monotonic_s`, for comparing ages on the same machine
     monotonic_s: float = 0.0

@@ -829,6 +829,27 @@ def test_the_time_limit_holds_while_waiting_too() -> None:
     assert cluster.end.cause is Cause.TIME_LIMIT
 
 
+def test_the_time_of_earlier_attempts_counts() -> None:
+    cluster = Cluster(plan_of(1, time_s=50, rules=Recovery(time_limit=Budget(3))), attempt=2, used_s=30)
+    cluster.boot()
+    cluster.advance(10)
+    assert cluster.state().used_s == pytest.approx(40, abs=0.2)
+    assert not cluster.stops(1)
+    cluster.advance(10)
+    assert cluster.stops(1)
+    assert cluster.end is not None
+    assert (cluster.end.state, cluster.end.cause) == (State.FAILED, Cause.TIME_LIMIT)  # more attempts have no time
+
+
+def test_an_attempt_that_has_no_time_left_opens_nothing() -> None:
+    cluster = Cluster(plan_of(1, time_s=50), attempt=2, used_s=50)
+    cluster.boot()
+    cluster.advance(1)
+    assert cluster.end is not None
+    assert cluster.end.cause is Cause.TIME_LIMIT
+    assert not cluster.starts(1)
+
+
 def test_an_agent_that_buries_the_one_before_spares_the_wait_for_its_lease() -> None:
     cluster = running(2)
     cluster.kill(1, proof=False)

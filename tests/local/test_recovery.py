@@ -254,6 +254,20 @@ def test_the_time_limit_ends_the_run_gracefully(lab):
     assert status["checkpoint"]
 
 
+def test_the_time_limit_is_of_all_attempts_since_somebody_asked_for_the_run(lab):
+    run = lab.submit(lab.chain(args="steps: 100000", resources="time: 8s", more="recovery:\n  grace: 2s\n"))
+    lab.until("half of the time", lambda: lab.read_state(run)["used_s"] > 5)
+    assert kill(lab.agent_pid(run, 0))
+    status = lab.wait(run, check=17)
+    assert (status["attempt"], status["cause"]) == (2, "time_limit")
+    state = json.loads((lab.run_dir(run) / "state.json").read_text())
+    assert 8 <= state["used_s"] < 11
+    lab.launch("resume", run)
+    lab.until("a third attempt", lambda: lab.read_state(run)["attempt"] == 3 and lab.read_state(run)["step"])
+    assert lab.read_state(run)["used_s"] < 8
+    lab.launch("cancel", run)
+
+
 def test_a_frozen_keeper_or_a_dead_one_does_not_disturb_the_ranks(lab, undisturbed):
     wanted = undisturbed()
     run = lab.submit(lab.chain(args=f"steps: {STEPS}\npause: 0.04"))
