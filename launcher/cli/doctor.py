@@ -114,13 +114,12 @@ def _local(root: Path, python: str) -> Iterator[Finding]:
 
 
 def _slurm(place: ClusterEntry, options: argparse.Namespace, root: Path, python: str) -> Iterator[Finding]:
-    from launcher.clusters.slurm.doctor_job import Wish  # late: the same
-    from launcher.clusters.slurm.doctor_site import check_up  # late: of two, only one is needed
+    from launcher.clusters.slurm.doctor import check_up  # late: of two, only one is needed
 
     usual = _usual(place.defaults)
-    chosen = {name: getattr(options, name) or usual.get(name) for name in _OF_SLURM}
-    wish = Wish(root, python, **chosen, nodes=options.nodes, within_s=_or(options.within, _WITHIN_S))
-    return check_up(wish, trial=options.trial, tell=_tell)
+    chosen = {name: word for name in _OF_SLURM if (word := getattr(options, name) or usual.get(name))}
+    wish = DoctorWish(root, python, options.trial, options.nodes, _or(options.within, _WITHIN_S), chosen)
+    return check_up(wish, _tell)
 
 
 def _ssh(place: ClusterEntry, *, trial: bool) -> Iterator[Finding]:

@@ -12,11 +12,12 @@ import pytest
 
 from launcher.agent import wire
 from launcher.agent.messages import WIRE_VERSION
-from launcher.clusters.ssh import doctor_look_there, doctor_there
+from launcher.clusters.ssh import doctor_look_there
 from launcher.clusters.ssh.doctor_hosts import Host, Looked, host_findings, together
-from launcher.clusters.ssh.doctor_ways import Way, findings, rounds, slow
 from launcher.clusters.ssh.facts import Facts, Surveyed
 from launcher.doctor.findings import Level
+from launcher.doctor.network import ways_there as doctor_there
+from launcher.doctor.network.ways import Way, findings, rounds, slow
 from launcher.hostlink.shipping import bundle
 from launcher.spec.model import SshHost
 from tests.lab.nodes import Cut
@@ -122,7 +123,7 @@ def test_killed_it_leaves_nothing(desk):
     words = [sys.executable, "-m", "launcher.cli.main", "doctor", "pool"]
     before = files(desk.hosts)
     with subprocess.Popen(words, cwd=desk.project, env=desk.env, stdout=subprocess.PIPE) as program:
-        desk.until("measuring", lambda: desk.own("launch doctor POOL`: lets others measure"))
+        desk.until("measuring", lambda: desk.own("lets others measure the way to it"))
         program.kill()
     desk.until("the end of all of it", lambda: not desk.everything())
     assert files(desk.hosts) == before
@@ -415,7 +416,7 @@ def test_the_proof_is_that_of_the_agents_wire():
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
             with socket.create_connection(("127.0.0.1", port)) as line:
-                await asyncio.to_thread(doctor_there.prove, line, TOKEN, WIRE_VERSION)
+                await asyncio.to_thread(doctor_there.prove, line, doctor_there.OwnEnd("127.0.0.1", TOKEN, WIRE_VERSION))
             assert await asyncio.wait_for(proved, 5)
         ours = There()
         with ours:

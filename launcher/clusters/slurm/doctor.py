@@ -1,217 +1,219 @@
-"""What is said of a Slurm site, from what its clients answer. Pure: facts in, findings out."""
+"""`launch doctor slurm`: asks Slurm's programs what the site is like, and with `--try` has a job look at its nodes."""
 
-import difflib
+import math
+import os
 import re
+import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from launcher.clusters.slurm.queries.nodes import Node, Partition
-from launcher.clusters.slurm.queries.site import Config
-from launcher.doctor.findings import Finding, ok, problem, warning
-from launcher.doctor.words import all_of, time_words
-from launcher.rundir.file_systems import FileSystem, Reach
+from launcher.clusters.batch.queue import Phase
+from launcher.clusters.slurm import doctor_checks as checks
+from launcher.clusters.slurm.fate import show_job
+from launcher.clusters.slurm.hosts import hosts_of
+from launcher.clusters.slurm.queries import nodes, site
+from launcher.clusters.slurm.queries.jobs import cancel, read_sacct, read_submitted, read_test_only, sacct_jobs
+from launcher.clusters.slurm.queries.values import read_number, read_time, read_word
+from launcher.clusters.slurm.reach import ask
+from launcher.clusters.slurm.reasons import plain
+from launcher.clusters.slurm.states import read_state
+from launcher.doctor.findings import Finding
+from launcher.doctor.shared_places import shared_findings
+from launcher.doctor.trial.checks import QueueWords, refused_finding
+from launcher.doctor.trial.here import NoTrial, TrialJob, findings_of, minutes, try_nodes
+from launcher.doctor.wish import DoctorWish
+from launcher.errors import Unreachable
 
-_NAMED = 8
+_SUBMIT_S = 30.0
+_LEAST_MEMORY_MB, _MEMORY_MB = 4000, 2000  # torch with CUDA needs 1 GB
 _FIELD = re.compile(r"(?:^|\s)(\w+)=(\S*)")
+WORDS = QueueWords(
+    called="Slurm",
+    module="launcher.clusters.slurm.doctor_node",
+    node_name="$SLURMD_NODENAME",
+    submit="sbatch",
+    cancel="scancel",
+    ask_for_others="--partition asks for",
+    refused_hint="--partition, --account and --qos ask for others",
+    nodes_hint="`sinfo -N -l`",
+    job_hint="`scontrol show job {job}` shows more, for a while",
+    gone_hint="`squeue -j {job}` shows when it has gone",
+    interface="slurm.interface",
+    # The first thing that it says went wrong, and not of a program that ended: what follows comes from that.
+    complaint=re.compile(r"^srun: (?:error|fatal): (?!\S+: tasks? )(.+)$", re.MULTILINE),
+    starter="srun",
+    starter_hint="a run's first node starts the others by srun: their slurmd must answer it",
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """What `scontrol show partition` says of a partition, on top of what sinfo does."""
+class SlurmSite:
+    """What the controller says."""
 
-    preempt_mode: str
-    grace_s: float
+    config: site.Config
+    took_s: float
+    controllers: dict[str, bool]
+    partitions: list[nodes.Partition]
+    rules: dict[str, site.PartitionRules]
+    nodes: list[nodes.Node]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A folder that nodes need to see."""
+class Shape:
+    """What the nodes that a job may get have in common."""
 
-    path: str
-    file_system: FileSystem
-
-
-# Answers that nobody else reads
-
-
-def show_partitions() -> list[str]:
-    return ["scontrol", "--oneliner", "show", "partition"]
+    nodes: int  # that take jobs
+    gpus: int  # that each of them has
+    memory_mb: int
+    max_time_s: float
 
 
-def read_rules(text: str) -> dict[str, Rules]:
-    """By the name of the partition."""
-    found = {}
-    for line in text.splitlines():
-        fields = dict(_FIELD.findall(line))
-        if name := fields.get("PartitionName"):
-            grace = re.fullmatch(r"[0-9]{1,9}", fields.get("GraceTime", ""))
-            found[name] = Rules(fields.get("PreemptMode", ""), float(grace[0]) if grace else 0.0)
-    return found
+def check_up(wish: DoctorWish, tell: Callable[[str], None]) -> Iterator[Finding]:
+    """Everything about the site, as it is found. `tell`: what goes on meanwhile."""
+    sbatch = shutil.which("sbatch")
+    version = site.read_version(ask(["sbatch", "--version"]).out) if sbatch is not None else None
+    yield checks.sbatch_finding(sbatch, version)
+    seen_on: list[str] = []
+    tried = False
+    if sbatch is not None:
+        try:
+            found = _ask_site()
+            yield from _site_findings(found, wish, version)
+            if wish.trial and not checks.strangers(found.partitions, wish.chosen.get("partition")):
+                queue = SlurmTrials(wish, _shape(found, wish))
+                trial = try_nodes(queue, wish, queue.most_nodes, minutes(queue.shape.max_time_s), tell)
+                tried, seen_on = True, trial.seen_on
+                yield from findings_of(trial, queue, wish)
+        except NoTrial as reason:
+            yield reason.finding
+        except Unreachable as error:
+            yield checks.silence([str(line) for line in error.lines])
+    yield from shared_findings(wish, "launch doctor slurm --try", seen_on, tried=tried)
 
 
-def read_ping(text: str) -> dict[str, bool]:
-    """Whether each controller is up: `Slurmctld(primary) at control is UP`."""
-    found = re.findall(r"^Slurmctld\(\w+\) at (\S+) is (UP|DOWN)", text, re.MULTILINE)
-    return {host: state == "UP" for host, state in found}
+def _ask_site() -> SlurmSite:
+    began = time.monotonic()
+    config = site.read_config(ask(site.show_config()).out)
+    return SlurmSite(
+        config,
+        time.monotonic() - began,
+        site.read_ping(ask(["scontrol", "ping"]).out),
+        nodes.read_partitions(ask(nodes.partitions()).out),
+        site.read_rules(ask(site.show_partitions()).out),
+        nodes.read_partition_nodes(ask(nodes.partition_nodes()).out),
+    )
 
 
-# The programs and the controller
+def _site_findings(found: SlurmSite, wish: DoctorWish, version: str | None) -> Iterator[Finding]:
+    config, wanted = found.config, wish.chosen.get("partition")
+    yield from checks.controller_findings(config, found.took_s, found.controllers, version)
+    yield from checks.partition_findings(found.partitions, found.rules, found.nodes, wanted)
+    if not checks.strangers(found.partitions, wanted):
+        answer = ask(["sbatch", "--test-only", *options(wish, _shape(found, wish), 1), "--wrap=true"])
+        yield checks.start_finding(*read_test_only(answer.err), time.time())
+    yield from checks.setting_findings(config, found.rules.values())
+    unkept = _what_keeps_accounts_from_us(config)
+    yield checks.accounting_finding(config.accounting, unkept, config.min_job_age_s)
+    yield checks.memory_finding(config.min_job_age_s, accounting=config.accounting is not False and not unkept)
 
 
-def sbatch_finding(path: str | None, version: str | None) -> Finding:
-    if path is None:
-        hint = "run this on a login node of the cluster, or load the module that has Slurm's programs"
-        return problem("sbatch", "not on PATH", hint)
-    return ok("sbatch", f"{version or 'of unknown version'}, {path}")
+def _what_keeps_accounts_from_us(config: site.Config) -> str:
+    """Nothing where sacct answers."""
+    if config.accounting is False:
+        return "there is none"
+    try:
+        answer = ask(sacct_jobs(["1"], time.time()))
+    except Unreachable as error:
+        return str(error.lines[0])
+    return "" if read_sacct(answer.code, answer.out, answer.err) is not None else "sacct knows of none"
 
 
-def controller_findings(config: Config, took_s: float, up: Mapping[str, bool], client: str | None) -> Iterable[Finding]:
-    """`client`: sbatch's version."""
-    where = "".join(f" on {host}" for host, well in up.items() if well)
-    text = f"cluster {config.cluster or '?'}{where} answers in {took_s * 1000:.0f} ms, version {config.version or '?'}"
-    ours, theirs = _release(client), _release(config.version)
-    if ours is not None and theirs is not None and ours > theirs:
-        hint = "a client must not be newer than the controller: load the module of the controller's version"
-        yield warning("controller", f"{text}, which is older than sbatch's {client}", hint)
-    else:
-        yield ok("controller", text)
-    for host in (host for host, well in up.items() if not well):
-        yield warning("controller", f"the one on {host} is down", "tell the administrators: nothing is left to step in")
+def _shape(found: SlurmSite, wish: DoctorWish) -> Shape:
+    chosen = checks.chosen_partitions(found.partitions, wish.chosen.get("partition"))
+    names = {partition.name for partition in chosen}
+    able = [node for node in found.nodes if node.partition in names and node.takes_jobs]
+    return Shape(
+        nodes=len({node.name for node in able}),
+        gpus=min((node.gpus for node in able), default=0),
+        memory_mb=min((node.memory_mb for node in able), default=0),
+        max_time_s=min((limit for one in chosen if (limit := one.max_time_s) is not None), default=math.inf),
+    )
 
 
-def silence(lines: Sequence[str]) -> Finding:
-    """What the client said that got no answer."""
-    hint = "runs go on without it; `scontrol ping` shows when it is back"
-    hint = next((line.removeprefix("hint: ") for line in lines if line.startswith("hint: ")), hint)
-    return problem("controller", lines[0], hint, unreachable=True)
+# The trial
 
 
-# Partitions and nodes
+@dataclass(frozen=True, slots=True)
+class SlurmTrials:
+    """Slurm as a trial needs it."""
+
+    wish: DoctorWish
+    shape: Shape
+    words: QueueWords = WORDS
+
+    @property
+    def most_nodes(self) -> int:
+        return min(self.wish.nodes or 2, max(1, self.shape.nodes))
+
+    def submit(self, script: str, nodes: int) -> str:
+        argv = ["sbatch", "--parsable", *options(self.wish, self.shape, nodes)]
+        answer = ask(argv, limit_s=_SUBMIT_S, stdin=script)
+        job = read_submitted(answer.out)
+        if answer.code != 0 or job is None:
+            lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in answer.err.strip().splitlines()]
+            said = "; ".join(dict.fromkeys(lines)) or f"sbatch leaves with {answer.code}"
+            raise NoTrial(refused_finding(said, WORDS))
+        return job
+
+    def on_each_node(self, command: list[str], nodes: int) -> list[str]:
+        return [
+            "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap", "--label",
+            "--kill-on-bad-exit=0", "--wait=0", "--mpi=none", "--input=none", "--quiet", *command,
+        ]  # fmt: skip
+
+    def look(self, job: str) -> TrialJob | None:
+        answer = ask(show_job(job))
+        return read_job(answer.out) if answer.code == 0 else None
+
+    def hosts(self, nodes: str) -> tuple[str, ...]:
+        return tuple(hosts_of(nodes))
+
+    def cancel(self, job: str) -> None:
+        ask(cancel(job))
 
 
-def partition_findings(
-    partitions: Sequence[Partition], rules: Mapping[str, Rules], nodes: Sequence[Node], wanted: str | None
-) -> Iterable[Finding]:
-    """All of them as a table, and what is wrong with the wanted ones, by default with Slurm's default."""
-    yield ok("partitions", str(len(partitions)), _table(partitions, rules, nodes))
-    known = {partition.name: partition for partition in partitions}
-    for name in strangers(partitions, wanted):
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(list(known)[:_NAMED])}"
-        yield problem("partition", f"Slurm knows no partition {name!r}", hint)
-    chosen = chosen_partitions(partitions, wanted)
-    if wanted is None and not chosen:
-        yield warning("partition", "none is the default", "name one: slurm.partition in the spec, --partition here")
-    for partition in chosen:
-        if partition.availability != "up":
-            hint = "jobs wait in it until an administrator changes that; slurm.partition names another"
-            yield problem("partition", f"{partition.name} is {partition.availability}", hint)
-        yield from _node_findings(partition.name, [node for node in nodes if node.partition == partition.name])
+def options(wish: DoctorWish, shape: Shape, nodes: int) -> list[str]:
+    """Those of sbatch, and so much time, that a job of this kind has."""
+    chosen = {
+        "job-name": "launch-doctor",
+        "nodes": str(nodes),
+        "ntasks-per-node": "1",
+        "cpus-per-task": "1",
+        "time": str(minutes(shape.max_time_s)),
+        "gres": "gpu:1" if shape.gpus else None,
+        "mem": f"{_MEMORY_MB}M" if shape.memory_mb >= _LEAST_MEMORY_MB else None,
+        "partition": wish.chosen.get("partition"),
+        "account": wish.chosen.get("account"),
+        "qos": wish.chosen.get("qos"),
+        "chdir": "/",
+        "output": os.devnull,
+    }
+    return ["--requeue", *(f"--{name}={value}" for name, value in chosen.items() if value is not None)]
 
 
-def chosen_partitions(partitions: Sequence[Partition], wanted: str | None) -> list[Partition]:
-    """Those that a job may go to."""
-    if wanted is None:
-        return [partition for partition in partitions if partition.default]
-    return [partition for partition in partitions if partition.name in wanted.split(",")]
-
-
-def strangers(partitions: Sequence[Partition], wanted: str | None) -> list[str]:
-    """Wanted ones that do not exist."""
-    known = {partition.name for partition in partitions}
-    return [name for name in (wanted or "").split(",") if name and name not in known]
-
-
-def _node_findings(partition: str, nodes: Sequence[Node]) -> Iterable[Finding]:
-    gone = [node for node in nodes if not node.takes_jobs]
-    if not nodes:
-        yield problem("nodes", f"{partition} has none", "slurm.partition names another partition")
-    elif not gone:
-        yield ok("nodes", f"all {len(nodes)} of {partition} take jobs")
-    else:
-        listed = ", ".join(f"{node.name} ({_why(node)})" for node in gone[:_NAMED])
-        more = f", and {len(gone) - _NAMED} more" if len(gone) > _NAMED else ""
-        text = f"{len(gone)} of {len(nodes)} of {partition} take no jobs: {listed}{more}"
-        hint = "`sinfo -R` shows why; administrators bring them back"
-        if len(gone) == len(nodes):
-            yield problem("nodes", text, hint)
-        elif len(gone) * 10 > len(nodes):
-            yield warning("nodes", text, f"{hint}; a run that fits on the others is not touched")
-        else:
-            yield ok("nodes", text)
-
-
-def _why(node: Node) -> str:
-    state = " ".join(word.lower().replace("_", " ") for word in node.state)
-    return f"{state}: {node.reason}" if node.reason else state
-
-
-def _table(
-    partitions: Sequence[Partition], rules: Mapping[str, Rules], nodes: Sequence[Node]
-) -> Iterable[tuple[str, ...]]:
-    yield "PARTITION", "STATE", "IDLE", "NODES", "CPUS", "MEMORY", "GPUS", "TIME LIMIT", "PREEMPTED"
-    for partition in partitions:
-        own = [node for node in nodes if node.partition == partition.name]
-        yield (
-            f"{partition.name}{'*' if partition.default else ''}",
-            partition.availability,
-            str(partition.idle_nodes),
-            str(partition.nodes),
-            _range([node.cpus for node in own]),
-            f"{_range([round(node.memory_mb / 1000) for node in own])} GB",
-            _range([node.gpus for node in own]),
-            time_words(partition.max_time_s),
-            _preempted(rules.get(partition.name)),
-        )
-
-
-def _range(numbers: Sequence[int]) -> str:
-    """Of one node."""
-    if not numbers:
-        return "-"
-    return str(numbers[0]) if min(numbers) == max(numbers) else f"{min(numbers)}-{max(numbers)}"
-
-
-def _preempted(rules: Rules | None) -> str:
-    if rules is None or not rules.preempt_mode:
-        return "?"
-    if rules.preempt_mode == "OFF":
-        return "never"
-    after = f" after {rules.grace_s:g} s" if rules.grace_s else ""
-    return f"{rules.preempt_mode.lower()}{after}"
-
-
-def start_finding(starts_at: float | None, words: str, now: float) -> Finding:
-    """What `sbatch --test-only` says of a job of one node."""
-    if starts_at is None:
-        hint = "--partition, --account and --qos here, and those of slurm in a spec, ask for others"
-        return problem("start", f"Slurm would refuse a job of one node: {words}", hint)
-    if starts_at <= now + 1:
-        return ok("start", "a job of one node could start now")
-    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(starts_at))
-    return ok("start", f"a job of one node could start at {at}, as Slurm sees it now")
-
-
-# What nodes must see
-
-
-def place_finding(about: str, places: Sequence[Place], seen_on: Sequence[str] = (), *, tried: bool = False) -> Finding:
-    """`seen_on`: the nodes on which all of it was found; `tried`: whether any have looked."""
-    text = all_of([f"{place.path} ({place.file_system.kind})" for place in places])
-    if seen_on:
-        return ok(about, f"{text}: seen on {all_of(seen_on)}")
-    reaches = {place.file_system.reach for place in places}
-    if reaches == {Reach.NETWORK}:
-        return ok(about, text)
-    doubtful = [place for place in places if place.file_system.reach is not Reach.NETWORK]
-    text = all_of([f"{place.path} ({place.file_system.kind})" for place in doubtful])
-    them = "it" if len(doubtful) == 1 else "them"
-    why = f"this machine's own, nodes may not see {them}" if Reach.THIS_MACHINE in reaches else f"may nodes see {them}?"
-    hint = "see what the trial says of it" if tried else "`launch doctor slurm --try` has a node look"
-    return warning(about, f"{text}: {why}", hint)
-
-
-def _release(version: str | None) -> tuple[int, int] | None:
-    found = re.match(r"(\d+)\.(\d+)", version or "")
-    return (int(found[1]), int(found[2])) if found else None
+def read_job(text: str) -> TrialJob:
+    """What `scontrol show job` says of ours."""
+    fields = dict(_FIELD.findall(text))
+    state = read_state(fields.get("JobState", ""))
+    return TrialJob(
+        waits=state.phase in (Phase.QUEUED, Phase.UNKNOWN),
+        has_ended=state.phase is Phase.ENDED,
+        word=state.word,
+        reason=plain(fields.get("Reason", "")),
+        nodes=read_word(fields.get("NodeList", "")),
+        starts_at=read_time(fields.get("StartTime", "")),
+        exit_code=read_number(fields.get("ExitCode", "").partition(":")[0]) or 0,
+        requeue={"0": False, "1": True}.get(fields.get("Requeue", "")),
+        restarts=read_number(fields.get("Restarts", "")) or 0,
+    )

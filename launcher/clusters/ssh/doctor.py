@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from launcher.clusters.ssh import doctor_ways
 from launcher.clusters.ssh.doctor_hosts import Host, look, table_finding, together, trouble_finding
 from launcher.clusters.ssh.doctor_login import Login, log_in
 from launcher.clusters.ssh.doctor_network import Helper, measured
@@ -10,6 +9,7 @@ from launcher.clusters.ssh.doctor_reduce import all_reduce
 from launcher.clusters.ssh.facts import survey
 from launcher.clusters.ssh.pool import hosts_of
 from launcher.doctor.findings import Finding, warning
+from launcher.doctor.network import ways as doctor_ways
 from launcher.hostlink.connect import Line
 from launcher.hostlink.parallel import failures, for_all
 from launcher.spec.model import Ssh

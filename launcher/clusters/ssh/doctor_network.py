@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 
 from launcher.agent.messages import WIRE_VERSION
-from launcher.clusters.ssh import doctor_there
-from launcher.clusters.ssh.doctor_ways import Way, rounds, slow
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.doctor.findings import Finding, problem
+from launcher.doctor.network import ways_there as doctor_there
+from launcher.doctor.network.ways import Way, rounds, slow
 from launcher.errors import LaunchError, Unreachable
 from launcher.hostlink.connect import Line
 from launcher.hostlink.parallel import for_all

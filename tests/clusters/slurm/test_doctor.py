@@ -9,25 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from launcher.clusters.batch.queue import Phase
-from launcher.clusters.slurm import doctor, doctor_settings
-from launcher.clusters.slurm.doctor_job import Job, Shape, Wish, options, read_job, script
-from launcher.clusters.slurm.doctor_nodes import no_nodes_finding, trial_findings
-from launcher.clusters.slurm.doctor_records import (
-    Call,
-    Clock,
-    Door,
-    Expected,
-    Folder,
-    Greeting,
-    Report,
-    Trial,
-    read_stopped,
-)
+from launcher.clusters.slurm import doctor_checks
+from launcher.clusters.slurm.doctor import WORDS, Shape, SlurmTrials, options, read_job
 from launcher.clusters.slurm.queries.nodes import Node, Partition
-from launcher.clusters.slurm.queries.site import read_config
+from launcher.clusters.slurm.queries.site import read_config, read_ping, read_rules
 from launcher.doctor.findings import Level
 from launcher.doctor.look_there import Torch
+from launcher.doctor.shared_places import SharedPlace, place_finding
+from launcher.doctor.trial.checks import no_nodes_finding, trial_findings
+from launcher.doctor.trial.here import TrialJob, batch_script
+from launcher.doctor.trial.records import (
+    Door,
+    Expected,
+    NodeCall,
+    NodeClock,
+    NodeGreeting,
+    NodeReport,
+    Trial,
+    TrialFolder,
+    read_stopped,
+)
+from launcher.doctor.wish import DoctorWish
 from launcher.doctor.words import time_words
 from launcher.rundir.file_systems import FileSystem
 
@@ -48,8 +50,8 @@ def problems(findings):
 
 
 def test_without_sbatch():
-    assert doctor.sbatch_finding(None, None).level is Level.PROBLEM
-    assert doctor.sbatch_finding("/usr/bin/sbatch", "22.05.8").text == "22.05.8, /usr/bin/sbatch"
+    assert doctor_checks.sbatch_finding(None, None).level is Level.PROBLEM
+    assert doctor_checks.sbatch_finding("/usr/bin/sbatch", "22.05.8").text == "22.05.8, /usr/bin/sbatch"
 
 
 @pytest.mark.parametrize(
@@ -57,24 +59,24 @@ def test_without_sbatch():
     [("22.05.8", Level.OK), ("21.08.1", Level.OK), (None, Level.OK), ("23.02.0", Level.WARNING)],
 )
 def test_a_client_that_is_newer_than_the_controller(client, level):
-    (finding,) = doctor.controller_findings(CONFIG, 0.012, {"head": True}, client)
+    (finding,) = doctor_checks.controller_findings(CONFIG, 0.012, {"head": True}, client)
     assert finding.level is level
     assert "on head answers in 12 ms, version 22.05" in finding.text
 
 
 def test_a_second_controller_that_is_down():
     ping = "Slurmctld(primary) at head1 is DOWN\nSlurmctld(backup) at head2 is UP\nSlurmctld(primary) is odd\n"
-    up = doctor.read_ping(ping)
+    up = read_ping(ping)
     assert up == {"head1": False, "head2": True}
-    first, second = doctor.controller_findings(CONFIG, 0.0, up, None)
+    first, second = doctor_checks.controller_findings(CONFIG, 0.0, up, None)
     assert "on head2" in first.text
     assert second.level is Level.WARNING and "head1 is down" in second.text
 
 
 def test_silence_takes_over_what_there_is_to_do():
-    silent = doctor.silence(["the Slurm controller does not answer (x)", "hint: scancel 7"])
+    silent = doctor_checks.silence(["the Slurm controller does not answer (x)", "hint: scancel 7"])
     assert silent.unreachable and silent.level is Level.PROBLEM and silent.hint == "scancel 7"
-    assert doctor.silence(["no answer"]).hint
+    assert doctor_checks.silence(["no answer"]).hint
 
 
 # Partitions and nodes
@@ -88,7 +90,7 @@ def node(name, *state, of="main", gpus=4, reason=""):
     return Node(name, state or ("IDLE",), 64, 512_000, f"gpu:{gpus}", gpus, reason, partition=of)
 
 
-RULES = doctor.read_rules(
+RULES = read_rules(
     "PartitionName=main Default=YES GraceTime=0 PreemptMode=OFF State=UP\n"
     "PartitionName=low Default=NO GraceTime=60 PreemptMode=REQUEUE State=UP\nnoise\n"
 )
@@ -97,7 +99,7 @@ NODES = [node("a1"), node("a2"), node("b1", of="low", gpus=0), node("b2", of="lo
 
 
 def test_the_table_of_partitions():
-    first, nodes = doctor.partition_findings(PARTITIONS, RULES, NODES, None)
+    first, nodes = doctor_checks.partition_findings(PARTITIONS, RULES, NODES, None)
     assert first.rows == (
         ("PARTITION", "STATE", "IDLE", "NODES", "CPUS", "MEMORY", "GPUS", "TIME LIMIT", "PREEMPTED"),
         ("main*", "up", "1", "2", "64", "512 GB", "4", "none", "never"),
@@ -111,22 +113,22 @@ def test_the_table_of_partitions():
     [("mian", "did you mean main?"), ("gpu", "there is main, low"), ("main,lwo", "did you mean low?")],
 )
 def test_a_partition_that_does_not_exist(wanted, hint):
-    found = list(doctor.partition_findings(PARTITIONS, RULES, NODES, wanted))
+    found = list(doctor_checks.partition_findings(PARTITIONS, RULES, NODES, wanted))
     (finding,) = [one for one in found if one.level is Level.PROBLEM]
     assert finding.hint == hint
-    assert doctor.strangers(PARTITIONS, wanted)
+    assert doctor_checks.strangers(PARTITIONS, wanted)
 
 
 def test_no_default_partition():
-    last = list(doctor.partition_findings([partition("low")], RULES, NODES, None))[-1]
+    last = list(doctor_checks.partition_findings([partition("low")], RULES, NODES, None))[-1]
     assert last.level is Level.WARNING and "none is the default" in last.text
 
 
 @pytest.mark.parametrize("availability", ["down", "drain", "inact"])
 def test_a_partition_that_takes_no_jobs(availability):
     wanted = [partition("main", default=True, availability=availability), partition("low")]
-    assert problems(doctor.partition_findings(wanted, RULES, NODES, None)) == [f"main is {availability}"]
-    assert problems(doctor.partition_findings(wanted, RULES, NODES, "low")) == []
+    assert problems(doctor_checks.partition_findings(wanted, RULES, NODES, None)) == [f"main is {availability}"]
+    assert problems(doctor_checks.partition_findings(wanted, RULES, NODES, "low")) == []
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,7 @@ def test_a_partition_that_takes_no_jobs(availability):
 def test_nodes_that_take_no_jobs(gone, of, level):
     nodes = [node(f"a{number}", "DOWN", "NOT_RESPONDING", reason="fan") for number in range(gone)]
     nodes += [node(f"a{number}") for number in range(gone, of)]
-    *_, last = doctor.partition_findings(PARTITIONS, RULES, nodes, "main")
+    *_, last = doctor_checks.partition_findings(PARTITIONS, RULES, nodes, "main")
     assert last.about == "nodes" and last.level is level
     if gone:
         assert last.text.startswith(f"{gone} of {of} of main take no jobs: a0 (down not responding: fan)")
@@ -145,8 +147,8 @@ def test_nodes_that_take_no_jobs(gone, of, level):
 
 def test_what_the_nodes_of_others_are_like_does_not_matter():
     down = [node("b1", "DOWN", of="low"), node("b2", "DOWN", of="low")]
-    assert problems(doctor.partition_findings(PARTITIONS, RULES, [*NODES[:2], *down], None)) == []
-    assert len(problems(doctor.partition_findings(PARTITIONS, RULES, [*NODES[:2], *down], "main,low"))) == 1
+    assert problems(doctor_checks.partition_findings(PARTITIONS, RULES, [*NODES[:2], *down], None)) == []
+    assert len(problems(doctor_checks.partition_findings(PARTITIONS, RULES, [*NODES[:2], *down], "main,low"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -161,17 +163,17 @@ def test_times_in_words(seconds, words):
 
 
 def test_what_a_test_submission_says():
-    assert doctor.start_finding(None, "Invalid account", 0.0).level is Level.PROBLEM
-    assert "could start now" in doctor.start_finding(1000.0, "", 999.5).text
-    assert "could start at 1970-01-0" in doctor.start_finding(5000.0, "", 1000.0).text
+    assert doctor_checks.start_finding(None, "Invalid account", 0.0).level is Level.PROBLEM
+    assert "could start now" in doctor_checks.start_finding(1000.0, "", 999.5).text
+    assert "could start at 1970-01-0" in doctor_checks.start_finding(5000.0, "", 1000.0).text
 
 
 # Settings
 
 
 def settings(**changes):
-    config = replace(CONFIG, **changes)
-    return found(doctor_settings.setting_findings(config, "preempt/partition_prio", RULES.values()))
+    config = replace(CONFIG, preempt_type="preempt/partition_prio", **changes)
+    return found(doctor_checks.setting_findings(config, RULES.values()))
 
 
 @pytest.mark.parametrize(
@@ -203,14 +205,14 @@ def test_settings(about, changes, level, said):
 
 
 def test_preemption_by_partitions_that_freeze_jobs():
-    finding = doctor_settings.preemption_finding("preempt/partition_prio", "REQUEUE", {"REQUEUE", "SUSPEND"})
+    finding = doctor_checks.preemption_finding("preempt/partition_prio", "REQUEUE", {"REQUEUE", "SUSPEND"})
     assert finding.level is Level.WARNING
-    assert "sacctmgr" in doctor_settings.preemption_finding("preempt/qos", "REQUEUE", set()).text
-    assert doctor_settings.preemption_finding("preempt/none", "REQUEUE", set()).level is Level.OK
+    assert "sacctmgr" in doctor_checks.preemption_finding("preempt/qos", "REQUEUE", set()).text
+    assert doctor_checks.preemption_finding("preempt/none", "REQUEUE", set()).level is Level.OK
 
 
 def test_the_kind_of_preemption_of_recorded_configurations():
-    kinds = {path.name: doctor_settings.read_preempt_type(path.read_text()) for path in RECORDED.glob("show-config-*")}
+    kinds = {path.name: read_config(path.read_text()).preempt_type for path in RECORDED.glob("show-config-*")}
     assert len(kinds) >= 3 and all(kind is None or kind.startswith("preempt/") for kind in kinds.values())
     assert "preempt/none" in kinds.values() or "preempt/partition_prio" in kinds.values()
 
@@ -224,7 +226,7 @@ def test_the_kind_of_preemption_of_recorded_configurations():
     ],
 )
 def test_accounting(kept, said, level, text):
-    finding = doctor_settings.accounting_finding(kept, said, 300.0)
+    finding = doctor_checks.accounting_finding(kept, said, 300.0)
     assert finding.level is level and text in finding.text
     assert ("known for 5 min" in finding.text) == (level is Level.WARNING)
 
@@ -237,12 +239,12 @@ def test_accounting(kept, said, level, text):
     ],
 )  # fmt: skip
 def test_how_long_jobs_are_known(age_s, accounting, level):
-    assert doctor_settings.memory_finding(age_s, accounting).level is level
+    assert doctor_checks.memory_finding(age_s, accounting).level is level
 
 
 def test_a_controller_that_says_nothing_breaks_nothing():
     config = read_config("")
-    findings = [*doctor_settings.setting_findings(config, None, []), *doctor.controller_findings(config, 0, {}, None)]
+    findings = [*doctor_checks.setting_findings(config, []), *doctor_checks.controller_findings(config, 0, {}, None)]
     assert not problems(findings)
     assert all(finding.hint for finding in findings if finding.level is not Level.OK)
 
@@ -253,32 +255,39 @@ def test_a_controller_that_says_nothing_breaks_nothing():
 NFS, EXT4, ODD = FileSystem("nfs4", "/home"), FileSystem("ext4", "/"), FileSystem("fuse.odd", "/odd")
 
 
+TRY = "launch doctor slurm --try"
+
+
 def place(file_system, path="/x"):
-    return doctor.Place(path, file_system)
+    return SharedPlace(path, file_system)
 
 
 def test_places_that_nodes_may_not_see():
-    assert doctor.place_finding("runs root", [place(NFS)]).level is Level.OK
+    assert place_finding("runs root", [place(NFS)], TRY).level is Level.OK
     for file_system, why in ((EXT4, "this machine's own"), (ODD, "may nodes see it?")):
-        finding = doctor.place_finding("runs root", [place(NFS, "/good"), place(file_system, "/bad")])
+        finding = place_finding("runs root", [place(NFS, "/good"), place(file_system, "/bad")], TRY)
         assert finding.level is Level.WARNING and why in finding.text
         assert "/bad" in finding.text and "/good" not in finding.text
         assert "--try" in finding.hint
-        assert "--try" not in doctor.place_finding("runs root", [place(file_system)], tried=True).hint
-        assert doctor.place_finding("runs root", [place(file_system)], ["n1", "n2"]).text.endswith("on n1 and n2")
+        assert "--try" not in place_finding("runs root", [place(file_system)], TRY, tried=True).hint
+        assert place_finding("runs root", [place(file_system)], TRY, ["n1", "n2"]).text.endswith("on n1 and n2")
 
 
 # The job
 
 
-WISH = Wish(Path("/runs"), "/python")
+WISH = DoctorWish(Path("/runs"), "/python")
+
+
+def script(folder, nodes, python):
+    return batch_script(SlurmTrials(WISH, Shape(4, 0, 1, math.inf)), TrialFolder(folder), nodes, python)
 
 
 def test_the_options_of_the_job():
     given = options(WISH, Shape(4, 2, 8000, math.inf), 2)
     assert {"--requeue", "--nodes=2", "--time=3", "--gres=gpu:1", "--mem=2000M", "--output=/dev/null"} <= set(given)
     assert not any(word.startswith(("--partition", "--account", "--qos")) for word in given)
-    asked = options(replace(WISH, partition="p", account="a", qos="q"), Shape(4, 0, 1, 90.0), 1)
+    asked = options(replace(WISH, chosen={"partition": "p", "account": "a", "qos": "q"}), Shape(4, 0, 1, 90.0), 1)
     assert {"--nodes=1", "--time=1", "--partition=p", "--account=a", "--qos=q"} <= set(asked)
     assert not any(word.startswith(("--gres", "--mem")) for word in asked)
 
@@ -297,11 +306,11 @@ def test_the_script_takes_any_path_as_it_is(tmp_path, name):
     (programs / "python").write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
     for program in programs.iterdir():
         program.chmod(0o755)
-    text = script(Folder(path), 1, str(programs / "python"))
+    text = script(path, 1, str(programs / "python"))
     env = {"PATH": f"{programs}:/usr/bin:/bin", "SLURMD_NODENAME": "node0"}
     done = subprocess.run(["/bin/sh"], input=text, cwd=tmp_path, env=env, text=True, check=False)
     assert done.returncode == 0
-    assert (path / "steps.log").read_text() == f"-P|-m|launcher.clusters.slurm.doctor_probe|{path}|"
+    assert (path / "steps.log").read_text() == f"-P|-m|launcher.clusters.slurm.doctor_node|{path}|"
     assert (path / "seen").exists() and (path / "seen-node0").exists()
     assert not (tmp_path / "canary").exists()
 
@@ -309,7 +318,7 @@ def test_the_script_takes_any_path_as_it_is(tmp_path, name):
 @pytest.mark.parametrize(("there", "code"), [(False, 41), (True, 42)])
 def test_the_script_tells_by_its_exit_code_what_it_does_not_find(tmp_path, there, code):
     folder = Path("/proc/self") if there else tmp_path / "none"
-    done = subprocess.run(["/bin/sh"], input=script(Folder(folder), 1, "/python"), text=True, check=False)
+    done = subprocess.run(["/bin/sh"], input=script(folder, 1, "/python"), text=True, check=False)
     assert done.returncode == code
 
 
@@ -324,7 +333,7 @@ def test_the_script_tells_what_a_node_does_not_find(tmp_path, python, code):
     )
     (programs / "srun").chmod(0o755)
     env = {"PATH": f"{programs}:/usr/bin:/bin", "SLURMD_NODENAME": "node7"}
-    subprocess.run(["/bin/sh"], input=script(Folder(tmp_path), 1, python), env=env, text=True, check=True)
+    subprocess.run(["/bin/sh"], input=script(tmp_path, 1, python), env=env, text=True, check=True)
     assert read_stopped((tmp_path / "steps.log").read_text()) == ({"node7": (code, "")} if code else {})
 
 
@@ -334,10 +343,17 @@ def test_what_slurm_says_of_the_job():
         "ReqNodeList=(null) ExcNodeList=(null) NodeList={} BatchHost=node0 NumNodes=2"
     )
     running = read_job(line.format("RUNNING", "None", "0:0", "node[0-1]"))
-    assert running == Job(Phase.RUNNING, "RUNNING", "None", "node[0-1]", 1795268196.0, 0, True, 0)
+    assert running == TrialJob(
+        waits=False,
+        word="RUNNING",
+        reason="Slurm has not looked at it yet",
+        nodes="node[0-1]",
+        starts_at=1795268196.0,
+        requeue=True,
+    )
     failed = read_job(line.format("FAILED", "NonZeroExitCode", "41:0", "(null)"))
-    assert (failed.phase, failed.exit_code, failed.nodes) == (Phase.ENDED, 41, "")
-    assert read_job("") == Job()
+    assert (failed.has_ended, failed.exit_code, failed.nodes) == (True, 41, "")
+    assert read_job("") == replace(TrialJob(), reason=read_job("").reason)
 
 
 def test_garbage_from_slurm_is_read_without_a_traceback():
@@ -347,7 +363,7 @@ def test_garbage_from_slurm_is_read_without_a_traceback():
     words = ["JobState=", "ExitCode=", "GraceTime=", "PartitionName=", "Restarts=", "9" * 30, "²", "\n", " ", ":", "x"]
     for _ in range(2000):
         text = "".join(draw.choice(words) for _ in range(draw.randrange(30)))
-        read_job(text), doctor.read_rules(text), doctor.read_ping(text), read_stopped(text)
+        read_job(text), read_rules(text), read_ping(text), read_stopped(text)
 
 
 # What the nodes told
@@ -358,12 +374,12 @@ HOSTS = ("n1", "n2")
 
 
 def call(caller, called, *, took_ms: float | None = 0.2, error="", interface="", port=23000):
-    return Call(caller, called, interface, f"10.0.0.{called[1]}", port, took_ms, error)
+    return NodeCall(caller, called, interface, f"10.0.0.{called[1]}", port, took_ms, error)
 
 
 def trial(**changes):
     """One that went well."""
-    doors = (Door("", "10.0.0.1", 23000),)
+    doors = (Door("", "10.0.0.1", (23000, 41000)),)
     good = Trial(
         "7",
         HOSTS,
@@ -371,10 +387,10 @@ def trial(**changes):
         "RUNNING",
         0,
         requeue=True,
-        greetings={host: Greeting(host, "0.1.0", "3.11.7", doors) for host in HOSTS},
-        clocks={host: Clock(0.01, 0.02) for host in HOSTS},
+        greetings={host: NodeGreeting(host, "0.1.0", "3.11.7", doors) for host in HOSTS},
+        clocks={host: NodeClock(0.01, 0.02) for host in HOSTS},
         reports={
-            one: Report(one, (call(one, other),), Torch("2.10.0", "CUDA 12.8", 1), 1)
+            one: NodeReport(one, (call(one, other),), Torch("2.10.0", "CUDA 12.8", 1), 1)
             for one, other in (("n1", "n2"), ("n2", "n1"))
         },
     )
@@ -382,7 +398,7 @@ def trial(**changes):
 
 
 def say(one):
-    return list(trial_findings(one, EXPECTED))
+    return list(trial_findings(one, EXPECTED, WORDS))
 
 
 def without(mapping, *hosts):
@@ -410,7 +426,7 @@ def test_one_node_has_nobody_to_call():
 
 
 def replace_calls(report, *calls):
-    return Report(report.node, calls, report.torch, report.gpus)
+    return NodeReport(report.node, calls, report.torch, report.gpus)
 
 
 @pytest.mark.parametrize(
@@ -479,7 +495,7 @@ def test_a_job_that_does_not_end():
 )  # fmt: skip
 def test_other_versions_there(python, ours, level):
     good = trial()
-    other = Greeting("n2", ours, python, ())
+    other = NodeGreeting("n2", ours, python, ())
     assert found(say(replace(good, greetings={**good.greetings, "n2": other})))["python"][0] is level
 
 
@@ -494,7 +510,7 @@ def test_other_versions_there(python, ours, level):
 )
 def test_torch_there_is_a_warning_only(torch, gpus, said):
     good = trial()
-    reports = {**good.reports, "n2": Report("n2", good.reports["n2"].calls, torch, gpus)}
+    reports = {**good.reports, "n2": NodeReport("n2", good.reports["n2"].calls, torch, gpus)}
     torches = [finding for finding in say(replace(good, reports=reports)) if finding.about == "torch"]
     assert [finding.level for finding in torches] == [Level.OK, Level.WARNING]
     assert said in torches[1].text
@@ -506,13 +522,13 @@ def test_torch_there_is_a_warning_only(torch, gpus, said):
 )
 def test_a_clock_that_differs(ahead_s, took_s, level):
     good = trial()
-    clocks = {**good.clocks, "n2": Clock(ahead_s, took_s)}
+    clocks = {**good.clocks, "n2": NodeClock(ahead_s, took_s)}
     assert found(say(replace(good, clocks=clocks)))["clock"][0] is level
 
 
 def test_a_folder_that_is_slow_or_one_way():
     good = trial()
-    slow = found(say(replace(good, clocks={**good.clocks, "n2": Clock(0.0, 31.0)})))["runs root"]
+    slow = found(say(replace(good, clocks={**good.clocks, "n2": NodeClock(0.0, 31.0)})))["runs root"]
     assert slow[0] is Level.WARNING and "took 31 s" in slow[1]
     deaf = replace(good, clocks=without(good.clocks, "n2"))
     assert found(say(deaf))["runs root"][1] == "what is written here was not seen on n2 in time"
@@ -531,7 +547,7 @@ def test_nodes_that_do_not_reach_each_other():
 def test_an_interface_that_is_not_there_is_said_once_for_each_node():
     good = trial()
     doors = (Door("ib0", error="no 'ib0' on n2"),)
-    greetings = {**good.greetings, "n2": Greeting("n2", "0.1.0", "3.11.7", doors)}
+    greetings = {**good.greetings, "n2": NodeGreeting("n2", "0.1.0", "3.11.7", doors)}
     assert problems(say(replace(good, greetings=greetings))) == ["n2: no 'ib0' on n2"]
 
 
@@ -540,9 +556,9 @@ def test_a_site_that_takes_requeueing_away():
 
 
 def test_no_nodes_in_time():
-    finding = no_nodes_finding("7", 60.0, "waiting for nodes to become free", None)
+    finding = no_nodes_finding("7", 60.0, "waiting for nodes to become free", None, WORDS)
     assert finding.level is Level.WARNING and "--within 600" in finding.hint
-    assert "expects one at 1970-01-" in no_nodes_finding("7", 60.0, "x", 86400.0).hint
+    assert "expects one at 1970-01-" in no_nodes_finding("7", 60.0, "x", 86400.0, WORDS).hint
 
 
 def test_hostile_words_of_a_node_stay_words():

@@ -19,6 +19,36 @@ class Config:
     min_job_age_s: float | None
     preempt_mode: str | None
     accounting: bool | None
+    preempt_type: str | None  # preempt/partition_prio
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRules:
+    """What `scontrol show partition` says of a partition, on top of what sinfo does."""
+
+    preempt_mode: str
+    grace_s: float
+
+
+def show_partitions() -> list[str]:
+    return ["scontrol", "--oneliner", "show", "partition"]
+
+
+def read_rules(text: str) -> dict[str, PartitionRules]:
+    """By the name of the partition."""
+    found = {}
+    for line in text.splitlines():
+        fields = dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", line))
+        if name := fields.get("PartitionName"):
+            grace_s = _seconds(fields.get("GraceTime", ""))
+            found[name] = PartitionRules(fields.get("PreemptMode", ""), grace_s or 0.0)
+    return found
+
+
+def read_ping(text: str) -> dict[str, bool]:
+    """Whether each controller is up, by `scontrol ping`: `Slurmctld(primary) at control is UP`."""
+    found = re.findall(r"^Slurmctld\(\w+\) at (\S+) is (UP|DOWN)", text, re.MULTILINE)
+    return {host: state == "UP" for host, state in found}
 
 
 def show_config() -> list[str]:
@@ -43,6 +73,7 @@ def read_config(text: str) -> Config:
         preempt_mode=fields.get("PreemptMode"),
         # Newer ones have no plugin where older ones have one that keeps nothing.
         accounting=None if storage is None else storage not in ("", "(null)", "accounting_storage/none"),
+        preempt_type=fields.get("PreemptType"),
     )
 
 

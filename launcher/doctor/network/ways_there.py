@@ -1,10 +1,8 @@
-"""Run on a host as text (`python -I -c TEXT`) by `launch doctor POOL`: lets others measure the way to it, and
-measures its own ways to them. Asked by JSON lines on stdin; leaves when they end, and leaves nothing behind.
+"""Measures the ways from and to one node: lets others measure the way to it, and measures its own ways to them.
 
-Who connects proves the token, and has it proved, as on the agents' wire. The standard library alone.
+The standard library alone. On hosts that have nothing of ours it is run as text (`python -I -c TEXT`), is asked by
+JSON lines on stdin, and leaves when they end. Who connects proves the token, and has it proved, as on the agents' wire.
 """
-
-from __future__ import annotations
 
 import contextlib
 import errno
@@ -19,7 +17,8 @@ import struct
 import sys
 import threading
 import time
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 
 PINGS = 5
 FLOOD_S, FLOOD_BYTES = 1.0, 64_000_000
@@ -31,45 +30,61 @@ _MASTER_PORTS = (20_000, 32_000)  # where a run's MASTER_PORT is
 _TRIES = 64
 
 
+@dataclass(frozen=True)
+class OwnEnd:
+    """Where this node listens and calls from, and what proves to the others that it is one of them."""
+
+    address: str
+    token: str
+    version: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a call found out; with an error it did not come through, at that port."""
+
+    round_trip_s: float = 0.0
+    bytes_per_s: float = 0.0
+    error: str = ""
+    port: int = 0
+
+
 def main() -> None:
-    token, version, own_address = "", 0, ""
+    me = OwnEnd("", "", 0)
     for line in sys.stdin:
         asked = json.loads(line)
-        answer: dict[str, Any]
+        if asked.pop("do") == "call":
+            print(json.dumps(asdict(call(me, asked["address"], asked["ports"]))), flush=True)
+            continue
         try:
-            if asked["do"] == "open":
-                token, version, own_address = asked["token"], asked["version"], asked["address"]
-                answer = {"ports": open_doors(own_address, token, version)}
-            else:
-                answer = call(asked["address"], asked["ports"], own_address, token, version)
+            me = OwnEnd(**asked)
+            print(json.dumps({"ports": open_doors(me)}), flush=True)
         except (OSError, ValueError) as error:
-            answer = {"error": why(error)}
-        print(json.dumps(answer), flush=True)
+            print(json.dumps({"error": why(error)}), flush=True)
 
 
 def why(error: Exception) -> str:
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__)[:200]
 
 
-def open_doors(address: str, token: str, version: int) -> list[int]:
+def open_doors(me: OwnEnd) -> list[int]:
     """Listen on this address alone: on a port as MASTER_PORT has, and on one that the kernel chooses."""
-    if not address:
+    if not me.address:
         raise ValueError("its address is not known")
-    family, _, _, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+    family, _, _, _, place = socket.getaddrinfo(me.address, 0, type=socket.SOCK_STREAM)[0]
     ports = []
-    for choices in ([random.SystemRandom().randint(*_MASTER_PORTS) for _ in range(_TRIES)], [0]):
+    for choices in ([random.SystemRandom().randint(*_MASTER_PORTS) for _ in range(_TRIES)], []):
         door = _bound(family, str(place[0]), choices)
         door.listen()
         ports.append(int(door.getsockname()[1]))
-        threading.Thread(target=_attend, args=(door, token, version), daemon=True).start()
+        threading.Thread(target=_attend, args=(door, me), daemon=True).start()
     return ports
 
 
 def _bound(family: int, address: str, ports: list[int]) -> socket.socket:
-    """On the first of the ports that is free."""
-    *some, last = ports
+    """On the first of the ports that is free, or on any."""
     door = socket.socket(family, socket.SOCK_STREAM)
-    for port in some:
+    for port in ports:
         try:
             door.bind((address, port))
         except OSError as error:
@@ -77,21 +92,21 @@ def _bound(family: int, address: str, ports: list[int]) -> socket.socket:
                 raise
         else:
             return door
-    door.bind((address, last))
+    door.bind((address, 0))
     return door
 
 
-def _attend(door: socket.socket, token: str, version: int) -> None:
+def _attend(door: socket.socket, me: OwnEnd) -> None:
     while True:
         caller, _ = door.accept()
-        threading.Thread(target=_serve, args=(caller, token, version), daemon=True).start()
+        threading.Thread(target=_serve, args=(caller, me), daemon=True).start()
 
 
-def _serve(caller: socket.socket, token: str, version: int) -> None:
+def _serve(caller: socket.socket, me: OwnEnd) -> None:
     """Answer pings; then take what comes, and say how much it was in how long."""
     with caller, contextlib.suppress(OSError, ValueError):  # strangers, and who hangs up
         caller.settimeout(_SILENT_S)
-        challenge(caller, token, version)
+        challenge(caller, me)
         caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for _ in range(PINGS):
             if not caller.recv(1):
@@ -107,23 +122,23 @@ def _serve(caller: socket.socket, token: str, version: int) -> None:
                 return
             size += took
             now = time.monotonic()
-        caller.sendall(json.dumps({"bytes": size, "seconds": now - began}).encode() + b"\n")
+        _say(caller, {"bytes": size, "seconds": now - began})
         while caller.recv_into(buffer) and time.monotonic() - now < _SILENT_S:
             continue  # closed with something unread, the answer might be lost
 
 
-def call(address: str, ports: list[int], own_address: str, token: str, version: int) -> dict[str, Any]:
+def call(me: OwnEnd, address: str, ports: Sequence[int], *, flood: bool = True) -> Measured:
     """How long a word takes there and back, and how fast much of it goes there."""
     master, other = ports
     for port in (other, master):
         try:
-            with socket.create_connection((address, port), _CONNECT_S, (own_address, 0)) as line:
+            with socket.create_connection((address, port), _CONNECT_S, (me.address, 0)) as line:
                 line.settimeout(_SILENT_S)
-                prove(line, token, version)
+                prove(line, me)
                 if port == master:
-                    return {"round_trip_s": _ping(line), "bytes_per_s": _flood(line)}
+                    return Measured(_ping(line), _flood(line) if flood else 0.0)
         except (OSError, ValueError) as error:
-            return {"error": why(error), "port": port}
+            return Measured(error=why(error), port=port)
     raise AssertionError("it has returned")
 
 
@@ -163,28 +178,28 @@ def _flood(line: socket.socket) -> float:
 # The proof of launcher.agent.wire
 
 
-def challenge(line: socket.socket, token: str, version: int) -> None:
+def challenge(line: socket.socket, me: OwnEnd) -> None:
     nonce = secrets.token_hex(16)
-    _say(line, {"v": version, "nonce": nonce})
+    _say(line, {"v": me.version, "nonce": nonce})
     proof = _hear(line, "nonce", "mac")
-    if not hmac.compare_digest(proof["mac"].encode(), _mac(token, _CALLER, nonce, proof["nonce"]).encode()):
+    if not hmac.compare_digest(proof["mac"].encode(), _mac(me, _CALLER, nonce, proof["nonce"]).encode()):
         raise ValueError("a stranger")
-    _say(line, {"mac": _mac(token, _LISTENER, proof["nonce"], nonce)})
+    _say(line, {"mac": _mac(me, _LISTENER, proof["nonce"], nonce)})
 
 
-def prove(line: socket.socket, token: str, version: int) -> None:
+def prove(line: socket.socket, me: OwnEnd) -> None:
     theirs, nonce = _hear(line, "nonce")["nonce"], secrets.token_hex(16)
-    _say(line, {"v": version, "nonce": nonce, "mac": _mac(token, _CALLER, theirs, nonce)})
+    _say(line, {"v": me.version, "nonce": nonce, "mac": _mac(me, _CALLER, theirs, nonce)})
     answer = _hear(line, "mac")
-    if not hmac.compare_digest(answer["mac"].encode(), _mac(token, _LISTENER, nonce, theirs).encode()):
+    if not hmac.compare_digest(answer["mac"].encode(), _mac(me, _LISTENER, nonce, theirs).encode()):
         raise ValueError("somebody else answers there")
 
 
-def _mac(token: str, role: str, first: str, second: str) -> str:
-    return hmac.new(bytes.fromhex(token), f"{role}|{first}|{second}".encode(), "sha256").hexdigest()
+def _mac(me: OwnEnd, role: str, first: str, second: str) -> str:
+    return hmac.new(bytes.fromhex(me.token), f"{role}|{first}|{second}".encode(), "sha256").hexdigest()
 
 
-def _say(line: socket.socket, message: dict[str, Any]) -> None:
+def _say(line: socket.socket, message: dict[str, str | int | float]) -> None:
     line.sendall(json.dumps(message).encode() + b"\n")
 
 
