@@ -7,8 +7,8 @@ from dataclasses import replace
 from launcher.cli.terminal import safe
 from launcher.errors import Exit, LaunchError, Refused
 from launcher.hostlink.connect import host_key
-from launcher.hostlink.known_hosts import ChangedKey, HostKey, UnknownKey, add, check, fingerprint, known_keys, who
-from launcher.hostlink.target import Target
+from launcher.hostlink.known_hosts import ChangedKey, HostKey, UnknownKey, add, check, fingerprint, known_keys
+from launcher.hostlink.target import Target, who
 
 YES_HELP = "take this key without asking, if it is the one that the host shows; known from elsewhere, say the console"
 

@@ -1,4 +1,12 @@
-"""What goes wrong with a connection. None of it says that a run has failed: it is not seen."""
+"""What goes wrong with a connection. None of it says that a run has failed: it is not seen.
+
+Unreachable
+  Dropped     the host hung up before it said a word
+  NoAccess    it does not let us in
+  Lost        it did, and then:
+    Broken    the connection ended
+    Silent    no answer came in time
+"""
 
 from launcher.errors import Unreachable
 
@@ -13,6 +21,14 @@ class NoAccess(Unreachable):
 
 class Lost(Unreachable):
     """The connection ended, or no answer came in time: what was asked may have happened, or may still happen."""
+
+
+class Broken(Lost):
+    """The connection was there and ended before the answer came: what was asked may have happened."""
+
+
+class Silent(Lost):
+    """The connection is there and the answer did not come in time: what was asked may still happen."""
 
 
 def why(error: BaseException | None) -> str:

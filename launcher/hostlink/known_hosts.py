@@ -8,14 +8,14 @@ import binascii
 import hashlib
 import hmac
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import Refused, Unreachable
-from launcher.hostlink.config_file import fits
-from launcher.hostlink.target import Target, known_name
+from launcher.hostlink.target import Target, known_name, who
 
 _REVOKED, _AUTHORITY = "@revoked", "@cert-authority"
 _NOT_OURS = Path("/etc")
@@ -215,7 +215,19 @@ def _without_port(target: Target) -> list[KnownKey]:
 
 
 def _about(names: str, name: str) -> bool:
-    return any(_is(one, name) for one in names.split(",")) or fits(name.lower(), names.lower())
+    return any(_is(one, name) for one in names.split(",")) or _fits(name.lower(), names.lower())
+
+
+def _fits(name: str, patterns: str) -> bool:
+    """True where one of the patterns fits, and none with a `!` does."""
+    said = patterns.split(",")
+    return any(_like(name, one) for one in said) and not any(_like(name, one[1:]) for one in said if one[:1] == "!")
+
+
+def _like(name: str, pattern: str) -> bool:
+    """`*` and `?`, and nothing else."""
+    form = "".join({"*": ".*", "?": "."}.get(letter, re.escape(letter)) for letter in pattern)
+    return re.fullmatch(form, name, re.DOTALL) is not None
 
 
 def _named(names: str, name: str) -> bool:
@@ -231,12 +243,6 @@ def _is(one: str, name: str) -> bool:
     except (binascii.Error, ValueError):
         return False
     return hmac.compare_digest(hmac.new(salt, name.lower().encode(), hashlib.sha1).digest(), digest)
-
-
-def who(target: Target) -> str:
-    """What the user calls it, and where that is."""
-    where = target.hostname if target.port == 22 else f"{target.hostname} port {target.port}"
-    return target.name if where == target.name else f"{target.name} ({where})"
 
 
 def _unknown(target: Target, key: HostKey, *, by_authority: bool) -> UnknownKey:

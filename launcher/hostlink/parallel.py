@@ -11,7 +11,8 @@ from functools import partial
 from typing import TypeVar
 
 from launcher.errors import LaunchError
-from launcher.hostlink.connect import Dropped, Line, connect
+from launcher.hostlink.connect import Line, connect
+from launcher.hostlink.failures import Dropped
 from launcher.hostlink.target import Target
 
 AT_ONCE = 8  # sshd drops at random from its tenth unfinished login on (MaxStartups 10:30:100)

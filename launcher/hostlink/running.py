@@ -1,23 +1,38 @@
 """A command on the other side: what it is given, what it says, how it ended."""
 
 import os
-import select
 import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
-from launcher.hostlink.by_paramiko.transport import BROKEN, Channel
-from launcher.hostlink.failures import Lost
-from launcher.hostlink.known_hosts import who
-from launcher.hostlink.target import Target
+from launcher.hostlink.failures import Broken, Silent
 
-_MOST = 256 * 1024
 _PACKET = 32 * 1024
 _SLICE_S = 0.05
+_TURN_S = 1.0  # a Ctrl-C that comes just before a wait is noticed at its end only
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 _./=:,@+-")
+
+
+class Channel(Protocol):
+    """A command that a transport has started. Nothing of it is done but in the caller's thread."""
+
+    def give(self, data: bytes, wait_s: float) -> int:
+        """How much of it went to its stdin, after some wait perhaps. Raises EOFError where nobody takes it any more."""
+
+    def end_input(self) -> None:
+        """It gets no more."""
+
+    def take(self, wait_s: float) -> tuple[bytes, bytes] | None:
+        """What it has said meanwhile on stdout and stderr; None once there will be no more."""
+
+    def code(self, wait_s: float) -> int | None:
+        """How it ended, 128 + n by signal n; -1: the connection ended before that was told; None: not yet."""
+
+    def close(self) -> None:
+        """Let go of it; it goes on there, with its pipes closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +47,12 @@ class Done:
 class Running:
     """A command there. All happens in the caller's thread: while that waits, what the command says is taken."""
 
-    def __init__(self, target: Target, channel: Channel) -> None:
-        self.target = target
+    def __init__(self, who: str, channel: Channel) -> None:
+        """`who`: the host, for messages."""
+        self.who = who
         self._channel = channel
         self._out, self._err = bytearray(), bytearray()
-        channel.settimeout(0.0)
-        self._poll = select.poll()
-        self._poll.register(channel.fileno(), select.POLLIN)
+        self._ended = False  # it says no more
 
     def __enter__(self) -> Self:
         return self
@@ -51,31 +65,27 @@ class Running:
     def feed(self, data: bytes, limit_s: float) -> bool:
         """Give it to its stdin; False where nobody takes it any more."""
         deadline = time.monotonic() + limit_s
-        at = 0
-        while at < len(data):
-            self._take()
+        rest = memoryview(data)
+        while rest:
+            self._take(0.0)
+            left = deadline - time.monotonic()
             try:
-                sent = self._channel.send(data[at : at + _PACKET])
-            except TimeoutError:
-                self._wait_for_room(deadline)
-                continue
-            except BROKEN:
+                given = self._channel.give(bytes(rest[:_PACKET]), min(_SLICE_S, max(left, 0.0)))
+            except EOFError:
                 return False
-            if sent == 0:
-                return False
-            at += sent
+            if not given and left <= 0:
+                raise self._late()
+            rest = rest[given:]
         return True
 
     def write(self, data: bytes, limit_s: float = 60.0) -> None:
-        """The same; raises Lost where nobody takes it."""
+        """Give it to its stdin. Raises Broken where nobody takes it any more."""
         if not self.feed(data, limit_s):
-            raise Lost(f"{who(self.target)}: the command or the connection has ended")
+            raise Broken(f"{self.who}: the command or the connection has ended")
 
     def close_stdin(self) -> None:
-        try:
-            self._channel.shutdown_write()
-        except BROKEN:
-            return  # what it says and how it ended still tell
+        """What it says and how it ended still tell."""
+        self._channel.end_input()
 
     def read(self, size: int, limit_s: float = 60.0) -> bytes:
         """Up to so many bytes of its stdout, as soon as there are any; empty at its end."""
@@ -91,63 +101,51 @@ class Running:
         return self.read(end or len(self._out) or 1, 0.0)
 
     def finish(self, limit_s: float = 60.0) -> Done:
-        """Wait for its end, with its stdin closed. Raises Lost where that does not come in time."""
+        """Wait for its end, with its stdin closed. Raises Silent where that does not come in time."""
         deadline = time.monotonic() + limit_s
         self.close_stdin()
         self._wait_for(lambda: False, limit_s)
-        if not self._channel.status_event.wait(max(0.0, deadline - time.monotonic())):
+        code = self._channel.code(max(0.0, deadline - time.monotonic()))
+        if code is None:
             raise self._late()
-        self._take()
-        code = self._channel.exit_status
+        self._take(0.0)
         self.close()
         return Done(code if code >= 0 else None, bytes(self._out), bytes(self._err))
 
     def close(self) -> None:
         """Let go of it; it goes on there, with its pipes closed."""
-        try:
-            self._channel.close()
-        except BROKEN:
-            return
+        self._channel.close()
 
     def _wait_for(self, there: Callable[[], bool], limit_s: float) -> None:
         """Take what it says until that is there, or there is no more."""
         deadline = time.monotonic() + limit_s
-        while not there():
-            ended = self._channel.eof_received or self._channel.closed
-            took = self._take()
-            if ended:
-                return
-            if took:
-                continue
+        while not there() and not self._ended:
             left = deadline - time.monotonic()
-            if left <= 0:
+            if not self._take(min(max(left, 0.0), _TURN_S)) and left <= 0 and not self._ended:
                 raise self._late()
-            self._poll.poll(min(left, 1.0) * 1000)
 
-    def _take(self) -> bool:
-        """Whatever it has said so far."""
-        before = len(self._out) + len(self._err)
-        while self._channel.recv_ready():
-            self._out += self._channel.recv(_MOST)
-        while self._channel.recv_stderr_ready():
-            self._err += self._channel.recv_stderr(_MOST)
-        return len(self._out) + len(self._err) > before
+    def _take(self, wait_s: float) -> bool:
+        """Whatever it says meanwhile; whether that was anything."""
+        said = None if self._ended else self._channel.take(wait_s)
+        if said is None:
+            self._ended = True
+            return False
+        self._out += said[0]
+        self._err += said[1]
+        return bool(said[0] or said[1])
 
-    def _wait_for_room(self, deadline: float) -> None:
-        if time.monotonic() >= deadline:
-            raise self._late()
-        with self._channel.lock:
-            if self._channel.out_window_size == 0 and not self._channel.closed:
-                self._channel.out_buffer_cv.wait(_SLICE_S)
-
-    def _late(self) -> Lost:
-        return Lost(f"{who(self.target)}: no answer in time: the command may still run there")
+    def _late(self) -> Silent:
+        return Silent(f"{self.who}: no answer in time: the command may still run there")
 
 
-def command_line(argv: Sequence[str]) -> str:
-    """For whatever shell the user has there: it sees one quoted word of harmless letters and leaves the rest to sh."""
+def command_line(argv: Sequence[str], *, told: bool = False) -> str:
+    """For whatever shell the user has there: it sees one quoted word of harmless letters and leaves the rest to sh.
+
+    `told`: a death by a signal is an exit code, for a transport that tells no signals.
+    """
     if any("\0" in word for word in argv):
         raise ValueError("a word of a command line with a NUL")
     line = os.fsencode(shlex.join(argv))
     safe = "".join(chr(byte) if byte in _PLAIN else f"\\0{byte:03o}" for byte in line)
-    return f"""exec /bin/sh -c 'eval "$(printf %b "{safe}")"'"""
+    end = "; exit $?" if told else ""
+    return f"""exec /bin/sh -c 'eval "$(printf %b "{safe}")"{end}'"""

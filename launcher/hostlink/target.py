@@ -1,32 +1,35 @@
-"""Where a host of a pool is and how to log in there, by the rules of OpenSSH's own configuration. Connects to nothing.
+"""Where a host is and how to log in there, by OpenSSH's own configuration. Connects to nothing.
 
-The first value that is said wins. `Match` knows host, originalhost, user, localuser and all: a block that asks for
-something else (exec, final, ...) is passed over, as if it did not match.
+`ssh -G` says what the configuration means; where there is no ssh, paramiko's reader does, which knows no Include.
 """
 
 import getpass
 import os
+import pwd
 import re
+import shutil
 import socket
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launcher.errors import BadInput
-from launcher.hostlink.config_file import options_for
+from launcher.errors import BadInput, Unreachable
+from launcher.hostlink.failures import Dropped
 from launcher.spec.model import SshHost
 
+TRY = "hint: is it up? a firewall in between, or a wrong port, looks the same"
 DEFAULT_PORT = 22
 CONNECT_TIMEOUT_S = 10.0
 _MOST_JUMPS = 8
 _DEFAULT_KEYS = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
+_NOT_FOR_US = ("~/.ssh/id_ecdsa_sk", "~/.ssh/id_ed25519_sk", "~/.ssh/id_xmss", "~/.ssh/id_dsa")
 _USERS_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
 _EVERYBODYS_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
+_LISTS = ("userknownhostsfile", "globalknownhostsfile")
 _JUMP = re.compile(
     r"(?:ssh://)?(?:(?P<user>[^@/]+)@)?(?:\[(?P<six>[^]]+)\]|(?P<host>[^][@:/-][^][@:/]*))(?::(?P<port>\d{1,5}))?/?"
 )
-_TIME = re.compile(r"(\d+)([smhdw]?)", re.IGNORECASE)
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +48,38 @@ class Target:
     connect_timeout_s: float
     agent_socket: str = ""  # empty: where $SSH_AUTH_SOCK says
     only_these_keys: bool = False  # of the agent's keys, none but those named here
+    proxy_command: str = ""  # reaches the host in our place
+    transport: str = "paramiko"  # or openssh, which looks up for itself what is not `said`
+    said: tuple[tuple[str, str], ...] = ()
 
 
-def target_of(host: SshHost, *, agent: bool = False) -> Target:
+def target_of(host: SshHost, *, agent: bool = False, transport: str = "paramiko") -> Target:
     """How to reach a host of the clusters file or of a spec from here, by its name. Raises BadInput."""
     said = {"user": host.user, "port": None if host.port is None else str(host.port)}
     own = () if host.key is None else (Path(host.key).expanduser(),)
     for key in own:
         if not key.is_file():
             raise BadInput(f"{host.name}: there is no key {key}", "hint: `key:` of this host names a private key here")
-    return _target(host.name, {name: value for name, value in said.items() if value}, own, agent=agent, passed=())
+    found = {name: value for name, value in said.items() if value}
+    if transport == "openssh":
+        return _as_ssh_has_it(host.name, found, own, agent=agent)
+    return _target(host.name, found, own, agent=agent, passed=())
+
+
+def resolved(target: Target) -> Target:
+    """The whole of a target that was left to ssh."""
+    return replace(
+        _target(target.name, dict(target.said), target.keys, agent=target.agent, passed=()), transport="openssh"
+    )
+
+
+def configured() -> list[str]:
+    """What ssh is told of its configuration, where that is not the usual one."""
+    named = os.environ.get("LAUNCH_SSH_CONFIG")
+    if not named:
+        own = Path.home() / ".ssh" / "config"
+        return ["-F", str(own)] if own.exists() and Path.home() != Path(pwd.getpwuid(os.getuid()).pw_dir) else []
+    return ["-F", named]
 
 
 def _target(
@@ -66,11 +91,10 @@ def _target(
             f"{passed[0]}: ProxyJump leads in a circle: {' -> '.join((*passed, name))}",
             f"hint: `ProxyJump none` for {name} in the SSH configuration",
         )
-    found = options_for(name, said)
+    found = _options(name, said)
     first = {keyword: words[0] for keyword, words in found.items()}
-    _no_proxy_command(name, first)
     user = first.get("user") or getpass.getuser()
-    hostname = _filled(first.get("hostname", name), {"h": name}, name, "HostName").lower()
+    hostname = first.get("hostname", name).lower()
     port = _port(first.get("port", str(DEFAULT_PORT)), name)
     tokens = {
         "d": str(Path.home()),
@@ -101,7 +125,62 @@ def _target(
         connect_timeout_s=_seconds(first.get("connecttimeout", "none"), name),
         agent_socket=_agent_socket(socket_said, tokens, name),
         only_these_keys=first.get("identitiesonly", "no").lower() in {"yes", "true"},
+        proxy_command="" if first.get("proxycommand", "none").lower() == "none" else first["proxycommand"],
+        said=tuple(said.items()),
     )
+
+
+def _as_ssh_has_it(name: str, said: Mapping[str, str], keys: tuple[Path, ...], *, agent: bool) -> Target:
+    """With nothing looked up: ssh does that itself."""
+    port = int(said.get("port", DEFAULT_PORT))
+    return Target(
+        name=name,
+        hostname=name,
+        port=port,
+        user=said.get("user", ""),
+        keys=keys,
+        agent=agent,
+        jumps=(),
+        known_as=known_name(name, port),
+        known_hosts=(),
+        connect_timeout_s=CONNECT_TIMEOUT_S,
+        transport="openssh",
+        said=tuple(said.items()),
+    )
+
+
+def _options(name: str, said: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """The keywords of the SSH configuration that hold for this host, in small letters, each with its values."""
+    files = _configuration_files()
+    if shutil.which("ssh") is None:
+        from launcher.hostlink.by_paramiko.transport import configuration  # late: only where there is no ssh
+
+        return configuration(files, name, said)
+    words = [word for keyword, value in said.items() for word in ("-o", f"{keyword}={value}")]
+    argv = ["ssh", *configured(), *words, "-G", "--", name]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if done.returncode:
+        said_so = [line for line in done.stderr.decode(errors="replace").splitlines() if not line.startswith("Pseudo-")]
+        raise BadInput(*(f"{name}: SSH configuration: {line.strip()}" for line in said_so[:1] or ["cannot be read"]))
+    found: dict[str, tuple[str, ...]] = {}
+    for line in os.fsdecode(done.stdout).splitlines():
+        keyword, _, value = line.partition(" ")
+        words = value.split() if keyword in _LISTS else [value]
+        found[keyword] = (*found.get(keyword, ()), *words)
+    return found
+
+
+def _configuration_files() -> list[Path]:
+    named = os.environ.get("LAUNCH_SSH_CONFIG")
+    if not named:
+        return [path for path in (Path.home() / ".ssh" / "config", Path("/etc/ssh/ssh_config")) if path.exists()]
+    if named == "none":
+        return []
+    try:
+        Path(named).read_bytes()
+    except OSError as error:
+        raise BadInput(f"{named}: cannot be read: {error.strerror}") from None
+    return [Path(named)]
 
 
 def known_name(hostname: str, port: int) -> str:
@@ -109,19 +188,25 @@ def known_name(hostname: str, port: int) -> str:
     return hostname if port == DEFAULT_PORT else f"[{hostname}]:{port}"
 
 
-def _no_proxy_command(name: str, first: Mapping[str, str]) -> None:
-    if first.get("proxycommand", "none").lower() != "none":
-        raise BadInput(
-            f"{name}: ProxyCommand of the SSH configuration is not supported here",
-            "hint: `ProxyJump` does the same where the command is an ssh",
-        )
+def silent(target: Target) -> Unreachable:
+    return Unreachable(f"{who(target)} does not answer", TRY)
+
+
+def dropped(target: Target, *words: str) -> Dropped:
+    return Dropped(f"{who(target)} hung up at once", *words, "hint: its sshd may have too many logins at the moment")
+
+
+def who(target: Target) -> str:
+    """What the user calls it, and where that is."""
+    where = target.hostname if target.port == 22 else f"{target.hostname} port {target.port}"
+    return target.name if where == target.name else f"{target.name} ({where})"
 
 
 def _keys(own: tuple[Path, ...], named: Sequence[str], tokens: Mapping[str, str], name: str) -> tuple[Path, ...]:
-    """Those that exist: the host's own, then the configuration's, else the ones that ssh takes by itself."""
-    if own and not named:
+    """Those that exist: the host's own, then the configuration's; ssh says the usual ones where that has none."""
+    if own and (not named or set(_DEFAULT_KEYS) <= set(named)):
         return own
-    said = [word for word in named if word.lower() != "none"] if named else _DEFAULT_KEYS
+    said = [word for word in named or _DEFAULT_KEYS if word not in _NOT_FOR_US]
     listed = [*own, *_files(said, tokens, name)]
     return tuple(dict.fromkeys(path for path in listed if path.is_file()))
 
@@ -184,10 +269,9 @@ def _port(text: str, name: str) -> int:
 
 
 def _seconds(text: str, name: str) -> float:
-    """As OpenSSH writes times: 10, 90s, 1m30s; none or 0 is ours to choose."""
+    """None or 0 is ours to choose."""
     if text.lower() == "none":
         return CONNECT_TIMEOUT_S
-    pieces = _TIME.findall(text)
-    if not pieces or "".join(number + unit for number, unit in pieces) != text:
-        raise BadInput(f"{name}: ConnectTimeout of the SSH configuration: expected a time, got {text!r}")
-    return float(sum(int(number) * _UNITS[unit.lower()] for number, unit in pieces)) or CONNECT_TIMEOUT_S
+    if not text.isascii() or not text.isdigit():
+        raise BadInput(f"{name}: ConnectTimeout of the SSH configuration: expected seconds, got {text!r}")
+    return float(text) or CONNECT_TIMEOUT_S

@@ -3,6 +3,9 @@ import os
 import pytest
 from doors import MISSING, Door
 
+from launcher.hostlink.target import target_of
+from launcher.spec.model import SshHost
+
 
 @pytest.fixture
 def opened(tmp_path):
@@ -25,3 +28,23 @@ def opened(tmp_path):
 @pytest.fixture
 def door(opened):
     return opened()
+
+
+@pytest.fixture(params=["paramiko", "openssh"])
+def to(request, tmp_path, monkeypatch):
+    """How a door is reached, by each transport."""
+
+    def target(door, **changes):
+        there = door.target(**changes)
+        if request.param == "paramiko":
+            return there
+        keys = "".join(f" IdentityFile {key}\n" for key in there.keys) or " IdentityFile none\n"
+        files = " ".join(map(str, there.known_hosts)) or "/dev/null"
+        (tmp_path / "config").write_text(
+            f"Host {there.name}\n HostName {there.hostname}\n Port {there.port}\n User {there.user}\n{keys}"
+            f" IdentitiesOnly yes\n UserKnownHostsFile {files}\n GlobalKnownHostsFile /dev/null\n"
+        )
+        monkeypatch.setenv("LAUNCH_SSH_CONFIG", str(tmp_path / "config"))
+        return target_of(SshHost(there.name), transport="openssh")
+
+    return target

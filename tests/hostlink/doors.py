@@ -20,6 +20,8 @@ MISSING = (
 )  # fmt: skip
 BOUND_S = 30.0
 MARK = "LAUNCH_TEST_DOOR"
+# sshd writes it when somebody has sent a name of a user or shown a key.
+ATTEMPTS = ("publickey", "userauth-request", "Accepted", "Failed", "preauth] user", "authenticating user")
 
 
 def keygen(path, *options, kind="ed25519", comment="test"):
@@ -35,6 +37,15 @@ def until(what, condition, limit_s=BOUND_S):
         assert time.monotonic() < deadline, f"never came: {what}"
         time.sleep(0.02)
     return answer
+
+
+def attempts(door):
+    return [line for line in door.log.splitlines() if any(word in line for word in ATTEMPTS)]
+
+
+def listed(key):
+    """As ssh-keygen lists it."""
+    return subprocess.run(["ssh-keygen", "-lf", key], capture_output=True, text=True, check=True).stdout.split()[1]
 
 
 def free_port():

@@ -10,7 +10,9 @@ from launcher.errors import Unreachable
 from launcher.hostlink import connect as connecting
 from launcher.hostlink import parallel
 from launcher.hostlink.by_paramiko import transport
-from launcher.hostlink.connect import Dropped, Line, Lost, NoAccess, UnknownKey
+from launcher.hostlink.connect import Line
+from launcher.hostlink.failures import Dropped, Lost, NoAccess
+from launcher.hostlink.known_hosts import UnknownKey
 from launcher.hostlink.parallel import close_all, connect_all, for_all
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import BadInput
+from launcher.hostlink.connect import connect
 from launcher.hostlink.target import target_of
 from launcher.spec.model import SshHost
 
@@ -185,20 +186,22 @@ def test_a_jump_is_a_host_of_the_configuration_too(configured):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("ProxyCommand nc %h %p\n", "ProxyCommand of the SSH configuration is not supported"),
-        ("ProxyJump bastion\nHost *\n", "ProxyJump leads in a circle: gpu01 -> bastion -> bastion"),
+        (
+            "Host gpu01\n ProxyJump one\nHost one\n ProxyJump two\nHost two\n ProxyJump one\n",
+            "ProxyJump leads in a circle: gpu01 -> one -> two -> one",
+        ),
         ("ProxyJump -oProxyCommand=x\n", "ProxyJump: expected user@host:port"),
-        ("Port 99999\n", "Port of the SSH configuration: expected 1 to 65535"),
-        ("Port ²\n", "Port of the SSH configuration: expected 1 to 65535"),
-        ("ConnectTimeout soon\n", "ConnectTimeout of the SSH configuration: expected a time"),
+        ("Port 99999\n", "config line 1: Bad port '99999'"),
+        ("Port ²\n", "config line 1: Bad port"),
+        ("ConnectTimeout soon\n", "config line 1: invalid time value"),
         ("IdentityFile ~/%C\n", "%C is not supported here"),
         ("IdentityFile ${{NOWHERE_SET}}\n", "uses ${NOWHERE_SET}, which is not set"),
-        ('Port "22\n', "config:1: a quote is not closed"),
-        ("Port\n", "config:1: port: expected a value"),
-        ("Host gpu01\n !!\n", "config:2: expected a keyword and a value"),
-        ("Match\n", "config:1: Match: expected what to match"),
-        ("Match host\n", "config:1: Match host: expected a pattern"),
-        ("Include {keys}/../config\n", "Include goes deeper than 16 files"),
+        ('Port "22\n', "config line 1: "),
+        ("Port\n", "config line 1: "),
+        ("Host gpu01\n !!\n", "config line 2: "),
+        ("Match\n", "config line 1: "),
+        ("Match host\n", "Missing Match criteria for host"),
+        ("Include {keys}/../config\n", "Too many recursive configuration includes"),
     ],
 )
 def test_what_cannot_be_followed_is_said(configured, text, words):
@@ -212,6 +215,36 @@ def test_a_key_of_the_entry_that_does_not_exist_is_said(configured, tmp_path):
     configured("")
     with pytest.raises(BadInput, match="there is no key"):
         target_of(SshHost("gpu01", key=str(tmp_path / "missing")))
+
+
+def test_a_proxy_command_is_left_to_ssh(configured):
+    configured("ProxyCommand nc %h %p\n")
+    with pytest.raises(BadInput, match=r"gpu01: ProxyCommand .* is for ssh alone") as told:
+        connect(target_of(SshHost("gpu01")))
+    assert "transport: openssh" in told.value.lines[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Host gpu01\n HostName h\n Port 2200\n User me\n", ("h", 2200, "me")),
+        ("Host gpu*\n HostName %h.x\nHost *\n User late\n Port 5\n", ("gpu01.x", 5, "late")),
+        ("Host gpu02\n Include {keys}/part1.conf\n", ("gpu01", 22, "root")),
+    ],
+)
+def test_where_there_is_no_ssh_paramiko_reads_it(configured, monkeypatch, text, expected):
+    configured(text)
+    monkeypatch.setenv("PATH", "/nowhere")
+    target = target_of(SshHost("gpu01"))
+    assert (target.hostname, target.port, target.user) == expected
+    assert target_of(SshHost("gpu01", user="you", port=7)).port == 7
+
+
+def test_an_include_needs_ssh(configured, monkeypatch):
+    configured("Include {keys}/part1.conf\n")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(BadInput, match="Include of the SSH configuration needs ssh"):
+        target_of(SshHost("gpu01"))
 
 
 def test_a_file_that_is_named_and_missing_is_said(monkeypatch, tmp_path):

@@ -8,7 +8,8 @@ from typing import Any
 
 from launcher.errors import LaunchError
 from launcher.hostlink import parallel
-from launcher.hostlink.connect import Line, NoAccess
+from launcher.hostlink.connect import Line
+from launcher.hostlink.failures import NoAccess
 from launcher.hostlink.target import Target, target_of
 from launcher.spec.model import SshHost
 

@@ -9,8 +9,9 @@ from launcher.clusters.ssh.facts import Surveyed
 from launcher.doctor.findings import Finding, ok, problem, warning
 from launcher.doctor.words import some
 from launcher.errors import LaunchError, Unreachable
-from launcher.hostlink.connect import Line, Running
+from launcher.hostlink.connect import Line
 from launcher.hostlink.parallel import for_all
+from launcher.hostlink.running import Running
 
 _MARK = b"launch-try: "
 _BOOT_S, _REDUCE_S, _HANG_UP_S = 120.0, 60.0, 5.0

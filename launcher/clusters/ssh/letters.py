@@ -11,7 +11,8 @@ import msgspec
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.messages import HELLO, Answer, Request, RunReport, Tails, encoded, read_answer
 from launcher.errors import LaunchError, Unreachable
-from launcher.hostlink.connect import Line, Running
+from launcher.hostlink.connect import Line
+from launcher.hostlink.running import Running
 from launcher.hostlink.shipping import bundle, deploy_there
 from launcher.spec.model import SshHost
 

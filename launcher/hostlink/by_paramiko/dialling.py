@@ -7,13 +7,9 @@ from typing import Any
 
 from launcher.errors import Unreachable
 from launcher.hostlink.failures import why
-from launcher.hostlink.known_hosts import who
-from launcher.hostlink.target import Target
+from launcher.hostlink.target import TRY, Target, silent, who
 
 CUT_S = 10.0  # after this much silence of the other side a connection is given up
-
-
-_TRY = "hint: is it up? a firewall in between, or a wrong port, looks the same"
 
 
 def dial(target: Target, deadline: float) -> socket.socket:
@@ -27,12 +23,8 @@ def dial(target: Target, deadline: float) -> socket.socket:
         except TimeoutError:
             failed = silent(target)
         except OSError as error:
-            failed = Unreachable(f"{who(target)} cannot be reached: {why(error)}", _TRY)
+            failed = Unreachable(f"{who(target)} cannot be reached: {why(error)}", TRY)
     raise failed
-
-
-def silent(target: Target) -> Unreachable:
-    return Unreachable(f"{who(target)} does not answer", _TRY)
 
 
 def _dialled(family: int, address: Any, limit_s: float) -> socket.socket:

@@ -8,8 +8,7 @@ from typing import Self
 
 from launcher.hostlink.by_paramiko.transport import BROKEN, Agent, Key, read_key
 from launcher.hostlink.failures import NoAccess, why
-from launcher.hostlink.known_hosts import who
-from launcher.hostlink.target import Target
+from launcher.hostlink.target import Target, who
 
 
 class Offers:

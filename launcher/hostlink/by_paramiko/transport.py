@@ -3,12 +3,14 @@
 The one place that knows paramiko, 5.1 in some of what it does not promise: tests/clusters/ssh sees whether that holds.
 """
 
+import glob
+import io
 import logging
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
@@ -23,11 +25,12 @@ from paramiko.common import MSG_CHANNEL_REQUEST, cMSG_GLOBAL_REQUEST
 from paramiko.packet import Packetizer
 from paramiko.ssh_exception import PartialAuthentication
 
+from launcher.errors import BadInput
 from launcher.hostlink.by_paramiko.dialling import CUT_S
 from launcher.hostlink.failures import why
 
 BROKEN = (paramiko.SSHException, EOFError, OSError)  # whatever the end of a connection looks like
-Channel = paramiko.Channel
+Session = paramiko.Channel
 Key = paramiko.PKey
 NoChannel = paramiko.ChannelException
 
@@ -52,10 +55,10 @@ class Answer(Enum):
     NONE = "none"  # in time
 
 
-class Transport(paramiko.Transport):
+class ParamikoConnection(paramiko.Transport):
     """One connection, over a socket or over a channel through another one."""
 
-    def __init__(self, inner: socket.socket | Channel, limit_s: float) -> None:
+    def __init__(self, inner: socket.socket | Session, limit_s: float) -> None:
         self.wire = _Wire(inner)
         all_that_it_needs: Any = self.wire  # of a socket
         super().__init__(all_that_it_needs, default_window_size=_WINDOW, packetizer_class=_Packets)
@@ -93,7 +96,7 @@ class Transport(paramiko.Transport):
             return Answer.MORE
         return Answer.NO
 
-    def channel_to(self, hostname: str, port: int, limit_s: float) -> Channel:
+    def channel_to(self, hostname: str, port: int, limit_s: float) -> Session:
         """A way from the host to another one."""
         return self.open_channel("direct-tcpip", (hostname, port), ("127.0.0.1", 0), timeout=limit_s)
 
@@ -207,6 +210,21 @@ class Agent(AgentSSH):
         self._close()  # type: ignore[attr-defined]
 
 
+def configuration(files: Sequence[Path], name: str, said: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """What OpenSSH's configuration says of a host, where no ssh is there to be asked. Raises BadInput."""
+    config = paramiko.SSHConfig()
+    try:
+        for path in files:
+            config.parse(io.StringIO(path.read_text(errors="surrogateescape")))
+        found: Mapping[str, str | list[str]] = config.lookup(name)
+    except (paramiko.ConfigParseError, OSError) as error:
+        raise BadInput(f"{name}: SSH configuration: {why(error)}") from None
+    if any(glob.glob(str(Path("~/.ssh", word).expanduser())) for word in str(found.get("include", "")).split()):
+        raise BadInput(f"{name}: Include of the SSH configuration needs ssh", "hint: install the OpenSSH client")
+    several = {keyword: value.split() if isinstance(value, str) else value for keyword, value in found.items()}
+    return {keyword: tuple(words) for keyword, words in several.items()} | {key: (one,) for key, one in said.items()}
+
+
 def read_key(path: Path) -> Key:
     """A private key. Raises ValueError with the reason."""
     try:
@@ -226,7 +244,7 @@ def _read_key(path: Path, _changed_ns: int) -> Key:
     return paramiko.PKey.from_path(path)
 
 
-def _note_signal(channel: Channel, message: paramiko.Message) -> None:
+def _note_signal(channel: Session, message: paramiko.Message) -> None:
     """paramiko passes over `exit-signal`."""
     if message.get_text() == "exit-signal":
         message.get_boolean()

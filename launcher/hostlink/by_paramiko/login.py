@@ -1,0 +1,162 @@
+"""Logging in by paramiko: over the hosts on the way, the host's key checked first, then our keys one by one."""
+
+import time
+from collections.abc import Sequence
+
+from launcher.errors import BadInput, Unreachable
+from launcher.hostlink import known_hosts
+from launcher.hostlink.by_paramiko.channel import ParamikoChannel
+from launcher.hostlink.by_paramiko.dialling import dial
+from launcher.hostlink.by_paramiko.offers import Offers
+from launcher.hostlink.by_paramiko.transport import BROKEN, Answer, NoChannel, ParamikoConnection, Session
+from launcher.hostlink.failures import Broken, why
+from launcher.hostlink.known_hosts import HostKey
+from launcher.hostlink.running import command_line
+from launcher.hostlink.target import Target, dropped, silent, who
+
+AUTHENTICATION_S = 15.0  # LDAP and PAM may take their time; a command has 30 s, and more may be silent after this
+_MOST_KEYS = 5  # shown over one connection: sshd ends it at the sixth (MaxAuthTries)
+
+
+def logged_in(target: Target, deadline: float | None) -> "ParamikoTransport":
+    """Raises UnknownKey, ChangedKey, RevokedKey, NoAccess, Dropped or another Unreachable."""
+    _refuse_proxy_commands(target)
+    via = _way_to(target, deadline)
+    try:
+        return _login(target, via, deadline)
+    except BaseException:
+        if via is not None:
+            via.close()
+        raise
+
+
+def shown_key(target: Target, deadline: float | None) -> HostKey:
+    """The key that the host shows; nobody logs in there, but at the hosts on the way."""
+    _refuse_proxy_commands(target)
+    via = _way_to(target, deadline)
+    try:
+        connection, key = _greeted(target, via, _earlier(target.connect_timeout_s, deadline))
+        connection.leave()
+        return key
+    finally:
+        if via is not None:
+            via.close()
+
+
+class ParamikoTransport:
+    """A connection of paramiko's, over those to the hosts on the way."""
+
+    def __init__(self, target: Target, connection: ParamikoConnection, via: "ParamikoTransport | None") -> None:
+        self.peer_address = connection.peer_address
+        self._target = target
+        self._connection = connection
+        self._via = via
+
+    def alive(self) -> bool:
+        return self._connection.is_active()
+
+    def start(self, command: Sequence[str] | str) -> ParamikoChannel:
+        try:
+            session = self._connection.open_session(timeout=AUTHENTICATION_S)
+        except NoChannel as error:
+            raise Unreachable(f"{who(self._target)}: no more commands at the same time: {error.text}") from None
+        except BROKEN as error:
+            raise Broken(f"{who(self._target)}: the connection broke: {why(error)}") from None
+        try:
+            session.exec_command(command if isinstance(command, str) else command_line(command))
+        except BROKEN as error:
+            session.close()
+            raise Broken(f"{who(self._target)}: no command can be started there: {why(error)}") from None
+        return ParamikoChannel(session)
+
+    def channel_to(self, target: Target, limit_s: float) -> Session:
+        """A way from this host to another one. Raises Unreachable."""
+        try:
+            return self._connection.channel_to(target.hostname, target.port, limit_s)
+        except NoChannel as error:
+            raise Unreachable(f"{who(target)} cannot be reached from {who(self._target)}: {error.text}") from None
+        except BROKEN as error:
+            raise Unreachable(f"{who(target)} cannot be reached through {who(self._target)}: {why(error)}") from None
+
+    def close(self) -> None:
+        self._connection.leave()
+        if self._via is not None:
+            self._via.close()
+
+
+def _refuse_proxy_commands(target: Target) -> None:
+    for one in (*target.jumps, target):
+        if one.proxy_command:
+            raise BadInput(
+                f"{one.name}: ProxyCommand of the SSH configuration is for ssh alone",
+                "hint: `transport: openssh` has ssh do it; `ProxyJump` does the same where the command is an ssh",
+            )
+
+
+def _way_to(target: Target, deadline: float | None) -> ParamikoTransport | None:
+    """The last of the hosts to pass; None where there is none."""
+    via: ParamikoTransport | None = None
+    for hop in target.jumps:
+        try:
+            via = _login(hop, via, deadline)
+        except BaseException:
+            if via is not None:
+                via.close()
+            raise
+    return via
+
+
+def _login(target: Target, via: ParamikoTransport | None, deadline: float | None) -> ParamikoTransport:
+    connection = _recognized(target, via, deadline)
+    try:
+        with Offers(target) as offers:
+            for number, key in enumerate(offers.keys):
+                if number and (number % _MOST_KEYS == 0 or not connection.is_active()):
+                    connection.leave()
+                    connection = _recognized(target, via, deadline)
+                answer = connection.offer(target.user, key, _earlier(AUTHENTICATION_S, deadline))
+                if answer is Answer.YES:
+                    return ParamikoTransport(target, connection, via)
+                if answer is Answer.NONE:
+                    raise Unreachable(f"{who(target)}: no answer to the login as {target.user} in time")
+                if answer is Answer.MORE:
+                    raise offers.refused(f"it wants {', '.join(connection.wants)}")
+            raise offers.refused("")
+    except BaseException:
+        connection.leave()
+        raise
+
+
+def _recognized(target: Target, via: ParamikoTransport | None, deadline: float | None) -> ParamikoConnection:
+    """A connection to the host that it says it is. Nothing has been sent yet that proves who we are."""
+    connection, key = _greeted(target, via, _earlier(target.connect_timeout_s, deadline))
+    try:
+        known_hosts.check(target, key)
+    except BaseException:
+        connection.leave()
+        raise
+    return connection
+
+
+def _greeted(target: Target, via: ParamikoTransport | None, deadline: float) -> tuple[ParamikoConnection, HostKey]:
+    """A connection with keys exchanged, and the host's, which nobody has looked at yet."""
+    inner = dial(target, deadline) if via is None else via.channel_to(target, max(0.1, deadline - time.monotonic()))
+    connection = ParamikoConnection(inner, max(1.0, deadline - time.monotonic()))
+    try:
+        if not connection.agree(known_hosts.expected_kinds(target), deadline):
+            raise silent(target)
+        if not connection.is_active():
+            error = connection.get_exception()
+            if connection.remote_version:
+                raise Unreachable(f"{who(target)}: no secure connection: {why(error)}")
+            raise dropped(target)
+        key = connection.get_remote_server_key()
+        return connection, HostKey(target.known_as, key.get_name(), key.asbytes())
+    except BaseException:
+        connection.leave()
+        raise
+
+
+def _earlier(limit_s: float, deadline: float | None) -> float:
+    own = time.monotonic() + limit_s
+    return own if deadline is None else min(own, deadline)

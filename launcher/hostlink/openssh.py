@@ -1,0 +1,311 @@
+"""The user's own ssh program: its configuration, certificates, Kerberos, hardware keys and open connections hold.
+
+A host of a pool gets one connection for all commands: the user's, where ssh has a master open, else one of ours, which
+is a command there that ends as soon as nobody holds its stdin. A login node gets a connection for each command.
+"""
+
+import base64
+import contextlib
+import os
+import select
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from launcher.errors import Unreachable
+from launcher.hostlink import known_hosts
+from launcher.hostlink.failures import Broken, NoAccess
+from launcher.hostlink.known_hosts import HostKey
+from launcher.hostlink.running import command_line
+from launcher.hostlink.target import Target, configured, dropped, resolved, silent, who
+
+CONNECT_S = 10
+_LOGIN_S = 15.0
+_LEAVE_S = 2.0
+_SSH_FAILED = 255
+_TAIL_BYTES = 4096
+_CHUNK = 1 << 18
+_MARK = "launch-connected"
+_MOST_NOISE = 1 << 20  # what a login shell may print before that
+_NOTICE_S = 0.2  # a connection's holder ends a little after those that share it
+# Never asks, never forwards, never stays behind; whatever the user says of hosts, keys and known hosts holds.
+_OPTIONS = (
+    "BatchMode=yes",
+    "ForwardAgent=no",
+    "ForwardX11=no",
+    "ClearAllForwardings=yes",
+    "ControlMaster=no",
+    "RemoteCommand=none",
+    "RequestTTY=no",
+    "LogLevel=ERROR",  # no banners: what it says is why it failed
+    f"ConnectTimeout={CONNECT_S}",
+    "ServerAliveInterval=5",
+    "ServerAliveCountMax=3",
+)
+_KINDS = {"ssh-rsa": "rsa-sha2-512,rsa-sha2-256,ssh-rsa"}
+_DROPPED = ("kex_exchange_identification", "ssh_exchange_identification")
+_HINTS = {
+    "Host key verification failed": "`ssh {name}` by hand shows the host's key and asks whether it is the right one",
+    "Permission denied": "`ssh {name} true` must work without a password: by a key, an agent or an open master",
+    "Could not resolve hostname": "another name of the host, or HostName for it in the SSH configuration",
+    "Too many authentication failures": "name the key by IdentityFile in the SSH configuration",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SshCommand:
+    """How ssh is called for one host."""
+
+    name: str  # as the user calls it, with the user there perhaps
+    options: tuple[str, ...] = ()  # before our own, and so instead of them
+    flags: tuple[str, ...] = ()
+    without: frozenset[str] = frozenset()  # variables that must not reach ssh
+
+    def argv(self, *line: str) -> list[str]:
+        """To have a shell there run this line."""
+        options = (word for option in (*self.options, *_OPTIONS) for word in ("-o", option))
+        return ["ssh", *configured(), *options, *self.flags, "--", self.name, *line]
+
+    def start(self, line: str, shared: Callable[[], bool] = lambda: False) -> "SshProcess":
+        return SshProcess(self.argv(line), self.without, shared)
+
+    def shared_by(self, socket: Path) -> tuple["SshCommand", "SshCommand"]:
+        """One that opens a connection for others, and those others."""
+        flags = (*self.flags, "-S", str(socket).replace("%", "%%"))
+        master = replace(self, options=("ControlMaster=yes", "ControlPersist=no", *self.options), flags=flags)
+        return master, replace(self, flags=flags)
+
+
+class SshProcess:
+    """An ssh program that runs, in a session of its own: a Ctrl-C is for us to pass on. A `Channel`."""
+
+    def __init__(self, argv: Sequence[str], without: Collection[str], shared: Callable[[], bool]) -> None:
+        """`shared`: whether the connection that it shares with others is still there."""
+        self._shared = shared
+        # A file, so that no full pipe stops ssh.
+        self._complaints: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as we
+        try:
+            self.process = subprocess.Popen(
+                argv,
+                env={name: value for name, value in os.environ.items() if name not in without},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._complaints,
+                bufsize=0,
+                start_new_session=True,
+            )
+        except FileNotFoundError:
+            self._complaints.close()
+            raise Unreachable("no `ssh` on PATH", "hint: install the OpenSSH client") from None
+        except BaseException:
+            self._complaints.close()
+            raise
+        self._stdin, self._stdout = _pipe(self.process.stdin), _pipe(self.process.stdout)
+        os.set_blocking(self._stdin.fileno(), False)
+
+    def give(self, data: bytes, wait_s: float) -> int:
+        if self._stdin.closed:
+            raise EOFError
+        try:
+            return os.write(self._stdin.fileno(), data)
+        except BlockingIOError:
+            select.select([], [self._stdin.fileno()], [], wait_s)
+            return 0
+        except OSError:
+            raise EOFError from None
+
+    def end_input(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stdin.close()
+
+    def take(self, wait_s: float) -> tuple[bytes, bytes] | None:
+        if self._stdout.closed:
+            return None
+        ready, _, _ = select.select([self._stdout.fileno()], [], [], wait_s)
+        if not ready:
+            return b"", b""
+        data = os.read(self._stdout.fileno(), _CHUNK)
+        if data:
+            return data, b""
+        self._stdout.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_LEAVE_S)
+        return b"", os.pread(self._complaints.fileno(), os.fstat(self._complaints.fileno()).st_size, 0)
+
+    def code(self, wait_s: float) -> int | None:
+        try:
+            code = self.process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            return None
+        return -1 if code < 0 or (code == _SSH_FAILED and not self._shared()) else code
+
+    def close(self) -> None:
+        """Nothing of it is left here on return; the other side ends by itself."""
+        _end(self.process)
+        self.end_input()
+        self._stdout.close()
+        self._complaints.close()
+
+    def last_words(self) -> list[str]:
+        """The line that says why, as far as ssh or the shell there said it; it is their last one."""
+        size = os.fstat(self._complaints.fileno()).st_size
+        tail = os.pread(self._complaints.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode(errors="replace")
+        lines = [line.strip() for line in tail.splitlines() if line.strip()]
+        return [f"  {line[:500]}" for line in lines[-1:]]
+
+
+class OpenSshTransport:
+    """One connection that all commands share."""
+
+    peer_address = ""  # ssh alone knows
+
+    def __init__(self, target: Target, command: SshCommand, master: SshProcess | None, folder: Path) -> None:
+        """`master`: what holds the connection; None: the user's own program does."""
+        self._target = target
+        self._command = command
+        self._master = master
+        self._folder = folder
+
+    def alive(self) -> bool:
+        if self._master is None:
+            return _has_master(self._command)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._master.process.wait(_NOTICE_S)
+        return self._master.process.returncode is None
+
+    def start(self, command: Sequence[str] | str) -> SshProcess:
+        if self._master is not None and self._master.process.poll() is not None:
+            raise Broken(f"{who(self._target)}: the connection broke")
+        line = command if isinstance(command, str) else command_line(command, told=True)
+        return self._command.start(line, self.alive)
+
+    def close(self) -> None:
+        if self._master is not None:
+            self._master.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def connected(target: Target, deadline: float | None) -> OpenSshTransport:
+    """Over the user's open connection, or one of ours. Raises BadKey, NoAccess, Dropped or another Unreachable."""
+    command = _command(target)
+    folder = Path(tempfile.mkdtemp(prefix="launch-ssh-"))
+    try:
+        if _has_master(command):
+            return OpenSshTransport(target, command, None, folder)
+        first, others = command.shared_by(folder / "way")
+        master = first.start(f"echo {_MARK}; exec cat >/dev/null")
+        try:
+            _wait_for_mark(target, master, _earlier(target.connect_timeout_s + _LOGIN_S, deadline))
+        except BaseException:
+            master.close()
+            raise
+        return OpenSshTransport(target, others, master, folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def shown_key(target: Target, deadline: float | None) -> HostKey:
+    """The key that the host shows; nobody logs in there. ssh has it looked up by a program that knows none."""
+    whole = resolved(target)
+    kinds = ",".join(_KINDS.get(kind, kind) for kind in known_hosts.expected_kinds(whole))
+    with tempfile.TemporaryDirectory(prefix="launch-ssh-") as folder:
+        seen = Path(folder) / "seen"
+        options = (
+            "ControlPath=none",
+            "StrictHostKeyChecking=yes",
+            "CheckHostIP=no",
+            "UserKnownHostsFile=/dev/null",
+            "GlobalKnownHostsFile=/dev/null",
+            "IgnoreUnknown=KnownHostsCommand",  # which came with OpenSSH 8.5
+            f"KnownHostsCommand=/bin/sh -c 'echo %I %t %K >>{seen}'",
+            *((f"HostKeyAlgorithms=^{kinds}",) if kinds else ()),
+        )
+        command = _command(target)
+        process = replace(command, options=(*options, *command.options)).start("true")
+        try:
+            code = process.code(max(0.1, _earlier(target.connect_timeout_s + _LOGIN_S, deadline) - time.monotonic()))
+            words = process.last_words()
+        finally:
+            process.close()
+        for line in seen.read_text().splitlines() if seen.exists() else ():
+            reason, kind, blob = line.split()
+            if reason == "HOSTNAME":
+                return HostKey(whole.known_as, kind, base64.b64decode(blob))
+    if code is None:
+        raise silent(target)
+    raise Unreachable(f"{who(target)}: its host key could not be looked at", *words)
+
+
+def _command(target: Target) -> SshCommand:
+    said = (f"{keyword}={value}" for keyword, value in target.said)
+    keys = (f'IdentityFile="{path}"' for path in target.keys)
+    return SshCommand(target.name, ("StrictHostKeyChecking=yes", *said, *keys))
+
+
+def _has_master(command: SshCommand) -> bool:
+    """Whether the user has a connection open that others may share."""
+    argv = replace(command, flags=("-O", "check", *command.flags)).argv()
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=CONNECT_S)
+    return done.returncode == 0
+
+
+def _wait_for_mark(target: Target, master: SshProcess, deadline: float) -> None:
+    """Until we are let in; whatever a shell prints before that is passed over."""
+    said = bytearray()
+    while _MARK.encode() not in said:
+        left = deadline - time.monotonic()
+        more = master.take(max(0.0, min(left, 1.0)))
+        if more is None or len(said) > _MOST_NOISE:
+            raise _refused(target, master)
+        if not more[0] and left <= 0:
+            raise silent(target)
+        said += more[0]
+
+
+def _refused(target: Target, master: SshProcess) -> Unreachable:
+    words = master.last_words()
+    said = "\n".join(words)
+    if "Host key verification failed" in said:
+        try:
+            known_hosts.check(resolved(target), shown_key(target, None))
+        except Unreachable as error:
+            return error
+    if "Permission denied" in said or "Too many authentication failures" in said:
+        return NoAccess(f"{who(target)}: no access", *words, *hint(target.name, words))
+    if any(word in said for word in _DROPPED):
+        return dropped(target, *words)
+    return Unreachable(f"{who(target)} cannot be reached", *words, *hint(target.name, words))
+
+
+def hint(name: str, words: Iterable[str]) -> list[str]:
+    """What to do about what ssh says."""
+    said = "\n".join(words)
+    return [f"hint: {hint.format(name=name)}" for what, hint in _HINTS.items() if what in said][:1]
+
+
+def _earlier(limit_s: float, deadline: float | None) -> float:
+    own = time.monotonic() + limit_s
+    return own if deadline is None else min(own, deadline)
+
+
+def _end(process: "subprocess.Popen[Any]") -> None:
+    """Ask it, then make it; it and what it started are in a session of their own."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_LEAVE_S)
+            return
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    if pipe is None:
+        raise ValueError("expected a pipe")
+    return pipe
