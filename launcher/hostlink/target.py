@@ -153,7 +153,7 @@ def _options(name: str, said: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     """The keywords of the SSH configuration that hold for this host, in small letters, each with its values."""
     files = _configuration_files()
     if shutil.which("ssh") is None:
-        from launcher.hostlink.by_paramiko.transport import configuration  # late: only where there is no ssh
+        from launcher.hostlink.paramiko_library import configuration  # late: only where there is no ssh
 
         return configuration(files, name, said)
     words = [word for keyword, value in said.items() for word in ("-o", f"{keyword}={value}")]

@@ -16,7 +16,7 @@ from doors import BOUND_S, attempts, keygen, listed, until
 
 from launcher.errors import Unreachable
 from launcher.hostlink import known_hosts
-from launcher.hostlink.by_paramiko import transport
+from launcher.hostlink import paramiko_library as transport
 from launcher.hostlink.connect import connect
 from launcher.hostlink.failures import NoAccess
 from launcher.hostlink.known_hosts import UnknownKey

@@ -9,7 +9,7 @@ from doors import keygen, until
 from launcher.errors import Unreachable
 from launcher.hostlink import connect as connecting
 from launcher.hostlink import parallel
-from launcher.hostlink.by_paramiko import transport
+from launcher.hostlink import paramiko_library as transport
 from launcher.hostlink.connect import Line
 from launcher.hostlink.failures import Dropped, Lost, NoAccess
 from launcher.hostlink.known_hosts import UnknownKey

@@ -7,7 +7,7 @@ import sys
 def test_it_is_not_brought_along_and_whoever_needs_it_has_it():
     lines = """
 import sys
-from launcher.hostlink.by_paramiko import transport
+from launcher.hostlink import paramiko_library as transport
 assert not [name for name in sys.modules if name.startswith(("invoke", "unittest", "asyncio"))]
 import paramiko
 config = paramiko.SSHConfig.from_text("Match exec true\\n  User bob\\nMatch exec false\\n  Port 7")

@@ -2,7 +2,7 @@
 
 import select
 
-from launcher.hostlink.by_paramiko.transport import BROKEN, Session
+from launcher.hostlink.paramiko_library import BROKEN, Session
 
 _MOST = 256 * 1024
 

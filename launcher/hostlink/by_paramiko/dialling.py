@@ -7,9 +7,8 @@ from typing import Any
 
 from launcher.errors import Unreachable
 from launcher.hostlink.failures import why
+from launcher.hostlink.paramiko_library import CUT_S
 from launcher.hostlink.target import TRY, Target, silent, who
-
-CUT_S = 10.0  # after this much silence of the other side a connection is given up
 
 
 def dial(target: Target, deadline: float) -> socket.socket:

@@ -8,9 +8,9 @@ from launcher.hostlink import known_hosts
 from launcher.hostlink.by_paramiko.channel import ParamikoChannel
 from launcher.hostlink.by_paramiko.dialling import dial
 from launcher.hostlink.by_paramiko.offers import Offers
-from launcher.hostlink.by_paramiko.transport import BROKEN, Answer, NoChannel, ParamikoConnection, Session
 from launcher.hostlink.failures import Broken, why
 from launcher.hostlink.known_hosts import HostKey
+from launcher.hostlink.paramiko_library import BROKEN, Answer, NoChannel, ParamikoConnection, Session
 from launcher.hostlink.running import command_line
 from launcher.hostlink.target import Target, dropped, silent, who
 

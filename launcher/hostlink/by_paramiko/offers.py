@@ -6,8 +6,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from launcher.hostlink.by_paramiko.transport import BROKEN, Agent, Key, read_key
 from launcher.hostlink.failures import NoAccess, why
+from launcher.hostlink.paramiko_library import BROKEN, Agent, Key, read_key
 from launcher.hostlink.target import Target, who
 
 

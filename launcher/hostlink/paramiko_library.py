@@ -1,6 +1,6 @@
 """paramiko, and what is different about ours: silence has an end, no wall clock counts, deaths by signals are told.
 
-The one place that knows paramiko, 5.1 in some of what it does not promise: tests/clusters/ssh sees whether that holds.
+The one place that knows paramiko, 5.1 in some of what it does not promise: tests/hostlink sees whether that holds.
 """
 
 import glob
@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import launcher.hostlink.by_paramiko.alone  # noqa: F401 - before paramiko
+import launcher.hostlink.paramiko_alone  # noqa: F401 - before paramiko
 
 # isort: split
 import paramiko
@@ -26,7 +26,6 @@ from paramiko.packet import Packetizer
 from paramiko.ssh_exception import PartialAuthentication
 
 from launcher.errors import BadInput
-from launcher.hostlink.by_paramiko.dialling import CUT_S
 from launcher.hostlink.failures import why
 
 BROKEN = (paramiko.SSHException, EOFError, OSError)  # whatever the end of a connection looks like
@@ -34,6 +33,7 @@ Session = paramiko.Channel
 Key = paramiko.PKey
 NoChannel = paramiko.ChannelException
 
+CUT_S = 10.0  # after this much silence of the other side a connection is given up
 _ASKS_S = 3.0  # after so much of it the other side is asked for a word
 _AGENT_S = 15.0  # a person may have to touch something
 _WINDOW = 4 * 1024 * 1024
