@@ -61,6 +61,7 @@ def build(
         env={"OMP_NUM_THREADS": str(cpus), **spec.env, **_which(place)},
         secrets=tuple(secret.name for secret in spec.secrets),
         code=code,
+        disks_apart=machine.disks_apart,
         limit_per_job=machine.limit_per_job,
     )
 

@@ -27,7 +27,7 @@ from shares import SEED, SHARE
 from launcher.agent.messages import WIRE_VERSION
 from launcher.agent.wire import mac
 from launcher.clusters.mirror import tails
-from launcher.clusters.ssh.host.server import Host
+from launcher.clusters.ssh.host.server import HostServer
 from launcher.clusters.ssh.messages import AskReport, AskTails, Blob, RunReport, encoded
 from launcher.clusters.ssh.submit import report
 from launcher.errors import LaunchError
@@ -158,7 +158,7 @@ def test_a_host_gives_nothing_but_of_runs(tmp_path):
 def said(*lines):
     """What a host answers to these."""
     told = io.BytesIO()
-    Host(io.BytesIO(b"".join(lines)), told).serve()
+    HostServer(io.BytesIO(b"".join(lines)), told).serve()
     return told.getvalue().splitlines()
 
 
@@ -185,7 +185,7 @@ def test_a_host_writes_nothing_here_but_its_records(tmp_path, name):
     (run.code / "link").symlink_to(tmp_path / "outside")
     before = tree(tmp_path)
     with pytest.raises((LaunchError, ValueError)):
-        report.copy(run, report.Testimony(RunReport(None, False, 1, (Blob(name, 1),)), {name: b"x"}, 0))
+        report.copy(run, report.HostReport(RunReport(None, False, 1, (Blob(name, 1),)), {name: b"x"}, 0))
     with pytest.raises((LaunchError, ValueError)):
         tails.put(run.path, ("logs",), tails.Tail(name, 0, b"x"))
     assert [row for row in tree(tmp_path) if "attempts" not in row[0]] == before

@@ -4,13 +4,13 @@ import threading
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from launcher.clusters.protocol import CancelReport
+from launcher.clusters.protocol import CancelReport, Engagement
 from launcher.clusters.ssh import pool
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.results import fetch
-from launcher.clusters.ssh.submit import cancel, discovery, look
-from launcher.clusters.ssh.submit.handover import Handover
-from launcher.errors import BadInput, Unreachable
+from launcher.clusters.ssh.submit import cancel, look
+from launcher.clusters.ssh.submit.unfinished import is_unfinished
+from launcher.errors import BadInput, LaunchError, Unreachable
 from launcher.hostlink.shipping import bundle
 from launcher.plan.facts import Machine
 from launcher.plan.model import Plan
@@ -20,29 +20,39 @@ from launcher.spec.model import JobSpec, Ssh
 
 
 class SshCluster:
-    """See the module. One submission asks its hosts once."""
+    """A pool of hosts. Each command makes one of these, which asks the hosts what they have only once."""
 
     kind = "ssh"
 
     def __init__(self) -> None:
         self._pool = Ssh()
         self._found: dict[str, Surveyed] = {}
+        self._not_mended: dict[str, LaunchError] = {}
 
     def machine(self, spec: JobSpec) -> Machine:
         if self._pool != spec.ssh or not self._found:
-            self._pool = spec.ssh
             self._found = _looked_at(spec.ssh)
-        return offered([*self._found.values()], spec.resources.gpus_per_node)
+            self._pool = spec.ssh
+        return offered([*self._found.values()], spec.resources.gpus_per_node, shared=spec.ssh.shared)
 
     def preview(self, _plan: Plan) -> None:
         """Nothing is handed to anybody else here."""
 
-    def engage(self, plan: Plan) -> Handover:
+    def engage(self, plan: Plan) -> Engagement:
+        from launcher.clusters.ssh.submit.handover import Handover  # late: `launch status` needs none of it
+
         self.machine(plan.spec)  # whoever asked this object before has made it known already
-        return Handover(Path(plan.run_dir), self._found, agent=self._pool.agent)
+        return Handover(Path(plan.run_dir), self._found, agent=plan.spec.ssh.agent)
+
+    def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
+        left = [(run, attempt) for run, attempt in attempts if is_unfinished(attempt)]
+        if left:
+            from launcher.clusters.ssh.submit.mend import mend  # late: a killed submitter is rare
+
+            self._not_mended = mend(left)
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
-        return look.look(attempts)
+        return look.look(attempts, self._not_mended)
 
     def cancel(self, run: RunDir, attempt: AttemptDir, _plan: Plan) -> CancelReport:
         return cancel.cancel(run, attempt)
@@ -63,17 +73,20 @@ class SshCluster:
         fetch.bring_newest(run)
 
     def discover(self, ref: str) -> Path | None:
-        return discovery.adopt(ref)
+        from launcher.clusters.ssh.submit import discovery  # late: it reads YAML
+
+        return discovery.discover(ref)
 
 
-def offered(found: Sequence[Surveyed], gpus: int | None) -> Machine:
+def offered(found: Sequence[Surveyed], gpus: int | None, *, shared: bool = False) -> Machine:
     """What each of the hosts that can take part has: those with that many GPUs; None: all with any, where some have."""
     able = [one for one in found if len(one.gpus) >= (1 if gpus is None else gpus)]
     if not able and gpus is not None:  # the one that comes nearest says how many there are
         able = [max(found, key=lambda one: len(one.gpus))]
     able = able or [*found]
     fewest = min(able, key=lambda one: len(one.gpus))
-    return Machine(cpus=min(one.facts.cpus for one in able), gpus=fewest.gpus, apart=True, own_python=True)
+    cpus = min(one.facts.cpus for one in able)
+    return Machine(cpus, fewest.gpus, apart=True, own_python=True, disks_apart=not shared)
 
 
 def _looked_at(ssh: Ssh) -> dict[str, Surveyed]:

@@ -4,7 +4,7 @@ import io
 from types import SimpleNamespace
 
 from launcher.clusters.ssh import pool, post
-from launcher.clusters.ssh.host.server import Host
+from launcher.clusters.ssh.host.server import HostServer
 from launcher.clusters.ssh.letters import Place
 from launcher.clusters.ssh.messages import HELLO, TakeFile, read_request
 from launcher.clusters.ssh.submit import look
@@ -36,7 +36,7 @@ class _Process:
         if len(self._heard.partition(b"\n")[2]) < follows:
             return
         told = io.BytesIO()
-        Host(io.BytesIO(self._heard), told).serve()
+        HostServer(io.BytesIO(self._heard), told).serve()
         self._heard = b""
         at = self._said.tell()
         self._said.seek(0, 2)

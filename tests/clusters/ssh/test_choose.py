@@ -8,10 +8,11 @@ from launcher.clusters.ssh.cluster import offered
 from launcher.clusters.ssh.facts import Facts, Surveyed, completed
 from launcher.clusters.ssh.host.leader import reseated
 from launcher.clusters.ssh.host.slot_table import Demand, Waiter, held_name, lock_name, waits_name
-from launcher.clusters.ssh.submit.handover import choose, seated
+from launcher.clusters.ssh.submit.handover import choose
 from launcher.plan.build import build
 from launcher.plan.facts import Machine, Project, RunIdentity
 from launcher.plan.model import FrozenCode
+from launcher.plan.on_hosts import with_hosts
 from launcher.spec.model import JobSpec, NodeRange, Recovery, Resources, RunOptions, Ssh, SshHost
 from trainer.checkpoint_files.partial import Held
 
@@ -43,7 +44,7 @@ def plan_of(nodes="2", spares=0, gpus=2, shared=False):
         "j", RunOptions(script="t.py"), resources=resources, recovery=Recovery(spares=spares), ssh=Ssh(shared=shared)
     )
     place = RunIdentity("j-1111", "/runs/j-1111", "pool", "ssh", "/j.yaml", 0.0)
-    machine = Machine(8, ("0", "1", "2", "3"), apart=True)
+    machine = Machine(8, ("0", "1", "2", "3"), apart=True, disks_apart=not shared)
     return build(spec, (), place, machine, Project("/p", {"t.py"}, set(), True), FrozenCode("", 1, 1), "/py")
 
 
@@ -91,7 +92,7 @@ def test_gpus_that_may_not_be_used_do_not_count():
 
 def test_seats_and_spares():
     ready = {name: host(name) for name in "abcd"}
-    plan = seated(plan_of("2", spares=1), ["c", "a", "b"], ready)
+    plan = with_hosts(plan_of("2", spares=1), [(name, ready[name].address) for name in "cab"])
     assert [(node.host, node.address, node.spare) for node in plan.nodes] == [
         ("c", "addr-c", False), ("a", "addr-a", False), ("b", "addr-b", True),
     ]  # fmt: skip
@@ -100,7 +101,7 @@ def test_seats_and_spares():
     after = reseated(plan, known, ["b", "c"])
     assert [(node.index, node.host, node.spare) for node in after.nodes] == [(0, "b", False), (1, "c", False)]
     assert after.quorum == 1
-    assert seated(plan_of("2", shared=True), ["c", "a"], ready).quorum == 0
+    assert with_hosts(plan_of("2", shared=True), [("c", "addr-c"), ("a", "addr-a")]).quorum == 0
 
 
 def test_what_a_host_does_not_say_the_pool_does():

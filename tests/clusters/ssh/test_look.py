@@ -9,11 +9,12 @@ import pytest
 from launcher.api import Run
 from launcher.clusters.ssh.messages import RunReport
 from launcher.clusters.ssh.results import fetch
-from launcher.clusters.ssh.submit import cancel, handover, look, report, unfinished
+from launcher.clusters.ssh.submit import cancel, look, mend, report, unfinished
 from launcher.clusters.ssh.submit.handover import Handover
 from launcher.errors import NotStarted, Refused, Unreachable
 from launcher.rundir.avoided import avoided
 from launcher.rundir.identity import this_process
+from launcher.rundir.locks import locked
 from launcher.rundir.records import Blame, Event, Handle
 from launcher.words import Cause, State
 from tests.clusters.ssh.near_hosts import RUN, NearHosts
@@ -107,7 +108,7 @@ def test_an_older_attempt_is_not_copied_over_a_newer_one(hosts):
     needs(hosts, 2)
     hosts.cut.add("node1")
     assert status(hosts).state is State.UNKNOWN
-    report.copy(hosts.run, report.Testimony(RunReport(None, False, 1, ()), {"state.json": b"{}"}, 0))
+    report.copy(hosts.run, report.HostReport(RunReport(None, False, 1, ()), {"state.json": b"{}"}, 0))
     assert (json.loads(hosts.run.state.read_text())["attempt"], hosts.run.fence.read_text()) == (2, "2")
 
 
@@ -229,7 +230,7 @@ def test_a_submitter_that_lives_and_has_given_up_is_not_waited_for(hosts):
     assert hosts.look() is None
     with pytest.raises(Refused, match="is being handed"):
         cancel.cancel(hosts.run, attempt)
-    with handover.alone(attempt):
+    with locked(attempt.job_lock):
         with pytest.raises(Refused, match="is being handed"):
             cancel.cancel(hosts.run, attempt)
         assert hosts.look() is None
@@ -245,3 +246,22 @@ def test_who_comes_late_hands_nothing_over_and_who_cannot_lets_go(hosts):
     with pytest.raises(NotStarted):
         late.go(1)
     assert not unfinished.in_hand(attempt)
+
+
+def test_who_looks_changes_nothing_and_who_mends_writes_what_has_begun(hosts):
+    """Its submitter was killed after the word to go, and before it could write that down."""
+    attempt = unhanded(hosts, dead_process())
+    hosts.on("node0").attempt().state(State.RUNNING)
+    assert hosts.look().phase == "running" and not attempt.handle.exists()
+    assert mend.mend([(hosts.run, attempt)]) == {}
+    assert attempt.handle.exists()
+
+
+def test_why_an_attempt_could_not_be_handed_over_is_said(hosts):
+    attempt = unhanded(hosts, dead_process())
+    assert "it was never handed over" in hosts.look().silent
+    shown = status(hosts)
+    assert shown.state is State.UNKNOWN and "it was never handed over: 0 of at least 1 hosts" in shown.message
+    hosts.cut.add("node1")
+    assert "node1 does not answer" in status(hosts).message
+    assert not attempt.handle.exists()

@@ -33,6 +33,7 @@ from launcher.clusters.ssh.host.keeper_rpc import (
 from launcher.clusters.ssh.host.slots import Demand, Slots
 from launcher.errors import Exit, Fenced
 from launcher.plan.model import NodePlan, Plan
+from launcher.plan.on_hosts import kept_at
 from launcher.rundir.attempts import attempts, read_intent, read_plan
 from launcher.rundir.durable import make_dir, read_record, sync_dir, write_record
 from launcher.rundir.fence import check_fence, fence, raise_fence
@@ -197,8 +198,7 @@ class KeeperState:
 
     def localized(self, plan: Plan) -> Plan:
         """Another host's plan with what is this host's own."""
-        entry = msgspec.structs.replace(plan.entry, python=self.plan.entry.python)
-        return msgspec.structs.replace(plan, run_dir=self.plan.run_dir, entry=entry)
+        return kept_at(plan, self.plan.run_dir, self.plan.entry.python)
 
     def discard(self) -> None:
         """The submitter is gone and nobody was told to go: there has never been such an attempt."""

@@ -4,8 +4,6 @@ import threading
 import time
 from collections.abc import Collection, Mapping
 
-import msgspec
-
 from launcher.clusters.keeping.allocation import Allocation, StopSignal
 from launcher.clusters.keeping.attempt_end import cut_short, write_end
 from launcher.clusters.keeping.wakeup import Wakeup
@@ -14,6 +12,7 @@ from launcher.clusters.ssh.host.keeper_state import KeeperState
 from launcher.clusters.ssh.host.record_copies import RecordReplicator
 from launcher.errors import Exit
 from launcher.plan.model import NodePlan, Plan
+from launcher.plan.on_hosts import with_hosts
 from launcher.plan.quorum import may_take_over, quorum
 from launcher.rundir.attempts import new_attempt
 from launcher.rundir.avoided import avoid, avoided
@@ -202,8 +201,4 @@ def _take_back(attempt: AttemptDir) -> None:
 
 def reseated(plan: Plan, known: dict[str, NodePlan], names: list[str]) -> Plan:
     """The plan on these hosts, the first of them as the leader; what is more than the run needs are spares."""
-    nodes = tuple(
-        NodePlan(index, known[name].address, spare=index >= plan.nodes_max, gpus=None, host=name)
-        for index, name in enumerate(names)
-    )
-    return msgspec.structs.replace(plan, nodes=nodes, quorum=quorum(len(nodes)) if plan.disks_apart else 0)
+    return with_hosts(plan, [(name, known[name].address) for name in names])

@@ -65,11 +65,11 @@ def main() -> int:
     os.dup2(2, 1)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError, EOFError):
         told.write(HELLO)
-        Host(asked, told).serve()
+        HostServer(asked, told).serve()
     return Exit.OK
 
 
-class Host:
+class HostServer:
     """One connection."""
 
     def __init__(self, asked: IO[bytes], told: IO[bytes]) -> None:

@@ -12,7 +12,6 @@ from launcher.clusters.ssh.messages import LIMIT_S, Cancel, Cancelled, Ok, Pardo
 from launcher.clusters.ssh.post import ask_all
 from launcher.clusters.ssh.run_hosts import places_of
 from launcher.clusters.ssh.submit import unfinished
-from launcher.clusters.ssh.submit.handover import alone
 from launcher.clusters.ssh.submit.look import judge
 from launcher.errors import LaunchError, Refused, Unreachable
 from launcher.hostlink.parallel import failures, reasons
@@ -20,6 +19,7 @@ from launcher.rundir import avoided
 from launcher.rundir.attempts import newest, read_plan
 from launcher.rundir.durable import read_record
 from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.locks import locked
 from launcher.rundir.records import AttemptEnd, Blame, ClusterWord
 
 _ENDS_S = 60.0  # beyond the grace: until what is left of it on a host has been killed, and the host has answered
@@ -37,8 +37,8 @@ def cancel(run: RunDir, attempt: AttemptDir, *, gone: Collection[str] = ()) -> C
     if not unfinished.is_unfinished(attempt):
         return _cancel(run, attempt, gone)
     if not unfinished.in_hand(attempt):
-        with alone(attempt) as first:
-            if first:
+        with locked(attempt.job_lock) as alone:
+            if alone is not None:
                 return _cancel_unfinished(run, attempt, gone)
     hint = f"hint: launch cancel {run.path.name} again, in a moment"
     raise Refused(f"{run.path.name} is being handed to its hosts: nothing was ended", hint)

@@ -13,18 +13,19 @@ from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.letters import Place, settled_in
 from launcher.clusters.ssh.messages import ListRuns, RunNames
 from launcher.clusters.ssh.post import ask_all, letters_to
-from launcher.clusters.ssh.submit.report import best_of, copy, hear, knowing
+from launcher.clusters.ssh.submit.report import ask_report, best_of, copy, knowing
 from launcher.errors import LaunchError, NoSuchRun, Unreachable
 from launcher.hostlink.connect import Line
 from launcher.hostlink.parallel import failures, for_all, reasons
 from launcher.plan.model import Plan
+from launcher.plan.on_hosts import kept_at
 from launcher.rundir import drafts, registry
 from launcher.rundir.durable import make_dir, write_bytes, write_record
 from launcher.rundir.layout import RunDir
 from launcher.spec.model import Ssh
 
 
-def adopt(ref: str) -> Path | None:
+def discover(ref: str) -> Path | None:
     """The folder here of the one run on a pool that this id, or beginning of one, means; None where there is none."""
     found: dict[str, dict[str, Place]] = {}
     troubles: dict[str, LaunchError] = {}
@@ -75,14 +76,14 @@ def _mirrored(run_id: str, places: Mapping[str, Place]) -> Path | None:
     """A folder for it in the user's state folder, with what the host that knows most has of it."""
     path = registry.adopted(run_id)
     run = RunDir(path)
-    said = ask_all([*places.values()], lambda letters: hear(run, letters, whole=True))
+    said = ask_all([*places.values()], lambda letters: ask_report(run, letters, whole=True))
     told = best_of(knowing(said))
     if told is None:
         if silent := failures(said):
             raise Unreachable(*reasons(silent))
         return None
     if not path.exists():
-        _make(path, told.seen.attempt, told.records, places)
+        _make(path, told.head.attempt, told.records, places)
     copy(run, replace(told, records={name: one for name, one in told.records.items() if name != "plan.json"}))
     if run_id in dict(registry.gone()):
         registry.forget(run_id)  # somebody took its folder away
@@ -98,7 +99,7 @@ def _make(path: Path, attempt: int, records: Mapping[str, bytes], places: Mappin
     draft = RunDir(drafts.new_draft(path.parent))
     make_dir(draft.path)
     write_bytes(draft.spec, records["spec.yaml"])
-    write_record(draft.plan, msgspec.structs.replace(plan, run_dir=str(path)))
+    write_record(draft.plan, kept_at(plan, str(path)))
     make_dir(draft.attempts)
     make_dir(draft.attempt(attempt).path)
     write_record(draft.attempt(attempt).hosts, [*places.values(), *_those_that_were_silent(plan, places)])

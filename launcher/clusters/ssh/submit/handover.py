@@ -3,13 +3,10 @@
 Until the leader is told to go nothing has started and nothing is lost; from then on nobody here is needed.
 """
 
-import fcntl
 import io
-import os
 import tarfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -26,11 +23,12 @@ from launcher.errors import Exit, LaunchError, NotStarted
 from launcher.hostlink.connect import Line
 from launcher.hostlink.parallel import failures, for_all
 from launcher.plan.model import NodePlan, Plan
-from launcher.plan.quorum import quorum
+from launcher.plan.on_hosts import kept_at, with_hosts
 from launcher.rundir.attempts import read_intent, read_plan
 from launcher.rundir.avoided import avoided
 from launcher.rundir.durable import write_record
 from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.locks import locked
 from launcher.rundir.records import Handle, Intent
 from trainer.checkpoint_files.partial import Held
 
@@ -51,7 +49,7 @@ class Handover:
     def go(self, attempt: int) -> None:
         """The intent is on disk: carry the attempt out, unless whoever looked meanwhile did, or withdrew it."""
         there = self._run.attempt(attempt)
-        with alone(there, wait=True):
+        with locked(there.job_lock, wait=True):
             if not there.handle.exists():
                 self.carry_out(attempt)
 
@@ -67,7 +65,9 @@ class Handover:
             chosen = choose(plan, ready, {blame.host for blame in avoided(self._run)})
             if len(chosen) < plan.nodes_min:
                 raise _too_few(plan, len(chosen), troubles)
-            failed = self._hand_over(there, seated(plan, chosen, ready), intent, ready)
+            failed = self._hand_over(
+                there, with_hosts(plan, [(name, ready[name].address) for name in chosen]), intent, ready
+            )
             if not failed:
                 return
             troubles |= failed
@@ -176,8 +176,7 @@ class Handover:
         run_dir = f"{found.facts.workdir}/runs/{plan.run_id}"
         named = plan.spec.run.python or ""
         python = named if named.startswith("/") else found.facts.python
-        entry = msgspec.structs.replace(plan.entry, python=python)
-        there = msgspec.structs.replace(plan, run_dir=run_dir, entry=entry)
+        there = kept_at(plan, run_dir, python)
         opening = Open(
             run_id=plan.run_id,
             workdir=found.facts.workdir,
@@ -189,21 +188,6 @@ class Handover:
             blobs=tuple(Blob(name, len(content)) for name, content in contents.items()),
         )
         return opening, list(contents.values())
-
-
-@contextmanager
-def alone(attempt: AttemptDir, *, wait: bool = False) -> Iterator[bool]:
-    """True for one at a time: it asks whether something is to be done, and does it."""
-    lock = os.open(attempt.job_lock, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
-    finally:
-        os.close(lock)
 
 
 class _Packed:
@@ -247,16 +231,6 @@ def choose(plan: Plan, ready: Mapping[str, Surveyed], bad: set[str]) -> list[str
     usable = [name for name, one in ready.items() if len(one.gpus) >= plan.gpus_per_node]
     order = sorted(usable, key=lambda name: (name in bad, not ready[name].has_room(plan), usable.index(name)))
     return order[:wanted]
-
-
-def seated(plan: Plan, chosen: Sequence[str], ready: Mapping[str, Surveyed]) -> Plan:
-    """The plan with its nodes on these hosts; what is more than the run needs are spares."""
-    nodes = tuple(
-        NodePlan(index, ready[name].address, spare=index >= plan.nodes_max, gpus=None, host=name)
-        for index, name in enumerate(chosen)
-    )
-    apart = not plan.spec.ssh.shared
-    return msgspec.structs.replace(plan, nodes=nodes, disks_apart=apart, quorum=quorum(len(nodes)) if apart else 0)
 
 
 def _too_few(plan: Plan, there: int, troubles: Mapping[str, LaunchError]) -> NotStarted:

@@ -1,16 +1,15 @@
 """The run's folder here as a mirror of those on its hosts: what they say is copied, and stays when they fall silent."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from launcher.clusters.ssh.letters import Place
-from launcher.clusters.ssh.post import ask_all
 from launcher.clusters.ssh.run_hosts import handed_to, places_of
 from launcher.clusters.ssh.submit import unfinished
-from launcher.clusters.ssh.submit.handover import alone
-from launcher.clusters.ssh.submit.report import Testimony, best_of, copy, hear, knowing
+from launcher.clusters.ssh.submit.report import HostReport, ask_reports, best_of, copy, knowing
 from launcher.errors import LaunchError
 from launcher.hostlink.parallel import AT_ONCE, failures, for_all, reasons
 from launcher.plan.model import Plan
@@ -21,47 +20,64 @@ from launcher.rundir.records import ClusterWord
 from launcher.status.derive import RunStatus
 from launcher.words import State
 
-
-def look(wanted: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
-    """What the hosts of each run say of it; their records are copied. What is wrong with one is said of it alone."""
-    pairs = {str(attempt.path): (run, attempt) for run, attempt in wanted}
-    words = for_all(pairs, lambda _, pair: _looked(*pair), at_once=AT_ONCE)
-    return [_said_of(words[name]) for name in pairs]
+T = TypeVar("T")
 
 
-def _looked(run: RunDir, attempt: AttemptDir) -> ClusterWord | None:
-    try:
-        return judge(run, attempt)
-    except LaunchError:
-        raise
-    except Exception as error:  # whatever it is, the others are to be shown
-        raise LaunchError(f"{run.path}: {type(error).__name__}: {error}") from error
+Asked = tuple[RunDir, AttemptDir]
+
+
+def look(wanted: Sequence[Asked], not_mended: Mapping[str, LaunchError] | None = None) -> list[ClusterWord | None]:
+    """What the hosts of each run say of it; their records are copied. What is wrong with one is said of it alone.
+
+    `not_mended`, by the attempt's folder: why it could not be handed to its hosts now.
+    """
+    why_not = not_mended or {}
+    words = each(wanted, lambda run, attempt: _looked(run, attempt, why_not.get(str(attempt.path))))
+    return [_said_of(words[str(attempt.path)]) for _, attempt in wanted]
+
+
+def each(wanted: Sequence[Asked], work: Callable[[RunDir, AttemptDir], T]) -> dict[str, T | LaunchError]:
+    """What is done for each attempt, a few at a time, by its folder; whatever goes wrong, the others are done."""
+
+    def done(_: str, pair: Asked) -> T:
+        try:
+            return work(*pair)
+        except LaunchError:
+            raise
+        except Exception as error:
+            raise LaunchError(f"{pair[0].path}: {type(error).__name__}: {error}") from error
+
+    return for_all({str(attempt.path): (run, attempt) for run, attempt in wanted}, done, at_once=AT_ONCE)
 
 
 def _said_of(word: ClusterWord | LaunchError | None) -> ClusterWord | None:
     return ClusterWord("unknown", "", 0.0, silent=word.lines[0]) if isinstance(word, LaunchError) else word
 
 
-def judge(run: RunDir, attempt: AttemptDir) -> ClusterWord | None:
-    """The first host is believed where nobody can know better than it says; else all are asked."""
+def _looked(run: RunDir, attempt: AttemptDir, why_not: LaunchError | None) -> ClusterWord | None:
     if unfinished.is_unfinished(attempt):
         if unfinished.in_hand(attempt):
             return None
-        if (word := _finish(run, attempt)) is not None:
+        if (word := _unfinished(run, attempt, why_not)) is not None:
             return word
+    return judge(run, attempt)
+
+
+def judge(run: RunDir, attempt: AttemptDir) -> ClusterWord:
+    """The first host is believed where nobody can know better than it says; else all are asked."""
     plan = read_plan(run, attempts(run)[-1].number)
     places = _leader_first(plan, places_of(run))
-    said = _asked(run, places[:1])
-    if not any(one.is_sure and one.seen.attempt >= attempt.number for one in knowing(said)):
-        said |= _asked(run, places[1:])
+    said = ask_reports(run, places[:1])
+    if not any(one.is_sure and one.is_of(attempt) for one in knowing(said)):
+        said |= ask_reports(run, places[1:])
     return _judged(run, attempt, plan, said)
 
 
-def _judged(run: RunDir, attempt: AttemptDir, plan: Plan, said: Mapping[str, Testimony | LaunchError]) -> ClusterWord:
-    """The best testimony, unless those that are silent are enough to have gone on without the others."""
+def _judged(run: RunDir, attempt: AttemptDir, plan: Plan, said: Mapping[str, HostReport | LaunchError]) -> ClusterWord:
+    """The best report, unless those that are silent are enough to have gone on without the others."""
     silent = reasons(failures(said))
     best = best_of(knowing(said), apart=plan.disks_apart)
-    if best is None or best.seen.status is None or best.seen.attempt < attempt.number:
+    if best is None or best.head.status is None or not best.is_of(attempt):
         if silent:
             return _unanswered(attempt, silent, best)
         text = "its hosts know nothing of it any more"
@@ -69,32 +85,23 @@ def _judged(run: RunDir, attempt: AttemptDir, plan: Plan, said: Mapping[str, Tes
     if not best.is_sure and len(silent) >= plan.nodes_min:
         return _unanswered(attempt, silent, best)
     copy(run, best)
-    word = _word(best.seen.status)
-    write_record(run.attempt(best.seen.attempt).seen, word)
+    word = _word(best.head.status)
+    write_record(run.attempt(best.head.attempt).seen, word)
     return word
 
 
-def _finish(run: RunDir, attempt: AttemptDir) -> ClusterWord | None:
-    """Its submitter is gone: were the hosts that it had chosen told to go? Else it is handed over now."""
-    with alone(attempt) as first:
-        if not first:
-            return ClusterWord("queued", "", time.time(), text="it is being handed to its hosts")
-        if not unfinished.is_unfinished(attempt):
-            return None  # by now
-        said = _asked(run, handed_to(run, attempt))
-        if any(one.seen.attempt >= attempt.number and one.seen.began for one in knowing(said)):
-            unfinished.began(attempt)
-            return None
-        if silent := reasons(failures(said)):
-            return _unanswered(attempt, silent, None)
-        try:
-            unfinished.hand_over(run, attempt)
-        except LaunchError as error:
-            return _unanswered(attempt, [f"it was never handed over: {error.lines[0]}"], None)
-    return None
+def _unfinished(run: RunDir, attempt: AttemptDir, why_not: LaunchError | None) -> ClusterWord | None:
+    """Its submitter is gone; None where the hosts that it had chosen were told to go all the same."""
+    if unfinished.is_locked(attempt):
+        return ClusterWord("queued", "", time.time(), text="it is being handed to its hosts")
+    said = ask_reports(run, handed_to(run, attempt))
+    if any(one.has_begun(attempt) for one in knowing(said)):
+        return None
+    never = "it was never handed over" + (f": {why_not.lines[0]}" if why_not is not None else "")
+    return _unanswered(attempt, reasons(failures(said)) or [never], None)
 
 
-def _unanswered(attempt: AttemptDir, silent: Sequence[str], best: Testimony | None) -> ClusterWord:
+def _unanswered(attempt: AttemptDir, silent: Sequence[str], best: HostReport | None) -> ClusterWord:
     last = read_record(attempt.seen, ClusterWord) or ClusterWord("unknown", "", 0.0)
     why = silent[0] if len(silent) == 1 else f"{len(silent)} of its hosts do not answer: {'; '.join(silent)}"
     if best is not None and best.state is not None:
@@ -106,10 +113,6 @@ def _leader_first(plan: Plan, places: Sequence[Place]) -> list[Place]:
     """In the order of the newest plan that is known here."""
     order = [node.host for node in plan.nodes]
     return sorted(places, key=lambda place: order.index(place.host.name) if place.host.name in order else len(order))
-
-
-def _asked(run: RunDir, places: Sequence[Place]) -> dict[str, Testimony | LaunchError]:
-    return ask_all(places, lambda letters: hear(run, letters))
 
 
 def _word(status: RunStatus) -> ClusterWord:

@@ -1,4 +1,4 @@
-"""What a host says of a run, and its records: heard, weighed against what others say, and copied here."""
+"""What a host says of a run, and its records: asked for, weighed against what others say, and copied here."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,13 +7,15 @@ from pathlib import Path
 import msgspec
 
 from launcher.clusters.mirror import tails
-from launcher.clusters.ssh.letters import Letters
+from launcher.clusters.ssh.letters import Letters, Place
 from launcher.clusters.ssh.messages import LIMIT_S, AskReport, RunReport
+from launcher.clusters.ssh.post import ask_all
 from launcher.errors import LaunchError
 from launcher.plan.model import Plan
+from launcher.plan.on_hosts import kept_at
 from launcher.rundir.attempts import newest
 from launcher.rundir.durable import make_dir, write_bytes, write_record
-from launcher.rundir.layout import RunDir
+from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import Handle, Intent
 from launcher.words import Cause, State
 
@@ -24,60 +26,73 @@ _OVERLAP = 4096  # bytes of the events that are asked for again: do they continu
 
 
 @dataclass(frozen=True, slots=True)
-class Testimony:
+class HostReport:
     """What one host says of a run, and its records."""
 
-    seen: RunReport
+    head: RunReport
     records: Mapping[str, bytes]
     events_at: int  # where in the events here those that came belong; 0: they are all
 
     @property
     def state(self) -> State | None:
-        return self.seen.status.state if self.seen.status is not None else None
+        return self.head.status.state if self.head.status is not None else None
 
     @property
     def is_sure(self) -> bool:
         """A host that was cut off, or has started anew, may take for over what others have gone on with."""
-        status = self.seen.status
+        status = self.head.status
         if status is None or status.state in (State.LOST, State.UNKNOWN):
             return False
         if status.state is State.QUEUED and any(name.endswith("exit.json") for name in self.records):
             return False  # its attempt is over, and the next one may be somebody else's
         return not (status.state is State.FAILED and status.cause is Cause.NODE_LOST)
 
+    def is_of(self, attempt: AttemptDir) -> bool:
+        """Of this attempt, or of one after it."""
+        return self.head.attempt >= attempt.number
 
-def knowing(said: Mapping[str, Testimony | LaunchError]) -> list[Testimony]:
+    def has_begun(self, attempt: AttemptDir) -> bool:
+        """The host was told to carry it out."""
+        return self.is_of(attempt) and self.head.began
+
+
+def knowing(said: Mapping[str, HostReport | LaunchError]) -> list[HostReport]:
     """Those that know the run; who does not may have a new disk."""
-    return [one for one in said.values() if isinstance(one, Testimony) and one.seen.status is not None]
+    return [one for one in said.values() if isinstance(one, HostReport) and one.head.status is not None]
 
 
-def best_of(heard: Sequence[Testimony], *, apart: bool = True) -> Testimony | None:
+def best_of(heard: Sequence[HostReport], *, apart: bool = True) -> HostReport | None:
     """The one of the newest attempt that knows most, the first of equals."""
     # On a disk that all share nobody but the leader's host can tell whether its keeper lives; else each knows its own.
     order = (State.LOST, State.UNKNOWN) if apart else (State.UNKNOWN, State.LOST)
 
-    def worth(one: Testimony) -> tuple[int, bool, int]:
+    def worth(one: HostReport) -> tuple[int, bool, int]:
         doubt = order.index(one.state) if one.state in order else len(order)
-        return one.seen.attempt, one.is_sure, doubt
+        return one.head.attempt, one.is_sure, doubt
 
     return max(heard, key=worth, default=None)
 
 
-def hear(run: RunDir, letters: Letters, *, whole: bool = False) -> Testimony:
+def ask_reports(run: RunDir, places: Sequence[Place]) -> dict[str, HostReport | LaunchError]:
+    """Of each of these hosts; nothing is copied yet."""
+    return ask_all(places, lambda letters: ask_report(run, letters))
+
+
+def ask_report(run: RunDir, letters: Letters, *, whole: bool = False) -> HostReport:
     """Ask one host; nothing is copied yet. Where its events do not continue those that are here, all of them come."""
     known, tail = _end_of_events(run)
-    one = _testimony(run, letters, known - len(tail), whole)
-    if one.seen.status is None or one.records.get(run.events.name, b"").startswith(tail):
+    one = _asked(run, letters, known - len(tail), whole)
+    if one.head.status is None or one.records.get(run.events.name, b"").startswith(tail):
         return replace(one, events_at=known, records=_without(one.records, run.events.name, len(tail)))
-    return _testimony(run, letters, 0, whole)
+    return _asked(run, letters, 0, whole)
 
 
-def _testimony(run: RunDir, letters: Letters, events_from: int, whole: bool) -> Testimony:
+def _asked(run: RunDir, letters: Letters, events_from: int, whole: bool) -> HostReport:
     question = AskReport(run.path.name, letters.place.workdir, events_from, whole)
     answer, contents = letters.ask_with_contents(question, limit_s=LIMIT_S)
-    seen = letters.expect(RunReport, answer)
-    records = {blob.name: content for blob, content in zip(seen.blobs, contents, strict=True)}
-    return Testimony(seen, records, events_from)
+    head = letters.expect(RunReport, answer)
+    records = {blob.name: content for blob, content in zip(head.blobs, contents, strict=True)}
+    return HostReport(head, records, events_from)
 
 
 def _end_of_events(run: RunDir) -> tuple[int, bytes]:
@@ -95,15 +110,15 @@ def _without(records: Mapping[str, bytes], name: str, known: int) -> dict[str, b
     return {one: content[known:] if one == name else content for one, content in records.items()}
 
 
-def copy(run: RunDir, told: Testimony) -> None:
+def copy(run: RunDir, told: HostReport) -> None:
     """Records as they are there, but for what is our own: where the run is, and how it is asked about.
 
     Those of an attempt before the newest that is known here are nobody's news.
     """
     mine = newest(run)
-    if mine is not None and mine.number > told.seen.attempt:
+    if mine is not None and mine.number > told.head.attempt:
         return
-    attempt = run.attempt(told.seen.attempt)
+    attempt = run.attempt(told.head.attempt)
     make_dir(attempt.path)
     ends_last = sorted(told.records, key=lambda name: (name.endswith("exit.json"), name == "state.json"))
     for name in ends_last:
@@ -121,7 +136,7 @@ def copy(run: RunDir, told: Testimony) -> None:
         elif path == attempt.plan:
             if not path.exists():
                 plan = msgspec.json.decode(content, type=Plan)
-                write_record(path, msgspec.structs.replace(plan, run_dir=str(run.path)))
+                write_record(path, kept_at(plan, str(run.path)))
         elif not path.exists() or path.read_bytes() != content:
             write_bytes(path, content)
 
