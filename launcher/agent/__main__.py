@@ -55,7 +55,7 @@ async def live(run: RunDir, number: int, index: int) -> Exit:
         return code
     finally:
         # On this machine alone the next attempt is sure to find it, and its keeper sure to take it away in the end.
-        if not (goes_on and plan.cluster_kind == "local"):
+        if not (goes_on and plan.one_machine):
             close_tier(Path(plan.run_dir), number, index)
 
 

@@ -55,6 +55,7 @@ class ClusterWord(msgspec.Struct, frozen=True, omit_defaults=True):
     starts_at: float | None = None  # the cluster's own estimate
     ended_as: State | None = None  # ended: what that means where the job left no word of its own
     cause: Cause | None = None
+    said_by: str = ""  # what people call whoever said so
     silent: str = ""  # why this is not today's answer: the cluster did not give any; never on disk
 
 

@@ -188,14 +188,18 @@ def _by_cluster(facts: RunFacts, word: ClusterWord) -> _Verdict:
             return msgspec.structs.replace(said, message=_joined(said.message, f"job {word.job_id} is ending"))
         case "ended":
             code = exit_of(word.cause) if word.cause is not None else Exit.LOST
-            of_job = f"Slurm says {_joined(word.word, word.text)} of job {word.job_id}, which left no last word"
+            of_job = f"{_who(word)} says {_joined(word.word, word.text)} of job {word.job_id}, which left no last word"
             message = of_job if word.job_id else word.text
             return _Verdict(word.ended_as or State.LOST, message, word.cause, code)
         case "gone":
             return _lost(f"job {word.job_id} is not known to the cluster any more, and left no last word")
         case _:
-            of_job = f"the cluster says {word.word!r} of job {word.job_id}"
+            of_job = f"{_who(word)} says {word.word!r} of job {word.job_id}"
             return _unknown(_joined(of_job if word.job_id else word.text, _last_seen(word, own)))
+
+
+def _who(word: ClusterWord) -> str:
+    return word.said_by or "the cluster"
 
 
 def _last_seen(word: ClusterWord, own: RunState | None) -> str:

@@ -240,3 +240,10 @@ def test_a_job_that_waits_says_why_and_until_when():
     assert (status.job, status.exit_code) == ("12", None)
     ended = derive(on_slurm("ended", "TIMEOUT", ended_as=State.FAILED, cause=Cause.TIME_LIMIT))
     assert (ended.exit_code, "TIMEOUT of job 12" in ended.message) == (17, True)
+
+
+def test_who_said_so_is_part_of_the_word():
+    for said_by, who in (("Grid Engine", "Grid Engine says"), ("", "the cluster says")):
+        asked = ClusterWord("ended", "FAILED", 1999.0, "12", ended_as=State.LOST, said_by=said_by)
+        told = derive(facts(living=UNKNOWN, handle=Handle("slurm", job_id="12"), word=asked, state=state()))
+        assert told.message.startswith(f"{who} FAILED of job 12")

@@ -49,7 +49,7 @@ def words_on(
         _Asked(run, attempt, handle, shown.get(handle.job_id or "") if handle is not None else None)
         for (run, attempt), handle in zip(attempts, handles, strict=True)
     ]
-    words = {one.attempt: _word_of(one.job, now) for one in asked if one.job is not None and one.is_ours}
+    words = {one.attempt: _word_of(queue, one.job, now) for one in asked if one.job is not None and one.is_ours}
     words |= _words_on_doubtful(queue, [one for one in asked if one.attempt not in words], now)
     return [_answer(queue, attempt, words.get(attempt), now) for _, attempt in attempts]
 
@@ -87,7 +87,7 @@ def _words_on_doubtful(queue: Queue, asked: Sequence[_Asked], now: float) -> dic
     words = {attempt: _last_seen(attempt, why) for attempt, why in away.items()}
     for one in asked:
         if one.job is not None and one.attempt not in away and not one.forgotten:
-            words[one.attempt] = _word_of(one.job, now)
+            words[one.attempt] = _word_of(queue, one.job, now)
     return words | _words_on_forgotten(queue, [one for one in asked if one.forgotten and one.attempt not in away], now)
 
 
@@ -100,7 +100,7 @@ def _words_on_forgotten(queue: Queue, asked: Sequence[_Asked], now: float) -> di
         accounts = queue.accounts([one.forgotten for one in asked], since)
     except Unreachable as error:
         return {one.attempt: _last_seen(one.attempt, str(error.lines[0])) for one in asked}
-    known = {job.id: _word_of(job, now) for job in accounts}
+    known = {job.id: _word_of(queue, job, now) for job in accounts}
     return {one.attempt: known.get(one.forgotten) or ClusterWord(_GONE, "", now, one.forgotten) for one in asked}
 
 
@@ -124,8 +124,10 @@ def is_left_lying(intent: Intent, now: float) -> bool:
     return lives is False or (lives is None and now - intent.created_at > _GIVEN_UP_S)
 
 
-def _word_of(job: QueuedJob, now: float) -> ClusterWord:
-    return ClusterWord(job.phase, job.word, now, job.id, job.text, job.starts_at, job.ended_as, job.cause)
+def _word_of(queue: Queue, job: QueuedJob, now: float) -> ClusterWord:
+    return ClusterWord(
+        job.phase, job.word, now, job.id, job.text, job.starts_at, job.ended_as, job.cause, said_by=queue.called
+    )
 
 
 def _last_seen(attempt: AttemptDir, why: str) -> ClusterWord:
