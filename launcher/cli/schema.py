@@ -4,6 +4,7 @@ import argparse
 import json
 
 from launcher.cli.arguments import Arguments
+from launcher.clusters.clusters_file import plugin_sections
 from launcher.errors import Exit
 from launcher.spec import schema
 
@@ -18,5 +19,5 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(_: argparse.Namespace) -> int:
-    print(json.dumps(schema(), indent=2))
+    print(json.dumps(schema(plugin_sections()), indent=2))
     return Exit.OK

@@ -1,6 +1,6 @@
 """YAML to JobSpec. Importing this is cheap, because every command does that to read a plan; reading a spec is not."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +36,8 @@ def position(text: str, key: str) -> tuple[int, int]:
     return read.position(text, key)
 
 
-def schema() -> dict[str, Any]:
-    """The JSON Schema of a spec, for editors."""
-    from launcher.spec import json_schema
+def schema(plugins: "Mapping[str, Section] | None" = None) -> dict[str, Any]:
+    """The JSON Schema of a spec, for editors; `plugins` are the sections of kinds that other packages bring."""
+    from launcher.spec import fields, json_schema
 
-    return json_schema.schema()
+    return json_schema.schema(fields.with_plugins(plugins or {}))

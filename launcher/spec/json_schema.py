@@ -4,14 +4,15 @@ import json
 from typing import Any
 
 from launcher.spec.fields import JOB
+from launcher.spec.kinds.sections import Section
 
 
-def schema() -> dict[str, Any]:
+def schema(job: Section = JOB) -> dict[str, Any]:
     """Draft 2020-12. Editors read YAML 1.2 values, so it is a little wider than the reader, never narrower."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A training job for launch",
-        **JOB.schema(),
+        **job.schema(),
     }
 
 

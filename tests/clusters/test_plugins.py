@@ -1,0 +1,82 @@
+"""A kind of cluster that another package brings: found by its entry point, with options of its own in spec and file."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from launcher.clusters import kinds
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = """
+import os
+from dataclasses import replace
+
+from launcher.clusters.local.cluster import LocalCluster
+from launcher.spec.kinds.sections import Field
+from launcher.spec.kinds.text import Choice, Text
+
+
+class ToyCluster(LocalCluster):
+    kind = "toy"
+    options = (
+        Field("colour", Choice(("red", "blue")), "What colour it has", example="red"),
+        Field("shelf", Text("a shelf"), "Where it stands", example="top"),
+    )
+
+    def machine(self, spec):
+        with open(os.environ["TOY_NOTES"], "a") as notes:
+            print(sorted(spec.plugins.get("toy", {}).items()), file=notes)
+        return super().machine(spec)
+"""
+
+
+@pytest.fixture
+def toy(lab, tmp_path):
+    """The package as an installer would leave it, and a clusters file that names a cluster of that kind."""
+    site = tmp_path / "site"
+    (site / "toy-1.0.dist-info").mkdir(parents=True)
+    (site / "toy.py").write_text(PACKAGE)
+    (site / "toy-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
+    (site / "toy-1.0.dist-info" / "entry_points.txt").write_text(f"[{kinds.GROUP}]\ntoy = toy:ToyCluster\n")
+    own = tmp_path / "config" / "launch" / "clusters.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text("box: {kind: toy, defaults: {colour: red}}\n")
+    own.chmod(0o600)
+    lab.env |= {"PYTHONPATH": str(site), "TOY_NOTES": str(tmp_path / "notes")}
+    lab.notes = lambda: (tmp_path / "notes").read_text().splitlines()
+    return lab
+
+
+def test_a_run_goes_there_and_its_options_come_along(toy):
+    run = toy.submit(toy.chain(args="steps: 3", more="toy: {shelf: top}\n"), "--on", "box")
+    status = toy.wait(run)
+    assert (status["state"], status["cluster"]) == ("succeeded", "box")
+    assert set(toy.notes()) == {"[('colour', 'red'), ('shelf', 'top')]"}
+    toy.launch("resume", run, "--on", "toy", "--set", "run.args.steps=5", "--set", "toy.colour=blue")
+    assert (toy.wait(run)["cluster"], toy.notes()[-1]) == ("toy", "[('colour', 'blue'), ('shelf', 'top')]")
+
+
+def test_what_is_wrong_with_its_options_is_told_where_it_stands(toy):
+    spec = toy.chain(more="toy: {colour: green, shlf: top}\n")
+    said = toy.launch("submit", spec, "--on", "toy", check=2).stderr
+    assert "toy.colour: expected one of red, blue, got 'green'" in said
+    assert "toy.shlf: unknown option\nhint: did you mean shelf?" in said
+    assert "toy.colour: expected one of" in toy.launch("validate", spec, check=2).stderr
+    assert json.loads(toy.launch("schema").stdout)["properties"]["toy"]["properties"]["shelf"]["type"] == "string"
+
+
+def test_a_run_of_a_kind_that_is_gone_is_told_of(toy):
+    run = toy.submit(toy.chain(args="steps: 3"), "--on", "toy")
+    toy.wait(run)
+    without = {"PYTHONPATH": ""}
+    assert run in toy.launch("status", env=without).stdout
+    said = toy.launch("submit", toy.chain(), "--on", "toy", check=2, env=without).stderr
+    assert "box.kind: expected one of" in said
+    assert "there is no kind of cluster 'toy'" in toy.launch("resume", run, check=2, env=without).stderr
+
+
+def test_ours_are_registered_as_those_of_others():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"][kinds.GROUP] == {name: kind.path for name, kind in kinds.OURS.items()}
