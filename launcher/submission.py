@@ -24,7 +24,7 @@ from launcher.plan.model import FrozenCode, Plan
 from launcher.rundir import drafts, registry
 from launcher.rundir.attempts import new_attempt, read_plan
 from launcher.rundir.code_list import CodeList, list_code, list_frozen
-from launcher.rundir.durable import append_line, make_dir, sync_dir, write_bytes, write_record
+from launcher.rundir.durable import append_line, make_dir, sync_dir, sync_trees, write_bytes, write_record
 from launcher.rundir.fence import raise_fence
 from launcher.rundir.ids import new_run_id, new_ticket
 from launcher.rundir.imports import third_party_imports
@@ -223,25 +223,21 @@ def _open_group(group: Sequence[Request]) -> list[tuple[str, Path]]:
     batch = root / f".batch-{ticket}" if len(group) > 1 else None
     plans = [plan_of(wish, *one, time.time()) for wish, one in zip(group, opened, strict=True)]
     engagements = [wish.cluster.engage(plan) for wish, plan in zip(group, plans, strict=True)]
-    made: list[tuple[str, Path]] = []
     try:
         if batch is not None:
             make_dir(batch)
             write_record(BatchDir(batch).runs, [str(path) for _, path in opened])
-        for wish, plan, one in zip(group, plans, opened, strict=True):
-            _make(wish, plan, ticket, batch)
-            made.append(one)
-        sync_dir(root)
+        _make(root, group, plans, ticket, batch)
     except BaseException:
         for engagement in engagements:
             engagement.abandon()
-        _unmake(made, batch)
+        _unmake((), batch)
         raise
     try:
         for engagement in engagements if batch is None else engagements[:1]:
             engagement.go(1)
     except NotStarted:
-        _unmake(made, batch)
+        _unmake(opened, batch)
         raise
     except (LaunchError, OSError) as error:
         raise with_runs(error, _named(opened), _what_next(error, opened)) from error
@@ -261,16 +257,29 @@ def _what_next(error: Exception, opened: Sequence[tuple[str, Path]]) -> str:
     return f"{there}: `launch status {ref}` shows what became of {them}"
 
 
-def _make(wish: Request, plan: Plan, ticket: str, batch: Path | None) -> None:
-    path = Path(plan.run_dir)
-    draft = drafts.new_draft(path.parent)
-    registry.register(plan.run_id, path)
+def _make(root: Path, group: Sequence[Request], plans: Sequence[Plan], ticket: str, batch: Path | None) -> None:
+    """All of these runs or none: whole and durable under names that nobody knows, then with one rename each."""
+    folders = [drafts.new_draft(root) for _ in plans]
+    runs = [(plan.run_id, Path(plan.run_dir)) for plan in plans]
+    made = list[tuple[str, Path]]()
     try:
-        _write(RunDir(draft), wish, plan, ticket, batch)
-        os.rename(draft, path)
+        for draft, wish, plan in zip(folders, group, plans, strict=True):
+            _write(RunDir(draft), wish, plan, ticket, batch)
+        sync_trees(root, folders)
+        registry.register_all(runs)
+        try:
+            for draft, (run_id, path) in zip(folders, runs, strict=True):
+                os.rename(draft, path)
+                made.append((run_id, path))
+            sync_dir(root)
+        except BaseException:
+            _unmake(made, None)
+            for run_id, _ in runs:
+                registry.forget(run_id)
+            raise
     except BaseException:
-        registry.forget(plan.run_id)
-        drafts.remove(draft)
+        for draft in folders:
+            drafts.remove(draft)
         raise
 
 
@@ -349,18 +358,20 @@ def interpreter(spec: JobSpec, project: Path, environ: Mapping[str, str]) -> str
 
 
 def _write(draft: RunDir, wish: Request, unfrozen: Plan, ticket: str, batch: Path | None) -> None:
+    """All that is in its folder at first; the caller makes it durable."""
     make_dir(draft.path)
-    frozen = freeze(wish.code, Path(unfrozen.run_dir).parent / ".code", draft.code).code
+    frozen = freeze(wish.code, Path(unfrozen.run_dir).parent / ".code", draft.code, fsync=False).code
     plan = with_code(unfrozen, frozen)
-    write_bytes(draft.spec, wish.file.read_bytes())
+    write_bytes(draft.spec, wish.file.read_bytes(), fsync=False)
     if wish.spec.secrets:
-        write_record(draft.secrets, _secrets(wish))
+        write_record(draft.secrets, _secrets(wish), fsync=False)
     shared = str(batch) if batch is not None else ""
-    new_attempt(draft, wish.on, "submit", None, kind=wish.cluster.kind, ticket=ticket, batch=shared)
-    raise_fence(draft, 1)
-    append_line(draft.events, Event(time.time(), 1, "submitted", f"submitted {wish.file.name} to {wish.on}"))
-    write_record(draft.state, first_state(plan, 1))
-    write_record(draft.plan, plan)
+    new_attempt(draft, wish.on, "submit", None, kind=wish.cluster.kind, ticket=ticket, batch=shared, fsync=False)
+    raise_fence(draft, 1, fsync=False)
+    submitted = Event(time.time(), 1, "submitted", f"submitted {wish.file.name} to {wish.on}")
+    append_line(draft.events, submitted, fsync=False)
+    write_record(draft.state, first_state(plan, 1), fsync=False)
+    write_record(draft.plan, plan, fsync=False)
 
 
 def _secrets(wish: Request) -> dict[str, str]:

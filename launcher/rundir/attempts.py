@@ -46,14 +46,16 @@ def new_attempt(
     ticket: str = "",
     batch: str = "",
     after: int | None = None,
+    fsync: bool = True,
 ) -> tuple[AttemptDir, Intent]:
     """The next attempt, with its intent on disk: its folder gets its name, which is the lock, with all that is in it.
 
     Two that race get two numbers. With `after`, the attempt that the caller has seen end, one of them gets the next
-    number, and the other, or who comes later, is Refused.
+    number, and the other, or who comes later, is Refused. Without fsync the run is one that nobody knows of yet.
     """
     make_dir(run.attempts)
-    sync_dir(run.path)
+    if fsync:
+        sync_dir(run.path)
     drafts.remove_orphans(run.attempts)
     there = attempts(run)
     if after is not None:
@@ -64,11 +66,11 @@ def new_attempt(
     try:
         make_dir(draft.path)
         if plan is not None:
-            write_record(draft.plan, plan)
+            write_record(draft.plan, plan, fsync=fsync)
         while True:
             intent = Intent(number, token, cluster, reason, cause, time.time(), this_process(), kind, ticket, batch)
-            write_record(draft.intent, intent)
-            if _claim(draft, run.attempt(number)):
+            write_record(draft.intent, intent, fsync=fsync)
+            if _claim(draft, run.attempt(number), fsync=fsync):
                 return run.attempt(number), intent
             if after is not None:
                 raise _resumed_meanwhile(run, number)
@@ -114,12 +116,13 @@ def _resumed_meanwhile(run: RunDir, number: int) -> Refused:
     return Refused(f"{name} was resumed meanwhile, as attempt {number}", f"hint: launch status {name}")
 
 
-def _claim(draft: AttemptDir, attempt: AttemptDir) -> bool:
+def _claim(draft: AttemptDir, attempt: AttemptDir, *, fsync: bool) -> bool:
     try:
         os.rename(draft.path, attempt.path)
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
         return False
-    sync_dir(attempt.path.parent)
+    if fsync:
+        sync_dir(attempt.path.parent)
     return True

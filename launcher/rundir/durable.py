@@ -1,8 +1,9 @@
 """Writing so that a reader, and a machine that lost its power, sees the old or the new, never half."""
 
 import contextlib
+import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -16,6 +17,7 @@ _DRAFT = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPEND = os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 # Non-blocking, or a FIFO in the place of a record would hold the reader for ever.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MANY = 100
 
 
 class Damaged(LaunchError):
@@ -53,30 +55,66 @@ def sync_dir(path: Path) -> None:
         os.close(fd)
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Replace the file by these bytes: draft, fsync, rename, fsync of the folder."""
-    draft = _write_draft(path, data)
+def sync_files(root: Path, files: Collection[Path], folders: Collection[Path]) -> None:
+    """Make new files and the names in these folders durable: one by one, or where that would be hundreds of flushes,
+    the file system of `root`, where all of them are, at once."""
+    if len(files) + len(folders) > _MANY and _sync_file_system(root):
+        return
+    for file in files:
+        _sync_file(file)
+    for folder in folders:
+        sync_dir(folder)
+
+
+def sync_trees(root: Path, trees: Collection[Path]) -> None:
+    """Make all durable that was written, without fsync, into these new folders below `root`."""
+    found = [(Path(folder), names) for tree in trees for folder, _, names in os.walk(tree)]
+    files = [folder / name for folder, names in found for name in names]
+    sync_files(root, [file for file in files if not file.is_symlink()], [folder for folder, _ in found])
+
+
+def write_bytes(path: Path, data: bytes, *, fsync: bool = True) -> None:
+    """Replace the file by these bytes: draft, fsync, rename, fsync of the folder.
+
+    Without fsync it is for who will make the whole folder durable before anybody knows of it.
+    """
+    draft = _write_draft(path, data, fsync=fsync)
     try:
         os.rename(draft, path)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    sync_dir(path.parent)
+    if fsync:
+        sync_dir(path.parent)
 
 
-def write_record(path: Path, record: Any) -> None:
+def write_record(path: Path, record: Any, *, fsync: bool = True) -> None:
     """Replace the file by this record. Raises OSError where the disk does, and then the old one is still there."""
-    write_bytes(path, _line(record))
+    write_bytes(path, _line(record), fsync=fsync)
 
 
 def create_record(path: Path, record: Any) -> None:
     """As write_record, but the file must not exist: of all that try, one wins, the others get FileExistsError."""
-    draft = _write_draft(path, _line(record))
+    if not create_records(path.parent, {path: record}):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+
+
+def create_records(root: Path, records: Mapping[Path, Any]) -> list[Path]:
+    """Those of these files below `root` that did not exist before; they are durable on return, flushed together."""
+    drafts, made = list[Path](), list[Path]()
     try:
-        os.link(draft, path)
+        for path, record in records.items():
+            drafts.append(_write_draft(path, _line(record), fsync=False))
+        sync_files(root, drafts, ())
+        for path, draft in zip(records, drafts, strict=True):
+            with contextlib.suppress(FileExistsError):
+                os.link(draft, path)
+                made.append(path)
     finally:
-        draft.unlink(missing_ok=True)
-    sync_dir(path.parent)
+        for draft in drafts:
+            draft.unlink(missing_ok=True)
+    sync_files(root, (), {path.parent for path in made})
+    return made
 
 
 def read_record(path: Path, kind: type[T]) -> T | None:
@@ -144,7 +182,7 @@ def _read(path: Path) -> bytes:
         return file.read()
 
 
-def _write_draft(path: Path, data: bytes) -> Path:
+def _write_draft(path: Path, data: bytes, *, fsync: bool = True) -> Path:
     """A whole, durable file beside `path`; its name says that it is nobody's record."""
     draft = path.parent / f".tmp-{os.urandom(8).hex()}"
     with naming(path):
@@ -153,13 +191,35 @@ def _write_draft(path: Path, data: bytes) -> Path:
             try:
                 os.fchmod(fd, 0o600)
                 write_all(fd, data)
-                os.fsync(fd)
+                if fsync:
+                    os.fsync(fd)
             finally:
                 os.close(fd)
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
     return draft
+
+
+def _sync_file(path: Path) -> None:
+    fd = os.open(path, _READ)
+    try:
+        with naming(path):
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _sync_file_system(path: Path) -> bool:
+    import ctypes  # late: only many files need it, and Python has no os.syncfs
+
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return bool(ctypes.CDLL(None).syncfs(fd) == 0)
+    except AttributeError:  # a C library without it
+        return False
+    finally:
+        os.close(fd)
 
 
 def write_all(fd: int, data: bytes) -> None:

@@ -25,12 +25,12 @@ def fence(run: RunDir) -> int:
     return int(text)
 
 
-def raise_fence(run: RunDir, attempt: int) -> None:
+def raise_fence(run: RunDir, attempt: int, *, fsync: bool = True) -> None:
     """Let nobody older write any more. Never lowers it: an attempt that is itself too old gets Fenced."""
     with _alone(run):
         check_fence(run, attempt)
         if fence(run) != attempt:
-            write_bytes(run.fence, f"{attempt}\n".encode())
+            write_bytes(run.fence, f"{attempt}\n".encode(), fsync=fsync)
 
 
 def check_fence(run: RunDir, attempt: int) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -34,14 +35,29 @@ def runs_root(project: Path, *, create: bool = False) -> Path:
     return root
 
 
-def register(run_id: str, path: Path) -> None:
+def register(run_id: str, path: Path, *, fsync: bool = True) -> None:
     """Have this id lead to this folder. Raises FileExistsError where the id is taken."""
     if not _ID.fullmatch(run_id) or run_id == LAST:
         raise ValueError(f"expected the id of a run, got {run_id!r}")
     folder = _folder()
     make_dir(folder)
     (folder / run_id).symlink_to(path.absolute())
-    sync_dir(folder)
+    if fsync:
+        sync_dir(folder)
+
+
+def register_all(runs: Sequence[tuple[str, Path]]) -> None:
+    """All of these, or none. Raises FileExistsError where an id is taken."""
+    done = list[str]()
+    try:
+        for run_id, path in runs:
+            register(run_id, path, fsync=False)
+            done.append(run_id)
+        sync_dir(_folder())
+    except BaseException:
+        for run_id in done:
+            forget(run_id)
+        raise
 
 
 def adopted(run_id: str) -> Path:

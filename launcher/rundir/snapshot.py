@@ -41,8 +41,8 @@ class _Changed(BadInput):
         super().__init__(f"code: {path}: changed while it was being frozen", hint)
 
 
-def freeze(code: CodeList, store: Path, target: Path, now_ns: int | None = None) -> Freezing:
-    """Copy the code into `target`, which must not exist, by way of the store.
+def freeze(code: CodeList, store: Path, target: Path, now_ns: int | None = None, *, fsync: bool = True) -> Freezing:
+    """Copy the code into `target`, which must not exist, by way of the store. `fsync`: the target is durable then.
 
     Raises BadInput for a file that cannot be read, or keeps changing; what was begun of the target is then gone.
     """
@@ -57,7 +57,7 @@ def freeze(code: CodeList, store: Path, target: Path, now_ns: int | None = None)
     make_dir(target.parent)
     target.mkdir(mode=0o700)
     try:
-        copy_tree(code, store / frozen.code.digest, target, writable=True)
+        copy_tree(code, store / frozen.code.digest, target, writable=True, fsync=fsync)
     except BaseException:
         remove(target)
         raise

@@ -4,21 +4,19 @@ import errno
 import hashlib
 import io
 import os
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from launcher.rundir.code_list import CodeList
-from launcher.rundir.durable import make_dir, naming, sync_dir, write_all
+from launcher.rundir.durable import make_dir, naming, sync_files, write_all
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MAKE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NOT_IN_KERNEL = (errno.ENOSYS, errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF)
 _CHUNK_BYTES = 1 << 20
-_MANY = 100
 
 
-def copy_tree(code: CodeList, source: Path, target: Path, *, writable: bool) -> None:
-    """Copy these files from one folder to another; all are on disk on return."""
+def copy_tree(code: CodeList, source: Path, target: Path, *, writable: bool, fsync: bool = True) -> None:
+    """Copy these files from one folder to another; all are on disk on return, if that is wanted yet."""
     folders = {target}
     for file in code.files:
         place = target / file.path
@@ -29,17 +27,8 @@ def copy_tree(code: CodeList, source: Path, target: Path, *, writable: bool) -> 
             place.symlink_to(file.link)
         else:
             copy_file(source / file.path, place, 0o400 | (0o200 * writable) | (0o100 * file.executable))
-    sync_tree(target, [target / file.path for file in code.files if file.link is None], folders)
-
-
-def sync_tree(root: Path, files: Sequence[Path], folders: Iterable[Path]) -> None:
-    """Make a new tree durable: file by file, or where that would be hundreds of flushes, its file system at once."""
-    if len(files) > _MANY and _sync_file_system(root):
-        return
-    for file in files:
-        _sync_file(file)
-    for folder in folders:
-        sync_dir(folder)
+    if fsync:
+        sync_files(target, [target / file.path for file in code.files if file.link is None], folders)
 
 
 def copy_file(source: Path, place: Path, mode: int) -> None:
@@ -69,27 +58,6 @@ def _copy_bytes(source: int, out: int) -> None:
             raise
         while chunk := os.read(source, _CHUNK_BYTES):
             write_all(out, chunk)
-
-
-def _sync_file_system(path: Path) -> bool:
-    import ctypes  # late: only large projects need it, and Python has no os.syncfs
-
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        return bool(ctypes.CDLL(None).syncfs(fd) == 0)
-    except AttributeError:  # a C library without it
-        return False
-    finally:
-        os.close(fd)
-
-
-def _sync_file(path: Path) -> None:
-    fd = os.open(path, _READ)
-    try:
-        with naming(path):
-            os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _open(path: Path) -> io.BufferedReader:

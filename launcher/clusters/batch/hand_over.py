@@ -16,7 +16,7 @@ from launcher.clusters.batch.queue import Queue, Ticket
 from launcher.clusters.batch.which_cluster import ThisCluster
 from launcher.rundir.attempts import read_intent, read_plan
 from launcher.rundir.avoided import avoided
-from launcher.rundir.durable import create_record, read_record, write_bytes
+from launcher.rundir.durable import create_records, read_record, write_bytes
 from launcher.rundir.layout import AttemptDir, BatchDir, RunDir
 from launcher.rundir.records import Handle
 
@@ -70,10 +70,12 @@ def hand_over(queue: Queue, job: BatchJob, *, again: bool = False) -> bool:
             return True
         ThisCluster(queue).note(job.site)
         known = (_known_id(queue, job.ticket) if again else None) or _submit(queue, job, lock)
-        for index, attempt in missing:
-            name = known if job.ticket.array is None else queue.name_of(known, index)
-            with contextlib.suppress(FileExistsError):  # the job has started already, and says so itself
-                create_record(attempt.handle, Handle(queue.kind, job_id=name, ticket=job.ticket.text))
+        names = [known if job.ticket.array is None else queue.name_of(known, index) for index, _ in missing]
+        handles = {
+            attempt.handle: Handle(queue.kind, job_id=name, ticket=job.ticket.text)
+            for name, (_, attempt) in zip(names, missing, strict=True)
+        }
+        create_records(job.where, handles)  # but those of jobs that have started already, and said so themselves
     return True
 
 
@@ -93,7 +95,7 @@ def _submit(queue: Queue, job: BatchJob, lock: int) -> str:
     run, attempt = next((run, attempt) for run, attempt in job.members if run.plan.exists())
     plan = read_plan(run, attempt.number)
     script = queue.script(plan, job.ticket, job.where, [blame.host for blame in avoided(run)])
-    write_bytes(job.script, script.encode())
+    write_bytes(job.script, script.encode(), fsync=False)  # it is read now, and never again
     environ = {name: value for name, value in os.environ.items() if name not in plan.secrets}
     return queue.submit(job.script, environ, lock)
 

@@ -8,7 +8,6 @@ from launcher.clusters.batch.queue import Ticket
 from launcher.clusters.protocol import Preview
 from launcher.clusters.slurm.queries.jobs import read_test_only
 from launcher.clusters.slurm.queries.nodes import Node, gpu_count, partition_nodes, read_partition_nodes
-from launcher.clusters.slurm.queries.site import read_config, show_config
 from launcher.clusters.slurm.queue import SlurmQueue
 from launcher.clusters.slurm.reach import ask
 from launcher.clusters.slurm.requirements import container_problems
@@ -23,13 +22,14 @@ class SlurmCluster(BatchCluster):
     """Slurm, as far as submitters see it."""
 
     def __init__(self) -> None:
-        super().__init__(SlurmQueue())
+        self._slurm = SlurmQueue()
+        super().__init__(self._slurm)
         self._nodes: dict[str | None, list[Node]] = {}
         self._containers: set[str] = set()  # that were found well
 
     def most_together(self) -> int:
         """As many as an array may have."""
-        return read_config(ask(show_config()).out).max_array_size or 1
+        return self._slurm.config.max_array_size or 1
 
     def machine(self, spec: JobSpec) -> Machine:
         """The least that a node of the partition has of cores, the most that one has of GPUs; what gres asks for."""

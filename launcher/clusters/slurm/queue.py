@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from launcher.clusters.batch.queue import Fate, JobStart, NodeWord, Phase, QueuedJob, Ticket
@@ -21,7 +22,7 @@ from launcher.clusters.slurm.queries.jobs import (
     squeue_jobs,
 )
 from launcher.clusters.slurm.queries.nodes import read_nodes, show_nodes
-from launcher.clusters.slurm.queries.site import read_config, show_config
+from launcher.clusters.slurm.queries.site import Config, read_config, show_config
 from launcher.clusters.slurm.reach import CALLED, ask, clean_environment
 from launcher.clusters.slurm.reasons import plain
 from launcher.clusters.slurm.states import end_of
@@ -40,8 +41,13 @@ class SlurmQueue:
     leaves_with: int | None = None  # a requeue ends the job's processes
     warnings: tuple[int, ...] = (signal.SIGUSR1, signal.SIGUSR2)
 
+    @cached_property
+    def config(self) -> Config:
+        """What the controller says of the site; asked once."""
+        return read_config(ask(show_config()).out)
+
     def site(self) -> str:
-        return read_config(ask(show_config()).out).cluster or ""
+        return self.config.cluster or ""
 
     def script(self, plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str]) -> str:
         return script.script_of(plan, ticket, where, avoid)

@@ -13,8 +13,7 @@ from launcher.hostlink.shipping.tree import Changed, FileEntry, digest_of, leads
 from launcher.rundir import drafts
 from launcher.rundir.code_list import CodeFile, list_frozen
 from launcher.rundir.code_names import NEVER
-from launcher.rundir.durable import make_dir, naming, sync_dir, write_all
-from launcher.rundir.tree_copy import sync_tree
+from launcher.rundir.durable import make_dir, naming, sync_dir, sync_files, write_all
 
 _MOST_FILES = 100_000
 _LONGEST_NAME, _LONGEST_PATH = 255, 3000  # leaves room for the folders that a tree comes to be in
@@ -109,7 +108,7 @@ def _write(root: Path, files: Iterable[CodeFile], read: Read) -> str:
             place.symlink_to(file.link)
         else:
             hashes[file.path] = _write_file(place, file, read)
-    sync_tree(root, [root / path for path in hashes], folders)
+    sync_files(root, [root / path for path in hashes], folders)
     return tree_digest(listed, hashes)
 
 
