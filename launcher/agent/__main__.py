@@ -42,7 +42,7 @@ async def live(run: RunDir, number: int, index: int) -> Exit:
     """One agent's life; node 0's carries the coordinator too."""
     attempt = run.attempt(number)
     plan, intent = read_plan(run, number), read_intent(attempt)
-    node = located(plan.nodes[index], plan.spec.slurm.interface)
+    node = located(plan.nodes[index], plan.interface)
     make_dir(attempt.node(index))
     make_dir(run.metrics)
     buried = predecessor(attempt, index)

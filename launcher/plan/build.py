@@ -63,6 +63,7 @@ def build(
         code=code,
         disks_apart=machine.disks_apart,
         limit_per_job=machine.limit_per_job,
+        interface=machine.interface,
         one_machine=not machine.apart,
     )
 

@@ -14,6 +14,7 @@ class Machine:
     asked_gpus: int | None = None  # how many of them the job asks for in words that only the cluster knows: slurm.gres
     own_python: bool = False  # its nodes have interpreters of their own: the one that submits need not exist there
     disks_apart: bool = False  # each node has a disk of its own for the run
+    interface: str | None = None  # the network interface by which nodes reach each other, where the spec names one
     limit_per_job: bool = False  # it ends each job at resources.time, and the run goes on in the next one
 
 

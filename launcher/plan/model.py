@@ -61,5 +61,6 @@ class Plan(msgspec.Struct, frozen=True):
     limit_per_job: bool = (
         False  # spec.resources.time_s is for each job, and the cluster ends it; else for the whole run
     )
+    interface: str | None = None  # whose address a node listens on; None: that of its name
     one_machine: bool = False  # that plays all nodes, in each attempt of this plan
     disks_apart: bool = False  # each node has a disk of its own: a run directory there, and its ranks' files only

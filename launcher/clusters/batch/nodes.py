@@ -20,7 +20,7 @@ def seated(plan: Plan, hosts: Mapping[str, str]) -> Plan:
     Where the spec names an interface, only the host itself knows its address: it is left open.
     """
     own = min(plan.nodes_max, len(hosts))
-    given = plan.spec.slurm.interface is None
+    given = plan.interface is None
     nodes = tuple(
         NodePlan(index, address if given else "", spare=index >= own, gpus=None, host=host)
         for index, (host, address) in enumerate(hosts.items())

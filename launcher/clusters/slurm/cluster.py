@@ -45,7 +45,14 @@ class SlurmCluster(BatchCluster):
         able = [node for node in nodes if node.gpus == gpus]
         asked = gpu_count(spec.slurm.gres) if spec.slurm.gres is not None else None
         devices = tuple(map(str, range(gpus)))
-        return Machine(min(node.cpus for node in able), devices, apart=True, asked_gpus=asked, limit_per_job=True)
+        return Machine(
+            min(node.cpus for node in able),
+            devices,
+            apart=True,
+            asked_gpus=asked,
+            interface=spec.slurm.interface,
+            limit_per_job=True,
+        )
 
     def _check_container(self, text: str | None) -> None:
         if text is not None and text not in self._containers:

@@ -29,7 +29,15 @@ def plan(fewest, most, spares=0, **slurm):
     )
     place = RunIdentity("r-1", "/runs/r-1", "slurm", "slurm", "/p/job.yaml", 12.0)
     project = Project("/p", {"train.py"}, set(), module_found=True)
-    return build(spec, (), place, Machine(8, (), apart=True), project, FrozenCode("d", 1, 1), "/usr/bin/python3")
+    return build(
+        spec,
+        (),
+        place,
+        Machine(8, (), apart=True, interface=spec.slurm.interface),
+        project,
+        FrozenCode("d", 1, 1),
+        "/usr/bin/python3",
+    )
 
 
 def seats(made):
