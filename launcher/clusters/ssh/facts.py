@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from launcher.clusters.ssh import probe_there
-from launcher.clusters.ssh.host.slot_table import CPU, GPU, Occupancy, occupancy
+from launcher.clusters.ssh.slots.table import CPU, GPU, Occupancy, occupancy
 from launcher.errors import LaunchError, Unreachable
 from launcher.hostlink.connect import Line
 from launcher.plan.model import Plan

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.clusters.ssh.host import slot_table
-from launcher.clusters.ssh.host.slot_table import held_name, lock_name, waits_name
-from launcher.clusters.ssh.host.slots import Demand, Holder, Slots, Waiter, occupancy
+from launcher.clusters.ssh.slots import table as slot_table
+from launcher.clusters.ssh.slots.table import held_name, lock_name, waits_name
+from launcher.clusters.ssh.slots.take import Demand, Holder, Slots, Waiter, occupancy
 from launcher.errors import LaunchError
 
 ROOT = Path(__file__).parents[3]

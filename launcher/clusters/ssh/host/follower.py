@@ -3,12 +3,12 @@
 import time
 
 from launcher.clusters.keeping.agent_processes import RETURN_AT_ONCE_S, AgentProcesses
-from launcher.clusters.keeping.attempt_end import cancelled, is_cancelled, write_end, write_failure
+from launcher.clusters.keeping.attempt_end import cancelled, is_cancelled, write_failure
 from launcher.clusters.keeping.wakeup import Wakeup
-from launcher.clusters.ssh.host.keeper_rpc import Ask, KeeperStatus, Promise, granted, statuses
+from launcher.clusters.ssh.host.keeper_messages import Ask, KeeperStatus, Promise, granted, statuses
 from launcher.clusters.ssh.host.keeper_state import KeeperState
 from launcher.clusters.ssh.host.leader import enough, propose, tell_others
-from launcher.errors import Exit, Fenced
+from launcher.errors import Exit
 from launcher.rundir.attempts import attempts, newest
 from launcher.rundir.avoided import avoid
 from launcher.rundir.durable import read_record
@@ -24,149 +24,150 @@ _GIVE_UP_WAITS = 5
 class Follower:
     """One attempt of a keeper that does not lead."""
 
-    def __init__(self, seat: KeeperState, bell: Wakeup) -> None:
-        self._seat, self._bell = seat, bell
-        self._post = seat.agent_process()
-        self._crew = AgentProcesses([self._post], bell, leads=False, return_s=RETURN_AT_ONCE_S)
+    def __init__(self, keeper: KeeperState, wakeup: Wakeup) -> None:
+        self._keeper, self._wakeup = keeper, wakeup
+        self._agent = keeper.agent()
+        self._agents = AgentProcesses([self._agent], wakeup, leads=False, return_s=RETURN_AT_ONCE_S)
         self._sure_at: float | None = None
-        self._succession = TakeOver(seat)
-        self._leader = leader_of(seat)
+        self._take_over = TakeOver(keeper)
+        self._leader = leader_of(keeper)
         self._leader_heard_at = time.monotonic()
 
     def carry_out(self) -> int | None:
         """Until the attempt has ended; gives the number of the one that follows, or None where none does."""
-        self._crew.start()
+        self._agents.start()
         try:
             return self._keep()
         finally:
-            self._crew.end()
+            self._agents.end()
 
     def _keep(self) -> int | None:
-        seat = self._seat
+        keeper = self._keeper
         while True:
-            if self._bell.stop_asked and self._sure_at is None:  # before we wait: its ring may have been heard already
-                self._sure_at = time.monotonic() + seat.plan.spec.recovery.grace_s + _SURE_S
-                seat.take_over_stop()
-                self._crew.signal_first()
-            self._crew.watch(self._next_look(), bring_back=self._sure_at is None and not seat.leaderless)
+            if self._wakeup.stop_asked and self._sure_at is None:  # before we sleep: it may have woken us already
+                self._sure_at = time.monotonic() + keeper.plan.spec.recovery.grace_s + _SURE_S
+                keeper.here.pass_on_stop()
+                self._agents.signal_first()
+            self._agents.watch(self._next_look(), bring_back=self._sure_at is None and not keeper.election.leaderless)
             if (following := self._following()) is not None:
                 return following
-            if not self._crew.all_gone(for_good=True):
+            if not self._is_left():
                 self._leader_heard_at = time.monotonic()
-            if self._post.misses_coordinator():
-                self._succession.open()
+            if self._agent.misses_coordinator():
+                self._take_over.open()
             if self._is_over() or self._is_deserted():
                 return None
-            if self._sure_at is not None and (self._crew.all_gone(for_good=True) or time.monotonic() >= self._sure_at):
+            if self._sure_at is not None and (self._is_left() or time.monotonic() >= self._sure_at):
                 self._stopped()
                 return None
-            if seat.leaderless and (taken := self._succession.look()) is not None:
+            if keeper.election.leaderless and (taken := self._take_over.look()) is not None:
                 return taken
+
+    def _is_left(self) -> bool:
+        """By its agent, which may come back yet."""
+        return self._agents.all_gone(for_good=True)
 
     def _next_look(self) -> float | None:
         """An agent that has left for good leaves us with nothing to wait for but a word of the leader's."""
         if self._sure_at is not None:
             return self._sure_at
-        waits = self._seat.leaderless or self._crew.all_gone(for_good=True)
+        waits = self._keeper.election.leaderless or self._is_left()
         return time.monotonic() + _LOOK_S if waits else None
 
     def _following(self) -> int | None:
         """The attempt that was proposed to us, or that is on the disk that all share."""
-        seat = self._seat
-        if seat.proposal is not None:
-            return seat.proposal.intent.attempt
-        if not seat.plan.disks_apart:
-            last = newest(seat.run)
-            if last is not None and last.number > seat.attempt.number and last.plan.exists():
+        keeper = self._keeper
+        if keeper.election.proposal is not None:
+            return keeper.election.proposal.intent.attempt
+        if not keeper.plan.disks_apart:
+            last = newest(keeper.run)
+            if last is not None and last.number > keeper.attempt.number and last.plan.exists():
                 return last.number
         return None
 
     def _is_over(self) -> bool:
-        end = read_record(self._seat.attempt.end, AttemptEnd)
-        return end is not None and end.state.ended and self._crew.all_gone(for_good=True)
+        end = read_record(self._keeper.attempt.end, AttemptEnd)
+        return end is not None and end.state.ended and self._is_left()
 
     def _is_deserted(self) -> bool:
         """Our agent was told that the attempt is over, and the leader, who would say what follows, is gone."""
-        over = self._crew.all_gone(for_good=True) and self._post.last is not None and self._post.last == Exit.OK
-        if not over:
+        if not self._is_left() or self._agent.last != Exit.OK:
             return False
-        seat = self._seat
-        leader = seat.council.ask_one(Ask(), self._leader, _ASK_S)
+        keeper = self._keeper
+        leader = keeper.rpc.ask_one(Ask(), self._leader, _ASK_S)
         if isinstance(leader, KeeperStatus):
             self._leader_heard_at = time.monotonic()
-            if leader.attempt > seat.attempt.number and seat.proposal is None:
-                raise Fenced(f"attempt {leader.attempt} goes on without {seat.host}")
-        return time.monotonic() > self._leader_heard_at + seat.plan.spec.recovery.lease_s
+            keeper.check_part_in(leader.attempt)
+        return time.monotonic() > self._leader_heard_at + keeper.plan.spec.recovery.lease_s
 
     def _stopped(self) -> None:
         """Ended here by somebody who may not have reached the leader."""
-        seat = self._seat
-        if seat.plan.disks_apart and is_cancelled(seat.attempt):
-            write_end(seat.run, seat.attempt, cancelled(), seat.plan)
+        keeper = self._keeper
+        if keeper.plan.disks_apart and is_cancelled(keeper.attempt):
+            keeper.here.end(cancelled())
 
 
-def leader_of(seat: KeeperState) -> int:
+def leader_of(keeper: KeeperState) -> int:
     """Its number among the keepers."""
-    first = seat.plan.nodes[0].host
-    return next(number for number in seat.council.others if seat.council.peer(number).host == first)
+    first = keeper.plan.nodes[0].host
+    return next(number for number in keeper.rpc.others if keeper.rpc.peer(number).host == first)
 
 
 class TakeOver:
     """What those do that hear no leader: find it again, follow another, or take the run over."""
 
-    def __init__(self, seat: KeeperState) -> None:
-        self._seat = seat
+    def __init__(self, keeper: KeeperState) -> None:
+        self._keeper = keeper
         self._give_up_at = 0.0
         self._end: AttemptEnd | None = None  # as we have said it: the failure counts once
 
     def open(self) -> None:
-        if not self._seat.leaderless:
-            self._give_up_at = time.monotonic() + _GIVE_UP_WAITS * self._seat.patience_s
-        self._seat.leaderless = True
+        if not self._keeper.election.leaderless:
+            self._give_up_at = time.monotonic() + _GIVE_UP_WAITS * self._keeper.patience_s
+        self._keeper.election.leaderless = True
 
     def look(self) -> int | None:
         """The leader is back, or somebody before us in line is there; else it is ours to take over."""
-        seat = self._seat
-        answers = statuses(seat.council.ask(Ask(), limit_s=_ASK_S))
-        led = [one.attempt for one in answers.values() if one.leads]
-        if led and max(led) > seat.attempt.number and seat.proposal is None:
-            raise Fenced(f"attempt {max(led)} goes on without {seat.host}")
-        if led and max(led) == seat.attempt.number:
-            seat.leaderless = False
+        keeper = self._keeper
+        answers = statuses(keeper.rpc.ask(Ask(), limit_s=_ASK_S))
+        led = max((one.attempt for one in answers.values() if one.leads), default=0)
+        keeper.check_part_in(led)
+        if led == keeper.attempt.number:
+            keeper.election.leaderless = False
             return None
-        answers = {number: one for number, one in answers.items() if number in seat.counted}
+        answers = {number: one for number, one in answers.items() if number in keeper.election.counted}
         without = sorted(number for number, one in answers.items() if one.leaderless)
-        if any(number < seat.node for number in seat.members.intersection(without)) or len(without) < len(answers):
+        if not keeper.election.is_next_in_line(without) or len(without) < len(answers):
             return None  # theirs to do, or there are some that hear a leader
-        if enough(seat, without, leads=False):
+        if enough(keeper, without, leads=False):
             return self._take_over(without)
         if time.monotonic() > self._give_up_at:
-            there, size = len(without) + 1, len(seat.counted)
+            there, size = len(without) + 1, len(keeper.election.counted)
             text = f"the leader is lost, and only {there} of {size} hosts are left to decide; launch resume goes on"
-            end = AttemptEnd(State.FAILED, Cause.NODE_LOST, Exit.NODE_LOST, time.time(), text)
-            write_end(seat.run, seat.attempt, end, seat.plan)
+            keeper.here.end(AttemptEnd(State.FAILED, Cause.NODE_LOST, Exit.NODE_LOST, time.time(), text))
         return None
 
     def _take_over(self, others: list[int]) -> int | None:
         """With the promise of a majority that nobody of the old attempt writes any more."""
-        seat = self._seat
-        number = 1 + max(attempt.number for attempt in attempts(seat.run))
-        if not seat.stand(number):
+        keeper = self._keeper
+        number = 1 + max(attempt.number for attempt in attempts(keeper.run))
+        if not keeper.stand(number):
             return None
-        promised = granted(seat.council.ask(Promise(number, seat.node), others))
-        if not enough(seat, promised, leads=False):
+        promised = granted(keeper.rpc.ask(Promise(number, keeper.node), others))
+        if not enough(keeper, promised, leads=False):
             return None
-        end = self._end = self._end or self._speak_for_the_lost(len(promised) + 1)
+        end = self._end = self._end or self._write_failure(len(promised) + 1)
         if end.state is State.QUEUED:
-            return propose(seat, promised, end.cause, leads=False)
-        tell_others(seat, promised)
+            return propose(keeper, promised, end.cause, leads=False)
+        tell_others(keeper, promised)
         return None
 
-    def _speak_for_the_lost(self, together: int) -> AttemptEnd:
-        seat, lost = self._seat, self._seat.plan.nodes[0].host
-        text = f"{lost}, which led, is lost: {seat.host} takes over with {together} of {len(seat.counted)} hosts"
-        evidence = f"no answer for {seat.plan.spec.recovery.lease_s:g} s"
-        end = write_failure(seat.run, seat.attempt, seat.plan, Cause.NODE_LOST, text, evidence=evidence)
-        until = end.ended_at + seat.plan.spec.recovery.avoid_s
-        avoid(seat.run, [Blame(lost, text, seat.attempt.number, end.ended_at, until)])
+    def _write_failure(self, together: int) -> AttemptEnd:
+        keeper, lost = self._keeper, self._keeper.plan.nodes[0].host
+        hosts = len(keeper.election.counted)
+        text = f"{lost}, which led, is lost: {keeper.host} takes over with {together} of {hosts} hosts"
+        evidence = f"no answer for {keeper.plan.spec.recovery.lease_s:g} s"
+        end = write_failure(keeper.run, keeper.attempt, keeper.plan, Cause.NODE_LOST, text, evidence=evidence)
+        until = end.ended_at + keeper.plan.spec.recovery.avoid_s
+        avoid(keeper.run, [Blame(lost, text, keeper.attempt.number, end.ended_at, until)])
         return end

@@ -11,6 +11,7 @@ and not the word asks them whether they have.
                                       the leader is lost: the next in line of a majority takes over ────┘
 """
 
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -19,16 +20,19 @@ from pathlib import Path
 import msgspec
 
 from launcher.agent.memory_tier import close_tier
-from launcher.clusters.keeping.attempt_end import cut_short, write_end
+from launcher.clusters.keeping.attempt_end import cut_short
 from launcher.clusters.keeping.standby import detach, report
 from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.clusters.ssh.host.follower import Follower, TakeOver, leader_of
-from launcher.clusters.ssh.host.keeper_rpc import Ask, Begin, Begun, KeeperRpc, KeeperStatus, granted, statuses
+from launcher.clusters.ssh.host.keeper_messages import Ask, Begin, Begun, KeeperStatus, granted, statuses
+from launcher.clusters.ssh.host.keeper_rpc import KeeperRpc
 from launcher.clusters.ssh.host.keeper_state import KeeperState
 from launcher.clusters.ssh.host.leader import Leader, pass_over_promised, propose, tell_others
-from launcher.clusters.ssh.host.slots import Slots
 from launcher.clusters.ssh.messages import GoAhead, Keepers, Up, encoded, read_request
+from launcher.clusters.ssh.slots.take import Demand, Slots
 from launcher.errors import Exit, Fenced, LaunchError
+from launcher.plan.model import Plan
+from launcher.rundir.attempts import read_intent
 from launcher.rundir.durable import read_record, write_record
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import AttemptEnd, RunState
@@ -46,121 +50,126 @@ def main() -> int:
     run, number, node, gpus = RunDir(Path(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     up_fd, go_fd = int(sys.argv[5]), int(sys.argv[6])
     detach()
-    seat = KeeperState.take(run, number, node)
-    bell = Wakeup()
-    seat.council = KeeperRpc(seat.plan.nodes[node].address, seat.intent.token, seat.answering(bell))
-    report(up_fd, encoded(Up(seat.council.port)))
-    seat.log_to()
+    keeper = KeeperState(run, number, node)
+    wakeup = Wakeup()
+    keeper.rpc = KeeperRpc(keeper.plan.nodes[node].address, read_intent(keeper.attempt).token, keeper.answering(wakeup))
+    report(up_fd, encoded(Up(keeper.rpc.port)))
+    keeper.here.log_to()
     try:
-        if not _told_to_go(seat, go_fd):
-            seat.discard()
+        if not _told_to_go(keeper, go_fd):
+            keeper.here.discard()
             return Exit.OK
-        return keep(seat, bell, tuple(name for name in gpus.split(",") if name))
+        return keep(keeper, wakeup, tuple(name for name in gpus.split(",") if name))
     except Fenced as fenced:
         print(fenced, file=sys.stderr)
         return fenced.exit_code
     except LaunchError as error:
         print(error, file=sys.stderr)
-        seat.give_up(str(error))
-        if seat.leads:
-            tell_others(seat, ())
+        keeper.here.give_up(str(error))
+        if keeper.leads:
+            tell_others(keeper, ())
         return error.exit_code
     finally:
-        seat.council.close()
+        keeper.rpc.close()
 
 
-def _told_to_go(seat: KeeperState, go_fd: int) -> bool:
-    """The roster, then the word; where the submitter died between the two, whether another keeper has had it."""
+def _told_to_go(keeper: KeeperState, go_fd: int) -> bool:
+    """Who the others are, then the word; where the submitter died in between, whether another keeper has had it."""
     knows = False
     with open(go_fd, "rb") as words:
         for line in words:
             match read_request(line):
                 case Keepers(peers=peers):
-                    seat.council.sit(peers, seat.node)
+                    keeper.rpc.join(peers, keeper.node)
                     knows = True
                 case GoAhead():
-                    seat.told = True
+                    keeper.ready.told = True
                     return True
-    return knows and _others_were_told(seat)
+    return knows and _others_were_told(keeper)
 
 
-def _others_were_told(seat: KeeperState) -> bool:
+def _others_were_told(keeper: KeeperState) -> bool:
     """Nobody was, once all say so or nobody is there; who does not answer is asked again for a while."""
     deadline, empty = time.monotonic() + _OTHERS_S, 0
     while time.monotonic() < deadline and empty < _NOBODY_TIMES:
-        there = statuses(seat.council.ask(Ask()))
+        there = statuses(keeper.rpc.ask(Ask()))
         if any(one.told for one in there.values()):
-            seat.told = True
+            keeper.ready.told = True
             return True
-        if len(there) == len(seat.council.others):
+        if len(there) == len(keeper.rpc.others):
             return False
         empty = 0 if there else empty + 1
         time.sleep(_TURN_S)
     return False
 
 
-def keep(seat: KeeperState, bell: Wakeup, gpus: tuple[str, ...]) -> int:
+def keep(keeper: KeeperState, wakeup: Wakeup, gpus: tuple[str, ...]) -> int:
     """Wait for what the host has to give, and then carry out one attempt after the other."""
-    seat.present()
-    slots = Slots(seat.plan.run_id, seat.stamp, seat.demand, gpus, seat.cpus)
+    keeper.here.register()
+    slots = _slots_for(keeper.plan, gpus)
     slots.enqueue()
-    if not _wait_for_slots(seat, bell, slots):
-        end = read_record(seat.attempt.end, AttemptEnd)
-        return end.exit_code if end is not None else Exit.CANCELLED
+    if not _wait_for_slots(keeper, wakeup, slots):
+        return _exit_code(keeper, Exit.CANCELLED)
     while True:
-        seat.open_attempt()
-        after = Leader(seat, bell).carry_out() if seat.leads else Follower(seat, bell).carry_out()
+        keeper.here.open()
+        after = Leader(keeper, wakeup).carry_out() if keeper.leads else Follower(keeper, wakeup).carry_out()
         if after is None:
-            close_tier(seat.run.path, seat.attempt.number)
-            end = read_record(seat.attempt.end, AttemptEnd)
-            return end.exit_code if end is not None else Exit.OK
-        seat.move(after)
+            close_tier(keeper.run.path, keeper.attempt.number)
+            return _exit_code(keeper, Exit.OK)
+        keeper.move(after)
 
 
-def _wait_for_slots(seat: KeeperState, bell: Wakeup, slots: Slots) -> bool:
+def _exit_code(keeper: KeeperState, unsaid: Exit) -> int:
+    end = read_record(keeper.attempt.end, AttemptEnd)
+    return end.exit_code if end is not None else unsaid
+
+
+def _slots_for(plan: Plan, gpus: tuple[str, ...]) -> Slots:
+    demand = Demand(plan.gpus_per_node, plan.ranks_per_node * plan.cpus_per_rank)
+    return Slots(plan.run_id, int(plan.submitted_at * 1000), demand, gpus, len(os.sched_getaffinity(0)))
+
+
+def _wait_for_slots(keeper: KeeperState, wakeup: Wakeup, slots: Slots) -> bool:
     """Until this host and all the others of the run have what they need; False where somebody does not want it now."""
     soon_until = time.monotonic() + _SOON_FOR_S  # the usual case: all is free, and hosts differ by moments
-    vigil = QueueWatch(seat)
+    watch, ready = QueueWatch(keeper), keeper.ready
     while True:
-        if bell.stop_asked:  # looked at right after its ring, which nobody hears twice
-            _stopped(seat)
+        if wakeup.stop_asked:  # looked at right after it was woken by that: nobody is, twice
+            _stopped(keeper)
             return False
-        seat.gpus = slots.try_take()
-        seat.fds = slots.fds
-        seat.waits_for = "" if seat.gpus is not None else slots.ahead()
-        if seat.gpus is not None and (seat.began or (seat.leads and _all_begin(seat))):
+        ready.take(slots)
+        if ready.gpus is not None and (ready.began or (keeper.leads and _all_begin(keeper))):
             return True
-        if seat.leads and seat.waits_for:
-            _say_queued(seat, seat.waits_for)
-        if not vigil.look():
+        if keeper.leads and ready.waits_for:
+            _say_queued(keeper, ready.waits_for)
+        if not watch.look():
             return False
-        if seat.gpus is not None and slots.contested() and seat.let_go(slots):
+        if ready.gpus is not None and slots.contested() and ready.let_go(slots):
             slots.enqueue()  # somebody who came before us waits here, and may hold what we wait for elsewhere
-        bell.sleep(_SOON_S if time.monotonic() < soon_until else _TURN_S)
+        wakeup.sleep(_SOON_S if time.monotonic() < soon_until else _TURN_S)
 
 
-def _stopped(seat: KeeperState) -> None:
-    seat.take_over_stop()
-    end = cut_short(seat.attempt, "it waited for its hosts", time.time())
-    write_end(seat.run, seat.attempt, end, seat.plan)
-    if seat.leads:
-        tell_others(seat, ())  # nobody may have asked them
+def _stopped(keeper: KeeperState) -> None:
+    keeper.here.pass_on_stop()
+    keeper.here.end(cut_short(keeper.attempt, "it waited for its hosts", time.time()))
+    if keeper.leads:
+        tell_others(keeper, ())  # nobody may have asked them
 
 
 class QueueWatch:
     """Of a keeper that waits for its slots: that there is still a leader which will begin with it."""
 
-    def __init__(self, seat: KeeperState) -> None:
-        self._seat = seat
+    def __init__(self, keeper: KeeperState) -> None:
+        self._keeper = keeper
         self._heard_at = self._next = 0.0
         self._attend()
 
     def look(self) -> bool:
         """False once the run has ended; raises Fenced where it goes on without us. Asks seldom: waits may be long."""
-        seat = self._seat
-        if seat.proposal is not None:
-            self._move(seat.proposal.intent.attempt)
-        end = read_record(seat.attempt.end, AttemptEnd)
+        keeper = self._keeper
+        if keeper.election.proposal is not None:
+            self._move(keeper.election.proposal.intent.attempt)
+        end = read_record(keeper.attempt.end, AttemptEnd)
         if end is not None and end.state.ended:
             return False
         if time.monotonic() < self._next:
@@ -171,78 +180,77 @@ class QueueWatch:
 
     def _attend(self) -> None:
         self._heard_at, self._next = time.monotonic(), time.monotonic() + _LEADER_EVERY_S
-        self._succession = TakeOver(self._seat)
+        self._take_over = TakeOver(self._keeper)
 
     def _move(self, number: int) -> None:
-        self._seat.move(number)
-        self._seat.present()
+        self._keeper.move(number)
+        self._keeper.here.register()
         self._attend()
 
     def _ask(self) -> None:
-        seat = self._seat
-        if seat.leads:
-            if seat.gpus is None:  # else it is looked at before all begin
-                seat.check_lead(statuses(seat.council.ask(Ask(), limit_s=_LEADER_ASK_S)))
+        keeper = self._keeper
+        if keeper.leads:
+            if keeper.ready.gpus is None:  # else it is looked at before all begin
+                keeper.check_lead(statuses(keeper.rpc.ask(Ask(), limit_s=_LEADER_ASK_S)))
             return
-        pledge = seat.pledge
-        leader = seat.council.ask_one(Ask(), leader_of(seat), _LEADER_ASK_S)
+        pledge = keeper.ready.pledges
+        leader = keeper.rpc.ask_one(Ask(), leader_of(keeper), _LEADER_ASK_S)
         if isinstance(leader, KeeperStatus):
             self._heard_at = time.monotonic()
             self._follow(leader, pledge)
-        elif time.monotonic() > self._heard_at + seat.patience_s + seat.plan.spec.recovery.lease_s:
-            self._succession.open()
-        if seat.leaderless and (number := self._succession.look()) is not None:
+        elif time.monotonic() > self._heard_at + keeper.patience_s + keeper.plan.spec.recovery.lease_s:
+            self._take_over.open()
+        if keeper.election.leaderless and (number := self._take_over.look()) is not None:
             self._move(number)
 
     def _follow(self, leader: KeeperStatus, pledge: int) -> None:
-        seat = self._seat
-        if leader.attempt > seat.attempt.number and seat.proposal is None:
-            raise Fenced(f"attempt {leader.attempt} goes on without {seat.host}")
-        if leader.attempt != seat.attempt.number:
+        keeper = self._keeper
+        keeper.check_part_in(leader.attempt)
+        if leader.attempt != keeper.attempt.number:
             return
-        seat.leaderless = False
+        keeper.election.leaderless = False
         if leader.began:
-            seat.begin_late()
+            keeper.ready.begin_late(keeper.attempt.number)
         elif not leader.pledged:
-            seat.take_back(pledge)
+            keeper.ready.take_back(pledge)
 
 
-def _all_begin(seat: KeeperState) -> bool:
+def _all_begin(keeper: KeeperState) -> bool:
     """The leader's question to all: has everybody what it needs? Then nobody lets go of it any more."""
-    there = statuses(seat.council.ask(Ask()))
-    seat.check_lead(there)
+    there = statuses(keeper.rpc.ask(Ask()))
+    keeper.check_lead(there)
     waits = [answer.waits_for for answer in there.values() if not answer.has_slots]
-    silent = [seat.council.peer(number).host for number in seat.council.others if number not in there]
-    too_few = 1 + len(there) - len(waits) < seat.plan.nodes_min
-    if waits or (silent and (too_few or time.monotonic() < seat.since + seat.patience_s)):
+    silent = [keeper.rpc.peer(number).host for number in keeper.rpc.others if number not in there]
+    too_few = 1 + len(there) - len(waits) < keeper.plan.nodes_min
+    if waits or (silent and (too_few or time.monotonic() < keeper.since + keeper.patience_s)):
         waits += [f"{host} does not answer the other hosts (launch doctor finds out why)" for host in silent]
-        _say_queued(seat, "; ".join(filter(None, waits)) or "waits for the other hosts")
+        _say_queued(keeper, "; ".join(filter(None, waits)) or "waits for the other hosts")
         return False
-    if any(one.promised > seat.attempt.number for one in there.values()):
-        _open_anew(seat, there)
+    if any(one.promised > keeper.attempt.number for one in there.values()):
+        _open_anew(keeper, there)
         return False
-    seat.pledged = True
-    pledged = granted(seat.council.ask(Begin(seat.attempt.number), there))
-    seat.began = len(pledged) == len(there)
-    seat.pledged = seat.began
-    seat.council.ask(Begun(seat.attempt.number, by_all=seat.began), pledged)  # who misses it asks us
-    return seat.began
+    ready = keeper.ready
+    ready.pledged = True
+    pledged = granted(keeper.rpc.ask(Begin(keeper.attempt.number), there))
+    ready.began = ready.pledged = len(pledged) == len(there)
+    keeper.rpc.ask(Begun(keeper.attempt.number, by_all=ready.began), pledged)  # who misses it asks us
+    return ready.began
 
 
-def _open_anew(seat: KeeperState, there: Mapping[int, KeeperStatus]) -> None:
+def _open_anew(keeper: KeeperState, there: Mapping[int, KeeperStatus]) -> None:
     """They had given us up, and promised not to begin this attempt any more; nobody has come of it."""
-    pass_over_promised(seat, there)
-    number = propose(seat, list(there), None, leads=True)
+    pass_over_promised(keeper, there)
+    number = propose(keeper, list(there), None, leads=True)
     if number is not None:
-        seat.move(number)
-        seat.present()
+        keeper.move(number)
+        keeper.here.register()
 
 
-def _say_queued(seat: KeeperState, text: str) -> None:
-    state = read_record(seat.run.state, RunState)
+def _say_queued(keeper: KeeperState, text: str) -> None:
+    state = read_record(keeper.run.state, RunState)
     if state is not None and (state.state is not State.QUEUED or state.message != text):
-        queued = msgspec.structs.replace(state, attempt=seat.attempt.number, state=State.QUEUED, message=text)
-        write_record(seat.run.state, msgspec.structs.replace(queued, updated_at=time.time()))
+        queued = msgspec.structs.replace(state, attempt=keeper.attempt.number, state=State.QUEUED, message=text)
+        write_record(keeper.run.state, msgspec.structs.replace(queued, updated_at=time.time()))
 
 
 if __name__ == "__main__":

@@ -5,15 +5,14 @@ import time
 from collections.abc import Collection, Mapping
 
 from launcher.clusters.keeping.allocation import Allocation, StopSignal
-from launcher.clusters.keeping.attempt_end import cut_short, write_end
+from launcher.clusters.keeping.attempt_end import cut_short
 from launcher.clusters.keeping.wakeup import Wakeup
-from launcher.clusters.ssh.host.keeper_rpc import Ask, KeeperStatus, Members, Propose, granted, statuses
+from launcher.clusters.ssh.host.keeper_messages import Ask, KeeperStatus, Members, Propose, granted, statuses
 from launcher.clusters.ssh.host.keeper_state import KeeperState
 from launcher.clusters.ssh.host.record_copies import RecordReplicator
 from launcher.errors import Exit
 from launcher.plan.model import NodePlan, Plan
 from launcher.plan.on_hosts import with_hosts
-from launcher.plan.quorum import may_take_over, quorum
 from launcher.rundir.attempts import new_attempt
 from launcher.rundir.avoided import avoid, avoided
 from launcher.rundir.durable import append_line, make_dir
@@ -27,18 +26,18 @@ _GIVE_UP_WAITS = 5  # after so many times `recovery.wait`, hosts that are too fe
 
 
 class Membership:
-    """Who still counts: those that answered within a lease. It is changed only with the word of more than half.
+    """Who still counts: those that answered the leader within a lease. Changed only with the word of more than half.
 
-    In two words, see the README: all who are to count agree to count by the old roll and by the new one; then the old
-    one is forgotten. Who misses a word is told again.
+    In two words: all who are to count agree to count by the old roll and by the new one; then the old one is forgotten.
+    Who misses a word is told again. README.md says why that is safe.
     """
 
-    def __init__(self, seat: KeeperState) -> None:
-        self._seat = seat
+    def __init__(self, keeper: KeeperState) -> None:
+        self._keeper = keeper
         now = time.monotonic()
-        self._heard_at = dict.fromkeys(seat.council.others, now)
+        self._heard_at = dict.fromkeys(keeper.rpc.others, now)
         self._version = 0
-        self._unsettled = frozenset(seat.council.others)  # who may count by other rolls than we do
+        self._unsettled = frozenset(keeper.rpc.others)  # who may count by other rolls than we do
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="roll", daemon=True)
         self._thread.start()
@@ -50,146 +49,143 @@ class Membership:
     def _work(self) -> None:
         while not self._over.wait(_ROLL_S):
             now = time.monotonic()
-            answers = self._seat.council.ask(Ask(), limit_s=_ROLL_S)
+            answers = self._keeper.rpc.ask(Ask(), limit_s=_ROLL_S)
             self._heard_at |= {
                 number: now
                 for number, one in answers.items()
-                if isinstance(one, KeeperStatus) and one.attempt == self._seat.attempt.number
+                if isinstance(one, KeeperStatus) and one.attempt == self._keeper.attempt.number
             }
-            lease_s = self._seat.plan.spec.recovery.lease_s
-            there = {number for number, at in self._heard_at.items() if now - at <= lease_s} | {self._seat.node}
+            lease_s = self._keeper.plan.spec.recovery.lease_s
+            there = {number for number, at in self._heard_at.items() if now - at <= lease_s} | {self._keeper.node}
             self._count(frozenset(there))
 
     def _count(self, there: frozenset[int]) -> None:
-        seat = self._seat
-        if seat.rolls != (there,) and all(may_take_over(len(there & roll), len(roll)) for roll in seat.rolls):
+        election = self._keeper.election
+        if election.rolls != (there,) and election.decides(there, leads=False):
             self._change(there)
         if behind := self._unsettled & there:
-            self._unsettled -= self._told(seat.rolls, behind)
+            self._unsettled -= self._told(election.rolls, behind)
 
     def _change(self, members: frozenset[int]) -> None:
-        seat = self._seat
-        others = members - {seat.node}
+        election = self._keeper.election
+        others = members - {election.me}
         self._unsettled |= others
-        if self._told((*seat.rolls, members), others) >= others:
-            gone = seat.counted - members
-            seat.rolls = (members,)
+        if self._told((*election.rolls, members), others) >= others:
+            gone = election.counted - members
+            election.rolls = (members,)
             self._blame(gone)
 
     def _told(self, rolls: tuple[frozenset[int], ...], others: Collection[int]) -> frozenset[int]:
         """Who has agreed to count by these."""
         self._version += 1
-        word = Members(self._seat.attempt.number, self._version, tuple(tuple(sorted(roll)) for roll in rolls))
-        return frozenset(granted(self._seat.council.ask(word, others)))
+        word = Members(self._keeper.attempt.number, self._version, tuple(tuple(sorted(roll)) for roll in rolls))
+        return frozenset(granted(self._keeper.rpc.ask(word, others)))
 
     def _blame(self, gone: frozenset[int]) -> None:
         """They are not used again for a while, here or by who resumes the run."""
-        seat, now = self._seat, time.time()
-        recovery = seat.plan.spec.recovery
+        keeper, now = self._keeper, time.time()
+        recovery = keeper.plan.spec.recovery
         text = f"not heard for {recovery.lease_s:g} s"
-        number = seat.attempt.number
-        here = {node.host for node in seat.plan.nodes}  # who has no part in this attempt has been blamed before
-        names = [name for one in sorted(gone) if (name := seat.council.peer(one).host) in here]
+        number = keeper.attempt.number
+        here = {node.host for node in keeper.plan.nodes}  # who has no part in this attempt has been blamed before
+        names = [name for one in sorted(gone) if (name := keeper.rpc.peer(one).host) in here]
         if names and recovery.avoid_s:
-            avoid(seat.run, [Blame(name, text, number, now, now + recovery.avoid_s) for name in names])
+            avoid(keeper.run, [Blame(name, text, number, now, now + recovery.avoid_s) for name in names])
 
 
 class Leader:
     """One attempt of a keeper that leads."""
 
-    def __init__(self, seat: KeeperState, bell: Wakeup) -> None:
-        self._seat, self._bell = seat, bell
+    def __init__(self, keeper: KeeperState, wakeup: Wakeup) -> None:
+        self._keeper, self._wakeup = keeper, wakeup
 
     def carry_out(self) -> int | None:
         """Until the attempt has ended; gives the number of the one that follows, or None where none does."""
-        seat = self._seat
-        replicator = RecordReplicator(seat.run, seat.attempt, seat.council) if seat.plan.disks_apart else None
-        roll = Membership(seat)
+        keeper = self._keeper
+        replicator = RecordReplicator(keeper.run, keeper.attempt, keeper.rpc) if keeper.plan.disks_apart else None
+        roll = Membership(keeper)
         tell: frozenset[int] = frozenset()
         try:
-            stop = StopSignal(self._bell, seat.attempt, seat.before)
-            end = Allocation(seat.run, seat.attempt, seat.plan, self._bell, stop, [seat.agent_process()]).carry_out()
-            if end.state.ended and not self._bell.stop_asked:  # whoever asks for a stop tells all hosts
-                tell = seat.counted
+            stop = StopSignal(self._wakeup, keeper.attempt, keeper.here.before)
+            end = Allocation(keeper.run, keeper.attempt, keeper.plan, self._wakeup, stop, [keeper.agent()]).carry_out()
+            if end.state.ended and not self._wakeup.stop_asked:  # whoever asks for a stop tells all hosts
+                tell = keeper.election.counted
             if end.state is not State.QUEUED or end.exit_code == Exit.FENCED:
                 return None
         finally:
             roll.close()
             if replicator is not None:
                 replicator.close(tell)
-        self._bell.wait(end.delay_s)
-        if self._bell.stop_asked:
+        self._wakeup.wait(end.delay_s)
+        if self._wakeup.stop_asked:
             self._stopped(end)
             return None
         return self._follow(end)
 
     def _follow(self, end: AttemptEnd) -> int | None:
         """Open the next attempt with those hosts that answer, once they are enough."""
-        seat = self._seat
-        give_up_at = time.monotonic() + _GIVE_UP_WAITS * seat.patience_s
-        while not self._bell.stop_asked:
-            answers = statuses(seat.council.ask(Ask()))
-            seat.check_lead(answers)
-            pass_over_promised(seat, answers)
+        keeper = self._keeper
+        give_up_at = time.monotonic() + _GIVE_UP_WAITS * keeper.patience_s
+        while not self._wakeup.stop_asked:
+            answers = statuses(keeper.rpc.ask(Ask()))
+            keeper.check_lead(answers)
+            pass_over_promised(keeper, answers)
             there = [number for number, one in answers.items() if one.has_slots]
-            if enough(seat, there, leads=True):
-                following = propose(seat, there, end.cause, leads=True)
+            if enough(keeper, there, leads=True):
+                following = propose(keeper, there, end.cause, leads=True)
                 if following is not None:
                     return following
             if time.monotonic() > give_up_at:
-                text = f"{len(there) + 1} of its {len(seat.council.others) + 1} hosts answer: too few to go on"
+                text = f"{len(there) + 1} of its {len(keeper.rpc.others) + 1} hosts answer: too few to go on"
                 self._say(AttemptEnd(State.FAILED, Cause.NODE_LOST, Exit.NODE_LOST, time.time(), text), there)
                 return None
-            self._bell.wait(_AGAIN_S)
+            self._wakeup.wait(_AGAIN_S)
         self._stopped(end)
         return None
 
     def _stopped(self, end: AttemptEnd) -> None:
         """The last word where no attempt follows although one was due."""
-        self._seat.take_over_stop()
-        self._say(cut_short(self._seat.attempt, "it was to start again", end.ended_at))
+        self._keeper.here.pass_on_stop()
+        self._say(cut_short(self._keeper.attempt, "it was to start again", end.ended_at))
 
     def _say(self, end: AttemptEnd, there: Collection[int] = ()) -> None:
-        seat = self._seat
-        write_end(seat.run, seat.attempt, end, seat.plan)
-        tell_others(seat, there)
+        keeper = self._keeper
+        keeper.here.end(end)
+        tell_others(keeper, there)
 
 
-def enough(seat: KeeperState, others: list[int], *, leads: bool) -> bool:
+def enough(keeper: KeeperState, others: list[int], *, leads: bool) -> bool:
     """Whether with these a run may go on: nodes enough, and no part of the hosts without us could do the same."""
-    together = {*others, seat.node}
-    counts = [(len(roll & together), len(roll)) for roll in seat.rolls]
-    decides = all(there >= quorum(size) if leads else may_take_over(there, size) for there, size in counts)
-    return decides and len(together) >= seat.plan.nodes_min
+    return keeper.election.decides(others, leads=leads) and len({*others, keeper.node}) >= keeper.plan.nodes_min
 
 
-def pass_over_promised(seat: KeeperState, answers: Mapping[int, KeeperStatus]) -> None:
+def pass_over_promised(keeper: KeeperState, answers: Mapping[int, KeeperStatus]) -> None:
     """Numbers that were promised to others, of whom nothing came, are used up: our next one is above them."""
     promised = max((one.promised for one in answers.values()), default=0)
-    if promised > seat.attempt.number:
-        make_dir(seat.run.attempt(promised).path)
+    if promised > keeper.attempt.number:
+        make_dir(keeper.run.attempt(promised).path)
 
 
-def tell_others(seat: KeeperState, there: Collection[int]) -> None:
+def tell_others(keeper: KeeperState, there: Collection[int]) -> None:
     """How the attempt has ended, where they do not see it on a disk that all share."""
-    if seat.plan.disks_apart:
-        RecordReplicator(seat.run, seat.attempt, seat.council).close(there)
+    if keeper.plan.disks_apart:
+        RecordReplicator(keeper.run, keeper.attempt, keeper.rpc).close(there)
 
 
-def propose(seat: KeeperState, others: list[int], cause: Cause | None, *, leads: bool) -> int | None:
+def propose(keeper: KeeperState, others: list[int], cause: Cause | None, *, leads: bool) -> int | None:
     """Open the next attempt with ourselves as its leader and these others; gives its number, if enough take it up."""
-    bad = {blame.host for blame in avoided(seat.run)}
-    names = [seat.council.peer(number).host for number in others]
-    plan = reseated(seat.plan, seat.node_plans(), [seat.host, *sorted(names, key=lambda name: name in bad)])
-    attempt, intent = new_attempt(seat.run, plan.cluster, "requeue", cause, plan)
-    took = granted(seat.council.ask(Propose(intent, plan), others))
-    if seat.plan.disks_apart and not enough(seat, took, leads=leads):
+    bad = {blame.host for blame in avoided(keeper.run)}
+    names = [keeper.rpc.peer(number).host for number in others]
+    plan = reseated(keeper.plan, keeper.first_nodes, [keeper.host, *sorted(names, key=lambda name: name in bad)])
+    attempt, intent = new_attempt(keeper.run, plan.cluster, "requeue", cause, plan)
+    took = granted(keeper.rpc.ask(Propose(intent, plan), others))
+    if keeper.plan.disks_apart and not enough(keeper, took, leads=leads):
         _take_back(attempt)
         return None
-    missing = [seat.council.peer(number).host for number in others if number not in took]
+    missing = [keeper.rpc.peer(number).host for number in others if number not in took]
     if missing:
         text = f"attempt {attempt.number} goes on without {', '.join(missing)}"
-        append_line(seat.run.events, Event(time.time(), attempt.number, "hosts", text))
+        append_line(keeper.run.events, Event(time.time(), attempt.number, "hosts", text))
     return attempt.number
 
 

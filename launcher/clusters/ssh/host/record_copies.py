@@ -10,7 +10,8 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from launcher.clusters.ssh.host.keeper_rpc import KeeperRpc, Replica, granted
+from launcher.clusters.ssh.host.keeper_messages import Replica, granted
+from launcher.clusters.ssh.host.keeper_rpc import KeeperRpc
 from launcher.errors import LaunchError
 from launcher.rundir.durable import make_dir, sync_dir, write_bytes
 from launcher.rundir.layout import AttemptDir, RunDir
@@ -69,9 +70,9 @@ def _put_piece(path: Path, at: int, piece: bytes) -> None:
 class RecordReplicator:
     """Sends what is new to all others, until it is closed."""
 
-    def __init__(self, run: RunDir, attempt: AttemptDir, council: KeeperRpc) -> None:
-        self._run, self._attempt, self._council = run, attempt, council
-        self._sent: dict[int, dict[str, object]] = {number: {} for number in council.others}
+    def __init__(self, run: RunDir, attempt: AttemptDir, rpc: KeeperRpc) -> None:
+        self._run, self._attempt, self._rpc = run, attempt, rpc
+        self._sent: dict[int, dict[str, object]] = {number: {} for number in rpc.others}
         self._quiet_until: dict[int, float] = {}  # who did not answer is left alone for a while: the others wait
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="replicator", daemon=True)
@@ -139,10 +140,10 @@ class RecordReplicator:
         return done
 
     def _replica(self, name: str, at: int, data: str) -> Replica:
-        return Replica(self._council.me, self._attempt.number, name, at, data)
+        return Replica(self._rpc.me, self._attempt.number, name, at, data)
 
     def _told(self, replica: Replica, whom: list[int]) -> list[int]:
-        taken = granted(self._council.ask(replica, whom, _ASK_S))
+        taken = granted(self._rpc.ask(replica, whom, _ASK_S))
         now = time.monotonic()
         self._quiet_until |= {number: now + _QUIET_S for number in whom if number not in taken}
         return taken

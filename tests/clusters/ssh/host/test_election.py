@@ -6,7 +6,7 @@ import random
 import pytest
 
 from launcher.clusters.ssh.host.follower import TakeOver
-from launcher.clusters.ssh.host.keeper_rpc import Agreed, Declined, Members, Promise
+from launcher.clusters.ssh.host.keeper_messages import Agreed, Declined, Members, Promise
 from launcher.clusters.ssh.host.leader import Membership, enough
 from tests.clusters.ssh.host.test_keepers import Table
 
@@ -24,7 +24,7 @@ def roll_of(seat):
 
 
 def members(table, *numbers):
-    return [[set(one) for one in table.seats[number].rolls] for number in numbers]
+    return [[set(one) for one in table.seats[number].election.rolls] for number in numbers]
 
 
 def test_a_host_that_missed_a_change_does_not_keep_the_next_one_from_being_made(table):
@@ -61,7 +61,7 @@ def test_who_has_given_its_vote_agrees_to_no_change(table):
     table.lose(0)
     assert isinstance(table.said(3, Promise(2, 1)), Agreed)
     table.silent = {1, 4}
-    table.seats[3].leaderless = False
+    table.seats[3].election.leaderless = False
     assert isinstance(table.said(3, Members(1, 9, ((0, 2, 3),))), Declined)
     assert isinstance(table.said(2, Members(2, 9, ((0, 2, 3),))), Declined), "a leader of another attempt"
     roll_of(table.seats[0])._count(frozenset({0, 2, 3}))
@@ -70,10 +70,10 @@ def test_who_has_given_its_vote_agrees_to_no_change(table):
 
 def test_who_takes_over_amid_a_change_needs_both_rolls_and_brings_it_to_an_end(table):
     table.deafen(4, Members)
-    roll_of(table.seats[0])._told((*table.seats[0].rolls, frozenset({0, 1, 2, 4})), [1, 2, 4])
+    roll_of(table.seats[0])._told((*table.seats[0].election.rolls, frozenset({0, 1, 2, 4})), [1, 2, 4])
     table.lose(0, 3, 4)
     assert TakeOver(table.seats[1]).look() is None, "2 of 5"
-    table.silent, table.seats[4].leaderless = {0, 3}, True
+    table.silent, table.seats[4].election.leaderless = {0, 3}, True
     assert TakeOver(table.seats[1]).look() == 2
     for number in (1, 2, 4):
         table.seats[number].move(2)
@@ -86,7 +86,7 @@ def test_who_takes_over_amid_a_change_needs_both_rolls_and_brings_it_to_an_end(t
 def takes_up(seat, leader):
     """Whether it would the next attempt of this leader."""
     number = leader.attempt.number
-    return seat is leader or not (seat.attempt.number > number or seat._is_promised(above=number))
+    return seat is leader or not (seat.attempt.number > number or seat.election.is_promised(above=number))
 
 
 def could_go_on(table, side, leaders):
@@ -98,9 +98,11 @@ def could_go_on(table, side, leaders):
         if leader.node in leaders and takes_up(leader, leader)
     ]
     taken_over = [
-        enough(one, [other.node for other in seats if other is not one and one.node in other.members], leads=False)
+        enough(
+            one, [other.node for other in seats if other is not one and one.node in other.election.members], leads=False
+        )
         for one in seats
-        if one.node not in leaders and one.node in one.members
+        if one.node not in leaders and one.node in one.election.members
     ]
     return any(led + taken_over)
 
@@ -120,7 +122,7 @@ def unrest(table, chance, leader, leaders, seen):
     roll = roll_of(seat)
     for _ in range(40):
         roll._count(frozenset({leader, *(one for one in follow if chance.random() < 0.7)}))
-        now = tuple((one.rolls, one.attempt.number, one._promised) for one in table.seats)
+        now = tuple((one.election.rolls, one.attempt.number, one.election.promised) for one in table.seats)
         if now not in seen:
             assert [split for split in SPLITS if all(could_go_on(table, side, leaders) for side in split)] == [], now
         seen.add(now)
@@ -141,7 +143,7 @@ def test_never_could_two_parts_go_on(table, monkeypatch, seed):
     table.lose(0, *chance.sample(range(1, 5), chance.randint(0, 2)))
     took = [seat for seat in table.seats[1:] if seat.node not in table.silent and TakeOver(seat).look() == 2]
     for seat in table.seats:
-        if seat in took or seat.proposal is not None:
+        if seat in took or seat.election.proposal is not None:
             seat.move(2)
     table.silent = set()
     (one,) = took  # with other seeds too few may be left

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from launcher.clusters.ssh.host.keeper_rpc import Agreed, Ask, Begin, Declined, KeeperRpc, KeeperStatus, granted
+from launcher.clusters.ssh.host.keeper_messages import Agreed, Ask, Begin, Declined, KeeperStatus, granted
+from launcher.clusters.ssh.host.keeper_rpc import KeeperRpc
 from launcher.clusters.ssh.messages import Peer
 from launcher.errors import LaunchError
 
@@ -28,7 +29,7 @@ def seated():
     ]
     peers = [Peer(f"host{node}", f"127.0.0.{node + 1}", council.port) for node, council in enumerate(councils)]
     for node, council in enumerate(councils):
-        council.sit(peers, node)
+        council.join(peers, node)
     yield councils, answers
     for council in councils:
         council.close()
@@ -65,7 +66,7 @@ def test_a_stranger_gets_nothing(seated):
     asked = []
     answers[0] = lambda question: asked.append(question) or Agreed()
     stranger = KeeperRpc("127.0.0.9", "b2" * 32, lambda _: Agreed())
-    stranger.sit([Peer("host0", "127.0.0.1", councils[0].port), Peer("me", "127.0.0.9", stranger.port)], 1)
+    stranger.join([Peer("host0", "127.0.0.1", councils[0].port), Peer("me", "127.0.0.9", stranger.port)], 1)
     assert stranger.ask(Ask(), limit_s=2) == {}
     with socket.create_connection(("127.0.0.1", councils[0].port), timeout=5) as peer:
         peer.recv(4096)

@@ -14,7 +14,8 @@ from launcher.clusters.keeping.attempt_end import ask_to_stop, cancelled, is_can
 from launcher.clusters.ssh.host import follower, keeper, presence, record_copies
 from launcher.clusters.ssh.host.follower import Follower, TakeOver
 from launcher.clusters.ssh.host.keeper import QueueWatch
-from launcher.clusters.ssh.host.keeper_rpc import ASK_S, Agreed, Begin, Begun, Declined, Promise, Propose, Replica
+from launcher.clusters.ssh.host.keeper_messages import Agreed, Begin, Begun, Declined, Promise, Propose, Replica
+from launcher.clusters.ssh.host.keeper_rpc import ASK_S
 from launcher.clusters.ssh.host.keeper_state import KeeperState
 from launcher.clusters.ssh.host.leader import Leader, Membership, enough, propose
 from launcher.clusters.ssh.host.record_copies import RecordReplicator
@@ -86,8 +87,8 @@ class Table:
         run = RunDir(path)
         attempt, _ = new_attempt(run, "pool", "submit", None, msgspec.structs.replace(plan, **more))
         raise_fence(run, attempt.number)
-        seat = KeeperState.take(run, attempt.number, number)
-        seat.council, seat.gpus, seat.told = Chair(self, number), (), True
+        seat = KeeperState(run, attempt.number, number)
+        seat.rpc, seat.ready.gpus, seat.ready.told = Chair(self, number), (), True
         return seat
 
     def reach(self, one, other):
@@ -104,7 +105,7 @@ class Table:
         """They are cut off, and the others have noticed."""
         self.silent = set(numbers)
         for number, seat in enumerate(self.seats):
-            seat.leaderless = number not in self.silent
+            seat.election.leaderless = number not in self.silent
 
     def vigils(self):
         return [QueueWatch(seat) for seat in self.seats]
@@ -263,7 +264,7 @@ def test_the_end_is_told_to_a_host_that_was_slow(table, monkeypatch):
         return None if number == 1 and question.name == "end" and next(misses, False) else said(number, question)
 
     monkeypatch.setattr(table, "said", slowly)
-    RecordReplicator(seat.run, seat.attempt, seat.council).close(tell=seat.members)
+    RecordReplicator(seat.run, seat.attempt, seat.rpc).close(tell=seat.election.members)
     assert [table.end(number).state for number in (1, 2)] == [State.SUCCEEDED] * 2
 
 
@@ -273,7 +274,7 @@ def test_the_end_is_told_to_a_host_that_was_slow(table, monkeypatch):
 def test_a_host_that_was_counted_out_is_used_again_and_comes_last(tmp_path):
     table = Table(tmp_path, nodes_min=3)
     seat = table.seats[0]
-    seat.rolls = (frozenset({0, 2}),)
+    seat.election.rolls = (frozenset({0, 2}),)
     now = time.time()
     avoid(seat.run, [Blame("host1", "", 1, now, now + 60.0)])
     assert enough(seat, [1, 2], leads=True) and not enough(seat, [2], leads=True)
@@ -308,10 +309,10 @@ def test_a_host_that_missed_the_proposal_leaves(table, crew):
 def test_ranks_see_the_gpus_that_their_keeper_holds_and_no_others(table, monkeypatch, held, seen, apart):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     seat = table.seats[2]
-    seat.plan, seat.gpus = msgspec.structs.replace(seat.plan, disks_apart=apart), held
-    seat.open_attempt()
+    seat.here.plan, seat.ready.gpus = msgspec.structs.replace(seat.plan, disks_apart=apart), held
+    seat.here.open()
     plan = read_plan(seat.run, 1)  # as the agent does
-    environment = node_environment(seat.agent_process().environment, plan, plan.nodes[2], 1, {})
+    environment = node_environment(seat.agent().environment, plan, plan.nodes[2], 1, {})
     assert (environment["CUDA_VISIBLE_DEVICES"], environment["CUDA_DEVICE_ORDER"]) == (seen, "PCI_BUS_ID")
 
 
@@ -337,7 +338,7 @@ def test_a_cancel_that_was_meant_for_the_attempt_before_is_one(table):
     ask_to_stop(seat.attempt, "cancel")
     seat.move(2)
     table.bells[0].stop_asked = True
-    assert StopSignal(table.bells[0], seat.attempt, seat.before).to_end() and is_cancelled(seat.attempt)
+    assert StopSignal(table.bells[0], seat.attempt, seat.here.before).to_end() and is_cancelled(seat.attempt)
 
 
 # -- before it begins
@@ -346,17 +347,17 @@ def test_a_cancel_that_was_meant_for_the_attempt_before_is_one(table):
 def test_who_waits_without_a_leader_takes_the_run_over(table, monkeypatch):
     monkeypatch.setattr(keeper, "_LEADER_EVERY_S", 0.0)
     vigils = table.vigils()
-    assert all(vigil.look() for vigil in vigils) and not any(seat.leaderless for seat in table.seats)
+    assert all(vigil.look() for vigil in vigils) and not any(seat.election.leaderless for seat in table.seats)
     table.silent = {0}
     for vigil in (vigils[1], vigils[2], vigils[1], vigils[2]):
         assert vigil.look()
     assert [seat.attempt.number for seat in table.seats] == [1, 2, 2]
-    assert keeper._all_begin(table.seats[1]) and table.seats[2].began
+    assert keeper._all_begin(table.seats[1]) and table.seats[2].ready.began
     assert [blame.host for blame in avoided(table.seats[1].run)] == ["host0"]
     table.silent = set()
     with pytest.raises(Fenced, match="led by host1"):
         keeper._all_begin(table.seats[0])
-    table.seats[0].gpus = None
+    table.seats[0].ready.gpus = None
     with pytest.raises(Fenced, match="led by host1"):
         vigils[0].look()
 
@@ -371,7 +372,7 @@ def test_a_leader_that_is_back_after_a_promise_begins_anew(table, monkeypatch):
     assert not keeper._all_begin(table.seats[0])
     assert all(vigil.look() for vigil in vigils)
     assert keeper._all_begin(table.seats[0])
-    assert [(seat.attempt.number, seat.began) for seat in table.seats] == [(3, True)] * 3
+    assert [(seat.attempt.number, seat.ready.began) for seat in table.seats] == [(3, True)] * 3
 
 
 def test_who_waits_alone_says_in_the_end_that_it_failed(table, monkeypatch):
@@ -396,8 +397,8 @@ def test_a_host_that_missed_the_word_to_begin_asks_for_it(table, monkeypatch):
     monkeypatch.setattr(keeper, "_LEADER_EVERY_S", 0.0)
     vigil = table.vigils()[2]
     table.deafen(2, Begun)
-    assert keeper._all_begin(table.seats[0]) and not table.seats[2].began
-    assert vigil.look() and table.seats[2].began
+    assert keeper._all_begin(table.seats[0]) and not table.seats[2].ready.began
+    assert vigil.look() and table.seats[2].ready.began
 
 
 @pytest.mark.parametrize("lost", [(), (Begun,)])
@@ -412,11 +413,11 @@ def test_who_has_pledged_itself_lets_go_where_not_all_have(table, monkeypatch, l
 
     monkeypatch.setattr(table, "said", declined)
     assert isinstance(table.said(1, Begin(1)), Agreed)
-    assert not table.seats[1].let_go(slots)
+    assert not table.seats[1].ready.let_go(slots)
     assert not keeper._all_begin(table.seats[0])
-    assert table.seats[1].pledged == (Begun in lost)
-    assert vigil.look() and not table.seats[1].began
-    assert table.seats[1].let_go(slots) and slots.released
+    assert table.seats[1].ready.pledged == (Begun in lost)
+    assert vigil.look() and not table.seats[1].ready.began
+    assert table.seats[1].ready.let_go(slots) and slots.released
 
 
 # -- without the word
@@ -425,16 +426,16 @@ def test_who_has_pledged_itself_lets_go_where_not_all_have(table, monkeypatch, l
 def test_nobody_there_is_not_believed_at_once(table, monkeypatch):
     monkeypatch.setattr(keeper, "_TURN_S", 0.0)
     seat = table.seats[1]
-    seat.told, asked = False, []
+    seat.ready.told, asked = False, []
 
     def late(number, _question):
         asked.append(number)
-        return table.seats[number]._standing()
+        return table.seats[number].status()
 
-    monkeypatch.setattr(table, "reach", lambda *_: bool(asked.append(0)) or len(asked) > 2 * len(seat.council.others))
+    monkeypatch.setattr(table, "reach", lambda *_: bool(asked.append(0)) or len(asked) > 2 * len(seat.rpc.others))
     monkeypatch.setattr(table, "said", late)
     assert keeper._others_were_told(seat)
-    table.seats[0].told = table.seats[2].told = False
+    table.seats[0].ready.told = table.seats[2].ready.told = False
     assert not keeper._others_were_told(seat)
 
 

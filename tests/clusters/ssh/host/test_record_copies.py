@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from launcher.clusters.ssh.host.keeper_rpc import Replica
+from launcher.clusters.ssh.host.keeper_messages import Replica
 from launcher.clusters.ssh.host.record_copies import EVENTS, put
 from launcher.errors import LaunchError
 from launcher.rundir.events import read_events

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from launcher.clusters.ssh.host.slot_table import (
+from launcher.clusters.ssh.slots.table import (
     CPU,
     GPU,
     Demand,

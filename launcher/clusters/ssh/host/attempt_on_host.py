@@ -1,0 +1,105 @@
+"""The attempt at hand as one host carries it: its plan, its records on this disk, its agent, the way to the next."""
+
+import shutil
+from collections.abc import Sequence
+
+import msgspec
+
+from launcher.clusters.keeping.agent_processes import AgentProcess, agent_process
+from launcher.clusters.keeping.allocation import claim_attempt
+from launcher.clusters.keeping.attempt_end import first_state, pass_on_stop, write_end
+from launcher.clusters.keeping.own_log import log_to
+from launcher.clusters.ssh.host.keeper_messages import Propose
+from launcher.errors import Exit, Fenced
+from launcher.plan.on_hosts import kept_at
+from launcher.rundir.attempts import attempts, read_plan
+from launcher.rundir.durable import make_dir, read_record, sync_dir, write_record
+from launcher.rundir.fence import raise_fence
+from launcher.rundir.identity import this_process
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.records import AttemptEnd, Handle, RunState
+from launcher.words import Cause, State
+
+
+class AttemptOnHost:
+    """Which attempt it is changes with `move`; the host, named as in the plan of the first one, does not."""
+
+    def __init__(self, run: RunDir, number: int, node: int) -> None:
+        self.run = run
+        self.before: AttemptDir | None = None
+        self.attempt, self.plan = run.attempt(number), read_plan(run, number)
+        self.host = self.plan.nodes[node].host
+
+    @property
+    def index(self) -> int:
+        """Which node of its plan this host is. Raises Fenced."""
+        for node in self.plan.nodes:
+            if node.host == self.host:
+                return node.index
+        raise Fenced(f"{self.host} has no part in this attempt any more")
+
+    @property
+    def leads(self) -> bool:
+        return self.index == 0
+
+    def agent(self, gpus: Sequence[str] | None, fds: Sequence[int]) -> AgentProcess:
+        """Our node's: it has the GPUs that we hold and sees no others, none at all where we hold none."""
+        return agent_process(self.plan, self.attempt, self.index, keep=fds, gpus=gpus)
+
+    def log_to(self) -> None:
+        make_dir(self.attempt.node(self.index))
+        log_to(self.attempt.keeper_log if self.leads else self.attempt.node_keeper_log(self.index))
+
+    def register(self) -> None:
+        """Be known as the keeper of the attempt here: who asks, or ends it, looks for us."""
+        if self.leads or self.plan.disks_apart:
+            write_record(self.attempt.handle, Handle("local", keeper=this_process()))
+
+    def open(self) -> None:
+        """Take it up: there is one process that does, and nothing older writes here any more. Raises Fenced."""
+        self.log_to()
+        if not claim_attempt(self.attempt.started if self.leads else self.attempt.node_started(self.index)):
+            raise Fenced(f"attempt {self.attempt.number} of {self.run.path.name} has its keeper already")
+        self.register()
+        raise_fence(self.run, self.attempt.number)
+        if self.leads:
+            write_record(self.run.state, self._starting())
+
+    def prepare(self, proposal: Propose) -> None:
+        """The next attempt as its leader wants it, on this disk. Raises Fenced."""
+        raise_fence(self.run, proposal.intent.attempt)
+        if self.plan.disks_apart:
+            attempt = self.run.attempt(proposal.intent.attempt)
+            make_dir(attempt.path)
+            sync_dir(self.run.attempts)
+            write_record(attempt.plan, kept_at(proposal.plan, self.plan.run_dir, self.plan.entry.python))
+            write_record(attempt.intent, proposal.intent)
+
+    def move(self, number: int) -> None:
+        """On to this one, whose plan is on disk."""
+        self.plan = read_plan(self.run, number)
+        self.before, self.attempt = self.attempt, self.run.attempt(number)
+
+    def pass_on_stop(self) -> None:
+        pass_on_stop(self.before, self.attempt)
+
+    def discard(self) -> None:
+        """The submitter is gone and nobody was told to go: there has never been such an attempt."""
+        if self.plan.disks_apart and len(attempts(self.run)) == 1:
+            shutil.rmtree(self.run.path, ignore_errors=True)
+
+    def give_up(self, why: str) -> None:
+        """Our own fault is said where people look; the others notice that we are gone."""
+        if self.leads and read_record(self.attempt.end, AttemptEnd) is None:
+            self.end(AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.LAUNCHER_FAULT, 0.0, why))
+
+    def end(self, end: AttemptEnd) -> None:
+        write_end(self.run, self.attempt, end, self.plan)
+
+    def _starting(self) -> RunState:
+        before = read_record(self.run.state, RunState)
+        if before is None:
+            return first_state(self.plan, self.attempt.number)
+        if before.attempt == self.attempt.number and before.state is State.QUEUED:
+            return msgspec.structs.replace(before, state=State.STARTING, message="starting agents")
+        return before

@@ -1,0 +1,118 @@
+"""Who counts, who has this keeper's vote and whom it follows. Pure: what is on disk and on the way is said to it.
+
+A question that begins with `against` is answered with the reason for a refusal, "" for none. README.md says why two
+parts of a cut network never both go on; tests/clusters/ssh/host/test_election.py looks whether they could.
+"""
+
+from collections.abc import Collection, Sequence
+
+from launcher.clusters.ssh.host.keeper_messages import Members, Propose, Replica
+from launcher.plan.quorum import may_take_over, quorum
+
+
+class Election:
+    """As one keeper knows it. Keepers go by their numbers, their nodes in the plan that they were started with."""
+
+    def __init__(self, me: int, hosts: Sequence[str], attempt: int, leader: str) -> None:
+        self.me = me
+        self._hosts = tuple(hosts)
+        self.attempt, self.leader = attempt, leader  # at hand
+        self.leaderless = False  # the leader was not heard for a whole lease
+        self.proposal: Propose | None = None  # of the next attempt, taken up
+        self.promised: tuple[int, int] | None = None  # our vote: for which attempt, and whose
+        # Who counts; several rolls only while the leader changes it.
+        self.rolls: tuple[frozenset[int], ...] = (frozenset(range(len(hosts))),)
+        self._rolls_version = (0, 0)  # of which attempt's leader, and which of its words
+
+    def move(self, attempt: int, leader: str) -> None:
+        """On to this attempt, under this host's lead."""
+        self.attempt, self.leader = attempt, leader
+        self.leaderless, self.proposal = False, None
+
+    # -- who counts
+
+    @property
+    def members(self) -> frozenset[int]:
+        """Those who count whatever becomes of a change that the leader has begun."""
+        return frozenset.intersection(*self.rolls)
+
+    @property
+    def counted(self) -> frozenset[int]:
+        """Those who count by any roll: each may have to agree."""
+        return frozenset.union(*self.rolls)
+
+    def decides(self, others: Collection[int], *, leads: bool) -> bool:
+        """Whether we and these others are so many that no part of the hosts without us could go on as well."""
+        together = {*others, self.me}
+        counts = [(len(roll & together), len(roll)) for roll in self.rolls]
+        return all(there >= quorum(size) if leads else may_take_over(there, size) for there, size in counts)
+
+    def is_next_in_line(self, leaderless: Collection[int]) -> bool:
+        """Of those that hear no leader nobody comes before us."""
+        return not any(number < self.me for number in self.members.intersection(leaderless))
+
+    def count(self, word: Members) -> str:
+        """As the leader says, unless somebody has our vote: it may have been elected by those who counted then."""
+        if why := self.against_leader_of(word.attempt):
+            return why
+        version = word.attempt, word.version
+        if version <= self._rolls_version or not word.rolls:
+            return "a newer word of the leader is known here"
+        self.rolls, self._rolls_version = tuple(map(frozenset, word.rolls)), version
+        return ""
+
+    # -- whose word is taken
+
+    def is_promised(self, above: int, to: int | None = None) -> bool:
+        """A newer attempt than that is, to anybody or to this one."""
+        return self.promised is not None and self.promised[0] > above and to in (None, self.promised[1])
+
+    def against_leader_of(self, attempt: int) -> str:
+        if attempt != self.attempt or self.is_promised(above=attempt):
+            return f"attempt {self.attempt} is the newest here, or a newer one is promised"
+        return ""
+
+    def against_record(self, replica: Replica) -> str:
+        """It is taken of whoever leads the attempt, or of a candidate that had our vote and says how it ended."""
+        if not 0 <= replica.node < len(self._hosts) or replica.attempt < self.attempt:
+            return f"attempt {self.attempt} is the newest here"
+        if self._leads(replica) or self.is_promised(above=replica.attempt - 1, to=replica.node):
+            return ""
+        return f"{self._hosts[replica.node]} does not lead attempt {replica.attempt}"
+
+    def against_vote(self, attempt: int, node: int, fence: int) -> str:
+        """One vote an attempt, and none against a leader that we hear, nor for somebody who does not count any more."""
+        if node not in self.members:
+            return "it does not count any more"
+        if self.promised == (attempt, node):
+            return ""
+        if not self.leaderless:
+            return "it hears its leader"
+        if fence >= attempt:
+            return f"attempt {fence} is the newest here"
+        return f"attempt {attempt} is promised to another" if self.is_promised(above=attempt - 1) else ""
+
+    def against_proposal(self, proposal: Propose) -> str:
+        """It is taken up of the leader whom we follow, or of the candidate that has our vote."""
+        number, (newest, leader) = proposal.intent.attempt, self._newest()
+        if number <= newest or self.is_promised(above=number):
+            return f"attempt {newest} is the newest here, or a newer one is promised"
+        candidate = proposal.plan.nodes[0].host
+        return "" if candidate in self._may_lead(number, newest, leader) else f"{candidate} has not our vote"
+
+    def _newest(self) -> tuple[int, str]:
+        """The attempt that was proposed to us, or that we are in, and the host that leads it."""
+        if self.proposal is not None:
+            return self.proposal.intent.attempt, self.proposal.plan.nodes[0].host
+        return self.attempt, self.leader
+
+    def _leads(self, replica: Replica) -> bool:
+        known, leader = self._newest()
+        deposed = self.leaderless and self.is_promised(above=replica.attempt)  # else the vote came to nothing
+        return leader == self._hosts[replica.node] and replica.attempt >= known and not deposed
+
+    def _may_lead(self, number: int, newest: int, leader: str) -> set[str]:
+        """A candidate that had our vote and came to nothing does not bind us for ever."""
+        follows = set() if self.is_promised(above=number - 1) else {leader}
+        voted = self.promised is not None and self.promised[0] > newest
+        return follows | ({self._hosts[self.promised[1]]} if voted and self.promised else set())
