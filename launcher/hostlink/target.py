@@ -53,7 +53,7 @@ class Target:
     said: tuple[tuple[str, str], ...] = ()
 
 
-def target_of(host: SshHost, *, agent: bool = False, transport: str = "paramiko") -> Target:
+def target_of(host: SshHost, *, agent: bool = False) -> Target:
     """How to reach a host of the clusters file or of a spec from here, by its name. Raises BadInput."""
     said = {"user": host.user, "port": None if host.port is None else str(host.port)}
     own = () if host.key is None else (Path(host.key).expanduser(),)
@@ -61,7 +61,7 @@ def target_of(host: SshHost, *, agent: bool = False, transport: str = "paramiko"
         if not key.is_file():
             raise BadInput(f"{host.name}: there is no key {key}", "hint: `key:` of this host names a private key here")
     found = {name: value for name, value in said.items() if value}
-    if transport == "openssh":
+    if host.transport == "openssh":
         return _as_ssh_has_it(host.name, found, own, agent=agent)
     return _target(host.name, found, own, agent=agent, passed=())
 

@@ -56,6 +56,10 @@ _OF_A_HOST = (
           example="/opt/py/bin/python"),
     Field("workdir", any_path("the path of a folder"), "Folder on it for code and runs; by default ~/launch",
           example="/scratch/launch"),
+    Field("transport", Choice(("paramiko", "openssh")), "What reaches it; by default paramiko, which is built in. "
+          "openssh is your own ssh program, with its ProxyCommand, certificates, Kerberos, hardware keys and open "
+          "connections",
+          example="openssh"),
 )  # fmt: skip
 
 _HOST_OPTIONS = Section(

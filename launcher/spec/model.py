@@ -133,6 +133,7 @@ class SshHost:
     gpus: int | None = None
     python: str | None = None
     workdir: str | None = None
+    transport: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,7 @@ class Ssh:
     gpus: int | None = None
     python: str | None = None
     workdir: str | None = None
+    transport: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

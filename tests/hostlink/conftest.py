@@ -45,6 +45,6 @@ def to(request, tmp_path, monkeypatch):
             f" IdentitiesOnly yes\n UserKnownHostsFile {files}\n GlobalKnownHostsFile /dev/null\n"
         )
         monkeypatch.setenv("LAUNCH_SSH_CONFIG", str(tmp_path / "config"))
-        return target_of(SshHost(there.name), transport="openssh")
+        return target_of(SshHost(there.name, transport="openssh"))
 
     return target

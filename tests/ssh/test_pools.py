@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,34 @@ def test_hosts_behind_another_one(pool_of):
     status = desk.wait(run)
     assert (status["state"], len(status["nodes"])) == ("succeeded", 2)
     assert "node1" in desk.launch("hosts").stdout
+
+
+def test_over_the_users_own_ssh(pool_of):
+    """The same as over paramiko, which nothing of it needs."""
+    desk = pool_of(hosts=2)
+    theirs = desk.spec(
+        json.dumps({"pool": {"kind": "ssh", "hosts": ["node0", "node1"], "transport": "openssh"}}), "open.yaml"
+    )
+    os.chmod(desk.project / theirs, 0o600)
+    run = desk.submit(desk.job(400), "--on", "pool", "--clusters", theirs)
+    desk.until_step_there(0, run, 20)
+    looked = subprocess.run(
+        [sys.executable, "-c", LOOK, "status", run], cwd=desk.project, env=desk.env, capture_output=True, text=True
+    )
+    assert looked.returncode == 0, looked.stderr
+    assert "running" in looked.stdout
+    status = desk.wait(run)
+    assert (status["state"], len(status["nodes"])) == ("succeeded", 2)
+    assert "logs and metrics, " in desk.launch("fetch", run).stdout
+    assert desk.launch("hosts", "pool", "--clusters", theirs).stdout.count(" ok ") == 2
+
+
+LOOK = """
+import sys
+sys.modules["paramiko"] = None  # an import of it fails
+from launcher.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 def reachable_by_others(path):

@@ -105,6 +105,7 @@ def completed(host: SshHost, pool: Ssh) -> SshHost:
         pool.gpus if host.gpus is None else host.gpus,
         host.python or pool.python,
         host.workdir or pool.workdir or WORKDIR,
+        host.transport or pool.transport,
     )
 
 

@@ -1,18 +1,18 @@
 """A pool as it is used by one process: connections that stay open, and what the hosts are like."""
 
-import atexit
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 from launcher.clusters.keeping import news
 from launcher.clusters.ssh.facts import Surveyed, completed, survey
 from launcher.errors import LaunchError
+from launcher.hostlink import connections
 from launcher.hostlink.connect import Line
-from launcher.hostlink.parallel import connect_all, failures, for_all
-from launcher.hostlink.target import target_of
+from launcher.hostlink.parallel import failures, for_all
+from launcher.hostlink.target import Target, target_of
 from launcher.spec.model import Ssh, SshHost
 
-_open: dict[SshHost, Line] = {}
 _troubles: dict[SshHost, LaunchError] = {}
 _lock = threading.Lock()
 
@@ -25,24 +25,16 @@ def hosts_of(pool: Ssh) -> list[SshHost]:
 def lines_to(hosts: Iterable[SshHost], *, agent: bool) -> dict[str, Line | LaunchError]:
     """A connection to each: one that is open already, or a new one. They stay open until this process ends."""
     wanted = {host.name: host for host in hosts}
-    found: dict[str, Line | LaunchError] = {}
-    targets = []
-    for name, host in wanted.items():
-        with _lock:
-            line = _open.get(host)
-        if line is not None and line.alive:
-            found[name] = line
-            continue
-        try:
-            targets.append(target_of(host, agent=agent))
-        except LaunchError as error:
-            found[name] = error
-    for name, made in connect_all(targets, lambda host, text: news.say(f"{host}: {text}")).items():
-        found[name] = made
-        if isinstance(made, Line):
-            with _lock:
-                _open[wanted[name]] = made
-    return found
+    targets = for_all(wanted, lambda _, host: _target(host, agent))
+    found = connections.lines_to(
+        [one for one in targets.values() if isinstance(one, Target)], lambda host, text: news.say(f"{host}: {text}")
+    )
+    return {name: found[name] if isinstance(one, Target) else one for name, one in targets.items()}
+
+
+@lru_cache(maxsize=4096)
+def _target(host: SshHost, agent: bool) -> Target:
+    return target_of(host, agent=agent)
 
 
 def working(lines: Mapping[str, Line | LaunchError]) -> dict[str, Line]:
@@ -70,13 +62,3 @@ def troubles_of(pool: Ssh) -> dict[str, LaunchError]:
     """Why hosts of it could not be looked at the last time."""
     with _lock:
         return {host.name: _troubles[host] for host in hosts_of(pool) if host in _troubles}
-
-
-@atexit.register
-def close() -> None:
-    """Leave all hosts alone."""
-    with _lock:
-        lines = list(_open.values())
-        _open.clear()
-    for line in lines:
-        line.close()
