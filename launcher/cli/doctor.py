@@ -14,14 +14,14 @@ from launcher.cli import figures
 from launcher.cli.arguments import Arguments
 from launcher.cli.columns import columns
 from launcher.cli.terminal import is_terminal, paint, safe, size
-from launcher.clusters.clusters_file import ClusterEntry, entry, login_of, named_clusters, pool_of
+from launcher.clusters.clusters_file import ClusterEntry, entry, login_of, named_clusters
+from launcher.clusters.kinds import kind_named, of_kind
+from launcher.clusters.protocol import HasDoctor
 from launcher.doctor.findings import Finding, Level, exit_code
 from launcher.doctor.wish import DoctorWish
 from launcher.errors import BadInput, Refused
 from launcher.rundir.registry import runs_root
 from launcher.spec.model import JobSpec, RunOptions
-from launcher.spec.tree import Scalar
-from launcher.spec.yaml_reader import read_tree
 from launcher.submission import interpreter, project_of
 from launcher.words import LOCAL
 
@@ -37,7 +37,7 @@ _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
 _LEVEL_WIDTH, _ABOUT_WIDTH = 9, 15
 _LEAST_ROOM, _READABLE = 40, 120
 _WITHIN_S = 60.0
-_OF_SLURM = ("partition", "account", "qos", "interface")
+_OF_A_JOB = ("partition", "account", "qos", "interface")
 
 
 def declare(arguments: Arguments) -> None:
@@ -75,70 +75,39 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _place(name: str, file: Path | None) -> ClusterEntry:
-    """`slurm` can be looked at even where there is none."""
-    if name == "slurm" and name not in named_clusters(file):
-        return ClusterEntry("slurm", "slurm")
-    return entry(name, file)
+    """A kind can be looked at by its own name even where its programs are not."""
+    known = kind_named(name) is not None and name not in named_clusters(file)
+    return ClusterEntry(name, name) if known else entry(name, file)
 
 
 def _check_up(place: ClusterEntry, options: argparse.Namespace) -> Iterator[Finding]:
     way = login_of(place)
     if way.node is not None:
-        there = shlex.join([way.launch, "doctor", way.cluster or "local"])
+        there = shlex.join([way.launch, "doctor", way.cluster or LOCAL])
         raise Refused(f"{place.name} is looked at from its login node, {way.node}", f"hint: ssh {way.node} {there}")
-    if place.kind == "ssh":
-        _refuse([name for name in ("nodes", "within", *_OF_SLURM) if getattr(options, name)])
-        return _ssh(place, trial=options.trial)
-    project = project_of(Path.cwd() / "job.yaml")
-    python = interpreter(JobSpec("doctor", RunOptions()), project, os.environ)
-    if place.kind == "slurm":
-        return _slurm(place, options, runs_root(project), python)
-    if place.kind != LOCAL:
+    cluster = of_kind(place.kind)
+    if not isinstance(cluster, HasDoctor):
         raise BadInput(f"{place.name}: nothing is known of how to look at {place.kind}")
-    _refuse([name for name in ("trial", "nodes", "within", *_OF_SLURM) if getattr(options, name)])
-    return _local(runs_root(project), python)
+    return cluster.check_up(_wish(place, options), _tell)
 
 
-def _refuse(meant: Sequence[str]) -> None:
-    """Options that were given and are of no use here."""
-    if meant:
-        flag = "try" if meant[0] == "trial" else meant[0]
-        where = "of Slurm clusters and of pools" if flag == "try" else "of Slurm clusters"
-        raise BadInput(f"--{flag} is {where}", f"hint: launch doctor slurm --{flag}")
-
-
-def _local(root: Path, python: str) -> Iterator[Finding]:
-    from launcher.clusters.local.doctor import check_up  # late: of two, only one is needed
-
-    return check_up(DoctorWish(root, python), os.environ)
-
-
-def _slurm(place: ClusterEntry, options: argparse.Namespace, root: Path, python: str) -> Iterator[Finding]:
-    from launcher.clusters.slurm.doctor import check_up  # late: of two, only one is needed
-
-    usual = _usual(place.defaults)
-    chosen = {name: word for name in _OF_SLURM if (word := getattr(options, name) or usual.get(name))}
-    wish = DoctorWish(root, python, options.trial, options.nodes, _or(options.within, _WITHIN_S), chosen)
-    return check_up(wish, _tell)
-
-
-def _ssh(place: ClusterEntry, *, trial: bool) -> Iterator[Finding]:
-    pool = pool_of(place)
-    if not pool.hosts:
-        raise BadInput(f"{place.name}: no hosts are named", "hint: a pool of the clusters file, with `kind: ssh`")
-    from launcher.clusters.ssh.doctor import check_up  # late: paramiko
-
-    return check_up(pool, trial=trial, tell=_tell)
+def _wish(place: ClusterEntry, options: argparse.Namespace) -> DoctorWish:
+    project = project_of(Path.cwd() / "job.yaml")
+    return DoctorWish(
+        runs_root(project),
+        interpreter(JobSpec("doctor", RunOptions()), project, os.environ),
+        place.name,
+        place.defaults,
+        options.trial,
+        options.nodes,
+        _WITHIN_S if options.within is None else options.within,
+        {name: word for name in _OF_A_JOB if (word := getattr(options, name))},
+        [name for name in ("trial", "nodes", "within", *_OF_A_JOB) if getattr(options, name)],
+    )
 
 
 def _tell(text: str) -> None:
     print(safe(text), file=sys.stderr, flush=True)
-
-
-def _usual(defaults: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """What the clusters file says of this cluster's jobs."""
-    values = {path.removeprefix("slurm."): read_tree(text).root for path, text in defaults}
-    return {name: value.text for name, value in values.items() if isinstance(value, Scalar) and not value.is_null}
 
 
 def _lines(finding: Finding) -> list[str]:
@@ -165,10 +134,6 @@ def _folded(text: str) -> list[str]:
 def _summary(found: Sequence[Finding]) -> str:
     counts = {level: sum(finding.level is level for finding in found) for level in (Level.PROBLEM, Level.WARNING)}
     return ", ".join(figures.count(number, level) for level, number in counts.items() if number)
-
-
-def _or(value: float | None, otherwise: float) -> float:
-    return otherwise if value is None else value
 
 
 def _word(text: str) -> str:

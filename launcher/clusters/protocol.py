@@ -4,7 +4,7 @@ A kind is a class that implements Cluster, and those of the other protocols that
 One contract suite (tests/clusters/test_contract.py) runs over every kind.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -13,6 +13,8 @@ from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import ClusterWord
 
 if TYPE_CHECKING:
+    from launcher.doctor.findings import Finding
+    from launcher.doctor.wish import DoctorWish
     from launcher.plan.facts import Machine
     from launcher.plan.model import Plan
     from launcher.spec.model import JobSpec
@@ -120,3 +122,11 @@ class Discovers(Protocol):
 
     def discover(self, ref: str) -> Path | None:
         """The folder made here for the run of this id, or of the only one that begins so."""
+
+
+@runtime_checkable
+class HasDoctor(Protocol):
+    """Kinds that can be looked at for what is in the way of runs."""
+
+    def check_up(self, wish: "DoctorWish", tell: "Callable[[str], None]") -> "Iterator[Finding]":
+        """Findings as they are made; `tell` hears what takes long. Raises BadInput of options that are of no use."""

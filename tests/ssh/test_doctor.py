@@ -8,16 +8,19 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from launcher.agent import wire
 from launcher.agent.messages import WIRE_VERSION
-from launcher.clusters.ssh import doctor_look_there
-from launcher.clusters.ssh.doctor_hosts import Host, Looked, host_findings, together
+from launcher.clusters.ssh.doctor_checks import SeenHost, host_findings, together
 from launcher.clusters.ssh.facts import Facts, Surveyed
+from launcher.doctor import look_there
 from launcher.doctor.findings import Level
+from launcher.doctor.look_there import FolderFacts, NodeFacts, Torch
 from launcher.doctor.network import ways_there as doctor_there
 from launcher.doctor.network.ways import Way, findings, rounds, slow
+from launcher.doctor.programs import text_of
 from launcher.hostlink.shipping import bundle
 from launcher.spec.model import SshHost
 from tests.lab.nodes import Cut
@@ -257,9 +260,11 @@ def host(name="gpu01", looked=(), **facts):
     }  # fmt: skip
     off_s, gpus, login_s = facts.pop("off_s", 0.0), facts.pop("wanted", None), facts.pop("login_s", 0.1)
     found = Surveyed(SshHost(name, gpus=gpus), Facts(**(usual | facts)), off_s, 0.1)
-    return Host(
-        found, Looked(**({"refusals": (), "killed": False, "sees": 0, "torch_error": ""} | dict(looked))), login_s, "k"
-    )
+    well = {"refusals": (), "killed": False, "sees": 0, "torch_error": ""} | dict(looked)
+    folder = FolderFacts("/home/ann", "/home/ann", "user 7 on it", refusals=well["refusals"])
+    torch = Torch("2.10.0", "CUDA 12.8", well["sees"], well["torch_error"])
+    seen = NodeFacts(8, None, (1024, 4096), 0.0, True, (folder,), well["killed"], torch)
+    return SeenHost(found, seen, login_s, "k")
 
 
 @pytest.mark.parametrize(
@@ -312,14 +317,17 @@ def test_the_same_of_several_hosts_is_said_once():
     ],
 )
 def test_what_logind_says_of_processes_at_logout(settings, kills):
-    assert doctor_look_there.kills(settings, "ann") is kills
+    assert look_there.kills(settings, "ann") is kills
 
 
 @pytest.mark.parametrize(
     ("torch", "sees", "error"),
     [
         (
-            "class cuda:\n    is_available = staticmethod(lambda: True)\n    device_count = staticmethod(lambda: 3)\n",
+            (
+                "__version__ = '2'\nclass version: cuda = hip = None\nclass cuda:\n"
+                "    is_available = staticmethod(lambda: True)\n    device_count = staticmethod(lambda: 3)\n"
+            ),
             3,
             "",
         ),
@@ -328,11 +336,12 @@ def test_what_logind_says_of_processes_at_logout(settings, kills):
 )
 def test_what_torch_sees(tmp_path, torch, sees, error):
     (tmp_path / "torch.py").write_text(torch)
-    asked = {"workdir": str(tmp_path / "not" / "there" / "yet"), "user": "ann", "torch": True}
-    words = [sys.executable, "-I", "-c", Path(doctor_look_there.__file__).read_text(), json.dumps(asked)]
+    asked = {"folders": [str(tmp_path / "not" / "there" / "yet")], "user": "ann", "torch": text_of("torch")}
+    words = [sys.executable, "-I", "-c", text_of("look"), json.dumps(asked)]
     done = subprocess.run(words, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True)
-    said = json.loads(done.stdout.removeprefix(doctor_look_there.MARK))
-    assert said == {"refusals": [], "killed": False, "sees": sees, "torch_error": error}
+    said = msgspec.json.decode(done.stdout.removeprefix(look_there.MARK), type=NodeFacts)
+    assert said.folders[0].refusals == () and not said.folders[0].error and not said.is_killed
+    assert (said.torch.gpus, said.torch.error) == (sees, error)
     assert {path.name for path in tmp_path.iterdir()} <= {"torch.py", "__pycache__"}
 
 

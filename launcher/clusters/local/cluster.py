@@ -5,8 +5,9 @@ import os
 import select
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.agent.machine import this_machine
 from launcher.agent.memory_tier import close_tier
@@ -22,6 +23,10 @@ from launcher.rundir.identity import alive
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import AgentRecord, AttemptEnd, ClusterWord, Handle, ProcessId, RunState
 from launcher.spec.model import JobSpec
+
+if TYPE_CHECKING:
+    from launcher.doctor.findings import Finding
+    from launcher.doctor.wish import DoctorWish
 
 _BOOT_S = 30.0
 _SURE_S = 10.0
@@ -49,6 +54,11 @@ class LocalCluster:
 
     def machine(self, _spec: JobSpec) -> Machine:
         return this_machine(os.environ)
+
+    def check_up(self, wish: "DoctorWish", tell: Callable[[str], None]) -> "Iterator[Finding]":
+        from launcher.clusters.local.doctor import check_up  # late: nobody else pays for it
+
+        return check_up(wish, tell)
 
     def preview(self, _plan: Plan) -> None:
         """Nothing is handed to anybody here."""

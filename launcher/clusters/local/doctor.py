@@ -15,7 +15,12 @@ from launcher.doctor.wish import DoctorWish
 from launcher.rundir.file_systems import file_system_of
 
 
-def check_up(wish: DoctorWish, environ: Mapping[str, str]) -> Iterator[Finding]:
+def check_up(wish: DoctorWish, _tell: object) -> Iterator[Finding]:
+    wish.refuse_all_but()
+    return _check_up(wish, os.environ)
+
+
+def _check_up(wish: DoctorWish, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Everything about this machine, as it is found; torch last, because asking it takes seconds."""
     state = Path(environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) / "launch"
     found = look([str(wish.runs_root), str(state)])

@@ -1,7 +1,9 @@
 """A Slurm cluster, from any machine that has sbatch."""
 
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.clusters.batch.cluster import BatchCluster
 from launcher.clusters.batch.queue import Ticket
@@ -16,6 +18,10 @@ from launcher.errors import BadInput, Unreachable
 from launcher.plan.facts import Machine
 from launcher.plan.model import Plan
 from launcher.spec.model import JobSpec
+
+if TYPE_CHECKING:
+    from launcher.doctor.findings import Finding
+    from launcher.doctor.wish import DoctorWish
 
 
 class SlurmCluster(BatchCluster):
@@ -53,6 +59,11 @@ class SlurmCluster(BatchCluster):
             interface=spec.slurm.interface,
             limit_per_job=True,
         )
+
+    def check_up(self, wish: "DoctorWish", tell: Callable[[str], None]) -> "Iterator[Finding]":
+        from launcher.clusters.slurm.doctor import check_up  # late: nobody else pays for it
+
+        return check_up(wish, tell)
 
     def _check_container(self, text: str | None) -> None:
         if text is not None and text not in self._containers:

@@ -1,8 +1,9 @@
 """Plain hosts over SSH as a cluster: no scheduler, no daemon of ours, no root."""
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.clusters.protocol import CancelReport, Engagement
 from launcher.clusters.ssh import pool
@@ -17,6 +18,10 @@ from launcher.plan.model import Plan
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import ClusterWord
 from launcher.spec.model import JobSpec, Ssh
+
+if TYPE_CHECKING:
+    from launcher.doctor.findings import Finding
+    from launcher.doctor.wish import DoctorWish
 
 
 class SshCluster:
@@ -34,6 +39,11 @@ class SshCluster:
             self._found = _looked_at(spec.ssh)
             self._pool = spec.ssh
         return offered([*self._found.values()], spec.resources.gpus_per_node, shared=spec.ssh.shared)
+
+    def check_up(self, wish: "DoctorWish", tell: Callable[[str], None]) -> "Iterator[Finding]":
+        from launcher.clusters.ssh.doctor import check_up  # late: nobody else pays for it
+
+        return check_up(wish, tell)
 
     def preview(self, _plan: Plan) -> None:
         """Nothing is handed to anybody else here."""

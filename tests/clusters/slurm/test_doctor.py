@@ -287,7 +287,7 @@ def test_the_options_of_the_job():
     given = options(WISH, Shape(4, 2, 8000, math.inf), 2)
     assert {"--requeue", "--nodes=2", "--time=3", "--gres=gpu:1", "--mem=2000M", "--output=/dev/null"} <= set(given)
     assert not any(word.startswith(("--partition", "--account", "--qos")) for word in given)
-    asked = options(replace(WISH, chosen={"partition": "p", "account": "a", "qos": "q"}), Shape(4, 0, 1, 90.0), 1)
+    asked = options(replace(WISH, asked={"partition": "p", "account": "a", "qos": "q"}), Shape(4, 0, 1, 90.0), 1)
     assert {"--nodes=1", "--time=1", "--partition=p", "--account=a", "--qos=q"} <= set(asked)
     assert not any(word.startswith(("--gres", "--mem")) for word in asked)
 

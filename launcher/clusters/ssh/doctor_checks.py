@@ -1,64 +1,33 @@
-"""The hosts of a pool one by one: looked at once more, and what is said of what was found."""
+"""What is said of the hosts of a pool. Pure: facts in, findings out."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import msgspec
-
-from launcher.clusters.ssh import doctor_look_there
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.doctor.findings import Finding, Level, ok, problem, warning
+from launcher.doctor.look_there import NodeFacts, Torch
 from launcher.doctor.machine_checks import space_finding
 from launcher.doctor.words import ahead, size, some
-from launcher.errors import LaunchError, Unreachable
-from launcher.hostlink.connect import Line
+from launcher.errors import LaunchError
 from launcher.hostlink.shipping import bundle
 
 CLOCK_S = 5.0
 SLOW_LOGIN_S = 5.0
 _HEAD = ("HOST", "LOGIN", "KEY", "PYTHON", "TORCH", "LAUNCHER", "GPUS", "CPUS", "DISK FREE", "CLOCK", "TAKEN BY")
-_LOOK_S = 90.0
-
-
-class Looked(msgspec.Struct, frozen=True):
-    """What `doctor_look_there` prints."""
-
-    refusals: tuple[str, ...]
-    killed: bool
-    sees: int
-    torch_error: str
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class SeenHost:
     """One that could be looked at."""
 
     found: Surveyed
-    looked: Looked
+    looked: NodeFacts
     login_s: float
     key: str
 
     @property
     def name(self) -> str:
         return self.found.host.name
-
-
-def look(line: Line, found: Surveyed) -> Looked:
-    """What only trying tells. Raises LaunchError."""
-    facts = found.facts
-    text = Path(doctor_look_there.__file__).read_text(encoding="utf-8")
-    asked = {"workdir": facts.workdir, "user": facts.user, "torch": bool(facts.torch and found.gpus)}
-    words = [facts.python, "-I", "-c", text, msgspec.json.encode(asked).decode()]
-    done = line.run(words, limit_s=_LOOK_S)
-    for row in done.out.decode(errors="replace").splitlines():
-        if row.startswith(doctor_look_there.MARK):
-            return msgspec.json.decode(row.removeprefix(doctor_look_there.MARK), type=Looked)
-    said = done.err.decode(errors="replace").strip().splitlines() or [f"exit code {done.code}"]
-    raise Unreachable(f"{found.host.name}: it could not be looked at: {said[-1]}")
-
-
-# What is said of them. Pure.
 
 
 def trouble_finding(name: str, error: LaunchError, *, alone: bool) -> Finding:
@@ -71,12 +40,12 @@ def trouble_finding(name: str, error: LaunchError, *, alone: bool) -> Finding:
     return problem(name, text, hint, unreachable=alone)
 
 
-def table_finding(hosts: Sequence[Host], all_of_them: int) -> Finding:
+def table_finding(hosts: Sequence[SeenHost], all_of_them: int) -> Finding:
     text = f"{len(hosts)} of {all_of_them} can be looked at"
     return Finding(Level.OK, "hosts", text, rows=(_HEAD, *map(_row, hosts)))
 
 
-def _row(host: Host) -> tuple[str, ...]:
+def _row(host: SeenHost) -> tuple[str, ...]:
     found, facts = host.found, host.found.facts
     return (
         host.name,
@@ -101,7 +70,7 @@ def _launcher(found: Surveyed) -> str:
     return f"lacks {some(facts.missing)}" if theirs and facts.missing else "comes with a run"
 
 
-def host_findings(host: Host) -> Iterable[Finding]:
+def host_findings(host: SeenHost) -> Iterable[Finding]:
     """What is not well with it; nothing where all is."""
     name, found, facts = host.name, host.found, host.found.facts
     if host.login_s > SLOW_LOGIN_S:
@@ -111,8 +80,10 @@ def host_findings(host: Host) -> Iterable[Finding]:
         hint = f"{facts.python} -m pip install {' '.join(facts.missing)}; or `python:` names one like that here"
         yield problem(name, f"{facts.python} ({facts.tag}) has no {some(facts.missing)}", hint)
     yield from _gpu_findings(host)
-    if host.looked.refusals or not facts.writable:
-        text = f"{facts.workdir}: does not take {some(host.looked.refusals or ['files'])}"
+    (folder,) = host.looked.folders
+    refusals = folder.refusals or ([f"new folders ({folder.error})"] if folder.error else [])
+    if refusals or not facts.writable:
+        text = f"{facts.workdir}: does not take {some(refusals or ['files'])}"
         yield problem(name, text, "`workdir:` of the host names a folder that does")
     else:
         elsewhere = "`workdir:` of the host names a folder on another file system"
@@ -122,7 +93,7 @@ def host_findings(host: Host) -> Iterable[Finding]:
     if abs(found.clock_off_s) - found.took_s / 2 > CLOCK_S:  # it was read at some time during the question
         text = f"its clock is {ahead(found.clock_off_s)} the one here"
         yield warning(name, text, "have a time service keep it: times in logs and `status` are off by so much")
-    if host.looked.killed:
+    if host.looked.is_killed:
         text = f"systemd-logind ends what {facts.user} has started when the login ends: runs die with the connection"
         hint = f"KillUserProcesses=no, or KillExcludeUsers={facts.user}, in its logind.conf (lingering does not help)"
         yield warning(name, text, hint)
@@ -131,7 +102,7 @@ def host_findings(host: Host) -> Iterable[Finding]:
         yield ok(name, f"{runs} {'waits' if len(waiting) == 1 else 'wait'} for room there")
 
 
-def together(hosts: Sequence[Host]) -> Iterable[Finding]:
+def together(hosts: Sequence[SeenHost]) -> Iterable[Finding]:
     """What is not well with them; what is said of several in the same words is said once."""
     names: dict[tuple[Level, str, str], list[str]] = {}
     for one in (finding for host in hosts for finding in host_findings(host)):
@@ -144,8 +115,8 @@ def together(hosts: Sequence[Host]) -> Iterable[Finding]:
             yield Finding(level, "hosts", f"{whom}: {text}", hint)
 
 
-def _gpu_findings(host: Host) -> Iterable[Finding]:
-    name, found, facts = host.name, host.found, host.found.facts
+def _gpu_findings(host: SeenHost) -> Iterable[Finding]:
+    name, found, facts, torch = host.name, host.found, host.found.facts, host.looked.torch or Torch()
     if (found.host.gpus or 0) > len(facts.gpus):
         has = f"there are {len(facts.gpus)}" if facts.gpus else "there is none"
         hint = "correct `gpus:` of the host, or look whether its driver is loaded (/dev/nvidia0 ...)"
@@ -153,8 +124,8 @@ def _gpu_findings(host: Host) -> Iterable[Finding]:
     if facts.torch is None:
         hint = f"a job that trains needs it: {facts.python} -m pip install torch; or `python:` names another"
         yield warning(name, f"{facts.python} has no torch", hint)
-    elif host.looked.torch_error:
-        yield problem(name, f"torch: {host.looked.torch_error}", f"`{facts.python} -c 'import torch'` shows all of it")
-    elif found.gpus and host.looked.sees < len(found.gpus):
-        text = f"torch {facts.torch} sees {host.looked.sees} of {len(facts.gpus)} GPUs"
+    elif torch.error:
+        yield problem(name, f"torch: {torch.error}", f"`{facts.python} -c 'import torch'` shows all of it")
+    elif found.gpus and torch.gpus < len(found.gpus):
+        text = f"torch {facts.torch} sees {torch.gpus} of {len(facts.gpus)} GPUs"
         yield problem(name, text, "`nvidia-smi` shows whether the driver works; a build for CPUs alone sees none")
