@@ -64,7 +64,10 @@ def test_what_is_wrong_with_its_options_is_told_where_it_stands(toy):
     assert "toy.colour: expected one of red, blue, got 'green'" in said
     assert "toy.shlf: unknown option\nhint: did you mean shelf?" in said
     assert "toy.colour: expected one of" in toy.launch("validate", spec, check=2).stderr
-    assert json.loads(toy.launch("schema").stdout)["properties"]["toy"]["properties"]["shelf"]["type"] == "string"
+    assert (
+        json.loads(toy.launch("schema").stdout)["properties"]["toy"]["properties"]["shelf"]["description"]
+        == "Where it stands"
+    )
 
 
 def test_a_run_of_a_kind_that_is_gone_is_told_of(toy):
