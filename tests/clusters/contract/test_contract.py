@@ -1,0 +1,52 @@
+"""What every kind of cluster must do. A new one is added to PLACES in conftest.py and has to pass as it is."""
+
+
+def test_a_node_offers_something(site):
+    assert site.verb("machine") >= 1
+
+
+def test_a_run_from_its_submit_to_its_end_and_on(site):
+    run = site.submit(30)
+    said = site.desk.launch("logs", run, "-f").stdout
+    assert said, "what the ranks print is followed until the run has ended"
+    status = site.desk.wait(run)
+    assert (status["state"], status["cluster"], status["step"]) == ("succeeded", site.on, 30)
+    assert site.verb("look", run) in (None, "ended", "gone", "unknown", "running", "ending")
+    site.desk.launch("resume", run, "--set", "run.args.steps=40")
+    assert site.desk.wait(run)["step"] == 40
+
+
+def test_abandoned_it_does_nothing(site):
+    run = site.ended()
+    assert site.verb("engage_and_abandon", run) == 0
+    site.desk.until("its processes to go", lambda: not site.everything())
+    assert site.state(run) == "succeeded"
+
+
+def test_told_to_go_it_carries_the_attempt_out_and_cancel_ends_it(site):
+    run = site.submit(100_000)
+    site.until_running(run)
+    report = site.verb("cancel", run)
+    assert report["ended"] and not report["already"]
+    assert site.state(run) == "cancelled"
+    attempt = site.verb("engage_and_go", run)
+    site.until_running(run)
+    assert (site.desk.status(run)["attempt"], site.state(run)) == (attempt, "running")
+    report = site.verb("cancel", run)
+    assert report["ended"] and not report["already"]
+    assert site.state(run) == "cancelled"
+    site.desk.until("its processes to go", lambda: not site.everything())
+    assert site.verb("cancel", run) == {"ended": [], "already": True}
+
+
+def test_who_only_looks_starts_nothing(site):
+    """What a killed submitter left is handed over by mending alone, and only once."""
+    run = site.ended()
+    attempt = site.verb("intend", run)
+    before = sorted(path.name for path in (site.desk.run_dir(run) / "attempts" / f"{attempt:04d}").iterdir())
+    assert site.verb("look", run) != "running"
+    after = sorted(path.name for path in (site.desk.run_dir(run) / "attempts" / f"{attempt:04d}").iterdir())
+    assert (after, site.everything()) == (before, [])
+    site.verb("cancel", run)
+    assert site.state(run) == "cancelled"
+    assert site.everything() == []
