@@ -5,9 +5,8 @@ The scheduler is only told to end a job that has the run's ticket: an id alone m
 
 import time
 
-from launcher.clusters.batch.hand_over import BatchJob, batch_job_of
+from launcher.clusters.batch.hand_over import BatchJob, ThisCluster, batch_job_of
 from launcher.clusters.batch.queue import Phase, Queue, QueuedJob
-from launcher.clusters.batch.which_cluster import ThisCluster
 from launcher.clusters.keeping.attempt_end import ask_to_stop, cancelled, write_end
 from launcher.clusters.protocol import CancelReport
 from launcher.errors import Unreachable

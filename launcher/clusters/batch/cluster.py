@@ -8,9 +8,10 @@ from launcher.clusters.batch.cancelling import Cancelling
 from launcher.clusters.batch.hand_over import batch_job_of, hand_over
 from launcher.clusters.batch.look import look
 from launcher.clusters.batch.mend import mend
-from launcher.clusters.batch.queue import Queue
+from launcher.clusters.batch.queue import Queue, Ticket
 from launcher.clusters.kinds import of_kind
-from launcher.clusters.protocol import CancelReport
+from launcher.clusters.protocol import CancelReport, Preview
+from launcher.errors import Unreachable
 from launcher.plan.model import Plan
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import ClusterWord
@@ -30,7 +31,7 @@ class QueueEngagement:
 
 
 class BatchCluster:
-    """What a kind adds: what a node offers, a preview, and how many runs may share a job."""
+    """What a kind adds: what a node offers, and where it has arrays how many runs may share a job."""
 
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
@@ -39,6 +40,14 @@ class BatchCluster:
 
     def engage(self, plan: Plan) -> QueueEngagement:
         return QueueEngagement(self.queue, RunDir(Path(plan.run_dir)))
+
+    def preview(self, plan: Plan) -> Preview:
+        """The script, and what the scheduler says of it without taking it."""
+        script = self.queue.script(plan, Ticket("0" * 16), Path(plan.run_dir), [])
+        try:
+            return Preview(script, self.queue.try_out(script))
+        except Unreachable as error:
+            return Preview(script, str(error.lines[0]))
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
         """Hand over what a killed submitter left lying, end what was handed over twice."""

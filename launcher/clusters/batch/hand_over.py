@@ -2,7 +2,8 @@
 
 intent (fsync) ─ lock ─ which cluster (fsync) ─ its client, which holds the lock too ─ job id (fsync) ─ unlock
 Whoever finds an intent without a job id, and the lock free, knows that no client is under way: the scheduler has a job
-with this ticket's mark, or it has none.
+with this ticket's mark, or it has none. Several clusters may share one home, and none knows anything of another's jobs:
+hence the note of which one it is.
 """
 
 import contextlib
@@ -10,15 +11,15 @@ import fcntl
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-from launcher.clusters.batch.queue import Queue, Ticket
-from launcher.clusters.batch.which_cluster import ThisCluster
+from launcher.clusters.batch.queue import Queue, Submitting, Ticket
 from launcher.rundir.attempts import read_intent, read_plan
 from launcher.rundir.avoided import avoided
-from launcher.rundir.durable import create_records, read_record, write_bytes
+from launcher.rundir.durable import create_records, read_record, write_bytes, write_record
 from launcher.rundir.layout import AttemptDir, BatchDir, RunDir
-from launcher.rundir.records import Handle
+from launcher.rundir.records import Handle, Intent, Site
 
 _LOCK = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -113,3 +114,39 @@ def _locked(path: Path) -> Iterator[int | None]:
         yield fd
     finally:
         os.close(fd)
+
+
+class ThisCluster:
+    """The cluster that answers here; asked for its name at most once, and only where it matters."""
+
+    def __init__(self, queue: Submitting) -> None:
+        self._queue = queue
+
+    @cached_property
+    def name(self) -> str:
+        """What its controller calls it; "" where it does not say. Raises Unreachable."""
+        return self._queue.site()
+
+    def note(self, site: Path) -> None:
+        """Write down, before the job is handed over, where to."""
+        if not site.exists():
+            write_record(site, Site(self.name))
+
+    def elsewhere(self, run: RunDir, attempt: AttemptDir) -> str:
+        """Why nothing can be told of this attempt here: its job is on another cluster. "" where that is not known."""
+        there = _noted(run, attempt)
+        if not there or not self.name or there == self.name:
+            return ""
+        called = self._queue.called
+        return f"its job is on the {called} cluster {there}, and this is {self.name}: ask on a login node of {there}"
+
+
+def _noted(run: RunDir, attempt: AttemptDir) -> str:
+    """Where the newest job was handed to: an attempt after a requeue is in the job of the one before."""
+    for number in range(attempt.number, 0, -1):
+        one = run.attempt(number)
+        intent = read_record(one.intent, Intent)
+        site = read_record(BatchDir(Path(intent.batch)).site if intent is not None and intent.batch else one.site, Site)
+        if site is not None:
+            return site.cluster
+    return ""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from launcher.clusters.batch.hand_over import ThisCluster
 from launcher.clusters.batch.queue import Phase, Queue, QueuedJob
-from launcher.clusters.batch.which_cluster import ThisCluster
 from launcher.errors import Unreachable
 from launcher.rundir.attempts import read_intent
 from launcher.rundir.durable import read_record

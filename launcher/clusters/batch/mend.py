@@ -7,10 +7,9 @@ can only come from a client that was given up and yet went through: it would fin
 import time
 from collections.abc import Sequence
 
-from launcher.clusters.batch.hand_over import batch_job_of, hand_over
+from launcher.clusters.batch.hand_over import ThisCluster, batch_job_of, hand_over
 from launcher.clusters.batch.look import Asked, is_left_lying, silence, words_on
 from launcher.clusters.batch.queue import Phase, Queue, QueuedJob
-from launcher.clusters.batch.which_cluster import ThisCluster
 from launcher.clusters.keeping.attempt_end import write_end
 from launcher.errors import Exit, NotStarted, Unreachable
 from launcher.rundir.attempts import read_intent, read_plan

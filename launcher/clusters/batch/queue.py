@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from launcher.plan.model import Plan
 
 _MARK = "launch:"
+_SOONEST_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,11 @@ def keeper_command(kind: str, where: Path) -> str:
 def node_command(kind: str, plan: "Plan", attempt: AttemptDir) -> list[str]:
     """What is to run once on every node but the first."""
     return [sys.executable, "-P", "-m", "launcher.clusters.batch.on_node", kind, plan.run_dir, str(attempt.number)]
+
+
+def warned_before_s(limit_s: float | None, wanted_s: float) -> float:
+    """How long before its limit a run is told: as the spec wants it, but never in the first half of a short job."""
+    return wanted_s if limit_s is None else max(_SOONEST_S, min(wanted_s, limit_s / 2))
 
 
 class Phase(StrEnum):
@@ -125,6 +131,9 @@ class Submitting(Protocol):
     def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
         """Hand it over once and give the job's id. The client holds the lock (a descriptor) as long as it lives.
         Raises NotStarted where the scheduler refuses."""
+
+    def try_out(self, script: str) -> str:
+        """What it says of this script, for people, without taking it."""
 
     def name_of(self, job: str, element: int) -> str:
         """What an element of the array is called, the first one being 0."""

@@ -1,22 +1,15 @@
 """A Slurm cluster, from any machine that has sbatch."""
 
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.clusters.batch.cluster import BatchCluster
-from launcher.clusters.batch.queue import Ticket
-from launcher.clusters.protocol import Preview
-from launcher.clusters.slurm.queries.jobs import read_test_only
+from launcher.clusters.slurm.container import container_problems
 from launcher.clusters.slurm.queries.nodes import Node, gpu_count, partition_nodes, read_partition_nodes
 from launcher.clusters.slurm.queue import SlurmQueue
 from launcher.clusters.slurm.reach import ask
-from launcher.clusters.slurm.requirements import container_problems
-from launcher.clusters.slurm.script import script_of
-from launcher.errors import BadInput, Unreachable
+from launcher.errors import BadInput
 from launcher.plan.facts import Machine
-from launcher.plan.model import Plan
 from launcher.spec.model import JobSpec
 
 if TYPE_CHECKING:
@@ -70,16 +63,3 @@ class SlurmCluster(BatchCluster):
             if problems := container_problems(text):
                 raise BadInput(*(f"slurm.container: {problem}" for problem in problems))
             self._containers.add(text)
-
-    def preview(self, plan: Plan) -> Preview:
-        """The script as sbatch would get it, and what `sbatch --test-only` says of it."""
-        script = script_of(plan, Ticket("0" * 16), Path(plan.run_dir), [])
-        try:
-            answer = ask(["sbatch", "--test-only"], stdin=script)
-        except Unreachable as error:
-            return Preview(script, str(error.lines[0]))
-        starts_at, words = read_test_only(answer.err)
-        if starts_at is None:
-            return Preview(script, f"Slurm would refuse it: {words}")
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(starts_at))
-        return Preview(script, f"Slurm could start it at {when} on {words}")

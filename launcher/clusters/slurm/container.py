@@ -1,12 +1,17 @@
-"""Running a command inside the spec's container: by Pyxis, as options of srun; by apptainer, as a line before it. Pure.
+"""Running a command inside the spec's container: by Pyxis, as options of srun; by apptainer, as a line before it.
 
 What the launcher needs inside is mounted under its own path: the run's folder, the interpreter, the launcher itself.
 """
 
+import os
 import shlex
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from launcher.clusters.slurm.reach import ask
+
+_PYXIS = "--container-image"
 _LINE_PROGRAMS = ("apptainer", "singularity")
 
 
@@ -31,8 +36,8 @@ def container_of(text: str | None, mounts: Sequence[str], gpus: bool) -> Contain
         line = ["apptainer", "exec", *(["--nv"] if gpus else []), text]
         return Container("apptainer", (), tuple(_with_binds(line, mounts)))
     binds = ",".join(f"{mount}:{mount}" for mount in mounts)
-    options = (f"--container-image={text}", f"--container-mounts={binds}", "--container-workdir=/")
-    return Container("--container-image", options, ())
+    options = (f"{_PYXIS}={text}", f"--container-mounts={binds}", "--container-workdir=/")
+    return Container(_PYXIS, options, ())
 
 
 def is_path(text: str) -> str | None:
@@ -47,3 +52,25 @@ def _with_binds(line: Sequence[str], mounts: Sequence[str]) -> list[str]:
     at = next((index + 1 for index, word in enumerate(line) if word in ("exec", "run")), 1)
     binds = [word for mount in mounts for word in ("--bind", mount)]
     return [*line[:at], *binds, *line[at:]]
+
+
+def container_problems(text: str) -> list[str]:
+    """Why nothing could be started in the spec's container, as far as this machine can tell; empty: nothing."""
+    try:
+        container = container_of(text, (), gpus=False)
+    except ValueError as error:
+        return [f"cannot be read as words: {error}"]
+    if container is None:
+        return []
+    problems = []
+    if container.program == _PYXIS:
+        if _PYXIS not in ask(["srun", "--help"]).out:
+            problems.append(
+                f"srun here has no option {_PYXIS}, which Pyxis brings; write `apptainer exec IMAGE` instead"
+            )
+    elif shutil.which(container.program) is None:
+        problems.append(f"no `{container.program}` on PATH; the nodes need it to open {shlex.split(text)[-1]}")
+    path = is_path(text)
+    if path is not None and not os.path.exists(path):
+        problems.append(f"no file {path}")
+    return problems

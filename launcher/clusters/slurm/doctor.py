@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from launcher.clusters.batch.queue import Phase
 from launcher.clusters.slurm import doctor_checks as checks
-from launcher.clusters.slurm.fate import show_job
 from launcher.clusters.slurm.hosts import hosts_of
 from launcher.clusters.slurm.queries import nodes, site
+from launcher.clusters.slurm.queries.fate import show_job
 from launcher.clusters.slurm.queries.jobs import cancel, read_sacct, read_submitted, read_test_only, sacct_jobs
+from launcher.clusters.slurm.queries.reasons import plain
+from launcher.clusters.slurm.queries.states import read_state
 from launcher.clusters.slurm.queries.values import read_number, read_time, read_word
 from launcher.clusters.slurm.reach import ask
-from launcher.clusters.slurm.reasons import plain
-from launcher.clusters.slurm.states import read_state
 from launcher.doctor.findings import Finding
 from launcher.doctor.shared_places import shared_findings
 from launcher.doctor.trial.checks import QueueWords, refused_finding

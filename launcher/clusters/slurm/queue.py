@@ -4,28 +4,32 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
 from launcher.clusters.batch.queue import Fate, JobStart, NodeWord, Phase, QueuedJob, Ticket
 from launcher.clusters.keeping.agent_processes import AgentProcess
-from launcher.clusters.slurm import fate, script, steps
+from launcher.clusters.slurm import script, steps
 from launcher.clusters.slurm.hosts import addresses_of, hosts_of
+from launcher.clusters.slurm.queries.fate import fate_of, show_job
 from launcher.clusters.slurm.queries.jobs import (
     SlurmJob,
     cancel,
     read_jobs,
     read_sacct,
+    read_test_only,
     requeue,
     sacct_jobs,
     squeue_jobs,
 )
 from launcher.clusters.slurm.queries.nodes import read_nodes, show_nodes
+from launcher.clusters.slurm.queries.reasons import plain
 from launcher.clusters.slurm.queries.site import Config, read_config, show_config
+from launcher.clusters.slurm.queries.states import end_of
 from launcher.clusters.slurm.reach import CALLED, ask, clean_environment
-from launcher.clusters.slurm.reasons import plain
-from launcher.clusters.slurm.states import end_of
+from launcher.errors import Unreachable
 from launcher.plan.model import Plan
 from launcher.rundir.layout import AttemptDir
 
@@ -57,6 +61,14 @@ class SlurmQueue:
 
         return SbatchExecutor().hand_over(script, environ, lock, limit_s=_SUBMIT_S)
 
+    def try_out(self, script: str) -> str:
+        answer = ask(["sbatch", "--test-only"], stdin=script)
+        starts_at, words = read_test_only(answer.err)
+        if starts_at is None:
+            return f"Slurm would refuse it: {words}"
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(starts_at))
+        return f"Slurm could start it at {when} on {words}"
+
     def name_of(self, job: str, element: int) -> str:
         return f"{job}_{element}"
 
@@ -77,7 +89,11 @@ class SlurmQueue:
         return f"squeue -j {job}", f"scancel {job}"
 
     def fate(self, job: str) -> Fate:
-        return fate.fate(job)
+        try:
+            answer = ask(show_job(job))
+        except Unreachable:
+            return Fate.UNKNOWN
+        return fate_of(answer.out, int(os.environ.get("SLURM_RESTART_COUNT") or 0))
 
     def requeue(self, job: str) -> str:
         answer = ask(_deaf(requeue(job)))

@@ -8,14 +8,13 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from launcher.clusters.batch.queue import Ticket, keeper_command
+from launcher.clusters.batch.queue import Ticket, keeper_command, warned_before_s
 from launcher.clusters.slurm.queries.nodes import is_in_hostlist
 from launcher.plan.model import Plan
 
 # What becomes of a value with one of these is sbatch's guess, and a new line would be shell.
 _UNQUOTABLE = ("\n", "\r", "\0")
 _LIMIT_SIGNAL = "USR1"
-_SOONEST_S = 10.0
 
 
 def options(plan: Plan, ticket: Ticket, output: str, hosts_to_avoid: Sequence[str] = ()) -> dict[str, str | bool]:
@@ -75,10 +74,8 @@ def gres_of(plan: Plan) -> str | None:
 
 
 def signal_before_s(plan: Plan) -> float:
-    """How long before the limit the run is told: as the spec says, but never in the first half of a short job."""
-    limit_s = plan.spec.resources.time_s
-    wanted_s = plan.spec.slurm.signal_before_s
-    return wanted_s if limit_s is None else max(_SOONEST_S, min(wanted_s, limit_s / 2))
+    """How long before the limit the run is told."""
+    return warned_before_s(plan.spec.resources.time_s, plan.spec.slurm.signal_before_s)
 
 
 def script_of(plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str]) -> str:

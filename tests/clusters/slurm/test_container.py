@@ -2,8 +2,7 @@
 
 import pytest
 
-from launcher.clusters.slurm.container import container_of, is_path
-from launcher.clusters.slurm.requirements import container_problems
+from launcher.clusters.slurm.container import container_of, container_problems, is_path
 
 MOUNTS = ["/runs/r 1", "/opt/py"]
 BINDS = ("--bind", "/runs/r 1", "--bind", "/opt/py")

@@ -3,7 +3,8 @@
 import pytest
 
 from launcher.clusters.batch.queue import Fate
-from launcher.clusters.slurm.fate import fate, fate_of, show_job
+from launcher.clusters.slurm.queries.fate import fate_of, show_job
+from launcher.clusters.slurm.queue import SlurmQueue
 
 # As Slurm 22.05 writes it, but for the fields that nobody reads.
 LINE = (
@@ -51,12 +52,12 @@ def test_the_earlier_starts_of_this_job_are_told_by_its_environment(monkeypatch,
     client(f"cat <<'END'\n{line('COMPLETING', restarts=2)}END\n")
     for restarts, expected in (("2", Fate.CANCELLED), ("1", Fate.QUEUED_AGAIN), ("", Fate.QUEUED_AGAIN)):
         monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
-        assert fate("7") is expected
+        assert SlurmQueue().fate("7") is expected
 
 
 def test_a_silent_controller_says_nothing(client):
     client("echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1")
-    assert fate("7") is Fate.UNKNOWN
+    assert SlurmQueue().fate("7") is Fate.UNKNOWN
 
 
 def test_it_asks_for_this_job_alone():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.clusters.slurm.reasons import plain
+from launcher.clusters.slurm.queries.reasons import plain
 
 RECORDED = Path(__file__).parent / "recorded"
 DOCUMENTED = (RECORDED / "reasons.txt").read_text().split()

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from launcher.clusters.batch.queue import Phase
-from launcher.clusters.slurm.states import WORDS, end_of, read_state
+from launcher.clusters.slurm.queries.states import WORDS, end_of, read_state
 from launcher.words import Cause, State
 
 QUEUED, RUNNING, ENDING, ENDED, UNKNOWN = Phase

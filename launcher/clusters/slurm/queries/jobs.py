@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.clusters.batch.queue import tickets_in
+from launcher.clusters.slurm.queries.states import JobState, read_state
 from launcher.clusters.slurm.queries.values import FIELD, JOB_ID, ROW, read_number, read_rows, read_time, read_word
-from launcher.clusters.slurm.states import JobState, read_state
 from launcher.errors import Unreachable
 
 _JOB_FIELDS = (

@@ -1,25 +1,15 @@
-"""Why Slurm ends a job whose batch process has got SIGTERM. `show_job` and `fate_of` are pure."""
+"""Why Slurm ends a job whose batch process has got SIGTERM. Pure."""
 
-import os
 import re
 
 from launcher.clusters.batch.queue import Fate
-from launcher.clusters.slurm.reach import ask
-from launcher.errors import Unreachable
 
 _FIELD = re.compile(r"(?:^|\s)(\w+)=(\S*)")
 _UNSET = ("", "None", "N/A", "(null)", "Unknown")
 
 
-def fate(job: str) -> Fate:
-    try:
-        answer = ask(show_job(job))
-    except Unreachable:
-        return Fate.UNKNOWN
-    return fate_of(answer.out, int(os.environ.get("SLURM_RESTART_COUNT") or 0))
-
-
 def show_job(job: str) -> list[str]:
+    """All that the controller knows of this job."""
     return ["scontrol", "--oneliner", "show", "job", job]
 
 
