@@ -3,7 +3,7 @@
 import os
 import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.agent.machine import this_machine
@@ -16,16 +16,12 @@ from launcher.rundir.file_systems import file_system_of
 
 
 def check_up(wish: DoctorWish, _tell: object) -> Iterator[Finding]:
-    wish.refuse_all_but()
-    return _check_up(wish, os.environ)
-
-
-def _check_up(wish: DoctorWish, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Everything about this machine, as it is found; torch last, because asking it takes seconds."""
-    state = Path(environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) / "launch"
+    wish.refuse_all_but()
+    state = Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) / "launch"
     found = look([str(wish.runs_root), str(state)])
     runs_root, state_folder = found.folders
-    gpus = this_machine(environ).gpus
+    gpus = this_machine(os.environ).gpus
     yield ok("python", f"{platform.python_version()}, {sys.executable}")
     yield ok("cores", str(found.cores))
     yield checks.gpus_finding(gpus)
@@ -34,7 +30,7 @@ def _check_up(wish: DoctorWish, environ: Mapping[str, str]) -> Iterator[Finding]
     yield from folder_findings("state folder", state_folder, "XDG_STATE_HOME")
     yield checks.files_finding(*found.open_files)
     yield checks.clock_finding(found.clock, is_synchronised=found.is_synchronised)
-    torch = torch_of(wish.python, text_of("torch"), environ)
+    torch = torch_of(wish.python, text_of("torch"), os.environ)
     yield checks.torch_finding(torch, wish.python, len(gpus))
 
 

@@ -42,17 +42,12 @@ def check_up(wish: DoctorWish, tell: Callable[[str], None]) -> Iterator[Finding]
     """All about the hosts, as it is found. `tell` hears what takes long."""
     wish.refuse_all_but("trial")
     pool = pool_of(ClusterEntry("ssh", wish.cluster, wish.defaults))
-    if not pool.hosts:
+    hosts = {host.name: host for host in hosts_of(pool)}
+    if not hosts:
         raise BadInput(f"{wish.cluster}: no hosts are named", "hint: a pool of the clusters file, with `kind: ssh`")
-    return _check_up({host.name: host for host in hosts_of(pool)}, wish, tell, agent=pool.agent)
-
-
-def _check_up(
-    hosts: dict[str, SshHost], wish: DoctorWish, tell: Callable[[str], None], *, agent: bool
-) -> Iterator[Finding]:
     tell(f"logging in to {len(hosts)} host{'' if len(hosts) == 1 else 's'}")
     # A few at a time: sshd drops at random where many come at once.
-    logins = for_all(hosts, lambda _, host: _log_in(target_of(host, agent=agent)), at_once=AT_ONCE)
+    logins = for_all(hosts, lambda _, host: _log_in(target_of(host, agent=pool.agent)), at_once=AT_ONCE)
     opened = {name: one for name, one in logins.items() if isinstance(one, TimedLogin)}
     helpers: dict[str, Measurer] = {}
 
@@ -80,6 +75,8 @@ def _check_up(
 
 def _log_in(target: Target) -> TimedLogin:
     """Where there are several keys, they are tried one by one: a connection does not tell which of them it took."""
+    if target.transport == "openssh":
+        return _timed(target, "as OpenSSH finds it")
     if len(target.keys) + target.agent > 1:
         for key in target.keys:
             try:

@@ -3,13 +3,11 @@
 import secrets
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from launcher.agent.messages import WIRE_VERSION
 from launcher.doctor.findings import Finding, problem
 from launcher.doctor.network.helper import Helper, Member
 from launcher.doctor.network.ways import Way, rounds, slow
-from launcher.doctor.network.ways_there import Measured
+from launcher.doctor.network.ways_there import Measured, OpenDoors
 from launcher.errors import LaunchError
 from launcher.hostlink.parallel import for_all
 
@@ -17,13 +15,6 @@ _OPEN_S, _CALL_S = 15.0, 30.0
 _MOST_AGAIN = 12
 _ADDRESS_HINT = "`address:` of the host names one that it has, on the network that the hosts share"
 _LOST_HINT = "look whether it is well; the others were measured without it"
-
-
-class Opened(msgspec.Struct, frozen=True):
-    """Where a host can be called."""
-
-    ports: tuple[int, ...] = ()
-    error: str = ""
 
 
 class Measurer(Helper):
@@ -38,7 +29,7 @@ class Measurer(Helper):
         address = self.member.address
         words = {"do": "open", "address": address, "token": token, "version": WIRE_VERSION}
         try:
-            opened = self.ask(words, Opened, _OPEN_S)
+            opened = self.ask(words, OpenDoors, _OPEN_S)
         except LaunchError as error:
             self._lost(error)
             return

@@ -40,6 +40,14 @@ class OwnEnd:
 
 
 @dataclass(frozen=True)
+class OpenDoors:
+    """The ports where others can call, first one as MASTER_PORT has; or why there are none."""
+
+    ports: tuple[int, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class Measured:
     """What a call found out; with an error it did not come through, at that port."""
 
@@ -53,46 +61,43 @@ def main() -> None:
     me = OwnEnd("", "", 0)
     for line in sys.stdin:
         asked = json.loads(line)
-        if asked.pop("do") == "call":
-            print(json.dumps(asdict(call(me, asked["address"], asked["ports"]))), flush=True)
-            continue
-        try:
+        if asked.pop("do") == "open":
             me = OwnEnd(**asked)
-            print(json.dumps({"ports": open_doors(me)}), flush=True)
-        except (OSError, ValueError) as error:
-            print(json.dumps({"error": why(error)}), flush=True)
+        answer = call(me, **asked) if "ports" in asked else open_doors(me)
+        print(json.dumps(asdict(answer)), flush=True)
 
 
-def why(error: Exception) -> str:
+def _why(error: Exception) -> str:
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__)[:200]
 
 
-def open_doors(me: OwnEnd) -> list[int]:
+def open_doors(me: OwnEnd) -> OpenDoors:
     """Listen on this address alone: on a port as MASTER_PORT has, and on one that the kernel chooses."""
     if not me.address:
-        raise ValueError("its address is not known")
-    family, _, _, _, place = socket.getaddrinfo(me.address, 0, type=socket.SOCK_STREAM)[0]
+        return OpenDoors(error="its address is not known")
     ports = []
-    for choices in ([random.SystemRandom().randint(*_MASTER_PORTS) for _ in range(_TRIES)], []):
-        door = _bound(family, str(place[0]), choices)
-        door.listen()
-        ports.append(int(door.getsockname()[1]))
-        threading.Thread(target=_attend, args=(door, me), daemon=True).start()
-    return ports
+    try:
+        family, _, _, _, place = socket.getaddrinfo(me.address, 0, type=socket.SOCK_STREAM)[0]
+        for choices in ([random.SystemRandom().randint(*_MASTER_PORTS) for _ in range(_TRIES)], []):
+            door = _bound(family, str(place[0]), choices)
+            door.listen()
+            ports.append(int(door.getsockname()[1]))
+            threading.Thread(target=_attend, args=(door, me), daemon=True).start()
+    except OSError as error:
+        return OpenDoors(error=_why(error))
+    return OpenDoors(tuple(ports))
 
 
 def _bound(family: int, address: str, ports: list[int]) -> socket.socket:
     """On the first of the ports that is free, or on any."""
     door = socket.socket(family, socket.SOCK_STREAM)
-    for port in ports:
+    for port in (*ports, 0):
         try:
             door.bind((address, port))
+            break
         except OSError as error:
-            if error.errno != errno.EADDRINUSE:
+            if not port or error.errno != errno.EADDRINUSE:
                 raise
-        else:
-            return door
-    door.bind((address, 0))
     return door
 
 
@@ -138,7 +143,7 @@ def call(me: OwnEnd, address: str, ports: Sequence[int], *, flood: bool = True) 
                 if port == master:
                     return Measured(_ping(line), _flood(line) if flood else 0.0)
         except (OSError, ValueError) as error:
-            return Measured(error=why(error), port=port)
+            return Measured(error=_why(error), port=port)
     raise AssertionError("it has returned")
 
 
@@ -207,10 +212,9 @@ def _hear(line: socket.socket, *words: str) -> dict[str, str]:
     """These words of a line that is read byte by byte: what follows it is not for here."""
     said = b""
     while not said.endswith(b"\n"):
-        byte = line.recv(1)
+        said += (byte := line.recv(1))
         if not byte or len(said) > _LONGEST_LINE:
             raise ConnectionError("it hangs up before it proves the token")
-        said += byte
     message = json.loads(said)
     if not isinstance(message, dict) or not all(isinstance(message.get(word), str) for word in words):
         raise ValueError("somebody else answers there")

@@ -13,23 +13,10 @@ from pathlib import Path
 from typing import Protocol
 
 from launcher.doctor.findings import Finding
+from launcher.doctor.trial import records
 from launcher.doctor.trial.checks import QueueWords, no_nodes_finding, trial_findings
 from launcher.doctor.trial.node import talk_s
-from launcher.doctor.trial.records import (
-    Expected,
-    NodeClock,
-    NodeGreeting,
-    NodeReport,
-    NodeTime,
-    Stage,
-    Trial,
-    TrialFolder,
-    TrialOver,
-    TrialQuestion,
-    TrialTask,
-    launcher_version,
-    read_stopped,
-)
+from launcher.doctor.trial.records import Expected, Stage, Trial, TrialFolder, TrialTask, launcher_version, read_stopped
 from launcher.doctor.wish import DoctorWish
 from launcher.errors import Unreachable
 from launcher.rundir import drafts
@@ -208,13 +195,13 @@ class _Trying:
         """What nodes have written; gives those that came no further."""
         trial, folder = self._trial, self._folder
         for host in trial.hosts:
-            if host not in trial.greetings and (greeting := folder.get(NodeGreeting, host)):
+            if host not in trial.greetings and (greeting := folder.get(records.NodeGreeting, host)):
                 trial.greetings[host] = greeting
                 trial.started_after_s = trial.started_after_s or time.monotonic() - self._began
-            if host not in trial.clocks and (answer := folder.get(NodeTime, host)):
+            if host not in trial.clocks and (answer := folder.get(records.NodeTime, host)):
                 now, asked_at = time.time(), self._asked_at[host]
-                trial.clocks[host] = NodeClock(answer.now - (now + asked_at) / 2, now - asked_at)
-            if host not in trial.reports and (report := folder.get(NodeReport, host)):
+                trial.clocks[host] = records.NodeClock(answer.now - (now + asked_at) / 2, now - asked_at)
+            if host not in trial.reports and (report := folder.get(records.NodeReport, host)):
                 trial.reports[host] = report
         trial.log = folder.said()
         stopped = set(read_stopped(trial.log))
@@ -228,12 +215,14 @@ class _Trying:
         greetings = self._trial.greetings
         for host in greetings.keys() - self._asked_at.keys():
             self._asked_at[host] = time.time()
-            self._folder.put(TrialQuestion(tuple(one for other, one in greetings.items() if other != host)), host)
+            self._folder.put(
+                records.TrialQuestion(tuple(one for other, one in greetings.items() if other != host)), host
+            )
 
     def _end(self) -> bool:
         """Whether the job is over: it might still write into the folder, which is about to be removed."""
         try:
-            self._folder.put(TrialOver())
+            self._folder.drop(TrialTask)  # nodes leave then
             return self._see_it_end()
         except Unreachable as error:
             job = self._trial.job

@@ -26,7 +26,7 @@ class Stage(IntEnum):
 
 
 class TrialTask(msgspec.Struct, frozen=True):
-    """What all nodes are to look at."""
+    """What all nodes are to look at, for as long as it is there."""
 
     interface: str | None
     rank_python: str
@@ -37,7 +37,7 @@ class TrialTask(msgspec.Struct, frozen=True):
 class Door(msgspec.Struct, frozen=True):
     """The ports that a node listens on, or why it does not."""
 
-    interface: str = ""  # nothing: the address that the queue's programs give
+    interface: str  # nothing: the address that the queue's programs give
     address: str = ""
     ports: tuple[int, ...] = ()
     error: str = ""
@@ -62,10 +62,6 @@ class NodeTime(msgspec.Struct, frozen=True):
     """Its answer to the first, at once."""
 
     now: float
-
-
-class TrialOver(msgspec.Struct, frozen=True):
-    """To all nodes: leave."""
 
 
 class NodeCall(msgspec.Struct, frozen=True):
@@ -101,6 +97,9 @@ class TrialFolder:
 
     def put(self, record: Any, node: str = "all") -> None:
         write_record(self.path / _name(type(record), node), record)
+
+    def drop(self, kind: type, node: str = "all") -> None:
+        (self.path / _name(kind, node)).unlink(missing_ok=True)
 
     def get(self, kind: type[T], node: str = "all") -> T | None:
         """A folder that is listed anew shows what others have put into it."""
