@@ -11,14 +11,14 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import BadInput
 from launcher.plan.model import FrozenCode
 from launcher.rundir.code_index import CodeIndex
-from launcher.rundir.code_list import CodeList, list_again
+from launcher.rundir.code_list import CodeFile, CodeList, list_again
 from launcher.rundir.drafts import new_draft, remove, remove_orphans
 from launcher.rundir.durable import make_dir, sync_dir
 from launcher.rundir.tree_copy import copy_tree, file_hash
@@ -64,16 +64,21 @@ def freeze(code: CodeList, store: Path, target: Path, now_ns: int | None = None,
     return frozen
 
 
-def digest_of(code: CodeList) -> str:
-    """What this code would be called in a store; every byte of it is read."""
-    hashes = {file.path: file_hash(code.root / file.path) for file in code.files if file.link is None}
-    return _tree_digest(code, hashes)
+def tree_digest(files: Iterable[CodeFile], hashes: Mapping[str, str]) -> str:
+    """What these files are called together, with the hash of each regular one's content."""
+    tree = hashlib.sha256()
+    for file in sorted(files, key=lambda file: os.fsencode(file.path)):
+        kind = "link" if file.link is not None else "exec" if file.executable else "file"
+        content = os.fsencode(file.link) if file.link is not None else hashes[file.path].encode()
+        for part in (os.fsencode(file.path), kind.encode(), content):
+            tree.update(len(part).to_bytes(8, "big") + part)
+    return tree.hexdigest()
 
 
 def _store(code: CodeList, store: Path, now_ns: int) -> Freezing:
     """Have this code in the store under its digest."""
     digests, hashed_bytes = _digests(code, store, now_ns)
-    digest = _tree_digest(code, digests)
+    digest = tree_digest(code.files, digests)
     kept = _is_whole(code, store / digest)
     if not kept:
         _keep(code, digests, store / digest)
@@ -99,16 +104,6 @@ def _digests(code: CodeList, store: Path, now_ns: int) -> tuple[dict[str, str], 
             index.learn(file.path, status, digests[file.path], now_ns)
     index.save()
     return digests, hashed_bytes
-
-
-def _tree_digest(code: CodeList, digests: dict[str, str]) -> str:
-    tree = hashlib.sha256()
-    for file in code.files:
-        kind = "link" if file.link is not None else "exec" if file.executable else "file"
-        content = os.fsencode(file.link) if file.link is not None else digests[file.path].encode()
-        for part in (os.fsencode(file.path), kind.encode(), content):
-            tree.update(len(part).to_bytes(8, "big") + part)
-    return tree.hexdigest()
 
 
 def _is_whole(code: CodeList, pristine: Path) -> bool:

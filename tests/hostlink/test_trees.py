@@ -288,3 +288,17 @@ def test_old_trees_are_taken_away_and_new_ones_are_not(tmp_path):
     trees.tidy(tmp_path, now)
     assert sorted(os.listdir(tmp_path)) == sorted([*(f"{index:064x}" for index in range(20)), "notes", draft.name])
     trees.tidy(tmp_path / "missing", now)
+
+
+def test_where_links_may_lead_out_nothing_is_written_through_them(tmp_path):
+    (tmp_path / "secret").mkdir()
+    root = tmp_path / "project"
+    root.mkdir()
+    (root / "data").symlink_to(tmp_path / "secret")
+    code = list_frozen(root)
+    kept = trees.keep(tmp_path / "kept", digest_of(code), entries(code), lambda size: b"", links_out=True)
+    assert os.readlink(kept / "data") == str(tmp_path / "secret")
+    files = (FileEntry("data", 0, False, str(tmp_path / "secret")), FileEntry("data/stolen", 1, False))
+    with pytest.raises(BadInput, match="inside something that is no folder"):
+        trees.keep(tmp_path / "kept", "0" * 64, files, lambda size: b"x" * size, links_out=True)
+    assert os.listdir(tmp_path / "secret") == []

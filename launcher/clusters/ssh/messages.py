@@ -1,7 +1,7 @@
 """What a submitter and a host say to each other over one SSH connection: JSON lines, some followed by bytes.
 
 submitter → host   Open, then the blobs it names   host → submitter   Opened (the code is wanted, or not)
-                   CodeArchive, then that many bytes                  Up (where its keeper listens)
+                   CodeTree, then the contents of its files           Up (where its keeper listens)
                    Keepers                                            Ok
                    GoAhead                                            Ok
                    AskReport | AskTails | Cancel ...                  one answer each
@@ -15,6 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from launcher.errors import LaunchError
+from launcher.hostlink.shipping.tree import FileEntry
 from launcher.rundir.records import Intent
 from launcher.status.derive import RunStatus
 from trainer.checkpoint_files.layout import Kind
@@ -61,8 +62,10 @@ class Opened(msgspec.Struct, frozen=True, tag="opened", tag_field="t"):
     needs_code: bool
 
 
-class CodeArchive(msgspec.Struct, frozen=True, tag="code", tag_field="t"):
-    size: int  # of the archive that follows
+class CodeTree(msgspec.Struct, frozen=True, tag="code", tag_field="t"):
+    """The code that is wanted: the contents of its regular files follow, in order."""
+
+    files: tuple[FileEntry, ...]
 
 
 class Up(msgspec.Struct, frozen=True, tag="up", tag_field="t"):
@@ -205,7 +208,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", tag_field="t"):
 
 
 Request = (
-    Open | CodeArchive | Keepers | GoAhead | AskReport | ListRuns | AskTails | Cancel | Pardon
+    Open | CodeTree | Keepers | GoAhead | AskReport | ListRuns | AskTails | Cancel | Pardon
     | ListCheckpoints | SendFile | TakeFile
 )  # fmt: skip
 Answer = Opened | Up | RunReport | RunNames | Tails | Cancelled | CheckpointList | FileFollows | Ok | Failed

@@ -1,4 +1,4 @@
-"""The trees of code that a login node keeps, each under its digest: written safely, whole or not at all."""
+"""The trees of code that another machine keeps, each under its digest: written safely, whole or not at all."""
 
 import contextlib
 import errno
@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from launcher.errors import BadInput
-from launcher.hostlink.shipping.tree import Changed, FileEntry, digest_of, leads_out, shown, tree_digest
+from launcher.hostlink.shipping.tree import Changed, FileEntry, digest_of, leads_out, shown
 from launcher.rundir import drafts
 from launcher.rundir.code_list import CodeFile, list_frozen
 from launcher.rundir.code_names import NEVER
 from launcher.rundir.durable import make_dir, naming, sync_dir, sync_files, write_all
+from launcher.rundir.snapshot import tree_digest
 
 _MOST_FILES = 100_000
 _LONGEST_NAME, _LONGEST_PATH = 255, 3000  # leaves room for the folders that a tree comes to be in
@@ -34,9 +35,12 @@ def have(projects: Path, digest: str) -> bool:
     return False
 
 
-def keep(projects: Path, digest: str, files: Sequence[FileEntry], read: Read) -> Path:
-    """Keep the tree whose contents `read` gives, under its digest. Raises BadInput for one that is none."""
-    listed = _checked(files)
+def keep(projects: Path, digest: str, files: Sequence[FileEntry], read: Read, *, links_out: bool = False) -> Path:
+    """Keep the tree whose contents `read` gives, under its digest. Raises BadInput for one that is none.
+
+    `links_out`: links may lead to what is not in it. Nothing is written through any link.
+    """
+    listed = _checked(files, links_out=links_out)
     place = tree(projects, digest)
     make_dir(projects)
     drafts.remove_orphans(projects)
@@ -68,7 +72,7 @@ def tidy(projects: Path, now: float) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _checked(files: Sequence[FileEntry]) -> tuple[CodeFile, ...]:
+def _checked(files: Sequence[FileEntry], *, links_out: bool) -> tuple[CodeFile, ...]:
     """The files, if they can be written into an empty folder without ever leaving it."""
     if len(files) > _MOST_FILES:
         raise BadInput(f"code: more than {_MOST_FILES} files")
@@ -78,7 +82,7 @@ def _checked(files: Sequence[FileEntry]) -> tuple[CodeFile, ...]:
         raise BadInput("code: two files of the same name")
     for file in listed:
         _check_name(file.path)
-        if file.link is not None and leads_out(file.path, file.link):
+        if file.link is not None and not links_out and leads_out(file.path, file.link):
             raise BadInput(f"code: {shown(file.path)} is a link that leads out")
         # Neither through a link nor through a file: what others are inside of is made as a folder.
         if any(parent in names for parent in _parents(file.path)):

@@ -1,13 +1,9 @@
-"""Code on its way to a login node: what it is called there, and what is sent of it.
+"""Code on its way to another machine: what it is called there, and what is sent of it."""
 
-The digest names names, kinds and content of all files together.
-"""
-
-import hashlib
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -15,6 +11,7 @@ import msgspec
 from launcher.errors import BadInput
 from launcher.rundir.code_index import CodeIndex
 from launcher.rundir.code_list import CodeFile, CodeList
+from launcher.rundir.snapshot import tree_digest
 from launcher.rundir.tree_copy import file_hash
 
 _CHUNK = 1 << 18
@@ -69,17 +66,6 @@ def contents(code: CodeList) -> Iterator[bytes]:
     for file in code.files:
         if file.link is None:
             yield from _content(code.root / file.path, file.size)
-
-
-def tree_digest(files: Iterable[CodeFile], hashes: Mapping[str, str]) -> str:
-    """Of these files, with the hash of each regular one's content."""
-    tree = hashlib.sha256()
-    for file in sorted(files, key=lambda file: os.fsencode(file.path)):
-        kind = "link" if file.link is not None else "exec" if file.executable else "file"
-        content = os.fsencode(file.link) if file.link is not None else hashes[file.path].encode()
-        for part in (os.fsencode(file.path), kind.encode(), content):
-            tree.update(len(part).to_bytes(8, "big") + part)
-    return tree.hexdigest()
 
 
 def leads_out(path: str, link: str) -> bool:

@@ -2,9 +2,6 @@
 
 import contextlib
 import os
-import shutil
-import tarfile
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -14,7 +11,7 @@ import msgspec
 from launcher.clusters.keeping.standby import StandbyKeeper
 from launcher.clusters.ssh.host import presence
 from launcher.clusters.ssh.messages import (
-    CodeArchive,
+    CodeTree,
     GoAhead,
     Keepers,
     Ok,
@@ -26,13 +23,13 @@ from launcher.clusters.ssh.messages import (
     read_request,
 )
 from launcher.errors import LaunchError
+from launcher.hostlink.shipping import kept_trees
 from launcher.rundir import drafts
 from launcher.rundir.code_list import list_frozen
 from launcher.rundir.durable import create_record, make_dir, sync_dir, write_bytes, write_record
 from launcher.rundir.fence import raise_fence
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Event
-from launcher.rundir.snapshot import digest_of
 from launcher.rundir.tree_copy import copy_tree
 
 _KEEPER = "launcher.clusters.ssh.host.keeper"
@@ -74,27 +71,9 @@ class AttemptReceiver:
     def _take_code(self, store: Path) -> None:
         """Keep the user's code under its digest, once it is proved to be that."""
         code = read_request(self._asked.readline())
-        if not isinstance(code, CodeArchive):
+        if not isinstance(code, CodeTree):
             raise LaunchError("expected the code that was asked for")
-        drafts.remove_orphans(store.parent)
-        draft = drafts.new_draft(store.parent)
-        draft.mkdir(mode=0o700)
-        try:
-            with tempfile.TemporaryFile(dir=store.parent) as packed:
-                left = code.size
-                while left:
-                    piece = self._exactly(min(left, _CHUNK))
-                    packed.write(piece)
-                    left -= len(piece)
-                packed.seek(0)
-                unpack(packed, draft)
-            if digest_of(list_frozen(draft)) != store.name:
-                raise LaunchError("the code that came is not the code that was sent")
-            with contextlib.suppress(OSError):  # somebody else was quicker with the same
-                os.rename(draft, store)
-            sync_dir(store.parent)
-        finally:
-            drafts.remove(draft)
+        kept_trees.keep(store.parent, store.name, code.files, self._exactly, links_out=True)
 
     def _exactly(self, size: int) -> bytes:
         data = self._asked.read(size)
@@ -169,27 +148,3 @@ def _port_of(keeper: StandbyKeeper) -> int:
     if not isinstance(answer, Up):
         raise LaunchError("the keeper of the run said something else than where it is")
     return answer.port
-
-
-def unpack(packed: IO[bytes], folder: Path) -> None:
-    """An archive of regular files and links, none of which leaves the folder."""
-    with tarfile.open(fileobj=packed, mode="r:gz") as archive:
-        for member in archive:
-            parts = member.name.split("/")
-            if {"", ".", ".."} & set(parts) or not (member.isreg() or member.issym()):
-                raise LaunchError(f"{member.name[:100]!r} is no file of a project")
-            place = folder.joinpath(*parts)
-            if any(parent.is_symlink() for parent in place.parents if parent != folder and folder in parent.parents):
-                raise LaunchError(f"{member.name[:100]!r} is behind a link")
-            make_dir(place.parent)
-            if member.issym():
-                place.symlink_to(member.linkname)
-                continue
-            source = archive.extractfile(member)
-            if source is None:
-                raise LaunchError(f"{member.name[:100]!r} has no content")
-            fd = os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o400 | (member.mode & 0o100))
-            with os.fdopen(fd, "wb") as file:
-                shutil.copyfileobj(source, file)
-                file.flush()
-                os.fsync(file.fileno())

@@ -21,7 +21,7 @@ from launcher.clusters.ssh.messages import (
     Blob,
     Cancel,
     Cancelled,
-    CodeArchive,
+    CodeTree,
     Failed,
     GoAhead,
     GrownFile,
@@ -122,7 +122,7 @@ class HostServer:
                 self._say(Ok())
             case (ListCheckpoints() | SendFile() | TakeFile()) as wish:
                 self._move(wish)
-            case CodeArchive():
+            case CodeTree():
                 raise LaunchError("nobody has asked for code")
 
     def _move(self, wish: ListCheckpoints | SendFile | TakeFile) -> None:

@@ -3,8 +3,6 @@
 Until the leader is told to go nothing has started and nothing is lost; from then on nobody here is needed.
 """
 
-import io
-import tarfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,15 +15,18 @@ from launcher.clusters.mirror.holders import lacking
 from launcher.clusters.ssh import pool
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.letters import Letters, Place, settled_in
-from launcher.clusters.ssh.messages import Blob, CodeArchive, GoAhead, Keepers, Open, Opened, Peer, Up
+from launcher.clusters.ssh.messages import Blob, CodeTree, GoAhead, Keepers, Open, Opened, Peer, Up
 from launcher.clusters.ssh.results.checkpoints import disks_of, holders_of
 from launcher.errors import Exit, LaunchError, NotStarted
 from launcher.hostlink.connect import Line
 from launcher.hostlink.parallel import failures, for_all
+from launcher.hostlink.shipping.tree import contents as contents_of
+from launcher.hostlink.shipping.tree import entries
 from launcher.plan.model import NodePlan, Plan
 from launcher.plan.on_hosts import kept_at, with_hosts
 from launcher.rundir.attempts import read_intent, read_plan
 from launcher.rundir.avoided import avoided
+from launcher.rundir.code_list import CodeList, list_frozen
 from launcher.rundir.durable import write_record
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.locks import locked
@@ -113,14 +114,14 @@ class Handover:
     ) -> dict[str, LaunchError]:
         """Open on all, the keepers to all, GoAhead to the first, then to the rest; gives those that failed before."""
         openings = {node.host: self._opening(plan, intent, node, ready[node.host]) for node in plan.nodes}
-        packed = _Packed(self._run.code)
+        code = list_frozen(self._run.code)
         first, rest = plan.nodes[0].host, [node.host for node in plan.nodes[1:]]
         # On a disk that all share, the first makes what the others find.
         stages = [[first, *rest]] if plan.disks_apart else [[first], rest]
         ports: dict[str, int] = {}
         for stage in stages:
             opened = for_all(
-                {name: lines[name] for name in stage}, lambda name, _: _open(letters[name], *openings[name], packed)
+                {name: lines[name] for name in stage}, lambda name, _: _open(letters[name], *openings[name], code)
             )
             if failed := failures(opened):
                 return failed
@@ -190,34 +191,13 @@ class Handover:
         return opening, list(contents.values())
 
 
-class _Packed:
-    """The code as an archive, made once when the first host wants it."""
-
-    def __init__(self, code: Path) -> None:
-        self._code = code
-        self._lock = threading.Lock()
-        self._data: bytes | None = None
-
-    def data(self) -> bytes:
-        with self._lock:
-            if self._data is None:
-                made = io.BytesIO()
-                with tarfile.open(fileobj=made, mode="w:gz", compresslevel=3) as archive:
-                    for path in sorted(self._code.rglob("*")):
-                        if path.is_symlink() or path.is_file():
-                            archive.add(path, arcname=str(path.relative_to(self._code)), recursive=False)
-                self._data = made.getvalue()
-        return self._data
-
-
-def _open(letters: Letters, opening: Open, contents: Sequence[bytes], packed: _Packed) -> int:
+def _open(letters: Letters, opening: Open, contents: Sequence[bytes], code: CodeList) -> int:
     """Have everything there and the keeper stand by; gives the port that it listens on."""
     name = letters.place.host.name
     answer = letters.ask(opening, contents)
     if isinstance(answer, Opened) and answer.needs_code:
-        data = packed.data()
-        news.say(f"{name}: code, {len(data):,} bytes")
-        answer = letters.ask(CodeArchive(len(data)), [data])
+        news.say(f"{name}: code, {code.bytes:,} bytes")
+        answer = letters.ask(CodeTree(entries(code)), contents_of(code))
     elif isinstance(answer, Opened):
         answer = letters.next_answer()
     up = letters.expect(Up, answer)
