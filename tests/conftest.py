@@ -60,7 +60,7 @@ LONGEST = (
     "ssh/",
     "remote/",
     "local/",
-    "agent/depots/",
+    "agent/replication/",
     "trainer/checkpoint",
 )
 
@@ -70,8 +70,8 @@ NIGHTLY = (
     "jobs/test_shipped_jobs.py::test_it_learns_in_about_a_minute",  # test_readme.py runs that job
     "trainer/tasks/test_learning.py::test_a_resnet_tells_stripes_apart",  # and there it learns
     "slurm/test_showcase.py::test_taken_from_slurm_to_this_machine_and_back",  # ssh/test_showcase.py goes there too
-    "ssh/test_showcase.py::test_a_host_gone_for_good",  # agent/depots/test_agents.py loses a disk
-    "agent/depots/test_agents.py::test_a_training_that_loses_a_disk",  # ssh/test_showcase.py loses two hosts
+    "ssh/test_showcase.py::test_a_host_gone_for_good",  # agent/replication/test_agents.py loses a disk
+    "agent/replication/test_agents.py::test_a_training_that_loses_a_disk",  # ssh/test_showcase.py loses two hosts
 )
 
 DEALING = pytest.StashKey[bool]()

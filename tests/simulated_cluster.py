@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from launcher.agent.coordinator import Coordinator
-from launcher.agent.effects import (
+from launcher.agent.coordination.coordinator import Coordinator
+from launcher.agent.coordination.effects import (
     Disconnected,
     Finish,
     In,
@@ -166,7 +166,7 @@ class Cluster:
         """One event into the state machine, and its twin with another wall clock; effects are carried out."""
         self.broken = True  # until every check has passed
         self.event = event
-        self.ghosts = {node.index: node.ghost for node in self.coordinator._roster if node.ghost is not None}
+        self.ghosts = {node.index: node.ghost for node in self.coordinator._nodes if node.ghost is not None}
         if isinstance(event, Join) and event.process == self.agents[event.node].process:
             self.agents[event.node].introduced = True
         out = self.coordinator.handle(event, self.now)
@@ -278,8 +278,8 @@ class Cluster:
         self.down[index].clear()
         address = self.plan.nodes[index].address
         port = 20_000 + agent.process.pid
-        depot = 40_000 + agent.process.pid if self.plan.disks_apart else 0
-        self.up[index].append(Join(index, address, agent.process, port, agent.generation, agent.buried, depot))
+        replica_port = 40_000 + agent.process.pid if self.plan.disks_apart else 0
+        self.up[index].append(Join(index, address, agent.process, port, agent.generation, agent.buried, replica_port))
         if agent.ready:
             self.up[index].append(Ready(index))
         self.up[index].extend(agent.told)

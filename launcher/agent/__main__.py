@@ -7,13 +7,13 @@ from pathlib import Path
 
 import msgspec
 
+from launcher.agent.coordinator_server import CoordinatorServer
 from launcher.agent.environment import node_environment
-from launcher.agent.host import Host
 from launcher.agent.interfaces import address_of, interface_of
 from launcher.agent.memory_tier import close_tier, open_tier
 from launcher.agent.node import NodeAgent
 from launcher.agent.processes import become_subreaper
-from launcher.agent.ranks import Home
+from launcher.agent.ranks.group import Home
 from launcher.agent.reaper import Reaper
 from launcher.errors import Exit, Fenced, LaunchError
 from launcher.plan.model import NodePlan, Plan
@@ -64,14 +64,14 @@ async def work(home: Home, token: str, buried: ProcessId | None) -> tuple[Exit, 
     agent = NodeAgent(home, token, Reaper(asyncio.get_running_loop()), buried)
     if home.node.index != 0:
         return await agent.run(), agent.goes_on
-    host = Host(home.run, home.attempt, home.plan, home.node.address, token)
+    host = CoordinatorServer(home.run, home.attempt, home.plan, home.node.address, token)
     await host.start()
     working = asyncio.create_task(agent.run())
     await asyncio.wait([working, host.ended], return_when=asyncio.FIRST_COMPLETED)
     return await close(host, agent, working), host.goes_on
 
 
-async def close(host: Host, agent: NodeAgent, working: "asyncio.Task[Exit]") -> Exit:
+async def close(host: CoordinatorServer, agent: NodeAgent, working: "asyncio.Task[Exit]") -> Exit:
     """End the node first and the coordinator's records last; the coordinator's word is the exit code."""
     if host.ended.done():
         agent.leave(Exit.OK)

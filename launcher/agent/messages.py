@@ -1,7 +1,7 @@
 """What crosses the wire between agents and the coordinator: frozen structs, one JSON line each, tagged by `t`.
 
 No message grows with the number of nodes: a thousand agents get a thousand small lines. But for one: with disks apart
-a Start says where all the depots are.
+a Start says where all the replica servers are.
 """
 
 import msgspec
@@ -11,7 +11,7 @@ from launcher.rundir.records import ProcessId, RankExit
 WIRE_VERSION = 3
 
 
-class DepotAddress(msgspec.Struct, frozen=True, array_like=True):
+class ReplicaAddress(msgspec.Struct, frozen=True, array_like=True):
     """Where another agent gives and takes files of checkpoints."""
 
     node: int
@@ -28,7 +28,7 @@ class Join(msgspec.Struct, frozen=True, tag="join", tag_field="t"):
     port: int  # a port this agent holds for the next generation's MASTER_PORT
     generation: int = 0  # the generation whose ranks it still runs; 0: none
     buried: ProcessId | None = None  # the agent that was here before, known to be gone with all that it ran
-    depot: int = 0  # the port of its depot; 0: it has none
+    replica_port: int = 0  # where it gives and takes files of checkpoints; 0: it has none
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", tag_field="t"):
@@ -161,7 +161,7 @@ class Start(msgspec.Struct, frozen=True, tag="start", tag_field="t"):
     master_addr: str
     master_port: int
     restarts: int  # restarts of the run so far
-    depots: tuple[DepotAddress, ...] = ()  # disks apart: the members' by group rank, then of all others that joined
+    replicas: tuple[ReplicaAddress, ...] = ()  # disks apart: the members' by group rank, then of all others that joined
 
 
 class Follow(msgspec.Struct, frozen=True, tag="follow", tag_field="t"):

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.agent import messages
 from launcher.agent.messages import ToCoordinator
-from launcher.agent.ports import HeldPort
-from launcher.agent.prepare import Preparation, SetupFailed
 from launcher.agent.processes import descendants, end_all
-from launcher.agent.ranks import Home, RankGroup
+from launcher.agent.ranks.group import Home, RankGroup
+from launcher.agent.ranks.ports import HeldPort
+from launcher.agent.ranks.prepare import Preparation, SetupFailed
 from launcher.agent.reaper import Reaper
 from launcher.agent.wire import AgentWire, WireError, connect
 from launcher.errors import Exit
@@ -28,7 +28,7 @@ from launcher.rundir.identity import this_process
 from launcher.rundir.records import Endpoint, ProcessId, StopRequest
 
 if TYPE_CHECKING:
-    from launcher.agent.depots.supply import Supply
+    from launcher.agent.replication.replication import Replication
 
 PULSE_S = 1.0
 NEWS_S = 0.1
@@ -59,7 +59,7 @@ class NodeAgent:
         self._opens = 0  # the generation of which no rank runs here yet
         self._led = 0  # the newest generation that has its rank 0
         self._leader = asyncio.Event()
-        self._supply: Supply | None = None  # only where each node has a disk of its own
+        self._replication: Replication | None = None  # only where each node has a disk of its own
         self._work: set[asyncio.Task[None]] = set()
         self._port = HeldPort(home.node.address)
         self._old_ports: list[HeldPort] = []
@@ -78,30 +78,30 @@ class NodeAgent:
         for number in _STOP_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._asked_to_stop)
         if self._home.plan.disks_apart:
-            self._supply = await self._open_supply()
+            self._replication = await self._open_replication()
         for life in (self._prepare(), self._keep_link(), self._keep_pulse(), self._watch_lease()):
             self._go(life)
         code = await self._over
         for task in self._work:
             task.cancel()
-        if self._supply is not None:
-            await self._supply.close()
+        if self._replication is not None:
+            await self._replication.close()
         await self._preparation.close()
         await asyncio.to_thread(end_all, lambda: descendants(os.getpid()))
         if self._wire is not None:
             self._wire.close()
         return code
 
-    async def _open_supply(self) -> "Supply":
-        from launcher.agent.depots.supply import Supply  # late: 20 ms that agents on a shared disk do without
+    async def _open_replication(self) -> "Replication":
+        from launcher.agent.replication.replication import Replication  # late: 20 ms that a shared disk spares
 
         plan, node = self._home.plan, self._home.node
         folder = Path(plan.run_dir, plan.spec.checkpoint.dir)
         patience_s = plan.spec.recovery.lease_s + _PATIENCE_S
         limit = plan.spec.checkpoint.copy_limit_bytes
-        supply = Supply(node.index, node.address, self._token, folder, self._say, patience_s, limit)
-        await supply.open()
-        return supply
+        replication = Replication(node.index, node.address, self._token, folder, self._say, patience_s, limit)
+        await replication.open()
+        return replication
 
     def _go(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -179,8 +179,8 @@ class NodeAgent:
         node = self._home.node
         self._joined_at = time.monotonic()
         me, port = this_process(), self._port.number
-        depot = self._supply.port if self._supply is not None else 0
-        self._say(messages.Join(node.index, node.address, me, port, self._generation, self._buried, depot))
+        port_of_replicas = self._replication.port if self._replication is not None else 0
+        self._say(messages.Join(node.index, node.address, me, port, self._generation, self._buried, port_of_replicas))
         for message in self._told:
             self._say(message)
         if self._preparation.failure is not None:
@@ -213,7 +213,7 @@ class NodeAgent:
         self._opens = start.generation  # until it is stopped, if it comes no further
         await self._preparation.wait()
         await self._preparation.renew()
-        if self._supply is not None and not await self._bring(self._supply, start):
+        if self._replication is not None and not await self._bring(self._replication, start):
             return
         if start.group_rank:
             await self._rank_zero(start.generation)
@@ -225,13 +225,13 @@ class NodeAgent:
         self._tell(messages.Started(self._home.node.index, start.generation, pids, self._port.number))
         self._fresh.set()
 
-    async def _bring(self, supply: "Supply", start: messages.Start) -> bool:
+    async def _bring(self, replication: "Replication", start: messages.Start) -> bool:
         """Have here what the ranks are to load; False where that cannot be, and was said."""
-        from launcher.agent.depots.peer import DiskFailed  # late: as above
-        from launcher.agent.depots.supply import NotBrought  # late: as above
+        from launcher.agent.replication.client import DiskFailed  # late: 20 ms that a shared disk spares
+        from launcher.agent.replication.replication import NotBrought  # late: 20 ms that a shared disk spares
 
         try:
-            await supply.bring(start)
+            await replication.bring(start)
         except NotBrought as error:
             self._tell(messages.NotFetched(self._home.node.index, start.generation, str(error)))
             return False
@@ -276,8 +276,8 @@ class NodeAgent:
             self._tell(messages.Leads(self._home.node.index, self._generation))
 
     def news(self) -> None:
-        if self._supply is not None and self._group is not None and self._group.checkpoint is not None:
-            self._supply.note(self._group.checkpoint)
+        if self._replication is not None and self._group is not None and self._group.checkpoint is not None:
+            self._replication.note(self._group.checkpoint)
         self._fresh.set()
 
     def last_news(self) -> None:
@@ -285,12 +285,12 @@ class NodeAgent:
 
     def ended(self, exited: messages.Exited) -> None:
         self._tell(exited)
-        if self._supply is not None and self._group is not None and self._group.over:
+        if self._replication is not None and self._group is not None and self._group.over:
             self.news()  # of a commit just before the end
-            self._go(self._settle(self._supply, self._group.generation))
+            self._go(self._settle(self._replication, self._group.generation))
 
-    async def _settle(self, supply: "Supply", generation: int) -> None:
-        problem = await supply.settle()
+    async def _settle(self, replication: "Replication", generation: int) -> None:
+        problem = await replication.settle()
         self._tell(messages.Settled(self._home.node.index, generation, problem))
 
     # -- pulse and lease
@@ -313,7 +313,7 @@ class NodeAgent:
             return
         self._sequence += 1
         self._sent_at[self._sequence] = time.monotonic()
-        fetched = self._supply.fetched if self._supply is not None else None
+        fetched = self._replication.fetched if self._replication is not None else None
         self._say(messages.Pulse(self._home.node.index, self._sequence, self._generation, ranks, fetched))
 
     async def _watch_lease(self) -> None:

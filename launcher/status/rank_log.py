@@ -26,7 +26,7 @@ class Growth:
     """The `.times` file beside a log: `unix_ms offset`, meaning that by then the log had grown to that many bytes."""
 
     def __init__(self, path: Path) -> None:
-        self._tail = Tail(path)
+        self._tail = GrowingFile(path)
         self._rest = b""
         self._notes: list[tuple[int, float]] = []  # the nearest last
 
@@ -44,7 +44,7 @@ class Growth:
             self._notes = [note for note in map(_note, reversed(lines)) if note is not None]
 
 
-class Tail:
+class GrowingFile:
     """A file that grows, read chunk by chunk; open only while it is read, so that a thousand need no descriptors."""
 
     def __init__(self, path: Path) -> None:
@@ -73,7 +73,7 @@ class RankLog:
 
     def __init__(self, path: Path, rank: int) -> None:
         self.rank = rank
-        self._tail = Tail(path)
+        self._tail = GrowingFile(path)
         self._growth = Growth(times_of(path))
         self._splitter = LineSplitter()
 

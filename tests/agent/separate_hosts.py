@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import msgspec
-from depot_lab import TOKEN
+from replication_lab import TOKEN
 from run_folder import RunFolder, plan_of
 
 from launcher.plan.model import NodePlan, RankCommand

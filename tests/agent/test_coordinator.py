@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from simulated_cluster import Cluster, plan_of
 
-from launcher.agent.coordinator import START_S
-from launcher.agent.effects import Disconnected, ProvenDead, Tick
+from launcher.agent.coordination.coordinator import START_S
+from launcher.agent.coordination.effects import Disconnected, ProvenDead, Tick
 from launcher.agent.messages import (
     End,
     Exited,

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from shares import SEED
 from simulated_cluster import Cluster, plan_of
 
-from launcher.agent.effects import ProvenDead
+from launcher.agent.coordination.effects import ProvenDead
 from launcher.spec.model import Budget, Recovery
 from launcher.words import State
 

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 from simulated_cluster import Cluster, plan_of
 
-from launcher.agent import coordinator
-from launcher.agent.messages import Copied, DepotAddress, Noted, NotFetched, Settled
+from launcher.agent.coordination import coordinator
+from launcher.agent.messages import Copied, Noted, NotFetched, ReplicaAddress, Settled
 from launcher.words import Cause, State
 
 START_S = coordinator.START_S
@@ -34,21 +34,23 @@ def starting(nodes: int = 2, *mute: int, **how: object) -> Cluster:
     return cluster
 
 
-def depot_of(cluster: Cluster, node: int) -> DepotAddress:
-    return DepotAddress(node, f"127.0.0.{node + 1}", 40_000 + cluster.agents[node].process.pid)
+def replica_of(cluster: Cluster, node: int) -> ReplicaAddress:
+    return ReplicaAddress(node, f"127.0.0.{node + 1}", 40_000 + cluster.agents[node].process.pid)
 
 
-def test_a_start_names_the_members_depots_by_group_rank_and_then_all_others() -> None:
+def test_a_start_names_the_members_replicas_by_group_rank_and_then_all_others() -> None:
     cluster = apart(2, spares=2)
     cluster.boot(2, 3, 0, 1)
     cluster.advance(3)
     for start in cluster.starts(1).values():
-        assert start.depots == tuple(depot_of(cluster, node) for node in (0, 1, 2, 3))
+        assert start.replicas == tuple(replica_of(cluster, node) for node in (0, 1, 2, 3))
     cluster.kill(1)
     cluster.advance(3)
     assert cluster.starts(2)[2].group_rank == 1
     for start in cluster.starts(2).values():
-        assert start.depots == tuple(depot_of(cluster, node) for node in (0, 2, 3)), "the lost one has nothing to give"
+        assert start.replicas == tuple(replica_of(cluster, node) for node in (0, 2, 3)), (
+            "the lost one has nothing to give"
+        )
 
 
 def test_a_node_that_is_cut_off_is_asked_too() -> None:
@@ -59,14 +61,14 @@ def test_a_node_that_is_cut_off_is_asked_too() -> None:
     cluster.end_rank(0, signal=9)
     cluster.advance(2)
     for start in cluster.starts(2).values():
-        assert start.depots[2:] == (depot_of(cluster, 2),), "what it has may be all that is missing"
+        assert start.replicas[2:] == (replica_of(cluster, 2),), "what it has may be all that is missing"
 
 
-def test_with_a_shared_disk_nobody_hears_of_depots() -> None:
+def test_with_a_shared_disk_nobody_hears_of_replicas() -> None:
     cluster = Cluster(plan_of(2, spares=1))
     cluster.boot()
     cluster.advance(3)
-    assert [start.depots for start in cluster.starts(1).values()] == [(), ()]
+    assert [start.replicas for start in cluster.starts(1).values()] == [(), ()]
 
 
 def test_a_fetch_that_gets_on_may_take_as_long_as_it_takes() -> None:

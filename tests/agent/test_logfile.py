@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.agent.logfile import last_exception
+from launcher.agent.ranks.logfile import last_exception
 from launcher.rundir.records import Raised
 
 LIBRARY = "/usr/lib/python3.11"

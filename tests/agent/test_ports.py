@@ -2,7 +2,7 @@
 
 import socket
 
-from launcher.agent.ports import HeldPort
+from launcher.agent.ranks.ports import HeldPort
 
 
 def test_a_held_port_is_given_to_nobody_else():

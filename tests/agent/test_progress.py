@@ -7,7 +7,7 @@ import os
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.agent.progress import Progress, ProgressPipe
+from launcher.agent.ranks.progress import Progress, ProgressPipe
 
 
 def test_words_with_a_meaning_and_metrics_are_kept_apart():

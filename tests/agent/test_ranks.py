@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from launcher.agent import ranks
 from launcher.agent.environment import node_environment
 from launcher.agent.messages import Start
-from launcher.agent.prepare import Preparation
 from launcher.agent.processes import descendants, end_all, orphans
-from launcher.agent.ranks import Home, RankGroup
+from launcher.agent.ranks import group as ranks
+from launcher.agent.ranks.group import Home, RankGroup
+from launcher.agent.ranks.prepare import Preparation
 from launcher.agent.reaper import Reaper
 from launcher.plan.build import build
 from launcher.plan.facts import Machine, Project, RunIdentity

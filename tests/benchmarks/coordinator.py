@@ -20,7 +20,7 @@ from pathlib import Path
 from results import publish
 
 from launcher.agent import messages
-from launcher.agent.host import Host
+from launcher.agent.coordinator_server import CoordinatorServer
 from launcher.agent.wire import connect
 from launcher.plan.model import FrozenCode, NodePlan, Plan, RankCommand
 from launcher.rundir.attempts import new_attempt, read_intent, read_plan
@@ -49,7 +49,7 @@ def plan_of(run_dir, nodes):
 async def coordinate(run):
     attempt = run.attempt(1)
     plan = read_plan(run, 1)
-    host = Host(run, attempt, plan, plan.nodes[0].address, read_intent(attempt).token)
+    host = CoordinatorServer(run, attempt, plan, plan.nodes[0].address, read_intent(attempt).token)
     began = resource.getrusage(resource.RUSAGE_SELF)
     await host.start()
     await host.ended

@@ -31,7 +31,7 @@ from launcher.spec.model import CheckpointOptions
 _AGENT = """
 import sys
 from launcher.agent import __main__ as agent
-from launcher.agent.depots.copier import Copier
+from launcher.agent.replication.copier import Copier
 
 note, seen = Copier.note, set()
 

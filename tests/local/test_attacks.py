@@ -195,7 +195,7 @@ def test_a_canary_is_in_no_command_line_and_nothing_that_others_read(lab):
 
 def test_the_ranks_port_is_closed_to_whoever_asks_us(lab):
     """An agent holds MASTER_PORT without listening: there is nothing to talk to before the ranks are there."""
-    from launcher.agent.ports import HeldPort
+    from launcher.agent.ranks.ports import HeldPort
 
     held = HeldPort("127.0.0.1")
     with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", held.number)):

@@ -37,33 +37,34 @@ SABOTAGES = {
         "agent/wire.py", "if not hmac.compare_digest(answer.mac", "if False and not hmac.compare_digest(answer.mac",
         "agent/test_wire.py", "without_the_token",
     ),
-    "a proof opens any depot": (
-        "agent/depots/link.py", 'return f"peer of depot {address} {port}", f"depot {address} {port}"',
-        'return "peer of depot", "depot"',
-        "agent/depots/test_depot.py", "opens_no_other",
+    "a proof opens any server": (
+        "agent/replication/link.py", 'return f"peer of server {address} {port}", f"server {address} {port}"',
+        'return "peer of server", "server"',
+        "agent/replication/test_server.py", "opens_no_other",
     ),
     "drafts are checkpoints": (
-        "agent/depots/choice.py", "if found.committed]", "]",
-        "agent/depots/test_choice.py", "nobody_has_committed",
+        "agent/replication/choice.py", "if found.committed]", "]",
+        "agent/replication/test_choice.py", "nobody_has_committed",
     ),
     "a silent node has nothing": (
-        "agent/depots/choice.py", "if certain else ()", "",
-        "agent/depots/test_choice.py", "does_not_answer",
+        "agent/replication/choice.py", "if certain else ()", "",
+        "agent/replication/test_choice.py", "does_not_answer",
     ),
     "ranks start before all disks are whole": (
-        "agent/depots/supply.py", "                await self._wait_for_others(start)\n", "",
-        "agent/depots/test_supply.py", "wait_for_the_last",
+        "agent/replication/replication.py", "                await self._wait_for_others(start)\n", "",
+        "agent/replication/test_replication.py", "wait_for_the_last",
     ),
     "what came damaged is counted on again": (
-        "agent/depots/supply.py", "                    await self._doubt(depot, get)\n", "",
-        "agent/depots/test_supply.py", "chooses_an_older",
+        "agent/replication/replication.py", "                    await self._doubt(server, get)\n", "",
+        "agent/replication/test_replication.py", "chooses_an_older",
     ),
     "a long fetch is a hang": (
-        "agent/coordinator.py", "self._start_by = self._ledger.mono + START_S\n            megabytes", "megabytes",
+        "agent/coordination/coordinator.py",
+        "self._start_by = self._ledger.mono + START_S\n            megabytes", "megabytes",
         "agent/test_disks_apart.py", "as_long_as",
     ),
     "one copy is enough": (
-        "agent/generation.py", "if len(nodes) == len(self.members):", "if nodes:",
+        "agent/coordination/generation.py", "if len(nodes) == len(self.members):", "if nodes:",
         "agent/test_disks_apart.py", "is_safe",
     ),
     "another launcher's variables leak": (
@@ -71,7 +72,7 @@ SABOTAGES = {
         "agent/test_environment.py", "",
     ),
     "late forks outlive their generation": (
-        "agent/zygote_link.py", "while self._wishes:", "while False:",
+        "agent/ranks/zygote_link.py", "while self._wishes:", "while False:",
         "agent/test_ranks.py", "late_fork",
     ),
     "two keepers carry out one attempt": (
@@ -84,7 +85,7 @@ SABOTAGES = {
         "local/test_submit_kills.py", "intent_whose",
     ),
     "stacks are not dumped": (
-        "agent/ranks.py", "signal_process(rank.process, DUMP_SIGNAL)", "rank.process.pid",
+        "agent/ranks/group.py", "signal_process(rank.process, DUMP_SIGNAL)", "rank.process.pid",
         "local/test_recovery.py", "hang and asleep",
     ),
     "secrets go into the plan": (

@@ -240,14 +240,14 @@ def knock(address, port, *lines):
 
 
 def test_who_listens_and_whom_they_let_in(desk, hosts):
-    """Keepers, the coordinator and the depots: at their host's address alone, and for those who prove the token."""
+    """Keepers, the coordinator, the replica servers: at their address alone, for those who prove the token."""
     run = desk.submit(desk.job(100_000), "--on", "pool")
     desk.until_step_there(0, run, 3)
     found = [(node, *one) for node in hosts.nodes[:2] for one in listeners(node)]
     assert not [one for one in found if one[1] not in (one[0].address, "127.0.0.1", "[::1]")]
     doors = [(address, port) for node, address, port in found if address == node.address]
     print(f"{len(doors)} listeners")
-    assert len(doors) >= 5  # two keepers, two depots, the coordinator
+    assert len(doors) >= 5  # two keepers, two replica servers, the coordinator
     knocks = [(door, lines) for door in doors for lines in strangers()]
     with ThreadPoolExecutor(len(knocks)) as crowd:
         assert [*crowd.map(lambda one: knock(*one[0], *one[1]), knocks)] == [b""] * len(knocks)

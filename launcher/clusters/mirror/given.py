@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
-from launcher.agent.depots.store import Store, digest_of
-from launcher.agent.depots.words import Save
+from launcher.agent.replication.files import ReplicaFiles, digest_of
+from launcher.agent.replication.protocol import Save
 from launcher.errors import LaunchError
 from launcher.rundir.durable import make_dir
 from trainer.checkpoint_files import partial
@@ -35,5 +35,5 @@ def open_file(folder: Path, save: Save, name: str) -> BinaryIO:
 def keep(folder: Path, manifest: bytes, name: str, pieces: Iterable[bytes], kind: Kind) -> None:
     """Keep a file, once it is proved to be what the manifest says. Another checkpoint of that step makes room."""
     make_dir(folder)
-    Store(folder).make_room(Save(kind, decode(manifest).step, digest_of(manifest)))
+    ReplicaFiles(folder).make_room(Save(kind, decode(manifest).step, digest_of(manifest)))
     partial.receive(folder, manifest, name, pieces, kind)

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from launcher.agent.depots.store import Store, digest_of
-from launcher.agent.depots.words import Save
+from launcher.agent.replication.files import ReplicaFiles, digest_of
+from launcher.agent.replication.protocol import Save
 from launcher.clusters.keeping import news
 from launcher.errors import Exit, LaunchError, Unreachable
 from launcher.hostlink.parallel import reasons
@@ -91,7 +91,7 @@ class Holders:
             self._manifest(wanted) if mine is None else partial.read_manifest(self.home, wanted.step, wanted.kind)
         )
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if Store(self.home).make_room(save_of(wanted)):
+        if ReplicaFiles(self.home).make_room(save_of(wanted)):
             news.say(f"another {save_of(wanted)} that was here is set aside")
         for name in fetched:
             self._bring_file(wanted, manifest, name)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.agent.depots.words import Save
+from launcher.agent.replication.protocol import Save
 from launcher.clusters.mirror import given
 from launcher.clusters.ssh.messages import CheckpointList, FileFollows, SendFile, TakeFile
 from trainer.checkpoint_files import partial

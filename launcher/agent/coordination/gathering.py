@@ -1,0 +1,69 @@
+"""Are there nodes enough to open a generation, and may there ever be? Pure questions about the nodes."""
+
+from launcher.agent.coordination.nodes import Nodes
+from launcher.agent.coordination.verdict import Verdict
+from launcher.plan.model import Plan
+from launcher.words import Cause
+
+SPARE_S = 5.0  # how long a full set of nodes that includes spares waits for the ones the plan prefers
+GIVE_UP_WAITS = 5  # after that many times `recovery.wait`, nodes that never came are not waited for
+
+
+class Gathering:
+    """One wait for nodes: the first of an attempt, or the one after a failure."""
+
+    def __init__(self, plan: Plan, nodes: Nodes, mono: float, open_at: float, *, first: bool) -> None:
+        self._plan = plan
+        self._least = max(plan.nodes_min, plan.quorum)
+        self._nodes = nodes
+        self._wait_until = mono + plan.spec.recovery.wait_s
+        self._give_up_at = mono + GIVE_UP_WAITS * plan.spec.recovery.wait_s
+        self._open_at = open_at
+        self._first = first
+        self._full_at: float | None = None  # since when there are as many as can be used, but not the preferred ones
+
+    def moments(self) -> list[float]:
+        """When the answers may change though no node does anything."""
+        spare_at = [] if self._full_at is None else [self._full_at + SPARE_S]
+        return [self._open_at, self._wait_until, self._give_up_at, *spare_at]
+
+    def may_succeed(self, mono: float) -> bool:
+        """False where too few nodes are left that are, or may become, usable."""
+        groups = [self._nodes.usable, self._nodes.hopeful]
+        if self._first and mono < self._give_up_at:
+            groups.append(self._nodes.absent)
+        head = self._plan.nodes[0].index
+        return any(head in group for group in groups) and sum(map(len, groups)) >= self._least
+
+    @property
+    def _awaited(self) -> set[int]:
+        """Who is waited for at first: all but spares; these too where their disks may have the newest checkpoint."""
+        if not self._plan.disks_apart:
+            return self._nodes.missing
+        return self._nodes.missing | self._nodes.absent | self._nodes.hopeful
+
+    def complete(self, mono: float) -> bool:
+        """True where a generation can be opened now."""
+        nodes, plan = self._nodes, self._plan
+        if mono < self._open_at or plan.nodes[0].index not in nodes.usable or len(nodes.usable) < self._least:
+            return False
+        if not self._first or not self._awaited:
+            return True  # after a failure whoever is left goes on at once
+        if len(nodes.usable) < plan.nodes_max:
+            self._full_at = None
+            return mono >= self._wait_until
+        if self._full_at is None:
+            self._full_at = mono
+        return mono >= self._full_at + SPARE_S or not self._awaited & (nodes.hopeful | nodes.absent)
+
+    def shortage(self) -> Verdict:
+        """Why it cannot succeed."""
+        least, left = self._least, len(self._nodes.usable) + len(self._nodes.hopeful)
+        text = f"{left} of at least {least} node{'s' if least > 1 else ''} can be used"
+        faulty = next((node for node in self._nodes if node.fault), None)
+        if faulty is None:
+            return Verdict(Cause.NODE_LOST, text)
+        return Verdict(Cause.LAUNCHER_FAULT, f"{text}; node {faulty.index}: {faulty.fault}", node=faulty.index)
+
+    def __str__(self) -> str:
+        return f"waiting for nodes: {len(self._nodes.usable)} of {self._plan.nodes_max} are ready"

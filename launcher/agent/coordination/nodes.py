@@ -1,0 +1,116 @@
+"""The nodes of an attempt as the coordinator knows them: alive, gone, or unknown, and until when that may last."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from math import inf
+
+from launcher.plan.model import NodePlan
+from launcher.rundir.records import ProcessId
+
+
+class Presence(Enum):
+    ABSENT = auto()  # it has never come
+    UP = auto()
+    UNKNOWN = auto()  # its connection is gone; it may be alive
+    LOST = auto()  # proven dead, or its lease has run out, at whose end it ends its ranks by itself
+
+
+@dataclass(slots=True, eq=False)
+class KnownNode:
+    index: int
+    address: str
+    spare: bool
+    host: str = ""
+    link: Presence = Presence.ABSENT
+    process: ProcessId | None = None
+    ready: bool = False
+    fault: str = ""  # why no ranks are given to it any more
+    port: int = 0
+    replica_port: int = 0  # where it gives and takes files of checkpoints; 0: none
+    heard_at: float = 0.0
+    holds: int = 0  # the generation whose ranks may still live there; 0: surely none
+    ghost: ProcessId | None = None  # the agent before this one, with ranks, of which nobody knows whether it lives
+    ghost_until: float = 0.0
+
+    @property
+    def usable(self) -> bool:
+        """Ranks can be started on it now."""
+        return self.link is Presence.UP and self.ready and not self.fault and not self.holds and self.ghost is None
+
+    @property
+    def hopeful(self) -> bool:
+        """Not usable now, but nothing says that it will not be."""
+        return self.link in (Presence.UP, Presence.UNKNOWN) and not self.fault and not self.usable
+
+    @property
+    def hears_us(self) -> bool:
+        """What is sent to the node now reaches the agent whose ranks it holds."""
+        return self.link is Presence.UP and self.ghost is None
+
+
+class Nodes:
+    """All nodes, sorted by what can be done with them. After any change to a node: `settle` it."""
+
+    def __init__(self, nodes: tuple[NodePlan, ...], lease_s: float) -> None:
+        self._nodes = {plan.index: KnownNode(plan.index, plan.address, plan.spare, plan.host) for plan in nodes}
+        self._lease_s = lease_s
+        self.absent = set(self._nodes)
+        self.usable: set[int] = set()
+        self.hopeful: set[int] = set()
+        self.unknown: set[int] = set()
+        self.missing = {node.index for node in self if not node.spare}  # no spares, and not usable
+        self.look_at = inf  # no lease runs out before this moment
+
+    def __iter__(self) -> Iterator[KnownNode]:
+        return iter(self._nodes.values())
+
+    def __getitem__(self, index: int) -> KnownNode:
+        return self._nodes[index]
+
+    def get(self, index: int) -> KnownNode | None:
+        return self._nodes.get(index)
+
+    def settle(self, node: KnownNode) -> None:
+        """Sort one node in again."""
+        _keep(self.absent, node.index, node.link is Presence.ABSENT)
+        _keep(self.usable, node.index, node.usable)
+        _keep(self.hopeful, node.index, node.hopeful)
+        _keep(self.unknown, node.index, node.link is Presence.UNKNOWN or node.ghost is not None)
+        _keep(self.missing, node.index, not node.usable and not node.spare)
+
+    def hear(self, node: KnownNode, mono: float) -> None:
+        """Renew its lease."""
+        node.heard_at = mono
+        self.look_at = min(self.look_at, mono + self._lease_s)
+
+    def doubt(self, node: KnownNode) -> None:
+        """Another agent speaks for the node; the one before keeps what is left of its lease."""
+        if node.ghost is None:
+            node.ghost, node.ghost_until = node.process, node.heard_at + self._lease_s
+        self.look_at = min(self.look_at, node.ghost_until)
+
+    def lay(self, node: KnownNode) -> None:
+        """Its ghost is known to be gone, or was the very agent that speaks now."""
+        node.ghost = None
+        self.look_at = min(self.look_at, node.heard_at + self._lease_s)
+
+    def overdue(self, mono: float) -> list[KnownNode]:
+        """Nodes for whose agent, or its ghost, the lease has run out. Looks at all, but only when one may be."""
+        if mono < self.look_at:
+            return []
+        ends = {node.index: self._lease_end(node) for node in self}
+        self.look_at = min((end for end in ends.values() if end > mono), default=inf)
+        return [self[index] for index, end in ends.items() if end <= mono]
+
+    def _lease_end(self, node: KnownNode) -> float:
+        if node.ghost is not None:
+            return node.ghost_until
+        return node.heard_at + self._lease_s if node.link in (Presence.UP, Presence.UNKNOWN) else inf
+
+
+def _keep(group: set[int], index: int, belongs: bool) -> None:
+    if belongs:
+        group.add(index)
+    else:
+        group.discard(index)

@@ -1,0 +1,103 @@
+"""From what the coordinator knows to state.json's record."""
+
+from dataclasses import dataclass, field
+
+from launcher.agent.coordination.effects import Now
+from launcher.agent.coordination.generation import Generation, Rank
+from launcher.agent.coordination.nodes import KnownNode, Nodes, Presence
+from launcher.agent.coordination.pace import Pace
+from launcher.plan.model import Plan
+from launcher.recovery.classify import failed
+from launcher.rundir.records import AttemptEnd, Failure, NodeState, RankState, RunState
+from launcher.words import State
+
+
+@dataclass(slots=True)
+class Standing:
+    """Where an attempt stands, beside its nodes, ranks and pace."""
+
+    attempt: int
+    state: State = State.STARTING
+    message: str = ""
+    failure: Failure | None = None
+    restarts: dict[str, int] = field(default_factory=dict)
+    started_at: float | None = None
+    end: AttemptEnd | None = None
+    job: str | None = None
+    used_s: float = 0.0  # by attempts before this one
+    began_at: float = 0.0  # by the clock that decides
+
+    def used_by(self, mono: float) -> float:
+        """How long the run's attempts have lasted by then; what lies between two of them does not count."""
+        return self.used_s + mono - self.began_at
+
+
+def run_state(
+    plan: Plan, standing: Standing, nodes: Nodes, generation: Generation | None, pace: Pace, stopping: bool, now: Now
+) -> RunState:
+    """`generation`: the open one, or the last."""
+    end = standing.end
+    over = end is not None and end.state.ended
+    first = nodes[plan.nodes[0].index].process
+    return RunState(
+        run=plan.run_id,
+        name=plan.name,
+        cluster=plan.cluster,
+        state=end.state if end is not None else standing.state,
+        attempt=standing.attempt,
+        generation=generation.number if generation else 0,
+        submitted_at=plan.submitted_at,
+        cause=end.cause if end is not None else None,
+        exit_code=end.exit_code if end is not None and over else None,
+        step=pace.step,
+        total_steps=pace.total_steps,
+        rate=pace.rate(now.mono) if standing.state is State.RUNNING and end is None else None,
+        metrics=dict(pace.metrics),
+        checkpoint=pace.checkpoint,
+        safe_checkpoint=generation.safe_checkpoint if generation else None,
+        fingerprint=pace.fingerprint,
+        world_size=len(generation.ranks) if generation else None,
+        restarts=dict(standing.restarts),
+        nodes=tuple(_node_state(node, generation, over) for node in nodes),
+        ranks=tuple(_rank_state(rank, generation, stopping) for rank in generation.ranks) if generation else (),
+        failure=None if end is not None and end.state is State.SUCCEEDED else standing.failure,
+        message=end.message if end is not None else standing.message,
+        started_at=standing.started_at,
+        ended_at=end.ended_at if end is not None and over else None,
+        job=standing.job,
+        used_s=standing.used_by(now.mono),
+        updated_at=now.wall,
+        boot_id=first.boot_id if first is not None else "",
+        monotonic_s=now.mono,
+    )
+
+
+def _node_state(node: KnownNode, generation: Generation | None, over: bool) -> NodeState:
+    member = generation is not None and (node.holds == generation.number or (over and node.index in generation.members))
+    ranks = tuple(rank.number for rank in generation.of_node(node.index)) if generation is not None and member else ()
+    return NodeState(node.index, node.address, _node_word(node, member, generation is not None), ranks, node.host)
+
+
+def _node_word(node: KnownNode, member: bool, begun: bool) -> str:
+    if node.fault or node.link is Presence.LOST:
+        return "lost"
+    if node.link is Presence.UNKNOWN or node.ghost is not None:
+        return "unknown"
+    if member:
+        return "up"
+    return "spare" if node.usable and (begun or node.spare) else "waiting"
+
+
+def _rank_state(rank: Rank, generation: Generation, stopping: bool) -> RankState:
+    pid = rank.pid if rank.live else None  # the pid of one that ended may be a stranger's by now
+    return RankState(rank.number, rank.node, pid, _rank_word(rank, generation, stopping), rank.step)
+
+
+def _rank_word(rank: Rank, generation: Generation, stopping: bool) -> str:
+    if rank.exit is not None:
+        return "failed" if failed(rank.exit) else "done"
+    if rank.lost:
+        return "failed"
+    if stopping:
+        return "stopping"
+    return "starting" if rank.node in generation.starting else "running"

@@ -1,0 +1,66 @@
+"""Why a generation is closed, or cannot be opened: from what is known to the words for people and for the policy."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.agent.coordination.generation import Generation, Rank
+from launcher.recovery.classify import classify, culprit, describe, evidence
+from launcher.rundir.records import Event, Failure, RankExit
+from launcher.words import Cause
+
+_CLUSTERS = (10, 12, 15)  # SIGUSR1, SIGUSR2, SIGTERM: what batch systems send to all processes of a job
+_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    cause: Cause
+    text: str  # one line
+    rank: int | None = None
+    node: int | None = None
+    where: str | None = None
+    evidence: str = ""
+    log: str | None = None
+
+
+def of_exits(generation: Generation, preempting: bool) -> Verdict:
+    """The first rank that failed by itself."""
+    end = culprit(generation.failures)
+    cause = classify(end)
+    if preempting and (end.signal in _CLUSTERS or (end.code or 0) - 128 in _CLUSTERS):
+        cause = Cause.PREEMPTED  # the cluster's signal reached this rank before the word of it reached us
+    return Verdict(cause, describe(end, cause), end.rank, end.node, end.where, evidence(end), end.log or None)
+
+
+def of_hang(generation: Generation, suspects: Sequence[Rank], mono: float) -> Verdict:
+    """The likeliest culprit of those that are silent, and who was where."""
+    first = suspects[0]
+    how = "is stopped" if first.frozen else f"made no progress and wrote nothing for {mono - first.active_at:.0f} s"
+    text = f"rank {first.number} on node {first.node} hung: it {how}"
+    live = [rank for rank in generation.ranks if rank.live]
+    known = ", ".join(f"{rank.number}: {'-' if rank.step is None else rank.step}" for rank in live[:_NAMED])
+    rest = f", and {len(live) - _NAMED} more" if len(live) > _NAMED else ""
+    return Verdict(Cause.HANG, text, first.number, first.node, evidence=f"steps by rank: {known}{rest}")
+
+
+def unseen_end(generation: Generation, rank: Rank) -> RankExit:
+    """The exit of a rank that ended while its node was cut off."""
+    return RankExit(generation.number, rank.number, rank.local, rank.node, rank.pid or 0)
+
+
+def failure_of(event: Event, log: str | None = None, tail: tuple[str, ...] = ()) -> Failure | None:
+    """What a user sees first of a failure."""
+    if event.cause is None:
+        return None
+    return Failure(
+        cause=event.cause,
+        summary=event.text,
+        attempt=event.attempt,
+        generation=event.generation,
+        rank=event.rank,
+        node=event.node,
+        where=event.where,
+        log=log,
+        tail=tail,
+        at=event.at,
+    )

@@ -1,0 +1,217 @@
+"""The coordinator's shell on node 0: sockets, timers and the pen around the pure state machine."""
+
+import asyncio
+import time
+
+from launcher.agent import messages
+from launcher.agent.coordination.coordinator import Coordinator
+from launcher.agent.coordination.effects import (
+    Disconnected,
+    Finish,
+    In,
+    Now,
+    Out,
+    ProvenDead,
+    Record,
+    RecordExit,
+    Send,
+    Tick,
+)
+from launcher.agent.scribe import Scribe
+from launcher.agent.wire import MAX_LINE_BYTES, CoordinatorWire, WireError, accept
+from launcher.errors import Exit, Fenced
+from launcher.plan.model import Plan
+from launcher.rundir.attempts import read_intent
+from launcher.rundir.durable import Damaged, read_record, write_record
+from launcher.rundir.events import read_events
+from launcher.rundir.identity import alive, this_process
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.records import Endpoint, Handle, ProcessId, RunState
+from launcher.words import State
+
+_STATE_S = 1.0
+_STATE_SOON_S = 0.05
+_MOST_UNPROVED = 2048
+_BACKLOG = 4096
+_LOOKS_S = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
+
+
+class CoordinatorServer:
+    """`start` listens and publishes where; `ended` gives the exit once the attempt is over and on disk."""
+
+    def __init__(self, run: RunDir, attempt: AttemptDir, plan: Plan, address: str, token: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._attempt = attempt
+        self._plan = plan
+        self._address = address
+        self._token = token
+        handle = read_record(attempt.handle, Handle)
+        job = handle.job_id if handle is not None else None
+        used_s = time_used(run, attempt)
+        self._coordinator = Coordinator(plan, attempt.number, read_events(run), _now(), job, used_s)
+        self._scribe = Scribe(run, attempt, self._scribe_failed)
+        self._wires: dict[int, CoordinatorWire] = {}
+        self._peers: dict[int, ProcessId] = {}
+        self._unproved = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._state_timer: asyncio.TimerHandle | None = None
+        self._server: asyncio.Server | None = None
+        self.ended: asyncio.Future[Exit] = self._loop.create_future()
+        self.goes_on = False  # once it has ended: another attempt follows
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(
+            self._serve, self._address, 0, limit=MAX_LINE_BYTES, backlog=_BACKLOG, start_serving=True
+        )
+        port = self._server.sockets[0].getsockname()[1]
+        write_record(self._attempt.endpoint, Endpoint(self._address, port, this_process()))
+        self._write_state()
+        self._wind()
+
+    async def close(self) -> None:
+        """Stop listening; agents have been told to leave."""
+        if self._server is not None:
+            self._server.close()
+        for timer in (self._timer, self._state_timer):
+            if timer is not None:
+                timer.cancel()
+        for wire in self._wires.values():
+            wire.close()
+        await asyncio.to_thread(self._scribe.close)
+
+    # -- connections
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One peer, from its proof to its end. Whatever it does, it harms only its own connection."""
+        if self._unproved >= _MOST_UNPROVED:
+            writer.transport.abort()
+            return
+        self._unproved += 1
+        try:
+            wire = await accept(reader, writer, self._token)
+        except (WireError, OSError, TimeoutError):
+            writer.transport.abort()
+            return
+        finally:
+            self._unproved -= 1
+        try:
+            await self._attend(wire)
+        except WireError:
+            writer.transport.abort()
+
+    async def _attend(self, wire: CoordinatorWire) -> None:
+        join = await wire.receive()
+        if not isinstance(join, messages.Join) or not 0 <= join.node < len(self._plan.nodes):
+            raise WireError("the first message must be a join of a node of the plan")
+        older = self._wires.get(join.node)
+        self._wires[join.node] = wire
+        self._peers[join.node] = join.process
+        if older is not None:
+            older.close()
+        self._handle(join)
+        try:
+            while (message := await wire.receive()) is not None:
+                if message.node != join.node:
+                    raise WireError("a message in another node's name")
+                self._handle(message)
+        finally:
+            wire.close()
+            if self._wires.get(join.node) is wire:
+                del self._wires[join.node]
+                self._handle(Disconnected(join.node))
+                self._look_for(join.node, join.process)
+
+    def _look_for(self, node: int, process: ProcessId) -> None:
+        """Off the wire is not dead; the process table of this machine can tell, also when another took its place."""
+        task = self._loop.create_task(self._prove_death(node, process))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _prove_death(self, node: int, process: ProcessId) -> None:
+        for pause_s in _LOOKS_S:
+            await asyncio.sleep(pause_s)
+            if self.ended.done():
+                return
+            state = alive(process)
+            if state is None:
+                return
+            if state is False:
+                self._handle(ProvenDead(node, f"process {process.pid} of the agent is gone"))
+                return
+
+    # -- the state machine
+
+    def _handle(self, event: In) -> None:
+        if self.ended.done():
+            return
+        for effect in self._coordinator.handle(event, _now()):
+            self._carry_out(effect)
+        self._wind()
+        if not isinstance(event, messages.Pulse | Tick):
+            self._write_state_soon()
+
+    def _carry_out(self, effect: Out) -> None:
+        match effect:
+            case Send(node=node, message=message):
+                wire = self._wires.get(node)
+                if wire is not None:
+                    wire.send(message)
+            case Record(event=event):
+                self._scribe.write(event)
+            case RecordExit(exit=exit_):
+                self._scribe.write(exit_)
+            case Finish(end=end):
+                self._scribe.write(self._coordinator.snapshot(_now()))
+                self._scribe.write(end)
+                self.goes_on = end.state is State.QUEUED
+                if not self.ended.done():
+                    self.ended.set_result(Exit(end.exit_code))
+
+    def _wind(self) -> None:
+        """Set the clock for the next moment that the state machine wants to be woken at."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self._coordinator.next_deadline()
+        if deadline is not None and not self.ended.done():
+            self._timer = self._loop.call_later(max(0.0, deadline - time.monotonic()), self._handle, Tick())
+
+    def _write_state_soon(self) -> None:
+        if self._state_timer is not None:
+            if self._state_timer.when() <= self._loop.time() + _STATE_SOON_S:
+                return  # soon enough; put off by every event, it would never come
+            self._state_timer.cancel()
+        self._state_timer = self._loop.call_later(_STATE_SOON_S, self._write_state)
+
+    def _write_state(self) -> None:
+        if self.ended.done():
+            return
+        self._scribe.write(self._coordinator.snapshot(_now()))
+        self._state_timer = self._loop.call_later(_STATE_S, self._write_state)
+
+    def _scribe_failed(self, error: Exception) -> None:
+        """In the scribe's thread."""
+        self._loop.call_soon_threadsafe(self._break, error)
+
+    def _break(self, error: Exception) -> None:
+        if not self.ended.done():
+            if isinstance(error, Fenced):
+                self.ended.set_result(Exit.FENCED)
+            else:
+                self.ended.set_exception(error)
+
+
+def time_used(run: RunDir, attempt: AttemptDir) -> float:
+    """How long the run's earlier attempts have lasted, by its last word, since a person began it or began it anew."""
+    if read_intent(attempt).reason == "resume":
+        return 0.0
+    try:
+        before = read_record(run.state, RunState)
+    except Damaged:
+        return 0.0
+    return before.used_s if before is not None else 0.0
+
+
+def _now() -> Now:
+    return Now(time.monotonic(), time.time())

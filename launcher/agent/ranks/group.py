@@ -1,0 +1,244 @@
+"""The ranks of one node in one generation: starting them, watching them, ending every process that they left."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from launcher.agent.environment import rank_environment
+from launcher.agent.messages import Exited, RankPulse, Start
+from launcher.agent.processes import descendants, end_all, signal_process
+from launcher.agent.ranks.logfile import LogFile, last_exception
+from launcher.agent.ranks.oom import OomCounter
+from launcher.agent.ranks.progress import Progress, ProgressPipe
+from launcher.agent.ranks.start import DUMP_SIGNAL, Starter
+from launcher.agent.reaper import Death
+from launcher.errors import Exit
+from launcher.plan.model import NodePlan, Plan
+from launcher.rundir.durable import make_dir
+from launcher.rundir.identity import process_id
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.records import ProcessId, RankExit
+
+_DUMP_BOUND_S = 3.0
+_DUMP_QUIET_S = 0.2
+_LAST_EXITS_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where an agent works."""
+
+    plan: Plan
+    run: RunDir
+    attempt: AttemptDir
+    node: NodePlan
+    environment: Mapping[str, str]
+
+    @property
+    def workdir(self) -> Path:
+        return self.run.path / self.plan.workdir
+
+
+class Listener(Protocol):
+    """Who wants to know what ranks do."""
+
+    def begun(self, rank: int) -> None:
+        """Its process is there."""
+
+    def news(self) -> None:
+        """A rank has reported something."""
+
+    def last_news(self) -> None:
+        """A rank has ended: what it reported last must be told before its end is."""
+
+    def ended(self, exited: Exited) -> None:
+        """A rank has ended."""
+
+
+@dataclass(slots=True)
+class _Rank:
+    number: int
+    local: int
+    log: LogFile
+    progress: Progress
+    active_at: float
+    started_at: float
+    pipe: ProgressPipe = field(init=False)
+    pid: int = 0
+    process: ProcessId | None = None
+    hung: bool = False
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class RankGroup:
+    """All ranks of one generation on this node. `listener` hears of each end and of each report."""
+
+    def __init__(self, home: Home, start: Start, starter: Starter, listener: "Listener") -> None:
+        self.generation = start.generation
+        self._home = home
+        self._start = start
+        self._starter = starter
+        self._listener = listener
+        self._stopping = False
+        self._closed = False
+        self._oom = OomCounter()
+        self._ranks: list[_Rank] = []
+
+    async def begin(self) -> tuple[int, ...]:
+        """Start all ranks; gives their pids."""
+        make_dir(self._home.run.generation_logs(self._home.attempt.number, self.generation))
+        self._ranks = [self._prepare(local) for local in range(self._start.local_world_size)]
+        await asyncio.gather(*(self._begin(rank) for rank in self._ranks))
+        return tuple(rank.pid for rank in self._ranks)
+
+    def _prepare(self, local: int) -> _Rank:
+        number = self._start.first_rank + local
+        log = LogFile(self._home.run.rank_log(self._home.attempt.number, self.generation, number))
+        fifo = self._home.attempt.progress(self._home.node.index, local)
+        rank = _Rank(number, local, log, Progress(), active_at=time.monotonic(), started_at=time.time())
+        rank.pipe = ProgressPipe(fifo, rank.progress, lambda: self._heard(rank))
+        return rank
+
+    async def _begin(self, rank: _Rank) -> None:
+        fifo = str(self._home.attempt.progress(self._home.node.index, rank.local))
+        environment = rank_environment(self._start, rank.local, fifo)
+        rank.pid = await self._starter.start(environment, rank.log.path, fifo, lambda death: self._ended(rank, death))
+        rank.process = process_id(rank.pid)
+        self._listener.begun(rank.number)
+
+    def pulses(self) -> tuple[RankPulse, ...]:
+        """What each live rank did lately; also notes when which log grew."""
+        return tuple(self._pulse(rank, time.monotonic()) for rank in self._ranks if not rank.ended.is_set())
+
+    def _pulse(self, rank: _Rank, now: float) -> RankPulse:
+        if rank.log.grew():
+            rank.active_at = now
+        progress = rank.progress
+        return RankPulse(
+            rank=rank.number,
+            idle_s=round(now - rank.active_at, 3),
+            reported=progress.reported,
+            frozen=_is_frozen(rank.pid),
+            step=progress.step,
+            total_steps=progress.total_steps,
+            checkpoint=progress.checkpoint,
+            metrics=progress.metrics,
+            fingerprint=progress.fingerprint,
+        )
+
+    @property
+    def checkpoint(self) -> int | None:
+        """The newest that one of these ranks has reported as committed."""
+        return max((one for rank in self._ranks if (one := rank.progress.checkpoint) is not None), default=None)
+
+    @property
+    def over(self) -> bool:
+        """Each of its ranks has ended, and was told of."""
+        return all(rank.ended.is_set() for rank in self._ranks)
+
+    def _heard(self, rank: _Rank) -> None:
+        rank.active_at = time.monotonic()
+        self._listener.news()
+
+    def _ended(self, rank: _Rank, death: Death) -> None:
+        rank.pipe.close()
+        rank.log.grew()
+        failed = death.status != 0 and not rank.progress.done
+        tail = rank.log.tail() if failed else ()
+        self._listener.last_news()
+        rank.ended.set()
+        self._listener.ended(Exited(self._home.node.index, self._exit_record(rank, death, tail), tail))
+
+    def _exit_record(self, rank: _Rank, death: Death, tail: tuple[str, ...]) -> RankExit:
+        exception = rank.progress.exception or last_exception(tail)
+        return RankExit(
+            generation=self.generation,
+            rank=rank.number,
+            local_rank=rank.local,
+            node=self._home.node.index,
+            pid=rank.pid,
+            code=death.code,
+            signal=death.signal,
+            done=rank.progress.done,
+            stopping=self._stopping,
+            error=exception.line if exception else None,
+            where=exception.where or None if exception else None,
+            raised=exception.raised if exception else (),
+            oom=death.signal == signal.SIGKILL and not self._stopping and self._oom.grew(),
+            hung=rank.hung,
+            fenced=death.code == Exit.FENCED and self._can_be_fenced(),
+            peak_memory_bytes=death.peak_memory_bytes,
+            started_at=rank.started_at,
+            ended_at=time.time(),
+            log=str(rank.log.path.relative_to(self._home.run.path)),
+        )
+
+    def _can_be_fenced(self) -> bool:
+        """Of a run whose checkpoints nobody claims, it is an exit code like any other; curl has it too."""
+        from trainer.checkpoint_files.layout import FENCE  # late: only where a rank left with that code
+
+        return os.path.lexists(self._home.run.path / self._home.plan.spec.checkpoint.dir / FENCE)
+
+    async def stop(self, grace_s: float, hung: Collection[int], keep: Collection[int]) -> None:
+        """End every process of this generation, and all that it left behind; `keep` are ours (the zygote)."""
+        self._stopping = True
+        if hung:
+            await self._dump([rank for rank in self._ranks if rank.number in hung and not rank.ended.is_set()])
+        if grace_s > 0:
+            # The rank process alone: DataLoader workers that die first would make its last checkpoint fail.
+            for rank in self._ranks:
+                if rank.process is not None and not rank.ended.is_set():
+                    signal_process(rank.process, signal.SIGTERM)
+            await self.wait(grace_s)
+        if self._closed:
+            return  # by another stop, which was quicker: what runs now is not ours to end
+        await asyncio.to_thread(end_all, lambda: descendants(os.getpid(), keep))
+        await self.wait(_LAST_EXITS_S)
+
+    async def wait(self, timeout_s: float) -> bool:
+        """True once every rank that was started has ended and was told of."""
+        waits = [asyncio.create_task(rank.ended.wait()) for rank in self._ranks if rank.pid]
+        if not waits:
+            return True
+        _, late = await asyncio.wait(waits, timeout=timeout_s)
+        for task in late:
+            task.cancel()
+        return not late
+
+    def close(self) -> None:
+        """Take away what is left of ranks that were never started or whose end nobody saw."""
+        self._closed = True
+        for rank in self._ranks:
+            if not rank.ended.is_set():
+                rank.pipe.close()
+
+    async def _dump(self, ranks: list[_Rank]) -> None:
+        """Have each of these write its Python stacks into its log; wait until the logs are quiet again."""
+        for rank in ranks:
+            rank.hung = True
+            if rank.process is not None and self._starter.dumps_stacks:
+                signal_process(rank.process, DUMP_SIGNAL)
+                signal_process(rank.process, signal.SIGCONT)
+        if not self._starter.dumps_stacks:
+            return
+        deadline = time.monotonic() + _DUMP_BOUND_S
+        written: set[int] = set()
+        while time.monotonic() < deadline:
+            await asyncio.sleep(_DUMP_QUIET_S)
+            growing = {rank.number for rank in ranks if rank.log.grew()}
+            written |= growing
+            if not growing and written == {rank.number for rank in ranks}:
+                return
+
+
+def _is_frozen(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except OSError:
+        return False  # gone: its end is being told by other means

@@ -1,0 +1,124 @@
+"""What crosses between servers: frozen structs, one JSON line each, tagged by `t`; contents follow only after a Go.
+
+    peer → server   List | Decide | Get             server → peer   Offer(size)
+    peer → server   Go                              server → peer   exactly so many bytes
+
+    peer → server   Put(size)                       server → peer   Go | InPlace | Refusal
+    peer → server   exactly so many bytes           server → peer   Fine; or Refusal, also before the last byte
+
+    peer → server   Arrived                         server → peer   Fine, when all members have
+    peer → server   Doubt                           server → peer   Fine, when it has looked
+
+A checkpoint is named by its kind, its step and the digest of its manifest, a file by what the manifest calls it: no
+path ever crosses.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+LINE_BYTES = 1 << 16
+MOST_LISTED_BYTES = 64 << 20
+MOST_MANIFEST_BYTES = 256 << 20
+_REASON_CHARS = 500
+
+Name = Annotated[str, msgspec.Meta(max_length=64)]
+Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+Step = Annotated[int, msgspec.Meta(ge=0, le=10**18 - 1)]
+
+
+class Save(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """One checkpoint, on whatever disks its files are."""
+
+    kind: Literal["step", "best"]
+    step: Step
+    digest: Digest  # of its manifest
+
+    def __str__(self) -> str:
+        return f"{'the best, ' if self.kind == 'best' else ''}step {self.step}"
+
+
+class SaveChoice(msgspec.Struct, frozen=True):
+    """What is to be on every member's disk, and who has it."""
+
+    save: Save | None = None  # None: there is none
+    keepers: tuple[int, ...] = ()  # nodes that have its manifest
+    holders: dict[str, tuple[int, ...]] = {}  # by file: nodes that have it
+    hopeless: tuple[Save, ...] = ()  # newer ones that nobody who is here can complete
+    fetches: bool = False  # some member lacks something
+
+
+class LoadDecision(msgspec.Struct, frozen=True):
+    """For all members of a generation."""
+
+    load: SaveChoice  # what their ranks load
+    best: SaveChoice  # the best so far, which they only keep
+
+
+class List(msgspec.Struct, frozen=True, tag="list", tag_field="t"):
+    """What is there?"""
+
+
+class Get(msgspec.Struct, frozen=True, tag="get", tag_field="t"):
+    """A file of a checkpoint that some node has committed; or its manifest."""
+
+    save: Save
+    name: Name
+
+
+class Doubt(msgspec.Struct, frozen=True, tag="doubt", tag_field="t"):
+    """What came of this file was not what was written: look at it, and if it is so, let nobody have it any more."""
+
+    save: Save
+    name: Name
+
+
+class Put(msgspec.Struct, frozen=True, tag="put", tag_field="t"):
+    """Keep a copy of this file, of a checkpoint that is committed there too."""
+
+    save: Save
+    name: Name
+    size: Size
+
+
+class Decide(msgspec.Struct, frozen=True, tag="decide", tag_field="t"):
+    """To the first member of a generation: what is loaded?"""
+
+    generation: int
+
+
+class Arrived(msgspec.Struct, frozen=True, tag="arrived", tag_field="t"):
+    """To the first member: this one has all that its ranks load; the answer comes when everybody has."""
+
+    generation: int
+    node: int
+
+
+class Offer(msgspec.Struct, frozen=True, tag="offer", tag_field="t"):
+    size: Size
+
+
+class Go(msgspec.Struct, frozen=True, tag="go", tag_field="t"):
+    """The bytes, please."""
+
+
+class InPlace(msgspec.Struct, frozen=True, tag="have", tag_field="t"):
+    """It is here already."""
+
+
+class Fine(msgspec.Struct, frozen=True, tag="fine", tag_field="t"):
+    """Done, and on disk."""
+
+
+class Refusal(msgspec.Struct, frozen=True, tag="refused", tag_field="t"):
+    text: str
+    gone: bool = False  # there is no such checkpoint here any more: nothing went wrong
+
+
+ToServer = List | Get | Doubt | Put | Decide | Arrived | Go
+FromServer = Offer | Go | InPlace | Fine | Refusal
+
+
+def refusal(text: str, *, gone: bool = False) -> Refusal:
+    return Refusal(text[:_REASON_CHARS], gone)

@@ -1,0 +1,154 @@
+"""A node's server: lists, gives and takes files of checkpoints, to agents of this attempt and to nobody else."""
+
+import asyncio
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from typing import assert_never
+
+import msgspec
+
+from launcher.agent.replication import protocol as words
+from launcher.agent.replication.agreement import Agreement
+from launcher.agent.replication.bulk import Throttle, drain, receive, send_bytes, send_file
+from launcher.agent.replication.files import ReplicaFiles, SaveGone, entry
+from launcher.agent.replication.link import ReplicaLink, accept
+from launcher.agent.wire import WireError
+from trainer.checkpoint_files.layout import MANIFEST
+from trainer.checkpoint_files.manifest import decode
+from trainer.errors import CheckpointDamaged
+
+_MOST_UNPROVED = 256
+_DRAIN_S = 5.0
+
+
+class ReplicaServer:
+    """`start` listens on the node's own address. Whatever a peer does, it harms only its own connection."""
+
+    def __init__(self, files: ReplicaFiles, address: str, token: str, pool: ThreadPoolExecutor) -> None:
+        self.agreement = Agreement()
+        self.port = 0
+        self._files = files
+        self._address = address
+        self._token = token
+        self._pool = pool
+        self._server: asyncio.Server | None = None
+        self._serving: set[asyncio.Task[None]] = set()
+        self._unproved = 0
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._welcome, self._address, 0, limit=words.LINE_BYTES)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in self._serving:
+            task.cancel()
+        if self._serving:
+            await asyncio.wait(self._serving)
+
+    def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._unproved >= _MOST_UNPROVED:
+            writer.transport.abort()
+            return
+        self._unproved += 1
+        try:
+            link = await accept(reader, writer, (self._address, self.port), self._token, self._pool)
+        except (WireError, OSError):
+            writer.transport.abort()
+            return
+        finally:
+            self._unproved -= 1
+        try:
+            while (request := await link.hear()) is not None:
+                await self._answer(link, request)
+        except (WireError, OSError):
+            link.abort()
+        finally:
+            link.close()
+
+    async def _answer(self, link: ReplicaLink, request: words.ToServer) -> None:
+        match request:
+            case words.List():
+                await _give(link, msgspec.json.encode(await asyncio.to_thread(self._files.list)))
+            case words.Decide(generation=generation):
+                await _give(link, msgspec.json.encode(await self.agreement.decision(generation)))
+            case words.Arrived(generation=generation, node=node):
+                await self.agreement.arrive(generation, node)
+                await link.say(words.Fine())
+            case words.Get():
+                await self._get(link, request)
+            case words.Put():
+                await self._put(link, request)
+            case words.Doubt():
+                await asyncio.to_thread(self._files.doubt, request.save, request.name)
+                await link.say(words.Fine())
+            case words.Go():
+                raise WireError("nothing was offered")
+            case _:
+                assert_never(request)
+
+    async def _get(self, link: ReplicaLink, get: words.Get) -> None:
+        try:
+            await asyncio.to_thread(self._files.settle, get.save)
+            if get.name == MANIFEST:
+                data = await asyncio.to_thread(self._files.manifest, get.save)
+                await _give(link, data)
+                return
+            size = await asyncio.to_thread(self._files.size, get.save, get.name)
+        except SaveGone as gone:
+            await link.say(words.refusal(str(gone), gone=True))
+            return
+        await link.give(size, lambda peer: self._send(peer, get, size))
+
+    def _send(self, peer: socket.socket, get: words.Get, size: int) -> None:
+        """In a thread, which opens what it sends: a file that crossed an await could be left open by a cancel."""
+        try:
+            with self._files.open(get.save, get.name) as file:
+                send_file(peer, file, size, Throttle(), lambda: False)
+        except SaveGone as gone:
+            raise WireError(str(gone)) from gone
+
+    async def _put(self, link: ReplicaLink, put: words.Put) -> None:
+        try:
+            manifest = await asyncio.to_thread(self._wanted, put)
+            if manifest is None:
+                await link.say(words.InPlace())
+                return
+            await self._keep(link, put, manifest)
+        except SaveGone as gone:
+            await link.say(words.refusal(str(gone), gone=True))
+        except (CheckpointDamaged, OSError) as error:
+            await link.say(await asyncio.to_thread(self._why, put, error))
+            await link.in_thread(lambda peer: drain(peer, _DRAIN_S))
+            raise WireError("what the peer goes on sending is not wanted any more") from error
+        else:
+            await link.say(words.Fine())
+
+    async def _keep(self, link: ReplicaLink, put: words.Put, manifest: bytes) -> None:
+        await link.receive(lambda peer: self._files.receive(put.save.kind, manifest, put.name, receive(peer, put.size)))
+
+    def _wanted(self, put: words.Put) -> bytes | None:
+        """The manifest of what is offered; None where the file is here already. Raises SaveGone."""
+        manifest = self._files.manifest(put.save)
+        file = entry(decode(manifest), put.name)
+        if file.size != put.size:
+            raise SaveGone(f"{put.save}: {put.name} has {file.size} bytes, not {put.size}")
+        return None if self._files.has(put.save, put.name, put.size) else manifest
+
+    def _why(self, put: words.Put, error: Exception) -> words.Refusal:
+        """A checkpoint that was given up in the meantime is no failure."""
+        try:
+            self._files.manifest(put.save)
+        except SaveGone as gone:
+            return words.refusal(str(gone), gone=True)
+        return words.refusal(str(error))
+
+
+async def _give(link: ReplicaLink, data: bytes) -> None:
+    await link.give(len(data), lambda peer: send_bytes(peer, data))

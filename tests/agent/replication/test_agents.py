@@ -1,0 +1,125 @@
+"""Real agents, each with a run directory of its own: what a lost disk costs."""
+
+import hashlib
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from replication_lab import held, names
+from separate_hosts import Hosts, until
+
+from launcher.spec.model import CheckpointOptions
+from trainer.checkpoint_files.layout import is_bad
+
+TRAINING = Path(__file__).parents[2] / "local" / "scripts" / "lessons.py"
+SCRIPT = Path(__file__).parents[1] / "scripts" / "project" / "apart.py"
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    made = []
+
+    def make(*how, script=SCRIPT, **args):
+        made.append(Hosts(tmp_path / f"run-{len(made)}", script, *how, **args))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.tidy()
+
+
+def fingerprint(steps, world=2):
+    chains = [f"start {rank}" for rank in range(world)]
+    for step in range(1, steps + 1):
+        chains = [hashlib.sha256(f"{chain} {step}".encode()).hexdigest() for chain in chains]
+    return hashlib.sha256(" ".join(chains).encode()).hexdigest()
+
+
+def test_every_commit_has_a_second_copy_on_the_next_node(hosts):
+    lab = hosts(2, steps=60, pause=0.03)
+    lab.start(0, 1)
+    until("a safe checkpoint", lambda: (lab.state().get("safe_checkpoint") or 0) >= 30)
+    assert lab.end() == {0: 0, 1: 0}
+    assert lab.state()["fingerprint"] == fingerprint(60)
+    for node in (0, 1):
+        assert held(lab.checkpoints(node), 50) == names(0, 1)
+    assert lab.events("copy_failed") == []
+
+
+def test_the_last_commit_has_its_second_copy_before_the_run_is_over(hosts):
+    lab = hosts(2, checkpoint=CheckpointOptions(copy_limit_bytes=1_000_000), steps=10, pause=0, size=2_000_000)
+    lab.start(0, 1)
+    until("word of the copies", lambda: "second copies" in lab.state().get("message", ""))
+    assert lab.state()["state"] == "running"
+    assert lab.end() == {0: 0, 1: 0}
+    assert lab.state()["safe_checkpoint"] == 10
+    for node in (0, 1):
+        assert held(lab.checkpoints(node), 10) == names(0, 1)
+
+
+def test_a_rank_that_is_killed_finds_all_at_home(hosts):
+    lab = hosts(2, steps=100, pause=0.03)
+    lab.start(0, 1)
+    until("a safe checkpoint", lambda: (lab.state().get("safe_checkpoint") or 0) >= 20)
+    os.kill(lab.rank_pid(1), signal.SIGKILL)
+    assert lab.end() == {0: 0, 1: 0}
+    assert lab.state()["fingerprint"] == fingerprint(100)
+    assert int(lab.rank_log(0, 2).split()[3]) == int(lab.rank_log(1, 2).split()[3]) >= 20
+
+
+def test_a_disk_that_is_lost_for_good_costs_nothing_that_was_safe(hosts):
+    lab = hosts(2, 1, steps=150, pause=0.03)
+    lab.start(0, 1, 2)
+    safe = until("a safe checkpoint", lambda: lab.state().get("safe_checkpoint"))
+    lab.kill(1)
+    shutil.rmtree(lab.run_dir(1))
+    assert lab.end()[0] == 0
+    assert lab.state()["fingerprint"] == fingerprint(150)
+    assert lab.state()["restarts"] == {"node_lost": 1}
+    starts = [int(lab.rank_log(node, 2).split()[3]) for node in (0, 2)]
+    assert starts[0] == starts[1] >= safe
+    fetched = [event for event in lab.events("checkpoint_fetched") if event["node"] == 2]
+    assert f"of step {starts[0]}" in fetched[0]["text"]
+    assert lab.state()["safe_checkpoint"] >= 140, "copies go on with the spare"
+
+
+def test_a_commit_without_copies_is_set_aside_when_its_files_are_lost(hosts):
+    lab = hosts(2, 1, steps=150, pause=0.03)
+    lab.start(0, 1, 2)
+    safe = until("a safe checkpoint", lambda: lab.state().get("safe_checkpoint"))
+    lab.kill(1, signal.SIGSTOP)  # its rank goes on, but nothing is copied any more
+    lost = until("a commit that has no copies", lambda: newest_alone(lab))
+    lab.kill(1)
+    shutil.rmtree(lab.run_dir(1))
+    assert lab.end()[0] == 0
+    assert lab.state()["fingerprint"] == fingerprint(150)
+    (aside,) = lab.events("checkpoint_set_aside")[-1:]
+    assert f"of step {lost}" in aside["text"]
+    assert any(is_bad(name) for name in os.listdir(lab.checkpoints(0)))
+    assert safe <= int(lab.rank_log(0, 2).split()[3]) < lost
+
+
+@pytest.mark.timeout(300)
+def test_a_training_that_loses_a_disk_ends_as_if_it_had_been_left_alone(hosts):
+    checkpoint = CheckpointOptions(every_steps=5, keep=2)
+    alone = hosts(2, script=TRAINING, checkpoint=checkpoint, epochs=3)
+    alone.start(0, 1)
+    assert alone.end(bound_s=120) == {0: 0, 1: 0}
+    lab = hosts(2, 1, script=TRAINING, checkpoint=checkpoint, epochs=3, pause=0.1)
+    lab.start(0, 1, 2)
+    until("a safe checkpoint", lambda: lab.state().get("safe_checkpoint"))
+    lab.kill(1)
+    shutil.rmtree(lab.run_dir(1))
+    assert lab.end(bound_s=120)[0] == 0
+    assert lab.state()["restarts"] == {"node_lost": 1}
+    assert lab.state()["fingerprint"] == alone.state()["fingerprint"]
+    assert held(lab.checkpoints(2), 20) == names(0, 1)
+
+
+def newest_alone(lab):
+    """The newest step on node 0, if nothing but its own rank's file is there."""
+    found = {step: held(lab.checkpoints(0), step) for step in range(10, 151, 10)}
+    newest = max((step for step, present in found.items() if present), default=None)
+    return newest if newest is not None and found[newest] == names(0) else None
