@@ -199,10 +199,10 @@ def test_killed_at_any_instant(pool, draw):
 STAGES = {
     "before anything is opened": "kind == 'Open' and not told",
     "one host is open": "kind == 'Open' and nth == 2 and told",
-    "one host knows the others": "kind == 'Roster' and nth == 1 and told",
-    "no host has the word": "kind == 'Go' and not told",
-    "the first has the word": "kind == 'Go' and nth == 1 and told",
-    "all have it and nobody knows": "kind == 'Go' and nth == 2 and told",
+    "one host knows the others": "kind == 'Keepers' and nth == 1 and told",
+    "no host has the word": "kind == 'GoAhead' and not told",
+    "the first has the word": "kind == 'GoAhead' and nth == 1 and told",
+    "all have it and nobody knows": "kind == 'GoAhead' and nth == 2 and told",
     "in the middle of the code": "half",
 }
 
