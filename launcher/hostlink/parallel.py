@@ -49,6 +49,11 @@ def failures(results: Mapping[str, object]) -> dict[str, LaunchError]:
     return {name: one for name, one in results.items() if isinstance(one, LaunchError)}
 
 
+def answers(results: Mapping[str, T | LaunchError]) -> dict[str, T]:
+    """What came of those with whom it did work."""
+    return {name: one for name, one in results.items() if not isinstance(one, LaunchError)}
+
+
 def reasons(troubles: Mapping[str, LaunchError]) -> list[str]:
     """A line for each."""
     return [one.lines[0] for one in troubles.values()]

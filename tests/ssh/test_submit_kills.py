@@ -255,7 +255,7 @@ def struck(letters, request, *more, **named):
     return answer
 
 def halved(running, data, limit_s=60.0):
-    kind, nth, told, half, settling = "", 0, False, len(data) > 1_000_000, False
+    kind, nth, told, half, settling = "", 0, False, len(data) > 200_000, False
     if {condition}:
         write(running, data[: len(data) // 2], limit_s)
         strike()

@@ -10,7 +10,7 @@ from launcher.clusters.ssh.post import ask_all
 from launcher.clusters.ssh.results.host_disk import HostDisk
 from launcher.clusters.ssh.run_hosts import gone, places_ever
 from launcher.errors import LaunchError
-from launcher.hostlink.parallel import failures, for_all
+from launcher.hostlink.parallel import answers, failures, for_all
 from launcher.rundir.layout import RunDir
 from trainer.checkpoint_files.partial import Held
 
@@ -30,7 +30,7 @@ def holders_of(run: RunDir, mine: Disks | None = None) -> Holders:
     silent = failures(results)
     for name, trouble in silent.items():
         news.say(f"{name}: may have a newer checkpoint, and could not be asked: {trouble.lines[0]}")
-    disks = {name: one for name, one in results.items() if not isinstance(one, LaunchError)} | mine
+    disks = answers(results) | mine
     return Holders(
         run.path / folder,
         {name: disk for name, (disk, _) in disks.items()},
@@ -44,4 +44,4 @@ def disks_of(letters: Mapping[str, Letters], run_id: str, folder: str) -> tuple[
     """What these hosts have, over connections that there are; and those that failed."""
     disks = {name: HostDisk(one, run_id, folder) for name, one in letters.items()}
     listed = for_all(disks, lambda _, disk: (disk, disk.held()))
-    return {name: one for name, one in listed.items() if not isinstance(one, LaunchError)}, failures(listed)
+    return answers(listed), failures(listed)

@@ -18,19 +18,18 @@ from launcher.clusters.ssh.letters import Letters, Place, settled_in
 from launcher.clusters.ssh.messages import Blob, CodeTree, GoAhead, Keepers, Open, Opened, Peer, Up
 from launcher.clusters.ssh.results.checkpoints import disks_of, holders_of
 from launcher.errors import Exit, LaunchError, NotStarted
-from launcher.hostlink.connect import Line
-from launcher.hostlink.parallel import failures, for_all
-from launcher.hostlink.shipping.tree import contents as contents_of
-from launcher.hostlink.shipping.tree import entries
+from launcher.hostlink.parallel import answers, failures, for_all
+from launcher.hostlink.shipping import tree
 from launcher.plan.model import NodePlan, Plan
 from launcher.plan.on_hosts import kept_at, with_hosts
 from launcher.rundir.attempts import read_intent, read_plan
 from launcher.rundir.avoided import avoided
-from launcher.rundir.code_list import CodeList, list_frozen
+from launcher.rundir.code_list import list_frozen
 from launcher.rundir.durable import write_record
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.locks import locked
 from launcher.rundir.records import Handle, Intent
+from launcher.words import LOCAL
 from trainer.checkpoint_files.partial import Held
 
 _CARRIED = ("spec.yaml", "secrets.json", "events.jsonl", "avoided.json", "state.json")
@@ -59,7 +58,7 @@ class Handover:
         self._getting_ready.join()
         there = self._run.attempt(attempt)
         plan, intent = read_plan(self._run, attempt), read_intent(there)
-        ready = {name: self._found[name] for name, python in self._pythons.items() if isinstance(python, str)}
+        ready = {name: self._found[name] for name in answers(self._pythons)}
         troubles = pool.troubles_of(plan.spec.ssh)
         troubles |= failures(self._pythons)
         while True:
@@ -89,13 +88,12 @@ class Handover:
         places = {node.host: self._place(ready[node.host], node.address) for node in plan.nodes}
         write_record(there.plan, plan)
         write_record(there.hosts, list(places.values()))
-        lines = pool.working(pool.lines_to([place.host for place in places.values()], agent=self._agent))
-        letters = {name: Letters(line, places[name]) for name, line in lines.items()}
-        lost = {name: LaunchError(f"{name}: the connection broke") for name in places if name not in letters}
-        if lost:
-            return lost
+        lines = pool.lines_to([place.host for place in places.values()], agent=self._agent)
+        if failed := failures(lines):
+            return failed
+        letters = {name: Letters(line, places[name]) for name, line in pool.working(lines).items()}
         try:
-            failed = self._told_to_go(there, plan, intent, ready, lines, letters)
+            failed = self._told_to_go(there, plan, intent, ready, letters)
         finally:
             for one in letters.values():
                 one.close()  # who stands by without the word goes home
@@ -109,31 +107,31 @@ class Handover:
         plan: Plan,
         intent: Intent,
         ready: Mapping[str, Surveyed],
-        lines: Mapping[str, Line],
         letters: Mapping[str, Letters],
     ) -> dict[str, LaunchError]:
         """Open on all, the keepers to all, GoAhead to the first, then to the rest; gives those that failed before."""
+
+        def opened(name: str, one: Letters) -> int:
+            return _open(one, *openings[name], self._run.code)
+
         openings = {node.host: self._opening(plan, intent, node, ready[node.host]) for node in plan.nodes}
-        code = list_frozen(self._run.code)
-        first, rest = plan.nodes[0].host, [node.host for node in plan.nodes[1:]]
+        first, *rest = [node.host for node in plan.nodes]
         # On a disk that all share, the first makes what the others find.
         stages = [[first, *rest]] if plan.disks_apart else [[first], rest]
         ports: dict[str, int] = {}
         for stage in stages:
-            opened = for_all(
-                {name: lines[name] for name in stage}, lambda name, _: _open(letters[name], *openings[name], code)
-            )
-            if failed := failures(opened):
+            results = for_all({name: letters[name] for name in stage}, opened)
+            if failed := failures(results):
                 return failed
-            ports |= {name: port for name, port in opened.items() if isinstance(port, int)}
+            ports |= answers(results)
         if there.number > 1 and (failed := self._supply(plan, letters)):
             return failed
-        roster = Keepers(tuple(Peer(node.host, node.address, ports[node.host]) for node in plan.nodes))
-        if failed := failures(for_all(lines, lambda name, _: letters[name].ask(roster))):
+        keepers = Keepers(tuple(Peer(node.host, node.address, ports[node.host]) for node in plan.nodes))
+        if failed := failures(for_all(letters, lambda _, one: one.ask(keepers))):
             return failed
         letters[first].ask(GoAhead())
         # Who does not hear it asks the first.
-        for_all({name: lines[name] for name in rest}, lambda name, _: letters[name].ask(GoAhead()))
+        for_all({name: letters[name] for name in rest}, lambda _, one: one.ask(GoAhead()))
         return {}
 
     def _supply(self, plan: Plan, letters: Mapping[str, Letters]) -> dict[str, LaunchError]:
@@ -162,10 +160,7 @@ class Handover:
         return failed
 
     def _place(self, found: Surveyed, address: str) -> Place:
-        python = self._pythons[found.host.name]
-        if not isinstance(python, str):
-            raise TypeError("a host that is not ready was chosen")
-        return Place(found.host, self._agent, python, found.facts.workdir, address)
+        return Place(found.host, self._agent, answers(self._pythons)[found.host.name], found.facts.workdir, address)
 
     def _opening(self, plan: Plan, intent: Intent, node: NodePlan, found: Surveyed) -> tuple[Open, list[bytes]]:
         """The plan and the records as they are on this host."""
@@ -184,20 +179,21 @@ class Handover:
             node=node.index,
             plan=msgspec.Raw(msgspec.json.encode(there)),
             code=plan.code.digest,
-            intent=msgspec.structs.replace(intent, cluster_kind="local"),
+            intent=msgspec.structs.replace(intent, cluster_kind=LOCAL),
             gpus=found.gpus,
             blobs=tuple(Blob(name, len(content)) for name, content in contents.items()),
         )
         return opening, list(contents.values())
 
 
-def _open(letters: Letters, opening: Open, contents: Sequence[bytes], code: CodeList) -> int:
+def _open(letters: Letters, opening: Open, contents: Sequence[bytes], frozen: Path) -> int:
     """Have everything there and the keeper stand by; gives the port that it listens on."""
     name = letters.place.host.name
     answer = letters.ask(opening, contents)
     if isinstance(answer, Opened) and answer.needs_code:
+        code = list_frozen(frozen)
         news.say(f"{name}: code, {code.bytes:,} bytes")
-        answer = letters.ask(CodeTree(entries(code)), contents_of(code))
+        answer = letters.ask(CodeTree(tree.entries(code)), tree.contents(code))
     elif isinstance(answer, Opened):
         answer = letters.next_answer()
     up = letters.expect(Up, answer)
