@@ -2,13 +2,15 @@
 
 from typing import TYPE_CHECKING, Any
 
+from launcher.words import VERSION
+
 if TYPE_CHECKING:
     from launcher.api import Run as Run
     from launcher.api import runs as runs
     from launcher.api import submit as submit
     from launcher.api import submit_many as submit_many
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = ["Run", "runs", "submit", "submit_many"]
 
 

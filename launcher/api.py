@@ -24,6 +24,7 @@ from launcher.clusters.protocol import (
     Forgives,
     GivesUpHosts,
     KeepsFilesElsewhere,
+    ListsCheckpoints,
     Mends,
     Preview,
 )
@@ -75,7 +76,11 @@ class Run:
         """What the trainer has committed, the newest first; with `verify` every byte is read and compared."""
         from launcher.status.checkpoints import checkpoints  # late: 10 ms that no other question needs
 
-        return checkpoints(RunDir(self.path), verify=verify)
+        run = RunDir(self.path)
+        place = _carrier(newest(run))
+        if isinstance(place, ListsCheckpoints):
+            return iter(place.checkpoints(run, verify=verify))
+        return checkpoints(run, verify=verify)
 
     def wait(self, timeout_s: float | None = None) -> "RunStatus":
         """Return when the run has ended, or raise TimeoutError."""
@@ -97,8 +102,9 @@ class Run:
 
     @property
     def elsewhere(self) -> bool:
-        """Its checkpoints are on other machines, and here only what was fetched."""
-        return isinstance(_carrier(newest(RunDir(self.path))), KeepsFilesElsewhere)
+        """Its checkpoints are on other machines, and only what was fetched is listed here."""
+        place = _carrier(newest(RunDir(self.path)))
+        return isinstance(place, KeepsFilesElsewhere) and not isinstance(place, ListsCheckpoints)
 
     def pardon(self, hosts: Collection[str] = ()) -> "list[Blame]":
         """Let lost nodes be used again, these or all; gives what was held against them."""
@@ -146,17 +152,22 @@ class Run:
 def statuses(runs_: "Sequence[Run]", fresh_s: float = 0.0) -> "list[RunStatus]":
     """The truth about each; a cluster is asked once about all of its runs that have not ended."""
     facts = [read_facts(one.path) for one in runs_]
-    asked: dict[str, list[int]] = {}
-    for index, fact in enumerate(facts):
-        if _is_asked(fact):
-            asked.setdefault(fact.asks, []).append(index)
-    for kind, indexes in asked.items():
-        words = _words(kind, [facts[index].attempt_dir for index in indexes], fresh_s)
-        for index, word in zip(indexes, words, strict=True):
-            # Read again: what happened while the cluster was asked is in the folder by now.
-            now = read_facts(runs_[index].path)
-            same = now.attempt == facts[index].attempt  # else the word is of the attempt before
-            facts[index] = replace(now, word=word if same else None)
+    left = list(range(len(runs_)))
+    for _ in range(2):  # a word may be of the attempt before the one that turns out to be the newest
+        asked: dict[str, list[int]] = {}
+        for index in left:
+            if _is_asked(facts[index]):
+                asked.setdefault(facts[index].asks, []).append(index)
+        left = []
+        for kind, indexes in asked.items():
+            words = _words(kind, [facts[index].attempt_dir for index in indexes], fresh_s)
+            for index, word in zip(indexes, words, strict=True):
+                # Read again: what happened while the cluster was asked is in the folder by now.
+                before, facts[index] = facts[index].attempt, read_facts(runs_[index].path)
+                if facts[index].attempt == before:
+                    facts[index] = replace(facts[index], word=word)
+                else:
+                    left.append(index)
     return [derive(fact) for fact in facts]
 
 

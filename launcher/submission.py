@@ -11,14 +11,15 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from launcher.clusters.clusters_file import ClusterEntry, entry, login_of, plugin_sections, with_defaults
+from launcher.clusters.clusters_file import ClusterEntry, entry, plugin_sections, with_defaults
 from launcher.clusters.keeping.attempt_end import first_state, write_end
 from launcher.clusters.kinds import of_kind
-from launcher.clusters.protocol import Cluster, KeepsFilesElsewhere, SubmitsTogether
+from launcher.clusters.protocol import ChecksFirst, Cluster, KeepsFilesElsewhere, SubmitsTogether
 from launcher.errors import BadInput, Exit, LaunchError, NotStarted, Unreachable, some_exist, with_runs
-from launcher.plan.build import build, check, check_code, with_code
+from launcher.plan.build import build, check, check_code, secret_problems, with_code
 from launcher.plan.facts import Misfit, Project, RunIdentity
 from launcher.plan.model import FrozenCode, Plan
 from launcher.rundir import drafts, registry
@@ -39,17 +40,30 @@ from launcher.spec.model import JobSpec
 from launcher.words import Cause, State
 
 Defaults = tuple[tuple[str, str], ...]  # options of the spec and their YAML text
+Opened = Sequence[tuple[str, Path]]  # ids and folders
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedRun:
+    """A run as another machine knows it."""
+
+    run_id: str = ""  # which it gets here too, where that is free
+    repeat: int | None = None  # which of several runs of one spec
+    first: int = 1  # the number of its first attempt here
+    events: bytes = b""  # what happened to it before, elsewhere
+    checkpoints: Path | None = None  # a folder with what it goes on from
 
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """A project that came from another machine: all of it is code, and the secrets came along."""
+    """A spec that came from another machine with its project: all of that is code, and the secrets came along."""
 
+    file: Path
+    overrides: tuple[str, ...]
     root: Path
     secrets: Mapping[str, str]
-    taken: Callable[[str], bool]  # run ids that mean something else where it came from
-    choose: Callable[[Sequence[tuple[str, Path]]], None]  # told of runs before there is anything of them
     defaults: Defaults  # of the cluster as it is known there: they win over those that it has here
+    runs: tuple[ShippedRun, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +78,7 @@ class Request:
     project: Project
     code: CodeList
     python: str
-    repeat: int | None = None  # which of several runs of one spec
+    as_run: ShippedRun = ShippedRun()
     shipped: Shipped | None = None
     defaults: Defaults = ()
 
@@ -74,27 +88,45 @@ def validate(file: Path, overrides: tuple[str, ...]) -> None:
     spec = _read_spec(file, overrides)
     root = project_of(file)
     python = interpreter(spec, root, os.environ)
-    project = _look_at(spec, root, list_code(root, spec.code), python)
+    project = _look_at(spec, root, list_code(root, spec.code), python, None)
     _refuse(file, check_code(spec, project))
 
 
 def request(file: Path, *, on: str, overrides: tuple[str, ...], shipped: Shipped | None = None) -> Request:
     """Read and check everything; starts and writes nothing. Raises BadInput with all problems."""
-    place = _place(on)
+    return _able(_looked_at_first(file, on=on, overrides=overrides, shipped=shipped))
+
+
+def _looked_at_first(file: Path, *, on: str, overrides: tuple[str, ...], shipped: Shipped | None = None) -> Request:
+    """What can be found without asking the cluster."""
+    place = entry(on)
     defaults = place.defaults if shipped is None else (*place.defaults, *shipped.defaults)
     spec = _read_spec(file, overrides, defaults)
     where = of_kind(place.kind)
     root = project_of(file) if shipped is None else shipped.root
     code = list_code(root, spec.code) if shipped is None else list_frozen(root)
     python = interpreter(spec, root, os.environ)
-    project = _look_at(spec, root, code, python)
-    unset = unset_secrets(spec, root, os.environ) if shipped is None else ()
-    machine = where.machine(spec)
-    problems = check(spec, machine, project, unset)
-    if not machine.own_python and not os.access(python, os.X_OK):
-        problems.append(Misfit("run.python", f"no interpreter at {python}"))
-    _refuse(file, problems)
-    return Request(file, spec, overrides, on, where, project, code, python, shipped=shipped, defaults=defaults)
+    project = _look_at(spec, root, code, python, where)
+    wish = Request(file, spec, overrides, on, where, project, code, python, shipped=shipped, defaults=defaults)
+    if isinstance(where, ChecksFirst):
+        where.check_first(code)
+        _refuse(file, [*check_code(spec, project), *secret_problems(_unset(wish))])
+    return wish
+
+
+def _able(wish: Request) -> Request:
+    """The same one, if the cluster offers what it needs."""
+    machine = wish.cluster.machine(wish.spec)
+    problems = check(wish.spec, machine, wish.project, _unset(wish))
+    if not machine.own_python and not os.access(wish.python, os.X_OK):
+        problems.append(Misfit("run.python", f"no interpreter at {wish.python}"))
+    _refuse(wish.file, problems)
+    return wish
+
+
+def _unset(wish: Request) -> Collection[str]:
+    """Secrets that have no value here; those of a project that was shipped came along."""
+    return unset_secrets(wish.spec, Path(wish.project.path), os.environ) if wish.shipped is None else ()
 
 
 def _read_spec(file: Path, overrides: Sequence[str], defaults: Defaults = ()) -> JobSpec:
@@ -106,15 +138,6 @@ def _read_spec(file: Path, overrides: Sequence[str], defaults: Defaults = ()) ->
         if job == JOB:
             raise
         return read_spec(file, with_defaults(defaults, file, overrides, job), job)
-
-
-def _place(on: str) -> ClusterEntry:
-    """The cluster of this name, whose programs are on this machine."""
-    place = entry(on)
-    if (node := login_of(place).node) is not None:
-        hint = "hint: `launch submit` goes there; a run of another cluster cannot"
-        raise BadInput(f"--on {on}: its programs are on {node}, not here", hint)
-    return place
 
 
 def _refuse(file: Path, problems: Collection[Misfit]) -> None:
@@ -130,7 +153,7 @@ def plan_of(wish: Request, run_id: str, run_dir: Path, submitted_at: float) -> P
     """Everything but what the frozen code is called: that is known once it is frozen (`with_code`)."""
     file = str(wish.file.resolve())
     place = RunIdentity(
-        run_id, str(run_dir), wish.on, wish.cluster.kind, file, submitted_at, wish.defaults, wish.repeat
+        run_id, str(run_dir), wish.on, wish.cluster.kind, file, submitted_at, wish.defaults, wish.as_run.repeat
     )
     code = FrozenCode("", len(wish.code.files), wish.code.bytes)
     return build(wish.spec, wish.overrides, place, wish.cluster.machine(wish.spec), wish.project, code, wish.python)
@@ -147,43 +170,57 @@ def prepare(
 
 
 def open_runs(
-    files: Sequence[Path],
-    *,
-    on: str,
-    overrides: tuple[str, ...],
-    repeat: int | None = None,
-    shipped: Shipped | None = None,
+    files: Sequence[Path], *, on: str, overrides: tuple[str, ...], repeat: int | None = None
 ) -> list[tuple[str, Path]]:
     """Start a run of each file, or `repeat` runs; gives their ids and folders. Checks all before any exists.
 
     Those that a cluster can take as one job become one. What fails after some exist names them (`LaunchError.runs`).
     """
-    wishes = _requests(files, on, overrides, shipped)
+    wishes = _all_or_none([partial(_looked_at_first, file, on=on, overrides=overrides) for file in files])
     if repeat is not None:
-        wishes = [replace(wish, repeat=index) for wish in wishes for index in range(repeat)]
+        wishes = [replace(wish, as_run=ShippedRun(repeat=index)) for wish in wishes for index in range(repeat)]
+    return _open_all(wishes)
+
+
+def open_shipped(specs: Sequence[Shipped], *, on: str, choose: Callable[[Opened], None]) -> list[tuple[str, Path]]:
+    """Start runs that were submitted on another machine; `choose` is told of them before there is anything of them."""
+    asked = [partial(_looked_at_first, one.file, on=on, overrides=one.overrides, shipped=one) for one in specs]
+    wishes = zip(_all_or_none(asked), specs, strict=True)
+    return _open_all([replace(wish, as_run=run) for wish, spec in wishes for run in spec.runs], choose)
+
+
+def _all_or_none(looks: Sequence[Callable[[], Request]]) -> list[Request]:
+    wishes, problems = _each(looks)
+    if not problems or not any(isinstance(wish.cluster, ChecksFirst) for wish in wishes):
+        wishes, more = _each([partial(_able, wish) for wish in wishes])
+        problems += more
+    if problems:
+        raise BadInput(*problems)
+    return wishes
+
+
+def _each(steps: Sequence[Callable[[], Request]]) -> tuple[list[Request], list[str]]:
+    wishes, problems = list[Request](), list[str]()
+    for step in steps:
+        try:
+            wishes.append(step())
+        except BadInput as error:
+            if len(steps) == 1:
+                raise
+            problems += error.lines
+    return wishes, problems
+
+
+def _open_all(wishes: Sequence[Request], choose: Callable[[Opened], None] = lambda _: None) -> list[tuple[str, Path]]:
     opened = list[tuple[str, Path]]()
     for group in _together(wishes):
         try:
-            opened += _open_group(group)
+            opened += _open_group(group, choose)
         except (LaunchError, OSError) as error:
             if not opened:
                 raise
             raise some_exist(error, _named(opened), len(wishes)) from error
     return opened
-
-
-def _requests(files: Sequence[Path], on: str, overrides: tuple[str, ...], shipped: Shipped | None) -> list[Request]:
-    wishes, problems = list[Request](), list[str]()
-    for file in files:
-        try:
-            wishes.append(request(file, on=on, overrides=overrides, shipped=shipped))
-        except BadInput as error:
-            if len(files) == 1:
-                raise
-            problems += error.lines
-    if problems:
-        raise BadInput(*problems)
-    return wishes
 
 
 def _together(wishes: Sequence[Request]) -> list[list[Request]]:
@@ -205,21 +242,20 @@ def _demands(wish: Request) -> tuple[object, ...]:
     return wish.on, wish.project.path, spec.resources, options, spec.plugins, spec.recovery.spares, spec.secrets
 
 
-def _open_group(group: Sequence[Request]) -> list[tuple[str, Path]]:
+def _open_group(group: Sequence[Request], choose: Callable[[Opened], None]) -> list[tuple[str, Path]]:
     """The runs of one job: they exist, one rename each, and then the cluster is told."""
     root = registry.runs_root(Path(group[0].project.path), create=True)
     drafts.remove_orphans(root)  # of submitters that were killed
-    ticket, opened, shipped = new_ticket(), list[tuple[str, Path]](), group[0].shipped
+    ticket, opened, first = new_ticket(), list[tuple[str, Path]](), group[0].as_run.first
 
     def taken(name: str) -> bool:
-        there = shipped is not None and shipped.taken(name)
-        return there or _taken(root)(name) or (name, root / name) in opened
+        return _taken(root)(name) or (name, root / name) in opened
 
     for wish in group:
-        run_id = new_run_id(wish.spec.name, taken)
+        named = wish.as_run.run_id
+        run_id = named if named and not taken(named) else new_run_id(wish.spec.name, taken)
         opened.append((run_id, root / run_id))
-    if shipped is not None:
-        shipped.choose(opened)
+    choose(opened)
     batch = root / f".batch-{ticket}" if len(group) > 1 else None
     plans = [plan_of(wish, *one, time.time()) for wish, one in zip(group, opened, strict=True)]
     engagements = [wish.cluster.engage(plan) for wish, plan in zip(group, plans, strict=True)]
@@ -235,7 +271,7 @@ def _open_group(group: Sequence[Request]) -> list[tuple[str, Path]]:
         raise
     try:
         for engagement in engagements if batch is None else engagements[:1]:
-            engagement.go(1)
+            engagement.go(first)
     except NotStarted:
         _unmake(opened, batch)
         raise
@@ -301,12 +337,12 @@ def reopen(run: RunDir, *, after: int, on: str | None, overrides: tuple[str, ...
     with it, be it by the same name, with those that the cluster has now.
     """
     before = read_plan(run, after)
-    place = _place(on) if on is not None else _place_of(before)
+    place = entry(on) if on is not None else _place_of(before)
     where = of_kind(place.kind)
     all_overrides = (*before.overrides, *overrides)
     spec = _read_spec(run.spec, all_overrides, place.defaults)
     code = list_frozen(run.code)
-    project = _look_at(spec, run.code, code, before.entry.python)
+    project = _look_at(spec, run.code, code, before.entry.python, where)
     python, defaults = before.entry.python, place.defaults
     wish = Request(run.spec, spec, all_overrides, place.name, where, project, code, python, defaults=defaults)
     problems = check(spec, where.machine(spec), project, ())
@@ -366,11 +402,17 @@ def _write(draft: RunDir, wish: Request, unfrozen: Plan, ticket: str, batch: Pat
     if wish.spec.secrets:
         write_record(draft.secrets, _secrets(wish), fsync=False)
     shared = str(batch) if batch is not None else ""
-    new_attempt(draft, wish.on, "submit", None, kind=wish.cluster.kind, ticket=ticket, batch=shared, fsync=False)
-    raise_fence(draft, 1, fsync=False)
-    submitted = Event(time.time(), 1, "submitted", f"submitted {wish.file.name} to {wish.on}")
-    append_line(draft.events, submitted, fsync=False)
-    write_record(draft.state, first_state(plan, 1), fsync=False)
+    first, told = wish.as_run.first, f"submitted {wish.file.name} to {wish.on}"
+    new_attempt(
+        draft, wish.on, "submit", None, kind=wish.cluster.kind, ticket=ticket, batch=shared, first=first, fsync=False
+    )
+    raise_fence(draft, first, fsync=False)
+    if wish.as_run.events:
+        write_bytes(draft.events, wish.as_run.events, fsync=False)
+    append_line(draft.events, Event(time.time(), first, "submitted", told), fsync=False)
+    if wish.as_run.checkpoints is not None:
+        shutil.copytree(wish.as_run.checkpoints, draft.path / wish.spec.checkpoint.dir)
+    write_record(draft.state, first_state(plan, first), fsync=False)
     write_record(draft.plan, plan, fsync=False)
 
 
@@ -380,14 +422,14 @@ def _secrets(wish: Request) -> dict[str, str]:
     return {secret.name: wish.shipped.secrets[secret.name] for secret in wish.spec.secrets}
 
 
-def _look_at(spec: JobSpec, root: Path, code: CodeList, python: str) -> Project:
+def _look_at(spec: JobSpec, root: Path, code: CodeList, python: str, where: Cluster | None) -> Project:
     files = {entry.path for entry in code.files}
     imports: set[str] = set()
     found = True
     entry = spec.run.script
     if spec.run.module is not None:
         entry = _module_file(spec.run.module, spec.run.workdir, files)
-        found = entry is not None or _importable(spec.run.module, python)
+        found = entry is not None or isinstance(where, ChecksFirst) or _importable(spec.run.module, python)
     elif entry is not None:
         entry = os.path.normpath(os.path.join(spec.run.workdir, entry))
     if entry is not None and entry in files:

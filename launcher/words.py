@@ -5,6 +5,7 @@ from typing import assert_never
 
 from launcher.errors import Exit
 
+VERSION = "0.1.0"  # of the launcher
 LOCAL = "local"  # the kind of cluster that is this machine, and its name
 
 

@@ -58,7 +58,7 @@ LONGEST = (
     "trainer/tasks/",
     "slurm/",
     "ssh/",
-    "remote/",
+    "login/",
     "local/",
     "agent/replication/",
     "trainer/checkpoint",

@@ -25,22 +25,6 @@ class Arguments(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise BadInput(message, f"hint: `{self.prog} --help` shows how it is used")
 
-    def words(self, options: argparse.Namespace, **instead: str | None) -> list[str]:
-        """A command line that says the same, with other values in the place of some; None leaves one out."""
-        values = {**vars(options), **instead}
-        found: list[str] = []
-        for action in self._actions:
-            value = values.get(action.dest)
-            option = action.option_strings[-1] if action.option_strings else ""
-            if value is None or value is False:
-                continue
-            if value is True:
-                found.append(option)
-            else:
-                each = value if isinstance(value, list) else [value]
-                found += [f"{option}={one}" if option else str(one) for one in each]
-        return found
-
     def parse_args(self, *words: Any, **more: Any) -> Any:  # what it gives is argparse's
         options = super().parse_args(*words, **more)
         if getattr(options, "clusters", None) is not None:

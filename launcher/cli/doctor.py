@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import shlex
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -14,12 +13,12 @@ from launcher.cli import figures
 from launcher.cli.arguments import Arguments
 from launcher.cli.columns import columns
 from launcher.cli.terminal import is_terminal, paint, safe, size
-from launcher.clusters.clusters_file import ClusterEntry, entry, login_of, named_clusters
+from launcher.clusters.clusters_file import ClusterEntry, entry, named_clusters
 from launcher.clusters.kinds import kind_named, of_kind
 from launcher.clusters.protocol import HasDoctor
 from launcher.doctor.findings import Finding, Level, exit_code
 from launcher.doctor.wish import DoctorWish
-from launcher.errors import BadInput, Refused
+from launcher.errors import BadInput
 from launcher.rundir.registry import runs_root
 from launcher.spec.model import JobSpec, RunOptions
 from launcher.submission import interpreter, project_of
@@ -81,10 +80,6 @@ def _place(name: str, file: Path | None) -> ClusterEntry:
 
 
 def _check_up(place: ClusterEntry, options: argparse.Namespace) -> Iterator[Finding]:
-    way = login_of(place)
-    if way.node is not None:
-        there = shlex.join([way.launch, "doctor", way.cluster or LOCAL])
-        raise Refused(f"{place.name} is looked at from its login node, {way.node}", f"hint: ssh {way.node} {there}")
     cluster = of_kind(place.kind)
     if not isinstance(cluster, HasDoctor):
         raise BadInput(f"{place.name}: nothing is known of how to look at {place.kind}")

@@ -10,14 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from launcher import __version__
-from launcher.errors import BadInput, Exit, LaunchError, Refused
+from launcher.errors import BadInput, Exit, LaunchError
 
 if TYPE_CHECKING:
-    from argparse import Namespace
     from types import ModuleType
-
-    from launcher.cli.arguments import Arguments
-    from launcher.remote import RemoteRun
 
 COMMANDS = {
     "submit": ("launcher.cli.submit", "start a run; prints its id"),
@@ -35,9 +31,6 @@ COMMANDS = {
     "schema": ("launcher.cli.schema", "print the JSON Schema of the spec, for editors"),
     "init": ("launcher.cli.init", "write a commented spec to start from"),
 }
-
-# What is done where the run is. `status` asks for all of them at once, and `submit` has no run yet.
-_THERE = ("checkpoints", "logs", "wait", "cancel", "resume", "fetch", "pardon")
 
 _HELP = """usage: launch COMMAND ...
 
@@ -120,27 +113,8 @@ def _command(name: str, argv: list[str]) -> int:
         options = arguments.parse_args(argv)
     except SystemExit:  # argparse has printed the help
         return Exit.OK
-    if name in _THERE:
-        from launcher import remote  # late: `launch --help` has no use for it
-
-        if (run := remote.find(options.run)) is not None:
-            if name == "fetch":
-                raise Refused(
-                    f"{run.run}: its files are on {run.login.login}; fetch brings those of SSH hosts",
-                    f"hint: rsync -a {run.login.login}:PATH/ FOLDER; `launch status {run.run}` shows the path there",
-                )
-            return remote.forward(run, name, _words_there(run, arguments, options))
     code: int = module.run(options)
     return code
-
-
-def _words_there(run: "RemoteRun", arguments: "Arguments", options: "Namespace") -> list[str]:
-    """The same command as it is given where the run is."""
-    from launcher import remote  # late: as above
-
-    if (on := getattr(options, "on", None)) is not None:
-        remote.refuse_to_move(run, on)
-    return arguments.words(options, run=run.run, clusters=None, on=None)  # there it stays where and as it was
 
 
 def _hint(name: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from launcher import api, remote
+from launcher import api
 from launcher.cli.arguments import Arguments
 from launcher.cli.page import page
 from launcher.cli.run_table import Table, table
@@ -39,11 +39,10 @@ def run(options: argparse.Namespace) -> int:
             raise BadInput("--watch draws on a terminal", "hint: `launch wait RUN` waits, `launch logs RUN -f` follows")
         return _watch(options)
     if options.run is not None:
-        far = remote.find(options.run)
-        status = api.run(options.run).status() if far is None else remote.statuses([far])[0]
+        status = api.run(options.run).status()
         print(_json(status) if options.json else "\n".join(page(status, time.time())))
         return Exit.OK
-    statuses = _newest_first(remote.statuses)
+    statuses = _newest_first()
     if options.json:
         print(_json(statuses))
         return Exit.OK
@@ -55,9 +54,9 @@ def run(options: argparse.Namespace) -> int:
     return Exit.OK
 
 
-def _newest_first(elsewhere: Callable[[], list[RunStatus]], fresh_s: float = 0.0) -> list[RunStatus]:
-    """All runs whose folder is there, and those on login nodes."""
-    statuses = [*api.statuses(api.runs(), fresh_s), *(elsewhere() if remote.any_known() else ())]
+def _newest_first(fresh_s: float = 0.0) -> list[RunStatus]:
+    """All runs whose folder is there."""
+    statuses = api.statuses(api.runs(), fresh_s)
     there = [status for status in statuses if status.state is not State.UNKNOWN or _is_there(status)]
     return sorted(there, key=lambda status: (status.submitted_at, status.run), reverse=True)
 
@@ -72,14 +71,10 @@ def _table(options: argparse.Namespace, statuses: list[RunStatus]) -> Table:
 
 def _watch(options: argparse.Namespace) -> int:
     screen = Screen(sys.stdout)
-    far = remote.find(options.run) if options.run is not None else None
-    if options.run is not None and far is None:
-        one = api.run(options.run)
-        return _redraw(screen, lambda: _whole_page(one.status(api.WATCH_S)))
-    with remote.board() as board:  # its connections stay open from one look to the next
-        if far is None:
-            return _redraw(screen, lambda: _whole_table(options, board.statuses))
-        return _redraw(screen, lambda: _whole_page(board.statuses([far])[0]))
+    if options.run is None:
+        return _redraw(screen, lambda: _whole_table(options))
+    one = api.run(options.run)
+    return _redraw(screen, lambda: _whole_page(one.status(api.WATCH_S)))
 
 
 def _redraw(screen: Screen, draw: Callable[[], tuple[list[str], bool]]) -> int:
@@ -91,8 +86,8 @@ def _redraw(screen: Screen, draw: Callable[[], tuple[list[str], bool]]) -> int:
         time.sleep(_WATCH_S)
 
 
-def _whole_table(options: argparse.Namespace, elsewhere: Callable[[], list[RunStatus]]) -> tuple[list[str], bool]:
-    statuses = _newest_first(elsewhere, api.WATCH_S)
+def _whole_table(options: argparse.Namespace) -> tuple[list[str], bool]:
+    statuses = _newest_first(api.WATCH_S)
     shown = _table(options, statuses)
     notes = [shown.note] if shown.note else []
     return [*shown.lines, *notes], all(status.state.ended for status in statuses)

@@ -4,22 +4,14 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from launcher import api, remote
+from launcher import api
 from launcher.cli.arguments import Arguments
 from launcher.cli.terminal import show_news
 from launcher.errors import BadInput, Exit, LaunchError
 from launcher.words import LOCAL
-
-if TYPE_CHECKING:
-    from launcher.clusters.clusters_file import ClusterEntry
-    from launcher.clusters.protocol import Preview
-    from launcher.plan.model import Plan
-    from launcher.rundir.code_list import CodeList
 
 EXAMPLES = """
   launch submit job.yaml                                start it here; prints the run's id
@@ -48,11 +40,8 @@ def run(options: argparse.Namespace) -> int:
     if options.follow and (options.dry_run or options.json or not one):
         other = "--dry-run" if options.dry_run else "--json" if options.json else "several runs"
         raise BadInput(f"--follow does not go with {other}")
-    place = _login_node(options)
     if options.dry_run:
-        return _dry_run(options, place)
-    if place is not None:
-        return _submit_there(options, place, one=one)
+        return _dry_run(options)
     with _naming(options, one=one):
         runs = api.submit_many(options.specs, on=options.on, overrides=options.overrides, repeat=options.repeat)
     _tell(options, [(opened.id, str(opened.path)) for opened in runs], one=one)
@@ -61,24 +50,6 @@ def run(options: argparse.Namespace) -> int:
 
         return follow(runs[0])
     return Exit.OK
-
-
-def _submit_there(options: argparse.Namespace, place: "ClusterEntry", *, one: bool) -> int:
-    specs = [Path(spec) for spec in options.specs]
-    with _naming(options, one=one):
-        runs = remote.submit(place, specs, options.overrides, repeat=options.repeat)
-    _tell(options, [(opened.run, opened.place) for opened in runs], one=one)
-    return remote.forward(runs[0], "logs", [runs[0].run, "-f"]) if options.follow else Exit.OK
-
-
-def _login_node(options: argparse.Namespace) -> "ClusterEntry | None":
-    """The cluster, where its programs are on another machine."""
-    if options.on == LOCAL:
-        return None
-    from launcher.clusters.clusters_file import entry, login_of  # late: it reads YAML; local needs no clusters file
-
-    place = entry(options.on, options.clusters)
-    return place if login_of(place).node is not None else None
 
 
 @contextlib.contextmanager
@@ -113,12 +84,13 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _dry_run(options: argparse.Namespace, place: "ClusterEntry | None") -> int:
+def _dry_run(options: argparse.Namespace) -> int:
     from launcher.cli.plan_page import plan_page  # late: only for --dry-run
 
     shown = []
     for spec in options.specs:
-        plan, code, preview = _prepared(options, place, spec)
+        plan, code = api.prepare(spec, on=options.on, overrides=options.overrides)
+        preview = api.preview(plan)
         if not options.json:
             print("\n".join(plan_page(plan, code, preview)))
             continue
@@ -128,15 +100,6 @@ def _dry_run(options: argparse.Namespace, place: "ClusterEntry | None") -> int:
     if options.json:
         print(_json(shown[0] if len(shown) == 1 else shown))
     return Exit.OK
-
-
-def _prepared(
-    options: argparse.Namespace, place: "ClusterEntry | None", spec: str
-) -> "tuple[Plan, CodeList, Preview | None]":
-    if place is not None:
-        return remote.prepare(place, Path(spec), options.overrides)
-    plan, code = api.prepare(spec, on=options.on, overrides=options.overrides)
-    return plan, code, api.preview(plan)
 
 
 def _text(path: str) -> str:

@@ -17,7 +17,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from launcher.spec.kinds.leaf import Json, Leaf, Unfit
 from launcher.spec.kinds.names import JOB_NAME
 from launcher.spec.kinds.sections import Field, Section
 from launcher.spec.kinds.text import Choice, Text
-from launcher.spec.model import Login, Ssh
+from launcher.spec.model import JobSpec, Login, Ssh
 from launcher.spec.problems import Problem, Wrong, got, lines_of, printable, wrong
 from launcher.spec.tree import Mapping, Node, Scalar, Unusable
 from launcher.spec.yaml_reader import read_tree
@@ -110,6 +110,16 @@ def login_of(place: ClusterEntry) -> Login:
     """How to get to the login node of a cluster; its `node` is None where its programs are here."""
     login: Login = _own_options(place, LOGIN) if place.kind == LOGIN_KIND else Login()
     return login
+
+
+def merged(place: ClusterEntry, spec: JobSpec) -> JobSpec:
+    """The spec with the options of the cluster's kind for which it has nothing but what is usual."""
+    if (section := OPTIONS_OF.get(place.kind)) is None:
+        return spec
+    said, usual = getattr(spec, place.kind), section.model()
+    silent = [field.name for field in fields(said) if getattr(said, field.name) == getattr(usual, field.name)]
+    own = _own_options(place, section)
+    return replace(spec, **{place.kind: replace(said, **{name: getattr(own, name) for name in silent})})
 
 
 def _own_options(place: ClusterEntry, section: Section) -> Any:

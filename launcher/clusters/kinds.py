@@ -36,6 +36,7 @@ OURS = {
     LOCAL: ClusterKind("launcher.clusters.local.cluster:LocalCluster", asked=False),
     "slurm": ClusterKind("launcher.clusters.slurm.cluster:SlurmCluster", program="sbatch"),
     "ssh": ClusterKind("launcher.clusters.ssh.cluster:SshCluster", fresh_s=0.5, names=("hosts",)),
+    LOGIN_KIND: ClusterKind("launcher.clusters.login.cluster:LoginCluster", fresh_s=0.5),
 }
 
 

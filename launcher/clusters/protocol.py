@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from launcher.doctor.wish import DoctorWish
     from launcher.plan.facts import Machine
     from launcher.plan.model import Plan
+    from launcher.rundir.code_list import CodeList
     from launcher.spec.model import JobSpec
+    from launcher.status.checkpoints import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,14 @@ class Cluster(Protocol):
 
 
 @runtime_checkable
+class ChecksFirst(Protocol):
+    """Kinds on another machine, which is asked nothing while something is wrong that can be seen here."""
+
+    def check_first(self, code: "CodeList") -> None:
+        """Raises BadInput for code that cannot go there."""
+
+
+@runtime_checkable
 class Mends(Protocol):
     """Kinds where a submitter that was killed may have left something half done."""
 
@@ -98,6 +108,14 @@ class KeepsFilesElsewhere(Protocol):
 
     def bring_newest(self, run: RunDir) -> None:
         """Have the newest checkpoint and the logs here: the run is to go on somewhere else."""
+
+
+@runtime_checkable
+class ListsCheckpoints(Protocol):
+    """Kinds that can say which checkpoints there are where the run is."""
+
+    def checkpoints(self, run: RunDir, *, verify: bool) -> "list[Checkpoint]":
+        """Those of a run whose newest attempt is there; with `verify` every byte is read there and compared."""
 
 
 @runtime_checkable

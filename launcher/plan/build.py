@@ -11,6 +11,7 @@ from launcher.plan.model import FrozenCode, NodePlan, Plan, RankCommand
 from launcher.plan.preload import preload_for
 from launcher.spec.model import Budget, JobSpec, Resources
 
+REPEAT = "LAUNCH_REPEAT"  # tells the ranks of a repeated run which one it is
 _CPU_RANKS = 2  # with no GPU, `ranks_per_node: auto` still shows that the job is a distributed one
 
 
@@ -19,8 +20,12 @@ def check(spec: JobSpec, machine: Machine, project: Project, unset_secrets: Coll
     return [
         *check_code(spec, project),
         *_device_problems(spec.resources, machine),
-        *(Misfit("secrets", f"{name} is not set", _secret_hint(name)) for name in unset_secrets),
+        *secret_problems(unset_secrets),
     ]
+
+
+def secret_problems(unset: Collection[str]) -> list[Misfit]:
+    return [Misfit("secrets", f"{name} is not set", _secret_hint(name)) for name in unset]
 
 
 def build(
@@ -74,7 +79,7 @@ def with_code(plan: Plan, code: FrozenCode) -> Plan:
 
 
 def _which(place: RunIdentity) -> dict[str, str]:
-    return {} if place.repeat is None else {"LAUNCH_REPEAT": str(place.repeat)}
+    return {} if place.repeat is None else {REPEAT: str(place.repeat)}
 
 
 def gpus_per_node(resources: Resources, machine: Machine) -> int:

@@ -47,6 +47,7 @@ def new_attempt(
     batch: str = "",
     after: int | None = None,
     fsync: bool = True,
+    first: int = 1,
 ) -> tuple[AttemptDir, Intent]:
     """The next attempt, with its intent on disk: its folder gets its name, which is the lock, with all that is in it.
 
@@ -60,7 +61,7 @@ def new_attempt(
     there = attempts(run)
     if after is not None:
         _refuse_later(run, there, after)
-    number = max((attempt.number for attempt in there), default=0) + 1
+    number = max((attempt.number for attempt in there), default=first - 1) + 1
     token, ticket = new_token(), ticket or new_ticket()
     draft = AttemptDir(drafts.new_draft(run.attempts), 0)
     try:

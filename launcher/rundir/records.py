@@ -36,6 +36,8 @@ class Handle(msgspec.Struct, frozen=True):
     keeper: ProcessId | None = None
     job_id: str | None = None
     ticket: str = ""  # in that job's comment: ids are given again by a controller that lost its memory
+    run: str = ""  # what the run is called where it is, if another machine has taken it over
+    path: str = ""  # and its folder there
 
 
 class Site(msgspec.Struct, frozen=True):

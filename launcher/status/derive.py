@@ -180,7 +180,9 @@ def _by_cluster(facts: RunFacts, word: ClusterWord) -> _Verdict:
             estimate = f"may start at {_clock(word.starts_at)}" if word.starts_at is not None else ""
             return _Verdict(State.QUEUED, _joined(word.text or f"job {word.job_id} waits", estimate), cause)
         case "running":
-            return _said(own) if end is None else _Verdict(State.STARTING, "the next attempt is about to start", cause)
+            said = _said(own)
+            said = msgspec.structs.replace(said, message=word.text) if word.text else said
+            return said if end is None else _Verdict(State.STARTING, "the next attempt is about to start", cause)
         case "ending":
             if end is not None:
                 return _Verdict(State.QUEUED, "its job is being put back into the queue", cause)

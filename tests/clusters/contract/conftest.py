@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from lab import Lab
+from login_node import MISSING, Laptop, LoginNode
 from ssh_desk import Desk
 
 from tests.lab.fixtures import hosts, lab_possible, shared_hosts, shared_lab
@@ -14,7 +15,7 @@ from tests.lab.fixtures import hosts, lab_possible, shared_hosts, shared_lab
 __all__ = ["hosts", "lab_possible", "shared_hosts", "shared_lab"]
 
 VERBS = Path(__file__).parent / "verbs.py"
-PLACES = ("local", "slurm", "ssh", "ssh by OpenSSH")
+PLACES = ("local", "slurm", "ssh", "ssh by OpenSSH", "login")
 
 
 class Site:
@@ -58,7 +59,9 @@ class Site:
 
 @pytest.fixture(params=PLACES)
 def site(request, tmp_path):
-    make = {"local": _local, "slurm": _slurm, "ssh": _pool, "ssh by OpenSSH": _pool_by_openssh}[request.param]
+    make = {"local": _local, "slurm": _slurm, "ssh": _pool, "ssh by OpenSSH": _pool_by_openssh, "login": _login}[
+        request.param
+    ]
     site = make(request, tmp_path)
     yield site
     try:
@@ -79,6 +82,18 @@ def _slurm(request, folder):
     desk = Lab(folder)
     desk.env |= slurm.env
     return Site(desk, "slurm", desk.processes)
+
+
+def _login(request, folder):
+    """A login node whose cluster is that machine itself."""
+    assert not MISSING, MISSING
+    node = LoginNode(folder / "far").up()
+    request.addfinalizer(node.tidy)
+    desk = Lab(folder)
+    near = Laptop(folder / "near", node)
+    clusters = near.root / "config" / "launch" / "clusters.yaml"
+    desk.env |= {"LAUNCH_CLUSTERS": str(clusters), "LAUNCH_SSH_CONFIG": near.env["LAUNCH_SSH_CONFIG"]}
+    return Site(desk, node.name, node.processes)
 
 
 def _pool(request, folder):

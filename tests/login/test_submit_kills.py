@@ -39,7 +39,7 @@ class Ledger:
         def settled():
             found = self.laptop.statuses("--all")
             ended = all(one["state"] in ("succeeded", "failed", "lost", "cancelled") for one in found.values())
-            return (found,) if ended and not self.laptop.records("asked/*.json") else None
+            return (found,) if ended and not self.laptop.unfinished() else None
 
         (found,) = until(f"the end of what was submitted, cut at {point}", settled)
         assert sorted(self.lines()) == sorted(found) == self.node.runs(), point
@@ -110,7 +110,6 @@ def test_a_submit_that_goes_on_is_left_alone_by_status(laptop, login_node, ledge
     submit = laptop.start("submit", "job.yaml", "--on", "hpc", stdout=subprocess.PIPE)
     until("the first to come, who has to wait", first.exists)
     assert laptop.statuses() == {}
-    assert laptop.records("asked/*.json")
     gate.touch()
     run = submit.communicate(timeout=30)[0].decode().strip()
     assert submit.returncode == 0
@@ -132,10 +131,10 @@ def test_a_login_node_that_does_not_come_back(laptop, login_node, ledger, begun)
     login_node.shell(f"[ -e {gone} ] && exit 255\ntouch {gone}")
     done = laptop.launch("submit", "job.yaml", "--on", "hpc", check=5)
     assert "launch: login node hpc of hpc cannot be reached" in done.stderr
-    assert ("it may have started all the same; `launch status` asks again" in done.stderr) is begun
-    assert len(laptop.records("asked/*.json")) == begun
+    assert ("exists all the same: `launch status` hands it over" in done.stderr) is begun
+    assert len(laptop.unfinished()) == begun
     laptop.launch("status")
-    assert len(laptop.records("asked/*.json")) == begun, "nothing is known yet, so nothing is forgotten"
+    assert len(laptop.unfinished()) == begun, "nothing is known yet, so nothing is forgotten"
     login_node.shell()
     assert ledger.settle("coming back") == 1 + begun
 
@@ -185,6 +184,6 @@ def test_the_check_bites(laptop, ledger):
         with pytest.raises(AssertionError, match="sabotage"):
             ledger.settle("sabotage")
     ledger.path.write_text(once)
-    laptop.records()[0].unlink()
+    (laptop.root / "state" / "launch" / "runs" / once.strip()).unlink()
     with pytest.raises(AssertionError, match="forgotten"):
         ledger.settle("forgotten")

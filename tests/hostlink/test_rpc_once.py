@@ -8,12 +8,12 @@ import time
 import pytest
 
 from launcher.errors import BadInput, Exit, Unreachable
-from launcher.remote import tokens
-from launcher.remote.tokens import Ticket
-from launcher.remote.wire import Made, Outcome
+from launcher.hostlink.rpc import once
+from launcher.hostlink.rpc.once import Token
+from launcher.hostlink.rpc.wire import Made, Outcome
 from launcher.rundir import registry
 
-TOKEN = "ab" * 32
+TOKEN = "ab" * 8
 
 
 @pytest.fixture(autouse=True)
@@ -68,19 +68,19 @@ def in_a_process(target):
 
 def test_the_same_token_starts_one_run(tmp_path):
     runs = Runs(tmp_path)
-    first = Ticket(tmp_path, TOKEN).redeem(runs.start)
+    first = Token(tmp_path, TOKEN).redeem(runs.start)
     assert first == Outcome((Made("job-0000", str(tmp_path / "runs" / "job-0000")),))
-    assert Ticket(tmp_path, TOKEN).redeem(never) == first
-    assert Ticket(tmp_path, TOKEN).void() == first
-    assert Ticket(tmp_path, "cd" * 32).redeem(runs.start).runs[0].run == "job-0001"
+    assert Token(tmp_path, TOKEN).redeem(never) == first
+    assert Token(tmp_path, TOKEN).void() == first
+    assert Token(tmp_path, "cd" * 8).redeem(runs.start).runs[0].run == "job-0001"
 
 
 @pytest.mark.parametrize("stage", ["nothing", "chosen", "registered", "made"])
 def test_killed_at_any_stage_and_asked_again(tmp_path, stage):
     dying = Runs(tmp_path, die_after=stage)
-    assert in_a_process(lambda: Ticket(tmp_path, TOKEN).redeem(dying.start)) == 9
+    assert in_a_process(lambda: Token(tmp_path, TOKEN).redeem(dying.start)) == 9
     runs = Runs(tmp_path)
-    outcome = Ticket(tmp_path, TOKEN).redeem(never if stage == "made" else runs.start)
+    outcome = Token(tmp_path, TOKEN).redeem(never if stage == "made" else runs.start)
     assert runs.made() == names(outcome) == ["job-0000"]
     assert outcome.error == ()
     assert [run_id for run_id, _ in registry.registered()] == ["job-0000"]
@@ -89,41 +89,39 @@ def test_killed_at_any_stage_and_asked_again(tmp_path, stage):
 @pytest.mark.parametrize("stage", ["nothing", "chosen", "registered", "made"])
 def test_killed_at_any_stage_and_given_up(tmp_path, stage):
     dying = Runs(tmp_path, die_after=stage)
-    assert in_a_process(lambda: Ticket(tmp_path, TOKEN).redeem(dying.start)) == 9
-    outcome = Ticket(tmp_path, TOKEN).void()
+    assert in_a_process(lambda: Token(tmp_path, TOKEN).redeem(dying.start)) == 9
+    outcome = Token(tmp_path, TOKEN).void()
     made = Runs(tmp_path).made()
     assert made == (["job-0000"] if stage == "made" else [])
     assert names(outcome) == made
     assert outcome.exit_code == (0 if made else Exit.REFUSED)
-    assert Ticket(tmp_path, TOKEN).redeem(never) == outcome, "a connection that comes late starts nothing"
+    assert Token(tmp_path, TOKEN).redeem(never) == outcome, "a connection that comes late starts nothing"
     assert [run_id for run_id, _ in registry.registered()] == made
 
 
 def test_of_several_runs_those_that_exist_are_named(tmp_path):
     dying = Runs(tmp_path, die_after="made")
-    assert in_a_process(lambda: Ticket(tmp_path, TOKEN).redeem(lambda choose: dying.start(choose, 3))) == 9
-    outcome = Ticket(tmp_path, TOKEN).redeem(never)
+    assert in_a_process(lambda: Token(tmp_path, TOKEN).redeem(lambda choose: dying.start(choose, 3))) == 9
+    outcome = Token(tmp_path, TOKEN).redeem(never)
     assert names(outcome) == Runs(tmp_path).made() == ["job-0000"]
     assert outcome.error == ("2 of 3 runs were not started: launch there was killed",)
-    whole = Ticket(tmp_path, "cd" * 32).redeem(lambda choose: Runs(tmp_path).start(choose, 3))
+    whole = Token(tmp_path, "cd" * 8).redeem(lambda choose: Runs(tmp_path).start(choose, 3))
     assert names(whole) == ["job-0001", "job-0002", "job-0003"]
 
 
 def test_runs_that_are_chosen_in_two_steps(tmp_path):
     """More than fit into one array: the second part is killed, the first is there."""
     first, second = Runs(tmp_path), Runs(tmp_path, die_after="chosen")
-    assert (
-        in_a_process(lambda: Ticket(tmp_path, TOKEN).redeem(lambda go: first.start(go, 2) + second.start(go, 2))) == 9
-    )
-    outcome = Ticket(tmp_path, TOKEN).void()
+    assert in_a_process(lambda: Token(tmp_path, TOKEN).redeem(lambda go: first.start(go, 2) + second.start(go, 2))) == 9
+    outcome = Token(tmp_path, TOKEN).void()
     assert names(outcome) == Runs(tmp_path).made() == ["job-0000", "job-0001"]
     assert outcome.error[0].startswith("2 of 4 runs were not started")
 
 
 def test_given_up_before_it_came(tmp_path):
-    outcome = Ticket(tmp_path, TOKEN).void()
+    outcome = Token(tmp_path, TOKEN).void()
     assert "given up" in outcome.error[0]
-    assert Ticket(tmp_path, TOKEN).redeem(never) == outcome
+    assert Token(tmp_path, TOKEN).redeem(never) == outcome
 
 
 def test_two_at_once_start_one_run(tmp_path):
@@ -141,7 +139,7 @@ def test_two_at_once_start_one_run(tmp_path):
 
     def ask(number):
         (tmp_path / "waiting" / str(number)).touch()
-        outcome = Ticket(tmp_path, TOKEN).redeem(slow)
+        outcome = Token(tmp_path, TOKEN).redeem(slow)
         (tmp_path / f"answer-{number}").write_text(*names(outcome))
 
     context = multiprocessing.get_context("fork")
@@ -158,10 +156,10 @@ def test_a_refusal_is_the_outcome_too(tmp_path):
     def refuse(choose):
         raise BadInput("job.yaml:1:1: name: missing", "hint: write name: job")
 
-    outcome = Ticket(tmp_path, TOKEN).redeem(refuse)
+    outcome = Token(tmp_path, TOKEN).redeem(refuse)
     assert outcome.error == ("job.yaml:1:1: name: missing", "hint: write name: job")
     assert (outcome.runs, outcome.exit_code) == ((), Exit.BAD_INPUT)
-    assert Ticket(tmp_path, TOKEN).redeem(never) == outcome
+    assert Token(tmp_path, TOKEN).redeem(never) == outcome
 
 
 def test_a_run_that_exists_is_named_though_something_went_wrong(tmp_path):
@@ -171,7 +169,7 @@ def test_a_run_that_exists_is_named_though_something_went_wrong(tmp_path):
         runs.start(choose)
         raise Unreachable("the cluster does not answer")
 
-    outcome = Ticket(tmp_path, TOKEN).redeem(fails_late)
+    outcome = Token(tmp_path, TOKEN).redeem(fails_late)
     assert (names(outcome), outcome.error) == (["job-0000"], ("the cluster does not answer",))
 
 
@@ -180,25 +178,25 @@ def test_what_is_not_ours_to_judge_leaves_the_token_as_it_was(tmp_path):
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):
-        Ticket(tmp_path, TOKEN).redeem(full)
-    assert Ticket(tmp_path, TOKEN).redeem(Runs(tmp_path).start).runs[0].run == "job-0000"
+        Token(tmp_path, TOKEN).redeem(full)
+    assert Token(tmp_path, TOKEN).redeem(Runs(tmp_path).start).runs[0].run == "job-0000"
 
 
-@pytest.mark.parametrize("token", ["", "..", "a" * 63, "A" * 64, "../" * 21 + "a", "g" * 64])
+@pytest.mark.parametrize("token", ["", "..", "a" * 15, "a" * 63, "A" * 64, "../" * 21 + "a", "g" * 64])
 def test_a_token_is_never_a_path(tmp_path, token):
     with pytest.raises(BadInput):
-        Ticket(tmp_path, token)
+        Token(tmp_path, token)
 
 
 def test_what_is_kept_is_private_and_not_for_ever(tmp_path):
-    Ticket(tmp_path, TOKEN).redeem(Runs(tmp_path).start)
+    Token(tmp_path, TOKEN).redeem(Runs(tmp_path).start)
     kept = tmp_path / "requests" / TOKEN
     assert {path.stat().st_mode & 0o777 for path in kept.iterdir()} == {0o600}
     assert kept.stat().st_mode & 0o777 == 0o700
     assert json.loads((kept / "outcome.json").read_text())["runs"][0]["run"] == "job-0000"
     (tmp_path / "requests" / "notes").mkdir()
-    tokens.tidy(tmp_path, time.time() + 29 * 86_400)
+    once.tidy(tmp_path, time.time() + 29 * 86_400)
     assert kept.exists()
-    tokens.tidy(tmp_path, time.time() + 31 * 86_400)
+    once.tidy(tmp_path, time.time() + 31 * 86_400)
     assert os.listdir(tmp_path / "requests") == ["notes"]
-    tokens.tidy(tmp_path / "missing", 0.0)
+    once.tidy(tmp_path / "missing", 0.0)

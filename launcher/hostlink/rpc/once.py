@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from launcher.errors import BadInput, Exit, LaunchError, Refused
-from launcher.remote.wire import Made, Outcome
+from launcher.hostlink.rpc.wire import Made, Outcome
 from launcher.rundir import registry
 from launcher.rundir.durable import make_dir, read_record, sync_dir, write_record
 
-_TOKEN = re.compile(r"[0-9a-f]{64}")
+_TOKEN = re.compile(r"[0-9a-f]{16}|[0-9a-f]{64}")
 _LOCK = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_LOCKS_HERE = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 _KEPT_S = 30 * 86_400.0
@@ -31,12 +31,12 @@ Runs = Sequence[tuple[str, Path]]  # ids and folders
 Start = Callable[[Callable[[Runs], None]], Runs]
 
 
-class Ticket:
+class Token:
     """What is kept of one token."""
 
     def __init__(self, folder: Path, token: str) -> None:
         if not _TOKEN.fullmatch(token):
-            raise BadInput("expected a token of 64 hex digits")
+            raise BadInput("expected a token of 16 or 64 hex digits")
         self.path = folder / "requests" / token
         self._chosen = self.path / "chosen.json"
         self._outcome = self.path / "outcome.json"

@@ -8,35 +8,36 @@ import time
 import msgspec
 import pytest
 
-from launcher.hostlink.shipping.tree import FileEntry
-from launcher.remote import wire
-from launcher.remote.wire import (
-    Command,
-    Confused,
-    Have,
-    Incoming,
-    Job,
-    Reply,
-    Settle,
-    Statuses,
-    Submit,
-    Tree,
-    encoded,
-    frame,
-    greeting,
-    read_request,
+from launcher.clusters.login.messages import (
+    KnownRun,
+    LookAtRuns,
+    OpenAttempt,
+    OpenRuns,
+    Request,
+    RunWanted,
+    SpecThere,
+    VoidTokens,
 )
+from launcher.hostlink.rpc import wire
+from launcher.hostlink.rpc.wire import Confused, Have, Incoming, Reply, Tree, decoded, encoded, greeting
+from launcher.hostlink.shipping.tree import FileEntry
 
 SET, DEFAULTS = ("a=b\nc", "x='$(y)'"), (("slurm.partition", "gpu"),)
-JOB = Job("~/launch", "0" * 64, "job.yaml", b"\xff\x00 any bytes", SET, DEFAULTS, "slurm", ("job.yaml", "/p"))
+SPEC = SpecThere("job.yaml", b"\xff\x00 any bytes", SET, DEFAULTS, ("job.yaml", "/p"))
+WANTED = RunWanted("job-aaaa", 0, None, 3, b"\xfe")
 REQUESTS = [
     Have("~/launch", "0" * 64),
     Tree("~/l \n'", "0" * 64, (FileEntry("\xff\n", 3, True), FileEntry("l", 0, False, "a"))),
-    Submit(JOB, None, "ab" * 32, {"TOKEN": "s€cret\n"}, ("job-aaaa",)),
-    Settle("~/launch", ("ab" * 32,)),
-    Statuses(("job-aaaa",)),
-    Command(("logs", "job-aaaa", "--set=a b'\"\n$(c)")),
+    OpenRuns("~/launch", "slurm", "ab" * 8, "0" * 64, (SPEC,), (WANTED,), {"TOKEN": "s€cret\n"}),
+    OpenAttempt("~/launch", "ab" * 8, "job-aaaa", 1, ("--set=a b'\"\n$(c)",)),
+    VoidTokens("~/launch", ("ab" * 8,)),
+    LookAtRuns((KnownRun("job-aaaa", 1, 7, "0" * 64),)),
 ]
+REQUEST = msgspec.json.Decoder(Request | Have | Tree)
+
+
+def read_request(line):
+    return decoded(line, REQUEST)
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_secrets_are_in_no_words_of_ours():
 
 def test_text_that_is_none_is_refused_before_it_is_sent():
     with pytest.raises(UnicodeEncodeError):
-        encoded(Command(("logs", "\udcff")))
+        encoded(VoidTokens("\udcff", ()))
 
 
 def test_the_greeting_is_found_behind_what_a_shell_says(pipe):
@@ -81,12 +82,12 @@ def test_a_shell_that_never_stops_is_no_greeting():
         Endless(0).greeting()
 
 
-def test_lines_bytes_and_frames_in_any_pieces():
+def test_lines_and_bytes_in_any_pieces():
     seed = random.randrange(10**6)
     print("seed", seed)
     draw = random.Random(seed)
     bodies = [draw.randbytes(draw.randrange(200)) for _ in range(20)]
-    stream = b"".join(b"line %d\n" % len(body) + body + frame(1, body) for body in bodies)
+    stream = b"".join(b"line %d\n" % len(body) + body for body in bodies)
     feed = iter(range(0, len(stream), 7))
 
     class Slow(Incoming):
@@ -103,8 +104,7 @@ def test_lines_bytes_and_frames_in_any_pieces():
         while len(got) < len(body):
             got += slow.some(len(body) - len(got))
         assert got == body
-        assert slow.frame() == (1, body)
-    for ask in (slow.line, slow.frame, lambda: slow.some(1)):
+    for ask in (slow.line, lambda: slow.some(1)):
         with pytest.raises(EOFError):
             ask()
 
@@ -120,11 +120,6 @@ def test_nobody_waits_past_the_deadline(pipe):
     assert time.monotonic() - started < 5
     os.write(into, b"\n")
     assert incoming.line(time.monotonic() + 5) == b"half a line"
-    os.write(into, frame(1, b"whole")[:-1])
-    with pytest.raises(TimeoutError):
-        incoming.frame(time.monotonic() + 0.05)
-    os.write(into, b"e")
-    assert incoming.frame() == (1, b"whole"), "what had come before the deadline is not lost"
 
 
 def test_half_a_line_at_the_end_is_none(pipe):
@@ -150,13 +145,6 @@ def test_garbage_is_refused_and_never_a_traceback():
     for line in (b"", b"null", b"[" * 100_000, b'{"type":"open"}', b'{"type":"have"}', b"\xff", b'{"type":1}'):
         with pytest.raises(Confused):
             read_request(line)
-
-
-def test_a_frame_that_is_too_large_is_refused(pipe):
-    into, incoming = pipe
-    os.write(into, b"\x01\xff\xff\xff\xff")
-    with pytest.raises(Confused):
-        incoming.frame()
 
 
 def test_an_older_reader_passes_over_what_it_does_not_know():

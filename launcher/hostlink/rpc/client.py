@@ -9,12 +9,11 @@ import tempfile
 import time
 from collections.abc import Collection, Iterable
 from types import TracebackType
-from typing import IO, Any, Self, TypeVar
+from typing import IO, Any, Protocol, Self, TypeVar
 
-from launcher import __version__
 from launcher.errors import Exit, LaunchError, Unreachable
-from launcher.remote.known import Login
-from launcher.remote.wire import WIRE, Confused, Incoming, Reply, Request, decoded, encoded
+from launcher.hostlink.rpc.wire import WIRE, Confused, Incoming, Reply, decoded, encoded
+from launcher.words import VERSION
 
 GREETING_S = 30.0  # Python may start slowly from a login node's file system
 _CONNECT_S = 10
@@ -47,6 +46,22 @@ _HINTS = {
 }
 
 
+class FarProgram(Protocol):
+    """Where to find `launch` on another machine."""
+
+    @property
+    def cluster(self) -> str:
+        """As the user calls it."""
+
+    @property
+    def login(self) -> str:
+        """For ssh."""
+
+    @property
+    def launch(self) -> str:
+        """The program there."""
+
+
 class Broken(Unreachable):
     """The connection was there and ended before the answer came: what was asked may have happened."""
 
@@ -55,7 +70,7 @@ class Silent(Unreachable):
     """The connection is there and the answer did not come in time: what was asked may still happen."""
 
 
-def command(login: Login, argv: str, *, compress: bool = False) -> list[str]:
+def command(login: FarProgram, argv: str, *, compress: bool = False) -> list[str]:
     """How ssh is called to have a shell on the login node run this line."""
     config = os.environ.get("LAUNCH_SSH_CONFIG")
     options = [*_OPTIONS, *(("Compression=yes",) if compress else ())]
@@ -76,10 +91,10 @@ def far_program(path: str) -> str:
     return shlex.quote(path)
 
 
-class Connection:
+class FarLaunch:
     """`launch _far` on a login node, and what is asked of it."""
 
-    def __init__(self, login: Login, *, without: Collection[str] = (), compress: bool = False) -> None:
+    def __init__(self, login: FarProgram, *, without: Collection[str] = (), compress: bool = False) -> None:
         """`without`: variables that must not reach ssh."""
         self.login = login
         self._greeted = False
@@ -122,7 +137,7 @@ class Connection:
             raise _other_version(self.login, there.launch)
         self._greeted = True
 
-    def send(self, request: Request, contents: Iterable[bytes] = ()) -> None:
+    def send(self, request: object, contents: Iterable[bytes] = ()) -> None:
         """Say this; what goes wrong with the connection is told by `receive`."""
         stdin = _pipe(self.process.stdin)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -142,17 +157,10 @@ class Connection:
             raise far_error(reply.error, reply.exit_code)
         return decoded(bytes(reply.value), kind)
 
-    def ask(self, request: Request, kind: type[T], *, contents: Iterable[bytes] = (), timeout_s: float) -> T:
+    def ask(self, request: object, kind: type[T], *, contents: Iterable[bytes] = (), timeout_s: float) -> T:
         self.greet()
         self.send(request, contents)
         return self.receive(kind, time.monotonic() + timeout_s)
-
-    def frame(self, deadline: float | None = None) -> tuple[int, bytes]:
-        """What follows a command: a channel and its data. Raises Broken or Silent where nothing does."""
-        try:
-            return self._incoming.frame(deadline)
-        except (EOFError, TimeoutError) as error:
-            raise self._broken(error) from None
 
     def hang_up(self) -> None:
         """Let the other side see that nobody listens any more."""
@@ -207,7 +215,7 @@ def far_error(lines: Collection[str], code: int) -> LaunchError:
     return error
 
 
-def far_version(login: Login) -> str:
+def far_version(login: FarProgram) -> str:
     """What `launch --version` says there; for a message."""
     argv = command(login, f"{far_program(login.launch)} --version")
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -218,18 +226,18 @@ def far_version(login: Login) -> str:
     return "?"
 
 
-def _other_version(login: Login, there: str) -> Unreachable:
+def _other_version(login: FarProgram, there: str) -> Unreachable:
     return Unreachable(
-        f"{_who(login)}: launch {there} there, {__version__} here: they do not understand each other",
-        f"hint: install launch {__version__} on {login.login}, or the one there here",
+        f"{_who(login)}: launch {there} there, {VERSION} here: they do not understand each other",
+        f"hint: install launch {VERSION} on {login.login}, or the one there here",
     )
 
 
-def _who(login: Login) -> str:
+def _who(login: FarProgram) -> str:
     return f"login node {login.login} of {login.cluster}"
 
 
-def _hint(login: Login, words: Iterable[str]) -> list[str]:
+def _hint(login: FarProgram, words: Iterable[str]) -> list[str]:
     said = "\n".join(words)
     return [f"hint: {hint.format(login=login.login)}" for what, hint in _HINTS.items() if what in said][:1]
 

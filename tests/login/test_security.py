@@ -105,7 +105,7 @@ def test_code_is_sent_once(laptop, login_node, shown):
     (laptop.project / "large.bin").write_bytes(os.urandom(3_000_000))
     shown(RUN, "hpc")
     shown(RUN, "hpc", "--set", "env.PLAIN=other")
-    first, second = [up for one in laptop.passed() if b'"type":"submit"' in (up := base64.b64decode(one["up"]))]
+    first, second = [up for one in laptop.passed() if b'"type":"open"' in (up := base64.b64decode(one["up"]))]
     assert len(first) > 3_000_000
     assert len(second) < 5_000
     assert b'"type":"tree"' in first
@@ -167,10 +167,11 @@ def test_a_secret_is_in_no_command_line_environment_or_log(laptop, login_node, s
     for call in laptop.passed():
         assert "canary" not in json.dumps([call["argv"], call["env"]])
     keeps = login_node.home / "launch" / "runs" / run / "secrets.json"
-    ours = {keeps, laptop.project / "token", laptop.root / "passed", tmp_path / "seen-hpc"}
+    here = laptop.folder(run) / "secrets.json"
+    ours = {keeps, here, laptop.project / "token", laptop.root / "passed", tmp_path / "seen-hpc"}
     holding = [path for path in tmp_path.rglob("*") if path.is_file() and b"canary" in path.read_bytes()]
     assert {path for path in holding if not path.is_symlink()} <= ours
-    assert stat.S_IMODE(keeps.stat().st_mode) == 0o600
+    assert stat.S_IMODE(keeps.stat().st_mode) == stat.S_IMODE(here.stat().st_mode) == 0o600
 
 
 def test_the_watch_bites(tmp_path):
@@ -194,7 +195,7 @@ def test_what_is_kept_is_private(laptop, login_node, shown):
         run, _ = shown(RUN, "hpc")
     finally:
         os.umask(0o022)
-    state = laptop.root / "state" / "launch" / "remote"
-    kept = [*state.rglob("*"), *(login_node.home / "launch").rglob("*")]
+    state = laptop.root / "state" / "launch"
+    kept = [*state.rglob("*"), *(laptop.project / ".launch").rglob("*"), *(login_node.home / "launch").rglob("*")]
     assert {stat.S_IMODE(path.lstat().st_mode) & 0o077 for path in kept if not path.is_symlink()} == {0}
-    assert (state / f"{run}.json").exists()
+    assert laptop.folder(run).exists()

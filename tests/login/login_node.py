@@ -241,11 +241,22 @@ class Laptop:
 
     def forget_answers(self):
         """As if no login node had ever said anything."""
-        for path in self.records("answers/*"):
-            path.unlink()
+        for run in self.runs():
+            for name in ("state.json", "attempts/*/seen.json", "attempts/*/exit.json"):
+                for path in self.folder(run).glob(name):
+                    path.unlink()
 
-    def records(self, kind="*.json"):
-        return sorted((self.root / "state" / "launch" / "remote").glob(kind))
+    def runs(self):
+        """Ids of the runs that are known here."""
+        return sorted(path.name for path in (self.root / "state" / "launch" / "runs").glob("*"))
+
+    def folder(self, run):
+        return (self.root / "state" / "launch" / "runs" / run).resolve()
+
+    def unfinished(self):
+        """Runs that were begun here, and of which nobody knows what came of them there."""
+        folders = map(self.folder, self.runs())
+        return [path.name for path in folders if not (path / "attempts" / "0001" / "handle.json").exists()]
 
 
 def all_pids():

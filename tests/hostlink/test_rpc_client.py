@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import Exit, Refused, Unreachable
-from launcher.remote.forwarding import refuse_to_move
-from launcher.remote.known import Login, RemoteRun
-from launcher.remote.ssh import Connection, command, far_error, far_program
+from launcher.clusters.login.address import Address
+from launcher.errors import Exit, Unreachable
+from launcher.hostlink.rpc.client import FarLaunch, command, far_error, far_program
 from tests.lab.nodes import until
 
 SHELLS = [name for name in ("sh", "bash", "zsh", "csh", "tcsh", "fish", "ksh") if shutil.which(name)]
-HPC = Login("hpc", "me@hpc", "~/a b/launch", "~/launch")
+HPC = Address("hpc", "me@hpc", "~/a b/launch", "~/launch", "slurm")
 
 
 def options(argv):
@@ -48,7 +47,7 @@ def test_the_program_is_one_word_to_any_shell(path, shell, tmp_path):
 def test_without_ssh(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Unreachable, match="no `ssh` on PATH"):
-        Connection(HPC)
+        FarLaunch(HPC)
 
 
 def fake_ssh(monkeypatch, tmp_path, body):
@@ -75,7 +74,7 @@ def fake_ssh(monkeypatch, tmp_path, body):
 )
 def test_what_is_said_where_launch_does_not_answer(monkeypatch, tmp_path, body, told):
     fake_ssh(monkeypatch, tmp_path, body)
-    with Connection(HPC) as connection, pytest.raises(Unreachable) as raised:
+    with FarLaunch(HPC) as connection, pytest.raises(Unreachable) as raised:
         connection.greet()
     assert told in str(raised.value)
     assert "login node me@hpc of hpc" in raised.value.lines[0]
@@ -85,7 +84,7 @@ def test_ssh_has_none_of_the_variables_that_it_must_not_see(monkeypatch, tmp_pat
     fake_ssh(monkeypatch, tmp_path, f"env > {tmp_path}/seen; exit 255")
     monkeypatch.setenv("CANARY", "secret")
     monkeypatch.setenv("OTHER", "public")
-    with Connection(HPC, without={"CANARY"}) as connection, pytest.raises(Unreachable):
+    with FarLaunch(HPC, without={"CANARY"}) as connection, pytest.raises(Unreachable):
         connection.greet()
     seen = (tmp_path / "seen").read_text()
     assert "OTHER=public" in seen
@@ -94,7 +93,7 @@ def test_ssh_has_none_of_the_variables_that_it_must_not_see(monkeypatch, tmp_pat
 
 def test_nothing_of_a_connection_is_left(monkeypatch, tmp_path):
     fake_ssh(monkeypatch, tmp_path, f"trap '' TERM; sleep 1000 & echo $! > {tmp_path}/child; echo up; wait; wait")
-    connection = Connection(HPC)
+    connection = FarLaunch(HPC)
     assert connection.process.stdout.read(3) == b"up\n"
     child = int((tmp_path / "child").read_text())
     connection.close()
@@ -115,10 +114,3 @@ def test_an_error_there_is_the_same_error_here():
     error = far_error(("no such run",), Exit.NO_SUCH_RUN)
     assert (error.lines, error.exit_code) == (("no such run",), Exit.NO_SUCH_RUN)
     assert far_error(("x",), 77).exit_code == Exit.INTERNAL
-
-
-def test_a_run_goes_on_where_it_is():
-    run = RemoteRun("job-aaaa", "job", HPC, "slurm", "/far/job-aaaa", 0.0, "/here/job.yaml")
-    refuse_to_move(run, "hpc")
-    with pytest.raises(Refused, match="it cannot go on with local"):
-        refuse_to_move(run, "local")

@@ -1,0 +1,239 @@
+"""A cluster whose programs are on another machine: `launch` there carries the runs out, and is asked about them."""
+
+import shlex
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from launcher.clusters.clusters_file import ClusterEntry, login_of, named_clusters
+from launcher.clusters.login import files, records
+from launcher.clusters.login.address import KIND, Address, address_of, as_planned, now
+from launcher.clusters.login.handover import (
+    Handover,
+    code_there,
+    give_up,
+    hand_over,
+    handover_of,
+    spec_there,
+    withdraw,
+)
+from launcher.clusters.login.lines import ask, ask_all, leave_alone, left_alone, persistently
+from launcher.clusters.login.messages import (
+    AskMachine,
+    AskPreview,
+    EndRun,
+    ForgiveNodes,
+    LookAtRuns,
+    PreviewThere,
+    RunNews,
+)
+from launcher.clusters.protocol import CancelReport, Preview
+from launcher.doctor.findings import Finding
+from launcher.doctor.wish import DoctorWish
+from launcher.errors import Exit, LaunchError, NotStarted, Refused, Unreachable
+from launcher.hostlink.parallel import failures, for_all
+from launcher.hostlink.rpc.client import FarLaunch
+from launcher.hostlink.shipping.tree import digest_of, refuse_links_out
+from launcher.plan.facts import Machine
+from launcher.plan.model import Plan
+from launcher.rundir.attempts import newest
+from launcher.rundir.code_list import CodeList, list_code
+from launcher.rundir.durable import read_record
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.locks import locked
+from launcher.rundir.records import Blame, ClusterWord, Handle
+from launcher.spec.model import JobSpec, Login
+from launcher.status.checkpoints import Checkpoint
+
+LIMIT_S = 13.0  # for all login nodes together to say how their runs are
+_ANSWER_S = 120.0
+_MANY = 10_000
+
+
+class LoginEngagement:
+    """An attempt that is to be handed to the login node as soon as it exists."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._run = RunDir(Path(plan.run_dir))
+
+    def go(self, attempt: int) -> None:
+        hand_over(handover_of(self._run, self._run.attempt(attempt)))
+
+    def abandon(self) -> None:
+        """Nothing was begun."""
+
+
+class LoginCluster:
+    """Runs are asked of the login node, which starts each of them once, and mirrored into their folders here."""
+
+    kind = KIND
+
+    def __init__(self) -> None:
+        self._offered: tuple[JobSpec, Machine] | None = None
+        self._not_handed: dict[Path, str] = {}  # by attempt: why
+
+    def check_first(self, code: CodeList) -> None:
+        """Raises BadInput for links to what would not be there."""
+        refuse_links_out(code)
+
+    def machine(self, spec: JobSpec) -> Machine:
+        """What a node offers, as the login node finds."""
+        if self._offered is None or self._offered[0] != spec:
+            address, without = at(spec.login), [secret.name for secret in spec.secrets]
+            request = AskMachine(address.on, spec)
+            machine = persistently(
+                address, lambda line: line.ask(request, Machine, timeout_s=_ANSWER_S), without=without
+            )
+            self._offered = (spec, replace(machine, own_python=True))
+        return self._offered[1]
+
+    def most_together(self) -> int:
+        """All: the login node makes of them what its cluster takes."""
+        return _MANY
+
+    def preview(self, plan: Plan) -> Preview:
+        """What the login node would hand to its batch system. The code is sent: only there it can be looked at."""
+        address = now(as_planned(plan.cluster, plan.spec.login))
+        code = list_code(Path(plan.project), plan.spec.code)
+        digest = digest_of(code)
+        spec = spec_there(plan, Path(plan.spec_file).read_bytes())
+
+        def work(line: FarLaunch) -> PreviewThere:
+            code_there(line, code, digest, address.folder)
+            request = AskPreview(address.folder, address.on, digest, spec)
+            return line.ask(request, PreviewThere, timeout_s=_ANSWER_S)
+
+        there = persistently(address, work, without=plan.secrets)
+        handed = there.handed or Preview("", "")
+        where = f"its folder there would be {address.login}:{there.run_dir}"
+        return Preview(handed.script, "; ".join(filter(None, (handed.answer, where))))
+
+    def engage(self, plan: Plan) -> LoginEngagement:
+        return LoginEngagement(plan)
+
+    def check_up(self, wish: DoctorWish, _tell: Callable[[str], None]) -> Iterator[Finding]:
+        """Raises Refused: what is in the way of runs is found where they run."""
+        login = login_of(ClusterEntry(KIND, wish.cluster, wish.defaults))
+        address = as_planned(wish.cluster, login)
+        there = shlex.join([address.launch, "doctor", address.on])
+        hint = f"hint: ssh {address.login} {there}"
+        raise Refused(f"{wish.cluster} is looked at from its login node, {address.login}", hint)
+
+    # -- runs that are there
+
+    def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
+        """One question to each login node, all at once; what they say is copied into the runs' folders."""
+        asked: dict[Address, dict[str, tuple[RunDir, AttemptDir]]] = {}
+        for run, attempt in attempts:
+            if handle := read_record(attempt.handle, Handle):
+                asked.setdefault(address_of(run, attempt), {})[handle.run] = (run, attempt)
+        questions = {
+            address: LookAtRuns(tuple(records.known_of(*pair, there) for there, pair in runs.items()))
+            for address, runs in asked.items()
+        }
+        answers = ask_all(questions, dict[str, RunNews], LIMIT_S)
+        words: dict[Path, ClusterWord] = {}
+        for address, runs in asked.items():
+            for there, (run, attempt) in runs.items():
+                words[attempt.path] = _word(address, run, attempt, there, answers[address])
+        return [words.get(attempt.path) or self._unfinished(attempt) for _, attempt in attempts]
+
+    def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
+        """Hand over what submitters that were killed did not, as far as login nodes answer."""
+        left = {}
+        for run, attempt in attempts:
+            wanted = handover_of(run, attempt)
+            if wanted.is_unfinished() and not wanted.is_in_hand():
+                left[str(wanted.lock)] = wanted
+        for name, trouble in failures(for_all(left, lambda _, wanted: _mend(wanted))).items():
+            self._not_handed |= {one.path: trouble.lines[0] for one in left[name].attempts}
+
+    def _unfinished(self, attempt: AttemptDir) -> ClusterWord | None:
+        """Of an attempt that no login node is known to have."""
+        if attempt.handle.exists() or attempt.end.exists():
+            return None  # by now
+        if why := self._not_handed.get(attempt.path):
+            return records.silence(attempt, f"it was not handed over yet: {why}")
+        return ClusterWord("queued", "", time.time(), text="it is being handed to its login node")
+
+    def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan) -> CancelReport:
+        address = address_of(run, attempt)
+        wanted = handover_of(run, attempt)
+        if wanted.is_unfinished():
+            _refuse_in_hand(run, wanted)
+            with locked(wanted.lock, wait=True):
+                if wanted.is_unfinished() and len(wanted.runs) == 1 and withdraw(wanted, address):
+                    return CancelReport((), already=False)
+            hand_over(wanted)  # others were submitted with it, and go on
+        handle = read_record(attempt.handle, Handle)
+        if handle is None:
+            return CancelReport((), already=True)
+        limit_s = plan.spec.recovery.grace_s + _ANSWER_S
+        report = ask(address, EndRun(handle.run), CancelReport, timeout_s=limit_s)
+        self.look([(run, attempt)])
+        return report
+
+    def forgive(self, run: RunDir, hosts: Collection[str]) -> None:
+        attempt = newest(run)
+        if attempt is not None and (handle := read_record(attempt.handle, Handle)):
+            request = ForgiveNodes(handle.run, tuple(hosts))
+            ask(address_of(run, attempt), request, list[Blame], timeout_s=_ANSWER_S)
+
+    # -- what they have written
+
+    def bring_logs(self, run: RunDir) -> None:
+        files.bring_logs(run)
+
+    def fetch(self, run: RunDir, checkpoint: str) -> list[str]:
+        return files.fetch(run, checkpoint)
+
+    def bring_newest(self, run: RunDir) -> None:
+        files.bring_newest(run)
+
+    def checkpoints(self, run: RunDir, *, verify: bool) -> list[Checkpoint]:
+        return files.checkpoints(run, verify=verify)
+
+
+def at(login: Login) -> Address:
+    """As the user calls it, where the clusters file has it."""
+    named = (name for name, place in named_clusters().items() if login_of(place) == login)
+    return as_planned(next(named, login.node or KIND), login)
+
+
+def _word(
+    address: Address, run: RunDir, attempt: AttemptDir, there: str, answer: dict[str, RunNews] | LaunchError
+) -> ClusterWord:
+    if isinstance(answer, LaunchError):
+        why = "; ".join(line.strip() for line in answer.lines if not line.startswith("hint:"))
+        return records.silence(attempt, why)
+    if there not in answer:
+        return records.silence(attempt, f"{address.login} does not know it any more")
+    try:
+        records.keep(run, attempt, answer[there])
+    except (LaunchError, OSError) as error:
+        return records.silence(attempt, f"{address}: {error}")
+    return records.word_of(attempt, answer[there])
+
+
+def _mend(wanted: Handover) -> None:
+    """Raises what keeps it from being handed over now; what never can be gets its end."""
+    address = address_of(wanted.runs[0], wanted.attempts[0])
+    if (why := left_alone(address)) is not None:
+        raise why
+    try:
+        hand_over(wanted)
+    except Unreachable as error:
+        raise leave_alone(address, error) from None
+    except NotStarted as error:
+        if error.exit_code == Exit.UNREACHABLE:
+            raise leave_alone(address, error) from None
+        for run, attempt in zip(wanted.runs, wanted.attempts, strict=True):
+            if not attempt.handle.exists():
+                give_up(run, attempt, "; ".join(error.lines))
+
+
+def _refuse_in_hand(run: RunDir, wanted: Handover) -> None:
+    if wanted.is_in_hand():
+        hint = f"hint: launch cancel {run.path.name} again, in a moment"
+        raise Refused(f"{run.path.name} is being handed to its login node: nothing was ended", hint)

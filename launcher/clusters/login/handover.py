@@ -1,0 +1,196 @@
+"""Handing attempts to a login node, once: their tickets are the tokens for which it starts them, however often asked.
+
+What was never said there is NotStarted. From the moment in which the request is on its way, nobody knows until there
+is an answer: then the attempt has a handle, or an end.
+"""
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.clusters.keeping.attempt_end import cancelled, write_end
+from launcher.clusters.login.address import KIND, Address, address_of
+from launcher.clusters.login.files import LoginDisk, holders_of
+from launcher.clusters.login.lines import ask, persistently
+from launcher.clusters.login.messages import OpenAttempt, OpenRuns, RunWanted, SpecThere, VoidTokens
+from launcher.clusters.mirror.fetch import bring_what_it_goes_on_from
+from launcher.clusters.mirror.holders import Holders
+from launcher.errors import Exit, LaunchError, NotStarted
+from launcher.hostlink.rpc.client import FarLaunch, far_error
+from launcher.hostlink.rpc.wire import Have, Outcome, Tree
+from launcher.hostlink.shipping.tree import contents, digest_of, entries
+from launcher.plan.build import REPEAT
+from launcher.plan.model import Plan
+from launcher.rundir.attempts import read_intent, read_plan
+from launcher.rundir.code_list import CodeList, list_frozen
+from launcher.rundir.durable import read_record, write_record
+from launcher.rundir.identity import alive
+from launcher.rundir.layout import AttemptDir, BatchDir, RunDir
+from launcher.rundir.locks import locked
+from launcher.rundir.records import AttemptEnd, Handle
+from launcher.words import Cause, State
+from trainer.checkpoint_files.partial import Held
+
+_ANSWER_S = 120.0
+_MINUTES_S = 600.0  # for a large tree to be written and read there
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """One attempt, or the first ones of all runs that were submitted with it."""
+
+    number: int
+    runs: tuple[RunDir, ...]
+    lock: Path
+
+    @property
+    def attempts(self) -> list[AttemptDir]:
+        return [run.attempt(self.number) for run in self.runs]
+
+    def is_unfinished(self) -> bool:
+        """Nobody has written down what came of it."""
+        return any(not (one.handle.exists() or one.end.exists()) for one in self.attempts if one.intent.exists())
+
+    def is_in_hand(self) -> bool:
+        """Its submitter lives and is at it, or about to be: one that could not do it has let go of the lock."""
+        if alive(read_intent(self.attempts[0]).created_by) is False:
+            return False
+        if not self.lock.exists():
+            return True
+        with locked(self.lock) as free:
+            return free is None
+
+
+def handover_of(run: RunDir, attempt: AttemptDir) -> Handover:
+    batch = read_intent(attempt).batch
+    if not batch:
+        return Handover(attempt.number, (run,), attempt.job_lock)
+    folder = BatchDir(Path(batch))
+    paths = read_record(folder.runs, list[str]) or [str(run.path)]
+    return Handover(attempt.number, tuple(RunDir(Path(path)) for path in paths), folder.lock)
+
+
+def hand_over(wanted: Handover) -> None:
+    """Unless somebody else has. Raises NotStarted where surely nothing was begun, else what is wrong."""
+    with locked(wanted.lock, wait=True):
+        if wanted.is_unfinished():
+            _carry_out(wanted)
+
+
+def _carry_out(wanted: Handover) -> None:
+    run, number = wanted.runs[0], wanted.number
+    plan, address = read_plan(run, number), address_of(run, run.attempt(number))
+    begun = False
+    attempt = _next_attempt(wanted, plan, address)
+
+    def work(line: FarLaunch) -> Outcome:
+        nonlocal begun
+        request = attempt or _new_runs(wanted, plan, address, line)
+        begun = True
+        return line.ask(request, Outcome, timeout_s=_ANSWER_S)
+
+    try:
+        if attempt is None and number > 1:
+            _bring_checkpoints_there(run, address, read_intent(wanted.attempts[0]).ticket)
+        outcome = persistently(address, work, without=plan.secrets)
+    except LaunchError as error:
+        if begun:
+            raise
+        raise _not_started(error) from error
+    settle(wanted, outcome)
+
+
+def settle(wanted: Handover, outcome: Outcome) -> None:
+    """Write down what came of it. Raises what went wrong there."""
+    ticket = read_intent(wanted.attempts[0]).ticket
+    for attempt, made in zip(wanted.attempts, outcome.runs, strict=False):
+        write_record(attempt.handle, Handle(KIND, ticket=ticket, run=made.run, path=made.path))
+    if outcome.runs and not outcome.error:
+        return
+    error = far_error(outcome.error or ("the login node gave no answer",), outcome.exit_code)
+    if not outcome.runs:
+        raise _not_started(error)
+    for run in wanted.runs[len(outcome.runs) :]:
+        give_up(run, run.attempt(wanted.number), f"not started there: {error.lines[0]}")
+    raise error
+
+
+def give_up(run: RunDir, attempt: AttemptDir, why: str) -> None:
+    end = AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.LAUNCHER_FAULT, time.time(), why)
+    write_end(run, attempt, end, read_plan(run, attempt.number))
+
+
+def withdraw(wanted: Handover, address: Address) -> bool:
+    """Nothing is to come of it any more; False where something has, and the login node is to be asked to end it."""
+    ticket = read_intent(wanted.attempts[0]).ticket
+    outcomes = ask(address, VoidTokens(address.folder, (ticket,)), dict[str, Outcome], timeout_s=_ANSWER_S)
+    if (outcome := outcomes.get(ticket, Outcome())).runs:
+        settle(wanted, Outcome(outcome.runs))
+        return False
+    for run, attempt in zip(wanted.runs, wanted.attempts, strict=True):
+        write_end(run, attempt, cancelled("cancelled before it began"), read_plan(run, wanted.number))
+    return True
+
+
+def _next_attempt(wanted: Handover, plan: Plan, address: Address) -> OpenAttempt | None:
+    """Where the attempt before was there too: the run that is there goes on."""
+    run, after = wanted.runs[0], wanted.number - 1
+    before = run.attempt(after)
+    handle = read_record(before.handle, Handle) if after else None
+    if handle is None or handle.cluster_kind != KIND or address_of(run, before) != address:
+        return None
+    added = plan.overrides[len(read_plan(run, after).overrides) :]
+    return OpenAttempt(address.folder, read_intent(wanted.attempts[0]).ticket, handle.run, after, added)
+
+
+def _new_runs(wanted: Handover, plan: Plan, address: Address, line: FarLaunch) -> OpenRuns:
+    """What starts them there, once their code is there."""
+    first, number = wanted.runs[0], wanted.number
+    code = list_frozen(first.code)
+    digest = plan.code.digest if number == 1 else digest_of(code)  # ranks may have written into it elsewhere
+    code_there(line, code, digest, address.folder)
+    specs, runs = list[SpecThere](), list[RunWanted]()
+    for run in wanted.runs:
+        own = read_plan(run, number)
+        repeat = own.env.get(REPEAT)
+        spec = spec_there(own, run.spec.read_bytes())
+        specs += [spec] if specs[-1:] != [spec] else []
+        events = run.events.read_bytes() if number > 1 else b""
+        runs.append(RunWanted(own.run_id, len(specs) - 1, None if repeat is None else int(repeat), number, events))
+    secrets = read_record(first.secrets, dict[str, str]) or {}
+    ticket = read_intent(wanted.attempts[0]).ticket
+    return OpenRuns(address.folder, address.on, ticket, digest, tuple(specs), tuple(runs), secrets)
+
+
+def _bring_checkpoints_there(run: RunDir, address: Address, token: str) -> None:
+    """What the run goes on from, where that is not there: it was elsewhere before."""
+    before = holders_of(run)  # other login nodes
+    there = Holders(before.home, {address.login: LoginDisk(address, "", token=token)}, {}, {})
+
+    def send(wanted: Held) -> None:
+        before.bring_home(wanted)
+        there.send(wanted, address.login, [*wanted.present, *wanted.missing])
+
+    bring_what_it_goes_on_from(run, before, send)
+
+
+def code_there(line: FarLaunch, code: CodeList, digest: str, folder: str) -> None:
+    """Have this code there, under its digest."""
+    if not line.ask(Have(folder, digest), bool, timeout_s=_MINUTES_S):
+        tree = Tree(folder, digest, entries(code))
+        line.ask(tree, bool, contents=contents(code), timeout_s=_MINUTES_S)
+
+
+def spec_there(plan: Plan, text: bytes) -> SpecThere:
+    """The spec as it goes to the login node: without how to get there."""
+    defaults = tuple((key, value) for key, value in plan.defaults if not key.startswith(f"{KIND}."))
+    file, project = os.fsencode(plan.spec_file), os.fsencode(plan.project)
+    called = (file.decode(errors="replace"), project.decode(errors="replace"))
+    return SpecThere(Path(called[0]).name, text, plan.overrides, defaults, called)
+
+
+def _not_started(error: LaunchError) -> NotStarted:
+    told = NotStarted(*error.lines)
+    told.exit_code = error.exit_code
+    return told

@@ -1,0 +1,203 @@
+"""What this machine and a login node say to each other about runs. One answer to each request; data only, typed.
+
+near                                      far: `launch _far` (launcher/far.py)
+    AskMachine ─────► Machine             what a node there offers
+    AskPreview ─────► PreviewThere        what its batch system would be handed
+    OpenRuns, OpenAttempt ──► Outcome     once for one token, however often it is sent
+    VoidTokens ─────► Outcomes            what came of these tokens; nothing will any more
+    LookAtRuns ─────► RunNews of each     how they are, and what is new of their records
+    AskLogs ────────► LogNews             what is new in their logs and metrics
+    EndRun, ForgiveNodes, AskCheckpoints
+    AskStock, GivePiece                   checkpoints on their way here
+    KeepPiece                             and there: before a run goes on there that was elsewhere
+"""
+
+import msgspec
+
+from launcher.clusters.mirror.tails import Tail
+from launcher.clusters.protocol import Preview
+from launcher.rundir.records import AttemptEnd, Blame, RunState, StopRequest
+from launcher.spec.model import JobSpec
+from launcher.words import Cause, State
+from trainer.checkpoint_files.layout import Kind as SaveKind
+
+PIECE_BYTES = 8 << 20
+
+
+class AskMachine(msgspec.Struct, frozen=True, tag="machine"):
+    """What does a node of this cluster there offer to this job? → Machine"""
+
+    on: str
+    spec: JobSpec
+
+
+class SpecThere(msgspec.Struct, frozen=True):
+    """A spec as it was written here, with what belongs to it."""
+
+    name: str  # of its file
+    text: bytes
+    overrides: tuple[str, ...]
+    defaults: tuple[tuple[str, str], ...]  # of the cluster, as the user's clusters file has them
+    called: tuple[str, str]  # what spec and project are called where the user is, for messages
+
+
+class AskPreview(msgspec.Struct, frozen=True, tag="preview"):
+    """What would be done with this spec and this tree of code? → PreviewThere"""
+
+    folder: str
+    on: str
+    digest: str
+    spec: SpecThere
+
+
+class PreviewThere(msgspec.Struct, frozen=True):
+    run_dir: str
+    handed: Preview | None
+
+
+class RunWanted(msgspec.Struct, frozen=True):
+    """One run that is to be there."""
+
+    run: str  # its id here, which it gets there too where that is free
+    spec: int  # which of the specs
+    repeat: int | None = None  # which of several runs of that spec
+    first: int = 1  # the number of its first attempt there
+    events: bytes = b""  # what has happened to it before, elsewhere
+
+
+class OpenRuns(msgspec.Struct, frozen=True, tag="open"):
+    """Start these runs, unless this token has started any. → Outcome"""
+
+    folder: str
+    on: str
+    token: str
+    digest: str  # of their code, a tree that is there
+    specs: tuple[SpecThere, ...]
+    runs: tuple[RunWanted, ...]
+    secrets: dict[str, str]
+
+    def __repr__(self) -> str:
+        return f"OpenRuns({self.token[:8]}…)"  # never the secrets
+
+
+class OpenAttempt(msgspec.Struct, frozen=True, tag="resume"):
+    """A new attempt of a run there whose attempt `after` has ended, unless this token has started it. → Outcome"""
+
+    folder: str
+    token: str
+    run: str
+    after: int
+    overrides: tuple[str, ...]  # what is other than before
+
+
+class VoidTokens(msgspec.Struct, frozen=True, tag="void"):
+    """Nobody asks for these any more: what came of each? Nothing will, after this. → dict of Outcome"""
+
+    folder: str
+    tokens: tuple[str, ...]
+
+
+class KnownRun(msgspec.Struct, frozen=True):
+    """How much of a run's records is here already."""
+
+    run: str
+    attempt: int  # the newest one
+    events: int  # bytes
+    tail: str  # digest of the last of them: do others continue these?
+
+
+class LookAtRuns(msgspec.Struct, frozen=True, tag="look"):
+    """→ dict of RunNews; a run that is not known there is not in it"""
+
+    runs: tuple[KnownRun, ...]
+
+
+class AttemptNews(msgspec.Struct, frozen=True):
+    number: int
+    reason: str
+    cause: Cause | None
+    created_at: float
+    end: AttemptEnd | None
+    stop: StopRequest | None
+
+
+class RunNews(msgspec.Struct, frozen=True):
+    """How a run is, as far as can be told there, and its records."""
+
+    state: State
+    message: str
+    cause: Cause | None
+    job: str | None
+    attempts: tuple[AttemptNews, ...]  # from the newest known one on
+    last: RunState | None  # its state.json
+    avoided: tuple[Blame, ...]
+    events_at: int  # where the events that follow belong; 0: they are all
+    events: bytes
+
+
+class AskLogs(msgspec.Struct, frozen=True, tag="logs"):
+    """What is new in its logs and metrics? → LogNews"""
+
+    run: str
+    known: dict[str, int]  # bytes that are there already, by name
+
+
+class LogNews(msgspec.Struct, frozen=True):
+    tails: tuple[Tail, ...]
+    more: bool  # there is more than fits into one answer
+
+
+class EndRun(msgspec.Struct, frozen=True, tag="cancel"):
+    """→ CancelReport"""
+
+    run: str
+
+
+class ForgiveNodes(msgspec.Struct, frozen=True, tag="forgive"):
+    """Nothing is held against these nodes any more; without one, against any. → list of Blame"""
+
+    run: str
+    hosts: tuple[str, ...]
+
+
+class AskCheckpoints(msgspec.Struct, frozen=True, tag="checkpoints"):
+    """→ list of Checkpoint"""
+
+    run: str
+    verify: bool
+
+
+class AskStock(msgspec.Struct, frozen=True, tag="stock"):
+    """What of its checkpoints is there, now that this one (`newest`, a step) is to be fetched? → list of Held"""
+
+    run: str
+    checkpoint: str
+
+
+class GivePiece(msgspec.Struct, frozen=True, tag="give"):
+    """Bytes of a file of a checkpoint from there on; without a name, its manifest. At its end none. → bytes"""
+
+    run: str
+    step: int
+    kind: SaveKind
+    name: str
+    at: int
+
+
+class KeepPiece(msgspec.Struct, frozen=True, tag="keep"):
+    """Bytes of a file of a checkpoint that the run of this token is to go on from. → None"""
+
+    folder: str
+    token: str
+    manifest: bytes
+    kind: SaveKind
+    name: str
+    at: int
+    piece: bytes
+    size: int  # of the whole file
+
+
+Request = (
+    AskMachine | AskPreview | OpenRuns | OpenAttempt | VoidTokens | LookAtRuns | AskLogs | EndRun | ForgiveNodes
+    | AskCheckpoints | AskStock | GivePiece | KeepPiece
+)  # fmt: skip

@@ -1,0 +1,132 @@
+"""The records of a run on a login node, kept in its folder here: what came is data of declared types, and what is our
+own (where the run is, what it is called, its plan) stays as it is."""
+
+import hashlib
+import time
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from launcher.clusters.login.address import KIND, PlanThere
+from launcher.clusters.login.messages import AttemptNews, KnownRun, RunNews
+from launcher.errors import LaunchError
+from launcher.rundir.attempts import newest, plan_as, read_intent
+from launcher.rundir.durable import make_dir, read_record, write_record
+from launcher.rundir.identity import this_process
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.records import AttemptEnd, Blame, ClusterWord, Handle, Intent, RunState, StopRequest
+from launcher.words import State
+
+T = TypeVar("T")
+
+_OVERLAP = 4096  # bytes of the events that are compared: do others continue these?
+_MOST_EVENTS = 4 << 20  # of one answer
+_SEEN_S = 5.0  # how much older than the truth the note of when the run was last seen may be
+
+
+def known_of(run: RunDir, attempt: AttemptDir, there: str) -> KnownRun:
+    """How much of a run is here already, for the login node to send the rest."""
+    try:
+        size = run.events.stat().st_size
+    except FileNotFoundError:
+        size = 0
+    return KnownRun(there, attempt.number, size, _tail(run.events, size))
+
+
+def events_after(run: RunDir, known: KnownRun) -> tuple[int, bytes]:
+    """Where the new whole lines belong, and they: all of them where they do not continue what is known."""
+    at = known.events if _tail(run.events, known.events) == known.tail else 0
+    try:
+        with run.events.open("rb") as events:
+            events.seek(at)
+            new = events.read(_MOST_EVENTS)
+    except FileNotFoundError:
+        return 0, b""
+    return at, new[: new.rfind(b"\n") + 1]
+
+
+def _tail(events: Path, end: int) -> str:
+    try:
+        with events.open("rb") as file:
+            start = max(0, end - _OVERLAP)
+            file.seek(start)
+            return hashlib.sha256(file.read(end - start)).hexdigest()
+    except FileNotFoundError:
+        return ""
+
+
+def keep(run: RunDir, attempt: AttemptDir, news: RunNews) -> None:
+    """Those of an attempt before the newest that is known here are nobody's news. The end comes last."""
+    mine = newest(run)
+    if mine is not None and mine.number > attempt.number + len(news.attempts) - 1:
+        return
+    for number, one in enumerate(news.attempts, attempt.number):
+        if one.number != number:
+            raise LaunchError(f"expected attempt {number} of {run.path.name} there, got {one.number}")
+        _keep_beginning(run, attempt, one, news.job)
+    _keep_events(run, news)
+    if news.avoided or run.avoided.exists():
+        _renew(run.avoided, list(news.avoided), list[Blame])
+    for one in news.attempts:
+        here = run.attempt(one.number)
+        _renew(here.stop, one.stop, StopRequest)
+        _renew(here.end, one.end, AttemptEnd)
+    if news.last is not None:
+        plan = plan_as(run, attempt.number, PlanThere)
+        named = {"run": plan.run_id, "name": plan.name, "cluster": plan.cluster, "submitted_at": plan.submitted_at}
+        _renew(run.state, msgspec.structs.replace(news.last, **named, boot_id=""), RunState)
+
+
+def _keep_beginning(run: RunDir, known: AttemptDir, news: AttemptNews, job: str | None) -> None:
+    """An attempt that was begun there. Its handle is there before it is: what has none is yet to be handed over."""
+    here = run.attempt(news.number)
+    handle = read_record(known.handle, Handle) or Handle(KIND)
+    make_dir(here.path)
+    _renew(here.handle, msgspec.structs.replace(handle, job_id=job), Handle)
+    if not here.intent.exists():
+        before = read_intent(known)
+        intent = Intent(news.number, "", before.cluster, news.reason, news.cause, news.created_at, this_process(), KIND)
+        write_record(here.intent, msgspec.structs.replace(intent, ticket=before.ticket))
+
+
+def _keep_events(run: RunDir, news: RunNews) -> None:
+    if not news.events:
+        return
+    with run.events.open("r+b" if news.events_at else "wb") as file:
+        file.seek(news.events_at)
+        file.write(news.events)  # not durable: what a crash takes is asked for again
+
+
+def _renew(path: Path, record: T | None, kind: type[T]) -> None:
+    if record is not None and record != read_record(path, kind):
+        write_record(path, record)
+
+
+def word_of(attempt: AttemptDir, news: RunNews) -> ClusterWord:
+    """What the login node says, in the words of a cluster; noted, for the time when it says nothing."""
+    last = read_record(attempt.seen, ClusterWord)
+    word = _word(news, last)
+    if last is None or last.word != word.word or word.at - last.at > _SEEN_S:
+        write_record(attempt.seen, word)
+    return word
+
+
+def _word(news: RunNews, last: ClusterWord | None) -> ClusterWord:
+    at = time.time()
+    match news.state:
+        case State.UNKNOWN:
+            word, at = (last.word, last.at) if last is not None else ("", 0.0)
+            return ClusterWord("unknown", word, at, text=news.message)
+        case State.QUEUED:
+            return ClusterWord("queued", "QUEUED", at, job_id=news.job or "", text=news.message)
+        case state if state.ended:
+            return ClusterWord("ended", state.upper(), at, text=news.message, ended_as=state, cause=news.cause)
+        case state:
+            return ClusterWord("running", state.upper(), at, text=news.message)
+
+
+def silence(attempt: AttemptDir, why: str) -> ClusterWord:
+    """When it was last seen, and why nothing newer is known."""
+    last = read_record(attempt.seen, ClusterWord) or ClusterWord("unknown", "", 0.0)
+    return msgspec.structs.replace(last, silent=why)

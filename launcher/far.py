@@ -1,0 +1,256 @@
+"""`launch _far`: the side of a login node. Answers requests on stdin until nobody asks any more.
+
+Nothing that was begun depends on the connection: a request is carried out once it has come whole, and its outcome kept.
+"""
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, assert_never
+
+from launcher import api
+from launcher.clusters.clusters_file import entry, merged
+from launcher.clusters.kinds import of_kind
+from launcher.clusters.login.messages import (
+    PIECE_BYTES,
+    AskCheckpoints,
+    AskLogs,
+    AskMachine,
+    AskPreview,
+    AskStock,
+    AttemptNews,
+    EndRun,
+    ForgiveNodes,
+    GivePiece,
+    KeepPiece,
+    KnownRun,
+    LogNews,
+    LookAtRuns,
+    OpenAttempt,
+    OpenRuns,
+    PreviewThere,
+    Request,
+    RunNews,
+    SpecThere,
+    VoidTokens,
+)
+from launcher.clusters.login.records import events_after
+from launcher.clusters.mirror import given, tails
+from launcher.clusters.mirror.logs import FOLDERS
+from launcher.errors import LaunchError, NoSuchRun
+from launcher.hostlink.rpc.once import Runs, Token, tidy
+from launcher.hostlink.rpc.wire import Outcome
+from launcher.hostlink.shipping import kept_trees
+from launcher.rundir import registry
+from launcher.rundir.attempts import attempts, read_intent
+from launcher.rundir.durable import make_dir, read_record, write_bytes
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.records import AttemptEnd, RunState, StopRequest
+from launcher.status.checkpoints import checkpoint_folder
+from launcher.status.derive import RunStatus
+from launcher.submission import Shipped, ShippedRun, open_shipped, prepare, reopen
+from trainer.checkpoint_files.partial import inventory, open_file, read_manifest
+
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+_LONGEST_NAME = 200
+
+
+def answer(request: Request) -> Any:
+    """Carry it out. Raises LaunchError, which is told to who asked."""
+    match request:
+        case AskMachine(on=on, spec=spec):
+            place = entry(on)
+            return of_kind(place.kind).machine(merged(place, spec))
+        case AskPreview():
+            return _preview(request)
+        case OpenRuns():
+            return _open_runs(request)
+        case OpenAttempt():
+            return _open_attempt(request)
+        case VoidTokens():
+            folder = folder_of(request.folder)
+            return {token: Token(folder, token).void() for token in request.tokens}
+        case LookAtRuns():
+            return _look(request.runs)
+        case AskLogs():
+            return _logs(request)
+        case EndRun():
+            return _run(request.run).cancel()
+        case ForgiveNodes():
+            return _run(request.run).pardon(request.hosts)
+        case AskCheckpoints():
+            return list(_run(request.run).checkpoints(verify=request.verify))
+        case AskStock():
+            one = _run(request.run)
+            one.fetch(request.checkpoint)  # where this is no login node's disk, but other hosts'
+            return inventory(checkpoint_folder(RunDir(one.path)))
+        case GivePiece():
+            return _piece(request)
+        case KeepPiece():
+            return _keep_piece(request)
+        case _:
+            assert_never(request)
+
+
+def _preview(request: AskPreview) -> PreviewThere:
+    root = _project(request.folder, request.digest)
+    with tempfile.TemporaryDirectory(prefix="launch-") as made, _shipped(request.spec, Path(made), root) as shipped:
+        overrides = shipped.overrides
+        plan, _ = prepare(shipped.file, on=request.on, overrides=overrides, shipped=shipped)
+        return PreviewThere(plan.run_dir, api.preview(plan))
+
+
+def _open_runs(request: OpenRuns) -> Outcome:
+    folder = folder_of(request.folder)
+    token = Token(folder, request.token)
+
+    def start(choose: Callable[[Runs], None]) -> Runs:
+        root = _project(request.folder, request.digest)
+        goes_on_from = checkpoints if (checkpoints := _checkpoints(token)).is_dir() else None
+        specs = []
+        with contextlib.ExitStack() as stack:
+            for index, spec in enumerate(request.specs):
+                shipped = stack.enter_context(_shipped(spec, token.path / f"spec-{index}", root))
+                runs = (
+                    ShippedRun(one.run, one.repeat, one.first, one.events, goes_on_from)
+                    for one in request.runs
+                    if one.spec == index
+                )
+                specs.append(replace(shipped, secrets=request.secrets, runs=tuple(runs)))
+            return open_shipped(specs, on=request.on, choose=choose)
+
+    outcome = token.redeem(start)
+    tidy(folder, time.time())
+    return outcome
+
+
+def _keep_piece(request: KeepPiece) -> None:
+    """The file is gathered beside the checkpoint, and becomes a part of it once it is whole."""
+    folder = _checkpoints(Token(folder_of(request.folder), request.token))
+    make_dir(folder)
+    gathered = folder.with_suffix(".part")
+    with gathered.open("r+b" if request.at else "wb") as file:
+        file.seek(request.at)
+        file.write(request.piece)
+    if request.at + len(request.piece) < request.size:
+        return
+    with gathered.open("rb") as file:
+        given.keep(folder, request.manifest, request.name, iter(partial(file.read, PIECE_BYTES), b""), request.kind)
+    gathered.unlink()
+
+
+def _checkpoints(token: Token) -> Path:
+    return token.path / "checkpoints"
+
+
+def _open_attempt(request: OpenAttempt) -> Outcome:
+    one = _run(request.run)
+    run = RunDir(one.path)
+
+    def start(choose: Callable[[Runs], None]) -> Runs:
+        opened = [(one.id, run.attempt(request.after + 1).path)]
+        choose(opened)  # there once the attempt is
+        one.status()
+        reopen(run, after=request.after, on=None, overrides=request.overrides)
+        return opened
+
+    return Token(folder_of(request.folder), request.token).redeem(start)
+
+
+# -- runs that are here
+
+
+def _look(wanted: tuple[KnownRun, ...]) -> dict[str, RunNews]:
+    known = dict(registry.registered())
+    asked = [one for one in wanted if one.run in known and known[one.run].is_dir()]
+    runs = [api.Run(one.run, known[one.run]) for one in asked]
+    statuses = api.statuses(runs, api.WATCH_S)
+    return {one.run: _news(run, one, status) for run, one, status in zip(runs, asked, statuses, strict=True)}
+
+
+def _news(one: api.Run, known: KnownRun, status: RunStatus) -> RunNews:
+    run = RunDir(one.path)
+    begun = [each for each in attempts(run) if each.number >= known.attempt and each.intent.exists()]
+    at, events = events_after(run, known)
+    return RunNews(
+        state=status.state,
+        message=status.message,
+        cause=status.cause,
+        job=status.job,
+        attempts=tuple(map(_attempt_news, begun)),
+        last=read_record(run.state, RunState),
+        avoided=status.avoided,
+        events_at=at,
+        events=events,
+    )
+
+
+def _attempt_news(attempt: AttemptDir) -> AttemptNews:
+    intent = read_intent(attempt)
+    end, stop = read_record(attempt.end, AttemptEnd), read_record(attempt.stop, StopRequest)
+    return AttemptNews(attempt.number, intent.reason, intent.cause, intent.created_at, end, stop)
+
+
+def _logs(request: AskLogs) -> LogNews:
+    one = _run(request.run)
+    one.renew()
+    found, more = tails.grown(one.path, FOLDERS, request.known)
+    return LogNews(tuple(found), more)
+
+
+def _piece(request: GivePiece) -> bytes:
+    folder = checkpoint_folder(RunDir(_run(request.run).path))
+    if not request.name:
+        return read_manifest(folder, request.step, request.kind)[request.at :]
+    with open_file(folder, request.step, request.name, request.kind) as file:
+        file.seek(request.at)
+        return file.read(PIECE_BYTES)
+
+
+def _run(run_id: str) -> api.Run:
+    """By its whole id, which is only ever compared with names."""
+    path = dict(registry.registered()).get(run_id)
+    if path is None:
+        raise NoSuchRun(f"{run_id[:100]!r}: no such run on the login node")
+    if not path.is_dir():
+        raise NoSuchRun(f"{run_id}: its folder is gone: {path}")
+    return api.Run(run_id, path)
+
+
+# -- specs and code that came
+
+
+@contextlib.contextmanager
+def _shipped(spec: SpecThere, folder: Path, root: Path) -> Iterator[Shipped]:
+    """The spec in a file here; problems name the files where the user is."""
+    plain = spec.name and set(spec.name) <= _PLAIN and not spec.name.startswith((".", "-"))
+    make_dir(folder)
+    file = folder / (spec.name if plain and len(spec.name) <= _LONGEST_NAME else "job.yaml")
+    write_bytes(file, spec.text)
+    try:
+        yield Shipped(file, spec.overrides, root, {}, spec.defaults)
+    except LaunchError as error:
+        lines = [line.replace(str(file), spec.called[0]).replace(str(root), spec.called[1]) for line in error.lines]
+        told = LaunchError(*lines)
+        told.exit_code = error.exit_code
+        raise told from error
+
+
+def _project(named: str, digest: str) -> Path:
+    """The tree that the run is made of, whose own runs do not go into it."""
+    folder = folder_of(named)
+    os.environ.setdefault("LAUNCH_RUNS", str(folder / "runs"))
+    tree = kept_trees.tree(folder / "projects", digest)
+    if not tree.is_dir():
+        raise LaunchError("code: expected the tree to be here")
+    return tree
+
+
+def folder_of(named: str) -> Path:
+    """From the home folder, where it is not absolute."""
+    return Path.home() / os.path.expanduser(named)

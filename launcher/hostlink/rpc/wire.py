@@ -1,0 +1,142 @@
+"""What this machine and a program on another say to each other: a greeting, then JSON lines, and bytes where a line
+says so. Here is what all have in common: how it begins, trees of code, how an answer looks.
+"""
+
+import os
+import select
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from launcher.errors import LaunchError
+from launcher.hostlink.shipping.tree import FileEntry
+from launcher.words import VERSION
+
+WIRE = 3
+_MARK = b"launch-far "
+_LONGEST_LINE = 64 << 20
+_CHUNK = 1 << 16
+_MOST_NOISE = 1 << 20  # what a login shell may print before the greeting
+
+T = TypeVar("T")
+
+
+class Greeting(msgspec.Struct, frozen=True):
+    wire: int
+    launch: str  # the version of the whole
+
+
+class Have(msgspec.Struct, frozen=True, tag="have"):
+    """Is this tree there, whole? → bool"""
+
+    folder: str
+    digest: str
+
+
+class Tree(msgspec.Struct, frozen=True, tag="tree"):
+    """Keep this tree; the contents of its regular files follow, in order. → None"""
+
+    folder: str
+    digest: str
+    files: tuple[FileEntry, ...]
+
+
+class Made(msgspec.Struct, frozen=True):
+    """A run that exists there."""
+
+    run: str
+    path: str
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What came of a token."""
+
+    runs: tuple[Made, ...] = ()
+    error: tuple[str, ...] = ()
+    exit_code: int = 0
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """The answer to a request, or why there is none, with the exit code that goes with it."""
+
+    value: msgspec.Raw = msgspec.Raw(b"null")
+    error: tuple[str, ...] = ()
+    exit_code: int = 0
+
+
+class Confused(LaunchError):
+    """What came is not of this wire."""
+
+
+def greeting() -> bytes:
+    return _MARK + encoded(Greeting(WIRE, VERSION))
+
+
+def read_greeting(line: bytes) -> Greeting | None:
+    """None for what a login shell prints before it."""
+    return decoded(line.removeprefix(_MARK), Greeting) if line.startswith(_MARK) else None
+
+
+def encoded(message: object) -> bytes:
+    """One line. Raises UnicodeEncodeError for text that is none."""
+    return msgspec.json.encode(message) + b"\n"
+
+
+def decoded(line: bytes, kind: type[T] | msgspec.json.Decoder[T]) -> T:
+    try:
+        return kind.decode(line) if isinstance(kind, msgspec.json.Decoder) else msgspec.json.decode(line, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Confused(f"not of this wire: {error}") from error
+
+
+class Incoming:
+    """Lines and bytes from a descriptor. Every reading may have a deadline (`time.monotonic`)."""
+
+    def __init__(self, fd: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._fd = fd
+        self._clock = clock
+        self._held = bytearray()
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def line(self, deadline: float | None = None) -> bytes:
+        """The next line without its end. Raises EOFError, also in the middle of one, and TimeoutError."""
+        seen = 0
+        while (end := self._held.find(b"\n", seen)) < 0:
+            seen = len(self._held)
+            if seen > _LONGEST_LINE:
+                raise Confused(f"a line of more than {_LONGEST_LINE >> 20} MiB")
+            self._held += self._read(deadline)
+        line = bytes(self._held[:end])
+        del self._held[: end + 1]
+        return line
+
+    def greeting(self, deadline: float | None = None) -> Greeting:
+        """The greeting, behind whatever was printed before it."""
+        noise = 0
+        while (found := read_greeting(line := self.line(deadline))) is None:
+            noise += len(line)
+            if noise > _MOST_NOISE:
+                raise Confused("no greeting, but a megabyte of something else")
+        return found
+
+    def some(self, most: int, deadline: float | None = None) -> bytes:
+        """At least one byte of those that come next. Raises EOFError."""
+        if not self._held:
+            self._held += self._read(deadline)
+        piece = bytes(self._held[:most])
+        del self._held[:most]
+        return piece
+
+    def _read(self, deadline: float | None) -> bytes:
+        if deadline is not None:
+            ready, _, _ = select.select([self._fd], [], [], max(0.0, deadline - self._clock()))
+            if not ready:
+                raise TimeoutError
+        data = os.read(self._fd, _CHUNK)
+        if not data:
+            raise EOFError
+        return data
