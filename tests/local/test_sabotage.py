@@ -59,8 +59,8 @@ SABOTAGES = {
         "agent/replication/test_replication.py", "chooses_an_older",
     ),
     "a long fetch is a hang": (
-        "agent/coordination/coordinator.py",
-        "self._start_by = self._ledger.mono + START_S\n            megabytes", "megabytes",
+        "agent/coordination/watching.py",
+        "attempt.start_by = attempt.mono + START_S\n            megabytes", "megabytes",
         "agent/test_disks_apart.py", "as_long_as",
     ),
     "one copy is enough": (
