@@ -7,6 +7,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from launcher.clusters.slurm import doctor_checks
@@ -172,7 +173,7 @@ def test_what_a_test_submission_says():
 
 
 def settings(**changes):
-    config = replace(CONFIG, preempt_type="preempt/partition_prio", **changes)
+    config = msgspec.structs.replace(CONFIG, preempt_type="preempt/partition_prio", **changes)
     return found(doctor_checks.setting_findings(config, RULES.values()))
 
 
