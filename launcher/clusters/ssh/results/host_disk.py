@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class HostDisk:
-    """What clusters.mirror knows as a holder."""
+    """A host as a CheckpointHolder of clusters.mirror."""
 
     def __init__(self, letters: Letters, run_id: str, folder: str) -> None:
         self._letters = letters
