@@ -89,7 +89,7 @@ SABOTAGES = {
         "local/test_recovery.py", "hang and asleep",
     ),
     "secrets go into the plan": (
-        "plan/build.py", "**spec.env}", "**spec.env, **__import__('os').environ}",
+        "plan/build.py", "**_which(place)}", "**_which(place), **__import__('os').environ}",
         "local/test_runs.py", "secrets",
     ),
 }  # fmt: skip
