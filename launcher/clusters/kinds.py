@@ -35,6 +35,7 @@ LOGIN_KIND = "login"  # where a run goes whose cluster has a login node
 OURS = {
     LOCAL: ClusterKind("launcher.clusters.local.cluster:LocalCluster", asked=False),
     "slurm": ClusterKind("launcher.clusters.slurm.cluster:SlurmCluster", program="sbatch"),
+    "gridengine": ClusterKind("launcher.clusters.gridengine.cluster:GridEngineCluster", program="qconf"),
     "ssh": ClusterKind("launcher.clusters.ssh.cluster:SshCluster", fresh_s=0.5, names=("hosts",)),
     LOGIN_KIND: ClusterKind("launcher.clusters.login.cluster:LoginCluster", fresh_s=0.5),
 }

@@ -10,7 +10,7 @@ from launcher.spec.kinds.paths import any_path
 from launcher.spec.kinds.sections import Field, Section, Shorthand
 from launcher.spec.kinds.text import Choice, Text, word
 from launcher.spec.kinds.times import Duration
-from launcher.spec.model import Login, Slurm, Ssh, SshHost
+from launcher.spec.model import GridEngine, Login, Slurm, Ssh, SshHost
 
 _HOST = r"[A-Za-z0-9._:][A-Za-z0-9._:-]{0,252}"
 _USER = r"[A-Za-z_][A-Za-z0-9._-]{0,63}"
@@ -18,6 +18,8 @@ _MAIL_TYPES = (
     "ALL", "BEGIN", "END", "FAIL", "REQUEUE", "INVALID_DEPEND", "STAGE_OUT", "TIME_LIMIT", "TIME_LIMIT_90",
     "TIME_LIMIT_80", "TIME_LIMIT_50", "NONE",
 )  # fmt: skip
+
+_INTERFACE = word("a network interface", r"[A-Za-z0-9][A-Za-z0-9._,@-]*")
 
 SLURM = Section(
     Slurm,
@@ -36,14 +38,37 @@ SLURM = Section(
         Field("mail_type", ListOf(Choice(_MAIL_TYPES), single=True), "What mail is sent about", example="[END, FAIL]"),
         Field("signal_before", Duration(zero=False), "How long before the time limit the run is told to checkpoint and "
               "requeue", ("signal_before_s",), "2m"),
-        Field("interface", word("a network interface", r"[A-Za-z0-9][A-Za-z0-9._,@-]*"),
-              "Network interface that ranks and agents use", example="ib0"),
+        Field("interface", _INTERFACE, "Network interface that ranks and agents use", example="ib0"),
         Field("container", Text("a container", r"[^-].*"), "Container that the run's processes are in: an image for "
               "Pyxis (a .sqsh file or a name in a registry), a .sif file, or a whole line such as `apptainer exec --nv "
               "image.sif`", example="/images/train.sqsh"),
         Field("extra", TableOf(SlurmOption(), Flag(Text())),
               "More options of sbatch without their dashes; true is an option without a value",
               example="{exclusive: true, comment: nightly}"),
+    ),
+)  # fmt: skip
+
+# Everything of qsub that the launcher writes itself.
+_QSUB_OURS = "pe|q|P|N|o|e|j|S|r|notify|ac|v|V|t|terse|cwd|wd|clear|b|sync|now|w|i|h|a|help"
+
+GRID_ENGINE = Section(
+    GridEngine,
+    (
+        Field("pe", word("a parallel environment"), "Parallel environment: one that gives each host a fixed number of "
+              "slots, for several nodes", example="launch"),
+        Field("queue", word("a queue"), "Queue, or several with commas", example="gpu.q"),
+        Field("project", word("a project"), "Project that is charged", example="my_project"),
+        Field("gpu_resource", word("a resource", r"[A-Za-z][A-Za-z0-9_.-]*"), "What the site calls its GPUs, as in "
+              "-l gpu=2", example="gpu"),
+        Field("exclude", ListOf(word("a host", r"[A-Za-z0-9][A-Za-z0-9.-]*"), single=True), "Nodes that are not used",
+              example="[gpu07, gpu08]"),
+        Field("interface", _INTERFACE, "Network interface that ranks and agents use", example="ib0"),
+        Field("warn_before", Duration(zero=False), "How long before the time limit the run is told to checkpoint and "
+              "requeue", ("warn_before_s",), "2m"),
+        Field("extra", TableOf(Text("an option of qsub without its dash that the launcher does not write itself",
+              rf"(?!(?:{_QSUB_OURS})$)[A-Za-z_]{{1,20}}"), Flag(Text("words for qsub", r"[^'\"#$\\]*"))),
+              "More options of qsub without their dash; true is an option without a value",
+              example="{l: \"h_vmem=4G\", m: ea}"),
     ),
 )  # fmt: skip
 
@@ -100,18 +125,17 @@ LOGIN = Section(
               example="~/launch"),
         Field("cluster", Text("the name of a cluster there", JOB_NAME), "What the cluster is called on the login node",
               example="slurm"),
-        Field("transport", Choice(("openssh", "paramiko")), "What reaches the login node: your own ssh program, or "
-              "paramiko, which is built in", example="paramiko"),
     ),
 )  # fmt: skip
 
 # A spec has a section for each, named as the kind.
 OF_KINDS = (
     Field("slurm", SLURM, "Options on Slurm clusters"),
+    Field("gridengine", GRID_ENGINE, "Options on Grid Engine clusters"),
     Field("ssh", SSH, "Options on SSH hosts"),
     Field("login", LOGIN, "How to get to a cluster with a login node; the clusters file says it once for all specs"),
 )
-OPTIONS_OF = {"slurm": SLURM, "ssh": SSH, "login": LOGIN}
+OPTIONS_OF = {"slurm": SLURM, "gridengine": GRID_ENGINE, "ssh": SSH, "login": LOGIN}
 
 
 class PluginSection(Section):

@@ -122,6 +122,18 @@ class Slurm:
 
 
 @dataclass(frozen=True, slots=True)
+class GridEngine:
+    pe: str | None = None
+    queue: str | None = None
+    project: str | None = None
+    gpu_resource: str = "gpu"
+    exclude: tuple[str, ...] = ()
+    interface: str | None = None
+    warn_before_s: float = 120.0  # `warn_before:`
+    extra: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class SshHost:
     """One host of a pool; None: what the pool says, else what is usual."""
 
@@ -160,7 +172,6 @@ class Login:
     launch: str = "launch"
     folder: str = "~/launch"
     cluster: str | None = None  # what the cluster is called there; None: it is that machine
-    transport: str = "openssh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +186,7 @@ class JobSpec:
     checkpoint: CheckpointOptions = CheckpointOptions()
     recovery: Recovery = Recovery()
     slurm: Slurm = Slurm()
+    gridengine: GridEngine = GridEngine()
     ssh: Ssh = Ssh()
     login: Login = Login()
     plugins: dict[str, dict[str, Any]] = field(default_factory=dict)  # by kind: options of clusters of other packages

@@ -6,15 +6,15 @@ import select
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-
-import msgspec
+from dataclasses import dataclass
 
 from launcher.errors import Unreachable
 
 _DEAD_WITHIN_S = 2.0
 
 
-class Answer(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Answer:
     """What a client left: its exit code and what it wrote."""
 
     code: int

@@ -68,16 +68,18 @@ def keep(queue: Queue, plan: Plan, attempt: AttemptDir, index: int, wakeup: Wake
     agents.end()
 
 
-def see_to_the_first_node(queue: Queue, plan: Plan) -> None:
-    """The coordinator has not been heard for a whole lease. A job whose first node is down, and which was not to be
-    killed for a lost node, is left as it is, without anybody in charge: have it start anew."""
+def see_to_the_first_node(queue: Queue, plan: Plan) -> bool:
+    """True where the job is to start anew: the coordinator has not been heard for a whole lease, and its host is down.
+    A job that was not to be killed for a lost node is left as it is, without anybody in charge."""
     first = plan.nodes[0].host
     try:
         node = queue.node(first)
         if node is not None and node.down:
             requeue_from_afar(queue, RunDir(Path(plan.run_dir)), plan, queue.this_start().job)
+            return True
     except Unreachable as error:
         print(error, file=sys.stderr)  # asked again when the next agent gives up waiting
+    return False
 
 
 def listen(attempt: AttemptDir, wakeup: Wakeup) -> None:

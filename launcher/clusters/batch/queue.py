@@ -7,11 +7,10 @@ raises Unreachable where it does not answer, which is never taken for a no.
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
-
-import msgspec
 
 from launcher.rundir.layout import AttemptDir
 from launcher.words import Cause, State
@@ -24,7 +23,8 @@ _MARK = "launch:"
 _SOONEST_S = 10.0
 
 
-class Ticket(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Ticket:
     """What names a job for good, before it has an id: it is written on the job, where everybody may read it."""
 
     text: str
@@ -66,7 +66,8 @@ class Phase(StrEnum):
     UNKNOWN = "unknown"
 
 
-class QueuedJob(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class QueuedJob:
     """One job, or one element of an array, as the scheduler shows it or its accounts do."""
 
     id: str  # as the scheduler's programs take it
@@ -86,14 +87,16 @@ class QueuedJob(msgspec.Struct, frozen=True):
         return not ticket or not self.tickets or ticket in self.tickets
 
 
-class JobStart(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class JobStart:
     """What this process knows of its job by its environment."""
 
     job: str
     element: int | None  # which run of an array, from 0
 
 
-class NodeWord(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class NodeWord:
     """What the scheduler says of a node."""
 
     down: bool  # given up; a node that merely takes no new jobs is not

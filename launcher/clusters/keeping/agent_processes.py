@@ -102,7 +102,7 @@ class AgentProcesses:
         moments = [agent.returns_at for agent in self._agents if agent.returns_at is not None] if bring_back else []
         moments += [] if until is None else [until]
         self._wakeup.sleep(min(moments) - time.monotonic() if moments else None)
-        for pid, status in _reaped():
+        for pid, status in self._dead():
             if self._leads and pid == self._agents[0].pid:
                 self._agents[0].pid = None
                 return status
@@ -128,12 +128,19 @@ class AgentProcesses:
         deadline = time.monotonic() + timeout_s
         while waiting and time.monotonic() < deadline:
             self._wakeup.sleep(deadline - time.monotonic())
-            waiting -= {pid for pid, _ in _reaped()}
+            waiting -= {pid for pid, _ in self._dead()}
 
     def end(self) -> None:
         """Nothing below this process is left."""
         end_all(lambda: descendants(os.getpid()))
-        _reaped()
+        self._dead()
+
+    def _dead(self) -> list[tuple[int, int]]:
+        """Whoever has ended since; how each of ours did is noted."""
+        dead = _reaped()
+        for agent in self._agents:
+            agent.last = dict(dead).get(agent.pid or 0, agent.last)
+        return dead
 
     def _lost(self, pid: int, status: int) -> None:
         """End what it left; it is started again after a while, like a node that rebooted."""

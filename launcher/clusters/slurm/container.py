@@ -7,8 +7,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Sequence
-
-import msgspec
+from dataclasses import dataclass
 
 from launcher.clusters.slurm.reach import ask
 
@@ -16,7 +15,8 @@ _PYXIS = "--container-image"
 _LINE_PROGRAMS = ("apptainer", "singularity")
 
 
-class Container(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Container:
     """How processes get inside."""
 
     program: str  # what has to be there for it: apptainer, singularity, or Pyxis' option of srun

@@ -2,8 +2,7 @@
 
 import re
 from collections.abc import Sequence
-
-import msgspec
+from dataclasses import dataclass
 
 from launcher.clusters.slurm.queries.values import (
     FIELD,
@@ -19,7 +18,8 @@ _NODE_FORMAT = ("%N", "%P", "%T", "%c", "%m", "%G", "%E")
 _PARTITION_FORMAT = ("%P", "%a", "%l", "%L", "%F")
 
 
-class Node(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Node:
     """A node, and from sinfo one of its partitions; what is not known is empty or 0."""
 
     name: str
@@ -51,7 +51,8 @@ _UP = frozenset({
 })  # fmt: skip
 
 
-class Partition(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Partition:
     """A partition's limits, and how many nodes it has; a limit that is infinite is `math.inf`."""
 
     name: str

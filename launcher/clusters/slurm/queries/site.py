@@ -1,13 +1,13 @@
 """The site: its version and the configuration of its controller."""
 
 import re
-
-import msgspec
+from dataclasses import dataclass
 
 from launcher.clusters.slurm.queries.values import read_number
 
 
-class Config(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Config:
     """What `scontrol show config` says of what we ask; None where it says nothing."""
 
     version: str | None
@@ -22,7 +22,8 @@ class Config(msgspec.Struct, frozen=True):
     preempt_type: str | None  # preempt/partition_prio
 
 
-class PartitionRules(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class PartitionRules:
     """What `scontrol show partition` says of a partition, on top of what sinfo does."""
 
     preempt_mode: str

@@ -1,14 +1,14 @@
 """Slurm's words for a job's state, and what each says of the run. Pure; a word that is not listed is unknown."""
 
 import re
-
-import msgspec
+from dataclasses import dataclass
 
 from launcher.clusters.batch.queue import Phase
 from launcher.words import Cause, State
 
 
-class JobState(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class JobState:
     """The word that decides, what it means, and who cancelled the job where Slurm says so."""
 
     word: str

@@ -1,0 +1,51 @@
+"""Runs a command of a job with the environment that its user had at submit, and what Grid Engine has set in the job.
+
+    python -m launcher.clusters.gridengine.environment [--warn-after SECONDS] COMMAND ...      in the batch script
+    python -m launcher.clusters.gridengine.environment --packed TEXT      by qrsh, which quotes badly
+
+`qsub -V` would show every variable, and with them passwords, to everybody who types qstat -j. So they are in a file.
+"""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from launcher.agent.environment import cleaned
+from launcher.rundir.durable import write_bytes
+
+WITH_IT = (sys.executable, "-P", "-m", "launcher.clusters.gridengine.environment")
+FILE = "GRIDENGINE_LAUNCH_ENVIRONMENT"  # the variable that names it
+HOST = "GRIDENGINE_LAUNCH_HOST"  # on other hosts than the first, what Grid Engine calls this one
+# Grid Engine gives these values of its own that say nothing of the job.
+_PLAIN = frozenset({"PATH", "SHELL", "LANG", "TERM", "SHLVL", "PWD", "_"})
+
+
+def save(file: Path, environ: Mapping[str, str]) -> None:
+    """For the user alone. What speaks of a job that `environ` is in is left out."""
+    write_bytes(file, json.dumps(cleaned(environ)).encode())
+
+
+def packed(file: str, host: str, command: Sequence[str]) -> tuple[str, ...]:
+    """The command in words that no shell takes apart."""
+    return (*WITH_IT, "--packed", json.dumps([file, host, *command]).encode().hex())
+
+
+def main() -> None:
+    command = sys.argv[1:]
+    if command[0] == "--packed":
+        os.environ[FILE], os.environ[HOST], *command = json.loads(bytes.fromhex(command[1]))
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)  # the batch process hears them, too, and decides
+    if command[0] == "--warn-after":
+        signal.alarm(int(command[1]))  # which the command gets
+        command = command[2:]
+    saved = json.loads(Path(os.environ[FILE]).read_bytes())
+    of_the_job = {name: value for name, value in os.environ.items() if name not in _PLAIN}
+    os.execvpe(command[0], command, {**saved, **of_the_job})  # noqa: S606 - it is what it is for
+
+
+if __name__ == "__main__":
+    main()

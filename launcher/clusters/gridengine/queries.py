@@ -1,0 +1,150 @@
+"""Asking Grid Engine's clients, and reading what they answer."""
+
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from xml.etree import ElementTree as ET
+
+from launcher.agent.environment import cleaned
+from launcher.clusters.batch.client import Answer, run, silent
+from launcher.clusters.batch.queue import Phase, QueuedJob
+from launcher.clusters.gridengine.reasons import plain
+from launcher.errors import Unreachable
+from launcher.words import Cause, State
+
+CALLED = "Grid Engine"
+TICKET = "launch"  # the variable in a job's context that has the ticket
+_NO_ANSWER = ("commlib error", "to contact qmaster", "to qmaster using", "got no response", "denied: host", "sge_root")
+_TIME_LIMIT = "37"  # `failed` of qacct
+
+
+def ask(
+    argv: Sequence[str],
+    *,
+    limit_s: float = 10.0,
+    environ: Mapping[str, str] | None = None,
+    stdin: str | None = None,
+    pass_fds: Sequence[int] = (),
+) -> Answer:
+    """What the client answers. Raises Unreachable where it is missing, too slow, or got no answer from the qmaster."""
+    environment = cleaned(os.environ if environ is None else environ)
+    answer = run(argv, environment, called=CALLED, who="qmaster", limit_s=limit_s, stdin=stdin, pass_fds=pass_fds)
+    lines = [line.strip().removeprefix("error: ") for line in answer.err.splitlines()]
+    unheard = [line for line in lines if any(sign in line.lower() for sign in _NO_ANSWER)]
+    if answer.code and unheard:
+        raise silent(CALLED, "qmaster", argv[0], unheard[-1][:200])
+    return answer
+
+
+# -- jobs
+
+
+def phase_of(state: str) -> Phase:
+    """Of qstat's letters: qw, hqw, Eqw, t, r, Rr, S, dr, …"""
+    if not state or not set(state) <= set("dEhqrRsStTw"):
+        return Phase.UNKNOWN
+    if "d" in state:
+        return Phase.ENDING
+    return Phase.QUEUED if "q" in state else Phase.RUNNING
+
+
+def read_jobs(listed: str, detailed: str) -> list[QueuedJob]:
+    """The jobs of `qstat -u`, with what `qstat -j` says of them. Raises Unreachable where an answer is damaged: a job
+    that is left out would seem gone."""
+    root = _parse(detailed) if detailed.strip() else ET.Element("nothing")
+    details = {_text(job, "JB_job_number"): job for job in root.iterfind("djob_info/element")}
+    messages = list(root.iterfind(".//SME_message_list/element"))
+    found = []
+    for job in _parse(listed).iter("job_list"):
+        name = _text(job, "JB_job_number")
+        told = [_text(one, "MES_message") for one in messages if name in [id_.text for id_ in one.iter("ULNG_value")]]
+        found.append(_job(name, job, details.get(name, ET.Element("gone")), told))
+    return found
+
+
+def _job(name: str, listed: ET.Element, details: ET.Element, messages: Sequence[str]) -> QueuedJob:
+    state, first = _text(listed, "state"), _text(listed, "queue_name").rpartition("@")[2]
+    hosts = ",".join(dict.fromkeys(one for one in (first, *_all(details, "JG_qhostname")) if one))
+    context = {_text(one, "VA_variable"): _text(one, "VA_value") for one in details.iterfind("JB_context/*")}
+    limits = {_text(one, "CE_name"): _text(one, "CE_doubleval") for one in details.iter("qstat_l_requests")}
+    started = next((float(one) for one in _all(details, "JAT_start_time") if float(one)), None)
+    waits = phase_of(state) is Phase.QUEUED
+    return QueuedJob(
+        id=name,
+        phase=phase_of(state),
+        word=state,
+        text=plain(state, _all(details, "QIM_message"), messages) if waits else f"on {hosts}",
+        hosts=hosts,
+        tickets=frozenset({context.get(TICKET, "")} - {""}),
+        ends_at=started + float(limits["h_rt"]) if started and "h_rt" in limits else None,
+    )
+
+
+def read_account(text: str, since: float) -> QueuedJob | None:
+    """The newest record of `qacct -j`, where its job is not of before `since`. Our process writes its own last word:
+    where that is missing, only a limit that Grid Engine has enforced tells why."""
+    records = [read_settings(part) for part in re.split(r"^=+$", text, flags=re.MULTILINE)]
+    newest = next((record for record in reversed(records) if "jobnumber" in record), None)
+    if newest is None or _date(newest.get("qsub_time", "")) < since:
+        return None
+    failed, _, words = (part.strip() for part in newest.get("failed", "").partition(":"))
+    ended_as, cause = (State.FAILED, Cause.TIME_LIMIT) if failed == _TIME_LIMIT else (State.LOST, None)
+    return QueuedJob(newest["jobnumber"], Phase.ENDED, words or "ended", ended_as=ended_as, cause=cause)
+
+
+def _date(text: str) -> float:
+    """Unix time of `Sun Nov 22 15:24:09 2026`, in this machine's zone; 0 of what is none."""
+    try:
+        return time.mktime(time.strptime(text, "%a %b %d %H:%M:%S %Y"))
+    except ValueError:
+        return 0.0
+
+
+# -- hosts, settings
+
+
+@dataclass(frozen=True, slots=True)
+class ExecHost:
+    """An execution host: what is free on it, and which queues it has."""
+
+    name: str
+    cpus: int
+    up: bool
+    queues: frozenset[str] = frozenset()
+    free: Mapping[str, float] = field(default_factory=dict)
+
+
+def read_hosts(text: str) -> list[ExecHost]:
+    """Those of `qhost -q -F RESOURCE -xml`."""
+    return [_host(host) for host in _parse(text).iter("host") if host.get("name") != "global"]
+
+
+def _host(host: ET.Element) -> ExecHost:
+    values = {one.get("name"): one.text or "" for one in host.iter("hostvalue")}
+    free = {one.get("name") or "": float(one.text or 0) for one in host.iter("resourcevalue")}
+    cpus, up = values.get("num_proc", "-"), values.get("load_avg", "-") != "-"
+    queues = frozenset(one.get("name") or "" for one in host.iter("queue"))
+    return ExecHost(host.get("name") or "", int(cpus) if cpus.isdigit() else 0, up, queues, free)
+
+
+def read_settings(text: str) -> dict[str, str]:
+    """What `qconf -s…` shows: a name and its value on a line, which a backslash carries on."""
+    rows = (line.split(None, 1) for line in re.sub(r"\\\n\s*", "", text).splitlines() if line.strip())
+    return {row[0]: row[1].strip() if len(row) > 1 else "" for row in rows}
+
+
+def _parse(text: str) -> ET.Element:
+    try:
+        return ET.fromstring(text[max(0, text.find("<?xml")) :])  # noqa: S314 # nosec B314 - the user's own qmaster
+    except ET.ParseError as error:
+        raise Unreachable(f"an answer of Grid Engine is damaged: {error}") from error
+
+
+def _text(node: ET.Element, name: str) -> str:
+    return (node.findtext(name) or "").strip()
+
+
+def _all(node: ET.Element, name: str) -> list[str]:
+    return [one.text for one in node.iter(name) if one.text]

@@ -1,0 +1,157 @@
+"""Grid Engine as a batch scheduler: each verb is a command line and the reading of its answer."""
+
+import os
+import pwd
+import re
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from launcher.agent.processes import TAG
+from launcher.clusters.batch.nodes import resolved
+from launcher.clusters.batch.queue import Fate, JobStart, NodeWord, Phase, QueuedJob, Ticket, node_command
+from launcher.clusters.gridengine import environment, script
+from launcher.clusters.gridengine.queries import CALLED, ask, read_account, read_hosts, read_jobs, read_settings
+from launcher.clusters.keeping.agent_processes import AgentProcess, agent_process
+from launcher.errors import NotStarted, Unreachable
+from launcher.plan.model import Plan
+from launcher.rundir.layout import AttemptDir
+
+_SUBMIT_S = 60.0
+_LIMIT_S = 10.0
+_REACHED_S = 5.0
+_WARNINGS = (signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)  # our own clock's, and Grid Engine's
+
+
+class GridEngineQueue:
+    """What `batch` asks of Grid Engine."""
+
+    kind = "gridengine"
+    called = CALLED
+    leaves_with: int | None = 99
+
+    def __init__(self) -> None:
+        # They come on every host of the job at once: the batch process alone acts on them.
+        self.warnings: tuple[int, ...] = () if environment.HOST in os.environ else _WARNINGS
+        self._others: list[AgentProcess] = []  # what the batch process has started on other hosts
+
+    def site(self) -> str:
+        return ask(["qconf", "-sss"]).out.strip()
+
+    def script(self, plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str]) -> str:
+        return script.script_of(plan, ticket, where, avoid, rule_of(plan.spec.gridengine.pe))
+
+    def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
+        file = script.with_suffix(".environment")
+        environment.save(file, environ)
+        argv = ["qsub", "-terse", "-v", environment.FILE, str(script)]
+        answer = ask(argv, limit_s=_SUBMIT_S, environ={**environ, environment.FILE: str(file)}, pass_fds=[lock])
+        submitted = re.findall(r"^[0-9]{1,10}$", answer.out, re.MULTILINE)
+        if answer.code != 0 or len(submitted) != 1:
+            raise NotStarted(f"{CALLED} refuses the job: {_refusal(answer.err or answer.out)}")
+        return str(submitted[0])
+
+    def try_out(self, script: str) -> str:
+        answer = ask(["qsub", "-w", "v"], stdin=script)
+        return f"{CALLED} says: {_refusal(answer.err or answer.out).removeprefix('verification: ')}"
+
+    def name_of(self, job: str, element: int) -> str:
+        return f"{job}.{element + 1}"
+
+    def jobs(self, ids: Sequence[str] = (), *, limit_s: float = _LIMIT_S) -> list[QueuedJob]:
+        user = pwd.getpwuid(os.geteuid()).pw_name
+        listed = ask(["qstat", "-xml", "-u", user], limit_s=limit_s).out
+        wanted = [job.id for job in read_jobs(listed, "") if not ids or job.id in ids]
+        if not wanted:
+            return []
+        details = ask(["qstat", "-xml", "-j", ",".join(wanted)], limit_s=limit_s).out
+        return [job for job in read_jobs(listed, details) if job.id in wanted]
+
+    def accounts(self, ids: Sequence[str], since: float) -> list[QueuedJob]:
+        found = (read_account(ask(["qacct", "-j", name]).out, since) for name in ids)
+        return [job for job in found if job is not None]
+
+    def warn(self, job: str) -> None:
+        """A signal cannot be sent; the batch process looks for the wish in its folder every two seconds."""
+
+    def cancel(self, job: str) -> None:
+        ask(["qdel", job])
+
+    def by_hand(self, job: str) -> tuple[str, str]:
+        return f"qstat -j {job}", f"qdel {job}"
+
+    def fate(self, job: str) -> Fate:
+        """Nothing tells of a preemption: Grid Engine stops jobs that make room, and goes on with them."""
+        shown = next(iter(self.jobs([job])), None)
+        if shown is None:
+            return Fate.UNKNOWN
+        if shown.phase is Phase.ENDING:
+            return Fate.CANCELLED
+        if shown.phase is Phase.QUEUED or shown.hosts.split(",")[0] not in self.hosts():
+            return Fate.QUEUED_AGAIN
+        return Fate.TIMED_OUT if shown.ends_at and time.time() > shown.ends_at - _REACHED_S else Fate.RUNS
+
+    def requeue(self, job: str) -> str:
+        """Leaving with its exit code does it. A job that was on several hosts is better followed by a new one: Grid
+        Engine keeps the old one off the other hosts it has had, and while something of it is left there takes the end
+        of the batch process for the end of the job."""
+        if any(one.last is None or not os.WIFEXITED(one.last) for one in self._others):
+            return f"what job {job} started on other hosts had to be killed"
+        return "it would not get its hosts again" if self._others and _may_submit() else ""
+
+    def start_again(self, plan: Plan, job: str, delay_s: float, avoid: Sequence[str]) -> None:
+        """It starts as soon as there is room; neither a time nor hosts can be named."""
+
+    def this_start(self) -> JobStart:
+        return JobStart(os.environ["JOB_ID"], None)
+
+    def this_host(self) -> str:
+        return os.environ.get(environment.HOST) or os.uname().nodename
+
+    def hosts(self) -> dict[str, str]:
+        file = os.environ.get("PE_HOSTFILE")
+        names = [line.split()[0] for line in Path(file).read_text().splitlines()] if file else [self.this_host()]
+        return {name: resolved(name, "hint: the hosts of a job have to know each other by name") for name in names}
+
+    def processes(self, plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
+        """Node 0's agent here, and on each other host, by a qrsh, the keeper of the agent there."""
+        file, command = os.environ[environment.FILE], node_command(self.kind, plan, attempt)
+        qrsh = ("qrsh", "-inherit", "-nostdin")
+        self._others = [
+            AgentProcess(
+                (*qrsh, node.host, *environment.packed(file, node.host, command)),
+                {**os.environ, TAG: plan.run_dir},
+                attempt.others_log,
+            )
+            for node in plan.nodes[1:]
+        ]
+        return [agent_process(plan, attempt, 0), *self._others]
+
+    def node(self, host: str, *, limit_s: float = _LIMIT_S) -> NodeWord | None:
+        known = read_hosts(ask(["qhost", "-q", "-xml"], limit_s=limit_s).out)
+        found = next((one for one in known if one.name == host), None)
+        return None if found is None else NodeWord(not found.up, "up" if found.up else "not heard by the qmaster")
+
+    def warn_before_s(self, plan: Plan) -> float:
+        return script.warn_before_s(plan)
+
+
+@cache
+def rule_of(pe: str | None) -> str | None:
+    """How a parallel environment gives out slots; None where there is none of that name."""
+    return None if pe is None else read_settings(ask(["qconf", "-sp", pe]).out).get("allocation_rule")
+
+
+def _may_submit() -> bool:
+    """Whether this host, on which the job runs, is a submit host as well."""
+    try:
+        return ask(["qsub", "-w", "v", "-b", "y", "true"]).code == 0
+    except Unreachable:
+        return False
+
+
+def _refusal(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip() not in ("", "Exiting.")]
+    return lines[-1].removeprefix("Unable to run job: ") if lines else "it does not say why"

@@ -1,0 +1,114 @@
+"""What Grid Engine's clients answered in the lab (8.1.9), read."""
+
+from pathlib import Path
+
+import pytest
+
+from launcher.clusters.batch.queue import Phase
+from launcher.clusters.gridengine.queries import ask, phase_of, read_account, read_hosts, read_jobs, read_settings
+from launcher.errors import Unreachable
+from launcher.words import Cause, State
+
+RECORDED = Path(__file__).parent / "recorded"
+NOTHING = "<?xml version='1.0'?><job_info><queue_info></queue_info><job_info></job_info></job_info>"
+
+
+def recorded(name):
+    return (RECORDED / name).read_text()
+
+
+def test_a_running_job_has_its_hosts_and_the_first_is_the_batch_process_own():
+    [job] = read_jobs(recorded("qstat-running.xml"), recorded("qstat-j-running.xml"))
+    assert (job.id, job.phase, job.word, job.hosts, job.text) == (
+        "34",
+        Phase.RUNNING,
+        "r",
+        "node1,node2",
+        "on node1,node2",
+    )
+    assert job.ends_at is None and job.tickets == frozenset()
+
+
+def test_jobs_that_wait_have_their_tickets_and_reasons():
+    jobs = {job.id: job for job in read_jobs(recorded("qstat-waiting.xml"), recorded("qstat-j-waiting.xml"))}
+    assert jobs["4"].tickets == {"aaaa"} and jobs["8"].tickets == {"eeee"} and jobs["5"].tickets == set()
+    assert {name: (job.word, job.phase.value) for name, job in jobs.items()} == {
+        "4": ("qw", "queued"), "5": ("qw", "queued"), "6": ("hqw", "queued"), "7": ("Eqw", "queued"),
+        "8": ("r", "running"), "9": ("qw", "queued"), "10": ("qw", "queued"), "11": ("hqw", "queued"),
+    }  # fmt: skip
+    assert jobs["4"].text == "the parallel environment launch has only 3 slots free for it"
+    assert jobs["9"].text.startswith("hosts have too little gpu free (it asks for gpu=2)")
+    assert jobs["6"].text == "it is held, by its owner or an administrator: qrls lets it go"
+    assert "can't open output file" in jobs["7"].text and "qmod -cj" in jobs["7"].text
+    assert jobs["10"].text == "it asked not to start before a later time"
+    assert jobs["11"].text == "another job that it depends on has not ended"
+
+
+def test_a_job_that_ended_between_the_questions_is_shown_by_the_first_alone():
+    [job] = read_jobs(
+        recorded("qstat-running.xml"), "<?xml version='1.0'?><unknown_jobs><ST_name>34</ST_name></unknown_jobs>"
+    )
+    assert job.hosts == "node1"
+    assert read_jobs(NOTHING, "") == []
+
+
+@pytest.mark.parametrize("damaged", ["", "<job_info>", "error: commlib error"])
+def test_a_damaged_answer_is_no_answer(damaged):
+    with pytest.raises(Unreachable, match="damaged"):
+        read_jobs(damaged, "")
+
+
+@pytest.mark.parametrize(
+    ("state", "phase"),
+    [
+        ("qw", Phase.QUEUED), ("hqw", Phase.QUEUED), ("Eqw", Phase.QUEUED), ("Rq", Phase.QUEUED),
+        ("t", Phase.RUNNING), ("r", Phase.RUNNING), ("Rr", Phase.RUNNING), ("Rt", Phase.RUNNING), ("S", Phase.RUNNING),
+        ("s", Phase.RUNNING), ("T", Phase.RUNNING), ("dr", Phase.ENDING), ("dRr", Phase.ENDING), ("dt", Phase.ENDING),
+        ("", Phase.UNKNOWN), ("zombie", Phase.UNKNOWN),
+    ],
+)  # fmt: skip
+def test_letters(state, phase):
+    assert phase_of(state) is phase
+
+
+def test_hosts_with_what_is_free_on_them():
+    hosts = read_hosts(recorded("qhost.xml"))
+    assert [host.name for host in hosts] == ["node0", "node1", "node2"]
+    assert {(host.cpus, host.up, host.queues, host.free["gpu"]) for host in hosts} == {
+        (2, True, frozenset({"all.q"}), 2.0)
+    }
+
+
+def test_settings():
+    assert read_settings(recorded("pe-launch.txt"))["allocation_rule"] == "1"
+    assert read_settings(recorded("pe-packed.txt"))["allocation_rule"] == "$fill_up"
+    assert read_settings(recorded("queue.txt"))["notify"] == "00:00:05"
+    assert "accounting_flush_time" in read_settings(recorded("sconf.txt"))["reporting_params"]  # on a second line
+
+
+def test_accounts():
+    text = recorded("qacct.txt")
+    job = read_account(text, 0.0)
+    assert (job.id, job.phase, job.word, job.ended_as) == ("34", Phase.ENDED, "assumedly after job", State.LOST)
+    limited = text.replace("failed       100 : assumedly after job", "failed       37  : qmaster enforced h_rt")
+    job = read_account(text + limited, 0.0)  # the newest record is the last one
+    assert (job.ended_as, job.cause) == (State.FAILED, Cause.TIME_LIMIT)
+    assert read_account(text, 2e9) is None  # an older job of this id
+    assert read_account("", 0.0) is None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "error: commlib error: got select error (Connection refused)",
+        'Unable to run job: unable to send message to qmaster using port 1 on host "control": got send error',
+        'denied: host "node0" is neither submit nor admin host',
+        'error: SGE_ROOT directory "/nonexist" doesn\'t exist',
+    ],
+)
+def test_no_answer_is_no_refusal(tmp_path, said):
+    program = tmp_path / "qstat"
+    program.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{said}\nEND\nexit 1\n")
+    program.chmod(0o755)
+    with pytest.raises(Unreachable, match="the Grid Engine qmaster does not answer"):
+        ask([str(program)])

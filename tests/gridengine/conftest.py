@@ -1,0 +1,37 @@
+"""A Grid Engine cluster of three nodes and a user on its login node: real daemons, real jobs."""
+
+import pytest
+from lab import Lab
+
+from tests.lab.fixtures import lab_possible, shared_grid_engine_lab, shared_lab
+
+__all__ = ["lab_possible", "shared_grid_engine_lab", "shared_lab"]
+
+
+@pytest.fixture
+def grid(shared_grid_engine_lab):
+    """Three idle nodes."""
+    shared_grid_engine_lab.well()
+    yield shared_grid_engine_lab
+    shared_grid_engine_lab.clear()
+
+
+@pytest.fixture
+def desk(tmp_path, grid):
+    """A project and a state folder; when the test is over, no process of its runs may be left on any node."""
+    desk = Lab(tmp_path)
+    desk.env |= grid.env
+    yield desk
+    try:
+        grid.run("qdel", "-u", "root")
+        desk.until("the end of every process of its runs", lambda: not desk.processes(), timeout_s=40)
+    finally:
+        desk.tidy()
+
+
+@pytest.fixture
+def slurm(shared_lab):
+    """The other cluster of this user."""
+    shared_lab.well()
+    yield shared_lab
+    shared_lab.clear()

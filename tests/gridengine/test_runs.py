@@ -1,0 +1,114 @@
+"""Runs on a real Grid Engine cluster: they wait, run on two nodes, are cancelled, lose nodes, and move."""
+
+import json
+
+STEPS = 300
+PE = "gridengine: {pe: launch}\n"
+SHORT = "recovery:\n  lease: 4s\n  wait: 20s\n"
+
+
+def two_nodes(desk, steps=STEPS, more=""):
+    resources = "nodes: 2\nranks_per_node: 2\ngpus_per_node: 0\ncpus_per_rank: 1"
+    return desk.chain(args=f"steps: {steps}", resources=resources, more=PE + more)
+
+
+def fingerprint_here(desk, steps=STEPS):
+    """Of the undisturbed run on this machine."""
+    return desk.wait(desk.submit(two_nodes(desk, steps)))["fingerprint"]
+
+
+def job_of(desk, run, attempt=1):
+    path = desk.run_dir(run) / "attempts" / f"{attempt:04d}" / "handle.json"
+    return json.loads(path.read_text())["job_id"]
+
+
+def causes(desk, run):
+    return [event["cause"] for event in desk.events(run, "failure")]
+
+
+def test_two_nodes_give_the_bytes_of_one_machine_and_secrets_are_not_shown(desk, grid):
+    run = desk.submit(two_nodes(desk, 400), "--on", "gridengine", env={"MY_TOKEN": "hush"})
+    desk.until_step(run, 5)
+    status = desk.status(run)
+    assert len({node["host"] for node in status["nodes"]} & {"node0", "node1", "node2"}) == 2
+    assert "hush" not in grid.ask("qstat", "-j", job_of(desk, run))
+    status = desk.wait(run)
+    assert (status["state"], status["attempt"], status["generation"]) == ("succeeded", 1, 1)
+    assert status["fingerprint"] == fingerprint_here(desk, 400)
+
+
+def test_a_run_that_waits_says_why_and_is_cancelled(desk, grid):
+    run = desk.submit(two_nodes(desk), "--on", "gridengine", "--set", "resources.nodes=4")
+    why = desk.until("a reason", lambda: "slots free" in desk.status(run)["message"] and desk.status(run))
+    assert why["state"] == "queued"
+    assert why["message"] == "the parallel environment launch has only 3 slots free for it"
+    desk.launch("cancel", run)
+    assert desk.status(run)["state"] == "cancelled"
+    assert grid.ask("qstat", "-u", "root") == ""
+
+
+def test_a_cancel_ends_every_process_and_the_job(desk, grid):
+    run = desk.submit(two_nodes(desk, 100_000), "--on", "gridengine")
+    desk.until_step(run, 5)
+    desk.launch("cancel", run)
+    assert desk.status(run)["state"] == "cancelled"
+    assert grid.ask("qstat", "-u", "root") == ""
+    assert not desk.processes()
+
+
+def test_a_job_that_a_person_deletes_is_a_cancelled_run(desk, grid):
+    run = desk.submit(two_nodes(desk, 100_000), "--on", "gridengine")
+    desk.until_step(run, 5)
+    grid.ask("qdel", job_of(desk, run))
+    status = desk.wait(run, check=20)
+    assert (status["state"], status["message"]) == ("cancelled", "its Grid Engine job was cancelled")
+
+
+def test_at_each_time_limit_the_run_goes_on_in_a_new_job_or_of_one_host_in_the_same(desk, grid):
+    more = "checkpoint: {every: 20 steps}\n"
+    two = desk.submit(two_nodes(desk, 100_000, more), "--on", "gridengine", "--set", "resources.time=20s")
+    one = ["--on", "gridengine", "--set", "resources.time=20s", "--set", "resources.nodes=1"]
+    alone = desk.submit(two_nodes(desk, 100_000, more).replace(PE, ""), *one, "--set", "gridengine.pe=single")
+    desk.until("third attempts", lambda: min(desk.status(run)["attempt"] for run in (two, alone)) == 3, timeout_s=90)
+    assert causes(desk, two) == causes(desk, alone) == ["time_limit", "time_limit"]
+    assert job_of(desk, two, 1) != job_of(desk, two, 3)
+    assert job_of(desk, alone, 1) == job_of(desk, alone, 3)
+    desk.launch("cancel", two)
+    desk.launch("cancel", alone)
+
+
+def test_after_a_lost_node_the_run_ends_right_on_others(desk, grid):
+    run = desk.submit(two_nodes(desk, STEPS, SHORT), "--on", "gridengine")
+    desk.until_step(run, 20)
+    lost = desk.status(run)["nodes"][1]["host"]
+    next(node for node in grid.nodes if node.name == lost).power_off()
+    status = desk.wait(run, timeout=90)
+    assert (status["state"], status["attempt"], causes(desk, run)) == ("succeeded", 2, ["node_lost"])
+    assert lost not in [node["host"] for node in status["nodes"]]
+    assert status["fingerprint"] == fingerprint_here(desk)
+
+
+def test_a_run_moves_from_here_to_grid_engine_and_on_to_slurm(desk, grid, slurm):
+    more = "checkpoint: {every: 20 steps}\n"
+    run = desk.submit(two_nodes(desk, 100_000, more))
+    desk.until_step(run, 40)
+    desk.launch("cancel", run)
+    desk.launch("resume", run, "--on", "gridengine")
+    moved = desk.until_step(run, 60)
+    assert desk.status(run)["cluster"] == "gridengine"
+    desk.launch("cancel", run)
+    desk.env |= slurm.env
+    desk.launch("resume", run, "--on", "slurm", "--set", "run.args.steps=400")
+    status = desk.wait(run)
+    assert (status["state"], status["cluster"], status["attempt"]) == ("succeeded", "slurm", 3)
+    assert moved and status["fingerprint"] == fingerprint_here(desk, 400)
+
+
+def test_a_silent_qmaster_is_no_end(desk, grid):
+    run = desk.submit(two_nodes(desk, 100_000), "--on", "gridengine")
+    desk.until_step(run, 5)
+    grid.stop_master()
+    page = desk.launch("status", run).stdout
+    assert "running" in page
+    desk.launch("cancel", run, check=None)  # by its folder
+    desk.until("its end", lambda: desk.status(run)["state"] == "cancelled")
