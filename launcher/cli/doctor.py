@@ -37,6 +37,7 @@ _LEVEL_WIDTH, _ABOUT_WIDTH = 9, 15
 _LEAST_ROOM, _READABLE = 40, 120
 _WITHIN_S = 60.0
 _OF_A_JOB = ("partition", "account", "qos", "interface")
+_WHOSE = {"try": "of Slurm clusters and of pools"} | dict.fromkeys(("nodes", "within", *_OF_A_JOB), "of Slurm clusters")
 
 
 def declare(arguments: Arguments) -> None:
@@ -48,7 +49,7 @@ def declare(arguments: Arguments) -> None:
         help="local (default), slurm, or a name of the clusters file",
     )
     arguments.add_argument("--clusters", metavar="FILE", type=Path, help="the file that names clusters")
-    arguments.add_argument("--try", action="store_true", dest="trial", help="have nodes, or all hosts, try it out")
+    arguments.add_argument("--try", action="store_true", help="have nodes, or all hosts, try it out")
     arguments.add_argument("--nodes", type=int, choices=(1, 2), help="of so many nodes (default: 2 where there are)")
     arguments.add_argument(
         "--within", metavar="SECONDS", type=_seconds, help=f"so long it waits for nodes (default: {_WITHIN_S:g})"
@@ -88,16 +89,17 @@ def _check_up(place: ClusterEntry, options: argparse.Namespace) -> Iterator[Find
 
 def _wish(place: ClusterEntry, options: argparse.Namespace) -> DoctorWish:
     project = project_of(Path.cwd() / "job.yaml")
+    said = {name: value for name, value in vars(options).items() if value}
     return DoctorWish(
         runs_root(project),
         interpreter(JobSpec("doctor", RunOptions()), project, os.environ),
         place.name,
         place.defaults,
-        options.trial,
+        "try" in said,
         options.nodes,
         _WITHIN_S if options.within is None else options.within,
-        {name: word for name in _OF_A_JOB if (word := getattr(options, name))},
-        [name for name in ("trial", "nodes", "within", *_OF_A_JOB) if getattr(options, name)],
+        {name: said[name] for name in _OF_A_JOB if name in said},
+        {name: whose for name, whose in _WHOSE.items() if name in said},
     )
 
 

@@ -237,6 +237,7 @@ class _QueueEntry:
     launch: str = Login().launch
     folder: str = Login().folder
     cluster: str | None = None
+    transport: str = Login().transport
     defaults: tuple[tuple[str, str], ...] = ()
 
 
@@ -289,6 +290,8 @@ def _queue(kind: str, said: Mapping) -> ClusterEntry:
     if value.login is None:
         return ClusterEntry(kind, defaults=value.defaults)
     way = {"node": value.login, "launch": value.launch, "folder": value.folder, "cluster": value.cluster or kind}
+    if value.transport != Login().transport:
+        way["transport"] = value.transport
     options = tuple((f"{LOGIN_KIND}.{key}", _quoted(text)) for key, text in way.items())
     return ClusterEntry(LOGIN_KIND, defaults=(*options, *value.defaults))
 
@@ -302,6 +305,7 @@ def _queue_section(kind: str) -> Section:
             way["launch"],
             way["folder"],
             way["cluster"],
+            way["transport"],
             Field("defaults", _Defaults(section_of(kind), kind), f"Options of {kind} in a spec that says nothing else"),
         ),
     )

@@ -1,14 +1,12 @@
 """What a person wants to have looked at, whatever kind of cluster it is."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.errors import BadInput
 from launcher.spec.tree import Scalar
 from launcher.spec.yaml_reader import read_tree
-
-_OF_QUEUES = "of Slurm clusters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +15,13 @@ class DoctorWish:
 
     runs_root: Path
     python: str  # the interpreter that would run ranks
-    cluster: str = "local"  # as the person calls it
+    cluster: str = ""  # as the person calls it
     defaults: tuple[tuple[str, str], ...] = ()  # what the clusters file says of it: options of the spec, and their YAML
     trial: bool = False  # have nodes, or all hosts, try it out
     nodes: int | None = None  # of so many
     within_s: float = 60.0  # so long it waits for them
     asked: Mapping[str, str] = field(default_factory=dict)  # of a job: partition, account, qos, interface
-    given: Sequence[str] = ()  # the options that the person gave, by their names
+    given: Mapping[str, str] = field(default_factory=dict)  # the options that the person gave, and whose they are
 
     @property
     def chosen(self) -> dict[str, str]:
@@ -34,7 +32,6 @@ class DoctorWish:
 
     def refuse_all_but(self, *known: str) -> None:
         """Raise BadInput where an option was given that is of no use here."""
-        meant = next((name for name in self.given if name not in known), None)
-        if meant is not None:
-            flag, where = ("try", f"{_OF_QUEUES} and of pools") if meant == "trial" else (meant, _OF_QUEUES)
-            raise BadInput(f"--{flag} is {where}", f"hint: launch doctor slurm --{flag}")
+        for name, whose in self.given.items():
+            if name not in known:
+                raise BadInput(f"--{name} is {whose}", f"hint: launch doctor slurm --{name}")

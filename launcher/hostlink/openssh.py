@@ -20,19 +20,17 @@ from typing import IO, Any
 
 from launcher.errors import Unreachable
 from launcher.hostlink import known_hosts
-from launcher.hostlink.failures import Broken, NoAccess
+from launcher.hostlink.failures import Broken, NoAccess, Silent
 from launcher.hostlink.known_hosts import HostKey
-from launcher.hostlink.running import command_line
+from launcher.hostlink.running import Running, command_line
 from launcher.hostlink.target import Target, configured, dropped, resolved, silent, who
 
 CONNECT_S = 10
 _LOGIN_S = 15.0
 _LEAVE_S = 2.0
 _SSH_FAILED = 255
-_TAIL_BYTES = 4096
 _CHUNK = 1 << 18
 _MARK = "launch-connected"
-_MOST_NOISE = 1 << 20  # what a login shell may print before that
 _NOTICE_S = 0.2  # a connection's holder ends a little after those that share it
 # Never asks, never forwards, never stays behind; whatever the user says of hosts, keys and known hosts holds.
 _OPTIONS = (
@@ -53,7 +51,7 @@ _DROPPED = ("kex_exchange_identification", "ssh_exchange_identification")
 _HINTS = {
     "Host key verification failed": "`ssh {name}` by hand shows the host's key and asks whether it is the right one",
     "Permission denied": "`ssh {name} true` must work without a password: by a key, an agent or an open master",
-    "Could not resolve hostname": "another name of the host, or HostName for it in the SSH configuration",
+    "Could not resolve hostname": "check what it is called in the clusters file, and HostName in the SSH configuration",
     "Too many authentication failures": "name the key by IdentityFile in the SSH configuration",
 }
 
@@ -108,6 +106,7 @@ class SshProcess:
             raise
         self._stdin, self._stdout = _pipe(self.process.stdin), _pipe(self.process.stdout)
         os.set_blocking(self._stdin.fileno(), False)
+        self._told = 0  # bytes of the complaints that were given out
 
     def give(self, data: bytes, wait_s: float) -> int:
         if self._stdin.closed:
@@ -128,15 +127,12 @@ class SshProcess:
         if self._stdout.closed:
             return None
         ready, _, _ = select.select([self._stdout.fileno()], [], [], wait_s)
-        if not ready:
-            return b"", b""
-        data = os.read(self._stdout.fileno(), _CHUNK)
-        if data:
-            return data, b""
-        self._stdout.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(_LEAVE_S)
-        return b"", os.pread(self._complaints.fileno(), os.fstat(self._complaints.fileno()).st_size, 0)
+        data = os.read(self._stdout.fileno(), _CHUNK) if ready else b""
+        if ready and not data:
+            self._stdout.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_LEAVE_S)
+        return data, self._complained()
 
     def code(self, wait_s: float) -> int | None:
         try:
@@ -152,12 +148,12 @@ class SshProcess:
         self._stdout.close()
         self._complaints.close()
 
-    def last_words(self) -> list[str]:
-        """The line that says why, as far as ssh or the shell there said it; it is their last one."""
-        size = os.fstat(self._complaints.fileno()).st_size
-        tail = os.pread(self._complaints.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode(errors="replace")
-        lines = [line.strip() for line in tail.splitlines() if line.strip()]
-        return [f"  {line[:500]}" for line in lines[-1:]]
+    def _complained(self) -> bytes:
+        """What is new on its stderr."""
+        fd = self._complaints.fileno()
+        new = os.pread(fd, os.fstat(fd).st_size - self._told, self._told)
+        self._told += len(new)
+        return new
 
 
 class OpenSshTransport:
@@ -201,7 +197,9 @@ def connected(target: Target, deadline: float | None) -> OpenSshTransport:
         first, others = command.shared_by(folder / "way")
         master = first.start(f"echo {_MARK}; exec cat >/dev/null")
         try:
-            _wait_for_mark(target, master, _earlier(target.connect_timeout_s + _LOGIN_S, deadline))
+            _wait_for_mark(
+                target, Running(who(target), master), _earlier(target.connect_timeout_s + _LOGIN_S, deadline)
+            )
         except BaseException:
             master.close()
             raise
@@ -228,19 +226,18 @@ def shown_key(target: Target, deadline: float | None) -> HostKey:
             *((f"HostKeyAlgorithms=^{kinds}",) if kinds else ()),
         )
         command = _command(target)
-        process = replace(command, options=(*options, *command.options)).start("true")
+        refused = Running(who(target), replace(command, options=(*options, *command.options)).start("true"))
         try:
-            code = process.code(max(0.1, _earlier(target.connect_timeout_s + _LOGIN_S, deadline) - time.monotonic()))
-            words = process.last_words()
+            refused.finish(max(0.1, _earlier(target.connect_timeout_s + _LOGIN_S, deadline) - time.monotonic()))
+        except Silent:
+            raise silent(target) from None
         finally:
-            process.close()
+            refused.close()
         for line in seen.read_text().splitlines() if seen.exists() else ():
             reason, kind, blob = line.split()
             if reason == "HOSTNAME":
                 return HostKey(whole.known_as, kind, base64.b64decode(blob))
-    if code is None:
-        raise silent(target)
-    raise Unreachable(f"{who(target)}: its host key could not be looked at", *words)
+    raise Unreachable(f"{who(target)}: its host key could not be looked at", *refused.last_words())
 
 
 def _command(target: Target) -> SshCommand:
@@ -256,20 +253,17 @@ def _has_master(command: SshCommand) -> bool:
     return done.returncode == 0
 
 
-def _wait_for_mark(target: Target, master: SshProcess, deadline: float) -> None:
+def _wait_for_mark(target: Target, master: Running, deadline: float) -> None:
     """Until we are let in; whatever a shell prints before that is passed over."""
-    said = bytearray()
-    while _MARK.encode() not in said:
-        left = deadline - time.monotonic()
-        more = master.take(max(0.0, min(left, 1.0)))
-        if more is None or len(said) > _MOST_NOISE:
-            raise _refused(target, master)
-        if not more[0] and left <= 0:
-            raise silent(target)
-        said += more[0]
+    try:
+        while (line := master.readline(max(0.0, deadline - time.monotonic()))) != f"{_MARK}\n".encode():
+            if not line:
+                raise _refused(target, master)
+    except Silent:
+        raise silent(target) from None
 
 
-def _refused(target: Target, master: SshProcess) -> Unreachable:
+def _refused(target: Target, master: Running) -> Unreachable:
     words = master.last_words()
     said = "\n".join(words)
     if "Host key verification failed" in said:

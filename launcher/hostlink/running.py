@@ -11,6 +11,7 @@ from typing import Protocol, Self
 from launcher.hostlink.failures import Broken, Silent
 
 _PACKET = 32 * 1024
+_TAIL_BYTES = 4096
 _SLICE_S = 0.05
 _TURN_S = 1.0  # a Ctrl-C that comes just before a wait is noticed at its end only
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 _./=:,@+-")
@@ -111,6 +112,15 @@ class Running:
         self._take(0.0)
         self.close()
         return Done(code if code >= 0 else None, bytes(self._out), bytes(self._err))
+
+    def code(self, limit_s: float) -> int | None:
+        """How it ended, 128 + n by signal n; -1: the connection ended before that was told; None: not yet."""
+        return self._channel.code(limit_s)
+
+    def last_words(self) -> list[str]:
+        """The last line of what it said on stderr, for a message: what ended it, or kept it from beginning."""
+        lines = [line.strip() for line in bytes(self._err[-_TAIL_BYTES:]).decode(errors="replace").splitlines()]
+        return [f"  {line[:500]}" for line in lines if line][-1:]
 
     def close(self) -> None:
         """Let go of it; it goes on there, with its pipes closed."""

@@ -125,6 +125,8 @@ LOGIN = Section(
               example="~/launch"),
         Field("cluster", Text("the name of a cluster there", JOB_NAME), "What the cluster is called on the login node",
               example="slurm"),
+        Field("transport", Choice(("openssh", "paramiko")), "What reaches the login node: your own ssh program, or "
+              "paramiko, which is built in", example="paramiko"),
     ),
 )  # fmt: skip
 

@@ -172,6 +172,7 @@ class Login:
     launch: str = "launch"
     folder: str = "~/launch"
     cluster: str | None = None  # what the cluster is called there; None: it is that machine
+    transport: str = "openssh"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from simulated_cluster import Cluster, plan_of
 
-from launcher.agent.coordination.coordinator import START_S
 from launcher.agent.coordination.effects import Disconnected, ProvenDead, Tick
+from launcher.agent.coordination.opening import START_S
 from launcher.agent.messages import (
     End,
     Exited,
@@ -803,7 +803,7 @@ def test_late_news_of_a_fenced_rank_opens_no_generation() -> None:
     assert not cluster.starts(3)
     late = RankExit(2, 0, 0, 0, 5, code=22, fenced=True)
     for coordinator in (cluster.coordinator, cluster.twin):
-        coordinator._current.ranks[0].exit = None
+        coordinator._attempt.current.ranks[0].exit = None
     cluster.feed(Exited(0, late))
     cluster.advance(60)
     assert cluster.end is not None

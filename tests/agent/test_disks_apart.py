@@ -4,11 +4,9 @@ import msgspec
 import pytest
 from simulated_cluster import Cluster, plan_of
 
-from launcher.agent.coordination import coordinator
+from launcher.agent.coordination.opening import START_S
 from launcher.agent.messages import Copied, Noted, NotFetched, ReplicaAddress, Settled
 from launcher.words import Cause, State
-
-START_S = coordinator.START_S
 
 
 def apart(nodes: int = 2, **how: object) -> Cluster:

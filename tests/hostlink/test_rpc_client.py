@@ -9,7 +9,8 @@ import pytest
 
 from launcher.clusters.login.address import Address
 from launcher.errors import Exit, Unreachable
-from launcher.hostlink.rpc.client import FarLaunch, command, far_error, far_program
+from launcher.hostlink.openssh import SshCommand
+from launcher.hostlink.rpc.client import FarLaunch, far_error, far_program
 from tests.lab.nodes import until
 
 SHELLS = [name for name in ("sh", "bash", "zsh", "csh", "tcsh", "fish", "ksh") if shutil.which(name)]
@@ -22,15 +23,15 @@ def options(argv):
 
 def test_what_ssh_is_told(monkeypatch):
     monkeypatch.delenv("LAUNCH_SSH_CONFIG", raising=False)
-    argv = command(HPC, "launch _far")
+    argv = SshCommand("me@hpc").argv("launch _far")
     assert argv[0] == "ssh"
     assert argv[-3:] == ["--", "me@hpc", "launch _far"]
     assert {"BatchMode=yes", "ForwardAgent=no", "ForwardX11=no", "ClearAllForwardings=yes"} <= set(options(argv))
     assert not [option for option in options(argv) if "HostKey" in option or "KnownHosts" in option], "never weakened"
     assert "-F" not in argv
-    assert "Compression=yes" in options(command(HPC, "x", compress=True))
+    assert "Compression=yes" in options(SshCommand("me@hpc", ("Compression=yes",)).argv("x"))
     monkeypatch.setenv("LAUNCH_SSH_CONFIG", "/some where")
-    assert command(HPC, "x")[1:3] == ["-F", "/some where"]
+    assert SshCommand("me@hpc").argv("x")[1:3] == ["-F", "/some where"]
 
 
 @pytest.mark.parametrize(
@@ -94,11 +95,11 @@ def test_ssh_has_none_of_the_variables_that_it_must_not_see(monkeypatch, tmp_pat
 def test_nothing_of_a_connection_is_left(monkeypatch, tmp_path):
     fake_ssh(monkeypatch, tmp_path, f"trap '' TERM; sleep 1000 & echo $! > {tmp_path}/child; echo up; wait; wait")
     connection = FarLaunch(HPC)
-    assert connection.process.stdout.read(3) == b"up\n"
+    assert connection._running._channel.process.stdout.read(3) == b"up\n"
     child = int((tmp_path / "child").read_text())
     connection.close()
-    assert connection.process.returncode is not None
-    assert not lives(connection.process.pid)
+    assert connection._running._channel.process.returncode is not None
+    assert not lives(connection._running._channel.process.pid)
     until("the end of its child, which has its signal", lambda: not lives(child), timeout_s=30)
 
 

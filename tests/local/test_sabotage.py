@@ -59,8 +59,8 @@ SABOTAGES = {
         "agent/replication/test_replication.py", "chooses_an_older",
     ),
     "a long fetch is a hang": (
-        "agent/coordination/coordinator.py",
-        "self._start_by = self._ledger.mono + START_S\n            megabytes", "megabytes",
+        "agent/coordination/watching.py",
+        "attempt.start_by = attempt.mono + START_S\n            megabytes", "megabytes",
         "agent/test_disks_apart.py", "as_long_as",
     ),
     "one copy is enough": (
@@ -89,7 +89,7 @@ SABOTAGES = {
         "local/test_recovery.py", "hang and asleep",
     ),
     "secrets go into the plan": (
-        "plan/build.py", "**spec.env}", "**spec.env, **__import__('os').environ}",
+        "plan/build.py", "**_which(place)}", "**_which(place), **__import__('os').environ}",
         "local/test_runs.py", "secrets",
     ),
 }  # fmt: skip

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from launcher.agent.coordination.effects import ProvenDead
-from launcher.agent.coordination.ledger import Ledger
+from launcher.agent.coordination.effects import Ledger, ProvenDead
 from launcher.agent.coordination.nodes import KnownNode, Nodes, Presence
 from launcher.agent.messages import Join, Welcome
 from launcher.words import Cause

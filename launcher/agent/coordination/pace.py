@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from launcher.agent.messages import RankPulse
+from launcher.rundir.records import Event
 
 _WINDOW_S = 20.0
 _MOST_METRICS = 128
@@ -73,3 +74,11 @@ class Pace:
             return False
         self._speakers[about] = rank
         return True
+
+
+def pace_of(history: Iterable[Event]) -> Pace:
+    """How far a run had come, by the last words of its failures."""
+    events = list(history)
+    steps = [event.step for event in events if event.step is not None]
+    checkpoints = [event.checkpoint for event in events if event.checkpoint is not None]
+    return Pace(steps[-1] if steps else None, max(checkpoints, default=None))

@@ -4,12 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.agent.coordination.generation import Generation, Rank
-from launcher.recovery.classify import classify, culprit, describe, evidence
+from launcher.plan.model import Plan
+from launcher.recovery.classify import classify, culprit, describe, evidence, failed
 from launcher.rundir.records import Event, Failure, RankExit
 from launcher.words import Cause
 
 _CLUSTERS = (10, 12, 15)  # SIGUSR1, SIGUSR2, SIGTERM: what batch systems send to all processes of a job
 _NAMED = 8
+STOPS = {
+    "cancel": "somebody cancelled the run",
+    "preempt": "the cluster takes the nodes back",
+    "limit": "the time limit of the cluster's job is near",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +70,26 @@ def failure_of(event: Event, log: str | None = None, tail: tuple[str, ...] = ())
         tail=tail,
         at=event.at,
     )
+
+
+def of_stop(kind: str) -> Verdict:
+    """Somebody asked for the end."""
+    if kind == "cancel":
+        return Verdict(Cause.CANCELLED, "cancelled")
+    if kind == "limit":
+        return Verdict(Cause.TIME_LIMIT, STOPS["limit"])
+    return Verdict(Cause.PREEMPTED, f"preempted: {STOPS['preempt']}")
+
+
+def of_limit(plan: Plan) -> Verdict:
+    return Verdict(Cause.TIME_LIMIT, f"the time limit of {plan.spec.resources.time_s:g} s is reached")
+
+
+def is_by_itself(end: RankExit) -> bool:
+    """It failed, and not for the loss of a peer."""
+    return failed(end) and classify(end) is not Cause.COMMUNICATION
+
+
+def is_of_peers_alone(generation: Generation) -> bool:
+    """No rank failed by itself."""
+    return all(end.stopping or classify(end) is Cause.COMMUNICATION for end in generation.failures)

@@ -6,15 +6,15 @@ import select
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from launcher.errors import Unreachable
 
 _DEAD_WITHIN_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """What a client left: its exit code and what it wrote."""
 
     code: int

@@ -10,9 +10,10 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+
+import msgspec
 
 from launcher.clusters.batch.queue import Queue, Submitting, Ticket
 from launcher.rundir.attempts import read_intent, read_plan
@@ -24,8 +25,7 @@ from launcher.rundir.records import Handle, Intent, Site
 _LOCK = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-@dataclass(frozen=True, slots=True)
-class BatchJob:
+class BatchJob(msgspec.Struct, frozen=True):
     """One job to be: its ticket, what its script is told, and whose attempts it carries."""
 
     ticket: Ticket

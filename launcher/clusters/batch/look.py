@@ -5,7 +5,6 @@ Nothing is changed by it; what a killed submitter left to be done is done in `me
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -54,8 +53,7 @@ def words_on(
     return [_answer(queue, attempt, words.get(attempt), now) for _, attempt in attempts]
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
+class _Asked(msgspec.Struct, frozen=True):
     """An attempt, and the job of its id that the scheduler shows."""
 
     run: RunDir

@@ -7,10 +7,11 @@ raises Unreachable where it does not answer, which is never taken for a no.
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from launcher.rundir.layout import AttemptDir
 from launcher.words import Cause, State
@@ -23,8 +24,7 @@ _MARK = "launch:"
 _SOONEST_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
+class Ticket(msgspec.Struct, frozen=True):
     """What names a job for good, before it has an id: it is written on the job, where everybody may read it."""
 
     text: str
@@ -66,8 +66,7 @@ class Phase(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class QueuedJob:
+class QueuedJob(msgspec.Struct, frozen=True):
     """One job, or one element of an array, as the scheduler shows it or its accounts do."""
 
     id: str  # as the scheduler's programs take it
@@ -87,16 +86,14 @@ class QueuedJob:
         return not ticket or not self.tickets or ticket in self.tickets
 
 
-@dataclass(frozen=True, slots=True)
-class JobStart:
+class JobStart(msgspec.Struct, frozen=True):
     """What this process knows of its job by its environment."""
 
     job: str
     element: int | None  # which run of an array, from 0
 
 
-@dataclass(frozen=True, slots=True)
-class NodeWord:
+class NodeWord(msgspec.Struct, frozen=True):
     """What the scheduler says of a node."""
 
     down: bool  # given up; a node that merely takes no new jobs is not

@@ -18,6 +18,7 @@ class Address(msgspec.Struct, frozen=True):
     launch: str  # the program there
     folder: str  # where code and runs are kept there
     on: str  # what the cluster is called there
+    transport: str = "openssh"
 
     def __str__(self) -> str:
         return f"login node {self.login} of {self.cluster}"
@@ -28,6 +29,7 @@ class _LoginHead(msgspec.Struct, frozen=True):
     launch: str = "launch"
     folder: str = "~/launch"
     cluster: str | None = None
+    transport: str = "openssh"
 
 
 class _SpecHead(msgspec.Struct, frozen=True):
@@ -55,7 +57,7 @@ def as_planned(cluster: str, login: Login | _LoginHead) -> Address:
     if login.node is None:
         hint = "hint: `login: me@login.example.org` of a cluster in the clusters file, and --on its name"
         raise BadInput(f"--on {cluster}: no login node is named", hint)
-    return Address(cluster, login.node, login.launch, login.folder, login.cluster or "local")
+    return Address(cluster, login.node, login.launch, login.folder, login.cluster or "local", login.transport)
 
 
 def now(planned: Address) -> Address:

@@ -21,7 +21,7 @@ _PIECE = 1 << 20
 T = TypeVar("T")
 
 
-class Holder(Protocol):
+class CheckpointHolder(Protocol):
     """A machine that has checkpoints of the run. All raise Unreachable where it falls silent."""
 
     def held(self) -> Sequence[Held]:
@@ -61,7 +61,7 @@ class Holders:
     def __init__(
         self,
         home: Path,
-        holders: Mapping[str, Holder],
+        holders: Mapping[str, CheckpointHolder],
         held: Mapping[str, Sequence[Held]],
         silent: Mapping[str, LaunchError],
         *,

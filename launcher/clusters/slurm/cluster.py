@@ -34,6 +34,8 @@ class SlurmCluster(BatchCluster):
         """The least that a node of the partition has of cores, the most that one has of GPUs; what gres asks for."""
         self._check_container(spec.slurm.container)
         partition = spec.slurm.partition
+        if not self._nodes:
+            self._slurm.get_ready()
         if partition not in self._nodes:
             self._nodes[partition] = read_partition_nodes(ask(partition_nodes(partition)).out)
         nodes = [node for node in self._nodes[partition] if partition or node.default]

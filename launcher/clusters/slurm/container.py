@@ -7,7 +7,8 @@ import os
 import shlex
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from launcher.clusters.slurm.reach import ask
 
@@ -15,8 +16,7 @@ _PYXIS = "--container-image"
 _LINE_PROGRAMS = ("apptainer", "singularity")
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
+class Container(msgspec.Struct, frozen=True):
     """How processes get inside."""
 
     program: str  # what has to be there for it: apptainer, singularity, or Pyxis' option of srun

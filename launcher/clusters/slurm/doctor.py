@@ -71,7 +71,7 @@ class Shape:
 
 def check_up(wish: DoctorWish, tell: Callable[[str], None]) -> Iterator[Finding]:
     """Everything about the site, as it is found. `tell`: what goes on meanwhile."""
-    wish.refuse_all_but("trial", "nodes", "within", "partition", "account", "qos", "interface")
+    wish.refuse_all_but("try", "nodes", "within", "partition", "account", "qos", "interface")
     sbatch = shutil.which("sbatch")
     version = site.read_version(ask(["sbatch", "--version"]).out) if sbatch is not None else None
     yield checks.sbatch_finding(sbatch, version)

@@ -1,12 +1,15 @@
 """Slurm as a batch scheduler: each verb is a command line and the reading of its answer."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 
 from launcher.clusters.batch.queue import Fate, JobStart, NodeWord, Phase, QueuedJob, Ticket
@@ -34,6 +37,7 @@ from launcher.plan.model import Plan
 from launcher.rundir.layout import AttemptDir
 
 _SUBMIT_S = 60.0
+_EXECUTOR = "launcher.clusters.slurm.executor"
 _LIMIT_S = 10.0
 
 
@@ -49,6 +53,15 @@ class SlurmQueue:
     def config(self) -> Config:
         """What the controller says of the site; asked once."""
         return read_config(ask(show_config()).out)
+
+    def get_ready(self) -> None:
+        """Begin what a submit will need while it does other things: 100 ms of submitit, and an answer of Slurm's."""
+        threading.Thread(target=self._get_ready).start()
+
+    def _get_ready(self) -> None:
+        with contextlib.suppress(Unreachable):  # whoever needs the answer asks again, and is told
+            _ = self.config
+        import_module(_EXECUTOR)
 
     def site(self) -> str:
         return self.config.cluster or ""

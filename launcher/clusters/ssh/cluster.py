@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from launcher.clusters.protocol import CancelReport, Engagement
 from launcher.clusters.ssh import pool
 from launcher.clusters.ssh.facts import Surveyed
-from launcher.clusters.ssh.results import fetch
 from launcher.clusters.ssh.submit import cancel, look
 from launcher.clusters.ssh.submit.unfinished import is_unfinished
 from launcher.errors import BadInput, LaunchError, Unreachable
@@ -74,12 +73,18 @@ class SshCluster:
         cancel.pardon(run, hosts)
 
     def bring_logs(self, run: RunDir) -> None:
+        from launcher.clusters.ssh.results import fetch  # late: `launch status` needs none of it
+
         fetch.bring_logs(run)
 
     def fetch(self, run: RunDir, checkpoint: str) -> list[str]:
+        from launcher.clusters.ssh.results import fetch  # late: `launch status` needs none of it
+
         return fetch.fetch(run, checkpoint)
 
     def bring_newest(self, run: RunDir) -> None:
+        from launcher.clusters.ssh.results import fetch  # late: `launch status` needs none of it
+
         fetch.bring_newest(run)
 
     def discover(self, ref: str) -> Path | None:

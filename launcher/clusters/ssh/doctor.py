@@ -40,7 +40,7 @@ class TimedLogin:
 
 def check_up(wish: DoctorWish, tell: Callable[[str], None]) -> Iterator[Finding]:
     """All about the hosts, as it is found. `tell` hears what takes long."""
-    wish.refuse_all_but("trial")
+    wish.refuse_all_but("try")
     pool = pool_of(ClusterEntry("ssh", wish.cluster, wish.defaults))
     hosts = {host.name: host for host in hosts_of(pool)}
     if not hosts:

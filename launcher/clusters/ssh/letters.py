@@ -2,19 +2,21 @@
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from launcher.clusters.ssh.facts import Surveyed
-from launcher.clusters.ssh.messages import HELLO, Answer, Request, RunReport, Tails, encoded, read_answer
+from launcher.clusters.ssh.messages import HELLO, Answer, FileFollows, Request, RunReport, Tails, encoded, read_answer
 from launcher.errors import LaunchError, Unreachable
 from launcher.hostlink.connect import Line
 from launcher.hostlink.running import Running
 from launcher.hostlink.shipping import bundle, deploy_there
 from launcher.spec.model import SshHost
+from trainer.errors import CheckpointDamaged
 
 _ANSWER_S = 120.0
 _DEPLOY_S = 120.0
@@ -85,40 +87,21 @@ class Letters:
         self, request: Request, contents: Iterable[bytes] = (), limit_s: float = _ANSWER_S
     ) -> tuple[Answer, list[bytes]]:
         """The answer, and the bytes that follow it."""
-        with self._lock:
-            running = self._process()
+        with self._lock, self._asking() as running:
+            answer = self._answer_to(running, request, contents, limit_s)
+            return answer, [b"".join(self._pieces(running, size, limit_s)) for size in _sizes(answer)]
+
+    @contextmanager
+    def stream(self, request: Request, limit_s: float = _ANSWER_S) -> Iterator[Iterator[bytes]]:
+        """The bytes that follow the answer, as they come. Nobody else asks anything before this is left."""
+        with self._lock, self._asking() as running:
+            pieces = self._pieces(running, sum(_sizes(self._answer_to(running, request, (), limit_s))), limit_s)
             try:
-                running.write(encoded(request), limit_s)
-                for content in contents:
-                    running.write(content, limit_s)
-                answer = self._answer(running, limit_s)
-                return answer, [self._exactly(running, size, limit_s) for size in _sizes(answer)]
-            except Unreachable:
-                self._running = None
+                yield pieces
+            except (CheckpointDamaged, OSError):
+                for _ in pieces:
+                    continue  # the rest, so that what follows is read as the next answer
                 raise
-
-    def ask_for_stream(
-        self, request: Request, limit_s: float = _ANSWER_S
-    ) -> tuple[Answer, Callable[[int], Iterator[bytes]]]:
-        """The answer, and what gives the bytes that follow it, piece by piece; all have to be taken."""
-        with self._lock:
-            running = self._process()
-            try:
-                running.write(encoded(request), limit_s)
-                answer = self._answer(running, limit_s)
-            except Unreachable:
-                self._running = None
-                raise
-
-        def pieces(size: int) -> Iterator[bytes]:
-            while size:
-                piece = running.read(min(size, _PIECE), limit_s)
-                if not piece:
-                    raise Unreachable(f"{self.place.host.name}: it hung up")
-                size -= len(piece)
-                yield piece
-
-        return answer, pieces
 
     def next_answer(self, limit_s: float = _ANSWER_S) -> Answer:
         """What else it says to what it was asked."""
@@ -164,14 +147,28 @@ class Letters:
             error.lines = (f"{self.place.host.name}: {error.lines[0]}", *error.lines[1:])
             raise
 
-    def _exactly(self, running: Running, size: int, limit_s: float) -> bytes:
-        data = bytearray()
-        while len(data) < size:
-            piece = running.read(size - len(data), limit_s)
+    @contextmanager
+    def _asking(self) -> Iterator[Running]:
+        """Whoever fell silent, or was not heard to the end, is not asked again: the answer might be to this."""
+        try:
+            yield self._process()
+        except (Unreachable, KeyboardInterrupt):
+            self._running = None
+            raise
+
+    def _answer_to(self, running: Running, request: Request, contents: Iterable[bytes], limit_s: float) -> Answer:
+        running.write(encoded(request), limit_s)
+        for content in contents:
+            running.write(content, limit_s)
+        return self._answer(running, limit_s)
+
+    def _pieces(self, running: Running, size: int, limit_s: float) -> Iterator[bytes]:
+        while size:
+            piece = running.read(min(size, _PIECE), limit_s)
             if not piece:
                 raise Unreachable(f"{self.place.host.name}: it hung up")
-            data += piece
-        return bytes(data)
+            size -= len(piece)
+            yield piece
 
 
 def _sizes(answer: Answer) -> list[int]:
@@ -180,4 +177,4 @@ def _sizes(answer: Answer) -> list[int]:
         return [blob.size for blob in answer.blobs]
     if isinstance(answer, Tails):
         return [part.size for part in answer.parts]
-    return []
+    return [answer.size] if isinstance(answer, FileFollows) else []

@@ -28,7 +28,7 @@ def places_ever(run: RunDir, of: Sequence[AttemptDir] | None = None) -> dict[str
 
 
 def everywhere(run: RunDir) -> dict[str, Place]:
-    """The same, with those that are gone."""
+    """Every host that an attempt was handed to, with those that are gone for good."""
     return {place.host.name: place for _, place in _handed(attempts(run))}
 
 

@@ -1,49 +1,32 @@
-"""One connection to a login node: the user's own ssh program, so that its configuration, keys and known hosts hold."""
+"""`launch _far` on another machine, and what is asked of it over its stdin and stdout."""
 
 import contextlib
-import os
+import itertools
+import math
 import shlex
-import signal
-import subprocess
-import tempfile
 import time
 from collections.abc import Collection, Iterable
 from types import TracebackType
-from typing import IO, Any, Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from launcher.errors import Exit, LaunchError, Unreachable
+from launcher.hostlink.connect import Line, connect
+from launcher.hostlink.failures import Broken, Silent
+from launcher.hostlink.openssh import CONNECT_S, SshCommand, hint
 from launcher.hostlink.rpc.wire import WIRE, Confused, Incoming, Reply, decoded, encoded
+from launcher.hostlink.running import Running
+from launcher.hostlink.target import target_of
+from launcher.spec.model import SshHost
 from launcher.words import VERSION
 
+__all__ = ["Broken", "FarLaunch", "Silent", "far_error", "far_program"]
+
 GREETING_S = 30.0  # Python may start slowly from a login node's file system
-_CONNECT_S = 10
 _LEAVE_S = 2.0
-_SSH_FAILED, _NOT_FOUND, _NOT_EXECUTABLE = 255, 127, 126
-_TAIL_BYTES = 4096
+_TAKEN_S = 600.0  # for a piece of what is sent to be taken
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 T = TypeVar("T")
-
-
-# Never asks, never forwards, never stays behind; whatever the user says of hosts, keys and known hosts holds.
-_OPTIONS = (
-    "BatchMode=yes",
-    "ForwardAgent=no",
-    "ForwardX11=no",
-    "ClearAllForwardings=yes",
-    "ControlMaster=no",
-    "RemoteCommand=none",
-    "RequestTTY=no",
-    "LogLevel=ERROR",  # no banners: what it says is why it failed
-    f"ConnectTimeout={_CONNECT_S}",
-    "ServerAliveInterval=5",
-    "ServerAliveCountMax=3",
-)
-_HINTS = {
-    "Host key verification failed": "`ssh {login}` by hand shows the host's key and asks whether it is the right one",
-    "Permission denied": "`ssh {login} true` must work without a password: by a key, an agent or an open master",
-    "Could not resolve hostname": "check `login:` in the clusters file, and HostName in the SSH configuration",
-    "Too many authentication failures": "name the key by IdentityFile in the SSH configuration",
-}
 
 
 class FarProgram(Protocol):
@@ -61,27 +44,9 @@ class FarProgram(Protocol):
     def launch(self) -> str:
         """The program there."""
 
-
-class Broken(Unreachable):
-    """The connection was there and ended before the answer came: what was asked may have happened."""
-
-
-class Silent(Unreachable):
-    """The connection is there and the answer did not come in time: what was asked may still happen."""
-
-
-def command(login: FarProgram, argv: str, *, compress: bool = False) -> list[str]:
-    """How ssh is called to have a shell on the login node run this line."""
-    config = os.environ.get("LAUNCH_SSH_CONFIG")
-    options = [*_OPTIONS, *(("Compression=yes",) if compress else ())]
-    return [
-        "ssh",
-        *(("-F", config) if config else ()),
-        *(word for option in options for word in ("-o", option)),
-        "--",
-        login.login,
-        argv,
-    ]
+    @property
+    def transport(self) -> str:
+        """openssh or paramiko."""
 
 
 def far_program(path: str) -> str:
@@ -98,24 +63,8 @@ class FarLaunch:
         """`without`: variables that must not reach ssh."""
         self.login = login
         self._greeted = False
-        self._complaints: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - a file, so that no full pipe stops ssh
-        argv = command(login, f"{far_program(login.launch)} _far", compress=compress)
-        try:
-            self.process = subprocess.Popen(
-                argv,
-                env={name: value for name, value in os.environ.items() if name not in without},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._complaints,
-                start_new_session=True,  # a Ctrl-C is for us to pass on
-            )
-        except FileNotFoundError:
-            self._complaints.close()
-            raise Unreachable("no `ssh` on PATH", "hint: install the OpenSSH client") from None
-        except BaseException:
-            self._complaints.close()
-            raise
-        self._incoming = Incoming(_pipe(self.process.stdout).fileno())
+        self._way, self._running = _started(login, "_far", without, compress=compress)
+        self._incoming = Incoming(self._read)
 
     def __enter__(self) -> Self:
         return self
@@ -131,7 +80,7 @@ class FarLaunch:
             return
         try:
             there = self._incoming.greeting(time.monotonic() + GREETING_S if deadline is None else deadline)
-        except (EOFError, TimeoutError, Confused) as error:
+        except (EOFError, Silent, Confused) as error:
             raise self._no_greeting(error) from None
         if there.wire != WIRE:
             raise _other_version(self.login, there.launch)
@@ -139,19 +88,16 @@ class FarLaunch:
 
     def send(self, request: object, contents: Iterable[bytes] = ()) -> None:
         """Say this; what goes wrong with the connection is told by `receive`."""
-        stdin = _pipe(self.process.stdin)
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            stdin.write(encoded(request))
-            for piece in contents:
-                stdin.write(piece)
-            stdin.flush()
+        for piece in itertools.chain([encoded(request)], contents):
+            if not self._running.feed(piece, _TAKEN_S):
+                return
 
     def receive(self, kind: type[T], deadline: float | None = None) -> T:
         """The answer to what was said. Raises what the other side raised, Broken or Silent."""
         self.greet(deadline)
         try:
             reply = decoded(self._incoming.line(deadline), Reply)
-        except (EOFError, TimeoutError) as error:
+        except (EOFError, Silent) as error:
             raise self._broken(error) from None
         if reply.error:
             raise far_error(reply.error, reply.exit_code)
@@ -164,48 +110,51 @@ class FarLaunch:
 
     def hang_up(self) -> None:
         """Let the other side see that nobody listens any more."""
-        with contextlib.suppress(BrokenPipeError):
-            _pipe(self.process.stdin).close()
+        self._running.close_stdin()
 
     def close(self) -> None:
         """Nothing of it is left on return; the other side ends by itself."""
-        _end(self.process)
-        self.hang_up()
-        _pipe(self.process.stdout).close()
-        self._complaints.close()
+        self._running.close()
+        if self._way is not None:
+            self._way.close()
+
+    def _read(self, deadline: float | None, most: int) -> bytes:
+        return self._running.read(most, math.inf if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def _no_greeting(self, error: Exception) -> LaunchError:
         if isinstance(error, Confused):
             return Unreachable(f"{_who(self.login)}: expected launch there to answer, got something else: {error}")
-        if isinstance(error, TimeoutError):
-            return Silent(f"{_who(self.login)} does not answer", *self._last_words())
-        code = self._exit_code()
-        words = self._last_words()
+        words = self._running.last_words()
+        if isinstance(error, Silent):
+            return Silent(f"{_who(self.login)} does not answer", *words)
+        code = self._running.code(_LEAVE_S)
         if code in (_NOT_FOUND, _NOT_EXECUTABLE):
-            hint = f"hint: `launch: ~/path/to/launch` of {self.login.cluster} in the clusters file says where it is"
-            return Unreachable(f"{_who(self.login)}: there is no `{self.login.launch}`", *words, hint)
+            more = f"hint: `launch: ~/path/to/launch` of {self.login.cluster} in the clusters file says where it is"
+            return Unreachable(f"{_who(self.login)}: there is no `{self.login.launch}`", *words, more)
         if code == Exit.BAD_INPUT:
             return _other_version(self.login, far_version(self.login))
-        if code == _SSH_FAILED:
-            return Unreachable(f"{_who(self.login)} cannot be reached", *words, *_hint(self.login, words))
+        if code == -1 and words:
+            return Unreachable(f"{_who(self.login)} cannot be reached", *words, *hint(self.login.login, words))
         return Broken(f"{_who(self.login)}: the connection ended before launch there answered ({code})", *words)
 
     def _broken(self, error: Exception) -> Unreachable:
-        if isinstance(error, TimeoutError):
+        if isinstance(error, Silent):
             return Silent(f"{_who(self.login)} does not answer any more")
-        return Broken(f"{_who(self.login)}: the connection broke", *self._last_words())
+        return Broken(f"{_who(self.login)}: the connection broke", *self._running.last_words())
 
-    def _exit_code(self) -> int | None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self.process.wait(_LEAVE_S)
-        return None
 
-    def _last_words(self) -> list[str]:
-        """The line that says why, as far as ssh or the shell there said it; it is their last one."""
-        size = os.fstat(self._complaints.fileno()).st_size
-        tail = os.pread(self._complaints.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode(errors="replace")
-        lines = [line.strip() for line in tail.splitlines() if line.strip()]
-        return [f"  {line[:500]}" for line in lines[-1:]]
+def _started(
+    login: FarProgram, word: str, without: Collection[str] = (), *, compress: bool = False
+) -> tuple[Line | None, Running]:
+    """The program there with this word, and what has to be closed after it: ssh makes a connection for it alone."""
+    line = f"{far_program(login.launch)} {word}"
+    if login.transport == "paramiko":
+        user, _, host = login.login.rpartition("@")
+        way = connect(target_of(SshHost(host, user=user or None)))
+        return way, way.start(line)
+    options = ("Compression=yes",) if compress else ()
+    command = SshCommand(login.login, options, without=frozenset(without))
+    return None, Running(_who(login), command.start(line))
 
 
 def far_error(lines: Collection[str], code: int) -> LaunchError:
@@ -217,11 +166,12 @@ def far_error(lines: Collection[str], code: int) -> LaunchError:
 
 def far_version(login: FarProgram) -> str:
     """What `launch --version` says there; for a message."""
-    argv = command(login, f"{far_program(login.launch)} --version")
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_CONNECT_S)
-        words = done.stdout.decode(errors="replace").split()
-        if done.returncode == 0 and words:
+    with contextlib.suppress(LaunchError):
+        way, running = _started(login, "--version")
+        with running, way or contextlib.nullcontext():
+            done = running.finish(CONNECT_S)
+        words = done.out.decode(errors="replace").split()
+        if done.code == 0 and words:
             return words[-1][:40]
     return "?"
 
@@ -235,24 +185,3 @@ def _other_version(login: FarProgram, there: str) -> Unreachable:
 
 def _who(login: FarProgram) -> str:
     return f"login node {login.login} of {login.cluster}"
-
-
-def _hint(login: FarProgram, words: Iterable[str]) -> list[str]:
-    said = "\n".join(words)
-    return [f"hint: {hint.format(login=login.login)}" for what, hint in _HINTS.items() if what in said][:1]
-
-
-def _end(process: "subprocess.Popen[Any]") -> None:
-    """Ask it, then make it; it and what it started are in a session of their own."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_LEAVE_S)
-            return
-
-
-def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
-    if pipe is None:
-        raise ValueError("expected a pipe")
-    return pipe

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from launcher.errors import Exit, LaunchError
-from launcher.hostlink.rpc.wire import Confused, Have, Incoming, Reply, Tree, decoded, encoded, greeting
+from launcher.hostlink.rpc.wire import Confused, Have, Incoming, Reply, Tree, decoded, encoded, greeting, reading
 from launcher.hostlink.shipping import kept_trees
 from launcher.rundir.durable import write_all
 
@@ -55,7 +55,7 @@ def _take_stdio() -> tuple[Incoming, int]:
     os.dup2(nowhere, 0)
     os.close(nowhere)
     os.dup2(2, 1)
-    return Incoming(asked), told
+    return Incoming(reading(asked)), told
 
 
 def _answered(request: Any, answer: Callable[[Any], Any], incoming: Incoming) -> Reply:

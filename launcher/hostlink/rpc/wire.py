@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from launcher.errors import LaunchError
+from launcher.hostlink.failures import Silent
 from launcher.hostlink.shipping.tree import FileEntry
 from launcher.words import VERSION
 
@@ -91,19 +92,29 @@ def decoded(line: bytes, kind: type[T] | msgspec.json.Decoder[T]) -> T:
         raise Confused(f"not of this wire: {error}") from error
 
 
-class Incoming:
-    """Lines and bytes from a descriptor. Every reading may have a deadline (`time.monotonic`)."""
+Read = Callable[[float | None, int], bytes]  # until when, and how many bytes at most; none at the end
 
-    def __init__(self, fd: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._fd = fd
-        self._clock = clock
+
+def reading(fd: int) -> Read:
+    """Of a descriptor."""
+
+    def read(deadline: float | None, most: int) -> bytes:
+        if deadline is not None and not select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            raise Silent("nothing more was said in time")
+        return os.read(fd, most)
+
+    return read
+
+
+class Incoming:
+    """Lines and bytes as they come. Every reading may have a deadline (`time.monotonic`)."""
+
+    def __init__(self, read: Read) -> None:
+        self._from = read
         self._held = bytearray()
 
-    def fileno(self) -> int:
-        return self._fd
-
     def line(self, deadline: float | None = None) -> bytes:
-        """The next line without its end. Raises EOFError, also in the middle of one, and TimeoutError."""
+        """The next line without its end. Raises EOFError, also in the middle of one."""
         seen = 0
         while (end := self._held.find(b"\n", seen)) < 0:
             seen = len(self._held)
@@ -132,11 +143,7 @@ class Incoming:
         return piece
 
     def _read(self, deadline: float | None) -> bytes:
-        if deadline is not None:
-            ready, _, _ = select.select([self._fd], [], [], max(0.0, deadline - self._clock()))
-            if not ready:
-                raise TimeoutError
-        data = os.read(self._fd, _CHUNK)
+        data = self._from(deadline, _CHUNK)
         if not data:
             raise EOFError
         return data

@@ -7,6 +7,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from launcher.clusters.slurm import doctor_checks
@@ -15,7 +16,7 @@ from launcher.clusters.slurm.queries.nodes import Node, Partition
 from launcher.clusters.slurm.queries.site import read_config, read_ping, read_rules
 from launcher.doctor.findings import Level
 from launcher.doctor.look_there import Torch
-from launcher.doctor.shared_places import SharedPlace, place_finding
+from launcher.doctor.shared_places import place_finding
 from launcher.doctor.trial.checks import no_nodes_finding, trial_findings
 from launcher.doctor.trial.here import TrialJob, batch_script
 from launcher.doctor.trial.records import (
@@ -172,7 +173,7 @@ def test_what_a_test_submission_says():
 
 
 def settings(**changes):
-    config = replace(CONFIG, preempt_type="preempt/partition_prio", **changes)
+    config = msgspec.structs.replace(CONFIG, preempt_type="preempt/partition_prio", **changes)
     return found(doctor_checks.setting_findings(config, RULES.values()))
 
 
@@ -258,19 +259,15 @@ NFS, EXT4, ODD = FileSystem("nfs4", "/home"), FileSystem("ext4", "/"), FileSyste
 TRY = "launch doctor slurm --try"
 
 
-def place(file_system, path="/x"):
-    return SharedPlace(path, file_system)
-
-
 def test_places_that_nodes_may_not_see():
-    assert place_finding("runs root", [place(NFS)], TRY).level is Level.OK
+    assert place_finding("runs root", {"/x": NFS}, TRY).level is Level.OK
     for file_system, why in ((EXT4, "this machine's own"), (ODD, "may nodes see it?")):
-        finding = place_finding("runs root", [place(NFS, "/good"), place(file_system, "/bad")], TRY)
+        finding = place_finding("runs root", {"/good": NFS, "/bad": file_system}, TRY)
         assert finding.level is Level.WARNING and why in finding.text
         assert "/bad" in finding.text and "/good" not in finding.text
         assert "--try" in finding.hint
-        assert "--try" not in place_finding("runs root", [place(file_system)], TRY, tried=True).hint
-        assert place_finding("runs root", [place(file_system)], TRY, ["n1", "n2"]).text.endswith("on n1 and n2")
+        assert "--try" not in place_finding("runs root", {"/x": file_system}, TRY, tried=True).hint
+        assert place_finding("runs root", {"/x": file_system}, TRY, ["n1", "n2"]).text.endswith("on n1 and n2")
 
 
 # The job

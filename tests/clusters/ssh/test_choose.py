@@ -7,7 +7,7 @@ from launcher.clusters.mirror.holders import lacking, newest_first
 from launcher.clusters.ssh.cluster import offered
 from launcher.clusters.ssh.facts import Facts, Surveyed, completed
 from launcher.clusters.ssh.host.leader import reseated
-from launcher.clusters.ssh.slots.table import Demand, Waiter, held_name, lock_name, waits_name
+from launcher.clusters.ssh.slots.table import Demand, SlotWaiter, held_name, lock_name, waits_name
 from launcher.clusters.ssh.submit.handover import choose
 from launcher.plan.build import build
 from launcher.plan.facts import Machine, Project, RunIdentity
@@ -51,7 +51,7 @@ def plan_of(nodes="2", spares=0, gpus=2, shared=False):
 def test_hosts_with_room_come_first_then_the_pool_s_order():
     full = [name for gpu in "0123" for name in taken(gpu)]
     busy = host("a", *full)
-    waited_for = host("b", waits_name(Waiter(5, "ann", "vit-3333", Demand(4, 0))))
+    waited_for = host("b", waits_name(SlotWaiter(5, "ann", "vit-3333", Demand(4, 0))))
     ready = {"a": busy, "b": waited_for, "c": host("c"), "d": host("d")}
     assert choose(plan_of(), ready, set()) == ["c", "d"]
     assert choose(plan_of("3"), ready, set()) == ["c", "d", "a"]

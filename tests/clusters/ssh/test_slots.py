@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from launcher.clusters.ssh.slots import table as slot_table
 from launcher.clusters.ssh.slots.table import held_name, lock_name, waits_name
-from launcher.clusters.ssh.slots.take import Demand, Holder, Slots, Waiter, occupancy
+from launcher.clusters.ssh.slots.take import Demand, SlotHolder, Slots, SlotWaiter, occupancy
 from launcher.errors import LaunchError
 
 ROOT = Path(__file__).parents[3]
@@ -39,12 +39,12 @@ def test_the_table_is_read_as_the_kernel_writes_it():
     table += row("launch/waits/a/gpu/4/ann/late") + row("launch/waits/9/cpu/16/ben/early")
     seen = occupancy(table)
     assert seen.held == (
-        Holder("cpu", "8", "ben", "prep-2b4c"),
-        Holder("gpu", "2", "ann", "vit-9x2d"),
-        Holder("gpu", "3", "", ""),  # a lock that does not say whose it is holds all the same
-        Holder("gpu", "10", "ann", "vit-9x2d"),
+        SlotHolder("cpu", "8", "ben", "prep-2b4c"),
+        SlotHolder("gpu", "2", "ann", "vit-9x2d"),
+        SlotHolder("gpu", "3", "", ""),  # a lock that does not say whose it is holds all the same
+        SlotHolder("gpu", "10", "ann", "vit-9x2d"),
     )
-    assert seen.waiting == (Waiter(9, "ben", "early", Demand(0, 16)), Waiter(10, "ann", "late", Demand(4, 0)))
+    assert seen.waiting == (SlotWaiter(9, "ben", "early", Demand(0, 16)), SlotWaiter(10, "ann", "late", Demand(4, 0)))
 
 
 @pytest.mark.parametrize(
@@ -71,18 +71,18 @@ def test_names_that_are_not_ours_are_nothing(name):
 @given(st.integers(0, 2**45), st.integers(1, 4096), st.text(min_size=1), st.text(min_size=1))
 def test_every_name_can_be_bound_and_says_who(stamp, number, user, run):
     user, run = (word.encode(errors="replace").decode() for word in (user, run))
-    waits = waits_name(Waiter(stamp, user, run, Demand(number, 0)))
+    waits = waits_name(SlotWaiter(stamp, user, run, Demand(number, 0)))
     holds = held_name("gpu", str(number), user, run)
     assert all(len(name) <= 107 and name.isascii() and name.isprintable() for name in (waits, holds))
     seen = occupancy(row(waits) + row(holds) + row(lock_name(str(number))))
     if user.isprintable() and run.isprintable() and len(user.encode()) < 5 and len(run.encode()) < 20:
-        assert seen.waiting == (Waiter(stamp, user, run, Demand(number, 0)),)
-        assert seen.held == (Holder("gpu", str(number), user, run),)
+        assert seen.waiting == (SlotWaiter(stamp, user, run, Demand(number, 0)),)
+        assert seen.held == (SlotHolder("gpu", str(number), user, run),)
 
 
 def test_a_long_user_is_cut_before_the_run():
     run = f"{'r' * 63}-7k3f"
-    seen = occupancy(row(waits_name(Waiter(1_800_000_000_000, "DOMAIN\\somebody", run, Demand(128, 0)))))
+    seen = occupancy(row(waits_name(SlotWaiter(1_800_000_000_000, "DOMAIN\\somebody", run, Demand(128, 0)))))
     assert [(waiter.user, waiter.run) for waiter in seen.waiting] == [("DOMAI", run)]
 
 
@@ -94,7 +94,7 @@ def test_the_table_needs_no_new_python_and_nothing_of_ours():
         capture_output=True,
         text=True,
     )
-    assert "Holder(kind='cpu', number='8', user='ann', run='run')" in done.stdout, done.stderr
+    assert "SlotHolder(kind='cpu', number='8', user='ann', run='run')" in done.stdout, done.stderr
 
 
 # -- one process
@@ -233,7 +233,7 @@ def test_gpus_and_cpu_slots_do_not_wait_for_each_other(space):
     cpus("release")
     assert late("take") == []
     assert gpus("take") == ["0", "1", "2", "3"]
-    assert space.seen().taken("cpu") == (Holder("cpu", "8", "root", "l"),)
+    assert space.seen().taken("cpu") == (SlotHolder("cpu", "8", "root", "l"),)
 
 
 def test_the_dead_hold_nothing_and_wait_for_nothing(space):

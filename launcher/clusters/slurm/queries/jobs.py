@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from launcher.clusters.batch.queue import tickets_in
 from launcher.clusters.slurm.queries.states import JobState, read_state
@@ -20,8 +21,7 @@ _ELEMENTS = re.compile(rf"([0-9]{{1,10}})_\[({_RANGE}(?:,{_RANGE})*)(?:%[0-9]{{1
 _JOBS_OF_A_ROW = re.compile(f"{JOB_ID.pattern}|{_ELEMENTS.pattern}")
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmJob:
+class SlurmJob(msgspec.Struct, frozen=True):
     """One job, or one element of an array. squeue lists those that wait or run, and for MinJobAge those that ended."""
 
     id: str  # `7`, or `5_3` in an array: what the clients take

@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from launcher.clusters.slurm.queries.values import (
     FIELD,
@@ -18,8 +19,7 @@ _NODE_FORMAT = ("%N", "%P", "%T", "%c", "%m", "%G", "%E")
 _PARTITION_FORMAT = ("%P", "%a", "%l", "%L", "%F")
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(msgspec.Struct, frozen=True):
     """A node, and from sinfo one of its partitions; what is not known is empty or 0."""
 
     name: str
@@ -51,8 +51,7 @@ _UP = frozenset({
 })  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Partition:
+class Partition(msgspec.Struct, frozen=True):
     """A partition's limits, and how many nodes it has; a limit that is infinite is `math.inf`."""
 
     name: str

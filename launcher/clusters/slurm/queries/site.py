@@ -1,13 +1,13 @@
 """The site: its version and the configuration of its controller."""
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 from launcher.clusters.slurm.queries.values import read_number
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
+class Config(msgspec.Struct, frozen=True):
     """What `scontrol show config` says of what we ask; None where it says nothing."""
 
     version: str | None
@@ -22,8 +22,7 @@ class Config:
     preempt_type: str | None  # preempt/partition_prio
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionRules:
+class PartitionRules(msgspec.Struct, frozen=True):
     """What `scontrol show partition` says of a partition, on top of what sinfo does."""
 
     preempt_mode: str

@@ -1,14 +1,14 @@
 """Slurm's words for a job's state, and what each says of the run. Pure; a word that is not listed is unknown."""
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 from launcher.clusters.batch.queue import Phase
 from launcher.words import Cause, State
 
 
-@dataclass(frozen=True, slots=True)
-class JobState:
+class JobState(msgspec.Struct, frozen=True):
     """The word that decides, what it means, and who cancelled the job where Slurm says so."""
 
     word: str

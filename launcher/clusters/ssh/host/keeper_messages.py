@@ -17,7 +17,7 @@ from launcher.plan.model import Plan
 from launcher.rundir.records import Intent
 
 
-class KeeperStatus(msgspec.Struct, frozen=True, tag="standing", tag_field="t"):
+class KeeperStatus(msgspec.Struct, frozen=True, tag="status", tag_field="t"):
     """What a keeper is doing."""
 
     node: int  # of the plan that the keepers were started with

@@ -1,4 +1,4 @@
-"""The standing of a run's keeper on this host, for whoever is to start one or to tell how the run is.
+"""Whether a run has its keeper on this host, for whoever is to start one or to tell how the run is.
 
 There is one keeper a run and host: it holds a name that the kernel frees with the last process that has it.
 """

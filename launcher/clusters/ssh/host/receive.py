@@ -49,8 +49,8 @@ class AttemptReceiver:
         for name in ("runs", "code"):
             make_dir(workdir / name)
         with presence.held(run) as lock:
-            store = workdir / "code" / opening.code
-            needs_code = not store.is_dir()
+            store = kept_trees.tree(workdir / "code", opening.code)
+            needs_code = not kept_trees.have(store.parent, store.name)
             self._say(Opened(needs_code))
             if needs_code:
                 self._take_code(store)

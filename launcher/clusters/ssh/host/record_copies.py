@@ -26,7 +26,7 @@ EVENTS = "events"
 _READ_AND_WRITE = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def places(run: RunDir, attempt: AttemptDir) -> dict[str, Path]:
+def replicated(run: RunDir, attempt: AttemptDir) -> dict[str, Path]:
     """What is replicated, by the name that it has on the wire."""
     return {
         "endpoint": attempt.endpoint,
@@ -41,7 +41,7 @@ def places(run: RunDir, attempt: AttemptDir) -> dict[str, Path]:
 def put(run: RunDir, replica: Replica) -> None:
     """Keep what the leader has sent."""
     attempt = run.attempt(replica.attempt)
-    path = places(run, attempt).get(replica.name)
+    path = replicated(run, attempt).get(replica.name)
     if path is None:
         raise LaunchError(f"no record is called {replica.name[:40]!r}")
     make_dir(path.parent)
@@ -101,7 +101,7 @@ class RecordReplicator:
             self._send()
 
     def _send(self) -> None:
-        for name, path in places(self._run, self._attempt).items():
+        for name, path in replicated(self._run, self._attempt).items():
             try:
                 status = path.stat()
             except FileNotFoundError:

@@ -7,16 +7,14 @@ from typing import TypeVar
 import msgspec
 
 from launcher.clusters.ssh.letters import Letters
-from launcher.clusters.ssh.messages import CheckpointList, FileFollows, ListCheckpoints, SendFile, TakeFile
-from launcher.errors import Unreachable
+from launcher.clusters.ssh.messages import CheckpointList, ListCheckpoints, SendFile, TakeFile
 from trainer.checkpoint_files.partial import Held
-from trainer.errors import CheckpointDamaged
 
 T = TypeVar("T")
 
 
 class HostDisk:
-    """What clusters.mirror knows as a holder."""
+    """A host as a CheckpointHolder of clusters.mirror."""
 
     def __init__(self, letters: Letters, run_id: str, folder: str) -> None:
         self._letters = letters
@@ -31,17 +29,8 @@ class HostDisk:
 
     def give(self, wanted: Held, name: str, take: Callable[[Iterator[bytes]], T]) -> T:
         wish = SendFile(*self._where, wanted.step, name, wanted.digest, kind=wanted.kind)
-        answer, pieces_of = self._letters.ask_for_stream(wish)
-        pieces = pieces_of(self._letters.expect(FileFollows, answer).size)
-        try:
+        with self._letters.stream(wish) as pieces:
             return take(pieces)
-        except (CheckpointDamaged, OSError):
-            for _ in pieces:
-                continue  # the rest, so that what follows is read as the next answer
-            raise
-        except Unreachable:
-            self._letters.close()  # what comes after all would be taken for the next answer
-            raise
 
     def keep(self, wanted: Held, name: str, size: int, manifest: bytes, pieces: Iterable[bytes]) -> None:
         wish = TakeFile(*self._where, len(manifest), name, size, kind=wanted.kind)

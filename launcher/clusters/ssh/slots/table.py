@@ -33,7 +33,7 @@ class Demand:
 
 
 @dataclass(frozen=True)
-class Holder:
+class SlotHolder:
     """`number` names a GPU; for CPU slots it is how many. No user and no run: a lock does not say whose it is."""
 
     kind: str
@@ -43,7 +43,7 @@ class Holder:
 
 
 @dataclass(frozen=True)
-class Waiter:
+class SlotWaiter:
     """A place in the queue."""
 
     stamp: int
@@ -65,10 +65,10 @@ class Waiter:
 class Occupancy:
     """The holders, and the queue in its order."""
 
-    held: tuple[Holder, ...]
-    waiting: tuple[Waiter, ...]
+    held: tuple[SlotHolder, ...]
+    waiting: tuple[SlotWaiter, ...]
 
-    def taken(self, kind: str) -> tuple[Holder, ...]:
+    def taken(self, kind: str) -> tuple[SlotHolder, ...]:
         return tuple(holder for holder in self.held if holder.kind == kind)
 
     def before(self, kind: str, turn: tuple[int, str]) -> int:
@@ -92,10 +92,10 @@ def occupancy(table: str | None = None) -> Occupancy:
         kind, number = found["kind"], found["number"]
         if "stamp" in found.groupdict():
             demand = Demand(int(number), 0) if kind == GPU else Demand(0, int(number))
-            waiting.append(Waiter(int(found["stamp"], 16), *who, demand))
+            waiting.append(SlotWaiter(int(found["stamp"], 16), *who, demand))
         elif number.isdigit() if kind == CPU else locks.pop((kind, number), None) is not None:
-            held.append(Holder(kind, number, *who))
-    held += [Holder(kind, number, "", "") for kind, number in locks if kind == GPU]
+            held.append(SlotHolder(kind, number, *who))
+    held += [SlotHolder(kind, number, "", "") for kind, number in locks if kind == GPU]
     held.sort(key=lambda holder: (holder.kind, len(holder.number), holder.number))
     return Occupancy(tuple(held), tuple(sorted(waiting, key=lambda waiter: waiter.turn)))
 
@@ -108,7 +108,7 @@ def held_name(kind: str, number: str, user: str, run: str) -> str:
     return _signed(f"launch/held/{kind}/{number}", user, run)
 
 
-def waits_name(waiter: Waiter) -> str:
+def waits_name(waiter: SlotWaiter) -> str:
     number = waiter.demand.gpus or waiter.demand.cpus
     return _signed(f"launch/waits/{waiter.stamp:x}/{waiter.kind}/{number}", waiter.user, waiter.run)
 

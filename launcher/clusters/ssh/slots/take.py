@@ -17,9 +17,9 @@ from launcher.clusters.ssh.slots.table import (
     CPU,
     GPU,
     Demand,
-    Holder,
     Occupancy,
-    Waiter,
+    SlotHolder,
+    SlotWaiter,
     held_name,
     lock_name,
     occupancy,
@@ -27,7 +27,7 @@ from launcher.clusters.ssh.slots.table import (
 )
 from launcher.errors import LaunchError
 
-__all__ = ["Demand", "Holder", "Occupancy", "Slots", "Waiter", "occupancy"]
+__all__ = ["Demand", "Occupancy", "SlotHolder", "SlotWaiter", "Slots", "occupancy"]
 
 _MOST_NAMED = 3
 
@@ -44,9 +44,9 @@ class Slots:
             raise LaunchError(f"{self._host}: the run wants {demand.gpus} GPUs on each host, and {has} to use")
         self._wanted = demand.gpus or min(demand.cpus, cpus)
         wanted = Demand(demand.gpus, 0) if demand.gpus else Demand(0, self._wanted)
-        self._waiter = Waiter(stamp, _user(), run, wanted)
+        self._waiter = SlotWaiter(stamp, _user(), run, wanted)
         self._gpus, self._cpus = tuple(gpus), cpus
-        self._place: socket.socket | None = None
+        self._queued: socket.socket | None = None
         self._held: tuple[socket.socket, ...] = ()
         self._taken: tuple[str, ...] = ()
 
@@ -57,9 +57,9 @@ class Slots:
 
     def enqueue(self) -> None:
         """Take a place in the queue; it goes with this process."""
-        if self._place is None and not self._held:
-            self._place = _bind(waits_name(self._waiter))
-            if self._place is None:
+        if self._queued is None and not self._held:
+            self._queued = _bind(waits_name(self._waiter))
+            if self._queued is None:
                 raise LaunchError(f"{self._host}: run {self._waiter.run} waits here already, in another process")
 
     def try_take(self) -> tuple[str, ...] | None:
@@ -77,9 +77,9 @@ class Slots:
 
     def release(self) -> None:
         """Let go of the slots, or of the place in the queue."""
-        for one in (*self._held, *([self._place] if self._place else [])):
+        for one in (*self._held, *([self._queued] if self._queued else [])):
             one.close()
-        self._held, self._place, self._taken = (), None, ()
+        self._held, self._queued, self._taken = (), None, ()
 
     def contested(self) -> bool:
         """Somebody waits here who came before us."""
@@ -102,7 +102,7 @@ class Slots:
     def _before(self, seen: Occupancy) -> int:
         return seen.before(self._waiter.kind, self._waiter.turn)
 
-    def _in_the_way(self, seen: Occupancy) -> list[Holder]:
+    def _in_the_way(self, seen: Occupancy) -> list[SlotHolder]:
         kind = self._waiter.kind
         return [holder for holder in seen.taken(kind) if kind == CPU or holder.number in self._gpus]
 
@@ -124,7 +124,7 @@ class Slots:
                     return None  # it is being let go of, by an earlier process of this run for example
                 bound.append(undone.enter_context(one))
             undone.pop_all()
-        self.release()  # the place
+        self.release()  # in the queue
         self._held, self._taken = tuple(bound), chosen
         return chosen
 

@@ -14,7 +14,7 @@ from launcher.clusters.ssh.run_hosts import places_of
 from launcher.clusters.ssh.submit import unfinished
 from launcher.clusters.ssh.submit.look import judge
 from launcher.errors import LaunchError, Refused, Unreachable
-from launcher.hostlink.parallel import failures, reasons
+from launcher.hostlink.parallel import answers, failures, reasons
 from launcher.rundir import avoided
 from launcher.rundir.attempts import newest, read_plan
 from launcher.rundir.durable import read_record
@@ -61,15 +61,15 @@ def _cancel(run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelRe
         return letters.expect(Cancelled, letters.ask(Cancel(run.path.name, letters.place.workdir), limit_s=limit_s))
 
     results = ask_all([*run_hosts.everywhere(run).values()], end, anew=True)
-    answers = {name: one for name, one in results.items() if isinstance(one, Cancelled)}
+    told = answers(results)
     missing = _not_waited_for(run, results, gone)
     troubles = {name: one for name, one in failures(results).items() if name not in missing}
-    ended = tuple(f"{what} on {name}" for name, one in answers.items() for what in one.ended)
+    ended = tuple(f"{what} on {name}" for name, one in told.items() for what in one.ended)
     word = None if unfinished.is_unfinished(attempt) else judge(run, attempt)
     if troubles:
         raise _not_ended(run, troubles, let_in, ended)
     by_word = word is not None and bool(missing) and _end_without(run, missing, word)
-    return CancelReport(ended, already=not by_word and all(one.already for one in answers.values()))
+    return CancelReport(ended, already=not by_word and all(one.already for one in told.values()))
 
 
 def _not_waited_for(run: RunDir, results: Mapping[str, object], gone: Collection[str]) -> set[str]:

@@ -9,14 +9,13 @@ import msgspec
 from launcher.clusters.clusters_file import named_clusters, pool_of
 from launcher.clusters.keeping import news
 from launcher.clusters.ssh import pool
-from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.letters import Place, settled_in
 from launcher.clusters.ssh.messages import ListRuns, RunNames
 from launcher.clusters.ssh.post import ask_all, letters_to
 from launcher.clusters.ssh.submit.report import ask_report, best_of, copy, knowing
 from launcher.errors import LaunchError, NoSuchRun, Unreachable
 from launcher.hostlink.connect import Line
-from launcher.hostlink.parallel import failures, for_all, reasons
+from launcher.hostlink.parallel import answers, failures, for_all, reasons
 from launcher.plan.model import Plan
 from launcher.plan.on_hosts import kept_at
 from launcher.rundir import drafts, registry
@@ -53,23 +52,17 @@ def _runs_on(ssh: Ssh) -> tuple[dict[str, dict[str, Place]], dict[str, LaunchErr
     lines = pool.working(pool.lines_to([one.host for one in surveyed.values()], agent=ssh.agent))
 
     def ask(name: str, line: Line) -> tuple[Place, tuple[str, ...]]:
-        place = _place(surveyed[name], settled_in(line, surveyed[name]), ssh)
-        answer = letters_to(place).ask(ListRuns(place.workdir))
-        return place, answer.names if isinstance(answer, RunNames) else ()
+        found = surveyed[name]
+        place = Place(found.host, ssh.agent, settled_in(line, found), found.facts.workdir, found.address)
+        letters = letters_to(place)
+        return place, letters.expect(RunNames, letters.ask(ListRuns(place.workdir))).names
 
+    told = for_all(lines, ask)
     runs: dict[str, dict[str, Place]] = {}
-    for name, told in for_all(lines, ask).items():
-        if isinstance(told, LaunchError):
-            troubles[name] = told
-            continue
-        place, names = told
+    for name, (place, names) in answers(told).items():
         for run in names:
             runs.setdefault(run, {})[name] = place
-    return runs, troubles
-
-
-def _place(found: Surveyed, python: str, ssh: Ssh) -> Place:
-    return Place(found.host, ssh.agent, python, found.facts.workdir, found.address)
+    return runs, troubles | failures(told)
 
 
 def _mirrored(run_id: str, places: Mapping[str, Place]) -> Path | None:

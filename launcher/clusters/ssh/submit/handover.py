@@ -54,7 +54,7 @@ class Handover:
                 self.carry_out(attempt)
 
     def carry_out(self, attempt: int) -> None:
-        """The same, for one that is alone with the attempt."""
+        """Hand it to hosts, for whoever holds its lock."""
         self._getting_ready.join()
         there = self._run.attempt(attempt)
         plan, intent = read_plan(self._run, attempt), read_intent(there)

@@ -16,31 +16,31 @@ def table(tmp_path):
     return Table(tmp_path, size=5, nodes_min=1, avoid_s=0.0)
 
 
-def roll_of(seat):
+def roll_of(member):
     """Without its thread: changes are made by hand."""
-    roll = Membership(seat)
+    roll = Membership(member)
     roll.close()
     return roll
 
 
 def members(table, *numbers):
-    return [[set(one) for one in table.seats[number].election.rolls] for number in numbers]
+    return [[set(one) for one in table.keepers[number].election.rolls] for number in numbers]
 
 
 def test_a_host_that_missed_a_change_does_not_keep_the_next_one_from_being_made(table):
     """The last two are lost a moment apart, and the first of them seemed to be there for a moment longer."""
-    roll = roll_of(table.seats[0])
+    roll = roll_of(table.keepers[0])
     table.silent = {3, 4}
     roll._count(frozenset({0, 1, 2, 3}))
     assert members(table, 0, 1) == [[{0, 1, 2, 3, 4}], [{0, 1, 2, 3, 4}]], "a change that came to nothing is forgotten"
     roll._count(frozenset({0, 1, 2}))
     assert members(table, 0, 1, 2) == [[{0, 1, 2}]] * 3
     table.lose(0, 3, 4)
-    assert TakeOver(table.seats[1]).look() == 2
+    assert TakeOver(table.keepers[1]).look() == 2
 
 
 def test_who_missed_the_second_word_counts_by_both_rolls_until_it_is_told_again(table, monkeypatch):
-    roll, said = roll_of(table.seats[0]), table.said
+    roll, said = roll_of(table.keepers[0]), table.said
 
     def misses_the_second(number, question):
         is_second = isinstance(question, Members) and len(question.rolls) == 1
@@ -51,7 +51,7 @@ def test_who_missed_the_second_word_counts_by_both_rolls_until_it_is_told_again(
         patch.setattr(table, "said", misses_the_second)
         roll._count(frozenset({0, 1, 2}))
     assert members(table, 0, 1, 2) == [[{0, 1, 2}], [{0, 1, 2}], [{0, 1, 2, 3, 4}, {0, 1, 2}]]
-    assert enough(table.seats[1], [2], leads=False) and not enough(table.seats[2], [1], leads=False)
+    assert enough(table.keepers[1], [2], leads=False) and not enough(table.keepers[2], [1], leads=False)
     roll._count(frozenset({0, 1, 2}))
     assert members(table, 2) == [[{0, 1, 2}]]
 
@@ -61,47 +61,46 @@ def test_who_has_given_its_vote_agrees_to_no_change(table):
     table.lose(0)
     assert isinstance(table.said(3, Promise(2, 1)), Agreed)
     table.silent = {1, 4}
-    table.seats[3].election.leaderless = False
+    table.keepers[3].election.leaderless = False
     assert isinstance(table.said(3, Members(1, 9, ((0, 2, 3),))), Declined)
     assert isinstance(table.said(2, Members(2, 9, ((0, 2, 3),))), Declined), "a leader of another attempt"
-    roll_of(table.seats[0])._count(frozenset({0, 2, 3}))
+    roll_of(table.keepers[0])._count(frozenset({0, 2, 3}))
     assert members(table, 0, 3) == [[{0, 1, 2, 3, 4}]] * 2
 
 
 def test_who_takes_over_amid_a_change_needs_both_rolls_and_brings_it_to_an_end(table):
     table.deafen(4, Members)
-    roll_of(table.seats[0])._told((*table.seats[0].election.rolls, frozenset({0, 1, 2, 4})), [1, 2, 4])
+    roll_of(table.keepers[0])._told((*table.keepers[0].election.rolls, frozenset({0, 1, 2, 4})), [1, 2, 4])
     table.lose(0, 3, 4)
-    assert TakeOver(table.seats[1]).look() is None, "2 of 5"
-    table.silent, table.seats[4].election.leaderless = {0, 3}, True
-    assert TakeOver(table.seats[1]).look() == 2
+    assert TakeOver(table.keepers[1]).look() is None, "2 of 5"
+    table.silent, table.keepers[4].election.leaderless = {0, 3}, True
+    assert TakeOver(table.keepers[1]).look() == 2
     for number in (1, 2, 4):
-        table.seats[number].move(2)
+        table.keepers[number].move(2)
     table.deafen(4)
     assert members(table, 1, 4) == [[{0, 1, 2, 3, 4}, {0, 1, 2, 4}], [{0, 1, 2, 3, 4}]]
-    roll_of(table.seats[1])._count(frozenset({1, 2, 4}))
+    roll_of(table.keepers[1])._count(frozenset({1, 2, 4}))
     assert members(table, 1, 2, 4) == [[{1, 2, 4}]] * 3
 
 
-def takes_up(seat, leader):
+def takes_up(member, leader):
     """Whether it would the next attempt of this leader."""
     number = leader.attempt.number
-    return seat is leader or not (seat.attempt.number > number or seat.election.is_promised(above=number))
+    return member is leader or not (member.attempt.number > number or member.election.is_promised(above=number))
 
 
 def could_go_on(table, side, leaders):
     """Whether this part of the hosts would, by itself."""
-    seats = [table.seats[one] for one in side]
+    keepers = [table.keepers[one] for one in side]
     led = [
-        enough(leader, [one.node for one in seats if one is not leader and takes_up(one, leader)], leads=True)
-        for leader in seats
+        enough(leader, [one.node for one in keepers if one is not leader and takes_up(one, leader)], leads=True)
+        for leader in keepers
         if leader.node in leaders and takes_up(leader, leader)
     ]
+    voters = {one.node: [other.node for other in keepers if one.node in other.election.members] for one in keepers}
     taken_over = [
-        enough(
-            one, [other.node for other in seats if other is not one and one.node in other.election.members], leads=False
-        )
-        for one in seats
+        enough(one, [node for node in voters[one.node] if node != one.node], leads=False)
+        for one in keepers
         if one.node not in leaders and one.node in one.election.members
     ]
     return any(led + taken_over)
@@ -117,12 +116,12 @@ SPLITS = [
 
 def unrest(table, chance, leader, leaders, seen):
     """Hosts come and go, as this leader sees it, and words are missed; gives in how many new ways they then counted."""
-    seat, before = table.seats[leader], len(seen)
-    follow = [one.node for one in table.seats if one.attempt.number == seat.attempt.number]
-    roll = roll_of(seat)
+    member, before = table.keepers[leader], len(seen)
+    follow = [one.node for one in table.keepers if one.attempt.number == member.attempt.number]
+    roll = roll_of(member)
     for _ in range(40):
         roll._count(frozenset({leader, *(one for one in follow if chance.random() < 0.7)}))
-        now = tuple((one.election.rolls, one.attempt.number, one.election.promised) for one in table.seats)
+        now = tuple((one.election.rolls, one.attempt.number, one.election.promised) for one in table.keepers)
         if now not in seen:
             assert [split for split in SPLITS if all(could_go_on(table, side, leaders) for side in split)] == [], now
         seen.add(now)
@@ -141,10 +140,10 @@ def test_never_could_two_parts_go_on(table, monkeypatch, seed):
     monkeypatch.setattr(table, "said", missed)
     assert unrest(table, chance, 0, {0}, seen) > 3
     table.lose(0, *chance.sample(range(1, 5), chance.randint(0, 2)))
-    took = [seat for seat in table.seats[1:] if seat.node not in table.silent and TakeOver(seat).look() == 2]
-    for seat in table.seats:
-        if seat in took or seat.election.proposal is not None:
-            seat.move(2)
+    took = [member for member in table.keepers[1:] if member.node not in table.silent and TakeOver(member).look() == 2]
+    for member in table.keepers:
+        if member in took or member.election.proposal is not None:
+            member.move(2)
     table.silent = set()
     (one,) = took  # with other seeds too few may be left
     unrest(table, chance, one.node, {0, one.node}, seen)

@@ -49,7 +49,7 @@ class Wakeup:
         pass
 
 
-class Chair:
+class FakeRpc:
     """A keeper's place among the others."""
 
     def __init__(self, table, me):
@@ -68,17 +68,17 @@ class Chair:
 
 
 class Table:
-    """`seats`, the first of which leads attempt 1; who is in `silent` neither asks nor is asked."""
+    """`keepers`, the first of which leads attempt 1; who is in `silent` neither asks nor is asked."""
 
     def __init__(self, root, size=3, nodes_min=2, **recovery):
         self.size, self.silent, self.deaf_to = size, set(), {}
-        self.bells = [Wakeup() for _ in range(size)]
-        self.seats = [
-            self._seated(root / f"host{number}" / "run", number, nodes_min, recovery) for number in range(size)
+        self.wakeups = [Wakeup() for _ in range(size)]
+        self.keepers = [
+            self._member(root / f"host{number}" / "run", number, nodes_min, recovery) for number in range(size)
         ]
-        self._answers = [seat.answering(bell) for seat, bell in zip(self.seats, self.bells, strict=True)]
+        self._answers = [member.answering(wakeup) for member, wakeup in zip(self.keepers, self.wakeups, strict=True)]
 
-    def _seated(self, path, number, nodes_min, recovery):
+    def _member(self, path, number, nodes_min, recovery):
         path.mkdir(parents=True)
         plan = plan_of(path)
         nodes = tuple(NodePlan(one, f"127.0.0.{one + 1}", False, None, host=f"host{one}") for one in range(self.size))
@@ -87,9 +87,9 @@ class Table:
         run = RunDir(path)
         attempt, _ = new_attempt(run, "pool", "submit", None, msgspec.structs.replace(plan, **more))
         raise_fence(run, attempt.number)
-        seat = KeeperState(run, attempt.number, number)
-        seat.rpc, seat.ready.gpus, seat.ready.told = Chair(self, number), (), True
-        return seat
+        member = KeeperState(run, attempt.number, number)
+        member.rpc, member.ready.gpus, member.ready.told = FakeRpc(self, number), (), True
+        return member
 
     def reach(self, one, other):
         return one == other or not self.silent & {one, other}
@@ -104,17 +104,17 @@ class Table:
     def lose(self, *numbers):
         """They are cut off, and the others have noticed."""
         self.silent = set(numbers)
-        for number, seat in enumerate(self.seats):
-            seat.election.leaderless = number not in self.silent
+        for number, member in enumerate(self.keepers):
+            member.election.leaderless = number not in self.silent
 
-    def vigils(self):
-        return [QueueWatch(seat) for seat in self.seats]
+    def watches(self):
+        return [QueueWatch(member) for member in self.keepers]
 
     def end(self, number):
-        return read_record(self.seats[number].attempt.end, AttemptEnd)
+        return read_record(self.keepers[number].attempt.end, AttemptEnd)
 
     def state(self, number):
-        return read_record(self.seats[number].run.state, RunState)
+        return read_record(self.keepers[number].run.state, RunState)
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def table(tmp_path):
 
 
 @pytest.fixture
-def crew(monkeypatch):
+def agents(monkeypatch):
     """Agents that were there and have left because all was done."""
 
     class AgentProcesses:
@@ -167,9 +167,9 @@ class Slots:
 def taken_over(table):
     """The first host is cut off, and the second leads attempt 2 with the third."""
     table.lose(0)
-    assert TakeOver(table.seats[1]).look() == 2
-    for seat in table.seats[1:]:
-        seat.move(2)
+    assert TakeOver(table.keepers[1]).look() == 2
+    for member in table.keepers[1:]:
+        member.move(2)
 
 
 # -- one leader
@@ -178,11 +178,11 @@ def taken_over(table):
 def test_a_leader_whose_run_was_taken_over_leaves_and_changes_nothing(table):
     taken_over(table)
     table.silent = set()
-    live = [(table.state(number), fence(table.seats[number].run)) for number in (1, 2)]
+    live = [(table.state(number), fence(table.keepers[number].run)) for number in (1, 2)]
     with pytest.raises(Fenced, match="attempt 2 is led by host1"):
-        Leader(table.seats[0], table.bells[0])._follow(ENDED)
-    assert [(table.state(number), fence(table.seats[number].run)) for number in (1, 2)] == live
-    assert newest(table.seats[0].run).number == 1
+        Leader(table.keepers[0], table.wakeups[0])._follow(ENDED)
+    assert [(table.state(number), fence(table.keepers[number].run)) for number in (1, 2)] == live
+    assert newest(table.keepers[0].run).number == 1
 
 
 def test_only_who_leads_an_attempt_writes_its_records(table):
@@ -196,28 +196,28 @@ def test_only_who_leads_an_attempt_writes_its_records(table):
 
 
 def test_a_proposal_that_too_few_take_up_is_no_attempt(table):
-    seat = table.seats[0]
+    member = table.keepers[0]
     table.deafen(1, Propose)
     table.deafen(2, Propose)
-    assert propose(seat, [1, 2], None, leads=True) is None
-    assert newest(seat.run).number == 1
+    assert propose(member, [1, 2], None, leads=True) is None
+    assert newest(member.run).number == 1
     table.deaf_to = {}
-    assert propose(seat, [1, 2], None, leads=True) == 3, "the number may be known to somebody"
+    assert propose(member, [1, 2], None, leads=True) == 3, "the number may be known to somebody"
 
 
 def test_only_our_leader_or_whom_we_have_promised_may_propose(table):
-    assert propose(table.seats[1], [0, 2], None, leads=False) is None
+    assert propose(table.keepers[1], [0, 2], None, leads=False) is None
     table.lose(0)
     assert isinstance(table.said(2, Promise(2, 1)), Agreed)
     table.silent = set()
-    assert propose(table.seats[0], [1], None, leads=True) == 2, "this one has promised nothing"
-    assert propose(table.seats[0], [2], None, leads=True) == 3, "nor does a promise bind for ever"
+    assert propose(table.keepers[0], [1], None, leads=True) == 2, "this one has promised nothing"
+    assert propose(table.keepers[0], [2], None, leads=True) == 3, "nor does a promise bind for ever"
 
 
 def test_a_candidate_has_given_its_own_vote(table):
     table.lose(0)
     table.deafen(2, Promise)
-    assert TakeOver(table.seats[1]).look() is None
+    assert TakeOver(table.keepers[1]).look() is None
     assert isinstance(table.said(1, Promise(2, 2)), Declined)
 
 
@@ -226,10 +226,10 @@ def test_a_candidate_that_is_lost_after_its_votes_is_followed_by_another(tmp_pat
     table.lose(0)
     assert [type(table.said(number, Promise(2, 1))) for number in (2, 3, 4)] == [Agreed] * 3
     table.silent = {0, 1}
-    assert TakeOver(table.seats[2]).look() == 3
+    assert TakeOver(table.keepers[2]).look() == 3
     table.silent = set()
     assert isinstance(table.said(3, Promise(2, 1)), Declined)
-    assert propose(table.seats[1], [3, 4], None, leads=False) is None
+    assert propose(table.keepers[1], [3, 4], None, leads=False) is None
 
 
 # -- how it ended
@@ -238,33 +238,33 @@ def test_a_candidate_that_is_lost_after_its_votes_is_followed_by_another(tmp_pat
 def test_a_candidate_without_a_restart_left_says_so_to_all(tmp_path):
     table = Table(tmp_path, node_lost=Budget(0))
     table.lose(0)
-    assert TakeOver(table.seats[1]).look() is None
+    assert TakeOver(table.keepers[1]).look() is None
     assert [table.end(number).state for number in (1, 2)] == [State.FAILED] * 2
-    assert not table.vigils()[2].look()
+    assert not table.watches()[2].look()
 
 
 def test_a_promise_leaves_the_newest_attempt_its_last_word(table):
     table.lose(0)
-    seat = table.seats[2]
+    member = table.keepers[2]
     assert isinstance(table.said(2, Promise(2, 1)), Agreed)
-    write_end(seat.run, seat.attempt, cancelled(), seat.plan)
+    write_end(member.run, member.attempt, cancelled(), member.plan)
     assert table.end(2).state is State.CANCELLED
     taken_over(table)
     with pytest.raises(Fenced):
-        write_end(seat.run, seat.run.attempt(1), SUCCEEDED, seat.plan)
+        write_end(member.run, member.run.attempt(1), SUCCEEDED, member.plan)
 
 
 def test_the_end_is_told_to_a_host_that_was_slow(table, monkeypatch):
     monkeypatch.setattr(record_copies, "_LAST_AGAIN_S", 0.0)
-    seat = table.seats[0]
+    member = table.keepers[0]
     said, misses = table.said, iter([True, True])
-    write_end(seat.run, seat.attempt, SUCCEEDED, seat.plan)
+    write_end(member.run, member.attempt, SUCCEEDED, member.plan)
 
     def slowly(number, question):
         return None if number == 1 and question.name == "end" and next(misses, False) else said(number, question)
 
     monkeypatch.setattr(table, "said", slowly)
-    RecordReplicator(seat.run, seat.attempt, seat.rpc).close(tell=seat.election.members)
+    RecordReplicator(member.run, member.attempt, member.rpc).close(tell=member.election.members)
     assert [table.end(number).state for number in (1, 2)] == [State.SUCCEEDED] * 2
 
 
@@ -273,30 +273,30 @@ def test_the_end_is_told_to_a_host_that_was_slow(table, monkeypatch):
 
 def test_a_host_that_was_counted_out_is_used_again_and_comes_last(tmp_path):
     table = Table(tmp_path, nodes_min=3)
-    seat = table.seats[0]
-    seat.election.rolls = (frozenset({0, 2}),)
+    member = table.keepers[0]
+    member.election.rolls = (frozenset({0, 2}),)
     now = time.time()
-    avoid(seat.run, [Blame("host1", "", 1, now, now + 60.0)])
-    assert enough(seat, [1, 2], leads=True) and not enough(seat, [2], leads=True)
-    assert propose(seat, [1, 2], None, leads=True) == 2
-    assert [node.host for node in read_plan(seat.run, 2).nodes] == ["host0", "host2", "host1"]
+    avoid(member.run, [Blame("host1", "", 1, now, now + 60.0)])
+    assert enough(member, [1, 2], leads=True) and not enough(member, [2], leads=True)
+    assert propose(member, [1, 2], None, leads=True) == 2
+    assert [node.host for node in read_plan(member.run, 2).nodes] == ["host0", "host2", "host1"]
 
 
 def test_a_host_that_has_no_part_in_the_attempt_is_not_blamed_again(table):
-    seat = table.seats[0]
-    assert propose(seat, [2], None, leads=True) == 2
-    seat.move(2)
-    roll = Membership(seat)
+    member = table.keepers[0]
+    assert propose(member, [2], None, leads=True) == 2
+    member.move(2)
+    roll = Membership(member)
     roll.close()
     roll._blame(frozenset({1, 2}))
-    assert [blame.host for blame in avoided(seat.run)] == ["host2"]
+    assert [blame.host for blame in avoided(member.run)] == ["host2"]
 
 
-def test_a_host_that_missed_the_proposal_leaves(table, crew):
-    left_out = Follower(table.seats[2], table.bells[2])
+def test_a_host_that_missed_the_proposal_leaves(table, agents):
+    left_out = Follower(table.keepers[2], table.wakeups[2])
     table.deafen(2, Propose)
-    assert propose(table.seats[0], [1, 2], None, leads=True) == 2
-    table.seats[0].move(2)
+    assert propose(table.keepers[0], [1, 2], None, leads=True) == 2
+    table.keepers[0].move(2)
     with pytest.raises(Fenced, match="attempt 2 goes on without host2"):
         left_out._is_deserted()
 
@@ -308,37 +308,37 @@ def test_a_host_that_missed_the_proposal_leaves(table, crew):
 @pytest.mark.parametrize(("held", "seen"), [(("2", "3"), "2,3"), ((), "")])
 def test_ranks_see_the_gpus_that_their_keeper_holds_and_no_others(table, monkeypatch, held, seen, apart):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    seat = table.seats[2]
-    seat.here.plan, seat.ready.gpus = msgspec.structs.replace(seat.plan, disks_apart=apart), held
-    seat.here.open()
-    plan = read_plan(seat.run, 1)  # as the agent does
-    environment = node_environment(seat.agent().environment, plan, plan.nodes[2], 1, {})
+    member = table.keepers[2]
+    member.here.plan, member.ready.gpus = msgspec.structs.replace(member.plan, disks_apart=apart), held
+    member.here.open()
+    plan = read_plan(member.run, 1)  # as the agent does
+    environment = node_environment(member.agent().environment, plan, plan.nodes[2], 1, {})
     assert (environment["CUDA_VISIBLE_DEVICES"], environment["CUDA_DEVICE_ORDER"]) == (seen, "PCI_BUS_ID")
 
 
 # -- a stop
 
 
-def test_a_stop_whose_ring_was_heard_elsewhere_is_heard(table, crew):
-    table.bells[2].stop_asked = True
-    assert Follower(table.seats[2], table.bells[2])._keep() is None
-    assert crew.signalled
+def test_a_stop_whose_ring_was_heard_elsewhere_is_heard(table, agents):
+    table.wakeups[2].stop_asked = True
+    assert Follower(table.keepers[2], table.wakeups[2])._keep() is None
+    assert agents.signalled
 
 
 def test_who_is_to_stop_does_not_begin(table):
-    table.bells[0].stop_asked = True
-    ask_to_stop(table.seats[0].attempt, "cancel")
-    assert not keeper._wait_for_slots(table.seats[0], table.bells[0], Slots())
+    table.wakeups[0].stop_asked = True
+    ask_to_stop(table.keepers[0].attempt, "cancel")
+    assert not keeper._wait_for_slots(table.keepers[0], table.wakeups[0], Slots())
     assert [table.end(number).state for number in range(3)] == [State.CANCELLED] * 3
 
 
 def test_a_cancel_that_was_meant_for_the_attempt_before_is_one(table):
-    seat = table.seats[0]
-    assert propose(seat, [1, 2], None, leads=True) == 2
-    ask_to_stop(seat.attempt, "cancel")
-    seat.move(2)
-    table.bells[0].stop_asked = True
-    assert StopSignal(table.bells[0], seat.attempt, seat.here.before).to_end() and is_cancelled(seat.attempt)
+    member = table.keepers[0]
+    assert propose(member, [1, 2], None, leads=True) == 2
+    ask_to_stop(member.attempt, "cancel")
+    member.move(2)
+    table.wakeups[0].stop_asked = True
+    assert StopSignal(table.wakeups[0], member.attempt, member.here.before).to_end() and is_cancelled(member.attempt)
 
 
 # -- before it begins
@@ -346,66 +346,66 @@ def test_a_cancel_that_was_meant_for_the_attempt_before_is_one(table):
 
 def test_who_waits_without_a_leader_takes_the_run_over(table, monkeypatch):
     monkeypatch.setattr(keeper, "_LEADER_EVERY_S", 0.0)
-    vigils = table.vigils()
-    assert all(vigil.look() for vigil in vigils) and not any(seat.election.leaderless for seat in table.seats)
+    watches = table.watches()
+    assert all(watch.look() for watch in watches) and not any(member.election.leaderless for member in table.keepers)
     table.silent = {0}
-    for vigil in (vigils[1], vigils[2], vigils[1], vigils[2]):
-        assert vigil.look()
-    assert [seat.attempt.number for seat in table.seats] == [1, 2, 2]
-    assert keeper._all_begin(table.seats[1]) and table.seats[2].ready.began
-    assert [blame.host for blame in avoided(table.seats[1].run)] == ["host0"]
+    for watch in (watches[1], watches[2], watches[1], watches[2]):
+        assert watch.look()
+    assert [member.attempt.number for member in table.keepers] == [1, 2, 2]
+    assert keeper._all_begin(table.keepers[1]) and table.keepers[2].ready.began
+    assert [blame.host for blame in avoided(table.keepers[1].run)] == ["host0"]
     table.silent = set()
     with pytest.raises(Fenced, match="led by host1"):
-        keeper._all_begin(table.seats[0])
-    table.seats[0].ready.gpus = None
+        keeper._all_begin(table.keepers[0])
+    table.keepers[0].ready.gpus = None
     with pytest.raises(Fenced, match="led by host1"):
-        vigils[0].look()
+        watches[0].look()
 
 
 def test_a_leader_that_is_back_after_a_promise_begins_anew(table, monkeypatch):
     monkeypatch.setattr(keeper, "_LEADER_EVERY_S", 0.0)
-    vigils = table.vigils()
+    watches = table.watches()
     table.lose(0)
     assert isinstance(table.said(2, Promise(2, 1)), Agreed)
     table.silent = set()
     assert isinstance(table.said(2, Begin(1)), Declined)
-    assert not keeper._all_begin(table.seats[0])
-    assert all(vigil.look() for vigil in vigils)
-    assert keeper._all_begin(table.seats[0])
-    assert [(seat.attempt.number, seat.ready.began) for seat in table.seats] == [(3, True)] * 3
+    assert not keeper._all_begin(table.keepers[0])
+    assert all(watch.look() for watch in watches)
+    assert keeper._all_begin(table.keepers[0])
+    assert [(member.attempt.number, member.ready.began) for member in table.keepers] == [(3, True)] * 3
 
 
 def test_who_waits_alone_says_in_the_end_that_it_failed(table, monkeypatch):
     monkeypatch.setattr(keeper, "_LEADER_EVERY_S", 0.0)
     table.silent = {0, 1}
-    vigil = table.vigils()[2]
-    assert vigil.look() and not vigil.look()
+    watch = table.watches()[2]
+    assert watch.look() and not watch.look()
     assert (table.end(2).state, table.end(2).cause) == (State.FAILED, Cause.NODE_LOST)
 
 
 def test_a_host_without_which_it_began_leaves(table, monkeypatch):
     monkeypatch.setattr(keeper, "_LEADER_EVERY_S", 0.0)
-    vigil = table.vigils()[2]
+    watch = table.watches()[2]
     table.silent = {2}
-    assert keeper._all_begin(table.seats[0])
+    assert keeper._all_begin(table.keepers[0])
     table.silent = set()
     with pytest.raises(Fenced, match="attempt 1 has begun without host2"):
-        vigil.look()
+        watch.look()
 
 
 def test_a_host_that_missed_the_word_to_begin_asks_for_it(table, monkeypatch):
     monkeypatch.setattr(keeper, "_LEADER_EVERY_S", 0.0)
-    vigil = table.vigils()[2]
+    watch = table.watches()[2]
     table.deafen(2, Begun)
-    assert keeper._all_begin(table.seats[0]) and not table.seats[2].ready.began
-    assert vigil.look() and table.seats[2].ready.began
+    assert keeper._all_begin(table.keepers[0]) and not table.keepers[2].ready.began
+    assert watch.look() and table.keepers[2].ready.began
 
 
 @pytest.mark.parametrize("lost", [(), (Begun,)])
 def test_who_has_pledged_itself_lets_go_where_not_all_have(table, monkeypatch, lost):
     """Else it holds what an older run waits for, which holds what we wait for."""
     monkeypatch.setattr(keeper, "_LEADER_EVERY_S", 0.0)
-    vigil, slots, said = table.vigils()[1], Slots(), table.said
+    watch, slots, said = table.watches()[1], Slots(), table.said
     table.deafen(1, *lost)
 
     def declined(number, question):
@@ -413,11 +413,11 @@ def test_who_has_pledged_itself_lets_go_where_not_all_have(table, monkeypatch, l
 
     monkeypatch.setattr(table, "said", declined)
     assert isinstance(table.said(1, Begin(1)), Agreed)
-    assert not table.seats[1].ready.let_go(slots)
-    assert not keeper._all_begin(table.seats[0])
-    assert table.seats[1].ready.pledged == (Begun in lost)
-    assert vigil.look() and not table.seats[1].ready.began
-    assert table.seats[1].ready.let_go(slots) and slots.released
+    assert not table.keepers[1].ready.let_go(slots)
+    assert not keeper._all_begin(table.keepers[0])
+    assert table.keepers[1].ready.pledged == (Begun in lost)
+    assert watch.look() and not table.keepers[1].ready.began
+    assert table.keepers[1].ready.let_go(slots) and slots.released
 
 
 # -- without the word
@@ -425,18 +425,18 @@ def test_who_has_pledged_itself_lets_go_where_not_all_have(table, monkeypatch, l
 
 def test_nobody_there_is_not_believed_at_once(table, monkeypatch):
     monkeypatch.setattr(keeper, "_TURN_S", 0.0)
-    seat = table.seats[1]
-    seat.ready.told, asked = False, []
+    member = table.keepers[1]
+    member.ready.told, asked = False, []
 
     def late(number, _question):
         asked.append(number)
-        return table.seats[number].status()
+        return table.keepers[number].status()
 
-    monkeypatch.setattr(table, "reach", lambda *_: bool(asked.append(0)) or len(asked) > 2 * len(seat.rpc.others))
+    monkeypatch.setattr(table, "reach", lambda *_: bool(asked.append(0)) or len(asked) > 2 * len(member.rpc.others))
     monkeypatch.setattr(table, "said", late)
-    assert keeper._others_were_told(seat)
-    table.seats[0].ready.told = table.seats[2].ready.told = False
-    assert not keeper._others_were_told(seat)
+    assert keeper._others_were_told(member)
+    table.keepers[0].ready.told = table.keepers[2].ready.told = False
+    assert not keeper._others_were_told(member)
 
 
 def test_a_new_keeper_waits_longer_than_one_without_a_word_may_take_to_leave():

@@ -1,10 +1,16 @@
 """A host that has the run already hears what has happened to it elsewhere."""
 
+import io
+
 import msgspec
 import pytest
 
-from launcher.clusters.ssh.host.receive import bring_up_to_date
+from launcher.clusters.ssh.host.receive import AttemptReceiver, bring_up_to_date
+from launcher.clusters.ssh.messages import CodeTree, encoded
+from launcher.errors import LaunchError
+from launcher.hostlink.shipping.tree import contents, digest_of, entries
 from launcher.rundir.avoided import avoided
+from launcher.rundir.code_list import list_frozen
 from launcher.rundir.events import read_events
 from launcher.rundir.records import Blame, Event
 from tests.run_folder import RunFolder
@@ -51,3 +57,45 @@ def test_what_a_person_forgave_is_not_held_against_anybody_there(run):
     assert len(avoided(run)) == 2
     bring_up_to_date(run, 2, {"avoided.json": msgspec.json.encode(blames[1:])})
     assert [blame.host for blame in avoided(run)] == ["node2"]
+
+
+def sent(code):
+    listed = list_frozen(code)
+    return encoded(CodeTree(entries(listed))) + b"".join(contents(listed))
+
+
+def received(stream, projects, digest):
+    AttemptReceiver(io.BytesIO(stream), print)._take_code(projects / digest)
+
+
+@pytest.fixture
+def code(tmp_path):
+    """A program, and a link to data that is on every host."""
+    code = tmp_path / "code"
+    (code / "net").mkdir(parents=True)
+    (code / "train.py").write_bytes(b"print()\n" * 1000)
+    (code / "net" / "empty.py").touch()
+    (code / "run.sh").touch(mode=0o700)
+    (code / "data").symlink_to("/scratch/data")
+    return code
+
+
+def test_code_arrives_as_it_was_sent(code, tmp_path):
+    digest = digest_of(list_frozen(code))
+    projects = tmp_path / "there"
+    projects.mkdir()
+    received(sent(code), projects, digest)
+    assert digest_of(list_frozen(projects / digest)) == digest
+    assert (projects / digest / "data").readlink().as_posix() == "/scratch/data"
+    assert [path.name for path in projects.iterdir()] == [digest]
+
+
+def test_code_that_is_not_what_was_said_is_not_kept(code, tmp_path):
+    projects = tmp_path / "there"
+    projects.mkdir()
+    stream, digest = sent(code), digest_of(list_frozen(code))
+    with pytest.raises(EOFError):
+        received(stream[:-10], projects, digest)
+    with pytest.raises(LaunchError):
+        received(stream, projects, "0" * 64)
+    assert list(projects.iterdir()) == []

@@ -1,0 +1,89 @@
+"""One attempt as the coordinator knows it: what the parts that decide read and change in common."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from math import inf
+
+from launcher.agent.coordination import verdict
+from launcher.agent.coordination.effects import Ledger, Now
+from launcher.agent.coordination.gathering import Gathering
+from launcher.agent.coordination.generation import Generation
+from launcher.agent.coordination.nodes import Nodes
+from launcher.agent.coordination.pace import pace_of
+from launcher.agent.coordination.snapshot import Standing, run_state
+from launcher.agent.coordination.verdict import Verdict
+from launcher.plan.model import Plan
+from launcher.recovery.policy import restarts_by_cause
+from launcher.rundir.records import Event, RunState
+
+
+class AttemptPhase(Enum):
+    WAITING = auto()
+    STARTING = auto()
+    RUNNING = auto()
+    COPYING = auto()  # disks apart: all ranks have finished, their last checkpoint lies on one disk only
+    CLOSING = auto()
+    OVER = auto()
+
+
+_OPEN = (AttemptPhase.STARTING, AttemptPhase.RUNNING, AttemptPhase.COPYING)
+
+
+@dataclass(slots=True)
+class Closing:
+    verdict: Verdict | None  # None: to be found among the exits
+    graceful: bool  # the attempt ends with it
+    grace_s: float
+    waits: set[int]  # nodes that may still have processes of the generation
+    gives_up_at: float
+
+
+class Attempt:
+    def __init__(
+        self, plan: Plan, number: int, history: Sequence[Event], now: Now, job: str | None, used_s: float
+    ) -> None:
+        self.plan = plan
+        self.rules = plan.spec.recovery
+        self.history = [event for event in history if event.kind in ("failure", "resumed")]
+        self.nodes = Nodes(plan.nodes, self.rules.lease_s)
+        self.pace = pace_of(self.history)
+        self.ledger = Ledger(number, self.pace, now)
+        self.standing = Standing(number, restarts=restarts_by_cause(history, number), job=job)
+        self.standing.used_s, self.standing.began_at = used_s, now.mono
+        self.standing.started_at = next((event.at for event in history if event.kind == "generation_opened"), None)
+        if self.history and self.history[-1].kind == "failure":
+            self.standing.failure = verdict.failure_of(self.history[-1])
+        self.phase = AttemptPhase.WAITING
+        self.generation: Generation | None = None  # the open one, or the last
+        self.closing: Closing | None = None
+        self.stop: str | None = None  # cancel, preempt or limit, once somebody asked
+        self.fenced = ""  # which rank found a newer start of the run
+        self.gathering = Gathering(plan, self.nodes, now.mono, now.mono, first=True)
+        self.standing.message = str(self.gathering)
+        self.start_by = inf
+        self.blame_at = inf  # a rank that lost its peer waits so long for the news of who that was
+        limit_s = None if plan.limit_per_job else plan.spec.resources.time_s  # the cluster tells when it is near
+        self.limit_at = inf if limit_s is None else now.mono + limit_s - used_s
+
+    @property
+    def mono(self) -> float:
+        return self.ledger.mono
+
+    @property
+    def is_open(self) -> bool:
+        """A generation is open."""
+        return self.phase in _OPEN
+
+    @property
+    def current(self) -> Generation:
+        if self.generation is None:
+            raise AssertionError("no generation has been opened")
+        return self.generation
+
+    def is_current(self, number: int) -> bool:
+        return self.generation is not None and number == self.generation.number
+
+    def state(self, now: Now) -> RunState:
+        stopping = self.phase is AttemptPhase.CLOSING
+        return run_state(self.plan, self.standing, self.nodes, self.generation, self.pace, stopping, now)

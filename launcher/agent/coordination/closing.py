@@ -1,0 +1,163 @@
+"""The end of a generation: every process of it is ended, and then the recovery policy says what follows."""
+
+from collections.abc import Collection
+from math import inf
+
+from launcher.agent.coordination import verdict
+from launcher.agent.coordination.attempt import Attempt, AttemptPhase, Closing
+from launcher.agent.coordination.gathering import Gathering
+from launcher.agent.coordination.generation import Rank
+from launcher.agent.coordination.nodes import KnownNode, Presence
+from launcher.agent.coordination.verdict import Verdict
+from launcher.agent.messages import End, Stop
+from launcher.errors import Exit
+from launcher.recovery.policy import Decision, decide
+from launcher.rundir.records import AttemptEnd, Event
+from launcher.words import Action, Cause, State, exit_of
+
+CLOSE_S = 30.0  # from Stop with no grace to Stopped, of a node that is heard all the while
+AFTER_GRACE_S = 10.0  # beyond the grace
+
+
+class Aftermath:
+    """What follows a failure or an end."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+
+    def note_failure(self, found: Verdict) -> Event:
+        attempt = self._attempt
+        event = attempt.ledger.record(
+            "failure",
+            found.text,
+            node=found.node,
+            rank=found.rank,
+            cause=found.cause,
+            where=found.where,
+            evidence=found.evidence,
+        )
+        log, tail = found.log, tuple[str, ...]()
+        if attempt.generation is not None and found.rank is not None:
+            log, tail = attempt.generation.last_words(found.rank)
+        attempt.standing.failure = verdict.failure_of(event, log, tail)
+        return event
+
+    def fail(self, found: Verdict, *, can_regroup: bool) -> None:
+        attempt, event = self._attempt, self.note_failure(found)
+        decision = decide(event, attempt.history, attempt.rules, can_regroup=can_regroup)
+        attempt.history.append(event)
+        # Where the run has had all the time that its spec gives it, no attempt of any budget could go on.
+        out_of_time = found.cause is Cause.TIME_LIMIT and attempt.mono >= attempt.limit_at
+        if decision.action is Action.END or out_of_time:
+            self.finish(State.FAILED, decision.cause, exit_of(decision.cause), decision.reason)
+            return
+        restarts = attempt.standing.restarts
+        restarts[found.cause.value] = restarts.get(found.cause.value, 0) + 1
+        wait = f" in {decision.delay_s:g} s" if decision.delay_s else ""
+        if decision.action is Action.REQUEUE:
+            text = f"a new attempt follows{wait}: {decision.reason}"
+            self.finish(State.QUEUED, decision.cause, exit_of(decision.cause), text, decision.delay_s)
+        else:
+            self._regroup(event, decision, wait)
+
+    def _regroup(self, event: Event, decision: Decision, wait: str) -> None:
+        attempt, text = self._attempt, f"a new generation follows{wait}: {decision.reason}"
+        attempt.ledger.record("regroup", text, cause=event.cause)
+        attempt.standing.state = State.REGROUPING
+        attempt.standing.message = f"{event.text}; {text}"
+        open_at = attempt.mono + decision.delay_s
+        attempt.gathering = Gathering(attempt.plan, attempt.nodes, attempt.mono, open_at, first=False)
+
+    def end_fenced(self) -> None:
+        """No failure: it uses up no budget. Where the newer start is an attempt, the shell refuses to write this."""
+        self.finish(State.FAILED, None, Exit.FENCED, self._attempt.fenced)
+
+    def end_cancelled(self) -> None:
+        self.finish(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, "cancelled")
+
+    def finish(self, state: State, cause: Cause | None, code: Exit, text: str, delay_s: float = 0.0) -> None:
+        attempt, ledger = self._attempt, self._attempt.ledger
+        attempt.phase = AttemptPhase.OVER
+        attempt.standing.end = AttemptEnd(state, cause, int(code), ledger.now.wall, text, delay_s)
+        ledger.record("requeue" if state is State.QUEUED else "ended", text, cause=cause)
+        for node in attempt.nodes:
+            if node.link is Presence.UP:
+                ledger.send(node.index, End(text, goes_on=state is State.QUEUED))
+        ledger.finish(attempt.standing.end)
+
+
+class Closer:
+    """Has generations closed, and hands what was found to the aftermath."""
+
+    def __init__(self, attempt: Attempt, aftermath: Aftermath) -> None:
+        self._attempt = attempt
+        self._aftermath = aftermath
+
+    def close(self, found: Verdict | None = None, *, graceful: bool = False, hung: Collection[Rank] = ()) -> None:
+        """Have every process of the generation ended, and wait until it is."""
+        attempt = self._attempt
+        generation = attempt.current
+        grace_s = attempt.rules.grace_s if graceful else 0.0
+        gives_up_at = attempt.mono + (grace_s + AFTER_GRACE_S if graceful else CLOSE_S)
+        holders = [attempt.nodes[index] for index in generation.members]
+        holders = [node for node in holders if node.holds == generation.number and node.link is not Presence.LOST]
+        attempt.phase = AttemptPhase.CLOSING
+        attempt.closing = Closing(found, graceful, grace_s, {node.index for node in holders}, gives_up_at)
+        attempt.start_by = attempt.blame_at = inf
+        for node in holders:
+            if node.hears_us:
+                dump = tuple(sorted(rank.number for rank in hung if rank.node == node.index))
+                attempt.ledger.send(node.index, Stop(generation.number, grace_s, dump))
+        if not graceful:
+            attempt.standing.state = State.REGROUPING
+            why = found or verdict.of_exits(generation, False)
+            attempt.standing.message = attempt.fenced or why.text
+
+    def close_gracefully(self, found: Verdict, text: str) -> None:
+        """The attempt ends with it: ranks may save and leave."""
+        attempt = self._attempt
+        self.close(found, graceful=True)
+        stop = f"; ranks have {attempt.rules.grace_s:g} s to stop" if attempt.current.live else ""
+        attempt.standing.message = text + stop
+
+    def exclude(self, node: KnownNode, why: str) -> None:
+        node.fault = why
+        text = f"node {node.index} is not used any more: {why}"
+        self._attempt.ledger.record("agent_fault", text, node=node.index, cause=Cause.LAUNCHER_FAULT)
+        self._attempt.nodes.settle(node)
+
+    def await_closed(self) -> None:
+        attempt, closing = self._attempt, self._attempt.closing
+        if closing is None:
+            return
+        if closing.waits and attempt.mono >= closing.gives_up_at:
+            closing.gives_up_at = attempt.mono + CLOSE_S
+            for node in [attempt.nodes[index] for index in sorted(closing.waits)]:
+                if node.hears_us:
+                    self.exclude(node, "it did not end its ranks in time")
+                    closing.waits.discard(node.index)
+            if closing.graceful:
+                closing.waits.clear()  # the attempt ends: whoever is left hears End, or reaches the end of its lease
+        if not closing.waits:
+            self._closed(closing)
+
+    def _closed(self, closing: Closing) -> None:
+        attempt, aftermath = self._attempt, self._aftermath
+        attempt.phase, attempt.closing = AttemptPhase.WAITING, None
+        if closing.graceful and attempt.stop != "cancel" and attempt.current.finished:
+            aftermath.finish(State.SUCCEEDED, None, Exit.OK, "all ranks have finished")
+            return
+        found = closing.verdict or verdict.of_exits(attempt.current, attempt.stop is not None)
+        if attempt.stop == "cancel":
+            if not closing.graceful:
+                aftermath.note_failure(found)
+            aftermath.end_cancelled()
+        elif attempt.fenced:
+            aftermath.end_fenced()
+        else:
+            goes_on = not closing.graceful and attempt.stop is None
+            aftermath.fail(found, can_regroup=goes_on and self._can_regroup())
+
+    def _can_regroup(self) -> bool:
+        attempt, mono = self._attempt, self._attempt.mono
+        return Gathering(attempt.plan, attempt.nodes, mono, mono, first=False).may_succeed(mono)

@@ -1,0 +1,119 @@
+"""The beginning of a generation: when it can be opened, and who gets which ranks."""
+
+from collections.abc import Collection, Iterable, Sequence
+from math import inf
+
+from launcher.agent.coordination import verdict
+from launcher.agent.coordination.attempt import Attempt, AttemptPhase
+from launcher.agent.coordination.closing import Aftermath
+from launcher.agent.coordination.generation import Generation
+from launcher.agent.coordination.nodes import KnownNode, Presence
+from launcher.agent.messages import ReplicaAddress, Start
+
+START_S = 120.0  # from Start, or from news of a checkpoint being fetched, to Started, of a node that is heard
+
+
+class Opener:
+    """Opens the next generation, or sees that there can be none."""
+
+    def __init__(self, attempt: Attempt, aftermath: Aftermath) -> None:
+        self._attempt = attempt
+        self._aftermath = aftermath
+
+    def wait(self) -> None:
+        """No generation is open: stop here, open one, or see that none can be."""
+        attempt, aftermath = self._attempt, self._aftermath
+        if attempt.stop == "cancel":
+            aftermath.end_cancelled()
+        elif attempt.fenced:
+            aftermath.end_fenced()
+        elif attempt.stop is not None:
+            aftermath.fail(verdict.of_stop(attempt.stop), can_regroup=False)
+        elif attempt.mono >= attempt.limit_at:
+            aftermath.fail(verdict.of_limit(attempt.plan), can_regroup=False)
+        elif not attempt.gathering.may_succeed(attempt.mono):
+            aftermath.fail(attempt.gathering.shortage(), can_regroup=False)
+        elif attempt.gathering.complete(attempt.mono):
+            self._open()
+        elif attempt.generation is None:
+            attempt.standing.message = str(attempt.gathering)
+
+    def _open(self) -> None:
+        attempt, plan = self._attempt, self._attempt.plan
+        before = attempt.generation
+        usable = [attempt.nodes[index] for index in attempt.nodes.usable]
+        members = place(before.members if before else (), usable, plan.nodes_max)
+        number = before.number + 1 if before else 1
+        generation = Generation(number, members, plan.ranks_per_node, attempt.rules.hang_after_s, attempt.mono)
+        attempt.generation, attempt.phase = generation, AttemptPhase.STARTING
+        attempt.start_by, attempt.blame_at = attempt.mono + START_S, inf
+        attempt.pace.restart()
+        self._note(generation)
+        restarts = sum(attempt.standing.restarts.values())
+        chosen = [attempt.nodes[index] for index in members]
+        everywhere = replicas(chosen, attempt.nodes) if plan.disks_apart else ()
+        for index, start in starts(number, chosen, plan.ranks_per_node, restarts, everywhere):
+            node = attempt.nodes[index]
+            node.holds = number
+            attempt.nodes.settle(node)
+            attempt.ledger.send(index, start)
+
+    def _note(self, generation: Generation) -> None:
+        standing, ledger = self._attempt.standing, self._attempt.ledger
+        standing.started_at = standing.started_at or ledger.now.wall
+        standing.message = f"generation {generation.number} starts"
+        ledger.generation, ledger.opened_at = generation.number, ledger.mono
+        members = generation.members
+        nodes = ", ".join(map(str, members)) if len(members) <= 8 else f"{len(members)} of them"
+        text = f"generation {generation.number}: {len(generation.ranks)} ranks on node {nodes}"
+        ledger.record("generation_opened", text)
+
+
+def place(before: Sequence[int], usable: Collection[KnownNode], most: int) -> tuple[int, ...]:
+    """Node indexes by group rank, node 0 first.
+
+    Who was in the last generation keeps its place; others fill the gaps, then the end; gaps that stay are closed.
+    """
+    present = {node.index for node in usable}
+    order = sorted(usable, key=lambda node: (node.index != 0, node.spare, node.index))
+    known = set(before)
+    newcomers = iter([node.index for node in order if node.index not in known])
+    places = [index if index in present else next(newcomers, None) for index in before]
+    chosen = [index for index in places if index is not None] + list(newcomers)
+    return tuple(chosen[:most])
+
+
+def replicas(members: Sequence[KnownNode], others: Iterable[KnownNode]) -> tuple[ReplicaAddress, ...]:
+    """Who may have files of checkpoints: the members by group rank, then all others that joined and are not lost."""
+    inside, here = {node.index for node in members}, (Presence.UP, Presence.UNKNOWN)
+    outside = [node for node in others if node.link in here and node.replica_port and node.index not in inside]
+    return tuple(ReplicaAddress(node.index, node.address, node.replica_port) for node in (*members, *outside))
+
+
+def starts(
+    generation: int,
+    members: Sequence[KnownNode],
+    ranks_per_node: int,
+    restarts: int,
+    replicas: tuple[ReplicaAddress, ...] = (),
+) -> list[tuple[int, Start]]:
+    """Each member's Start; without them all of one size, however many nodes there are."""
+    master = members[0]
+    return [
+        (
+            node.index,
+            Start(
+                generation=generation,
+                first_rank=group_rank * ranks_per_node,
+                local_world_size=ranks_per_node,
+                world_size=len(members) * ranks_per_node,
+                group_rank=group_rank,
+                group_world_size=len(members),
+                master_addr=master.address,
+                master_port=master.port,
+                restarts=restarts,
+                replicas=replicas,
+            ),
+        )
+        for group_rank, node in enumerate(members)
+    ]

@@ -1,0 +1,70 @@
+"""Requests to a host over one process: one answer after the other, whoever asks."""
+
+import io
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from launcher.clusters.ssh.letters import Letters, Place
+from launcher.clusters.ssh.messages import HELLO, FileFollows, ListRuns, RunNames, SendFile, encoded
+from launcher.spec.model import SshHost
+from trainer.errors import CheckpointDamaged
+
+FILE = SendFile("job-1a2b", "/w", "checkpoints", 3, "rank-0")
+
+
+class _Host:
+    """It gives a file of six bytes, and names runs."""
+
+    def __init__(self):
+        self.asked, self._said = [], io.BytesIO(HELLO)
+
+    def write(self, data, _limit_s):
+        wants_file = b"give" in data
+        self.asked.append("file" if wants_file else "runs")
+        answer = encoded(FileFollows(6)) + b"abcdef" if wants_file else encoded(RunNames(("job-1a2b",)))
+        self._said = io.BytesIO(self._said.read() + answer)
+
+    def readline(self, _limit_s):
+        return self._said.readline()
+
+    def read(self, size, _limit_s):
+        return self._said.read(min(size, 2))
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def host():
+    return _Host()
+
+
+@pytest.fixture
+def letters(host):
+    return Letters(SimpleNamespace(start=lambda argv: host), Place(SshHost("node0"), False, "python", "/w", "node0"))
+
+
+def test_nobody_else_is_answered_while_a_file_is_still_coming(letters, host):
+    heard = []
+    other = threading.Thread(target=lambda: heard.append(letters.ask(ListRuns("/w"))))
+    with letters.stream(FILE) as pieces:
+        came = [next(pieces)]
+        other.start()
+        other.join(0.2)
+        assert other.is_alive()
+        assert host.asked == ["file"]
+        came += pieces
+    other.join(10)
+    assert b"".join(came) == b"abcdef"
+    assert heard == [RunNames(("job-1a2b",))]
+
+
+def test_what_nobody_takes_of_a_file_is_no_answer(letters):
+    def refuse(pieces):
+        raise CheckpointDamaged(f"it begins with {next(pieces)}")
+
+    with pytest.raises(CheckpointDamaged), letters.stream(FILE) as pieces:
+        refuse(pieces)
+    assert letters.ask(ListRuns("/w")) == RunNames(("job-1a2b",))
