@@ -46,7 +46,7 @@ _log.addHandler(logging.NullHandler())
 _log.propagate = False
 
 
-class Answer(Enum):
+class KeyAnswer(Enum):
     """What a host says to a key."""
 
     YES = "yes"
@@ -77,24 +77,24 @@ class ParamikoConnection(paramiko.Transport):
         self.start_client(event=agreed)
         return _came(agreed, deadline)
 
-    def offer(self, user: str, key: Key, deadline: float) -> Answer:
+    def offer(self, user: str, key: Key, deadline: float) -> KeyAnswer:
         """Log in by this key."""
         answered = threading.Event()
         try:
             self.auth_publickey(user, key, answered)
         except BROKEN:
-            return Answer.NO
+            return KeyAnswer.NO
         if not _came(answered, deadline):
-            return Answer.NONE
+            return KeyAnswer.NONE
         if self.is_authenticated():
             packets: Any = self.packetizer
             packets.on_quiet = self._on_quiet
-            return Answer.YES
+            return KeyAnswer.YES
         error = self.get_exception()
         if isinstance(error, PartialAuthentication | paramiko.BadAuthenticationType):
             self.wants = tuple(error.allowed_types)
-            return Answer.MORE
-        return Answer.NO
+            return KeyAnswer.MORE
+        return KeyAnswer.NO
 
     def channel_to(self, hostname: str, port: int, limit_s: float) -> Session:
         """A way from the host to another one."""

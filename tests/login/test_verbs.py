@@ -43,6 +43,16 @@ def jobs(laptop, login_node, tmp_path):
     return Jobs(laptop, login_node, tmp_path)
 
 
+def test_a_login_node_over_paramiko(laptop, login_node, jobs):
+    laptop.clusters("hpc: {kind: slurm, login: root@hpc, cluster: local, transport: paramiko}\n")
+    laptop.relay()  # whatever passes through ssh is written down
+    run = jobs.up(jobs.submit())
+    jobs.gate.touch()
+    assert laptop.launch("wait", run).stdout.startswith(f"{run} succeeded")
+    assert laptop.launch("logs", run).stdout.count("leaves") == 2
+    assert all("-G" in call["argv"] for call in laptop.passed()), "ssh is asked what its configuration means, no more"
+
+
 def test_a_run_from_end_to_end(laptop, login_node, jobs):
     run = jobs.up(jobs.submit())
     assert login_node.runs() == [run]

@@ -28,9 +28,10 @@ from launcher.agent.messages import WIRE_VERSION
 from launcher.agent.wire import mac
 from launcher.clusters.mirror import tails
 from launcher.clusters.ssh.host.server import HostServer
-from launcher.clusters.ssh.messages import AskReport, AskTails, Blob, RunReport, encoded
+from launcher.clusters.ssh.messages import AskReport, AskTails, Blob, RunReport
 from launcher.clusters.ssh.submit import report
 from launcher.errors import LaunchError
+from launcher.hostlink.rpc.wire import encoded
 from launcher.rundir.layout import RunDir
 from tests.lab.hosts import UIDS
 

@@ -10,9 +10,10 @@ from typing import TypeVar
 import msgspec
 
 from launcher.clusters.ssh.facts import Surveyed
-from launcher.clusters.ssh.messages import HELLO, Answer, FileFollows, Request, RunReport, Tails, encoded, read_answer
+from launcher.clusters.ssh.messages import HELLO, Answer, FileFollows, Request, RunReport, Tails, read_answer
 from launcher.errors import LaunchError, Unreachable
 from launcher.hostlink.connect import Line
+from launcher.hostlink.rpc.wire import encoded
 from launcher.hostlink.running import Running
 from launcher.hostlink.shipping import bundle, deploy_there
 from launcher.spec.model import SshHost

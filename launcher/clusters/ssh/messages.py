@@ -10,11 +10,11 @@ A plan, and what a disk has, pass as the JSON that they are: `launch status` mus
 """
 
 from collections.abc import Mapping
-from typing import TypeVar
 
 import msgspec
 
 from launcher.errors import LaunchError
+from launcher.hostlink.rpc.wire import decoded
 from launcher.hostlink.shipping.tree import FileEntry
 from launcher.rundir.records import Intent
 from launcher.status.derive import RunStatus
@@ -22,12 +22,6 @@ from trainer.checkpoint_files.layout import Kind
 
 LIMIT_S = 10.0  # for an answer that takes no work
 HELLO = b"launch-there\n"  # of the host, before any answer: what came before it is the talk of a shell
-
-T = TypeVar("T")
-
-
-class Confused(LaunchError):
-    """The other side does not speak this protocol."""
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -217,26 +211,15 @@ _requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
 
 
-def encoded(message: Request | Answer) -> bytes:
-    return msgspec.json.encode(message) + b"\n"
-
-
 def read_request(line: bytes) -> Request:
-    return _decoded(_requests, line)
+    return decoded(line, _requests)
 
 
 def read_answer(line: bytes) -> Answer:
     """Raises what the other side says instead."""
-    answer = _decoded(_answers, line)
+    answer = decoded(line, _answers)
     if isinstance(answer, Failed):
         told = LaunchError(*answer.lines)
         told.exit_code = answer.exit_code  # type: ignore[assignment]
         raise told
     return answer
-
-
-def _decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T:
-    try:
-        return decoder.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Confused(f"expected a message, got {line[:80]!r}") from error

@@ -10,7 +10,7 @@ from launcher.hostlink.by_paramiko.dialling import dial
 from launcher.hostlink.by_paramiko.offers import Offers
 from launcher.hostlink.failures import Broken, why
 from launcher.hostlink.known_hosts import HostKey
-from launcher.hostlink.paramiko_library import BROKEN, Answer, NoChannel, ParamikoConnection, Session
+from launcher.hostlink.paramiko_library import BROKEN, KeyAnswer, NoChannel, ParamikoConnection, Session
 from launcher.hostlink.running import command_line
 from launcher.hostlink.target import Target, dropped, silent, who
 
@@ -115,11 +115,11 @@ def _login(target: Target, via: ParamikoTransport | None, deadline: float | None
                     connection.leave()
                     connection = _recognized(target, via, deadline)
                 answer = connection.offer(target.user, key, _earlier(AUTHENTICATION_S, deadline))
-                if answer is Answer.YES:
+                if answer is KeyAnswer.YES:
                     return ParamikoTransport(target, connection, via)
-                if answer is Answer.NONE:
+                if answer is KeyAnswer.NONE:
                     raise Unreachable(f"{who(target)}: no answer to the login as {target.user} in time")
-                if answer is Answer.MORE:
+                if answer is KeyAnswer.MORE:
                     raise offers.refused(f"it wants {', '.join(connection.wants)}")
             raise offers.refused("")
     except BaseException:

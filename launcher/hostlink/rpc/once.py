@@ -9,7 +9,6 @@
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import shutil
@@ -20,9 +19,9 @@ from launcher.errors import BadInput, Exit, LaunchError, Refused
 from launcher.hostlink.rpc.wire import Made, Outcome
 from launcher.rundir import registry
 from launcher.rundir.durable import make_dir, read_record, sync_dir, write_record
+from launcher.rundir.locks import locked
 
 _TOKEN = re.compile(r"[0-9a-f]{16}|[0-9a-f]{64}")
-_LOCK = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_LOCKS_HERE = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 _KEPT_S = 30 * 86_400.0
 
@@ -97,10 +96,9 @@ class Token:
         """Of two connections that bring the same token, one after the other."""
         make_dir(self.path)
         sync_dir(self.path.parent)
-        fd = os.open(self.path / "lock", _LOCK, 0o600)
-        try:
+        with contextlib.ExitStack() as held:
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX)
+                held.enter_context(locked(self.path / "lock", wait=True))
             except OSError as error:
                 if error.errno not in _NO_LOCKS_HERE:
                     raise
@@ -109,8 +107,6 @@ class Token:
                     "hint: `folder:` in the clusters file names one that has them, such as the home folder",
                 ) from error
             yield
-        finally:
-            os.close(fd)
 
 
 def _there(chosen: Sequence[Made]) -> tuple[Made, ...]:

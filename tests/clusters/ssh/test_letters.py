@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.clusters.ssh.letters import Letters, Place
-from launcher.clusters.ssh.messages import HELLO, FileFollows, ListRuns, RunNames, SendFile, encoded
+from launcher.clusters.ssh.messages import HELLO, FileFollows, ListRuns, RunNames, SendFile
+from launcher.hostlink.rpc.wire import encoded
 from launcher.spec.model import SshHost
 from trainer.errors import CheckpointDamaged
 

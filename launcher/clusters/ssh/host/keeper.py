@@ -28,9 +28,10 @@ from launcher.clusters.ssh.host.keeper_messages import Ask, Begin, Begun, Keeper
 from launcher.clusters.ssh.host.keeper_rpc import KeeperRpc
 from launcher.clusters.ssh.host.keeper_state import KeeperState
 from launcher.clusters.ssh.host.leader import Leader, pass_over_promised, propose, tell_others
-from launcher.clusters.ssh.messages import GoAhead, Keepers, Up, encoded, read_request
+from launcher.clusters.ssh.messages import GoAhead, Keepers, Up, read_request
 from launcher.clusters.ssh.slots.take import Demand, Slots
 from launcher.errors import Exit, Fenced, LaunchError
+from launcher.hostlink.rpc.wire import encoded
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import read_intent
 from launcher.rundir.durable import read_record, write_record

@@ -10,19 +10,9 @@ import msgspec
 
 from launcher.clusters.keeping.standby import StandbyKeeper
 from launcher.clusters.ssh.host import presence
-from launcher.clusters.ssh.messages import (
-    CodeTree,
-    GoAhead,
-    Keepers,
-    Ok,
-    Open,
-    Opened,
-    Up,
-    encoded,
-    read_answer,
-    read_request,
-)
+from launcher.clusters.ssh.messages import CodeTree, GoAhead, Keepers, Ok, Open, Opened, Up, read_answer, read_request
 from launcher.errors import LaunchError
+from launcher.hostlink.rpc.wire import encoded
 from launcher.hostlink.shipping import kept_trees
 from launcher.rundir import drafts
 from launcher.rundir.code_list import list_frozen

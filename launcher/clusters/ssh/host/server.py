@@ -36,10 +36,10 @@ from launcher.clusters.ssh.messages import (
     SendFile,
     Tails,
     TakeFile,
-    encoded,
     read_request,
 )
 from launcher.errors import Exit, LaunchError
+from launcher.hostlink.rpc.wire import encoded
 from launcher.rundir.attempts import newest, read_plan
 from launcher.rundir.avoided import pardon
 from launcher.rundir.durable import read_record

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from launcher.clusters.ssh.host.receive import AttemptReceiver, bring_up_to_date
-from launcher.clusters.ssh.messages import CodeTree, encoded
+from launcher.clusters.ssh.messages import CodeTree
 from launcher.errors import LaunchError
+from launcher.hostlink.rpc.wire import encoded
 from launcher.hostlink.shipping.tree import contents, digest_of, entries
 from launcher.rundir.avoided import avoided
 from launcher.rundir.code_list import list_frozen
