@@ -19,7 +19,7 @@ from launcher.words import Action, Cause, State, exit_of
 
 
 def write_end(run: RunDir, attempt: AttemptDir, end: AttemptEnd, plan: Plan, failure: Failure | None = None) -> None:
-    """The end record, the event, and a state that says the same; refused where a newer attempt exists.
+    """The end record, the event, and the state that follows from it; refused where a newer attempt exists.
 
     A fence that was only promised, to one that then came to nothing, leaves the newest attempt its last word.
     """

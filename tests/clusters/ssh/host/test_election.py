@@ -2,9 +2,11 @@
 
 import itertools
 import random
+from types import SimpleNamespace
 
 import pytest
 
+from launcher.clusters.ssh.host.election import Election
 from launcher.clusters.ssh.host.follower import TakeOver
 from launcher.clusters.ssh.host.keeper_messages import Agreed, Declined, Members, Promise
 from launcher.clusters.ssh.host.leader import Membership, enough
@@ -81,6 +83,60 @@ def test_who_takes_over_amid_a_change_needs_both_rolls_and_brings_it_to_an_end(t
     assert members(table, 1, 4) == [[{0, 1, 2, 3, 4}, {0, 1, 2, 4}], [{0, 1, 2, 3, 4}]]
     roll_of(table.keepers[1])._count(frozenset({1, 2, 4}))
     assert members(table, 1, 2, 4) == [[{1, 2, 4}]] * 3
+
+
+# -- one keeper's vote, by itself
+
+
+def election(attempt=1, leader="host0", **known):
+    one = Election(2, ["host0", "host1", "host2", "host3"], attempt, leader)
+    for name, value in known.items():
+        setattr(one, name, value)
+    return one
+
+
+def proposal(attempt, leader):
+    return SimpleNamespace(intent=SimpleNamespace(attempt=attempt), plan=SimpleNamespace(nodes=[leader]))
+
+
+HOSTS = [SimpleNamespace(host=f"host{number}") for number in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("known", "fence", "refused"),
+    [
+        ({"leaderless": True}, 1, False),
+        ({"leaderless": False}, 1, True),  # it hears its leader
+        ({"leaderless": True}, 2, True),  # such an attempt is there already
+        ({"leaderless": True, "promised": (2, 3)}, 1, True),
+        ({"leaderless": True, "promised": (1, 3)}, 1, False),
+        ({"leaderless": False, "promised": (2, 1)}, 2, False),  # its answer was lost: it has this vote
+        ({"leaderless": True, "rolls": (frozenset({0, 2, 3}),)}, 1, True),
+    ],
+)
+def test_who_gets_a_vote_for_attempt_2(known, fence, refused):
+    assert bool(election(**known).against_vote(2, 1, fence)) == refused
+
+
+@pytest.mark.parametrize(
+    ("known", "number", "leader", "refused"),
+    [
+        ({}, 2, 0, False),
+        ({}, 1, 0, True),  # not newer than what is here
+        ({}, 2, 1, True),
+        ({"promised": (2, 1)}, 2, 1, False),
+        ({"promised": (2, 1)}, 2, 0, True),  # the old leader, once another has the vote
+        ({"promised": (2, 1)}, 3, 0, False),  # of which nothing came
+        ({"promised": (3, 1)}, 2, 0, True),
+        ({"proposal": proposal(2, HOSTS[3])}, 3, 0, True),
+        ({"proposal": proposal(2, HOSTS[3])}, 3, 3, False),
+    ],
+)
+def test_whose_attempt_is_taken_up(known, number, leader, refused):
+    assert bool(election(**known).against_proposal(proposal(number, HOSTS[leader]))) == refused
+
+
+# -- two parts of the hosts
 
 
 def takes_up(member, leader):
