@@ -14,7 +14,7 @@ from launcher.agent.memory_tier import close_tier, open_tier
 from launcher.agent.node import NodeAgent
 from launcher.agent.processes import become_subreaper
 from launcher.agent.ranks.group import Home
-from launcher.agent.reaper import Reaper
+from launcher.agent.ranks.reaper import Reaper
 from launcher.errors import Exit, Fenced, LaunchError
 from launcher.plan.model import NodePlan, Plan
 from launcher.rundir.attempts import read_intent, read_plan

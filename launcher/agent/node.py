@@ -9,43 +9,35 @@ lease: no answer to a pulse for that long → every rank is ended, and the agent
 import asyncio
 import os
 import signal
-import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.agent import messages
+from launcher.agent.lifeline import Lifeline
 from launcher.agent.messages import ToCoordinator
 from launcher.agent.processes import descendants, end_all
 from launcher.agent.ranks.group import Home, RankGroup
 from launcher.agent.ranks.ports import HeldPort
 from launcher.agent.ranks.prepare import Preparation, SetupFailed
-from launcher.agent.reaper import Reaper
-from launcher.agent.wire import AgentWire, WireError, connect
+from launcher.agent.ranks.reaper import Reaper
 from launcher.errors import Exit
 from launcher.rundir.durable import read_record
 from launcher.rundir.identity import this_process
-from launcher.rundir.records import Endpoint, ProcessId, StopRequest
+from launcher.rundir.records import ProcessId, StopRequest
 
 if TYPE_CHECKING:
     from launcher.agent.replication.replication import Replication
 
 PULSE_S = 1.0
 NEWS_S = 0.1
-_RETRY_S = 0.05
 _PATIENCE_S = 10.0  # beyond the lease: a member that is lost ends the generation before a fetch from it is given up
 # A batch system may send any of these to every process of a job, some time before it takes the nodes back.
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
-_Weighty = (
-    messages.Leads | messages.Started | messages.Exited | messages.Stopped
-    | messages.NotFetched | messages.Settled | messages.Fault
-)  # fmt: skip
-
-
 class NodeAgent:
-    """See the module. `run` returns when the coordinator said End, or the lease ran out."""
+    """`run` returns when the coordinator said End, or the lease ran out."""
 
     def __init__(self, home: Home, token: str, reaper: Reaper, buried: ProcessId | None = None) -> None:
         self._home = home
@@ -53,7 +45,7 @@ class NodeAgent:
         self._token = token
         self._reaper = reaper
         self._preparation = Preparation(home, reaper)
-        self._wire: AgentWire | None = None
+        self._line = Lifeline(home, token)
         self._group: RankGroup | None = None
         self._starting: asyncio.Task[None] | None = None
         self._opens = 0  # the generation of which no rank runs here yet
@@ -63,12 +55,6 @@ class NodeAgent:
         self._work: set[asyncio.Task[None]] = set()
         self._port = HeldPort(home.node.address)
         self._old_ports: list[HeldPort] = []
-        self._told: list[ToCoordinator] = []
-        self._sequence = 0
-        self._joined_at = 0.0
-        self._sent_at: dict[int, float] = {}
-        self._lease_s = home.plan.spec.recovery.lease_s
-        self._leased_at = time.monotonic() + home.plan.spec.recovery.wait_s
         self._fresh = asyncio.Event()
         self.goes_on = False  # the attempt has ended, and another one follows
         self._over: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
@@ -78,8 +64,13 @@ class NodeAgent:
         for number in _STOP_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._asked_to_stop)
         if self._home.plan.disks_apart:
-            self._replication = await self._open_replication()
-        for life in (self._prepare(), self._keep_link(), self._keep_pulse(), self._watch_lease()):
+            self._replication = await _open_replication(self._home, self._token, self._line.say)
+        for life in (
+            self._prepare(),
+            self._line.keep(self._introduce, self._obey),
+            self._keep_pulse(),
+            self._watch_lease(),
+        ):
             self._go(life)
         code = await self._over
         for task in self._work:
@@ -88,20 +79,8 @@ class NodeAgent:
             await self._replication.close()
         await self._preparation.close()
         await asyncio.to_thread(end_all, lambda: descendants(os.getpid()))
-        if self._wire is not None:
-            self._wire.close()
+        self._line.close()
         return code
-
-    async def _open_replication(self) -> "Replication":
-        from launcher.agent.replication.replication import Replication  # late: 20 ms that a shared disk spares
-
-        plan, node = self._home.plan, self._home.node
-        folder = Path(plan.run_dir, plan.spec.checkpoint.dir)
-        patience_s = plan.spec.recovery.lease_s + _PATIENCE_S
-        limit = plan.spec.checkpoint.copy_limit_bytes
-        replication = Replication(node.index, node.address, self._token, folder, self._say, patience_s, limit)
-        await replication.open()
-        return replication
 
     def _go(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -119,82 +98,42 @@ class NodeAgent:
         if not self._over.done():
             self._over.set_result(code)
 
-    def _say(self, message: ToCoordinator) -> None:
-        if self._wire is not None:
-            self._wire.send(message)
-
-    def _tell(self, message: _Weighty) -> None:
-        """Say what must not be lost: it is said again after each new Join, and hearing it twice does no harm."""
-        self._told.append(message)
-        self._say(message)
-
     # -- the node itself
 
     async def _prepare(self) -> None:
         try:
             await self._preparation.run()
         except SetupFailed as failure:
-            self._say_fault(failure)
+            self._line.say(_fault_of(self._home, failure))
             return
-        self._say(messages.Ready(self._home.node.index))
-
-    def _say_fault(self, failure: SetupFailed) -> None:
-        self._say(messages.Fault(self._home.node.index, True, str(failure), failure.log))
+        self._line.say(messages.Ready(self._home.node.index))
 
     def _asked_to_stop(self) -> None:
         request = read_record(self._home.attempt.stop, StopRequest)
         kind = "preempt" if request is None else request.kind
-        if self._wire is None:
+        if not self._line.is_up:
             self.leave(Exit.CANCELLED if kind == "cancel" else Exit.PREEMPTED)
-        self._say(messages.StopAsked(self._home.node.index, kind))
+        self._line.say(messages.StopAsked(self._home.node.index, kind))
 
-    # -- the link
-
-    async def _keep_link(self) -> None:
-        while True:
-            wire = await self._reach()
-            if wire is None:
-                await asyncio.sleep(_RETRY_S)
-                continue
-            self._wire = wire
-            self._introduce()
-            try:
-                while (message := await wire.receive()) is not None:
-                    self._obey(message)
-            except WireError:
-                wire.close()
-            self._wire = None
-
-    async def _reach(self) -> AgentWire | None:
-        """A proved connection to whoever the run directory names as coordinator now; None: not yet."""
-        endpoint = read_record(self._home.attempt.endpoint, Endpoint)
-        if endpoint is None:
-            return None
-        try:
-            return await connect(endpoint.address, endpoint.port, self._home.node.address, self._token)
-        except (OSError, WireError):
-            return None  # the lease decides how long this may go on
+    # -- what the coordinator wants
 
     def _introduce(self) -> None:
         node = self._home.node
-        self._joined_at = time.monotonic()
         me, port = this_process(), self._port.number
         port_of_replicas = self._replication.port if self._replication is not None else 0
-        self._say(messages.Join(node.index, node.address, me, port, self._generation, self._buried, port_of_replicas))
-        for message in self._told:
-            self._say(message)
+        generation, buried = self._generation, self._buried
+        self._line.join(messages.Join(node.index, node.address, me, port, generation, buried, port_of_replicas))
         if self._preparation.failure is not None:
-            self._say_fault(self._preparation.failure)
+            self._line.say(_fault_of(self._home, self._preparation.failure))
         elif self._preparation.done:
-            self._say(messages.Ready(node.index))
+            self._line.say(messages.Ready(node.index))
 
     def _obey(self, message: messages.ToAgent) -> None:
         match message:
             case messages.Welcome(lease_s=lease_s):
-                self._lease_s = lease_s
-                self._leased_at = self._joined_at  # when it was sent: the coordinator heard it later
+                self._line.welcomed(lease_s)
             case messages.PulseAck(seq=seq):
-                self._leased_at = max(self._leased_at, self._sent_at.pop(seq, self._leased_at))
+                self._line.answered(seq)
             case messages.Start():
                 self._starting = self._go(self._start(message))
             case messages.Follow(generation=generation):
@@ -209,11 +148,13 @@ class NodeAgent:
     # -- ranks
 
     async def _start(self, start: messages.Start) -> None:
-        self._told.clear()  # of the generation before, which the coordinator has closed
+        node = self._home.node.index
+        self._line.forget()
         self._opens = start.generation  # until it is stopped, if it comes no further
         await self._preparation.wait()
         await self._preparation.renew()
-        if self._replication is not None and not await self._bring(self._replication, start):
+        if self._replication is not None and (problem := await _bring(node, self._replication, start)) is not None:
+            self._line.tell(problem)
             return
         if start.group_rank:
             await self._rank_zero(start.generation)
@@ -222,23 +163,8 @@ class NodeAgent:
         pids = await group.begin()
         self._old_ports.append(self._port)
         self._port = HeldPort(self._home.node.address)
-        self._tell(messages.Started(self._home.node.index, start.generation, pids, self._port.number))
+        self._line.tell(messages.Started(self._home.node.index, start.generation, pids, self._port.number))
         self._fresh.set()
-
-    async def _bring(self, replication: "Replication", start: messages.Start) -> bool:
-        """Have here what the ranks are to load; False where that cannot be, and was said."""
-        from launcher.agent.replication.client import DiskFailed  # late: 20 ms that a shared disk spares
-        from launcher.agent.replication.replication import NotBrought  # late: 20 ms that a shared disk spares
-
-        try:
-            await replication.bring(start)
-        except NotBrought as error:
-            self._tell(messages.NotFetched(self._home.node.index, start.generation, str(error)))
-            return False
-        except DiskFailed as error:
-            self._tell(messages.Fault(self._home.node.index, False, f"its disk: {error}"))
-            return False
-        return True
 
     async def _rank_zero(self, generation: int) -> None:
         """Returns once it is there."""
@@ -268,12 +194,12 @@ class NodeAgent:
             self._group = None
             while self._old_ports:
                 self._old_ports.pop().release()
-        self._tell(messages.Stopped(self._home.node.index, stop.generation))
+        self._line.tell(messages.Stopped(self._home.node.index, stop.generation))
         await self._preparation.renew()
 
     def begun(self, rank: int) -> None:
         if rank == 0:
-            self._tell(messages.Leads(self._home.node.index, self._generation))
+            self._line.tell(messages.Leads(self._home.node.index, self._generation))
 
     def news(self) -> None:
         if self._replication is not None and self._group is not None and self._group.checkpoint is not None:
@@ -284,14 +210,10 @@ class NodeAgent:
         self._say_pulse()
 
     def ended(self, exited: messages.Exited) -> None:
-        self._tell(exited)
+        self._line.tell(exited)
         if self._replication is not None and self._group is not None and self._group.over:
             self.news()  # of a commit just before the end
-            self._go(self._settle(self._replication, self._group.generation))
-
-    async def _settle(self, replication: "Replication", generation: int) -> None:
-        problem = await replication.settle()
-        self._tell(messages.Settled(self._home.node.index, generation, problem))
+            self._go(_settle(self._line, self._home.node.index, self._replication, self._group.generation))
 
     # -- pulse and lease
 
@@ -309,14 +231,46 @@ class NodeAgent:
     def _say_pulse(self) -> None:
         group = self._group
         ranks = group.pulses() if group is not None else ()
-        if self._wire is None:
-            return
-        self._sequence += 1
-        self._sent_at[self._sequence] = time.monotonic()
         fetched = self._replication.fetched if self._replication is not None else None
-        self._say(messages.Pulse(self._home.node.index, self._sequence, self._generation, ranks, fetched))
+        self._line.pulse(self._generation, ranks, fetched)
 
     async def _watch_lease(self) -> None:
-        while (left_s := self._leased_at + self._lease_s - time.monotonic()) > 0:  # noqa: ASYNC110 - the clock it is
-            await asyncio.sleep(min(left_s, PULSE_S))  # a Welcome ends the long first wait
+        await self._line.run_out()
         self.leave(Exit.LOST)
+
+
+async def _open_replication(home: Home, token: str, say: Callable[[ToCoordinator], None]) -> "Replication":
+    from launcher.agent.replication.replication import Replication  # late: 20 ms that a shared disk spares
+
+    plan, node = home.plan, home.node
+    folder = Path(plan.run_dir, plan.spec.checkpoint.dir)
+    patience_s = plan.spec.recovery.lease_s + _PATIENCE_S
+    limit = plan.spec.checkpoint.copy_limit_bytes
+    replication = Replication(node.index, node.address, token, folder, say, patience_s, limit)
+    await replication.open()
+    return replication
+
+
+async def _bring(
+    node: int, replication: "Replication", start: messages.Start
+) -> messages.NotFetched | messages.Fault | None:
+    """Have here what the ranks are to load; gives why that cannot be."""
+    from launcher.agent.replication.client import DiskFailed  # late: 20 ms that a shared disk spares
+    from launcher.agent.replication.replication import NotBrought  # late: 20 ms that a shared disk spares
+
+    try:
+        await replication.bring(start)
+    except NotBrought as error:
+        return messages.NotFetched(node, start.generation, str(error))
+    except DiskFailed as error:
+        return messages.Fault(node, False, f"its disk: {error}")
+    return None
+
+
+async def _settle(line: Lifeline, node: int, replication: "Replication", generation: int) -> None:
+    """Say when no file of this node's ranks waits for its second copy."""
+    line.tell(messages.Settled(node, generation, await replication.settle()))
+
+
+def _fault_of(home: Home, failure: SetupFailed) -> messages.Fault:
+    return messages.Fault(home.node.index, True, str(failure), failure.log)

@@ -15,7 +15,7 @@ from launcher.agent.processes import descendants, end_all, orphans
 from launcher.agent.ranks import group as ranks
 from launcher.agent.ranks.group import Home, RankGroup
 from launcher.agent.ranks.prepare import Preparation
-from launcher.agent.reaper import Reaper
+from launcher.agent.ranks.reaper import Reaper
 from launcher.plan.build import build
 from launcher.plan.facts import Machine, Project, RunIdentity
 from launcher.plan.model import FrozenCode

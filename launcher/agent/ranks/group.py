@@ -15,8 +15,8 @@ from launcher.agent.processes import descendants, end_all, signal_process
 from launcher.agent.ranks.logfile import LogFile, last_exception
 from launcher.agent.ranks.oom import OomCounter
 from launcher.agent.ranks.progress import Progress, ProgressPipe
+from launcher.agent.ranks.reaper import Death
 from launcher.agent.ranks.start import DUMP_SIGNAL, Starter
-from launcher.agent.reaper import Death
 from launcher.errors import Exit
 from launcher.plan.model import NodePlan, Plan
 from launcher.rundir.durable import make_dir

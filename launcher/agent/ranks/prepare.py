@@ -3,9 +3,9 @@
 import asyncio
 
 from launcher.agent.ranks.group import Home
+from launcher.agent.ranks.reaper import Death, Reaper
 from launcher.agent.ranks.start import OrdinaryStarter, Starter, ZygoteStarter
 from launcher.agent.ranks.zygote_link import ZygoteLink, spawn
-from launcher.agent.reaper import Death, Reaper
 from launcher.errors import LaunchError
 from launcher.rundir.durable import make_dir
 

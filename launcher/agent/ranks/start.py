@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from launcher.agent.ranks.reaper import Reaper
 from launcher.agent.ranks.zygote_link import ZYGOTE, ForkRefused, Order, TellDeath, ZygoteLink, spawn
-from launcher.agent.reaper import Reaper
 from launcher.plan.model import RankCommand
 
 # A real-time signal that nothing else here uses; faulthandler answers it with all Python stacks.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.agent.reaper import Death, Reaper
+from launcher.agent.ranks.reaper import Death, Reaper
 from launcher.errors import LaunchError
 
 ZYGOTE = Path(__file__).parents[1] / "zygote.py"
