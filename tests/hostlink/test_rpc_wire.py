@@ -20,7 +20,7 @@ from launcher.clusters.login.messages import (
 )
 from launcher.hostlink.failures import Silent
 from launcher.hostlink.rpc import wire
-from launcher.hostlink.rpc.wire import Confused, Have, Incoming, Reply, Tree, decoded, encoded, greeting, reading
+from launcher.hostlink.rpc.wire import Garbled, Have, Incoming, Reply, Tree, decoded, encoded, greeting, reading
 from launcher.hostlink.shipping.tree import FileEntry
 
 SET, DEFAULTS = ("a=b\nc", "x='$(y)'"), (("slurm.partition", "gpu"),)
@@ -79,7 +79,7 @@ def test_a_shell_that_never_stops_is_no_greeting():
         def _read(self, deadline):
             return b"x" * 1000 + b"\n"
 
-    with pytest.raises(Confused, match="no greeting"):
+    with pytest.raises(Garbled, match="no greeting"):
         Endless(0).greeting()
 
 
@@ -141,10 +141,10 @@ def test_garbage_is_refused_and_never_a_traceback():
             spoiled = bytearray(line)
             for _ in range(draw.randrange(1, 4)):
                 spoiled[draw.randrange(len(spoiled))] = draw.randrange(256)
-            with contextlib.suppress(Confused):
+            with contextlib.suppress(Garbled):
                 read_request(bytes(spoiled))
     for line in (b"", b"null", b"[" * 100_000, b'{"type":"open"}', b'{"type":"have"}', b"\xff", b'{"type":1}'):
-        with pytest.raises(Confused):
+        with pytest.raises(Garbled):
             read_request(line)
 
 

@@ -10,7 +10,7 @@ from launcher.clusters.login.address import Address
 from launcher.clusters.login.messages import Request
 from launcher.errors import LaunchError, Unreachable
 from launcher.hostlink.rpc.client import Broken, FarLaunch, Silent
-from launcher.hostlink.rpc.wire import Confused
+from launcher.hostlink.rpc.wire import Garbled
 
 _QUIET_S = 30.0  # how long one that did not answer is left alone by those who watch
 _PAUSES_S = (0.5, 2.0, 5.0)  # before each further try
@@ -29,7 +29,7 @@ def line_to(address: Address, *, without: Collection[str] = (), compress: bool =
         line.greet()
         yield line
     except BaseException as error:
-        if isinstance(error, LaunchError) and not isinstance(error, Unreachable | Confused):
+        if isinstance(error, LaunchError) and not isinstance(error, Unreachable | Garbled):
             _open[address] = (line, frozenset(without))  # that was an answer too
         else:
             line.close()

@@ -13,7 +13,7 @@ from launcher.errors import Exit, LaunchError, Unreachable
 from launcher.hostlink.connect import Line, connect
 from launcher.hostlink.failures import Broken, Silent
 from launcher.hostlink.openssh import CONNECT_S, SshCommand, hint
-from launcher.hostlink.rpc.wire import WIRE, Confused, Incoming, Reply, decoded, encoded
+from launcher.hostlink.rpc.wire import WIRE, Garbled, Incoming, Reply, decoded, encoded
 from launcher.hostlink.running import Running
 from launcher.hostlink.target import target_of
 from launcher.spec.model import SshHost
@@ -80,7 +80,7 @@ class FarLaunch:
             return
         try:
             there = self._incoming.greeting(time.monotonic() + GREETING_S if deadline is None else deadline)
-        except (EOFError, Silent, Confused) as error:
+        except (EOFError, Silent, Garbled) as error:
             raise self._no_greeting(error) from None
         if there.wire != WIRE:
             raise _other_version(self.login, there.launch)
@@ -122,7 +122,7 @@ class FarLaunch:
         return self._running.read(most, math.inf if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def _no_greeting(self, error: Exception) -> LaunchError:
-        if isinstance(error, Confused):
+        if isinstance(error, Garbled):
             return Unreachable(f"{_who(self.login)}: expected launch there to answer, got something else: {error}")
         words = self._running.last_words()
         if isinstance(error, Silent):

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from launcher.errors import Exit, LaunchError
-from launcher.hostlink.rpc.wire import Confused, Have, Incoming, Reply, Tree, decoded, encoded, greeting, reading
+from launcher.hostlink.rpc.wire import Garbled, Have, Incoming, Reply, Tree, decoded, encoded, greeting, reading
 from launcher.hostlink.shipping import kept_trees
 from launcher.rundir.durable import write_all
 
@@ -33,7 +33,7 @@ def serve(requests: Any, answer: Callable[[Any], Any]) -> int:
                 return Exit.OK  # what comes next is not a request but the rest of the contents
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return Exit.OK  # nobody is there any more
-    except Confused as error:
+    except Garbled as error:
         write_all(out, encoded(Reply(error=error.lines, exit_code=error.exit_code)))
         return Exit.INTERNAL
 

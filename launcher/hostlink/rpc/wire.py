@@ -67,7 +67,7 @@ class Reply(msgspec.Struct, frozen=True):
     exit_code: int = 0
 
 
-class Confused(LaunchError):
+class Garbled(LaunchError):
     """What came is not of this wire."""
 
 
@@ -89,7 +89,7 @@ def decoded(line: bytes, kind: type[T] | msgspec.json.Decoder[T]) -> T:
     try:
         return kind.decode(line) if isinstance(kind, msgspec.json.Decoder) else msgspec.json.decode(line, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Confused(f"not of this wire: {error}") from error
+        raise Garbled(f"not of this wire: {error}") from error
 
 
 Read = Callable[[float | None, int], bytes]  # until when, and how many bytes at most; none at the end
@@ -119,7 +119,7 @@ class Incoming:
         while (end := self._held.find(b"\n", seen)) < 0:
             seen = len(self._held)
             if seen > _LONGEST_LINE:
-                raise Confused(f"a line of more than {_LONGEST_LINE >> 20} MiB")
+                raise Garbled(f"a line of more than {_LONGEST_LINE >> 20} MiB")
             self._held += self._read(deadline)
         line = bytes(self._held[:end])
         del self._held[: end + 1]
@@ -131,7 +131,7 @@ class Incoming:
         while (found := read_greeting(line := self.line(deadline))) is None:
             noise += len(line)
             if noise > _MOST_NOISE:
-                raise Confused("no greeting, but a megabyte of something else")
+                raise Garbled("no greeting, but a megabyte of something else")
         return found
 
     def some(self, most: int, deadline: float | None = None) -> bytes:
