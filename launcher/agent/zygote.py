@@ -62,7 +62,7 @@ class Order(NamedTuple):
     dump_signal: int = 0  # at this signal all stacks are written into the log; 0: none
 
 
-class ForkRefused(Exception):
+class NoFork(Exception):
     """Why there is no fork, or no rank."""
 
 
@@ -71,9 +71,9 @@ def order_from(words: Any) -> Order:
         order = Order(**words)
         texts = (order.target, order.cwd, order.log, order.stdin, *order.args, *order.unset, *order.env.values())
     except (TypeError, AttributeError) as error:
-        raise ForkRefused(f"no order: {error}") from None
+        raise NoFork(f"no order: {error}") from None
     if order.kind not in PROGRAMS or not all(isinstance(text, str) for text in texts):
-        raise ForkRefused(f"no order: kind {order.kind!r}, or a value that is no text")
+        raise NoFork(f"no order: kind {order.kind!r}, or a value that is no text")
     return order
 
 
@@ -431,7 +431,7 @@ class Zygote:
             sys.stderr.flush()
             LIBC.fflush(None)
             pid = os.fork()
-        except (ForkRefused, OSError) as error:
+        except (NoFork, OSError) as error:
             self._say(op="refused", id=number, reason=str(error))
             return None
         if pid == 0:
@@ -442,18 +442,18 @@ class Zygote:
         return None
 
     def _check_fitness(self) -> None:
-        """Raise ForkRefused where a fork would inherit locks that nobody can release, or a dead driver."""
+        """Raise NoFork where a fork would inherit locks that nobody can release, or a dead driver."""
         tasks = os.listdir("/proc/self/task")
         if len(tasks) != 1:
-            raise ForkRefused(f"{len(tasks)} threads where one was expected{self._suspects()}")
+            raise NoFork(f"{len(tasks)} threads where one was expected{self._suspects()}")
         cuda = sys.modules.get("torch.cuda")
         if cuda is not None and cuda.is_initialized():
-            raise ForkRefused("the preloaded modules have initialised CUDA")
+            raise NoFork("the preloaded modules have initialised CUDA")
         for fd in open_fds():
             with contextlib.suppress(FileNotFoundError):  # the one through which they were listed
                 device = os.readlink(f"/proc/self/fd/{fd}")
                 if device.startswith(DEVICES):
-                    raise ForkRefused(f"the preloaded modules have opened {device}")
+                    raise NoFork(f"the preloaded modules have opened {device}")
 
     def _suspects(self) -> str:
         threading = sys.modules.get("threading")

@@ -9,7 +9,7 @@ from launcher.agent.coordination import verdict
 from launcher.agent.coordination.effects import Ledger, Now
 from launcher.agent.coordination.gathering import Gathering
 from launcher.agent.coordination.generation import Generation
-from launcher.agent.coordination.nodes import Nodes
+from launcher.agent.coordination.nodes import NodeTable
 from launcher.agent.coordination.pace import pace_of
 from launcher.agent.coordination.snapshot import Standing, run_state
 from launcher.agent.coordination.verdict import Verdict
@@ -46,7 +46,7 @@ class Attempt:
         self.plan = plan
         self.rules = plan.spec.recovery
         self.history = [event for event in history if event.kind in ("failure", "resumed")]
-        self.nodes = Nodes(plan.nodes, self.rules.lease_s)
+        self.nodes = NodeTable(plan.nodes, self.rules.lease_s)
         self.pace = pace_of(self.history)
         self.ledger = Ledger(number, self.pace, now)
         self.standing = Standing(number, restarts=restarts_by_cause(history, number), job=job)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from launcher.agent.coordination.effects import Ledger, ProvenDead
-from launcher.agent.coordination.nodes import KnownNode, Nodes, Presence
+from launcher.agent.coordination.nodes import KnownNode, NodeTable, Presence
 from launcher.agent.messages import Join, Welcome
 from launcher.words import Cause
 
@@ -27,7 +27,7 @@ class Arrival:
 
 
 class Attendance:
-    def __init__(self, nodes: Nodes, lease_s: float, ledger: Ledger) -> None:
+    def __init__(self, nodes: NodeTable, lease_s: float, ledger: Ledger) -> None:
         self._nodes = nodes
         self._lease_s = lease_s
         self._ledger = ledger

@@ -1,6 +1,6 @@
 """Are there nodes enough to open a generation, and may there ever be? Pure questions about the nodes."""
 
-from launcher.agent.coordination.nodes import Nodes
+from launcher.agent.coordination.nodes import NodeTable
 from launcher.agent.coordination.verdict import Verdict
 from launcher.plan.model import Plan
 from launcher.words import Cause
@@ -12,7 +12,7 @@ GIVE_UP_WAITS = 5  # after that many times `recovery.wait`, nodes that never cam
 class Gathering:
     """One wait for nodes: the first of an attempt, or the one after a failure."""
 
-    def __init__(self, plan: Plan, nodes: Nodes, mono: float, open_at: float, *, first: bool) -> None:
+    def __init__(self, plan: Plan, nodes: NodeTable, mono: float, open_at: float, *, first: bool) -> None:
         self._plan = plan
         self._least = max(plan.nodes_min, plan.quorum)
         self._nodes = nodes

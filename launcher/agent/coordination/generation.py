@@ -1,6 +1,6 @@
 """One generation as the coordinator sees it: its ranks, where they are, how they do, and how they ended."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -185,7 +185,3 @@ class Generation:
 def _blame(rank: Rank) -> tuple[bool, int, float, int]:
     """Frozen before merely silent, then who is furthest behind, then who fell silent first."""
     return not rank.frozen, -1 if rank.step is None else rank.step, rank.active_at, rank.number
-
-
-def numbers(ranks: Iterable[Rank]) -> tuple[int, ...]:
-    return tuple(rank.number for rank in ranks)

@@ -49,7 +49,7 @@ class KnownNode:
         return self.link is Presence.UP and self.ghost is None
 
 
-class Nodes:
+class NodeTable:
     """All nodes, sorted by what can be done with them. After any change to a node: `settle` it."""
 
     def __init__(self, nodes: tuple[NodePlan, ...], lease_s: float) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from launcher.agent.coordination.effects import Now
 from launcher.agent.coordination.generation import Generation, Rank
-from launcher.agent.coordination.nodes import KnownNode, Nodes, Presence
+from launcher.agent.coordination.nodes import KnownNode, NodeTable, Presence
 from launcher.agent.coordination.pace import Pace
 from launcher.plan.model import Plan
 from launcher.recovery.classify import failed
@@ -33,7 +33,13 @@ class Standing:
 
 
 def run_state(
-    plan: Plan, standing: Standing, nodes: Nodes, generation: Generation | None, pace: Pace, stopping: bool, now: Now
+    plan: Plan,
+    standing: Standing,
+    nodes: NodeTable,
+    generation: Generation | None,
+    pace: Pace,
+    stopping: bool,
+    now: Now,
 ) -> RunState:
     """`generation`: the open one, or the last."""
     end = standing.end

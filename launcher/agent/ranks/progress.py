@@ -31,8 +31,6 @@ _MAX_STEP = 1 << 53
 class ExceptionReport(msgspec.Struct, frozen=True):
     """An exception that nobody caught, as the rank's starter tells of it, or as the log ends."""
 
-    type: str = ""
-    message: str = ""
     line: str = ""
     where: str = ""
     raised: tuple[Raised, ...] = ()  # it, and what it came from
