@@ -80,7 +80,7 @@ class Fenced(LaunchError):
 
 
 def with_runs(error: LaunchError | OSError, runs: Runs, hint: str) -> LaunchError:
-    """The same error, which names the runs that there are: so it is none that says that nothing was started."""
+    """An error that names the runs that there are: so it is none that says that nothing was started."""
     lines = error.lines if isinstance(error, LaunchError) else (str(error),)
     kind = Refused if isinstance(error, BadInput) else Unreachable if isinstance(error, Unreachable) else LaunchError
     told = kind(*lines, f"hint: {hint}")

@@ -115,7 +115,7 @@ def _looked_at_first(file: Path, *, on: str, overrides: tuple[str, ...], shipped
 
 
 def _able(wish: Request) -> Request:
-    """The same one, if the cluster offers what it needs."""
+    """The request, if the cluster offers what it needs. Raises BadInput with all problems."""
     machine = wish.cluster.machine(wish.spec)
     problems = check(wish.spec, machine, wish.project, _unset(wish))
     if not machine.own_python and not os.access(wish.python, os.X_OK):

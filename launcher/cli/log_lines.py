@@ -40,6 +40,6 @@ class Prefix:
 
 
 def json_line(line: LogLine) -> str:
-    """The same for programs: one object a line, the text without colours."""
+    """A log line for programs: one JSON object, the text without colours."""
     fields = ("at", "attempt", "generation", "node", "rank")
     return msgspec.json.encode({**{name: getattr(line, name) for name in fields}, "text": plain(line.text)}).decode()

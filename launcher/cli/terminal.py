@@ -72,7 +72,7 @@ def cut(text: str, width: int) -> str:
 
 
 def cut_painted(text: str, width: int) -> str:
-    """The same for a line with colours in it: cut short, it loses them."""
+    """A line that may have colours in it, cut to a width: cut short, it loses them."""
     bare = safe(text)
     return text if len(bare) <= width else cut(bare, width)
 

@@ -95,7 +95,7 @@ def read_plan(run: RunDir, number: int) -> "Plan":
 
 
 def plan_as(run: RunDir, number: int, kind: type[T]) -> T:
-    """The same, or as much of it as this kind of record holds."""
+    """The plan that this attempt follows, as much of it as this kind of record holds."""
     for attempt in (run.attempt(one) for one in range(number, 0, -1)):
         plan = read_record(attempt.plan, kind)
         if plan is not None:

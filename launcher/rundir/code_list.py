@@ -59,7 +59,7 @@ def list_frozen(folder: Path) -> CodeList:
 
 
 def list_again(code: CodeList) -> CodeList:
-    """The same files as they are now; one that vanished is not among them."""
+    """The listed files as they are now; one that vanished is not among them."""
     return _listed(code.root, {file.path for file in code.files})
 
 

@@ -82,7 +82,7 @@ class AttemptDir:
         return self.path / f"node-{index:02d}"
 
     def node_started(self, index: int) -> Path:
-        """The same for the keeper of a node that does not lead."""
+        """Claimed once by the keeper of a node that does not lead."""
         return self.node(index) / "started"
 
     @property

@@ -18,7 +18,7 @@ class Kind(Protocol):
         """The value. Raises Wrong with every problem."""
 
     def schema(self) -> Json:
-        """The same as JSON Schema, as far as that can say it."""
+        """What can be written, as JSON Schema, as far as that can say it."""
 
     def show(self, value: Any) -> Any:
         """The value as it would be written, as JSON: the other way round."""
