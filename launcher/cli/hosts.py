@@ -60,9 +60,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _pools() -> "dict[str, Ssh]":
-    from launcher.clusters.clusters_file import named_clusters, pool_of  # late: it reads YAML
+    from launcher.clusters.clusters_file import named_pools  # late: it reads YAML
 
-    return {name: pool_of(place) for name, place in named_clusters().items() if place.kind == "ssh"}
+    return named_pools()
 
 
 def _known(pools: "dict[str, Ssh]") -> str:
@@ -72,9 +72,9 @@ def _known(pools: "dict[str, Ssh]") -> str:
 def _trust(pools: "dict[str, Ssh]", names: Sequence[str], fingerprints: Sequence[str]) -> int:
     """Hosts by their names, of a pool where one has them; a pool means all of its hosts."""
     from launcher.cli.trust import trust_hosts  # late: paramiko costs 0.3 s
-    from launcher.clusters.ssh.pool import hosts_of  # late: as above
-    from launcher.hostlink.target import target_of  # late: as above
-    from launcher.spec.model import SshHost  # late: as above
+    from launcher.clusters.ssh.pool import hosts_of  # late: paramiko costs 0.3 s
+    from launcher.hostlink.target import target_of  # late: paramiko costs 0.3 s
+    from launcher.spec.model import SshHost  # late: other commands do without
 
     if not names:
         raise BadInput("trust: which host?", "hint: launch hosts trust HOST")

@@ -106,6 +106,11 @@ def pool_of(place: ClusterEntry) -> Ssh:
     return pool
 
 
+def named_pools() -> dict[str, Ssh]:
+    """The hosts of every pool that the clusters file names."""
+    return {name: pool_of(place) for name, place in named_clusters().items() if OPTIONS_OF.get(place.kind) is SSH}
+
+
 def login_of(place: ClusterEntry) -> Login:
     """How to get to the login node of a cluster; its `node` is None where its programs are here."""
     login: Login = _own_options(place, LOGIN) if place.kind == LOGIN_KIND else Login()

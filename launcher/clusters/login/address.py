@@ -6,6 +6,7 @@ from launcher.errors import BadInput
 from launcher.rundir.attempts import plan_as
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.spec.model import Login
+from launcher.words import LOCAL
 
 KIND = "login"
 
@@ -57,7 +58,7 @@ def as_planned(cluster: str, login: Login | _LoginHead) -> Address:
     if login.node is None:
         hint = "hint: `login: me@login.example.org` of a cluster in the clusters file, and --on its name"
         raise BadInput(f"--on {cluster}: no login node is named", hint)
-    return Address(cluster, login.node, login.launch, login.folder, login.cluster or "local", login.transport)
+    return Address(cluster, login.node, login.launch, login.folder, login.cluster or LOCAL, login.transport)
 
 
 def now(planned: Address) -> Address:

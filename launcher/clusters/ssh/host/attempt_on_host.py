@@ -18,7 +18,7 @@ from launcher.rundir.fence import raise_fence
 from launcher.rundir.identity import this_process
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import AttemptEnd, Handle, RunState
-from launcher.words import Cause, State
+from launcher.words import LOCAL, Cause, State
 
 
 class AttemptOnHost:
@@ -53,7 +53,7 @@ class AttemptOnHost:
     def register(self) -> None:
         """Be known as the keeper of the attempt here: who asks, or ends it, looks for us."""
         if self.leads or self.plan.disks_apart:
-            write_record(self.attempt.handle, Handle("local", keeper=this_process()))
+            write_record(self.attempt.handle, Handle(LOCAL, keeper=this_process()))
 
     def open(self) -> None:
         """Take it up: there is one process that does, and nothing older writes here any more. Raises Fenced."""

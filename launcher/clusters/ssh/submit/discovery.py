@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.clusters.clusters_file import named_clusters, pool_of
+from launcher.clusters.clusters_file import named_pools
 from launcher.clusters.keeping import news
 from launcher.clusters.ssh import pool
 from launcher.clusters.ssh.letters import Place, settled_in
@@ -28,14 +28,13 @@ def discover(ref: str) -> Path | None:
     """The folder here of the one run on a pool that this id, or beginning of one, means; None where there is none."""
     found: dict[str, dict[str, Place]] = {}
     troubles: dict[str, LaunchError] = {}
-    for name, place in named_clusters().items():
-        if place.kind == "ssh":
-            news.say(f"looking for {ref} on the hosts of {name}")
-            runs, silent = _runs_on(pool_of(place))
-            troubles |= silent
-            for run, places in runs.items():
-                if run.startswith(ref):
-                    found.setdefault(run, {}).update(places)
+    for name, hosts in named_pools().items():
+        news.say(f"looking for {ref} on the hosts of {name}")
+        runs, silent = _runs_on(hosts)
+        troubles |= silent
+        for run, places in runs.items():
+            if run.startswith(ref):
+                found.setdefault(run, {}).update(places)
     if troubles and not found:
         told = f"{ref}: not known here, and not all hosts could be asked"
         raise Unreachable(told, *reasons(troubles), "hint: launch hosts")
