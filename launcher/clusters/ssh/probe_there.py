@@ -82,13 +82,13 @@ def _version(package: str) -> str | None:
 
 
 def _there(module: str) -> bool:
-    from importlib import util  # late: old interpreters are to print their version first
+    from importlib import util  # late: after the version has been looked at
 
     return util.find_spec(module) is not None
 
 
 def _user() -> str:
-    import pwd  # late: old interpreters are to print their version first
+    import pwd  # late: after the version has been looked at
 
     try:
         return pwd.getpwuid(os.getuid()).pw_name
