@@ -112,3 +112,10 @@ def test_a_silent_qmaster_is_no_end(desk, grid):
     assert "running" in page
     desk.launch("cancel", run, check=None)  # by its folder
     desk.until("its end", lambda: desk.status(run)["state"] == "cancelled")
+
+
+def test_the_doctor_knows_the_site(desk, grid):
+    said = desk.launch("doctor", "gridengine").stdout
+    assert "3 answer" in said and "for several nodes: launch" in said
+    grid.stop_master()
+    assert "does not answer" in desk.launch("doctor", "gridengine", check=5).stdout

@@ -1,12 +1,19 @@
 """A Grid Engine cluster, from any machine that has its programs."""
 
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
 from launcher.clusters.batch.cluster import BatchCluster
-from launcher.clusters.gridengine.queries import ExecHost, ask, read_hosts
+from launcher.clusters.gridengine.queries import hosts_of
 from launcher.clusters.gridengine.queue import GridEngineQueue, rule_of
 from launcher.clusters.gridengine.script import check_rule
 from launcher.errors import BadInput
 from launcher.plan.facts import Machine
 from launcher.spec.model import JobSpec
+
+if TYPE_CHECKING:
+    from launcher.doctor.findings import Finding
+    from launcher.doctor.wish import DoctorWish
 
 
 class GridEngineCluster(BatchCluster):
@@ -29,9 +36,7 @@ class GridEngineCluster(BatchCluster):
         cpus = min(host.cpus for host in hosts)
         return Machine(cpus, gpus, apart=True, limit_per_job=True, interface=own.interface)
 
+    def check_up(self, wish: "DoctorWish", tell: Callable[[str], None]) -> "Iterator[Finding]":
+        from launcher.clusters.gridengine.doctor import check_up  # late: nobody else pays for it
 
-def hosts_of(queue: str | None, resource: str) -> list[ExecHost]:
-    """Those that answer, of one of these queues, or of any."""
-    known = read_hosts(ask(["qhost", "-q", "-F", resource, "-xml"]).out)
-    named = {one.partition("@")[0] for one in queue.split(",")} if queue else None
-    return [host for host in known if host.up and (host.queues if named is None else named & host.queues)]
+        return check_up(wish, tell)

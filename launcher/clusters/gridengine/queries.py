@@ -2,7 +2,6 @@
 
 import os
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from xml.etree import ElementTree as ET
@@ -36,9 +35,6 @@ def ask(
     if answer.code and unheard:
         raise silent(CALLED, "qmaster", argv[0], unheard[-1][:200])
     return answer
-
-
-# -- jobs
 
 
 def phase_of(state: str) -> Phase:
@@ -82,27 +78,16 @@ def _job(name: str, listed: ET.Element, details: ET.Element, messages: Sequence[
     )
 
 
-def read_account(text: str, since: float) -> QueuedJob | None:
-    """The newest record of `qacct -j`, where its job is not of before `since`. Our process writes its own last word:
+def read_account(text: str) -> QueuedJob | None:
+    """The newest record of `qacct -j`: ids go round after ten million jobs. Our process writes its own last word:
     where that is missing, only a limit that Grid Engine has enforced tells why."""
     records = [read_settings(part) for part in re.split(r"^=+$", text, flags=re.MULTILINE)]
     newest = next((record for record in reversed(records) if "jobnumber" in record), None)
-    if newest is None or _date(newest.get("qsub_time", "")) < since:
+    if newest is None:
         return None
     failed, _, words = (part.strip() for part in newest.get("failed", "").partition(":"))
     ended_as, cause = (State.FAILED, Cause.TIME_LIMIT) if failed == _TIME_LIMIT else (State.LOST, None)
     return QueuedJob(newest["jobnumber"], Phase.ENDED, words or "ended", ended_as=ended_as, cause=cause)
-
-
-def _date(text: str) -> float:
-    """Unix time of `Sun Nov 22 15:24:09 2026`, in this machine's zone; 0 of what is none."""
-    try:
-        return time.mktime(time.strptime(text, "%a %b %d %H:%M:%S %Y"))
-    except ValueError:
-        return 0.0
-
-
-# -- hosts, settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +104,13 @@ class ExecHost:
 def read_hosts(text: str) -> list[ExecHost]:
     """Those of `qhost -q -F RESOURCE -xml`."""
     return [_host(host) for host in _parse(text).iter("host") if host.get("name") != "global"]
+
+
+def hosts_of(queue: str | None, resource: str) -> list[ExecHost]:
+    """Those that answer, of one of these queues, or of any."""
+    known = read_hosts(ask(["qhost", "-q", "-F", resource, "-xml"]).out)
+    named = {one.partition("@")[0] for one in queue.split(",")} if queue else None
+    return [host for host in known if host.up and (host.queues if named is None else named & host.queues)]
 
 
 def _host(host: ET.Element) -> ExecHost:

@@ -10,9 +10,10 @@ from functools import cache
 from pathlib import Path
 
 from launcher.agent.processes import TAG
+from launcher.clusters.batch import job_environment as environment
 from launcher.clusters.batch.nodes import resolved
 from launcher.clusters.batch.queue import Fate, JobStart, NodeWord, Phase, QueuedJob, Ticket, node_command
-from launcher.clusters.gridengine import environment, script
+from launcher.clusters.gridengine import script
 from launcher.clusters.gridengine.queries import CALLED, ask, read_account, read_hosts, read_jobs, read_settings
 from launcher.clusters.keeping.agent_processes import AgentProcess, agent_process
 from launcher.errors import NotStarted, Unreachable
@@ -69,8 +70,8 @@ class GridEngineQueue:
         details = ask(["qstat", "-xml", "-j", ",".join(wanted)], limit_s=limit_s).out
         return [job for job in read_jobs(listed, details) if job.id in wanted]
 
-    def accounts(self, ids: Sequence[str], since: float) -> list[QueuedJob]:
-        found = (read_account(ask(["qacct", "-j", name]).out, since) for name in ids)
+    def accounts(self, ids: Sequence[str], since: float) -> list[QueuedJob]:  # noqa: ARG002 - its records have no zone
+        found = (read_account(ask(["qacct", "-j", name]).out) for name in ids)
         return [job for job in found if job is not None]
 
     def warn(self, job: str) -> None:

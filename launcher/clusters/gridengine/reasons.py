@@ -10,6 +10,7 @@ _FIXED = {
     "job dropped because of job dependencies": "another job that it depends on has not ended",
     "execution time not reached": "it asked not to start before a later time",
     "There are no messages available": "",
+    "Job is in error state": "",
 }
 # What a message is about, by a piece of it.
 _ABOUT = (
@@ -19,8 +20,7 @@ _ABOUT = (
     ("unknown state", "hosts that it may use do not answer"),
     ("not in pe list", "the queue that it asks for does not have its parallel environment"),
     ("exceeds limit", "a limit for you or your project is reached"),
-    ("calendar", "queues that it may use are closed by a calendar"),
-    ("suspended", "queues that it may use are suspended"),
+    ("until clean up of", "hosts that it has had are kept from it until they have tidied up"),
 )
 
 
@@ -29,14 +29,10 @@ def plain(state: str, errors: Sequence[str], messages: Sequence[str]) -> str:
     if "E" in state:
         why = f": {errors[-1]}" if errors else ""
         return f"it could not be started{why}; once that is mended, qmod -cj lets it try again"
-    told = [one for message in messages for one in [_told(message)] if one]
-    if told:
-        return "; ".join(dict.fromkeys(told))
-    if "h" in state:
+    told = dict.fromkeys(one for one in map(_told, messages) if one)
+    if not told and "h" in state:
         return _FIXED["Job is in hold state"]
-    if "R" in state:
-        return "it is to start again: no host was free for it yet"
-    return "Grid Engine gives no reason yet"
+    return "; ".join(told) or f"Grid Engine gives no reason yet{' to start it again' if 'R' in state else ''}"
 
 
 def _told(message: str) -> str:

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from launcher.clusters.batch.job_environment import WITH_IT
 from launcher.clusters.batch.queue import Ticket, keeper_command, warned_before_s
-from launcher.clusters.gridengine.environment import WITH_IT
 from launcher.clusters.gridengine.queries import TICKET
 from launcher.errors import BadInput
 from launcher.plan.model import Plan
@@ -53,9 +53,7 @@ def options(plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str], rule:
 
 
 def slots_of_a_host(plan: Plan, rule: str | None) -> int:
-    if rule is None:
-        return 1
-    return plan.ranks_per_node * plan.cpus_per_rank if rule == _ONE_HOST else int(rule)
+    return plan.ranks_per_node * plan.cpus_per_rank if rule == _ONE_HOST else int(rule or 1)
 
 
 def _slots(plan: Plan, rule: str | None) -> str:

@@ -88,13 +88,12 @@ def test_settings():
 
 def test_accounts():
     text = recorded("qacct.txt")
-    job = read_account(text, 0.0)
+    job = read_account(text)
     assert (job.id, job.phase, job.word, job.ended_as) == ("34", Phase.ENDED, "assumedly after job", State.LOST)
     limited = text.replace("failed       100 : assumedly after job", "failed       37  : qmaster enforced h_rt")
-    job = read_account(text + limited, 0.0)  # the newest record is the last one
+    job = read_account(text + limited)  # the newest record is the last one
     assert (job.ended_as, job.cause) == (State.FAILED, Cause.TIME_LIMIT)
-    assert read_account(text, 2e9) is None  # an older job of this id
-    assert read_account("", 0.0) is None
+    assert read_account("") is None
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from launcher.clusters.gridengine.reasons import plain
         ("qw", ["something new of version 9"], "Grid Engine says: something new of version 9"),
         ("qw", ["There are no messages available"], "Grid Engine gives no reason yet"),
         ("hqw", [], "it is held, by its owner or an administrator: qrls lets it go"),
-        ("Rq", [], "it is to start again: no host was free for it yet"),
+        ("Rq", [], "Grid Engine gives no reason yet to start it again"),
     ],
 )
 def test_words(state, messages, said):

@@ -1,9 +1,9 @@
-"""Runs a command of a job with the environment that its user had at submit, and what Grid Engine has set in the job.
+"""Runs a command of a job with the environment that its user had at submit, and what the scheduler has set in the job.
 
-    python -m launcher.clusters.gridengine.environment [--warn-after SECONDS] COMMAND ...      in the batch script
-    python -m launcher.clusters.gridengine.environment --packed TEXT      by qrsh, which quotes badly
+    python -m launcher.clusters.batch.job_environment [--warn-after SECONDS] COMMAND ...      in the batch script
+    python -m launcher.clusters.batch.job_environment --packed TEXT      by qrsh, which quotes badly
 
-`qsub -V` would show every variable, and with them passwords, to everybody who types qstat -j. So they are in a file.
+For schedulers that show a job's environment to everybody, and passwords with it: there it goes in a file.
 """
 
 import json
@@ -16,10 +16,10 @@ from pathlib import Path
 from launcher.agent.environment import cleaned
 from launcher.rundir.durable import write_bytes
 
-WITH_IT = (sys.executable, "-P", "-m", "launcher.clusters.gridengine.environment")
-FILE = "GRIDENGINE_LAUNCH_ENVIRONMENT"  # the variable that names it
-HOST = "GRIDENGINE_LAUNCH_HOST"  # on other hosts than the first, what Grid Engine calls this one
-# Grid Engine gives these values of its own that say nothing of the job.
+WITH_IT = (sys.executable, "-P", "-m", "launcher.clusters.batch.job_environment")
+FILE = "JOB_LAUNCH_ENVIRONMENT"  # the variable that names it
+HOST = "JOB_LAUNCH_HOST"  # on other hosts than the first, what the scheduler calls this one
+# A scheduler gives these values of its own that say nothing of the job.
 _PLAIN = frozenset({"PATH", "SHELL", "LANG", "TERM", "SHLVL", "PWD", "_"})
 
 

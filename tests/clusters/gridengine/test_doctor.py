@@ -1,0 +1,30 @@
+"""What is said of a site, from its settings."""
+
+from pathlib import Path
+
+from launcher.clusters.gridengine.doctor import pe_findings, settings_findings
+from launcher.clusters.gridengine.queries import read_settings
+from launcher.doctor.findings import Level
+
+RECORDED = Path(__file__).parent / "recorded"
+
+
+def settings(name):
+    return read_settings((RECORDED / f"{name}.txt").read_text())
+
+
+def test_parallel_environments():
+    environments = {name: settings(f"pe-{name}") for name in ("launch", "packed", "single")}
+    [found] = pe_findings(environments)
+    assert (found.level, found.text) == (Level.OK, "for several nodes: launch")
+    [found] = pe_findings({"launch": {**environments["launch"], "control_slaves": "FALSE"}})
+    assert found.level is Level.WARNING and "control_slaves is FALSE" in found.text
+    [found] = pe_findings({"packed": environments["packed"]})
+    assert found.level is Level.WARNING and "fixed number of slots" in found.text
+
+
+def test_settings():
+    assert list(settings_findings(settings("sconf"), {"schedd_job_info": "true"})) == []
+    poor = {"reschedule_unknown": "00:00:00", "qmaster_params": "FORBID_RESCHEDULE=1"}
+    about = [one.about for one in settings_findings(poor, {"schedd_job_info": "false"})]
+    assert about == ["lost hosts", "requeue", "reasons"]
