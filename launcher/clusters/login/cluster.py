@@ -10,7 +10,7 @@ from launcher.clusters.clusters_file import ClusterEntry, login_of, named_cluste
 from launcher.clusters.login import files, records
 from launcher.clusters.login.address import KIND, Address, address_of, as_planned, now
 from launcher.clusters.login.handover import (
-    Handover,
+    LoginHandover,
     code_there,
     give_up,
     hand_over,
@@ -216,7 +216,7 @@ def _word(
     return records.word_of(attempt, answer[there])
 
 
-def _mend(wanted: Handover) -> None:
+def _mend(wanted: LoginHandover) -> None:
     """Raises what keeps it from being handed over now; what never can be gets its end."""
     address = address_of(wanted.runs[0], wanted.attempts[0])
     if (why := left_alone(address)) is not None:
@@ -233,7 +233,7 @@ def _mend(wanted: Handover) -> None:
                 give_up(run, attempt, "; ".join(error.lines))
 
 
-def _refuse_in_hand(run: RunDir, wanted: Handover) -> None:
+def _refuse_in_hand(run: RunDir, wanted: LoginHandover) -> None:
     if wanted.is_in_hand():
         hint = f"hint: launch cancel {run.path.name} again, in a moment"
         raise Refused(f"{run.path.name} is being handed to its login node: nothing was ended", hint)

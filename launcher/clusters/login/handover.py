@@ -37,7 +37,7 @@ _MINUTES_S = 600.0  # for a large tree to be written and read there
 
 
 @dataclass(frozen=True, slots=True)
-class Handover:
+class LoginHandover:
     """One attempt, or the first ones of all runs that were submitted with it."""
 
     number: int
@@ -62,23 +62,23 @@ class Handover:
             return free is None
 
 
-def handover_of(run: RunDir, attempt: AttemptDir) -> Handover:
+def handover_of(run: RunDir, attempt: AttemptDir) -> LoginHandover:
     batch = read_intent(attempt).batch
     if not batch:
-        return Handover(attempt.number, (run,), attempt.job_lock)
+        return LoginHandover(attempt.number, (run,), attempt.job_lock)
     folder = BatchDir(Path(batch))
     paths = read_record(folder.runs, list[str]) or [str(run.path)]
-    return Handover(attempt.number, tuple(RunDir(Path(path)) for path in paths), folder.lock)
+    return LoginHandover(attempt.number, tuple(RunDir(Path(path)) for path in paths), folder.lock)
 
 
-def hand_over(wanted: Handover) -> None:
+def hand_over(wanted: LoginHandover) -> None:
     """Unless somebody else has. Raises NotStarted where surely nothing was begun, else what is wrong."""
     with locked(wanted.lock, wait=True):
         if wanted.is_unfinished():
             _carry_out(wanted)
 
 
-def _carry_out(wanted: Handover) -> None:
+def _carry_out(wanted: LoginHandover) -> None:
     run, number = wanted.runs[0], wanted.number
     plan, address = read_plan(run, number), address_of(run, run.attempt(number))
     begun = False
@@ -101,7 +101,7 @@ def _carry_out(wanted: Handover) -> None:
     settle(wanted, outcome)
 
 
-def settle(wanted: Handover, outcome: Outcome) -> None:
+def settle(wanted: LoginHandover, outcome: Outcome) -> None:
     """Write down what came of it. Raises what went wrong there."""
     ticket = read_intent(wanted.attempts[0]).ticket
     for attempt, made in zip(wanted.attempts, outcome.runs, strict=False):
@@ -121,7 +121,7 @@ def give_up(run: RunDir, attempt: AttemptDir, why: str) -> None:
     write_end(run, attempt, end, read_plan(run, attempt.number))
 
 
-def withdraw(wanted: Handover, address: Address) -> bool:
+def withdraw(wanted: LoginHandover, address: Address) -> bool:
     """Nothing is to come of it any more; False where something has, and the login node is to be asked to end it."""
     ticket = read_intent(wanted.attempts[0]).ticket
     outcomes = ask(address, VoidTokens(address.folder, (ticket,)), dict[str, Outcome], timeout_s=_ANSWER_S)
@@ -133,7 +133,7 @@ def withdraw(wanted: Handover, address: Address) -> bool:
     return True
 
 
-def _next_attempt(wanted: Handover, plan: Plan, address: Address) -> OpenAttempt | None:
+def _next_attempt(wanted: LoginHandover, plan: Plan, address: Address) -> OpenAttempt | None:
     """Where the attempt before was there too: the run that is there goes on."""
     run, after = wanted.runs[0], wanted.number - 1
     before = run.attempt(after)
@@ -144,7 +144,7 @@ def _next_attempt(wanted: Handover, plan: Plan, address: Address) -> OpenAttempt
     return OpenAttempt(address.folder, read_intent(wanted.attempts[0]).ticket, handle.run, after, added)
 
 
-def _new_runs(wanted: Handover, plan: Plan, address: Address, line: FarLaunch) -> OpenRuns:
+def _new_runs(wanted: LoginHandover, plan: Plan, address: Address, line: FarLaunch) -> OpenRuns:
     """What starts them there, once their code is there."""
     first, number = wanted.runs[0], wanted.number
     code = list_frozen(first.code)
