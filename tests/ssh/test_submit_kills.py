@@ -234,21 +234,21 @@ def submit_struck(pool, condition, words=SUBMIT):
 
 STRUCK = """
 import os, signal, sys, threading
-from launcher.clusters.ssh.letters import Letters
+from launcher.clusters.ssh.host_client import HostClient
 from launcher.hostlink.running import Running
 from launcher.cli.main import main
-count, lock, ask, write, feed = {{}}, threading.Lock(), Letters.ask, Running.write, Running.feed
+count, lock, ask, write, feed = {{}}, threading.Lock(), HostClient.ask, Running.write, Running.feed
 
 def strike():
     os.kill(os.getpid(), signal.SIGKILL)
 
-def struck(letters, request, *more, **named):
+def struck(client, request, *more, **named):
     kind, told, half, settling = type(request).__name__, False, False, False
     with lock:
         count[kind] = nth = count.get(kind, 0) + 1
     if {condition}:
         strike()
-    answer = ask(letters, request, *more, **named)
+    answer = ask(client, request, *more, **named)
     told = True
     if {condition}:
         strike()
@@ -268,7 +268,7 @@ def starved(running, data, limit_s):
         strike()
     return feed(running, data, limit_s)
 
-Letters.ask, Running.write, Running.feed = struck, halved, starved
+HostClient.ask, Running.write, Running.feed = struck, halved, starved
 sys.argv[0] = "launch"
 sys.exit(main())
 """

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 
-from launcher.clusters.ssh.letters import Place
+from launcher.clusters.ssh.host_client import Place
 from launcher.rundir.attempts import attempts
 from launcher.rundir.durable import read_record, write_record
 from launcher.rundir.layout import AttemptDir, RunDir

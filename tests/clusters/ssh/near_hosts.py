@@ -3,9 +3,9 @@
 import io
 from types import SimpleNamespace
 
-from launcher.clusters.ssh import pool, post
+from launcher.clusters.ssh import host_clients, pool
 from launcher.clusters.ssh.host.server import HostServer
-from launcher.clusters.ssh.letters import Place
+from launcher.clusters.ssh.host_client import Place
 from launcher.clusters.ssh.messages import HELLO, TakeFile, read_request
 from launcher.clusters.ssh.submit import look
 from launcher.errors import Unreachable
@@ -77,8 +77,8 @@ class NearHosts:
         self.lines = {name: _Line(name) for name in names}
         self.cut, self.dialled = set(), set()
         monkeypatch.setattr(pool, "lines_to", self._lines_to)
-        monkeypatch.setattr(post, "_letters", {})
-        monkeypatch.setattr(post, "_silent", {})
+        monkeypatch.setattr(host_clients, "_clients", {})
+        monkeypatch.setattr(host_clients, "_silent", {})
         self.mirror = RunFolder(folder / "here" / RUN).plan(len(names))
         self.hand_over(1, *names)
 

@@ -10,7 +10,7 @@ from launcher.clusters.keeping import news
 from launcher.clusters.local import cluster as local
 from launcher.clusters.mirror.fetch import settle_for
 from launcher.clusters.ssh import run_hosts
-from launcher.clusters.ssh.letters import Letters
+from launcher.clusters.ssh.host_client import HostClient
 from launcher.clusters.ssh.messages import Cancelled
 from launcher.clusters.ssh.results import fetch
 from launcher.clusters.ssh.results.checkpoints import holders_of
@@ -203,8 +203,8 @@ def test_nothing_begins_anew_while_a_silent_host_may_have_a_checkpoint(hosts, ru
     assert f"launch cancel {RUN} --gone HOST" in raised.value.lines[-1]
     handover = Handover.__new__(Handover)
     handover._run = hosts.run
-    letters = {"node1": Letters(hosts.lines["node1"], hosts.place("node1"))}
+    clients = {"node1": HostClient(hosts.lines["node1"], hosts.place("node1"))}
     node = NodePlan(0, "node1", spare=False, gpus=None, host="node1")
     plan = msgspec.structs.replace(plan_of(hosts.run.path, 1), nodes=(node,))
     with pytest.raises(NotStarted, match="node0 may have that of step 40"):
-        handover._supply(plan, letters)
+        handover._supply(plan, clients)

@@ -11,9 +11,9 @@ from launcher.api import Run
 from launcher.clusters.keeping import news
 from launcher.clusters.mirror import logs
 from launcher.clusters.mirror.holders import NotTransferred
-from launcher.clusters.ssh import post
+from launcher.clusters.ssh import host_clients
 from launcher.clusters.ssh.cluster import SshCluster
-from launcher.clusters.ssh.letters import Letters
+from launcher.clusters.ssh.host_client import HostClient
 from launcher.clusters.ssh.messages import SendFile
 from launcher.clusters.ssh.results import fetch
 from launcher.clusters.ssh.results.checkpoints import holders_of
@@ -115,7 +115,7 @@ def test_a_host_that_refuses_is_named(hosts):
     place = hosts.place("node1")
     wish = SendFile(RUN, place.workdir, "checkpoints", 7, "")
     with pytest.raises(LaunchError) as raised:
-        post.letters_to(place).ask(wish)
+        host_clients.client_to(place).ask(wish)
     assert str(raised.value).startswith("node1: ")
 
 
@@ -143,9 +143,9 @@ def supplied(hosts, *names):
     """What a hand-over to these hosts says of them, once they have what they lacked."""
     handover = Handover.__new__(Handover)
     handover._run = hosts.run
-    letters = {name: Letters(hosts.lines[name], hosts.place(name)) for name in names}
+    clients = {name: HostClient(hosts.lines[name], hosts.place(name)) for name in names}
     nodes = tuple(NodePlan(index, name, spare=False, gpus=None, host=name) for index, name in enumerate(names))
-    return handover._supply(msgspec.structs.replace(plan_of(hosts.run.path, 1), nodes=nodes), letters)
+    return handover._supply(msgspec.structs.replace(plan_of(hosts.run.path, 1), nodes=nodes), clients)
 
 
 def on(hosts, name):

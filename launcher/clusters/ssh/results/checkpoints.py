@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from launcher.clusters.keeping import news
 from launcher.clusters.mirror.fetch import checkpoint_folder
 from launcher.clusters.mirror.holders import Holders
-from launcher.clusters.ssh.letters import Letters
-from launcher.clusters.ssh.post import ask_all
+from launcher.clusters.ssh.host_client import HostClient
+from launcher.clusters.ssh.host_clients import ask_all
 from launcher.clusters.ssh.results.host_disk import HostDisk
 from launcher.clusters.ssh.run_hosts import gone, places_ever
 from launcher.errors import LaunchError
@@ -22,8 +22,8 @@ def holders_of(run: RunDir, mine: Disks | None = None) -> Holders:
     folder = checkpoint_folder(run)
     mine = mine or {}
 
-    def ask(letters: Letters) -> tuple[HostDisk, tuple[Held, ...]]:
-        disk = HostDisk(letters, run.path.name, folder)
+    def ask(client: HostClient) -> tuple[HostDisk, tuple[Held, ...]]:
+        disk = HostDisk(client, run.path.name, folder)
         return disk, disk.held()
 
     results = ask_all([place for name, place in places_ever(run).items() if name not in mine], ask)
@@ -40,8 +40,8 @@ def holders_of(run: RunDir, mine: Disks | None = None) -> Holders:
     )
 
 
-def disks_of(letters: Mapping[str, Letters], run_id: str, folder: str) -> tuple[Disks, dict[str, LaunchError]]:
+def disks_of(clients: Mapping[str, HostClient], run_id: str, folder: str) -> tuple[Disks, dict[str, LaunchError]]:
     """What these hosts have, over connections that there are; and those that failed."""
-    disks = {name: HostDisk(one, run_id, folder) for name, one in letters.items()}
+    disks = {name: HostDisk(one, run_id, folder) for name, one in clients.items()}
     listed = for_all(disks, lambda _, disk: (disk, disk.held()))
     return answers(listed), failures(listed)

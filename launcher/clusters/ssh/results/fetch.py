@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 
 from launcher.clusters.mirror import fetch as mirror
 from launcher.clusters.mirror import logs, tails
-from launcher.clusters.ssh.letters import Letters, Place
+from launcher.clusters.ssh.host_client import HostClient, Place
+from launcher.clusters.ssh.host_clients import ask_all
 from launcher.clusters.ssh.messages import LIMIT_S, AskTails, Tails
-from launcher.clusters.ssh.post import ask_all
 from launcher.clusters.ssh.results.checkpoints import holders_of
 from launcher.clusters.ssh.run_hosts import is_there, places_ever, places_of
 from launcher.errors import LaunchError
@@ -45,13 +45,13 @@ def _bring(run: RunDir, places: Iterable[Place]) -> dict[str, LaunchError]:
     """What is new on these hosts; gives those that could not be asked."""
     known = logs.known(run, is_there)
 
-    def fetch_from(letters: Letters) -> None:
+    def fetch_from(client: HostClient) -> None:
         mine = dict(known)
         more = True
         while more:
-            question = AskTails(run.path.name, letters.place.workdir, logs.FOLDERS, mine)
-            answer, contents = letters.ask_with_contents(question, limit_s=LIMIT_S)
-            grown = letters.expect(Tails, answer)
+            question = AskTails(run.path.name, client.place.workdir, logs.FOLDERS, mine)
+            answer, contents = client.ask_with_contents(question, limit_s=LIMIT_S)
+            grown = client.expect(Tails, answer)
             for part, content in zip(grown.parts, contents, strict=True):
                 tails.put(run.path, logs.FOLDERS, tails.Tail(part.name, part.at, content))
                 mine[part.name] = part.at + part.size

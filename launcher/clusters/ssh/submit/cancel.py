@@ -7,9 +7,9 @@ from launcher.clusters.keeping import news
 from launcher.clusters.keeping.attempt_end import cancelled, write_end
 from launcher.clusters.protocol import CancelReport
 from launcher.clusters.ssh import run_hosts
-from launcher.clusters.ssh.letters import Letters
+from launcher.clusters.ssh.host_client import HostClient
+from launcher.clusters.ssh.host_clients import ask_all
 from launcher.clusters.ssh.messages import LIMIT_S, Cancel, Cancelled, Ok, Pardon
-from launcher.clusters.ssh.post import ask_all
 from launcher.clusters.ssh.run_hosts import places_of
 from launcher.clusters.ssh.submit import unfinished
 from launcher.clusters.ssh.submit.look import judge
@@ -56,9 +56,9 @@ def _cancel(run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelRe
     limit_s = read_plan(run, attempt.number).spec.recovery.grace_s + _ENDS_S
     let_in: set[str] = set()
 
-    def end(letters: Letters) -> Cancelled:
-        let_in.add(letters.place.host.name)
-        return letters.expect(Cancelled, letters.ask(Cancel(run.path.name, letters.place.workdir), limit_s=limit_s))
+    def end(client: HostClient) -> Cancelled:
+        let_in.add(client.place.host.name)
+        return client.expect(Cancelled, client.ask(Cancel(run.path.name, client.place.workdir), limit_s=limit_s))
 
     results = ask_all([*run_hosts.everywhere(run).values()], end, anew=True)
     told = answers(results)
@@ -113,9 +113,9 @@ def _end_without(run: RunDir, missing: Collection[str], word: ClusterWord) -> bo
 def pardon(run: RunDir, hosts: Collection[str]) -> None:
     """Have the keepers of a run that goes on forget what they hold against these hosts, or against all."""
 
-    def forget(letters: Letters) -> Ok:
-        wish = Pardon(run.path.name, letters.place.workdir, tuple(hosts))
-        return letters.expect(Ok, letters.ask(wish, limit_s=LIMIT_S))
+    def forget(client: HostClient) -> Ok:
+        wish = Pardon(run.path.name, client.place.workdir, tuple(hosts))
+        return client.expect(Ok, client.ask(wish, limit_s=LIMIT_S))
 
     troubles = failures(ask_all(places_of(run), forget))
     # Who was ever blamed may well be gone, whether or not that still counts.

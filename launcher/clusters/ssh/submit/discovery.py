@@ -9,9 +9,9 @@ import msgspec
 from launcher.clusters.clusters_file import named_pools
 from launcher.clusters.keeping import news
 from launcher.clusters.ssh import pool
-from launcher.clusters.ssh.letters import Place, settled_in
+from launcher.clusters.ssh.host_client import Place, settled_in
+from launcher.clusters.ssh.host_clients import ask_all, client_to
 from launcher.clusters.ssh.messages import ListRuns, RunNames
-from launcher.clusters.ssh.post import ask_all, letters_to
 from launcher.clusters.ssh.submit.report import ask_report, best_of, copy, knowing
 from launcher.errors import LaunchError, NoSuchRun, Unreachable
 from launcher.hostlink.connect import Line
@@ -53,8 +53,8 @@ def _runs_on(ssh: Ssh) -> tuple[dict[str, dict[str, Place]], dict[str, LaunchErr
     def ask(name: str, line: Line) -> tuple[Place, tuple[str, ...]]:
         found = surveyed[name]
         place = Place(found.host, ssh.agent, settled_in(line, found), found.facts.workdir, found.address)
-        letters = letters_to(place)
-        return place, letters.expect(RunNames, letters.ask(ListRuns(place.workdir))).names
+        client = client_to(place)
+        return place, client.expect(RunNames, client.ask(ListRuns(place.workdir))).names
 
     told = for_all(lines, ask)
     runs: dict[str, dict[str, Place]] = {}
@@ -68,7 +68,7 @@ def _mirrored(run_id: str, places: Mapping[str, Place]) -> Path | None:
     """A folder for it in the user's state folder, with what the host that knows most has of it."""
     path = registry.adopted(run_id)
     run = RunDir(path)
-    said = ask_all([*places.values()], lambda letters: ask_report(run, letters, whole=True))
+    said = ask_all([*places.values()], lambda client: ask_report(run, client, whole=True))
     told = best_of(knowing(said))
     if told is None:
         if silent := failures(said):

@@ -14,7 +14,7 @@ from launcher.clusters.mirror.fetch import bring_what_it_goes_on_from
 from launcher.clusters.mirror.holders import lacking
 from launcher.clusters.ssh import pool
 from launcher.clusters.ssh.facts import Surveyed
-from launcher.clusters.ssh.letters import Letters, Place, settled_in
+from launcher.clusters.ssh.host_client import HostClient, Place, settled_in
 from launcher.clusters.ssh.messages import Blob, CodeTree, GoAhead, Keepers, Open, Opened, Peer, Up
 from launcher.clusters.ssh.results.checkpoints import disks_of, holders_of
 from launcher.errors import Exit, LaunchError, NotStarted
@@ -91,11 +91,11 @@ class Handover:
         lines = pool.lines_to([place.host for place in places.values()], agent=self._agent)
         if failed := failures(lines):
             return failed
-        letters = {name: Letters(line, places[name]) for name, line in pool.working(lines).items()}
+        clients = {name: HostClient(line, places[name]) for name, line in pool.working(lines).items()}
         try:
-            failed = self._told_to_go(there, plan, intent, ready, letters)
+            failed = self._told_to_go(there, plan, intent, ready, clients)
         finally:
-            for one in letters.values():
+            for one in clients.values():
                 one.close()  # who stands by without the word goes home
         if not failed:
             write_record(there.handle, Handle("ssh", ticket=intent.ticket))
@@ -107,11 +107,11 @@ class Handover:
         plan: Plan,
         intent: Intent,
         ready: Mapping[str, Surveyed],
-        letters: Mapping[str, Letters],
+        clients: Mapping[str, HostClient],
     ) -> dict[str, LaunchError]:
         """Open on all, the keepers to all, GoAhead to the first, then to the rest; gives those that failed before."""
 
-        def opened(name: str, one: Letters) -> int:
+        def opened(name: str, one: HostClient) -> int:
             return _open(one, *openings[name], self._run.code)
 
         openings = {node.host: self._opening(plan, intent, node, ready[node.host]) for node in plan.nodes}
@@ -120,26 +120,26 @@ class Handover:
         stages = [[first, *rest]] if plan.disks_apart else [[first], rest]
         ports: dict[str, int] = {}
         for stage in stages:
-            results = for_all({name: letters[name] for name in stage}, opened)
+            results = for_all({name: clients[name] for name in stage}, opened)
             if failed := failures(results):
                 return failed
             ports |= answers(results)
-        if there.number > 1 and (failed := self._supply(plan, letters)):
+        if there.number > 1 and (failed := self._supply(plan, clients)):
             return failed
         keepers = Keepers(tuple(Peer(node.host, node.address, ports[node.host]) for node in plan.nodes))
-        if failed := failures(for_all(letters, lambda _, one: one.ask(keepers))):
+        if failed := failures(for_all(clients, lambda _, one: one.ask(keepers))):
             return failed
-        letters[first].ask(GoAhead())
+        clients[first].ask(GoAhead())
         # Who does not hear it asks the first.
-        for_all({name: letters[name] for name in rest}, lambda _, one: one.ask(GoAhead()))
+        for_all({name: clients[name] for name in rest}, lambda _, one: one.ask(GoAhead()))
         return {}
 
-    def _supply(self, plan: Plan, letters: Mapping[str, Letters]) -> dict[str, LaunchError]:
+    def _supply(self, plan: Plan, clients: Mapping[str, HostClient]) -> dict[str, LaunchError]:
         """What of the newest checkpoint, and of the best, none of these hosts has comes from here, or hosts before.
 
         Gives those of these hosts that failed at it.
         """
-        disks, failed = disks_of(letters, plan.run_id, plan.spec.checkpoint.dir)
+        disks, failed = disks_of(clients, plan.run_id, plan.spec.checkpoint.dir)
         if failed:
             return failed
         holders = holders_of(self._run, disks)
@@ -154,7 +154,7 @@ class Handover:
             bring_what_it_goes_on_from(self._run, holders, supply)
         except LaunchError as error:
             trouble = error
-        failed = {name: error for name, error in holders.failed.items() if name in letters}
+        failed = {name: error for name, error in holders.failed.items() if name in clients}
         if trouble is not None and not failed:
             raise _not_started(*trouble.lines, exit_code=trouble.exit_code) from trouble
         return failed
@@ -186,17 +186,17 @@ class Handover:
         return opening, list(contents.values())
 
 
-def _open(letters: Letters, opening: Open, contents: Sequence[bytes], frozen: Path) -> int:
+def _open(client: HostClient, opening: Open, contents: Sequence[bytes], frozen: Path) -> int:
     """Have everything there and the keeper stand by; gives the port that it listens on."""
-    name = letters.place.host.name
-    answer = letters.ask(opening, contents)
+    name = client.place.host.name
+    answer = client.ask(opening, contents)
     if isinstance(answer, Opened) and answer.needs_code:
         code = list_frozen(frozen)
         news.say(f"{name}: code, {code.bytes:,} bytes")
-        answer = letters.ask(CodeTree(tree.entries(code)), tree.contents(code))
+        answer = client.ask(CodeTree(tree.entries(code)), tree.contents(code))
     elif isinstance(answer, Opened):
-        answer = letters.next_answer()
-    up = letters.expect(Up, answer)
+        answer = client.next_answer()
+    up = client.expect(Up, answer)
     news.say(f"{name}: ready")
     return up.port
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from launcher.clusters.ssh.letters import Place
+from launcher.clusters.ssh.host_client import Place
 from launcher.clusters.ssh.run_hosts import handed_to, places_of
 from launcher.clusters.ssh.submit import unfinished
 from launcher.clusters.ssh.submit.report import HostReport, ask_reports, best_of, copy, knowing

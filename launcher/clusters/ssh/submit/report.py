@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 
 from launcher.clusters.mirror import tails
-from launcher.clusters.ssh.letters import Letters, Place
+from launcher.clusters.ssh.host_client import HostClient, Place
+from launcher.clusters.ssh.host_clients import ask_all
 from launcher.clusters.ssh.messages import LIMIT_S, AskReport, RunReport
-from launcher.clusters.ssh.post import ask_all
 from launcher.errors import LaunchError
 from launcher.plan.model import Plan
 from launcher.plan.on_hosts import kept_at
@@ -75,22 +75,22 @@ def best_of(heard: Sequence[HostReport], *, apart: bool = True) -> HostReport | 
 
 def ask_reports(run: RunDir, places: Sequence[Place]) -> dict[str, HostReport | LaunchError]:
     """Of each of these hosts; nothing is copied yet."""
-    return ask_all(places, lambda letters: ask_report(run, letters))
+    return ask_all(places, lambda client: ask_report(run, client))
 
 
-def ask_report(run: RunDir, letters: Letters, *, whole: bool = False) -> HostReport:
+def ask_report(run: RunDir, client: HostClient, *, whole: bool = False) -> HostReport:
     """Ask one host; nothing is copied yet. Where its events do not continue those that are here, all of them come."""
     known, tail = _end_of_events(run)
-    one = _asked(run, letters, known - len(tail), whole)
+    one = _asked(run, client, known - len(tail), whole)
     if one.head.status is None or one.records.get(run.events.name, b"").startswith(tail):
         return replace(one, events_at=known, records=_without(one.records, run.events.name, len(tail)))
-    return _asked(run, letters, 0, whole)
+    return _asked(run, client, 0, whole)
 
 
-def _asked(run: RunDir, letters: Letters, events_from: int, whole: bool) -> HostReport:
-    question = AskReport(run.path.name, letters.place.workdir, events_from, whole)
-    answer, contents = letters.ask_with_contents(question, limit_s=LIMIT_S)
-    head = letters.expect(RunReport, answer)
+def _asked(run: RunDir, client: HostClient, events_from: int, whole: bool) -> HostReport:
+    question = AskReport(run.path.name, client.place.workdir, events_from, whole)
+    answer, contents = client.ask_with_contents(question, limit_s=LIMIT_S)
+    head = client.expect(RunReport, answer)
     records = {blob.name: content for blob, content in zip(head.blobs, contents, strict=True)}
     return HostReport(head, records, events_from)
 

@@ -1,4 +1,4 @@
-"""The letters of this process: one correspondence with each host, kept open; silent ones are left alone for a while."""
+"""Whom this process asks: one client to each host, kept open; silent ones are left alone for a while."""
 
 import threading
 import time
@@ -6,30 +6,30 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from launcher.clusters.ssh import pool
-from launcher.clusters.ssh.letters import Letters, Place
+from launcher.clusters.ssh.host_client import HostClient, Place
 from launcher.errors import LaunchError, Unreachable
 from launcher.hostlink.connect import Line
 from launcher.hostlink.parallel import failures, for_all
 
 _QUIET_S = 30.0  # how long a host that did not answer is left alone by one process
 
-_letters: dict[Place, Letters] = {}
+_clients: dict[Place, HostClient] = {}
 _silent: dict[Place, tuple[float, LaunchError]] = {}
 _lock = threading.Lock()
 
 T = TypeVar("T")
 
 
-def letters_to(place: Place) -> Letters:
+def client_to(place: Place) -> HostClient:
     """To a host that this process may have written to before. Raises what keeps us from it."""
     line = lines_to([place])[place.host.name]
     if not isinstance(line, Line):
         raise line
     with _lock:
-        letters = _letters.get(place)
-        if letters is None or not letters.over(line):
-            letters = _letters[place] = Letters(line, place)
-    return letters
+        client = _clients.get(place)
+        if client is None or not client.over(line):
+            client = _clients[place] = HostClient(line, place)
+    return client
 
 
 def lines_to(places: Sequence[Place], *, anew: bool = False) -> dict[str, Line | LaunchError]:
@@ -52,14 +52,16 @@ def lines_to(places: Sequence[Place], *, anew: bool = False) -> dict[str, Line |
     return lines
 
 
-def ask_all(places: Sequence[Place], work: Callable[[Letters], T], *, anew: bool = False) -> dict[str, T | LaunchError]:
-    """What is done by letter at each, all at the same time; where it could not be done, why."""
+def ask_all(
+    places: Sequence[Place], work: Callable[[HostClient], T], *, anew: bool = False
+) -> dict[str, T | LaunchError]:
+    """What is asked of each, all at the same time; where it could not be done, why."""
     by_name = {place.host.name: place for place in places}
     lines = lines_to([*by_name.values()], anew=anew)
 
     def done(name: str, _line: Line) -> T:
         try:
-            return work(letters_to(by_name[name]))
+            return work(client_to(by_name[name]))
         except Unreachable as error:  # lets us in and then says nothing
             _leave_alone(by_name[name], error)
             raise

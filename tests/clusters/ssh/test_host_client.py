@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.clusters.ssh.letters import Letters, Place
+from launcher.clusters.ssh.host_client import HostClient, Place
 from launcher.clusters.ssh.messages import HELLO, FileFollows, ListRuns, RunNames, SendFile
 from launcher.hostlink.rpc.wire import encoded
 from launcher.spec.model import SshHost
@@ -43,14 +43,14 @@ def host():
 
 
 @pytest.fixture
-def letters(host):
-    return Letters(SimpleNamespace(start=lambda argv: host), Place(SshHost("node0"), False, "python", "/w", "node0"))
+def client(host):
+    return HostClient(SimpleNamespace(start=lambda argv: host), Place(SshHost("node0"), False, "python", "/w", "node0"))
 
 
-def test_nobody_else_is_answered_while_a_file_is_still_coming(letters, host):
+def test_nobody_else_is_answered_while_a_file_is_still_coming(client, host):
     heard = []
-    other = threading.Thread(target=lambda: heard.append(letters.ask(ListRuns("/w"))))
-    with letters.stream(FILE) as pieces:
+    other = threading.Thread(target=lambda: heard.append(client.ask(ListRuns("/w"))))
+    with client.stream(FILE) as pieces:
         came = [next(pieces)]
         other.start()
         other.join(0.2)
@@ -62,10 +62,10 @@ def test_nobody_else_is_answered_while_a_file_is_still_coming(letters, host):
     assert heard == [RunNames(("job-1a2b",))]
 
 
-def test_what_nobody_takes_of_a_file_is_no_answer(letters):
+def test_what_nobody_takes_of_a_file_is_no_answer(client):
     def refuse(pieces):
         raise CheckpointDamaged(f"it begins with {next(pieces)}")
 
-    with pytest.raises(CheckpointDamaged), letters.stream(FILE) as pieces:
+    with pytest.raises(CheckpointDamaged), client.stream(FILE) as pieces:
         refuse(pieces)
-    assert letters.ask(ListRuns("/w")) == RunNames(("job-1a2b",))
+    assert client.ask(ListRuns("/w")) == RunNames(("job-1a2b",))

@@ -1,4 +1,4 @@
-"""Letters to a host: requests to `there`, over one connection and one process of ours on the host."""
+"""What is asked of the server on a host, over one connection and one process of ours there."""
 
 import sys
 import threading
@@ -70,7 +70,7 @@ def settled_in(line: Line, found: Surveyed) -> str:
 _ELSEWHERE = "hint: `launch doctor POOL` tries that folder; `workdir:` of the host names another"
 
 
-class Letters:
+class HostClient:
     """One process of ours on the host that answers until we hang up."""
 
     def __init__(self, line: Line, place: Place) -> None:
