@@ -88,6 +88,19 @@ def test_after_a_lost_node_the_run_ends_right_on_others(desk, grid):
     assert status["fingerprint"] == fingerprint_here(desk)
 
 
+def test_a_run_whose_only_host_is_lost_is_put_back_and_ends_right_on_another(desk, grid):
+    one = ["--set", "resources.nodes=1", "--set", "gridengine.pe=single"]
+    run = desk.submit(two_nodes(desk), "--on", "gridengine", *one)
+    desk.until_step(run, 20)
+    lost = desk.status(run)["nodes"][0]["host"]
+    next(node for node in grid.nodes if node.name == lost).power_off()
+    status = desk.wait(run, timeout=90)
+    assert (status["state"], status["attempt"], causes(desk, run)) == ("succeeded", 2, ["node_lost"])
+    assert lost not in [node["host"] for node in status["nodes"]]
+    assert job_of(desk, run, 1) == job_of(desk, run, 2)
+    assert status["fingerprint"] == desk.wait(desk.submit("job.yaml", "--set", "resources.nodes=1"))["fingerprint"]
+
+
 def test_a_run_moves_from_here_to_grid_engine_and_on_to_slurm(desk, grid, slurm):
     more = "checkpoint: {every: 20 steps}\n"
     run = desk.submit(two_nodes(desk, 100_000, more))

@@ -10,12 +10,12 @@ from lab import Lab
 from login_node import MISSING, Laptop, LoginNode
 from ssh_desk import Desk
 
-from tests.lab.fixtures import hosts, lab_possible, shared_hosts, shared_lab
+from tests.lab.fixtures import hosts, lab_possible, shared_grid_engine_lab, shared_hosts, shared_lab
 
-__all__ = ["hosts", "lab_possible", "shared_hosts", "shared_lab"]
+__all__ = ["hosts", "lab_possible", "shared_grid_engine_lab", "shared_hosts", "shared_lab"]
 
 VERBS = Path(__file__).parent / "verbs.py"
-PLACES = ("local", "slurm", "ssh", "ssh by OpenSSH", "login")
+PLACES = ("local", "slurm", "gridengine", "ssh", "ssh by OpenSSH", "login")
 
 
 class Site:
@@ -59,9 +59,14 @@ class Site:
 
 @pytest.fixture(params=PLACES)
 def site(request, tmp_path):
-    make = {"local": _local, "slurm": _slurm, "ssh": _pool, "ssh by OpenSSH": _pool_by_openssh, "login": _login}[
-        request.param
-    ]
+    make = {
+        "local": _local,
+        "slurm": _slurm,
+        "gridengine": _grid_engine,
+        "ssh": _pool,
+        "ssh by OpenSSH": _pool_by_openssh,
+        "login": _login,
+    }[request.param]
     site = make(request, tmp_path)
     yield site
     try:
@@ -82,6 +87,15 @@ def _slurm(request, folder):
     desk = Lab(folder)
     desk.env |= slurm.env
     return Site(desk, "slurm", desk.processes)
+
+
+def _grid_engine(request, folder):
+    grid = request.getfixturevalue("shared_grid_engine_lab")
+    grid.well()
+    request.addfinalizer(grid.clear)
+    desk = Lab(folder)
+    desk.env |= grid.env
+    return Site(desk, "gridengine", desk.processes)
 
 
 def _login(request, folder):
