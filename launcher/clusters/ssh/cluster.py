@@ -48,10 +48,10 @@ class SshCluster:
         """Nothing is handed to anybody else here."""
 
     def engage(self, plan: Plan) -> Engagement:
-        from launcher.clusters.ssh.submit.handover import Handover  # late: `launch status` needs none of it
+        from launcher.clusters.ssh.submit.handover import PoolHandover  # late: `launch status` needs none of it
 
         self.machine(plan.spec)  # whoever asked this object before has made it known already
-        return Handover(Path(plan.run_dir), self._found, agent=plan.spec.ssh.agent)
+        return PoolHandover(Path(plan.run_dir), self._found, agent=plan.spec.ssh.agent)
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
         left = [(run, attempt) for run, attempt in attempts if is_unfinished(attempt)]

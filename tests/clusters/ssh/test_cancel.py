@@ -16,7 +16,7 @@ from launcher.clusters.ssh.results import fetch
 from launcher.clusters.ssh.results.checkpoints import holders_of
 from launcher.clusters.ssh.run_hosts import places_ever, places_of
 from launcher.clusters.ssh.submit import cancel
-from launcher.clusters.ssh.submit.handover import Handover
+from launcher.clusters.ssh.submit.handover import PoolHandover
 from launcher.errors import LaunchError, NotStarted, Refused, Unreachable
 from launcher.plan.model import NodePlan
 from launcher.rundir.attempts import read_plan
@@ -201,7 +201,7 @@ def test_nothing_begins_anew_while_a_silent_host_may_have_a_checkpoint(hosts, ru
     with pytest.raises(Unreachable, match="node0 may have that of step 40") as raised:
         fetch.bring_newest(hosts.run)
     assert f"launch cancel {RUN} --gone HOST" in raised.value.lines[-1]
-    handover = Handover.__new__(Handover)
+    handover = PoolHandover.__new__(PoolHandover)
     handover._run = hosts.run
     clients = {"node1": HostClient(hosts.lines["node1"], hosts.place("node1"))}
     node = NodePlan(0, "node1", spare=False, gpus=None, host="node1")

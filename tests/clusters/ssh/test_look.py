@@ -10,7 +10,7 @@ from launcher.api import Run
 from launcher.clusters.ssh.messages import RunReport
 from launcher.clusters.ssh.results import fetch
 from launcher.clusters.ssh.submit import cancel, look, mend, report, unfinished
-from launcher.clusters.ssh.submit.handover import Handover
+from launcher.clusters.ssh.submit.handover import PoolHandover
 from launcher.errors import NotStarted, Refused, Unreachable
 from launcher.rundir.avoided import avoided
 from launcher.rundir.identity import this_process
@@ -240,7 +240,7 @@ def test_a_submitter_that_lives_and_has_given_up_is_not_waited_for(hosts):
 
 def test_who_comes_late_hands_nothing_over_and_who_cannot_lets_go(hosts):
     """Somebody has withdrawn it meanwhile; or its submitter found no host, and lives."""
-    late = Handover(hosts.run.path, {}, agent=False)
+    late = PoolHandover(hosts.run.path, {}, agent=False)
     late.go(1)
     attempt = unhanded(hosts, this_process())
     with pytest.raises(NotStarted):

@@ -19,7 +19,7 @@ from launcher.clusters.ssh.results import fetch
 from launcher.clusters.ssh.results.checkpoints import holders_of
 from launcher.clusters.ssh.run_hosts import places_ever
 from launcher.clusters.ssh.submit import discovery
-from launcher.clusters.ssh.submit.handover import Handover
+from launcher.clusters.ssh.submit.handover import PoolHandover
 from launcher.errors import Exit, LaunchError, NotStarted, Refused
 from launcher.plan.model import NodePlan
 from launcher.rundir import registry
@@ -141,7 +141,7 @@ def test_another_checkpoint_of_the_same_step_makes_room(hosts, tmp_path):
 
 def supplied(hosts, *names):
     """What a hand-over to these hosts says of them, once they have what they lacked."""
-    handover = Handover.__new__(Handover)
+    handover = PoolHandover.__new__(PoolHandover)
     handover._run = hosts.run
     clients = {name: HostClient(hosts.lines[name], hosts.place(name)) for name in names}
     nodes = tuple(NodePlan(index, name, spare=False, gpus=None, host=name) for index, name in enumerate(names))

@@ -35,7 +35,7 @@ from trainer.checkpoint_files.partial import Held
 _CARRIED = ("spec.yaml", "secrets.json", "events.jsonl", "avoided.json", "state.json")
 
 
-class Handover:
+class PoolHandover:
     """The engagement of an attempt on a pool. Hosts are made ready while the submitter still freezes the code."""
 
     def __init__(self, run_dir: Path, found: Mapping[str, Surveyed], *, agent: bool) -> None:

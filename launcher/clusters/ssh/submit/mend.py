@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from launcher.clusters.ssh import pool
 from launcher.clusters.ssh.run_hosts import handed_to
 from launcher.clusters.ssh.submit import unfinished
-from launcher.clusters.ssh.submit.handover import Handover
+from launcher.clusters.ssh.submit.handover import PoolHandover
 from launcher.clusters.ssh.submit.look import Asked, each
 from launcher.clusters.ssh.submit.report import ask_reports, knowing
 from launcher.errors import LaunchError, Unreachable
@@ -40,4 +40,4 @@ def _hand_over(run: RunDir, attempt: AttemptDir) -> None:
     found, troubles = pool.surveyed(ssh)
     if troubles and not found:
         raise Unreachable(*(line for one in troubles.values() for line in one.lines))
-    Handover(run.path, found, agent=ssh.agent).carry_out(attempt.number)
+    PoolHandover(run.path, found, agent=ssh.agent).carry_out(attempt.number)
