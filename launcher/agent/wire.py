@@ -1,6 +1,6 @@
 """The agent ↔ coordinator wire: JSON lines over TCP, after each side has proved that it knows the run's token.
 
-The same proof, in other roles, opens the wire between agents' replica servers (`replication/`).
+This proof, in other roles, also opens the wire between agents' replica servers (`replication/`).
 
     coordinator → agent   {"v":1,"nonce":C}
     agent → coordinator   {"v":1,"nonce":A,"mac":HMAC(token, "agent"|C|A)}

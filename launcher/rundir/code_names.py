@@ -7,6 +7,7 @@ from pathlib import Path
 
 from launcher.errors import BadInput
 
+_GITS = frozenset({"HOME", "LANG", "LOGNAME", "PATH", "TMPDIR", "USER", "XDG_CONFIG_HOME"})
 NEVER = frozenset({".git", ".launch"})
 # Made by tools, and never what a user means by code; what git tracks of them is taken all the same.
 _NOT_CODE = frozenset(
@@ -81,11 +82,15 @@ def walk(root: Path, below: str, skip: Callable[[str], bool], *, everything: boo
     return names
 
 
+def _is_gits(variable: str) -> bool:
+    """What git needs to find itself and its configuration: a secret that the user exports is none of it."""
+    return variable not in _OF_ANOTHER_CALL and (variable in _GITS or variable.startswith(("GIT_", "LC_")))
+
+
 def _ls_files(folder: Path) -> set[str] | None:
     left_out = [f"--exclude={name}/" for name in sorted(_NOT_CODE)] + [f"--exclude=*{_BYTECODE}"]
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *left_out]
-    env = {key: value for key, value in os.environ.items() if key not in _OF_ANOTHER_CALL}
-    env["GIT_OPTIONAL_LOCKS"] = "0"
+    env = {key: value for key, value in os.environ.items() if _is_gits(key)} | {"GIT_OPTIONAL_LOCKS": "0"}
     try:
         done = subprocess.run(command, cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     except FileNotFoundError:
