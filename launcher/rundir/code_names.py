@@ -7,7 +7,21 @@ from pathlib import Path
 
 from launcher.errors import BadInput
 
-_GITS = frozenset({"HOME", "LANG", "LOGNAME", "PATH", "TMPDIR", "USER", "XDG_CONFIG_HOME"})
+_GITS = frozenset(
+    {
+        "HOME",
+        "LANG",
+        "LD_LIBRARY_PATH",  # of a git from a module tree
+        "LD_PRELOAD",
+        "LOGNAME",
+        "PATH",
+        "SUDO_UID",  # whose repositories root may read
+        "TMPDIR",
+        "USER",
+        "XDG_CONFIG_HOME",
+        "XDG_DATA_HOME",
+    }
+)
 NEVER = frozenset({".git", ".launch"})
 # Made by tools, and never what a user means by code; what git tracks of them is taken all the same.
 _NOT_CODE = frozenset(

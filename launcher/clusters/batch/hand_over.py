@@ -6,10 +6,7 @@ with this ticket's mark, or it has none. Several clusters may share one home, an
 hence the note of which one it is.
 """
 
-import contextlib
-import fcntl
 import os
-from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
@@ -20,9 +17,8 @@ from launcher.rundir.attempts import read_intent, read_plan
 from launcher.rundir.avoided import avoided
 from launcher.rundir.durable import create_records, read_record, write_bytes, write_record
 from launcher.rundir.layout import AttemptDir, BatchDir, RunDir
+from launcher.rundir.locks import locked
 from launcher.rundir.records import Handle, Intent, Site
-
-_LOCK = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class BatchJob(msgspec.Struct, frozen=True):
@@ -63,7 +59,7 @@ def hand_over(queue: Queue, job: BatchJob, *, again: bool = False) -> bool:
 
     False where somebody is at it right now. Raises NotStarted where it is refused, Unreachable where nobody can tell.
     """
-    with _locked(job.lock) as lock:
+    with locked(job.lock) as lock:
         if lock is None:
             return False
         missing = [(index, attempt) for index, (run, attempt) in enumerate(job.members) if _is_open(run, attempt)]
@@ -99,21 +95,6 @@ def _submit(queue: Queue, job: BatchJob, lock: int) -> str:
     write_bytes(job.script, script.encode(), fsync=False)  # it is read now, and never again
     environ = {name: value for name, value in os.environ.items() if name not in plan.secrets}
     return queue.submit(job.script, environ, lock)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[int | None]:
-    """Hold the lock; None where somebody else does. A child that inherits it holds it as long as it lives."""
-    fd = os.open(path, _LOCK, 0o600)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield None
-            return
-        yield fd
-    finally:
-        os.close(fd)
 
 
 class ThisCluster:

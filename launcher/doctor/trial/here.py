@@ -222,7 +222,8 @@ class _Trying:
     def _end(self) -> bool:
         """Whether the job is over: it might still write into the folder, which is about to be removed."""
         try:
-            self._folder.drop(TrialTask)  # nodes leave then
+            with contextlib.suppress(OSError):  # a disk in trouble: the job is ended all the same
+                self._folder.drop(TrialTask)  # nodes leave then
             return self._see_it_end()
         except Unreachable as error:
             job = self._trial.job
