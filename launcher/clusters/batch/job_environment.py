@@ -22,10 +22,19 @@ HOST = "JOB_LAUNCH_HOST"  # on other hosts than the first, what the scheduler ca
 # A scheduler gives these values of its own that say nothing of the job.
 _PLAIN = frozenset({"PATH", "SHELL", "LANG", "TERM", "SHLVL", "PWD", "_"})
 
+# What a submitter in a job has of that one: not every job gets values of its own that would replace these.
+_ANOTHER_JOBS = frozenset({"PE", "PE_HOSTFILE", "JOB_ID", "NHOSTS", "NSLOTS", "QUEUE", FILE, HOST})
+_ANOTHER_JOBS_PREFIXES = ("SGE_TASK_", "SGE_HGR_", "SGE_SHGR_", "SGE_JOB_")
+
 
 def save(file: Path, environ: Mapping[str, str]) -> None:
     """For the user alone. What speaks of a job that `environ` is in is left out."""
-    write_bytes(file, json.dumps(cleaned(environ)).encode())
+    kept = {name: value for name, value in cleaned(environ).items() if not _of_another_job(name)}
+    write_bytes(file, json.dumps(kept).encode())
+
+
+def _of_another_job(name: str) -> bool:
+    return name in _ANOTHER_JOBS or name.startswith(_ANOTHER_JOBS_PREFIXES)
 
 
 def packed(file: str, host: str, command: Sequence[str]) -> tuple[str, ...]:

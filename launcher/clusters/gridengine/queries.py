@@ -1,7 +1,9 @@
 """Asking Grid Engine's clients, and reading what they answer."""
 
+import calendar
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from xml.etree import ElementTree as ET
@@ -15,8 +17,20 @@ from launcher.words import Cause, State
 
 CALLED = "Grid Engine"
 TICKET = "launch"  # the variable in a job's context that has the ticket
-_NO_ANSWER = ("commlib error", "to contact qmaster", "to qmaster using", "got no response", "denied: host", "sge_root")
+NO_SUBMIT_HOST = "denied: host"
+_NO_ANSWER = (
+    "commlib error",
+    "to contact qmaster",
+    "to qmaster using",
+    "cannot connect to qmaster",
+    "failed receiving gdi",
+    "receive timeout",
+    "got no response",
+    NO_SUBMIT_HOST,
+    "sge_root",
+)
 _TIME_LIMIT = "37"  # `failed` of qacct
+_ZONES_S = 26 * 3600.0  # between the first place on earth where a day begins and the last
 
 
 def ask(
@@ -48,13 +62,17 @@ def phase_of(state: str) -> Phase:
 
 def read_jobs(listed: str, detailed: str) -> list[QueuedJob]:
     """The jobs of `qstat -u`, with what `qstat -j` says of them. Raises Unreachable where an answer is damaged: a job
-    that is left out would seem gone."""
+    that is left out would seem gone. One that ended between the two questions is left out: without its ticket it would
+    pass for anybody's."""
     root = _parse(detailed) if detailed.strip() else ET.Element("nothing")
     details = {_text(job, "JB_job_number"): job for job in root.iterfind("djob_info/element")}
+    ended = {name for part in root.iter("unknown_jobs") for name in _all(part, "ST_name")}
     messages = list(root.iterfind(".//SME_message_list/element"))
     found = []
     for job in _parse(listed).iter("job_list"):
         name = _text(job, "JB_job_number")
+        if name in ended or (details and name not in details):
+            continue
         told = [_text(one, "MES_message") for one in messages if name in [id_.text for id_ in one.iter("ULNG_value")]]
         found.append(_job(name, job, details.get(name, ET.Element("gone")), told))
     return found
@@ -78,16 +96,25 @@ def _job(name: str, listed: ET.Element, details: ET.Element, messages: Sequence[
     )
 
 
-def read_account(text: str) -> QueuedJob | None:
-    """The newest record of `qacct -j`: ids go round after ten million jobs. Our process writes its own last word:
-    where that is missing, only a limit that Grid Engine has enforced tells why."""
+def read_account(text: str, since: float = 0.0) -> QueuedJob | None:
+    """The newest record of `qacct -j` that is no older than that: ids go round after ten million jobs. Our process
+    writes its own last word: where that is missing, only a limit that Grid Engine has enforced tells why."""
     records = [read_settings(part) for part in re.split(r"^=+$", text, flags=re.MULTILINE)]
-    newest = next((record for record in reversed(records) if "jobnumber" in record), None)
+    newest = next((record for record in reversed(records) if "jobnumber" in record and _is_of(record, since)), None)
     if newest is None:
         return None
     failed, _, words = (part.strip() for part in newest.get("failed", "").partition(":"))
     ended_as, cause = (State.FAILED, Cause.TIME_LIMIT) if failed == _TIME_LIMIT else (State.LOST, None)
     return QueuedJob(newest["jobnumber"], Phase.ENDED, words or "ended", ended_as=ended_as, cause=cause)
+
+
+def _is_of(record: Mapping[str, str], since: float) -> bool:
+    """Whether the job of this record ended after that. Its times have no zone, and of some jobs it has none."""
+    try:
+        ended_at = calendar.timegm(time.strptime(record.get("end_time", "")))
+    except ValueError:
+        return True
+    return ended_at > since - _ZONES_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Grid Engine as a batch scheduler: each verb is a command line and the reading of its answer."""
 
+import contextlib
 import os
 import pwd
 import re
@@ -14,9 +15,17 @@ from launcher.clusters.batch import job_environment as environment
 from launcher.clusters.batch.nodes import resolved
 from launcher.clusters.batch.queue import Fate, JobStart, NodeWord, Phase, QueuedJob, Ticket, node_command
 from launcher.clusters.gridengine import script
-from launcher.clusters.gridengine.queries import CALLED, ask, read_account, read_hosts, read_jobs, read_settings
+from launcher.clusters.gridengine.queries import (
+    CALLED,
+    NO_SUBMIT_HOST,
+    ask,
+    read_account,
+    read_hosts,
+    read_jobs,
+    read_settings,
+)
 from launcher.clusters.keeping.agent_processes import AgentProcess, agent_process
-from launcher.errors import NotStarted, Unreachable
+from launcher.errors import LaunchError, NotStarted, Unreachable
 from launcher.plan.model import Plan
 from launcher.rundir.layout import AttemptDir
 
@@ -39,7 +48,12 @@ class GridEngineQueue:
         self._others: list[AgentProcess] = []  # what the batch process has started on other hosts
 
     def site(self) -> str:
-        return ask(["qconf", "-sss"]).out.strip()
+        """As the cell's administrator has called it; not the host of its qmaster, which may be another one tomorrow."""
+        named = os.environ.get("SGE_CLUSTER_NAME", "")
+        root, cell = os.environ.get("SGE_ROOT", ""), os.environ.get("SGE_CELL", "default")
+        with contextlib.suppress(OSError):
+            named = named or Path(root, cell, "common", "cluster_name").read_text().strip()
+        return named
 
     def script(self, plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str]) -> str:
         return script.script_of(plan, ticket, where, avoid, rule_of(plan.spec.gridengine.pe))
@@ -50,9 +64,20 @@ class GridEngineQueue:
         argv = ["qsub", "-terse", "-v", environment.FILE, str(script)]
         answer = ask(argv, limit_s=_SUBMIT_S, environ={**environ, environment.FILE: str(file)}, pass_fds=[lock])
         submitted = re.findall(r"^[0-9]{1,10}$", answer.out, re.MULTILINE)
-        if answer.code != 0 or len(submitted) != 1:
+        if answer.code != 0:
             raise NotStarted(f"{CALLED} refuses the job: {_refusal(answer.err or answer.out)}")
+        if len(submitted) != 1:  # it may have taken the job, so the run is kept
+            raise LaunchError(f"qsub -terse: expected the number of a job, got {answer.out.strip()[:200]!r}")
         return str(submitted[0])
+
+    def may_submit(self) -> bool:
+        try:
+            ask(["qsub", "-w", "v", "-b", "y", "true"])
+        except Unreachable as error:
+            if NO_SUBMIT_HOST in str(error).lower():
+                return False
+            raise
+        return True
 
     def try_out(self, script: str) -> str:
         answer = ask(["qsub", "-w", "v"], stdin=script)
@@ -70,8 +95,8 @@ class GridEngineQueue:
         details = ask(["qstat", "-xml", "-j", ",".join(wanted)], limit_s=limit_s).out
         return [job for job in read_jobs(listed, details) if job.id in wanted]
 
-    def accounts(self, ids: Sequence[str], since: float) -> list[QueuedJob]:  # noqa: ARG002 - its records have no zone
-        found = (read_account(ask(["qacct", "-j", name]).out) for name in ids)
+    def accounts(self, ids: Sequence[str], since: float) -> list[QueuedJob]:
+        found = (read_account(ask(["qacct", "-j", name]).out, since) for name in ids)
         return [job for job in found if job is not None]
 
     def warn(self, job: str) -> None:
@@ -100,7 +125,9 @@ class GridEngineQueue:
         of the batch process for the end of the job."""
         if any(one.last is None or not os.WIFEXITED(one.last) for one in self._others):
             return f"what job {job} started on other hosts had to be killed"
-        return "it would not get its hosts again" if self._others and _may_submit() else ""
+        with contextlib.suppress(Unreachable):  # then it is put back, for which nobody has to answer
+            return "it would not get its hosts again" if self._others and self.may_submit() else ""
+        return ""
 
     def start_again(self, plan: Plan, job: str, delay_s: float, avoid: Sequence[str]) -> None:
         """It starts as soon as there is room; neither a time nor hosts can be named."""
@@ -112,8 +139,8 @@ class GridEngineQueue:
         return os.environ.get(environment.HOST) or os.uname().nodename
 
     def hosts(self) -> dict[str, str]:
-        file = os.environ.get("PE_HOSTFILE")
-        names = [line.split()[0] for line in Path(file).read_text().splitlines()] if file else [self.this_host()]
+        file = Path(os.environ.get("PE_HOSTFILE") or "/nonexistent")  # or one that another job has left behind
+        names = [line.split()[0] for line in file.read_text().splitlines()] if file.is_file() else [self.this_host()]
         return {name: resolved(name, "hint: the hosts of a job have to know each other by name") for name in names}
 
     def processes(self, plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
@@ -143,14 +170,6 @@ class GridEngineQueue:
 def rule_of(pe: str | None) -> str | None:
     """How a parallel environment gives out slots; None where there is none of that name."""
     return None if pe is None else read_settings(ask(["qconf", "-sp", pe]).out).get("allocation_rule")
-
-
-def _may_submit() -> bool:
-    """Whether this host, on which the job runs, is a submit host as well."""
-    try:
-        return ask(["qsub", "-w", "v", "-b", "y", "true"]).code == 0
-    except Unreachable:
-        return False
 
 
 def _refusal(text: str) -> str:

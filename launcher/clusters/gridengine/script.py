@@ -74,9 +74,10 @@ def _gpus(plan: Plan, rule: str | None) -> Mapping[str, str]:
 
 
 def _clock(plan: Plan) -> tuple[str, ...]:
-    """A clock of our own tells that the limit is near: of a job that has been put back once, s_rt is the end."""
+    """A clock of our own tells that the limit is near: of a job that has been put back once, s_rt is the end. One that
+    is set to 0 never rings."""
     limit_s = plan.spec.resources.time_s
-    return () if limit_s is None else ("--warn-after", str(math.ceil(limit_s - warn_before_s(plan))))
+    return () if limit_s is None else ("--warn-after", str(max(1, math.ceil(limit_s - warn_before_s(plan)))))
 
 
 def warn_before_s(plan: Plan) -> float:

@@ -1,5 +1,6 @@
 """What Grid Engine's clients answered in the lab (8.1.9), read."""
 
+import calendar
 from pathlib import Path
 
 import pytest
@@ -44,10 +45,11 @@ def test_jobs_that_wait_have_their_tickets_and_reasons():
     assert jobs["11"].text == "another job that it depends on has not ended"
 
 
-def test_a_job_that_ended_between_the_questions_is_shown_by_the_first_alone():
-    [job] = read_jobs(
-        recorded("qstat-running.xml"), "<?xml version='1.0'?><unknown_jobs><ST_name>34</ST_name></unknown_jobs>"
-    )
+def test_a_job_that_ended_between_the_questions_is_not_shown():
+    listed, unknown = recorded("qstat-running.xml"), "<?xml version='1.0'?><unknown_jobs>{}</unknown_jobs>"
+    assert read_jobs(listed, unknown.format("<ST_name>34</ST_name>")) == []
+    assert read_jobs(listed, recorded("qstat-j-waiting.xml")) == []
+    [job] = read_jobs(listed, unknown.format("<ST_name>33</ST_name>"))  # the others are not said to be unknown
     assert job.hosts == "node1"
     assert read_jobs(NOTHING, "") == []
 
@@ -96,12 +98,22 @@ def test_accounts():
     assert read_account("") is None
 
 
+def test_an_account_from_before_is_another_jobs():
+    text, day_s = recorded("qacct.txt"), 86400.0
+    ended = calendar.timegm((2026, 11, 22, 15, 24, 9))
+    assert read_account(text, ended + day_s) is not None  # the times have no zone
+    assert read_account(text, ended + 2 * day_s) is None
+    assert read_account(text.replace("Sun Nov 22 15:24:09 2026", "-/-"), ended + 2 * day_s) is not None
+
+
 @pytest.mark.parametrize(
     "said",
     [
         "error: commlib error: got select error (Connection refused)",
         'Unable to run job: unable to send message to qmaster using port 1 on host "control": got send error',
         'denied: host "node0" is neither submit nor admin host',
+        "error: failed receiving gdi request response for mid=1 (got syncron message receive timeout error).",
+        "error: cannot connect to qmaster",
         'error: SGE_ROOT directory "/nonexist" doesn\'t exist',
     ],
 )

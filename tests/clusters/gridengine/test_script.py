@@ -53,6 +53,10 @@ def test_two_hosts(tmp_path):
     assert words[7:] == [sys.executable, "-P", "-m", "launcher.clusters.batch.in_job", "gridengine", str(RUN)]
 
 
+def test_a_short_job_is_warned_all_the_same(tmp_path):
+    assert " --warn-after 1 " in lines(tmp_path, "resources: {gpus_per_node: 0, time: 5s}\n", rule=None)[-1]
+
+
 def test_slots_follow_the_allocation_rule(tmp_path):
     body = "resources: {nodes: 2..3, gpus_per_node: 0}\ngridengine: {pe: mpi}\n"
     assert "#$ -pe mpi 32-48" in lines(tmp_path, body, rule="16")
@@ -101,6 +105,14 @@ def test_odd_folders_and_names(tmp_path):
 def test_what_the_launcher_writes_cannot_be_written_twice(tmp_path, extra):
     with pytest.raises(BadInput, match="gridengine"):
         lines(tmp_path, f"gridengine: {{extra: {extra}}}\n")
+
+
+def test_of_the_job_that_a_submitter_is_in_nothing_is_kept(tmp_path):
+    file = tmp_path / "job.environment"
+    kept = {"PATH": "/bin", "SGE_ROOT": "/opt/sge", "SGE_CELL": "default"}
+    names = ("PE", "PE_HOSTFILE", "JOB_ID", "NSLOTS", "SGE_TASK_ID", "SGE_HGR_gpu", environment.FILE, environment.HOST)
+    environment.save(file, kept | dict.fromkeys(names, "x"))
+    assert json.loads(file.read_bytes()) == kept
 
 
 def test_a_command_has_the_users_environment_and_the_jobs(tmp_path):
