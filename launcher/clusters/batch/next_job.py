@@ -55,7 +55,7 @@ class NextJob:
     def _move(self, attempt: AttemptDir, end: AttemptEnd, *, lost: bool) -> bool:
         """Have the scheduler start the run again, elsewhere or later, unless it was ended by a person. True where it is
         this job that is to start again. In any other case its nodes are of no more use to us."""
-        match self._queue.fate(self._job):
+        match self._fate():
             case Fate.CANCELLED:
                 write_end(self._run, attempt, cancelled(f"its {self._queue.called} job was cancelled"), self._plan)
                 return False
@@ -64,6 +64,13 @@ class NextJob:
                 return True
             case Fate.PREEMPTED | Fate.TIMED_OUT | Fate.RUNS | Fate.UNKNOWN:
                 return self._again_or_anew(attempt, end, lost=lost)
+
+    def _fate(self) -> Fate:
+        try:
+            return self._queue.fate(self._job)
+        except Unreachable as error:
+            print(error, file=sys.stderr)
+            return Fate.UNKNOWN
 
     def _again_or_anew(self, attempt: AttemptDir, end: AttemptEnd, *, lost: bool) -> bool:
         """This job again, or a new one, or else the end. True for the first.
@@ -106,6 +113,8 @@ class NextJob:
         """Another job of the run; gives why there is none. The attempt that was to be that job's is then this one's,
         which may be requeued yet: status asks for the job of the newest attempt."""
         run, queue = self._run, self._queue
+        if not _may_submit(queue):
+            return "this host may not submit"
         after, _ = new_attempt(run, self._plan.cluster, "requeue", end.cause, kind=queue.kind)
         try:
             hand_over(queue, batch_job_of(run, after))
@@ -122,6 +131,14 @@ class NextJob:
         text = f"{why}: the run goes on in job {handle.job_id if handle else '?'}"
         append_line(run.events, Event(time.time(), after.number, "job", text))
         return ""
+
+
+def _may_submit(queue: Queue) -> bool:
+    """Not where the scheduler says so; one that is silent may yet take the job."""
+    try:
+        return queue.may_submit()
+    except Unreachable:
+        return True
 
 
 def requeue_from_afar(queue: Queue, run: RunDir, plan: Plan, job: str) -> None:

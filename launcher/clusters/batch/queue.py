@@ -129,6 +129,9 @@ class Submitting(Protocol):
         """Hand it over once and give the job's id. The client holds the lock (a descriptor) as long as it lives.
         Raises NotStarted where the scheduler refuses."""
 
+    def may_submit(self) -> bool:
+        """Whether this host, on which a job may run, is one that jobs are taken from."""
+
     def try_out(self, script: str) -> str:
         """What it says of this script, for people, without taking it."""
 

@@ -55,11 +55,6 @@ def test_the_earlier_starts_of_this_job_are_told_by_its_environment(monkeypatch,
         assert SlurmQueue().fate("7") is expected
 
 
-def test_a_silent_controller_says_nothing(client):
-    client("echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1")
-    assert SlurmQueue().fate("7") is Fate.UNKNOWN
-
-
 def test_it_asks_for_this_job_alone():
     assert show_job("7_3") == ["scontrol", "--oneliner", "show", "job", "7_3"]
 

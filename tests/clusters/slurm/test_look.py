@@ -1,5 +1,8 @@
 """What is said of runs by squeue, by the accounts, and by whoever may not be asked at all."""
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 
 from launcher.clusters.batch.hand_over import batch_job_of, hand_over
@@ -8,7 +11,10 @@ from launcher.clusters.slurm.queue import SlurmQueue
 from launcher.rundir.attempts import new_attempt
 from launcher.rundir.durable import create_record, make_dir, read_record, write_record
 from launcher.rundir.layout import BatchDir
-from launcher.rundir.records import ClusterWord, Handle, Site
+from launcher.rundir.records import ClusterWord, Handle, RunState, Site
+from launcher.status.derive import derive
+from launcher.status.facts import read_facts
+from launcher.words import State
 
 DATABASE_DOWN = "echo 'sacct: error: Problem talking to the database: Connection refused' >&2; exit 1"
 
@@ -115,3 +121,16 @@ def test_a_controller_that_says_no_name_leaves_all_others_their_word(clients, su
     clients.silent("scontrol")
     silent, phase = phases(lost, well)
     assert "scontrol: Connection refused" in silent.replace("error: ", "") and phase == "running"
+
+
+def test_a_run_says_itself_what_it_is_at_once_its_job_runs(clients, submitted):
+    run, attempt, _ = submitted("train-aaaa", "7", "mine")
+    state = read_record(run.state, RunState)
+    write_record(run.state, msgspec.structs.replace(state, state=State.REGROUPING, message="rank 3 was killed"))
+    clients.rows(("7", "RUNNING", "launch:mine"))
+    [word] = mend(SlurmQueue(), [(run, attempt)])
+    assert (word.phase, word.text) == ("running", "")
+    facts = replace(read_facts(run.path), word=word)
+    assert derive(facts).message == "rank 3 was killed"
+    clients.rows(("7", "PENDING", "launch:mine"))
+    assert mend(SlurmQueue(), [(run, attempt)])[0].text

@@ -97,6 +97,13 @@ def test_a_requeued_job_stays_until_slurm_ends_it(moves, slurm_programs, job):
     until_asked(slurm_programs, "scontrol update")
 
 
+def test_a_scheduler_that_is_silent_about_the_job_makes_it_neither_cancelled_nor_lost(begun, moves, slurm_programs):
+    silent = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
+    assert moves(Cause.PREEMPTED, scontrol=scontrol(silent)) == [120.0]
+    assert "scontrol requeue 7" in slurm_programs.asked()
+    until_asked(slurm_programs, "scontrol update")
+
+
 # Which nodes a requeued job may have
 
 
@@ -134,6 +141,16 @@ def test_with_no_new_job_for_a_lost_node_the_next_attempt_is_the_same_jobs(begun
     slurm_programs(squeue=row("7", "RUNNING", f"launch:{begun.ticket}"))
     assert look(SlurmQueue(), [(begun.run, attempt)])[0].phase == "running"
     assert claim(SlurmQueue(), begun.run, "9") is None
+
+
+@pytest.mark.parametrize("cause", [Cause.NODE_LOST, Cause.PREEMPTED])
+def test_from_a_host_that_may_not_submit_no_new_job_is_tried(begun, moves, slurm_programs, monkeypatch, cause):
+    monkeypatch.setattr(SlurmQueue, "may_submit", lambda _: False)
+    assert moves(cause, scontrol=scontrol(requeue=DISABLED)) == []
+    assert not any(words.startswith("sbatch") for words in slurm_programs.asked())
+    assert newest(begun.run) == begun.attempt
+    status = derive(read_facts(begun.run.path))
+    assert status.state is State.FAILED and "this host may not submit" in status.message
 
 
 @pytest.mark.parametrize("cause", [Cause.NODE_LOST, Cause.PREEMPTED])
