@@ -130,7 +130,9 @@ class Submitting(Protocol):
         Raises NotStarted where the scheduler refuses."""
 
     def may_submit(self) -> bool:
-        """Whether this host, on which a job may run, is one that jobs are taken from."""
+        """Whether this host, on which a job may run, is one that jobs are taken from; a site that forbids it may as
+        well say so when it gets the job."""
+        return True
 
     def try_out(self, script: str) -> str:
         """What it says of this script, for people, without taking it."""

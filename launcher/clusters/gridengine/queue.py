@@ -13,7 +13,7 @@ from pathlib import Path
 from launcher.agent.processes import TAG
 from launcher.clusters.batch import job_environment as environment
 from launcher.clusters.batch.nodes import resolved
-from launcher.clusters.batch.queue import Fate, JobStart, NodeWord, Phase, QueuedJob, Ticket, node_command
+from launcher.clusters.batch.queue import Fate, JobStart, NodeWord, Phase, Queue, QueuedJob, Ticket, node_command
 from launcher.clusters.gridengine import script
 from launcher.clusters.gridengine.queries import (
     CALLED,
@@ -35,7 +35,7 @@ _REACHED_S = 5.0
 _WARNINGS = (signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)  # our own clock's, and Grid Engine's
 
 
-class GridEngineQueue:
+class GridEngineQueue(Queue):
     """What `batch` asks of Grid Engine."""
 
     kind = "gridengine"

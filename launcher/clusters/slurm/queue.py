@@ -12,7 +12,7 @@ from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 
-from launcher.clusters.batch.queue import Fate, JobStart, NodeWord, Phase, QueuedJob, Ticket
+from launcher.clusters.batch.queue import Fate, JobStart, NodeWord, Phase, Queue, QueuedJob, Ticket
 from launcher.clusters.keeping.agent_processes import AgentProcess
 from launcher.clusters.slurm import script, steps
 from launcher.clusters.slurm.hosts import addresses_of, hosts_of
@@ -41,7 +41,7 @@ _EXECUTOR = "launcher.clusters.slurm.executor"
 _LIMIT_S = 10.0
 
 
-class SlurmQueue:
+class SlurmQueue(Queue):
     """What `batch` asks of Slurm."""
 
     kind = "slurm"
@@ -73,9 +73,6 @@ class SlurmQueue:
         from launcher.clusters.slurm.executor import SbatchExecutor  # late: submitit costs 130 ms, and only a submit
 
         return SbatchExecutor().hand_over(script, environ, lock, limit_s=_SUBMIT_S)
-
-    def may_submit(self) -> bool:
-        return True  # a site that forbids it says so when it gets the job
 
     def try_out(self, script: str) -> str:
         answer = ask(["sbatch", "--test-only"], stdin=script)
