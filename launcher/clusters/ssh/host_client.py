@@ -1,5 +1,6 @@
 """What is asked of the server on a host, over one connection and one process of ours there."""
 
+import itertools
 import sys
 import threading
 from collections.abc import Iterable, Iterator
@@ -10,10 +11,11 @@ from typing import TypeVar
 import msgspec
 
 from launcher.clusters.ssh.facts import Surveyed
-from launcher.clusters.ssh.messages import HELLO, Answer, FileFollows, Request, RunReport, Tails, read_answer
+from launcher.clusters.ssh.messages import HELLO, Answer, CodeTree, FileFollows, Request, RunReport, Tails, read_answer
 from launcher.errors import LaunchError, Unreachable
 from launcher.hostlink.connect import Line
-from launcher.hostlink.rpc.wire import encoded
+from launcher.hostlink.failures import Broken
+from launcher.hostlink.rpc.wire import Garbled, encoded
 from launcher.hostlink.running import Running
 from launcher.hostlink.shipping import bundle, deploy_there
 from launcher.spec.model import SshHost
@@ -78,6 +80,7 @@ class HostClient:
         self._line = line
         self._running: Running | None = None
         self._greeted = False
+        self._owed = 0  # what the host has yet to say: an answer, or so many bytes behind one
         self._lock = threading.Lock()
 
     def ask(self, request: Request, contents: Iterable[bytes] = (), limit_s: float = _ANSWER_S) -> Answer:
@@ -106,8 +109,8 @@ class HostClient:
 
     def next_answer(self, limit_s: float = _ANSWER_S) -> Answer:
         """What else it says to what it was asked."""
-        with self._lock:
-            return self._answer(self._process(), limit_s)
+        with self._lock, self._asking() as running:
+            return self._answer(running, limit_s)
 
     def expect(self, kind: type[T], answer: Answer) -> T:
         """The answer, if it is of this kind."""
@@ -143,25 +146,36 @@ class HostClient:
             said = done.err.decode(errors="replace").strip().splitlines()
             raise Unreachable(f"{self.place.host.name}: {said[-1] if said else 'it hung up'}")
         try:
-            return read_answer(line)
+            answer = read_answer(line)
         except LaunchError as error:
+            self._owed = 1 if isinstance(error, Garbled) else 0
             error.lines = (f"{self.place.host.name}: {error.lines[0]}", *error.lines[1:])
             raise
+        self._owed = sum(_sizes(answer))
+        return answer
 
     @contextmanager
     def _asking(self) -> Iterator[Running]:
-        """Whoever fell silent, or was not heard to the end, is not asked again: the answer might be to this."""
+        """Who was not told everything, or not heard to the end, is not asked again: what comes next is no answer."""
+        self._owed = 1
         try:
             yield self._process()
-        except (Unreachable, KeyboardInterrupt):
-            self._running = None
-            raise
+        finally:
+            if self._owed:
+                self.close()
 
     def _answer_to(self, running: Running, request: Request, contents: Iterable[bytes], limit_s: float) -> Answer:
-        running.write(encoded(request), limit_s)
-        for content in contents:
-            running.write(content, limit_s)
-        return self._answer(running, limit_s)
+        for piece in itertools.chain([encoded(request)], contents):
+            try:
+                running.write(piece, limit_s)
+            except Broken:
+                break  # it wants no more: what it has said tells why
+        try:
+            return self._answer(running, limit_s)
+        except LaunchError:
+            if isinstance(request, CodeTree):
+                self._owed = 1  # it hangs up behind that
+            raise
 
     def _pieces(self, running: Running, size: int, limit_s: float) -> Iterator[bytes]:
         while size:
@@ -169,6 +183,7 @@ class HostClient:
             if not piece:
                 raise Unreachable(f"{self.place.host.name}: it hung up")
             size -= len(piece)
+            self._owed -= len(piece)
             yield piece
 
 

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.clusters.ssh.host_client import HostClient, Place
-from launcher.clusters.ssh.messages import HELLO, FileFollows, ListRuns, RunNames, SendFile
+from launcher.clusters.ssh.messages import HELLO, CodeTree, Failed, FileFollows, ListRuns, RunNames, SendFile
+from launcher.errors import LaunchError
 from launcher.hostlink.rpc.wire import encoded
+from launcher.hostlink.shipping.tree import FileEntry
 from launcher.spec.model import SshHost
 from trainer.errors import CheckpointDamaged
 
@@ -19,12 +21,14 @@ class _Host:
     """It gives a file of six bytes, and names runs."""
 
     def __init__(self):
-        self.asked, self._said = [], io.BytesIO(HELLO)
+        self.asked, self.closed, self._said = [], False, io.BytesIO(HELLO)
 
     def write(self, data, _limit_s):
         wants_file = b"give" in data
         self.asked.append("file" if wants_file else "runs")
         answer = encoded(FileFollows(6)) + b"abcdef" if wants_file else encoded(RunNames(("job-1a2b",)))
+        if b"refused" in data:
+            answer = encoded(Failed(("no",), 1))
         self._said = io.BytesIO(self._said.read() + answer)
 
     def readline(self, _limit_s):
@@ -34,7 +38,7 @@ class _Host:
         return self._said.read(min(size, 2))
 
     def close(self):
-        pass
+        self.closed = True
 
 
 @pytest.fixture
@@ -69,3 +73,32 @@ def test_what_nobody_takes_of_a_file_is_no_answer(client):
     with pytest.raises(CheckpointDamaged), client.stream(FILE) as pieces:
         refuse(pieces)
     assert client.ask(ListRuns("/w")) == RunNames(("job-1a2b",))
+    assert not client._running.closed
+
+
+def test_a_refusal_ends_nothing_but_that_of_code_does(client, host):
+    """What was refused of code may be read to any place."""
+    for request, closed in ((ListRuns("/refused"), False), (CodeTree((FileEntry("refused", 0, False),)), True)):
+        with pytest.raises(LaunchError, match="no"):
+            client.ask(request)
+        assert host.closed == closed
+
+
+def contents_that_fail():
+    yield b"half"
+    raise LaunchError("it has changed")
+
+
+def fall_silent(client):
+    with client.stream(FILE) as pieces:
+        raise LaunchError(f"nobody wants what comes after {next(pieces)}")
+
+
+@pytest.mark.parametrize(
+    "fail", [lambda client: client.ask(ListRuns("/w"), contents_that_fail()), fall_silent], ids=["sent", "read"]
+)
+def test_who_was_not_told_or_heard_to_the_end_is_not_asked_again(client, host, fail):
+    with pytest.raises(LaunchError):
+        fail(client)
+    assert host.closed
+    assert client._running is None

@@ -32,6 +32,7 @@ class AttemptReceiver:
     def __init__(self, asked: IO[bytes], say: Callable[..., None]) -> None:
         self._asked, self._say = asked, say
         self._keeper: StandbyKeeper | None = None
+        self.amid_code = False  # what comes next is no request but the rest of the contents
 
     def open(self, run: RunDir, opening: Open) -> None:
         blobs = {blob.name: self._exactly(blob.size) for blob in opening.blobs}
@@ -60,10 +61,12 @@ class AttemptReceiver:
 
     def _take_code(self, store: Path) -> None:
         """Keep the user's code under its digest, once it is proved to be that."""
+        self.amid_code = True
         code = read_request(self._asked.readline())
         if not isinstance(code, CodeTree):
             raise LaunchError("expected the code that was asked for")
         kept_trees.keep(store.parent, store.name, code.files, self._exactly, links_out=True)
+        self.amid_code = False
 
     def _exactly(self, size: int) -> bytes:
         data = self._asked.read(size)

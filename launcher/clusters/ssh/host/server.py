@@ -77,6 +77,7 @@ class HostServer:
         self._arrival: AttemptReceiver | None = None
 
     def serve(self) -> None:
+        """Until the other side hangs up, or what it sends can no longer be told from requests."""
         for line in self._asked:
             try:
                 self._answer(line)
@@ -86,6 +87,8 @@ class HostServer:
                 self._say(Failed((str(error),), Exit.DAMAGED))
             except (OSError, ValueError, msgspec.MsgspecError) as error:
                 self._say(Failed((f"{type(error).__name__}: {error}",), Exit.INTERNAL))
+            if self._arrival is not None and self._arrival.amid_code:
+                return
 
     def _say(self, answer: Answer | None, *contents: bytes) -> None:
         """An answer and what follows it, or more of that."""

@@ -6,15 +6,16 @@ import msgspec
 import pytest
 
 from launcher.clusters.ssh.host.receive import AttemptReceiver, bring_up_to_date
-from launcher.clusters.ssh.messages import CodeTree
+from launcher.clusters.ssh.host.server import HostServer
+from launcher.clusters.ssh.messages import CodeTree, Open, Opened, Pardon, read_answer
 from launcher.errors import LaunchError
 from launcher.hostlink.rpc.wire import encoded
-from launcher.hostlink.shipping.tree import contents, digest_of, entries
+from launcher.hostlink.shipping.tree import FileEntry, contents, digest_of, entries
 from launcher.rundir.avoided import avoided
 from launcher.rundir.code_list import list_frozen
 from launcher.rundir.events import read_events
-from launcher.rundir.records import Blame, Event
-from tests.run_folder import RunFolder
+from launcher.rundir.records import Blame, Event, Intent
+from tests.run_folder import RunFolder, dead_process, plan_of
 
 
 def line(text, attempt=1):
@@ -100,3 +101,18 @@ def test_code_that_is_not_what_was_said_is_not_kept(code, tmp_path):
     with pytest.raises(LaunchError):
         received(stream, projects, "0" * 64)
     assert list(projects.iterdir()) == []
+
+
+def test_after_refused_code_its_contents_are_not_taken_for_requests(tmp_path):
+    """The host hangs up instead."""
+    plan = msgspec.Raw(msgspec.json.encode(plan_of(tmp_path, 1)))
+    intent = Intent(1, "0" * 64, "pool", "submit", None, 1.0, dead_process())
+    opening = Open("job-1a2b", str(tmp_path), 0, plan, "0" * 64, intent, (), ())
+    pardon = encoded(Pardon("job-1a2b", str(tmp_path), ()))
+    code = CodeTree((FileEntry("../out", len(pardon), False),))
+    told = io.BytesIO()
+    HostServer(io.BytesIO(encoded(opening) + encoded(code) + pardon), told).serve()
+    opened, refused = told.getvalue().splitlines()
+    assert read_answer(opened) == Opened(needs_code=True)
+    with pytest.raises(LaunchError, match="no name of a file"):
+        read_answer(refused)
