@@ -20,8 +20,12 @@ def lines_to(targets: Sequence[Target], tell: Callable[[str, str], None]) -> dic
     """By name: the connection that is open already or that another thread is making, or else a new one."""
     mine: dict[Target, Future[Way]] = {}
     with _lock:
-        for target in targets:
-            if not _is_usable(_ways.get(target)):
+        known = {target: _ways.get(target) for target in targets}
+    ended = {target for target, way in known.items() if not _is_usable(way)}  # to find that out may take a while
+    with _lock:
+        for target, before in known.items():
+            way = _ways.get(target)
+            if way is None or (way is before and target in ended):
                 mine[target] = _ways[target] = Future()
         found = {target.name: _ways[target] for target in targets}
     if mine:

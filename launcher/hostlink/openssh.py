@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from launcher.errors import Unreachable
+from launcher.errors import BadInput, Unreachable
 from launcher.hostlink import known_hosts
 from launcher.hostlink.failures import Broken, NoAccess, Silent
 from launcher.hostlink.known_hosts import HostKey
@@ -29,6 +29,7 @@ CONNECT_S = 10
 _LOGIN_S = 15.0
 _LEAVE_S = 2.0
 _SSH_FAILED = 255
+_LONGEST_FOLDER = 60
 _CHUNK = 1 << 18
 _MARK = "launch-connected"
 _NOTICE_S = 0.2  # a connection's holder ends a little after those that share it
@@ -47,7 +48,9 @@ _OPTIONS = (
     "ServerAliveCountMax=3",
 )
 _KINDS = {"ssh-rsa": "rsa-sha2-512,rsa-sha2-256,ssh-rsa"}
-_DROPPED = ("kex_exchange_identification", "ssh_exchange_identification")
+_HUNG_UP = ("kex_exchange_identification", "ssh_exchange_identification")
+_CLOSED = ("Connection closed", "Connection reset")
+_SAID_LINES = 8  # of what ssh says in the end: each host on the way may have a word
 _HINTS = {
     "Host key verification failed": "`ssh {name}` by hand shows the host's key and asks whether it is the right one",
     "Permission denied": "`ssh {name} true` must work without a password: by a key, an agent or an open master",
@@ -91,7 +94,7 @@ class SshProcess:
         try:
             self.process = subprocess.Popen(
                 argv,
-                env={name: value for name, value in os.environ.items() if name not in without},
+                env=_environment(without),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._complaints,
@@ -100,7 +103,7 @@ class SshProcess:
             )
         except FileNotFoundError:
             self._complaints.close()
-            raise Unreachable("no `ssh` on PATH", "hint: install the OpenSSH client") from None
+            raise _no_ssh() from None
         except BaseException:
             self._complaints.close()
             raise
@@ -171,15 +174,20 @@ class OpenSshTransport:
     def alive(self) -> bool:
         if self._master is None:
             return _has_master(self._command)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._master.process.wait(_NOTICE_S)
-        return self._master.process.returncode is None
+        return self._master.process.poll() is None
 
     def start(self, command: Sequence[str] | str) -> SshProcess:
         if self._master is not None and self._master.process.poll() is not None:
             raise Broken(f"{who(self._target)}: the connection broke")
         line = command if isinstance(command, str) else command_line(command, told=True)
-        return self._command.start(line, self.alive)
+        return self._command.start(line, self._outlives)
+
+    def _outlives(self) -> bool:
+        """Whether it is there yet, now that a command over it has ended."""
+        if self._master is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._master.process.wait(_NOTICE_S)
+        return self.alive()
 
     def close(self) -> None:
         if self._master is not None:
@@ -190,7 +198,7 @@ class OpenSshTransport:
 def connected(target: Target, deadline: float | None) -> OpenSshTransport:
     """Over the user's open connection, or one of ours. Raises BadKey, NoAccess, Dropped or another Unreachable."""
     command = _command(target)
-    folder = Path(tempfile.mkdtemp(prefix="launch-ssh-"))
+    folder = Path(tempfile.mkdtemp(prefix="launch-ssh-", dir=_short_folder()))
     try:
         if _has_master(command):
             return OpenSshTransport(target, command, None, folder)
@@ -249,8 +257,24 @@ def _command(target: Target) -> SshCommand:
 def _has_master(command: SshCommand) -> bool:
     """Whether the user has a connection open that others may share."""
     argv = replace(command, flags=("-O", "check", *command.flags)).argv()
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=CONNECT_S)
+    try:
+        done = subprocess.run(
+            argv, env=_environment(), stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=CONNECT_S
+        )
+    except FileNotFoundError:
+        raise _no_ssh() from None
+    except subprocess.TimeoutExpired:
+        return False
     return done.returncode == 0
+
+
+def _environment(without: Collection[str] = ()) -> dict[str, str]:
+    """Of ssh, and of what it starts for the hosts on the way: no window asks a person anything either."""
+    return {name: value for name, value in os.environ.items() if name not in without} | {"SSH_ASKPASS_REQUIRE": "never"}
+
+
+def _no_ssh() -> Unreachable:
+    return Unreachable("no `ssh` on PATH", "hint: install the OpenSSH client")
 
 
 def _wait_for_mark(target: Target, master: Running, deadline: float) -> None:
@@ -264,24 +288,46 @@ def _wait_for_mark(target: Target, master: Running, deadline: float) -> None:
 
 
 def _refused(target: Target, master: Running) -> Unreachable:
-    words = master.last_words()
-    said = "\n".join(words)
-    if "Host key verification failed" in said:
+    """By all that was said: where a host on the way is the reason, ssh says in the end that it was hung up on."""
+    said = master.last_words(_SAID_LINES)
+    words = [line for line in said if not line.lstrip().startswith((*_HUNG_UP, *_CLOSED))] or said
+    told = "\n".join(words)
+    hung_up = any(line.lstrip().startswith(_HUNG_UP) for line in said)
+    proxy = _proxy(target) if hung_up else ""
+    if hung_up and not proxy:
+        return dropped(target, *words)
+    way, advice = f" by way of {proxy}" if proxy else "", hint(target.name, words)
+    if "Host key verification failed" in told:
+        if proxy:
+            why = "the key of a host on the way to it is not trusted"
+            return Unreachable(f"{who(target)} cannot be reached{way}: {why}", *words, *advice)
         try:
             known_hosts.check(resolved(target), shown_key(target, None))
         except Unreachable as error:
             return error
-    if "Permission denied" in said or "Too many authentication failures" in said:
-        return NoAccess(f"{who(target)}: no access", *words, *hint(target.name, words))
-    if any(word in said for word in _DROPPED):
-        return dropped(target, *words)
-    return Unreachable(f"{who(target)} cannot be reached", *words, *hint(target.name, words))
+    if "Permission denied" in told or "Too many authentication failures" in told:
+        return NoAccess(f"{who(target)}: no access{way}", *words, *advice)
+    return Unreachable(f"{who(target)} cannot be reached{way}", *words, *advice)
+
+
+def _proxy(target: Target) -> str:
+    """What is between: hosts on the way, or a command; for a message."""
+    with contextlib.suppress(BadInput):  # what ssh understands need not be known to us
+        whole = resolved(target)
+        return ", ".join(jump.name for jump in whole.jumps) or whole.proxy_command
+    return ""
 
 
 def hint(name: str, words: Iterable[str]) -> list[str]:
     """What to do about what ssh says."""
     said = "\n".join(words)
     return [f"hint: {hint.format(name=name)}" for what, hint in _HINTS.items() if what in said][:1]
+
+
+def _short_folder() -> str:
+    """Where a socket can be: its path has to fit into 100 bytes, with what ssh adds to it."""
+    usual = tempfile.gettempdir()
+    return usual if len(os.fsencode(usual)) <= _LONGEST_FOLDER else "/tmp"  # noqa: S108 - a folder of our own in it
 
 
 def _earlier(limit_s: float, deadline: float | None) -> float:
@@ -292,11 +338,12 @@ def _earlier(limit_s: float, deadline: float | None) -> float:
 def _end(process: "subprocess.Popen[Any]") -> None:
     """Ask it, then make it; it and what it started are in a session of their own."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
+        if process.returncode is not None:
+            return  # its number may be another's by now
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_LEAVE_S)
-            return
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:

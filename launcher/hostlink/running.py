@@ -117,10 +117,10 @@ class Running:
         """How it ended, 128 + n by signal n; -1: the connection ended before that was told; None: not yet."""
         return self._channel.code(limit_s)
 
-    def last_words(self) -> list[str]:
-        """The last line of what it said on stderr, for a message: what ended it, or kept it from beginning."""
+    def last_words(self, most: int = 1) -> list[str]:
+        """The last lines of what it said on stderr, for a message: what ended it, or kept it from beginning."""
         lines = [line.strip() for line in bytes(self._err[-_TAIL_BYTES:]).decode(errors="replace").splitlines()]
-        return [f"  {line[:500]}" for line in lines if line][-1:]
+        return [f"  {line[:500]}" for line in lines if line][-most:]
 
     def close(self) -> None:
         """Let go of it; it goes on there, with its pipes closed."""
