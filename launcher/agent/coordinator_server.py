@@ -21,7 +21,7 @@ from launcher.agent.scribe import Scribe
 from launcher.agent.wire import MAX_LINE_BYTES, CoordinatorWire, WireError, accept
 from launcher.errors import Exit, Fenced
 from launcher.plan.model import Plan
-from launcher.rundir.attempts import read_intent
+from launcher.rundir.attempts import used_s_of
 from launcher.rundir.durable import Damaged, read_record, write_record
 from launcher.rundir.events import read_events
 from launcher.rundir.identity import alive, this_process
@@ -203,14 +203,11 @@ class CoordinatorServer:
 
 
 def time_used(run: RunDir, attempt: AttemptDir) -> float:
-    """How long the run's earlier attempts have lasted, by its last word, since a person began it or began it anew."""
-    if read_intent(attempt).reason == "resume":
-        return 0.0
+    """How long the run's earlier attempts have lasted; a last word that nobody can read counts for nothing."""
     try:
-        before = read_record(run.state, RunState)
+        return used_s_of(run, attempt, read_record(run.state, RunState))
     except Damaged:
         return 0.0
-    return before.used_s if before is not None else 0.0
 
 
 def _now() -> Now:

@@ -13,14 +13,22 @@ from launcher.spec.model import CheckpointOptions, Recovery
 _OF_ANOTHER_JOB = (
     "SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "PMI_", "PMI2_", "PMIX_", "OMPI_", "PRTE_",
 )  # fmt: skip
+_DEFAULTED = "LAUNCH_DEFAULTED"  # NAME=value of what we chose for a rank: no export of its user's, if it submits a run
 _LEAST_GROUP_TIMEOUT_S = 600.0
 _AFTER_A_HANG_S = 300.0
 
 
 def cleaned(environ: Mapping[str, str]) -> dict[str, str]:
-    """A caller's environment without what speaks of another job, or to the ranks of another launcher."""
-    kept = job_environment(environ)
-    return {name: value for name, value in kept.items() if not name.startswith(_OF_ANOTHER_JOB)}
+    """A caller's environment without what speaks of another job, or to the ranks of another launcher.
+
+    A caller may be a rank itself: what we chose for it says nothing of the run that it submits.
+    """
+    kept, ours = job_environment(environ), environ.get(_DEFAULTED, "").split()
+    return {
+        name: value
+        for name, value in kept.items()
+        if not name.startswith(_OF_ANOTHER_JOB) and f"{name}={value}" not in ours
+    }
 
 
 def job_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -56,7 +64,10 @@ def node_environment(
         "LAUNCH_GROUP_TIMEOUT_S": f"{group_timeout_s(recovery):g}",
     }
     ours |= {**disk, **_memory_words(checkpoint, memory), **gpus}
-    return {**_defaults(interface), **plan.env, **base, **ours, **plan.spec.env, **secrets}
+    defaults = {**_defaults(interface), **plan.env}
+    chosen = [name for name in defaults if not any(name in others for others in (base, ours, plan.spec.env, secrets))]
+    ours[_DEFAULTED] = " ".join(f"{name}={defaults[name]}" for name in chosen)
+    return {**defaults, **base, **ours, **plan.spec.env, **secrets}
 
 
 def _defaults(interface: str | None) -> dict[str, str]:

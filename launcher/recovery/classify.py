@@ -12,12 +12,14 @@ _MEMORY = re.compile(
     r"\bMemoryError\b|\bOutOfMemoryError\b|CUDA out of memory|HIP out of memory|DefaultCPUAllocator: can't allocate",
 )
 # What torch.distributed raises of its own, and how C++ tells of it before an abort.
-_OF_TORCH_DISTRIBUTED = re.compile(r"(?:torch\.\S*|c10::|c10d::)Dist(?:Backend|Network|Store|Queue\w*)?Error")
+_OF_TORCH_DISTRIBUTED = re.compile(
+    r"(?:torch\.\S*|c10::|c10d::)Dist(?:Backend|Network|Store|Queue\w*)?Error|gloo::(?:Io|Timeout)Exception",
+)
 # What torch's C++ raises comes as a RuntimeError: these are the words of NCCL, gloo and the store in it, with the
 # places in their sources that they name,
 _NAMES_A_BACKEND = re.compile(
     r"\[[^\]]*\bgloo/[\w/.-]+\.(?:cc|h):\d+|enforce fail at \S*\bgloo/[\w/.-]+\.(?:cc|h)|\bGloo connectFullMesh\b"
-    r"|\bNCCL (?:error|watchdog|communicator)\b|\bnccl[A-Z]\w+Error\b|\b(?:ProcessGroup\w+|TCPStore\w*)\.[ch]pp\b"
+    r"|\bNCCL (?:[Ee]rror|watchdog|communicator)\b|\bnccl[A-Z]\w+Error\b|\b(?:ProcessGroup\w+|TCPStore\w*)\.[ch]pp\b"
     r"|Application timeout caused pair closure",
 )
 # and these are words that others have too.
@@ -78,9 +80,9 @@ def _is_of_a_peer(raised: Raised) -> bool:
     in_torch = raised.module.partition(".")[0] == "torch"
     if kind in _SOCKET_ERRORS:
         return in_torch and raised.module.startswith("torch.distributed")
-    if kind not in ("RuntimeError", ""):
+    if kind not in ("RuntimeError", "std::runtime_error", "c10::Error", ""):
         return False
-    in_cpp = in_torch or not raised.module
+    in_cpp = kind in ("RuntimeError", "") and (in_torch or not raised.module)
     return bool(_NAMES_A_BACKEND.search(raised.line) or (in_cpp and _OF_ANY_SOCKET.search(raised.line)))
 
 

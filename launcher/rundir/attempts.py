@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from launcher.errors import LaunchError, Refused
 from launcher.rundir import drafts
-from launcher.rundir.durable import make_dir, read_record, sync_dir, write_record
+from launcher.rundir.durable import Damaged, make_dir, read_record, sync_dir, write_record
 from launcher.rundir.identity import this_process
 from launcher.rundir.ids import new_ticket, new_token
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import Intent
+from launcher.rundir.records import Intent, RunState
 from launcher.words import LOCAL, Cause
 
 if TYPE_CHECKING:
@@ -85,6 +85,25 @@ def read_intent(attempt: AttemptDir) -> Intent:
     if intent is None:
         raise LaunchError(f"{attempt.intent}: is missing")
     return intent
+
+
+def used_s_of(run: RunDir, attempt: AttemptDir, last: RunState | None) -> float:
+    """How long attempts before this one have lasted, by the run's last word, since a person began or resumed it.
+
+    The word may be older than the resume: an attempt that dies early leaves none.
+    """
+    if last is None:
+        return 0.0
+    since = (run.attempt(number) for number in range(last.attempt + 1, attempt.number + 1))
+    return 0.0 if any(map(_resumes, since)) else last.used_s
+
+
+def _resumes(attempt: AttemptDir) -> bool:
+    try:
+        intent = read_record(attempt.intent, Intent)
+    except Damaged:
+        return False
+    return intent is not None and intent.reason == "resume"
 
 
 def read_plan(run: RunDir, number: int) -> "Plan":

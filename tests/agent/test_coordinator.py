@@ -839,6 +839,7 @@ def test_the_time_of_earlier_attempts_counts() -> None:
     assert cluster.stops(1)
     assert cluster.end is not None
     assert (cluster.end.state, cluster.end.cause) == (State.FAILED, Cause.TIME_LIMIT)  # more attempts have no time
+    assert "restart" not in cluster.end.message
 
 
 def test_an_attempt_that_has_no_time_left_opens_nothing() -> None:

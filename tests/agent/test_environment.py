@@ -117,6 +117,18 @@ def test_what_a_site_puts_into_every_shell_reaches_the_ranks():
     assert cleaned({**JOB, **STEP}) == site
 
 
+def test_a_run_submitted_by_a_rank_takes_our_choices_for_no_exports():
+    plan = plan_of(Path("/runs/job-abcd"))
+    plan = msgspec.structs.replace(plan, env={"OMP_NUM_THREADS": "4"})
+    names = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    rank = node_environment({"PATH": "/bin"}, plan, plan.nodes[0], 1, {}, interface="ib0")
+    assert all(name in rank for name in names)
+    assert not any(name in cleaned(rank) for name in names)
+    assert cleaned({**rank, "OMP_NUM_THREADS": "2"})["OMP_NUM_THREADS"] == "2"
+    exported = node_environment({"OMP_NUM_THREADS": "4"}, plan, plan.nodes[0], 1, {}, interface="ib0")
+    assert cleaned(exported)["OMP_NUM_THREADS"] == "4"
+
+
 def test_what_misleads_is_shown_to_users():
     readme = (Path(__file__).parents[2] / "launcher" / "agent" / "README.md").read_text()
     for readers, patterns in WHO_READS_WHAT:

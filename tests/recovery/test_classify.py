@@ -37,6 +37,11 @@ def end(rank: int = 0, **how: Any) -> RankExit:
         ({"code": 1, "error": "ValueError: unknown district"}, Cause.USER_ERROR),
         ({"signal": 9, "error": "RuntimeError: Connection closed by peer"}, Cause.KILLED),
         ({"signal": 6, "error": "c10::DistBackendError: NCCL watchdog"}, Cause.COMMUNICATION),
+        ({"signal": 6, "error": "gloo::IoException: [pair.cc:534] Connection closed"}, Cause.COMMUNICATION),
+        ({"signal": 6, "error": "gloo::TimeoutException"}, Cause.COMMUNICATION),
+        ({"signal": 6, "error": "std::runtime_error: NCCL Error 2: unhandled system error"}, Cause.COMMUNICATION),
+        ({"signal": 6, "error": "std::runtime_error: Broken pipe"}, Cause.KILLED),  # of whatever the user links
+        ({"signal": 6, "error": "std::out_of_range: vector"}, Cause.KILLED),
     ],
 )
 def test_causes(how: dict[str, Any], cause: Cause) -> None:
@@ -56,6 +61,7 @@ def test_causes(how: dict[str, Any], cause: Cause) -> None:
         "RuntimeError: Timed out waiting 1800000ms for recv operation to complete",
         "RuntimeError: Connection reset by peer",
         "RuntimeError: Broken pipe",
+        "RuntimeError: NCCL Error 2: unhandled system error",
         "RuntimeError: Socket Timeout",
     ],
 )

@@ -49,7 +49,8 @@ class Aftermath:
         # Where the run has had all the time that its spec gives it, no attempt of any budget could go on.
         out_of_time = found.cause is Cause.TIME_LIMIT and attempt.mono >= attempt.limit_at
         if decision.action is Action.END or out_of_time:
-            self.finish(State.FAILED, decision.cause, exit_of(decision.cause), decision.reason)
+            text = decision.reason if decision.action is Action.END else found.text
+            self.finish(State.FAILED, decision.cause, exit_of(decision.cause), text)
             return
         restarts = attempt.standing.restarts
         restarts[found.cause.value] = restarts.get(found.cause.value, 0) + 1

@@ -12,6 +12,9 @@ from launcher.rundir.records import Raised
 TAIL_LINES = 20
 _TAIL_BYTES = 8192
 _EXCEPTION = re.compile(r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning)\b.*")
+_RANK = re.compile(r"^\[rank\d+\]:\s?")  # torch's own prefix to a traceback, once there is a process group
+_TERMINATED = re.compile(r"^terminate called after throwing an instance of '(?P<kind>[^']+)'")
+_WHAT = re.compile(r"^\s*what\(\):\s*(?P<text>.*)")
 _STANDARD_LIBRARY = re.compile(r"^<frozen |/lib(?:64)?/python3\.\d+/")
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)$')
 
@@ -56,13 +59,23 @@ class LogFile:
 
 def last_exception(tail: tuple[str, ...]) -> ExceptionReport | None:
     """The last exception of a log's tail and the frames before it; for ranks that did not report one."""
-    for number in range(len(tail) - 1, -1, -1):
-        if _EXCEPTION.match(tail[number]):
-            frames = [frame for line in reversed(tail[:number]) if (frame := _FRAME.match(line))]
+    lines = [_RANK.sub("", line) for line in tail]
+    for number in range(len(lines) - 1, -1, -1):
+        if thrown := _TERMINATED.match(lines[number]):
+            return _of_cpp(thrown["kind"], lines[number + 1 :])
+        if _EXCEPTION.match(lines[number]):
+            frames = [frame for line in reversed(lines[:number]) if (frame := _FRAME.match(line))]
             where = next((f"{Path(one['file']).name}:{one['line']} in {one['name']}" for one in frames), "")
             module = next((name for one in frames if (name := _module(one["file"]))), "")
-            return ExceptionReport(line=tail[number], where=where, raised=(Raised(tail[number], module),))
+            return ExceptionReport(line=lines[number], where=where, raised=(Raised(lines[number], module),))
     return None
+
+
+def _of_cpp(kind: str, after: list[str]) -> ExceptionReport:
+    """What the C++ library says of an exception that nobody caught, before it aborts."""
+    what = next((said["text"] for line in after if (said := _WHAT.match(line))), "")
+    line = f"{kind}: {what}" if what else kind
+    return ExceptionReport(line=line, raised=(Raised(line),))
 
 
 def _module(path: str) -> str:

@@ -8,7 +8,7 @@ import msgspec
 from launcher.errors import Exit
 from launcher.plan.model import Plan
 from launcher.recovery.policy import decide, restarts_by_cause
-from launcher.rundir.attempts import newest
+from launcher.rundir.attempts import newest, used_s_of
 from launcher.rundir.durable import append_line, create_record, read_record, write_record
 from launcher.rundir.events import read_events
 from launcher.rundir.fence import check_fence
@@ -112,6 +112,7 @@ def _final_state(run: RunDir, attempt: AttemptDir, end: AttemptEnd, plan: Plan, 
         restarts=restarts_by_cause(read_events(run)),
         ranks=(),
         ended_at=end.ended_at if end.state.ended else None,
+        used_s=used_s_of(run, attempt, last),
         updated_at=time.time(),
         monotonic_s=time.monotonic(),
     )

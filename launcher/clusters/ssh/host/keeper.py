@@ -33,7 +33,7 @@ from launcher.clusters.ssh.slots.take import Demand, Slots
 from launcher.errors import Exit, Fenced, LaunchError
 from launcher.hostlink.rpc.wire import encoded
 from launcher.plan.model import Plan
-from launcher.rundir.attempts import read_intent
+from launcher.rundir.attempts import read_intent, used_s_of
 from launcher.rundir.durable import read_record, write_record
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import AttemptEnd, RunState
@@ -250,7 +250,8 @@ def _open_anew(keeper: KeeperState, there: Mapping[int, KeeperStatus]) -> None:
 def _say_queued(keeper: KeeperState, text: str) -> None:
     state = read_record(keeper.run.state, RunState)
     if state is not None and (state.state is not State.QUEUED or state.message != text):
-        queued = msgspec.structs.replace(state, attempt=keeper.attempt.number, state=State.QUEUED, message=text)
+        used_s, number = used_s_of(keeper.run, keeper.attempt, state), keeper.attempt.number
+        queued = msgspec.structs.replace(state, attempt=number, state=State.QUEUED, message=text, used_s=used_s)
         write_record(keeper.run.state, msgspec.structs.replace(queued, updated_at=time.time()))
 
 
