@@ -1,12 +1,17 @@
 """One connection to a host for a whole process, whoever asks for it and however many at once."""
 
 import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 from doors import until
 
-from launcher.errors import Unreachable
+from launcher.errors import LaunchError, Unreachable
 from launcher.hostlink import connections
+from launcher.hostlink.connect import Line
+from launcher.hostlink.target import target_of
+from launcher.spec.model import SshHost
 
 
 def quiet(name, words):
@@ -50,3 +55,28 @@ def test_a_failure_is_not_kept(door):
     assert isinstance(connections.lines_to([door.target()], quiet)["door"], Unreachable)
     door.up()
     assert connections.lines_to([door.target()], quiet)["door"].alive
+
+
+def test_nobody_waits_while_it_is_seen_whether_anothers_lives(monkeypatch):
+    """That may take a program of its own."""
+    looked, go_on = threading.Event(), threading.Event()
+
+    class Slow(Line):
+        @property
+        def alive(self):
+            looked.set()
+            return go_on.wait(30)
+
+    slow, quick = (target_of(SshHost(name, transport="openssh")) for name in ("slow", "quick"))
+    known = Future()
+    known.set_result(Slow(slow, SimpleNamespace(close=lambda: None)))
+    monkeypatch.setitem(connections._ways, slow, known)
+    monkeypatch.setattr(connections, "connect_all", lambda targets, tell: {"quick": LaunchError("made")})
+    got = []
+    thread = threading.Thread(target=lambda: got.append(connections.lines_to([slow], quiet)["slow"]))
+    thread.start()
+    assert looked.wait(30)
+    assert connections.lines_to([quick], quiet)["quick"].lines == ("made",)
+    go_on.set()
+    thread.join(30)
+    assert got == [known.result()]
