@@ -42,7 +42,7 @@ from launcher.clusters.login.messages import (
 from launcher.clusters.login.records import events_after
 from launcher.clusters.mirror import given, tails
 from launcher.clusters.mirror.logs import FOLDERS
-from launcher.errors import LaunchError, NoSuchRun
+from launcher.errors import LaunchError, NoSuchRun, Refused
 from launcher.hostlink.rpc.once import Runs, Token, tidy
 from launcher.hostlink.rpc.wire import Outcome
 from launcher.hostlink.shipping import kept_trees
@@ -149,14 +149,15 @@ def _checkpoints(token: Token) -> Path:
 
 
 def _open_attempt(request: OpenAttempt) -> Outcome:
-    one = _run(request.run)
-    run = RunDir(one.path)
-
     def start(choose: Callable[[Runs], None]) -> Runs:
+        one = _run(request.run)
+        status = one.status()
+        if not status.state.ended:
+            raise Refused(f"{one.id} is {status.state} on the login node: {status.message}")
+        run = RunDir(one.path)
         opened = [(one.id, run.attempt(request.after + 1).path)]
         choose(opened)  # there once the attempt is
-        one.status()
-        reopen(run, after=request.after, on=None, overrides=request.overrides)
+        reopen(run, after=request.after, on=None, overrides=request.overrides, defaults=request.defaults)
         return opened
 
     return Token(folder_of(request.folder), request.token).redeem(start)

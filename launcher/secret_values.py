@@ -28,7 +28,7 @@ def _is_there(secret: Secret, project: Path, environ: Mapping[str, str]) -> bool
 
 def _value(secret: Secret, project: Path, environ: Mapping[str, str]) -> str:
     if secret.file is None:
-        return environ[secret.name]
+        return _text(secret, environ[secret.name])
     path = _path(secret.file, project)
     try:
         with path.open("rb") as file:
@@ -42,6 +42,14 @@ def _value(secret: Secret, project: Path, environ: Mapping[str, str]) -> str:
     if len(data) > _MAX_BYTES or "\0" in text:
         raise BadInput(f"secrets: {secret.name}: {path} is no secret: over 64 KiB, or with a NUL byte")
     return text
+
+
+def _text(secret: Secret, value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise BadInput(f"secrets: {secret.name}: expected text, got bytes that are none") from None
+    return value
 
 
 def _path(name: str, project: Path) -> Path:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from launcher.clusters.clusters_file import ClusterEntry, entry, plugin_sections, with_defaults
+from launcher.clusters.clusters_file import ClusterEntry, as_reached_now, entry, plugin_sections, with_defaults
 from launcher.clusters.keeping.attempt_end import first_state, write_end
 from launcher.clusters.kinds import of_kind
 from launcher.clusters.protocol import ChecksFirst, Cluster, KeepsFilesElsewhere, SubmitsTogether
@@ -190,22 +190,22 @@ def open_shipped(specs: Sequence[Shipped], *, on: str, choose: Callable[[Opened]
 
 
 def _all_or_none(looks: Sequence[Callable[[], Request]]) -> list[Request]:
-    wishes, problems = _each(looks)
+    wishes, problems = _each(looks, alone=len(looks) == 1)
     if not problems or not any(isinstance(wish.cluster, ChecksFirst) for wish in wishes):
-        wishes, more = _each([partial(_able, wish) for wish in wishes])
+        wishes, more = _each([partial(_able, wish) for wish in wishes], alone=len(looks) == 1)
         problems += more
     if problems:
         raise BadInput(*problems)
     return wishes
 
 
-def _each(steps: Sequence[Callable[[], Request]]) -> tuple[list[Request], list[str]]:
+def _each(steps: Sequence[Callable[[], Request]], *, alone: bool) -> tuple[list[Request], list[str]]:
     wishes, problems = list[Request](), list[str]()
     for step in steps:
         try:
             wishes.append(step())
         except BadInput as error:
-            if len(steps) == 1:
+            if alone:
                 raise
             problems += error.lines
     return wishes, problems
@@ -330,21 +330,26 @@ def _unmake(made: Sequence[tuple[str, Path]], batch: Path | None) -> None:
         drafts.remove(batch)
 
 
-def reopen(run: RunDir, *, after: int, on: str | None, overrides: tuple[str, ...]) -> None:
+def reopen(
+    run: RunDir, *, after: int, on: str | None, overrides: tuple[str, ...], defaults: Defaults | None = None
+) -> None:
     """A new attempt of a run whose attempt `after` has ended: the frozen code, the spec as submitted, these changes.
 
     Without `on` where it was and with the options that the cluster had then, whatever the clusters file says by now;
-    with it, be it by the same name, with those that the cluster has now.
+    with it, be it by the same name, with those that the cluster has now. `defaults` are those of the cluster as another
+    machine, from which the run is resumed, knows it by now.
     """
     before = read_plan(run, after)
     place = entry(on) if on is not None else _place_of(before)
+    if defaults is not None:
+        place = replace(place, defaults=(*entry(place.name).defaults, *defaults))
     where = of_kind(place.kind)
     all_overrides = (*before.overrides, *overrides)
     spec = _read_spec(run.spec, all_overrides, place.defaults)
     code = list_frozen(run.code)
     project = _look_at(spec, run.code, code, before.entry.python, where)
-    python, defaults = before.entry.python, place.defaults
-    wish = Request(run.spec, spec, all_overrides, place.name, where, project, code, python, defaults=defaults)
+    python, usual = before.entry.python, place.defaults
+    wish = Request(run.spec, spec, all_overrides, place.name, where, project, code, python, defaults=usual)
     problems = check(spec, where.machine(spec), project, ())
     _refuse(run.spec, problems)
     plan = with_code(plan_of(wish, before.run_id, run.path, before.submitted_at), before.code)
@@ -367,8 +372,8 @@ def reopen(run: RunDir, *, after: int, on: str | None, overrides: tuple[str, ...
 
 
 def _place_of(before: Plan) -> ClusterEntry:
-    """The cluster as it was then."""
-    return ClusterEntry(before.cluster_kind, before.cluster, defaults=before.defaults)
+    """The cluster as it was then; a login node may have moved since, and is got to as the clusters file says now."""
+    return as_reached_now(ClusterEntry(before.cluster_kind, before.cluster, before.defaults))
 
 
 def project_of(file: Path) -> Path:

@@ -1,5 +1,6 @@
 """What is submitted and resumed, with a cluster that only notes down what it is asked for."""
 
+import os
 from dataclasses import replace
 
 import msgspec
@@ -10,7 +11,7 @@ from launcher.api import Run
 from launcher.cli.main import main
 from launcher.clusters import kinds
 from launcher.clusters.keeping.attempt_end import write_end
-from launcher.errors import Exit, LaunchError, NotStarted, Refused, Unreachable
+from launcher.errors import BadInput, Exit, LaunchError, NotStarted, Refused, Unreachable
 from launcher.plan.facts import Machine
 from launcher.plan.model import Plan
 from launcher.rundir import registry
@@ -156,7 +157,7 @@ def test_a_plan_of_before_there_were_defaults_is_read(job):
 
 
 def test_from_elsewhere_the_options_of_the_cluster_there_win(job):
-    shipped = Shipped(job.parent, {}, lambda _: False, lambda _: None, (("ssh.python", "/theirs"),))
+    shipped = Shipped(job, (), job.parent, {}, (("ssh.python", "/theirs"),))
     plan, _ = prepare(job, on="pool1", overrides=(), shipped=shipped)
     assert place(plan) == ("pool1", ["a1", "a2"], None, "/theirs", "/scratch/a")
     assert plan.overrides == ()
@@ -201,3 +202,21 @@ def test_a_run_that_nobody_knows_to_be_handed_over_is_named(job, capsys, monkeyp
     assert said.out == f"{run}\n"
     hint = f"hint: {run} exists all the same: `launch status` hands it over, `launch cancel {run}` gives it up"
     assert said.err == f"launch: the controller does not answer\n{hint}\n"
+
+
+def test_problems_of_all_specs_are_told_whoever_finds_them(job):
+    unread, unfit = job.with_name("unread.yaml"), job.with_name("unfit.yaml")
+    unread.write_text("name: unread\nrun: {scirpt: train.py}\n")
+    unfit.write_text("name: unfit\nrun: {script: train.py}\nresources: {gpus_per_node: 9}\n")
+    with pytest.raises(BadInput) as raised:
+        open_runs([unread, unfit], on="pool1", overrides=())
+    assert "run.scirpt: unknown option" in str(raised.value)
+    assert "resources.gpus_per_node: asks for 9" in str(raised.value)
+
+
+def test_a_secret_that_is_no_text_is_refused_before_anything_is(job, monkeypatch):
+    monkeypatch.setenv("TOKEN", os.fsdecode(b"\xff"))
+    job.write_text(f"{job.read_text()}secrets: [TOKEN]\n")
+    with pytest.raises(BadInput, match="secrets: TOKEN: expected text"):
+        opened(job)
+    assert registry.registered() == []

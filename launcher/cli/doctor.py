@@ -76,6 +76,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _place(name: str, file: Path | None) -> ClusterEntry:
     """A kind can be looked at by its own name even where its programs are not."""
+    if name == LOCAL:
+        return entry(name)  # whatever state the clusters file is in
     known = kind_named(name) is not None and name not in named_clusters(file)
     return ClusterEntry(name, name) if known else entry(name, file)
 

@@ -127,6 +127,21 @@ def merged(place: ClusterEntry, spec: JobSpec) -> JobSpec:
     return replace(spec, **{place.kind: replace(said, **{name: getattr(own, name) for name in silent})})
 
 
+def as_reached_now(place: ClusterEntry) -> ClusterEntry:
+    """A cluster as it was known before, with the way to its login node as the clusters file has it by now."""
+    if place.kind != LOGIN_KIND:
+        return place
+    try:
+        found = named_clusters().get(place.name)
+    except BadInput:
+        return place  # what was good at submit is worth trying
+    if found is None or found.kind != LOGIN_KIND:
+        return place
+    way = f"{LOGIN_KIND}."
+    kept = (one for one in place.defaults if not one[0].startswith(way))
+    return replace(place, defaults=(*(one for one in found.defaults if one[0].startswith(way)), *kept))
+
+
 def _own_options(place: ClusterEntry, section: Section) -> Any:
     own = ((path.removeprefix(f"{place.kind}."), text) for path, text in place.defaults if path.startswith(place.kind))
     root = read_tree("".join(f"{option}: {text}\n" for option, text in own)).root

@@ -3,11 +3,17 @@
 import pytest
 
 from launcher import api
+from launcher.clusters.clusters_file import ClusterEntry, as_reached_now
 from launcher.clusters.login import cluster, handover
 from launcher.errors import BadInput, Exit, LaunchError, NotStarted, Unreachable
 from launcher.hostlink.rpc.wire import Made, Outcome
 from launcher.plan.facts import Machine
 from launcher.rundir import registry
+from launcher.rundir.attempts import read_intent
+from launcher.rundir.durable import read_record
+from launcher.rundir.layout import RunDir
+from launcher.rundir.locks import locked
+from launcher.rundir.records import Handle
 from launcher.words import State
 
 
@@ -92,3 +98,75 @@ def test_what_may_have_been_begun_is_here_and_handed_over_later(specs, monkeypat
     assert len(error.runs) == 4
     assert error.lines[0] == "hung up"
     assert "`launch status` hands them over" in error.lines[1]
+
+
+@pytest.fixture
+def left(specs, monkeypatch):
+    """A run of which nobody knows whether the login node has it."""
+    left = [Unreachable("hung up")]
+
+    def answered(_address, work, **_):
+        work(Line())
+        raise left[0]
+
+    monkeypatch.setattr(cluster, "persistently", lambda *_, **__: Machine(4, ()))
+    monkeypatch.setattr(handover, "persistently", answered)
+    with pytest.raises(Unreachable) as raised:
+        api.submit_many(specs[:1], on="hpc")
+    run = RunDir(api.run(raised.value.runs[0][0]).path)
+    return handover.handover_of(run, run.attempt(1))
+
+
+def refuses(*_, **__):
+    raise LaunchError("the disk there is full")
+
+
+def test_what_was_heard_is_not_given_up_because_of_what_comes_later(left, monkeypatch):
+    [attempt] = left.attempts
+    ticket = read_intent(attempt).ticket
+    monkeypatch.setattr(handover, "persistently", refuses)
+    monkeypatch.setattr(handover, "ask", lambda *_, **__: {ticket: Outcome(made("a-2222"))})
+    handover.finish(left)
+    assert (read_record(attempt.handle, Handle).run, attempt.end.exists()) == ("a-2222", False)
+
+
+def test_what_was_never_heard_and_never_can_be_gets_its_end(left, monkeypatch):
+    [attempt] = left.attempts
+    monkeypatch.setattr(handover, "persistently", refuses)
+    monkeypatch.setattr(handover, "ask", lambda *_, **__: {})
+    handover.finish(left)
+    assert (attempt.handle.exists(), attempt.end.exists()) == (False, True)
+
+
+def test_whoever_looks_waits_for_nobody_who_hands_over(left, monkeypatch):
+    monkeypatch.setattr(handover, "persistently", refuses)
+    with locked(left.lock, wait=True):
+        handover.finish(left)
+    assert left.is_unfinished()
+
+
+def test_interrupted_before_the_login_node_has_heard_of_it_nothing_is_left(specs, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cluster, "persistently", lambda *_, **__: Machine(4, ()))
+    monkeypatch.setattr(handover, "persistently", interrupted)
+    with pytest.raises(NotStarted) as raised:
+        api.submit_many(specs, on="hpc")
+    assert raised.value.exit_code == Exit.INTERRUPTED
+    assert registry.registered() == []
+
+
+def test_a_damaged_run_keeps_nobody_else_from_being_looked_at(left, monkeypatch):
+    [attempt] = left.attempts
+    attempt.handle.write_text("{")
+    [word] = cluster.LoginCluster().look([(left.runs[0], attempt)])
+    assert "handle.json" in word.silent
+
+
+def test_a_login_node_that_has_moved_is_got_to_as_the_clusters_file_says_now(left, specs):
+    file = specs[0].parent / "clusters.yaml"
+    file.write_text("hpc: {kind: slurm, login: me@new, defaults: {partition: gpu}}\n")
+    before = ClusterEntry("login", "hpc", (("login.node", "me@login"), ("slurm.partition", "cpu")))
+    now = dict(as_reached_now(before).defaults)
+    assert (now["login.node"], now["slurm.partition"]) == ('"me@new"', "cpu")

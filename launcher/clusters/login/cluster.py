@@ -12,7 +12,7 @@ from launcher.clusters.login.address import KIND, Address, address_of, as_planne
 from launcher.clusters.login.handover import (
     LoginHandover,
     code_there,
-    give_up,
+    finish,
     hand_over,
     handover_of,
     spec_there,
@@ -31,7 +31,7 @@ from launcher.clusters.login.messages import (
 from launcher.clusters.protocol import CancelReport, Preview
 from launcher.doctor.findings import Finding
 from launcher.doctor.wish import DoctorWish
-from launcher.errors import Exit, LaunchError, NotStarted, Refused, Unreachable
+from launcher.errors import LaunchError, Refused, Unreachable
 from launcher.hostlink.parallel import failures, for_all
 from launcher.hostlink.rpc.client import FarLaunch
 from launcher.hostlink.shipping.tree import digest_of, refuse_links_out
@@ -48,6 +48,7 @@ from launcher.status.checkpoints import Checkpoint
 
 LIMIT_S = 13.0  # for all login nodes together to say how their runs are
 _ANSWER_S = 120.0
+_TREE_S = 600.0
 _MANY = 10_000
 
 
@@ -100,7 +101,7 @@ class LoginCluster:
         spec = spec_there(plan, Path(plan.spec_file).read_bytes())
 
         def work(line: FarLaunch) -> PreviewThere:
-            code_there(line, code, digest, address.folder)
+            code_there(line, code, digest, address.folder, _TREE_S)
             request = AskPreview(address.folder, address.on, digest, spec)
             return line.ask(request, PreviewThere, timeout_s=_ANSWER_S)
 
@@ -125,15 +126,18 @@ class LoginCluster:
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
         """One question to each login node, all at once; what they say is copied into the runs' folders."""
         asked: dict[Address, dict[str, tuple[RunDir, AttemptDir]]] = {}
+        words: dict[Path, ClusterWord] = {}
         for run, attempt in attempts:
-            if handle := read_record(attempt.handle, Handle):
-                asked.setdefault(address_of(run, attempt), {})[handle.run] = (run, attempt)
+            try:
+                if handle := read_record(attempt.handle, Handle):
+                    asked.setdefault(address_of(run, attempt), {})[handle.run] = (run, attempt)
+            except (LaunchError, OSError) as error:  # one damaged run keeps nobody else's from being looked at
+                words[attempt.path] = records.silence(attempt, str(error))
         questions = {
             address: LookAtRuns(tuple(records.known_of(*pair, there) for there, pair in runs.items()))
             for address, runs in asked.items()
         }
         answers = ask_all(questions, dict[str, RunNews], LIMIT_S)
-        words: dict[Path, ClusterWord] = {}
         for address, runs in asked.items():
             for there, (run, attempt) in runs.items():
                 words[attempt.path] = _word(address, run, attempt, there, answers[address])
@@ -143,9 +147,12 @@ class LoginCluster:
         """Hand over what submitters that were killed did not, as far as login nodes answer."""
         left = {}
         for run, attempt in attempts:
-            wanted = handover_of(run, attempt)
-            if wanted.is_unfinished() and not wanted.is_in_hand():
-                left[str(wanted.lock)] = wanted
+            try:
+                wanted = handover_of(run, attempt)
+                if wanted.is_unfinished() and not wanted.is_in_hand():
+                    left[str(wanted.lock)] = wanted
+            except (LaunchError, OSError) as error:
+                self._not_handed[attempt.path] = str(error)
         for name, trouble in failures(for_all(left, lambda _, wanted: _mend(wanted))).items():
             self._not_handed |= {one.path: trouble.lines[0] for one in left[name].attempts}
 
@@ -222,15 +229,9 @@ def _mend(wanted: LoginHandover) -> None:
     if (why := left_alone(address)) is not None:
         raise why
     try:
-        hand_over(wanted)
+        finish(wanted)
     except Unreachable as error:
         raise leave_alone(address, error) from None
-    except NotStarted as error:
-        if error.exit_code == Exit.UNREACHABLE:
-            raise leave_alone(address, error) from None
-        for run, attempt in zip(wanted.runs, wanted.attempts, strict=True):
-            if not attempt.handle.exists():
-                give_up(run, attempt, "; ".join(error.lines))
 
 
 def _refuse_in_hand(run: RunDir, wanted: LoginHandover) -> None:

@@ -16,7 +16,7 @@ from launcher.clusters.login.lines import ask, persistently
 from launcher.clusters.login.messages import OpenAttempt, OpenRuns, RunWanted, SpecThere, VoidTokens
 from launcher.clusters.mirror.fetch import bring_what_it_goes_on_from
 from launcher.clusters.mirror.holders import Holders
-from launcher.errors import Exit, LaunchError, NotStarted
+from launcher.errors import Exit, LaunchError, NotStarted, Unreachable
 from launcher.hostlink.rpc.client import FarLaunch, far_error
 from launcher.hostlink.rpc.wire import Have, Outcome, Tree
 from launcher.hostlink.shipping.tree import contents, digest_of, entries
@@ -32,8 +32,16 @@ from launcher.rundir.records import AttemptEnd, Handle
 from launcher.words import Cause, State
 from trainer.checkpoint_files.partial import Held
 
-_ANSWER_S = 120.0
-_MINUTES_S = 600.0  # for a large tree to be written and read there
+
+@dataclass(frozen=True, slots=True)
+class _Patience:
+    """How long a login node is waited for: by who submits, and by who only looks and hands over on the way."""
+
+    answer_s: float
+    tree_s: float  # for a large tree to be written and read there
+
+
+_PATIENT, _HASTY = _Patience(120.0, 600.0), _Patience(13.0, 30.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +83,28 @@ def hand_over(wanted: LoginHandover) -> None:
     """Unless somebody else has. Raises NotStarted where surely nothing was begun, else what is wrong."""
     with locked(wanted.lock, wait=True):
         if wanted.is_unfinished():
-            _carry_out(wanted)
+            _carry_out(wanted, _PATIENT)
 
 
-def _carry_out(wanted: LoginHandover) -> None:
+def finish(wanted: LoginHandover) -> None:
+    """Do what its submitter, which was killed, did not; what never can be done gets its end. Raises Unreachable.
+
+    A request of the submitter may have been heard all the same: the login node is asked before anything is given up.
+    """
+    with locked(wanted.lock) as free:
+        if free is None or not wanted.is_unfinished():
+            return  # whoever has the lock is at it
+        try:
+            _carry_out(wanted, _HASTY)
+        except NotStarted as error:
+            if error.exit_code == Exit.UNREACHABLE:
+                raise Unreachable(*error.lines) from error
+            if not _was_heard(wanted, address_of(wanted.runs[0], wanted.attempts[0])):
+                for run, attempt in zip(wanted.runs, wanted.attempts, strict=True):
+                    give_up(run, attempt, "; ".join(error.lines))
+
+
+def _carry_out(wanted: LoginHandover, patience: _Patience) -> None:
     run, number = wanted.runs[0], wanted.number
     plan, address = read_plan(run, number), address_of(run, run.attempt(number))
     begun = False
@@ -86,9 +112,9 @@ def _carry_out(wanted: LoginHandover) -> None:
 
     def work(line: FarLaunch) -> Outcome:
         nonlocal begun
-        request = attempt or _new_runs(wanted, plan, address, line)
+        request = attempt or _new_runs(wanted, plan, address, line, patience)
         begun = True
-        return line.ask(request, Outcome, timeout_s=_ANSWER_S)
+        return line.ask(request, Outcome, timeout_s=patience.answer_s)
 
     try:
         if attempt is None and number > 1:
@@ -98,6 +124,12 @@ def _carry_out(wanted: LoginHandover) -> None:
         if begun:
             raise
         raise _not_started(error) from error
+    except KeyboardInterrupt:
+        if begun:
+            raise
+        told = NotStarted("interrupted before the login node was told of it")
+        told.exit_code = Exit.INTERRUPTED
+        raise told from None
     settle(wanted, outcome)
 
 
@@ -123,14 +155,21 @@ def give_up(run: RunDir, attempt: AttemptDir, why: str) -> None:
 
 def withdraw(wanted: LoginHandover, address: Address) -> bool:
     """Nothing is to come of it any more; False where something has, and the login node is to be asked to end it."""
-    ticket = read_intent(wanted.attempts[0]).ticket
-    outcomes = ask(address, VoidTokens(address.folder, (ticket,)), dict[str, Outcome], timeout_s=_ANSWER_S)
-    if (outcome := outcomes.get(ticket, Outcome())).runs:
-        settle(wanted, Outcome(outcome.runs))
+    if _was_heard(wanted, address):
         return False
     for run, attempt in zip(wanted.runs, wanted.attempts, strict=True):
         write_end(run, attempt, cancelled("cancelled before it began"), read_plan(run, wanted.number))
     return True
+
+
+def _was_heard(wanted: LoginHandover, address: Address) -> bool:
+    """Whether the login node has begun it; from now on it never will where it has not."""
+    ticket = read_intent(wanted.attempts[0]).ticket
+    outcomes = ask(address, VoidTokens(address.folder, (ticket,)), dict[str, Outcome], timeout_s=_PATIENT.answer_s)
+    outcome = outcomes.get(ticket, Outcome())
+    if outcome.runs:
+        settle(wanted, Outcome(outcome.runs))
+    return bool(outcome.runs)
 
 
 def _next_attempt(wanted: LoginHandover, plan: Plan, address: Address) -> OpenAttempt | None:
@@ -140,16 +179,18 @@ def _next_attempt(wanted: LoginHandover, plan: Plan, address: Address) -> OpenAt
     handle = read_record(before.handle, Handle) if after else None
     if handle is None or handle.cluster_kind != KIND or address_of(run, before) != address:
         return None
-    added = plan.overrides[len(read_plan(run, after).overrides) :]
-    return OpenAttempt(address.folder, read_intent(wanted.attempts[0]).ticket, handle.run, after, added)
+    last = read_plan(run, after)
+    added = plan.overrides[len(last.overrides) :]
+    usual = None if plan.defaults == last.defaults else _without_the_way(plan)
+    return OpenAttempt(address.folder, read_intent(wanted.attempts[0]).ticket, handle.run, after, added, usual)
 
 
-def _new_runs(wanted: LoginHandover, plan: Plan, address: Address, line: FarLaunch) -> OpenRuns:
+def _new_runs(wanted: LoginHandover, plan: Plan, address: Address, line: FarLaunch, patience: _Patience) -> OpenRuns:
     """What starts them there, once their code is there."""
     first, number = wanted.runs[0], wanted.number
     code = list_frozen(first.code)
     digest = plan.code.digest if number == 1 else digest_of(code)  # ranks may have written into it elsewhere
-    code_there(line, code, digest, address.folder)
+    code_there(line, code, digest, address.folder, patience.tree_s)
     specs, runs = list[SpecThere](), list[RunWanted]()
     for run in wanted.runs:
         own = read_plan(run, number)
@@ -175,19 +216,24 @@ def _bring_checkpoints_there(run: RunDir, address: Address, token: str) -> None:
     bring_what_it_goes_on_from(run, before, send)
 
 
-def code_there(line: FarLaunch, code: CodeList, digest: str, folder: str) -> None:
+def code_there(line: FarLaunch, code: CodeList, digest: str, folder: str, limit_s: float) -> None:
     """Have this code there, under its digest."""
-    if not line.ask(Have(folder, digest), bool, timeout_s=_MINUTES_S):
+    if not line.ask(Have(folder, digest), bool, timeout_s=limit_s):
         tree = Tree(folder, digest, entries(code))
-        line.ask(tree, bool, contents=contents(code), timeout_s=_MINUTES_S)
+        line.ask(tree, bool, contents=contents(code), timeout_s=limit_s)
 
 
 def spec_there(plan: Plan, text: bytes) -> SpecThere:
     """The spec as it goes to the login node: without how to get there."""
-    defaults = tuple((key, value) for key, value in plan.defaults if not key.startswith(f"{KIND}."))
+    defaults = _without_the_way(plan)
     file, project = os.fsencode(plan.spec_file), os.fsencode(plan.project)
     called = (file.decode(errors="replace"), project.decode(errors="replace"))
     return SpecThere(Path(called[0]).name, text, plan.overrides, defaults, called)
+
+
+def _without_the_way(plan: Plan) -> tuple[tuple[str, str], ...]:
+    """What the clusters file says of options, but for how to get to the login node."""
+    return tuple((key, value) for key, value in plan.defaults if not key.startswith(f"{KIND}."))
 
 
 def _not_started(error: LaunchError) -> NotStarted:

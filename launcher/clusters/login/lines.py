@@ -9,6 +9,7 @@ from typing import TypeVar
 from launcher.clusters.login.address import Address
 from launcher.clusters.login.messages import Request
 from launcher.errors import LaunchError, Unreachable
+from launcher.hostlink.parallel import for_all
 from launcher.hostlink.rpc.client import Broken, FarLaunch, Silent
 from launcher.hostlink.rpc.wire import Garbled
 
@@ -70,9 +71,10 @@ def persistently(address: Address, work: Callable[[FarLaunch], T], *, without: C
 def ask_all(questions: Mapping[Address, Request], kind: type[T], limit_s: float) -> dict[Address, T | LaunchError]:
     """Each login node its own question, all at the same time; where there is no answer in time, why."""
     deadline = time.monotonic() + limit_s
-    begun = {address: _begun(address, request) for address, request in questions.items()}
+    # All at the same time: a connection that is slow to come keeps nobody else waiting.
+    begun = for_all({str(index): pair for index, pair in enumerate(questions.items())}, lambda _, pair: _begun(*pair))
     answers: dict[Address, T | LaunchError] = {}
-    for address, line in begun.items():
+    for address, line in zip(questions, begun.values(), strict=True):
         try:
             if isinstance(line, LaunchError):
                 raise line
@@ -97,15 +99,16 @@ def leave_alone(address: Address, why: LaunchError) -> LaunchError:
     return why
 
 
-def _begun(address: Address, request: Request) -> FarLaunch | LaunchError:
+def _begun(address: Address, request: Request) -> FarLaunch:
     """The connection on which the question is on its way."""
     if (why := left_alone(address)) is not None:
-        return why
+        raise why
+    line = _taken(address)
     try:
-        line = _taken(address)
+        line.send(request)
     except LaunchError as error:
-        return error
-    line.send(request)
+        line.close()
+        raise leave_alone(address, error) from None
     return line
 
 

@@ -88,6 +88,7 @@ class OpenAttempt(msgspec.Struct, frozen=True, tag="resume"):
     run: str
     after: int
     overrides: tuple[str, ...]  # what is other than before
+    defaults: tuple[tuple[str, str], ...] | None = None  # of the cluster, where they are other than before
 
 
 class VoidTokens(msgspec.Struct, frozen=True, tag="void"):
