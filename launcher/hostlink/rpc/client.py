@@ -133,7 +133,9 @@ class FarLaunch:
             return Unreachable(f"{_who(self.login)}: there is no `{self.login.launch}`", *words, more)
         if code == Exit.BAD_INPUT:
             return _other_version(self.login, far_version(self.login))
-        if code == -1 and words:
+        if code == -1 and not words:
+            return Broken(f"{_who(self.login)} cannot be reached: the connection ended at once, without a word")
+        if code == -1:
             return Unreachable(f"{_who(self.login)} cannot be reached", *words, *hint(self.login.login, words))
         return Broken(f"{_who(self.login)}: the connection ended before launch there answered ({code})", *words)
 
