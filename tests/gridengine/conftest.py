@@ -4,6 +4,7 @@ import pytest
 from lab import Lab
 
 from tests.lab.fixtures import lab_possible, shared_grid_engine_lab, shared_lab
+from tests.lab.gridengine import GridEngineLab
 
 __all__ = ["lab_possible", "shared_grid_engine_lab", "shared_lab"]
 
@@ -18,8 +19,12 @@ def grid(shared_grid_engine_lab):
 
 @pytest.fixture
 def desk(tmp_path, grid):
+    yield from desk_at(tmp_path, grid)
+
+
+def desk_at(folder, grid):
     """A project and a state folder; when the test is over, no process of its runs may be left on any node."""
-    desk = Lab(tmp_path)
+    desk = Lab(folder)
     desk.env |= grid.env
     yield desk
     try:
@@ -27,6 +32,18 @@ def desk(tmp_path, grid):
         desk.until("the end of every process of its runs", lambda: not desk.processes(), timeout_s=40)
     finally:
         desk.tidy()
+
+
+@pytest.fixture
+def new_grid(lab_possible, tmp_path_factory):
+    """A qmaster that has lost no host yet: of one that it has lost before it does not put the next job back."""
+    with GridEngineLab(tmp_path_factory.mktemp("new-lab")) as lab:
+        yield lab
+
+
+@pytest.fixture
+def new_desk(tmp_path, new_grid):
+    yield from desk_at(tmp_path, new_grid)
 
 
 @pytest.fixture

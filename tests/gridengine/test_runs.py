@@ -88,17 +88,19 @@ def test_after_a_lost_node_the_run_ends_right_on_others(desk, grid):
     assert status["fingerprint"] == fingerprint_here(desk)
 
 
-def test_a_run_whose_only_host_is_lost_is_put_back_and_ends_right_on_another(desk, grid):
+def test_a_run_whose_only_host_is_lost_is_put_back_and_ends_right_on_another(new_desk, new_grid):
     one = ["--set", "resources.nodes=1", "--set", "gridengine.pe=single"]
-    run = desk.submit(two_nodes(desk), "--on", "gridengine", *one)
-    desk.until_step(run, 20)
-    lost = desk.status(run)["nodes"][0]["host"]
-    next(node for node in grid.nodes if node.name == lost).power_off()
-    status = desk.wait(run, timeout=90)
-    assert (status["state"], status["attempt"], causes(desk, run)) == ("succeeded", 2, ["node_lost"])
+    run = new_desk.submit(two_nodes(new_desk), "--on", "gridengine", *one)
+    new_desk.until_step(run, 20)
+    lost = new_desk.status(run)["nodes"][0]["host"]
+    next(node for node in new_grid.nodes if node.name == lost).power_off()
+    status = new_desk.wait(run, timeout=90)
+    assert (status["state"], status["attempt"], causes(new_desk, run)) == ("succeeded", 2, ["node_lost"])
     assert lost not in [node["host"] for node in status["nodes"]]
-    assert job_of(desk, run, 1) == job_of(desk, run, 2)
-    assert status["fingerprint"] == desk.wait(desk.submit("job.yaml", "--set", "resources.nodes=1"))["fingerprint"]
+    assert job_of(new_desk, run, 1) == job_of(new_desk, run, 2)
+    assert (
+        status["fingerprint"] == new_desk.wait(new_desk.submit("job.yaml", "--set", "resources.nodes=1"))["fingerprint"]
+    )
 
 
 def test_a_run_moves_from_here_to_grid_engine_and_on_to_slurm(desk, grid, slurm):
