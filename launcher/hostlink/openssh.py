@@ -327,7 +327,7 @@ def hint(name: str, words: Iterable[str]) -> list[str]:
 def _short_folder() -> str:
     """Where a socket can be: its path has to fit into 100 bytes, with what ssh adds to it."""
     usual = tempfile.gettempdir()
-    return usual if len(os.fsencode(usual)) <= _LONGEST_FOLDER else "/tmp"  # noqa: S108 - a folder of our own in it
+    return usual if len(os.fsencode(usual)) <= _LONGEST_FOLDER else "/tmp"  # noqa: S108 # nosec B108 - a folder of our own in it
 
 
 def _earlier(limit_s: float, deadline: float | None) -> float:

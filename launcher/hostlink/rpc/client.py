@@ -134,7 +134,7 @@ class FarLaunch:
         if code == Exit.BAD_INPUT:
             return _other_version(self.login, far_version(self.login))
         if code == -1 and not words:
-            return Broken(f"{_who(self.login)} cannot be reached: the connection ended at once, without a word")
+            return Broken(f"{_who(self.login)} cannot be reached: the connection ended before launch there answered")
         if code == -1:
             return Unreachable(f"{_who(self.login)} cannot be reached", *words, *hint(self.login.login, words))
         return Broken(f"{_who(self.login)}: the connection ended before launch there answered ({code})", *words)
