@@ -25,7 +25,7 @@ from launcher.clusters.slurm.script import render
 PLACED = {"nodes": 2, "ranks_per_node": 1, "cpus_per_rank": 1, "gpus_per_node": 0, "time": "10m"}
 # Of a rank's environment: what is another one's in each run, and what is the machine's.
 OF_THE_RUN = {"LAUNCH_RUN_ID", "LAUNCH_RUN_DIR", "LAUNCH_CHECKPOINT_DIR", "LAUNCH_PROGRESS", "MASTER_PORT"}
-OF_THE_MACHINE = {"PWD", "TMPDIR", "MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "LAUNCH_DEFAULTED"}
+OF_THE_MACHINE = {"_", "PWD", "TMPDIR", "MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "LAUNCH_DEFAULTED"}
 
 
 # What Slurm says of the job, and of the node that the rank is on: another one's in each job.
