@@ -3,11 +3,10 @@
 import socket
 from collections.abc import Collection, Mapping
 
-import msgspec
-
 from launcher.clusters.batch.queue import Queue
 from launcher.errors import LaunchError, Unreachable
-from launcher.plan.model import NodePlan, Plan
+from launcher.plan.model import Plan
+from launcher.plan.on_hosts import with_hosts
 from launcher.rundir.records import Blame, Event
 from launcher.words import Cause
 
@@ -19,13 +18,8 @@ def seated(plan: Plan, hosts: Mapping[str, str]) -> Plan:
 
     Where the spec names an interface, only the host itself knows its address: it is left open.
     """
-    own = min(plan.nodes_max, len(hosts))
-    given = plan.interface is None
-    nodes = tuple(
-        NodePlan(index, address if given else "", spare=index >= own, gpus=None, host=host)
-        for index, (host, address) in enumerate(hosts.items())
-    )
-    return msgspec.structs.replace(plan, nodes=nodes)
+    left_open = plan.interface is not None
+    return with_hosts(plan, [(host, "" if left_open else address) for host, address in hosts.items()])
 
 
 def index_of(plan: Plan, host: str) -> int:

@@ -108,10 +108,6 @@ class FarLaunch:
         self.send(request, contents)
         return self.receive(kind, time.monotonic() + timeout_s)
 
-    def hang_up(self) -> None:
-        """Let the other side see that nobody listens any more."""
-        self._running.close_stdin()
-
     def close(self) -> None:
         """Nothing of it is left on return; the other side ends by itself."""
         self._running.close()
