@@ -11,11 +11,14 @@ for run in runs():
     print(run.id, run.status().state)
 """
 
+import contextlib
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from launcher.clusters.kinds import kind_named, of_kind
 from launcher.clusters.protocol import (
@@ -28,41 +31,54 @@ from launcher.clusters.protocol import (
     Mends,
     Preview,
 )
-from launcher.errors import NoSuchRun, Refused
+from launcher.errors import BadInput, LaunchError, NoSuchRun, Refused
+from launcher.ids import LAST, RunId, parse_run_id
 from launcher.rundir import registry
-from launcher.rundir.attempts import attempts, newest, read_intent, read_plan
+from launcher.rundir.attempts import attempts, newest, read_intent, remains
+from launcher.rundir.durable import readable, write_record
 from launcher.rundir.layout import RunDir
+from launcher.rundir.locks import locked
+from launcher.rundir.records import ClusterWord, Labels
 from launcher.status.derive import RunStatus, derive
 from launcher.status.facts import RunFacts, read_facts
+from launcher.status.log_choice import LogChoice
 from launcher.status.logs import LogLine, merged_logs
 from launcher.words import LOCAL, State
 
 if TYPE_CHECKING:
     from launcher.plan.model import Plan
-    from launcher.rundir.code_list import CodeList
+    from launcher.rundir.code.listing import CodeList
     from launcher.rundir.layout import AttemptDir
-    from launcher.rundir.records import Blame, ClusterWord
+    from launcher.rundir.records import Blame
+    from launcher.rundir.removal import Usage
+    from launcher.status.about import About
     from launcher.status.checkpoints import Checkpoint
+    from launcher.status.series import Rows
 
 WATCH_S = 5.0  # how old the word of a cluster may be for those who watch
 _WAIT_STEP_S = 0.1
-_heard: "dict[Path, tuple[float, ClusterWord | None]]" = {}
+UNLISTED = "it was submitted with another HOME or XDG_STATE_HOME, with which it can be asked, followed and ended"
+_heard: dict[Path, tuple[float, ClusterWord | None]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """One submitted spec, for its whole life."""
 
-    id: str
+    id: RunId
     path: Path
 
     def status(self, fresh_s: float = 0.0) -> "RunStatus":
         """The truth as far as it can be known from here; a cluster's word may be as old as `fresh_s`."""
         return statuses([self], fresh_s)[0]
 
-    def logs(self, *, ranks: Collection[int] | None = None, follow: bool = False) -> "Iterator[LogLine]":
-        """The merged log of all ranks; with `follow`, as it grows, until the run has ended."""
-        return merged_logs(RunDir(self.path), ranks=ranks, follow=follow, renew=lambda: self.renew().state.ended)
+    def logs(
+        self, *, ranks: Collection[int] | None = None, follow: bool = False, choice: LogChoice | None = None
+    ) -> "Iterator[LogLine]":
+        """The merged log of all ranks, or what is chosen of it; with `follow`, as it grows, until the run has ended."""
+        return merged_logs(
+            RunDir(self.path), ranks=ranks, follow=follow, renew=lambda: self.renew().state.ended, choice=choice
+        )
 
     def renew(self) -> "RunStatus":
         """How the run is, and then what ranks on other machines have written brought home: of an ended run, all."""
@@ -71,6 +87,47 @@ class Run:
         for place in _places_of(run):
             place.bring_logs(run)
         return status
+
+    def about(self) -> "About":
+        """Its arguments, commit and description, and what people call it and say of it."""
+        from launcher.status.about import about  # late: the table of runs does without
+
+        run = RunDir(self.path)
+        attempt = newest(run)
+        return about(run, attempt.number if attempt is not None else 0)
+
+    def usage(self) -> "Usage":
+        """What it takes of the disk here."""
+        from launcher.rundir.removal import usage_of  # late: only for tidying
+        from launcher.status.checkpoints import checkpoint_folder  # late: 10 ms that no other question needs
+
+        run = RunDir(self.path)
+        folder = run.path / "checkpoints"
+        with contextlib.suppress(LaunchError, OSError):
+            folder = checkpoint_folder(run)
+        return usage_of(run, folder)
+
+    def remove(self) -> None:
+        """Take its folder and its name away. Raises Refused for a run that has not ended."""
+        from launcher.rundir.removal import remove_run  # late: only for tidying
+
+        refuse_live(self.status())
+        remove_run(self.id, self.path)
+
+    def label(
+        self, *, add: Collection[str] = (), remove: Collection[str] = (), note: str | None = None,
+        name: str | None = None,
+    ) -> Labels:  # fmt: skip
+        """Give it tags, take tags away, write a note, call it something; what is None stays. Gives what holds now."""
+        run = RunDir(self.path)
+        with locked(run.labels_lock, wait=True, optional=True):
+            old = readable(run.labels, Labels) or Labels()
+            kept = [tag for tag in old.tags if tag not in remove]
+            tags = tuple(dict.fromkeys([*kept, *add]))
+            new = Labels(old.name if name is None else name, tags, old.note if note is None else note)
+            if new != old:
+                write_record(run.labels, new)
+        return new
 
     def checkpoints(self, *, verify: bool = False) -> "Iterator[Checkpoint]":
         """What the trainer has committed, the newest first; with `verify` every byte is read and compared."""
@@ -81,6 +138,13 @@ class Run:
         if isinstance(place, ListsCheckpoints):
             return iter(place.checkpoints(run, verify=verify))
         return checkpoints(run, verify=verify)
+
+    def metrics(self) -> "Rows":
+        """What it has measured, by step: the values, and `at`, the time (Unix) where it is known."""
+        from launcher.status.series import read_rows  # late: of no use to `status`
+
+        self.renew()
+        return read_rows(RunDir(self.path))
 
     def wait(self, timeout_s: float | None = None) -> "RunStatus":
         """Return when the run has ended, or raise TimeoutError."""
@@ -106,6 +170,11 @@ class Run:
         place = _carrier(newest(RunDir(self.path)))
         return isinstance(place, KeepsFilesElsewhere) and not isinstance(place, ListsCheckpoints)
 
+    @property
+    def wrote_elsewhere(self) -> bool:
+        """An attempt of it was on other machines, where its files stay whatever becomes of those here."""
+        return bool(_places_of(RunDir(self.path)))
+
     def pardon(self, hosts: Collection[str] = ()) -> "list[Blame]":
         """Let lost nodes be used again, these or all; gives what was held against them."""
         from launcher.rundir.avoided import pardon  # late: nothing else needs it
@@ -122,19 +191,21 @@ class Run:
         `gone`: hosts that will never answer again, and are not waited for.
         """
         run = RunDir(self.path)
-        attempt = newest(run)
-        if attempt is None:
-            return CancelReport((), already=True)
-        plan = read_plan(run, attempt.number)
-        place = of_kind(plan.cluster_kind)
+        left = remains(run)
+        place = of_kind(left.kind)
         if not gone:
-            return place.cancel(run, attempt, plan)
+            return place.cancel(run, left.attempt, left.plan)
         if not isinstance(place, GivesUpHosts):
             raise Refused("only the hosts of a pool can be given up", "hint: the cluster itself knows of its nodes")
-        return place.cancel_without(run, attempt, gone)
+        return place.cancel_without(run, left.attempt, gone)
 
-    def resume(self, *, on: str | None = None, overrides: Sequence[str] = ()) -> "Run":
-        """Open a new attempt of an ended or lost run. Raises Refused on a live one, and where another did."""
+    def resume(
+        self, *, on: str | None = None, overrides: Sequence[str] = (), anew: bool = False, code: bool = False
+    ) -> "Run":
+        """Open a new attempt of an ended or lost run. Raises Refused on a live one, and where another did.
+
+        `anew`: it may begin from nothing where no checkpoint is whole. `code`: with the project's code as it is now.
+        """
         from launcher.submission import reopen  # late: it reads YAML, which `status` must not pay for
 
         status = self.status()
@@ -145,8 +216,15 @@ class Run:
             raise Refused(f"{self.id} may still run where it cannot be asked: {status.message}", hint)
         if not status.state.ended:
             raise Refused(f"{self.id} is {status.state}: there is nothing to resume", f"hint: launch status {self.id}")
-        reopen(RunDir(self.path), after=status.attempt, on=on, overrides=tuple(overrides))
+        reopen(RunDir(self.path), after=status.attempt, on=on, overrides=tuple(overrides), anew=anew, renew=code)
         return self
+
+
+def refuse_live(status: "RunStatus") -> None:
+    """Raise Refused unless nothing of the run is left that could still write."""
+    if not status.state.ended:
+        said = f": {status.message}" if status.state is State.UNKNOWN and status.message else ""
+        raise Refused(f"{status.run} is {status.state}{said}", f"hint: launch cancel {status.run} ends it first")
 
 
 def statuses(runs_: "Sequence[Run]", fresh_s: float = 0.0) -> "list[RunStatus]":
@@ -225,7 +303,7 @@ def submit_many(
     """
     from launcher.submission import open_runs  # late: it reads YAML, which `status` must not pay for
 
-    files = [Path(spec) for spec in specs]
+    files = [_file(spec) for spec in specs]
     return [Run(*opened) for opened in open_runs(files, on=on, overrides=tuple(overrides), repeat=repeat)]
 
 
@@ -233,7 +311,7 @@ def prepare(spec: str | Path, *, on: str = LOCAL, overrides: Sequence[str] = ())
     """What `submit` would do, as data: the plan, and the code that would be frozen. Starts and writes nothing."""
     from launcher.submission import prepare as prepare_run  # late: it reads YAML, which `status` must not pay for
 
-    return prepare_run(Path(spec), on=on, overrides=tuple(overrides))
+    return prepare_run(_file(spec), on=on, overrides=tuple(overrides))
 
 
 def preview(plan: "Plan") -> Preview | None:
@@ -245,19 +323,50 @@ def validate(spec: str | Path, *, overrides: Sequence[str] = ()) -> None:
     """Raise BadInput with every problem of a spec, as far as they do not depend on where it will run."""
     from launcher.submission import validate as validate_spec  # late: it reads YAML, which `status` must not pay for
 
-    validate_spec(Path(spec), tuple(overrides))
+    validate_spec(_file(spec), tuple(overrides))
+
+
+def _file(spec: str | Path) -> Path:
+    """A path of nothing would be the folder in which one stands."""
+    if not str(spec):
+        raise BadInput("expected the file of a spec, got nothing", "hint: `launch init` writes one to start from")
+    return Path(spec)
 
 
 def run(ref: str) -> Run:
     """The run of this id, unique beginning of one, or `last`."""
+    if not ref.strip():
+        raise BadInput("expected the id of a run, got nothing", "hint: `launch status` shows all runs")
     try:
-        path = registry.find(ref)
+        return Run(*registry.find(ref))
     except NoSuchRun:
-        found = _discovered(ref) if ref != registry.LAST else None
+        if (called := _called(ref)) is not None:
+            return called
+        found = _discovered(ref) if ref != LAST else None
         if found is None:
+            if one := unlisted(ref):
+                raise NoSuchRun(f"{one[0].id}: {UNLISTED}", f"hint: its folder is {one[0].path}") from None
             raise
-        path = found
-    return Run(path.name, path)
+        return Run(parse_run_id(found.name), found)
+
+
+def unlisted(ref: str = "") -> list[Run]:
+    """The runs of the project in which one stands that only another HOME or state folder knows, whose ids begin so."""
+    return [Run(run_id, path) for run_id, path in registry.unlisted(Path.cwd()) if run_id.startswith(ref)]
+
+
+def as_it_lies(run: Run) -> RunStatus:
+    """What the folder of such a run says. No cluster is asked for it, and nothing of it is mended."""
+    facts = read_facts(run.path)
+    if _is_asked(facts):
+        facts = replace(facts, word=ClusterWord("unknown", "", 0.0, silent=UNLISTED))
+    return msgspec.structs.replace(derive(facts), next="")
+
+
+def _called(ref: str) -> Run | None:
+    """The one run that a person has named so."""
+    found = [one for one in runs() if (said := readable(RunDir(one.path).labels, Labels)) and said.name == ref]
+    return found[0] if len(found) == 1 else None
 
 
 def _discovered(ref: str) -> Path | None:

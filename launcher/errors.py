@@ -5,10 +5,12 @@ LaunchError
 │   └── NotStarted  2   the cluster refuses the job; nothing was started
 ├── NoSuchRun       3   no run, or more than one, answers to that name
 ├── Refused         4   the run's state does not allow what was asked; or the cluster refuses some of several runs
+├── Damaged         6   a record of the run is there and cannot be one (rundir.durable)
 ├── Unreachable     5   the cluster does not answer; nothing is known to have failed
 └── Fenced          22  a newer attempt of this run exists; this one must not write
 """
 
+import os
 from enum import IntEnum
 
 Runs = tuple[tuple[str, str], ...]  # ids and folders
@@ -37,6 +39,8 @@ class Exit(IntEnum):
     CANCELLED = 20
     LOST = 21
     FENCED = 22
+    DISK = 23
+    NO_CHECKPOINT = 24
     RESUME_ME = 75
     INTERRUPTED = 130
 
@@ -81,7 +85,7 @@ class Fenced(LaunchError):
 
 def with_runs(error: LaunchError | OSError, runs: Runs, hint: str) -> LaunchError:
     """An error that names the runs that there are: so it is none that says that nothing was started."""
-    lines = error.lines if isinstance(error, LaunchError) else (str(error),)
+    lines = error.lines if isinstance(error, LaunchError) else (said_by_the_system(error),)
     kind = Refused if isinstance(error, BadInput) else Unreachable if isinstance(error, Unreachable) else LaunchError
     told = kind(*lines, f"hint: {hint}")
     if isinstance(error, LaunchError) and error.exit_code != Exit.BAD_INPUT:
@@ -94,3 +98,10 @@ def some_exist(error: LaunchError | OSError, before: Runs, wanted: int) -> Launc
     """The error of some of several runs, of which these had been started before, and others may exist all the same."""
     runs = (*before, *(error.runs if isinstance(error, LaunchError) else ()))
     return with_runs(error, runs, f"{len(runs)} of {wanted} runs exist all the same: do not submit them again")
+
+
+def said_by_the_system(error: OSError) -> str:
+    """`/data/runs: no space left on device`"""
+    reason = error.strerror or str(error)
+    words = f"{reason[:1].lower()}{reason[1:]}"
+    return words if error.filename is None else f"{os.fsdecode(error.filename)}: {words}"

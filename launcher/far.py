@@ -17,6 +17,8 @@ from launcher import api
 from launcher.clusters.clusters_file import entry, merged
 from launcher.clusters.kinds import of_kind
 from launcher.clusters.login.messages import (
+    EVENTS_BYTES,
+    MOST_ATTEMPTS,
     PIECE_BYTES,
     AskCheckpoints,
     AskLogs,
@@ -40,24 +42,32 @@ from launcher.clusters.login.messages import (
     VoidTokens,
 )
 from launcher.clusters.login.records import events_after
-from launcher.clusters.mirror import given, tails
+from launcher.clusters.mirror import tails
+from launcher.clusters.mirror.holders import keep_file
 from launcher.clusters.mirror.logs import FOLDERS
-from launcher.errors import LaunchError, NoSuchRun, Refused
+from launcher.errors import BadInput, LaunchError, NoSuchRun, Refused
 from launcher.hostlink.rpc.once import Runs, Token, tidy
+from launcher.hostlink.rpc.server import folder_of, serve
 from launcher.hostlink.rpc.wire import Outcome
 from launcher.hostlink.shipping import kept_trees
+from launcher.ids import RunId
 from launcher.rundir import registry
 from launcher.rundir.attempts import attempts, read_intent
-from launcher.rundir.durable import make_dir, read_record, write_bytes
+from launcher.rundir.durable import make_dir, readable, write_bytes
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import AttemptEnd, RunState, StopRequest
 from launcher.status.checkpoints import checkpoint_folder
 from launcher.status.derive import RunStatus
 from launcher.submission import Shipped, ShippedRun, open_shipped, prepare, reopen
+from launcher.words import State
 from trainer.checkpoint_files.partial import inventory, open_file, read_manifest
 
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 _LONGEST_NAME = 200
+
+
+def serve_far() -> int:
+    return serve(Request, lambda request, _body: answer(request), where="on the login node: ")
 
 
 def answer(request: Request) -> Any:
@@ -108,6 +118,8 @@ def _preview(request: AskPreview) -> PreviewThere:
 def _open_runs(request: OpenRuns) -> Outcome:
     folder = folder_of(request.folder)
     token = Token(folder, request.token)
+    if any(one.spec >= len(request.specs) for one in request.runs):
+        raise BadInput(f"expected runs of {len(request.specs)} specs")
 
     def start(choose: Callable[[Runs], None]) -> Runs:
         root = _project(request.folder, request.digest)
@@ -134,13 +146,16 @@ def _keep_piece(request: KeepPiece) -> None:
     folder = _checkpoints(Token(folder_of(request.folder), request.token))
     make_dir(folder)
     gathered = folder.with_suffix(".part")
+    there = gathered.stat().st_size if gathered.exists() else 0
+    if request.at > there or request.at + len(request.piece) > request.size:
+        raise BadInput(f"expected a piece from byte {there} on at most, got one from {request.at} on")
     with gathered.open("r+b" if request.at else "wb") as file:
         file.seek(request.at)
         file.write(request.piece)
     if request.at + len(request.piece) < request.size:
         return
     with gathered.open("rb") as file:
-        given.keep(folder, request.manifest, request.name, iter(partial(file.read, PIECE_BYTES), b""), request.kind)
+        keep_file(folder, request.manifest, request.name, iter(partial(file.read, PIECE_BYTES), b""), request.kind)
     gathered.unlink()
 
 
@@ -157,7 +172,9 @@ def _open_attempt(request: OpenAttempt) -> Outcome:
         run = RunDir(one.path)
         opened = [(one.id, run.attempt(request.after + 1).path)]
         choose(opened)  # there once the attempt is
-        reopen(run, after=request.after, on=None, overrides=request.overrides, defaults=request.defaults)
+        reopen(
+            run, after=request.after, on=None, overrides=request.overrides, defaults=request.defaults, anew=request.anew
+        )
         return opened
 
     return Token(folder_of(request.folder), request.token).redeem(start)
@@ -166,34 +183,49 @@ def _open_attempt(request: OpenAttempt) -> Outcome:
 # -- runs that are here
 
 
-def _look(wanted: tuple[KnownRun, ...]) -> dict[str, RunNews]:
+def _look(wanted: tuple[KnownRun, ...]) -> dict[RunId, RunNews]:
     known = dict(registry.registered())
     asked = [one for one in wanted if one.run in known and known[one.run].is_dir()]
     runs = [api.Run(one.run, known[one.run]) for one in asked]
     statuses = api.statuses(runs, api.WATCH_S)
-    return {one.run: _news(run, one, status) for run, one, status in zip(runs, asked, statuses, strict=True)}
+    found: dict[RunId, RunNews] = {}
+    left = EVENTS_BYTES  # what does not fit into this answer comes with the next one
+    for run, one, status in zip(runs, asked, statuses, strict=True):
+        try:
+            found[one.run] = _news(run, one, status, left)
+        except (LaunchError, OSError) as error:  # one damaged run keeps nobody else's from being told of
+            found[one.run] = RunNews(State.UNKNOWN, str(error), None, None, (), None, (), 0, b"")
+        left -= len(found[one.run].events)
+    return found
 
 
-def _news(one: api.Run, known: KnownRun, status: RunStatus) -> RunNews:
+def _news(one: api.Run, known: KnownRun, status: RunStatus, most: int) -> RunNews:
     run = RunDir(one.path)
+    settled = status.state.ended  # else what follows from the end is on its way
     begun = [each for each in attempts(run) if each.number >= known.attempt and each.intent.exists()]
-    at, events = events_after(run, known)
+    news = tuple(_attempt_news(each, settled=settled or each != begun[-1]) for each in begun[:MOST_ATTEMPTS])
+    last = readable(run.state, RunState)
+    at, events = events_after(run, known, most)  # after the end was looked for: it is not told without its events
+    more = run.events.exists() and run.events.stat().st_size - at > most
     return RunNews(
         state=status.state,
         message=status.message,
         cause=status.cause,
         job=status.job,
-        attempts=tuple(map(_attempt_news, begun)),
-        last=read_record(run.state, RunState),
+        attempts=news,
+        last=last,
         avoided=status.avoided,
         events_at=at,
         events=events,
+        more=more and (bool(events) or most < EVENTS_BYTES),
     )
 
 
-def _attempt_news(attempt: AttemptDir) -> AttemptNews:
+def _attempt_news(attempt: AttemptDir, *, settled: bool) -> AttemptNews:
     intent = read_intent(attempt)
-    end, stop = read_record(attempt.end, AttemptEnd), read_record(attempt.stop, StopRequest)
+    end, stop = readable(attempt.end, AttemptEnd), readable(attempt.stop, StopRequest)
+    if end is not None and end.state.ended and not settled:
+        end = None
     return AttemptNews(attempt.number, intent.reason, intent.cause, intent.created_at, end, stop)
 
 
@@ -207,17 +239,17 @@ def _logs(request: AskLogs) -> LogNews:
 def _piece(request: GivePiece) -> bytes:
     folder = checkpoint_folder(RunDir(_run(request.run).path))
     if not request.name:
-        return read_manifest(folder, request.step, request.kind)[request.at :]
+        return read_manifest(folder, request.step, request.kind)[request.at : request.at + PIECE_BYTES]
     with open_file(folder, request.step, request.name, request.kind) as file:
         file.seek(request.at)
         return file.read(PIECE_BYTES)
 
 
-def _run(run_id: str) -> api.Run:
+def _run(run_id: RunId) -> api.Run:
     """By its whole id, which is only ever compared with names."""
     path = dict(registry.registered()).get(run_id)
     if path is None:
-        raise NoSuchRun(f"{run_id[:100]!r}: no such run on the login node")
+        raise NoSuchRun(f"{run_id}: no such run on the login node")
     if not path.is_dir():
         raise NoSuchRun(f"{run_id}: its folder is gone: {path}")
     return api.Run(run_id, path)
@@ -250,8 +282,3 @@ def _project(named: str, digest: str) -> Path:
     if not tree.is_dir():
         raise LaunchError("code: expected the tree to be here")
     return tree
-
-
-def folder_of(named: str) -> Path:
-    """From the home folder, where it is not absolute."""
-    return Path.home() / os.path.expanduser(named)

@@ -12,18 +12,16 @@ _MAX_BYTES = 1 << 16
 
 def unset_secrets(spec: JobSpec, project: Path, environ: Mapping[str, str]) -> list[str]:
     """Names that have no value here."""
-    return [secret.name for secret in spec.secrets if not _is_there(secret, project, environ)]
+    return [
+        one.name
+        for one in spec.secrets
+        if not (one.name in environ if one.file is None else os.access(_path(one.file, project), os.R_OK))
+    ]
 
 
 def read_secret_values(spec: JobSpec, project: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """All values, for the one file that carries them (0600, in a folder that is 0700)."""
     return {secret.name: _value(secret, project, environ) for secret in spec.secrets}
-
-
-def _is_there(secret: Secret, project: Path, environ: Mapping[str, str]) -> bool:
-    if secret.file is None:
-        return secret.name in environ
-    return os.access(_path(secret.file, project), os.R_OK)
 
 
 def _value(secret: Secret, project: Path, environ: Mapping[str, str]) -> str:

@@ -6,48 +6,54 @@ read spec ─ facts ─ check ─► keeper boots ─► freeze code, write plan
 
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from launcher.clusters.clusters_file import ClusterEntry, as_reached_now, entry, plugin_sections, with_defaults
+from launcher.clusters.keeping import news
 from launcher.clusters.keeping.attempt_end import first_state, write_end
 from launcher.clusters.kinds import of_kind
 from launcher.clusters.protocol import ChecksFirst, Cluster, KeepsFilesElsewhere, SubmitsTogether
-from launcher.errors import BadInput, Exit, LaunchError, NotStarted, Unreachable, some_exist, with_runs
-from launcher.plan.build import build, check, check_code, secret_problems, with_code
-from launcher.plan.facts import Misfit, Project, RunIdentity
+from launcher.errors import BadInput, Exit, LaunchError, NotStarted, Refused, Unreachable, some_exist, with_runs
+from launcher.ids import RunId, new_run_id, new_ticket
+from launcher.interpreter import interpreter, is_program
+from launcher.plan.build import build, check, check_code, secret_problems
+from launcher.plan.facts import Machine, Misfit, Project, RunIdentity
 from launcher.plan.model import FrozenCode, Plan
+from launcher.project import ProjectCode, code_of, live_imports, look_at, project_of
 from launcher.rundir import drafts, registry
 from launcher.rundir.attempts import new_attempt, read_plan
-from launcher.rundir.code_list import CodeList, list_code, list_frozen
-from launcher.rundir.durable import append_line, make_dir, sync_dir, sync_trees, write_bytes, write_record
+from launcher.rundir.code.freezing import freeze
+from launcher.rundir.code.listing import CodeList, list_frozen
+from launcher.rundir.code.origin import origin_of
+from launcher.rundir.code.renewing import as_frozen, differences, finish_swap, frozen_digest, stage, swap
+from launcher.rundir.durable import append_line, make_dir, read_record, sync_dir, sync_trees, write_bytes, write_record
 from launcher.rundir.fence import raise_fence
-from launcher.rundir.ids import new_run_id, new_ticket
-from launcher.rundir.imports import third_party_imports
-from launcher.rundir.layout import BatchDir, RunDir
-from launcher.rundir.records import AttemptEnd, Event
-from launcher.rundir.snapshot import freeze
+from launcher.rundir.layout import BATCH_PREFIX, AttemptDir, BatchDir, RunDir
+from launcher.rundir.ownership import is_ours_alone
+from launcher.rundir.records import ANEW, AttemptEnd, Event, Gone
 from launcher.secret_values import read_secret_values, unset_secrets
-from launcher.spec import position, read_spec
 from launcher.spec.cluster_fields import OPTIONS_OF
 from launcher.spec.fields import JOB, with_plugins
 from launcher.spec.model import JobSpec
+from launcher.spec.read import position, read_spec
 from launcher.words import Cause, State
 
+_CHANGES = 8
 Defaults = tuple[tuple[str, str], ...]  # options of the spec and their YAML text
-Opened = Sequence[tuple[str, Path]]  # ids and folders
+Opened = Sequence[tuple[RunId, Path]]  # ids and folders
 
 
 @dataclass(frozen=True, slots=True)
 class ShippedRun:
     """A run as another machine knows it."""
 
-    run_id: str = ""  # which it gets here too, where that is free
+    run_id: RunId | None = None  # which it gets here too, where that is free
     repeat: int | None = None  # which of several runs of one spec
     first: int = 1  # the number of its first attempt here
     events: bytes = b""  # what happened to it before, elsewhere
@@ -81,6 +87,7 @@ class Request:
     as_run: ShippedRun = ShippedRun()
     shipped: Shipped | None = None
     defaults: Defaults = ()
+    live: Sequence[str] = ()  # words about what the interpreter here would import from where it is edited
 
 
 def validate(file: Path, overrides: tuple[str, ...]) -> None:
@@ -88,13 +95,9 @@ def validate(file: Path, overrides: tuple[str, ...]) -> None:
     spec = _read_spec(file, overrides)
     root = project_of(file)
     python = interpreter(spec, root, os.environ)
-    project = _look_at(spec, root, list_code(root, spec.code), python, None)
-    _refuse(file, check_code(spec, project))
-
-
-def request(file: Path, *, on: str, overrides: tuple[str, ...], shipped: Shipped | None = None) -> Request:
-    """Read and check everything; starts and writes nothing. Raises BadInput with all problems."""
-    return _able(_looked_at_first(file, on=on, overrides=overrides, shipped=shipped))
+    code = code_of(root, spec, python, frozen=False)
+    project = look_at(spec, root, code.listed, python, code.own_folders)
+    _refuse(file, check_code(spec, project, own_python=bool(spec.ssh.hosts or spec.login.node)))
 
 
 def _looked_at_first(file: Path, *, on: str, overrides: tuple[str, ...], shipped: Shipped | None = None) -> Request:
@@ -104,13 +107,16 @@ def _looked_at_first(file: Path, *, on: str, overrides: tuple[str, ...], shipped
     spec = _read_spec(file, overrides, defaults)
     where = of_kind(place.kind)
     root = project_of(file) if shipped is None else shipped.root
-    code = list_code(root, spec.code) if shipped is None else list_frozen(root)
     python = interpreter(spec, root, os.environ)
-    project = _look_at(spec, root, code, python, where)
-    wish = Request(file, spec, overrides, on, where, project, code, python, shipped=shipped, defaults=defaults)
+    code = code_of(root, spec, python, frozen=shipped is not None)
+    project = look_at(spec, root, code.listed, python, code.own_folders)
+    live = live_imports(project, code) if shipped is None else []
+    wish = Request(
+        file, spec, overrides, on, where, project, code.listed, python, shipped=shipped, defaults=defaults, live=live
+    )
     if isinstance(where, ChecksFirst):
-        where.check_first(code)
-        _refuse(file, [*check_code(spec, project), *secret_problems(_unset(wish))])
+        where.check_first(code.listed)
+        _refuse(file, [*check_code(spec, project, own_python=True), *secret_problems(_unset(wish))])
     return wish
 
 
@@ -118,10 +124,20 @@ def _able(wish: Request) -> Request:
     """The request, if the cluster offers what it needs. Raises BadInput with all problems."""
     machine = wish.cluster.machine(wish.spec)
     problems = check(wish.spec, machine, wish.project, _unset(wish))
-    if not machine.own_python and not os.access(wish.python, os.X_OK):
-        problems.append(Misfit("run.python", f"no interpreter at {wish.python}"))
-    _refuse(wish.file, problems)
+    _refuse(wish.file, [*problems, *_python_problems(wish.python, machine)])
+    for text in () if machine.own_python else wish.live:
+        for line in f"warning: {text}".splitlines():
+            news.say(line)
     return wish
+
+
+def _python_problems(python: str, machine: Machine) -> list[Misfit]:
+    if machine.own_python or is_program(python):
+        return []
+    if not os.path.isfile(python):
+        hint = "a name is looked for on PATH, a path begins at the folder of the project"
+        return [Misfit("run.python", f"no interpreter at {python}", hint)]
+    return [Misfit("run.python", f"{python} is no program that can be run", f"chmod +x {python}")]
 
 
 def _unset(wish: Request) -> Collection[str]:
@@ -131,6 +147,9 @@ def _unset(wish: Request) -> Collection[str]:
 
 def _read_spec(file: Path, overrides: Sequence[str], defaults: Defaults = ()) -> JobSpec:
     """With the cluster's defaults. Kinds of other packages are only looked for where a spec cannot be read without."""
+    if file.suffix == ".py":
+        hint = f"hint: `launch run {file}` runs it without one, `launch init --from {file}` writes one"
+        raise BadInput(f"{file}: a Python script is no spec", hint)
     try:
         return read_spec(file, with_defaults(defaults, file, overrides))
     except BadInput:
@@ -143,14 +162,15 @@ def _read_spec(file: Path, overrides: Sequence[str], defaults: Defaults = ()) ->
 def _refuse(file: Path, problems: Collection[Misfit]) -> None:
     lines = []
     for problem in problems:
-        lines.append(f"{_at(file, problem.key)}: {problem.key}: {problem.reason}")
+        line, column = position(file.read_text(), problem.key)
+        lines.append(f"{file}:{line}:{column}: {problem.key}: {problem.reason}")
         lines += [f"hint: {problem.hint}"] if problem.hint else []
     if lines:
         raise BadInput(*lines)
 
 
-def plan_of(wish: Request, run_id: str, run_dir: Path, submitted_at: float) -> Plan:
-    """Everything but what the frozen code is called: that is known once it is frozen (`with_code`)."""
+def plan_of(wish: Request, run_id: RunId, run_dir: Path, submitted_at: float) -> Plan:
+    """Everything but what the frozen code is called: that is known once it is frozen."""
     file = str(wish.file.resolve())
     place = RunIdentity(
         run_id, str(run_dir), wish.on, wish.cluster.kind, file, submitted_at, wish.defaults, wish.as_run.repeat
@@ -162,8 +182,8 @@ def plan_of(wish: Request, run_id: str, run_dir: Path, submitted_at: float) -> P
 def prepare(
     file: Path, *, on: str, overrides: tuple[str, ...], shipped: Shipped | None = None
 ) -> tuple[Plan, CodeList]:
-    """What `submit` would do, as data: the plan, and the files that would be frozen."""
-    wish = request(file, on=on, overrides=overrides, shipped=shipped)
+    """What `submit` would do, as data: the plan, and the files that would be frozen. Starts and writes nothing."""
+    wish = _able(_looked_at_first(file, on=on, overrides=overrides, shipped=shipped))
     root = registry.runs_root(Path(wish.project.path))
     run_id = new_run_id(wish.spec.name, _taken(root))
     return plan_of(wish, run_id, root / run_id, time.time()), wish.code
@@ -171,7 +191,7 @@ def prepare(
 
 def open_runs(
     files: Sequence[Path], *, on: str, overrides: tuple[str, ...], repeat: int | None = None
-) -> list[tuple[str, Path]]:
+) -> list[tuple[RunId, Path]]:
     """Start a run of each file, or `repeat` runs; gives their ids and folders. Checks all before any exists.
 
     Those that a cluster can take as one job become one. What fails after some exist names them (`LaunchError.runs`).
@@ -182,7 +202,7 @@ def open_runs(
     return _open_all(wishes)
 
 
-def open_shipped(specs: Sequence[Shipped], *, on: str, choose: Callable[[Opened], None]) -> list[tuple[str, Path]]:
+def open_shipped(specs: Sequence[Shipped], *, on: str, choose: Callable[[Opened], None]) -> list[tuple[RunId, Path]]:
     """Start runs that were submitted on another machine; `choose` is told of them before there is anything of them."""
     asked = [partial(_looked_at_first, one.file, on=on, overrides=one.overrides, shipped=one) for one in specs]
     wishes = zip(_all_or_none(asked), specs, strict=True)
@@ -211,8 +231,8 @@ def _each(steps: Sequence[Callable[[], Request]], *, alone: bool) -> tuple[list[
     return wishes, problems
 
 
-def _open_all(wishes: Sequence[Request], choose: Callable[[Opened], None] = lambda _: None) -> list[tuple[str, Path]]:
-    opened = list[tuple[str, Path]]()
+def _open_all(wishes: Sequence[Request], choose: Callable[[Opened], None] = lambda _: None) -> list[tuple[RunId, Path]]:
+    opened = list[tuple[RunId, Path]]()
     for group in _together(wishes):
         try:
             opened += _open_group(group, choose)
@@ -242,13 +262,13 @@ def _demands(wish: Request) -> tuple[object, ...]:
     return wish.on, wish.project.path, spec.resources, options, spec.plugins, spec.recovery.spares, spec.secrets
 
 
-def _open_group(group: Sequence[Request], choose: Callable[[Opened], None]) -> list[tuple[str, Path]]:
+def _open_group(group: Sequence[Request], choose: Callable[[Opened], None]) -> list[tuple[RunId, Path]]:
     """The runs of one job: they exist, one rename each, and then the cluster is told."""
     root = registry.runs_root(Path(group[0].project.path), create=True)
     drafts.remove_orphans(root)  # of submitters that were killed
-    ticket, opened, first = new_ticket(), list[tuple[str, Path]](), group[0].as_run.first
+    ticket, opened, first = new_ticket(), list[tuple[RunId, Path]](), group[0].as_run.first
 
-    def taken(name: str) -> bool:
+    def taken(name: RunId) -> bool:
         return _taken(root)(name) or (name, root / name) in opened
 
     for wish in group:
@@ -256,7 +276,7 @@ def _open_group(group: Sequence[Request], choose: Callable[[Opened], None]) -> l
         run_id = named if named and not taken(named) else new_run_id(wish.spec.name, taken)
         opened.append((run_id, root / run_id))
     choose(opened)
-    batch = root / f".batch-{ticket}" if len(group) > 1 else None
+    batch = root / f"{BATCH_PREFIX}{ticket}" if len(group) > 1 else None
     plans = [plan_of(wish, *one, time.time()) for wish, one in zip(group, opened, strict=True)]
     engagements = [wish.cluster.engage(plan) for wish, plan in zip(group, plans, strict=True)]
     try:
@@ -297,10 +317,13 @@ def _make(root: Path, group: Sequence[Request], plans: Sequence[Plan], ticket: s
     """All of these runs or none: whole and durable under names that nobody knows, then with one rename each."""
     folders = [drafts.new_draft(root) for _ in plans]
     runs = [(plan.run_id, Path(plan.run_dir)) for plan in plans]
-    made = list[tuple[str, Path]]()
+    made = list[tuple[RunId, Path]]()
+    origin = origin_of(Path(group[0].project.path)) if group[0].shipped is None else None
     try:
         for draft, wish, plan in zip(folders, group, plans, strict=True):
             _write(RunDir(draft), wish, plan, ticket, batch)
+            if origin is not None:
+                write_record(RunDir(draft).origin, origin, fsync=False)
         sync_trees(root, folders)
         registry.register_all(runs)
         try:
@@ -319,7 +342,7 @@ def _make(root: Path, group: Sequence[Request], plans: Sequence[Plan], ticket: s
         raise
 
 
-def _unmake(made: Sequence[tuple[str, Path]], batch: Path | None) -> None:
+def _unmake(made: Opened, batch: Path | None) -> None:
     """Nothing was started: nothing is to be left."""
     for run_id, path in made:
         aside = drafts.new_draft(path.parent)
@@ -331,28 +354,50 @@ def _unmake(made: Sequence[tuple[str, Path]], batch: Path | None) -> None:
 
 
 def reopen(
-    run: RunDir, *, after: int, on: str | None, overrides: tuple[str, ...], defaults: Defaults | None = None
+    run: RunDir,
+    *,
+    after: int,
+    on: str | None,
+    overrides: tuple[str, ...],
+    defaults: Defaults | None = None,
+    anew: bool = False,
+    renew: bool = False,
 ) -> None:
     """A new attempt of a run whose attempt `after` has ended: the frozen code, the spec as submitted, these changes.
+    `renew`: with the project's code as it is now.
 
     Without `on` where it was and with the options that the cluster had then, whatever the clusters file says by now;
     with it, be it by the same name, with those that the cluster has now. `defaults` are those of the cluster as another
     machine, from which the run is resumed, knows it by now.
     """
+    if not run.code.is_dir() and not run.attempt(after).code.is_dir():
+        hint = "hint: launch resume there; launch cancel and launch fetch work from here too"
+        raise Refused(f"{run.id} was submitted from another machine, and its code is not here", hint)
+    if not is_ours_alone(run.path.resolve()):
+        hint = f"hint: ls -ld {run.path}; where it is yours, chmod go-w gives it back to you alone"
+        raise BadInput(f"{run.path}: other users own it or can write to it: the code in it may be theirs", hint)
     before = read_plan(run, after)
+    finish_swap(run, run.attempt(after))
     place = entry(on) if on is not None else _place_of(before)
     if defaults is not None:
-        place = replace(place, defaults=(*entry(place.name).defaults, *defaults))
+        place = ClusterEntry(place.kind, place.name, (*entry(place.name).defaults, *defaults))
     where = of_kind(place.kind)
     all_overrides = (*before.overrides, *overrides)
     spec = _read_spec(run.spec, all_overrides, place.defaults)
-    code = list_frozen(run.code)
-    project = _look_at(spec, run.code, code, before.entry.python, where)
+    _may_renew(run, renew, spec, before, where)
     python, usual = before.entry.python, place.defaults
+    if spec.run.python != before.spec.run.python:
+        python = interpreter(spec, Path(before.project), os.environ)
+    found = _code_for(run, spec, python, before, renew=renew)
+    code, project = found.listed, look_at(spec, found.listed.root, found.listed, python, found.own_folders)
     wish = Request(run.spec, spec, all_overrides, place.name, where, project, code, python, defaults=usual)
-    problems = check(spec, where.machine(spec), project, ())
-    _refuse(run.spec, problems)
-    plan = with_code(plan_of(wish, before.run_id, run.path, before.submitted_at), before.code)
+    machine = where.machine(spec)
+    _refuse(run.spec, [*check(spec, machine, project, ()), *_python_problems(python, machine)])
+    unfrozen = plan_of(wish, before.run_id, run.path, before.submitted_at)
+    plan = msgspec.structs.replace(unfrozen, code=before.code, project=before.project)
+    if renew:
+        frozen = FrozenCode(frozen_digest(code), len(code.files), code.bytes)
+        plan = msgspec.structs.replace(unfrozen, code=frozen)
     was = of_kind(before.cluster_kind)
     if was.kind != where.kind and isinstance(was, KeepsFilesElsewhere):
         was.bring_newest(run)
@@ -360,6 +405,11 @@ def reopen(
     try:
         attempt, _ = new_attempt(run, place.name, "resume", None, plan, kind=where.kind, after=after)
         append_line(run.events, Event(time.time(), attempt.number, "resumed", f"resumed on {place.name}"))
+        if anew or any(one.attempt >= after for one in read_record(run.gone, list[Gone]) or []):
+            text = "a person has said that it may begin anew where no checkpoint is whole"
+            append_line(run.events, Event(time.time(), attempt.number, ANEW, text))
+        if renew:
+            _take(run, attempt, code, before)
     except BaseException:
         engagement.abandon()
         raise
@@ -371,41 +421,54 @@ def reopen(
         raise
 
 
+def _may_renew(run: RunDir, renew: bool, spec: JobSpec, before: Plan, where: Cluster) -> None:
+    if not renew and spec.code != before.spec.code:
+        hint = f"hint: launch resume {run.id} --code takes the code as it is now"
+        raise BadInput("code: its options say what is frozen, and the code of this run is frozen already", hint)
+    if renew and isinstance(where, KeepsFilesElsewhere):
+        hint = "hint: `--on` a cluster that has the run's folder in common with this machine, or submit anew"
+        raise Refused("other code cannot be brought to where the files of this run are", hint)
+
+
+def _code_for(run: RunDir, spec: JobSpec, python: str, before: Plan, *, renew: bool) -> ProjectCode:
+    """The code that the next attempt gets: what the run has, or that of the project it was submitted from."""
+    if not renew:
+        return ProjectCode(list_frozen(run.code), before.own_folders, ())
+    first = read_record(run.plan, Plan)
+    if first is None or not Path(first.project).is_dir():
+        raise Refused(f"the project that {run.id} was submitted from is not here", "hint: submit it anew")
+    return code_of(Path(first.project), spec, python, frozen=False)
+
+
+def _take(run: RunDir, attempt: AttemptDir, code: CodeList, before: Plan) -> None:
+    """Other code for a new attempt, and a word of what it differs in."""
+    old = as_frozen(run, before.code.digest)
+    changes = differences(old, code)
+    stage(run, attempt, code)
+    swap(run, attempt, {file.path for file in old.files})
+    told = ", ".join(changes[:_CHANGES]) + (f" and {len(changes) - _CHANGES} more" if len(changes) > _CHANGES else "")
+    text = f"code as it is now: {told or 'nothing has changed'}"
+    append_line(run.events, Event(time.time(), attempt.number, "code", text))
+    news.say(text)
+
+
 def _place_of(before: Plan) -> ClusterEntry:
     """The cluster as it was then; a login node may have moved since, and is got to as the clusters file says now."""
     return as_reached_now(ClusterEntry(before.cluster_kind, before.cluster, before.defaults))
-
-
-def project_of(file: Path) -> Path:
-    """The folder whose code is frozen: the nearest one above the spec that is a project, else the working folder if
-    the spec is below it, else the spec's own."""
-    folder = file.resolve().parent
-    for candidate in (folder, *folder.parents):
-        if (candidate / ".git").exists() or (candidate / "pyproject.toml").exists():
-            return candidate
-    here = Path.cwd()
-    return here if folder.is_relative_to(here) else folder
-
-
-def interpreter(spec: JobSpec, project: Path, environ: Mapping[str, str]) -> str:
-    """The Python that runs ranks: the spec's, the active environment's, the project's .venv, else ours."""
-    if spec.run.python is not None:
-        return shutil.which(spec.run.python) or str(project / os.path.expanduser(spec.run.python))
-    active = environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX")
-    for home in (active, project / ".venv"):
-        if home and os.access(candidate := os.path.join(home, "bin", "python"), os.X_OK):
-            return candidate
-    return sys.executable
 
 
 def _write(draft: RunDir, wish: Request, unfrozen: Plan, ticket: str, batch: Path | None) -> None:
     """All that is in its folder at first; the caller makes it durable."""
     make_dir(draft.path)
     frozen = freeze(wish.code, Path(unfrozen.run_dir).parent / ".code", draft.code, fsync=False).code
-    plan = with_code(unfrozen, frozen)
+    plan = msgspec.structs.replace(unfrozen, code=frozen)
     write_bytes(draft.spec, wish.file.read_bytes(), fsync=False)
     if wish.spec.secrets:
-        write_record(draft.secrets, _secrets(wish), fsync=False)
+        shipped = wish.shipped
+        values = (
+            read_secret_values(wish.spec, Path(wish.project.path), os.environ) if shipped is None else shipped.secrets
+        )
+        write_record(draft.secrets, {one.name: values[one.name] for one in wish.spec.secrets}, fsync=False)
     shared = str(batch) if batch is not None else ""
     first, told = wish.as_run.first, f"submitted {wish.file.name} to {wish.on}"
     new_attempt(
@@ -421,53 +484,5 @@ def _write(draft: RunDir, wish: Request, unfrozen: Plan, ticket: str, batch: Pat
     write_record(draft.plan, plan, fsync=False)
 
 
-def _secrets(wish: Request) -> dict[str, str]:
-    if wish.shipped is None:
-        return read_secret_values(wish.spec, Path(wish.project.path), os.environ)
-    return {secret.name: wish.shipped.secrets[secret.name] for secret in wish.spec.secrets}
-
-
-def _look_at(spec: JobSpec, root: Path, code: CodeList, python: str, where: Cluster | None) -> Project:
-    files = {entry.path for entry in code.files}
-    imports: set[str] = set()
-    found = True
-    entry = spec.run.script
-    if spec.run.module is not None:
-        entry = _module_file(spec.run.module, spec.run.workdir, files)
-        found = entry is not None or isinstance(where, ChecksFirst) or _importable(spec.run.module, python)
-    elif entry is not None:
-        entry = os.path.normpath(os.path.join(spec.run.workdir, entry))
-    if entry is not None and entry in files:
-        imports = third_party_imports(lambda path: _read(root, path, files), entry)
-    elif spec.run.module is not None:
-        imports = {"*"}
-    return Project(str(root), files, imports, found)
-
-
-def _read(root: Path, path: str, files: Collection[str]) -> bytes | None:
-    return (root / path).read_bytes() if path in files else None
-
-
-def _module_file(module: str, workdir: str, files: Collection[str]) -> str | None:
-    base = os.path.normpath(os.path.join(workdir, module.replace(".", "/")))
-    return next((path for path in (f"{base}.py", f"{base}/__main__.py") if path in files), None)
-
-
-def _importable(module: str, python: str) -> bool:
-    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
-    try:
-        answer = subprocess.run(
-            [python, "-c", look, module.partition(".")[0]], capture_output=True, check=False, cwd="/"
-        )
-    except OSError:
-        return False  # no such interpreter: that is a problem of its own
-    return answer.returncode == 0
-
-
-def _at(file: Path, key: str) -> str:
-    line, column = position(file.read_text(), key)
-    return f"{file}:{line}:{column}"
-
-
-def _taken(root: Path) -> Callable[[str], bool]:
+def _taken(root: Path) -> Callable[[RunId], bool]:
     return lambda run_id: (root / run_id).exists() or registry.is_registered(run_id)

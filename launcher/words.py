@@ -1,7 +1,6 @@
-"""Why a generation ended, and what happens next: three enums and the total functions between them."""
+"""Why a generation ended, and what happens next: three enums, and the exit code of each cause, by its name."""
 
 from enum import StrEnum
-from typing import assert_never
 
 from launcher.errors import Exit
 
@@ -21,8 +20,10 @@ class Cause(StrEnum):
     PREEMPTED = "preempted"
     TIME_LIMIT = "time_limit"
     LAUNCHER_FAULT = "launcher_fault"
-    # These two end a run and have no budget.
+    DISK = "disk"
+    # These end a run and have no budget.
     NO_PROGRESS = "no_progress"
+    NO_CHECKPOINT = "no_checkpoint"
     CANCELLED = "cancelled"
 
 
@@ -55,28 +56,4 @@ class State(StrEnum):
 
 def exit_of(cause: Cause) -> Exit:
     """The exit code of a run that ended for this cause."""
-    match cause:
-        case Cause.USER_ERROR:
-            return Exit.USER_ERROR
-        case Cause.OUT_OF_MEMORY:
-            return Exit.OUT_OF_MEMORY
-        case Cause.KILLED:
-            return Exit.KILLED
-        case Cause.HANG:
-            return Exit.HANG
-        case Cause.COMMUNICATION:
-            return Exit.COMMUNICATION
-        case Cause.NODE_LOST:
-            return Exit.NODE_LOST
-        case Cause.PREEMPTED:
-            return Exit.PREEMPTED
-        case Cause.TIME_LIMIT:
-            return Exit.TIME_LIMIT
-        case Cause.LAUNCHER_FAULT:
-            return Exit.LAUNCHER_FAULT
-        case Cause.NO_PROGRESS:
-            return Exit.NO_PROGRESS
-        case Cause.CANCELLED:
-            return Exit.CANCELLED
-        case _:
-            assert_never(cause)
+    return Exit[cause.name]

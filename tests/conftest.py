@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterator
@@ -17,12 +18,13 @@ from launcher.agent.processes import TAG
 from tests.lab.requirements import PACKAGES as LAB_PACKAGES
 
 # On a busy machine one example in a thousand is slow for no fault of its own; each test has its time-out.
-settings.register_profile("project", deadline=None, print_blob=True)
+settings.register_profile("project", deadline=None, print_blob=True, max_examples=100 * SHARE)
 settings.load_profile("project")
 
 
+_FUZZING_S = 120.0  # for a target, as all tests have it, at the share of CI
 PROGRAMS = {
-    "faketime": "faketime",
+    "fish": "fish",
     "git": "git",
     "losetup": "mount",
     "mkfs.ext4": "e2fsprogs",
@@ -30,6 +32,7 @@ PROGRAMS = {
     "setpriv": "util-linux",
     "ss": "iproute2",
     "strace": "strace",
+    "zsh": "zsh",
     **LAB_PACKAGES,
 }
 SERVICES_POLICY = Path("/usr/sbin/policy-rc.d")  # what Debian's packages ask before they start a service
@@ -79,6 +82,10 @@ DEALING = pytest.StashKey[bool]()
 
 def pytest_configure(config):
     """Whoever names a test gets it; of the whole suite a share is tried, unless all of it is asked for."""
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # started with `&`: what the tests start would not hear Ctrl-C
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     whole = config.args_source is config.ArgsSource.TESTPATHS and not config.option.keyword
     of_xdist = getattr(config, "workerinput", {})
     config.stash[DEALING] = of_xdist.get("dealing", whole and SHARE == 1)
@@ -96,6 +103,9 @@ def pytest_collection_modifyitems(config, items):
         late = {item for item in items if any(name in item.nodeid for name in NIGHTLY)} | _of_other_days(items)
         config.hook.pytest_deselected(items=late)
         items[:] = [item for item in items if item not in late]
+    for item in items:
+        if SHARE > 1 and getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker(pytest.mark.timeout(_FUZZING_S * SHARE))  # a mark of its own comes first
     items.sort(key=lambda item: _turn(str(item.path.relative_to(Path(__file__).parent))))
 
 
@@ -110,6 +120,24 @@ def _of_other_days(items):
 
 def _turn(file):
     return next((turn for turn, name in enumerate(LONGEST) if file.startswith(name)), len(LONGEST))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A test that fails tells what its runs have written down: not each failure comes again."""
+    report = yield
+    if report.failed:
+        for desk in {id(one): one for one in getattr(item, "funcargs", {}).values() if isinstance(one, Lab)}.values():
+            report.sections += [(str(path), path.read_text(errors="replace")[-3000:]) for path in records_of(desk)]
+    return report
+
+
+def records_of(desk):
+    """The newest files of its runs that say what happened."""
+    wanted = ("events.jsonl", "keeper.log", "agent.log", "zygote.log", "exit.json", "stderr")
+    runs = desk.project / ".launch" / "runs"
+    found = [path for path in runs.rglob("*") if path.name in wanted and path.is_file() and path.stat().st_size]
+    return sorted(found, key=lambda path: path.stat().st_mtime)[-12:]
 
 
 @contextmanager
@@ -136,6 +164,15 @@ def environment_of_nobody():
         # Without this, every process that a test starts compiles what it imports, again and again.
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
         yield
+
+
+@pytest.fixture(autouse=True)
+def umask_of_everybody():
+    """Programs of ours that a test calls as functions leave a stricter one."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    os.umask(before)
 
 
 @pytest.fixture(scope="session", autouse=True)

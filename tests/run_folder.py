@@ -6,6 +6,7 @@ import time
 
 import msgspec
 
+from launcher.clock import boottime
 from launcher.plan.model import FrozenCode, NodePlan, Plan, RankCommand
 from launcher.rundir.identity import boot_id, host, this_process
 from launcher.rundir.layout import RunDir, times_of
@@ -127,7 +128,7 @@ def state_of(run, state=State.RUNNING, attempt=1, **more):
         "submitted_at": time.time() - 30,
         "updated_at": time.time(),
         "boot_id": boot_id(),
-        "monotonic_s": time.monotonic(),
+        "monotonic_s": boottime(),
         **more,
     }
     return RunState(run=run, name="job", cluster="local", state=state, attempt=attempt, **values)

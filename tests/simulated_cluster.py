@@ -6,7 +6,7 @@ ends its ranks and leaves. What must never happen is checked at every effect.
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 from typing import Any
@@ -24,6 +24,7 @@ from launcher.agent.coordination.effects import (
     Record,
     RecordExit,
     Send,
+    StoodStill,
     Tick,
 )
 from launcher.agent.messages import (
@@ -47,6 +48,7 @@ from launcher.agent.messages import (
     ToCoordinator,
     Welcome,
 )
+from launcher.ids import parse_run_id
 from launcher.plan.model import FrozenCode, NodePlan, Plan, RankCommand
 from launcher.recovery.policy import budget_of, restarts_by_cause
 from launcher.rundir.records import AttemptEnd, Event, ProcessId, RankExit, RunState
@@ -68,11 +70,11 @@ def plan_of(
     rules: Recovery = DEFAULT_RULES,
 ) -> Plan:
     least = nodes if least is None else least
-    resources = Resources(nodes=NodeRange(least, nodes), time_s=time_s)
+    resources, rules = Resources(NodeRange(least, nodes), time_s=time_s), msgspec.structs.replace(rules, spares=spares)
     return Plan(
-        run_id="job-0001", name="job", cluster="local", cluster_kind="local", submitted_at=WALL, spec_file="job.yaml",
-        project="/p", run_dir="/r", workdir="code",
-        spec=JobSpec("job", RunOptions(script="x.py"), resources=resources, recovery=replace(rules, spares=spares)),
+        run_id=parse_run_id("job-0001"), name="job", cluster="local", cluster_kind="local", submitted_at=WALL,
+        spec_file="job.yaml", project="/p", run_dir="/r", workdir="code",
+        spec=JobSpec("job", RunOptions(script="x.py"), resources=resources, recovery=rules),
         overrides=(), entry=RankCommand("script", "x.py", (), "python", ()), setup=None,
         nodes=tuple(NodePlan(i, f"127.0.0.{i + 1}", i >= nodes, None) for i in range(nodes + spares)),
         nodes_min=least, nodes_max=nodes, ranks_per_node=ranks_each, cpus_per_rank=1, gpus_per_node=0, env={},
@@ -104,6 +106,7 @@ class Agent:
     frozen: bool = False
     ready: bool = True
     mute_start: bool = False  # never answers a Start
+    preparing: str = ""  # while it is not ready
     fetched: int | None = None  # bytes, while it brings a checkpoint to its disk
     copies: bool = False  # what its ranks saved last still gets its second copy
     ignores_stop: bool = False
@@ -183,7 +186,7 @@ class Cluster:
 
     def _note_heard(self, event: In) -> None:
         match event:
-            case Tick() | ProvenDead():
+            case Tick() | StoodStill() | ProvenDead():
                 pass
             case Disconnected(node=node):
                 self.linked.discard(node)
@@ -213,8 +216,10 @@ class Cluster:
                 self.own_events.append(event)
             case RecordExit(exit=exit_):
                 self.exits.append(exit_)
-            case Finish(end=end):
+            case Finish(end=end, event=event):
                 self.end = end
+                self.events.append(event)
+                self.own_events.append(event)
 
     # -- what must never happen
 
@@ -444,7 +449,7 @@ class Cluster:
         agent.seq += 1
         agent.sent_at[agent.seq] = self.mono
         ranks = tuple(self._rank_pulse(rank, **how) for rank in agent.live)
-        self.say(index, Pulse(index, agent.seq, agent.generation, ranks, agent.fetched))
+        self.say(index, Pulse(index, agent.seq, agent.generation, ranks, agent.fetched, preparing=agent.preparing))
 
     def _rank_pulse(self, rank: SimRank, **how: Any) -> RankPulse:
         idle_s = self.mono - rank.active_at
@@ -506,8 +511,8 @@ def _timeless(effect: Out) -> Out:
     match effect:
         case Record(event=event):
             return Record(_without(event, at=0.0))
-        case Finish(end=end):
-            return Finish(_without(end, ended_at=0.0))
+        case Finish(end=end, event=event):
+            return Finish(_without(end, ended_at=0.0), _without(event, at=0.0))
         case _:
             return effect
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.main import COMMANDS, main
+from launcher.cli.commands import COMMANDS
+from launcher.cli.main import main
 from launcher.errors import Exit
 from launcher.shipped import shipped
-from launcher.spec import parse_spec, read_spec
+from launcher.spec.read import parse_spec, read_spec
 
 ROOT = shipped("jobs").parent
 README = (ROOT / "README.md").read_text()

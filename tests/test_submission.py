@@ -126,6 +126,21 @@ def test_the_clusters_file_as_it_is_now_holds_where_the_cluster_is_named(job):
     assert place(resumed(run))[1] == ["a1", "a3"]
 
 
+@pytest.mark.parametrize("made", ["writable", "another's"])
+def test_a_run_that_others_could_have_put_there_is_not_resumed(job, made):
+    run = opened(job)
+    last = end(run)
+    if made == "writable":
+        run.path.chmod(0o777)
+    elif os.geteuid() == 0:
+        os.chown(run.path, 61002, 61002)
+    else:
+        pytest.skip("only root can give a folder away")
+    with pytest.raises(BadInput, match="other users own it or can write to it"):
+        reopen(run, after=last.number, on=None, overrides=())
+    assert newest(run) == last
+
+
 def test_of_two_resumes_that_saw_the_same_end_one_goes_on(job, monkeypatch):
     run = opened(job)
     end(run)

@@ -12,16 +12,19 @@ from launcher.agent.environment import node_environment
 from launcher.agent.interfaces import address_of, interface_of
 from launcher.agent.memory_tier import close_tier, open_tier
 from launcher.agent.node import NodeAgent
-from launcher.agent.processes import become_subreaper
+from launcher.agent.processes import become_subreaper, forbid_core_dumps, raise_descriptors
 from launcher.agent.ranks.group import Home
+from launcher.agent.ranks.lease import Guard, post_guard
 from launcher.agent.ranks.reaper import Reaper
 from launcher.errors import Exit, Fenced, LaunchError
 from launcher.plan.model import NodePlan, Plan
+from launcher.plan.on_hosts import may_be_replaced
 from launcher.rundir.attempts import read_intent, read_plan
 from launcher.rundir.durable import make_dir, read_record, write_record
 from launcher.rundir.fence import check_fence
 from launcher.rundir.identity import alive, this_process
 from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.patience import waiting_for_disks
 from launcher.rundir.records import AgentRecord, Intent, ProcessId
 
 
@@ -29,29 +32,34 @@ def main() -> int:
     """Give an exit code of `launcher.errors.Exit`; anything unforeseen leaves its traceback in agent.log."""
     run, number, index = RunDir(Path(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
     os.umask(0o077)
+    forbid_core_dumps()
+    raise_descriptors()
     become_subreaper()
     try:
         check_fence(run, number)
-        return asyncio.run(live(run, number, index))
+        plan = read_plan(run, number)
+        guard = post_guard(forgiving=not may_be_replaced(plan, index))
+        return asyncio.run(live(run, plan, number, index, guard))
     except Fenced as fenced:
         print(fenced, file=sys.stderr)
         return Exit.FENCED
 
 
-async def live(run: RunDir, number: int, index: int) -> Exit:
+async def live(run: RunDir, plan: Plan, number: int, index: int, guard: Guard) -> Exit:
     """One agent's life; node 0's carries the coordinator too."""
     attempt = run.attempt(number)
-    plan, intent = read_plan(run, number), read_intent(attempt)
+    intent = read_intent(attempt)
     node = located(plan.nodes[index], plan.interface)
-    make_dir(attempt.node(index))
-    make_dir(run.metrics)
-    buried = predecessor(attempt, index)
-    write_record(attempt.agent(index), AgentRecord(index, node.address, this_process()))
+    with waiting_for_disks():  # nothing runs here yet; later this thread may not wait, or its pulse would stop
+        make_dir(attempt.node(index))
+        make_dir(run.metrics)
+        buried = predecessor(attempt, index)
+        write_record(attempt.agent(index), AgentRecord(index, node.address, this_process()))
     goes_on = False
     try:
         memory, interface = memory_of(plan, node, intent), interface_of(node.address)
         environment = node_environment(os.environ, plan, node, number, read_secrets(run), memory, interface)
-        code, goes_on = await work(Home(plan, run, attempt, node, environment), intent.token, buried)
+        code, goes_on = await work(Home(plan, run, attempt, node, environment), intent.token, guard, buried)
         return code
     finally:
         # On this machine alone the next attempt is sure to find it, and its keeper sure to take it away in the end.
@@ -59,9 +67,9 @@ async def live(run: RunDir, number: int, index: int) -> Exit:
             close_tier(Path(plan.run_dir), number, index)
 
 
-async def work(home: Home, token: str, buried: ProcessId | None) -> tuple[Exit, bool]:
+async def work(home: Home, token: str, guard: Guard, buried: ProcessId | None) -> tuple[Exit, bool]:
     """The node's part, and on node 0 the coordinator's; gives the exit code, and whether another attempt follows."""
-    agent = NodeAgent(home, token, Reaper(asyncio.get_running_loop()), buried)
+    agent = NodeAgent(home, token, Reaper(asyncio.get_running_loop()), guard, buried)
     if home.node.index != 0:
         return await agent.run(), agent.goes_on
     host = CoordinatorServer(home.run, home.attempt, home.plan, home.node.address, token)

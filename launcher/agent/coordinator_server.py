@@ -15,24 +15,27 @@ from launcher.agent.coordination.effects import (
     Record,
     RecordExit,
     Send,
+    StoodStill,
     Tick,
 )
+from launcher.agent.messages import ToAgent, ToCoordinator
 from launcher.agent.scribe import Scribe
-from launcher.agent.wire import MAX_LINE_BYTES, CoordinatorWire, WireError, accept
+from launcher.agent.wire import HANDSHAKE_S, Wire, WireError, WireServer, wire_key
+from launcher.clock import WakingClock, boottime
 from launcher.errors import Exit, Fenced
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import used_s_of
-from launcher.rundir.durable import Damaged, read_record, write_record
-from launcher.rundir.events import read_events
+from launcher.rundir.durable import Damaged, read_lines, read_record, write_record
 from launcher.rundir.identity import alive, this_process
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import Endpoint, Handle, ProcessId, RunState
+from launcher.rundir.patience import waiting_for_disks
+from launcher.rundir.records import Endpoint, Event, Handle, ProcessId, RunState
 from launcher.words import State
 
 _STATE_S = 1.0
 _STATE_SOON_S = 0.05
-_MOST_UNPROVED = 2048
-_BACKLOG = 4096
+_WORTH_A_WORD_S = 1.0
+_SPARE_WIRES = 64  # beyond two for each node: one that was cut off comes anew before its old wire is known to be gone
 _LOOKS_S = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
 
 
@@ -44,71 +47,48 @@ class CoordinatorServer:
         self._attempt = attempt
         self._plan = plan
         self._address = address
-        self._token = token
+        key = wire_key(token, messages.WIRE, plan.run_id, attempt.number)
+        self._listener = WireServer(key, messages.TO_COORDINATOR, self._attend, 2 * len(plan.nodes) + _SPARE_WIRES)
         handle = read_record(attempt.handle, Handle)
         job = handle.job_id if handle is not None else None
         used_s = time_used(run, attempt)
-        self._coordinator = Coordinator(plan, attempt.number, read_events(run), _now(), job, used_s)
+        self._clock, self._told_of_s = WakingClock(), 0.0
+        self._coordinator = Coordinator(plan, attempt.number, read_lines(run.events, Event), self._now(), job, used_s)
         self._scribe = Scribe(run, attempt, self._scribe_failed)
-        self._wires: dict[int, CoordinatorWire] = {}
-        self._peers: dict[int, ProcessId] = {}
-        self._unproved = 0
+        self._wires: dict[int, Wire[ToCoordinator, ToAgent]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._state_timer: asyncio.TimerHandle | None = None
-        self._server: asyncio.Server | None = None
         self.ended: asyncio.Future[Exit] = self._loop.create_future()
         self.goes_on = False  # once it has ended: another attempt follows
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(
-            self._serve, self._address, 0, limit=MAX_LINE_BYTES, backlog=_BACKLOG, start_serving=True
-        )
-        port = self._server.sockets[0].getsockname()[1]
-        write_record(self._attempt.endpoint, Endpoint(self._address, port, this_process()))
+        port = await self._listener.start(self._address)
+        with waiting_for_disks():  # nobody can have found us yet
+            write_record(self._attempt.endpoint, Endpoint(self._address, port, this_process()))
         self._write_state()
         self._wind()
 
     async def close(self) -> None:
         """Stop listening; agents have been told to leave."""
-        if self._server is not None:
-            self._server.close()
+        await self._listener.close()
         for timer in (self._timer, self._state_timer):
             if timer is not None:
                 timer.cancel()
-        for wire in self._wires.values():
-            wire.close()
         await asyncio.to_thread(self._scribe.close)
 
     # -- connections
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One peer, from its proof to its end. Whatever it does, it harms only its own connection."""
-        if self._unproved >= _MOST_UNPROVED:
-            writer.transport.abort()
-            return
-        self._unproved += 1
-        try:
-            wire = await accept(reader, writer, self._token)
-        except (WireError, OSError, TimeoutError):
-            writer.transport.abort()
-            return
-        finally:
-            self._unproved -= 1
-        try:
-            await self._attend(wire)
-        except WireError:
-            writer.transport.abort()
-
-    async def _attend(self, wire: CoordinatorWire) -> None:
-        join = await wire.receive()
+    async def _attend(self, wire: Wire[ToCoordinator, ToAgent]) -> None:
+        """One peer, until it leaves."""
+        async with asyncio.timeout(HANDSHAKE_S):
+            join = await wire.receive()
         if not isinstance(join, messages.Join) or not 0 <= join.node < len(self._plan.nodes):
             raise WireError("the first message must be a join of a node of the plan")
         older = self._wires.get(join.node)
         self._wires[join.node] = wire
-        self._peers[join.node] = join.process
         if older is not None:
-            older.close()
+            older.abort()  # a peer that is cut off takes nothing any more, and a close would wait for it
         self._handle(join)
         try:
             while (message := await wire.receive()) is not None:
@@ -116,7 +96,6 @@ class CoordinatorServer:
                     raise WireError("a message in another node's name")
                 self._handle(message)
         finally:
-            wire.close()
             if self._wires.get(join.node) is wire:
                 del self._wires[join.node]
                 self._handle(Disconnected(join.node))
@@ -145,11 +124,22 @@ class CoordinatorServer:
     def _handle(self, event: In) -> None:
         if self.ended.done():
             return
-        for effect in self._coordinator.handle(event, _now()):
-            self._carry_out(effect)
+        now = self._now()
+        stood_s = self._clock.slept_s - self._told_of_s
+        if stood_s >= _WORTH_A_WORD_S:
+            self._told_of_s = self._clock.slept_s
+            self._carry_out_all(self._coordinator.handle(StoodStill(stood_s), now))
+        self._carry_out_all(self._coordinator.handle(event, now))
         self._wind()
         if not isinstance(event, messages.Pulse | Tick):
             self._write_state_soon()
+
+    def _now(self) -> Now:
+        return Now(self._clock.now(), time.time(), boottime())
+
+    def _carry_out_all(self, effects: list[Out]) -> None:
+        for effect in effects:
+            self._carry_out(effect)
 
     def _carry_out(self, effect: Out) -> None:
         match effect:
@@ -161,9 +151,11 @@ class CoordinatorServer:
                 self._scribe.write(event)
             case RecordExit(exit=exit_):
                 self._scribe.write(exit_)
-            case Finish(end=end):
-                self._scribe.write(self._coordinator.snapshot(_now()))
+            case Finish(end=end, event=event):
+                self._scribe.write(self._coordinator.snapshot(self._now(), ended=False))  # its last numbers
                 self._scribe.write(end)
+                self._scribe.write(event)
+                self._scribe.write(self._coordinator.snapshot(self._now()))
                 self.goes_on = end.state is State.QUEUED
                 if not self.ended.done():
                     self.ended.set_result(Exit(end.exit_code))
@@ -175,7 +167,7 @@ class CoordinatorServer:
             self._timer = None
         deadline = self._coordinator.next_deadline()
         if deadline is not None and not self.ended.done():
-            self._timer = self._loop.call_later(max(0.0, deadline - time.monotonic()), self._handle, Tick())
+            self._timer = self._loop.call_later(max(0.0, deadline - self._clock.now()), self._handle, Tick())
 
     def _write_state_soon(self) -> None:
         if self._state_timer is not None:
@@ -187,8 +179,10 @@ class CoordinatorServer:
     def _write_state(self) -> None:
         if self.ended.done():
             return
-        self._scribe.write(self._coordinator.snapshot(_now()))
-        self._state_timer = self._loop.call_later(_STATE_S, self._write_state)
+        waits = self._scribe.state_waits  # for a disk that is slow, or full: those after it would pile up
+        if not waits:
+            self._scribe.write(self._coordinator.snapshot(self._now()))
+        self._state_timer = self._loop.call_later(_STATE_SOON_S if waits else _STATE_S, self._write_state)
 
     def _scribe_failed(self, error: Exception) -> None:
         """In the scribe's thread."""
@@ -208,7 +202,3 @@ def time_used(run: RunDir, attempt: AttemptDir) -> float:
         return used_s_of(run, attempt, read_record(run.state, RunState))
     except Damaged:
         return 0.0
-
-
-def _now() -> Now:
-    return Now(time.monotonic(), time.time())

@@ -1,5 +1,6 @@
 """The variables of a rank: what torchrun sets, what Lightning, Accelerate and torchtitan look for, and LAUNCH_*."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -62,12 +63,23 @@ def node_environment(
         "LAUNCH_CHECKPOINT_KEEP": str(checkpoint.keep),
         "LAUNCH_GRACE_S": f"{recovery.grace_s:g}",
         "LAUNCH_GROUP_TIMEOUT_S": f"{group_timeout_s(recovery):g}",
+        "TORCHELASTIC_RUN_ID": plan.run_id,  # torch and Lightning take its presence for "started by torchrun"
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",  # torch's own default
     }
     ours |= {**disk, **_memory_words(checkpoint, memory), **gpus}
     defaults = {**_defaults(interface), **plan.env}
     chosen = [name for name in defaults if not any(name in others for others in (base, ours, plan.spec.env, secrets))]
     ours[_DEFAULTED] = " ".join(f"{name}={defaults[name]}" for name in chosen)
-    return {**defaults, **base, **ours, **plan.spec.env, **secrets}
+    return _with_own_folders({**defaults, **base, **ours, **plan.spec.env, **secrets}, plan)
+
+
+def _with_own_folders(environ: Mapping[str, str], plan: Plan) -> dict[str, str]:
+    """Where the project's own packages are imported from comes first: their frozen code, not what was installed."""
+    code = Path(plan.run_dir, "code")
+    said = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    inside = [os.path.relpath(part, plan.project) for part in said if Path(part).is_relative_to(plan.project)]
+    frozen = [str(code / folder) for folder in (*plan.own_folders, *inside)]
+    return {**environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys([*frozen, *said]))} if frozen else dict(environ)
 
 
 def _defaults(interface: str | None) -> dict[str, str]:
@@ -84,7 +96,8 @@ def group_timeout_s(recovery: Recovery) -> float:
     """Left to itself: later than a hang is noticed, or the ranks that wait for a hung one would be blamed for it."""
     if recovery.group_timeout_s is not None:
         return recovery.group_timeout_s
-    return max(_LEAST_GROUP_TIMEOUT_S, (recovery.hang_after_s or 0.0) + _AFTER_A_HANG_S)
+    hang_s = 0.0 if recovery.hang_after_s is None else max(recovery.hang_after_s, recovery.hang_at_start_s)
+    return max(_LEAST_GROUP_TIMEOUT_S, hang_s + _AFTER_A_HANG_S)
 
 
 def _every(steps: int | None, seconds: float | None) -> str:
@@ -104,7 +117,7 @@ def _memory_words(checkpoint: CheckpointOptions, memory: Path | None) -> dict[st
     }
 
 
-def rank_environment(start: Start, local_rank: int, progress: str) -> dict[str, str]:
+def rank_environment(start: Start, local_rank: int, progress: str, error_file: str) -> dict[str, str]:
     """What one rank gets on top of its node's environment."""
     rank = str(start.first_rank + local_rank)
     world = str(start.world_size)
@@ -123,7 +136,8 @@ def rank_environment(start: Start, local_rank: int, progress: str) -> dict[str, 
         "MASTER_PORT": str(start.master_port),
         "TORCHELASTIC_RESTART_COUNT": str(start.restarts),
         "TORCHELASTIC_MAX_RESTARTS": "1000000",  # the budgets are ours; scripts only ask whether they run elastic
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",  # unlike torchrun's: no store of ours listens at MASTER_PORT
+        "TORCHELASTIC_ERROR_FILE": error_file,
         "LAUNCH_GENERATION": str(start.generation),
         "LAUNCH_PROGRESS": progress,
     }

@@ -18,7 +18,7 @@ def address_of(interface: str) -> str:
     if found is None:
         known = ", ".join(sorted(name for _, name in socket.if_nameindex()))
         raise LaunchError(
-            f"slurm.interface: no {interface!r} with an address on {socket.gethostname()}", f"hint: there is {known}"
+            f"there is no interface {interface!r} with an address on {socket.gethostname()}", f"hint: there is {known}"
         )
     return found[0]
 

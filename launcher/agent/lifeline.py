@@ -1,35 +1,40 @@
 """An agent's line to the coordinator: what is said, what is said again after a cut, and the lease that silence ends."""
 
 import asyncio
-import time
 from collections.abc import Callable
 
 from launcher.agent import messages
-from launcher.agent.messages import RankPulse, ToCoordinator
+from launcher.agent.messages import RankPulse, ToAgent, ToCoordinator
 from launcher.agent.ranks.group import Home
-from launcher.agent.wire import AgentWire, WireError, connect
+from launcher.agent.ranks.lease import Lease
+from launcher.agent.wire import Wire, WireError, complain, dial, wire_key
+from launcher.clock import boottime
+from launcher.plan.model import Plan
 from launcher.rundir.durable import read_record
 from launcher.rundir.records import Endpoint
 
 _RETRY_S = 0.05
 _LOOK_S = 1.0
+_MOST_GENERATIONS = 1 << 31
 _Weighty = (
     messages.Leads | messages.Started | messages.Exited | messages.Stopped
-    | messages.NotFetched | messages.Settled | messages.Fault
+    | messages.NotFetched | messages.NothingWhole | messages.Settled | messages.Fault
 )  # fmt: skip
 
 
 class Lifeline:
-    def __init__(self, home: Home, token: str) -> None:
+    def __init__(self, home: Home, token: str, lease: Lease) -> None:
         self._home = home
-        self._token = token
-        self._wire: AgentWire | None = None
+        self._lease = lease
+        self._key = wire_key(token, messages.WIRE, home.plan.run_id, home.attempt.number)
+        self._wire: Wire[ToAgent, ToCoordinator] | None = None
+        self._refusal = ""
         self._told: list[ToCoordinator] = []
         self._sequence = 0
         self._sent_at: dict[int, float] = {}
         self._joined_at = 0.0
         self._lease_s = home.plan.spec.recovery.lease_s
-        self._leased_at = time.monotonic() + home.plan.spec.recovery.wait_s
+        self._leased_from(boottime() + home.plan.spec.recovery.wait_s)
 
     @property
     def is_up(self) -> bool:
@@ -49,23 +54,29 @@ class Lifeline:
         self._told.clear()
 
     def join(self, message: messages.Join) -> None:
-        self._joined_at = time.monotonic()
+        self._joined_at = boottime()
         for one in (message, *self._told):
             self.say(one)
 
-    def pulse(self, generation: int, ranks: tuple[RankPulse, ...], fetched: int | None) -> None:
+    def pulse(
+        self, generation: int, ranks: tuple[RankPulse, ...], fetched: int | None, keeps: bool, preparing: str
+    ) -> None:
         if self._wire is None:
             return
         self._sequence += 1
-        self._sent_at[self._sequence] = time.monotonic()
-        self.say(messages.Pulse(self._home.node.index, self._sequence, generation, ranks, fetched))
+        self._sent_at[self._sequence] = boottime()
+        self.say(messages.Pulse(self._home.node.index, self._sequence, generation, ranks, fetched, keeps, preparing))
 
     def welcomed(self, lease_s: float) -> None:
-        self._lease_s = lease_s
-        self._leased_at = self._joined_at  # when it was sent: the coordinator heard it later
+        self._lease_s = min(lease_s, self._home.plan.spec.recovery.lease_s)
+        self._leased_from(self._joined_at)  # when it was sent: the coordinator heard it later
 
     def answered(self, sequence: int) -> None:
-        self._leased_at = max(self._leased_at, self._sent_at.pop(sequence, self._leased_at))
+        self._leased_from(max(self._leased_at, self._sent_at.pop(sequence, self._leased_at)))
+
+    def _leased_from(self, moment: float) -> None:
+        self._leased_at = moment
+        self._lease.until = moment + self._lease_s
 
     async def keep(self, introduce: Callable[[], None], obey: Callable[[messages.ToAgent], None]) -> None:
         """Connect whenever there is no connection; hand over what is heard."""
@@ -78,26 +89,53 @@ class Lifeline:
             introduce()
             try:
                 while (message := await wire.receive()) is not None:
+                    if isinstance(message, messages.Start):
+                        check_start(message, self._home.plan)
                     obey(message)
-            except WireError:
-                wire.close()
+            except WireError as error:
+                wire.complain(error)
+            wire.close()
             self._wire = None
+            await asyncio.sleep(_RETRY_S)  # whoever lets us in and then drops us is not asked again at full speed
 
     async def run_out(self) -> None:
         """Returns when no pulse has been answered for as long as the lease is."""
-        while (left_s := self._leased_at + self._lease_s - time.monotonic()) > 0:  # noqa: ASYNC110 - the clock it is
+        while (left_s := self._lease.until - boottime()) > 0:  # noqa: ASYNC110 - the clock it is
             await asyncio.sleep(min(left_s, _LOOK_S))  # a Welcome ends the long first wait
 
     def close(self) -> None:
         if self._wire is not None:
             self._wire.close()
 
-    async def _reach(self) -> AgentWire | None:
+    async def _reach(self) -> Wire[ToAgent, ToCoordinator] | None:
         """A proved connection to whoever the run directory names as coordinator now; None: not yet."""
         endpoint = read_record(self._home.attempt.endpoint, Endpoint)
         if endpoint is None:
             return None
         try:
-            return await connect(endpoint.address, endpoint.port, self._home.node.address, self._token)
-        except (OSError, WireError):
-            return None  # the lease decides how long this may go on
+            return await dial(endpoint.address, endpoint.port, self._home.node.address, self._key, messages.TO_AGENT)
+        except WireError as error:  # the lease decides how long this may go on
+            if str(error) != self._refusal:
+                self._refusal = str(error)
+                complain(f"no line to the coordinator: {error}")
+            return None
+
+
+def check_start(start: messages.Start, plan: Plan) -> None:
+    """What a coordinator decides is which nodes have ranks, and no more. Raises WireError."""
+    each, places = plan.ranks_per_node, range(min(start.group_world_size, plan.nodes_max))
+    known = {node.index: node.address for node in plan.nodes}
+    named = [known.get(replica.node) in (replica.address, "") for replica in start.replicas]
+    good = (
+        1 <= start.generation <= _MOST_GENERATIONS
+        and start.group_rank in places
+        and start.group_world_size == len(places)
+        and start.first_rank == start.group_rank * each
+        and (start.local_world_size, start.world_size) == (each, len(places) * each)
+        and (start.master_addr in known.values() or "" in known.values())
+        and 1 <= start.master_port <= 65535
+        and start.restarts >= 0
+        and all(named)
+    )
+    if not good:
+        raise WireError("it wants ranks to be started that are not of this plan")

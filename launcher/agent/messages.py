@@ -4,31 +4,44 @@ No message grows with the number of nodes: a thousand agents get a thousand smal
 a Start says where all the replica servers are.
 """
 
+import re
+from typing import Annotated, Literal
+
 import msgspec
 
-from launcher.rundir.records import ProcessId, RankExit
+from launcher.rundir.records import NotFinite, ProcessId, RankExit
 
-WIRE_VERSION = 3
+WIRE = "agents"
+WIRE_VERSION = 4
+
+
+# What comes from elsewhere is bounded where it is read.
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Text = Annotated[str, msgspec.Meta(max_length=20_000)]
+Name = Annotated[str, msgspec.Meta(max_length=200)]
+Tail = Annotated[tuple[Text, ...], msgspec.Meta(max_length=1000)]
+_LOG = re.compile(r"(logs(/\w[\w.-]*)+)?")  # relative to the run directory, and inside it
 
 
 class ReplicaAddress(msgspec.Struct, frozen=True, array_like=True):
     """Where another agent gives and takes files of checkpoints."""
 
     node: int
-    address: str
-    port: int
+    address: Name
+    port: Port
 
 
 class Join(msgspec.Struct, frozen=True, tag="join", tag_field="t"):
     """agent → coordinator, first after the proof, and again after a reconnect."""
 
     node: int
-    address: str
+    address: Name
     process: ProcessId
-    port: int  # a port this agent holds for the next generation's MASTER_PORT
-    generation: int = 0  # the generation whose ranks it still runs; 0: none
+    port: Port  # a port this agent holds for the next generation's MASTER_PORT
+    generation: Count = 0  # the generation whose ranks it still runs; 0: none
     buried: ProcessId | None = None  # the agent that was here before, known to be gone with all that it ran
-    replica_port: int = 0  # where it gives and takes files of checkpoints; 0: it has none
+    replica_port: Port = 0  # where it gives and takes files of checkpoints; 0: it has none
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", tag_field="t"):
@@ -49,8 +62,8 @@ class Started(msgspec.Struct, frozen=True, tag="started", tag_field="t"):
 
     node: int
     generation: int
-    pids: tuple[int, ...]  # by local rank
-    port: int  # the port it holds now for a generation after this one
+    pids: Annotated[tuple[int, ...], msgspec.Meta(max_length=10_000)]  # by local rank
+    port: Port  # the port it holds now for a generation after this one
 
 
 class RankPulse(msgspec.Struct, frozen=True, array_like=True):
@@ -60,21 +73,25 @@ class RankPulse(msgspec.Struct, frozen=True, array_like=True):
     idle_s: float  # since its last report or output
     reported: bool  # it has used the progress wire in this generation
     frozen: bool  # the kernel says that it is stopped
-    step: int | None = None
-    total_steps: int | None = None
-    checkpoint: int | None = None
-    metrics: dict[str, float] = {}
-    fingerprint: str | None = None
+    step: Count | None = None
+    total_steps: Count | None = None
+    checkpoint: Count | None = None
+    metrics: Annotated[dict[Name, float], msgspec.Meta(max_length=128)] = {}
+    fingerprint: Text | None = None
+    not_finite: Annotated[dict[Name, NotFinite], msgspec.Meta(max_length=128)] = {}
+    malformed: Count = 0  # lines on its progress wire that were no reports
 
 
 class Pulse(msgspec.Struct, frozen=True, tag="pulse", tag_field="t"):
     """agent → coordinator: alive, once a second, sooner where a rank has news."""
 
     node: int
-    seq: int
+    seq: Count
     generation: int
     ranks: tuple[RankPulse, ...] = ()
-    fetched: int | None = None  # bytes of a checkpoint so far, while it brings here what its ranks are to load
+    fetched: Count | None = None  # bytes of a checkpoint so far, while it brings here what its ranks are to load
+    keeps: bool = False  # disks apart: a checkpoint of the trainer's has been seen on this node's
+    preparing: Name = ""  # what has to end before ranks can be started here
 
 
 class Exited(msgspec.Struct, frozen=True, tag="exited", tag_field="t"):
@@ -82,7 +99,11 @@ class Exited(msgspec.Struct, frozen=True, tag="exited", tag_field="t"):
 
     node: int
     exit: RankExit
-    tail: tuple[str, ...] = ()  # last lines of its log, where it failed
+    tail: Tail = ()  # last lines of its log, where it failed
+
+    def __post_init__(self) -> None:
+        if not _LOG.fullmatch(self.exit.log):
+            raise ValueError("the log of a rank is inside the run's folder of logs")
 
 
 class Stopped(msgspec.Struct, frozen=True, tag="stopped", tag_field="t"):
@@ -93,12 +114,19 @@ class Stopped(msgspec.Struct, frozen=True, tag="stopped", tag_field="t"):
 
 
 class Fault(msgspec.Struct, frozen=True, tag="fault", tag_field="t"):
-    """agent → coordinator: this node cannot run ranks. `setup`: the user's setup failed; else our own fault."""
+    """agent → coordinator: this node cannot run ranks. `setup`: the user's setup failed, or
+    (without a log) their interpreter cannot run them; `disk`: there is no room now,
+    or it does not take what is written; else our own fault."""
 
     node: int
     setup: bool
-    text: str
+    text: Text
     log: str | None = None  # relative to the run directory
+    disk: bool = False
+
+    def __post_init__(self) -> None:
+        if not _LOG.fullmatch(self.log or ""):
+            raise ValueError("the log of a node is inside the run's folder of logs")
 
 
 class NotFetched(msgspec.Struct, frozen=True, tag="not_fetched", tag_field="t"):
@@ -106,7 +134,15 @@ class NotFetched(msgspec.Struct, frozen=True, tag="not_fetched", tag_field="t"):
 
     node: int
     generation: int
-    text: str
+    text: Text
+
+
+class NothingWhole(msgspec.Struct, frozen=True, tag="nothing_whole", tag_field="t"):
+    """agent → coordinator: there were checkpoints, and none is whole on the nodes that are here. No rank is started."""
+
+    node: int
+    generation: int
+    text: Text
 
 
 class Copied(msgspec.Struct, frozen=True, tag="copied", tag_field="t"):
@@ -114,7 +150,7 @@ class Copied(msgspec.Struct, frozen=True, tag="copied", tag_field="t"):
 
     node: int
     generation: int
-    step: int
+    step: Count
 
 
 class Settled(msgspec.Struct, frozen=True, tag="settled", tag_field="t"):
@@ -125,22 +161,22 @@ class Settled(msgspec.Struct, frozen=True, tag="settled", tag_field="t"):
 
     node: int
     generation: int
-    problem: str = ""
+    problem: Text = ""
 
 
 class Noted(msgspec.Struct, frozen=True, tag="noted", tag_field="t"):
-    """agent → coordinator: a line for the run's events. kind: checkpoint_fetched, checkpoint_set_aside, copy_failed."""
+    """agent → coordinator: a line for the run's events."""
 
     node: int
-    kind: str
-    text: str
+    kind: Literal["checkpoint_fetched", "checkpoint_set_aside", "checkpoint_passed_over", "copy_failed"]
+    text: Text
 
 
 class StopAsked(msgspec.Struct, frozen=True, tag="stop_asked", tag_field="t"):
-    """agent → coordinator: this agent got SIGTERM. kind: cancel, preempt."""
+    """agent → coordinator: this agent got SIGTERM."""
 
     node: int
-    kind: str
+    kind: Name  # cancel, preempt
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", tag_field="t"):
@@ -162,6 +198,9 @@ class Start(msgspec.Struct, frozen=True, tag="start", tag_field="t"):
     master_port: int
     restarts: int  # restarts of the run so far
     replicas: tuple[ReplicaAddress, ...] = ()  # disks apart: the members' by group rank, then of all others that joined
+    all_here: bool = True  # no other node may have files of the run's checkpoints
+    kept: bool = False  # the run has had checkpoints: without any it does not begin
+    anew: bool = False  # a person has said that it may begin anew all the same
 
 
 class Follow(msgspec.Struct, frozen=True, tag="follow", tag_field="t"):
@@ -197,6 +236,9 @@ class End(msgspec.Struct, frozen=True, tag="end", tag_field="t"):
 
 ToCoordinator = (
     Join | Ready | Leads | Started | Pulse | Exited | Stopped | Fault | StopAsked
-    | NotFetched | Copied | Settled | Noted
+    | NotFetched | NothingWhole | Copied | Settled | Noted
 )  # fmt: skip
 ToAgent = Welcome | Start | Follow | Stop | PulseAck | End
+
+TO_COORDINATOR: msgspec.json.Decoder[ToCoordinator] = msgspec.json.Decoder(ToCoordinator)
+TO_AGENT: msgspec.json.Decoder[ToAgent] = msgspec.json.Decoder(ToAgent)

@@ -3,7 +3,7 @@
 prepare ─ setup, zygote ─┐
 link ── Join, Ready ─────┼─► Start ─► RankGroup ─► Started, Exited, Pulse
                          └─► Stop  ─► Stopped
-lease: no answer to a pulse for that long → every rank is ended, and the agent leaves
+lease: no answer to a pulse for that long → every rank is ended, and the agent leaves; ranks/lease sees to it
 """
 
 import asyncio
@@ -18,12 +18,15 @@ from launcher.agent.lifeline import Lifeline
 from launcher.agent.messages import ToCoordinator
 from launcher.agent.processes import descendants, end_all
 from launcher.agent.ranks.group import Home, RankGroup
+from launcher.agent.ranks.lease import Guard
 from launcher.agent.ranks.ports import HeldPort
 from launcher.agent.ranks.prepare import Preparation, SetupFailed
-from launcher.agent.ranks.reaper import Reaper
-from launcher.errors import Exit
-from launcher.rundir.durable import read_record
+from launcher.agent.ranks.reaper import Death, Reaper
+from launcher.agent.wire import wire_key
+from launcher.errors import Exit, said_by_the_system
+from launcher.rundir.durable import readable
 from launcher.rundir.identity import this_process
+from launcher.rundir.patience import DISK_ERRORS, say
 from launcher.rundir.records import ProcessId, StopRequest
 
 if TYPE_CHECKING:
@@ -39,13 +42,14 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 class NodeAgent:
     """`run` returns when the coordinator said End, or the lease ran out."""
 
-    def __init__(self, home: Home, token: str, reaper: Reaper, buried: ProcessId | None = None) -> None:
+    def __init__(self, home: Home, token: str, reaper: Reaper, guard: Guard, buried: ProcessId | None = None) -> None:
         self._home = home
+        self._guard = guard
         self._buried = buried
         self._token = token
         self._reaper = reaper
         self._preparation = Preparation(home, reaper)
-        self._line = Lifeline(home, token)
+        self._line = Lifeline(home, token, guard.lease)
         self._group: RankGroup | None = None
         self._starting: asyncio.Task[None] | None = None
         self._opens = 0  # the generation of which no rank runs here yet
@@ -63,6 +67,8 @@ class NodeAgent:
         """The agent's whole life."""
         for number in _STOP_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._asked_to_stop)
+        self._reaper.watch(self._guard.pid, self._unguarded)
+        self._reaper.reap()  # it may have ended before anybody heard of deaths
         if self._home.plan.disks_apart:
             self._replication = await _open_replication(self._home, self._token, self._line.say)
         for life in (
@@ -109,7 +115,7 @@ class NodeAgent:
         self._line.say(messages.Ready(self._home.node.index))
 
     def _asked_to_stop(self) -> None:
-        request = read_record(self._home.attempt.stop, StopRequest)
+        request = readable(self._home.attempt.stop, StopRequest)
         kind = "preempt" if request is None else request.kind
         if not self._line.is_up:
             self.leave(Exit.CANCELLED if kind == "cancel" else Exit.PREEMPTED)
@@ -160,7 +166,15 @@ class NodeAgent:
             await self._rank_zero(start.generation)
         group = RankGroup(self._home, start, self._preparation.starter, self)
         self._group, self._opens = group, 0
-        pids = await group.begin()
+        try:
+            pids = await group.begin()
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                raise
+            text = f"node {node} could not start ranks: {said_by_the_system(error)}"
+            say(text)
+            self._line.tell(messages.Fault(node, False, text, disk=True))
+            return
         self._old_ports.append(self._port)
         self._port = HeldPort(self._home.node.address)
         self._line.tell(messages.Started(self._home.node.index, start.generation, pids, self._port.number))
@@ -187,7 +201,7 @@ class NodeAgent:
         group = self._group
         if group is not None and group.generation <= stop.generation:
             self._say_pulse()
-            await group.stop(stop.grace_s, stop.hung, self._preparation.own_pids)
+            await group.stop(stop.grace_s, stop.hung, (*self._preparation.own_pids, self._guard.pid))
             if self._group is not group:
                 return  # another stop was quicker, and has said so
             group.close()
@@ -232,11 +246,18 @@ class NodeAgent:
         group = self._group
         ranks = group.pulses() if group is not None else ()
         fetched = self._replication.fetched if self._replication is not None else None
-        self._line.pulse(self._generation, ranks, fetched)
+        keeps = self._replication is not None and self._replication.keeps
+        self._line.pulse(self._generation, ranks, fetched, keeps, self._preparation.doing)
 
     async def _watch_lease(self) -> None:
-        await self._line.run_out()
-        self.leave(Exit.LOST)
+        """Of a forgiving guard's node nobody takes the place: while it is awake, it lives."""
+        if not self._guard.forgiving:
+            await self._line.run_out()
+            self.leave(Exit.LOST)
+
+    def _unguarded(self, _: Death) -> None:
+        """Nobody would end the ranks if we were frozen: whoever started us does so again."""
+        self.leave(Exit.LAUNCHER_FAULT)
 
 
 async def _open_replication(home: Home, token: str, say: Callable[[ToCoordinator], None]) -> "Replication":
@@ -246,24 +267,28 @@ async def _open_replication(home: Home, token: str, say: Callable[[ToCoordinator
     folder = Path(plan.run_dir, plan.spec.checkpoint.dir)
     patience_s = plan.spec.recovery.lease_s + _PATIENCE_S
     limit = plan.spec.checkpoint.copy_limit_bytes
-    replication = Replication(node.index, node.address, token, folder, say, patience_s, limit)
+    key = wire_key(token, "replicas", plan.run_id, home.attempt.number)
+    replication = Replication(node.index, node.address, key, folder, say, patience_s, limit)
     await replication.open()
     return replication
 
 
 async def _bring(
     node: int, replication: "Replication", start: messages.Start
-) -> messages.NotFetched | messages.Fault | None:
+) -> messages.NotFetched | messages.NothingWhole | messages.Fault | None:
     """Have here what the ranks are to load; gives why that cannot be."""
-    from launcher.agent.replication.client import DiskFailed  # late: 20 ms that a shared disk spares
-    from launcher.agent.replication.replication import NotBrought  # late: 20 ms that a shared disk spares
+    # late: 20 ms that a shared disk spares
+    from launcher.agent.replication.client import DiskFailed  # late: see above
+    from launcher.agent.replication.replication import NotBrought, NothingToLoad  # late: see above
 
     try:
         await replication.bring(start)
     except NotBrought as error:
         return messages.NotFetched(node, start.generation, str(error))
+    except NothingToLoad as error:
+        return messages.NothingWhole(node, start.generation, str(error))
     except DiskFailed as error:
-        return messages.Fault(node, False, f"its disk: {error}")
+        return messages.Fault(node, False, f"node {node}: its disk: {error}", disk=True)
     return None
 
 

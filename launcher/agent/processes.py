@@ -5,32 +5,95 @@ is never hit.
 """
 
 import ctypes
+import errno
 import os
+import resource
 import select
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 
 from launcher.rundir.identity import alive, process_id
 from launcher.rundir.records import ProcessId
 
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 TAG = "LAUNCH_RUN_DIR"
+_MOST_DESCRIPTORS = 65536
+_before: dict[int, int] = {}  # soft limits as they were when this process was started
 
 
 def become_subreaper() -> None:
     """Orphans below this process become its children, so that no double fork escapes it."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1, "PR_SET_CHILD_SUBREAPER")
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends; end now where that has happened."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, "PR_SET_PDEATHSIG")
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _prctl(option: int, value: int, name: str) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({name})")
+
+
+def forbid_core_dumps() -> None:
+    """They would hold the run's token and the user's secrets. One byte: with 0 a program may still be piped a dump."""
+    _set(resource.RLIMIT_CORE, 1)
+
+
+def raise_descriptors() -> None:
+    """A coordinator has a connection to each node, beside those of whom it does not know yet."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    _set(resource.RLIMIT_NOFILE, max(soft, most) if soft != resource.RLIM_INFINITY else soft)
+
+
+def users_limits() -> list[tuple[int, int]]:
+    """Which of them, and the soft limit that the user had."""
+    return list(_before.items())
+
+
+@contextmanager
+def core_dumps_as_before() -> Iterator[None]:
+    """For a child that forbids its own, and has to know what the user had."""
+    before = _before.get(resource.RLIMIT_CORE)
+    if before is not None:
+        _set(resource.RLIMIT_CORE, before)
+    try:
+        yield
+    finally:
+        if before is not None:
+            forbid_core_dumps()
+
+
+def _set(kind: int, soft: int) -> None:
+    now, hard = resource.getrlimit(kind)
+    _before.setdefault(kind, now)
+    if kind == resource.RLIMIT_CORE and hard != resource.RLIM_INFINITY:
+        soft = min(soft, hard) if soft != resource.RLIM_INFINITY else hard
+    resource.setrlimit(kind, (soft, hard))
+
+
+def open_process(pid: int) -> int | None:
+    """A descriptor of it; None where there is none: a number from before a boot may be a thread's by now."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno not in (errno.ESRCH, errno.EINVAL, errno.ENOENT):
+            raise
+        return None
 
 
 def signal_process(process: ProcessId, number: int) -> bool:
     """Send a signal to exactly this process; False where it is gone."""
-    try:
-        handle = os.pidfd_open(process.pid)
-    except ProcessLookupError:
+    handle = open_process(process.pid)
+    if handle is None:
         return False
     try:
         if alive(process) is not True:
@@ -91,9 +154,8 @@ def _kill_and_wait(targets: Collection[ProcessId], deadline: float) -> bool:
     handles: dict[int, ProcessId] = {}
     try:
         for target in targets:
-            try:
-                handle = os.pidfd_open(target.pid)
-            except ProcessLookupError:
+            handle = open_process(target.pid)
+            if handle is None:
                 continue
             handles[handle] = target
             if alive(target):

@@ -2,30 +2,38 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 from launcher.rundir.durable import append_line, write_record
 from launcher.rundir.fence import check_fence
 from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.patience import patiently, waiting_for_disks
 from launcher.rundir.records import AttemptEnd, Event, RankExit, RunState
+from launcher.words import Cause
 
 _Entry = Event | RankExit | RunState | AttemptEnd
 
 
 class Scribe:
-    """`write` returns at once. After the first failure (a full disk, a newer attempt) nothing more is written and
-    `failed` is called, once, from the scribe's thread."""
+    """`write` returns at once. While the disk takes nothing the entries wait; `state_waits`: a state is among them.
+
+    After the first other failure, such as a newer attempt, nothing more is written and `failed` is called, once, from
+    the scribe's thread.
+    """
 
     def __init__(self, run: RunDir, attempt: AttemptDir, failed: Callable[[Exception], None]) -> None:
         self._run = run
         self._attempt = attempt
         self._failed = failed
         self._entries: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
-        self._state: RunState | None = None
+        self.state_waits = False
         self._thread = threading.Thread(target=self._work, name="scribe", daemon=True)
         self._thread.start()
 
     def write(self, entry: _Entry) -> None:
+        if isinstance(entry, RunState):
+            self.state_waits = True
         self._entries.put(entry)
 
     def close(self) -> None:
@@ -34,13 +42,17 @@ class Scribe:
         self._thread.join()
 
     def _work(self) -> None:
-        while (entry := self._entries.get()) is not None:
-            try:
-                check_fence(self._run, self._attempt.number)
-                self._put(entry)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the run must hear of it: it would go on unrecorded
-                self._failed(error)
-                return
+        with waiting_for_disks(self._note):
+            while (entry := self._entries.get()) is not None:
+                try:
+                    patiently(lambda: check_fence(self._run, self._attempt.number))
+                    self._put(entry)
+                except Exception as error:  # noqa: BLE001 - whatever it is, the run must hear of it
+                    self._failed(error)
+                    return
+
+    def _note(self, text: str) -> None:
+        append_line(self._run.events, Event(time.time(), self._attempt.number, "disk", text, cause=Cause.DISK))
 
     def _put(self, entry: _Entry) -> None:
         match entry:
@@ -50,5 +62,6 @@ class Scribe:
                 append_line(self._attempt.exits, entry)
             case RunState():
                 write_record(self._run.state, entry)
+                self.state_waits = False
             case AttemptEnd():
                 write_record(self._attempt.end, entry)

@@ -10,6 +10,9 @@ nothing but the standard library, and the syntax of Python 3.9.
 
 import sys
 
+if sys.version_info < (3, 9):
+    sys.exit(f"Python {sys.version_info[0]}.{sys.version_info[1]} is too old: ranks need 3.9 or newer")
+
 HAS_PATH_0 = not (sys.flags.isolated or getattr(sys.flags, "safe_path", False))
 if __name__ == "__main__" and HAS_PATH_0:
     del sys.path[0]  # our own folder, put there by the interpreter: our neighbours must not shadow the user's modules
@@ -24,6 +27,8 @@ import importlib
 import importlib.machinery
 import json
 import os
+import re
+import resource
 import select
 import signal
 import socket
@@ -44,6 +49,8 @@ BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
 DEVICES = ("/dev/nvidia", "/dev/kfd")
 MAX_CHAIN = 8  # exceptions that one report tells of
 
+FRAME = re.compile(r'\s+File "([^"]+)", line (\d+), in (.+)')  # as a traceback shows one
+
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -59,11 +66,26 @@ class Order(NamedTuple):
     unset: Sequence[str] = ()
     stdin: str = os.devnull
     progress: Optional[str] = None  # FIFO for the report of an uncaught exception
-    dump_signal: int = 0  # at this signal all stacks are written into the log; 0: none
+    dump_signal: int = 0  # at this signal, or a crash, all stacks are written into the log; 0: never
+    limits: Sequence[tuple[int, int]] = ()  # the user's soft limits, where the agent and the zygote have others
+
+
+Frame = tuple[str, int, str]  # file, line, name of the function
+
+
+class Worker(NamedTuple):
+    """How the traceback of another process ends, and its frames, the outermost first."""
+
+    line: str
+    frames: Sequence[Frame]
 
 
 class NoFork(Exception):
     """Why there is no fork, or no rank."""
+
+
+class Standby(Exception):
+    """In a newborn that is to take over one day: the socket on which it will be told to."""
 
 
 def order_from(words: Any) -> Order:
@@ -116,8 +138,12 @@ def settle(order: Order) -> None:
     for name in order.unset:
         os.environ.pop(name, None)
     os.environ.update(order.env)
+    for kind, soft in order.limits:
+        resource.setrlimit(kind, (soft, resource.getrlimit(kind)[1]))
     os.chdir(order.cwd)
+    os.environ["PWD"] = order.cwd  # as a shell has it that came here by `cd`
     if order.dump_signal and order.kind != "command":
+        faulthandler.enable(file=2, all_threads=True)  # at a crash too
         faulthandler.register(order.dump_signal, file=2, all_threads=True, chain=False)
     if "numpy.random" in sys.modules:  # siblings would draw the same numbers; `random` reseeds itself after a fork
         sys.modules["numpy.random"].seed()
@@ -227,8 +253,12 @@ def execute(target: str, argv: list[str]) -> NoReturn:
 def report(error: BaseException, order: Order) -> None:
     """Tell the agent of it, in one line on the FIFO."""
     words: dict[str, Any] = {"type": type(error).__name__, "message": message_of(error), "line": last_line(error)}
-    words["where"] = where(error, order)
+    words["where"] = where(frames_of(error), order)
     words |= {"raised": [{"line": last_line(one), "module": raised_in(one)} for one in chain(error)]}
+    worker = of_a_worker(error)
+    if worker is not None:
+        words |= {"line": worker.line, "where": where(worker.frames, order)}
+        words["raised"].insert(0, {"line": worker.line, "module": module_of(worker.frames)})
     # No FIFO, nobody at its other end, no room in it: the traceback in the log says the same.
     with contextlib.suppress(OSError):
         fd = os.open(order.progress or "", os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -293,20 +323,51 @@ def fitting(words: dict[str, Any]) -> bytes:
         length //= 2
 
 
-def where(error: BaseException, order: Order) -> str:
-    """The innermost frame of the user's own code, else the innermost: `train.py:41 in step`."""
-    cwd = os.path.realpath(order.cwd)
-    roots = (cwd + os.sep, os.path.dirname(os.path.realpath(order.target)) + os.sep)
+def of_a_worker(error: BaseException) -> Optional[Worker]:
+    """What a process that the script started has said of its exception, where this one only passes it on.
+
+    torch.multiprocessing and its DataLoader put the traceback into the message, pools of processes into the cause.
+    """
+    cause = error.__cause__
+    remote = [cause] if cause is not None and type(cause).__name__.endswith("RemoteTraceback") else []
+    for one in (error, *remote):
+        frames: list[Frame] = []
+        for line in message_of(one).rpartition("Traceback (most recent call last):\n")[2].splitlines():
+            found = FRAME.match(line)
+            if found:
+                frames.append((found[1], int(found[2]), found[3]))
+            elif frames and line.strip() and not line[0].isspace():
+                return Worker(line.strip(), frames)
+    return None
+
+
+def module_of(frames: Sequence[Frame]) -> str:
+    """As `raised_in`, of a traceback in words: as far as the path shows it."""
+    path = next((path for path, _, _ in reversed(frames) if not is_standard(path)), "")
+    inside = path.rpartition("-packages/")[2] if "-packages/" in path else os.path.basename(path)
+    return os.path.splitext(inside)[0].replace("/", ".")
+
+
+def frames_of(error: BaseException) -> list[Frame]:
+    """The outermost first."""
     stack = traceback.walk_tb(without_our_frames(error.__traceback__))
     frames = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in stack]
     if isinstance(error, SyntaxError):
         frames.append((error.filename or "", error.lineno or 0, "<module>"))
+    return frames
+
+
+def where(frames: Sequence[Frame], order: Order) -> str:
+    """The innermost frame of the user's own code, else of no library, else of all: `train.py:41 in step`."""
+    cwd = os.path.realpath(order.cwd)
+    roots = (cwd + os.sep, os.path.dirname(os.path.realpath(order.target)) + os.sep)
+    users = [one for one in frames if os.path.isabs(one[0]) and "-packages" not in one[0] and not is_standard(one[0])]
     own = [
         (os.path.relpath(os.path.realpath(path), cwd), line, name)
-        for path, line, name in frames
-        if os.path.isabs(path) and os.path.realpath(path).startswith(roots) and "site-packages" not in path
+        for path, line, name in users
+        if os.path.realpath(path).startswith(roots)
     ]
-    path, line, name = (own or frames or [("", 0, "")])[-1]
+    path, line, name = (own or users or frames or [("", 0, "")])[-1]
     return f"{path}:{line} in {name}"
 
 
@@ -333,19 +394,23 @@ def hide_our_frames() -> None:
 class Zygote:
     """Serves one agent over one socket."""
 
-    def __init__(self, fd: int, inherited: Sequence[int]) -> None:
+    def __init__(self, fd: int, inherited: Sequence[int], tried: dict[str, Optional[str]]) -> None:
         os.set_inheritable(fd, False)
         self._agent = socket.socket(fileno=fd)
         self._agent.setblocking(True)
         self._bell, ring = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._not_for_ranks = (*inherited, self._bell, ring)
+        self._own = (self._bell, ring)
+        self._not_for_ranks = (*inherited, fd, *self._own)
         self._pid = os.getpid()
         self._children: set[int] = set()
         self._thread_starters: list[str] = []
+        self._tried = tried  # modules, and why one cannot be imported
+        self._handed: list[int] = []  # descriptors that came with what the agent said
         self._unread = b""
         signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # only a signal with a handler rings
         signal.set_wakeup_fd(ring, warn_on_full_buffer=False)
+        self._say(op="began")
 
     def serve(self) -> Order:
         """Return only in a forked rank, with its order; end with the agent."""
@@ -364,7 +429,8 @@ class Zygote:
 
     def _lines(self) -> Iterator[bytes]:
         try:
-            data = self._agent.recv(1 << 16)
+            data, fds, _, _ = socket.recv_fds(self._agent, 1 << 16, 1, socket.MSG_CMSG_CLOEXEC)
+            self._handed += fds
         except ConnectionError:
             data = b""
         if not data:
@@ -385,6 +451,8 @@ class Zygote:
             return self._fork(words)
         if op == "preload" and isinstance(words.get("modules"), list):
             self._preload(words["modules"])
+            while self._handed:
+                self._leave_standby(self._handed.pop())
         else:
             self._say(op="error", reason=f"expected a preload or a fork, got {op!r:.100}")
         return None
@@ -392,20 +460,49 @@ class Zygote:
     def _preload(self, names: Sequence[Any]) -> None:
         """Import these modules; one that cannot be imported is told, and the rank will meet it again."""
         began = time.monotonic()
-        results = []
         ours = "OPENBLAS_NUM_THREADS" not in os.environ
         if ours:  # else numpy starts a thread per core
             os.environ["OPENBLAS_NUM_THREADS"] = "1"
         gc.disable()  # it would look again and again, and in vain, through all that is being imported
-        for name in names:
-            results.append((name, self._import(str(name))))
+        for name in map(str, names):
+            if name not in self._tried:
+                self._tried[name] = self._import(name)
         gc.freeze()  # the collector of a rank then leaves these pages alone, and they stay shared
         gc.enable()
         if ours:
             del os.environ["OPENBLAS_NUM_THREADS"]
-        loaded = [name for name, reason in results if reason is None]
-        failed = [result for result in results if result[1] is not None]
+        loaded = [name for name, reason in self._tried.items() if reason is None]
+        failed = [(name, reason) for name, reason in self._tried.items() if reason is not None]
         self._say(op="ready", seconds=round(time.monotonic() - began, 3), loaded=loaded, failed=failed)
+
+    def _leave_standby(self, fd: int) -> None:
+        """Fork who serves the agent on that socket when this process is gone: warm, and a child of the agent's as well.
+
+        A child of this process would die with it, so there is one between, which ends at once.
+        """
+        with contextlib.suppress(NoFork, OSError):  # then that socket ends, and the agent knows
+            self._check_fitness()
+            between = os.fork()
+            if between == 0:
+                self._fork_from_between(fd)
+            os.waitpid(between, 0)
+        close([fd])
+
+    def _fork_from_between(self, fd: int) -> NoReturn:
+        between = os.getpid()
+        try:
+            if os.fork():
+                os._exit(0)
+        except OSError:
+            os._exit(1)
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and was waited for
+            handle = os.pidfd_open(between)
+            select.select([handle], [], [])
+            os.close(handle)
+        signal.set_wakeup_fd(-1)
+        self._agent.close()
+        close(self._own)
+        raise Standby(fd)
 
     def _import(self, name: str) -> Optional[str]:
         """Why it cannot be imported."""
@@ -500,8 +597,15 @@ def order_for_this_process(mode: str, fd: int, agent_pid: int) -> Order:
     inherited = open_fds()
     usual_signals()
     die_with(agent_pid)
-    if mode == "serve":
-        return Zygote(fd, inherited).serve()
+    tried: dict[str, Optional[str]] = {}
+    while mode == "serve":
+        try:
+            return Zygote(fd, inherited, tried).serve()
+        except Standby as standby:
+            (fd,) = standby.args
+        die_with(agent_pid)
+        with contextlib.suppress(BrokenPipeError), socket.socket(fileno=os.dup(fd)) as agent:  # nobody wants it now
+            agent.sendall(json.dumps({"op": "standby", "pid": os.getpid()}).encode() + b"\n")
     with open(fd, "rb", closefd=False) as pipe:
         line = pipe.readline()
     if not line:

@@ -9,6 +9,8 @@ from launcher.errors import BadInput
 
 RUN_HELP = "a run's id, a unique beginning of one, or `last`"
 
+_MOST_S = 1e9
+
 
 class Arguments(argparse.ArgumentParser):
     """The arguments of one command."""
@@ -30,6 +32,11 @@ class Arguments(argparse.ArgumentParser):
         if getattr(options, "clusters", None) is not None:
             os.environ["LAUNCH_CLUSTERS"] = str(options.clusters)  # whoever needs the file reads it there
         return options
+
+    @property
+    def taken(self) -> "list[argparse.Action]":
+        """All that was declared, in order."""
+        return [*self._actions]
 
     def takes_run(self, **more: str) -> None:
         self.add_argument("run", metavar="RUN", help=RUN_HELP, **more)  # type: ignore[arg-type]
@@ -57,3 +64,14 @@ class Arguments(argparse.ArgumentParser):
             dest="overrides",
             help="override a field of the spec, such as resources.nodes=4; may be repeated",
         )
+
+
+def seconds(text: str) -> float:
+    """The type of an option that takes some."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < _MOST_S:
+        raise argparse.ArgumentTypeError(f"expected seconds such as 60, got {text!r}")
+    return value

@@ -1,6 +1,7 @@
 """`launch cancel`: end a run for good, and say what was ended."""
 
 import argparse
+import sys
 
 from launcher import api
 from launcher.cli.arguments import Arguments
@@ -33,5 +34,7 @@ def run(options: argparse.Namespace) -> int:
         return Exit.OK
     for line in report.ended:
         print(f"ended {safe(line)}")
+    for line in report.cut_off:
+        print(safe(line), file=sys.stderr)
     print(f"{one.id} is {one.status().state}")
     return Exit.OK

@@ -5,13 +5,10 @@ import sys
 import time
 from collections.abc import Sequence
 
-import msgspec
-
 from launcher import api
 from launcher.cli import figures
 from launcher.cli.arguments import Arguments
-from launcher.cli.columns import columns
-from launcher.cli.terminal import is_terminal, paint, safe
+from launcher.cli.terminal import columns, is_terminal, paint, safe, to_json
 from launcher.errors import Exit
 from launcher.status.checkpoints import Checkpoint, Condition
 
@@ -41,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
         print("reading every byte of every checkpoint ...", file=sys.stderr, flush=True)
     found = list(one.checkpoints(verify=options.verify))
     if options.json:
-        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        print(to_json(found))
     elif found:
         print("\n".join(_table(found)))
     else:

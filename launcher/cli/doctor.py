@@ -10,18 +10,18 @@ from dataclasses import asdict
 from pathlib import Path
 
 from launcher.cli import figures
-from launcher.cli.arguments import Arguments
-from launcher.cli.columns import columns
-from launcher.cli.terminal import is_terminal, paint, safe, size
+from launcher.cli.arguments import Arguments, seconds
+from launcher.cli.terminal import columns, is_terminal, paint, safe, size
 from launcher.clusters.clusters_file import ClusterEntry, entry, named_clusters
 from launcher.clusters.kinds import kind_named, of_kind
 from launcher.clusters.protocol import HasDoctor
 from launcher.doctor.findings import Finding, Level, exit_code
 from launcher.doctor.wish import DoctorWish
 from launcher.errors import BadInput
+from launcher.interpreter import interpreter
+from launcher.project import project_of
 from launcher.rundir.registry import runs_root
 from launcher.spec.model import JobSpec, RunOptions
-from launcher.submission import interpreter, project_of
 from launcher.words import LOCAL
 
 EXAMPLES = """
@@ -29,6 +29,7 @@ EXAMPLES = """
   launch doctor slurm            the Slurm cluster whose programs are here; starts nothing
   launch doctor slurm --try      and a short job on two nodes: what do they see, do they reach each other?
   launch doctor slurm --try --nodes 1 --partition gpu --within 600
+  launch doctor gridengine --try such a job on two hosts of Grid Engine
   launch doctor mypool           every host of a pool, and the ways between them
   launch doctor mypool --try     and an all-reduce by torch over all of them
 """
@@ -37,7 +38,9 @@ _LEVEL_WIDTH, _ABOUT_WIDTH = 9, 15
 _LEAST_ROOM, _READABLE = 40, 120
 _WITHIN_S = 60.0
 _OF_A_JOB = ("partition", "account", "qos", "interface")
-_WHOSE = {"try": "of Slurm clusters and of pools"} | dict.fromkeys(("nodes", "within", *_OF_A_JOB), "of Slurm clusters")
+_WHOSE = {"try": "of Slurm clusters, Grid Engine and pools"}
+_WHOSE |= dict.fromkeys(("nodes", "within"), "of Slurm clusters and Grid Engine")
+_WHOSE |= dict.fromkeys(_OF_A_JOB, "of Slurm clusters")
 
 
 def declare(arguments: Arguments) -> None:
@@ -52,7 +55,7 @@ def declare(arguments: Arguments) -> None:
     arguments.add_argument("--try", action="store_true", help="have nodes, or all hosts, try it out")
     arguments.add_argument("--nodes", type=int, choices=(1, 2), help="of so many nodes (default: 2 where there are)")
     arguments.add_argument(
-        "--within", metavar="SECONDS", type=_seconds, help=f"so long it waits for nodes (default: {_WITHIN_S:g})"
+        "--within", metavar="SECONDS", type=seconds, help=f"so long it waits for nodes (default: {_WITHIN_S:g})"
     )
     arguments.add_argument("--partition", metavar="NAME", type=_word, help="another one than Slurm's default")
     arguments.add_argument("--account", metavar="NAME", type=_word, help="account that is charged")
@@ -139,13 +142,3 @@ def _word(text: str) -> str:
     if not text or text.startswith("-") or any(not sign.isprintable() or sign.isspace() for sign in text):
         raise argparse.ArgumentTypeError(f"expected a name, got {text!r}")
     return text
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e6:
-        raise argparse.ArgumentTypeError(f"expected seconds such as 60, got {text!r}")
-    return value

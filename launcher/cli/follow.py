@@ -6,23 +6,26 @@ from typing import TextIO
 
 from launcher.api import Run
 from launcher.cli import figures
-from launcher.cli.log_lines import Prefix
-from launcher.cli.page import failure_lines, headline
-from launcher.cli.run_table import state_text
+from launcher.cli.log_lines import Prefix, with_restarts
+from launcher.cli.page import failure_lines, headline, not_finite
+from launcher.cli.run_columns import state_text
 from launcher.cli.terminal import cut, is_terminal, safe, size
 from launcher.errors import Exit
 from launcher.rundir.layout import RunDir
 from launcher.status.derive import RunStatus, exit_code_of
+from launcher.status.log_choice import LogChoice
 from launcher.status.logs import LogReader
+from launcher.status.restarts import RestartReader
 
 _POLL_S = 0.1
+_BARS = 4
 
 
-def follow(run: Run, ranks: list[int] | None = None) -> int:
+def follow(run: Run, choice: LogChoice | None = None) -> int:
     """Show everything until the run has ended; gives the run's own exit code."""
     footer = Footer(sys.stderr)
     try:
-        status = _show(run, ranks, footer)
+        status = _show(run, choice or LogChoice(), footer)
     except KeyboardInterrupt:
         footer.clear()
         print(f"stopped following; {run.id} goes on. Come back: launch logs {run.id} -f", file=sys.stderr)
@@ -33,19 +36,26 @@ def follow(run: Run, ranks: list[int] | None = None) -> int:
     return exit_code_of(status)
 
 
-def _show(run: Run, ranks: list[int] | None, footer: "Footer") -> RunStatus:
-    reader = LogReader(RunDir(run.path), ranks)
+def _show(run: Run, choice: LogChoice, footer: "Footer") -> RunStatus:
+    reader, restarts = LogReader(RunDir(run.path), choice=choice), RestartReader(RunDir(run.path), late=choice.is_late)
     prefix = Prefix(sys.stdout)
     while True:
         status = run.renew()  # before the log is read, so that the last read misses nothing
-        for line in reader.read(final=status.state.ended):
+        restarts.read()
+        for text in with_restarts(reader.read(final=status.state.ended), restarts, prefix):
             footer.clear()
-            sys.stdout.write(prefix.whole(line) + "\n")
+            sys.stdout.write(text + "\n")
         sys.stdout.flush()
         if status.state.ended:
             return status
-        footer.show(status_line(status))
+        footer.show([*_bars(reader.moving()), status_line(status)], alarm=bool(status.not_finite))
         time.sleep(_POLL_S)
+
+
+def _bars(moving: dict[int, str]) -> list[str]:
+    """The first ranks' progress bars, as they are now."""
+    shown = [f"{rank} │ {safe(text)}" for rank, text in list(moving.items())[:_BARS]]
+    return shown + ([f"and {len(moving) - _BARS} more"] if len(moving) > _BARS else [])
 
 
 def status_line(status: RunStatus) -> str:
@@ -58,6 +68,7 @@ def status_line(status: RunStatus) -> str:
     if status.eta_s is not None:
         words.append(f"{figures.duration(status.eta_s)} to go")
     words += [f"{safe(name)} {value:.4g}" for name, value in list(status.metrics.items())[:2]]
+    words += not_finite(status)[:2]
     if status.restarts.total:
         words.append(figures.count(status.restarts.total, "restart"))
     if status.message:
@@ -75,24 +86,29 @@ def _last_words(status: RunStatus) -> list[str]:
 
 
 class Footer:
-    """One line that stays under everything else; nothing where the stream is no terminal."""
+    """A few lines that stay under everything else; nothing where the stream is no terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._live = is_terminal(stream)
-        self._shown = ""
+        self._shown: list[str] = []
 
-    def show(self, text: str) -> None:
+    def show(self, lines: list[str], *, alarm: bool = False) -> None:
+        """The last one inverted, and in red where something is wrong."""
         if not self._live:
             return
-        fitting = cut(text, size(self._stream)[0] - 1)
-        if fitting != self._shown:
-            self._stream.write(f"\r\x1b[K\x1b[7m{fitting}\x1b[0m")
+        width = size(self._stream)[0] - 1
+        *above, last = [cut(line, width) for line in lines]
+        shown = [*above, f"\x1b[{'7;31' if alarm else '7'}m{last}\x1b[0m"]
+        if shown != self._shown:
+            self.clear()
+            self._stream.write("\r\x1b[K" + "\n".join(shown))
             self._stream.flush()
-            self._shown = fitting
+            self._shown = shown
 
     def clear(self) -> None:
         if self._shown:
-            self._stream.write("\r\x1b[K")
+            up = f"\x1b[{len(self._shown) - 1}A" if len(self._shown) > 1 else ""
+            self._stream.write(f"\r{up}\x1b[J" if up else "\r\x1b[K")
             self._stream.flush()
-            self._shown = ""
+            self._shown = []

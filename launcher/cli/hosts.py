@@ -8,12 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from launcher.cli import figures
 from launcher.cli.arguments import Arguments
-from launcher.cli.columns import columns
-from launcher.cli.terminal import paint, safe, show_news
+from launcher.cli.terminal import columns, paint, safe, show_news, to_json
 from launcher.errors import BadInput, Exit, LaunchError
 
 if TYPE_CHECKING:
@@ -46,27 +43,20 @@ _NAME_ONE = "hint: in ~/.config/launch/clusters.yaml (or $LAUNCH_CLUSTERS): `myp
 
 
 def run(options: argparse.Namespace) -> int:
-    pools = _pools()
+    from launcher.clusters.clusters_file import named_pools  # late: it reads YAML
+
+    pools = named_pools()
     if options.names[:1] == ["trust"]:
         return _trust(pools, options.names[1:], options.yes)
     unknown = [name for name in options.names if name not in pools]
     if unknown:
-        raise BadInput(f"{safe(unknown[0])}: no such pool", f"hint: {_known(pools)}")
+        known = f"there is {', '.join(pools)}" if pools else "the clusters file names none"
+        raise BadInput(f"{safe(unknown[0])}: no such pool", f"hint: {known}")
     chosen = {name: pool for name, pool in pools.items() if not options.names or name in options.names}
     if not chosen:
         raise BadInput("no pool of SSH hosts is named", _NAME_ONE)
     show_news()
     return _show(chosen, as_json=options.json)
-
-
-def _pools() -> "dict[str, Ssh]":
-    from launcher.clusters.clusters_file import named_pools  # late: it reads YAML
-
-    return named_pools()
-
-
-def _known(pools: "dict[str, Ssh]") -> str:
-    return f"there is {', '.join(pools)}" if pools else "the clusters file names none"
 
 
 def _trust(pools: "dict[str, Ssh]", names: Sequence[str], fingerprints: Sequence[str]) -> int:
@@ -97,7 +87,7 @@ def _show(pools: "dict[str, Ssh]", *, as_json: bool) -> int:
         if as_json:
             for host in order:
                 said = _object(found[host]) if host in found else {"reachable": False, "why": str(troubles[host])}
-                print(msgspec.json.encode({"pool": name, "host": host, **said}).decode())
+                print(to_json({"pool": name, "host": host, **said}, indent=-1))
             continue
         print(paint(f"{safe(name)}:", "dim"))
         rows = [_row(found[host]) if host in found else _silent(host, troubles[host]) for host in order]

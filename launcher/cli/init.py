@@ -1,22 +1,25 @@
 """`launch init`: a commented spec to start from, with the schema that editors check it against."""
 
 import argparse
+import contextlib
 import json
+import os
 import sys
 from pathlib import Path
 
 from launcher.cli.arguments import Arguments
-from launcher.cli.columns import columns
-from launcher.cli.terminal import safe
-from launcher.errors import BadInput, Exit
+from launcher.cli.spec_text import job_name, scalar
+from launcher.cli.terminal import columns, safe
+from launcher.errors import BadInput, Exit, Refused, said_by_the_system
 from launcher.rundir.durable import make_dir, write_bytes
 from launcher.shipped import starter, starters
-from launcher.spec import schema
+from launcher.spec.fields import schema
 
 EXAMPLES = """
   launch init                        writes job.yaml, the least a job needs
   launch init ddp --output big.yaml  another template, to another file
   launch init --list                 which templates there are
+  launch init --from train.py        with the script's own options, and their defaults, as args
 """
 _SCHEMA = Path(".launch") / "job.schema.json"
 
@@ -26,7 +29,10 @@ def declare(arguments: Arguments) -> None:
         "template", metavar="TEMPLATE", nargs="?", default="minimal", help="which one (default: minimal)"
     )
     arguments.add_argument(
-        "--output", "-o", metavar="FILE", type=Path, default=Path("job.yaml"), help="where to (default: job.yaml)"
+        "--output", "-o", metavar="FILE", default="job.yaml", help="where to; into a folder, as job.yaml"
+    )
+    arguments.add_argument(
+        "--from", metavar="SCRIPT", dest="script", help="for this script, with what it says of its options by argparse"
     )
     arguments.add_argument("--list", action="store_true", help="show the templates; write nothing")
 
@@ -35,14 +41,62 @@ def run(options: argparse.Namespace) -> int:
     if options.list:
         print("\n".join(columns(list(starters().items()))))
         return Exit.OK
-    file: Path = options.output
-    text = starter(options.template).replace("{{schema}}", _SCHEMA.as_posix())
-    _write_new(file, text)
-    make_dir(file.parent / _SCHEMA.parent)
-    write_bytes(file.parent / _SCHEMA, json.dumps(schema(), indent=2).encode() + b"\n")
+    file = Path(options.output)
+    if options.output.endswith("/") or file.is_dir():
+        file /= "job.yaml"
+    text = starter(options.template) if options.script is None else _for_script(options.script, file)
+    _write_new(file, text.replace("{{schema}}", _SCHEMA.as_posix()))
+    try:
+        _write_schema(file.parent / _SCHEMA)
+    except BaseException:
+        file.unlink()  # half of it would be in the way of the next
+        raise
     print(safe(str(file)))
     print(f"edit it, then: launch submit {safe(str(file))}", file=sys.stderr)
     return Exit.OK
+
+
+def _for_script(script: str, file: Path) -> str:
+    """A spec of this script: what it has to be given is to be filled in, what has no default is a comment."""
+    from launcher.cli.script_options import script_options  # late: only for --from
+    from launcher.project import project_of  # late: likewise
+
+    lines, rest = list[str](), list[str]()
+    for one in script_options(Path(script)):
+        about = f"  # {' '.join(one.help.split())}" if one.help else ""
+        if one.positional:
+            rest.append(one.name)
+        elif one.value is None and one.required:
+            lines.append(f"    {one.name}: FILL_IN{about}")
+        else:
+            value = f" {one.value}" if one.value is not None else ""
+            lines.append(f"    {'' if value else '#'}{one.name}:{value}{about}")
+    path = os.path.relpath(script, project_of(file))
+    given = any(not line.startswith("    #") for line in lines)
+    return "\n".join([
+        "# yaml-language-server: $schema={{schema}}",
+        f"# {path}, with its own defaults",
+        f"name: {scalar(job_name(script))}",
+        "",
+        "run:",
+        f"  script: {scalar(path)}",
+        *(["  args:"] if given else ["  #args:"] if lines else []),
+        *lines,
+        *([f"  # it takes {' '.join(rest)} too: args as a list, [--key, value, ...], can hold that"] if rest else []),
+        "",
+    ])  # fmt: skip
+
+
+def _write_schema(file: Path) -> None:
+    made = not file.parent.exists()
+    try:
+        make_dir(file.parent)
+        write_bytes(file, json.dumps(schema({}), indent=2).encode() + b"\n")
+    except OSError as error:
+        if made:
+            with contextlib.suppress(OSError):
+                file.parent.rmdir()
+        raise Refused(f"cannot write {file}: {said_by_the_system(error)}") from error
 
 
 def _write_new(file: Path, text: str) -> None:
@@ -51,7 +105,8 @@ def _write_new(file: Path, text: str) -> None:
         with file.open("x", encoding="utf-8") as stream:
             stream.write(text)
     except FileExistsError:
-        raise BadInput(f"{file} exists already", "hint: `--output FILE` writes to another") from None
+        there = "exists already" if file.exists() else "is a link that leads nowhere"
+        raise BadInput(f"{file} {there}", "hint: `--output FILE` writes to another") from None
     except OSError as error:
         hint = "hint: its folder has to exist; `--output FILE` writes to another place"
         raise BadInput(f"cannot write {file}: {error.strerror}", hint) from None

@@ -1,12 +1,12 @@
 """One line of the merged log, as people and as programs read it."""
 
 import time
+from collections.abc import Iterable, Iterator
 from typing import TextIO
 
-import msgspec
-
-from launcher.cli.terminal import in_colour, paint
+from launcher.cli.terminal import in_colour, paint, to_json
 from launcher.status.logs import LogLine
+from launcher.status.restarts import RestartReader
 from launcher.status.text import plain
 
 _RANK_COLOURS = ("cyan", "green", "yellow", "blue", "magenta")
@@ -28,6 +28,9 @@ class Prefix:
         mark = paint(f"{who.rjust(self._width)} │", _RANK_COLOURS[(line.rank or 0) % 5], self._stream)
         return f"{paint(when, 'dim', self._stream)} {mark} {self._text(line.text)}"
 
+    def banner(self, text: str) -> str:
+        return paint(text, "yellow", self._stream)
+
     def _who(self, line: LogLine) -> str:
         if line.rank is None:
             return f"{line.node}:setup"
@@ -39,7 +42,17 @@ class Prefix:
         return f"{text}\x1b[0m" if "\x1b" in text else text
 
 
+def with_restarts(lines: Iterable[LogLine], restarts: RestartReader, prefix: Prefix) -> Iterator[str]:
+    """The lines for people, and why the ranks were started anew between them."""
+    for line in lines:
+        for text in restarts.before(line.attempt, line.generation or 1):
+            yield prefix.banner(text)
+        yield prefix.whole(line)
+    for text in restarts.all():
+        yield prefix.banner(text)
+
+
 def json_line(line: LogLine) -> str:
     """A log line for programs: one JSON object, the text without colours."""
     fields = ("at", "attempt", "generation", "node", "rank")
-    return msgspec.json.encode({**{name: getattr(line, name) for name in fields}, "text": plain(line.text)}).decode()
+    return to_json({**{name: getattr(line, name) for name in fields}, "text": plain(line.text)}, indent=-1)

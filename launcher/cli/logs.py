@@ -1,21 +1,31 @@
 """`launch logs`: the merged log of all ranks, or of some."""
 
 import argparse
+import re
 import sys
+import time
 
 from launcher import api
 from launcher.cli.arguments import Arguments
 from launcher.cli.follow import follow
-from launcher.cli.log_lines import Prefix, json_line
+from launcher.cli.log_lines import Prefix, json_line, with_restarts
 from launcher.errors import Exit
+from launcher.rundir.layout import RunDir
 from launcher.status.derive import exit_code_of
+from launcher.status.log_choice import LogChoice
+from launcher.status.restarts import RestartReader
 
 EXAMPLES = """
   launch logs last               all that was written, by time, with node:rank before each line
   launch logs resnet -f          as it grows, until the run has ended; Ctrl-C stops only the following
-  launch logs last --rank 0      of rank 0 alone; may be repeated
+  launch logs last -n 50         the last 50 lines; with -f these first
+  launch logs last --since 5m    of the last five minutes
+  launch logs last --rank 0,3-5  of these ranks alone; may be repeated, as --node may
+  launch logs last --grep 'loss|nan'
   launch logs last --json        one object a line, for programs
 """
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_MOST = 1 << 20
 
 
 def declare(arguments: Arguments) -> None:
@@ -23,24 +33,59 @@ def declare(arguments: Arguments) -> None:
     arguments.add_argument(
         "-f", "--follow", action="store_true", help="go on until the run has ended; ends with the run's exit code"
     )
-    arguments.add_argument(
-        "--rank", metavar="N", type=_rank, action="append", help="of this rank only; may be repeated"
-    )
+    arguments.add_argument("-n", "--lines", metavar="N", type=_count, help="only the last N of what the rest chooses")
+    arguments.add_argument("--since", metavar="TIME", type=_ago, help="written since: 30s, 5m, 2h or 1d ago")
+    arguments.add_argument("--grep", metavar="REGEX", type=_pattern, help="lines in which this is found")
+    for name in ("rank", "node"):
+        words = f"of this {name} only, or of several: 0,3-5; may be repeated"
+        arguments.add_argument(f"--{name}", metavar="N", type=_numbers, action="append", help=words)
     arguments.add_argument("--json", action="store_true", help="one JSON object a line")
 
 
 def run(options: argparse.Namespace) -> int:
-    one = api.run(options.run)
+    one, choice = api.run(options.run), _choice(options)
     if options.follow and not options.json:
-        return follow(one, options.rank)
-    lines = one.logs(ranks=options.rank, follow=options.follow)
-    show = json_line if options.json else Prefix(sys.stdout).whole
-    for line in lines:
-        print(show(line), flush=options.follow)
+        return follow(one, choice)
+    lines = one.logs(follow=options.follow, choice=choice)
+    restarts = RestartReader(RunDir(one.path), late=choice.is_late)
+    if choice.pattern is None:
+        restarts.read()
+    prefix = Prefix(sys.stdout)
+    for text in map(json_line, lines) if options.json else with_restarts(lines, restarts, prefix):
+        print(text, flush=options.follow)
     return exit_code_of(one.status()) if options.follow else Exit.OK
 
 
-def _rank(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"expected a rank such as 0, got {text!r}")
+def _choice(options: argparse.Namespace) -> LogChoice:
+    ranks, nodes = (frozenset(sum(each, ())) if each else None for each in (options.rank, options.node))
+    since = time.time() - options.since if options.since is not None else None
+    return LogChoice(ranks, nodes, since, options.grep, options.lines)
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) <= _MOST):
+        raise argparse.ArgumentTypeError(f"expected a number of lines such as 50, got {text!r}")
     return int(text)
+
+
+def _ago(text: str) -> float:
+    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,3})?)([smhd])", text, re.ASCII)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"expected a time such as 30s, 5m, 2h or 1d, got {text!r}")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"expected a regular expression, got {text!r}: {error}") from error
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """`0,3-5`"""
+    ranges = [re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", part, re.ASCII) for part in text.split(",")]
+    found = [range(int(one[1]), int(one[2] or one[1]) + 1) for one in ranges if one is not None]
+    if len(found) < len(ranges) or not all(found):
+        raise argparse.ArgumentTypeError(f"expected numbers such as 0 or 0,3-5, got {text!r}")
+    return tuple(number for each in found for number in each)

@@ -3,6 +3,9 @@
 Only the module of the command that was asked for is imported.
 """
 
+import errno
+import gc
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -10,27 +13,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from launcher import __version__
-from launcher.errors import BadInput, Exit, LaunchError
+from launcher.cli.commands import ALSO, COMMANDS, THEIRS
+from launcher.errors import BadInput, Exit, LaunchError, said_by_the_system
 
 if TYPE_CHECKING:
     from types import ModuleType
-
-COMMANDS = {
-    "submit": ("launcher.cli.submit", "start a run; prints its id"),
-    "status": ("launcher.cli.status", "all runs as a table, or everything about one"),
-    "checkpoints": ("launcher.cli.checkpoints", "what a run has saved, and whether it is whole"),
-    "logs": ("launcher.cli.logs", "the merged log of all ranks of a run"),
-    "wait": ("launcher.cli.wait", "wait until a run has ended; ends with the run's exit code"),
-    "cancel": ("launcher.cli.cancel", "end a run: the ranks are asked first, then no process is left; its files stay"),
-    "resume": ("launcher.cli.resume", "continue an ended or lost run from its newest checkpoint"),
-    "fetch": ("launcher.cli.fetch", "bring home logs, metrics and checkpoints that are on other machines"),
-    "pardon": ("launcher.cli.pardon", "let a run use nodes again that it lost"),
-    "hosts": ("launcher.cli.hosts", "the SSH hosts of a pool: free, taken and by which run; `trust` a new one"),
-    "doctor": ("launcher.cli.doctor", "what a cluster is like, and what is in the way of runs there"),
-    "validate": ("launcher.cli.validate", "check spec files; shows all problems at once"),
-    "schema": ("launcher.cli.schema", "print the JSON Schema of the spec, for editors"),
-    "init": ("launcher.cli.init", "write a commented spec to start from"),
-}
+    from typing import Any
 
 _HELP = """usage: launch COMMAND ...
 
@@ -44,8 +32,8 @@ examples:
   launch status                         what is running, and what has ended
   launch logs last -f                   the log of the newest run, as it grows
 
-RUN is a run's id, a unique beginning of one, or `last`.
-`launch COMMAND --help` explains a command; `launch --version` names the version.
+RUN is a run's id, a unique beginning of one, or `last`. `ls` and `ps` are `status`, `stop` is `cancel`.
+`launch help COMMAND` explains a command; `launch --version` names the version.
 
 exit codes:
   0 ok                  1 internal error      2 bad input           3 no such run
@@ -54,32 +42,57 @@ exit codes:
  10 user error         11 out of memory      12 killed              13 hang
  14 communication      15 node lost          16 preempted           17 time limit
  18 launcher's fault   19 no progress        20 cancelled           21 lost
- 22 fenced             75 resume me
+ 22 fenced             23 disk               24 no checkpoint       75 resume me
 """
 _PIPE_CLOSED = 128 + 13  # as a shell shows a process that SIGPIPE ended
+_NO_SPACE = "free some space there"
+_OF_THE_MACHINE = {
+    errno.ENOSPC: _NO_SPACE, errno.EDQUOT: _NO_SPACE, errno.EFBIG: "`ulimit -f` shows how large a file may be",
+    errno.EROFS: "", errno.EACCES: "", errno.EPERM: "", errno.ENOTDIR: "", errno.EISDIR: "", errno.EEXIST: "",
+    errno.ENOENT: "", errno.ENAMETOOLONG: "", errno.ELOOP: "links there lead in a circle",
+    errno.EMFILE: "`ulimit -n` shows how many files may be open", errno.ENFILE: "", errno.ENOMEM: "", errno.EIO: "",
+    errno.ESTALE: "",
+}  # fmt: skip
+
+
+class _Aside(io.FileIO):
+    """Stderr: where nobody can hear what is said there (a full disk, a reader that left), the command goes on."""
+
+    def write(self, data: "Any", /) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The whole command line; gives the exit code."""
+    _open_what_is_closed()
     _never_fail_to_print()
+    code = _outcome(list(sys.argv[1:] if argv is None else argv))
+    if argv is None:
+        gc.freeze()  # the interpreter, on its way out, would look through all of it: a tenth of a submit's time
+    return code
+
+
+def _outcome(argv: list[str]) -> int:
     try:
-        code = _run(list(sys.argv[1:] if argv is None else argv))
+        code = _run(argv)
         sys.stdout.flush()
         return code
     except LaunchError as error:
         _complain(error)
-        return error.exit_code
+        code = error.exit_code
     except KeyboardInterrupt:
-        return Exit.INTERRUPTED
+        code = Exit.INTERRUPTED
     except BrokenPipeError:
-        _let_go_of_stdout()
-        return _PIPE_CLOSED
+        code = _PIPE_CLOSED
     except Exception as error:  # noqa: BLE001 - the last resort: one line for people, the rest on request
         if os.environ.get("LAUNCH_DEBUG") == "1":
             sys.excepthook(type(error), error, error.__traceback__)
-        first = (str(error) or "no text").splitlines()[0]
-        print(f"launch: internal error: {type(error).__name__}: {first}; please report", file=sys.stderr)
-        return Exit.INTERNAL
+        code = _complain_of_the_unforeseen(error)
+    _say_the_rest()
+    return code
 
 
 def top_help() -> str:
@@ -88,19 +101,27 @@ def top_help() -> str:
 
 
 def _run(argv: list[str]) -> int:
+    if argv[:1] == ["help"] and len(argv) > 1:
+        argv = [argv[1], "--help"]
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(top_help(), end="", file=sys.stdout if argv else sys.stderr)
         return Exit.OK if argv else Exit.BAD_INPUT
     if argv[0] == "_far":
-        from launcher.cli.far import run  # late: only a login node that is asked from elsewhere needs it
+        from launcher.far import serve_far  # late: only a login node that is asked from elsewhere needs it
 
-        return run()
+        return serve_far()
+    if argv[0] == "_complete":
+        from launcher.cli.completion import complete  # late: only a shell asks for it
+
+        return complete(argv[-1])
     if argv[0] == "--version":
         print(f"launch {__version__}")
         return Exit.OK
-    if argv[0] not in COMMANDS:
-        raise BadInput(f"no such command: {argv[0][:100]!r}", _hint(argv[0]))
-    return _command(argv[0], argv[1:])
+    _refuse_relative_home()
+    name = ALSO.get(argv[0], argv[0])
+    if name not in COMMANDS:
+        raise BadInput(f"no such command: {name[:100]!r}", _hint(name))
+    return _command(name, argv[1:])
 
 
 def _command(name: str, argv: list[str]) -> int:
@@ -120,7 +141,8 @@ def _command(name: str, argv: list[str]) -> int:
 def _hint(name: str) -> str:
     import difflib  # late: only for a typing error
 
-    near = difflib.get_close_matches(name[:100], COMMANDS, n=1)
+    known = THEIRS.get(name)
+    near = [known] if known in COMMANDS else difflib.get_close_matches(name[:100], [*COMMANDS, *ALSO], n=1)
     return f"hint: did you mean `launch {near[0]}`?" if near else "hint: `launch --help` shows all commands"
 
 
@@ -133,19 +155,62 @@ def _complain(error: LaunchError) -> None:
     print("\n".join([named, *lines[1:]]), file=sys.stderr)
 
 
+def _complain_of_the_unforeseen(error: Exception) -> Exit:
+    """A disk, a folder or a limit of this machine that stands in the way is no fault of ours; all else is."""
+    if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+        hint = _OF_THE_MACHINE[error.errno] or _kept_elsewhere_by(error.filename)
+        _complain(LaunchError(said_by_the_system(error), *([f"hint: {hint}"] if hint else [])))
+        return Exit.REFUSED
+    first = (str(error) or "no text").splitlines()[0]
+    print(f"launch: internal error: {type(error).__name__}: {first}; please report", file=sys.stderr)
+    return Exit.INTERNAL
+
+
+def _kept_elsewhere_by(file: object) -> str:
+    """A hint where it is the place of what is kept that cannot be used."""
+    from launcher.rundir.registry import variable_of  # late: only for an error
+
+    name = variable_of(os.fsdecode(file)) if isinstance(file, str | bytes | os.PathLike) else None
+    return f"{name} names another folder for what is kept" if name else ""
+
+
+def _refuse_relative_home() -> None:
+    """What the user's own files are found by: there would be others wherever one stands."""
+    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+        said = os.environ.get(name)
+        home = said or os.path.expanduser("~")
+        if not os.path.isabs(home):
+            named = name if said else "HOME"
+            raise BadInput(f"{named}: expected an absolute path, got {home!r}", f"hint: export {named}=/...")
+
+
+def _open_what_is_closed() -> None:
+    """A descriptor of these three that is closed would be given to the next file or pipe that is opened."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, stream := open(os.devnull, mode))  # noqa: SIM115 - it lives as long as we
+            os.set_inheritable(stream.fileno(), True)
+
+
 def _never_fail_to_print() -> None:
     """A name that the terminal's encoding lacks is shown with a mark in its place."""
-    for stream in (sys.stdout, sys.stderr):
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(errors="replace")
+    own = sys.__stderr__
+    if own is not None and sys.stderr is own:
+        aside = io.BufferedWriter(_Aside(own.fileno(), "wb", closefd=False))
+        sys.stderr = io.TextIOWrapper(aside, own.encoding, "replace", line_buffering=True)
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="replace")
 
 
-def _let_go_of_stdout() -> None:
-    """The reader has gone; without this the interpreter would complain once more when it leaves."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+def _say_the_rest() -> None:
+    """Or let go of it where nobody takes it: else the interpreter would complain once more when it leaves."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 if __name__ == "__main__":

@@ -1,23 +1,24 @@
 """Everything about one run, for people: what went wrong first, what to do next last."""
 
 import contextlib
+import shlex
 import time
 from pathlib import Path
 
 from launcher.cli import figures
-from launcher.cli.columns import columns
-from launcher.cli.run_table import duration_text, state_text
-from launcher.cli.terminal import paint, safe, state_colour
+from launcher.cli.run_columns import duration_text, state_text
+from launcher.cli.terminal import columns, paint, safe, state_colour
 from launcher.errors import LaunchError
-from launcher.rundir.events import read_events
+from launcher.rundir.durable import read_lines
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Event, Failure, NodeState
 from launcher.status.derive import RunStatus
-from launcher.words import State
+from launcher.words import Cause, State
 
 _EVENTS = 8
 _RANKS = 16
 _TAIL = 12
+_FEW_BYTES = 4 << 20  # of metrics are read for the page; `launch metrics` reads any number
 
 
 def page(status: RunStatus, now: float) -> list[str]:
@@ -34,7 +35,7 @@ def page(status: RunStatus, now: float) -> list[str]:
         *_ranks(status),
         *_avoided(status, now),
         *_lately(status, now),
-        *_next(status),
+        *(["", f"{paint('next', 'bold')}  {safe(status.next)}"] if status.next else []),
     ]
 
 
@@ -51,25 +52,38 @@ def failure_lines(failure: Failure, run_dir: str) -> list[str]:
     who = f"rank {failure.rank}" if failure.rank is not None else "the run"
     on_node = f" on node {failure.node}" if failure.node is not None else ""
     where = f" at {safe(failure.where)}" if failure.where else ""
-    first = f"first to fail: {who}{on_node}: {failure.cause}{where}, in {_generation(failure)}"
+    when = f"attempt {failure.attempt}, generation {failure.generation}"
+    first = f"first to fail: {who}{on_node}: {failure.cause}{where}, in {when}"
     lines = ["", paint(f"  {first}", "bold")]
     lines += [paint("  │ ", "dim") + safe(line) for line in failure.tail[-_TAIL:]]
+    lines += [f"  {safe(line)}" for line in _left_out(failure, run_dir)]
     return [*lines, *([f"  whole log: {safe(run_dir)}/{safe(failure.log)}"] if failure.log else [])]
 
 
-def _generation(failure: Failure) -> str:
-    return f"attempt {failure.attempt}, generation {failure.generation}"
+def _left_out(failure: Failure, run_dir: str) -> list[str]:
+    if failure.cause is not Cause.USER_ERROR:
+        return []
+    from launcher.status.left_out import left_out  # late: it reads the plan, which only a failure is worth
+
+    return left_out(failure, run_dir)
 
 
 def _facts(status: RunStatus, now: float) -> list[tuple[str, str]]:
     rows = [("attempt", f"{status.attempt}.{status.generation}"), ("step", _progress(status))]
     if status.metrics:
-        rows.append(("metrics", ", ".join(f"{safe(name)} {value:.5g}" for name, value in status.metrics.items())))
+        rows.append(("metrics", _metrics(status)))
+    rows += [("no number", paint(text, "red")) for text in not_finite(status)]
+    if status.malformed:
+        lines = figures.count(status.malformed, "line")
+        rows.append(("no reports", f"{lines} on the progress wire: expected one JSON object a line"))
     rows.append(("checkpoint", _checkpoint(status)))
+    if behind := _behind(status):
+        rows.append(("disks", behind))
     rows.append(("restarts", _restarts(status)))
     job = f" job {safe(status.job)}" if status.job else ""
     rows.append(("where", f"{safe(status.cluster)}{job}, {safe(status.run_dir)}"))
     rows.append(("submitted", f"{_moment(status.submitted_at)} ({figures.duration(now - status.submitted_at)} ago)"))
+    rows += _said(status)
     if status.started_at is not None:
         rows.append(("ran for", duration_text(status, now)))
     if status.as_of is not None:
@@ -81,6 +95,36 @@ def _facts(status: RunStatus, now: float) -> list[tuple[str, str]]:
     if status.exit_code is not None:
         rows.append(("exit code", str(int(status.exit_code))))
     return rows
+
+
+def _metrics(status: RunStatus) -> str:
+    """The newest values, and where a name says which way is better, the best and its step."""
+    from launcher.status.series import figures_of, read_rows, size  # late: the table of runs does not ask for them
+
+    run = RunDir(Path(status.run_dir))
+    found = figures_of(read_rows(run)) if size(run) < _FEW_BYTES else []
+    best = {one.name: f" (best {one.best:.5g} at {one.best_step})" for one in found if one.best is not None}
+    return ", ".join(f"{safe(name)} {value:.5g}{best.get(name, '')}" for name, value in status.metrics.items())
+
+
+def _said(status: RunStatus) -> list[tuple[str, str]]:
+    """What its spec, git and people say of it."""
+    from launcher.status.about import about  # late: the table of runs does without
+
+    said = about(RunDir(Path(status.run_dir)), status.attempt)
+    changes = ", with changes" if said.dirty else ""
+    rows = [
+        ("called", said.called), ("for", " ".join(said.description.split())), ("arguments", shlex.join(said.args)),
+        ("commit", f"{said.commit[:12]}{changes}" if said.commit else ""), ("tags", ", ".join(said.tags)),
+        ("note", " ".join(said.note.split())),
+    ]  # fmt: skip
+    return [(name, safe(text)) for name, text in rows if text]
+
+
+def not_finite(status: RunStatus) -> list[str]:
+    """`loss is NaN since step 17`."""
+    since = {name: "" if one.since is None else f" since step {one.since}" for name, one in status.not_finite.items()}
+    return [f"{safe(name)} is {one.value}{since[name]}" for name, one in status.not_finite.items()]
 
 
 def _progress(status: RunStatus) -> str:
@@ -106,6 +150,16 @@ def _checkpoint(status: RunStatus) -> str:
     return ", ".join(words)
 
 
+def _behind(status: RunStatus) -> str:
+    """Where second copies are behind: what the loss of a disk would cost."""
+    newest, safe = status.checkpoint, status.safe_checkpoint
+    if not status.second_copies or newest is None or safe == newest:
+        return ""
+    if safe is None:
+        return "no checkpoint survives a disk yet"
+    return f"the newest checkpoint that survives a disk is step {safe}, {newest - safe} steps behind"
+
+
 def _restarts(status: RunStatus) -> str:
     causes = ", ".join(f"{count} {safe(cause)}" for cause, count in status.restarts.by_cause.items() if count)
     return f"{status.restarts.total} ({causes})" if causes else str(status.restarts.total)
@@ -117,7 +171,13 @@ def _ranks(status: RunStatus) -> list[str]:
     lines = ["", paint(f"nodes {len(status.nodes)}, ranks {status.world_size or len(status.ranks)}", "bold")]
     nodes = [(f"node {node.node}", _place(node), safe(node.state), _numbers(node.ranks)) for node in status.nodes]
     ranks = [
-        (f"rank {one.rank}", f"node {one.node}", safe(one.state), f"pid {one.pid or '-'}", f"step {_or_dash(one.step)}")
+        (
+            f"rank {one.rank}",
+            f"node {one.node}",
+            safe(one.state),
+            f"pid {one.pid or '-'}",
+            f"step {figures.steps(one.step, None)}",
+        )
         for one in status.ranks[:_RANKS]
     ]
     lines += [line for rows in (nodes, ranks) if rows for line in columns(rows, indent="  ")]
@@ -156,20 +216,12 @@ def _numbers(ranks: tuple[int, ...]) -> str:
 def _lately(status: RunStatus, now: float) -> list[str]:
     events: list[Event] = []
     with contextlib.suppress(OSError):  # the page is worth showing without them
-        events = read_events(RunDir(Path(status.run_dir)))[-_EVENTS:]
+        events = read_lines(RunDir(Path(status.run_dir)).events, Event)[-_EVENTS:]
     if not events:
         return []
     rows = [(f"{figures.duration(now - event.at)} ago", safe(event.text) or safe(event.kind)) for event in events]
     return ["", paint("lately", "bold"), *columns(rows, indent="  ")]
 
 
-def _next(status: RunStatus) -> list[str]:
-    return ["", f"{paint('next', 'bold')}  {safe(status.next)}"] if status.next else []
-
-
 def _moment(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-
-
-def _or_dash(value: int | None) -> str:
-    return "-" if value is None else str(value)

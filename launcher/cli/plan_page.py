@@ -1,13 +1,13 @@
 """A plan, for people: what `submit --dry-run` shows."""
 
+import posixpath
 import shlex
 
 from launcher.cli import figures
-from launcher.cli.columns import columns
-from launcher.cli.terminal import paint, safe
+from launcher.cli.terminal import columns, paint, safe
 from launcher.clusters.protocol import Preview
 from launcher.plan.model import NodePlan, Plan
-from launcher.rundir.code_list import CodeList
+from launcher.rundir.code.listing import CodeList
 
 _LARGEST = 5
 
@@ -50,6 +50,8 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
         rows.insert(0, ("setup", safe(plan.setup.strip().replace("\n", "; "))))
     if plan.spec.resources.time_s is not None:
         rows.append(("time limit", figures.duration(plan.spec.resources.time_s)))
+    if plan.own_folders:
+        rows.append(("imports from", safe(", ".join(posixpath.normpath(f"code/{one}") for one in plan.own_folders))))
     if plan.entry.preload:
         rows.append(("preloads", safe(", ".join(plan.entry.preload))))
     return rows

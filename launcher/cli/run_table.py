@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from launcher.cli import figures
-from launcher.cli.columns import columns
-from launcher.cli.terminal import paint, safe, state_colour
+from launcher.cli.run_columns import USUAL, RunRow, cell, with_about
+from launcher.cli.terminal import columns, cut, paint, state_colour
+from launcher.rundir.layout import RunDir
 from launcher.status.derive import RunStatus
 from launcher.words import State
 
 _NEWEST = 20
-_HEAD = ("RUN", "STATE", "STEP", "RATE", "RESTARTS", "AGE", "DURATION", "NODES", "WHERE")
+# What goes first where a terminal is too narrow; the others are cut.
+_LESS = ("rate", "nodes", "restarts", "where", "duration", "age", "step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,48 +21,36 @@ class Table:
     note: str = ""  # what it leaves out, for people
 
 
-def table(statuses: Sequence[RunStatus], now: float, *, everything: bool) -> Table:
-    """The active runs and the newest, or all; `statuses` are newest first."""
-    if not statuses:
+def table(
+    rows: Sequence[RunRow], now: float, *, everything: bool, wanted: Sequence[str] = USUAL, width: int | None = None
+) -> Table:
+    """The active runs and the newest, or all, in the order in which they come; no wider than `width`."""
+    if not rows:
         return Table([], "no runs yet; `launch submit FILE` starts one, `launch init` writes a spec")
-    shown = [status for index, status in enumerate(statuses) if everything or index < _NEWEST or _active(status)]
-    more = len(statuses) - len(shown)
-    lines = columns([_HEAD, *(_row(status, now) for status in shown)])
+    shown = [row for index, row in enumerate(rows) if everything or index < _NEWEST or _active(row.status)]
+    more = len(rows) - len(shown)
+    shown, wanted = (
+        ([*map(with_about, shown)], [*wanted, "name", "tags"]) if _any_labels(shown, wanted) else (shown, wanted)
+    )
+    lines = _fitting(shown, now, wanted, width)
     coloured = [paint(lines[0], "dim")]
-    coloured += [paint(line, state_colour(status.state)) for line, status in zip(lines[1:], shown, strict=True)]
+    coloured += [paint(line, state_colour(row.status.state)) for line, row in zip(lines[1:], shown, strict=True)]
     return Table(coloured, f"{more} more have ended; `launch status --all` shows them" if more else "")
+
+
+def _any_labels(rows: Sequence[RunRow], wanted: Sequence[str]) -> bool:
+    return wanted == USUAL and any(RunDir(Path(row.status.run_dir)).labels.exists() for row in rows)
+
+
+def _fitting(rows: Sequence[RunRow], now: float, wanted: Sequence[str], width: int | None) -> list[str]:
+    cells = {name: [name.upper(), *(cell(row, name, now) for row in rows)] for name in wanted}
+    for less in ("", *_LESS):
+        cells.pop(less, None)
+        lines = columns([*zip(*cells.values(), strict=True)])
+        if width is None or max(map(len, lines)) <= width:
+            break
+    return lines if width is None else [cut(line, width) for line in lines]
 
 
 def _active(status: RunStatus) -> bool:
     return not status.state.ended and status.state is not State.UNKNOWN
-
-
-def _row(status: RunStatus, now: float) -> tuple[str, ...]:
-    return (
-        safe(status.run),
-        state_text(status),
-        figures.steps(status.step, status.total_steps),
-        figures.rate(status.rate),
-        str(status.restarts.total),
-        figures.duration(now - status.submitted_at),
-        duration_text(status, now),
-        str(len(status.nodes)) if status.nodes else "-",
-        safe(status.cluster),
-    )
-
-
-def state_text(status: RunStatus) -> str:
-    """`failed (user_error)`; a cause that says the same as the state is left out."""
-    if status.cause is None or status.cause.value == status.state.value:
-        return str(status.state)
-    return f"{status.state} ({status.cause})"
-
-
-def duration_text(status: RunStatus, now: float) -> str:
-    """From the first start to the end, or to now."""
-    if status.started_at is None:
-        return "-"
-    if status.ended_at is None and (status.state.ended or status.state is State.UNKNOWN):
-        return "-"  # nobody saw its end
-    end = status.ended_at if status.ended_at is not None else now
-    return figures.duration(end - status.started_at)

@@ -6,7 +6,7 @@ import json
 from launcher.cli.arguments import Arguments
 from launcher.clusters.clusters_file import plugin_sections
 from launcher.errors import Exit
-from launcher.spec import schema
+from launcher.spec.fields import schema
 
 EXAMPLES = """
   launch schema > job.schema.json

@@ -3,17 +3,17 @@
 import argparse
 import sys
 import time
-from collections.abc import Callable
 
 import msgspec
 
 from launcher import api
 from launcher.cli.arguments import Arguments
 from launcher.cli.page import page
+from launcher.cli.run_columns import MORE, USUAL, RunRow, place, with_about
 from launcher.cli.run_table import Table, table
-from launcher.cli.screen import Screen
-from launcher.cli.terminal import is_terminal
-from launcher.errors import BadInput, Exit
+from launcher.cli.selection import age, declare_selection, selected, selects
+from launcher.cli.terminal import Screen, is_terminal, size, to_json
+from launcher.errors import BadInput, Exit, NoSuchRun
 from launcher.status.derive import RunStatus
 from launcher.words import State
 
@@ -22,8 +22,11 @@ EXAMPLES = """
   launch status last             everything about the newest run
   launch status resnet --watch   the same, drawn anew each second until it ends
   launch status --json           all of it, for programs
+  launch status --name 'lr*' --state failed --since 2d    only these
+  launch status --columns lr,val_loss,commit --sort val_loss --limit 20    with what they were given and have reached
 """
 _WATCH_S = 1.0
+_NAMED = 8
 
 
 def declare(arguments: Arguments) -> None:
@@ -31,6 +34,15 @@ def declare(arguments: Arguments) -> None:
     arguments.add_argument("--json", action="store_true", help="everything that is known, as JSON")
     arguments.add_argument("--watch", action="store_true", help="draw it anew each second until the run has ended")
     arguments.add_argument("--all", action="store_true", help="all runs, not only the active and the newest")
+    declare_selection(arguments)
+    arguments.add_argument("--since", metavar="AGE", type=age, help="submitted since then: 2d, 12h or 2026-01-31")
+    arguments.add_argument(
+        "--columns", metavar="NAMES", type=_names,
+        help="after RUN and STATE: " + ", ".join((*USUAL[2:], *MORE)) + ", a metric, an argument of the script",
+    )  # fmt: skip
+    arguments.add_argument("--sort", metavar="NAME", help="by such a column, the least first; else the newest first")
+    arguments.add_argument("--reverse", action="store_true", help="the other way round")
+    arguments.add_argument("--limit", metavar="N", type=_number, help="so many at most")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -39,47 +51,89 @@ def run(options: argparse.Namespace) -> int:
             raise BadInput("--watch draws on a terminal", "hint: `launch wait RUN` waits, `launch logs RUN -f` follows")
         return _watch(options)
     if options.run is not None:
-        status = api.run(options.run).status()
-        print(_json(status) if options.json else "\n".join(page(status, time.time())))
+        status = _one(options.run)
+        print(to_json(_whole(with_about(RunRow(status)))) if options.json else "\n".join(page(status, time.time())))
         return Exit.OK
-    statuses = _newest_first()
+    rows = _rows(options)
     if options.json:
-        print(_json(statuses))
+        print(to_json([_whole(row) for row in rows]))
         return Exit.OK
-    shown = _table(options, statuses)
+    shown = _table(rows, options)
     if shown.lines:
         print("\n".join(shown.lines))
     if shown.note:
         print(shown.note, file=sys.stderr)
+    if others := api.unlisted():
+        print(f"{', '.join(one.id for one in others[:_NAMED])}: {api.UNLISTED}", file=sys.stderr)
     return Exit.OK
+
+
+def _one(ref: str) -> RunStatus:
+    try:
+        return api.run(ref).status()
+    except NoSuchRun:
+        found = api.unlisted(ref)
+        if len(found) != 1:
+            raise
+        return api.as_it_lies(found[0])
+
+
+def _rows(options: argparse.Namespace, fresh_s: float = 0.0) -> list[RunRow]:
+    """Those that were asked for, in the order that was."""
+    statuses, now = _newest_first(fresh_s), time.time()
+    if options.since is not None:
+        statuses = [status for status in statuses if now - status.submitted_at <= options.since]
+    rows = [RunRow(status) for status in statuses]
+    if options.json or options.columns or options.sort or selects(options):
+        rows = selected([with_about(row) for row in rows], options)
+    if options.sort:
+        rows.sort(key=lambda row: place(row, options.sort, now))
+    if options.reverse:
+        rows.reverse()
+    return rows[: options.limit]
+
+
+def _table(rows: list[RunRow], options: argparse.Namespace) -> Table:
+    wanted = USUAL if options.columns is None else tuple(dict.fromkeys(("run", "state", *options.columns)))
+    width = size(sys.stdout)[0] if is_terminal(sys.stdout) else None
+    asked = selects(options) or bool(options.limit or options.since)
+    if asked and not rows:
+        return Table([], "no such runs; `launch status --all` shows all")
+    everything = options.all or asked
+    return table(rows, time.time(), everything=everything, wanted=wanted, width=width)
+
+
+def _whole(row: RunRow) -> dict[str, object]:
+    """For programs: the status, and what is said of the run."""
+    return {**msgspec.structs.asdict(row.status), **(msgspec.structs.asdict(row.about) if row.about else {})}
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"expected a number of runs, got {text!r}")
+    return int(text)
 
 
 def _newest_first(fresh_s: float = 0.0) -> list[RunStatus]:
     """All runs whose folder is there."""
-    statuses = api.statuses(api.runs(), fresh_s)
-    there = [status for status in statuses if status.state is not State.UNKNOWN or _is_there(status)]
+    statuses = [*api.statuses(api.runs(), fresh_s), *map(api.as_it_lies, api.unlisted())]
+    there = [status for status in statuses if status.state is not State.UNKNOWN or status.submitted_at > 0]
     return sorted(there, key=lambda status: (status.submitted_at, status.run), reverse=True)
-
-
-def _is_there(status: RunStatus) -> bool:
-    return status.submitted_at > 0
-
-
-def _table(options: argparse.Namespace, statuses: list[RunStatus]) -> Table:
-    return table(statuses, time.time(), everything=options.all)
 
 
 def _watch(options: argparse.Namespace) -> int:
     screen = Screen(sys.stdout)
-    if options.run is None:
-        return _redraw(screen, lambda: _whole_table(options))
-    one = api.run(options.run)
-    return _redraw(screen, lambda: _whole_page(one.status(api.WATCH_S)))
-
-
-def _redraw(screen: Screen, draw: Callable[[], tuple[list[str], bool]]) -> int:
+    one = api.run(options.run) if options.run is not None else None
     while True:
-        lines, ended = draw()
+        if one is None:
+            lines, ended = _whole_table(options)
+        else:
+            status = one.status(api.WATCH_S)
+            lines, ended = page(status, time.time()), status.state.ended
         screen.show(lines, last=ended)
         if ended:
             return Exit.OK
@@ -87,15 +141,7 @@ def _redraw(screen: Screen, draw: Callable[[], tuple[list[str], bool]]) -> int:
 
 
 def _whole_table(options: argparse.Namespace) -> tuple[list[str], bool]:
-    statuses = _newest_first(api.WATCH_S)
-    shown = _table(options, statuses)
+    rows = _rows(options, api.WATCH_S)
+    shown = _table(rows, options)
     notes = [shown.note] if shown.note else []
-    return [*shown.lines, *notes], all(status.state.ended for status in statuses)
-
-
-def _whole_page(status: RunStatus) -> tuple[list[str], bool]:
-    return page(status, time.time()), status.state.ended
-
-
-def _json(value: RunStatus | list[RunStatus]) -> str:
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    return [*shown.lines, *notes], all(row.status.state.ended for row in rows)

@@ -1,15 +1,14 @@
 """`launch submit`: start a run, or show what would be started."""
 
 import argparse
-import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from launcher import api
 from launcher.cli.arguments import Arguments
-from launcher.cli.terminal import show_news
+from launcher.cli.terminal import show_news, to_json
 from launcher.errors import BadInput, Exit, LaunchError
 from launcher.words import LOCAL
 
@@ -31,7 +30,7 @@ def declare(arguments: Arguments) -> None:
     arguments.add_argument("--repeat", metavar="N", type=_count, help="so many runs of each; on Slurm one job array")
     arguments.add_argument("--dry-run", action="store_true", help="show the plan; start and write nothing")
     arguments.add_argument("--json", action="store_true", help="the run, or with --dry-run the whole plan, as JSON")
-    arguments.add_argument("--follow", action="store_true", help="show its log; ends with the run's exit code")
+    arguments.add_argument("-f", "--follow", action="store_true", help="show its log; ends with the run's exit code")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -42,38 +41,25 @@ def run(options: argparse.Namespace) -> int:
         raise BadInput(f"--follow does not go with {other}")
     if options.dry_run:
         return _dry_run(options)
-    with _naming(options, one=one):
+    try:
         runs = api.submit_many(options.specs, on=options.on, overrides=options.overrides, repeat=options.repeat)
-    _tell(options, [(opened.id, str(opened.path)) for opened in runs], one=one)
+    except LaunchError as error:
+        if error.runs:  # of a submit that fails, too, the runs that it has made are named
+            _name(options, error.runs, one=one)
+        raise
+    _name(options, [(opened.id, str(opened.path)) for opened in runs], one=one)
     if options.follow:
         from launcher.cli.follow import follow  # late: only for --follow
 
         return follow(runs[0])
+    print(f"watch it: launch logs {runs[0].id} -f" if one else "watch them: launch status", file=sys.stderr)
     return Exit.OK
-
-
-@contextlib.contextmanager
-def _naming(options: argparse.Namespace, *, one: bool) -> Iterator[None]:
-    """Of a submit that fails, too, the runs that it has made are named."""
-    try:
-        yield
-    except LaunchError as error:
-        if error.runs:
-            _name(options, error.runs, one=one)
-        raise
-
-
-def _tell(options: argparse.Namespace, runs: Sequence[tuple[str, str]], *, one: bool) -> None:
-    """Ids and folders; for people also what to do next."""
-    _name(options, runs, one=one)
-    if not options.follow:
-        print(f"watch it: launch logs {runs[0][0]} -f" if one else "watch them: launch status", file=sys.stderr)
 
 
 def _name(options: argparse.Namespace, runs: Sequence[tuple[str, str]], *, one: bool) -> None:
     if options.json:
         said = [{"run": run_id, "run_dir": path} for run_id, path in runs]
-        print(_json(said[0] if one else said), flush=True)
+        print(to_json(said[0] if one else said), flush=True)
     else:
         print("\n".join(run_id for run_id, _ in runs), flush=True)
 
@@ -98,14 +84,10 @@ def _dry_run(options: argparse.Namespace) -> int:
         handed = {} if preview is None else {"script": preview.script, "cluster_says": preview.answer}
         shown.append({**msgspec.to_builtins(plan), "files": files, **handed})
     if options.json:
-        print(_json(shown[0] if len(shown) == 1 else shown))
+        print(to_json(shown[0] if len(shown) == 1 else shown))
     return Exit.OK
 
 
 def _text(path: str) -> str:
     """A name that is not UTF-8, as far as JSON can hold it."""
     return path.encode(errors="surrogateescape").decode(errors="replace")
-
-
-def _json(value: object) -> str:
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()

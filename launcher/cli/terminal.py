@@ -3,13 +3,15 @@
 import os
 import re
 import sys
+from collections.abc import Sequence
 from typing import TextIO
 
-from launcher.status.text import plain as safe
+import msgspec
+
+from launcher.status.text import escaped, plain
 from launcher.words import State
 
-__all__ = ["cut", "cut_painted", "in_colour", "is_place", "is_terminal", "paint", "safe", "size", "state_colour"]
-
+safe = plain
 _PLACE = re.compile(r".+:\d+:\d+: ")
 _COLOURS = {
     "red": "31",
@@ -37,6 +39,11 @@ def show_news() -> None:
     from launcher.clusters.keeping import news  # late: of no use to commands that do not wait
 
     news.listen(lambda text: print(safe(text), file=sys.stderr, flush=True))
+
+
+def to_json(value: object, *, indent: int = 2) -> str:
+    """For programs: over several lines, or (indent -1) in one."""
+    return escaped(msgspec.json.format(msgspec.json.encode(value), indent=indent))
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -80,3 +87,29 @@ def cut_painted(text: str, width: int) -> str:
 def is_place(line: str) -> bool:
     """True where a line begins with file:line:col:"""
     return _PLACE.match(line) is not None
+
+
+def columns(rows: Sequence[Sequence[str]], indent: str = "") -> list[str]:
+    """Each row as a line, its cells padded to the widest of their column; the last one is left as it is."""
+    widths = [*(max(map(len, column)) for column in zip(*rows, strict=True))][:-1]
+    padded = ([*map(str.ljust, row, widths), row[-1]] for row in rows)
+    return [indent + "  ".join(row).rstrip() for row in padded]
+
+
+class Screen:
+    """A block of lines at the end of a terminal that is drawn over and over."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._drawn: list[str] = []
+
+    def show(self, lines: list[str], *, last: bool = False) -> None:
+        """These lines in place of those before; all of them the last time, else as many as fit."""
+        width, height = size(self._stream)
+        shown = lines if last else [cut_painted(line, width) for line in lines[: height - 1]]
+        # A terminal that was made narrower has broken what was drawn into more rows.
+        rows = sum(max(1, -(-len(safe(line)) // width)) for line in self._drawn)
+        up = f"\x1b[{rows}A" if rows else ""
+        self._stream.write(f"{up}\r\x1b[J" + "".join(f"{line}\n" for line in shown))
+        self._stream.flush()
+        self._drawn = shown

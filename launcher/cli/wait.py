@@ -4,8 +4,9 @@ import argparse
 import sys
 
 from launcher import api
-from launcher.cli.arguments import Arguments
+from launcher.cli.arguments import Arguments, seconds
 from launcher.cli.page import headline
+from launcher.cli.terminal import safe
 from launcher.errors import Refused
 from launcher.status.derive import exit_code_of
 
@@ -17,9 +18,7 @@ EXAMPLES = """
 
 def declare(arguments: Arguments) -> None:
     arguments.takes_run()
-    arguments.add_argument(
-        "--timeout", metavar="SECONDS", type=_seconds, help="give up after so long, with exit code 4"
-    )
+    arguments.add_argument("--timeout", metavar="SECONDS", type=seconds, help="give up after so long, with exit code 4")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -30,15 +29,5 @@ def run(options: argparse.Namespace) -> int:
         raise Refused(str(error), f"hint: launch status {one.id}") from None
     print(headline(status))
     if status.next:
-        print(f"next: {status.next}", file=sys.stderr)
+        print(f"next: {safe(status.next)}", file=sys.stderr)
     return exit_code_of(status)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e9:
-        raise argparse.ArgumentTypeError(f"expected seconds such as 60, got {text!r}")
-    return value

@@ -17,15 +17,17 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from launcher.clusters.kinds import LOGIN_KIND, OURS, is_here, kind_named, made, plugins
 from launcher.errors import BadInput
 from launcher.spec import overrides as command_line
-from launcher.spec.cluster_fields import LOGIN, OPTIONS_OF, SSH, PluginSection
+from launcher.spec.cluster_fields import LOGIN, OPTIONS_OF, SSH
 from launcher.spec.fields import JOB
 from launcher.spec.kinds.groups import TableOf
 from launcher.spec.kinds.leaf import Json, Leaf, Unfit
@@ -43,8 +45,7 @@ _MOST_NAMED = 12
 _PLAIN = re.compile(r"[A-Za-z0-9_./~-]*")  # written without quotes it stays what it is: a number, true, a word
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterEntry:
+class ClusterEntry(Struct, frozen=True):
     """One place where runs go: a kind of cluster, and what it says of options of the spec, with how to get there."""
 
     kind: str
@@ -81,10 +82,10 @@ def entry(name: str, file: Path | None = None) -> ClusterEntry:
         return known[name]
     kind = kind_named(name)
     if kind is None:
-        raise BadInput(f"--on {printable(name[:100])}: no such cluster", f"hint: {_near(name, list(known))}")
+        raise BadInput(f"{printable(name[:100])}: no such cluster", f"hint: {_near(name, list(known))}")
     if not is_here(name):
         hint = "hint: submit on a login node of the cluster, or name one in the clusters file"
-        raise BadInput(f"--on {name}: there is no `{kind.program}` on PATH", hint)
+        raise BadInput(f"{name}: there is no `{kind.program}` on PATH", hint)
     return ClusterEntry(name, name)  # what the spec says of it is all there is
 
 
@@ -97,7 +98,7 @@ def section_of(name: str) -> Section:
 def plugin_sections() -> dict[str, Section]:
     """Of each kind of another package, what its class has as `options`: fields of the spec."""
     classes = {name: made(kind) for name, kind in plugins().items()}
-    return {name: PluginSection(dict, tuple(getattr(one, "options", ()))) for name, one in classes.items()}
+    return {name: Section(dict, tuple(getattr(one, "options", ()))) for name, one in classes.items()}
 
 
 def pool_of(place: ClusterEntry) -> Ssh:
@@ -122,7 +123,7 @@ def merged(place: ClusterEntry, spec: JobSpec) -> JobSpec:
     if (section := OPTIONS_OF.get(place.kind)) is None:
         return spec
     said, usual = getattr(spec, place.kind), section.model()
-    silent = [field.name for field in fields(said) if getattr(said, field.name) == getattr(usual, field.name)]
+    silent = [name for name in said.__struct_fields__ if getattr(said, name) == getattr(usual, name)]
     own = _own_options(place, section)
     return replace(spec, **{place.kind: replace(said, **{name: getattr(own, name) for name in silent})})
 
@@ -181,18 +182,28 @@ def _near(name: str, known: list[str]) -> str:
 def _read(path: Path) -> dict[str, ClusterEntry]:
     shown = printable(str(path))
     _refuse_strangers(path, shown)
-    problems: list[Problem] = []
-    found: dict[str, ClusterEntry] = {}
     try:
-        read = read_tree(read_text(path, shown))
-        problems += read.problems
-        if read.root is not None:
-            found = CLUSTERS.parse(read.root)
+        return clusters_of(read_text(path, shown), shown)
+    except Wrong as error:
+        raise BadInput(*_told(error.problems, shown)) from None
+
+
+@lru_cache(maxsize=4)  # one question after the other asks for it
+def clusters_of(text: str, shown: str) -> dict[str, ClusterEntry]:
+    """What a clusters file holds; `shown` is what it is called. Raises BadInput with every problem."""
+    read = read_tree(text)
+    problems = list(read.problems)
+    try:
+        found = CLUSTERS.parse(read.root) if read.root is not None else {}
     except Wrong as error:
         problems += error.problems
     if problems:
-        raise BadInput(*lines_of([_keyed(problem) for problem in problems], shown, lambda _: ""))
+        raise BadInput(*_told(problems, shown))
     return {name: replace(place, name=name) for name, place in found.items()}
+
+
+def _told(problems: Sequence[Problem], shown: str) -> list[str]:
+    return lines_of([_keyed(problem) for problem in problems], shown, lambda _: "")
 
 
 def _keyed(problem: Problem) -> Problem:
@@ -213,10 +224,9 @@ def _refuse_strangers(path: Path, shown: str) -> None:
         raise BadInput(f"{shown}: others can write it, and it names programs that would run as you", hint)
 
 
-@dataclass(frozen=True, slots=True)
-class _ClusterName(Leaf):
-    def words(self) -> str:
-        return "a name of a-z, 0-9, _ and -, at most 63 long"
+class _ClusterName(Leaf, frozen=True):
+    WORDS = "a name of a-z, 0-9, _ and -, at most 63 long"
+    PATTERN = f"(?!{LOCAL}$){JOB_NAME}"
 
     def convert(self, scalar: Scalar) -> str:
         name = str(Text(self.words(), JOB_NAME).convert(scalar))
@@ -224,12 +234,8 @@ class _ClusterName(Leaf):
             raise Unfit("give it another name", "local is always this machine")
         return name
 
-    def schema(self) -> Json:
-        return {"type": "string", "pattern": f"^(?!{LOCAL}$){JOB_NAME}$"}
 
-
-@dataclass(frozen=True, slots=True)
-class _Defaults:
+class _Defaults(Struct, frozen=True):
     """Options of one section of the spec, checked as there and kept as overrides."""
 
     section: Section
@@ -245,12 +251,8 @@ class _Defaults:
     def schema(self) -> Json:
         return self.section.schema()
 
-    def show(self, value: Any) -> Any:
-        return dict(value)
 
-
-@dataclass(frozen=True, slots=True)
-class _QueueEntry:
+class _QueueEntry(Struct, frozen=True):
     """What an entry of a batch queue says."""
 
     login: str | None = None
@@ -261,8 +263,7 @@ class _QueueEntry:
     defaults: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _ByKind:
+class _ByKind(Struct, frozen=True):
     """A mapping whose `kind` says which options it has."""
 
     def words(self) -> str:
@@ -286,9 +287,6 @@ class _ByKind:
 
     def schema(self) -> Json:
         return {"type": "object", "required": ["kind"], "properties": {"kind": {"enum": _kinds_with_entries()}}}
-
-    def show(self, value: Any) -> Any:
-        raise NotImplementedError("a cluster is shown option by option")
 
 
 def _kinds_with_entries() -> list[str]:

@@ -1,7 +1,7 @@
 """What a place where runs go is to the rest of the house: five verbs, and small capabilities that only some kinds have.
 
 A kind is a class that implements Cluster, and those of the other protocols that fit it; nobody asks it for its name.
-One contract suite (tests/clusters/test_contract.py) runs over every kind.
+One contract suite (tests/clusters/contract) runs over every kind.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from launcher.doctor.wish import DoctorWish
     from launcher.plan.facts import Machine
     from launcher.plan.model import Plan
-    from launcher.rundir.code_list import CodeList
+    from launcher.rundir.code.listing import CodeList
     from launcher.spec.model import JobSpec
     from launcher.status.checkpoints import Checkpoint
 
@@ -28,6 +28,7 @@ class CancelReport:
 
     ended: tuple[str, ...]
     already: bool  # nothing was left to end
+    cut_off: tuple[str, ...] = ()  # a line per machine that nobody can ask, and what may still live there until when
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,11 @@ class Cluster(Protocol):
         Starts, ends and decides nothing.
         """
 
-    def cancel(self, run: RunDir, attempt: AttemptDir, plan: "Plan") -> CancelReport:
-        """End the attempt for good: first by asking, then surely; returns when nothing of it is left."""
+    def cancel(self, run: RunDir, attempt: AttemptDir, plan: "Plan | None") -> CancelReport:
+        """End the attempt for good: first by asking, then surely; returns when nothing of it is left.
+
+        Any of its records may be damaged, or gone; no plan: it cannot be read.
+        """
 
 
 @runtime_checkable

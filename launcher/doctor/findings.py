@@ -1,10 +1,13 @@
-"""What a check-up of a cluster finds: a line for each thing that was looked at, and what to do where it is not well."""
+"""What a check-up finds: a line for each thing that was looked at, and what to do where it is not well; its words."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from launcher.errors import Exit
+
+_MOST_NAMED = 4
 
 
 class Level(StrEnum):
@@ -45,3 +48,48 @@ def exit_code(findings: Iterable[Finding]) -> Exit:
     if any(finding.unreachable for finding in problems):
         return Exit.UNREACHABLE
     return Exit.REFUSED if problems else Exit.OK
+
+
+# Words
+
+
+def size(amount: float) -> str:
+    """`812 B`, `3.1 MB`"""
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{amount:.3g} {unit}"
+        amount /= 1000
+    return f"{amount:.3g} TB"
+
+
+def rate(bytes_per_s: float) -> str:
+    return f"{size(bytes_per_s)}/s"
+
+
+def ahead(seconds: float) -> str:
+    return f"{abs(seconds):.1f} s {'ahead of' if seconds > 0 else 'behind'}"
+
+
+def time_words(seconds: float | None) -> str:
+    """`none`, `90 s`, `30 min`, `36 h`, `7 days`."""
+    if seconds is None:
+        return "?"
+    if math.isinf(seconds):
+        return "none"
+    for unit_s, unit, least in ((86400, "days", 2), (3600, "h", 2), (60, "min", 1)):
+        if seconds >= least * unit_s and seconds % unit_s == 0:
+            return f"{seconds / unit_s:.0f} {unit}"
+    return f"{seconds / 3600:.1f} h" if seconds >= 2 * 3600 else f"{seconds:g} s"
+
+
+def all_of(names: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def some(names: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b, c and 29 more`; nothing of none."""
+    if len(names) > _MOST_NAMED:
+        names = [*names[: _MOST_NAMED - 1], f"{len(names) - _MOST_NAMED + 1} more"]
+    return all_of(names) if names else ""

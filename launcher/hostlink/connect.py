@@ -5,12 +5,11 @@ What was started there lives on when its connection ends.
 
 import time
 from collections.abc import Iterable, Sequence
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 from launcher.hostlink.failures import Broken
 from launcher.hostlink.known_hosts import HostKey
-from launcher.hostlink.running import Channel, Done, Running
+from launcher.hostlink.running import Channel, ClosedAtTheEnd, Done, Running
 from launcher.hostlink.target import Target, who
 
 
@@ -49,20 +48,12 @@ def host_key(target: Target, *, deadline: float | None = None) -> HostKey:
     return shown_key(target, deadline)
 
 
-class Line:
+class Line(ClosedAtTheEnd):
     """One connection to one host, for one user at a time."""
 
     def __init__(self, target: Target, transport: Transport) -> None:
         self.target = target
         self._transport = transport
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def peer_address(self) -> str:

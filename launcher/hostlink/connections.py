@@ -19,6 +19,7 @@ _lock = threading.Lock()
 def lines_to(targets: Sequence[Target], tell: Callable[[str, str], None]) -> dict[str, Way]:
     """By name: the connection that is open already or that another thread is making, or else a new one."""
     mine: dict[Target, Future[Way]] = {}
+    replaced: list[Future[Way]] = []
     with _lock:
         known = {target: _ways.get(target) for target in targets}
     ended = {target for target, way in known.items() if not _is_usable(way)}  # to find that out may take a while
@@ -27,7 +28,9 @@ def lines_to(targets: Sequence[Target], tell: Callable[[str, str], None]) -> dic
             way = _ways.get(target)
             if way is None or (way is before and target in ended):
                 mine[target] = _ways[target] = Future()
+                replaced += [way] if way is not None else []
         found = {target.name: _ways[target] for target in targets}
+    _leave(replaced)
     if mine:
         _make(mine, tell)
     return {name: way.result() for name, way in found.items()}
@@ -56,6 +59,10 @@ def close() -> None:
     with _lock:
         ways = [way for way in _ways.values() if way.done()]
         _ways.clear()
+    _leave(ways)
+
+
+def _leave(ways: Sequence[Future[Way]]) -> None:
     for way in ways:
         line = way.result()
         if isinstance(line, Line):

@@ -8,14 +8,14 @@ import binascii
 import hashlib
 import hmac
 import os
-import re
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from launcher.errors import Refused, Unreachable
 from launcher.hostlink.target import Target, known_name, who
+from launcher.rundir.durable import write_all, write_bytes
 
 _REVOKED, _AUTHORITY = "@revoked", "@cert-authority"
 _NOT_OURS = Path("/etc")
@@ -59,10 +59,6 @@ class BadKey(Unreachable):
         self.key = key
         self.file = file  # where the key is expected, or may be added
 
-    @property
-    def fingerprint(self) -> str:
-        return self.key.fingerprint
-
 
 class UnknownKey(BadKey):
     """Nothing is known of this host."""
@@ -81,9 +77,10 @@ def fingerprint(blob: bytes) -> str:
     return f"SHA256:{base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip('=')}"
 
 
-def known_keys(target: Target) -> list[KnownKey]:
-    """Every line about this host, of all files."""
-    return [known for file in target.known_hosts for known in _lines(file) if _about(known.names, target.known_as)]
+def known_keys(target: Target, name: str | None = None) -> list[KnownKey]:
+    """Every line about this host, or one of this name, of all files."""
+    name = name or target.known_as
+    return [known for file in target.known_hosts for known in _lines(file) if _about(known.names, name)]
 
 
 def expected_kinds(target: Target) -> tuple[str, ...]:
@@ -124,24 +121,22 @@ def add(target: Target, key: HostKey) -> Path:
                 "hint: that line is not only about this host, or not yours: change it by hand",
             )
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if any(known.blob == key.blob and known.file == file and not known.marker for known in known_keys(target)):
-        if old:
-            _rewrite(file, {known.number for known in old}, key.name, "")
-    elif old:
-        _rewrite(file, {known.number for known in old}, key.name, f"{key.line}\n")
-    else:
-        _append(file, f"{key.line}\n")
+    there = any(known.blob == key.blob and known.file == file and not known.marker for known in known_keys(target))
+    line = "" if there else f"{key.line}\n"
+    if old:
+        _rewrite(file, {known.number for known in old}, key.name, line)
+    elif line:
+        _append(file, line)
     return file
 
 
 def _append(file: Path, line: str) -> None:
+    """In a single write: an ssh may add one of its own meanwhile."""
     descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         size = os.fstat(descriptor).st_size
         whole = size == 0 or os.pread(descriptor, 1, size - 1) == b"\n"
-        data = f"{'' if whole else chr(10)}{line}".encode()
-        if os.write(descriptor, data) != len(data):
-            raise Refused(f"{file}: the disk is full")
+        write_all(descriptor, f"{'' if whole else chr(10)}{line}".encode())
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -154,21 +149,7 @@ def _rewrite(file: Path, numbers: set[int], name: str, more: str) -> None:
     kept = [_less(line, name) if number in numbers else line for number, line in enumerate(lines, 1)]
     text = "\n".join(line for line in kept if line is not None)
     text = f"{text}{'' if not text or text.endswith(chr(10)) else chr(10)}{more}"
-    descriptor, draft = tempfile.mkstemp(dir=real.parent, prefix=".known_hosts.")
-    try:
-        with os.fdopen(descriptor, "w", errors="surrogateescape") as file_:
-            file_.write(text)
-            file_.flush()
-            os.fsync(file_.fileno())
-        os.replace(draft, real)
-    except BaseException:
-        os.unlink(draft)
-        raise
-    folder = os.open(real.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    write_bytes(real, text.encode(errors="surrogateescape"))
 
 
 def _less(line: str, name: str) -> str | None:
@@ -211,27 +192,24 @@ def _without_port(target: Target) -> list[KnownKey]:
     """Lines that know the host at any port, which OpenSSH holds to be good enough too."""
     if target.known_as != known_name(target.hostname, target.port) or target.known_as == target.hostname:
         return []
-    return [known for file in target.known_hosts for known in _lines(file) if _about(known.names, target.hostname)]
+    return known_keys(target, target.hostname)
 
 
 def _about(names: str, name: str) -> bool:
-    return any(_is(one, name) for one in names.split(",")) or _fits(name.lower(), names.lower())
-
-
-def _fits(name: str, patterns: str) -> bool:
-    """True where one of the patterns fits, and none with a `!` does."""
-    said = patterns.split(",")
-    return any(_like(name, one) for one in said) and not any(_like(name, one[1:]) for one in said if one[:1] == "!")
+    """True where it is named itself, or one of the patterns fits it and none with a `!` does."""
+    patterns = names.lower().split(",")
+    fits = any(_like(name, one) for one in patterns) and not any(
+        _like(name, one[1:]) for one in patterns if one[:1] == "!"
+    )
+    return fits or _named(names, name)
 
 
 def _like(name: str, pattern: str) -> bool:
-    """`*` and `?`, and nothing else."""
-    form = "".join({"*": ".*", "?": "."}.get(letter, re.escape(letter)) for letter in pattern)
-    return re.fullmatch(form, name, re.DOTALL) is not None
+    """`*` and `?`, and nothing else; however many there are, in little time."""
+    return fnmatchcase(name.lower(), pattern.replace("[", "[[]"))
 
 
 def _named(names: str, name: str) -> bool:
-    """True where it is named itself, not only by a pattern."""
     return any(_is(one, name) for one in names.split(","))
 
 

@@ -23,7 +23,7 @@ from launcher.hostlink import known_hosts
 from launcher.hostlink.failures import Broken, NoAccess, Silent
 from launcher.hostlink.known_hosts import HostKey
 from launcher.hostlink.running import Running, command_line
-from launcher.hostlink.target import Target, configured, dropped, resolved, silent, who
+from launcher.hostlink.target import Target, configured, dropped, earlier, resolved, silent, who
 
 CONNECT_S = 10
 _LOGIN_S = 15.0
@@ -57,6 +57,8 @@ _HINTS = {
     "Could not resolve hostname": "check what it is called in the clusters file, and HostName in the SSH configuration",
     "Too many authentication failures": "name the key by IdentityFile in the SSH configuration",
 }
+
+_MOST_COMPLAINTS = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +154,14 @@ class SshProcess:
         self._complaints.close()
 
     def _complained(self) -> bytes:
-        """What is new on its stderr."""
+        """What is new on its stderr; of very much the end, and no disk is filled with it."""
         fd = self._complaints.fileno()
-        new = os.pread(fd, os.fstat(fd).st_size - self._told, self._told)
-        self._told += len(new)
+        end = os.fstat(fd).st_size
+        start = max(self._told, end - _MOST_COMPLAINTS)
+        new = os.pread(fd, max(0, end - start), start)
+        self._told = start + len(new)
+        if end > _MOST_COMPLAINTS:
+            os.ftruncate(fd, 0)  # who writes goes on where it was
         return new
 
 
@@ -205,9 +211,7 @@ def connected(target: Target, deadline: float | None) -> OpenSshTransport:
         first, others = command.shared_by(folder / "way")
         master = first.start(f"echo {_MARK}; exec cat >/dev/null")
         try:
-            _wait_for_mark(
-                target, Running(who(target), master), _earlier(target.connect_timeout_s + _LOGIN_S, deadline)
-            )
+            _wait_for_mark(target, Running(who(target), master), earlier(target.connect_timeout_s + _LOGIN_S, deadline))
         except BaseException:
             master.close()
             raise
@@ -236,7 +240,7 @@ def shown_key(target: Target, deadline: float | None) -> HostKey:
         command = _command(target)
         refused = Running(who(target), replace(command, options=(*options, *command.options)).start("true"))
         try:
-            refused.finish(max(0.1, _earlier(target.connect_timeout_s + _LOGIN_S, deadline) - time.monotonic()))
+            refused.finish(max(0.1, earlier(target.connect_timeout_s + _LOGIN_S, deadline) - time.monotonic()))
         except Silent:
             raise silent(target) from None
         finally:
@@ -328,11 +332,6 @@ def _short_folder() -> str:
     """Where a socket can be: its path has to fit into 100 bytes, with what ssh adds to it."""
     usual = tempfile.gettempdir()
     return usual if len(os.fsencode(usual)) <= _LONGEST_FOLDER else "/tmp"  # noqa: S108 # nosec B108 - a folder of our own in it
-
-
-def _earlier(limit_s: float, deadline: float | None) -> float:
-    own = time.monotonic() + limit_s
-    return own if deadline is None else min(own, deadline)
 
 
 def _end(process: "subprocess.Popen[Any]") -> None:

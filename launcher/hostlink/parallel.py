@@ -59,12 +59,6 @@ def reasons(troubles: Mapping[str, LaunchError]) -> list[str]:
     return [one.lines[0] for one in troubles.values()]
 
 
-def close_all(results: Mapping[str, Line | LaunchError]) -> None:
-    for line in results.values():
-        if isinstance(line, Line):
-            line.close()
-
-
 def _patiently(target: Target) -> Line:
     """Again where the host hung up before it said a word; a refused key or login is final."""
     pause_s = _FIRST_PAUSE_S

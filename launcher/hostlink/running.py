@@ -12,6 +12,7 @@ from launcher.hostlink.failures import Broken, Silent
 
 _PACKET = 32 * 1024
 _TAIL_BYTES = 4096
+_MOST_UNREAD, _MOST_ERR = 64 << 20, 16 << 20  # what is kept of what it says: whoever lies may say it for ever
 _SLICE_S = 0.05
 _TURN_S = 1.0  # a Ctrl-C that comes just before a wait is noticed at its end only
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 _./=:,@+-")
@@ -45,15 +46,8 @@ class Done:
     err: bytes
 
 
-class Running:
-    """A command there. All happens in the caller's thread: while that waits, what the command says is taken."""
-
-    def __init__(self, who: str, channel: Channel) -> None:
-        """`who`: the host, for messages."""
-        self.who = who
-        self._channel = channel
-        self._out, self._err = bytearray(), bytearray()
-        self._ended = False  # it says no more
+class ClosedAtTheEnd:
+    """What is closed at the end of a `with`."""
 
     def __enter__(self) -> Self:
         return self
@@ -62,6 +56,20 @@ class Running:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+class Running(ClosedAtTheEnd):
+    """A command there. All happens in the caller's thread: while that waits, what the command says is taken."""
+
+    def __init__(self, who: str, channel: Channel) -> None:
+        """`who`: the host, for messages."""
+        self.who = who
+        self._channel = channel
+        self._out, self._err = bytearray(), bytearray()
+        self._ended = False  # it says no more
 
     def feed(self, data: bytes, limit_s: float) -> bool:
         """Give it to its stdin; False where nobody takes it any more."""
@@ -131,8 +139,9 @@ class Running:
         deadline = time.monotonic() + limit_s
         while not there() and not self._ended:
             left = deadline - time.monotonic()
-            if not self._take(min(max(left, 0.0), _TURN_S)) and left <= 0 and not self._ended:
-                raise self._late()
+            self._take(min(max(left, 0.0), _TURN_S))
+            if left <= 0 and not there() and not self._ended:
+                raise self._late()  # however much else it says
 
     def _take(self, wait_s: float) -> bool:
         """Whatever it says meanwhile; whether that was anything."""
@@ -142,6 +151,9 @@ class Running:
             return False
         self._out += said[0]
         self._err += said[1]
+        del self._err[:-_MOST_ERR]
+        if len(self._out) > _MOST_UNREAD:
+            raise Broken(f"{self.who}: says more than anybody has asked for")
         return bool(said[0] or said[1])
 
     def _late(self) -> Silent:

@@ -10,6 +10,7 @@ import re
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,7 +63,12 @@ def target_of(host: SshHost, *, agent: bool = False) -> Target:
             raise BadInput(f"{host.name}: there is no key {key}", "hint: `key:` of this host names a private key here")
     found = {name: value for name, value in said.items() if value}
     if host.transport == "openssh":
-        return _as_ssh_has_it(host.name, found, own, agent=agent)
+        # With nothing looked up: ssh does that itself.
+        port = host.port or DEFAULT_PORT
+        known_as = known_name(host.name, port)
+        said_so = tuple(found.items())
+        ours = Target(host.name, host.name, port, host.user or "", own, agent, (), known_as, (), CONNECT_TIMEOUT_S)
+        return replace(ours, transport="openssh", said=said_so)
     return _target(host.name, found, own, agent=agent, passed=())
 
 
@@ -92,7 +98,7 @@ def _target(
             f"hint: `ProxyJump none` for {name} in the SSH configuration",
         )
     found = _options(name, said)
-    first = {keyword: words[0] for keyword, words in found.items()}
+    first = {keyword: words[0] for keyword, words in found.items() if words}
     user = first.get("user") or getpass.getuser()
     hostname = first.get("hostname", name).lower()
     port = _port(first.get("port", str(DEFAULT_PORT)), name)
@@ -130,25 +136,6 @@ def _target(
     )
 
 
-def _as_ssh_has_it(name: str, said: Mapping[str, str], keys: tuple[Path, ...], *, agent: bool) -> Target:
-    """With nothing looked up: ssh does that itself."""
-    port = int(said.get("port", DEFAULT_PORT))
-    return Target(
-        name=name,
-        hostname=name,
-        port=port,
-        user=said.get("user", ""),
-        keys=keys,
-        agent=agent,
-        jumps=(),
-        known_as=known_name(name, port),
-        known_hosts=(),
-        connect_timeout_s=CONNECT_TIMEOUT_S,
-        transport="openssh",
-        said=tuple(said.items()),
-    )
-
-
 def _options(name: str, said: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     """The keywords of the SSH configuration that hold for this host, in small letters, each with its values."""
     files = _configuration_files()
@@ -162,8 +149,13 @@ def _options(name: str, said: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     if done.returncode:
         said_so = [line for line in done.stderr.decode(errors="replace").splitlines() if not line.startswith("Pseudo-")]
         raise BadInput(*(f"{name}: SSH configuration: {line.strip()}" for line in said_so[:1] or ["cannot be read"]))
+    return parse_options(os.fsdecode(done.stdout))
+
+
+def parse_options(text: str) -> dict[str, tuple[str, ...]]:
+    """What `ssh -G` prints."""
     found: dict[str, tuple[str, ...]] = {}
-    for line in os.fsdecode(done.stdout).splitlines():
+    for line in text.split("\n"):
         keyword, _, value = line.partition(" ")
         words = value.split() if keyword in _LISTS else [value]
         found[keyword] = (*found.get(keyword, ()), *words)
@@ -194,6 +186,12 @@ def silent(target: Target) -> Unreachable:
 
 def dropped(target: Target, *words: str) -> Dropped:
     return Dropped(f"{who(target)} hung up at once", *words, "hint: its sshd may have too many logins at the moment")
+
+
+def earlier(limit_s: float, deadline: float | None) -> float:
+    """Of what this step may take, and what all of them may."""
+    own = time.monotonic() + limit_s
+    return own if deadline is None else min(own, deadline)
 
 
 def who(target: Target) -> str:

@@ -2,9 +2,8 @@
 
 import posixpath
 from collections.abc import Collection
-from dataclasses import replace
 
-import msgspec
+from msgspec.structs import replace
 
 from launcher.plan.facts import Machine, Misfit, Project, RunIdentity
 from launcher.plan.model import FrozenCode, NodePlan, Plan, RankCommand
@@ -18,14 +17,15 @@ _CPU_RANKS = 2  # with no GPU, `ranks_per_node: auto` still shows that the job i
 def check(spec: JobSpec, machine: Machine, project: Project, unset_secrets: Collection[str]) -> list[Misfit]:
     """Everything in the spec that cannot work here; empty: a plan can be built."""
     return [
-        *check_code(spec, project),
+        *check_code(spec, project, own_python=machine.own_python),
         *_device_problems(spec.resources, machine),
         *secret_problems(unset_secrets),
     ]
 
 
 def secret_problems(unset: Collection[str]) -> list[Misfit]:
-    return [Misfit("secrets", f"{name} is not set", _secret_hint(name)) for name in unset]
+    hint = "export {0}=... before you submit, or name a file: `- {0}: path/to/file`"
+    return [Misfit("secrets", f"{name} is not set", hint.format(name)) for name in unset]
 
 
 def build(
@@ -42,6 +42,7 @@ def build(
     gpus = gpus_per_node(resources, machine)
     ranks = ranks_per_node(resources, machine)
     cpus = resources.cpus_per_rank or _cpus_per_rank(resources, machine, gpus, ranks)
+    which = {} if place.repeat is None else {REPEAT: str(place.repeat)}
     return Plan(
         run_id=place.run_id,
         name=spec.name,
@@ -63,23 +64,16 @@ def build(
         ranks_per_node=ranks,
         cpus_per_rank=cpus,
         gpus_per_node=gpus,
-        env={"OMP_NUM_THREADS": str(cpus), **spec.env, **_which(place)},
+        env={"OMP_NUM_THREADS": str(cpus), **spec.env, **which},
         secrets=tuple(secret.name for secret in spec.secrets),
         code=code,
         disks_apart=machine.disks_apart,
+        elects=machine.elects,
         limit_per_job=machine.limit_per_job,
         interface=machine.interface,
         one_machine=not machine.apart,
+        own_folders=project.own_folders,
     )
-
-
-def with_code(plan: Plan, code: FrozenCode) -> Plan:
-    """The plan of a run whose code has been frozen meanwhile."""
-    return msgspec.structs.replace(plan, code=code)
-
-
-def _which(place: RunIdentity) -> dict[str, str]:
-    return {} if place.repeat is None else {REPEAT: str(place.repeat)}
 
 
 def gpus_per_node(resources: Resources, machine: Machine) -> int:
@@ -153,8 +147,8 @@ def _nodes(nodes: int, spares: int, gpus: int, machine: Machine) -> tuple[NodePl
     )
 
 
-def check_code(spec: JobSpec, project: Project) -> list[Misfit]:
-    """What the spec says of the code and cannot work on any cluster."""
+def check_code(spec: JobSpec, project: Project, *, own_python: bool = False) -> list[Misfit]:
+    """What the spec says of the code and cannot work. Where ranks have a Python of their own nobody here knows it."""
     run = spec.run
     folders = {posixpath.dirname(file) for file in project.files}
     inside = posixpath.normpath(run.workdir)
@@ -162,7 +156,10 @@ def check_code(spec: JobSpec, project: Project) -> list[Misfit]:
         return [Misfit("run.workdir", f"no folder {run.workdir!r} in {project.path}")]
     if run.script is not None and _in_code(spec, run.script) not in project.files:
         return [_no_script(run.script, _in_code(spec, run.script), project)]
-    if run.module is not None and not project.module_found:
+    if project.not_python and not own_python:
+        key = "run.script" if run.script is not None else "run.module"
+        return [Misfit(key, project.not_python, "the ranks' interpreter would say the same")]
+    if run.module is not None and not project.module_found and not own_python:
         hint = f"modules are looked for in {project.path} and in the interpreter that runs the job"
         return [Misfit("run.module", f"no module named {run.module!r}", hint)]
     return []
@@ -192,7 +189,3 @@ def _device_problems(resources: Resources, machine: Machine) -> list[Misfit]:
         hint = "set gpus_per_node: 0 to run without GPUs"
         return [Misfit("resources.ranks_per_node", f"{ranks} ranks would share {gpus} GPUs", hint)]
     return []
-
-
-def _secret_hint(name: str) -> str:
-    return f"export {name}=... before you submit, or name a file: `- {name}: path/to/file`"

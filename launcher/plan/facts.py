@@ -3,6 +3,8 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from launcher.ids import RunId
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -14,6 +16,7 @@ class Machine:
     asked_gpus: int | None = None  # how many of them the job asks for in words that only the cluster knows: slurm.gres
     own_python: bool = False  # its nodes have interpreters of their own: the one that submits need not exist there
     disks_apart: bool = False  # each node has a disk of its own for the run
+    elects: bool = False  # its nodes choose another leader where the one that they have falls silent
     interface: str | None = None  # the network interface by which nodes reach each other, where the spec names one
     limit_per_job: bool = False  # it ends each job at resources.time, and the run goes on in the next one
 
@@ -26,13 +29,15 @@ class Project:
     files: Collection[str]  # relative paths
     imports: Collection[str]  # dotted names that the entry needs and the code does not have; "*": cannot tell
     module_found: bool  # whether run.module can be imported from the code or from the interpreter
+    own_folders: tuple[str, ...] = ()  # of them: where its own packages are imported from
+    not_python: str = ""  # where and why the entry cannot be compiled: train.py:7: '(' was never closed
 
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
     """Which run this is, and where."""
 
-    run_id: str
+    run_id: RunId
     run_dir: str  # absolute
     cluster: str
     cluster_kind: str

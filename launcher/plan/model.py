@@ -2,6 +2,7 @@
 
 import msgspec
 
+from launcher.ids import RunId
 from launcher.spec.model import JobSpec, RunKind
 
 
@@ -34,7 +35,7 @@ class FrozenCode(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    run_id: str
+    run_id: RunId
     name: str
     cluster: str  # the cluster's name: `local` or one of the clusters file
     cluster_kind: str
@@ -64,3 +65,6 @@ class Plan(msgspec.Struct, frozen=True):
     interface: str | None = None  # whose address a node listens on; None: that of its name
     one_machine: bool = False  # that plays all nodes, in each attempt of this plan
     disks_apart: bool = False  # each node has a disk of its own: a run directory there, and its ranks' files only
+    elects: bool = False  # its hosts choose another leader where the one that they have falls silent
+    own_folders: tuple[str, ...] = ()  # inside code/: where the project's own packages are imported from
+    away: tuple[int, ...] = ()  # nodes that were lost before the attempt was opened, and may come yet

@@ -5,22 +5,43 @@ from collections.abc import Sequence
 import msgspec
 
 from launcher.plan.model import NodePlan, Plan
-from launcher.plan.quorum import quorum
 
 
-def with_hosts(plan: Plan, hosts: Sequence[tuple[str, str]]) -> Plan:
+def with_hosts(plan: Plan, hosts: Sequence[tuple[str, str]], away: Sequence[tuple[str, str]] = ()) -> Plan:
     """The plan with its nodes on these hosts, each a name and an address, the leader first.
 
-    What is more than the run needs are spares. An address may be left open ("") for its host to find out.
+    What is more than the run needs are spares. An address may be left open ("") for its host to find out. Nobody waits
+    for those that are away, nor are they counted among the hosts.
     """
+    here = len(hosts)
     nodes = tuple(
-        NodePlan(index, address, spare=index >= plan.nodes_max, gpus=None, host=name)
-        for index, (name, address) in enumerate(hosts)
+        NodePlan(index, address, spare=index >= min(plan.nodes_max, here), gpus=None, host=name)
+        for index, (name, address) in enumerate((*hosts, *away))
     )
-    return msgspec.structs.replace(plan, nodes=nodes, quorum=quorum(len(nodes)) if plan.disks_apart else 0)
+    least = quorum(here) if plan.disks_apart else 0
+    return msgspec.structs.replace(plan, nodes=nodes, away=tuple(range(here, len(nodes))), quorum=least)
 
 
 def kept_at(plan: Plan, run_dir: str, python: str = "") -> Plan:
     """The plan as a machine reads it that keeps the run's folder there, and has that interpreter for its ranks."""
     entry = msgspec.structs.replace(plan.entry, python=python or plan.entry.python)
     return msgspec.structs.replace(plan, run_dir=run_dir, entry=entry)
+
+
+def quorum(hosts: int) -> int:
+    """How many hosts must be together where no disk is common to all that could tell who is the newest.
+
+    For those with the leader half of them: the others never take over with only half.
+    """
+    return (hosts + 1) // 2
+
+
+def may_take_over(there: int, hosts: int) -> bool:
+    """Without the leader more than half is needed."""
+    return 2 * there > hosts
+
+
+def may_be_replaced(plan: Plan, node: int) -> bool:
+    """Whether another may be given this node's place while its agent still lives: that of a frozen one does."""
+    here = len(plan.nodes) - len(plan.away)
+    return node != 0 or (plan.elects and may_take_over(here - 1, here))

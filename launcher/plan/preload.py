@@ -43,10 +43,17 @@ TASKS = {
     "trainer.tasks.gpt": ("trainer.tasks.predict",),
 }
 _ANYTHING = ("torchvision",)
+# What imports torch by itself, beside what has its name.
+_BRING_TORCH = frozenset((
+    "accelerate", "apex", "deepspeed", "diffusers", "fairscale", "fastai", "flash_attn", "ignite", "kornia",
+    "lightning", "lightning_fabric", "monai", "open_clip", "peft", "pytorch_lightning", "sentence_transformers",
+    "timm", "trainer", "transformer_engine", "transformers", "trl", "vllm", "xformers",
+))  # fmt: skip
 
 
 def preload_for(spec: JobSpec, imports: Collection[str]) -> tuple[str, ...]:
-    """The spec's own list; else torch for a script that needs anything beside the standard library and its own code."""
+    """The spec's own list; else torch for a script that imports it, or what is known to import it; and what of NAMED it
+    names."""
     if spec.run.preload is not None:
         return spec.run.preload
     if spec.run.command is not None or not imports:
@@ -57,5 +64,12 @@ def preload_for(spec: JobSpec, imports: Collection[str]) -> tuple[str, ...]:
     if "*" in imports:
         return (*TORCH, *_ANYTHING)
     named = [name for name in NAMED if name in imports]
+    if not any(_brings_torch(name) for name in imports):
+        return tuple(named)
     trainer = [name for name in TRAINER if name not in named] if "trainer" in imports else []
     return (*TORCH, *named, *trainer)
+
+
+def _brings_torch(module: str) -> bool:
+    top = module.partition(".")[0]
+    return top.startswith("torch") or top in _BRING_TORCH

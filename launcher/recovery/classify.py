@@ -1,10 +1,12 @@
 """From how ranks ended to what it was and who began it. Pure."""
 
+import os
 import re
 import signal
 from collections.abc import Sequence
 
 from launcher.errors import Exit
+from launcher.rundir.patience import DISK_ERRORS
 from launcher.rundir.records import Raised, RankExit
 from launcher.words import Cause
 
@@ -15,14 +17,18 @@ _MEMORY = re.compile(
 _OF_TORCH_DISTRIBUTED = re.compile(
     r"(?:torch\.\S*|c10::|c10d::)Dist(?:Backend|Network|Store|Queue\w*)?Error|gloo::(?:Io|Timeout)Exception",
 )
-# What torch's C++ raises comes as a RuntimeError: these are the words of NCCL, gloo and the store in it, with the
-# places in their sources that they name,
-_NAMES_A_BACKEND = re.compile(
-    r"\[[^\]]*\bgloo/[\w/.-]+\.(?:cc|h):\d+|enforce fail at \S*\bgloo/[\w/.-]+\.(?:cc|h)|\bGloo connectFullMesh\b"
-    r"|\bNCCL (?:[Ee]rror|watchdog|communicator)\b|\bnccl[A-Z]\w+Error\b|\b(?:ProcessGroup\w+|TCPStore\w*)\.[ch]pp\b"
+# What torch's C++ raises comes as a RuntimeError: these are the words of NCCL and gloo in it for a peer that is gone.
+_OF_A_BACKEND = re.compile(
+    r"\bGloo connectFullMesh\b|\bNCCL (?:[Ee]rror|watchdog|communicator)\b|\bnccl[A-Z]\w+Error\b"
     r"|Application timeout caused pair closure",
 )
-# and these are words that others have too.
+# A place in the sources of gloo, of a process group or of the store says nothing by itself: tensors that do not fit
+# each other, or no memory, have one too. With these words after it, it is about a connection.
+_IN_A_BACKEND = re.compile(
+    r"\b(?:gloo/[\w/.-]+\.(?:cc|h)|(?:ProcessGroup\w+|TCPStore\w*)\.[ch]pp)\b.*"
+    r"(?:[Cc]onnect|\b(?:closed|reset|refused|unreachable)\b|[Tt]ime[d -]*out|[Bb]roken pipe|\b[Rr]emote\b)",
+)
+# These are words that others have too.
 _OF_ANY_SOCKET = re.compile(
     r"Connection (?:closed|reset) by (?:remote )?peer|\bpeer closed\b|[Bb]roken pipe|Connection (?:refused|timed out)"
     r"|Socket Timeout|client socket has (?:timed out|failed)"
@@ -32,6 +38,12 @@ _SOCKET_ERRORS = frozenset((
     "ConnectionError", "ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError", "BrokenPipeError",
     "TimeoutError", "socket.timeout", "EOFError",
 ))  # fmt: skip
+# What Python raises; what torch's C++ does, and the trainer where no save succeeds, have only the system's words.
+_OF_A_DISK = re.compile(
+    rf"^OSError: \[Errno (?:{'|'.join(map(str, sorted(DISK_ERRORS)))})\]"
+    rf"|^(?:RuntimeError|(?:[\w.]+\.)?SaveFailed): .*\b(?:{'|'.join(map(os.strerror, sorted(DISK_ERRORS)))})\b",
+    re.IGNORECASE,
+)
 _TYPE = re.compile(r"[A-Za-z_][\w.]*(?:::\w+)*(?=: |$)")
 
 
@@ -59,20 +71,19 @@ def classify(end: RankExit) -> Cause:
         return Cause.PREEMPTED
     if end.oom or (end.signal is None and _MEMORY.search(text)):
         return Cause.OUT_OF_MEMORY
+    raised = end.raised or (Raised(text),)
+    if end.signal in (None, signal.SIGABRT) and any(_OF_A_DISK.search(one.line) for one in raised):
+        return Cause.DISK
     # An abort that speaks of a peer is a watchdog's or a C++ exception's; any other signal came from elsewhere.
-    if end.signal in (None, signal.SIGABRT) and _speaks_of_a_peer(end):
+    if end.signal in (None, signal.SIGABRT) and any(map(_is_of_a_peer, raised)):
         return Cause.COMMUNICATION
     if end.signal is not None or end.code is None:
         return Cause.KILLED
     return Cause.USER_ERROR
 
 
-def _speaks_of_a_peer(end: RankExit) -> bool:
-    """Whether something in the traceback is about another rank, and not about a connection of the user's own."""
-    return any(map(_is_of_a_peer, end.raised or (Raised(end.error or ""),)))
-
-
 def _is_of_a_peer(raised: Raised) -> bool:
+    """Whether it is about another rank, and not about a connection of the user's own."""
     found = _TYPE.match(raised.line)
     kind = found[0] if found else ""
     if _OF_TORCH_DISTRIBUTED.fullmatch(kind):
@@ -83,7 +94,8 @@ def _is_of_a_peer(raised: Raised) -> bool:
     if kind not in ("RuntimeError", "std::runtime_error", "c10::Error", ""):
         return False
     in_cpp = kind in ("RuntimeError", "") and (in_torch or not raised.module)
-    return bool(_NAMES_A_BACKEND.search(raised.line) or (in_cpp and _OF_ANY_SOCKET.search(raised.line)))
+    of_a_backend = _OF_A_BACKEND.search(raised.line) or _IN_A_BACKEND.search(raised.line)
+    return bool(of_a_backend or (in_cpp and _OF_ANY_SOCKET.search(raised.line)))
 
 
 def culprit(exits: Sequence[RankExit]) -> RankExit:
@@ -105,6 +117,19 @@ def describe(end: RankExit, cause: Cause) -> str:
     if end.error and end.signal is None:
         return _one_line(f"{who}: {end.error}{place}")
     return _one_line(f"{who} {_how(end)}{_why(end, cause)}{place}")
+
+
+def brief(end: RankExit, cause: Cause) -> str:
+    """`KeyError in train.py:3, rank 1`."""
+    kind = _TYPE.match(end.error or "")
+    if cause is Cause.HANG or cause is Cause.OUT_OF_MEMORY:
+        what = str(cause).replace("_", " ")
+    elif end.signal is not None:
+        what = signal_name(end.signal)
+    else:
+        what = kind[0].rpartition(".")[2] if kind else evidence(end)
+    place = f" in {end.where.partition(' in ')[0]}" if end.where else ""
+    return _one_line(f"{what}{place}, rank {end.rank}")
 
 
 def evidence(end: RankExit) -> str:

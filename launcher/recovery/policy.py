@@ -4,6 +4,7 @@ A history is the events of all attempts so far, in order; of them only "failure"
 would follow it) and "resumed" (a person began anew: budgets are full again) are looked at here.
 """
 
+import signal
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from launcher.spec.model import Budget, Recovery
 from launcher.words import Action, Cause
 
 STEADY_S = 600.0  # a generation that ran for so long was no failed start, even where nothing was ever reported
+# What a program does to itself. Others come from elsewhere, as SIGKILL does.
+_CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL})
 _WENT_ON = frozenset({"regroup", "requeue"})
 
 
@@ -34,18 +37,19 @@ def decide(failure: Event, history: Sequence[Event], rules: Recovery, *, can_reg
     if budget is None:
         return Decision(Action.END, 0.0, cause, str(cause))
     past = _since_resumed(history)
-    used = sum(event.cause is cause for event in past)
+    used = _used(failure, past, budget.refill_s)
     if budget.restarts is not None and used >= budget.restarts:
         return Decision(Action.END, 0.0, cause, _used_up(cause, budget.restarts))
     if cause is Cause.USER_ERROR and _recurs(failure, past):
         return Decision(Action.END, 0.0, cause, "the same error at the same place again, without progress")
-    in_a_row = _without_progress(failure, past)
-    if _stuck(failure, past, in_a_row, rules.no_progress):
-        reason = f"no newer checkpoint over {rules.no_progress} restarts in a row"
-        return Decision(Action.END, 0.0, Cause.NO_PROGRESS, reason)
+    if cause is Cause.KILLED and _crashes_again(failure, past):
+        return Decision(Action.END, 0.0, cause, "the same crash at the same step again, without progress")
+    row = _without_progress(failure, past)
+    if _stuck(row, rules.no_progress):
+        return Decision(Action.END, 0.0, Cause.NO_PROGRESS, _no_progress(row))
     action = Action.REGROUP if can_regroup else Action.REQUEUE
     limit = "" if budget.restarts is None else f" of {budget.restarts}"
-    return Decision(action, _delay_s(budget, cause, in_a_row), cause, f"restart {used + 1}{limit} for {cause}")
+    return Decision(action, _delay_s(budget, cause, len(row)), cause, f"restart {used + 1}{limit} for {cause}")
 
 
 def budget_of(rules: Recovery, cause: Cause) -> Budget | None:
@@ -69,7 +73,9 @@ def budget_of(rules: Recovery, cause: Cause) -> Budget | None:
             return rules.time_limit or Budget(0)
         case Cause.LAUNCHER_FAULT:
             return rules.launcher_fault
-        case Cause.NO_PROGRESS | Cause.CANCELLED:
+        case Cause.DISK:
+            return rules.disk
+        case Cause.NO_PROGRESS | Cause.NO_CHECKPOINT | Cause.CANCELLED:
             return None
         case _:
             assert_never(cause)
@@ -103,6 +109,18 @@ def _since_resumed(history: Sequence[Event]) -> list[Event]:
     return failures
 
 
+def _used(failure: Event, past: Sequence[Event], refill_s: float | None) -> int:
+    """Restarts for this cause that are not forgotten: since each the run has trained for less than `refill_s`."""
+    used, trained_s, next_ = 0, 0.0, failure
+    for event in reversed(past):
+        trained_s += next_.ran_s if _got_on(next_, event) else 0.0
+        if refill_s is not None and trained_s >= refill_s:
+            break
+        used += event.cause is failure.cause
+        next_ = event
+    return used
+
+
 def _used_up(cause: Cause, restarts: int) -> str:
     if restarts == 0:
         return f"no restart is allowed for {cause}"
@@ -119,34 +137,63 @@ def _recurs(failure: Event, past: Sequence[Event]) -> bool:
     return not _newer(failure.step, before.step)
 
 
-def _is_mute(failure: Event) -> bool:
-    """The run has never reported anything that could show how far it has come."""
-    return failure.step is None and failure.checkpoint is None
+def _crashes_again(failure: Event, past: Sequence[Event]) -> bool:
+    """The last crash was by the same signal at the same step; where no steps are reported: at the same place."""
+    before = next((event for event in reversed(past) if event.signal in _CRASHES), None)
+    if before is None or before.signal != failure.signal or _got_on(failure, before):
+        return False
+    if failure.step is None or before.step is None:
+        return (failure.step, failure.where) == (before.step, before.where)
+    return abs(failure.step - before.step) <= 1  # the other ranks may have been one ahead
+
+
+def _got_on(failure: Event, before: Event) -> bool:
+    """Its generation had brought a newer checkpoint; where nothing is ever reported: it had lasted."""
+    if failure.step is None and failure.checkpoint is None:
+        return failure.ran_s >= STEADY_S
+    return _newer(failure.checkpoint, before.checkpoint)
 
 
 def _newer(now: int | None, before: int | None) -> bool:
     return now is not None and (before is None or now > before)
 
 
-def _without_progress(failure: Event, past: Sequence[Event]) -> int:
-    """This failure and those right before it that no newer checkpoint lies between; preemptions do not count."""
-    count = 1
-    if _is_mute(failure) and failure.ran_s >= STEADY_S:
-        return count
+def _without_progress(failure: Event, past: Sequence[Event]) -> list[Event]:
+    """This failure and those right before it that no progress lies between, newest first; without preemptions."""
+    row, reports = [failure], failure.step is not None or failure.checkpoint is not None
+    if not reports and failure.ran_s >= STEADY_S:
+        return row
     for event in reversed(past):
         if event.cause is Cause.PREEMPTED:
             continue
-        if _newer(failure.checkpoint, event.checkpoint):
+        if _newer(failure.checkpoint, event.checkpoint) or (not reports and event.ran_s >= STEADY_S):
             break
-        count += 1
-    return count
+        row.append(event)
+    return row
 
 
-def _stuck(failure: Event, past: Sequence[Event], in_a_row: int, limit: int | None) -> bool:
-    if limit is None or failure.cause is Cause.PREEMPTED or in_a_row <= limit:
+def _stuck(row: Sequence[Event], limit: int | None) -> bool:
+    """The run itself is: preemptions and full disks come from elsewhere, and have budgets of their own."""
+    if row[0].cause in (Cause.PREEMPTED, Cause.DISK) or limit is None:
         return False
-    # A run that never reports may well be getting on: nobody can tell.
-    return any(event.step is not None or event.checkpoint is not None for event in (*past, failure))
+    return sum(event.cause is not Cause.DISK for event in row) > limit
+
+
+def _no_progress(row: Sequence[Event]) -> str:
+    """Why the run ends, and, where its time limit is what leaves no room for a checkpoint, what would do."""
+    reported = row[0].step is not None or row[0].checkpoint is not None
+    lacking = "newer checkpoint" if reported else f"report and no {STEADY_S:g} s of running"
+    own = [event.cause for event in row if event.cause is not Cause.DISK]
+    text = f"no {lacking} over {len(own) - 1} restarts in a row"
+    if any(cause is not Cause.TIME_LIMIT for cause in own):
+        return text
+    ran_s = max(event.ran_s for event in row)
+    done = max((event.step or 0) - (event.checkpoint or 0) for event in row)
+    if done < 1:
+        return f"{text}: the time limit is too short: {ran_s:g} s of running brought no step; raise resources.time"
+    room = f"ranks ran for {ran_s:g} s and came {done} steps beyond the last one"
+    cure = f"save more often, as with `checkpoint.every: {max(1, done // 2)} steps`, or raise resources.time"
+    return f"{text}: the time limit is too short for a checkpoint: {room}; {cure}"
 
 
 def _delay_s(budget: Budget, cause: Cause, in_a_row: int) -> float:

@@ -1,18 +1,22 @@
 """Attempts of a run: numbering them, their intents, and the plan that each follows."""
 
+import contextlib
 import errno
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from launcher.errors import LaunchError, Refused
+from launcher.ids import attempt_token, new_ticket, new_token
 from launcher.rundir import drafts
-from launcher.rundir.durable import Damaged, make_dir, read_record, sync_dir, write_record
+from launcher.rundir.durable import Damaged, make_dir, read_record, readable, sync_dir, write_record
+from launcher.rundir.fence import fence
 from launcher.rundir.identity import this_process
-from launcher.rundir.ids import new_ticket, new_token
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import Intent, RunState
+from launcher.rundir.records import Handle, Intent, RunState
 from launcher.words import LOCAL, Cause
 
 if TYPE_CHECKING:
@@ -25,7 +29,9 @@ def attempts(run: RunDir) -> list[AttemptDir]:
     """All attempts, oldest first."""
     try:
         names = [entry.name for entry in run.attempts.iterdir()]
-    except FileNotFoundError:
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
         return []
     return [run.attempt(number) for number in sorted(int(name) for name in names if name.isascii() and name.isdigit())]
 
@@ -48,8 +54,11 @@ def new_attempt(
     after: int | None = None,
     fsync: bool = True,
     first: int = 1,
+    secret: str = "",
 ) -> tuple[AttemptDir, Intent]:
     """The next attempt, with its intent on disk: its folder gets its name, which is the lock, with all that is in it.
+
+    Its token is drawn, or made of a secret that other hosts have too.
 
     Two that race get two numbers. With `after`, the attempt that the caller has seen end, one of them gets the next
     number, and the other, or who comes later, is Refused. Without fsync the run is one that nobody knows of yet.
@@ -62,13 +71,14 @@ def new_attempt(
     if after is not None:
         _refuse_later(run, there, after)
     number = max((attempt.number for attempt in there), default=first - 1) + 1
-    token, ticket = new_token(), ticket or new_ticket()
+    drawn, ticket = new_token(), ticket or new_ticket()
     draft = AttemptDir(drafts.new_draft(run.attempts), 0)
     try:
         make_dir(draft.path)
         if plan is not None:
             write_record(draft.plan, plan, fsync=fsync)
         while True:
+            token = attempt_token(secret, number) if secret else drawn
             intent = Intent(number, token, cluster, reason, cause, time.time(), this_process(), kind, ticket, batch)
             write_record(draft.intent, intent, fsync=fsync)
             if _claim(draft, run.attempt(number), fsync=fsync):
@@ -115,14 +125,48 @@ def read_plan(run: RunDir, number: int) -> "Plan":
 
 def plan_as(run: RunDir, number: int, kind: type[T]) -> T:
     """The plan that this attempt follows, as much of it as this kind of record holds."""
-    for attempt in (run.attempt(one) for one in range(number, 0, -1)):
-        plan = read_record(attempt.plan, kind)
-        if plan is not None:
-            return plan
-    plan = read_record(run.plan, kind)
+    plan = next((plan for file in _plans(run, number) if (plan := read_record(file, kind)) is not None), None)
     if plan is None:
         raise LaunchError(f"{run.plan}: is missing")
     return plan
+
+
+def _plans(run: RunDir, number: int) -> list[Path]:
+    """Where the plan of this attempt may be: the first file that is there holds it."""
+    return [*(run.attempt(one).plan for one in range(number, 0, -1)), run.plan]
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """What can still be read of a run that is to end, whatever has become of its records."""
+
+    attempt: AttemptDir  # the newest, or the one that there must have been
+    plan: "Plan | None"
+    kind: str  # of the cluster where it went
+
+
+def remains(run: RunDir) -> Remains:
+    """Never raises: without any record it is a run of this machine, where processes are found without them."""
+    from launcher.plan.model import Plan  # late: 8 ms that `launch status` does not need
+
+    attempt = newest(run) or run.attempt(_newest_ever(run))
+    plans = (readable(file, Plan) for file in _plans(run, attempt.number))
+    plan = next((plan for plan in plans if plan is not None), None)
+    told = (readable(attempt.intent, Intent), readable(attempt.handle, Handle), plan)
+    kind = next((one.cluster_kind for one in told if one is not None), LOCAL)
+    # Where the attempt's own plan is damaged, an older one's may be of another cluster. On a host of a pool an attempt
+    # is local, and follows the pool's plan.
+    if plan is not None and kind not in (LOCAL, plan.cluster_kind):
+        plan = None
+    return Remains(attempt, plan, kind)
+
+
+def _newest_ever(run: RunDir) -> int:
+    """By what is left: a folder, the fence, the last word. An attempt that follows must have a higher number."""
+    last = readable(run.state, RunState)
+    with contextlib.suppress(Damaged, OSError):
+        return max([1, fence(run), *(one.number for one in attempts(run)), last.attempt if last is not None else 0])
+    return 1
 
 
 def _refuse_later(run: RunDir, there: Sequence[AttemptDir], after: int) -> None:

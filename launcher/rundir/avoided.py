@@ -14,6 +14,16 @@ def avoided(run: RunDir, now: float | None = None) -> list[Blame]:
     return [blame for blame in read_record(run.avoided, list[Blame]) or [] if blame.until > now]
 
 
+def is_over(run: RunDir, now: float) -> bool:
+    """Whether the time of any is over that a job may still have been told to avoid."""
+    return any(blame.until <= now for blame in read_record(run.avoided, list[Blame]) or [])
+
+
+def forget(run: RunDir, now: float) -> None:
+    """Whose time is over: no job avoids them any more."""
+    write_record(run.avoided, avoided(run, now))
+
+
 def avoid(run: RunDir, blames: Collection[Blame]) -> None:
     """Add these; a host that is blamed again is blamed anew."""
     hosts = {blame.host for blame in blames}

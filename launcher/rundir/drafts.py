@@ -20,12 +20,21 @@ def new_draft(folder: Path) -> Path:
 
 def remove_orphans(folder: Path) -> None:
     """Take away the drafts whose maker is dead. Of one on another machine nobody here can know."""
-    with os.scandir(folder) as entries:
-        drafts = [Path(entry.path) for entry in entries if entry.name.startswith(_PREFIX)]
-    for draft in drafts:
+    for draft in _drafts(folder):
         maker = _maker(draft.name)
         if maker is not None and alive(maker) is False:
             remove(draft)
+
+
+def in_work(folder: Path) -> bool:
+    """Whether somebody else is, or may be, making something there."""
+    makers = [maker for draft in _drafts(folder) if (maker := _maker(draft.name)) is not None]
+    return any(maker != this_process() and alive(maker) is not False for maker in makers)
+
+
+def _drafts(folder: Path) -> list[Path]:
+    with os.scandir(folder) as entries:
+        return [Path(entry.path) for entry in entries if entry.name.startswith(_PREFIX)]
 
 
 def remove(draft: Path) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from launcher.errors import LaunchError
+from launcher.errors import Exit, LaunchError
+from launcher.rundir.patience import patiently
 
 T = TypeVar("T")
 _DRAFT = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -18,10 +20,14 @@ _APPEND = os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 # Non-blocking, or a FIFO in the place of a record would hold the reader for ever.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MANY = 100
+_MOST_BYTES = 1 << 29  # of a record or a log of events; a hole costs whoever makes it nothing
+_NO_FILE = {errno.ELOOP: "a link", errno.EISDIR: "a folder", errno.ENXIO: "a socket"}
 
 
 class Damaged(LaunchError):
     """A record that is there but cannot be one."""
+
+    exit_code = Exit.DAMAGED
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +44,10 @@ def make_dir(path: Path) -> None:
         return
     make_dir(path.parent)
     try:
-        path.mkdir(mode=0o700)
-    except FileExistsError:
+        patiently(lambda: path.mkdir(mode=0o700))
+    except FileExistsError as error:
         if not path.is_dir():
-            raise
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from error
     else:
         path.chmod(0o700)
 
@@ -78,6 +84,10 @@ def write_bytes(path: Path, data: bytes, *, fsync: bool = True) -> None:
 
     Without fsync it is for who will make the whole folder durable before anybody knows of it.
     """
+    patiently(lambda: _replace(path, data, fsync=fsync))
+
+
+def _replace(path: Path, data: bytes, *, fsync: bool) -> None:
     draft = _write_draft(path, data, fsync=fsync)
     try:
         os.rename(draft, path)
@@ -101,7 +111,13 @@ def create_record(path: Path, record: Any) -> None:
 
 def create_records(root: Path, records: Mapping[Path, Any]) -> list[Path]:
     """Those of these files below `root` that did not exist before; they are durable on return, flushed together."""
-    drafts, made = list[Path](), list[Path]()
+    made = list[Path]()
+    patiently(lambda: _create(root, {path: one for path, one in records.items() if path not in made}, made))
+    return made
+
+
+def _create(root: Path, records: Mapping[Path, Any], made: list[Path]) -> None:
+    drafts = list[Path]()
     try:
         for path, record in records.items():
             drafts.append(_write_draft(path, _line(record), fsync=False))
@@ -114,14 +130,12 @@ def create_records(root: Path, records: Mapping[Path, Any]) -> list[Path]:
         for draft in drafts:
             draft.unlink(missing_ok=True)
     sync_files(root, (), {path.parent for path in made})
-    return made
 
 
 def read_record(path: Path, kind: type[T]) -> T | None:
     """The record, or None where there is none. Raises Damaged."""
-    try:
-        data = _read(path)
-    except (FileNotFoundError, NotADirectoryError):
+    data = read_bytes(path)
+    if data is None:
         return None
     try:
         return msgspec.json.decode(data, type=kind)
@@ -129,29 +143,76 @@ def read_record(path: Path, kind: type[T]) -> T | None:
         raise Damaged(f"{path}: not a record of this version: {error}") from error
 
 
+def readable(path: Path, kind: type[T]) -> T | None:
+    """The record; None where there is none, and where it is damaged: for who has to go on without it."""
+    with contextlib.suppress(Damaged, OSError):
+        return read_record(path, kind)
+    return None
+
+
 def append_line(path: Path, record: Any, *, fsync: bool = True) -> None:
     """Add one line in a single write, after mending a line that a killed writer left torn."""
-    fd = os.open(path, _APPEND, 0o600)
+    line, tries = _line(record), 0
+
+    def append() -> None:
+        nonlocal tries
+        tries += 1
+        _append(path, line, fsync=fsync, again=tries > 1)
+
+    patiently(append)
+
+
+def _append(path: Path, line: bytes, *, fsync: bool, again: bool) -> None:
+    """`again`: the line may be there already, and only its fsync have failed."""
+    fd = _open_to_append(path)
     try:
         size = os.fstat(fd).st_size
         if size == 0:
             os.fchmod(fd, 0o600)
-        torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
         with naming(path):
-            write_all(fd, (b"\n" if torn else b"") + _line(record))
+            if again and _ends_with(fd, size, line):
+                _write_anew(path, size - len(line), line)
+            else:
+                torn = size > 0 and not _ends_with(fd, size, b"\n")
+                write_all(fd, (b"\n" if torn else b"") + line)
             if fsync:
                 os.fsync(fd)
     finally:
         os.close(fd)
-    if fsync and size == 0:
+    if fsync and (size == 0 or again):
         sync_dir(path.parent)
+
+
+def _ends_with(fd: int, size: int, line: bytes) -> bool:
+    return size >= len(line) and os.pread(fd, len(line), size - len(line)) == line
+
+
+def _write_anew(path: Path, at: int, line: bytes) -> None:
+    """Write the bytes that are there once more: after a failed fsync the kernel may take them for written."""
+    fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)  # with O_APPEND pwrite would add them once more
+    try:
+        os.pwrite(fd, line, at)
+    finally:
+        os.close(fd)
+
+
+def _open_to_append(path: Path) -> int:
+    try:
+        fd = os.open(path, _APPEND, 0o600)
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+        raise Damaged(f"{path}: expected a file, got {_NO_FILE[error.errno]}") from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise Damaged(f"{path}: expected a file")
+    return fd
 
 
 def scan_lines(path: Path, kind: type[T]) -> Lines[T]:
     """All whole records of a file of lines, and how many lines are none."""
-    try:
-        data = _read(path)
-    except (FileNotFoundError, NotADirectoryError):
+    data = read_bytes(path)
+    if data is None:
         return Lines([], 0)
     decoder = msgspec.json.Decoder(kind)
     records: list[T] = []
@@ -177,9 +238,19 @@ def _line(record: Any) -> bytes:
     return msgspec.json.encode(record) + b"\n"
 
 
-def _read(path: Path) -> bytes:
-    with open(path, "rb", opener=lambda name, _: os.open(name, _READ)) as file:
-        return file.read()
+def read_bytes(path: Path) -> bytes | None:
+    """All of a file, None where there is none. Raises Damaged for what is no file: no link is followed."""
+    try:
+        with open(path, "rb", opener=lambda name, _: os.open(name, _READ)) as file:
+            if (size := os.fstat(file.fileno()).st_size) > _MOST_BYTES:
+                raise Damaged(f"{path}: expected at most {_MOST_BYTES >> 20} MiB, got {size >> 20}")
+            return file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+        raise Damaged(f"{path}: expected a file, got {_NO_FILE[error.errno]}") from error
 
 
 def _write_draft(path: Path, data: bytes, *, fsync: bool = True) -> Path:

@@ -4,8 +4,21 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-_LOG_FOLDER = re.compile(r"a(\d{4,})\.(?:g(\d{4,})|setup)")
-_LOG_FILE = re.compile(r"(?:rank|node)-(\d{2,})\.log")
+from launcher.ids import RunId, parse_run_id
+
+BATCH_PREFIX = ".batch-"  # and a ticket: the name of a folder of runs in one job
+_LOG_FOLDER = re.compile(r"a([0-9]{4,18})\.(?:g([0-9]{4,18})|setup)")
+_LOG_FILE = re.compile(r"(?:rank|node)-([0-9]{2,18})\.log")
+
+
+class NamedFile:
+    """A file or a folder, by its name in the folder that the object is of."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: "AttemptDir | BatchDir | RunDir", _: object = None) -> Path:
+        return folder.path / self._name
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,68 +28,28 @@ class AttemptDir:
     path: Path
     number: int
 
-    @property
-    def intent(self) -> Path:
-        return self.path / "token.json"
-
-    @property
-    def plan(self) -> Path:
-        """Only where this attempt's plan is not the one before's: after `resume --set` or `--on`."""
-        return self.path / "plan.json"
-
-    @property
-    def handle(self) -> Path:
-        return self.path / "handle.json"
-
-    @property
-    def started(self) -> Path:
-        """Made with O_EXCL by whoever carries the attempt out: there is only one."""
-        return self.path / "started"
-
-    @property
-    def endpoint(self) -> Path:
-        return self.path / "coordinator.json"
-
-    @property
-    def exits(self) -> Path:
-        return self.path / "exits.jsonl"
-
-    @property
-    def end(self) -> Path:
-        return self.path / "exit.json"
-
-    @property
-    def stop(self) -> Path:
-        return self.path / "stop.json"
-
-    @property
-    def seen(self) -> Path:
-        """The cluster's last answer."""
-        return self.path / "seen.json"
-
-    @property
-    def site(self) -> Path:
-        """Which of the clusters of its kind the attempt was handed to."""
-        return self.path / "site.json"
-
-    @property
-    def job_script(self) -> Path:
-        """What was handed to the cluster's batch system."""
-        return self.path / "job.sh"
-
-    @property
-    def job_lock(self) -> Path:
-        """Held as long as somebody may be handing the attempt over."""
-        return self.path / ".job-lock"
-
-    @property
-    def others_log(self) -> Path:
-        """What the program that starts agents on other machines says."""
-        return self.path / "others.log"
-
-    @property
-    def keeper_log(self) -> Path:
-        return self.path / "keeper.log"
+    intent = NamedFile("token.json")
+    plan = NamedFile("plan.json")  # only where it is not the one before's: after `resume --set` or `--on`
+    handle = NamedFile("handle.json")
+    started = NamedFile("started")  # made with O_EXCL by whoever carries the attempt out: there is only one
+    endpoint = NamedFile("coordinator.json")
+    exits = NamedFile("exits.jsonl")
+    end = NamedFile("exit.json")
+    stop = NamedFile("stop.json")
+    seen = NamedFile("seen.json")  # the cluster's last answer
+    site = NamedFile("site.json")  # which of the clusters of its kind the attempt was handed to
+    job_script = NamedFile("job.sh")  # what was handed to the cluster's batch system
+    job_lock = NamedFile(".job-lock")  # held as long as somebody may be handing the attempt over
+    others_log = NamedFile("others.log")  # what the program that starts agents on other machines says
+    keeper_log = NamedFile("keeper.log")
+    keepers = NamedFile("keepers.json")  # how those that were started with it on hosts reach each other
+    seat = NamedFile("seat.json")  # on a host of a pool: as which of them it takes part, and with which GPUs
+    fetched = NamedFile("fetched")  # there once all that its ranks wrote on other machines has been copied here
+    opened_on = NamedFile(
+        "opened-on.json"
+    )  # on a host: what the pool calls the one that opened the attempt on this disk
+    code = NamedFile("code")  # what it ran with, where a later attempt took other code; or what that one is to get
+    hosts = NamedFile("hosts.json")  # where the attempt's hosts are, and what its run directory is there
 
     def node(self, index: int) -> Path:
         return self.path / f"node-{index:02d}"
@@ -84,16 +57,6 @@ class AttemptDir:
     def node_started(self, index: int) -> Path:
         """Claimed once by the keeper of a node that does not lead."""
         return self.node(index) / "started"
-
-    @property
-    def fetched(self) -> Path:
-        """There once all that its ranks wrote on other machines has been copied here."""
-        return self.path / "fetched"
-
-    @property
-    def hosts(self) -> Path:
-        """Where the attempt's hosts are, and what its run directory is there."""
-        return self.path / "hosts.json"
 
     def agent(self, index: int) -> Path:
         return self.node(index) / "agent.json"
@@ -111,6 +74,10 @@ class AttemptDir:
         """The FIFO on which a rank reports to its agent."""
         return self.node(index) / f"progress-{local_rank:03d}"
 
+    def error_file(self, index: int, local_rank: int) -> Path:
+        """Where torch's `@record` writes the exception that a rank ends with."""
+        return self.node(index) / f"error-{local_rank:03d}.json"
+
 
 @dataclass(frozen=True, slots=True)
 class BatchDir:
@@ -118,22 +85,10 @@ class BatchDir:
 
     path: Path
 
-    @property
-    def runs(self) -> Path:
-        """The runs' folders, by their index in the job."""
-        return self.path / "runs.json"
-
-    @property
-    def site(self) -> Path:
-        return self.path / "site.json"
-
-    @property
-    def script(self) -> Path:
-        return self.path / "job.sh"
-
-    @property
-    def lock(self) -> Path:
-        return self.path / ".job-lock"
+    runs = NamedFile("runs.json")  # the runs' folders, by their index in the job
+    site = NamedFile("site.json")
+    script = NamedFile("job.sh")
+    lock = NamedFile(".job-lock")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,59 +97,31 @@ class RunDir:
 
     path: Path
 
-    @property
-    def spec(self) -> Path:
-        return self.path / "spec.yaml"
+    spec = NamedFile("spec.yaml")
+    plan = NamedFile("plan.json")
+    secrets = NamedFile("secrets.json")
+    code = NamedFile("code")
+    fence = NamedFile("FENCE")
+    fence_lock = NamedFile(".fence-lock")  # held only while the fence is looked at and raised
+    attempts = NamedFile("attempts")
+    avoided = NamedFile("avoided.json")  # nodes that were lost and are not used again for a while
+    votes = NamedFile("votes.json")  # on a host of a pool: whom its keeper counts, and has promised what
+    asked_back = NamedFile(".asked-back")  # touched when hosts that were lost are asked to take part again
+    gone = NamedFile("gone.json")  # hosts whose word nobody waits for any more
+    events = NamedFile("events.jsonl")
+    state = NamedFile("state.json")
+    logs = NamedFile("logs")
+    metrics = NamedFile("metrics")
+    origin = NamedFile("origin.json")  # the commit that its code was at
+    labels = NamedFile("labels.json")  # what people call it and say of it
+    labels_lock = NamedFile(".labels-lock")
 
     @property
-    def plan(self) -> Path:
-        return self.path / "plan.json"
-
-    @property
-    def secrets(self) -> Path:
-        return self.path / "secrets.json"
-
-    @property
-    def code(self) -> Path:
-        return self.path / "code"
-
-    @property
-    def fence(self) -> Path:
-        return self.path / "FENCE"
-
-    @property
-    def fence_lock(self) -> Path:
-        """Held only while the fence is looked at and raised."""
-        return self.path / ".fence-lock"
-
-    @property
-    def attempts(self) -> Path:
-        return self.path / "attempts"
+    def id(self) -> RunId:
+        return parse_run_id(self.path.name)
 
     def attempt(self, number: int) -> AttemptDir:
         return AttemptDir(self.attempts / f"{number:04d}", number)
-
-    @property
-    def avoided(self) -> Path:
-        """Nodes that were lost and are not used again for a while."""
-        return self.path / "avoided.json"
-
-    @property
-    def gone(self) -> Path:
-        """Hosts whose word nobody waits for any more."""
-        return self.path / "gone.json"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def state(self) -> Path:
-        return self.path / "state.json"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
 
     def generation_logs(self, attempt: int, generation: int) -> Path:
         return self.logs / f"a{attempt:04d}.g{generation:04d}"
@@ -202,12 +129,12 @@ class RunDir:
     def rank_log(self, attempt: int, generation: int, rank: int) -> Path:
         return self.generation_logs(attempt, generation) / f"rank-{rank:05d}.log"
 
+    def reported(self, attempt: int, node: int) -> Path:
+        """What the ranks of a node report, step by step."""
+        return self.metrics / f"reported.n{node:03d}.a{attempt:04d}.jsonl"
+
     def setup_log(self, attempt: int, node: int) -> Path:
         return self.logs / f"a{attempt:04d}.setup" / f"node-{node:02d}.log"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics"
 
 
 def parse_log_folder(name: str) -> tuple[int, int] | None:

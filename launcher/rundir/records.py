@@ -1,7 +1,10 @@
 """The records that processes leave for each other in the run directory. Each file's name is in `layout.py`."""
 
+from typing import Literal
+
 import msgspec
 
+from launcher.ids import RunId, parse_run_id
 from launcher.words import LOCAL, Cause, State
 
 
@@ -12,6 +15,21 @@ class ProcessId(msgspec.Struct, frozen=True):
     boot_id: str
     pid: int
     start_ticks: int  # field 22 of /proc/PID/stat
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """origin.json: where the code was when it was frozen; other than that, git is not asked."""
+
+    commit: str  # 40 hex digits, or 64
+    dirty: bool  # what git tracks differed from it
+
+
+class Labels(msgspec.Struct, frozen=True, omit_defaults=True):
+    """labels.json: what people say of a run; nothing of ours depends on it."""
+
+    name: str = ""
+    tags: tuple[str, ...] = ()
+    note: str = ""
 
 
 class Intent(msgspec.Struct, frozen=True):
@@ -36,8 +54,11 @@ class Handle(msgspec.Struct, frozen=True):
     keeper: ProcessId | None = None
     job_id: str | None = None
     ticket: str = ""  # in that job's comment: ids are given again by a controller that lost its memory
-    run: str = ""  # what the run is called where it is, if another machine has taken it over
+    run: str | None = None  # what the run is called where it is, if another machine has taken it over; once "" if not
     path: str = ""  # and its folder there
+
+    def run_there(self) -> RunId | None:
+        return parse_run_id(self.run) if self.run else None
 
 
 class Site(msgspec.Struct, frozen=True):
@@ -125,6 +146,13 @@ class RankExit(msgspec.Struct, frozen=True):
     log: str = ""  # relative to the run directory
 
 
+class NotFinite(msgspec.Struct, frozen=True):
+    """A reported number that is none any more."""
+
+    value: Literal["NaN", "Infinity", "-Infinity"]
+    since: int | None = None  # the step at which it became so
+
+
 class Failure(msgspec.Struct, frozen=True):
     """The first failing rank: what a user wants to see first."""
 
@@ -143,7 +171,7 @@ class Failure(msgspec.Struct, frozen=True):
 class NodeState(msgspec.Struct, frozen=True):
     node: int
     address: str
-    state: str  # waiting, up, spare, unknown, lost
+    state: str  # waiting, up, spare, unknown, lost; of a run that has ended: left
     ranks: tuple[int, ...] = ()
     host: str = ""  # what the cluster calls the machine, where it has a name for it
 
@@ -172,8 +200,11 @@ class RunState(msgspec.Struct, frozen=True):
     total_steps: int | None = None
     rate: float | None = None  # steps per second
     metrics: dict[str, float] = {}  # the newest numbers that ranks reported: loss and the like
+    not_finite: dict[str, NotFinite] = {}  # those of them that are NaN or infinite now
+    malformed: int = 0  # lines of this generation's ranks on the progress wire that were no reports
     checkpoint: int | None = None  # the newest step that ranks reported as checkpointed
-    safe_checkpoint: int | None = None  # disks apart: the newest that is whole without any one node's disk
+    second_copies: bool = False  # disks apart, and more than one: checkpoints get second copies
+    safe_checkpoint: int | None = None  # the newest that has them all: it is whole without any one node's disk
     fingerprint: str | None = None
     world_size: int | None = None
     restarts: dict[str, int] = {}  # by cause, over all attempts
@@ -190,6 +221,10 @@ class RunState(msgspec.Struct, frozen=True):
     monotonic_s: float = 0.0
 
 
+KEPT = "checkpoint_kept"  # the first checkpoint of the trainer's: from then on the run does not begin without one
+ANEW = "may_begin_anew"  # a person has said that it may
+
+
 class AttemptEnd(msgspec.Struct, frozen=True):
     """attempts/0001/exit.json: how the attempt ended. Where it is missing, the attempt has not ended or was lost."""
 
@@ -199,6 +234,7 @@ class AttemptEnd(msgspec.Struct, frozen=True):
     ended_at: float
     message: str = ""
     delay_s: float = 0.0  # queued: how long the cluster waits before it starts the next attempt
+    alone: bool = False  # said by one host of several that did not lead it: the others may have gone on
 
 
 class StopRequest(msgspec.Struct, frozen=True):
@@ -221,6 +257,8 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     rank: int | None = None
     cause: Cause | None = None
     where: str | None = None  # place of a user error, to know it again
+    signal: int | None = None  # of a failure: what ended its rank
+    brief: str = ""  # of a failure, and of what follows: a few words for who reads the log
     step: int | None = None  # newest step known then
     checkpoint: int | None = None  # newest checkpoint known then
     ran_s: float = 0.0  # of a failure: how long its generation had been open

@@ -2,18 +2,17 @@
 
 import contextlib
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from launcher.errors import NoSuchRun
+from launcher.errors import BadInput, NoSuchRun
+from launcher.ids import LAST, RunId, is_run_id, parse_run_id
 from launcher.rundir.durable import Damaged, make_dir, read_record, sync_dir, write_bytes
 from launcher.rundir.layout import RunDir
+from launcher.rundir.ownership import is_ours_alone, own_part, refuse_exposed
 
-LAST = "last"
-_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,127}")
 _SHOWN = 8
 
 
@@ -24,31 +23,60 @@ class _Submitted(msgspec.Struct, frozen=True):
 
 
 def runs_root(project: Path, *, create: bool = False) -> Path:
-    """Where the runs of a project live: $LAUNCH_RUNS, or .launch/runs in it, which git is told to ignore."""
+    """Where the runs of a project live: $LAUNCH_RUNS, or .launch/runs in it, which git is told to ignore.
+
+    In a folder that users share, each has one of their own. Raises BadInput where others could put their code in it.
+    """
     named = os.environ.get("LAUNCH_RUNS")
-    root = Path(named).absolute() if named else project / ".launch" / "runs"
-    if create and not root.is_dir():
-        make_dir(root)
-        sync_dir(root.parent)
-    if create and not named and not (ignore := root.parent / ".gitignore").exists():
-        write_bytes(ignore, b"*\n")
+    common = Path(named).absolute() if named else project / ".launch" / "runs"
+    root = own_part(common)
+    if not create:
+        return root
+    owners: tuple[int, ...] | None
+    if named:
+        about, below, owners = "LAUNCH_RUNS", Path("/"), None if os.geteuid() == 0 else ()
+    else:  # who owns the project, or can write to it or above it, decides what runs anyway
+        about, below, owners = "runs", project, (project.stat().st_uid,)
+    hint = "hint: LAUNCH_RUNS=$HOME/runs names another folder for runs; one that users share needs `chmod +t`"
+    refuse_exposed(root, about, hint, below=below, owners=owners)
+    try:
+        if not root.is_dir():
+            make_dir(root)
+            sync_dir(root.parent)
+            refuse_exposed(root, about, hint, below=below, owners=owners)
+        if not named and not (ignore := common.parent / ".gitignore").exists():
+            write_bytes(ignore, b"*\n")
+    except OSError as error:
+        raise BadInput(f"{about}: {root}: cannot be made: {error.strerror}", hint) from error
     return root
 
 
-def register(run_id: str, path: Path, *, fsync: bool = True) -> None:
+def variable_of(path: str) -> str | None:
+    """Which variable would have what is kept at this path, or below it, kept elsewhere; None: it is none of ours."""
+    at, named = Path(os.path.abspath(path)), os.environ.get("LAUNCH_RUNS")
+    root, state = Path(named).absolute() if named else None, _folder().parent
+    if (root and _meet(at, root)) or "/.launch/runs/" in f"{at}/":
+        return "LAUNCH_RUNS"
+    return "XDG_STATE_HOME" if _meet(at, state) else None
+
+
+def _meet(one: Path, other: Path) -> bool:
+    return one.is_relative_to(other) or other.is_relative_to(one)
+
+
+def register(run_id: RunId, path: Path, *, fsync: bool = True) -> None:
     """Have this id lead to this folder. Raises FileExistsError where the id is taken."""
-    if not _ID.fullmatch(run_id) or run_id == LAST:
-        raise ValueError(f"expected the id of a run, got {run_id!r}")
     folder = _folder()
     make_dir(folder)
+    refuse_exposed(folder, "state", "hint: XDG_STATE_HOME names another folder for what is known of runs")
     (folder / run_id).symlink_to(path.absolute())
     if fsync:
         sync_dir(folder)
 
 
-def register_all(runs: Sequence[tuple[str, Path]]) -> None:
+def register_all(runs: Sequence[tuple[RunId, Path]]) -> None:
     """All of these, or none. Raises FileExistsError where an id is taken."""
-    done = list[str]()
+    done = list[RunId]()
     try:
         for run_id, path in runs:
             register(run_id, path, fsync=False)
@@ -60,45 +88,65 @@ def register_all(runs: Sequence[tuple[str, Path]]) -> None:
         raise
 
 
-def adopted(run_id: str) -> Path:
+def adopted(run_id: RunId) -> Path:
     """The folder of a run that was submitted from another machine."""
     return _folder().parent / "adopted" / run_id
 
 
-def forget(run_id: str) -> None:
-    if _ID.fullmatch(run_id):
-        (_folder() / run_id).unlink(missing_ok=True)
+def is_adopted(path: Path) -> bool:
+    """This is such a folder."""
+    return path.parent == _folder().parent / "adopted"
 
 
-def is_registered(run_id: str) -> bool:
-    return _ID.fullmatch(run_id) is not None and (_folder() / run_id).is_symlink()
+def forget(run_id: RunId) -> None:
+    (_folder() / run_id).unlink(missing_ok=True)
 
 
-def registered() -> list[tuple[str, Path]]:
-    """All runs whose link is there; the folder behind it may be gone."""
+def is_registered(run_id: RunId) -> bool:
+    return (_folder() / run_id).is_symlink()
+
+
+def registered() -> list[tuple[RunId, Path]]:
+    """All runs whose link is there, and of this user; the folder behind it may be gone."""
     found = []
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(_folder()) as entries:
         for entry in entries:
-            if entry.is_symlink() and _ID.fullmatch(entry.name):
-                found.append((entry.name, Path(os.readlink(entry.path))))
+            ours = entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+            if ours and entry.is_symlink() and is_run_id(entry.name):
+                found.append((parse_run_id(entry.name), Path(os.readlink(entry.path))))
     return found
 
 
-def gone() -> list[tuple[str, Path]]:
+def gone() -> list[tuple[RunId, Path]]:
     """The runs whose folder was taken away behind our back."""
     return [(run_id, path) for run_id, path in registered() if not path.is_dir()]
 
 
-def find(ref: str) -> Path:
-    """The folder of the run with this id, this unique beginning of an id, or the newest for `last`."""
+def unlisted(folder: Path) -> list[tuple[RunId, Path]]:
+    """This user's runs of the project around this folder that are not in the list: another HOME or state folder has
+    them."""
+    roots = (runs_root(at) for at in (folder, *folder.parents))
+    root = next((at for at in roots if at.is_dir()), None)
+    if root is None:
+        return []
+    known = {path for _, path in registered()}
+    with contextlib.suppress(PermissionError), os.scandir(root) as entries:
+        paths = sorted(Path(entry.path) for entry in entries if is_run_id(entry.name))
+        return [(parse_run_id(path.name), path) for path in paths if path not in known and is_ours_alone(path)]
+    return []
+
+
+def find(ref: str) -> tuple[RunId, Path]:
+    """The run with this id, this unique beginning of an id, or the newest for `last`; and its folder."""
     known = dict(registered())
     if ref == LAST:
         return _newest(known)
     # The reference is only ever compared with names, never made part of a path.
-    matches = [ref] if ref in known else sorted(run_id for run_id in known if ref and run_id.startswith(ref))
+    whole = [run_id for run_id in known if run_id == ref]
+    matches = whole or sorted(run_id for run_id in known if ref and run_id.startswith(ref))
     there = [run_id for run_id in matches if known[run_id].is_dir()]
     if len(there) == 1:
-        return known[there[0]]
+        return there[0], known[there[0]]
     if there:
         more = ", ..." if len(there) > _SHOWN else ""
         raise NoSuchRun(
@@ -110,11 +158,12 @@ def find(ref: str) -> Path:
     raise NoSuchRun(f"{ref[:100]!r}: no such run", f"hint: {_near(ref, list(known))}")
 
 
-def _newest(known: dict[str, Path]) -> Path:
+def _newest(known: dict[RunId, Path]) -> tuple[RunId, Path]:
     ages = {run_id: _submitted_at(path) for run_id, path in known.items() if path.is_dir()}
     if not ages:
         raise NoSuchRun("there is no run yet", "hint: launch submit FILE")
-    return known[max(ages, key=lambda run_id: (ages[run_id], run_id))]
+    newest = max(ages, key=lambda run_id: (ages[run_id], run_id))
+    return newest, known[newest]
 
 
 def _submitted_at(path: Path) -> float:
@@ -127,7 +176,7 @@ def _submitted_at(path: Path) -> float:
     return 0.0
 
 
-def _near(ref: str, known: list[str]) -> str:
+def _near(ref: str, known: list[RunId]) -> str:
     import difflib  # late: only a mistake needs it, and every command imports this module
 
     near = difflib.get_close_matches(ref[:100], known, n=3)

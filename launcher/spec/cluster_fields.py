@@ -1,14 +1,12 @@
 """The options of each kind of cluster: a part of the table in fields.py."""
 
-from dataclasses import replace
-from typing import Any
+from msgspec.structs import replace
 
 from launcher.spec.kinds.groups import Flag, ListOf, TableOf
 from launcher.spec.kinds.names import JOB_NAME, SlurmOption
 from launcher.spec.kinds.numbers import Boolean, Integer
-from launcher.spec.kinds.paths import any_path
 from launcher.spec.kinds.sections import Field, Section, Shorthand
-from launcher.spec.kinds.text import Choice, Text, word
+from launcher.spec.kinds.text import Choice, Text, any_path, word
 from launcher.spec.kinds.times import Duration
 from launcher.spec.model import GridEngine, Login, Slurm, Ssh, SshHost
 
@@ -39,7 +37,7 @@ SLURM = Section(
         Field("signal_before", Duration(zero=False), "How long before the time limit the run is told to checkpoint and "
               "requeue", ("signal_before_s",), "2m"),
         Field("interface", _INTERFACE, "Network interface that ranks and agents use", example="ib0"),
-        Field("container", Text("a container", r"[^-].*"), "Container that the run's processes are in: an image for "
+        Field("container", Text("a container", r"[^\s-].*"), "Container that the run's processes are in: an image for "
               "Pyxis (a .sqsh file or a name in a registry), a .sif file, or a whole line such as `apptainer exec --nv "
               "image.sif`", example="/images/train.sqsh"),
         Field("extra", TableOf(SlurmOption(), Flag(Text())),
@@ -138,13 +136,3 @@ OF_KINDS = (
     Field("login", LOGIN, "How to get to a cluster with a login node; the clusters file says it once for all specs"),
 )
 OPTIONS_OF = {"slurm": SLURM, "gridengine": GRID_ENGINE, "ssh": SSH, "login": LOGIN}
-
-
-class PluginSection(Section):
-    """The options of a kind of cluster that another package brings: a dict of those that are written."""
-
-    def _default(self, _attribute: str) -> None:
-        return None
-
-    def made(self, values: dict[str, Any]) -> dict[str, Any]:
-        return values

@@ -1,28 +1,25 @@
 """Every option of a spec: its key, how it is written, what it means. Reader, schema and reference walk this table."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from launcher.spec import checks
 from launcher.spec.cluster_fields import OF_KINDS
-from launcher.spec.kinds.args import WORD, ArgsTable
-from launcher.spec.kinds.groups import ByShape, ListOf, TableOf
+from launcher.spec.kinds.groups import WORD, ArgsTable, ByShape, ListOf, TableOf
 from launcher.spec.kinds.leaf import WordOr
-from launcher.spec.kinds.names import VariableName, job_name
-from launcher.spec.kinds.nodes import Nodes
-from launcher.spec.kinds.numbers import Integer, Number
-from launcher.spec.kinds.paths import RUN_DIR_NAMES, InnerPath, any_path
-from launcher.spec.kinds.secrets import secret
+from launcher.spec.kinds.names import SecretSource, VariableName, job_name
+from launcher.spec.kinds.numbers import Integer, Nodes, Number, Size
 from launcher.spec.kinds.sections import Field, Section, Shorthand
-from launcher.spec.kinds.sizes import Size
-from launcher.spec.kinds.text import Text
+from launcher.spec.kinds.text import RUN_DIR_NAMES, InnerPath, Text, any_path
 from launcher.spec.kinds.times import Duration, DurationRange, Every
 from launcher.spec.model import Budget, CheckpointOptions, Code, JobSpec, Recovery, Resources, RunOptions
 
 # A name that ends in .py is a file, whatever else it could be.
 _MODULE = r"(?!.*\.py$)[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*"
-_NEVER = ("no", "none", "never", "false", "disabled", "unlimited")
+_NONE = ("no", "none", "never", "false", "disabled")
+_NEVER = (*_NONE, "unlimited")
 
 
 def _instead_of_a_script(text: str) -> str:
@@ -57,7 +54,7 @@ RUN = Section(
               example=".venv/bin/python"),
         Field("preload", ListOf(Text("a module name", _MODULE)),
               "Modules that are imported once per node before ranks are forked; by default torch, where the code "
-              "imports anything like it", example="[torch, torchvision]"),
+              "imports it or what is known to", example="[torch, torchvision]"),
     ),
     checks=(checks.one_entry, checks.preload_needs_python),
     required=True,
@@ -108,15 +105,17 @@ CHECKPOINT = Section(
     ),
 )  # fmt: skip
 
-_BUDGET_DOC = "Restarts after {}: a number, unlimited, or {{restarts, backoff}}"
+_BUDGET_DOC = "Restarts after {}: a number, unlimited, or {{restarts, backoff, refill}}"
 
 
 def _budget(cause: str, after: str) -> Field:
     options = (
-        Field("restarts", WordOr("unlimited", Integer(0, 1_000_000), ("off", "none", "infinite", "inf", "-1")),
+        Field("restarts", WordOr("unlimited", Integer(0, 1_000_000), ("infinite", "inf", "-1"), (*_NONE, "off")),
               "How often the run is restarted for this cause", example="20"),
         Field("backoff", DurationRange(), "How long it waits before it restarts: from the second failure in a row, "
               "doubled up to the end of the range", ("backoff_s", "backoff_max_s"), "1s..60s"),
+        Field("refill", WordOr("off", Duration(zero=False), _NEVER), "After how much training with newer checkpoints a "
+              "restart is forgotten, so that budgets are of the last hours and not of a month", ("refill_s",), "1h"),
     )  # fmt: skip
     section = Section(Budget, options, base=getattr(Recovery(), cause) or Budget(0))
     return Field(cause, Shorthand(section, "restarts"), _BUDGET_DOC.format(after), example="20")
@@ -134,32 +133,37 @@ RECOVERY = Section(
         _budget("preempted", "a preemption"),
         _budget("time_limit", "the time limit was reached; by default unlimited on Slurm, else 0"),
         _budget("launcher_fault", "a fault of the launcher itself"),
+        _budget("disk", "a disk was full or failed"),
         Field("hang_after", WordOr("off", Duration(zero=False), _NEVER),
               "A rank without progress and output for so long counts as hung", ("hang_after_s",), "15m"),
+        Field("hang_at_start", Duration(zero=False), "The same of a rank that has not reported anything since it was "
+              "started, at least hang_after: imports and the first compilation are silent",
+              ("hang_at_start_s",), "30m"),
         Field("no_progress", WordOr("off", Integer(1, 1_000_000), _NEVER),
-              "Restarts in a row without a newer checkpoint that end the run", example="5"),
+              "Restarts in a row without a newer checkpoint, or, where nothing is ever reported, without ten minutes "
+              "of running, that end the run", example="5"),
         Field("spares", Integer(0, 4096), "Extra nodes that wait to step in for a lost one", example="1"),
         Field("wait", Duration(), "How long to wait for all nodes before going on with the fewest", ("wait_s",), "5m"),
         Field("lease", Duration(zero=False),
               "A node that is not heard of for so long is lost, and stops its ranks itself", ("lease_s",), "30s"),
+        Field("gone_after", Duration(), "Without a common disk: how long a lost node may come back with its "
+              "checkpoints; a run that has no whole one without it waits so long, then ends as no_checkpoint",
+              ("gone_after_s",), "1h"),
         Field("avoid", Duration(), "How long a node that was lost is not used again, on clusters that have others",
               ("avoid_s",), "1h"),
         Field("grace", Duration(), "Time between asking ranks to stop and killing them", ("grace_s",), "1m"),
         Field("group_timeout", WordOr("auto", Duration(zero=False), ("default",)), "How long a rank of the trainer's "
-              "waits for the others in one operation; auto: 5m longer than hang_after, and 10m at least",
+              "waits for the others in one operation; auto: 5m longer than hang_after and hang_at_start, 10m at least",
               ("group_timeout_s",), "30m"),
     ),
 )  # fmt: skip
 
 
-class _Job(Section):
+class _Job(Section, frozen=True, dict=True):
     """With room for the sections of kinds that other packages bring: their values are kept in `plugins`."""
 
-    def _default(self, attribute: str) -> Any:
-        return super()._default(attribute) if attribute in JobSpec.__dataclass_fields__ else None
-
     def made(self, values: dict[str, Any]) -> JobSpec:
-        plugins = {key: value for key, value in values.items() if key not in JobSpec.__dataclass_fields__}
+        plugins = {key: value for key, value in values.items() if key not in JobSpec.__struct_fields__}
         own = {key: value for key, value in values.items() if key not in plugins}
         return JobSpec(**own, plugins=plugins)
 
@@ -173,7 +177,7 @@ JOB = _Job(
         Field("resources", RESOURCES, "What it runs on"),
         Field("env", TableOf(VariableName(), Text(lines=True, empty=True)), "Environment variables of every rank; "
               "values are taken as they are written", example="{NCCL_DEBUG: WARN}"),
-        Field("secrets", ListOf(secret(), may_be_blank=True, name_of=lambda item: item.name),
+        Field("secrets", ListOf(SecretSource(), may_be_blank=True, name_of=lambda item: item.name),
               "Variables whose values are taken at submit from the environment, or from a file",
               example="[HF_TOKEN, {WANDB_API_KEY: ~/.wandb_key}]"),
         Field("code", CODE, "What of the project is frozen at submit"),
@@ -184,6 +188,15 @@ JOB = _Job(
     checks=(checks.env_or_secret, checks.spares_need_nodes, checks.signal_before_time),
     required=True,
 )  # fmt: skip
+
+
+def schema(plugins: Mapping[str, Section]) -> dict[str, Any]:
+    """The JSON Schema of a spec, draft 2020-12; `plugins` are the sections of kinds of other packages.
+
+    Editors read YAML 1.2 values, so it is a little wider than the reader, never narrower.
+    """
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A training job for launch"}
+    return {**head, **with_plugins(plugins).schema()}
 
 
 def with_plugins(sections: Mapping[str, Section]) -> Section:

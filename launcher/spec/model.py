@@ -3,12 +3,12 @@
 How each field is written in YAML, what it means and where it defaults is in `fields.py`, which names these classes.
 """
 
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class NodeRange:
+
+class NodeRange(Struct, frozen=True):
     """How many nodes a run may use: it starts with `max` if they come in time and goes on down to `min`."""
 
     min: int = 1
@@ -18,8 +18,7 @@ class NodeRange:
         return str(self.min) if self.min == self.max else f"{self.min}..{self.max}"
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
+class RunOptions(Struct, frozen=True):
     """What is run: exactly one of script, module and command."""
 
     script: str | None = None
@@ -32,8 +31,7 @@ class RunOptions:
     preload: tuple[str, ...] | None = None  # None: decided from what the code imports
 
 
-@dataclass(frozen=True, slots=True)
-class Resources:
+class Resources(Struct, frozen=True):
     nodes: NodeRange = NodeRange()
     ranks_per_node: int | None = None  # None: auto
     gpus_per_node: int | None = None  # None: auto
@@ -42,23 +40,20 @@ class Resources:
     time_s: float | None = None  # `time:`
 
 
-@dataclass(frozen=True, slots=True)
-class Secret:
+class Secret(Struct, frozen=True):
     """A variable whose value is taken at submit, from the submitting environment or from a file."""
 
     name: str
     file: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Code:
+class Code(Struct, frozen=True):
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     max_bytes: int = 100_000_000  # `max_size:`
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointOptions:
+class CheckpointOptions(Struct, frozen=True):
     every_steps: int | None = None  # `every: 500 steps`
     every_s: float | None = None  # `every: 10m`
     keep: int = 3
@@ -69,42 +64,43 @@ class CheckpointOptions:
     copy_limit_bytes: int | None = None  # `copy_limit:` a second; None: as fast as it goes
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(Struct, frozen=True):
     """How often a run may be restarted for one cause, and how long it waits before it does.
 
     `backoff_s` is the wait after the second failure in a row without progress (the first restart is at once);
-    it doubles up to `backoff_max_s`.
+    it doubles up to `backoff_max_s`. A restart is forgotten once the run has trained, with progress, for `refill_s`.
     """
 
     restarts: int | None  # None: no limit
     backoff_s: float = 1.0
     backoff_max_s: float = 60.0
+    refill_s: float | None = 3600.0  # `refill:`; None: off
 
 
-@dataclass(frozen=True, slots=True)
-class Recovery:
-    user_error: Budget = Budget(3)
-    out_of_memory: Budget = Budget(3)
+class Recovery(Struct, frozen=True):
+    user_error: Budget = Budget(3, refill_s=86_400.0)
+    out_of_memory: Budget = Budget(3, refill_s=21_600.0)
     killed: Budget = Budget(20)
-    hang: Budget = Budget(5)
+    hang: Budget = Budget(5, refill_s=21_600.0)
     communication: Budget = Budget(20)
     node_lost: Budget = Budget(20)
     preempted: Budget = Budget(None)
     time_limit: Budget | None = None  # None: none; on Slurm, whose jobs are short parts of a run, no limit
     launcher_fault: Budget = Budget(5)
+    disk: Budget = Budget(20, 5.0, 300.0)
     hang_after_s: float | None = 900.0  # None: off
+    hang_at_start_s: float = 1800.0  # `hang_at_start:` as hang_after_s, of a rank that has never reported
     no_progress: int | None = 5  # restarts in a row without a newer checkpoint; None: off
     spares: int = 0
     wait_s: float = 60.0  # `wait:` how long to wait for all nodes before going on with `nodes.min`
     lease_s: float = 15.0  # `lease:`
+    gone_after_s: float = 900.0  # `gone_after:` how long a lost node may come back with what is on its disk
     avoid_s: float = 3600.0  # `avoid:` how long a lost node is not used again
     grace_s: float = 30.0  # `grace:` between asking ranks to stop and killing them
     group_timeout_s: float | None = None  # `group_timeout:`; None: auto, from `hang_after`
 
 
-@dataclass(frozen=True, slots=True)
-class Slurm:
+class Slurm(Struct, frozen=True):
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
@@ -118,11 +114,10 @@ class Slurm:
     signal_before_s: float = 120.0  # `signal_before:`
     interface: str | None = None
     container: str | None = None
-    extra: dict[str, str] = field(default_factory=dict)
+    extra: dict[str, str] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class GridEngine:
+class GridEngine(Struct, frozen=True):
     pe: str | None = None
     queue: str | None = None
     project: str | None = None
@@ -130,11 +125,10 @@ class GridEngine:
     exclude: tuple[str, ...] = ()
     interface: str | None = None
     warn_before_s: float = 120.0  # `warn_before:`
-    extra: dict[str, str] = field(default_factory=dict)
+    extra: dict[str, str] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class SshHost:
+class SshHost(Struct, frozen=True):
     """One host of a pool; None: what the pool says, else what is usual."""
 
     name: str
@@ -148,8 +142,7 @@ class SshHost:
     transport: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Ssh:
+class Ssh(Struct, frozen=True):
     """A pool of hosts, and what holds for those that do not say otherwise."""
 
     hosts: tuple[SshHost, ...] = ()
@@ -164,8 +157,7 @@ class Ssh:
     transport: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Login:
+class Login(Struct, frozen=True):
     """A machine whose `launch` takes runs to a cluster that is there."""
 
     node: str | None = None
@@ -175,13 +167,12 @@ class Login:
     transport: str = "openssh"
 
 
-@dataclass(frozen=True, slots=True)
-class JobSpec:
+class JobSpec(Struct, frozen=True):
     name: str
     run: RunOptions
     description: str = ""
     resources: Resources = Resources()
-    env: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str] = {}
     secrets: tuple[Secret, ...] = ()
     code: Code = Code()
     checkpoint: CheckpointOptions = CheckpointOptions()
@@ -190,7 +181,7 @@ class JobSpec:
     gridengine: GridEngine = GridEngine()
     ssh: Ssh = Ssh()
     login: Login = Login()
-    plugins: dict[str, dict[str, Any]] = field(default_factory=dict)  # by kind: options of clusters of other packages
+    plugins: dict[str, dict[str, Any]] = {}  # by kind: options of clusters of other packages
 
 
 RunKind = Literal["script", "module", "command"]

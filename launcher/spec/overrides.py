@@ -5,11 +5,11 @@ out of the file, so that its default holds.
 """
 
 from collections.abc import Sequence as Texts
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from launcher.spec.fields import JOB
-from launcher.spec.kinds.args import ArgsTable, option_words
-from launcher.spec.kinds.groups import ByShape, TableOf
+from launcher.spec.kinds.groups import ArgsTable, ByShape, TableOf, option_words
 from launcher.spec.kinds.leaf import Kind
 from launcher.spec.kinds.sections import Section, Shorthand
 from launcher.spec.problems import Gather, Problem, Wrong, shown, wrong

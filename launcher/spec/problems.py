@@ -3,8 +3,10 @@
 import difflib
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from launcher.spec.tree import FROM_COMMAND_LINE, Mark, Node, Scalar, Sequence
 
@@ -17,8 +19,7 @@ T = TypeVar("T")
 N = TypeVar("N", bound=Node)
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Struct, frozen=True):
     mark: Mark
     reason: str
     hint: str = ""

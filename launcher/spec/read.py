@@ -33,7 +33,8 @@ def parse_spec(text: str, file: str, overrides: Sequence[str] = (), job: Section
         if read.root is not None:
             spec: JobSpec = job.parse(root if isinstance(read.root, Mapping) else read.root)
         elif not problems:
-            problems.append(_empty())
+            hint = "`launch init` writes one to start from"
+            problems.append(Problem(Mark(1, 1), "the file is empty", hint, ("yaml",)))
     except Wrong as error:
         problems += error.problems
     if problems:
@@ -53,10 +54,6 @@ def position(text: str, key: str) -> tuple[int, int]:
         mark = node.mark if isinstance(node, Scalar) else entry.key.mark
         line, column = mark.line, mark.column
     return line, column
-
-
-def _empty() -> Problem:
-    return Problem(Mark(1, 1), "the file is empty", "`launch init` writes one to start from", ("yaml",))
 
 
 # What the same thing is called by other launchers.

@@ -1,11 +1,11 @@
 """The text of a spec as a small tree. Values stay text here; what they mean is decided by the option they stand at."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(Struct, frozen=True):
     """A place in the file, counted from 1; line 0 is the command line."""
 
     line: int
@@ -15,8 +15,7 @@ class Mark:
 FROM_COMMAND_LINE = Mark(0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Scalar:
+class Scalar(Struct, frozen=True):
     text: str
     plain: bool  # written without quotes
     mark: Mark
@@ -27,20 +26,17 @@ class Scalar:
         return self.plain and self.text in ("", "~", "null", "Null", "NULL")
 
 
-@dataclass(frozen=True, slots=True)
-class Sequence:
+class Sequence(Struct, frozen=True):
     items: "list[Node]"
     mark: Mark
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     key: Scalar
     value: "Node"
 
 
-@dataclass(frozen=True, slots=True)
-class Mapping:
+class Mapping(Struct, frozen=True):
     """Keys are unique: the reader drops a second one, with a problem."""
 
     entries: dict[str, Entry]
@@ -61,8 +57,7 @@ class Mapping:
         return iter(self.entries.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Unusable:
+class Unusable(Struct, frozen=True):
     """Stands where the reader has found a problem already: nobody complains again."""
 
     mark: Mark

@@ -1,10 +1,11 @@
 """YAML text to our tree, from PyYAML's event stream: no recursion, no guessed types, limits on depth and size."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
+from msgspec import Struct
+from msgspec.structs import replace
 
 from launcher.spec.problems import Problem, Wrong
 from launcher.spec.tree import Entry, Mapping, Mark, Node, Scalar, Sequence, Unusable
@@ -17,8 +18,7 @@ MAX_NODES = 10_000
 LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 
-@dataclass(slots=True)
-class _Open:
+class _Open(Struct):
     """A list or mapping whose end has not come."""
 
     node: Sequence | Mapping
@@ -26,12 +26,11 @@ class _Open:
     spoiled: bool = False
 
 
-@dataclass(slots=True)
-class _Builder:
+class _Builder(Struct):
     at: Mark | None
     root: Node | None = None
-    stack: list[_Open] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    stack: list[_Open] = []
+    problems: list[Problem] = []
     nodes: int = 0
 
     def event(self, event: yaml.Event) -> None:
@@ -120,8 +119,7 @@ class _Builder:
         return Mark(start.line + 1, start.column + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(Struct, frozen=True):
     """What a text holds: no root where it is no YAML that can be gone on with."""
 
     root: Node | None
@@ -139,7 +137,7 @@ def read_tree(text: str, *, at: Mark | None = None, loader: type[Any] = LOADER) 
             builder.event(event)
     except Wrong as error:
         problems = [*builder.problems, *error.problems]
-        return Read(None, [_placed(problem, at) for problem in problems])
+        return Read(None, problems if at is None else [replace(problem, mark=at) for problem in problems])
     return Read(builder.root, builder.problems)
 
 
@@ -153,7 +151,3 @@ def _events(text: str, loader: type[Any]) -> Iterator[yaml.Event]:
         if event is None:
             return
         yield event
-
-
-def _placed(problem: Problem, at: Mark | None) -> Problem:
-    return problem if at is None else Problem(at, problem.reason, problem.hint, problem.key)

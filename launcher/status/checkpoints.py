@@ -16,6 +16,7 @@ from launcher.rundir.attempts import newest, plan_as
 from launcher.rundir.layout import RunDir
 from trainer.checkpoint_files import catalog, durable, layout, manifest
 from trainer.checkpoint_files.catalog import Entry
+from trainer.checkpoint_files.layout import Kind
 from trainer.checkpoint_files.manifest import Manifest, Value
 from trainer.errors import CheckpointDamaged
 
@@ -34,7 +35,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     """One row of `launch checkpoints`; this is what its --json prints."""
 
     step: int
-    kind: str  # step: what starts go on from; best: kept apart by a monitored value
+    kind: Kind  # step: what starts go on from; best: kept apart by a monitored value
     state: Condition
     reason: str  # why it is not whole, or ""
     path: str
@@ -56,19 +57,21 @@ class Kept:
 
 def kept(run: RunDir) -> Kept:
     """What a listing of the folder shows."""
-    folder = checkpoint_folder(run)
-    committed = _committed(folder)
-    steps = tuple(entry.step for entry in committed if entry.kind == "step")
-    return Kept(steps, len(committed) - len(steps), len(_set_aside(folder)))
+    folders = _folders(run)
+    committed = [entry for folder in folders for entry in _committed(folder)]
+    steps = tuple(sorted(entry.step for entry in committed if entry.kind == "step"))
+    return Kept(steps, len(committed) - len(steps), sum(len(_set_aside(folder)) for folder in folders))
 
 
 def checkpoints(run: RunDir, *, verify: bool = False) -> Iterator[Checkpoint]:
     """The newest first, then the best ones, then those set aside; each is looked at when it is asked for."""
-    folder = checkpoint_folder(run)
-    for entry in sorted(_committed(folder), key=_newest_steps_first):
+    folders = _folders(run)
+    committed = [entry for folder in folders for entry in _committed(folder)]
+    for entry in sorted(committed, key=_newest_steps_first):
         if (found := _look(entry, verify=verify)) is not None:
             yield found
-    for entry in sorted(_set_aside(folder), key=_newest_steps_first):
+    set_aside = [entry for folder in folders for entry in _set_aside(folder)]
+    for entry in sorted(set_aside, key=_newest_steps_first):
         if (found := _look(entry, verify=verify)) is not None:
             yield msgspec.structs.replace(found, state=Condition.SET_ASIDE)
 
@@ -85,12 +88,25 @@ class _Plan(msgspec.Struct, frozen=True):
     """The part of a plan that says where checkpoints are."""
 
     spec: _Spec
+    workdir: str = ""
 
 
 def checkpoint_folder(run: RunDir) -> Path:
     """Where the newest attempt keeps them."""
+    return run.path / _plan(run).spec.checkpoint.dir
+
+
+def _folders(run: RunDir) -> list[Path]:
+    """That one, and the one that a script of `Checkpointer("checkpoints")` means: beside itself."""
+    plan = _plan(run)
+    beside = Path(plan.workdir, plan.spec.checkpoint.dir)
+    inside = plan.workdir and not beside.is_absolute() and ".." not in beside.parts
+    return [run.path / plan.spec.checkpoint.dir, *([run.path / beside] if inside else [])]
+
+
+def _plan(run: RunDir) -> _Plan:
     attempt = newest(run)
-    return run.path / plan_as(run, attempt.number if attempt is not None else 1, _Plan).spec.checkpoint.dir
+    return plan_as(run, attempt.number if attempt is not None else 1, _Plan)
 
 
 def _newest_steps_first(entry: Entry) -> tuple[bool, int]:

@@ -4,12 +4,14 @@ import time
 from typing import assert_never
 
 import msgspec
+from msgspec.structs import replace
 
 from launcher.errors import Exit
-from launcher.rundir.records import AttemptEnd, Blame, ClusterWord, Failure, NodeState, RankState, RunState
+from launcher.rundir.records import AttemptEnd, Blame, ClusterWord, Failure, NodeState, NotFinite, RankState, RunState
 from launcher.status.facts import RunFacts
 from launcher.words import Cause, State, exit_of
 
+_HERE = frozenset({"up", "spare", "waiting", "unknown"})  # what is said of nodes while a run goes on
 _OLD_S = 10.0  # a coordinator writes once a second
 
 
@@ -34,6 +36,8 @@ class RunStatus(msgspec.Struct, frozen=True):
     rate: float | None  # steps per second
     eta_s: float | None
     metrics: dict[str, float]
+    not_finite: dict[str, NotFinite]  # those of them that are NaN or infinite now
+    malformed: int  # lines of ranks on the progress wire that were no reports
     world_size: int | None
     restarts: Restarts
     checkpoint: int | None  # step of the newest
@@ -50,6 +54,8 @@ class RunStatus(msgspec.Struct, frozen=True):
     next: str  # the command to go on with, or ""
     job: str | None = None  # the cluster's id of it
     avoided: tuple[Blame, ...] = ()  # nodes that were lost, and are not used again for a while
+    second_copies: bool = False  # each node has a disk of its own, and checkpoints get second copies
+    safe_checkpoint: int | None = None  # the newest that has them all, and survives the loss of any one disk
 
 
 class _Verdict(msgspec.Struct, frozen=True):
@@ -66,14 +72,14 @@ class _Verdict(msgspec.Struct, frozen=True):
 
 def derive(facts: RunFacts) -> RunStatus:
     """The truth as far as these facts show it."""
-    verdict = _with_stop(facts, _verdict(facts))
+    verdict = _with_disk(facts, _with_stop(facts, _verdict(facts)))
     own = _own_state(facts)
     last = facts.state or _nothing(facts)
     age_s = _age_s(facts) if verdict.state is State.RUNNING else 0.0
     silent = f"the coordinator's last word is {age_s:.0f} s old" if age_s > _OLD_S else ""
     shown = own if own is not None and verdict.state is not State.LOST else None
     rate = own.rate if own is not None and verdict.state is State.RUNNING else None
-    step = own.step if own is not None else None
+    step, total = own.step if own is not None else None, last.total_steps
     return RunStatus(
         run=last.run,
         name=last.name,
@@ -84,34 +90,48 @@ def derive(facts: RunFacts) -> RunStatus:
         attempt=facts.attempt,
         generation=own.generation if own is not None else 0,
         step=step,
-        total_steps=last.total_steps,
+        total_steps=total,
         rate=rate,
-        eta_s=_eta_s(step, last.total_steps, rate),
+        eta_s=(total - step) / rate if step is not None and total is not None and rate and total > step else None,
         metrics=own.metrics if own is not None else {},
+        not_finite=own.not_finite if own is not None else {},
+        malformed=own.malformed if own is not None else 0,
         world_size=own.world_size if own is not None else None,
         restarts=Restarts(sum(last.restarts.values()), last.restarts),
         checkpoint=last.checkpoint,
         fingerprint=own.fingerprint if own is not None else None,
-        nodes=shown.nodes if shown is not None else (),
+        nodes=_nodes(shown, ended=verdict.state.ended),
         ranks=shown.ranks if shown is not None else (),
-        failure=own.failure if own is not None else None,
+        failure=own.failure if own is not None and verdict.state is not State.SUCCEEDED else None,
         message=_joined(verdict.message, silent),
         submitted_at=last.submitted_at,
         started_at=last.started_at,
         ended_at=verdict.ended_at,
         as_of=(last.updated_at or None) if verdict.stale or silent else None,
         run_dir=str(facts.run_dir),
-        next=verdict.next if verdict.next is not None else next_command(last.run, verdict.state),
+        next=verdict.next if verdict.next is not None else next_command(last.run, verdict.state, verdict.cause, own),
         job=facts.handle.job_id if facts.handle is not None else last.job,
         avoided=facts.avoided,
+        second_copies=own.second_copies if own is not None else False,
+        safe_checkpoint=own.safe_checkpoint if own is not None else None,
     )
 
 
-def next_command(run: str, state: State) -> str:
-    """What a user most likely wants to do now."""
+def _nodes(own: RunState | None, *, ended: bool) -> tuple[NodeState, ...]:
+    """Of a run that has ended no node is up any more."""
+    nodes = own.nodes if own is not None else ()
+    return tuple(replace(node, state="left") if ended and node.state in _HERE else node for node in nodes)
+
+
+def next_command(run: str, state: State, cause: Cause | None = None, own: RunState | None = None) -> str:
+    """What a user most likely wants to do now: to resume what fails by its own code helps only where that is mended."""
     match state:
         case State.QUEUED | State.STARTING | State.RUNNING | State.REGROUPING:
             return f"launch logs {run} -f"
+        case State.FAILED if cause is Cause.USER_ERROR:
+            where = own.failure.where if own is not None and own.failure is not None else None
+            place = (where or "").partition(" in ")[0] or "the code"
+            return f"mend {place}, then launch resume {run} --code"
         case State.FAILED | State.CANCELLED | State.LOST:
             return f"launch resume {run}"
         case State.SUCCEEDED | State.UNKNOWN:
@@ -129,6 +149,10 @@ def exit_code_of(status: RunStatus) -> int:
 
 def _verdict(facts: RunFacts) -> _Verdict:
     own = _own_state(facts)
+    if facts.settling:
+        return _said(own)
+    if facts.doubted and facts.word is not None:
+        return _by_cluster(facts, facts.word)
     if facts.end is not None:
         return _after_end(facts, facts.end)
     if own is not None and own.state.ended:
@@ -178,7 +202,8 @@ def _by_cluster(facts: RunFacts, word: ClusterWord) -> _Verdict:
     match word.phase:
         case "queued":
             estimate = f"may start at {_clock(word.starts_at)}" if word.starts_at is not None else ""
-            return _Verdict(State.QUEUED, _joined(word.text or f"job {word.job_id} waits", estimate), cause)
+            waits = word.text or f"job {word.job_id} waits"
+            return _Verdict(State.QUEUED, _joined(waits, estimate, _avoids(facts)), cause)
         case "running":
             said = _said(own)
             said = msgspec.structs.replace(said, message=word.text) if word.text else said
@@ -198,6 +223,12 @@ def _by_cluster(facts: RunFacts, word: ClusterWord) -> _Verdict:
         case _:
             of_job = f"{_who(word)} says {word.word!r} of job {word.job_id}"
             return _unknown(_joined(of_job if word.job_id else word.text, _last_seen(word, own)))
+
+
+def _avoids(facts: RunFacts) -> str:
+    """Which nodes a job that waits may not have for now."""
+    times = [f"{one.host} until {time.strftime('%H:%M', time.localtime(one.until))}" for one in facts.avoided]
+    return f"it avoids {', '.join(times)}" if times else ""
 
 
 def _who(word: ClusterWord) -> str:
@@ -260,6 +291,12 @@ def _with_stop(facts: RunFacts, verdict: _Verdict) -> _Verdict:
     return msgspec.structs.replace(verdict, message=_joined(verdict.message, word))
 
 
+def _with_disk(facts: RunFacts, verdict: _Verdict) -> _Verdict:
+    if not facts.no_room or verdict.state.ended:
+        return verdict
+    return msgspec.structs.replace(verdict, message=_joined(verdict.message, f"records wait: {facts.no_room}"))
+
+
 def _own_state(facts: RunFacts) -> RunState | None:
     """The state file, where it speaks of the newest attempt."""
     return facts.state if facts.state is not None and facts.state.attempt == facts.attempt else None
@@ -284,12 +321,6 @@ def _age_s(facts: RunFacts) -> float:
     if own is None or own.boot_id != facts.moment.boot_id:
         return 0.0
     return max(0.0, facts.moment.monotonic_s - own.monotonic_s)
-
-
-def _eta_s(step: int | None, total: int | None, rate: float | None) -> float | None:
-    if step is None or total is None or not rate or total <= step:
-        return None
-    return (total - step) / rate
 
 
 def _joined(*parts: str) -> str:

@@ -13,6 +13,9 @@ from typing import TypeVar
 
 import msgspec
 
+from launcher.clock import boottime
+from launcher.errors import said_by_the_system
+from launcher.rundir import registry
 from launcher.rundir.attempts import newest
 from launcher.rundir.durable import Damaged, read_record
 from launcher.rundir.identity import alive, boot_id
@@ -29,8 +32,10 @@ from launcher.rundir.records import (
     RunState,
     StopRequest,
 )
+from launcher.words import State
 
 T = TypeVar("T")
+_LEAST_BYTES = 64 << 10  # records are smaller
 
 
 class PlanHead(msgspec.Struct, frozen=True):
@@ -80,15 +85,32 @@ class RunFacts:
     trouble: tuple[str, ...] = ()  # what is there but could not be read
     word: ClusterWord | None = None  # what the cluster says, where one was asked
     avoided: tuple[Blame, ...] = ()
+    no_room: str = ""  # why the disk of the run's folder takes nothing now
 
     @property
     def asks(self) -> str:
-        """The kind of cluster that may know more of it; "": the run has ended, or nothing was ever handed over."""
+        """The kind of cluster that may know more of it; "": the run has ended, or nothing was ever handed over.
+
+        The machine that a run is from may have resumed it.
+        """
         kind = self.intent.cluster_kind if self.intent is not None else ""
-        ended = (self.end is not None and self.end.state.ended) or (
-            self.state is not None and self.state.attempt == self.attempt and self.state.state.ended
-        )
-        return "" if ended else kind
+        own = self.state if self.state is not None and self.state.attempt == self.attempt else None
+        ended = (self.end is not None and self.end.state.ended) or (own is not None and own.state.ended)
+        return "" if ended and not registry.is_adopted(self.run_dir) else kind
+
+    @property
+    def doubted(self) -> bool:
+        """It has ended as far as is known here, and the machine that it is from may have resumed it: who would know is
+        silent. What has succeeded is done."""
+        done = self.end is not None and self.end.state is State.SUCCEEDED
+        return not done and self.word is not None and bool(self.word.silent) and registry.is_adopted(self.run_dir)
+
+    @property
+    def settling(self) -> bool:
+        """The end is on disk, and its keeper, which lives, sees to the events and the state that follow from it."""
+        if self.end is None or self.state is None or self.state.attempt != self.attempt:
+            return False
+        return self.end.state.ended and not self.state.state.ended and self.living.keeper is True
 
     @property
     def attempt_dir(self) -> tuple[RunDir, AttemptDir]:
@@ -108,7 +130,8 @@ def read_facts(path: Path) -> RunFacts:
     """Everything that status is derived from. Writes nothing, asks no cluster."""
     look = _Look(RunDir(path))
     state = look.read(look.run.state, RunState)
-    if state is not None and state.state.ended and not look.run.attempt(state.attempt + 1).path.exists():
+    ended = state is not None and state.state.ended and not registry.is_adopted(path)
+    if ended and state is not None and not look.run.attempt(state.attempt + 1).path.exists():
         return RunFacts(path, _moment(), state=state, attempt=state.attempt)
     attempt = newest(look.run)
     while True:
@@ -119,7 +142,19 @@ def read_facts(path: Path) -> RunFacts:
 
 
 def _moment() -> Moment:
-    return Moment(time.time(), time.monotonic(), boot_id())
+    return Moment(time.time(), boottime(), boot_id())
+
+
+def _no_room(path: Path) -> str:
+    """What its file system says; a quota it does not tell of."""
+    try:
+        disk = os.statvfs(path)
+    except OSError as error:
+        return said_by_the_system(error)
+    if disk.f_flag & os.ST_RDONLY:
+        return f"{path}: its disk is read-only now"
+    full = disk.f_bavail * disk.f_frsize < _LEAST_BYTES or (disk.f_files > 0 and disk.f_favail == 0)
+    return f"{path}: no space is left on its disk" if full else ""
 
 
 class _Look:
@@ -162,6 +197,7 @@ class _Look:
             submitter=submitter,
             trouble=tuple(self._trouble),
             avoided=self._avoided(),
+            no_room=_no_room(self.run.path),
         )
 
     def _avoided(self) -> tuple[Blame, ...]:

@@ -7,14 +7,20 @@ from launcher.status.text import coloured
 MAX_LINE_BYTES = 64 * 1024
 
 
+def text_of(line: bytes) -> str:
+    """What a terminal would show of it: of a progress bar the last state."""
+    return coloured(line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace"))
+
+
 class LineSplitter:
     """Cuts a stream into lines, each with the offset behind it; a line that has not ended yet waits for its rest."""
 
-    def __init__(self) -> None:
-        self.offset = 0  # of the first byte not yet in a line that was given out
+    def __init__(self, offset: int = 0) -> None:
+        self.offset = offset  # of the first byte not yet in a line that was given out
         self._held = bytearray()  # what is kept of the unfinished line
         self._length = 0  # how long the unfinished line really is
         self._cut = 0  # bytes of it that were thrown away
+        self._drawn = False  # it has been drawn over before
 
     def feed(self, data: bytes) -> Iterator[tuple[int, str]]:
         """The lines that these bytes complete."""
@@ -24,6 +30,14 @@ class LineSplitter:
             yield self._give(newline=1)
             start = end + 1
         self._hold(data[start:])
+
+    @property
+    def moving(self) -> str:
+        """What the unfinished line shows now, where it is one that is drawn over and over: a progress bar."""
+        held = bytes(self._held)
+        if b"\r" not in held and not self._drawn:
+            return ""
+        return text_of(held)
 
     def rest(self) -> Iterator[tuple[int, str]]:
         """The unfinished line, where nothing will finish it."""
@@ -38,18 +52,18 @@ class LineSplitter:
         last = self._held.rstrip(b"\r").rfind(b"\r") + 1  # of a progress bar only the last state is ever shown
         if last:
             del self._held[:last]
-            self._cut = 0
+            self._cut, self._drawn = 0, True
         surplus = len(self._held) - MAX_LINE_BYTES
         if surplus > 0:
             del self._held[MAX_LINE_BYTES:]
             self._cut += surplus
 
     def _give(self, newline: int) -> tuple[int, str]:
-        shown = bytes(self._held).rstrip(b"\r").rpartition(b"\r")[2]
-        text = coloured(shown.decode(errors="replace"))
+        text = text_of(bytes(self._held))
         if self._cut:
             text += f" … (and {self._cut} bytes more)"
         self.offset += self._length + newline
         self._held.clear()
         self._length = self._cut = 0
+        self._drawn = False
         return self.offset, text

@@ -6,9 +6,10 @@
 Generations follow one another: the ranks of one are gone before the next one's start.
 """
 
+import errno
 import heapq
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from math import inf
@@ -17,6 +18,7 @@ from pathlib import Path
 from launcher.rundir.layout import RunDir, parse_log_file, parse_log_folder
 from launcher.status.derive import derive
 from launcher.status.facts import read_facts
+from launcher.status.log_choice import LogChoice, begin_at
 from launcher.status.placement import Placement
 from launcher.status.rank_log import RankLog, StampedLine
 
@@ -42,13 +44,14 @@ def merged_logs(
     ranks: Collection[int] | None = None,
     follow: bool = False,
     renew: Callable[[], bool] | None = None,
+    choice: LogChoice | None = None,
 ) -> Iterator[LogLine]:
     """The merged log as it is now; with `follow`, as it grows, until the run has ended and all is read.
 
     `renew` asks whoever knows whether the run has ended, and then brings what its ranks do not write into the run's
     folder themselves. Without it the folder alone is asked.
     """
-    reader = LogReader(run, ranks)
+    reader = LogReader(run, ranks, choice=choice)
     ask = renew or (lambda: derive(read_facts(run.path)).state.ended)
     # Asked before each read, so that the read after the last answer misses nothing.
     while not ask() and follow:
@@ -61,10 +64,14 @@ class LogReader:
     """Reads on from where it stopped. `clock` stamps what nobody else has stamped yet."""
 
     def __init__(
-        self, run: RunDir, ranks: Collection[int] | None = None, clock: Callable[[], float] = time.time
+        self,
+        run: RunDir,
+        ranks: Collection[int] | None = None,
+        clock: Callable[[], float] = time.time,
+        choice: LogChoice | None = None,
     ) -> None:
         self._run = run
-        self._ranks = frozenset(ranks) if ranks is not None else None
+        self._choice = choice or LogChoice(frozenset(ranks) if ranks is not None else None)
         self._clock = clock
         self._placement = Placement(run)
         self._open: dict[tuple[int, int], dict[int, RankLog]] = {}
@@ -73,7 +80,15 @@ class LogReader:
         self._began = False
 
     def read(self, *, final: bool) -> Iterator[LogLine]:
-        """All lines that are new; `final`: nothing will be added any more."""
+        """All lines that are new and chosen; `final`: nothing will be added any more."""
+        if self._began or self._choice.last is None:
+            yield from filter(self._is_chosen, self._read(final=final))
+        else:
+            yield from deque(filter(self._is_chosen, self._read(final=final)), self._choice.last)
+
+    def _read(self, *, final: bool) -> Iterator[LogLine]:
+        if not self._began and self._choice.last is not None:
+            self._begin_near_the_end(self._choice.last)
         self._discover()
         self._placement.renew()
         seen_at = self._clock() if self._began else None  # what was there before we came has no time of ours
@@ -85,6 +100,45 @@ class LogReader:
             yield from self._lines(key, last, seen_at)
             if last:
                 del self._open[key]
+
+    def _is_chosen(self, line: LogLine) -> bool:
+        choice = self._choice
+        if choice.nodes is not None and line.node not in choice.nodes:
+            return False
+        if choice.since is not None and line.at is None:
+            return (line.attempt, line.generation) == self._newest  # what nobody has noted yet
+        if choice.since is not None and line.at is not None and line.at < choice.since:
+            return False
+        return choice.matches(line.text)
+
+    def _begin_near_the_end(self, last: int) -> None:
+        """Leave out generations before those that have so many lines."""
+        found = 0
+        for key, folder in sorted(self._folders(), reverse=True):
+            if found >= last:
+                break
+            logs = self._open[key] = {}
+            for number, file in self._files(key, folder):
+                start, lines = begin_at(file, self._choice)
+                logs[number] = RankLog(file, number, start)
+                found += lines
+        self._newest = max(self._open, default=self._newest)
+
+    def _folders(self) -> Iterator[tuple[tuple[int, int], Path]]:
+        for folder in _entries(self._run.logs):
+            if (key := parse_log_folder(folder.name)) is not None:
+                yield key, folder
+
+    def _files(self, key: tuple[int, int], folder: Path) -> Iterator[tuple[int, Path]]:
+        for file in _entries(folder):
+            number = parse_log_file(file.name)
+            if number is not None and self._wanted(key, number):
+                yield number, file
+
+    def moving(self) -> dict[int, str]:
+        """By rank, the progress bars that the newest generation draws now."""
+        logs = self._open.get(self._newest, {}) if self._newest[1] else {}
+        return {rank: text for rank, log in sorted(logs.items()) if (text := log.moving)}
 
     def _is_early(self, key: tuple[int, int]) -> bool:
         """True for a moment after a generation was opened: its ranks write sooner than the coordinator's record."""
@@ -105,19 +159,23 @@ class LogReader:
 
     def _discover(self) -> None:
         """Folders and files that are new; an older generation's is read to its end once and then let go."""
-        for folder in _entries(self._run.logs):
-            key = parse_log_folder(folder.name)
-            if key is None or (key < self._newest and key not in self._open):
+        for key, folder in self._folders():
+            if key < self._newest and key not in self._open:
                 continue
             found = self._open.setdefault(key, {})
-            for file in _entries(folder):
-                number = parse_log_file(file.name)
-                if number is not None and number not in found and self._wanted(key, number):
-                    found[number] = RankLog(file, number)
+            for number, file in self._files(key, folder):
+                if number not in found:
+                    start = 0 if self._choice.since is None else begin_at(file, LogChoice(since=self._choice.since))[0]
+                    found[number] = RankLog(file, number, start)
         self._newest = max(self._open, default=self._newest)
 
     def _wanted(self, key: tuple[int, int], number: int) -> bool:
-        return self._ranks is None or (key[1] > 0 and number in self._ranks)
+        ranks, nodes = self._choice.ranks, self._choice.nodes
+        if nodes is not None:
+            node = self._placement.node(*key, number) if key[1] else number
+            if node is not None and node not in nodes:
+                return False
+        return ranks is None or (key[1] > 0 and number in ranks)
 
 
 def _order(line: StampedLine) -> tuple[float, int]:
@@ -127,5 +185,7 @@ def _order(line: StampedLine) -> tuple[float, int]:
 def _entries(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
         return []

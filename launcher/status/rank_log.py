@@ -4,6 +4,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,11 +23,47 @@ class StampedLine:
     text: str
 
 
+@contextmanager
+def open_log(path: Path) -> Iterator[int | None]:
+    """A descriptor to read from; None where there is no such file."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in _NOT_THERE:
+            raise
+        yield None
+        return
+    try:
+        yield fd if stat.S_ISREG(os.fstat(fd).st_mode) else None
+    finally:
+        os.close(fd)
+
+
+def read_notes(log: Path) -> Iterator[tuple[int, float]]:
+    """How long the log was at which time, as far as the agent noted it."""
+    tail, rest = GrowingFile(times_of(log)), b""
+    while data := tail.read():
+        *lines, rest = (rest + data).split(b"\n")
+        yield from (note for note in map(_note, lines) if note is not None)
+
+
+def _note_before(times: Path, offset: int) -> int:
+    """Where in a file of notes to begin, so that none is missed that is about what follows this offset."""
+    with open_log(times) as fd:
+        start = size = os.fstat(fd).st_size if fd is not None else 0
+        while fd is not None and start > 0:
+            start = max(0, size - 4 * max(size - start, _CHUNK_BYTES))
+            lines = os.pread(fd, _CHUNK_BYTES, start).split(b"\n")[1:-1]  # the first one may be a part
+            if any(note[0] <= offset for note in map(_note, lines) if note is not None):
+                return start
+        return 0
+
+
 class Growth:
     """The `.times` file beside a log: `unix_ms offset`, meaning that by then the log had grown to that many bytes."""
 
-    def __init__(self, path: Path) -> None:
-        self._tail = GrowingFile(path)
+    def __init__(self, path: Path, start: int = 0) -> None:
+        self._tail = GrowingFile(path, _note_before(path, start) if start else 0)
         self._rest = b""
         self._notes: list[tuple[int, float]] = []  # the nearest last
 
@@ -47,23 +84,14 @@ class Growth:
 class GrowingFile:
     """A file that grows, read chunk by chunk; open only while it is read, so that a thousand need no descriptors."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, offset: int = 0) -> None:
         self._path = path
-        self._offset = 0
+        self._offset = offset
 
     def read(self) -> bytes:
         """The next bytes, or nothing where there are none now."""
-        try:
-            fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError as error:
-            if error.errno in _NOT_THERE:
-                return b""
-            raise
-        try:
-            regular = stat.S_ISREG(os.fstat(fd).st_mode)
-            data = os.pread(fd, _CHUNK_BYTES, self._offset) if regular else b""
-        finally:
-            os.close(fd)
+        with open_log(self._path) as fd:
+            data = os.pread(fd, _CHUNK_BYTES, self._offset) if fd is not None else b""
         self._offset += len(data)
         return data
 
@@ -71,11 +99,11 @@ class GrowingFile:
 class RankLog:
     """A rank's, or a node's setup's, log file."""
 
-    def __init__(self, path: Path, rank: int) -> None:
+    def __init__(self, path: Path, rank: int, start: int = 0) -> None:
         self.rank = rank
-        self._tail = GrowingFile(path)
-        self._growth = Growth(times_of(path))
-        self._splitter = LineSplitter()
+        self._tail = GrowingFile(path, start)
+        self._growth = Growth(times_of(path), start)
+        self._splitter = LineSplitter(start)
 
     def lines(self, *, final: bool, seen_at: float | None) -> Iterator[StampedLine]:
         """All lines that are there now; `final`: the last one too, finished or not.
@@ -88,6 +116,11 @@ class RankLog:
         if final:
             for offset, text in self._splitter.rest():
                 yield self._stamped(offset, text, seen_at)
+
+    @property
+    def moving(self) -> str:
+        """The newest state of a progress bar that is not done."""
+        return self._splitter.moving
 
     def _stamped(self, offset: int, text: str, seen_at: float | None) -> StampedLine:
         at = self._growth.at(offset)

@@ -8,13 +8,14 @@ import time
 
 from launcher.agent.messages import ReplicaAddress, Start
 from launcher.agent.replication.replication import Replication
+from launcher.agent.wire import wire_key
 from trainer.checkpoint_files import partial
 from trainer.checkpoint_files.durable import make_folder, sync_folder, write_new
 from trainer.checkpoint_files.layout import MANIFEST, data_name, draft_name, folder_name
 from trainer.checkpoint_files.manifest import FileEntry, Manifest, encode
 
 TOKEN = hashlib.sha256(b"token").hexdigest()
-OTHER = hashlib.sha256(b"other").hexdigest()
+KEY, OTHER = wire_key(TOKEN, "replicas", "run", 1), wire_key("0e" * 32, "replicas", "run", 1)
 BOUND_S = 20.0
 BRING_S = 10.0
 
@@ -72,7 +73,7 @@ class Pool:
 
     async def __aenter__(self):
         for node, folder in enumerate(self.folders):
-            replication = Replication(node, address(node), TOKEN, folder, self.said[node].append, **self._how)
+            replication = Replication(node, address(node), KEY, folder, self.said[node].append, **self._how)
             await replication.open()
             self.replications.append(replication)
         return self
@@ -84,7 +85,7 @@ class Pool:
     def server(self, node):
         return ReplicaAddress(node, address(node), self.replications[node].port)
 
-    def starts(self, members, *, generation=1, others=(), ranks_each=1):
+    def starts(self, members, *, generation=1, others=(), ranks_each=1, **search):
         servers = tuple(self.server(node) for node in (*members, *others))
         world = len(members) * ranks_each
         return {
@@ -99,6 +100,7 @@ class Pool:
                 1,
                 0,
                 servers,
+                **search,
             )
             for place, node in enumerate(members)
         }

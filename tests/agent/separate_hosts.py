@@ -1,6 +1,7 @@
 """Real agents of one run on machines that have nothing in common but the network, played on this one."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -25,9 +26,10 @@ BOUND_S = 60.0
 class Hosts:
     """Machines with nothing in common but the network: 127.0.0.1, .2, ..."""
 
-    def __init__(self, root, script, nodes, spares=0, checkpoint=None, **args):
+    def __init__(self, root, script, nodes, spares=0, checkpoint=None, gone_after_s=900.0, **args):
         self._root, self._script = root, Path(script)
         self._checkpoint = checkpoint or CheckpointOptions()
+        self._gone_after_s = gone_after_s
         self._agents = {}
         words = tuple(word for name, value in args.items() for word in (f"--{name}", str(value)))
         for node in range(nodes + spares):
@@ -37,7 +39,13 @@ class Hosts:
         folder = RunFolder(self.run_dir(node))
         (folder.path / "code").mkdir()
         shutil.copy(self._script, folder.path / "code")
-        rules = Recovery(spares=spares, lease_s=4.0, node_lost=Budget(5, 0.0), killed=Budget(5, 0.0))
+        rules = Recovery(
+            spares=spares,
+            lease_s=4.0,
+            gone_after_s=self._gone_after_s,
+            node_lost=Budget(5, 0.0),
+            killed=Budget(5, 0.0),
+        )
         plan = msgspec.structs.replace(
             plan_of(folder.path, nodes, 1),
             spec=JobSpec("job", RunOptions(script=self._script.name), checkpoint=self._checkpoint, recovery=rules),
@@ -72,6 +80,11 @@ class Hosts:
         if number == signal.SIGKILL:
             self._agents[node].wait()
 
+    def come_back(self, node):
+        """An agent that leaves is followed by another one, as its keeper would have it."""
+        self._agents[node].wait(BOUND_S)
+        self.start(node)
+
     def pids(self):
         """Of agents that run."""
         return [agent.pid for agent in self._agents.values() if agent.poll() is None]
@@ -99,6 +112,10 @@ class Hosts:
     def rank_log(self, node, generation):
         (log,) = (self.run_dir(node) / "logs" / f"a0001.g{generation:04d}").glob("rank-*.log")
         return log.read_text()
+
+    def began_at(self, node, generation):
+        """The step from which the node's rank went on."""
+        return int(re.search(r"^starts at step (\d+)$", self.rank_log(node, generation), re.MULTILINE)[1])
 
     def rank_pid(self, rank):
         return self.state()["ranks"][rank]["pid"]

@@ -1,9 +1,8 @@
 """The coordinator against simulated agents: starting, failing, regrouping, stopping."""
 
-from dataclasses import replace
-
 import msgspec
 import pytest
+from msgspec.structs import replace
 from simulated_cluster import Cluster, plan_of
 
 from launcher.agent.coordination.effects import Disconnected, ProvenDead, Tick
@@ -11,6 +10,7 @@ from launcher.agent.coordination.opening import START_S
 from launcher.agent.messages import (
     End,
     Exited,
+    Fault,
     Join,
     Leads,
     Pulse,
@@ -22,7 +22,7 @@ from launcher.agent.messages import (
     Stopped,
     Welcome,
 )
-from launcher.rundir.records import Event, ProcessId, RankExit
+from launcher.rundir.records import Event, NotFinite, ProcessId, RankExit
 from launcher.spec.model import Budget, Recovery
 from launcher.words import Cause, State
 
@@ -603,6 +603,36 @@ def test_a_rank_that_never_reported_may_be_silent_while_others_go_on() -> None:
     assert not cluster.recorded("failure")
 
 
+def test_silence_before_the_first_report_has_a_limit_of_its_own() -> None:
+    cluster = Cluster(plan_of(1, ranks_each=2, rules=replace(hang_rules(10), hang_at_start_s=50.0)))
+    cluster.boot()
+    cluster.settle()
+    cluster.training = False
+    silent = 0.0
+    while not cluster.recorded("failure") and silent < 100:
+        silent += 1
+        cluster.mono += 1
+        ranks = (RankPulse(0, silent, False, False), RankPulse(1, silent, False, False))
+        cluster.feed(Pulse(0, int(silent), 1, ranks))
+        cluster.settle()
+    (failure,) = cluster.recorded("failure")
+    assert failure.cause is Cause.HANG
+    assert 50 < silent < 55
+    assert failure.text.endswith("has not reported anything since its start (recovery.hang_at_start)")
+
+
+def test_once_one_that_reported_hangs_the_silent_ones_have_had_their_time_too() -> None:
+    cluster = Cluster(plan_of(1, ranks_each=2, rules=hang_rules(10)))
+    cluster.boot()
+    cluster.settle()
+    cluster.training = False
+    for second in range(12):
+        cluster.mono += 1
+        ranks = (RankPulse(0, float(second), True, False, 1), RankPulse(1, float(second), False, False))
+        cluster.feed(Pulse(0, second, 1, ranks))
+    assert cluster.stops(1)[0][1].hung == (0, 1)
+
+
 def test_silence_is_no_hang_while_a_node_cannot_be_seen() -> None:
     cluster = running(2, least=1, rules=replace(hang_rules(5), lease_s=30))
     cluster.cut(1)
@@ -898,6 +928,43 @@ def test_a_node_with_a_fault_of_ours_is_left_out() -> None:
     assert cluster.recorded("failure")[0].cause is Cause.LAUNCHER_FAULT
 
 
+def no_space(cluster: Cluster, rank: int) -> None:
+    cluster.advance(1)
+    next_ = cluster.state().generation + 1
+    cluster.end_rank(rank, code=1, error="OSError: [Errno 28] No space left on device: 'x'")
+    cluster.advance(100, until=lambda: cluster.state().generation == next_)
+    cluster.settle()
+
+
+def test_a_full_disk_is_a_cause_of_its_own_and_the_spare_steps_in() -> None:
+    cluster = running(2, spares=1)
+    no_space(cluster, 3)
+    (failure,) = cluster.recorded("failure")
+    assert (failure.cause, failure.node) == (Cause.DISK, 1)
+    assert sorted(cluster.starts(2)) == [0, 2]
+    no_space(cluster, 3)  # now node 1's failed longest ago
+    assert sorted(cluster.starts(3)) == [0, 1]
+    no_space(cluster, 0)  # who coordinates stays in
+    assert sorted(cluster.starts(4)) == [0, 1]
+    assert cluster.state().restarts == {"disk": 3}
+
+
+def test_without_another_node_the_one_with_the_full_disk_is_tried_again() -> None:
+    cluster = running(2)
+    no_space(cluster, 3)
+    assert sorted(cluster.starts(2)) == [0, 1]
+
+
+def test_a_node_whose_disk_takes_no_checkpoint_is_only_put_behind_others() -> None:
+    cluster = running(2, spares=1)
+    cluster.say(1, Fault(1, False, "node 1: its disk: No space left on device", disk=True))
+    cluster.advance(10, until=lambda: cluster.state().generation == 2)
+    assert sorted(cluster.starts(2)) == [0, 2]
+    assert cluster.recorded("failure")[0].cause is Cause.DISK
+    assert not cluster.recorded("agent_fault")
+    assert [node.state for node in cluster.state().nodes] == ["up", "spare", "up"]
+
+
 def test_without_the_faulty_node_there_are_too_few() -> None:
     cluster = Cluster(plan_of(2))
     cluster.boot(0)
@@ -965,6 +1032,40 @@ def test_pace_metrics_and_checkpoints_are_shown() -> None:
     cluster.training = False
     cluster.advance(30)
     assert (cluster.state().rate or 0) < 0.8
+
+
+def test_a_loss_that_is_no_number_and_lines_that_are_no_reports_are_shown() -> None:
+    cluster = running(1)
+    cluster.pulse(0, metrics={"loss": 0.5, "lr": 0.1})
+    cluster.pulse(0, not_finite={"loss": NotFinite("NaN", 3)}, malformed=2)
+    cluster.settle()
+    state = cluster.state()
+    assert (state.metrics, state.not_finite) == ({"lr": 0.1}, {"loss": NotFinite("NaN", 3)})
+    assert state.malformed == 2 * len(state.ranks)
+    cluster.pulse(0, metrics={"loss": 0.25})
+    cluster.settle()
+    assert (cluster.state().metrics["loss"], cluster.state().not_finite) == (0.25, {})
+
+
+@pytest.mark.parametrize(("nodes", "before"), [(1, ""), (2, "waiting for nodes: 1 of 2 are ready; node 0: ")])
+def test_what_a_node_is_busy_with_is_said_while_it_is_waited_for(nodes: int, before: str) -> None:
+    cluster = Cluster(plan_of(nodes))
+    cluster.boot(0, ready=False)
+    if nodes > 1:
+        cluster.boot(1)
+    cluster.agents[0].preparing = "importing torch"
+    cluster.advance(13.5)
+    assert cluster.state().message == f"{before}importing torch, 12 s"
+
+
+def test_what_follows_a_failure_is_told_in_a_few_words() -> None:
+    cluster = running(2, rules=Recovery(user_error=Budget(1)))
+    cluster.end_rank(2, code=1, error="torch.cuda.SomeError: x", where="net.py:3 in f")
+    cluster.advance(3)
+    cluster.end_rank(1, signal=9)
+    cluster.advance(3)
+    briefs = [event.brief for event in cluster.recorded("regroup")]
+    assert briefs == ["restart 1 of 1: SomeError in net.py:3, rank 2", "restart 1 of 20: SIGKILL, rank 1"]
 
 
 def test_the_step_goes_back_with_a_new_generation_and_the_checkpoint_does_not() -> None:

@@ -2,14 +2,15 @@
 
 import random
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
 import msgspec
+import pytest
 from hypothesis import HealthCheck, event, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from shares import SEED
+from msgspec.structs import replace
+from shares import SEED, SHARE
 from simulated_cluster import Cluster, plan_of
 
 from launcher.agent.coordination.effects import ProvenDead
@@ -24,7 +25,9 @@ RULES = Recovery(
     communication=Budget(3),
     node_lost=Budget(4),
     launcher_fault=Budget(2),
+    disk=Budget(3),
     hang_after_s=20.0,
+    hang_at_start_s=20.0,
     no_progress=8,
 )
 NODES = st.integers(0, 4)
@@ -32,9 +35,9 @@ HOW_RANKS_END: list[dict[str, Any]] = ([
     {"signal": 9}, {"signal": 9, "oom": True}, {"signal": 15}, {"code": 3}, {"code": 75}, {"code": 0},
     {"code": 1, "error": "ValueError: x", "where": "a.py:1 in f"}, {"signal": 6, "done": True},
     {"code": 1, "error": "RuntimeError: Connection closed by peer"}, {"code": 1, "error": "MemoryError: y"},
-    {"code": 22}, {"code": 22, "fenced": True},
+    {"code": 22}, {"code": 22, "fenced": True}, {"code": 1, "error": "OSError: [Errno 28] No space left on device"},
 ])  # fmt: skip
-LONG_STORMS = 150
+LONG_STORMS = 150 * SHARE
 CALM_ROUNDS = 40  # of 30 s
 
 
@@ -265,12 +268,13 @@ class Storm(RuleBasedStateMachine):
 
 
 Storm.TestCase.settings = settings(
-    max_examples=200, stateful_step_count=60, deadline=None,
+    max_examples=200 * SHARE, stateful_step_count=60, deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )  # fmt: skip
 TestStorm = Storm.TestCase
 
 
+@pytest.mark.timeout(120 * SHARE)
 def test_long_weather() -> None:
     """The same, longer and rougher: mostly a cluster at work, to which everything happens at some time."""
     met: Counter[str] = Counter()

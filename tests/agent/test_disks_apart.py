@@ -5,7 +5,9 @@ import pytest
 from simulated_cluster import Cluster, plan_of
 
 from launcher.agent.coordination.opening import START_S
-from launcher.agent.messages import Copied, Noted, NotFetched, ReplicaAddress, Settled
+from launcher.agent.messages import Copied, Noted, NotFetched, NothingWhole, Pulse, ReplicaAddress, Settled
+from launcher.rundir.records import ANEW, KEPT, Event
+from launcher.spec.model import Recovery
 from launcher.words import Cause, State
 
 
@@ -273,3 +275,160 @@ def test_what_agents_note_is_an_event() -> None:
     cluster.settle()
     (event,) = cluster.recorded("copy_failed")
     assert (event.node, event.text[:7]) == (1, "step 20")
+
+
+def without_checkpoint(*away: int, nodes: int = 2, spares: int = 1, **how: object) -> Cluster:
+    """Ranks have saved, these nodes are lost, and the others find nothing that is whole."""
+    cluster = running(nodes, spares=spares, **how)
+    cluster.say(0, keeping(cluster))
+    cluster.settle()
+    if not away:
+        cluster.end_rank(0, signal=9)
+    for index in away:
+        cluster.kill(index)
+    for agent in cluster.agents.values():
+        agent.mute_start = True
+    cluster.advance(1)
+    assert cluster.state().generation == 2
+    cluster.say(0, NothingWhole(0, 2, LACKS))
+    cluster.advance(1)
+    return cluster
+
+
+LACKS = "no checkpoint is whole: rank-00001.data of step 208 is on no node that is here"
+
+
+def keeping(cluster: Cluster) -> Pulse:
+    return Pulse(0, 10_000, cluster.state().generation, keeps=True)
+
+
+def test_a_run_that_has_had_a_checkpoint_says_so_to_who_looks_for_one() -> None:
+    cluster = running(2, spares=1)
+    assert [start.kept for start in cluster.starts(1).values()] == [False, False]
+    cluster.say(0, keeping(cluster))
+    cluster.settle()
+    cluster.say(0, keeping(cluster))
+    cluster.end_rank(0, signal=9)
+    cluster.advance(3)
+    assert [(start.kept, start.anew) for start in cluster.starts(2).values()] == [(True, False)] * 2
+    assert len(cluster.recorded(KEPT)) == 1
+
+
+@pytest.mark.parametrize(
+    ("kinds", "kept", "anew"), [([], False, False), ([KEPT], True, False), ([KEPT, ANEW], False, True)]
+)
+def test_the_next_attempt_knows_it_too(kinds: list[str], kept: bool, anew: bool) -> None:
+    history = [Event(1.0, 1, kind, "") for kind in kinds]
+    cluster = Cluster(msgspec.structs.replace(plan_of(1), disks_apart=True), history, attempt=2)
+    cluster.boot()
+    cluster.advance(3)
+    (start,) = cluster.starts(1).values()
+    assert (start.kept, start.anew) == (kept, anew)
+    cluster.say(0, keeping(cluster))
+    cluster.end_rank(0, signal=9)
+    cluster.advance(3)
+    (start,) = cluster.starts(2).values()
+    assert (start.kept, start.anew) == (True, False)
+
+
+def test_who_is_lost_has_not_answered_until_a_stated_time_is_over() -> None:
+    cluster = running(2, spares=1, rules=Recovery(gone_after_s=100.0))
+    assert all(start.all_here for start in cluster.starts(1).values())
+    cluster.kill(1)
+    cluster.advance(3)
+    assert not any(start.all_here for start in cluster.starts(2).values())
+    cluster.advance(100)
+    cluster.end_rank(0, signal=9)
+    cluster.advance(3)
+    assert all(start.all_here for start in cluster.starts(3).values())
+
+
+@pytest.mark.parametrize(("resumed", "all_here"), [(2, False), (3, True)])
+def test_in_an_attempt_that_no_person_opened_others_may_have_files(resumed: int, all_here: bool) -> None:
+    history = [Event(1.0, resumed, "resumed", "")]
+    cluster = Cluster(msgspec.structs.replace(plan_of(1), disks_apart=True), history, attempt=3)
+    cluster.boot()
+    cluster.advance(3)
+    assert [start.all_here for start in cluster.starts(1).values()] == [all_here]
+
+
+def test_where_nothing_is_whole_it_waits_for_who_is_away_and_looks_again_when_one_comes() -> None:
+    cluster = without_checkpoint(1)
+    assert cluster.state().state is State.REGROUPING
+    assert cluster.state().message == f"{LACKS}; the run waits for node 1, for 900 s at most (recovery.gone_after)"
+    assert len(cluster.recorded("checkpoint_awaited")) == 1
+    cluster.advance(600)
+    assert cluster.state().generation == 2
+    for agent in cluster.agents.values():
+        agent.mute_start = False
+    cluster.boot(1)
+    cluster.advance(3)
+    assert len(cluster.recorded("failure")) == 1, "the lost node alone"
+    for start in cluster.starts(3).values():
+        assert replica_of(cluster, 1) in start.replicas
+    assert cluster.state().state is State.RUNNING
+
+
+def test_a_host_that_was_lost_before_the_attempt_is_waited_for_like_any_other() -> None:
+    """The first host, when another leads by now: what only its disk has was given up at once."""
+    plan = msgspec.structs.replace(plan_of(2, spares=1, least=1), disks_apart=True, away=(2,))
+    cluster = Cluster(plan, attempt=2)
+    cluster.boot(0, 1)
+    cluster.advance(3)
+    assert cluster.state().state is State.RUNNING, "nobody waits for it as long as nothing is missing"
+    assert [node.state for node in cluster.state().nodes] == ["up", "up", "lost"]
+    cluster.say(0, keeping(cluster))
+    for agent in cluster.agents.values():
+        agent.mute_start = True
+    cluster.end_rank(0, signal=9)
+    cluster.advance(2)
+    cluster.say(0, NothingWhole(0, 2, LACKS))
+    cluster.advance(2)
+    assert "the run waits for node 2, for 900 s at most" in cluster.state().message
+    for agent in cluster.agents.values():
+        agent.mute_start = False
+    cluster.boot(2)
+    cluster.advance(3)
+    assert cluster.state().state is State.RUNNING
+    assert replica_of(cluster, 2) in cluster.starts(3)[0].replicas
+
+
+def test_one_that_comes_and_does_not_help_gives_no_more_time() -> None:
+    cluster = without_checkpoint(1, 2, nodes=3, spares=1, least=2)
+    cluster.advance(600)
+    cluster.boot(1)
+    cluster.agents[1].mute_start = True
+    cluster.advance(2)
+    assert cluster.state().generation == 3
+    cluster.say(0, NothingWhole(0, 3, LACKS))
+    cluster.advance(200)
+    assert "the run waits for node 2" in cluster.state().message
+    assert cluster.end is None
+    cluster.advance(200)
+    assert ended(cluster) is State.FAILED
+
+
+def test_who_does_not_come_ends_the_run_which_never_begins_anew() -> None:
+    cluster = without_checkpoint(1)
+    cluster.advance(1000)
+    assert cluster.end is not None
+    assert (cluster.end.state, cluster.end.cause, cluster.end.exit_code) == (State.FAILED, Cause.NO_CHECKPOINT, 24)
+    assert "bring back node 1, then `launch resume job-0001`" in cluster.end.message
+    assert "--gone HOST" in cluster.end.message
+    assert "--anew" in cluster.end.message
+    assert cluster.state().failure is not None
+    assert cluster.state().failure.summary == LACKS
+    assert cluster.starts(3) == {}
+
+
+def test_where_nobody_is_away_it_ends_at_once() -> None:
+    cluster = without_checkpoint(nodes=2, spares=0)
+    assert cluster.end is not None
+    assert cluster.end.cause is Cause.NO_CHECKPOINT
+
+
+def test_cancelled_while_it_waits_it_is_cancelled() -> None:
+    cluster = without_checkpoint(1)
+    cluster.ask_stop("cancel")
+    cluster.advance(3)
+    assert ended(cluster) is State.CANCELLED

@@ -1,12 +1,17 @@
 """What ranks find in their environment, and what they must not."""
 
-from dataclasses import replace
+import importlib
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from run_folder import plan_of
 
 from launcher.agent.environment import cleaned, job_environment, node_environment, rank_environment
@@ -21,13 +26,39 @@ START = Start(
 
 
 def test_a_rank_gets_what_torchrun_gives():
-    rank = rank_environment(START, 1, "/fifo")
+    rank = rank_environment(START, 1, "/fifo", "/error")
     wanted = {
         "RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "2",
         "GROUP_WORLD_SIZE": "4", "ROLE_RANK": "5", "ROLE_WORLD_SIZE": "8", "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "20123", "TORCHELASTIC_RESTART_COUNT": "2", "LAUNCH_GENERATION": "3", "LAUNCH_PROGRESS": "/fifo",
     }  # fmt: skip
     assert {name: rank[name] for name in wanted} == wanted
+
+
+def test_nothing_that_torchrun_sets_is_missing(tmp_path):
+    """Asked of torchrun itself, as it is installed here."""
+    show = tmp_path / "show.py"
+    show.write_text("import json, os, sys\njson.dump(dict(os.environ), open(sys.argv[1], 'w'))\n")
+    shell = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "OMP_NUM_THREADS": "1", "LC_CTYPE": "C.UTF-8"}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
+    subprocess.run([*torchrun, show, tmp_path / "seen"], env=shell, check=True, timeout=60)
+    theirs = json.loads((tmp_path / "seen").read_text())
+    ours = {**of_node(), **rank_environment(START, 1, "/fifo", "/error")}
+    assert {*theirs} - {*shell} - {*ours} == set()
+    same = ("ROLE_NAME", "TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
+    assert {name: ours[name] for name in same} == {name: theirs[name] for name in same}
+
+
+def test_torch_takes_a_rank_for_torchruns_and_its_store_for_its_own(monkeypatch):
+    from torch.distributed import is_torchelastic_launched  # late: of no use to the other tests
+
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    assert not is_torchelastic_launched()
+    for name, value in {**of_node(), **rank_environment(START, 0, "/fifo", "/error")}.items():
+        monkeypatch.setenv(name, value)
+    assert is_torchelastic_launched()
+    rendezvous = importlib.import_module("torch.distributed.rendezvous")
+    assert not rendezvous._torchelastic_use_agent_store()  # else nobody would serve one
 
 
 def of_node(memory=None, **sections):
@@ -65,8 +96,9 @@ def test_without_such_memory_nothing_speaks_of_it():
 @pytest.mark.parametrize(
     ("recovery", "seconds"),
     [
-        (Recovery(), 1200.0),
-        (Recovery(hang_after_s=2.0), 600.0),
+        (Recovery(), 2100.0),
+        (Recovery(hang_after_s=2.0), 2100.0),
+        (Recovery(hang_after_s=2.0, hang_at_start_s=9.0), 600.0),
         (Recovery(hang_after_s=None), 600.0),
         (Recovery(hang_after_s=7200.0), 7500.0),
         (Recovery(group_timeout_s=3.5), 3.5),
@@ -136,7 +168,9 @@ def test_what_misleads_is_shown_to_users():
 
 
 def test_every_rank_variable_of_ours_may_be_set_by_nobody_else():
-    ours = {*rank_environment(START, 0, "/fifo")}
+    ours = {*rank_environment(START, 0, "/fifo", "/error")} | {
+        name for name in of_node() if name.startswith("TORCHELASTIC")
+    }
     assert [name for name in ours if not misleads(name)] == []
 
 

@@ -24,7 +24,7 @@ def test_every_address_leads_back_to_its_interface():
 
 
 def test_an_unknown_interface_is_named_with_those_that_there_are():
-    with pytest.raises(LaunchError, match=r"no 'ib9' with an address(.|\n)*there is .*lo"):
+    with pytest.raises(LaunchError, match=r"^there is no interface 'ib9' with an address(.|\n)*there is .*lo"):
         address_of("ib9")
 
 

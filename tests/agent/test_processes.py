@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import msgspec
@@ -28,6 +29,19 @@ def sleeper():
     child.stdout.readline()
     yield child
     end(child)
+
+
+def test_a_number_that_is_a_thread_s_by_now_is_no_process(sleeper):
+    """After a boot a record may have one: the kernel says that there is no such file."""
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    try:
+        stale = msgspec.structs.replace(process_id(sleeper.pid), pid=thread.native_id, boot_id="before")
+        assert not signal_process(stale, signal.SIGKILL)
+    finally:
+        over.set()
+        thread.join()
 
 
 def test_a_process_is_signalled_by_its_whole_identity(sleeper):

@@ -4,10 +4,13 @@ import asyncio
 import json
 import os
 
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.agent.ranks.progress import Progress, ProgressPipe
+from launcher.rundir.records import NotFinite
 
 
 def test_words_with_a_meaning_and_metrics_are_kept_apart():
@@ -35,11 +38,34 @@ def test_what_is_not_a_report_is_dropped_and_counted():
     assert progress.step is None
 
 
+@pytest.mark.parametrize("line", [b'{"fingerprint":"\\ud800","y":NaN}', b'{"exception":{"line":"\\udfff"},"y":NaN}'])
+def test_half_a_character_goes_no_further(line):
+    progress = Progress()
+    assert not progress.take(line)
+    msgspec.json.encode([progress.fingerprint, progress.exception])
+
+
+def test_an_integer_beyond_all_floats_hides_nothing_beside_it():
+    progress = Progress()
+    assert progress.take(b'{"step":3,"x":1' + b"0" * 400 + b',"loss":0.5}')
+    assert (progress.step, progress.metrics) == (3, {"loss": 0.5})
+
+
 def test_numbers_that_are_none_are_no_metrics():
     progress = Progress()
     progress.take(b'{"step": 4, "loss": NaN, "norm": Infinity, "flag": true, "text": "1", "lr": 0.1}')
     assert progress.metrics == {"lr": 0.1}
+    assert progress.not_finite == {"loss": NotFinite("NaN", 4), "norm": NotFinite("Infinity", 4)}
     assert progress.step == 4
+
+
+def test_a_number_that_is_none_any_more_is_told_with_the_step_where_it_began():
+    progress = Progress()
+    for line in (b'{"step": 1, "loss": 0.5}', b'{"step": 2, "loss": NaN}', b'{"step": 3, "loss": -Infinity}'):
+        assert progress.take(line)
+    assert (progress.metrics, progress.not_finite) == ({}, {"loss": NotFinite("-Infinity", 2)})
+    progress.take(b'{"step": 4, "loss": 0.4}')
+    assert (progress.metrics, progress.not_finite) == ({"loss": 0.4}, {})
 
 
 @given(st.binary(max_size=200))

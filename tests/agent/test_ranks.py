@@ -1,18 +1,22 @@
 """Ranks of one node, with a real zygote and real processes: whatever the moment of a stop, nothing is left."""
 
 import asyncio
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
+import msgspec
 import pytest
 
 from launcher.agent.environment import node_environment
 from launcher.agent.messages import Start
-from launcher.agent.processes import descendants, end_all, orphans
+from launcher.agent.processes import become_subreaper, descendants, end_all, orphans
 from launcher.agent.ranks import group as ranks
+from launcher.agent.ranks import prepare
 from launcher.agent.ranks.group import Home, RankGroup
 from launcher.agent.ranks.prepare import Preparation
 from launcher.agent.ranks.reaper import Reaper
@@ -24,6 +28,8 @@ from launcher.rundir.layout import RunDir
 from launcher.spec.model import JobSpec, Resources, RunOptions
 
 RANKS = 8
+BOUND_S = 30.0
+PR_SET_CHILD_SUBREAPER = 36
 
 
 class Ears:
@@ -132,6 +138,123 @@ def test_a_stop_in_the_middle_of_a_start_leaves_no_late_fork(home):
         asyncio.run(scene())
     finally:
         end_all(lambda: [pid for pid in descendants(os.getpid()) if b"zygote.py" in cmdline(pid)])
+
+
+@pytest.fixture
+def counted(home, tmp_path):
+    """A home whose zygote imports a module that counts its imports."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "counted.py").write_text(f"print('once', file=open({str(tmp_path / 'count')!r}, 'a'))\n")
+    entry = msgspec.structs.replace(home.plan.entry, preload=("counted", "no_such_module"))
+    environment = {**home.environment, "PYTHONPATH": str(tmp_path / "modules")}
+    become_subreaper()  # as an agent is: who stands by is a child of its own
+    yield replace(home, plan=msgspec.structs.replace(home.plan, entry=entry), environment=environment)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+async def until(condition):
+    async with asyncio.timeout(BOUND_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def kill_and_renew(preparation, *pids):
+    """Where none is named, wait for the first standby."""
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(BOUND_S):
+        while set(pids) & set(preparation.own_pids) or len(preparation.own_pids) < 2:
+            await asyncio.sleep(0.01)
+            await preparation.renew()
+
+
+def test_a_killed_zygote_is_replaced_without_an_import(counted, tmp_path):
+    """As often as it is killed; the ranks of the one before have ended with it."""
+
+    async def scene():
+        preparation, ears = await prepared(counted), Ears()
+        await kill_and_renew(preparation)
+        for generation in (1, 2, 3):
+            zygote, standby = preparation.own_pids
+            group = RankGroup(counted, start(generation), preparation.starter, ears)
+            pids = await group.begin()
+            assert {parent(pid) for pid in pids} == {zygote}
+            await until(lambda pids=pids: all(sorted(os.listdir(f"/proc/{pid}/fd")) == ["0", "1", "2"] for pid in pids))
+            await kill_and_renew(preparation, zygote)
+            assert await group.wait(BOUND_S)
+            await group.stop(0.0, (), preparation.own_pids)
+            assert preparation.own_pids[0] == standby
+            assert left(preparation) == []
+        assert (tmp_path / "count").read_text() == "once\n"
+        assert len(ears.exits) == 3 * RANKS
+        await preparation.close()
+        assert left(preparation) == []
+
+    asyncio.run(scene())
+
+
+def test_without_zygote_and_standby_there_is_a_new_one(counted, tmp_path):
+    async def scene():
+        preparation = await prepared(counted)
+        await kill_and_renew(preparation)
+        before = preparation.own_pids
+        await kill_and_renew(preparation, *reversed(before))
+        assert (tmp_path / "count").read_text() == "once\n" * 2
+        assert not set(before) & set(preparation.own_pids)
+        await preparation.close()
+
+    asyncio.run(scene())
+
+
+def test_a_frozen_standby_is_not_waited_for(counted, tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare, "_TAKE_OVER_S", 0.1)
+
+    async def scene():
+        preparation = await prepared(counted)
+        await kill_and_renew(preparation)
+        zygote, standby = preparation.own_pids
+        os.kill(standby, signal.SIGSTOP)
+        await kill_and_renew(preparation, zygote)
+        assert (tmp_path / "count").read_text() == "once\n" * 2
+        os.kill(standby, signal.SIGCONT)
+        await preparation.close()
+        async with asyncio.timeout(BOUND_S):
+            while left(preparation):
+                await asyncio.sleep(0.01)
+
+    asyncio.run(scene())
+
+
+def parent(pid):
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return int(file.read().rpartition(b")")[2].split()[1])
+
+
+def test_stacks_of_hung_ranks_are_waited_for_no_longer_than_they_take(home, monkeypatch):
+    """However often somebody else looks whether the logs have grown; and one that ends instead writes none."""
+    monkeypatch.setattr(ranks, "_DUMP_BOUND_S", 600.0)
+
+    async def scene():
+        preparation = await prepared(home)
+        group = RankGroup(home, start(1), preparation.starter, Ears())
+        pids = await group.begin()
+        logs = [home.run.rank_log(1, 1, rank) for rank in range(RANKS)]
+        await until(lambda: all(log.exists() and "up" in log.read_text() for log in logs))
+        looking = asyncio.create_task(look(group))
+        os.kill(pids[0], signal.SIGKILL)
+        async with asyncio.timeout(BOUND_S):
+            await group.stop(0.0, range(RANKS), preparation.own_pids)
+        looking.cancel()
+        assert all("most recent call first" in log.read_text() for log in logs[1:])
+        await preparation.close()
+
+    asyncio.run(scene())
+
+
+async def look(group):
+    while True:
+        group.pulses()
+        await asyncio.sleep(0.01)
 
 
 def cmdline(pid):

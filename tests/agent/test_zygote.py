@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import launcher.agent
+from launcher.agent import zygote
 
 ZYGOTE = Path(launcher.agent.__file__).with_name("zygote.py")
 SCRIPTS = Path(__file__).with_name("scripts")
@@ -208,7 +209,8 @@ def test_a_program_cannot_tell_how_it_was_started(kind, target, args, code, proj
     for way in (by_python, by_fork, by_run):
         log = tmp_path / f"{way.__name__}.log"
         ended = way(order(project, target, *args, kind=kind, log=log), plain_zygote)
-        outcomes[way.__name__] = (ended, re.sub(r"(pid |0x)[0-9a-f]+", r"\1N", log.read_text()))
+        said = log.read_text().partition("Fatal Python error: ")[0]  # on purpose ours alone write a stack at a crash
+        outcomes[way.__name__] = (ended, re.sub(r"(pid |0x)[0-9a-f]+", r"\1N", said))
     assert outcomes["by_python"][0] == code, outcomes["by_python"][1]
     assert outcomes["by_fork"] == outcomes["by_python"]
     assert outcomes["by_run"] == outcomes["by_python"]
@@ -247,7 +249,7 @@ def test_one_that_cannot_be_imported_is_told_and_the_rest_goes_on(start):
 def test_forks_asked_for_during_the_imports_follow_them(start, project, tmp_path):
     agent = start(["asyncio"])
     asked = agent.ask(order(project, "siblings.py", log=tmp_path / "log"))
-    assert agent._lines.readline().startswith(b'{"op": "ready"')
+    assert [json.loads(agent._lines.readline())["op"] for _ in range(2)] == ["began", "ready"]
     pid = agent.hear("forked", id=asked)["pid"]
     assert agent.wait(pid) == 0
 
@@ -477,6 +479,68 @@ def test_where_an_exception_came_from(source, line, where, plain_zygote, tmp_pat
     by_fork(order(tmp_path, "here.py", log=tmp_path / "log", progress=fifo[0]), plain_zygote)
     (report,) = fifo[1]()
     assert report["line"].startswith(line) and report["where"] == where
+
+
+FAILS = "def fail(x):\n  import json\n  json.loads('x')\n"
+IN_A_POOL = "with {module}.{pool}(1) as pool:\n  list(pool.map(fail, [1]))\n"
+FUTURES = f"import concurrent.futures as module\n{FAILS}{IN_A_POOL.format(module='module', pool='ProcessPoolExecutor')}"
+POOL = f"import multiprocessing\n{FAILS}{IN_A_POOL.format(module='multiprocessing', pool='Pool')}"
+SPAWN = f"import torch.multiprocessing as mp\n{FAILS}mp.start_processes(fail, nprocs=1, start_method='fork')\n"
+LOADER = """\
+from torch.utils.data import DataLoader
+class Set(list):
+  def __getitem__(self, index):
+    raise KeyError('shard')
+next(iter(DataLoader(Set([1]), num_workers=1)))
+"""
+HANDLED = f"""\
+{FAILS}
+import multiprocessing
+try:
+  multiprocessing.Pool(1).map(fail, [1])
+except ValueError as error:
+  raise OSError('mine') from error
+"""
+NO_JSON = "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)"
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "where"),
+    [
+        (FUTURES, NO_JSON, "here.py:4 in fail"),
+        (POOL, NO_JSON, "here.py:4 in fail"),
+        (SPAWN, NO_JSON, "here.py:4 in fail"),
+        (LOADER, "KeyError: 'shard'", "here.py:4 in __getitem__"),
+        (HANDLED, "OSError: mine", "here.py:9 in <module>"),
+    ],
+    ids=["futures", "pool", "torch spawn", "loader", "handled"],
+)  # fmt: skip
+def test_the_exception_of_a_worker_is_the_cause(source, line, where, plain_zygote, tmp_path, fifo):
+    (tmp_path / "here.py").write_text(source)
+    by_fork(order(tmp_path, "here.py", log=tmp_path / "log", progress=fifo[0]), plain_zygote)
+    (report,) = fifo[1]()
+    assert (report["line"], report["where"]) == (line, where), (tmp_path / "log").read_text()
+    assert report["raised"][0]["line"] == line
+
+
+@pytest.mark.parametrize(
+    ("files", "named"),
+    [
+        (["/p/code/train.py", "/elsewhere/theirs.py", "/v/lib/python3.11/site-packages/torch/x.py"], "train.py:0 in f"),
+        (["/elsewhere/theirs.py", "/v/lib/python3.11/site-packages/torch/x.py"], "/elsewhere/theirs.py:0 in f"),
+        ([json.__file__, "/usr/lib/python3/dist-packages/x.py"], "/usr/lib/python3/dist-packages/x.py:1 in f"),
+        ([], ":0 in "),
+    ],
+)
+def test_a_frame_of_the_project_is_named_else_one_of_no_library(files, named):
+    frames = [(file, number, "f") for number, file in enumerate(files)]
+    assert zygote.where(frames, zygote.Order("script", "train.py", (), "/p/code", {}, "/log")) == named
+
+
+def test_the_shells_word_for_the_folder_is_the_folder(project, plain_zygote, tmp_path):
+    (tmp_path / "here.py").write_text("import os\nprint(os.environ['PWD'] == os.getcwd(), end='')\n")
+    by_fork(order(tmp_path, "here.py", log=tmp_path / "log"), plain_zygote)
+    assert (tmp_path / "log").read_text() == "True"
 
 
 CALLS = "import socket\ndef call():\n  socket.create_connection(('127.0.0.1', 1), 1)\n"

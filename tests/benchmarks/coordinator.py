@@ -21,7 +21,7 @@ from results import publish
 
 from launcher.agent import messages
 from launcher.agent.coordinator_server import CoordinatorServer
-from launcher.agent.wire import connect
+from launcher.agent.wire import dial, wire_key
 from launcher.plan.model import FrozenCode, NodePlan, Plan, RankCommand
 from launcher.rundir.attempts import new_attempt, read_intent, read_plan
 from launcher.rundir.durable import make_dir, read_record, write_record
@@ -65,7 +65,7 @@ class Fleet:
 
     def __init__(self, run, nodes):
         self.endpoint = None
-        self.token = read_intent(run.attempt(1)).token
+        self.key = wire_key(read_intent(run.attempt(1)).token, messages.WIRE, "scale-0000", 1)
         self.nodes = nodes
         self.started = 0
         self.told = 0
@@ -74,7 +74,7 @@ class Fleet:
         self.wires = {}
 
     async def agent(self, node):
-        wire = await connect(self.endpoint.address, self.endpoint.port, "127.0.0.1", self.token)
+        wire = await dial(self.endpoint.address, self.endpoint.port, "127.0.0.1", self.key, messages.TO_AGENT)
         self.wires[node] = wire
         wire.send(messages.Join(node, "127.0.0.1", this_process(), 20_000 + node))
         wire.send(messages.Ready(node))

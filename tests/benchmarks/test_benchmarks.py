@@ -44,6 +44,14 @@ TABLES = [
         ["mlp, 2 ranks | Trainer", "mlp, 2 ranks | by hand"],
     ),
     ("copies", ["--megabytes", "1", "--seconds", "5", "--every-s", "0.5"], ["with copies", "without"]),
+    (
+        "goodput",
+        [
+            *("--places", "local", "--sides", "launch", "--faults", "rank kills", "--gaps", "5"),
+            *("--minutes", "0.1", "--calm-s", "1", "--seed", "1"),
+        ],
+        ["local | rank kills | 5 s | launch"],
+    ),
     ("resume_step", ["--ranks", "2", "--kills", "1", "--peers", "launch"], ["2 | launch | 1 of 1"]),
 ]
 

@@ -28,7 +28,7 @@ class Desk:
     def run(self, name="job-abcd"):
         """A folder for a run, and its entry in the registry."""
         folder = RunFolder(self.root / "runs" / name)
-        registry.register(name, folder.path)
+        registry.register(name, folder.path, fsync=False)
         return folder
 
     def launch(self, *words, check=0, env=None, cwd=None):
@@ -44,10 +44,11 @@ class Desk:
             assert done.returncode == check, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
-    def on_terminal(self, *words, env=None, until=None, then=lambda process: None):
-        """Exit code and everything that a terminal of 100 columns got; `then` is called once `until` was shown."""
+    def on_terminal(self, *words, env=None, until=None, then=lambda process: None, columns=100, keys=""):
+        """Exit code and all that a terminal of so many columns got; `then` is called, and these keys are pressed,
+        once `until` was shown."""
         ours, theirs = pty.openpty()
-        subprocess.run(["stty", "rows", "30", "cols", "100"], stdin=theirs, check=True)
+        subprocess.run(["stty", "rows", "30", "cols", str(columns)], stdin=theirs, check=True)
         process = subprocess.Popen(
             [sys.executable, "-m", "launcher.cli.main", *words],
             env={**self.env, **(env or {})},
@@ -59,14 +60,14 @@ class Desk:
         )
         os.close(theirs)
         try:
-            shown = self._until_closed(ours, process, until, then)
+            shown = self._until_closed(ours, process, until, then, keys)
             return process.wait(_BOUND_S), shown
         finally:
             process.kill()
             process.wait()
             os.close(ours)
 
-    def _until_closed(self, ours, process, until, then):
+    def _until_closed(self, ours, process, until, then, keys):
         shown, waiting = "", until is not None
         deadline = time.monotonic() + _BOUND_S
         while time.monotonic() < deadline:
@@ -78,6 +79,7 @@ class Desk:
             if waiting and until in shown:
                 waiting = False
                 then(process)
+                os.write(ours, keys.encode())
         raise AssertionError(f"never ended; shown so far: {shown}")
 
 

@@ -116,7 +116,7 @@ def test_a_cluster_with_a_login_node_is_looked_at_there(desk, ranks):
 
 def test_a_cluster_that_nobody_knows(desk, ranks):
     clusters(desk, "hpc: {kind: slurm}\n")
-    assert "did you mean hpc?" in desk.launch("doctor", "hcp", check=2).stderr
+    assert desk.launch("doctor", "hcp", check=2).stderr == "launch: hcp: no such cluster\nhint: did you mean hpc?\n"
 
 
 FAKE = """#!/bin/sh

@@ -1,10 +1,12 @@
 import json
 import re
 import signal
+import time
 
+import pytest
 from run_folder import dead_process
 
-from launcher.rundir.records import Failure
+from launcher.rundir.records import Failure, NotFinite
 from launcher.words import Cause, State
 
 
@@ -49,7 +51,7 @@ def test_following_an_ended_run_ends_with_its_exit_code(desk):
     done = desk.launch("logs", "last", "-f", check=10)
     assert done.stdout.endswith("0:0 │ working\n")
     assert done.stderr.index("first to fail: rank 0 on node 0") < done.stderr.index("job-abcd failed (user_error)")
-    assert done.stderr.endswith("next: launch resume job-abcd\n")
+    assert done.stderr.endswith("next: mend the code, then launch resume job-abcd --code\n")
     assert "\x1b" not in done.stdout + done.stderr
 
 
@@ -93,3 +95,65 @@ def test_ctrl_c_stops_the_following_and_nothing_else(desk):
 def test_following_as_json(desk):
     desk.run().failed().log(0, "a\n")
     assert json.loads(desk.launch("logs", "last", "-f", "--json", check=10).stdout)["text"] == "a"
+
+
+def test_restarts_are_told_between_the_lines(desk):
+    run = desk.run().succeeded().log(0, "a\n").log(0, "b\n", generation=2)
+    run.event("x", kind="regroup", generation=1, brief="restart 1 of 3: KeyError in train.py:3, rank 0")
+    for words in ((), ("-f",)):
+        lines = desk.launch("logs", "last", *words).stdout.splitlines()
+        assert [line.strip() for line in lines] == [
+            "0:0 │ a", "── restart 1 of 3: KeyError in train.py:3, rank 0 ──", "0:0 │ b",
+        ]  # fmt: skip
+    assert "restart" not in desk.launch("logs", "last", "--json").stdout
+
+
+def test_progress_bars_are_shown_as_they_move(desk):
+    run = desk.run().running(not_finite={"loss": NotFinite("NaN", 17)})
+    run.log(0, "\r 10%|#   |").log(1, "\r\x1b[2J 30%|##  |")
+
+    def goes_on(_process):
+        run.log(0, "\r100%|####|\n").end(State.SUCCEEDED).state(State.SUCCEEDED, exit_code=0)
+
+    shown = desk.on_terminal("logs", "last", "-f", until="loss is NaN", then=goes_on)[1]
+    assert "0 │  10%|#   |\r\n1 │  30%|##  |\r\n\x1b[7;31mjob-abcd" in shown
+    assert "\x1b[2A\x1b[J" in shown.partition("100%")[0]
+
+
+def test_some_lines_only(desk):
+    run = desk.run().succeeded()
+    run.log(0, "a loss\nb\n", times=[(100.0, 7), (200.0, 9)]).log(3, "c loss\n", times=[(300.0, 7)])
+    last = lambda *words: [line[-1] for line in desk.launch("logs", "last", *words).stdout.splitlines()]  # noqa: E731
+    assert last("-n", "2") == ["b", "s"]
+    assert last("--grep", "^. loss", "--rank", "0,2") == ["s"]
+    assert last("--rank", "1-3", "--rank", "0", "-n", "1") == ["s"]
+    assert last("--node", "0", "-n", "5") == ["s", "b", "s"]
+    assert last("--node", "1") == []
+    assert last("-n", "1", "-f") == ["s"]
+    assert last("--since", f"{time.time() - 250:.0f}s") == ["s"]
+
+
+def test_restarts_before_the_last_lines_are_left_out(desk):
+    run = desk.run().succeeded()
+    for generation in (1, 2, 3):
+        run.log(0, f"g{generation}\n", generation=generation)
+    for generation in (1, 2):
+        run.event("x", kind="regroup", generation=generation, brief=f"restart {generation}")
+    lines = [line.split()[-1] for line in desk.launch("logs", "last", "-n", "2").stdout.splitlines()]
+    assert lines == ["g2", "──", "g3"]
+    assert "restart" not in desk.launch("logs", "last", "--grep", "g").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("-n", "-1"), "expected a number of lines such as 50, got '-1'"),
+        (("--since", "yesterday"), "expected a time such as 30s, 5m, 2h or 1d, got 'yesterday'"),
+        (("--grep", "("), "expected a regular expression, got '('"),
+        (("--rank", "5-3"), "expected numbers such as 0 or 0,3-5, got '5-3'"),
+        (("--node", "0,"), "expected numbers such as 0 or 0,3-5, got '0,'"),
+    ],
+)
+def test_what_cannot_be_chosen(desk, words, said):
+    desk.run().succeeded()
+    assert said in desk.launch("logs", "last", *words, check=2).stderr

@@ -12,7 +12,15 @@ def test_wait_gives_the_runs_exit_code_and_its_final_line(desk):
     desk.run("bad-bbbb").failed(submitted_at=9e9)
     done = desk.launch("wait", "last", check=10)
     assert done.stdout == "bad-bbbb failed (user_error)\n"
-    assert done.stderr == "next: launch resume bad-bbbb\n"
+    assert done.stderr == "next: mend the code, then launch resume bad-bbbb --code\n"
+
+
+def test_wait_shows_no_control_that_a_record_holds(desk):
+    state = desk.run("bad-bbbb").failed().run.state
+    state.write_text(state.read_text().replace('"run":"bad-bbbb"', '"run":"bad\\u001b[2J-bbbb"'))
+    done = desk.launch("wait", "last", check=10)
+    assert done.stdout == "bad-bbbb failed (user_error)\n"
+    assert done.stderr == "next: mend the code, then launch resume bad-bbbb --code\n"
 
 
 def test_wait_of_a_lost_run(desk):

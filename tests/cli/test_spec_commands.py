@@ -67,6 +67,41 @@ def test_init_writes_over_nothing(desk):
     assert entries(desk.root) == ["job.yaml"]
 
 
+@pytest.mark.parametrize("there", ["a file", "a folder in its place", "a link"])
+def test_init_that_cannot_write_all_writes_nothing(desk, there):
+    """Half of it was in the way of the next."""
+    blocked = desk.root / ".launch"
+    if there == "a file":
+        blocked.touch()
+    elif there == "a link":
+        blocked.symlink_to("nowhere/at/all")
+    else:
+        blocked.mkdir()
+        (blocked / "job.schema.json").mkdir()
+    before = entries(desk.root)
+    done = desk.launch("init", check=4)
+    assert done.stderr.startswith("launch: cannot write .launch/job.schema.json: ")
+    assert (done.stdout, entries(desk.root)) == ("", before)
+    blocked.rename(desk.root / "away")
+    desk.launch("init")
+
+
+@pytest.mark.parametrize("command", ["validate", "submit"])
+def test_a_spec_of_no_name_is_nothing(desk, command):
+    done = desk.launch(command, "", check=2)
+    assert done.stderr.removeprefix("launch: ").startswith("expected the file of a spec, got nothing\nhint: ")
+
+
+def test_init_into_a_folder(desk):
+    (desk.root / "there").mkdir()
+    assert desk.launch("init", "-o", "there").stdout == "there/job.yaml\n"
+    assert "there/job.yaml exists already" in desk.launch("init", "-o", "there/", check=2).stderr
+    assert "cannot write nowhere/job.yaml" in desk.launch("init", "-o", "nowhere/", check=2).stderr
+    (desk.root / "link").symlink_to("nowhere/job.yaml")
+    assert "link is a link that leads nowhere" in desk.launch("init", "-o", "link", check=2).stderr
+    assert not (desk.root / "nowhere").exists()
+
+
 def test_init_of_what_there_is_not(desk):
     assert "hint: did you mean minimal?" in desk.launch("init", "minimum", check=2).stderr
     assert "cannot write nowhere/job.yaml" in desk.launch("init", "--output", "nowhere/job.yaml", check=2).stderr
@@ -104,3 +139,126 @@ def test_a_file_whose_name_is_not_utf8(project):
     assert "odd" in project.launch("submit", "good.yaml", "--dry-run").stdout
     plan = json.loads(project.launch("submit", "good.yaml", "--dry-run", "--json").stdout)
     assert any(entry["path"].startswith("odd") for entry in plan["files"])
+
+
+@pytest.mark.parametrize(("python", "mode", "told"), [
+    (".venv/bin/python", None, "no interpreter at {root}/.venv/bin/python"),
+    ("python9.99", None, "no interpreter at {root}/python9.99"),
+    ("./python", 0o600, "{root}/python is no program that can be run"),
+    (".", None, "no interpreter at {root}"),
+])  # fmt: skip
+def test_an_interpreter_that_cannot_be_run_is_told_before_anything_starts(project, python, mode, told):
+    (project.root / "good.yaml").write_text(GOOD + f"  python: {python}\n")
+    if mode is not None:
+        (project.root / python).write_text("#!/bin/sh\n")
+        (project.root / python).chmod(mode)
+    before = entries(project.root)
+    done = project.launch("submit", "good.yaml", check=2)
+    assert done.stderr.startswith(f"good.yaml:4:11: run.python: {told.format(root=project.root)}\nhint: ")
+    assert entries(project.root) == before
+
+
+OPTIONS = """
+import argparse, os
+raise SystemExit('was run')
+def parse(parser):
+    parser.add_argument("data")
+    parser.add_argument("-b", "--batch-size", type=int, default=32, help="of each\\n   rank")
+    parser.add_argument("--lr", default=1e-3)
+    parser.add_argument("--amp", action="store_true")
+    parser.add_argument("--name", default="yes", help=f"not {1}")
+    parser.add_argument("--sizes", nargs="*", default=[1, 2])
+    parser.add_argument("--resume", default=None, help="a file")
+    parser.add_argument("--root", default=os.environ["HOME"])
+    parser.add_argument("--out", required=True)
+    parser.add_argument("-v", action="count")
+    parser.add_argument("--version", action="version")
+"""
+
+
+def test_init_from_a_script(project):
+    (project.root / "opts.py").write_text(OPTIONS)
+    assert project.launch("init", "--from", "opts.py").stdout == "job.yaml\n"
+    lines = (project.root / "job.yaml").read_text().splitlines()
+    assert lines[2:] == [
+        "name: opts", "", "run:", "  script: opts.py", "  args:", "    batch-size: 32  # of each rank", "    lr: 0.001",
+        "    amp: false", '    name: "yes"', "    sizes: [1, 2]", "    #resume:  # a file", "    #root:",
+        "    out: FILL_IN", "  # it takes data too: args as a list, [--key, value, ...], can hold that",
+    ]  # fmt: skip
+    plan = json.loads(project.launch("submit", "job.yaml", "--dry-run", "--json").stdout)
+    assert plan["entry"]["args"] == [
+        "--batch-size",
+        "32",
+        "--lr",
+        "0.001",
+        "--name",
+        "yes",
+        "--sizes",
+        "1",
+        "2",
+        "--out",
+        "FILL_IN",
+    ]
+
+
+def test_init_from_a_script_without_options_and_from_none(project):
+    project.launch("init", "--from", "train.py")
+    assert (project.root / "job.yaml").read_text().endswith("name: train\n\nrun:\n  script: train.py\n")
+    project.launch("validate", "job.yaml")
+    (project.root / "torn.py").write_text("a = (\n")
+    assert "torn.py:1:1: " in project.launch("init", "--from", "torn.py", "-o", "x.yaml", check=2).stderr
+    assert "none.py: no such file" in project.launch("init", "--from", "none.py", "-o", "x.yaml", check=2).stderr
+    assert not (project.root / "x.yaml").exists()
+
+
+ARGUMENT = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument"
+
+
+def test_a_name_of_an_option_writes_nothing_else_into_a_spec(project):
+    """A script that somebody else wrote had `run.command` in the spec that was made of it."""
+    script = (
+        ARGUMENT
+        + """("--a\\nrun: {command: evil}", default=1)\nparser.add_argument("--b", default=1, help="\\x1b[2Jx")\n"""
+    )
+    (project.root / "lies.py").write_text(script)
+    project.launch("init", "--from", "lies.py")
+    text = (project.root / "job.yaml").read_text()
+    assert "command" not in text and "    b: 1  # x\n" in text and "\x1b" not in text
+
+
+@pytest.mark.parametrize(
+    "text", [f"x = {'+'.join(['1'] * 200_000)}", f"{ARGUMENT}('--a', default={'-' * 50_000}1)", "x = p" + ".a" * 60_000]
+)
+def test_a_script_that_is_too_deep_for_the_parser_is_bad_input(project, text):
+    (project.root / "deep.py").write_text(text)
+    said = project.launch("init", "--from", "deep.py", check=2).stderr
+    assert said == "launch: deep.py: too deeply nested to be read\n"
+
+
+def test_a_script_is_a_file_and_no_pipe_that_is_waited_for(project):
+    os.mkfifo(project.root / "pipe.py")
+    assert project.launch("init", "--from", "pipe.py", check=2).stderr == "launch: pipe.py: not a file\n"
+
+
+def test_a_script_that_is_no_python_is_refused_with_its_place(project):
+    (project.root / "train.py").write_text("import os\nprint('hello'\n")
+    for words in (("validate", "good.yaml"), ("submit", "good.yaml")):
+        done = project.launch(*words, check=2)
+        assert "good.yaml:3:11: run.script: train.py:2: '(' was never closed\n" in done.stderr
+        assert "\nhint: " in done.stderr
+
+
+def test_a_script_for_a_newer_python_is_left_to_it(project):
+    site = project.root / ".venv" / "lib" / "python3.99" / "site-packages"
+    site.mkdir(parents=True)
+    python = project.root / ".venv" / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\n")
+    python.chmod(0o755)
+    (project.root / "train.py").write_text("new syntax\n")
+    project.launch("validate", "good.yaml", "--set", "run.python=.venv/bin/python")
+
+
+def test_a_script_that_is_given_as_a_spec_is_named(project):
+    done = project.launch("submit", "train.py", check=2)
+    assert done.stderr.startswith("launch: train.py: a Python script is no spec\nhint: `launch run train.py`")

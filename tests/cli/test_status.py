@@ -1,11 +1,13 @@
+import io
 import json
 import os
 import time
 
 import pytest
-from run_folder import dead_process, of_another_machine
+from run_folder import RunFolder, dead_process, of_another_machine
 
-from launcher.rundir.records import Failure, NodeState, RankState
+from launcher.cli import terminal
+from launcher.rundir.records import Failure, Handle, NodeState, NotFinite, RankState
 from launcher.words import Cause, State
 
 FAILURE = Failure(
@@ -106,6 +108,31 @@ def test_the_page_of_a_running_run(desk):
         assert text in page
 
 
+def test_a_loss_that_is_no_number_is_red_and_lines_that_are_no_reports_are_counted(desk):
+    desk.run().running(not_finite={"loss": NotFinite("NaN", 17)}, malformed=3)
+    assert "\x1b[31mloss is NaN since step 17\x1b[0m" in desk.on_terminal("status", "last")[1]
+    page = " ".join(desk.launch("status", "last").stdout.split())
+    assert "no reports 3 lines on the progress wire: expected one JSON object a line" in page
+    known = json.loads(desk.launch("status", "last", "--json").stdout)
+    assert (known["not_finite"], known["malformed"]) == ({"loss": {"value": "NaN", "since": 17}}, 3)
+
+
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [
+        ({"safe_checkpoint": 20}, "the newest checkpoint that survives a disk is step 20, 15 steps behind"),
+        ({"safe_checkpoint": None}, "no checkpoint survives a disk yet"),
+        ({"safe_checkpoint": 35}, None),
+        ({"safe_checkpoint": None, "second_copies": False}, None),
+        ({"checkpoint": None}, None),
+    ],
+)
+def test_what_the_loss_of_a_disk_would_cost(desk, known, said):
+    desk.run().running(**{"checkpoint": 35, "second_copies": True} | known)
+    page = " ".join(desk.launch("status", "last").stdout.split())
+    assert (said in page) if said else ("survives" not in page)
+
+
 def test_the_last_events_with_their_age(desk):
     run = desk.run().running()
     for number in range(12):
@@ -197,3 +224,57 @@ def test_status_writes_nothing(desk):
     desk.launch("status")
     desk.launch("status", run.path.name)
     assert {path: os.stat(path).st_mtime_ns for path in desk.root.rglob("*")} == before
+
+
+# Of another home
+
+
+@pytest.fixture
+def project(desk):
+    """A folder with runs that were submitted with another HOME."""
+    project = desk.root / "project"
+    runs = project / ".launch" / "runs"
+    RunFolder(runs / "done-aaaa").succeeded(submitted_at=time.time() - 100)
+    queued = RunFolder(runs / "queued-bbbb").plan().intent(kind="slurm")
+    queued.write(queued.run.attempt(1).handle, Handle("slurm", job_id="7", ticket="x")).state(State.STARTING)
+    RunFolder(runs / "live-cccc").running()
+    return project
+
+
+def test_runs_of_another_home_are_seen_from_their_project(desk, project):
+    (project / "deeper").mkdir()
+    for folder in (project, project / "deeper"):
+        done = desk.launch("status", cwd=folder)
+        assert {line.split()[0]: line.split()[1] for line in done.stdout.splitlines()[1:]} == {
+            "done-aaaa": "succeeded", "live-cccc": "running", "queued-bbbb": "unknown",
+        }  # fmt: skip
+        assert "queued-bbbb: it was submitted with another HOME or XDG_STATE_HOME" in done.stderr
+    assert desk.launch("status").stdout == ""
+    page = json.loads(desk.launch("status", "queued", "--json", cwd=project).stdout)
+    assert (page["run"], page["state"], page["next"]) == ("queued-bbbb", "unknown", "")
+    assert "another HOME" in page["message"]
+
+
+@pytest.mark.parametrize("verb", ["cancel", "resume", "logs", "wait", "pardon"])
+def test_runs_of_another_home_are_only_looked_at(desk, project, verb):
+    before = {path: os.stat(path).st_mtime_ns for path in project.rglob("*")}
+    said = desk.launch(verb, "live-cccc", check=3, cwd=project).stderr
+    assert "live-cccc: it was submitted with another HOME or XDG_STATE_HOME" in said
+    desk.launch("status", cwd=project)
+    assert {path: os.stat(path).st_mtime_ns for path in project.rglob("*")} == before
+
+
+def test_what_others_can_write_to_is_no_run_of_another_home(desk, project):
+    (project / ".launch" / "runs" / "live-cccc").chmod(0o777)
+    assert "live-cccc" not in desk.launch("status", cwd=project).stdout
+
+
+def test_a_window_that_is_made_narrower_is_drawn_over_as_a_whole(monkeypatch):
+    """What was one row of 60 is three of 20 by then."""
+    widths = iter([(100, 30), (20, 30)])
+    monkeypatch.setattr(terminal, "size", lambda _: next(widths))
+    stream = io.StringIO()
+    screen = terminal.Screen(stream)
+    screen.show(["x" * 60, "short"])
+    screen.show(["y"])
+    assert stream.getvalue().count("\x1b[4A") == 1

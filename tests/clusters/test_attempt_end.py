@@ -5,10 +5,11 @@ import pytest
 from run_folder import plan_of
 
 from launcher.agent.coordinator_server import time_used
-from launcher.clusters.keeping.attempt_end import first_state, write_failure
+from launcher.clusters.keeping.attempt_end import ask_to_stop, first_state, is_cancelled, write_failure
 from launcher.rundir.attempts import new_attempt
-from launcher.rundir.durable import write_record
+from launcher.rundir.durable import append_line, read_lines, write_record
 from launcher.rundir.layout import RunDir
+from launcher.rundir.records import Event
 from launcher.words import Cause
 
 
@@ -24,3 +25,29 @@ def test_a_resume_begins_the_time_anew_even_where_its_first_attempt_dies_at_once
         write_failure(run, second, plan, Cause.NODE_LOST, "its agent is gone")
     third, _ = new_attempt(run, "local", "requeue", Cause.NODE_LOST)
     assert time_used(run, third) == used_s
+
+
+def test_a_failure_that_its_keeper_tells_of_says_how_long_the_generation_had_run(tmp_path):
+    """Else no progress would ever refill the budget of a run whose coordinators die."""
+    run, plan = RunDir(tmp_path), plan_of(tmp_path)
+    first, _ = new_attempt(run, "local", "submit", None)
+    for at in (100.0, 200.0):
+        append_line(run.events, Event(at, 1, "generation_opened", "it begins"))
+    write_record(run.state, msgspec.structs.replace(first_state(plan, 1), updated_at=7400.0))
+    write_failure(run, first, plan, Cause.NODE_LOST, "its agent is gone")
+    second, _ = new_attempt(run, "local", "requeue", Cause.NODE_LOST)
+    write_failure(run, second, plan, Cause.NODE_LOST, "its agent is gone")
+    failures = [event for event in read_lines(run.events, Event) if event.kind == "failure"]
+    assert [event.ran_s for event in failures] == [7200.0, 0.0]
+
+
+def test_a_wish_to_end_is_written_where_its_folder_is_gone_and_raises_nowhere(tmp_path):
+    """Who asks, and a batch process that was told to leave, go on to signals: an error there left agents behind."""
+    run = RunDir(tmp_path)
+    ask_to_stop(run.attempt(1), "cancel")
+    assert is_cancelled(run.attempt(1))
+    run.attempt(2).path.touch()
+    ask_to_stop(run.attempt(2), "preempt")
+    run.attempt(3).stop.mkdir(parents=True)
+    ask_to_stop(run.attempt(3), "cancel")
+    assert not is_cancelled(run.attempt(3))

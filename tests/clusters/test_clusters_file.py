@@ -15,8 +15,8 @@ from launcher.clusters.clusters_file import (
     with_defaults,
 )
 from launcher.errors import BadInput
-from launcher.spec import read_spec
 from launcher.spec.model import Login
+from launcher.spec.read import read_spec
 
 GOOD = """
 hpc:
@@ -184,7 +184,7 @@ def test_a_name_that_is_none(write):
     write(GOOD)
     with pytest.raises(BadInput) as raised:
         entry("hcp")
-    assert raised.value.lines == ("--on hcp: no such cluster", "hint: did you mean hpc?")
+    assert raised.value.lines == ("hcp: no such cluster", "hint: did you mean hpc?")
     with pytest.raises(BadInput) as raised:
         entry("\x1b[2J" * 100)
     assert "\x1b" not in str(raised.value)

@@ -1,6 +1,7 @@
 """A kind of cluster that another package brings: found by its entry point, with options of its own in spec and file."""
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from launcher.clusters import kinds
 
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "launcher" / "clusters" / "README.md"
 PACKAGE = """
 import os
 from dataclasses import replace
@@ -68,6 +70,33 @@ def test_what_is_wrong_with_its_options_is_told_where_it_stands(toy):
         json.loads(toy.launch("schema").stdout)["properties"]["toy"]["properties"]["shelf"]["description"]
         == "Where it stands"
     )
+
+
+@pytest.fixture
+def example(toy, tmp_path):
+    """The package that the page of clusters shows."""
+    python, project = re.findall(r"^```(?:python|toml)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    ((name, where),) = tomllib.loads(project)["project"]["entry-points"][kinds.GROUP].items()
+    site = tmp_path / "site"
+    module = site.joinpath(*where.partition(":")[0].split(".")).with_suffix(".py")
+    module.parent.mkdir()
+    module.write_text(python)
+    (site / "example-1.0.dist-info").mkdir()
+    (site / "example-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: example\nVersion: 1.0\n")
+    (site / "example-1.0.dist-info" / "entry_points.txt").write_text(f"[{kinds.GROUP}]\n{name} = {where}\n")
+    own = tmp_path / "config" / "launch" / "clusters.yaml"
+    own.write_text(f"lab: {{kind: {name}, defaults: {{queue: long}}}}\n")
+    return toy
+
+
+def test_the_example_of_the_page_is_a_kind(example):
+    spec = example.chain(more="mine: {queue: short}\n")
+    plan = json.loads(example.launch("submit", spec, "--on", "mine", "--dry-run", "--json").stdout)
+    assert (plan["cluster_kind"], plan["spec"]["plugins"]) == ("mine", {"mine": {"queue": "short"}})
+    run = example.submit(example.chain(), "--on", "lab")
+    record = json.loads((Path(example.status(run)["run_dir"]) / "plan.json").read_text())
+    assert (record["cluster"], record["spec"]["plugins"]) == ("lab", {"mine": {"queue": "long"}})
+    assert "job 7" in example.launch("cancel", run).stdout
 
 
 def test_a_run_of_a_kind_that_is_gone_is_told_of(toy):

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.clusters.local import doctor as local_doctor
-from launcher.doctor import look_there
+from launcher.doctor import checks, machine_there
+from launcher.doctor.checks import files_finding, memory_finding, space_finding, torch_finding
 from launcher.doctor.findings import Level, exit_code, ok, problem, warning
-from launcher.doctor.look_there import Torch, torch_of
-from launcher.doctor.machine_checks import files_finding, memory_finding, space_finding, torch_finding
-from launcher.doctor.programs import text_of
+from launcher.doctor.machine_there import Torch, torch_of
 from launcher.errors import Exit
 
 
@@ -32,7 +30,7 @@ def python(tmp_path):
 
 
 def folder_findings(about, path, variable):
-    return local_doctor.folder_findings(about, look_there.folder(str(path)), variable)
+    return checks.folder_findings(about, machine_there.folder(str(path)), variable)
 
 
 def levels(findings):
@@ -113,8 +111,8 @@ def test_modes_that_do_not_stay_are_noticed(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("off_s", "said"), [(90.0, "90.0 s ahead of"), (-90.0, "90.0 s behind")])
 def test_a_file_system_with_another_time(tmp_path, monkeypatch, off_s, said):
-    clock_of = look_there._clock_of
-    monkeypatch.setattr(look_there, "_clock_of", lambda folder: clock_of(folder) + off_s)
+    clock_of = machine_there._clock_of
+    monkeypatch.setattr(machine_there, "_clock_of", lambda folder: clock_of(folder) + off_s)
     *_, finding = folder_findings("runs root", tmp_path, "LAUNCH_RUNS")
     assert finding.level is Level.WARNING and said in finding.text
 
@@ -179,9 +177,7 @@ def test_what_is_said_of_torch(torch, gpus, level, said):
 
 def test_torch_is_asked_of_the_interpreter(python):
     answer = json.dumps(["2.10.0", "CUDA 12.8", 2])
-    assert torch_of(python(f"echo hello from a site; echo '{answer}'"), text_of("torch"), {}) == Torch(
-        "2.10.0", "CUDA 12.8", 2
-    )
+    assert torch_of(python(f"echo hello from a site; echo '{answer}'"), {}) == Torch("2.10.0", "CUDA 12.8", 2)
 
 
 @pytest.mark.parametrize(
@@ -196,11 +192,11 @@ def test_torch_is_asked_of_the_interpreter(python):
     ],
 )
 def test_torch_that_does_not_work(python, script, error):
-    assert torch_of(python(script), text_of("torch"), {}, limit_s=0.3) == Torch(error=error)
+    assert torch_of(python(script), {}, limit_s=0.3) == Torch(error=error)
 
 
 def test_an_interpreter_that_is_not_there(tmp_path):
-    assert "cannot be started: No such file" in torch_of(str(tmp_path / "python"), text_of("torch"), {}).error
+    assert "cannot be started: No such file" in torch_of(str(tmp_path / "python"), {}).error
 
 
 def test_every_finding_that_is_not_well_says_what_to_do():

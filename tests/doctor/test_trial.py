@@ -1,7 +1,9 @@
 """A trial on a queue that starts its jobs here, each node as a process: whatever queue it is, this is what it needs."""
 
+import errno
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,28 +12,26 @@ from pathlib import Path
 
 import pytest
 
+from launcher.doctor import trial
 from launcher.doctor.findings import Level
-from launcher.doctor.trial.checks import QueueWords, refused_finding
-from launcher.doctor.trial.here import NoTrial, TrialJob, findings_of, try_nodes
+from launcher.doctor.trial import NoTrial, try_nodes
+from launcher.doctor.trial_checks import Expected, QueueWords, TrialJob, refused_finding, trial_findings
 from launcher.doctor.wish import DoctorWish
 
 WORDS = QueueWords(
     called="Here",
-    module="trial_node_here",
-    node_name="$NODE",
+    kind="here",
     submit="hsub",
     cancel="hdel",
-    ask_for_others="--partition asks for",
-    refused_hint="ask for others",
-    nodes_hint="`hnodes`",
-    job_hint="`hjob {job}`",
-    gone_hint="`hjob {job}` shows when it has gone",
-    interface="here.interface",
-    complaint=re.compile(r"^hrun: (.+)$", re.MULTILINE),
+    shows="hjob",
+    shows_ended="hjob -e",
+    shows_nodes="hnodes",
+    others="--partition",
     starter="hrun",
     starter_hint="ask somebody",
+    complaint=re.compile(r"^hrun: (.+)$", re.MULTILINE),
 )
-EACH = 'for number in 0 1; do (NODE=node$number "$@" 2>&1 | sed "s/^/$number: /") & done; wait'
+EACH = 'for number in 0 1; do (NODE=node$number /bin/sh -c {} 2>&1 | sed "s/^/$number: /") & done; wait'
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Here:
     cancelled: int = 0
     words: QueueWords = WORDS
 
-    def submit(self, script, nodes):
+    def submit(self, script):
         if self.refuses:
             raise NoTrial(refused_finding(self.refuses, WORDS))
         if not self.is_full:
@@ -58,9 +58,8 @@ class Here:
             self.job.stdin.close()
         return "7"
 
-    def on_each_node(self, command, nodes):
-        assert nodes == 2
-        return ["/bin/sh", "-c", EACH, "each", *command]
+    def on_each_node(self, program):
+        return EACH.format(shlex.quote(f"export NODE; {program}"))
 
     def look(self, _job):
         if self.job is None:
@@ -79,6 +78,11 @@ class Here:
             os.killpg(self.job.pid, signal.SIGTERM)
 
 
+@pytest.fixture(autouse=True)
+def on_node(monkeypatch):
+    monkeypatch.setattr(trial, "_ON_NODE", "trial_node_here")
+
+
 @pytest.fixture
 def wish(tmp_path):
     (tmp_path / "bin").mkdir()
@@ -89,8 +93,8 @@ def wish(tmp_path):
 
 
 def tried(queue, wish, told=None):
-    trial = try_nodes(queue, wish, 2, 1, (told if told is not None else []).append)
-    return trial, list(findings_of(trial, queue, wish))
+    found = try_nodes(queue, wish, 1, (told if told is not None else []).append)
+    return found, list(trial_findings(found, Expected(wish.python, str(wish.runs_root)), WORDS))
 
 
 def problems(findings):
@@ -99,8 +103,8 @@ def problems(findings):
 
 def test_nodes_look_around_and_leave_by_themselves(wish, tmp_path):
     queue = Here()
-    trial, found = tried(queue, wish)
-    assert problems(found) == [] and trial.over and not queue.cancelled
+    looked, found = tried(queue, wish)
+    assert problems(found) == [] and looked.over and not queue.cancelled
     said = {one.about: one.text for one in found}
     assert said["trial"].startswith("job 7 on node0 and node1, its first word ") and said["trial"].endswith(
         "after hsub"
@@ -109,7 +113,7 @@ def test_nodes_look_around_and_leave_by_themselves(wish, tmp_path):
         "node0 and node1 reach each other by the addresses that Here has (127.0.0.10, 127.0.0.11) within "
     )
     assert said["torch"] == f"2.10.0 (CPU only) in {wish.python} on node0 and node1"
-    assert trial.seen_on == ["node0", "node1"]
+    assert looked.seen_on == ["node0", "node1"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bin"]
 
 
@@ -133,7 +137,22 @@ def test_a_queue_that_refuses_and_one_that_is_full(wish, tmp_path):
 
 def test_a_folder_that_nodes_do_not_have(wish):
     queue = Here()
-    begin, queue.submit = queue.submit, lambda script, nodes: begin(script.replace("/runs/", "/other/"), nodes)
+    begin, queue.submit = queue.submit, lambda script: begin(script.replace("/runs/", "/other/"))
     _, found = tried(queue, wish)
     assert problems(found) == [("runs root", f"{wish.runs_root} is not the same folder on node0")]
     assert sys.executable not in found[0].text
+
+
+def test_the_job_is_ended_even_where_the_disk_is_in_trouble(wish, monkeypatch):
+    unlink = Path.unlink
+
+    def fail(path, **more):
+        if path.name == "at-work":
+            raise OSError(errno.EIO, "Input/output error")
+        unlink(path, **more)
+
+    monkeypatch.setattr(Path, "unlink", fail)
+    queue = Here(is_full=True)
+    with pytest.raises(NoTrial):
+        tried(queue, wish)
+    assert queue.cancelled == 1

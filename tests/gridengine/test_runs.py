@@ -1,6 +1,10 @@
 """Runs on a real Grid Engine cluster: they wait, run on two nodes, are cancelled, lose nodes, and move."""
 
+import contextlib
 import json
+import re
+import shutil
+from pathlib import Path
 
 STEPS = 300
 PE = "gridengine: {pe: launch}\n"
@@ -54,6 +58,15 @@ def test_a_cancel_ends_every_process_and_the_job(desk, grid):
     assert desk.status(run)["state"] == "cancelled"
     assert grid.ask("qstat", "-u", "root") == ""
     assert not desk.processes()
+
+
+def test_a_cancel_finds_the_job_of_a_run_whose_records_are_gone(desk, grid):
+    run = desk.submit(two_nodes(desk, 100_000, "recovery: {grace: 1s}\n"), "--on", "gridengine")
+    desk.until_step(run, 5)
+    shutil.rmtree(desk.run_dir(run) / "attempts", ignore_errors=True)  # its processes may write meanwhile
+    assert "ended job" in desk.launch("cancel", run).stdout
+    desk.until("the end of its processes", lambda: not desk.processes())
+    assert grid.ask("qstat", "-u", "root") == ""
 
 
 def test_a_job_that_a_person_deletes_is_a_cancelled_run(desk, grid):
@@ -134,3 +147,32 @@ def test_the_doctor_knows_the_site(desk, grid):
     assert "3 answer" in said and "for several nodes: launch" in said
     grid.stop_master()
     assert "does not answer" in desk.launch("doctor", "gridengine", check=5).stdout
+
+
+def test_the_doctor_tries_two_hosts(desk, grid):
+    found = json.loads(desk.launch("doctor", "gridengine", "--try", "--json").stdout)
+    assert not [one for one in found if one["level"] == "problem"]
+    said = {one["about"]: one["text"] for one in found}
+    assert re.match(r"job [0-9]+ on node[0-2] and node[0-2], its first word [0-9.]+ s after qsub", said["trial"])
+    assert "reach each other by the addresses that Grid Engine has" in said["network"]
+    assert said["runs root"].split(": seen on ")[1].count("node") == 2
+    assert not (desk.project / ".launch").exists()
+    assert "launch-doctor" not in grid.run("qstat").stdout
+
+
+def test_the_doctor_tries_a_folder_with_a_name_that_a_shell_would_misread(desk, grid, tmp_path):
+    runs = tmp_path / 'it\'s "$(touch canary)"; touch canary'
+    runs.mkdir()
+    done = desk.launch("doctor", "gridengine", "--try", "--nodes", "2", env={"LAUNCH_RUNS": str(runs)})
+    assert ": seen on node" in done.stdout
+    assert list(runs.iterdir()) == [] and not list(tmp_path.rglob("canary"))
+
+
+def test_the_doctor_says_on_which_host_it_does_not_find_the_runs(desk, grid):
+    """Of three hosts two are without, and two are asked: one of them at least is."""
+    with contextlib.ExitStack() as stack:
+        for node in grid.nodes[1:]:
+            assert node.exec("mount", "-t", "tmpfs", "none", str(desk.project), cwd=Path("/")).returncode == 0
+            stack.callback(node.exec, "umount", str(desk.project), cwd=Path("/"))
+        done = desk.launch("doctor", "gridengine", "--try", check=4, timeout=150)
+    assert f"{desk.project}/.launch/runs is not the same folder on node" in done.stdout

@@ -346,12 +346,12 @@ def test_each_host_on_the_way_has_its_key_checked(behind):
     known.write_text(inner.host_line)
     with pytest.raises(UnknownKey, match=r"^jump ") as caught:
         connect(target_of(SshHost("inner")))
-    assert caught.value.fingerprint == listed(jump.host_keys[0])
+    assert caught.value.key.fingerprint == listed(jump.host_keys[0])
     assert attempts(jump) == []
     known.write_text(jump.host_line)
     with pytest.raises(UnknownKey, match=r"^inner ") as caught:
         connect(target_of(SshHost("inner")))
-    assert caught.value.fingerprint == listed(inner.host_keys[0])
+    assert caught.value.key.fingerprint == listed(inner.host_keys[0])
     assert attempts(inner) == []
     until("nobody is served", lambda: not jump.serving())
 

@@ -50,6 +50,15 @@ def test_one_that_has_ended_is_made_anew(door):
     assert second.run(["echo", "here"]).out == b"here\n"
 
 
+def test_one_that_has_ended_is_closed_once_another_takes_its_place(monkeypatch):
+    gone, closed, known = target_of(SshHost("gone", transport="openssh")), [], Future()
+    known.set_result(Line(gone, SimpleNamespace(alive=lambda: False, close=lambda: closed.append("gone"))))
+    monkeypatch.setitem(connections._ways, gone, known)
+    monkeypatch.setattr(connections, "connect_all", lambda targets, tell: {"gone": LaunchError("made")})
+    assert connections.lines_to([gone], quiet)["gone"].lines == ("made",)
+    assert closed == ["gone"]
+
+
 def test_a_failure_is_not_kept(door):
     door.down()
     assert isinstance(connections.lines_to([door.target()], quiet)["door"], Unreachable)

@@ -176,8 +176,8 @@ def test_a_key_that_is_not_trusted_is_refused_before_we_say_who_we_are(to, door,
     before = door.log.count("[preauth]")
     with pytest.raises(error) as caught:
         connect(to(door))
-    assert caught.value.fingerprint == listed(door.host_keys[0])
-    assert caught.value.fingerprint in str(caught.value)
+    assert caught.value.key.fingerprint == listed(door.host_keys[0])
+    assert caught.value.key.fingerprint in str(caught.value)
     assert caught.value.exit_code == Exit.UNREACHABLE
     until("sshd noticed that we left", lambda: door.log.count("[preauth]") > before)
     assert attempts(door) == []

@@ -105,8 +105,8 @@ def judged(file, keys, more, expected):
         check(host, key_of(keys[0], host.known_as))
     except (UnknownKey, ChangedKey, RevokedKey) as error:
         outcome = error
-        assert error.fingerprint == fingerprint(base64.b64decode(keys[0].split()[1]))
-        assert error.fingerprint in str(error)
+        assert error.key.fingerprint == fingerprint(base64.b64decode(keys[0].split()[1]))
+        assert error.key.fingerprint in str(error)
     assert type(outcome) is (expected or type(None))
 
 

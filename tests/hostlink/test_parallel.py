@@ -13,7 +13,12 @@ from launcher.hostlink import paramiko_library as transport
 from launcher.hostlink.connect import Line
 from launcher.hostlink.failures import Dropped, Lost, NoAccess
 from launcher.hostlink.known_hosts import UnknownKey
-from launcher.hostlink.parallel import close_all, connect_all, for_all
+from launcher.hostlink.parallel import answers, connect_all, for_all
+
+
+def close_all(lines):
+    for line in answers(lines).values():
+        line.close()
 
 
 def quiet(name, words):

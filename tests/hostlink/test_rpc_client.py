@@ -4,13 +4,16 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from launcher.clusters.login.address import Address
 from launcher.errors import Exit, Unreachable
 from launcher.hostlink.openssh import SshCommand
-from launcher.hostlink.rpc.client import FarLaunch, far_error, far_program
+from launcher.hostlink.rpc import client
+from launcher.hostlink.rpc.client import FarLaunch, RpcClient, Silent, far_error, far_program
+from launcher.hostlink.rpc.wire import Reply, encoded, greeting
 from tests.lab.nodes import until
 
 SHELLS = [name for name in ("sh", "bash", "zsh", "csh", "tcsh", "fish", "ksh") if shutil.which(name)]
@@ -115,3 +118,35 @@ def test_an_error_there_is_the_same_error_here():
     error = far_error(("no such run",), Exit.NO_SUCH_RUN)
     assert (error.lines, error.exit_code) == (("no such run",), Exit.NO_SUCH_RUN)
     assert far_error(("x",), 77).exit_code == Exit.INTERNAL
+
+
+class SlowLine:
+    """It gives 64 KiB in every second of its clock, and nothing once it is to."""
+
+    who = "node0"
+
+    def __init__(self, size, ends_at):
+        self.said, self.now, self.ends_at = greeting() + encoded(Reply(follows=size)) + bytes(size), 0.0, ends_at
+
+    def feed(self, _data, _limit_s):
+        return True
+
+    def read(self, most, limit_s):
+        if self.now + 1 > self.ends_at:
+            self.now += limit_s
+        if limit_s < 1 or self.now + 1 > self.ends_at:
+            raise Silent("nothing more was said in time")
+        self.now += 1
+        piece, self.said = self.said[: min(most, 64 << 10)], self.said[min(most, 64 << 10) :]
+        return piece
+
+
+def test_a_slow_line_brings_all_of_a_long_answer(monkeypatch):
+    """All that had come was thrown away, and the next try was as slow; who falls silent is not waited for."""
+    line = SlowLine(12 << 20, ends_at=1e9)
+    monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: line.now))
+    assert len(RpcClient(line).ask_with_bytes({}, type(None), 12 << 20, timeout_s=10.0)[1]) == 12 << 20
+    line = SlowLine(12 << 20, ends_at=30.0)
+    with pytest.raises(Silent):
+        RpcClient(line).ask_with_bytes({}, type(None), 12 << 20, timeout_s=10.0)
+    assert line.now < 100

@@ -22,17 +22,19 @@ from launcher.hostlink.failures import Silent
 from launcher.hostlink.rpc import wire
 from launcher.hostlink.rpc.wire import Garbled, Have, Incoming, Reply, Tree, decoded, encoded, greeting, reading
 from launcher.hostlink.shipping.tree import FileEntry
+from launcher.ids import parse_run_id
 
 SET, DEFAULTS = ("a=b\nc", "x='$(y)'"), (("slurm.partition", "gpu"),)
 SPEC = SpecThere("job.yaml", b"\xff\x00 any bytes", SET, DEFAULTS, ("job.yaml", "/p"))
-WANTED = RunWanted("job-aaaa", 0, None, 3, b"\xfe")
+RUN = parse_run_id("job-aaaa")
+WANTED = RunWanted(RUN, 0, None, 3, b"\xfe")
 REQUESTS = [
     Have("~/launch", "0" * 64),
     Tree("~/l \n'", "0" * 64, (FileEntry("\xff\n", 3, True), FileEntry("l", 0, False, "a"))),
     OpenRuns("~/launch", "slurm", "ab" * 8, "0" * 64, (SPEC,), (WANTED,), {"TOKEN": "s€cret\n"}),
-    OpenAttempt("~/launch", "ab" * 8, "job-aaaa", 1, ("--set=a b'\"\n$(c)",)),
+    OpenAttempt("~/launch", "ab" * 8, RUN, 1, ("--set=a b'\"\n$(c)",)),
     VoidTokens("~/launch", ("ab" * 8,)),
-    LookAtRuns((KnownRun("job-aaaa", 1, 7, "0" * 64),)),
+    LookAtRuns((KnownRun(RUN, 1, 7, "0" * 64),)),
 ]
 REQUEST = msgspec.json.Decoder(Request | Have | Tree)
 
@@ -81,6 +83,21 @@ def test_a_shell_that_never_stops_is_no_greeting():
 
     with pytest.raises(Garbled, match="no greeting"):
         Endless(0).greeting()
+
+
+def test_a_line_is_no_longer_than_anybody_waits_for():
+    told = [b"\n", *[b"x" * (1 << 20)] * 40]
+    with pytest.raises(Garbled, match="a line of more than 2 MiB"):
+        Incoming(lambda _deadline, _most: told.pop()).line(None, 2 << 20)
+    assert len(told) > 30, "the rest was never read"
+
+
+def test_an_older_server_is_no_talk_of_a_shell(pipe):
+    """It was waited for until the deadline, for a greeting that never came."""
+    into, incoming = pipe
+    os.write(into, b"Welcome!\nlaunch-there\n")
+    with pytest.raises(Garbled, match="another version of launch is there"):
+        incoming.greeting(time.monotonic() + 5)
 
 
 def test_lines_and_bytes_in_any_pieces():

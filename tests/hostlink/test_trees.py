@@ -8,7 +8,6 @@ import pytest
 from launcher.errors import BadInput
 from launcher.hostlink.shipping import kept_trees as trees
 from launcher.hostlink.shipping.tree import (
-    Changed,
     FileEntry,
     contents,
     digest_of,
@@ -16,7 +15,8 @@ from launcher.hostlink.shipping.tree import (
     leads_out,
     refuse_links_out,
 )
-from launcher.rundir.code_list import CodeFile, CodeList, list_frozen
+from launcher.rundir.code.hashes import CodeChanged
+from launcher.rundir.code.listing import CodeFile, CodeList, list_frozen
 from launcher.rundir.drafts import new_draft
 
 HOSTILE = [
@@ -119,18 +119,6 @@ def test_the_digest_names_everything(tmp_path):
     assert len({digest(), *(digest(**change) for change in changed)}) == 5
 
 
-def test_what_looks_the_same_is_not_read_again(tmp_path):
-    root, index = tmp_path / "project", tmp_path / "index"
-    root.mkdir()
-    index.mkdir()
-    (root / "a").write_text("first")
-    os.utime(root / "a", (1000, 1000))
-    code = list_frozen(root)
-    assert digest_of(code, index) == digest_of(code, index) == digest_of(code)
-    (root / "a").write_text("other")
-    assert digest_of(list_frozen(root), index) == digest_of(list_frozen(root))
-
-
 def test_what_is_kept_no_longer_whole_is_not_had(project, tmp_path):
     projects = tmp_path / "projects"
     code = list_frozen(project)
@@ -164,7 +152,7 @@ def test_a_tree_that_is_not_what_its_digest_says_is_not_kept(project, tmp_path):
     code = list_frozen(project)
     whole = bytearray(b"".join(contents(code)))
     whole[len(whole) // 2] ^= 1
-    with pytest.raises(Changed):
+    with pytest.raises(CodeChanged):
         trees.keep(tmp_path / "projects", digest_of(code), entries(code), read_of([bytes(whole)]))
     assert os.listdir(tmp_path / "projects") == []
 
@@ -268,7 +256,7 @@ def test_a_file_that_changes_while_it_is_sent(tmp_path, change):
             os.mkfifo(path)
         elif change == "link":
             path.symlink_to("/etc/passwd")
-        with pytest.raises(Changed):
+        with pytest.raises(CodeChanged):
             trees.keep(tmp_path / "projects", digest, entries(code), read_of(contents(code)))
     with pytest.raises(BadInput):
         digest_of(code)

@@ -227,9 +227,21 @@ class SlurmLab(Lab):
             node.revive()
         gentle = time.monotonic() + _GENTLE_S
         try:
-            until("a clear cluster", lambda: self._cleared(time.monotonic() > gentle), timeout)
+            try:
+                until("a clear cluster", lambda: self._cleared(time.monotonic() > gentle), timeout / 2)
+            except LabError:
+                self._restart_deaf_nodes()
+                until("a clear cluster", lambda: self._cleared(True), timeout)
         except LabError as error:
             raise LabError(f"{error}: {self.run('sinfo', '-N').stdout}{self.run('squeue').stdout}") from None
+
+    def _restart_deaf_nodes(self) -> None:
+        """A controller that died in the midst of a job's end may wait for minutes before it asks a node again."""
+        lines = self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%N %T").stdout.splitlines()
+        deaf = {line.split()[0] for line in lines if line.endswith("*")}
+        for node in (node for node in self.nodes if node.name in deaf):
+            node.kill_slurmd()
+            node.start_slurmd()
 
     def _cleared(self, impatient: bool) -> bool:
         if jobs := self.run("squeue", "-h", "-o", "%A").stdout.split():

@@ -59,7 +59,8 @@ class Lab(ABC):
         mark, bridge = str(self.folder), self.claim.bridge
         found = [f"process {pid}" for pid in claims.tagged(mark)]
         found += [f"inside {pid}" for pid in claims.pids() if mark.encode() in claims.read(pid, "cmdline")]
-        found += [f"link {name}" for name in os.listdir("/sys/class/net") if f"{name}-".startswith(f"{bridge}-")]
+        if not any(each.bridge == bridge and each.folder != mark for each in claims.claims()):  # it may have gone on
+            found += [f"link {name}" for name in os.listdir("/sys/class/net") if f"{name}-".startswith(f"{bridge}-")]
         found += [f"mount {line}" for line in Path("/proc/self/mountinfo").read_text().splitlines() if mark in line]
         found += [f"claim {each}" for each in claims.claims() if each.folder == mark]
         found += [f"device {path}" for path in self.folder.rglob("*") if not path.is_dir() and not path.is_file()]

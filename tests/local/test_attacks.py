@@ -7,6 +7,7 @@ import random
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,10 @@ from lab import Lab
 
 PLACED = {"ranks_per_node": 2}
 # Of a rank's environment: what is another one's in each run.
-OF_THE_RUN = {"LAUNCH_RUN_ID", "LAUNCH_RUN_DIR", "LAUNCH_CHECKPOINT_DIR", "LAUNCH_PROGRESS", "MASTER_PORT", "PWD"}
+OF_THE_RUN = {
+    "LAUNCH_RUN_ID", "LAUNCH_RUN_DIR", "LAUNCH_CHECKPOINT_DIR", "LAUNCH_PROGRESS", "MASTER_PORT", "PWD",
+    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE",
+}  # fmt: skip
 POISON = {
     "RANK": "7", "WORLD_SIZE": "99", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1", "LOCAL_RANK": "5",
     "SLURM_NTASKS": "99", "SBATCH_TIMELIMIT": "7", "SRUN_CPUS_PER_TASK": "3", "SLURM_CPU_BIND": "quiet",
@@ -145,26 +149,43 @@ def test_a_log_that_is_a_link_is_not_written_through(lab, tmp_path):
     assert outside.read_text() == "mine"
 
 
-@pytest.mark.parametrize("shift", ["+3600", "-3600"])
-def test_a_clock_that_is_an_hour_off_makes_no_false_alarm(lab, shift):
+@pytest.mark.parametrize("shift_s", [3600, -3600])
+def test_a_clock_that_is_an_hour_off_makes_no_false_alarm(lab, shift_s, tmp_path):
     """The submitter's clock says one thing, the agents' another: nothing times out, nothing is lost."""
-    library = next((path for path in LIBFAKETIME if os.path.exists(path)), None)
-    assert library, "libfaketime is missing: apt-get install faketime"
-    fake = {"LD_PRELOAD": library, "FAKETIME": shift, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
-    run = lab.submit(lab.chain(args="steps: 300\npause: 0.02"), env=fake)
+    (tmp_path / "sitecustomize.py").write_text(f"import time\nnow = time.time\ntime.time = lambda: now() + {shift_s}\n")
+    shifted = {"PYTHONPATH": str(tmp_path)}
+    run = lab.submit(lab.chain(args="steps: 300\npause: 0.02"), env=shifted)
     lab.until_step(run, 3)
+    assert abs(lab.events(run)[0]["at"] - time.time() - shift_s) < 600, "it is in force"
     assert lab.status(run)["state"] == "running"
-    assert json.loads(lab.launch("status", run, "--json", env=fake).stdout)["state"] == "running"
+    assert json.loads(lab.launch("status", run, "--json", env=shifted).stdout)["state"] == "running"
     rank = next(rank for rank in lab.status(run)["ranks"] if rank["rank"] == 1)
     os.kill(rank["pid"], 9)
     status = lab.wait(run)
     assert (status["state"], status["attempt"], status["restarts"]["total"]) == ("succeeded", 1, 1)
 
 
-LIBFAKETIME = [
-    "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1",
-    "/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1",
-]
+def test_a_guard_outlives_a_clock_that_breaks_every_sleep(lab):
+    """As some versions of libfaketime do; and an agent whose guard is gone leaves, and is begun anew."""
+    (lab.project.parent / "sitecustomize.py").write_text(NO_SLEEP)
+    run = lab.submit(lab.chain(args="steps: 400\npause: 0.02"), env={"PYTHONPATH": str(lab.project.parent)})
+    lab.until_step(run, 3)
+    agent = lab.agent_pid(run, 0)
+    [guard] = lab.children(agent, b"launcher.agent")
+    os.kill(guard, 9)
+    lab.until("another agent", lambda: lab.agent_pid(run, 0, lab.read_state(run)["attempt"]) != agent)
+    assert lab.wait(run)["state"] == "succeeded"
+
+
+NO_SLEEP = """
+import sys, time
+sleep = time.sleep
+def broken(seconds):
+    if "launcher.agent" in " ".join(sys.orig_argv) and "zygote" not in sys.orig_argv[1]:
+        raise OSError(22, "Invalid argument")
+    sleep(seconds)
+time.sleep = broken
+"""
 
 
 def test_a_canary_is_in_no_command_line_and_nothing_that_others_read(lab):

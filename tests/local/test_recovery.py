@@ -12,8 +12,12 @@ import pytest
 from lab import kill
 from shares import SEED
 
+from launcher.clock import boottime
+from launcher.rundir.durable import write_record
 from launcher.rundir.fence import raise_fence
+from launcher.rundir.identity import alive, process_id
 from launcher.rundir.layout import RunDir
+from launcher.rundir.records import ANEW, Gone
 
 pytestmark = pytest.mark.dealt(2)
 
@@ -272,8 +276,7 @@ def test_a_frozen_keeper_or_a_dead_one_does_not_disturb_the_ranks(lab, undisturb
     wanted = undisturbed()
     run = lab.submit(lab.chain(args=f"steps: {STEPS}\npause: 0.04"))
     lab.until_step(run, 5)
-    keeper = json.loads((lab.run_dir(run) / "attempts" / "0001" / "handle.json").read_text())["keeper"]["pid"]
-    assert kill(keeper)
+    assert kill(keeper_of(lab, run))
     assert lab.status(run)["state"] == "running"
     assert lab.wait(run)["fingerprint"] == wanted
 
@@ -296,7 +299,7 @@ def test_an_older_attempt_writes_nothing_any_more(lab):
     lab.until_step(run, 3)
     agent = lab.agent_pid(run, 0)
     raise_fence(RunDir(lab.run_dir(run)), 2)
-    fenced_at = time.monotonic()
+    fenced_at = boottime()
     lab.until("the fenced coordinator to leave", lambda: not os.path.exists(f"/proc/{agent}"), timeout_s=10)
     lab.until("all its processes to go", lambda: not lab.processes(), timeout_s=10)
     assert lab.read_state(run)["monotonic_s"] < fenced_at + 0.5  # at most what was being written that very moment
@@ -321,12 +324,13 @@ def have_rejoined(lab, run, times):
     return len([event for event in lab.events(run, "agent_joined") if "again" in event["text"]]) >= times
 
 
-def test_an_agent_frozen_beyond_its_lease_is_lost_and_ends_its_ranks_when_it_thaws(lab):
-    spec = lab.chain(
-        args="steps: 100000\npause: 0.02",
-        resources="nodes: 1..2\nranks_per_node: 1",
-        more="recovery:\n  lease: 3s\n  communication: 5\n",
-    )
+LEASE_S = 3.0
+LEASED = f"recovery:\n  lease: {LEASE_S:g}s\n  communication: 5\n"
+
+
+def test_the_ranks_of_a_frozen_agent_end_with_its_lease(lab):
+    """By its guard: it could not itself, and beside the next generation they would write on."""
+    spec = lab.chain(args="steps: 100000\npause: 0.02", resources="nodes: 1..2\nranks_per_node: 1", more=LEASED)
     run = lab.submit(spec)
     state = lab.until_step(run, 3)
     agent, rank = lab.agent_pid(run, 1), next(one["pid"] for one in state["ranks"] if one["node"] == 1)
@@ -334,13 +338,70 @@ def test_an_agent_frozen_beyond_its_lease_is_lost_and_ends_its_ranks_when_it_tha
     frozen_at = time.monotonic()
     lost = lab.until("the loss", lambda: lab.events(run, "agent_lost"))
     assert lost[0]["node"] == 1
-    assert time.monotonic() - frozen_at >= 3 - 1.5  # not before the lease, from its last pulse
+    assert time.monotonic() - frozen_at >= LEASE_S - 1.5  # not before the lease, from its last pulse
+    assert has_ended(rank)
+    lab.until("the end of the agent, which stays frozen", lambda: has_ended(agent))
     lab.until("the smaller world", lambda: smaller_to_one(lab.read_state(run)))
-    assert kill(agent, signal.SIGCONT)
-    lab.until("the end of its rank", lambda: not os.path.exists(f"/proc/{rank}"), timeout_s=10)
-    assert lab.status(run)["state"] == "running"
+    lab.until("its return", lambda: lab.read_state(run)["nodes"][1]["state"] == "spare")
+    assert lab.status(run)["attempt"] == 1
     lab.launch("cancel", run)
+
+
+def test_a_frozen_coordinator_is_replaced(lab, undisturbed):
+    wanted = undisturbed(ranks=1, steps=300)
+    run = lab.submit(lab.chain(args="steps: 300\npause: 0.04", resources="ranks_per_node: 1", more=LEASED))
+    (rank,) = lab.until_step(run, 3)["ranks"]
+    frozen = lab.agent_pid(run, 0)
+    assert kill(frozen, signal.SIGSTOP)
+    lab.until("the next attempt", lambda: lab.read_state(run)["attempt"] == 2)
+    assert has_ended(frozen) and has_ended(rank["pid"])
+    status = lab.wait(run)
+    assert (status["fingerprint"], status["attempt"]) == (wanted, 2)
+    assert status["restarts"]["by_cause"] == {"node_lost": 1}
+
+
+def test_nobody_is_lost_who_stood_still_together_with_the_coordinator(lab):
+    """As when the machine is suspended, or the whole job: agent, guard and ranks."""
+    run = lab.submit(lab.chain(args="steps: 100000\npause: 0.02", resources="ranks_per_node: 2", more=LEASED))
+    state = lab.until_step(run, 3)
+    all_of_it = [pid for pid in lab.processes(lab.run_dir(run)) if pid != keeper_of(lab, run)]
+    assert {lab.agent_pid(run, 0), *(rank["pid"] for rank in state["ranks"])} < {*all_of_it}
+    for pid in all_of_it:
+        assert kill(pid, signal.SIGSTOP)
+    time.sleep(LEASE_S + 3)
+    for pid in reversed(all_of_it):
+        assert kill(pid, signal.SIGCONT)
+    after = lab.until_step(run, lab.read_state(run)["step"] + 20)
+    assert [rank["pid"] for rank in after["ranks"]] == [rank["pid"] for rank in state["ranks"]]
+    (stalled,) = lab.events(run, "coordinator_stalled")
+    assert "the coordinator stood still for" in stalled["text"]
+    assert lab.events(run, "agent_lost") == [] and lab.status(run)["restarts"]["total"] == 0
+    lab.launch("cancel", run)
+
+
+def keeper_of(lab, run):
+    return json.loads((lab.run_dir(run) / "attempts" / "0001" / "handle.json").read_text())["keeper"]["pid"]
+
+
+def has_ended(pid):
+    """A zombie has: its parent, which is frozen, cannot know."""
+    process = process_id(pid)
+    return process is None or not alive(process)
 
 
 def smaller_to_one(state):
     return state["state"] == "running" and state["world_size"] == 1
+
+
+@pytest.mark.parametrize("word", ["--anew", "--gone", ""])
+def test_a_person_lets_a_run_begin_anew_where_no_checkpoint_is_whole(lab, word):
+    """In so many words, or by giving up a host that has had part in the run."""
+    run = lab.submit(lab.chain(args="steps: 5"))
+    lab.wait(run)
+    if word == "--gone":
+        write_record(RunDir(lab.run_dir(run)).gone, [Gone("gpu07", 1)])
+    for attempt in (2, 3):
+        lab.launch("resume", run, *([word] if word == "--anew" and attempt == 2 else []))
+        lab.wait(run)
+    said = [event["attempt"] for event in lab.events(run, ANEW)]
+    assert said == ([2] if word else []), "for that one attempt"

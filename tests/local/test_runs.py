@@ -26,12 +26,84 @@ def test_a_run_from_submit_to_success(lab):
     assert status["fingerprint"] in lab.rank_logs(run)
 
 
+def test_what_needs_no_torch_gets_none(lab):
+    """Else each run of these tests would wait for its import."""
+    run = lab.submit(lab.chain(args="steps: 3"))
+    assert json.loads((lab.run_dir(run) / "plan.json").read_text())["entry"]["preload"] == []
+    lab.wait(run)
+
+
+MEASURES = """
+import json, os, signal, time
+wire = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)
+again = os.environ["LAUNCH_GENERATION"] != "1"
+for step in range(4 if again else 1, 7):
+    wire.write(json.dumps({"step": step, "loss": step / 10 if again else step, "said": "x"}) + "\\n")
+    time.sleep(0.06)  # reports in quick succession are thinned
+    if step == 5 and not again:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_script_reports_is_kept_as_it_went_in_the_end(lab):
+    lab.script("measures.py", MEASURES)
+    spec = "name: m\nrun: {script: measures.py}\nresources: {ranks_per_node: 1}\nrecovery: {no_progress: off}\n"
+    run = lab.submit(lab.spec(spec))
+    assert lab.wait(run)["restarts"]["total"] == 1
+    [found] = json.loads(lab.launch("metrics", run, "--json").stdout)
+    assert [(row["step"], row["loss"]) for row in found["rows"]] == [
+        (1, 1),
+        (2, 2),
+        (3, 3),
+        (4, 0.4),
+        (5, 0.5),
+        (6, 0.6),
+    ]
+
+
 def test_status_finds_runs_from_any_folder(lab, tmp_path):
     run = lab.submit(lab.chain(args="steps: 3"))
     lab.wait(run)
     table = lab.launch("status", cwd=tmp_path).stdout
     assert run in table and "succeeded" in table
     assert json.loads(lab.launch("status", "--json", cwd=tmp_path).stdout)[0]["run"] == run
+
+
+def test_an_interpreter_of_the_project(lab, tmp_path):
+    """As the reference has it: relative to the project, wherever one stands."""
+    own = lab.project / ".venv" / "bin" / "python"
+    own.parent.mkdir(parents=True)
+    own.write_text(f'#!/bin/sh\nTHROUGH_IT=1 exec {sys.executable} "$@"\n')
+    own.chmod(0o755)
+    lab.script("show.py", "import os\nprint('through it:', os.environ['THROUGH_IT'])\n")
+    spec = lab.spec("name: own\nrun:\n  script: show.py\n  python: .venv/bin/python\nresources: {ranks_per_node: 1}\n")
+    for here in (lab.project, tmp_path, lab.project / ".venv"):
+        run = lab.submit(str(lab.project / spec) if here != lab.project else spec, cwd=here)
+        assert lab.wait(run)["attempt"] == 1
+        assert "through it: 1" in lab.rank_logs(run)
+
+
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        (
+            "echo \"TypeError: 'type' object is not subscriptable\" >&2; exit 1",
+            "TypeError: 'type' object is not subscriptable",
+        ),
+        ("exit 3", "it left with exit code 3"),
+    ],
+)
+def test_an_interpreter_that_can_run_no_rank_is_named_and_nothing_is_tried_again(lab, says, why):
+    own = lab.project / "python"
+    own.write_text(f'#!/bin/sh\ncase "$*" in *zygote.py*) {says};; esac\nexec {sys.executable} "$@"\n')
+    own.chmod(0o755)
+    lab.script("show.py", "print('hello')\n")
+    run = lab.submit(
+        lab.spec(f"name: own\nrun: {{script: show.py, python: {own}}}\nresources: {{ranks_per_node: 1}}\n")
+    )
+    status = lab.wait(run, check=10)
+    assert (status["attempt"], status["restarts"]["total"]) == (1, 0)
+    assert status["failure"]["summary"] == f"{own} cannot run ranks on node 0: {why}"
 
 
 def test_three_nodes_are_three_agents_on_addresses_of_their_own(lab):
@@ -52,6 +124,21 @@ def test_a_user_error_that_recurs_ends_the_run_with_its_place(lab):
     assert any("ValueError" in line for line in status["failure"]["tail"])
     page = lab.launch("status", run).stdout
     assert page.index("ValueError") < page.index("launch resume")
+
+
+def test_the_same_crash_at_the_same_step_ends_the_run_with_its_stack(lab):
+    lab.script("crash.py", (
+        "import json, os, signal\nwire = open(os.environ['LAUNCH_PROGRESS'], 'w', buffering=1)\n"
+        "def kernel(step):\n    if step == 3:\n        os.kill(os.getpid(), signal.SIGSEGV)\n\n"
+        "for step in range(5):\n    kernel(step)\n    print(json.dumps({'step': step}), file=wire)\n"
+    ))  # fmt: skip
+    status = lab.wait(
+        lab.submit(lab.spec("name: crash\nrun:\n  script: crash.py\nresources: {ranks_per_node: 1}\n")), check=12
+    )
+    assert (status["cause"], status["restarts"]["total"], status["step"]) == ("killed", 1, 2)
+    assert status["message"] == "the same crash at the same step again, without progress"
+    assert status["failure"]["summary"] == "rank 0 on node 0 was killed by SIGSEGV (crash.py:5 in kernel)"
+    assert status["failure"]["tail"][-2].endswith('crash.py", line 5 in kernel')
 
 
 @pytest.mark.parametrize(
@@ -82,6 +169,17 @@ def test_a_command_that_is_not_python(lab):
     lab.wait(run)
     logs = lab.rank_logs(run)
     assert "shell rank 0 of 2 a b; echo $HOME" in logs and "shell rank 1 of 2" in logs
+
+
+def test_the_cause_of_a_command_is_what_it_has_written_into_its_error_file(lab):
+    said = {"message": {"message": "ValueError: no such shard"}}
+    body = f"json.dump({said}, open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w'))"
+    lab.script("bad.py", f"import json, os, sys\n{body}\nprint('OSError: of no account')\nsys.exit(1)\n")
+    run = lab.submit(lab.spec(
+        f"name: bad\nrun:\n  command: [{sys.executable}, bad.py]\n"
+        "recovery: {user_error: 0}\nresources: {ranks_per_node: 1}\n"
+    ))  # fmt: skip
+    assert "rank 0 on node 0: ValueError: no such shard" in lab.wait(run, check=10)["failure"]["summary"]
 
 
 def test_a_package_module(lab):

@@ -30,16 +30,15 @@ SABOTAGES = {
         "agent/test_processes.py", "reach_down",
     ),
     "any proof will do": (
-        "agent/wire.py", "if not hmac.compare_digest(proof.mac", "if False and not hmac.compare_digest(proof.mac",
+        "agent/wire.py", "_check(hmac.compare_digest(proof.mac", "_check(True or hmac.compare_digest(proof.mac",
         "agent/test_wire.py", "wrong_token or recorded",
     ),
     "agents trust any coordinator": (
-        "agent/wire.py", "if not hmac.compare_digest(answer.mac", "if False and not hmac.compare_digest(answer.mac",
+        "agent/wire.py", "_check(hmac.compare_digest(answer.mac", "_check(True or hmac.compare_digest(answer.mac",
         "agent/test_wire.py", "without_the_token",
     ),
     "a proof opens any server": (
-        "agent/replication/link.py", 'return f"peer of server {address} {port}", f"server {address} {port}"',
-        'return "peer of server", "server"',
+        "agent/wire.py", 'f"{side}|{client}|{server}|{nonces}"', 'f"{side}|{nonces}"',
         "agent/replication/test_server.py", "opens_no_other",
     ),
     "drafts are checkpoints": (
@@ -47,7 +46,7 @@ SABOTAGES = {
         "agent/replication/test_choice.py", "nobody_has_committed",
     ),
     "a silent node has nothing": (
-        "agent/replication/choice.py", "if certain else ()", "",
+        "agent/replication/choice.py", "if certain else ((), newer)", "",
         "agent/replication/test_choice.py", "does_not_answer",
     ),
     "ranks start before all disks are whole": (
@@ -89,7 +88,7 @@ SABOTAGES = {
         "local/test_recovery.py", "hang and asleep",
     ),
     "secrets go into the plan": (
-        "plan/build.py", "**_which(place)}", "**_which(place), **__import__('os').environ}",
+        "plan/build.py", "**spec.env, **which}", "**spec.env, **which, **__import__('os').environ}",
         "local/test_runs.py", "secrets",
     ),
 }  # fmt: skip

@@ -6,7 +6,7 @@ from collections import Counter
 from functools import partial
 
 import pytest
-from lab import kill
+from lab import kill, parent
 
 from launcher.words import State
 from trainer.checkpoint_files import catalog
@@ -56,7 +56,7 @@ def kill_at_random(lab, run, draw, kills, most):
         victims = [rank["pid"] for rank in state["ranks"] if rank["pid"]]
         agent = lab.agent_pid(run, 0, state["attempt"])
         if fired % 3 == 1:
-            victims = lab.children(agent, b"zygote.py")
+            victims = list({zygote for rank in victims if (zygote := parent(rank)) is not None})
         elif fired % 3 == 2:
             victims = [agent]
         if victims and kill(draw.choice(victims)):

@@ -5,12 +5,13 @@ import pytest
 from launcher import api
 from launcher.clusters.clusters_file import ClusterEntry, as_reached_now
 from launcher.clusters.login import cluster, handover
+from launcher.clusters.login.messages import AttemptNews, RunNews
 from launcher.errors import BadInput, Exit, LaunchError, NotStarted, Unreachable
 from launcher.hostlink.rpc.wire import Made, Outcome
 from launcher.plan.facts import Machine
 from launcher.rundir import registry
 from launcher.rundir.attempts import read_intent
-from launcher.rundir.durable import read_record
+from launcher.rundir.durable import read_record, write_record
 from launcher.rundir.layout import RunDir
 from launcher.rundir.locks import locked
 from launcher.rundir.records import Handle
@@ -81,7 +82,7 @@ def test_runs_that_were_made_before_others_were_refused(specs, monkeypatch):
 def test_what_was_refused_there_is_not_here(specs, monkeypatch):
     error = submitted(specs, monkeypatch, Outcome(error=("a.yaml:1:1: no",), exit_code=Exit.BAD_INPUT))
     assert isinstance(error, NotStarted)
-    assert (error.lines, error.runs) == (("a.yaml:1:1: no",), ())
+    assert (error.lines, error.runs) == (("a.yaml:1:1: no", "  said by login node me@login of hpc"), ())
     assert registry.registered() == []
 
 
@@ -170,3 +171,14 @@ def test_a_login_node_that_has_moved_is_got_to_as_the_clusters_file_says_now(lef
     before = ClusterEntry("login", "hpc", (("login.node", "me@login"), ("slurm.partition", "cpu")))
     now = dict(as_reached_now(before).defaults)
     assert (now["login.node"], now["slurm.partition"]) == ('"me@new"', "cpu")
+
+
+def test_two_runs_that_are_said_to_be_one_are_both_told_of(specs, monkeypatch):
+    error = submitted(specs, monkeypatch, Unreachable("hung up"))
+    runs = [RunDir(api.run(run).path) for run, _ in error.runs[:2]]
+    for run in runs:
+        write_record(run.attempt(1).handle, Handle("login", run="a-2222"))
+    news = RunNews(State.RUNNING, "", None, None, (AttemptNews(1, "submit", None, 5.0, None, None),), None, (), 0, b"")
+    monkeypatch.setattr(cluster, "ask_all", lambda questions, *_: {one: {"a-2222": news} for one in questions})
+    words = cluster.LoginCluster().look([(run, run.attempt(1)) for run in runs])
+    assert [word and word.phase for word in words] == ["running", "running"]

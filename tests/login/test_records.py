@@ -6,10 +6,10 @@ from run_folder import RunFolder, state_of
 
 from launcher.clusters.login import records
 from launcher.clusters.login.messages import AttemptNews, KnownRun, RunNews
-from launcher.errors import LaunchError
+from launcher.errors import Exit, LaunchError
 from launcher.rundir.durable import read_record, write_record
 from launcher.rundir.layout import RunDir
-from launcher.rundir.records import AttemptEnd, ClusterWord, Handle, Intent, RunState
+from launcher.rundir.records import AttemptEnd, Blame, ClusterWord, Handle, Intent, RunState
 from launcher.words import Cause, State
 
 
@@ -95,6 +95,38 @@ def test_events_come_from_where_those_here_end(here, tmp_path):
     assert records.events_after(RunDir(tmp_path / "none"), KnownRun("x", 1, 0, "")) == (0, b"")
 
 
+def test_events_lie_nowhere_but_behind_those_that_are_here(here):
+    before = here.events.read_bytes()
+    with pytest.raises(LaunchError, match="expected events of job-aaaa from byte 12 on"):
+        keep(here, news(events_at=1 << 40, events=b"{}\n"))
+    assert here.events.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("state", "cause", "said", "code"),
+    [
+        (State.FAILED, Cause.KILLED, 0, Exit.KILLED),
+        (State.FAILED, None, 256, Exit.LOST),
+        (State.FAILED, Cause.HANG, Exit.BAD_INPUT, Exit.HANG),
+        (State.SUCCEEDED, None, 10, Exit.OK),
+        (State.FAILED, Cause.USER_ERROR, Exit.USER_ERROR, Exit.USER_ERROR),
+    ],
+)
+def test_an_exit_code_goes_with_the_state(here, state, cause, said, code):
+    last = msgspec.structs.replace(state_of("job-bbbb"), state=state, cause=cause, exit_code=said)
+    keep(here, news(began(1, AttemptEnd(state, cause, said, 7.0)), state=state, last=last))
+    assert read_record(here.attempt(1).end, AttemptEnd).exit_code == code
+    assert read_record(here.state, RunState).exit_code == code
+
+
+def test_what_other_places_hold_against_nodes_is_not_for_a_login_node_to_say(here):
+    RunFolderOf(here).intent(2)  # on this machine
+    ours, theirs, forged = (Blame(host, "", attempt, 1.0, 1e10) for host, attempt in (("a", 2), ("b", 1), ("c", 2)))
+    write_record(here.avoided, [ours])
+    records.keep(here, here.attempt(1), news(began(1), began(2), avoided=(theirs, forged)))
+    assert read_record(here.avoided, list[Blame]) == [ours, theirs]
+
+
 @pytest.mark.parametrize(
     ("state", "phase"),
     [
@@ -121,3 +153,15 @@ def test_silence_says_when_it_was_last_seen(here):
     told = records.silence(here.attempt(1), "away")
     assert (told.silent, told.word, told.at) == ("away", "RUNNING", seen.at)
     assert read_record(here.attempt(1).seen, ClusterWord).silent == "", "that is never on disk"
+
+
+def test_no_end_is_kept_before_all_events_are_here(here):
+    """An ended run is not asked again: what did not fit into that answer never came."""
+    last = msgspec.structs.replace(state_of("job-bbbb"), state=State.SUCCEEDED)
+    told = {"state": State.SUCCEEDED, "last": last, "events": b"{}\n"}
+    keep(here, news(began(1, ended(State.SUCCEEDED)), **told, more=True))
+    assert here.events.read_bytes() == b"{}\n"
+    assert not here.attempt(1).end.exists() and not here.state.exists()
+    assert records.word_of(here.attempt(1), news(**told, more=True)).phase == "running"
+    keep(here, news(began(1, ended(State.SUCCEEDED)), **told))
+    assert here.attempt(1).end.exists() and read_record(here.state, RunState).state is State.SUCCEEDED

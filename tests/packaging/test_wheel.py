@@ -1,15 +1,20 @@
-"""What a user gets: the wheel, alone in a clean environment, without torch."""
+"""What a user gets: the wheel, alone in a clean environment, without torch, of the versions that were tested."""
 
 import json
 import os
+import re
 import shutil
 import subprocess
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from launcher.words import VERSION
+
 ROOT = Path(__file__).parents[2]
+CONSTRAINTS = ROOT / "tests" / "constraints.txt"
 # Building and installing ask the package index, which may be slow to answer.
 pytestmark = pytest.mark.timeout(300)
 
@@ -41,7 +46,8 @@ def clean(uv, wheel, tmp_path_factory):
     """The bin folder of an environment with nothing but the wheel and what it asks for."""
     folder = tmp_path_factory.mktemp("clean") / "env"
     command(uv, "venv", folder, cwd=folder.parent)
-    command(uv, "pip", "install", "--python", folder / "bin" / "python", wheel, cwd=folder.parent)
+    python = folder / "bin" / "python"
+    command(uv, "pip", "install", "--python", python, "--constraints", CONSTRAINTS, wheel, cwd=folder.parent)
     return folder / "bin"
 
 
@@ -79,6 +85,22 @@ def test_the_wheel_carries_all_of_the_trainer(wheel):
     assert modules - names == set()
 
 
+def test_the_wheel_carries_the_versions_that_were_tested(wheel):
+    carried = zipfile.ZipFile(wheel).read("launcher/shipped_files/constraints.txt")
+    assert carried == CONSTRAINTS.read_bytes()
+    lines = carried.decode().splitlines()
+    assert len(lines) > 30
+    assert all(re.fullmatch(r"[a-z0-9][a-z0-9._-]*==[0-9][0-9a-z.]*", line) for line in lines)
+
+
+def test_all_that_it_may_ask_for_is_had_in_the_versions_that_were_tested(uv, tmp_path):
+    """Resolved without an install: torch alone is gigabytes."""
+    words = ("--all-extras", "--constraints", CONSTRAINTS, "--no-header", "--no-annotate", "--quiet")
+    resolved = command(uv, "pip", "compile", ROOT / "pyproject.toml", *words, cwd=tmp_path).split()
+    assert {line.partition("==")[0] for line in resolved} >= {"msgspec", "paramiko", "submitit", "torch", "tensorboard"}
+    assert set(resolved) <= set(CONSTRAINTS.read_text().split())
+
+
 def test_torch_is_not_there(clean):
     found = command(
         clean / "python",
@@ -108,3 +130,48 @@ def test_a_job_runs_without_torch(launch):
     assert run["state"] == "succeeded"
     assert json.loads(launch("checkpoints", "last", "--json")) == []
     assert "checkpoint  none yet" in launch("status", "last")
+
+
+def test_the_ways_to_install_that_the_readme_names(uv, tmp_path):
+    """Each in order, from a clone and from a repository's address, with the output that is shown."""
+    clone, tools = tmp_path / "launch", tmp_path / "tools"
+    names = (
+        "launcher",
+        "trainer",
+        "jobs",
+        "templates",
+        "tests/constraints.txt",
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+    )
+    for name in names:
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, clone / name)
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@b")
+    for words in (("init", "-q"), ("add", "-A"), ("commit", "-q", "-m", "all")):
+        command(*git, *words, cwd=clone)
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'theirs'\nversion = '1'\nrequires-python = '>=3.11'\n")
+    env = {
+        **os.environ, "HOME": str(tmp_path), "UV_TOOL_DIR": str(tools), "UV_TOOL_BIN_DIR": str(tmp_path / "bin"),
+        "PATH": f"{tmp_path / 'bin'}:{Path(uv).parent}:{os.environ['PATH']}",
+    }  # fmt: skip
+    env.pop("VIRTUAL_ENV", None)
+    readme = (ROOT / "README.md").read_text()
+    [block] = re.findall(r"^```console\n(\$ uv tool install.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    for part in block.split("$ ")[1:]:
+        line, *shown = part.strip().splitlines()
+        said = command("sh", "-c", line.replace("git+URL", f"git+file://{clone}"), cwd=tmp_path, env=env)
+        assert said.splitlines()[: len(shown)] == shown, line
+    imported = "import launcher, trainer.errors; print(launcher.__version__)"
+    assert (
+        command(tmp_path / ".venv" / "bin" / "python", "-c", imported, cwd=tmp_path, env=env).strip()
+        == shown[0].split()[1]
+    )
+
+
+def test_one_version_everywhere(wheel):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    newest = re.search(r"^## (\S+)", (ROOT / "launcher" / "docs" / "changelog.md").read_text(), re.MULTILINE)
+    assert wheel.name.startswith(f"launch_anywhere-{VERSION}-")
+    assert project["version"] == newest[1] == VERSION

@@ -5,13 +5,14 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from launcher.ids import parse_run_id
 from launcher.plan.build import build, check, gpus_per_node, ranks_per_node
 from launcher.plan.facts import Machine, Project, RunIdentity
 from launcher.plan.model import FrozenCode, Plan
 from launcher.plan.preload import TORCH, TRAINER
 from launcher.spec.model import Budget, JobSpec, NodeRange, Recovery, Resources, RunOptions, Secret
 
-PLACE = RunIdentity("r-1", "/runs/r-1", "local", "local", "/p/job.yaml", 12.0)
+PLACE = RunIdentity(parse_run_id("r-1"), "/runs/r-1", "local", "local", "/p/job.yaml", 12.0)
 PROJECT = Project("/p", {"train.py", "pkg/main.py", "jobs/other.py"}, {"torch"}, module_found=True)
 CPU = Machine(cpus=8, gpus=())
 GPU = Machine(cpus=8, gpus=("0", "1", "2", "3"))
@@ -123,7 +124,7 @@ def test_the_time_limit_is_the_end_of_a_run_but_not_on_slurm():
     slurm = build(
         spec(),
         (),
-        RunIdentity("r-1", "/r", "slurm", "slurm", "/p/j", 1.0),
+        RunIdentity(parse_run_id("r-1"), "/r", "slurm", "slurm", "/p/j", 1.0),
         replace(APART, limit_per_job=True),
         PROJECT,
         CODE,
@@ -160,7 +161,9 @@ def test_entries(run, kind, target, args):
     ("run", "imports", "preload"),
     [
         (RunOptions(script="train.py"), set(), ()),
-        (RunOptions(script="train.py"), {"numpy"}, TORCH),
+        (RunOptions(script="train.py"), {"numpy", "tqdm.auto"}, ()),
+        (RunOptions(script="train.py"), {"tqdm", "msgspec"}, ("msgspec",)),
+        (RunOptions(script="train.py"), {"lightning.pytorch"}, TORCH),
         (RunOptions(script="train.py"), {"torch", "torchvision"}, (*TORCH, "torchvision")),
         (
             RunOptions(script="train.py"),
@@ -244,6 +247,11 @@ def test_a_module_that_nobody_finds():
     assert {
         key for key, _ in problems(spec(RunOptions(module="absent")), project=Project("/p", set(), set(), False))
     } == {"run.module"}
+
+
+def test_a_module_may_be_in_the_pythons_of_the_nodes_alone():
+    there = Machine(cpus=8, gpus=(), own_python=True)
+    assert problems(spec(RunOptions(module="absent")), there, Project("/p", set(), set(), False)) == set()
 
 
 def test_more_ranks_than_gpus_is_fine_where_gpus_are_not_used():

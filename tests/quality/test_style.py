@@ -21,6 +21,17 @@ def test_mypy_has_nothing_to_say(tool, tmp_path):
     assert code == 0, said
 
 
+def test_every_fuzz_target_has_its_long_mode():
+    """Who names no number of examples has the profile's, which has a share in it too."""
+    short = [
+        f"{path.relative_to(ROOT)}: {found.group()}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for found in re.finditer(r"max_examples=[^,)\n]*", path.read_text())
+        if "SHARE" not in found.group() and path != Path(__file__)
+    ]
+    assert not short, "\n".join(short)
+
+
 def test_every_suppression_gives_its_reason():
     bare = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"

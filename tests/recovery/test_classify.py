@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from launcher.recovery.classify import classify, culprit, describe, evidence, failed, fenced, finished
+from launcher.recovery.classify import brief, classify, culprit, describe, evidence, failed, fenced, finished
 from launcher.rundir.records import Raised, RankExit
 from launcher.words import Cause
 
@@ -52,7 +52,9 @@ def test_causes(how: dict[str, Any], cause: Cause) -> None:
     "text",
     [
         "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:5",
-        "RuntimeError: [enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/buffer.cc:72] ret > 0",
+        "RuntimeError: [enforce fail at /pytorch/gloo/transport/tcp/pair.cc:72] Connection reset by peer",
+        "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms",
+        "RuntimeError: [c10d] ProcessGroupGloo.cpp:12: the remote end was closed",
         "RuntimeError: Gloo connectFullMesh failed with [..] no error",
         "RuntimeError: Application timeout caused pair closure",
         "torch.distributed.DistBackendError: NCCL error in: ../ProcessGroupNCCL.cpp:1970, remote process exited",
@@ -67,6 +69,45 @@ def test_causes(how: dict[str, Any], cause: Cause) -> None:
 )
 def test_words_of_a_lost_peer(text: str) -> None:
     assert classify(end(code=1, error=text)) is Cause.COMMUNICATION
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RuntimeError: [enforce fail at /x/gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 8 vs 4",
+        "RuntimeError: [../third_party/gloo/gloo/allreduce.cc:90] unsupported data type",
+        "RuntimeError: ProcessGroupGloo.cpp:2134: invalid argument: tensors must have the same shape",
+        "RuntimeError: bad config in /home/me/gloo/train.cc:1",
+    ],
+)
+def test_a_backends_place_alone_says_nothing_of_a_peer(text: str) -> None:
+    for raised in ((), (Raised(text, "torch.distributed.c10d"),)):
+        assert classify(end(code=1, error=text, raised=raised)) is Cause.USER_ERROR
+
+
+NO_SPACE = "OSError: [Errno 28] No space left on device: '/data/x'"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        NO_SPACE,
+        "OSError: [Errno 122] Disk quota exceeded",
+        "OSError: [Errno 5] Input/output error: 'x'",
+        "OSError: [Errno 30] Read-only file system: 'x'",
+        "RuntimeError: unable to write to file </torch_1>: No space left on device (28)",
+        "trainer.errors.SaveFailed: /r: 3 saves in a row have failed, the last with: rank 1: No space left on device",
+    ],
+)
+def test_words_of_a_disk(text: str) -> None:
+    assert classify(end(code=1, error=text)) is Cause.DISK
+    assert classify(end(code=1, error="ValueError: x", raised=(Raised("ValueError: x"), Raised(text)))) is Cause.DISK
+    assert classify(end(signal=9, error=text)) is Cause.KILLED
+
+
+@pytest.mark.parametrize("text", ["OSError: [Errno 13] Permission denied", "ValueError: No space left on device"])
+def test_what_a_disk_is_not_to_blame_for(text: str) -> None:
+    assert classify(end(code=1, error=text)) is Cause.USER_ERROR
 
 
 REFUSED = "ConnectionRefusedError: [Errno 111] Connection refused"
@@ -159,3 +200,19 @@ def test_evidence() -> None:
     assert evidence(end(signal=9, oom=True)) == "SIGKILL, the kernel or CUDA reported that memory ran out"
     assert evidence(end(code=3)) == "exit code 3"
     assert evidence(end()) == "nobody saw its end"
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"code": 1, "error": "KeyError: 'x'", "where": "train.py:3 in f"}, "KeyError in train.py:3, rank 1"),
+        ({"code": 1, "error": "torch.cuda.OutOfMemoryError: x"}, "out of memory, rank 1"),
+        ({"code": 3}, "exit code 3, rank 1"),
+        ({"signal": 11, "where": "net.py:3 in f"}, "SIGSEGV in net.py:3, rank 1"),
+        ({"signal": 9, "hung": True}, "hang, rank 1"),
+        ({}, "nobody saw its end, rank 1"),
+    ],
+)
+def test_in_a_few_words(how: dict[str, Any], words: str) -> None:
+    of = end(1, **how)
+    assert brief(of, classify(of)) == words

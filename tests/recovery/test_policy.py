@@ -1,11 +1,11 @@
 """Cause and history → what happens next."""
 
-from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
+from msgspec.structs import replace
 
 from launcher.recovery.policy import budget_of, decide, restarts_by_cause
 from launcher.rundir.records import Event
@@ -13,7 +13,7 @@ from launcher.spec.model import Budget, Recovery
 from launcher.words import Action, Cause
 
 RULES = Recovery()
-BUDGETED = [cause for cause in Cause if cause not in (Cause.NO_PROGRESS, Cause.CANCELLED)]
+BUDGETED = [cause for cause in Cause if cause not in (Cause.NO_PROGRESS, Cause.NO_CHECKPOINT, Cause.CANCELLED)]
 
 
 def failure(cause: Cause = Cause.KILLED, attempt: int = 1, **known: Any) -> Event:
@@ -54,6 +54,40 @@ def test_each_cause_has_a_budget_of_its_own(cause: Cause) -> None:
     assert "2 restarts" in found.reason
 
 
+@pytest.mark.parametrize("number", [4, 6, 8, 11])
+@pytest.mark.parametrize(
+    ("now", "before"),
+    [
+        ({"step": 17, "checkpoint": 10}, {"step": 17, "checkpoint": 10}),
+        ({"step": 17}, {"step": 18}),  # another rank was one ahead
+        ({"where": "net.py:3 in f"}, {"where": "net.py:3 in f", "ran_s": 3000.0}),
+        ({}, {}),
+    ],
+)
+def test_the_same_crash_at_the_same_step_ends_the_run(number: int, now: Any, before: Any) -> None:
+    past = [failure(signal=number, **before), failure(Cause.PREEMPTED, **before), failure(signal=9, **before)]
+    found = decide(failure(signal=number, **now), past, RULES, can_regroup=True)
+    assert (found.action, found.cause) == (Action.END, Cause.KILLED)
+    assert found.reason == "the same crash at the same step again, without progress"
+
+
+@pytest.mark.parametrize(
+    ("now", "before"),
+    [
+        ({"signal": 9, "step": 17}, {"signal": 9, "step": 17}),
+        ({"signal": 9, "step": 17}, {"signal": 11, "step": 17}),
+        ({"signal": 11, "step": 17}, {"signal": 6, "step": 17}),
+        ({"signal": 11, "step": 17}, {"signal": 11, "step": 12}),
+        ({"signal": 11, "step": 17, "checkpoint": 16}, {"signal": 11, "step": 16, "checkpoint": 12}),
+        ({"signal": 11, "where": "net.py:3 in f"}, {"signal": 11, "where": "net.py:9 in f"}),
+        ({"signal": 11, "ran_s": 3000.0}, {"signal": 11}),
+        ({"step": 17}, {"step": 17}),  # as events of an older version have it
+    ],
+)
+def test_another_signal_or_another_step_does_not(now: Any, before: Any) -> None:
+    assert action(failure(**now), failure(**before)) is Action.REGROUP
+
+
 def test_a_budget_without_a_limit() -> None:
     assert action(failure(Cause.PREEMPTED), *[failure(Cause.PREEMPTED)] * 500) is Action.REGROUP
 
@@ -61,6 +95,7 @@ def test_a_budget_without_a_limit() -> None:
 def test_what_only_ends_a_run() -> None:
     assert action(failure(Cause.CANCELLED)) is Action.END
     assert action(failure(Cause.NO_PROGRESS)) is Action.END
+    assert action(failure(Cause.NO_CHECKPOINT)) is Action.END
     assert budget_of(RULES, Cause.CANCELLED) is None
     found = decide(failure(Cause.TIME_LIMIT), (), RULES, can_regroup=False)
     assert (found.action, found.cause) == (Action.END, Cause.TIME_LIMIT)
@@ -108,16 +143,86 @@ def test_no_progress_over_n_restarts_in_a_row() -> None:
     assert action(stuck, failure(checkpoint=4), stuck, stuck, rules=rules) is Action.REGROUP
 
 
-def test_steps_without_checkpoints_are_no_progress_and_silence_is_not_judged() -> None:
+def test_steps_without_checkpoints_are_no_progress() -> None:
     assert action(failure(step=90), *[failure(step=step) for step in (50, 60, 70, 80, 85)]) is Action.END
-    assert action(failure(), *[failure()] * 19) is Action.REGROUP
     assert action(failure(step=90), *[failure(step=9)] * 19, rules=replace(RULES, no_progress=None)) is Action.REGROUP
+
+
+@pytest.mark.parametrize("cause", [Cause.COMMUNICATION, Cause.KILLED, Cause.USER_ERROR])
+def test_a_script_that_never_reports_gets_nowhere_by_short_lives(cause: Cause) -> None:
+    short, steady = [failure(cause, where=f"a.py:{line}", ran_s=78.0) for line in range(6)], failure(cause, ran_s=600.0)
+    rules = replace(RULES, user_error=Budget(20))
+    found = decide(short[5], short[:5], rules, can_regroup=True)
+    assert (found.action, found.cause) == (Action.END, Cause.NO_PROGRESS)
+    assert found.reason == "no report and no 600 s of running over 5 restarts in a row"
+    assert action(short[4], *short[:4], rules=rules) is Action.REGROUP
+    assert action(short[5], *short[:2], steady, *short[3:5], rules=rules) is Action.REGROUP
+    assert action(replace(short[5], ran_s=600.0), *short[:5], rules=rules) is Action.REGROUP
+
+
+def failures_that_bring_checkpoints(number: int, cause: Cause, ran_s: float) -> list[Event]:
+    return [failure(cause, checkpoint=count, step=count, ran_s=ran_s) for count in range(1, number + 1)]
+
+
+@pytest.mark.parametrize("cause", [cause for cause in BUDGETED if cause is not Cause.TIME_LIMIT])
+def test_progress_refills_a_budget(cause: Cause) -> None:
+    rules = replace(RULES, **{cause.value: Budget(3, refill_s=3600.0)})  # type: ignore[arg-type]
+    daily = failures_that_bring_checkpoints(100, cause, 86_400.0)
+    assert decide(daily[-1], daily[:-1], rules, can_regroup=True).reason == f"restart 1 of 3 for {cause}"
+    half_hourly = failures_that_bring_checkpoints(100, cause, 1800.0)
+    assert decide(half_hourly[-1], half_hourly[:-1], rules, can_regroup=True).reason == f"restart 2 of 3 for {cause}"
+    quick = failures_that_bring_checkpoints(4, cause, 60.0)
+    assert action(quick[-1], *quick[:-1], rules=rules) is Action.END
+    never = replace(RULES, **{cause.value: Budget(3, refill_s=None)})  # type: ignore[arg-type]
+    assert action(daily[-1], *daily[:-1], rules=never) is Action.END
+
+
+def test_time_without_progress_refills_nothing() -> None:
+    rules = replace(RULES, killed=Budget(3), no_progress=None)
+    stuck = [failure(checkpoint=7, step=8, ran_s=86_400.0)] * 4
+    assert action(stuck[-1], *stuck[:-1], rules=rules) is Action.END
+    between = [*stuck[:3], failure(Cause.HANG, checkpoint=8, step=9, ran_s=3600.0)]
+    assert action(failure(checkpoint=8, step=9), *between, rules=rules) is Action.REGROUP
+
+
+def test_of_a_script_that_never_reports_a_long_life_refills_budgets() -> None:
+    lives = [failure(ran_s=1900.0)] * 100
+    assert decide(lives[-1], lives[:-1], RULES, can_regroup=True).reason == "restart 2 of 20 for killed"
+
+
+def test_a_time_limit_that_leaves_no_room_for_a_checkpoint_is_told_with_what_would_do() -> None:
+    rules = replace(RULES, time_limit=Budget(None), no_progress=2)
+    limit = Cause.TIME_LIMIT
+    row = [failure(limit, step=step, checkpoint=100, ran_s=55.0) for step in (130, 140, 135)]
+    found = decide(row[-1], row[:-1], rules, can_regroup=False)
+    assert (found.action, found.cause) == (Action.END, Cause.NO_PROGRESS)
+    assert found.reason == (
+        "no newer checkpoint over 2 restarts in a row: the time limit is too short for a checkpoint: ranks ran for 55 "
+        "s and came 40 steps beyond the last one; save more often, as with `checkpoint.every: 20 steps`, or raise "
+        "resources.time"
+    )
+    silent = [failure(limit, ran_s=20.0)] * 3
+    assert (
+        "the time limit is too short: 20 s of running brought no step"
+        in decide(silent[-1], silent[:-1], rules, can_regroup=False).reason
+    )
+    mixed = [row[0], failure(Cause.KILLED, step=140, checkpoint=100), row[2]]
+    reason = decide(mixed[-1], mixed[:-1], rules, can_regroup=False).reason
+    assert reason == "no newer checkpoint over 2 restarts in a row"
 
 
 def test_preemptions_neither_count_as_no_progress_nor_end_for_it() -> None:
     rules, preempted = replace(RULES, no_progress=2), failure(Cause.PREEMPTED, checkpoint=5)
     assert action(failure(checkpoint=5), *[preempted] * 10, rules=rules) is Action.REGROUP
     assert action(preempted, *[failure(checkpoint=5)] * 10, rules=rules) is Action.REGROUP
+
+
+def test_full_disks_neither_count_as_no_progress_nor_end_for_it_and_wait_longer() -> None:
+    full, stuck = failure(Cause.DISK, checkpoint=5), failure(checkpoint=5)
+    assert action(full, *[stuck] * 5, *[full] * 10) is Action.REGROUP
+    assert action(stuck, *[full] * 10, *[stuck] * 4) is Action.REGROUP
+    assert action(stuck, *[full] * 10, *[stuck] * 5) is Action.END
+    assert [delay(full, *[full] * past) for past in range(9)] == [0, 5, 10, 20, 40, 80, 160, 300, 300]
 
 
 def test_delays_double_up_to_their_bound_and_progress_forgets_them() -> None:

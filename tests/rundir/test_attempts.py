@@ -1,7 +1,10 @@
+import msgspec
 import pytest
+from run_folder import plan_of
 
 from launcher.errors import LaunchError, Refused
-from launcher.rundir.attempts import attempts, new_attempt, newest, read_intent, read_plan
+from launcher.rundir.attempts import attempts, new_attempt, newest, read_intent, read_plan, remains
+from launcher.rundir.durable import write_record
 from launcher.rundir.identity import this_process
 from launcher.rundir.layout import RunDir
 from launcher.words import Cause
@@ -85,3 +88,22 @@ def test_a_number_of_which_nothing_came_is_in_nobodys_way(run):
     new_attempt(run, "local", "submit", None)
     (run.attempts / "0002").mkdir()
     assert new_attempt(run, "local", "resume", None, after=1)[0].number == 3
+
+
+@pytest.mark.parametrize("damaged", ["plan", "intent"])
+def test_a_run_that_moved_ends_where_it_is_though_a_record_of_it_is_damaged(run, damaged):
+    plans = {kind: msgspec.structs.replace(plan_of(run.path), cluster_kind=kind) for kind in ("slurm", "ssh")}
+    write_record(run.plan, plans["slurm"])
+    new_attempt(run, "slurm", "submit", None, kind="slurm")
+    moved, _ = new_attempt(run, "ssh", "resume", None, plans["ssh"], kind="ssh")
+    getattr(moved, damaged).write_text("{")
+    left = remains(run)
+    assert (left.attempt, left.kind) == (moved, "ssh")
+    assert left.plan == (None if damaged == "plan" else plans["ssh"])
+
+
+def test_on_a_host_of_a_pool_an_attempt_is_local_and_has_the_pools_plan(run):
+    plan = msgspec.structs.replace(plan_of(run.path), cluster_kind="ssh")
+    write_record(run.plan, plan)
+    new_attempt(run, "pool", "submit", None)
+    assert (remains(run).kind, remains(run).plan) == ("local", plan)

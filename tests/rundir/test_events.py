@@ -1,4 +1,4 @@
-from launcher.rundir.events import append_event, read_events
+from launcher.rundir.durable import append_line, read_lines
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Event
 from launcher.words import Cause
@@ -6,9 +6,9 @@ from launcher.words import Cause
 
 def test_events_come_back_in_order(tmp_path):
     run = RunDir(tmp_path)
-    assert read_events(run) == []
+    assert read_lines(run.events, Event) == []
     events = [Event(1.0, 1, "submitted", "one\nline"), Event(2.0, 1, "failure", "x", rank=3, cause=Cause.HANG)]
     for event in events:
-        append_event(run, event)
-    assert read_events(run) == events
+        append_line(run.events, event)
+    assert read_lines(run.events, Event) == events
     assert len(run.events.read_bytes().splitlines()) == 2

@@ -6,11 +6,11 @@ import pytest
 
 from launcher.plan.model import FrozenCode
 from launcher.rundir.attempts import attempts, new_attempt, newest, read_intent
-from launcher.rundir.code_list import list_frozen
+from launcher.rundir.code.freezing import freeze
+from launcher.rundir.code.listing import list_frozen
 from launcher.rundir.durable import append_line, create_record, read_lines, read_record, write_record
 from launcher.rundir.fence import fence, raise_fence
 from launcher.rundir.layout import RunDir
-from launcher.rundir.snapshot import freeze
 
 pytestmark = pytest.mark.dealt(3)
 
@@ -109,9 +109,9 @@ def test_raise_fence(strace, writer):
 
 
 _FREEZE = """
-from launcher.rundir.code_list import list_frozen
+from launcher.rundir.code.listing import list_frozen
 from launcher.rundir.identity import this_process
-from launcher.rundir.snapshot import freeze
+from launcher.rundir.code.freezing import freeze
 code = list_frozen(folder / "project")
 this_process()
 LATER = os.stat(folder / "project" / "train.py").st_ctime_ns + 10**10  # old enough for the index
@@ -158,7 +158,7 @@ def test_register(strace, writer, monkeypatch):
         monkeypatch.setenv("XDG_STATE_HOME", str(folder))
         if not is_registered("run-2345"):
             register("run-2345", folder)
-        assert find("run") == folder
+        assert find("run")[1] == folder
 
     fired = strace.kill_everywhere(writer(setup, 'register("run-2345", folder)'), nothing, check)
     assert fired["symlink"] == 1 and fired["mkdir"] == 2

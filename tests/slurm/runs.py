@@ -4,6 +4,8 @@ import json
 import os
 import signal
 
+from lab import Lab
+
 
 def two_nodes(desk, steps=60, more="", **args):
     words = "\n".join([f"steps: {steps}", *(f"{name}: {value}" for name, value in args.items())])
@@ -55,3 +57,15 @@ def own(desk, run, word):
 
 def strike(pid, number=signal.SIGKILL):
     os.kill(pid, number)
+
+
+def desk_at(folder, slurm):
+    """A project and a state folder; when the test is over, no process of its runs may be left on any node."""
+    desk = Lab(folder)
+    desk.env |= slurm.env
+    yield desk
+    try:
+        slurm.ask("scancel", "--user=root")
+        desk.until("the end of every process of its runs", lambda: not desk.processes(), timeout_s=40)
+    finally:
+        desk.tidy()

@@ -24,7 +24,10 @@ from launcher.clusters.slurm.script import render
 
 PLACED = {"nodes": 2, "ranks_per_node": 1, "cpus_per_rank": 1, "gpus_per_node": 0, "time": "10m"}
 # Of a rank's environment: what is another one's in each run, and what is the machine's.
-OF_THE_RUN = {"LAUNCH_RUN_ID", "LAUNCH_RUN_DIR", "LAUNCH_CHECKPOINT_DIR", "LAUNCH_PROGRESS", "MASTER_PORT"}
+OF_THE_RUN = {
+    "LAUNCH_RUN_ID", "LAUNCH_RUN_DIR", "LAUNCH_CHECKPOINT_DIR", "LAUNCH_PROGRESS", "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE",
+}  # fmt: skip
 OF_THE_MACHINE = {"_", "PWD", "TMPDIR", "MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "LAUNCH_DEFAULTED"}
 
 
@@ -87,7 +90,7 @@ def test_options_reach_slurm_as_they_are(slurm, tmp_path):
         script.write_text(render({**chosen, "hold": True, "chdir": "/"}, "exec touch ran"))
         done = slurm.run("sbatch", "--parsable", str(script), cwd=tmp_path)
         assert done.returncode == 0, (word, done.stderr)
-        (job,) = read_jobs(slurm.run(*squeue_jobs(None, [done.stdout.strip()])).stdout)
+        (job,) = read_jobs(slurm.run(*squeue_jobs([done.stdout.strip()])).stdout)
         assert job.comment == f"launch:t {word}", word
         shown = slurm.ask("scontrol", "show", "job", job.id)
         assert f" Account={word.lower()} QOS=" in shown, (word, shown)  # Slurm's accounts have no capitals
@@ -236,7 +239,7 @@ def test_a_secret_is_nowhere_but_in_its_file_and_in_the_ranks(desk, slurm, tmp_p
     said += slurm.ask("squeue", "--Format=all") if not words else ""
     assert CANARY not in said
     assert not [line for line in lines if CANARY.encode() in line]
-    assert any(b"launcher.clusters.batch.in_job" in line for line in lines)
+    assert any(b"launcher.clusters.batch.job.batch_process" in line for line in lines)
     run_dir = desk.run_dir(runs[0])
     assert CANARY.encode() not in others_see(run_dir)
     holds = files_with(CANARY, tmp_path, slurm.folder)

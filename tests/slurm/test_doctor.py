@@ -192,7 +192,7 @@ def test_no_node_is_free(desk, slurm, doctor):
 def test_an_interface_that_nodes_do_not_have(desk, slurm, doctor):
     found = doctor("--try", "--interface", "ib0", check=4)
     assert sorted(problems(found)["network"]) == [
-        f"{node}: slurm.interface: no 'ib0' with an address on {node}" for node in ("node0", "node1")
+        f"{node}: there is no interface 'ib0' with an address on {node}" for node in ("node0", "node1")
     ]
     assert_nothing_is_left(desk, slurm)
 

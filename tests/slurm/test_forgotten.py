@@ -4,10 +4,11 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from lab import all_pids, command, kill
-from runs import job_of, record, two_nodes
+from runs import causes, fingerprint_here, job_of, record, two_nodes
 
 from launcher.clusters.batch.queue import Phase
 from launcher.clusters.slurm.queries.jobs import read_jobs, squeue_jobs
@@ -48,18 +49,25 @@ def by_accounts(slurm, job):
 
 def batch_process(desk, run):
     """It carries no tag of the run: its command line tells whose it is."""
-    words = f"launcher.clusters.batch.in_job\0slurm\0{desk.run_dir(run)}\0".encode()
+    words = f"launcher.clusters.batch.job.batch_process\0slurm\0{desk.run_dir(run)}\0".encode()
     (pid,) = [pid for pid in all_pids() if words in command(pid)]
     return pid
+
+
+def parent(pid):
+    """Its guard, with which the job ends."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def kill_the_job(desk, slurm, run):
     """kill -9 of everything of the run: nobody writes a last word."""
     batch = batch_process(desk, run)
-    assert kill(batch, signal.SIGSTOP)  # or it, or Slurm at its end, would have the others say something
+    guard = parent(batch)
+    for pid in (guard, batch):
+        assert kill(pid, signal.SIGSTOP)  # or it, or Slurm at its end, would have the others say something
     for pid in desk.processes(desk.run_dir(run)):
         kill(pid)
-    assert kill(batch)
+    assert kill(batch) and kill(guard)
     job = job_of(desk, run)
     desk.until("Slurm's word", lambda: state_by_slurm(slurm, job) == "FAILED")
     assert record(desk, run, "exit.json") is None
@@ -89,10 +97,22 @@ def test_without_accounts_a_job_that_fell_silent_is_lost_and_never_a_success_or_
     assert status(desk, run, clients(squeue=FORGETS))["message"] == known["message"]  # we have not forgotten it
 
 
-def test_without_its_batch_process_a_run_ends_on_all_nodes_and_can_be_resumed(desk, slurm):
+def test_a_batch_process_that_is_killed_is_followed_by_another_in_the_same_job(desk, slurm):
+    run = desk.submit(two_nodes(desk, 300), "--on", "slurm")
+    for attempt in (1, 2):
+        desk.until("its ranks", lambda now=attempt: desk.until_step(run, 20)["attempt"] == now)
+        kill(batch_process(desk, run))
+    status = desk.wait(run)
+    assert (status["state"], status["attempt"], causes(desk, run)) == ("succeeded", 3, ["node_lost"] * 2)
+    assert job_of(desk, run, 1) == job_of(desk, run, 3)
+    assert slurm.ask("scontrol", "--oneliner", "show", "job", status["job"]).count("Restarts=0") == 1
+    assert status["fingerprint"] == fingerprint_here(desk, 300)
+
+
+def test_without_its_guard_a_run_ends_on_all_nodes_and_can_be_resumed(desk, slurm):
     run = desk.submit(two_nodes(desk, 300), "--on", "slurm")
     desk.until_step(run, 20)
-    kill(batch_process(desk, run))
+    kill(parent(batch_process(desk, run)))
     desk.until("the end of every process", lambda: not desk.processes())
     desk.until("the end of the job", lambda: state_by_slurm(slurm, job_of(desk, run)) == "FAILED")
     assert desk.status(run)["state"] == "lost"

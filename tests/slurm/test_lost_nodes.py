@@ -1,7 +1,14 @@
 """Nodes, daemons and cables that go: the run goes on with what is left, or elsewhere."""
 
+import time
+
 import pytest
 from runs import causes, fingerprint_here, job_of, own, record, strike, two_nodes
+
+from launcher.rundir.avoided import avoid, avoided
+from launcher.rundir.layout import RunDir
+from launcher.rundir.records import Blame
+from tests.lab.nodes import Cut
 
 STEPS = 600
 SHORT = "recovery:\n  lease: 4s\n  wait: 20s\n"
@@ -69,6 +76,70 @@ def test_a_lost_node_is_shown_with_the_evidence_and_can_be_pardoned(desk, slurm)
     assert "node1 may be used again" in desk.launch("pardon", run).stdout
     assert desk.status(run)["avoided"] == []
     slurm.nodes[1].power_on()
+
+
+@pytest.fixture
+def waiting(desk, slurm):
+    """Begin a run on all nodes, whose job waits for ever: it was told to avoid one of them until then."""
+
+    def begin(until_s):
+        spec = desk.chain(args="steps: 20", resources="nodes: 4\nranks_per_node: 1")
+        slurm.ask("scontrol", "update", "PartitionName=main", "State=DOWN")
+        try:
+            run = desk.submit(spec, "--on", "slurm")
+            slurm.ask("scontrol", "update", f"JobId={job_of(desk, run)}", "ExcNodeList=node1")
+        finally:
+            slurm.ask("scontrol", "update", "PartitionName=main", "State=UP")
+        reason = ("squeue", "--noheader", "--format=%r", f"--jobs={job_of(desk, run)}")
+        desk.until("a job that waits for ever", lambda: slurm.ask(*reason).strip() == "BadConstraints")
+        now = time.time()
+        avoid(RunDir(desk.run_dir(run)), [Blame("node1", "not heard for 30 s", 1, now, now + until_s)])
+        return run
+
+    return begin
+
+
+@pytest.mark.timeout(240)
+def test_a_pardon_lets_a_job_start_that_waited_for_ever(desk, waiting):
+    run = waiting(until_s=3600)
+    said = desk.status(run)
+    assert said["state"] == "queued", said
+    assert "no node has what it asks for" in said["message"] and "it avoids node1 until" in said["message"]
+    desk.launch("pardon", run)
+    status = desk.wait(run, timeout=150)  # Slurm looks at its whole queue once a minute
+    assert (status["state"], [node["host"] for node in status["nodes"]][1]) == ("succeeded", "node1")
+
+
+@pytest.mark.timeout(240)
+def test_a_job_that_waited_for_ever_starts_when_the_time_of_its_nodes_is_over(desk, waiting):
+    run = waiting(until_s=3)
+    assert "node1" in [node["host"] for node in desk.wait(run, timeout=150)["nodes"]]
+
+
+def test_a_cut_that_has_healed_by_the_end_of_the_attempt_blames_no_node(desk, slurm):
+    """The first node heard nobody: neither the other, nor Slurm, which would have said whose fault that was."""
+    run = desk.submit(two_nodes(desk, STEPS, SHORT), "--on", "slurm")
+    desk.until_step(run, 20)
+    slurm.nodes[0].cut(Cut.BOTH)
+    desk.until("the end of the first attempt", lambda: record(desk, run, "exit.json"))
+    slurm.nodes[0].mend()
+    status = desk.wait(run, timeout=120)
+    assert (status["state"], avoided(RunDir(desk.run_dir(run)))) == ("succeeded", [])
+    assert status["fingerprint"] == fingerprint_here(desk, STEPS)
+
+
+def test_a_cancel_names_the_node_that_cannot_be_asked_and_nothing_lives_there_after_its_lease(desk, slurm):
+    run = desk.submit(two_nodes(desk, 100_000, SHORT), "--on", "slurm")
+    desk.until_step(run, 20)
+    slurm.nodes[1].cut(Cut.LINK)
+    said = desk.launch("cancel", run, timeout=90)
+    assert f"{run} is cancelled" in said.stdout
+    assert "node1 does not answer Slurm" in said.stderr and "lease of 4 s" in said.stderr, said.stderr
+    assert "node0" not in said.stderr
+    desk.until("the end of what is left", lambda: not desk.processes(desk.run_dir(run)))
+    slurm.nodes[1].mend()
+    slurm.nodes[1].kill_slurmd()  # else it is told of the job's end once more after a minute only
+    slurm.nodes[1].start_slurmd()
 
 
 @pytest.mark.timeout(240)

@@ -56,13 +56,14 @@ def test_a_signal_by_hand_moves_the_run(desk, slurm):
 
 
 def test_before_the_time_limit_it_saves_and_goes_on(desk, slurm):
-    """The limit is a minute, so the run is told half a minute before it; Slurm warns as early as it likes."""
+    """The limit is a minute, so the run is told 40 s before it; Slurm warns as early as it likes."""
     more = "slurm:\n  signal_before: 40s\n"
     spec = desk.chain(args="steps: 360\npause: 0.1", resources="nodes: 2\nranks_per_node: 2\ntime: 1m", more=more)
     run = desk.submit(spec, "--on", "slurm")
     status = desk.wait(run, timeout=110)
-    assert (status["state"], status["attempt"]) == ("succeeded", 2)
-    assert status["restarts"]["by_cause"] == {"time_limit": 1}
+    assert status["state"] == "succeeded"
+    assert status["attempt"] >= 2  # as many as a machine needs that has more to do
+    assert status["restarts"]["by_cause"] == {"time_limit": status["attempt"] - 1}
     assert status["fingerprint"] == fingerprint_here(desk, 360)
     first, last = (next(e["at"] for e in desk.events(run, kind)) for kind in ("generation_opened", "stop_asked"))
     assert last - first > 20  # not at Slurm's first, early word

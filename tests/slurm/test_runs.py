@@ -39,6 +39,15 @@ def test_a_cancel_leaves_nothing(desk, slurm):
     assert "already ended" in desk.launch("cancel", run).stdout
 
 
+def test_a_cancel_finds_the_job_of_a_run_whose_records_are_gone(desk, slurm):
+    run = desk.submit(two_nodes(desk, 100_000, "recovery: {grace: 1s}\n"), "--on", "slurm")
+    desk.until_step(run, 5)
+    shutil.rmtree(desk.run_dir(run) / "attempts", ignore_errors=True)  # its processes may write meanwhile
+    assert "ended job" in desk.launch("cancel", run).stdout
+    desk.until("the job's end", lambda: not slurm.ask("squeue", "--noheader").strip())
+    assert desk.processes() == []
+
+
 def test_a_job_that_waits_says_why_and_is_cancelled_without_having_run(desk, slurm):
     slurm.ask("sbatch", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 100")
     desk.until("a full cluster", lambda: "RUNNING" in slurm.ask("squeue", "--noheader", "--format=%T"))
@@ -84,11 +93,26 @@ def test_what_slurm_refuses_leaves_nothing_behind(desk, slurm):
     assert "nowhere" in desk.launch("submit", unknown, "--on", "slurm", check=2).stderr
 
 
+def test_a_refusal_says_in_plain_words_what_to_do(desk, slurm):
+    spec = two_nodes(desk)
+
+    def refused(*changes):
+        words = [word for change in changes for word in ("--set", change)]
+        return desk.launch("submit", spec, "--on", "slurm", *words, check=2).stderr
+
+    much = refused("resources.memory_gb=9000")
+    assert "Slurm refuses the job: asks for more memory than a node has" in much, much
+    assert "Slurm says: Memory specification can not be satisfied" in much and "set resources.memory_gb lower" in much
+    assert "hint: set slurm.reservation" in refused("slurm.reservation=none")
+    shown = desk.launch("submit", spec, "--on", "slurm", "--dry-run", "--set", "resources.memory_gb=9000").stdout
+    assert "Slurm would refuse it: no node, or not enough of them, has all that it asks for" in shown, shown
+
+
 def test_the_dry_run_shows_the_script_and_what_slurm_says_of_it(desk, slurm):
     spec = two_nodes(desk, more="slurm:\n  partition: main\n  extra: {comment: nightly}\n")
     shown = desk.launch("submit", spec, "--on", "slurm", "--dry-run").stdout
     assert "#SBATCH --nodes=2" in shown and "#SBATCH --partition=main" in shown and " nightly" in shown
-    assert "-m launcher.clusters.batch.in_job slurm" in shown
+    assert "-m launcher.clusters.batch.job.guard slurm" in shown
     assert f"Slurm could start it at {time.strftime('%Y-')}" in shown, shown
     too_many = desk.launch("submit", spec, "--on", "slurm", "--dry-run", "--set", "resources.nodes=9").stdout
     assert "Slurm would refuse it" in too_many

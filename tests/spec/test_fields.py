@@ -1,21 +1,21 @@
 """The table of options, the classes of model.py, the reference and the starters cover each other."""
 
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
 
 from launcher.errors import BadInput
 from launcher.shipped import shipped, starter, starters
 from launcher.spec import model as models
-from launcher.spec import parse_spec
 from launcher.spec.fields import JOB
 from launcher.spec.kinds.leaf import Kind
 from launcher.spec.kinds.sections import Field, Section, Shorthand
 from launcher.spec.problems import Wrong
-from launcher.spec.reference import reference
+from launcher.spec.read import parse_spec
 from launcher.spec.yaml_reader import read_tree
+from tests.spec.reference import reference
 
 README = Path(models.__file__).parent / "README.md"
 
@@ -37,16 +37,15 @@ def options() -> list[tuple[Section, Field]]:
 def test_the_table_sets_every_attribute_once() -> None:
     for section in sections(JOB):
         attributes = [name for field in section.options for name in field.attributes]
-        of_the_class = {item.name for item in fields(section.model)} - {
-            "plugins"
-        }  # filled by what other packages bring
+        assert issubclass(section.model, Struct)
+        of_the_class = {*section.model.__struct_fields__} - {"plugins"}  # filled by what other packages bring
         assert sorted(attributes) == sorted(of_the_class), section.model
 
 
 def test_the_table_names_every_class() -> None:
-    classes = {item for item in vars(models).values() if isinstance(item, type) and is_dataclass(item)}
+    found = {item for item in vars(models).values() if isinstance(item, type) and issubclass(item, Struct)}
     # A range and a secret are each written as one value.
-    assert classes == {section.model for section in sections(JOB)} | {models.NodeRange, models.Secret}
+    assert found - {Struct} == {section.model for section in sections(JOB)} | {models.NodeRange, models.Secret}
 
 
 def test_keys_are_unique() -> None:
@@ -86,16 +85,15 @@ def test_an_option_is_wrong_where_it_is_alone_wrong() -> None:
 
 
 def test_the_readme_holds_the_reference() -> None:
-    assert README.read_text().endswith(f"\n{reference()}"), "run python -m launcher.spec.reference"
+    assert README.read_text().endswith(f"\n{reference()}"), "run python -m tests.spec.reference"
 
 
 def test_the_names_of_the_run_directory_are_taken() -> None:
     """Floors above own these names; this is where the two lists meet."""
-    from launcher.rundir.layout import RunDir
+    from launcher.rundir.layout import NamedFile, RunDir
 
     root = RunDir(Path("run"))
-    own = {name for name, item in vars(RunDir).items() if isinstance(item, property)}
-    names = {getattr(root, name).name for name in own}
+    names = {getattr(root, name).name for name, item in vars(RunDir).items() if isinstance(item, NamedFile)}
     assert len(names) > 8
     for name in names:
         with pytest.raises(BadInput, match=f"got the launcher's {name}"):

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from launcher.errors import BadInput
-from launcher.spec import parse_spec
+from launcher.spec.read import parse_spec
 
 LINE = re.compile(r"job\.yaml:(?P<line>\d+):(?P<column>\d+): (?P<key>[^:]+): (?P<reason>.+)")
 
@@ -192,6 +192,8 @@ VALUES = [
     ("recovery", "on", "expected a mapping of options"),
     ("recovery.killed", "many", "expected unlimited or an integer"),
     ("recovery.killed", "-1", "write unlimited"),
+    ("recovery.killed", "off", "write 0 for none"),
+    ("recovery.killed", "None", "write 0 for none"),
     ("recovery.killed", "infinite", "write unlimited"),
     ("recovery.killed", "[3]", "got a list"),
     ("recovery.user_error", "true", "expected unlimited or an integer"),

@@ -3,8 +3,8 @@
 import pytest
 
 from launcher.errors import BadInput
-from launcher.spec import parse_spec
 from launcher.spec.model import Budget, JobSpec, NodeRange, Secret, SshHost
+from launcher.spec.read import parse_spec
 
 HEAD = "name: a\nrun: {script: t.py}\n"
 

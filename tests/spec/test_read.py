@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import BadInput
-from launcher.spec import parse_spec, position, read_spec
 from launcher.spec.model import (
     Budget,
     CheckpointOptions,
@@ -23,6 +22,7 @@ from launcher.spec.model import (
     Ssh,
     SshHost,
 )
+from launcher.spec.read import parse_spec, position, read_spec
 
 FULL = Path(__file__).parent / "full.yaml"
 HEAD = "name: a\nrun: {script: t.py}\n"
@@ -56,16 +56,18 @@ def test_every_option() -> None:
             copy_limit_bytes=250_000_000
         ),
         recovery=Recovery(
-            user_error=Budget(0),
-            out_of_memory=Budget(None),
+            user_error=Budget(0, refill_s=86_400.0),
+            out_of_memory=Budget(None, refill_s=21_600.0),
             killed=Budget(7, 0.5, 60.0),
-            hang=Budget(5, 5.0, 5.0),
+            hang=Budget(5, 5.0, 5.0, 21_600.0),
             communication=Budget(1),
             node_lost=Budget(2),
             preempted=Budget(None),
             time_limit=Budget(3),
             launcher_fault=Budget(4),
+            disk=Budget(6, 5.0, 300.0, None),
             hang_after_s=None,
+            hang_at_start_s=7200.0,
             no_progress=None,
             spares=1,
             wait_s=300.0,

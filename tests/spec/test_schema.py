@@ -10,7 +10,8 @@ import pytest
 
 from launcher.errors import BadInput
 from launcher.shipped import shipped, starter, starters
-from launcher.spec import parse_spec, schema
+from launcher.spec.fields import schema
+from launcher.spec.read import parse_spec
 from launcher.spec.tree import Mapping, Node, Scalar, Sequence
 from launcher.spec.yaml_reader import read_tree
 
@@ -45,16 +46,16 @@ def _core(text: str) -> Any:
 def accepts(text: str) -> bool:
     root = read_tree(text).root
     assert root is not None
-    return bool(jsonschema.Draft202012Validator(schema()).is_valid(as_editor(root)))
+    return bool(jsonschema.Draft202012Validator(schema({})).is_valid(as_editor(root)))
 
 
 def test_it_is_a_schema() -> None:
-    jsonschema.Draft202012Validator.check_schema(schema())
+    jsonschema.Draft202012Validator.check_schema(schema({}))
 
 
 def test_the_shipped_one_is_of_this_table() -> None:
     shown = (shipped("templates") / "job.schema.json").read_text()
-    assert shown == json.dumps(schema(), indent=2) + "\n", "run python -m launcher.spec.json_schema"
+    assert shown == json.dumps(schema({}), indent=2) + "\n", "launch schema > templates/job.schema.json"
 
 
 GOOD = [
@@ -133,8 +134,8 @@ def test_what_does_not_fit_is_not_read(text: str) -> None:
 
 
 def test_editors_have_words_and_defaults_to_show() -> None:
-    nodes = schema()["properties"]["resources"]["properties"]["nodes"]
+    nodes = schema({})["properties"]["resources"]["properties"]["nodes"]
     assert nodes["default"] == 1
     assert "nodes" in nodes["description"]
-    recovery = schema()["properties"]["recovery"]["properties"]
+    recovery = schema({})["properties"]["recovery"]["properties"]
     assert (recovery["hang_after"]["default"], recovery["preempted"]["default"]) == ("15m", "unlimited")

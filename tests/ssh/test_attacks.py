@@ -25,19 +25,26 @@ from hostile import (
 from shares import SEED, SHARE
 
 from launcher.agent.messages import WIRE_VERSION
-from launcher.agent.wire import mac
+from launcher.agent.wire import proof_of, wire_key
 from launcher.clusters.mirror import tails
 from launcher.clusters.ssh.host.server import HostServer
-from launcher.clusters.ssh.messages import AskReport, AskTails, Blob, RunReport
+from launcher.clusters.ssh.host_client import HostClient, Place
+from launcher.clusters.ssh.messages import AskReport, AskTails, Request, RunReport
 from launcher.clusters.ssh.submit import report
 from launcher.errors import LaunchError
-from launcher.hostlink.rpc.wire import encoded
+from launcher.hostlink.rpc.server import answer_all
+from launcher.hostlink.rpc.wire import Incoming, Reply, decoded, encoded
 from launcher.rundir.layout import RunDir
+from launcher.spec.model import SshHost
+from launcher.words import State
 from tests.lab.hosts import UIDS
 
 PLACED = {"nodes": 2, "ranks_per_node": 1}
 # Of a rank's environment: what is another one's in each run.
-OF_THE_RUN = {"LAUNCH_RUN_ID", "LAUNCH_RUN_DIR", "LAUNCH_CHECKPOINT_DIR", "LAUNCH_PROGRESS", "MASTER_PORT", "PWD"}
+OF_THE_RUN = {
+    "LAUNCH_RUN_ID", "LAUNCH_RUN_DIR", "LAUNCH_CHECKPOINT_DIR", "LAUNCH_PROGRESS", "MASTER_PORT", "PWD",
+    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE",
+}  # fmt: skip
 OF_THE_HOST = {"MASTER_ADDR", "SSH_CONNECTION", "SSH_CLIENT", "TMPDIR"}
 
 
@@ -135,6 +142,7 @@ def test_a_folder_that_somebody_else_can_write_is_not_used(desk, hosts):
             folder.chmod(mode)
         status = desk.wait(done.stdout.strip())
         assert [node["host"] for node in status["nodes"]] == ["node1", "node2"], (kind, owner, done.stderr)
+        desk.until("hosts that are free again", lambda: not desk.left())
 
 
 NO_RUNS = ["..", ".", "", "../x", "a/b", "/etc", ".tmp-x", "a/../../x", "x\0y"]
@@ -150,17 +158,16 @@ def test_a_host_gives_nothing_but_of_runs(tmp_path):
     asked += [
         encoded(AskTails("ours", str(tmp_path), (folder,), {})) for folder in ("..", "../..", "/etc", "", "logs/../..")
     ]
-    answers = [json.loads(line) for line in said(*asked)]
-    assert [answer["t"] for answer in answers] == ["failed"] * len(asked)
-    (answer,) = said(encoded(AskTails("ours", str(tmp_path), ("logs",), {})))
-    assert json.loads(answer)["parts"] == []
+    assert all(said(line).error for line in asked)
+    answer = said(encoded(AskTails("ours", str(tmp_path), ("logs",), {})))
+    assert (json.loads(bytes(answer.value))["parts"], answer.follows) == ([], 0)
 
 
-def said(*lines):
-    """What a host answers to these."""
-    told = io.BytesIO()
-    HostServer(io.BytesIO(b"".join(lines)), told).serve()
-    return told.getvalue().splitlines()
+def said(line):
+    """What a host answers to this."""
+    heard, told = io.BytesIO(line), io.BytesIO()
+    answer_all(Incoming(lambda _deadline, most: heard.read(most)), told.write, Request, HostServer().answer)
+    return decoded(told.getvalue().splitlines()[1], Reply)
 
 
 @pytest.mark.parametrize(
@@ -185,11 +192,14 @@ def test_a_host_writes_nothing_here_but_its_records(tmp_path, name):
     (tmp_path / "outside").mkdir()
     (run.code / "link").symlink_to(tmp_path / "outside")
     before = tree(tmp_path)
-    with pytest.raises((LaunchError, ValueError)):
-        report.copy(run, report.HostReport(RunReport(None, False, 1, (Blob(name, 1),)), {name: b"x"}, 0))
-    with pytest.raises((LaunchError, ValueError)):
+    lies = RunReport(State.RUNNING, attempt=1, files=(tails.Part(name, 0, 1),))
+    client = HostClient(None, Place(SshHost("node0"), False, "python", "/w", "node0"))
+    client.ask_with_bytes = lambda *_: (lies, b"x")
+    with pytest.raises(LaunchError, match=r"node0: .* no record of a run that a host may write"):
+        report.ask_report(run, client)
+    with pytest.raises(LaunchError):
         tails.put(run.path, ("logs",), tails.Tail(name, 0, b"x"))
-    assert [row for row in tree(tmp_path) if "attempts" not in row[0]] == before
+    assert tree(tmp_path) == before
 
 
 def test_a_secret_is_nowhere_but_in_its_files_and_in_the_ranks(desk, hosts, tmp_path):
@@ -260,10 +270,12 @@ def test_who_listens_and_whom_they_let_in(desk, hosts):
 def strangers():
     """Nonsense, a proof of another token, and questions without any proof."""
 
-    def proof(role):
+    def proof(wire):
         def line(greeting):
             nonce = json.loads(greeting or b"{}").get("nonce", "") if greeting.startswith(b"{") else ""
-            said = {"v": WIRE_VERSION, "nonce": "0" * 32, "mac": mac("ab" * 32, role, nonce, "0" * 32)}
+            key = wire_key("ab" * 32, wire, "run", 1)
+            mac = proof_of(key, "client", "127.0.0.1 1", "127.0.0.1 2", f"{nonce}|{'0' * 32}")
+            said = {"v": WIRE_VERSION, "nonce": "0" * 32, "mac": mac}
             return json.dumps(said).encode() + b"\n"
 
         return line
@@ -273,5 +285,5 @@ def strangers():
         [b"\0" * 600],
         [b"GET / HTTP/1.0\r\n\r\n"],
         [ask, ask],
-        *[[proof(role), ask] for role in ("asking keeper", "agent")],
+        *[[proof(wire), ask] for wire in ("keepers", "agents")],
     ]

@@ -154,6 +154,24 @@ def test_a_host_that_is_cut_off_from_all(desk, draw, tmp_path):
         assert desk.status(run)["state"] == "cancelled", how
 
 
+def test_a_host_that_was_cut_off_hears_of_a_cancel_from_the_others(desk):
+    """It held its slots for five minutes, and the next run waited for them without a word of why."""
+    run = training(desk)
+    cut, there = desk.hosts.nodes[1], ranks(desk, run, 1)
+    cut.cut(Cut.BOTH)
+    desk.until("the end of its ranks", lambda: not there(), timeout_s=60)
+    (said,) = answers(desk, ["cancel", run])
+    assert said.code == 5 and "could not ask node1" in said.err
+    shown = desk.status(run)
+    assert shown["state"] == "unknown" and "node1" in shown["message"] and "CANCELLED" in shown["message"]
+    assert desk.own("ssh.host.keeper", 1), "it knows nothing of that"
+    cut.mend()
+    desk.until("the end of its keeper", lambda: not desk.own("ssh.host.keeper", 1), timeout_s=30)
+    assert desk.record_there(1, run, "attempts/0001/exit.json")["state"] == "cancelled"
+    assert desk.until("its word", lambda: desk.status(run)["state"] == "cancelled")
+    desk.until("that nobody is left to be told", lambda: not desk.left())
+
+
 @contextmanager
 def proxy(target, most, *, reset):
     """A port of this machine that leads to a host; after so many bytes of the client's it is silent, or resets."""

@@ -1,32 +1,29 @@
 """`launch doctor POOL`: what hosts are like, whether they reach each other and how fast; nothing is left on them."""
 
-import asyncio
+import contextlib
 import json
 import socket
 import subprocess
 import sys
+import threading
 from itertools import pairwise
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from launcher.agent import wire
-from launcher.agent.messages import WIRE_VERSION
-from launcher.clusters.ssh.doctor_checks import SeenHost, host_findings, together
+from launcher.clusters.ssh.doctor_checks import SeenHost, crontab_line, host_findings, together
 from launcher.clusters.ssh.facts import Facts, Surveyed
-from launcher.doctor import look_there
+from launcher.doctor import machine_there
 from launcher.doctor.findings import Level
-from launcher.doctor.look_there import FolderFacts, NodeFacts, Torch
-from launcher.doctor.network import ways_there as doctor_there
-from launcher.doctor.network.ways import Way, findings, rounds, slow
-from launcher.doctor.programs import text_of
+from launcher.doctor.machine_there import FolderFacts, MachineFacts, Torch
+from launcher.doctor.session import read_answer
+from launcher.doctor.ways import Way, findings, rounds, slow
 from launcher.hostlink.shipping import bundle
 from launcher.spec.model import SshHost
 from tests.lab.nodes import Cut
 
 TOKEN = "ab" * 32
-ROLES = ("doctor-caller", "doctor-listener")
+PROGRAM = Path(machine_there.__file__).read_text()
 
 
 def doctor(desk, *words, check=0, pool=None):
@@ -62,8 +59,9 @@ def test_a_pool_that_is_well(desk):
     found = doctor(desk, pool=desk.hosts.clusters_yaml(python=sys.executable))
     assert found["problem"] == []
     assert {one["about"] for one in found["warning"]} <= {"network"}  # a busy machine may be slow
-    hosts, network = found["ok"]
+    hosts, reboot, network = found["ok"]
     assert hosts["text"] == "4 of 4 can be looked at"
+    assert reboot["hint"].endswith(f": {crontab_line('~/launch')}")
     assert column(hosts, "KEY") == {f"node{index}": str(desk.hosts.key) for index in range(4)}
     assert set(column(hosts, "PYTHON").values()) == {".".join(map(str, sys.version_info[:3]))}
     assert all(float(took.split()[0]) < 5 for took in column(hosts, "LOGIN").values())
@@ -91,7 +89,7 @@ def test_a_host_without_power_is_a_problem_and_the_others_are_measured(desk):
         "text"
     ]
     assert found["ok"][0]["text"] == "3 of 4 can be looked at"
-    assert found["ok"][1]["text"].startswith("6 of 6 ways measured")
+    assert found["ok"][2]["text"].startswith("6 of 6 ways measured")
 
 
 def test_where_no_host_answers_the_exit_code_says_so(desk):
@@ -109,7 +107,7 @@ def test_a_way_that_is_closed_in_one_direction(desk):
     (problem,) = found["problem"]
     assert problem["text"].startswith("node2 cannot be reached from node0: ")
     assert "Connection refused" in problem["text"] and "both ways" in problem["hint"]
-    assert found["ok"][1]["text"].startswith("11 of 12 ways measured")
+    assert found["ok"][2]["text"].startswith("11 of 12 ways measured")
     assert "all-reduce: not tried: not all hosts reach each other" in texts(found["warning"])
 
 
@@ -126,7 +124,7 @@ def test_killed_it_leaves_nothing(desk):
     words = [sys.executable, "-m", "launcher.cli.main", "doctor", "pool"]
     before = files(desk.hosts)
     with subprocess.Popen(words, cwd=desk.project, env=desk.env, stdout=subprocess.PIPE) as program:
-        desk.until("measuring", lambda: desk.own("lets others measure the way to it"))
+        desk.until("measuring", lambda: desk.own("looked at and tried out on it"))
         program.kill()
     desk.until("the end of all of it", lambda: not desk.everything())
     assert files(desk.hosts) == before
@@ -263,7 +261,7 @@ def host(name="gpu01", looked=(), **facts):
     well = {"refusals": (), "killed": False, "sees": 0, "torch_error": ""} | dict(looked)
     folder = FolderFacts("/home/ann", "/home/ann", "user 7 on it", refusals=well["refusals"])
     torch = Torch("2.10.0", "CUDA 12.8", well["sees"], well["torch_error"])
-    seen = NodeFacts(8, None, (1024, 4096), 0.0, True, (folder,), well["killed"], torch)
+    seen = MachineFacts(8, None, (1024, 4096), 0.0, True, (folder,), well["killed"], torch)
     return SeenHost(found, seen, login_s, "k")
 
 
@@ -317,7 +315,7 @@ def test_the_same_of_several_hosts_is_said_once():
     ],
 )
 def test_what_logind_says_of_processes_at_logout(settings, kills):
-    assert look_there.kills(settings, "ann") is kills
+    assert machine_there.kills(settings, "ann") is kills
 
 
 @pytest.mark.parametrize(
@@ -336,10 +334,11 @@ def test_what_logind_says_of_processes_at_logout(settings, kills):
 )
 def test_what_torch_sees(tmp_path, torch, sees, error):
     (tmp_path / "torch.py").write_text(torch)
-    asked = {"folders": [str(tmp_path / "not" / "there" / "yet")], "user": "ann", "torch": text_of("torch")}
-    words = [sys.executable, "-I", "-c", text_of("look"), json.dumps(asked)]
-    done = subprocess.run(words, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True)
-    said = msgspec.json.decode(done.stdout.removeprefix(look_there.MARK), type=NodeFacts)
+    asked = {"do": "look", "folders": [str(tmp_path / "not" / "there" / "yet")], "user": "ann", "torch": True}
+    words = [sys.executable, "-I", "-c", PROGRAM]
+    env, given = {"PYTHONPATH": str(tmp_path)}, json.dumps(asked).encode()
+    done = subprocess.run(words, env=env, input=given, capture_output=True, check=True)
+    said = read_answer(done.stdout, MachineFacts)
     assert said.folders[0].refusals == () and not said.folders[0].error and not said.is_killed
     assert (said.torch.gpus, said.torch.error) == (sees, error)
     assert {path.name for path in tmp_path.iterdir()} <= {"torch.py", "__pycache__"}
@@ -352,17 +351,17 @@ class There:
     """It, here."""
 
     def __init__(self, address="127.0.0.1", token=TOKEN):
-        text = Path(doctor_there.__file__).read_text()
-        words = [sys.executable, "-I", "-c", text]
+        words = [sys.executable, "-I", "-c", PROGRAM]
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.opened = self.ask(do="open", address=address, token=token, version=WIRE_VERSION)
+        self.own = {"own": address, "token": token}
+        self.opened = self.ask(do="open", address=address, token=token)
 
     def ask(self, **words):
         print(json.dumps(words), file=self.process.stdin, flush=True)
         return json.loads(self.process.stdout.readline())
 
     def call(self, other, address="127.0.0.1"):
-        return self.ask(do="call", address=address, ports=other.opened["ports"])
+        return self.ask(do="call", address=address, ports=other.opened["ports"], **self.own)
 
     def __enter__(self):
         return self
@@ -411,26 +410,52 @@ def test_who_answers_without_the_token_is_not_believed():
         assert one.call(stranger)["error"]
 
 
-def test_the_proof_is_that_of_the_agents_wire():
-    """Both halves meet the other side's in launcher.agent.wire."""
+def test_whoever_repeats_what_it_hears_is_not_believed():
+    """Each proof says whose it is: what a caller proved proves nothing of who only sends it back."""
+    with There() as one, socket.create_server(("127.0.0.1", 0)) as mirror:
+        one.process.stdin.write(
+            json.dumps(
+                {"do": "call", "address": "127.0.0.1", "flood": False, **one.own}
+                | {"ports": [mirror.getsockname()[1]] * 2}
+            )
+            + "\n"
+        )
+        one.process.stdin.flush()
+        caller, _ = mirror.accept()
+        with caller:
+            while said := caller.recv(512):
+                caller.sendall(said)
+        assert json.loads(one.process.stdout.readline())["error"] == "somebody else answers there"
 
-    async def meet():
-        proved = asyncio.get_running_loop().create_future()
 
-        async def serve(reader, writer):
-            await wire.challenge(reader, writer, TOKEN, *ROLES)
-            proved.set_result(True)
-            writer.close()
+def test_a_listener_says_nothing_of_the_token_to_whom_has_not_proved_it():
+    with There() as one, socket.create_connection(("127.0.0.1", one.opened["ports"][0]), 5) as stranger:
+        stranger.sendall(bytes(48))
+        heard = b""
+        while said := stranger.recv(512):
+            heard += said
+        assert len(heard) == 16  # its nonce
 
-        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
-            with socket.create_connection(("127.0.0.1", port)) as line:
-                await asyncio.to_thread(doctor_there.prove, line, doctor_there.OwnEnd("127.0.0.1", TOKEN, WIRE_VERSION))
-            assert await asyncio.wait_for(proved, 5)
-        ours = There()
-        with ours:
-            _, writer = await wire.dial("127.0.0.1", ours.opened["ports"][1], "127.0.0.1", TOKEN, *ROLES, 1024)
-            writer.close()
-            await writer.wait_closed()
 
-    asyncio.run(meet())
+@pytest.mark.parametrize("counted", [b"nan", b"-1", b"1e300", b"fast", b"9" * 2000])
+def test_a_host_that_counts_wrongly_is_an_error(counted):
+    """One of the run's own, who has the token, and answers a flood with what it likes."""
+    with There() as one, socket.create_server(("127.0.0.1", 0)) as door:
+
+        def lie():
+            caller, _ = door.accept()
+            with caller, contextlib.suppress(ConnectionError):  # what is unsent when it has its answer is not wanted
+                heard = machine_there._meet(caller, TOKEN, is_caller=False)
+                for _ in range(machine_there.PINGS):
+                    heard.read(1)
+                    caller.sendall(b".")
+                heard.read(1)
+                caller.sendall(counted + b"\n")
+                while caller.recv(1 << 20):
+                    pass
+
+        liar = threading.Thread(target=lie, daemon=True)
+        liar.start()
+        found = one.ask(do="call", address="127.0.0.1", ports=[door.getsockname()[1]] * 2, **one.own)
+        liar.join(10)
+        assert found["error"] and found["bytes_per_s"] == 0

@@ -5,6 +5,9 @@ import signal
 import pytest
 from ssh_desk import strike
 
+from launcher.rundir.identity import alive, process_id
+from tests.lab.nodes import pid_inside
+
 
 def agents(desk, index):
     return [pid for pid in desk.own("launcher.agent", index) if b"zygote" not in desk_command(pid)]
@@ -37,13 +40,55 @@ def test_an_agent_killed(desk, host):
     assert status["fingerprint"] == desk.fingerprint_here(200)
 
 
+def ended(desk, index, state):
+    """Whether no rank of that generation runs on the host any more; its frozen parent cannot bury it."""
+    node = desk.hosts.nodes[index]
+    wanted = {rank["pid"] for rank in state["ranks"] if rank["node"] == index}
+    assert wanted, "no rank was there"
+    return not any(pid_inside(pid) in wanted and alive(process_id(pid)) for pid in node.started())
+
+
+def test_an_agent_frozen_its_ranks_end_with_its_lease(desk):
+    spec = desk.job(400, more="recovery: {spares: 1, lease: 3s}\n")
+    run = desk.submit(spec, "--on", "pool")
+    state = desk.until_step_there(0, run, 20)
+    agent = agents(desk, 1)[0]
+    desk.freeze(agent)
+    desk.until("its loss", lambda: "agent_lost" in desk.there(0, run, "events.jsonl").read_text())
+    assert ended(desk, 1, state), "beside the next generation they would write on"
+    desk.until("the end of the agent, which stays frozen", lambda: agent not in agents(desk, 1))
+    status = desk.wait(run)
+    assert (status["attempt"], status["restarts"]["by_cause"]) == (1, {"node_lost": 1})
+    assert status["fingerprint"] == desk.fingerprint_here(400)
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_frozen_coordinator_is_replaced(desk, guarded):
+    """Its guard ends it; where that is frozen too the others do not believe its keeper, which answers as ever."""
+    spec = desk.job(400, more="recovery: {spares: 1, lease: 3s}\n")
+    run = desk.submit(spec, "--on", "pool")
+    desk.until_step_there(0, run, 20)
+    frozen = agents(desk, 0)[: 1 if guarded else 2]
+    for pid in frozen:
+        desk.freeze(pid)
+    desk.until("the next attempt", lambda: desk.state_there(1, run).get("attempt") == 2)
+    if not guarded:
+        desk.until_step_there(1, run, 25, attempt=2)
+        for pid in frozen:
+            strike(pid, signal.SIGCONT)
+        desk.until("the end of what was frozen", lambda: not agents(desk, 0))
+    status = desk.wait(run)
+    assert (status["state"], status["attempt"]) == ("succeeded", 2)
+    assert status["fingerprint"] == desk.fingerprint_here(400)
+
+
 def test_a_host_gone_it_goes_on_with_a_spare(desk):
     spec = desk.job(250, more="recovery: {spares: 1, lease: 3s}\n")
     run = desk.submit(spec, "--on", "pool")
     desk.until_step_there(0, run, 20)
     desk.hosts.nodes[1].power_off()
     status = desk.wait(run)
-    assert [node["state"] for node in status["nodes"]] == ["up", "lost", "up"]
+    assert [node["state"] for node in status["nodes"]] == ["left", "lost", "left"]
     assert status["fingerprint"] == desk.fingerprint_here(250)
 
 
@@ -56,7 +101,9 @@ def test_the_first_host_gone_the_next_in_line_takes_over(desk):
     assert desk.record_there(1, run, "avoided.json")[0]["host"] == "node0"
     status = desk.wait(run)
     assert (status["state"], status["attempt"]) == ("succeeded", 2)
-    assert [node["host"] for node in status["nodes"]] == ["node1", "node2"]
+    assert [(node["host"], node["state"]) for node in status["nodes"]] == [
+        ("node1", "left"), ("node2", "left"), ("node0", "lost"),
+    ]  # fmt: skip
     assert status["fingerprint"] == desk.fingerprint_here(400)
 
 

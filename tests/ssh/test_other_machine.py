@@ -27,3 +27,22 @@ def test_it_is_watched_and_ended_from_another_machine(desk, elsewhere):
 def test_an_id_that_no_host_knows(elsewhere):
     said = elsewhere.launch("status", "nothing-like-it", check=3).stderr
     assert "no such run" in said
+
+
+def test_a_run_that_was_resumed_on_other_hosts_is_found_there(desk, elsewhere):
+    """Those that it had been on went on saying cancelled, and so did the other machine, for ever."""
+    run = desk.submit(desk.job(100_000), "--on", "pool")
+    desk.until_step_there(0, run, 5)
+    assert elsewhere.status(run)["state"] == "running"
+    desk.launch("cancel", run)
+    assert elsewhere.status(run)["state"] == "cancelled"
+    other = desk.submit(desk.job(100_000), "--on", "pool")
+    desk.until_step_there(0, other, 2)
+    desk.launch("resume", run)
+    desk.until_step_there(2, run, 6)
+    found = elsewhere.status(run)
+    assert (found["state"], found["attempt"]) == ("running", 2)
+    assert [node["host"] for node in found["nodes"]] == ["node2", "node3"]
+    elsewhere.launch("cancel", run)
+    desk.launch("cancel", other)
+    assert desk.left() == []

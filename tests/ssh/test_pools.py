@@ -45,6 +45,17 @@ def test_one_disk_for_all_hosts(pool_of):
     assert status["fingerprint"] == desk.fingerprint_here(400)
 
 
+def test_one_disk_that_the_pool_does_not_tell_of_is_noticed_at_submit(pool_of):
+    desk = pool_of(hosts=3, shared=True)
+    wrong = desk.spec(desk.hosts.clusters_yaml(shared=False), "wrong.yaml")
+    os.chmod(desk.project / wrong, 0o600)
+    refused = desk.launch("submit", desk.job(20), "--on", "pool", "--clusters", wrong, check=2)
+    assert "another host of the pool has this very disk" in refused.stderr
+    assert "hint: `shared: true` in the pool" in refused.stderr
+    run = desk.submit(desk.job(20), "--on", "pool")
+    assert desk.wait(run)["state"] == "succeeded"
+
+
 def test_hosts_behind_another_one(pool_of):
     desk = pool_of(hosts=2, jump=True)
     run = desk.submit(desk.job(20), "--on", "pool")

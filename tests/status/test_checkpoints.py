@@ -14,6 +14,8 @@ from saved_checkpoints import flip, keep_best, save, save_part
 from launcher.errors import LaunchError
 from launcher.status.checkpoints import Condition, checkpoint_folder, checkpoints, kept
 
+STEP = "step-00000001"
+
 
 @pytest.fixture
 def run(tmp_path):
@@ -40,6 +42,25 @@ def test_the_newest_comes_first_then_the_best_then_what_was_set_aside(run, folde
     assert [row[2] for row in rows(run, verify=True)] == ["verified"] * 4 + ["set_aside"]
     assert kept(run).steps == (9, 10, 100)
     assert (kept(run).best, kept(run).set_aside) == (1, 1)
+
+
+def test_those_that_a_script_keeps_beside_itself_are_found(run, folder):
+    """As `Checkpointer("checkpoints")` does, in the folder that ranks run in."""
+    save(run.path / "code" / "checkpoints", 9)
+    assert (rows(run), kept(run).steps) == ([(9, "step", "ok")], (9,))
+    save(folder, 100)
+    save(run.path / "code" / "checkpoints", 50).rename(
+        run.path / "code" / "checkpoints" / ".bad-step-00000050-0123456789ab"
+    )
+    assert rows(run) == [(100, "step", "ok"), (9, "step", "ok"), (50, "step", "set_aside")]
+    assert (kept(run).steps, kept(run).set_aside) == ((9, 100), 1)
+
+
+def test_no_plan_leads_out_of_the_run(tmp_path):
+    folder = RunFolder(tmp_path / "job-abcd")
+    save(tmp_path / "elsewhere" / "checkpoints", 9)
+    folder.write(folder.run.plan, msgspec.structs.replace(plan_of(folder.path), workdir="../elsewhere"))
+    assert rows(folder.run) == []
 
 
 def test_what_is_told_of_each(run, folder):
@@ -157,8 +178,8 @@ def test_no_folder_no_checkpoints(run):
 def test_the_newest_attempts_plan_says_where_they_are(run):
     def plan(folder):
         plan = plan_of(run.path)
-        checkpoint = dataclasses.replace(plan.spec.checkpoint, dir=folder)
-        return msgspec.structs.replace(plan, spec=dataclasses.replace(plan.spec, checkpoint=checkpoint))
+        checkpoint = msgspec.structs.replace(plan.spec.checkpoint, dir=folder)
+        return msgspec.structs.replace(plan, spec=msgspec.structs.replace(plan.spec, checkpoint=checkpoint))
 
     whole = RunFolder.__new__(RunFolder)
     whole.run = run
@@ -184,3 +205,10 @@ def test_torch_is_not_needed(run, folder):
     )
     done = subprocess.run([sys.executable, "-c", code, str(run.path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["", STEP, f".bad-{STEP}-0123456789ab", f"{STEP}/MANIFEST.json"])
+def test_a_link_to_itself_is_no_internal_error(run, folder, name):
+    (path := folder / name).parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(path.name)
+    assert len(rows(run)) == kept(run).set_aside + len(kept(run).steps)

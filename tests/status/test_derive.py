@@ -46,7 +46,12 @@ SITUATIONS = {
     "succeeded, as its state alone says": (facts(state=state(State.SUCCEEDED), living=Living()), State.SUCCEEDED),
     "failed": (facts(state=state(), living=Living(), end=end(State.FAILED, Cause.KILLED, 12)), State.FAILED),
     "cancelled": (facts(state=state(), living=Living(), end=CANCELLED), State.CANCELLED),
-    "ended, while its keeper still tidies up": (facts(state=state(), end=end(State.SUCCEEDED)), State.SUCCEEDED),
+    "ended, while its keeper still tidies up": (
+        facts(state=state(State.SUCCEEDED), end=end(State.SUCCEEDED)), State.SUCCEEDED),
+    "has its end record, and its keeper writes what follows": (
+        facts(state=state(), end=end(State.SUCCEEDED)), State.RUNNING),
+    "has its end record, and its keeper died": (
+        facts(state=state(), living=Living(), end=end(State.SUCCEEDED)), State.SUCCEEDED),
     "waits for its next attempt": (facts(state=state(), end=end(State.QUEUED, Cause.NODE_LOST, 15)), State.QUEUED),
     "nobody will start its next attempt": (facts(state=state(), living=Living(), end=end(State.QUEUED)), State.LOST),
     "its next attempt is elsewhere": (facts(state=state(), living=UNKNOWN, end=end(State.QUEUED)), State.UNKNOWN),
@@ -157,7 +162,8 @@ def test_elsewhere_says_when_and_where_it_was_last_seen():
 def test_a_wish_to_stop_is_shown_until_it_is_fulfilled():
     stop = StopRequest("cancel", 1999.0, this_process())
     assert "cancel" in derive(facts(state=state(), stop=stop)).message
-    ended = derive(facts(state=state(), stop=stop, end=end(State.CANCELLED, Cause.CANCELLED, 20, message="cancelled")))
+    last = end(State.CANCELLED, Cause.CANCELLED, 20, message="cancelled")
+    ended = derive(facts(state=state(), living=Living(), stop=stop, end=last))
     assert ended.message == "cancelled"
 
 
@@ -247,3 +253,15 @@ def test_who_said_so_is_part_of_the_word():
         asked = ClusterWord("ended", "FAILED", 1999.0, "12", ended_as=State.LOST, said_by=said_by)
         told = derive(facts(living=UNKNOWN, handle=Handle("slurm", job_id="12"), word=asked, state=state()))
         assert told.message.startswith(f"{who} FAILED of job 12")
+
+
+def test_no_node_of_a_run_that_has_ended_is_up():
+    nodes = (
+        NodeState(0, "127.0.0.1", "up", (0,)),
+        NodeState(1, "127.0.0.2", "lost"),
+        NodeState(2, "127.0.0.3", "spare"),
+    )
+    words = [node.state for node in derive(facts(state=state(nodes=nodes))).nodes]
+    assert words == ["up", "lost", "spare"]
+    ended = derive(facts(state=state(nodes=nodes), living=Living(), end=end(State.FAILED, Cause.KILLED, 12)))
+    assert [node.state for node in ended.nodes] == ["left", "lost", "left"]

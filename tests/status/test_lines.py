@@ -51,3 +51,20 @@ def test_how_the_bytes_arrive_changes_nothing(data, cuts):
     pieces = [data[start:end] for start, end in pairwise(edges)]
     assert split(*pieces) == split(data)
     assert [offset for offset, _ in split(data)][-1:] in ([], [len(data)])
+
+
+def test_a_bar_is_there_while_it_moves():
+    splitter = LineSplitter()
+    seen = []
+    for piece in (
+        b"step 1\nnot yet a bar",
+        b"\n",
+        b"\r 10%|x",
+        b"\r 20%|xx",
+        b"\r" + b"y" * MAX_LINE_BYTES,
+        b"\r 30%",
+        b"\n",
+    ):
+        list(splitter.feed(piece))
+        seen.append(splitter.moving[:5])
+    assert seen == ["", "", " 10%|", " 20%|", "yyyyy", " 30%", ""]

@@ -1,5 +1,6 @@
 """Runs a function on N gloo ranks, each a process of its own, and brings back what each returned."""
 
+import faulthandler
 import multiprocessing
 import os
 import pickle
@@ -39,9 +40,10 @@ def world_environment(rank: int, size: int, port: int, local_size: int | None = 
     }
 
 
-def _entry(environ: Mapping[str, str], pipe: Any, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _entry(environ: Mapping[str, str], pipe: Any, stays: bool, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
     os.environ.update(environ)
     torch.set_num_threads(1)
+    faulthandler.register(signal.SIGUSR2, file=2)
     try:
         answer = ("returned", work(*args))
     except SystemExit as error:
@@ -49,7 +51,8 @@ def _entry(environ: Mapping[str, str], pipe: Any, work: Callable[..., Any], args
     except BaseException:
         answer = ("raised", traceback.format_exc())
     pipe.send_bytes(pickle.dumps(answer))
-    pipe.close()
+    if stays and answer[0] == "returned":
+        pipe.poll(None)  # until all have: who leaves early takes away the store that others may still ask
     os._exit(0)  # teardown of process groups is not what these tests are about
 
 
@@ -63,16 +66,18 @@ class Ranks:
         *args: Any,
         env: Mapping[str, str] | None = None,
         local_size: int | None = None,
+        stay: bool = False,
     ) -> None:
+        """`stay`: a rank that has returned does not leave before `end`."""
         # By fork: torch is imported already. Pytest's own process never makes a process group.
         context = multiprocessing.get_context("fork")
         port = free_port()
         self._pipes = []
         self.processes = []
         for rank in range(size):
-            ours, theirs = context.Pipe(duplex=False)
+            ours, theirs = context.Pipe()
             environ = {**world_environment(rank, size, port, local_size), **(env or {})}
-            process = context.Process(target=_entry, args=(environ, theirs, work, args))
+            process = context.Process(target=_entry, args=(environ, theirs, stay, work, args))
             process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -93,6 +98,8 @@ class Ranks:
     def _outcome(self, number: int, limit_s: float) -> tuple[str, Any]:
         pipe, process = self._pipes[number], self.processes[number]
         if not pipe.poll(limit_s):
+            self.kill(number, signal.SIGUSR2)
+            process.join(1.0)  # it writes its stacks, which pytest shows
             raise TimeoutError(f"rank {number} has not ended within {limit_s} s")
         try:
             return pickle.loads(pipe.recv_bytes())
@@ -119,4 +126,4 @@ class Ranks:
 
 def spawn_ranks(work: Callable[..., Any], size: int, *args: Any, **options: Any) -> list[Any]:
     """What `work(*args)` returned on each of `size` ranks; RANK and all that are in each one's environment."""
-    return Ranks(work, size, *args, **options).results()
+    return Ranks(work, size, *args, stay=True, **options).results()

@@ -6,6 +6,7 @@ the same manifest, and none gets its final name before all are ready. Whatever g
 on.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -25,7 +26,7 @@ from trainer.checkpoint_files.durable import sync_folder, write_new
 from trainer.checkpoint_files.fence import Claim
 from trainer.checkpoint_files.layout import data_name, folder_name, new_nonce
 from trainer.checkpoint_files.manifest import FileEntry, Manifest, TreeEntry, Value
-from trainer.checkpoint_files.retention import expired
+from trainer.checkpoint_files.retention import Parts, Save, Stock, expired, spared
 from trainer.errors import CheckpointDamaged, Fenced
 from trainer.world import World
 
@@ -108,6 +109,7 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._pieces = 0  # written of the save under way
         self._good: set[int] = set()
+        self._contents: dict[int, tuple[str, frozenset[str]]] = {}  # of checkpoints in this folder: nonce, names
 
     def believe(self, step: int) -> None:
         """A checkpoint of this shelf was verified: it counts among those that are kept."""
@@ -283,14 +285,43 @@ class Saver:
         try:
             if order.best:
                 self.keep_best(order.step, order.info)
+            stays = self._spared(order.step) if self._team.apart else set[int]()
             if self._team.leads:
                 # What is good is on all disks, so that all let the same ones go.
                 steps = catalog.steps(self._shelf.folder)
                 self._good &= set(steps)
-                old = expired(steps, self._good | {order.step}, self._shelf.keep)
+                old = expired(steps, self._good | {order.step}, self._shelf.keep, stays)
                 commit.remove(self._shelf.folder / folder_name(step) for step in old)
-        except (Fenced, OSError, CheckpointDamaged) as error:  # fenced: the next commit says so to all
+        except (Fenced, OSError, CheckpointDamaged, RuntimeError) as error:
+            # Fenced, or another rank is gone: the next commit says so to all.
             log.warning("after the checkpoint of step %d: %s", order.step, error)
+
+    def _spared(self, step: int) -> set[int]:
+        """What stays for the sake of its copies on other disks. All ranks call it."""
+        stocks = self._team.exchange(self._stock(step) if self._team.leads else {})
+        if any(stock is None for stock in stocks):
+            raise OSError("nothing goes while a disk cannot be read")
+        return spared([stock for stock in stocks if stock])
+
+    def _stock(self, newest: int) -> Stock | None:
+        """What this disk has of which checkpoint; None where it cannot be read. Manifests are read once."""
+        stock, folder = dict[Save, Parts](), self._shelf.folder
+        try:
+            known, self._contents = self._contents, {}
+            for step in catalog.steps(folder):
+                with contextlib.suppress(CheckpointDamaged):  # it has gone, or counts for nothing
+                    nonce, names = (known.get(step) if step != newest else None) or self._read(step)
+                    self._contents[step] = nonce, names
+                    here = names.intersection(catalog.names_in(folder / folder_name(step)))
+                    stock[Save(step, nonce)] = Parts(here, names - here)
+        except OSError as error:
+            log.warning("%s: %s", folder, error)
+            return None
+        return stock
+
+    def _read(self, step: int) -> tuple[str, frozenset[str]]:
+        manifest = catalog.read_manifest(self._entry(step), partial=True)
+        return manifest.nonce, frozenset(file.name for file in manifest.files)
 
     def keep_best(self, step: int, info: Mapping[str, Value]) -> None:
         """Keep a committed checkpoint apart as the best one, in the place of the one before. All ranks call it."""

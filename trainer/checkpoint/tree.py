@@ -3,6 +3,7 @@
 import base64
 import json
 import math
+import re
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,6 +18,9 @@ from trainer.errors import CheckpointDamaged, TrainerError
 _TAG = "~"
 _PLAIN_BITS = 4096
 _INLINE_BYTES = 1 << 16  # larger tensors go beside the model's, where copying and hashing is quick
+# No MemoryError: a machine that is short of memory says nothing of the checkpoint.
+_NOT_OURS = (ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, SyntaxError)
+_ARRAY_TYPE = re.compile(r"[<>|=][biufcmMSUV][0-9]{0,9}(\[[0-9]{0,9}[a-zA-Zμ]{1,2}\])?")  # as numpy itself names them
 _DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES if hasattr(torch, name)}
 
 
@@ -47,7 +51,7 @@ def from_json(data: bytes, tensor: Callable[[str], Tensor]) -> Any:
     """The value again; `tensor` gives those that were not inline. Raises CheckpointDamaged."""
     try:
         return _decode(json.loads(data), tensor)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RuntimeError) as error:
+    except _NOT_OURS as error:
         raise CheckpointDamaged(f"state: not written by this version: {error!r}") from error
 
 
@@ -160,9 +164,9 @@ def _decode_inline(value: Any) -> Tensor:
 
 def _decode_array(value: Any) -> np.ndarray[Any, Any]:
     dtype, shape, text = value
+    if not _ARRAY_TYPE.fullmatch(dtype):
+        raise CheckpointDamaged(f"state: an array of {str(dtype)[:40]!r}, which is no type of numbers or text")
     kind = np.dtype(dtype)
-    if kind.hasobject:
-        raise CheckpointDamaged("state: an array of Python objects")
     return np.frombuffer(base64.b64decode(text, validate=True), dtype=kind).reshape(shape).copy()
 
 

@@ -1,6 +1,7 @@
 """What is in a checkpoints folder, and whether it is whole."""
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Callable, Collection, Iterator
@@ -11,6 +12,8 @@ from trainer.checkpoint_files.durable import hash_file, read_small, unreadable_i
 from trainer.checkpoint_files.layout import MANIFEST, Kind, is_bad, parse_folder_name
 from trainer.checkpoint_files.manifest import Manifest, decode
 from trainer.errors import CheckpointDamaged, CheckpointPartial
+
+_NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class Entry:
 def entries(folder: Path) -> list[Entry]:
     """All committed ones, oldest first, the best ones after the others. None where there is no folder."""
     found = []
-    for name in _names(folder):
+    for name in names_in(folder):
         parsed = parse_folder_name(name)
         if parsed is not None:
             found.append(Entry(*parsed, folder / name))
@@ -39,7 +42,7 @@ def steps(folder: Path) -> list[int]:
 
 def set_aside(folder: Path) -> list[Path]:
     """What was found damaged, now or at an earlier start."""
-    return sorted(folder / name for name in _names(folder) if is_bad(name))
+    return sorted(folder / name for name in names_in(folder) if is_bad(name))
 
 
 def read_manifest(entry: Entry, *, partial: bool = False) -> Manifest:
@@ -66,14 +69,14 @@ def read_manifest(entry: Entry, *, partial: bool = False) -> Manifest:
 
 def missing(path: Path, manifest: Manifest) -> list[str]:
     """The names of the files that are not in the folder."""
-    found = set(_names(path))
+    found = set(names_in(path))
     return [file.name for file in manifest.files if file.name not in found]
 
 
 def check_files(path: Path, manifest: Manifest, away: Collection[str] = ()) -> None:
     """Make sure that in a folder there are exactly the manifest and its files, but those `away`, in their sizes."""
     wanted = {file.name for file in manifest.files if file.name not in away} | {MANIFEST}
-    found = set(_names(path))
+    found = set(names_in(path))
     if missing := sorted(wanted - found):
         raise CheckpointDamaged(f"{path}: {', '.join(missing)} missing")
     if extra := sorted(found - wanted):
@@ -110,8 +113,11 @@ def _told_if_gone(entry: Entry) -> Iterator[None]:
         raise CheckpointDamaged(f"{error.filename}: is missing") from error
 
 
-def _names(folder: Path) -> list[str]:
+def names_in(folder: Path) -> list[str]:
+    """None where there is no folder."""
     try:
         return os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError as error:
+        if error.errno not in _NO_FOLDER:
+            raise
         return []

@@ -41,6 +41,11 @@ def copy_name(name: str) -> str:
     return f"{_DRAFT}copy-{_shortened(name)}-{new_nonce()}"
 
 
+def waiting_name(name: str, digest: str) -> str:
+    """The folder where a copy is made of what cannot have its name yet, for another checkpoint has it: a draft too."""
+    return f"{_DRAFT}copy-{_shortened(name)}-{digest}"
+
+
 def is_draft(name: str) -> bool:
     return name.startswith(_DRAFT)
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from itertools import combinations
 from typing import Annotated
 
 import msgspec
@@ -20,6 +21,7 @@ ITEM_BYTES = {
 _PREFIX = b'{"checksum":"'
 _MIDDLE = b'","manifest":'
 _DIGEST_HEX = 32
+_MOST_CUTS, _MOST_PAIRS = 16, 40_000
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 Step = Annotated[int, msgspec.Meta(ge=0, le=LAST_STEP)]
@@ -139,18 +141,40 @@ def _tensor_problem(manifest: Manifest, entry: TensorEntry) -> str | None:
     covered = sum(math.prod(chunk.lengths) for chunk in entry.chunks)
     if manifest.ranks is None and covered != math.prod(entry.shape):
         return "its parts are not the whole"
-    return "its parts lie over each other" if _overlap(entry.chunks) else None
+    return _overlap_problem(entry.chunks)
 
 
-def _overlap(chunks: Iterable[Chunk]) -> bool:
-    """As many elements as the whole has, but some twice, would leave others as they happened to be."""
-    near: list[Chunk] = []  # those that reach as far along the first dimension
-    for chunk in sorted((one for one in chunks if 0 not in one.lengths), key=lambda one: one.offsets):
-        near = [one for one in near if not one.offsets or one.offsets[0] + one.lengths[0] > chunk.offsets[0]]
-        if any(_meet(one, chunk) for one in near):
-            return True
-        near.append(chunk)
-    return False
+def _overlap_problem(chunks: Iterable[Chunk]) -> str | None:
+    """As many elements as the whole has, but some twice, would leave others as they happened to be.
+
+    The parts of a sharded tensor come apart by straight cuts; those that do not are compared with each other, if they
+    are few: time is bounded whatever a manifest says.
+    """
+    groups = [[chunk for chunk in chunks if 0 not in chunk.lengths]]
+    for _ in range(_MOST_CUTS):
+        groups = [part for group in groups for part in _apart(group) if len(part) > 1]
+    if sum(len(group) ** 2 for group in groups) > _MOST_PAIRS:
+        return "its parts cannot be told apart"
+    met = any(_meet(*pair) for group in groups for pair in combinations(group, 2))
+    return "its parts lie over each other" if met else None
+
+
+def _apart(group: list[Chunk]) -> list[list[Chunk]]:
+    """Divided by all straight cuts across the first dimension that has any."""
+    dimensions = range(len(group[0].offsets) if group else 0)
+    cuts = (_cut(group, dimension) for dimension in dimensions)
+    return next((parts for parts in cuts if len(parts) > 1), [group])
+
+
+def _cut(group: list[Chunk], dimension: int) -> list[list[Chunk]]:
+    parts: list[list[Chunk]] = []
+    reach = 0
+    for begin, _, chunk in sorted((chunk.offsets[dimension], at, chunk) for at, chunk in enumerate(group)):
+        if not parts or begin >= reach:
+            parts.append([])
+        parts[-1].append(chunk)
+        reach = max(reach, begin + chunk.lengths[dimension])
+    return parts
 
 
 def _meet(one: Chunk, other: Chunk) -> bool:

@@ -16,7 +16,7 @@ from typing import BinaryIO
 import xxhash
 
 from trainer.checkpoint_files import commit
-from trainer.checkpoint_files.catalog import Entry
+from trainer.checkpoint_files.catalog import Entry, names_in
 from trainer.checkpoint_files.durable import Written, make_folder, open_to_read, read_small, sync_folder, write_new
 from trainer.checkpoint_files.layout import (
     MANIFEST,
@@ -50,7 +50,7 @@ class Held:
 def inventory(folder: Path) -> list[Held]:
     """What has a sound manifest, oldest first, the best ones after the others, prepared drafts last."""
     found = []
-    for name in _names(folder):
+    for name in names_in(folder):
         parsed = parse_folder_name(name)
         if parsed is not None or is_save(name):
             held = _look(folder / name, parsed)
@@ -134,7 +134,7 @@ def _look(path: Path, parsed: tuple[Kind, int] | None) -> Held | None:
     try:
         data = read_small(path / MANIFEST)
         manifest = decode(data)
-        sizes = {name: _size(path / name) for name in _names(path)}
+        sizes = {name: _size(path / name) for name in names_in(path)}
     except (CheckpointDamaged, OSError):
         return None
     kind, step = parsed or ("step", manifest.step)
@@ -207,10 +207,3 @@ def _at_most(file: FileEntry, chunks: Iterable[bytes | memoryview]) -> Iterator[
 def _size(path: Path) -> int | None:
     status = path.lstat()
     return status.st_size if stat.S_ISREG(status.st_mode) else None
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return []

@@ -1,17 +1,68 @@
 """Which checkpoints may go. Pure."""
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 
-def expired(steps: Collection[int], good: Collection[int], keep: int) -> list[int]:
+class Save(NamedTuple):
+    """A checkpoint, on whatever disks its files are."""
+
+    step: int
+    nonce: str
+
+
+class Parts(NamedTuple):
+    """The names of its files, by whether this disk has them."""
+
+    here: frozenset[str]
+    away: frozenset[str]
+
+
+Stock = Mapping[Save, Parts]  # of one disk
+
+
+def expired(
+    steps: Collection[int], good: Collection[int], keep: int, spared: Collection[int] = frozenset()
+) -> list[int]:
     """All that are older than the `keep` newest good ones; nothing while there are fewer good ones than that.
 
     Good is what was verified when it was loaded, or hashed as it was written: one that nobody has looked at since an
-    earlier start does not count, and goes when enough good ones are newer than it.
+    earlier start does not count, and goes when enough good ones are newer than it. What is spared stays.
     """
     if keep < 1:
         raise ValueError(f"expected to keep at least 1 checkpoint, got {keep}")
     newest = sorted(set(good) & set(steps))[-keep:]
     if len(newest) < keep:
         return []
-    return sorted(step for step in steps if step < newest[0])
+    return sorted(step for step in steps if step < newest[0] and step not in spared)
+
+
+def spared(disks: Sequence[Stock]) -> set[int]:
+    """Of checkpoints whose files are spread over disks: those that stay, however old they are.
+
+    The newest that survives the loss of any one disk, the newest that is whole, and the oldest whole one after the
+    first of these: that one is getting its second copies, and were it to go as well, copies that take longer than
+    others take to be written would never be done.
+    """
+    copies = _copies(disks)
+    whole = [step for step, count in copies.items() if count]
+    if len(disks) < 2 or not whole:
+        return set()
+    safe = max((step for step in whole if copies[step] > 1), default=None)
+    copied = [step for step in whole if safe is None or step > safe]
+    return {step for step in (safe, max(whole), min(copied, default=None)) if step is not None}
+
+
+def _copies(disks: Sequence[Stock]) -> dict[int, int]:
+    """By step: on how many disks that file of it is which the fewest have."""
+    of_save: dict[Save, list[Parts]] = {}
+    for stock in disks:
+        for save, parts in stock.items():
+            of_save.setdefault(save, []).append(parts)
+    found: dict[int, int] = {}
+    for save, held in of_save.items():
+        there = Counter(name for parts in held for name in parts.here)
+        least = min((there[name] for name in held[0].here | held[0].away), default=0)
+        found[save.step] = max(least, found.get(save.step, 0))
+    return found

@@ -2,11 +2,11 @@
 
 from trainer.loop.callbacks import Callback
 from trainer.loop.lr_finder import learning_rate_finder
-from trainer.loop.metrics import read_metrics
 from trainer.loop.monitors import BestModel, EarlyStopping
 from trainer.loop.progress import Training
 from trainer.loop.settings import Settings, add_options, from_options
 from trainer.loop.trainer import Trainer
+from trainer.metrics_files import read_metrics
 
 __all__ = [
     "BestModel",

@@ -1,8 +1,4 @@
-"""Metrics on disk: JSON lines, which a restart continues, and TensorBoard's files.
-
-Where each node has a disk of its own, an attempt has a file of its own: the first rank of the next one may be on
-another node, and their files are brought together by their names.
-"""
+"""Metrics on disk: JSON lines, which a restart continues (read by trainer.metrics_files), and TensorBoard's files."""
 
 import json
 import logging
@@ -15,14 +11,11 @@ from typing import TYPE_CHECKING, Any
 from trainer.errors import BadSettings
 from trainer.loop.callbacks import Callback, Line, Values
 from trainer.loop.progress import Training
+from trainer.metrics_files import ATTEMPT, FILE, START, of_attempt
 from trainer.wire import Launched
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
-
-FILE = "metrics.jsonl"
-_START = "start"  # a line that says from which step on a start goes on: what was written of later steps is void
-_ATTEMPT = "attempt"  # of that start, where launch made it
 
 
 class JsonLines(Callback):
@@ -35,13 +28,13 @@ class JsonLines(Callback):
     def on_start(self, training: Training) -> None:
         attempt = self._launched.attempt
         self._folder.mkdir(parents=True, exist_ok=True)
-        name = _of_attempt(attempt) if self._launched.disks_apart else FILE
+        name = of_attempt(attempt) if self._launched.disks_apart else FILE
         self._fd = os.open(self._folder / name, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         end = os.lseek(self._fd, 0, os.SEEK_END)
         if end and os.pread(self._fd, 1, end - 1) != b"\n":
             self._append(b"\n")  # a kill came in the middle of a line
-        of_launch = {_ATTEMPT: attempt} if attempt else {}
-        self._write({_START: training.step, "world": training.world.size, **of_launch})
+        of_launch = {ATTEMPT: attempt} if attempt else {}
+        self._write({START: training.step, "world": training.world.size, **of_launch})
 
     def on_log(self, _training: Training, line: Line) -> None:
         self._write(line)
@@ -68,57 +61,11 @@ class JsonLines(Callback):
             self._fd = None
 
 
-def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """One dict a step, in order, as the training went in the end.
-
-    What a killed start had written of steps that were done again is left out, and a line cut short by a kill too.
-    """
-    steps: dict[int, dict[str, Any]] = {}
-    for line in _lines(Path(folder)):
-        if _START in line:
-            steps = {step: known for step, known in steps.items() if step <= line[_START]}
-        elif "step" in line:
-            steps.setdefault(line["step"], {}).update(line)
-    return [steps[step] for step in sorted(steps)]
-
-
-def _lines(folder: Path) -> list[dict[str, Any]]:
-    """Of all files, start by start in the order of their attempts."""
-    apart = sorted(folder.glob(_of_attempt("*")))
-    paths = apart if apart and not (folder / FILE).exists() else [folder / FILE, *apart]
-    starts: list[list[dict[str, Any]]] = []
-    for path in paths:
-        starts.append([])
-        for line in map(_parsed, path.read_text(encoding="utf-8").splitlines()):
-            if _START in line:
-                starts.append([])
-            starts[-1].append(line)
-    starts.sort(key=lambda lines: lines[0].get(_ATTEMPT, 0) if lines else 0)
-    return [line for lines in starts for line in lines]
-
-
-def _of_attempt(attempt: int | str) -> str:
-    number = attempt if isinstance(attempt, str) else f"{attempt:04d}"
-    return f"metrics.a{number}.jsonl"
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    try:
-        line = json.loads(text)
-    except ValueError:
-        return {}
-    return {key: _number(value) for key, value in line.items()} if isinstance(line, dict) else {}
-
-
 def _plain(value: Any) -> Any:
     """JSON has no NaN and no infinity: they are written as text."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _number(value: Any) -> Any:
-    return float(value) if value in ("nan", "inf", "-inf") else value
 
 
 class TensorBoard(Callback):
@@ -133,7 +80,7 @@ class TensorBoard(Callback):
             from torch.utils.tensorboard import SummaryWriter  # late: an optional package, and slow to import
         except ImportError as error:
             raise BadSettings(
-                f"tensorboard: the package is missing: {error}\nhint: pip install 'launcher[tensorboard]'"
+                f"tensorboard: the package is missing: {error}\nhint: pip install 'launch-anywhere[tensorboard]'"
             ) from error
         # purge_step: the display drops what a killed start had written of later steps.
         self._writer = SummaryWriter(str(self._folder), purge_step=training.step + 1)

@@ -1,9 +1,5 @@
 """What the launcher is told of the metrics, for its status. For the first rank; outside of launch it is silent."""
 
-import math
-from collections.abc import Mapping
-from typing import Any
-
 from trainer.loop.callbacks import Callback, Line, Values
 from trainer.loop.progress import Training
 from trainer.wire import Wire
@@ -19,15 +15,10 @@ class Reports(Callback):
 
     def on_log(self, training: Training, line: Line) -> None:
         words = {name: line[name] for name in _SAID}
-        self._wire.report_step(training.step, training.total_steps, **_finite(words))
+        self._wire.report_step(training.step, training.total_steps, **words)
 
     def on_validation(self, _training: Training, values: Values) -> None:
-        self._wire.report(**_finite(values))
+        self._wire.report(**values)
 
     def on_end(self, _training: Training) -> None:
         self._wire.close()
-
-
-def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no word for the others."""
-    return {name: value for name, value in values.items() if math.isfinite(value)}

@@ -1,17 +1,16 @@
 """Reads the files of CIFAR-10 and FashionMNIST as their authors publish them. Runs nothing that a file might hold."""
 
 import gzip
-import pickle
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from trainer.errors import BadSettings
+from trainer.tasks.pickled_bytes import NotPlain, PickledArray, read_plain
 
 _CIFAR_FOLDER = "cifar-10-batches-py"
 _CIFAR_TRAIN = [f"data_batch_{number}" for number in range(1, 6)]
@@ -49,54 +48,25 @@ def _existing(folder: Path, name: str, data: str, hint: str) -> Path:
     return path
 
 
-class _DataOnly(pickle.Unpickler):
-    """CIFAR-10 is published as pickles: arrays and plain types come out, whatever else one asks for is refused."""
-
-    def find_class(self, module: str, name: str) -> object:
-        known = _KNOWN.get((module, name))
-        if known is None:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no data")
-        return known
-
-
-def _encode(text: str, encoding: str = "latin1") -> bytes:
-    """How Python 3 writes bytes in the old protocol."""
-    return text.encode(encoding)
-
-
-_RECONSTRUCT = np.empty(0).__reduce__()[0]  # where it is depends on the version of numpy
-_KNOWN: dict[tuple[str, str], object] = {
-    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
-    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("_codecs", "encode"): _encode,
-}
-
-
 def _cifar_batch(path: Path) -> tuple[Tensor, Tensor]:
-    with path.open("rb") as file:
-        batch = _unpickled(file, path)
+    try:
+        batch = read_plain(path.read_bytes())
+    except NotPlain as error:
+        raise BadSettings(f"{path}: expected a CIFAR-10 batch: {error}") from error
+    if not isinstance(batch, dict):
+        raise BadSettings(f"{path}: expected a CIFAR-10 batch, got a {type(batch).__name__}")
     pixels, labels = batch.get(b"data", batch.get("data")), batch.get(b"labels", batch.get("labels"))
-    if not (isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.shape[1:] == (3 * 32 * 32,)):
+    if not (isinstance(pixels, PickledArray) and pixels.shape[1:] == (3 * 32 * 32,)):
         raise BadSettings(f"{path}: expected data of 3072 bytes per image")
-    if not (isinstance(labels, Sequence) and len(labels) == len(pixels) and all(_is_label(label) for label in labels)):
-        raise BadSettings(f"{path}: expected {len(pixels)} labels from 0 to 9")
-    return torch.from_numpy(pixels.copy()).view(-1, 3, 32, 32), torch.tensor(labels, dtype=torch.int64)
+    count = pixels.shape[0]
+    if not (isinstance(labels, Sequence) and len(labels) == count and all(_is_label(label) for label in labels)):
+        raise BadSettings(f"{path}: expected {count} labels from 0 to 9")
+    images = torch.from_numpy(np.frombuffer(pixels.data, np.uint8).copy())
+    return images.view(count, 3, 32, 32), torch.tensor(labels, dtype=torch.int64)
 
 
 def _is_label(label: object) -> bool:
     return isinstance(label, int) and 0 <= label < 10
-
-
-def _unpickled(file: BinaryIO, path: Path) -> dict[Any, Any]:
-    try:
-        batch = _DataOnly(file, encoding="bytes").load()
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError, AttributeError) as error:
-        raise BadSettings(f"{path}: expected a CIFAR-10 batch: {error}") from error
-    if not isinstance(batch, dict):
-        raise BadSettings(f"{path}: expected a CIFAR-10 batch, got a {type(batch).__name__}")
-    return batch
 
 
 def _idx_path(folder: Path, name: str) -> Path | None:

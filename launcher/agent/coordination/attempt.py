@@ -15,7 +15,7 @@ from launcher.agent.coordination.snapshot import Standing, run_state
 from launcher.agent.coordination.verdict import Verdict
 from launcher.plan.model import Plan
 from launcher.recovery.policy import restarts_by_cause
-from launcher.rundir.records import Event, RunState
+from launcher.rundir.records import ANEW, KEPT, Event, RunState
 
 
 class AttemptPhase(Enum):
@@ -27,6 +27,7 @@ class AttemptPhase(Enum):
     OVER = auto()
 
 
+ENDING_S = 1.0  # that a guard has to end the ranks of a lease that has run out, before others take their place
 _OPEN = (AttemptPhase.STARTING, AttemptPhase.RUNNING, AttemptPhase.COPYING)
 
 
@@ -39,6 +40,15 @@ class Closing:
     gives_up_at: float
 
 
+@dataclass(slots=True)
+class Awaited:
+    """No checkpoint is whole without nodes that are away."""
+
+    verdict: Verdict
+    here: set[int]  # who was here when that was found
+    until: float
+
+
 class Attempt:
     def __init__(
         self, plan: Plan, number: int, history: Sequence[Event], now: Now, job: str | None, used_s: float
@@ -46,7 +56,7 @@ class Attempt:
         self.plan = plan
         self.rules = plan.spec.recovery
         self.history = [event for event in history if event.kind in ("failure", "resumed")]
-        self.nodes = NodeTable(plan.nodes, self.rules.lease_s)
+        self.nodes = NodeTable(plan.nodes, self.rules.lease_s + ENDING_S, {*plan.away}, now.mono)
         self.pace = pace_of(self.history)
         self.ledger = Ledger(number, self.pace, now)
         self.standing = Standing(number, restarts=restarts_by_cause(history, number), job=job)
@@ -60,7 +70,13 @@ class Attempt:
         self.stop: str | None = None  # cancel, preempt or limit, once somebody asked
         self.fenced = ""  # which rank found a newer start of the run
         self.gathering = Gathering(plan, self.nodes, now.mono, now.mono, first=True)
-        self.standing.message = str(self.gathering)
+        self.standing.message = self.gathering.words(now.mono)
+        self.awaited: Awaited | None = None  # until ranks run again
+        kept = [event.kind for event in history if event.kind in (KEPT, ANEW)][-1:]
+        self.kept = kept == [KEPT]  # checkpoints of the trainer's: the run does not begin without any
+        self.may_begin_anew = kept == [ANEW]  # a person has said so
+        resumed = [event.attempt for event in history if event.kind == "resumed"]
+        self.by_person = number == max(resumed, default=1)  # all hosts that the run was on have been asked
         self.start_by = inf
         self.blame_at = inf  # a rank that lost its peer waits so long for the news of who that was
         limit_s = None if plan.limit_per_job else plan.spec.resources.time_s  # the cluster tells when it is near
@@ -84,6 +100,7 @@ class Attempt:
     def is_current(self, number: int) -> bool:
         return self.generation is not None and number == self.generation.number
 
-    def state(self, now: Now) -> RunState:
-        stopping = self.phase is AttemptPhase.CLOSING
-        return run_state(self.plan, self.standing, self.nodes, self.generation, self.pace, stopping, now)
+    def state(self, now: Now, *, ended: bool = True) -> RunState:
+        """Without its end it is how things stood at the end."""
+        stopping, end = self.phase is AttemptPhase.CLOSING, self.standing.end if ended else None
+        return run_state(self.plan, self.standing, self.nodes, self.generation, self.pace, stopping, now, end)

@@ -116,7 +116,7 @@ class Attendance:
         return loss
 
     def _lose(self, node: KnownNode, evidence: str) -> Loss:
-        node.link, node.ready = Presence.LOST, False
+        node.link, node.ready, node.lost_at = Presence.LOST, False, self._ledger.mono
         return self._loss(node, f"node {node.index} is lost: {evidence}", evidence, node.holds)
 
     def _lose_ghost(self, node: KnownNode, evidence: str) -> Loss:

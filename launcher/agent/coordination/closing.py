@@ -4,7 +4,7 @@ from collections.abc import Collection
 from math import inf
 
 from launcher.agent.coordination import verdict
-from launcher.agent.coordination.attempt import Attempt, AttemptPhase, Closing
+from launcher.agent.coordination.attempt import Attempt, AttemptPhase, Awaited, Closing
 from launcher.agent.coordination.gathering import Gathering
 from launcher.agent.coordination.generation import Rank
 from launcher.agent.coordination.nodes import KnownNode, Presence
@@ -34,6 +34,8 @@ class Aftermath:
             rank=found.rank,
             cause=found.cause,
             where=found.where,
+            signal=found.signal,
+            brief=found.brief or found.text,
             evidence=found.evidence,
         )
         log, tail = found.log, tuple[str, ...]()
@@ -44,6 +46,8 @@ class Aftermath:
 
     def fail(self, found: Verdict, *, can_regroup: bool) -> None:
         attempt, event = self._attempt, self.note_failure(found)
+        if found.cause is Cause.DISK and found.node is not None:
+            attempt.nodes[found.node].disk_failed_at = attempt.mono
         decision = decide(event, attempt.history, attempt.rules, can_regroup=can_regroup)
         attempt.history.append(event)
         # Where the run has had all the time that its spec gives it, no attempt of any budget could go on.
@@ -57,17 +61,45 @@ class Aftermath:
         wait = f" in {decision.delay_s:g} s" if decision.delay_s else ""
         if decision.action is Action.REQUEUE:
             text = f"a new attempt follows{wait}: {decision.reason}"
-            self.finish(State.QUEUED, decision.cause, exit_of(decision.cause), text, decision.delay_s)
+            code = exit_of(decision.cause)
+            self.finish(State.QUEUED, decision.cause, code, text, decision.delay_s, _briefly(decision, event))
         else:
             self._regroup(event, decision, wait)
 
     def _regroup(self, event: Event, decision: Decision, wait: str) -> None:
         attempt, text = self._attempt, f"a new generation follows{wait}: {decision.reason}"
-        attempt.ledger.record("regroup", text, cause=event.cause)
+        attempt.ledger.record("regroup", text, cause=event.cause, brief=_briefly(decision, event))
         attempt.standing.state = State.REGROUPING
         attempt.standing.message = f"{event.text}; {text}"
         open_at = attempt.mono + decision.delay_s
         attempt.gathering = Gathering(attempt.plan, attempt.nodes, attempt.mono, open_at, first=False)
+
+    def await_nodes(self, found: Verdict) -> None:
+        """No checkpoint is whole on the nodes that are here: whoever else may have one is waited for."""
+        attempt = self._attempt
+        until = attempt.awaited.until if attempt.awaited else attempt.mono + attempt.rules.gone_after_s
+        attempt.awaited = Awaited(found, attempt.nodes.here, until)
+        away = attempt.nodes.away(since=attempt.mono - attempt.rules.gone_after_s)
+        if not away or attempt.mono >= until:
+            self.end_without_checkpoint(attempt.awaited)
+            return
+        names = ", ".join(map(str, away))
+        wait_s = until - attempt.mono
+        text = f"{found.text}; the run waits for {names}, for {wait_s:.0f} s at most (recovery.gone_after)"
+        attempt.ledger.record("checkpoint_awaited", text)
+        attempt.standing.state, attempt.standing.message = State.REGROUPING, text
+        attempt.gathering = Gathering(attempt.plan, attempt.nodes, attempt.mono, attempt.mono, first=False)
+
+    def end_without_checkpoint(self, awaited: Awaited) -> None:
+        """It never begins anew by itself."""
+        found, away = awaited.verdict, self._attempt.nodes.away()
+        self.note_failure(found)
+        run, names = self._attempt.plan.run_id, ", ".join(map(str, away)) or "the hosts that it was on"
+        text = (
+            f"{found.text}; bring back {names}, then `launch resume {run}`. Of a host that is gone for good say "
+            f"`launch cancel {run} --gone HOST` before; `launch resume {run} --anew` begins from nothing"
+        )
+        self.finish(State.FAILED, found.cause, exit_of(found.cause), text)
 
     def end_fenced(self) -> None:
         """No failure: it uses up no budget. Where the newer start is an attempt, the shell refuses to write this."""
@@ -76,15 +108,21 @@ class Aftermath:
     def end_cancelled(self) -> None:
         self.finish(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, "cancelled")
 
-    def finish(self, state: State, cause: Cause | None, code: Exit, text: str, delay_s: float = 0.0) -> None:
+    def finish(
+        self, state: State, cause: Cause | None, code: Exit, text: str, delay_s: float = 0.0, brief: str = ""
+    ) -> None:
         attempt, ledger = self._attempt, self._attempt.ledger
         attempt.phase = AttemptPhase.OVER
         attempt.standing.end = AttemptEnd(state, cause, int(code), ledger.now.wall, text, delay_s)
-        ledger.record("requeue" if state is State.QUEUED else "ended", text, cause=cause)
         for node in attempt.nodes:
             if node.link is Presence.UP:
                 ledger.send(node.index, End(text, goes_on=state is State.QUEUED))
-        ledger.finish(attempt.standing.end)
+        ledger.finish(attempt.standing.end, brief)
+
+
+def _briefly(decision: Decision, failure: Event) -> str:
+    """`restart 1 of 3: KeyError in train.py:3, rank 1`."""
+    return f"{decision.reason.partition(' for ')[0]}: {failure.brief}"
 
 
 class Closer:
@@ -155,6 +193,8 @@ class Closer:
             aftermath.end_cancelled()
         elif attempt.fenced:
             aftermath.end_fenced()
+        elif found.cause is Cause.NO_CHECKPOINT and not closing.graceful and attempt.stop is None:
+            aftermath.await_nodes(found)
         else:
             goes_on = not closing.graceful and attempt.stop is None
             aftermath.fail(found, can_regroup=goes_on and self._can_regroup())

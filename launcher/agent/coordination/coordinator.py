@@ -17,7 +17,7 @@ from launcher.agent.coordination import verdict
 from launcher.agent.coordination.attempt import Attempt, AttemptPhase
 from launcher.agent.coordination.attendance import Attendance, Loss
 from launcher.agent.coordination.closing import Aftermath, Closer
-from launcher.agent.coordination.effects import Disconnected, In, Now, Out, ProvenDead, Tick
+from launcher.agent.coordination.effects import Disconnected, In, Now, Out, ProvenDead, StoodStill, Tick
 from launcher.agent.coordination.nodes import KnownNode
 from launcher.agent.coordination.opening import Opener
 from launcher.agent.coordination.verdict import Verdict
@@ -58,6 +58,9 @@ class Coordinator:
         match event:
             case Tick():
                 pass  # whatever is due is done below
+            case StoodStill():
+                text = f"the coordinator stood still for {event.seconds:.0f} s, which count for no lease and no limit"
+                self._ledger.record("coordinator_stalled", text)
             case Disconnected():
                 self._attendance.disconnect(event.node)
             case ProvenDead():
@@ -76,15 +79,15 @@ class Coordinator:
         soonest = min((moment for moment in moments if moment > self._ledger.mono), default=inf)
         return None if soonest == inf or self._attempt.phase is AttemptPhase.OVER else soonest
 
-    def snapshot(self, now: Now) -> RunState:
-        """What there is to know at this moment."""
-        return self._attempt.state(now)
+    def snapshot(self, now: Now, *, ended: bool = True) -> RunState:
+        """What there is to know at this moment; without the end, before that is on disk."""
+        return self._attempt.state(now, ended=ended)
 
     def _phase_moments(self) -> list[float]:
         attempt = self._attempt
         match attempt.phase:
             case AttemptPhase.WAITING:
-                return attempt.gathering.moments()
+                return [*attempt.gathering.moments(), attempt.awaited.until if attempt.awaited else inf]
             case AttemptPhase.STARTING:
                 return [attempt.start_by, attempt.blame_at]
             case AttemptPhase.RUNNING:
@@ -152,6 +155,7 @@ class Coordinator:
         node = self._nodes.get(message.node)
         if isinstance(message, messages.Pulse) and node is not None:
             self._ledger.send(node.index, messages.PulseAck(message.seq))
+            node.prepares(message.preparing, self._ledger.mono)
         if node is None or node.process is None:
             return
         if self._attendance.hear(node) and node.holds:
@@ -165,7 +169,9 @@ class Coordinator:
                 self._fault(node, message)
             case messages.StopAsked():
                 self._stop_asked(message)
-            case messages.NotFetched() | messages.Copied() | messages.Settled() | messages.Noted():
+            case messages.NotFetched() | messages.NothingWhole():
+                self._watch.hear_of_checkpoints(message)
+            case messages.Copied() | messages.Settled() | messages.Noted():
                 self._watch.hear_of_checkpoints(message)
             case messages.Join():
                 raise AssertionError("a Join has a way of its own")
@@ -176,9 +182,13 @@ class Coordinator:
 
     def _fault(self, node: KnownNode, fault: messages.Fault) -> None:
         attempt = self._attempt
+        if fault.disk:
+            self._disk_failed(node, fault.text)
+            return
         node.fault = fault.text
         cause = Cause.USER_ERROR if fault.setup else Cause.LAUNCHER_FAULT
-        found = Verdict(cause, fault.text, node=node.index, where="run.setup" if fault.setup else None, log=fault.log)
+        where = ("run.setup" if fault.log else "run.python") if fault.setup else None
+        found = Verdict(cause, fault.text, node=node.index, where=where, log=fault.log or None)
         if fault.setup and attempt.generation is None and attempt.phase is AttemptPhase.WAITING:
             self._aftermath.note_failure(found)
             self._aftermath.finish(State.FAILED, cause, exit_of(cause), fault.text)
@@ -187,6 +197,12 @@ class Coordinator:
         self._ledger.record("agent_fault", text, node=node.index, cause=cause)
         if attempt.is_open and node.holds == attempt.current.number and node.ghost is None:
             self._closer.close(found)
+
+    def _disk_failed(self, node: KnownNode, text: str) -> None:
+        """There may be room again soon, so the node is not given up; another is preferred."""
+        self._ledger.record("disk", text, node=node.index, cause=Cause.DISK)
+        if self._attempt.is_open and node.holds == self._attempt.current.number and node.ghost is None:
+            self._closer.close(Verdict(Cause.DISK, text, node=node.index))
 
     def _stop_asked(self, message: messages.StopAsked) -> None:
         attempt = self._attempt

@@ -3,17 +3,23 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from launcher.agent.coordination.pace import Pace
 from launcher.agent.messages import ToAgent, ToCoordinator
 from launcher.rundir.records import AttemptEnd, Event, RankExit
-from launcher.words import Cause
+from launcher.words import Cause, State
 
 
 class Now(NamedTuple):
-    """One moment on two clocks: `mono` decides, `wall` is only written down for people."""
+    """One moment on three clocks: `mono` decides, `wall` is only written down for people, `boot` for ages.
+
+    `mono` stands still while the coordinator does: what it could not hear meanwhile, nobody has failed to say.
+    """
 
     mono: float
     wall: float
+    boot: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,13 @@ class ProvenDead:
 
     node: int
     evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoodStill:
+    """The coordinator did, for so long."""
+
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +69,13 @@ class RecordExit:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The last effect of an attempt."""
+    """The last effect of an attempt: its end, which is the record that decides, and then the event that tells of it."""
 
     end: AttemptEnd
+    event: Event
 
 
-In = ToCoordinator | Disconnected | ProvenDead | Tick
+In = ToCoordinator | Disconnected | ProvenDead | StoodStill | Tick
 Out = Send | Record | RecordExit | Finish
 
 
@@ -96,23 +110,14 @@ class Ledger:
         rank: int | None = None,
         cause: Cause | None = None,
         where: str | None = None,
+        signal: int | None = None,
         evidence: str = "",
+        brief: str = "",
     ) -> Event:
         """One line of events.jsonl, with how far the run had come."""
-        event = Event(
-            at=self.now.wall,
-            attempt=self.attempt,
-            kind=kind,
-            text=text,
-            generation=self.generation,
-            node=node,
-            rank=rank,
-            cause=cause,
-            where=where,
-            step=self._pace.step,
-            checkpoint=self._pace.checkpoint,
-            ran_s=round(self.mono - self.opened_at, 1) if kind == "failure" else 0.0,
-            evidence=evidence,
+        plain = self._event(kind, text, cause)
+        event = msgspec.structs.replace(
+            plain, node=node, rank=rank, where=where, signal=signal, evidence=evidence, brief=brief
         )
         self.out.append(Record(event))
         return event
@@ -120,5 +125,20 @@ class Ledger:
     def record_exit(self, end: RankExit) -> None:
         self.out.append(RecordExit(end))
 
-    def finish(self, end: AttemptEnd) -> None:
-        self.out.append(Finish(end))
+    def finish(self, end: AttemptEnd, brief: str = "") -> None:
+        kind = "requeue" if end.state is State.QUEUED else "ended"
+        event = msgspec.structs.replace(self._event(kind, end.message, end.cause), brief=brief)
+        self.out.append(Finish(end, event))
+
+    def _event(self, kind: str, text: str, cause: Cause | None) -> Event:
+        return Event(
+            at=self.now.wall,
+            attempt=self.attempt,
+            kind=kind,
+            text=text,
+            generation=self.generation,
+            cause=cause,
+            step=self._pace.step,
+            checkpoint=self._pace.checkpoint,
+            ran_s=round(self.mono - self.opened_at, 1) if kind == "failure" else 0.0,
+        )

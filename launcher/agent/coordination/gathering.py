@@ -65,5 +65,11 @@ class Gathering:
             return Verdict(Cause.NODE_LOST, text)
         return Verdict(Cause.LAUNCHER_FAULT, f"{text}; node {faulty.index}: {faulty.fault}", node=faulty.index)
 
-    def __str__(self) -> str:
-        return f"waiting for nodes: {len(self._nodes.usable)} of {self._plan.nodes_max} are ready"
+    def words(self, mono: float) -> str:
+        """What is waited for, and how long that has been going on."""
+        waits = [node for node in self._nodes if node.preparing and node.hopeful]
+        doing = [f"{node.preparing}, {mono - node.preparing_since:.0f} s" for node in waits[:1]]
+        if doing and self._plan.nodes_max == 1:
+            return doing[0]
+        text = f"waiting for nodes: {len(self._nodes.usable)} of {self._plan.nodes_max} are ready"
+        return "; ".join([text, *(f"node {waits[0].index}: {one}" for one in doing)])

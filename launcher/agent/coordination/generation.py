@@ -20,6 +20,7 @@ class Rank:
     reported: bool = False
     frozen: bool = False
     idle: bool = False  # for longer than the spec allows, as of its last pulse
+    malformed: int = 0  # lines on its progress wire that were no reports
     exit: RankExit | None = None
     lost: bool = False  # went with its node
 
@@ -28,10 +29,19 @@ class Rank:
         return self.exit is None and not self.lost
 
 
+class Silence:
+    """How long a rank may neither report nor print; before its first report imports and compilation may take longer."""
+
+    def __init__(self, hang_after_s: float | None, hang_at_start_s: float) -> None:
+        self.after_s = inf if hang_after_s is None else hang_after_s
+        self._at_start_s = max(self.after_s, hang_at_start_s)
+
+    def limit_s(self, *, reported: bool) -> float:
+        return self.after_s if reported else self._at_start_s
+
+
 class Generation:
-    def __init__(
-        self, number: int, members: Sequence[int], ranks_per_node: int, hang_after_s: float | None, mono: float
-    ) -> None:
+    def __init__(self, number: int, members: Sequence[int], ranks_per_node: int, silence: Silence, mono: float) -> None:
         self.number = number
         self.members = tuple(members)
         self.ranks = [
@@ -43,7 +53,7 @@ class Generation:
             node: self.ranks[group_rank * ranks_per_node : (group_rank + 1) * ranks_per_node]
             for group_rank, node in enumerate(self.members)
         }
-        self._hang_after_s = inf if hang_after_s is None else hang_after_s
+        self._silence = silence
         self._finished = 0
         self._idle = 0
         self._live = len(self.ranks)
@@ -100,9 +110,10 @@ class Generation:
             known.append(news)
             rank.step = news.step if news.step is not None else rank.step
             rank.reported, rank.frozen = rank.reported or news.reported, news.frozen
+            rank.malformed = news.malformed
             rank.active_at = max(rank.active_at, mono - news.idle_s)
             if rank.live:
-                self._set_idle(rank, news.idle_s > self._hang_after_s)
+                self._set_idle(rank, news.idle_s > self._silence.limit_s(reported=rank.reported))
         return known
 
     def unaccounted(self, pulse: Pulse) -> list[Rank]:
@@ -166,10 +177,12 @@ class Generation:
         return self._idle == self._live or any(rank.idle and rank.reported for rank in self.of_node(node))
 
     def suspects(self, mono: float) -> list[Rank]:
-        """Silent for too long, or stopped by someone; the likeliest culprit first."""
-        found = [
-            rank for rank in self.ranks if rank.live and (rank.frozen or mono - rank.active_at > self._hang_after_s)
-        ]
+        """Silent for too long, or stopped by someone; the likeliest culprit first.
+
+        Where one that used to report is, those that never did have had their time too.
+        """
+        limit_s = self._silence.limit_s(reported=any(rank.idle and rank.reported for rank in self.ranks))
+        found = [rank for rank in self.ranks if rank.live and (rank.frozen or mono - rank.active_at > limit_s)]
         return sorted(found, key=_blame)
 
     def _count_out(self, rank: Rank) -> None:

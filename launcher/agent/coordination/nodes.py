@@ -1,6 +1,6 @@
 """The nodes of an attempt as the coordinator knows them: alive, gone, or unknown, and until when that may last."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from math import inf
@@ -25,13 +25,24 @@ class KnownNode:
     link: Presence = Presence.ABSENT
     process: ProcessId | None = None
     ready: bool = False
+    preparing: str = ""  # what has to end before it is
+    preparing_since: float = 0.0
     fault: str = ""  # why no ranks are given to it any more
+    disk_failed_at: float = 0.0  # when a generation last ended for its disk; 0: none has
     port: int = 0
     replica_port: int = 0  # where it gives and takes files of checkpoints; 0: none
     heard_at: float = 0.0
+    lost_at: float = 0.0
     holds: int = 0  # the generation whose ranks may still live there; 0: surely none
     ghost: ProcessId | None = None  # the agent before this one, with ranks, of which nobody knows whether it lives
     ghost_until: float = 0.0
+
+    def __str__(self) -> str:
+        return f"node {self.index}{f' ({self.host})' if self.host else ''}"
+
+    def prepares(self, what: str, mono: float) -> None:
+        if what != self.preparing:
+            self.preparing, self.preparing_since = what, mono
 
     @property
     def usable(self) -> bool:
@@ -52,10 +63,15 @@ class KnownNode:
 class NodeTable:
     """All nodes, sorted by what can be done with them. After any change to a node: `settle` it."""
 
-    def __init__(self, nodes: tuple[NodePlan, ...], lease_s: float) -> None:
+    def __init__(
+        self, nodes: tuple[NodePlan, ...], lease_s: float, lost: Collection[int] = (), mono: float = 0.0
+    ) -> None:
+        """`lost`: those that were so before, and count as lost from now on."""
         self._nodes = {plan.index: KnownNode(plan.index, plan.address, plan.spare, plan.host) for plan in nodes}
+        for index in lost:
+            self[index].link, self[index].lost_at = Presence.LOST, mono
         self._lease_s = lease_s
-        self.absent = set(self._nodes)
+        self.absent = self._nodes.keys() - lost
         self.usable: set[int] = set()
         self.hopeful: set[int] = set()
         self.unknown: set[int] = set()
@@ -70,6 +86,18 @@ class NodeTable:
 
     def get(self, index: int) -> KnownNode | None:
         return self._nodes.get(index)
+
+    def away(self, since: float = -inf) -> list[KnownNode]:
+        """Not here, and who was lost not longer ago than that: what is on their disks may come back."""
+        return [
+            node
+            for node in self
+            if node.link in (Presence.ABSENT, Presence.UNKNOWN) or (node.link is Presence.LOST and node.lost_at > since)
+        ]
+
+    @property
+    def here(self) -> set[int]:
+        return {node.index for node in self if node.link is Presence.UP}
 
     def settle(self, node: KnownNode) -> None:
         """Sort one node in again."""

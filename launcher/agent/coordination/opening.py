@@ -1,16 +1,27 @@
 """The beginning of a generation: when it can be opened, and who gets which ranks."""
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from math import inf
 
 from launcher.agent.coordination import verdict
-from launcher.agent.coordination.attempt import Attempt, AttemptPhase
+from launcher.agent.coordination.attempt import Attempt, AttemptPhase, Awaited
 from launcher.agent.coordination.closing import Aftermath
-from launcher.agent.coordination.generation import Generation
+from launcher.agent.coordination.generation import Generation, Silence
 from launcher.agent.coordination.nodes import KnownNode, Presence
 from launcher.agent.messages import ReplicaAddress, Start
 
 START_S = 120.0  # from Start, or from news of a checkpoint being fetched, to Started, of a node that is heard
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Disks apart: where checkpoints are, and what it means where none is found."""
+
+    replicas: tuple[ReplicaAddress, ...] = ()
+    all_here: bool = True
+    kept: bool = False
+    anew: bool = False
 
 
 class Opener:
@@ -33,30 +44,48 @@ class Opener:
             aftermath.fail(verdict.of_limit(attempt.plan), can_regroup=False)
         elif not attempt.gathering.may_succeed(attempt.mono):
             aftermath.fail(attempt.gathering.shortage(), can_regroup=False)
+        elif attempt.awaited is not None and not self._has_come(attempt.awaited):
+            if attempt.mono >= attempt.awaited.until:
+                aftermath.end_without_checkpoint(attempt.awaited)
         elif attempt.gathering.complete(attempt.mono):
             self._open()
         elif attempt.generation is None:
-            attempt.standing.message = str(attempt.gathering)
+            attempt.standing.message = attempt.gathering.words(attempt.mono)
+
+    def _has_come(self, awaited: Awaited) -> bool:
+        """A node that was away, as far as it is getting ready: its disk may have what is missing."""
+        nodes = self._attempt.nodes
+        come = nodes.here - awaited.here
+        return bool(come) and not come & nodes.hopeful
 
     def _open(self) -> None:
         attempt, plan = self._attempt, self._attempt.plan
         before = attempt.generation
-        usable = [attempt.nodes[index] for index in attempt.nodes.usable]
+        usable = preferred(
+            [attempt.nodes[index] for index in attempt.nodes.usable], plan.nodes[0].index, plan.nodes_max
+        )
         members = place(before.members if before else (), usable, plan.nodes_max)
         number = before.number + 1 if before else 1
-        generation = Generation(number, members, plan.ranks_per_node, attempt.rules.hang_after_s, attempt.mono)
+        silence = Silence(attempt.rules.hang_after_s, attempt.rules.hang_at_start_s)
+        generation = Generation(number, members, plan.ranks_per_node, silence, attempt.mono)
         attempt.generation, attempt.phase = generation, AttemptPhase.STARTING
         attempt.start_by, attempt.blame_at = attempt.mono + START_S, inf
         attempt.pace.restart()
         self._note(generation)
         restarts = sum(attempt.standing.restarts.values())
         chosen = [attempt.nodes[index] for index in members]
-        everywhere = replicas(chosen, attempt.nodes) if plan.disks_apart else ()
-        for index, start in starts(number, chosen, plan.ranks_per_node, restarts, everywhere):
+        search = self._search(chosen) if plan.disks_apart else Search()
+        for index, start in starts(number, chosen, plan.ranks_per_node, restarts, search):
             node = attempt.nodes[index]
             node.holds = number
             attempt.nodes.settle(node)
             attempt.ledger.send(index, start)
+
+    def _search(self, members: Sequence[KnownNode]) -> Search:
+        attempt = self._attempt
+        away = attempt.nodes.away(since=attempt.mono - attempt.rules.gone_after_s)
+        all_here = attempt.by_person and all(node.link is Presence.UNKNOWN for node in away)  # these are asked
+        return Search(replicas(members, attempt.nodes), all_here, attempt.kept, attempt.may_begin_anew)
 
     def _note(self, generation: Generation) -> None:
         standing, ledger = self._attempt.standing, self._attempt.ledger
@@ -67,6 +96,14 @@ class Opener:
         nodes = ", ".join(map(str, members)) if len(members) <= 8 else f"{len(members)} of them"
         text = f"generation {generation.number}: {len(generation.ranks)} ranks on node {nodes}"
         ledger.record("generation_opened", text)
+
+
+def preferred(usable: Sequence[KnownNode], head: int, most: int) -> list[KnownNode]:
+    """Without those whose disks failed last, as far as there are enough others; the head, which coordinates, is in."""
+    suspects = [node for node in usable if node.disk_failed_at and node.index != head]
+    suspects.sort(key=lambda node: node.disk_failed_at, reverse=True)
+    left_out = suspects[: max(0, len(usable) - most)]
+    return [node for node in usable if node not in left_out]
 
 
 def place(before: Sequence[int], usable: Collection[KnownNode], most: int) -> tuple[int, ...]:
@@ -95,7 +132,7 @@ def starts(
     members: Sequence[KnownNode],
     ranks_per_node: int,
     restarts: int,
-    replicas: tuple[ReplicaAddress, ...] = (),
+    search: Search,
 ) -> list[tuple[int, Start]]:
     """Each member's Start; without them all of one size, however many nodes there are."""
     master = members[0]
@@ -112,7 +149,10 @@ def starts(
                 master_addr=master.address,
                 master_port=master.port,
                 restarts=restarts,
-                replicas=replicas,
+                replicas=search.replicas,
+                all_here=search.all_here,
+                kept=search.kept,
+                anew=search.anew,
             ),
         )
         for group_rank, node in enumerate(members)

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from launcher.agent.messages import RankPulse
-from launcher.rundir.records import Event
+from launcher.rundir.records import Event, NotFinite
 
 _WINDOW_S = 20.0
 _MOST_METRICS = 128
@@ -17,6 +17,7 @@ class Pace:
         self.total_steps: int | None = None
         self.fingerprint: str | None = None
         self.metrics: dict[str, float] = {}
+        self.not_finite: dict[str, NotFinite] = {}
         self._speakers: dict[str, int] = {}
         self._samples: deque[tuple[float, int]] = deque()
         self._fresh = True
@@ -25,6 +26,7 @@ class Pace:
         """A new generation begins: it goes on from its checkpoint, and other ranks may speak."""
         self._samples.clear()
         self._speakers.clear()
+        self.not_finite.clear()
         self._fresh = True
 
     def hear(self, ranks: Iterable[RankPulse], mono: float) -> None:
@@ -38,7 +40,13 @@ class Pace:
             if news.fingerprint is not None and self._may_speak("fingerprint", news.rank):
                 self.fingerprint = news.fingerprint
             for name, value in news.metrics.items():
-                self._measure(name, value, news.rank)
+                if self._measures(name, news.rank):
+                    self.metrics[name] = value
+                    self.not_finite.pop(name, None)
+            for name, none in news.not_finite.items():
+                if self._measures(name, news.rank):
+                    self.not_finite[name] = none
+                    self.metrics.pop(name, None)
 
     def rate(self, mono: float) -> float | None:
         """Steps per second lately; falls when steps stay out for longer than they used to."""
@@ -64,9 +72,10 @@ class Pace:
         while len(self._samples) > 2 and self._samples[0][0] < mono - _WINDOW_S:
             self._samples.popleft()
 
-    def _measure(self, name: str, value: float, rank: int) -> None:
-        if (name in self.metrics or len(self.metrics) < _MOST_METRICS) and self._may_speak(f"metric {name}", rank):
-            self.metrics[name] = value
+    def _measures(self, name: str, rank: int) -> bool:
+        known = name in self.metrics or name in self.not_finite
+        room = len(self.metrics) + len(self.not_finite) < _MOST_METRICS
+        return (known or room) and self._may_speak(f"metric {name}", rank)
 
     def _may_speak(self, about: str, rank: int) -> bool:
         """Ranks differ: the lowest that says anything about it is heard, so that numbers do not flicker."""

@@ -40,9 +40,9 @@ def run_state(
     pace: Pace,
     stopping: bool,
     now: Now,
+    end: AttemptEnd | None,
 ) -> RunState:
     """`generation`: the open one, or the last."""
-    end = standing.end
     over = end is not None and end.state.ended
     first = nodes[plan.nodes[0].index].process
     return RunState(
@@ -59,7 +59,10 @@ def run_state(
         total_steps=pace.total_steps,
         rate=pace.rate(now.mono) if standing.state is State.RUNNING and end is None else None,
         metrics=dict(pace.metrics),
+        not_finite=dict(pace.not_finite),
+        malformed=sum(rank.malformed for rank in generation.ranks) if generation else 0,
         checkpoint=pace.checkpoint,
+        second_copies=plan.disks_apart and generation is not None and len(generation.members) > 1,
         safe_checkpoint=generation.safe_checkpoint if generation else None,
         fingerprint=pace.fingerprint,
         world_size=len(generation.ranks) if generation else None,
@@ -74,7 +77,7 @@ def run_state(
         used_s=standing.used_by(now.mono),
         updated_at=now.wall,
         boot_id=first.boot_id if first is not None else "",
-        monotonic_s=now.mono,
+        monotonic_s=now.boot,
     )
 
 

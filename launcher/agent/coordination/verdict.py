@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from launcher.agent.coordination.generation import Generation, Rank
 from launcher.plan.model import Plan
-from launcher.recovery.classify import classify, culprit, describe, evidence, failed
+from launcher.recovery.classify import brief, classify, culprit, describe, evidence, failed
 from launcher.rundir.records import Event, Failure, RankExit
 from launcher.words import Cause
 
@@ -27,6 +27,8 @@ class Verdict:
     where: str | None = None
     evidence: str = ""
     log: str | None = None
+    signal: int | None = None
+    brief: str = ""  # for who reads the log; "": `text` is brief enough
 
 
 def of_exits(generation: Generation, preempting: bool) -> Verdict:
@@ -35,18 +37,36 @@ def of_exits(generation: Generation, preempting: bool) -> Verdict:
     cause = classify(end)
     if preempting and (end.signal in _CLUSTERS or (end.code or 0) - 128 in _CLUSTERS):
         cause = Cause.PREEMPTED  # the cluster's signal reached this rank before the word of it reached us
-    return Verdict(cause, describe(end, cause), end.rank, end.node, end.where, evidence(end), end.log or None)
+    return Verdict(
+        cause,
+        describe(end, cause),
+        end.rank,
+        end.node,
+        end.where,
+        evidence(end),
+        end.log or None,
+        end.signal,
+        brief(end, cause),
+    )
 
 
 def of_hang(generation: Generation, suspects: Sequence[Rank], mono: float) -> Verdict:
     """The likeliest culprit of those that are silent, and who was where."""
     first = suspects[0]
     how = "is stopped" if first.frozen else f"made no progress and wrote nothing for {mono - first.active_at:.0f} s"
-    text = f"rank {first.number} on node {first.node} hung: it {how}"
+    never = "" if first.reported else ", and has not reported anything since its start (recovery.hang_at_start)"
+    text = f"rank {first.number} on node {first.node} hung: it {how}{never}"
     live = [rank for rank in generation.ranks if rank.live]
     known = ", ".join(f"{rank.number}: {'-' if rank.step is None else rank.step}" for rank in live[:_NAMED])
     rest = f", and {len(live) - _NAMED} more" if len(live) > _NAMED else ""
-    return Verdict(Cause.HANG, text, first.number, first.node, evidence=f"steps by rank: {known}{rest}")
+    return Verdict(
+        Cause.HANG,
+        text,
+        first.number,
+        first.node,
+        evidence=f"steps by rank: {known}{rest}",
+        brief=f"hang, rank {first.number}",
+    )
 
 
 def unseen_end(generation: Generation, rank: Rank) -> RankExit:

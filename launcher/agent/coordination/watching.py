@@ -11,6 +11,7 @@ from launcher.agent.coordination.opening import START_S
 from launcher.agent.coordination.verdict import Verdict
 from launcher.errors import Exit
 from launcher.recovery.classify import fenced
+from launcher.rundir.records import KEPT
 from launcher.words import Cause, State
 
 BLAME_S = 1.0  # how long a rank that lost its peer waits for the news of who that was
@@ -18,7 +19,7 @@ FRESH_S = 3.0  # nobody is called hung while some node has not been heard for lo
 _LOOK_S = 0.5
 
 OfRanks = messages.Leads | messages.Started | messages.Pulse | messages.Exited | messages.Stopped
-OfCheckpoints = messages.NotFetched | messages.Copied | messages.Settled | messages.Noted
+OfCheckpoints = messages.NotFetched | messages.NothingWhole | messages.Copied | messages.Settled | messages.Noted
 
 
 class Watch:
@@ -56,6 +57,10 @@ class Watch:
                 attempt.current.settle(message.node, message.problem)
                 if attempt.phase is AttemptPhase.COPYING:
                     self._finished()
+            case messages.NothingWhole() if attempt.is_current(message.generation) and (
+                attempt.phase is AttemptPhase.STARTING
+            ):
+                self._closer.close(Verdict(Cause.NO_CHECKPOINT, message.text))
             case messages.NotFetched() if attempt.is_current(message.generation) and (
                 attempt.phase is AttemptPhase.STARTING
             ):
@@ -87,6 +92,7 @@ class Watch:
         if attempt.phase is AttemptPhase.STARTING and not attempt.current.starting:
             attempt.phase = AttemptPhase.RUNNING
             attempt.standing.state, attempt.standing.message = State.RUNNING, ""
+            attempt.awaited = None
 
     # -- running
 
@@ -95,6 +101,9 @@ class Watch:
         if not attempt.is_current(pulse.generation):
             return
         generation, starting = attempt.current, attempt.phase is AttemptPhase.STARTING
+        if pulse.keeps and not attempt.kept:
+            attempt.kept, attempt.may_begin_anew = True, False
+            attempt.ledger.record(KEPT, "the run has a checkpoint: it does not begin anew by itself", node=pulse.node)
         attempt.pace.hear(generation.hear(pulse, attempt.mono), attempt.mono)
         if pulse.fetched is not None and starting and generation.fetch(pulse.node, pulse.fetched):
             attempt.start_by = attempt.mono + START_S

@@ -6,17 +6,20 @@ import signal
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from launcher.agent.environment import rank_environment
 from launcher.agent.messages import Exited, RankPulse, Start
 from launcher.agent.processes import descendants, end_all, signal_process
-from launcher.agent.ranks.logfile import LogFile, last_exception
+from launcher.agent.ranks.logfile import LogFile
+from launcher.agent.ranks.metrics_file import MetricsFile
 from launcher.agent.ranks.oom import OomCounter
 from launcher.agent.ranks.progress import Progress, ProgressPipe
 from launcher.agent.ranks.reaper import Death
 from launcher.agent.ranks.start import DUMP_SIGNAL, Starter
+from launcher.agent.ranks.tracebacks import error_file_says, last_exception, likeliest
 from launcher.errors import Exit
 from launcher.plan.model import NodePlan, Plan
 from launcher.rundir.durable import make_dir
@@ -87,29 +90,39 @@ class RankGroup:
         self._stopping = False
         self._closed = False
         self._oom = OomCounter()
+        self._metrics = MetricsFile(home.run.reported(home.attempt.number, home.node.index), start.generation)
         self._ranks: list[_Rank] = []
 
     async def begin(self) -> tuple[int, ...]:
-        """Start all ranks; gives their pids."""
+        """Start all ranks; gives their pids. Raises OSError."""
         make_dir(self._home.run.generation_logs(self._home.attempt.number, self.generation))
-        self._ranks = [self._prepare(local) for local in range(self._start.local_world_size)]
-        await asyncio.gather(*(self._begin(rank) for rank in self._ranks))
+        for local in range(self._start.local_world_size):
+            self._ranks.append(self._prepare(local))
+        begun = await asyncio.gather(*(self._begin(rank) for rank in self._ranks), return_exceptions=True)
+        for error in begun:
+            if error is not None:
+                raise error  # of what has begun all the same the end is heard, and seen to
         return tuple(rank.pid for rank in self._ranks)
 
     def _prepare(self, local: int) -> _Rank:
         number = self._start.first_rank + local
         log = LogFile(self._home.run.rank_log(self._home.attempt.number, self.generation, number))
         fifo = self._home.attempt.progress(self._home.node.index, local)
-        rank = _Rank(number, local, log, Progress(), active_at=time.monotonic(), started_at=time.time())
+        progress = Progress(partial(self._metrics.add, number))
+        rank = _Rank(number, local, log, progress, active_at=time.monotonic(), started_at=time.time())
+        self._error_file(rank).unlink(missing_ok=True)
         rank.pipe = ProgressPipe(fifo, rank.progress, lambda: self._heard(rank))
         return rank
 
     async def _begin(self, rank: _Rank) -> None:
         fifo = str(self._home.attempt.progress(self._home.node.index, rank.local))
-        environment = rank_environment(self._start, rank.local, fifo)
+        environment = rank_environment(self._start, rank.local, fifo, str(self._error_file(rank)))
         rank.pid = await self._starter.start(environment, rank.log.path, fifo, lambda death: self._ended(rank, death))
         rank.process = process_id(rank.pid)
         self._listener.begun(rank.number)
+
+    def _error_file(self, rank: _Rank) -> Path:
+        return self._home.attempt.error_file(self._home.node.index, rank.local)
 
     def pulses(self) -> tuple[RankPulse, ...]:
         """What each live rank did lately; also notes when which log grew."""
@@ -129,6 +142,8 @@ class RankGroup:
             checkpoint=progress.checkpoint,
             metrics=progress.metrics,
             fingerprint=progress.fingerprint,
+            not_finite=progress.not_finite,
+            malformed=progress.dropped_lines,
         )
 
     @property
@@ -153,9 +168,12 @@ class RankGroup:
         self._listener.last_news()
         rank.ended.set()
         self._listener.ended(Exited(self._home.node.index, self._exit_record(rank, death, tail), tail))
+        if self.over:
+            self._metrics.close()
 
     def _exit_record(self, rank: _Rank, death: Death, tail: tuple[str, ...]) -> RankExit:
-        exception = rank.progress.exception or last_exception(tail)
+        told = likeliest(rank.progress.exception, error_file_says(self._error_file(rank)))
+        exception = told or last_exception(tail)
         return RankExit(
             generation=self.generation,
             rank=rank.number,
@@ -166,7 +184,7 @@ class RankGroup:
             signal=death.signal,
             done=rank.progress.done,
             stopping=self._stopping,
-            error=exception.line if exception else None,
+            error=exception.line or None if exception else None,
             where=exception.where or None if exception else None,
             raised=exception.raised if exception else (),
             oom=death.signal == signal.SIGKILL and not self._stopping and self._oom.grew(),
@@ -216,9 +234,11 @@ class RankGroup:
         for rank in self._ranks:
             if not rank.ended.is_set():
                 rank.pipe.close()
+        self._metrics.close()
 
     async def _dump(self, ranks: list[_Rank]) -> None:
         """Have each of these write its Python stacks into its log; wait until the logs are quiet again."""
+        last = before = {rank.number: rank.log.bytes_now() for rank in ranks}
         for rank in ranks:
             rank.hung = True
             if rank.process is not None and self._starter.dumps_stacks:
@@ -227,13 +247,13 @@ class RankGroup:
         if not self._starter.dumps_stacks:
             return
         deadline = time.monotonic() + _DUMP_BOUND_S
-        written: set[int] = set()
         while time.monotonic() < deadline:
             await asyncio.sleep(_DUMP_QUIET_S)
-            growing = {rank.number for rank in ranks if rank.log.grew()}
-            written |= growing
-            if not growing and written == {rank.number for rank in ranks}:
+            sizes = {rank.number: rank.log.bytes_now() for rank in ranks}
+            awaited = [rank for rank in ranks if sizes[rank.number] == before[rank.number] and not rank.ended.is_set()]
+            if sizes == last and not awaited:
                 return
+            last = sizes
 
 
 def _is_frozen(pid: int) -> bool:

@@ -1,17 +1,32 @@
 """Getting a node ready for ranks: the user's setup, then the zygote and its imports."""
 
 import asyncio
+import contextlib
+import resource
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
 
+from launcher.agent.processes import users_limits
 from launcher.agent.ranks.group import Home
+from launcher.agent.ranks.logfile import LogFile
 from launcher.agent.ranks.reaper import Death, Reaper
 from launcher.agent.ranks.start import OrdinaryStarter, Starter, ZygoteStarter
 from launcher.agent.ranks.zygote_link import ZygoteLink, spawn
-from launcher.errors import LaunchError
+from launcher.errors import LaunchError, said_by_the_system
 from launcher.rundir.durable import make_dir
+from launcher.rundir.patience import AGAIN_S, DISK_ERRORS
+
+T = TypeVar("T")
+_TAKE_OVER_S = 10.0  # for what takes milliseconds
+_DEATH_S = 5.0
+_NAMED = 2
+_MOST_LETTERS = 100
 
 
 class SetupFailed(LaunchError):
-    """The user's `run.setup` did not end well on this node."""
+    """The user's `run.setup` did not end well on this node; without a log: their interpreter cannot run ranks."""
 
     def __init__(self, text: str, log: str) -> None:
         super().__init__(text)
@@ -29,6 +44,7 @@ class Preparation:
         self._usable = home.plan.entry.kind != "command"
         self._settled = asyncio.Event()
         self.failure: SetupFailed | None = None
+        self.doing = ""  # for people; "" once ranks can be started
 
     @property
     def done(self) -> bool:
@@ -42,21 +58,28 @@ class Preparation:
     @property
     def own_pids(self) -> tuple[int, ...]:
         """What must outlive a generation."""
-        return () if self._zygote is None else (self._zygote.pid,)
+        links = () if self._zygote is None else (self._zygote, self._zygote.standby)
+        return tuple(link.pid for link in links if link is not None and link.pid)
 
     async def run(self) -> None:
         if self._home.plan.setup is not None:
+            self.doing = "run.setup is at work"
             await self._set_up(self._home.plan.setup)
-        await self._raise_zygote()
+        if why := await self._raise_zygote():
+            node, python = self._home.node.index, self._home.plan.entry.python
+            self.failure = SetupFailed(f"{python} cannot run ranks on node {node}: {why}", "")
+            raise self.failure
+        self._settled.set()
 
     async def wait(self) -> None:
         await self._settled.wait()
 
     async def renew(self) -> None:
-        """A new zygote in place of one that was killed."""
+        """The standby in place of a zygote that was killed, or a new one."""
         if self._zygote is not None and self._zygote.gone.is_set():
             self._settled.clear()
             await self._raise_zygote()
+            self._settled.set()
 
     async def settle(self) -> None:
         """Return once no start is under way any more."""
@@ -69,9 +92,16 @@ class Preparation:
 
     async def _set_up(self, text: str) -> None:
         log = self._home.run.setup_log(self._home.attempt.number, self._home.node.index)
-        make_dir(log.parent)
         ended: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
-        pid = spawn(["/bin/sh", "-c", text], self._home.environment, self._home.workdir, log)
+
+        async def begin() -> int:
+            make_dir(log.parent)
+            return spawn(["/bin/sh", "-c", text], self._home.environment, self._home.workdir, log)
+
+        pid = await _with_room(begin)
+        for kind, soft in users_limits():
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or is another user's by sudo
+                resource.prlimit(pid, kind, (soft, resource.getrlimit(kind)[1]))
         self._reaper.watch(pid, ended.set_result)
         death = await ended
         if death.status != 0:
@@ -80,21 +110,76 @@ class Preparation:
             self.failure = SetupFailed(f"run.setup failed on node {self._home.node.index} with {how}", relative)
             raise self.failure
 
-    async def _raise_zygote(self) -> None:
-        """Start it and wait for its imports; one that dies while importing is not tried again."""
-        entry = self._home.plan.entry
+    async def _raise_zygote(self) -> str:
+        """Have one whose imports are through; one that dies while importing is not tried again.
+
+        Gives why this interpreter can run neither it nor a rank, or "".
+        """
+        why = ""
         if self._usable:
-            zygote = ZygoteLink(self._reaper)
-            log = self._home.attempt.zygote_log(self._home.node.index)
-            await zygote.start(entry.python, self._home.environment, self._home.workdir, entry.preload, log)
-            await _first(zygote.ready, zygote.gone)
-            self._usable = zygote.ready.is_set()
-            self._zygote = zygote if self._usable else None
-        self._settled.set()
+            self._zygote = await self._take_over()
+            if self._zygote is None:
+                why = await self._import_anew()
+            self._usable = self._zygote is not None
+        self.doing = ""
+        return why
+
+    async def _take_over(self) -> ZygoteLink | None:
+        """By the standby of the zygote before."""
+        standby = self._zygote.standby if self._zygote is not None else None
+        if standby is None or not standby.pid:
+            return None
+        await standby.preload(self._home.plan.entry.preload)
+        await _first(standby.ready, standby.gone, within_s=_TAKE_OVER_S)
+        if standby.ready.is_set():
+            return standby
+        await standby.close()  # frozen, or it has died too: nothing is asked of it any more
+        return None
+
+    async def _import_anew(self) -> str:
+        entry, zygote = self._home.plan.entry, ZygoteLink(self._reaper)
+        self.doing = _importing(entry.preload)
+        log = self._home.attempt.zygote_log(self._home.node.index)
+        start = partial(zygote.start, entry.python, self._home.environment, self._home.workdir, entry.preload, log)
+        try:
+            await _with_room(start)
+        except (FileNotFoundError, PermissionError) as error:
+            return said_by_the_system(error)
+        await _first(zygote.ready, zygote.gone)
+        self._zygote = zygote if zygote.ready.is_set() else None
+        return "" if zygote.began else await _last_words(zygote, log)
 
 
-async def _first(*events: asyncio.Event) -> None:
+async def _last_words(zygote: ZygoteLink, log: Path) -> str:
+    """Of one that did not even begin; "" where something from outside ended it."""
+    try:
+        death = await asyncio.wait_for(asyncio.shield(zygote.death), _DEATH_S)
+    except TimeoutError:  # it lives, and talks nonsense: nobody knows more than that no rank comes of it
+        return ""
+    said = LogFile(log).tail() or (f"it left with exit code {death.code}",)
+    return said[-1] if death.signal is None else ""
+
+
+def _importing(names: Sequence[str]) -> str:
+    if not names:
+        return "starting Python"
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"importing {', '.join(names[:_NAMED])}{more}"[:_MOST_LETTERS]
+
+
+async def _with_room(start: Callable[[], Awaitable[T]]) -> T:
+    """What it gives, once the disk of its log takes one; meanwhile this node is heard, and not ready."""
+    while True:
+        try:
+            return await start()
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                raise
+        await asyncio.sleep(AGAIN_S)
+
+
+async def _first(*events: asyncio.Event, within_s: float | None = None) -> None:
     tasks = [asyncio.create_task(event.wait()) for event in events]
-    _, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    _, rest = await asyncio.wait(tasks, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
     for task in rest:
         task.cancel()

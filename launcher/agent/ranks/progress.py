@@ -8,19 +8,20 @@ A script needs three lines to use it:
 
 Words with a meaning: step, total_steps, checkpoint (a step that is safely on disk), fingerprint, done (whatever
 happens after it is not a failure), exception (written by the rank's starter). Every other number is a metric. A line
-stays under 4096 bytes, so that lines of several writers never mix; what is not such a line is dropped.
+stays under 4096 bytes, so that lines of several writers never mix; what is not such a line is dropped and counted.
 """
 
 import asyncio
 import json
 import os
-from collections.abc import Callable
-from math import isfinite
+from collections.abc import Callable, Iterator, Mapping
+from math import isfinite, isnan
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
-from launcher.rundir.records import Raised
+from launcher.rundir.records import NotFinite, Raised
 
 MAX_LINE_BYTES = 4096
 _READ_BYTES = 1 << 16
@@ -50,7 +51,9 @@ class Report(msgspec.Struct, frozen=True):
 class Progress:
     """What one rank has reported so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, keep: Callable[[int, Mapping[str, float]], None] | None = None) -> None:
+        """`keep` is given each report that has metrics, with the step that it is of."""
+        self._keep = keep
         self.step: int | None = None
         self.total_steps: int | None = None
         self.checkpoint: int | None = None
@@ -58,6 +61,7 @@ class Progress:
         self.done = False
         self.exception: ExceptionReport | None = None
         self.metrics: dict[str, float] = {}
+        self.not_finite: dict[str, NotFinite] = {}
         self.reported = False
         self.dropped_lines = 0
 
@@ -83,11 +87,28 @@ class Progress:
         self.exception = report.exception if report.exception is not None else self.exception
         self.done = self.done or report.done
         self.reported = self.reported or report.exception is None
-        for name, value in words.items():
-            known = name in Report.__struct_fields__
-            number = isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
-            if number and not known and (name in self.metrics or len(self.metrics) < _MAX_METRICS):
-                self.metrics[name[:64]] = float(value)  # type: ignore[arg-type]
+        values = dict(self._measured(words))
+        if values and self._keep is not None:
+            self._keep(self.step or 0, values)
+
+    def _measured(self, words: dict[str, object]) -> Iterator[tuple[str, float]]:
+        """The metrics of a report, which are the newest now; of too many names those that came first."""
+        for word, value in words.items():
+            name, number = word[:64], _number(value)
+            if number is None or word in Report.__struct_fields__:
+                continue
+            known = self.metrics.keys() | self.not_finite.keys()
+            if name in known or len(known) < _MAX_METRICS:
+                self._measure(name, number)
+                yield name, number
+
+    def _measure(self, name: str, number: float) -> None:
+        began = self.not_finite.pop(name, None)
+        if isfinite(number):
+            self.metrics[name] = number
+            return
+        self.metrics.pop(name, None)
+        self.not_finite[name] = NotFinite(_name_of(number), began.since if began else self.step)
 
 
 def _words(line: bytes) -> dict[str, object]:
@@ -95,7 +116,26 @@ def _words(line: bytes) -> dict[str, object]:
         return msgspec.json.decode(line, type=dict[str, object])
     except msgspec.DecodeError:
         # Python's own json writes NaN and Infinity, and a loss that is one must not hide the step beside it.
-        return msgspec.convert(json.loads(line), dict[str, object])
+        words = json.loads(line)
+        json.dumps(
+            words, ensure_ascii=False
+        ).encode()  # half a pair of surrogates is no text: it could not be passed on
+        return msgspec.convert(words, dict[str, object])
+
+
+def _number(value: object) -> float | None:
+    """None for what is no number."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond all floats
+        return None
+
+
+def _name_of(number: float) -> Literal["NaN", "Infinity", "-Infinity"]:
+    """As JSON's readers that know of them call it."""
+    return "NaN" if isnan(number) else "Infinity" if number > 0 else "-Infinity"
 
 
 def _is_step(value: int | None) -> bool:

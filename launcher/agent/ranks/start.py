@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from launcher.agent.processes import users_limits
 from launcher.agent.ranks.reaper import Reaper
 from launcher.agent.ranks.zygote_link import ZYGOTE, ForkRefused, Order, TellDeath, ZygoteLink, spawn
 from launcher.plan.model import RankCommand
@@ -58,6 +59,7 @@ class OrdinaryStarter:
             "log": str(log),
             "progress": progress,
             "dump_signal": int(DUMP_SIGNAL),
+            "limits": users_limits(),
         }
 
     async def start(self, environment: Mapping[str, str], log: Path, progress: str, tell: TellDeath) -> int:

@@ -1,6 +1,7 @@
 """The agent's end of the zygote: starting it, asking it for forks, hearing of deaths. The other end is zygote.py."""
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -8,13 +9,16 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from launcher.agent.ranks.reaper import Death, Reaper
 from launcher.errors import LaunchError
 
 ZYGOTE = Path(__file__).parents[1] / "zygote.py"
 _LINE_BYTES = 1 << 20
+_Pid = Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
 
 Order = dict[str, Any]
 TellDeath = Callable[[Death], None]
@@ -57,18 +61,24 @@ class _PendingFork:
 
 
 class ZygoteLink:
-    """One zygote process. `ready` is set once its imports are through; `gone` once it has ended."""
+    """One zygote process. `ready` is set once its imports are through; `gone` once it has ended.
+
+    Where it has imported something it leaves a `standby`, a fork of itself, to take over without any import.
+    """
 
     def __init__(self, reaper: Reaper) -> None:
         self._reaper = reaper
         self._wishes: dict[int, _PendingFork] = {}
         self._number = 0
+        self._socket: socket.socket | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self.pid = 0
+        self.standby: ZygoteLink | None = None
         self.ready = asyncio.Event()
         self.gone = asyncio.Event()
-        self.report: dict[str, Any] = {}
+        self.began = False  # it is Python, of a version that can run it
+        self.death: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
 
     async def start(
         self, python: str, environment: Mapping[str, str], cwd: Path, preload: Sequence[str], log: Path
@@ -78,9 +88,27 @@ class ZygoteLink:
             argv = [python, str(ZYGOTE), "serve", str(theirs.fileno()), str(os.getpid())]
             self.pid = spawn(argv, environment, cwd, log, pass_fds=[theirs.fileno()])
         self._reaper.watch(self.pid, self._died)
+        await self.listen(ours)
+        await self.preload(preload)
+
+    async def preload(self, modules: Sequence[str]) -> None:
+        """The first word to it: what to import. A standby has done that already, and is a zygote from then on."""
+        words: Order = {"op": "preload", "modules": list(modules)}
+        if not modules or self._socket is None:
+            self._say(words)  # another one starts as quickly
+            return
+        self.standby = ZygoteLink(self._reaper)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            await self.standby.listen(ours)
+            with contextlib.suppress(OSError):  # it has ended: its line says so too
+                socket.send_fds(self._socket, [_line(words)], [theirs.fileno()])
+
+    async def listen(self, ours: socket.socket) -> None:
+        """To whoever has the other end."""
+        self._socket = ours
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=_LINE_BYTES)
         self._reading = asyncio.create_task(self._read(reader))
-        self._say({"op": "preload", "modules": list(preload)})
 
     async def fork(self, order: Order, tell: TellDeath) -> int:
         """Have a rank forked; gives its pid. Raises ForkRefused or ZygoteGone."""
@@ -100,6 +128,8 @@ class ZygoteLink:
 
     async def close(self) -> None:
         """Let go: at the end of the stream the zygote ends what it forked, and itself."""
+        if self.standby is not None:
+            await self.standby.close()
         if self._writer is not None:
             self._writer.close()
         if self._reading is not None:
@@ -107,10 +137,11 @@ class ZygoteLink:
 
     def _say(self, words: Order) -> None:
         if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(json.dumps(words).encode() + b"\n")
+            self._writer.write(_line(words))
 
     def _died(self, death: Death) -> None:
-        self.report.setdefault("death", f"ended with wait status {death.status}")
+        if not self.death.done():
+            self.death.set_result(death)
         self._lose()
 
     def _lose(self) -> None:
@@ -121,29 +152,78 @@ class ZygoteLink:
         self._wishes.clear()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        try:
+        with contextlib.suppress(OSError, ValueError, RecursionError):  # its wire is broken
             while line := await reader.readline():
-                self._hear(json.loads(line))
-        except (OSError, ValueError) as error:
-            self.report["death"] = f"its wire broke: {error}"
+                self._hear(_words.decode(line))
+        if self._writer is not None:
+            self._writer.close()
         self._lose()
 
-    def _hear(self, words: Order) -> None:
-        match words.get("op"):
-            case "ready":
-                self.report.update(words)
+    def _hear(self, word: "_Word") -> None:
+        match word:
+            case _Began():
+                self.began = True
+            case _StandsBy():
+                self.pid = word.pid
+                self._reaper.watch(word.pid, self._died)
+            case _Ready():
                 self.ready.set()
-            case "forked":
-                wish = self._wishes.pop(words["id"])
+            case _Forked():
+                wish = self._wish(word.id)
                 # Before anybody awaits the answer: the very next line may already tell of its death.
-                self._reaper.watch(words["pid"], wish.tell)
+                self._reaper.watch(word.pid, wish.tell)
                 if not wish.answer.done():
-                    wish.answer.set_result(words["pid"])
-            case "refused":
-                wish = self._wishes.pop(words["id"])
+                    wish.answer.set_result(word.pid)
+            case _Refused():
+                wish = self._wish(word.id)
                 if not wish.answer.done():
-                    wish.answer.set_exception(ForkRefused(words["reason"]))
-            case "exited":
-                self._reaper.tell(words["pid"], Death(words["status"], words["maxrss_kb"] * 1024))
-            case other:
-                self.report["last_word"] = f"{other}: {words.get('reason', '')}"
+                    wish.answer.set_exception(ForkRefused(word.reason))
+            case _Exited():
+                self._reaper.tell(word.pid, Death(word.status, word.maxrss_kb * 1024))
+            case _Error():
+                pass  # it did not understand us: then it forks nothing either
+
+    def _wish(self, number: int) -> _PendingFork:
+        if number not in self._wishes:
+            raise ValueError(f"it answers {number}, which nobody asked for")
+        return self._wishes.pop(number)
+
+
+class _Began(msgspec.Struct, tag="began", tag_field="op"):
+    pass
+
+
+class _Ready(msgspec.Struct, tag="ready", tag_field="op"):
+    pass
+
+
+class _Forked(msgspec.Struct, tag="forked", tag_field="op"):
+    id: int
+    pid: _Pid
+
+
+class _Refused(msgspec.Struct, tag="refused", tag_field="op"):
+    id: int
+    reason: str
+
+
+class _Exited(msgspec.Struct, tag="exited", tag_field="op"):
+    pid: _Pid
+    status: int
+    maxrss_kb: int
+
+
+class _Error(msgspec.Struct, tag="error", tag_field="op"):
+    pass
+
+
+class _StandsBy(msgspec.Struct, tag="standby", tag_field="op"):
+    pid: _Pid
+
+
+_Word = _Began | _Ready | _Forked | _Refused | _Exited | _Error | _StandsBy
+_words: msgspec.json.Decoder[_Word] = msgspec.json.Decoder(_Word)
+
+
+def _line(words: Order) -> bytes:
+    return json.dumps(words).encode() + b"\n"

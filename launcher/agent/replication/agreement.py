@@ -9,6 +9,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from launcher.agent.replication.protocol import LoadDecision
+from launcher.agent.wire import WireError
+
+MOST_SESSIONS = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -28,7 +31,7 @@ class Agreement:
             session = self._sessions.pop(number)
             session.decision.cancel()
             session.complete.cancel()
-        session = self._session(generation)
+        session = self._sessions.setdefault(generation, _Session())
         session.awaited = set(members)
         session.decision.set_result(decision)
 
@@ -45,6 +48,7 @@ class Agreement:
         await asyncio.shield(session.complete)
 
     def _session(self, generation: int) -> _Session:
-        if generation not in self._sessions:
-            self._sessions[generation] = _Session()
-        return self._sessions[generation]
+        """Who asks may be ahead of this member, but not for many generations at once. Raises WireError."""
+        if generation not in self._sessions and len(self._sessions) >= MOST_SESSIONS:
+            raise WireError(f"it asks of generation {generation}, and others of {MOST_SESSIONS} more")
+        return self._sessions.setdefault(generation, _Session())

@@ -15,8 +15,9 @@ from launcher.agent.replication.files import ReplicaFiles, digest_of
 from launcher.agent.replication.link import ReplicaLink, Unwilling
 from launcher.agent.wire import WireError
 from trainer.checkpoint_files.layout import MANIFEST
-from trainer.checkpoint_files.manifest import FileEntry
+from trainer.checkpoint_files.manifest import FileEntry, Manifest, decode
 from trainer.checkpoint_files.partial import Held
+from trainer.errors import CheckpointDamaged
 
 _ON_DISK_S = 120.0  # from the last byte to the word that it is durable
 _LAST_WORD_S = 1.0
@@ -29,11 +30,19 @@ class DiskFailed(Exception):
 
 
 async def inventory(link: ReplicaLink) -> list[Held]:
-    return await _record(link, words.List(), list[Held])
+    listed = await _record(link, words.List(), list[Held])
+    try:  # what others are told of it by whoever asked
+        msgspec.convert([(one.kind, one.step, one.digest) for one in listed], list[words.Save])
+    except msgspec.ValidationError as error:
+        raise WireError(f"it has checkpoints that cannot be: {error}") from error
+    return listed
 
 
 async def decision(link: ReplicaLink, generation: int) -> words.LoadDecision:
-    return await _record(link, words.Decide(generation), words.LoadDecision)
+    decided = await _record(link, words.Decide(generation), words.LoadDecision)
+    if any(choice.save is not None and not choice.keepers for choice in (decided.load, decided.best)):
+        raise WireError("it chose a checkpoint that nobody has")
+    return decided
 
 
 async def arrive(link: ReplicaLink, generation: int, node: int) -> None:
@@ -41,11 +50,18 @@ async def arrive(link: ReplicaLink, generation: int, node: int) -> None:
     await link.expect(words.Fine)
 
 
-async def manifest(link: ReplicaLink, save: words.Save) -> bytes:
+async def manifest(link: ReplicaLink, save: words.Save) -> tuple[bytes, Manifest]:
+    """Its bytes, and what they say."""
     data = await link.take(words.Get(save, MANIFEST), _at_most(words.MOST_MANIFEST_BYTES), receive_all)
     if digest_of(data) != save.digest:
         raise WireError(f"{save}: the peer has another manifest")
-    return data
+    try:
+        manifest = await asyncio.to_thread(decode, data)
+    except CheckpointDamaged as error:
+        raise WireError(f"{save}: {error}") from error
+    if manifest.step != save.step:
+        raise WireError(f"{save}: the peer's manifest is of step {manifest.step}")
+    return data, manifest
 
 
 async def fetch(
@@ -55,7 +71,7 @@ async def fetch(
 
     def keep(peer: socket.socket, size: int) -> None:
         try:
-            files.receive(get.save.kind, whole, file.name, receive(peer, size, heard))
+            files.receive(get.save, whole, file.name, receive(peer, size, heard))
         except OSError as error:
             raise DiskFailed(str(error)) from error
 

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from enum import Enum, auto
 
 from launcher.agent.messages import Copied, Noted, ReplicaAddress, Start
 from launcher.agent.replication import client as peer
@@ -18,18 +19,26 @@ from trainer.checkpoint_files.manifest import Manifest
 _PAUSE_S = 2.0  # between two tries: a peer that is busy or just comes back
 
 
-class Copier:
-    """`follow` each generation, `note` each commit that a rank reports. One step at a time, the newest first.
+class _Result(Enum):
+    COPIED = auto()
+    GONE = auto()  # there is nothing to copy any more
+    FAILED = auto()  # for now
 
-    A step is tried again as long as a lost peer may take to be known, unless a newer one comes. `settle` returns once
-    the newest has its copy, or that was given up; it says why.
+
+class Copier:
+    """`follow` each generation, `note` each commit that a rank reports. One step at a time, the oldest first.
+
+    Of what waits the trainer keeps the oldest until all nodes have copied it: so all copy the same ones, however slow
+    they are, and the others may be pruned meanwhile. A step that fails is said once and tried again for as long as it
+    is there. `settle` is the end: the newest goes first, and it returns once that has its copy, or was given up; it
+    says why.
     """
 
     def __init__(
         self,
         files: ReplicaFiles,
         address: str,
-        token: str,
+        key: bytes,
         pool: ThreadPoolExecutor,
         say: Callable[[Copied | Noted], None],
         patience_s: float,
@@ -37,7 +46,7 @@ class Copier:
     ) -> None:
         self._files = files
         self._address = address
-        self._token = token
+        self._key = key
         self._pool = pool
         self._say = say
         self._patience_s = patience_s
@@ -45,6 +54,8 @@ class Copier:
         self._pace = Throttle(limit_bytes_per_s)
         self._known: set[int] = set()
         self._waiting: set[int] = set()
+        self._failed: set[str] = set()  # of which that was said
+        self._ends = False
         self._more = asyncio.Event()
         self._rest = asyncio.Event()  # of the generation that it follows: its newest does not wait any more
         self._working: asyncio.Task[None] | None = None
@@ -54,8 +65,8 @@ class Copier:
         before, self._working = self._working, None
         if before is not None:
             before.cancel()
-        self._known, self._waiting, self._rest = set(), set(), asyncio.Event()
-        self._problem = ""
+        self._known, self._waiting, self._failed, self._rest = set(), set(), set(), asyncio.Event()
+        self._problem, self._ends = "", False
         self._rest.set()
         target = next_of(start)
         if target is not None:
@@ -72,6 +83,7 @@ class Copier:
 
     async def settle(self) -> str:
         rest, working = self._rest, self._working
+        self._ends = True
         if working is not None:
             resting = asyncio.create_task(rest.wait())
             await asyncio.wait([resting, working], return_when=asyncio.FIRST_COMPLETED)
@@ -88,54 +100,79 @@ class Copier:
             await asyncio.wait([before])  # what it was sending has been cut off by then
         names = [data_name(start.first_rank + local) for local in range(start.local_world_size)]
         best: Save | None = None
+        failed: int | None = None  # just now: another one is tried in between
         while True:
             while not self._waiting:
                 self._rest.set()
                 self._more.clear()
                 await self._more.wait()
-            step = max(self._waiting)
-            self._waiting.discard(step)
-            self._problem = ""
+            step = self._next(failed)
+            if step == failed:
+                await asyncio.sleep(_PAUSE_S)
+            result = _Result.GONE
             try:
-                found = await asyncio.to_thread(self._files.look_at, "step", step)
-                if found is not None and await self._copied(node, *found, names, target):
-                    self._say(Copied(node, start.generation, step))
-                found = await asyncio.to_thread(self._files.best)
-                if found is not None and found[0] != best and await self._copied(node, *found, names, target):
-                    best = found[0]
-                if step == max(self._known):
-                    self._rest.set()
+                if (found := await asyncio.to_thread(self._files.look_at, "step", step)) is not None:
+                    result = await self._copied(node, *found, names, target)
+                kept = await asyncio.to_thread(self._files.best)
+                if kept is not None and kept[0] != best:
+                    done = await self._copied(node, *kept, names, target)
+                    best = kept[0] if done is _Result.COPIED else best
             except OSError as error:
-                self._give_up(node, f"step {step}: node {node} cannot read its disk: {error}")
+                result = _Result.FAILED
+                self._give_up(node, f"step {step}", f"node {node} cannot read its disk: {error}")
+            failed = step if result is _Result.FAILED else None
+            if failed is None:
+                self._waiting.discard(step)
+            if result is _Result.COPIED:
+                self._say(Copied(node, start.generation, step))
+            if step == max(self._known):
+                self._problem = self._problem if failed is not None else ""
+                self._rest.set()
+
+    def _next(self, failed: int | None) -> int:
+        if self._ends:
+            return max(self._waiting)
+        return min(self._waiting - {failed} or self._waiting)
 
     async def _copied(
         self, node: int, save: Save, manifest: Manifest, names: Collection[str], target: ReplicaAddress
-    ) -> bool:
-        """True where it is done; where it failed it was said, and where nobody needs it any more nothing was."""
+    ) -> _Result:
+        """Where it failed that was said."""
         until = time.monotonic() + self._patience_s
+        name, refused = "", False
         while True:
             try:
-                async with linked(target, self._address, self._token, self._pool) as link:
+                async with linked(target, self._address, self._key, self._pool) as link:
                     for file in (file for file in manifest.files if file.name in names):
-                        await peer.copy(link, self._files, Put(save, file.name, file.size), self._pace)
-                return True
+                        name = file.name
+                        await peer.copy(link, self._files, Put(save, name, file.size), self._pace)
+                return _Result.COPIED
             except SaveGone:
-                return False  # pruned: a newer one has taken its place
-            except Unwilling as refused:
-                if refused.gone:
-                    return False
-                problem = str(refused)
+                return _Result.GONE  # pruned: newer ones have taken its place
+            except Unwilling as error:
+                if error.gone:
+                    return _Result.GONE
+                refused, problem = True, str(error)
             except (WireError, OSError) as error:
-                problem = str(error) or type(error).__name__
-            if time.monotonic() > until or any(step > save.step for step in self._waiting):
+                refused, problem = False, str(error) or type(error).__name__
+            if time.monotonic() > until or (self._ends and any(step > save.step for step in self._waiting)):
                 break
             await asyncio.sleep(_PAUSE_S)
-        self._give_up(node, f"{save}: the files of node {node} have no second copy on node {target.node}: {problem}")
-        return False
+        first = self._give_up(
+            node, str(save), f"the files of node {node} have no second copy on node {target.node}: {problem}"
+        )
+        if first and refused and await asyncio.to_thread(self._files.doubt, save, name):
+            return _Result.GONE  # it is damaged here: there is nothing to copy
+        return _Result.FAILED
 
-    def _give_up(self, node: int, problem: str) -> None:
-        self._problem = problem
-        self._say(Noted(node, "copy_failed", problem))
+    def _give_up(self, node: int, what: str, problem: str) -> bool:
+        """For now. True: it was said, for the first time."""
+        self._problem = f"{what}: {problem}"
+        first = what not in self._failed
+        if first:
+            self._failed.add(what)
+            self._say(Noted(node, "copy_failed", self._problem))
+        return first
 
 
 def next_of(start: Start) -> ReplicaAddress | None:

@@ -8,12 +8,13 @@ from typing import BinaryIO, cast
 
 import xxhash
 
+from launcher.agent.replication.choice import order
 from launcher.agent.replication.protocol import Save
 from launcher.errors import LaunchError
 from trainer.checkpoint_files import partial
 from trainer.checkpoint_files.catalog import entries
 from trainer.checkpoint_files.durable import hash_file, sync_folder
-from trainer.checkpoint_files.layout import Kind, bad_name, folder_name, is_data_name
+from trainer.checkpoint_files.layout import Kind, bad_name, folder_name, is_data_name, waiting_name
 from trainer.checkpoint_files.manifest import FileEntry, Manifest, decode
 from trainer.checkpoint_files.partial import Held
 from trainer.errors import CheckpointDamaged
@@ -75,12 +76,14 @@ class ReplicaFiles:
         except SaveGone:
             return False
 
-    def receive(self, kind: Kind, manifest: bytes, name: str, chunks: Iterable[memoryview]) -> None:
+    def receive(self, save: Save, manifest: bytes, name: str, chunks: Iterable[memoryview]) -> None:
         """Take in a copy; a piece is done with when the next is asked for.
 
-        Raises CheckpointDamaged where it is none; OSError is this disk's.
+        Where another checkpoint has its name it waits for `move_in`. Raises CheckpointDamaged where it is none; OSError
+        is this disk's.
         """
-        partial.receive(self._folder, manifest, name, cast("Iterable[bytes]", chunks), kind)
+        folder = self._waiting(save) if self._is_taken(save) else self._folder
+        partial.receive(folder, manifest, name, cast("Iterable[bytes]", chunks), save.kind)
 
     def doubt(self, save: Save, name: str) -> bool:
         """Look at every byte of a file that is said to be damaged; where it is, it is set aside. True: it was."""
@@ -105,10 +108,7 @@ class ReplicaFiles:
             data = self._manifest(save)
             if data is not None and digest_of(data) == save.digest:
                 return
-            held = next((held for held in self.list() if Save(held.kind, held.step, held.digest) == save), None)
-            if held is None:
-                raise SaveGone(f"{save}: no such checkpoint is here")
-            partial.promote(self._folder, save.step, held.nonce)
+            partial.promote(self._folder, save.step, self._held(save, self.list()).nonce)
 
     def set_aside(self, save: Save) -> bool:
         """Rename this one, so that nobody takes it for a checkpoint any more; False where it is not here."""
@@ -119,14 +119,51 @@ class ReplicaFiles:
         return True
 
     def make_room(self, save: Save) -> bool:
-        """Rename whatever else has the name that this one is to have; False where there is nothing."""
-        if not os.path.lexists(self._place(save)):
-            return False
-        data = self._manifest(save)
-        if data is not None and digest_of(data) == save.digest:
+        """Set aside whatever else has the name that this one is to have; False where there is nothing."""
+        if not self._is_taken(save):
             return False
         partial.set_aside(self._folder, save.step, save.kind)
         return True
+
+    def make_room_for_draft(self, save: Save) -> bool:
+        """As `make_room`, where a draft of this one is here. Raises SaveGone where what is here is whole, and newer."""
+        return self._is_taken(save) and self._give_way(save, self._held(save, self.list()))
+
+    def move_in(self, save: Save) -> bool:
+        """As `make_room_for_draft`, for one that waits for its name, and gets it. False: nothing waits."""
+        waiting = self._waiting(save)
+        if not waiting.is_dir():
+            return False
+        self._give_way(save, self._held(save, partial.inventory(waiting)))
+        os.rename(waiting / self._place(save).name, self._place(save))
+        sync_folder(self._folder)
+        waiting.rmdir()
+        return True
+
+    def _give_way(self, save: Save, to: Held) -> bool:
+        place = (save.kind, save.step)
+        here = [held for held in self.list() if held.committed and (held.kind, held.step) == place]
+        if any(not held.missing and order(held) > order(to) for held in here):
+            raise SaveGone(f"{save}: the one that is here is whole, and newer")
+        partial.set_aside(self._folder, save.step, save.kind)
+        return True
+
+    def _is_taken(self, save: Save) -> bool:
+        """By another one."""
+        if not os.path.lexists(self._place(save)):
+            return False
+        data = self._manifest(save)
+        return data is None or digest_of(data) != save.digest
+
+    def _held(self, save: Save, among: Iterable[Held]) -> Held:
+        """Raises SaveGone."""
+        found = next((held for held in among if Save(held.kind, held.step, held.digest) == save), None)
+        if found is None:
+            raise SaveGone(f"{save}: no such checkpoint is here")
+        return found
+
+    def _waiting(self, save: Save) -> Path:
+        return self._folder / waiting_name(folder_name(save.step, save.kind), save.digest)
 
     def _place(self, save: Save) -> Path:
         return self._folder / folder_name(save.step, save.kind)

@@ -20,9 +20,10 @@ import msgspec
 LINE_BYTES = 1 << 16
 MOST_LISTED_BYTES = 64 << 20
 MOST_MANIFEST_BYTES = 256 << 20
-_REASON_CHARS = 500
+REASON_CHARS = 500  # it goes on to the coordinator, whose lines are bounded too
 
 Name = Annotated[str, msgspec.Meta(max_length=64)]
+Reason = Annotated[str, msgspec.Meta(max_length=REASON_CHARS)]
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 Step = Annotated[int, msgspec.Meta(ge=0, le=10**18 - 1)]
@@ -46,6 +47,7 @@ class SaveChoice(msgspec.Struct, frozen=True):
     keepers: tuple[int, ...] = ()  # nodes that have its manifest
     holders: dict[str, tuple[int, ...]] = {}  # by file: nodes that have it
     hopeless: tuple[Save, ...] = ()  # newer ones that nobody who is here can complete
+    passed_over: tuple[Save, ...] = ()  # newer ones that somebody who is away may complete
     fetches: bool = False  # some member lacks something
 
 
@@ -54,6 +56,7 @@ class LoadDecision(msgspec.Struct, frozen=True):
 
     load: SaveChoice  # what their ranks load
     best: SaveChoice  # the best so far, which they only keep
+    lacks: Reason = ""  # there were checkpoints, and none is whole: what is missing; no rank is started then
 
 
 class List(msgspec.Struct, frozen=True, tag="list", tag_field="t"):
@@ -112,7 +115,7 @@ class Fine(msgspec.Struct, frozen=True, tag="fine", tag_field="t"):
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refused", tag_field="t"):
-    text: str
+    text: Reason
     gone: bool = False  # there is no such checkpoint here any more: nothing went wrong
 
 
@@ -121,4 +124,4 @@ FromServer = Offer | Go | InPlace | Fine | Refusal
 
 
 def refusal(text: str, *, gone: bool = False) -> Refusal:
-    return Refusal(text[:_REASON_CHARS], gone)
+    return Refusal(text[:REASON_CHARS], gone)

@@ -11,66 +11,39 @@ from launcher.agent.replication import protocol as words
 from launcher.agent.replication.agreement import Agreement
 from launcher.agent.replication.bulk import Throttle, drain, receive, send_bytes, send_file
 from launcher.agent.replication.files import ReplicaFiles, SaveGone, entry
-from launcher.agent.replication.link import ReplicaLink, accept
-from launcher.agent.wire import WireError
+from launcher.agent.replication.link import ReplicaLink
+from launcher.agent.wire import Wire, WireError, WireServer
 from trainer.checkpoint_files.layout import MANIFEST
 from trainer.checkpoint_files.manifest import decode
 from trainer.errors import CheckpointDamaged
 
-_MOST_UNPROVED = 256
+_MOST_PEERS = 16_384  # all members wait here for what is decided, and each may ask for four files at once
 _DRAIN_S = 5.0
+
+_to_server: msgspec.json.Decoder[words.ToServer] = msgspec.json.Decoder(words.ToServer)
 
 
 class ReplicaServer:
-    """`start` listens on the node's own address. Whatever a peer does, it harms only its own connection."""
+    """`start` listens on the node's own address."""
 
-    def __init__(self, files: ReplicaFiles, address: str, token: str, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, files: ReplicaFiles, address: str, key: bytes, pool: ThreadPoolExecutor) -> None:
         self.agreement = Agreement()
         self.port = 0
         self._files = files
         self._address = address
-        self._token = token
         self._pool = pool
-        self._server: asyncio.Server | None = None
-        self._serving: set[asyncio.Task[None]] = set()
-        self._unproved = 0
+        self._listener = WireServer(key, _to_server, self._serve, _MOST_PEERS, words.LINE_BYTES)
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._welcome, self._address, 0, limit=words.LINE_BYTES)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self.port = await self._listener.start(self._address)
 
     async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for task in self._serving:
-            task.cancel()
-        if self._serving:
-            await asyncio.wait(self._serving)
+        await self._listener.close()
 
-    def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
-        self._serving.add(task)
-        task.add_done_callback(self._serving.discard)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._unproved >= _MOST_UNPROVED:
-            writer.transport.abort()
-            return
-        self._unproved += 1
-        try:
-            link = await accept(reader, writer, (self._address, self.port), self._token, self._pool)
-        except (WireError, OSError):
-            writer.transport.abort()
-            return
-        finally:
-            self._unproved -= 1
-        try:
-            while (request := await link.hear()) is not None:
-                await self._answer(link, request)
-        except (WireError, OSError):
-            link.abort()
-        finally:
-            link.close()
+    async def _serve(self, wire: Wire[words.ToServer, words.FromServer]) -> None:
+        link = ReplicaLink(wire, self._pool)
+        while (request := await wire.receive()) is not None:
+            await self._answer(link, request)
 
     async def _answer(self, link: ReplicaLink, request: words.ToServer) -> None:
         match request:
@@ -131,7 +104,7 @@ class ReplicaServer:
             await link.say(words.Fine())
 
     async def _keep(self, link: ReplicaLink, put: words.Put, manifest: bytes) -> None:
-        await link.receive(lambda peer: self._files.receive(put.save.kind, manifest, put.name, receive(peer, put.size)))
+        await link.receive(lambda peer: self._files.receive(put.save, manifest, put.name, receive(peer, put.size)))
 
     def _wanted(self, put: words.Put) -> bytes | None:
         """The manifest of what is offered; None where the file is here already. Raises SaveGone."""

@@ -12,6 +12,7 @@ import msgspec
 from launcher.errors import Unreachable
 
 _DEAD_WITHIN_S = 2.0
+_MOST_BYTES = 256 << 20  # of 200,000 jobs squeue writes about a tenth of that
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -59,6 +60,10 @@ def run(
             raise _no_client(argv[0], called, error) from error
         if not _ends(client, limit_s):
             raise silent(called, who, argv[0], f"nothing within {limit_s:g} s")
+        if max(os.fstat(out).st_size, os.fstat(err).st_size) > _MOST_BYTES:
+            raise Unreachable(
+                f"{os.path.basename(argv[0])} writes more than {_MOST_BYTES >> 20} MB, which is no answer"
+            )
         answer = Answer(client.returncode, _text(out), _text(err))
     if answer.code < 0:
         raise Unreachable(f"{os.path.basename(argv[0])} was killed by signal {-answer.code}")

@@ -1,13 +1,13 @@
 """A cluster whose jobs wait in a queue: what is common to all of them, whichever scheduler they have."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import cast
 
 from launcher.clusters.batch.cancelling import Cancelling
 from launcher.clusters.batch.hand_over import batch_job_of, hand_over
-from launcher.clusters.batch.look import look
-from launcher.clusters.batch.mend import mend
+from launcher.clusters.batch.look import look, of_each
+from launcher.clusters.batch.mend import forgive, mend
 from launcher.clusters.batch.queue import Queue, Ticket
 from launcher.clusters.kinds import of_kind
 from launcher.clusters.protocol import CancelReport, Preview
@@ -51,14 +51,17 @@ class BatchCluster:
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
         """Hand over what a killed submitter left lying, end what was handed over twice."""
-        self._heard = list(attempts), mend(self.queue, attempts)
+        self._heard = list(attempts), of_each(attempts, lambda whole: mend(self.queue, whole))
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
         """What the scheduler says of each, by one question: that of a mend just before it, or one of its own."""
         (asked, words), self._heard = self._heard, ([], [])
-        return words if asked == list(attempts) else look(self.queue, attempts)
+        return words if asked == list(attempts) else of_each(attempts, lambda whole: look(self.queue, whole))
 
-    def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan) -> CancelReport:
+    def forgive(self, run: RunDir, hosts: Collection[str]) -> None:
+        forgive(self.queue, run, hosts)
+
+    def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> CancelReport:
         return Cancelling(self.queue, run, attempt, plan).carry_out()
 
 

@@ -7,18 +7,22 @@ hence the note of which one it is.
 """
 
 import os
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
 import msgspec
 
-from launcher.clusters.batch.queue import Queue, Submitting, Ticket
-from launcher.rundir.attempts import read_intent, read_plan
+from launcher.clusters.batch.queue import Following, Phase, Queue, QueuedJob, Scheduler, Submitting, Ticket
+from launcher.clusters.keeping.attempt_end import is_cancelled
+from launcher.rundir.attempts import attempts, read_intent, read_plan
 from launcher.rundir.avoided import avoided
-from launcher.rundir.durable import create_records, read_record, write_bytes, write_record
-from launcher.rundir.layout import AttemptDir, BatchDir, RunDir
+from launcher.rundir.durable import create_records, read_record, readable, write_bytes, write_record
+from launcher.rundir.layout import BATCH_PREFIX, AttemptDir, BatchDir, RunDir
 from launcher.rundir.locks import locked
 from launcher.rundir.records import Handle, Intent, Site
+
+_STILL_AT_IT = (Phase.RUNNING, Phase.ENDING)  # it may yet be put back, and then it is the one that goes on
 
 
 class BatchJob(msgspec.Struct, frozen=True):
@@ -66,29 +70,76 @@ def hand_over(queue: Queue, job: BatchJob, *, again: bool = False) -> bool:
         if not missing:
             return True
         ThisCluster(queue).note(job.site)
-        known = (_known_id(queue, job.ticket) if again else None) or _submit(queue, job, lock)
-        names = [known if job.ticket.array is None else queue.name_of(known, index) for index, _ in missing]
+        known = _known(queue, job) if again else None
+        if known is not None and known.phase in _STILL_AT_IT:
+            return False
+        made = known or _Known(_submit(queue, job, lock), job.ticket.text)
         handles = {
-            attempt.handle: Handle(queue.kind, job_id=name, ticket=job.ticket.text)
-            for name, (_, attempt) in zip(names, missing, strict=True)
+            attempt: Handle(queue.kind, job_id=_name(queue, job, made.id, index), ticket=made.ticket)
+            for index, attempt in missing
         }
-        create_records(job.where, handles)  # but those of jobs that have started already, and said so themselves
+        # But those of jobs that have started already, and said so themselves.
+        create_records(job.where, {attempt.handle: handle for attempt, handle in handles.items()})
+        for attempt, handle in handles.items():
+            if handle.job_id is not None and (attempt.end.exists() or is_cancelled(attempt)):
+                queue.cancel(handle.job_id)  # meanwhile, when there was no job yet that could have been ended
     return True
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """A job that is there, and the ticket that is on it. `phase`: of an older job of the run."""
+
+    id: str
+    ticket: str
+    phase: Phase | None = None
+
+
+def _name(queue: Submitting, job: BatchJob, made: str, index: int) -> str:
+    return made if job.ticket.array is None else queue.name_of(made, index)
 
 
 def _is_open(run: RunDir, attempt: AttemptDir) -> bool:
     return run.plan.exists() and not attempt.handle.exists() and not attempt.end.exists()
 
 
-def _known_id(queue: Queue, ticket: Ticket) -> str | None:
-    """What the scheduler says now: an answer from before we had the lock may be older than the job."""
-    job = next((job for job in queue.jobs() if ticket.text in job.tickets), None)
-    if job is None:
+def _known(queue: Following, job: BatchJob) -> _Known | None:
+    """What the scheduler says now: an answer from before we had the lock may be older than the job.
+
+    An attempt that follows another may be the older job's, put back by a controller that did not answer in time.
+    """
+    jobs, ticket = queue.jobs(), job.ticket.text
+    for one in jobs:
+        if ticket in one.tickets:
+            return _Known(one.id if one.element is None else one.element[0], ticket)
+    run, attempt = job.members[0]
+    if read_intent(attempt).reason != "requeue":
         return None
-    return job.id if job.element is None else job.element[0]
+    older = ((one, own) for one in jobs if one.phase is not Phase.ENDED and (own := ticket_on(one, run)))
+    return next((_Known(one.id, own, one.phase) for one, own in older), None)
 
 
-def _submit(queue: Queue, job: BatchJob, lock: int) -> str:
+def ticket_on(job: QueuedJob, run: RunDir) -> str:
+    """The ticket of this run that the job has; "" where it is another's."""
+    index = job.element[1] if job.element is not None else None
+    return next((ticket for ticket, own in tickets_of(run) if ticket in job.tickets and own == index), "")
+
+
+def tickets_of(run: RunDir) -> Iterator[tuple[str, int | None]]:
+    """Every ticket of the run that can be read, the newest first, and which element it has where that is an array's.
+
+    An attempt after a requeue is in the job of the one before it.
+    """
+    for attempt in reversed(attempts(run)):
+        intent = readable(attempt.intent, Intent)
+        if intent is not None and not intent.batch:
+            yield intent.ticket, None
+    for folder in sorted(run.path.parent.glob(f"{BATCH_PREFIX}*")):
+        names = [Path(path).name for path in readable(BatchDir(folder).runs, list[str]) or []]
+        if run.path.name in names:
+            yield folder.name.removeprefix(BATCH_PREFIX), names.index(run.path.name)
+
+
+def _submit(queue: Submitting, job: BatchJob, lock: int) -> str:
     run, attempt = next((run, attempt) for run, attempt in job.members if run.plan.exists())
     plan = read_plan(run, attempt.number)
     script = queue.script(plan, job.ticket, job.where, [blame.host for blame in avoided(run)])
@@ -100,7 +151,7 @@ def _submit(queue: Queue, job: BatchJob, lock: int) -> str:
 class ThisCluster:
     """The cluster that answers here; asked for its name at most once, and only where it matters."""
 
-    def __init__(self, queue: Submitting) -> None:
+    def __init__(self, queue: Scheduler) -> None:
         self._queue = queue
 
     @cached_property
@@ -126,8 +177,8 @@ def _noted(run: RunDir, attempt: AttemptDir) -> str:
     """Where the newest job was handed to: an attempt after a requeue is in the job of the one before."""
     for number in range(attempt.number, 0, -1):
         one = run.attempt(number)
-        intent = read_record(one.intent, Intent)
-        site = read_record(BatchDir(Path(intent.batch)).site if intent is not None and intent.batch else one.site, Site)
+        intent = readable(one.intent, Intent)
+        site = readable(BatchDir(Path(intent.batch)).site if intent is not None and intent.batch else one.site, Site)
         if site is not None:
             return site.cluster
     return ""

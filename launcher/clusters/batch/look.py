@@ -4,15 +4,15 @@ Nothing is changed by it; what a killed submitter left to be done is done in `me
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from launcher.clusters.batch.hand_over import ThisCluster
-from launcher.clusters.batch.queue import Phase, Queue, QueuedJob
-from launcher.errors import Unreachable
-from launcher.rundir.attempts import read_intent
-from launcher.rundir.durable import read_record
+from launcher.clusters.batch.hand_over import ThisCluster, batch_job_of
+from launcher.clusters.batch.queue import Following, Phase, QueuedJob
+from launcher.errors import LaunchError, Unreachable
+from launcher.rundir.attempts import read_intent, read_plan
+from launcher.rundir.durable import read_record, readable
 from launcher.rundir.identity import alive
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import ClusterWord, Handle, Intent
@@ -22,9 +22,10 @@ _SKEW_S = 3600.0  # between this machine's clock and the scheduler's
 _GONE = "gone"
 
 Asked = Sequence[tuple[RunDir, AttemptDir]]
+Words = list[ClusterWord | None]
 
 
-def look(queue: Queue, attempts: Asked) -> list[ClusterWord | None]:
+def look(queue: Following, attempts: Asked) -> Words:
     """The word on each attempt; None where it is still being submitted."""
     handles = [read_record(attempt.handle, Handle) for _, attempt in attempts]
     try:
@@ -34,14 +35,27 @@ def look(queue: Queue, attempts: Asked) -> list[ClusterWord | None]:
     return words_on(queue, attempts, handles, jobs)
 
 
-def silence(attempts: Asked, error: Unreachable) -> list[ClusterWord | None]:
+def of_each(attempts: Asked, say: Callable[[Asked], Words]) -> Words:
+    """A word on each: of those whose records are damaged that they are, so that nobody else's run waits for theirs."""
+    words: dict[AttemptDir, ClusterWord | None] = {}
+    for run, attempt in attempts:
+        try:
+            intent, handle = read_intent(attempt), read_record(attempt.handle, Handle)
+            if handle is None and not attempt.end.exists() and is_left_lying(intent, time.time()):
+                batch_job_of(run, attempt), read_plan(run, attempt.number)  # it is yet to be handed over
+        except (LaunchError, OSError) as error:
+            words[attempt] = _last_seen(attempt, str(error))
+    if whole := [one for one in attempts if one[1] not in words]:
+        words |= zip((attempt for _, attempt in whole), say(whole), strict=True)
+    return [words[attempt] for _, attempt in attempts]
+
+
+def silence(attempts: Asked, error: Unreachable) -> Words:
     """What was last seen of each, where nobody answers."""
     return [_last_seen(attempt, str(error.lines[0])) for _, attempt in attempts]
 
 
-def words_on(
-    queue: Queue, attempts: Asked, handles: Sequence[Handle | None], jobs: Sequence[QueuedJob]
-) -> list[ClusterWord | None]:
+def words_on(queue: Following, attempts: Asked, handles: Sequence[Handle | None], jobs: Sequence[QueuedJob]) -> Words:
     """The word on each, by the jobs that the scheduler shows."""
     now, shown = time.time(), {job.id: job for job in jobs}
     asked = [
@@ -75,7 +89,7 @@ class _Asked(msgspec.Struct, frozen=True):
         return "" if self.job is not None and self.job.may_have(self.handle.ticket) else self.handle.job_id
 
 
-def _words_on_doubtful(queue: Queue, asked: Sequence[_Asked], now: float) -> dict[AttemptDir, ClusterWord]:
+def _words_on_doubtful(queue: Following, asked: Sequence[_Asked], now: float) -> dict[AttemptDir, ClusterWord]:
     """Of jobs that are not shown, or not as ours: on another cluster, known to the accounts, or gone."""
     here = ThisCluster(queue)
     try:
@@ -89,7 +103,7 @@ def _words_on_doubtful(queue: Queue, asked: Sequence[_Asked], now: float) -> dic
     return words | _words_on_forgotten(queue, [one for one in asked if one.forgotten and one.attempt not in away], now)
 
 
-def _words_on_forgotten(queue: Queue, asked: Sequence[_Asked], now: float) -> dict[AttemptDir, ClusterWord]:
+def _words_on_forgotten(queue: Following, asked: Sequence[_Asked], now: float) -> dict[AttemptDir, ClusterWord]:
     """What the accounts say; silent accounts make nobody else silent."""
     if not asked:
         return {}
@@ -102,16 +116,17 @@ def _words_on_forgotten(queue: Queue, asked: Sequence[_Asked], now: float) -> di
     return {one.attempt: known.get(one.forgotten) or ClusterWord(_GONE, "", now, one.forgotten) for one in asked}
 
 
-def _answer(queue: Queue, attempt: AttemptDir, word: ClusterWord | None, now: float) -> ClusterWord | None:
+def _answer(queue: Following, attempt: AttemptDir, word: ClusterWord | None, now: float) -> ClusterWord | None:
     if word is None:
         return _being_submitted(queue, attempt, now)
-    before = read_record(attempt.seen, ClusterWord) if word.phase == _GONE else None
+    before = readable(attempt.seen, ClusterWord) if word.phase == _GONE else None
     return before if before is not None and before.phase == Phase.ENDED else word
 
 
-def _being_submitted(queue: Queue, attempt: AttemptDir, now: float) -> ClusterWord | None:
-    """A word for an attempt whose submitter is dead, and whose client is not: nobody has lost it."""
-    if attempt.end.exists() or not is_left_lying(read_intent(attempt), now):
+def _being_submitted(queue: Following, attempt: AttemptDir, now: float) -> ClusterWord | None:
+    """A word for an attempt that has no job yet, unless its submitter lives here and speaks for itself: it may be on
+    another machine, or be dead while its client is not. Nobody has lost it."""
+    if attempt.end.exists() or attempt.handle.exists() or alive(read_intent(attempt).created_by):
         return None
     return ClusterWord(Phase.QUEUED, "", now, text=f"it is being handed to {queue.called}")
 
@@ -122,7 +137,7 @@ def is_left_lying(intent: Intent, now: float) -> bool:
     return lives is False or (lives is None and now - intent.created_at > _GIVEN_UP_S)
 
 
-def _word_of(queue: Queue, job: QueuedJob, now: float) -> ClusterWord:
+def _word_of(queue: Following, job: QueuedJob, now: float) -> ClusterWord:
     """Of a job that runs it has no text: that would stand in place of what the run itself says."""
     text = "" if job.phase is Phase.RUNNING else job.text
     return ClusterWord(
@@ -131,5 +146,5 @@ def _word_of(queue: Queue, job: QueuedJob, now: float) -> ClusterWord:
 
 
 def _last_seen(attempt: AttemptDir, why: str) -> ClusterWord:
-    before = read_record(attempt.seen, ClusterWord) or ClusterWord(Phase.UNKNOWN, "", 0.0)
+    before = readable(attempt.seen, ClusterWord) or ClusterWord(Phase.UNKNOWN, "", 0.0)
     return msgspec.structs.replace(before, silent=why)

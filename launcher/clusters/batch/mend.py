@@ -4,18 +4,21 @@ An attempt that has an intent and no job was left lying by a submitter that was 
 can only come from a client that was given up and yet went through: it would find nothing to do.
 """
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-from launcher.clusters.batch.hand_over import ThisCluster, batch_job_of, hand_over
+from launcher.clusters.batch.hand_over import ThisCluster, batch_job_of, hand_over, tickets_of
 from launcher.clusters.batch.look import Asked, is_left_lying, silence, words_on
 from launcher.clusters.batch.queue import Phase, Queue, QueuedJob
 from launcher.clusters.keeping.attempt_end import write_end
 from launcher.errors import Exit, NotStarted, Unreachable
-from launcher.rundir.attempts import read_intent, read_plan
-from launcher.rundir.durable import read_record, write_record
+from launcher.rundir.attempts import newest, read_intent, read_plan
+from launcher.rundir.avoided import avoided, forget, is_over
+from launcher.rundir.durable import read_record, readable, write_record
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import AttemptEnd, ClusterWord, Handle, Intent
+from launcher.rundir.patience import DISK_ERRORS
+from launcher.rundir.records import AttemptEnd, ClusterWord, Handle
 from launcher.words import Cause, State
 
 _SEEN_AGAIN_S = 60.0
@@ -26,17 +29,31 @@ def mend(queue: Queue, attempts: Asked) -> list[ClusterWord | None]:
     here = ThisCluster(queue)
     try:
         for run, attempt in attempts:
-            _hand_over_what_lies(queue, run, attempt, here)
+            with _where_there_is_room():
+                _hand_over_what_lies(queue, run, attempt, here)
         handles = [read_record(attempt.handle, Handle) for _, attempt in attempts]
         jobs = queue.jobs()  # after the handles: a job that has one is in it
-        _end_doubles(queue, [read_intent(attempt) for _, attempt in attempts], handles, jobs)
+        _end_doubles(queue, attempts, handles, jobs)
+        with _where_there_is_room():
+            _let_wait_for_fewer(queue, attempts, handles, jobs)
     except Unreachable as error:
         return silence(attempts, error)
     words = words_on(queue, attempts, handles, jobs)
     for (_, attempt), word, handle in zip(attempts, words, handles, strict=True):
         if word is not None and handle is not None and not word.silent:
-            _remember(attempt, word)
+            with _where_there_is_room():
+                _remember(attempt, word)
     return words
+
+
+@contextlib.contextmanager
+def _where_there_is_room() -> Iterator[None]:
+    """What a full or failing disk does not take is done by a later look: this one answers all the same."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
 
 
 def _hand_over_what_lies(queue: Queue, run: RunDir, attempt: AttemptDir, here: ThisCluster) -> None:
@@ -50,14 +67,17 @@ def _hand_over_what_lies(queue: Queue, run: RunDir, attempt: AttemptDir, here: T
         write_end(run, attempt, end, read_plan(run, attempt.number))
 
 
-def _end_doubles(
-    queue: Queue, intents: Sequence[Intent], handles: Sequence[Handle | None], jobs: Sequence[QueuedJob]
-) -> None:
-    """Of an array every element is left to find out for itself: any of them may be some run's."""
+def _end_doubles(queue: Queue, attempts: Asked, handles: Sequence[Handle | None], jobs: Sequence[QueuedJob]) -> None:
+    """Jobs that wait, and are not the newest attempt's: with its ticket, or an older one's that was put back late.
+
+    Of an array every element is left to find out for itself: any of them may be some run's.
+    """
     wanted = {
-        intent.ticket: handle.job_id
-        for intent, handle in zip(intents, handles, strict=True)
-        if handle is not None and intent.ticket and not intent.batch
+        ticket: handle.job_id
+        for (run, _), handle in zip(attempts, handles, strict=True)
+        if handle is not None
+        for ticket, element in tickets_of(run)
+        if ticket and element is None
     }
     for job in jobs:
         ours = next((wanted[ticket] for ticket in job.tickets if ticket in wanted), None)
@@ -65,8 +85,32 @@ def _end_doubles(
             queue.cancel(job.id)
 
 
+def _let_wait_for_fewer(
+    queue: Queue, attempts: Asked, handles: Sequence[Handle | None], jobs: Sequence[QueuedJob]
+) -> None:
+    """Jobs that wait, and were told to avoid nodes whose time is over, may have these again."""
+    now, waiting = time.time(), {job.id for job in jobs if job.phase is Phase.QUEUED}
+    for (run, attempt), handle in zip(attempts, handles, strict=True):
+        if handle is not None and handle.job_id in waiting and is_over(run, now):
+            left = [blame.host for blame in avoided(run, now)]
+            queue.start_again(read_plan(run, attempt.number), handle.job_id, left)
+            forget(run, now)
+
+
+def forgive(queue: Queue, run: RunDir, hosts: Collection[str]) -> None:
+    """A job of the run that waits may have these nodes, or all, from now on."""
+    attempt = newest(run)
+    handle = readable(attempt.handle, Handle) if attempt is not None else None
+    if attempt is None or handle is None or handle.job_id is None:
+        return
+    left = [blame.host for blame in avoided(run) if hosts and blame.host not in hosts]
+    for job in queue.jobs([handle.job_id]):
+        if job.phase is Phase.QUEUED and job.may_have(handle.ticket):
+            queue.start_again(read_plan(run, attempt.number), job.id, left)
+
+
 def _remember(attempt: AttemptDir, word: ClusterWord) -> None:
     """Keep the word for the day on which the scheduler is silent, or has forgotten how the job ended."""
-    before = read_record(attempt.seen, ClusterWord)
+    before = readable(attempt.seen, ClusterWord)
     if before is None or before.phase != word.phase or before.word != word.word or word.at - before.at > _SEEN_AGAIN_S:
         write_record(attempt.seen, word)

@@ -41,14 +41,15 @@ def tickets_in(text: str) -> frozenset[str]:
     return frozenset(word.removeprefix(_MARK) for word in text.split() if word.startswith(_MARK))
 
 
-def keeper_command(kind: str, where: Path) -> str:
-    """The only command of a script. `where`: the run's folder, or an array's list of them."""
-    return f"exec {shlex.join([sys.executable, '-P', '-m', 'launcher.clusters.batch.in_job', kind, str(where)])}"
+def keeper_command(kind: str, where: Path, module: str = "batch_process") -> str:
+    """The only command of a script. `where`: the run's folder, or an array's list of them. `module`: the batch process,
+    or `guard`, which has it below itself."""
+    return f"exec {shlex.join([sys.executable, '-P', '-m', f'launcher.clusters.batch.job.{module}', kind, str(where)])}"
 
 
 def node_command(kind: str, plan: "Plan", attempt: AttemptDir) -> list[str]:
     """What is to run once on every node but the first."""
-    return [sys.executable, "-P", "-m", "launcher.clusters.batch.on_node", kind, plan.run_dir, str(attempt.number)]
+    return [sys.executable, "-P", "-m", "launcher.clusters.batch.job.on_node", kind, plan.run_dir, str(attempt.number)]
 
 
 def warned_before_s(limit_s: float | None, wanted_s: float) -> float:
@@ -80,6 +81,8 @@ class QueuedJob(msgspec.Struct, frozen=True):
     ends_at: float | None = None  # by its time limit while it runs
     ended_as: State | None = None  # what its end means where the job left no word of its own
     cause: Cause | None = None
+    exit_code: int | None = None  # of its batch process, where its accounts have it
+    name: str = ""  # what its submitter called it, where the scheduler shows that with the rest
 
     def may_have(self, ticket: str) -> bool:
         """Whether it can be that ticket's job. With none on it it can: a site's plugins may rewrite that."""
@@ -112,14 +115,18 @@ class Fate(Enum):
     UNKNOWN = auto()  # the scheduler does not say
 
 
-class Submitting(Protocol):
-    """How jobs go in."""
+class Scheduler(Protocol):
+    """Which one it is."""
 
     kind: str  # as the registry of kinds has it
     called: str  # for people: Slurm
 
     def site(self) -> str:
         """The name of the cluster that answers here; "" where it has none. Several may share one home."""
+
+
+class Submitting(Scheduler, Protocol):
+    """How jobs go in."""
 
     def script(self, plan: "Plan", ticket: Ticket, where: Path, avoid: Sequence[str]) -> str:
         """The whole batch script. It runs `keeper_command(kind, where)` alone. Nodes to avoid may yet be insisted on
@@ -141,11 +148,12 @@ class Submitting(Protocol):
         """What an element of the array is called, the first one being 0."""
 
 
-class Following(Protocol):
+class Following(Scheduler, Protocol):
     """How jobs are asked about and ended."""
 
-    def jobs(self, ids: Sequence[str] = (), *, limit_s: float = 10.0) -> list[QueuedJob]:
-        """These jobs, or all of this user: one question. Raises Unreachable rather than leave one out."""
+    def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = 10.0) -> list[QueuedJob]:
+        """These jobs, those of the run that is called so, or all of this user: one question. Raises Unreachable rather
+        than leave one out."""
 
     def accounts(self, ids: Sequence[str], since: float) -> list[QueuedJob]:
         """What is on record of jobs that are shown no more; empty where nothing is recorded. An id that was used
@@ -161,7 +169,7 @@ class Following(Protocol):
         """What a person types to see the job, and to end it."""
 
 
-class Moving(Protocol):
+class Moving(Scheduler, Protocol):
     """How a job is started again. A scheduler that cannot says so, and the run goes on in a new job."""
 
     leaves_with: int | None  # with this exit code a job is put back; None: `requeue` ends the job's processes itself
@@ -172,12 +180,15 @@ class Moving(Protocol):
     def requeue(self, job: str) -> str:
         """Put this job back into the queue; gives why the scheduler refuses, or ""."""
 
-    def start_again(self, plan: "Plan", job: str, delay_s: float, avoid: Sequence[str]) -> None:
-        """The job is put back: have it start after that delay and not on these nodes, as far as that can be had.
-        Returns at once."""
+    def start_again(self, plan: "Plan", job: str, avoid: Sequence[str], delay_s: float | None = None) -> None:
+        """The job waits: have it start on other nodes than these, and on those that it was to avoid before, as far as
+        that can be had. With a delay it is just being put back, and starts after that; this returns at once."""
+
+    def warn_before_s(self, plan: "Plan") -> float:
+        """How long before the time limit the run is to be told."""
 
 
-class InTheJob(Protocol):
+class InTheJob(Scheduler, Protocol):
     """What processes of the job find out where they are."""
 
     warnings: tuple[int, ...]  # signals by which the scheduler tells that it will take the nodes, besides SIGTERM
@@ -196,12 +207,9 @@ class InTheJob(Protocol):
         """The processes to start: node 0's agent first (`agent_process`), then what runs `node_command` on each other
         node, such as one srun, or a qrsh for each."""
 
-    def node(self, host: str, *, limit_s: float = 10.0) -> NodeWord | None:
-        """What is known of a node; None where nothing is."""
+    def nodes(self, hosts: Sequence[str], *, limit_s: float = 10.0) -> dict[str, NodeWord]:
+        """What is known of these nodes, without those of which nothing is."""
 
 
 class Queue(Submitting, Following, Moving, InTheJob, Protocol):
-    """A batch scheduler."""
-
-    def warn_before_s(self, plan: "Plan") -> float:
-        """How long before the time limit the run is to be told."""
+    """A batch scheduler: what a kind fills in. Who needs a part of it takes that part."""

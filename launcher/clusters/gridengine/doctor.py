@@ -1,41 +1,79 @@
-"""`launch doctor gridengine`: asks what the site is like, and says what of it is in the way of runs."""
+"""`launch doctor gridengine`: asks what the site is like, and with `--try` has a job look at its hosts."""
 
+import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 
 from launcher.clusters.gridengine.queries import CALLED, ask, hosts_of, read_settings
+from launcher.clusters.gridengine.queue import GridEngineQueue
+from launcher.clusters.trial_jobs import TrialJobs
+from launcher.doctor.checks import shared_findings
 from launcher.doctor.findings import Finding, ok, problem, warning
+from launcher.doctor.trial import minutes, tried
+from launcher.doctor.trial_checks import QueueWords
 from launcher.doctor.wish import DoctorWish
 from launcher.errors import Unreachable
 
+WORDS = QueueWords(
+    called=CALLED,
+    kind="gridengine",
+    submit="qsub",
+    cancel="qdel",
+    shows="qstat -j",
+    shows_ended="qacct -j",
+    shows_nodes="qhost -q",
+    others="`pe`, `queue` and `project` among the defaults of the clusters file",
+    starter="qrsh",
+    starter_hint="a run's first host starts the others by `qrsh -inherit`: their execution daemon must answer it",
+    complaint=re.compile(r"^[0-9]+: error: (.+)$", re.MULTILINE),
+)
+# By its stdin: what qrsh is told as words a shell on the other side takes apart.
+_ON_EACH = """\
+number=0
+for host in $([ -r "$PE_HOSTFILE" ] && cut -d " " -f 1 "$PE_HOSTFILE" || uname -n); do
+  [ $number = 0 ] && start= || start="qrsh -inherit $host"
+  {{ printf "NODE=%s; %s" "$host" {program} | $start /bin/sh -s 2>&1 | sed "s/^/$number: /"; }} &
+  number=$((number + 1))
+done
+wait"""
 
-def check_up(wish: DoctorWish, _tell: Callable[[str], None]) -> Iterator[Finding]:
-    """Everything about the site, as it is found."""
-    wish.refuse_all_but()
+
+def check_up(wish: DoctorWish, tell: Callable[[str], None]) -> Iterator[Finding]:
+    """Everything about the site, as it is found. `tell`: what goes on meanwhile."""
+    wish.refuse_all_but("try", "nodes", "within")
+    chosen, seen_on = wish.chosen, None
     try:
-        qmaster = ask(["qconf", "-sss"]).out.strip()
-        settings, scheduler = _shown("-sconf"), _shown("-ssconf")
+        yield ok("qmaster", f"{ask(['qconf', '-sss']).out.strip()} answers")
         environments = {name: _shown("-sp", name) for name in ask(["qconf", "-spl"]).out.split()}
-        hosts = hosts_of(wish.chosen.get("queue"), wish.chosen.get("gpu_resource", "gpu"))
+        hosts = hosts_of(chosen.get("queue"), chosen.get("gpu_resource", "gpu"))
+        if hosts:
+            rows = [("host", "cores", "free"), *((one.name, str(one.cpus), _free(one.free)) for one in hosts)]
+            yield ok("hosts", f"{len(hosts)} answer", rows)
+        else:
+            yield problem("hosts", "none answers", "`qhost -q` shows what there is")
+        yield from pe_findings(environments)
+        yield from settings_findings(_shown("-sconf"), _shown("-ssconf"))
+        if wish.trial and hosts:
+            seen_on = yield from tried(trial_of(wish, environments, len(hosts)), wish, minutes(math.inf), tell)
     except Unreachable as error:
         yield problem("qmaster", str(error.lines[0]), "load the site's module, or set SGE_ROOT", unreachable=True)
         return
-    yield ok("qmaster", f"{qmaster} answers")
-    if hosts:
-        rows = [("host", "cores", "free"), *((one.name, str(one.cpus), _free(one.free)) for one in hosts)]
-        yield ok("hosts", f"{len(hosts)} answer", rows)
-    else:
-        yield problem("hosts", "none answers", "`qhost -q` shows what there is")
-    yield from pe_findings(environments)
-    yield from settings_findings(settings, scheduler)
+    yield from shared_findings(wish, seen_on)
+
+
+def usable(environments: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
+    """The parallel environments for jobs on several hosts, and how many slots they give on each."""
+    able = {name: one for name, one in environments.items() if one.get("control_slaves") == "TRUE"}
+    rules = {name: one.get("allocation_rule", "") for name, one in able.items()}
+    return {name: int(rule) for name, rule in rules.items() if rule.isdigit()}
 
 
 def pe_findings(environments: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
     """Which parallel environments give a job so many hosts for sure, and let it start programs on them."""
-    fixed = {name: one for name, one in environments.items() if one.get("allocation_rule", "").isdigit()}
-    usable = [name for name, one in fixed.items() if one.get("control_slaves") == "TRUE"]
+    fixed = [name for name, one in environments.items() if one.get("allocation_rule", "").isdigit()]
     hint = "ask for one with allocation_rule 1 and control_slaves TRUE; runs on one node need none"
-    if usable:
-        yield ok("pe", f"for several nodes: {', '.join(usable)}")
+    if found := usable(environments):
+        yield ok("pe", f"for several nodes: {', '.join(found)}")
     elif fixed:
         yield warning("pe", f"{', '.join(fixed)}: control_slaves is FALSE, so qrsh starts nothing there", hint)
     else:
@@ -51,6 +89,20 @@ def settings_findings(settings: Mapping[str, str], scheduler: Mapping[str, str])
         yield warning("requeue", "jobs may not put themselves back (FORBID_RESCHEDULE)", "give runs enough time")
     if scheduler.get("schedd_job_info", "true") != "true":
         yield warning("reasons", f"{CALLED} does not say why jobs wait (schedd_job_info)", "`qalter -w p JOB` says it")
+
+
+def trial_of(wish: DoctorWish, environments: Mapping[str, Mapping[str, str]], hosts: int) -> TrialJobs:
+    """A trial in the environment that is chosen, or in the first that is usable; without one, on one host."""
+    chosen = wish.chosen
+    able = usable({chosen["pe"]: environments.get(chosen["pe"], {})} if "pe" in chosen else environments)
+    nodes = min(wish.nodes or 2, hosts) if able else 1
+    argv = ["qsub", "-terse", "-S", "/bin/sh", "-N", "launch-doctor", "-o", "/dev/null", "-j", "y", "-r", "y"]
+    argv += ["-v", "PATH", "-l", f"h_rt={60 * minutes(math.inf)}"]
+    for name, slots in list(able.items())[:1]:
+        argv += ["-pe", name, str(nodes * slots)]
+    for option, what in (("-q", "queue"), ("-P", "project")):
+        argv += [option, chosen[what]] if what in chosen else []
+    return TrialJobs(GridEngineQueue(), WORDS, ask, argv, _ON_EACH, nodes)
 
 
 def _shown(*option: str) -> dict[str, str]:

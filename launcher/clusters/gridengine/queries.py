@@ -29,6 +29,7 @@ _NO_ANSWER = (
     NO_SUBMIT_HOST,
     "sge_root",
 )
+JOB_ID = re.compile(r"[0-9]{1,10}")
 _TIME_LIMIT = "37"  # `failed` of qacct
 _ZONES_S = 26 * 3600.0  # between the first place on earth where a day begins and the last
 
@@ -61,38 +62,45 @@ def phase_of(state: str) -> Phase:
 
 
 def read_jobs(listed: str, detailed: str) -> list[QueuedJob]:
-    """The jobs of `qstat -u`, with what `qstat -j` says of them. Raises Unreachable where an answer is damaged: a job
-    that is left out would seem gone. One that ended between the two questions is left out: without its ticket it would
-    pass for anybody's."""
+    """The jobs of `qstat -g t -u`, with what `qstat -j` says of them. Raises Unreachable where an answer is damaged: a
+    job that is left out would seem gone. One that ended between the two questions is left out: without its ticket it
+    would pass for anybody's."""
     root = _parse(detailed) if detailed.strip() else ET.Element("nothing")
     details = {_text(job, "JB_job_number"): job for job in root.iterfind("djob_info/element")}
     ended = {name for part in root.iter("unknown_jobs") for name in _all(part, "ST_name")}
-    messages = list(root.iterfind(".//SME_message_list/element"))
-    found = []
-    for job in _parse(listed).iter("job_list"):
-        name = _text(job, "JB_job_number")
-        if name in ended or (details and name not in details):
-            continue
-        told = [_text(one, "MES_message") for one in messages if name in [id_.text for id_ in one.iter("ULNG_value")]]
-        found.append(_job(name, job, details.get(name, ET.Element("gone")), told))
-    return found
+    told: dict[str, list[str]] = {}
+    for one in root.iterfind(".//SME_message_list/element"):
+        for name in _all(one, "ULNG_value"):
+            told.setdefault(name, []).append(_text(one, "MES_message"))
+    rows: dict[str, list[ET.Element]] = {}  # one for each queue that has given a job slots
+    for row in _parse(listed).iter("job_list"):
+        name = _text(row, "JB_job_number")
+        if JOB_ID.fullmatch(name) is None:
+            raise Unreachable(f"an answer of Grid Engine is damaged: expected the number of a job, got {name[:100]!r}")
+        rows.setdefault(name, []).append(row)
+    known = {name: job for name, job in rows.items() if name not in ended and (not details or name in details)}
+    return [_job(name, job, details.get(name, ET.Element("gone")), told.get(name, [])) for name, job in known.items()]
 
 
-def _job(name: str, listed: ET.Element, details: ET.Element, messages: Sequence[str]) -> QueuedJob:
-    state, first = _text(listed, "state"), _text(listed, "queue_name").rpartition("@")[2]
-    hosts = ",".join(dict.fromkeys(one for one in (first, *_all(details, "JG_qhostname")) if one))
+def _job(name: str, rows: Sequence[ET.Element], details: ET.Element, messages: Sequence[str]) -> QueuedJob:
+    masters_first = sorted(rows, key=lambda row: _text(row, "master") != "MASTER")
+    hosts = ",".join(
+        dict.fromkeys(filter(None, (_text(row, "queue_name").rpartition("@")[2] for row in masters_first)))
+    )
+    state = _text(masters_first[0], "state")
     context = {_text(one, "VA_variable"): _text(one, "VA_value") for one in details.iterfind("JB_context/*")}
     limits = {_text(one, "CE_name"): _text(one, "CE_doubleval") for one in details.iter("qstat_l_requests")}
-    started = next((float(one) for one in _all(details, "JAT_start_time") if float(one)), None)
+    started = next((at for one in _all(details, "JAT_start_time") if (at := _number(one))), None)
     waits = phase_of(state) is Phase.QUEUED
     return QueuedJob(
         id=name,
+        name=_text(rows[0], "JB_name"),
         phase=phase_of(state),
         word=state,
         text=plain(state, _all(details, "QIM_message"), messages) if waits else f"on {hosts}",
         hosts=hosts,
         tickets=frozenset({context.get(TICKET, "")} - {""}),
-        ends_at=started + float(limits["h_rt"]) if started and "h_rt" in limits else None,
+        ends_at=started + limit if started and (limit := _number(limits.get("h_rt", ""))) is not None else None,
     )
 
 
@@ -100,12 +108,15 @@ def read_account(text: str, since: float = 0.0) -> QueuedJob | None:
     """The newest record of `qacct -j` that is no older than that: ids go round after ten million jobs. Our process
     writes its own last word: where that is missing, only a limit that Grid Engine has enforced tells why."""
     records = [read_settings(part) for part in re.split(r"^=+$", text, flags=re.MULTILINE)]
-    newest = next((record for record in reversed(records) if "jobnumber" in record and _is_of(record, since)), None)
+    known = (record for record in reversed(records) if JOB_ID.fullmatch(record.get("jobnumber", "")))
+    newest = next((record for record in known if _is_of(record, since)), None)
     if newest is None:
         return None
     failed, _, words = (part.strip() for part in newest.get("failed", "").partition(":"))
     ended_as, cause = (State.FAILED, Cause.TIME_LIMIT) if failed == _TIME_LIMIT else (State.LOST, None)
-    return QueuedJob(newest["jobnumber"], Phase.ENDED, words or "ended", ended_as=ended_as, cause=cause)
+    code = next(map(int, re.findall(r"^[0-9]{1,3}", newest.get("exit_status", ""))), None)
+    name, host = newest["jobnumber"], newest.get("hostname", "")
+    return QueuedJob(name, Phase.ENDED, words or "ended", "", host, ended_as=ended_as, cause=cause, exit_code=code)
 
 
 def _is_of(record: Mapping[str, str], since: float) -> bool:
@@ -142,10 +153,10 @@ def hosts_of(queue: str | None, resource: str) -> list[ExecHost]:
 
 def _host(host: ET.Element) -> ExecHost:
     values = {one.get("name"): one.text or "" for one in host.iter("hostvalue")}
-    free = {one.get("name") or "": float(one.text or 0) for one in host.iter("resourcevalue")}
-    cpus, up = values.get("num_proc", "-"), values.get("load_avg", "-") != "-"
+    free = {one.get("name") or "": _number(one.text or "") or 0.0 for one in host.iter("resourcevalue")}
+    cpus, up = _number(values.get("num_proc", "-")) or 0.0, values.get("load_avg", "-") != "-"
     queues = frozenset(one.get("name") or "" for one in host.iter("queue"))
-    return ExecHost(host.get("name") or "", int(cpus) if cpus.isdigit() else 0, up, queues, free)
+    return ExecHost(host.get("name") or "", int(cpus), up, queues, free)
 
 
 def read_settings(text: str) -> dict[str, str]:
@@ -159,6 +170,11 @@ def _parse(text: str) -> ET.Element:
         return ET.fromstring(text[max(0, text.find("<?xml")) :])  # noqa: S314 # nosec B314 - the user's own qmaster
     except ET.ParseError as error:
         raise Unreachable(f"an answer of Grid Engine is damaged: {error}") from error
+
+
+def _number(text: str) -> float | None:
+    """What is no plain number is not known."""
+    return float(text) if re.fullmatch(r"[0-9]{1,15}(\.[0-9]{0,15})?", text.strip()) else None
 
 
 def _text(node: ET.Element, name: str) -> str:

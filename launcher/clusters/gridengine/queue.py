@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 
 from launcher.agent.processes import TAG
-from launcher.clusters.batch import job_environment as environment
-from launcher.clusters.batch.nodes import resolved
+from launcher.clusters.batch.job import environment
+from launcher.clusters.batch.job.nodes import resolved
 from launcher.clusters.batch.queue import Fate, JobStart, NodeWord, Phase, Queue, QueuedJob, Ticket, node_command
 from launcher.clusters.gridengine import script
 from launcher.clusters.gridengine.queries import (
@@ -86,10 +86,11 @@ class GridEngineQueue(Queue):
     def name_of(self, job: str, element: int) -> str:
         return f"{job}.{element + 1}"
 
-    def jobs(self, ids: Sequence[str] = (), *, limit_s: float = _LIMIT_S) -> list[QueuedJob]:
+    def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = _LIMIT_S) -> list[QueuedJob]:
         user = pwd.getpwuid(os.geteuid()).pw_name
-        listed = ask(["qstat", "-xml", "-u", user], limit_s=limit_s).out
-        wanted = [job.id for job in read_jobs(listed, "") if not ids or job.id in ids]
+        listed = ask(["qstat", "-xml", "-g", "t", "-u", user], limit_s=limit_s).out  # -g t: with all its hosts
+        named = script.job_name(called) if called else ""
+        wanted = [one.id for one in read_jobs(listed, "") if (not ids or one.id in ids) and named in ("", one.name)]
         if not wanted:
             return []
         details = ask(["qstat", "-xml", "-j", ",".join(wanted)], limit_s=limit_s).out
@@ -129,8 +130,8 @@ class GridEngineQueue(Queue):
             return "it would not get its hosts again" if self._others and self.may_submit() else ""
         return ""
 
-    def start_again(self, plan: Plan, job: str, delay_s: float, avoid: Sequence[str]) -> None:
-        """It starts as soon as there is room; neither a time nor hosts can be named."""
+    def start_again(self, plan: Plan, job: str, avoid: Sequence[str], delay_s: float | None = None) -> None:
+        """It keeps the hosts that it was submitted with, and starts as soon as there is room."""
 
     def this_start(self) -> JobStart:
         return JobStart(os.environ["JOB_ID"], None)
@@ -157,10 +158,10 @@ class GridEngineQueue(Queue):
         ]
         return [agent_process(plan, attempt, 0), *self._others]
 
-    def node(self, host: str, *, limit_s: float = _LIMIT_S) -> NodeWord | None:
+    def nodes(self, hosts: Sequence[str], *, limit_s: float = _LIMIT_S) -> dict[str, NodeWord]:
         known = read_hosts(ask(["qhost", "-q", "-xml"], limit_s=limit_s).out)
-        found = next((one for one in known if one.name == host), None)
-        return None if found is None else NodeWord(not found.up, "up" if found.up else "not heard by the qmaster")
+        words = {one.name: NodeWord(not one.up, "up" if one.up else "not heard by the qmaster") for one in known}
+        return {host: words[host] for host in hosts if host in words}
 
     def warn_before_s(self, plan: Plan) -> float:
         return script.warn_before_s(plan)

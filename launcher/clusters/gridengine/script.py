@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from launcher.clusters.batch.job_environment import WITH_IT
+from launcher.clusters.batch.job.environment import WITH_IT
 from launcher.clusters.batch.queue import Ticket, keeper_command, warned_before_s
 from launcher.clusters.gridengine.queries import TICKET
 from launcher.errors import BadInput
@@ -37,7 +37,7 @@ def options(plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str], rule:
     listed = [f"{name}={value}" for name, value in resources.items()] + [own.extra.get("l", "")]
     found = {
         "S": "/bin/sh",
-        "N": plan.run_id if plan.run_id[0].isalpha() else f"run-{plan.run_id}",
+        "N": job_name(plan.run_id),
         "j": "y",
         "o": output if _PLAIN_PATH.fullmatch(str(where)) else "/dev/null",
         "r": "y",
@@ -50,6 +50,11 @@ def options(plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str], rule:
     }
     more = {name: value or "" for name, value in own.extra.items() if name != "l"}
     return [(name, value) for name, value in {**more, **found}.items() if value is not None]
+
+
+def job_name(run_id: str) -> str:
+    """What the job of a run is called: it has to begin with a letter."""
+    return run_id if run_id[0].isalpha() else f"run-{run_id}"
 
 
 def slots_of_a_host(plan: Plan, rule: str | None) -> int:

@@ -10,16 +10,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.agent.environment import job_environment
-from launcher.agent.processes import TAG, become_subreaper, descendants, end_all, orphans
+from launcher.agent.processes import (
+    TAG,
+    become_subreaper,
+    core_dumps_as_before,
+    descendants,
+    end_all,
+    orphans,
+)
 from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.errors import Exit
 from launcher.plan.model import Plan
 from launcher.rundir.durable import make_dir
 from launcher.rundir.layout import AttemptDir
+from launcher.rundir.patience import patiently
 
 _LOG = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
 RETURN_AT_ONCE_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # of an agent whose keeper does not carry the attempt out
 _RETURN_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+_STEADY_S = 300.0  # a life of that length makes up for the deaths before it
 
 
 @dataclass(slots=True)
@@ -33,30 +42,42 @@ class AgentProcess:
     pid: int | None = None
     deaths: int = 0
     last: int | None = None  # how it ended the last time: a wait status
+    started_at: float = 0.0
     returns_at: float | None = None
 
     def start(self) -> None:
         make_dir(self.log.parent)
-        log = os.open(self.log, _LOG, 0o600)
+        log = patiently(lambda: os.open(self.log, _LOG, 0o600))
         try:
-            child = subprocess.Popen(
-                self.argv,
-                env=self.environment,
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=tuple(self.keep),
-                start_new_session=True,
-            )
+            with core_dumps_as_before():
+                child = subprocess.Popen(
+                    self.argv,
+                    env=self.environment,
+                    cwd="/",
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=tuple(self.keep),
+                    start_new_session=True,
+                )
         finally:
             os.close(log)
         child.returncode = 0  # reaped by pid, like the orphans
-        self.pid, self.returns_at = child.pid, None
+        self.pid, self.started_at, self.returns_at = child.pid, time.monotonic(), None
 
-    def misses_coordinator(self) -> bool:
-        """True once for each time that the agent left because it had not heard the coordinator for a whole lease."""
-        lost = self.last is not None and os.waitstatus_to_exitcode(self.last) == Exit.LOST
+    def stay_away(self, now: float, return_s: Sequence[float]) -> None:
+        """It has died; how long it is away grows with each death in a row, as long as nobody lives for long."""
+        if now - self.started_at >= _STEADY_S:
+            self.deaths = 0
+        self.returns_at = now + return_s[min(self.deaths, len(return_s) - 1)]
+        self.deaths += 1
+
+    def may_miss_coordinator(self) -> bool:
+        """True once for each time that the agent left because it had not heard the coordinator for a whole lease.
+
+        Or may have: one that was frozen, or left too slowly, was killed for it by its guard.
+        """
+        lost = self.last is not None and os.waitstatus_to_exitcode(self.last) in (Exit.LOST, -signal.SIGKILL)
         if lost:
             self.last = None
         return lost
@@ -150,8 +171,7 @@ class AgentProcesses:
         agent.pid, agent.last = None, status
         end_all(lambda: orphans(os.getpid(), {other.pid for other in self._agents if other.pid is not None}))
         if comes_back(status):
-            agent.returns_at = time.monotonic() + self._return_s[min(agent.deaths, len(self._return_s) - 1)]
-            agent.deaths += 1
+            agent.stay_away(time.monotonic(), self._return_s)
 
 
 def comes_back(status: int) -> bool:

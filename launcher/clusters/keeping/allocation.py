@@ -8,11 +8,18 @@ from pathlib import Path
 from typing import Protocol
 
 from launcher.clusters.keeping.agent_processes import AgentProcess, AgentProcesses
-from launcher.clusters.keeping.attempt_end import cancelled, is_cancelled, pass_on_stop, write_end, write_failure
+from launcher.clusters.keeping.attempt_end import (
+    cancelled,
+    is_cancelled,
+    pass_on_stop,
+    settle,
+    write_end,
+    write_failure,
+)
 from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.errors import Exit
 from launcher.plan.model import Plan
-from launcher.rundir.durable import create_record, read_record
+from launcher.rundir.durable import create_record, readable
 from launcher.rundir.identity import this_process
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import AttemptEnd
@@ -78,10 +85,14 @@ class Allocation:
     def carry_out(self) -> AttemptEnd:
         self._agents.start()
         status = self._watch()
-        if read_record(self._attempt.end, AttemptEnd) is not None:
+        if readable(self._attempt.end, AttemptEnd) is not None:
             self._agents.wait_for_others(_FAREWELL_S)
         self._agents.end()
-        return read_record(self._attempt.end, AttemptEnd) or self._write_end(status)
+        end = readable(self._attempt.end, AttemptEnd)
+        if end is None:
+            return self._write_end(status)
+        settle(self._run, self._attempt, end, self._plan)
+        return end
 
     def _watch(self) -> int | None:
         """Until node 0's agent, the coordinator, has ended; gives its wait status, or None where it was cut short."""
@@ -105,11 +116,11 @@ class Allocation:
             end = cancelled()
             write_end(self._run, self._attempt, end, self._plan)
             return end
-        by_signal = status is None or os.WIFSIGNALED(status)
+        lost = status is None or os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == Exit.LOST
         log = self._attempt.agent_log(0).relative_to(self._run.path)
         how = "was ended" if status is None else _how(status)
-        text = f"the agent of node 0, which coordinates, {how}" + ("" if by_signal else f"; see {log}")
-        cause = Cause.NODE_LOST if by_signal else Cause.LAUNCHER_FAULT
+        text = f"the agent of node 0, which coordinates, {how}" + ("" if lost else f"; see {log}")
+        cause = Cause.NODE_LOST if lost else Cause.LAUNCHER_FAULT
         evidence = "" if status is None else f"wait status {status}"
         return write_failure(self._run, self._attempt, self._plan, cause, text, evidence=evidence)
 
@@ -117,4 +128,6 @@ class Allocation:
 def _how(status: int) -> str:
     if os.WIFSIGNALED(status):
         return f"was killed by {signal.Signals(os.WTERMSIG(status)).name}"
+    if os.WEXITSTATUS(status) == Exit.LOST:
+        return "stood still for longer than its lease"
     return f"left with exit code {os.WEXITSTATUS(status)}"

@@ -2,56 +2,116 @@
 
 import contextlib
 import time
+from collections.abc import Sequence
 
 import msgspec
 
-from launcher.errors import Exit
+from launcher.clock import boottime
+from launcher.errors import Exit, LaunchError
 from launcher.plan.model import Plan
 from launcher.recovery.policy import decide, restarts_by_cause
 from launcher.rundir.attempts import newest, used_s_of
-from launcher.rundir.durable import append_line, create_record, read_record, write_record
-from launcher.rundir.events import read_events
+from launcher.rundir.durable import (
+    Damaged,
+    append_line,
+    create_record,
+    make_dir,
+    read_lines,
+    read_record,
+    readable,
+    write_record,
+)
 from launcher.rundir.fence import check_fence
 from launcher.rundir.identity import this_process
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import AttemptEnd, Event, Failure, RunState, StopRequest
+from launcher.spec.model import Recovery
 from launcher.words import Action, Cause, State, exit_of
 
 
-def write_end(run: RunDir, attempt: AttemptDir, end: AttemptEnd, plan: Plan, failure: Failure | None = None) -> None:
-    """The end record, the event, and the state that follows from it; refused where a newer attempt exists.
+def write_end(
+    run: RunDir, attempt: AttemptDir, end: AttemptEnd, plan: Plan | None, failure: Failure | None = None
+) -> None:
+    """The end record, which decides, and what follows from it; refused where a newer attempt exists.
 
-    A fence that was only promised, to one that then came to nothing, leaves the newest attempt its last word.
+    No plan: nobody can read it any more.
     """
+    _check_newest(run, attempt)
+    make_dir(attempt.path)
+    write_record(attempt.end, end)
+    settle(run, attempt, end, plan, failure)
+
+
+def settle(
+    run: RunDir, attempt: AttemptDir, end: AttemptEnd, plan: Plan | None, failure: Failure | None = None
+) -> None:
+    """The event and the state that follow from the end record, where they are missing: its writer may have died."""
+    kind = "requeue" if end.state is State.QUEUED else "ended"
+    if not any(event.attempt == attempt.number and event.kind == kind for event in read_lines(run.events, Event)):
+        _check_newest(run, attempt)
+        said = end.message or str(end.state)
+        append_line(run.events, Event(end.ended_at, attempt.number, kind, said, cause=end.cause))
+    before = readable(run.state, RunState) or (first_state(plan, attempt.number) if plan is not None else None)
+    follows = (attempt.number, end.state, end.cause, end.message)
+    if before is not None and (before.attempt, before.state, before.cause, before.message) != follows:
+        _check_newest(run, attempt)
+        write_record(run.state, _final_state(run, attempt, end, before, failure))
+
+
+def _check_newest(run: RunDir, attempt: AttemptDir) -> None:
+    """A fence that was only promised, to one that then came to nothing, leaves the newest attempt its last word."""
     last = newest(run)
     if last is None or last.number > attempt.number:
         check_fence(run, attempt.number)
-    write_record(attempt.end, end)
-    said = end.message or str(end.state)
-    kind = "requeue" if end.state is State.QUEUED else "ended"
-    append_line(run.events, Event(end.ended_at, attempt.number, kind, said, cause=end.cause))
-    write_record(run.state, _final_state(run, attempt, end, plan, failure))
+
+
+def write_cancelled(run: RunDir, attempt: AttemptDir, plan: Plan | None, *, alone: bool = False) -> None:
+    """Nothing of it is left: that is its last word, where it has none. Raises LaunchError where that is not to be."""
+    if has_ended(run, attempt):
+        return
+    try:
+        read_record(attempt.end, AttemptEnd)  # a damaged one says something else, perhaps
+        write_end(run, attempt, msgspec.structs.replace(cancelled(), alone=alone), plan)
+    except (Damaged, OSError) as error:
+        text = f"nothing of {run.path.name} is left, but its folder cannot say that it was cancelled"
+        raise LaunchError(text, str(error)) from error
+
+
+def has_ended(run: RunDir, attempt: AttemptDir) -> bool:
+    """For good, as far as its records can be read."""
+    end, state = readable(attempt.end, AttemptEnd), readable(run.state, RunState)
+    by_state = state is not None and state.attempt == attempt.number and state.state.ended
+    return by_state or (end is not None and end.state.ended)
+
+
+def grace_s_of(plan: Plan | None) -> float:
+    """How long ranks may take to save."""
+    return (plan.spec.recovery if plan is not None else Recovery()).grace_s
 
 
 def is_cancelled(attempt: AttemptDir) -> bool:
     """A person has asked for its end."""
-    request = read_record(attempt.stop, StopRequest)
+    request = readable(attempt.stop, StopRequest)
     return request is not None and request.kind == "cancel"
 
 
 def ask_to_stop(attempt: AttemptDir, kind: str) -> None:
-    """The first request stands, but for a cancel: a person who does not want the run to go on is always heard."""
+    """The first request stands, but for a cancel: a person who does not want the run to go on is always heard.
+
+    Where it cannot be written down, the signal that follows says it.
+    """
     request = StopRequest(kind, time.time(), this_process())
-    if kind != "cancel":
-        with contextlib.suppress(FileExistsError):
+    with contextlib.suppress(OSError, Damaged):
+        make_dir(attempt.path)
+        if kind != "cancel":
             create_record(attempt.stop, request)
-    elif not is_cancelled(attempt):
-        write_record(attempt.stop, request)
+        elif not is_cancelled(attempt):
+            write_record(attempt.stop, request)
 
 
 def pass_on_stop(before: AttemptDir | None, attempt: AttemptDir) -> None:
     """A request for the attempt before was meant for the run, which had just moved on: it is for this one too."""
-    late = read_record(before.stop, StopRequest) if before is not None else None
+    late = readable(before.stop, StopRequest) if before is not None else None
     if late is not None and not attempt.stop.exists():
         write_record(attempt.stop, late)
 
@@ -71,7 +131,7 @@ def write_failure(
     run: RunDir, attempt: AttemptDir, plan: Plan, cause: Cause, text: str, *, evidence: str = ""
 ) -> AttemptEnd:
     """The attempt is gone without a last word: note the failure of its first node, and say what follows it."""
-    last = read_record(run.state, RunState)
+    last, history = read_record(run.state, RunState), read_lines(run.events, Event)
     event = Event(
         at=time.time(),
         attempt=attempt.number,
@@ -82,9 +142,9 @@ def write_failure(
         cause=cause,
         step=last.step if last is not None else None,
         checkpoint=last.checkpoint if last is not None else None,
+        ran_s=_ran_s(history, attempt, last),
         evidence=evidence,
     )
-    history = read_events(run)
     append_line(run.events, event)
     decision = decide(event, history, plan.spec.recovery, can_regroup=False)
     end = AttemptEnd(
@@ -99,8 +159,17 @@ def write_failure(
     return end
 
 
-def _final_state(run: RunDir, attempt: AttemptDir, end: AttemptEnd, plan: Plan, failure: Failure | None) -> RunState:
-    last = read_record(run.state, RunState) or first_state(plan, attempt.number)
+def _ran_s(history: Sequence[Event], attempt: AttemptDir, last: RunState | None) -> float:
+    """For how long its last generation was heard of, as its coordinator would have said."""
+    opened = [one.at for one in history if one.kind == "generation_opened" and one.attempt == attempt.number]
+    if last is None or last.attempt != attempt.number or not opened:
+        return 0.0
+    return round(max(0.0, last.updated_at - opened[-1]), 1)
+
+
+def _final_state(
+    run: RunDir, attempt: AttemptDir, end: AttemptEnd, last: RunState, failure: Failure | None
+) -> RunState:
     return msgspec.structs.replace(
         last,
         attempt=attempt.number,
@@ -108,13 +177,13 @@ def _final_state(run: RunDir, attempt: AttemptDir, end: AttemptEnd, plan: Plan, 
         cause=end.cause,
         exit_code=end.exit_code if end.state.ended else None,
         message=end.message,
-        failure=failure or last.failure,
-        restarts=restarts_by_cause(read_events(run)),
+        failure=None if end.state is State.SUCCEEDED else failure or last.failure,
+        restarts=restarts_by_cause(read_lines(run.events, Event)),
         ranks=(),
         ended_at=end.ended_at if end.state.ended else None,
         used_s=used_s_of(run, attempt, last),
         updated_at=time.time(),
-        monotonic_s=time.monotonic(),
+        monotonic_s=boottime(),
     )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.agent.environment import cleaned
-from launcher.agent.processes import TAG
+from launcher.agent.processes import TAG, forbid_core_dumps
 from launcher.errors import LaunchError
 
 _LAST_LINES = 10
@@ -72,6 +72,7 @@ class StandbyKeeper:
 def detach() -> None:
     """The keeper's side: from now on nobody has to wait for this process, and what it writes is its user's alone."""
     os.umask(0o077)
+    forbid_core_dumps()
     if os.fork():
         os._exit(0)
 

@@ -1,6 +1,5 @@
 """This machine as a cluster: a keeper process per run, an agent process per node, on loopback addresses."""
 
-import contextlib
 import os
 import select
 import signal
@@ -11,17 +10,17 @@ from typing import TYPE_CHECKING
 
 from launcher.agent.machine import this_machine
 from launcher.agent.memory_tier import close_tier
-from launcher.agent.processes import descendants, end_all, signal_process, tagged
-from launcher.clusters.keeping.attempt_end import ask_to_stop, cancelled, write_end
+from launcher.agent.processes import descendants, end_all, open_process, signal_process, tagged
+from launcher.clusters.keeping.attempt_end import ask_to_stop, grace_s_of, has_ended, write_cancelled
 from launcher.clusters.keeping.standby import StandbyKeeper
 from launcher.clusters.protocol import CancelReport
 from launcher.errors import LaunchError
 from launcher.plan.facts import Machine
 from launcher.plan.model import Plan
-from launcher.rundir.durable import read_record
-from launcher.rundir.identity import alive
+from launcher.rundir.durable import readable
+from launcher.rundir.identity import alive, process_id
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import AgentRecord, AttemptEnd, ClusterWord, Handle, ProcessId, RunState
+from launcher.rundir.records import AgentRecord, ClusterWord, Handle, ProcessId, RunState
 from launcher.spec.model import JobSpec
 
 if TYPE_CHECKING:
@@ -69,44 +68,40 @@ class LocalCluster:
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
         return [None for _ in attempts]  # the processes of this machine are looked at by whoever asks
 
-    def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan) -> CancelReport:
+    def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> CancelReport:
         return end_here(run, attempt, plan)
 
 
-def end_here(run: RunDir, attempt: AttemptDir, plan: Plan, *, last_word: bool = True) -> CancelReport:
+def end_here(
+    run: RunDir, attempt: AttemptDir, plan: Plan | None, *, last_word: bool = True, alone: bool = False
+) -> CancelReport:
     """Ask the keepers of this machine, wait for the grace; then end whatever is provably of this run here.
 
-    `last_word`: say that it was cancelled, if nobody has said how it ended.
+    `last_word`: say that it was cancelled, if nobody has said how it ended; `alone`: for this machine only.
     """
     before = _processes_of(run, attempt)
     names = _names(run, attempt)
-    already = not before and _ended(attempt)
-    if already:
-        close_tier(Path(plan.run_dir), attempt.number)  # nobody else may have been left to do it
+    if not before and has_ended(run, attempt):
+        close_tier(run.path, attempt.number)  # nobody else may have been left to do it
         return CancelReport((), already=True)
     ask_to_stop(attempt, "cancel")
-    _stop_keepers(attempt, plan.spec.recovery.grace_s + _SURE_S)
+    _stop(_keepers(attempt) or _topmost(before), grace_s_of(plan) + _SURE_S)
     _, stubborn = end_all(lambda: _processes_of(run, attempt))
     if stubborn:
         pids = ", ".join(str(one.pid) for one in stubborn)
         raise LaunchError(f"process {pids} of {run.path.name} does not end, not even by SIGKILL")
-    close_tier(Path(plan.run_dir), attempt.number)
-    if last_word and not _ended(attempt):
-        write_end(run, attempt, cancelled(), plan)
+    close_tier(run.path, attempt.number)
+    if last_word:
+        write_cancelled(run, attempt, plan, alone=alone)
     return CancelReport(tuple(f"{names.get(pid, 'process')} {pid}" for pid in before), already=False)
 
 
-def _stop_keepers(attempt: AttemptDir, timeout_s: float) -> None:
+def _stop(keepers: Sequence[ProcessId], timeout_s: float) -> None:
     """Those that live here; each lets its ranks have their grace."""
-    asked = [keeper for keeper in _keepers(attempt) if signal_process(keeper, signal.SIGTERM)]
+    asked = [keeper for keeper in keepers if signal_process(keeper, signal.SIGTERM)]
     deadline = time.monotonic() + timeout_s
     for keeper in asked:
         _wait_until_gone(keeper, max(0.0, deadline - time.monotonic()))
-
-
-def _ended(attempt: AttemptDir) -> bool:
-    end = read_record(attempt.end, AttemptEnd)
-    return end is not None and end.state.ended
 
 
 def _processes_of(run: RunDir, attempt: AttemptDir) -> list[int]:
@@ -122,7 +117,7 @@ def _processes_of(run: RunDir, attempt: AttemptDir) -> list[int]:
 def _names(run: RunDir, attempt: AttemptDir) -> dict[int, str]:
     """What people call these processes; by pid, because it is only said."""
     names = {}
-    state = read_record(run.state, RunState)
+    state = readable(run.state, RunState)
     if state is not None and state.attempt == attempt.number:
         names = {rank.pid: f"rank {rank.rank}, process" for rank in state.ranks if rank.pid is not None}
     for record in _agents(attempt):  # where several hosts share a disk, of another host's a pid means nothing here
@@ -132,7 +127,7 @@ def _names(run: RunDir, attempt: AttemptDir) -> dict[int, str]:
 
 
 def _agents(attempt: AttemptDir) -> list[AgentRecord]:
-    records = (read_record(path, AgentRecord) for path in sorted(attempt.path.glob("node-*/agent.json")))
+    records = (readable(path, AgentRecord) for path in sorted(attempt.path.glob("node-*/agent.json")))
     return [record for record in records if record is not None]
 
 
@@ -142,17 +137,25 @@ def _roots(attempt: AttemptDir) -> list[ProcessId]:
 
 def _keepers(attempt: AttemptDir) -> list[ProcessId]:
     """The one that leads, and on a disk that several hosts share those of the others."""
-    handle = read_record(attempt.handle, Handle)
-    leads = [handle.keeper] if handle is not None and handle.keeper is not None else []
-    others = (read_record(path, ProcessId) for path in sorted(attempt.path.glob("node-*/started")))
-    return [*dict.fromkeys([*leads, *(one for one in others if one is not None)])]
+    handle = readable(attempt.handle, Handle)
+    leads = handle.keeper if handle is not None else readable(attempt.started, ProcessId)
+    others = (readable(path, ProcessId) for path in sorted(attempt.path.glob("node-*/started")))
+    return [one for one in dict.fromkeys([leads, *others]) if one is not None]
+
+
+def _topmost(pids: Sequence[int]) -> list[ProcessId]:
+    """Of these processes those that have none of them above: the keeper, where no record says which one it is."""
+    below = {child for pid in pids for child in descendants(pid)}
+    found = (process_id(pid) for pid in pids if pid not in below)
+    return [one for one in found if one is not None]
 
 
 def _wait_until_gone(process: ProcessId, timeout_s: float) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        handle = os.pidfd_open(process.pid)
-        try:
-            if alive(process):
-                select.select([handle], [], [], timeout_s)
-        finally:
-            os.close(handle)
+    handle = open_process(process.pid)
+    if handle is None:
+        return
+    try:
+        if alive(process):
+            select.select([handle], [], [], timeout_s)
+    finally:
+        os.close(handle)

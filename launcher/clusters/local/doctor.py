@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.agent.machine import this_machine
-from launcher.doctor import machine_checks as checks
+from launcher.doctor import checks
 from launcher.doctor.findings import Finding, ok
-from launcher.doctor.look_there import FolderFacts, look, torch_of
-from launcher.doctor.programs import text_of
+from launcher.doctor.machine_there import look, torch_of
 from launcher.doctor.wish import DoctorWish
-from launcher.rundir.file_systems import file_system_of
 
 
 def check_up(wish: DoctorWish, _tell: object) -> Iterator[Finding]:
@@ -26,13 +24,8 @@ def check_up(wish: DoctorWish, _tell: object) -> Iterator[Finding]:
     yield ok("cores", str(found.cores))
     yield checks.gpus_finding(gpus)
     yield checks.memory_finding(found.memory)
-    yield from folder_findings("runs root", runs_root, "LAUNCH_RUNS")
-    yield from folder_findings("state folder", state_folder, "XDG_STATE_HOME")
+    yield from checks.folder_findings("runs root", runs_root, "LAUNCH_RUNS")
+    yield from checks.folder_findings("state folder", state_folder, "XDG_STATE_HOME")
     yield checks.files_finding(*found.open_files)
     yield checks.clock_finding(found.clock, is_synchronised=found.is_synchronised)
-    torch = torch_of(wish.python, text_of("torch"), os.environ)
-    yield checks.torch_finding(torch, wish.python, len(gpus))
-
-
-def folder_findings(about: str, folder: FolderFacts, variable: str) -> Iterator[Finding]:
-    yield from checks.folder_findings(about, folder, file_system_of(Path(folder.at)).kind, variable)
+    yield checks.torch_finding(torch_of(wish.python, os.environ), wish.python, len(gpus))

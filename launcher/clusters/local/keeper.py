@@ -23,6 +23,7 @@ from launcher.rundir.durable import write_record
 from launcher.rundir.fence import raise_fence
 from launcher.rundir.identity import this_process
 from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.patience import waiting_for_disks
 from launcher.rundir.records import Handle
 from launcher.words import State
 
@@ -37,7 +38,8 @@ def main() -> int:
     attempt = _named(run, word) or _left_behind(run)
     if attempt is not None:
         try:
-            keep(run, attempt)
+            with waiting_for_disks():
+                keep(run, attempt)
         except Fenced as fenced:
             print(fenced, file=sys.stderr)
             return fenced.exit_code

@@ -5,8 +5,10 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.clusters.clusters_file import ClusterEntry, login_of, named_clusters
+from launcher.clusters.keeping.attempt_end import grace_s_of
 from launcher.clusters.login import files, records
 from launcher.clusters.login.address import KIND, Address, address_of, as_planned, now
 from launcher.clusters.login.handover import (
@@ -38,13 +40,16 @@ from launcher.hostlink.shipping.tree import digest_of, refuse_links_out
 from launcher.plan.facts import Machine
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import newest
-from launcher.rundir.code_list import CodeList, list_code
+from launcher.rundir.code.listing import CodeList, list_code
 from launcher.rundir.durable import read_record
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.locks import locked
 from launcher.rundir.records import Blame, ClusterWord, Handle
 from launcher.spec.model import JobSpec, Login
 from launcher.status.checkpoints import Checkpoint
+
+if TYPE_CHECKING:
+    from launcher.ids import RunId
 
 LIMIT_S = 13.0  # for all login nodes together to say how their runs are
 _ANSWER_S = 120.0
@@ -125,21 +130,21 @@ class LoginCluster:
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
         """One question to each login node, all at once; what they say is copied into the runs' folders."""
-        asked: dict[Address, dict[str, tuple[RunDir, AttemptDir]]] = {}
+        asked: dict[Address, list[tuple[RunId, RunDir, AttemptDir]]] = {}
         words: dict[Path, ClusterWord] = {}
         for run, attempt in attempts:
             try:
-                if handle := read_record(attempt.handle, Handle):
-                    asked.setdefault(address_of(run, attempt), {})[handle.run] = (run, attempt)
+                if (handle := read_record(attempt.handle, Handle)) and (there := handle.run_there()):
+                    asked.setdefault(address_of(run, attempt), []).append((there, run, attempt))
             except (LaunchError, OSError) as error:  # one damaged run keeps nobody else's from being looked at
                 words[attempt.path] = records.silence(attempt, str(error))
         questions = {
-            address: LookAtRuns(tuple(records.known_of(*pair, there) for there, pair in runs.items()))
+            address: LookAtRuns(tuple(records.known_of(run, attempt, there) for there, run, attempt in runs))
             for address, runs in asked.items()
         }
         answers = ask_all(questions, dict[str, RunNews], LIMIT_S)
         for address, runs in asked.items():
-            for there, (run, attempt) in runs.items():
+            for there, run, attempt in runs:
                 words[attempt.path] = _word(address, run, attempt, there, answers[address])
         return [words.get(attempt.path) or self._unfinished(attempt) for _, attempt in attempts]
 
@@ -164,7 +169,7 @@ class LoginCluster:
             return records.silence(attempt, f"it was not handed over yet: {why}")
         return ClusterWord("queued", "", time.time(), text="it is being handed to its login node")
 
-    def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan) -> CancelReport:
+    def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> CancelReport:
         address = address_of(run, attempt)
         wanted = handover_of(run, attempt)
         if wanted.is_unfinished():
@@ -174,17 +179,17 @@ class LoginCluster:
                     return CancelReport((), already=False)
             hand_over(wanted)  # others were submitted with it, and go on
         handle = read_record(attempt.handle, Handle)
-        if handle is None:
+        if handle is None or (there := handle.run_there()) is None:
             return CancelReport((), already=True)
-        limit_s = plan.spec.recovery.grace_s + _ANSWER_S
-        report = ask(address, EndRun(handle.run), CancelReport, timeout_s=limit_s)
+        limit_s = grace_s_of(plan) + _ANSWER_S
+        report = ask(address, EndRun(there), CancelReport, timeout_s=limit_s)
         self.look([(run, attempt)])
         return report
 
     def forgive(self, run: RunDir, hosts: Collection[str]) -> None:
         attempt = newest(run)
-        if attempt is not None and (handle := read_record(attempt.handle, Handle)):
-            request = ForgiveNodes(handle.run, tuple(hosts))
+        if attempt is not None and (handle := read_record(attempt.handle, Handle)) and (there := handle.run_there()):
+            request = ForgiveNodes(there, tuple(hosts))
             ask(address_of(run, attempt), request, list[Blame], timeout_s=_ANSWER_S)
 
     # -- what they have written

@@ -8,28 +8,43 @@ from typing import TypeVar
 
 import msgspec
 
+from launcher.clusters.keeping import news
 from launcher.clusters.login.address import KIND, Address, address_of
 from launcher.clusters.login.lines import ask
-from launcher.clusters.login.messages import AskCheckpoints, AskLogs, AskStock, GivePiece, KeepPiece, LogNews
+from launcher.clusters.login.messages import (
+    PIECE_BYTES,
+    AskCheckpoints,
+    AskLogs,
+    AskStock,
+    GivePiece,
+    KeepPiece,
+    LogNews,
+)
 from launcher.clusters.mirror import fetch as mirror
 from launcher.clusters.mirror import logs, tails
 from launcher.clusters.mirror.holders import Holders
-from launcher.errors import LaunchError
+from launcher.errors import LaunchError, Unreachable
 from launcher.hostlink.parallel import failures
+from launcher.ids import RunId
 from launcher.rundir.attempts import attempts
 from launcher.rundir.durable import read_record
-from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.layout import AttemptDir, RunDir, parse_log_folder
 from launcher.rundir.records import AttemptEnd, Handle, Intent
 from launcher.status.checkpoints import Checkpoint
 from trainer.checkpoint_files.partial import Held
 
 _STEP_S = 0.5  # a login node is not asked for logs more often than that
 _ANSWER_S = 30.0
+_STOCK_S = 3600.0  # for what a login node itself has to fetch first
 _LONG_S = 86_400.0  # for every byte of all checkpoints to be read there
+_MOST_ANSWERS = 4096  # of eight mebibytes of logs each
+_MOST_FILES = 100_000
+_MOST_MANIFEST = 64 << 20
 
 T = TypeVar("T")
 
 _asked_at: dict[Path, float] = {}
+_passed_over: dict[tuple[Path, Address, RunId], dict[str, int]] = {}  # files there that are not to come here
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +53,17 @@ class Stay:
 
     run: RunDir
     address: Address
-    there: str  # what it is called there
+    there: RunId  # what it is called there
     first: int  # the number of its first attempt
 
 
 def stays(run: RunDir) -> list[Stay]:
     """Where the run is and has been, the oldest first."""
-    found: dict[tuple[Address, str], int] = {}
+    found: dict[tuple[Address, RunId], int] = {}
     for attempt in attempts(run):
         handle = read_record(attempt.handle, Handle)
-        if handle is not None and handle.cluster_kind == KIND and handle.run:
-            found.setdefault((address_of(run, attempt), handle.run), attempt.number)
+        if handle is not None and handle.cluster_kind == KIND and (there := handle.run_there()):
+            found.setdefault((address_of(run, attempt), there), attempt.number)
     return [Stay(run, *place, first) for place, first in found.items()]
 
 
@@ -99,14 +114,32 @@ def _bring_from(stay: Stay, here: dict[str, int]) -> None:
         for name, size in here.items()
         if not name.startswith("metrics/") or name.endswith(mark)
     }
-    more = True
-    while more:
+    passed_over = _passed_over.setdefault((stay.run.path, stay.address, stay.there), {})
+    known |= passed_over
+    for _ in range(_MOST_ANSWERS):
         answer = ask(stay.address, AskLogs(stay.there, known), LogNews, timeout_s=_ANSWER_S)
+        brought = False
         for tail in answer.tails:
+            if tail.at != known.get(tail.name, 0) or len(known) > _MOST_FILES:
+                raise LaunchError(f"{stay.address}: {tail.name[:100]!r} from byte {tail.at} on: nobody asked for that")
+            brought = brought or bool(tail.content) or tail.name not in known
+            if not tail.is_plainly_named or not _is_of(stay, tail.name):
+                if not passed_over:
+                    news.say(f"{stay.address}: passed over what cannot be a log of the run: {tail.name[:100]!r}")
+                known[tail.name] = passed_over[tail.name] = logs.ALL
+                continue
             known[tail.name] = tail.at + len(tail.content)
             name = tail.name.removesuffix(".jsonl") + mark if tail.name.startswith("metrics/") else tail.name
             tails.put(stay.run.path, logs.FOLDERS, tail._replace(name=name))
-        more = answer.more and bool(answer.tails)
+        if not answer.more or not brought:
+            return
+    raise Unreachable(f"{stay.address}: there is more of the run's logs than comes at once", "hint: again")
+
+
+def _is_of(stay: Stay, name: str) -> bool:
+    """Logs of attempts before it are not a login node's to write."""
+    found = parse_log_folder(name.split("/")[1])
+    return name.startswith("metrics/") or (found is not None and found[0] >= stay.first)
 
 
 # -- checkpoints
@@ -130,7 +163,8 @@ def checkpoints(run: RunDir, *, verify: bool) -> list[Checkpoint]:
     if not (there := stays(run)):
         return []
     last = there[-1]
-    found = ask(last.address, AskCheckpoints(last.there, verify), list[Checkpoint], timeout_s=_LONG_S)
+    limit_s = _LONG_S if verify else _ANSWER_S
+    found = ask(last.address, AskCheckpoints(last.there, verify), list[Checkpoint], timeout_s=limit_s)
     return [msgspec.structs.replace(one, path=f"{last.address.login}:{one.path}") for one in found]
 
 
@@ -155,25 +189,23 @@ class LoginDisk:
     """A login node as a machine that has checkpoints of a run."""
 
     address: Address
-    there: str
+    there: RunId
     checkpoint: str = "newest"
     token: str = ""  # of the run that is to be there
 
     def held(self) -> Sequence[Held]:
-        return ask(self.address, AskStock(self.there, self.checkpoint), list[Held], timeout_s=_LONG_S)
+        return ask(self.address, AskStock(self.there, self.checkpoint), list[Held], timeout_s=_STOCK_S)
 
     def give(self, wanted: Held, name: str, take: Callable[[Iterator[bytes]], T]) -> T:
         return take(self._pieces(wanted, name))
 
     def _pieces(self, wanted: Held, name: str) -> Iterator[bytes]:
-        at = 0
-        while piece := self._piece(wanted, name, at):
+        at, piece = 0, b" " * PIECE_BYTES
+        while len(piece) == PIECE_BYTES and (name or at < _MOST_MANIFEST):
+            request = GivePiece(self.there, wanted.step, wanted.kind, name, at)
+            piece = ask(self.address, request, bytes, timeout_s=_ANSWER_S)
             yield piece
             at += len(piece)
-
-    def _piece(self, wanted: Held, name: str, at: int) -> bytes:
-        request = GivePiece(self.there, wanted.step, wanted.kind, name, at)
-        return ask(self.address, request, bytes, timeout_s=_ANSWER_S)
 
     def keep(self, wanted: Held, name: str, size: int, manifest: bytes, pieces: Iterable[bytes]) -> None:
         at = 0

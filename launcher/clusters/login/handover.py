@@ -17,18 +17,18 @@ from launcher.clusters.login.messages import OpenAttempt, OpenRuns, RunWanted, S
 from launcher.clusters.mirror.fetch import bring_what_it_goes_on_from
 from launcher.clusters.mirror.holders import Holders
 from launcher.errors import Exit, LaunchError, NotStarted, Unreachable
-from launcher.hostlink.rpc.client import FarLaunch, far_error
+from launcher.hostlink.rpc.client import FarLaunch, far_error, said_by
 from launcher.hostlink.rpc.wire import Have, Outcome, Tree
 from launcher.hostlink.shipping.tree import contents, digest_of, entries
 from launcher.plan.build import REPEAT
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import read_intent, read_plan
-from launcher.rundir.code_list import CodeList, list_frozen
-from launcher.rundir.durable import read_record, write_record
+from launcher.rundir.code.listing import CodeList, list_frozen
+from launcher.rundir.durable import read_lines, read_record, write_record
 from launcher.rundir.identity import alive
 from launcher.rundir.layout import AttemptDir, BatchDir, RunDir
 from launcher.rundir.locks import locked
-from launcher.rundir.records import AttemptEnd, Handle
+from launcher.rundir.records import ANEW, AttemptEnd, Event, Handle
 from launcher.words import Cause, State
 from trainer.checkpoint_files.partial import Held
 
@@ -140,7 +140,8 @@ def settle(wanted: LoginHandover, outcome: Outcome) -> None:
         write_record(attempt.handle, Handle(KIND, ticket=ticket, run=made.run, path=made.path))
     if outcome.runs and not outcome.error:
         return
-    error = far_error(outcome.error or ("the login node gave no answer",), outcome.exit_code)
+    who = address_of(wanted.runs[0], wanted.attempts[0])
+    error = said_by(str(who), far_error(outcome.error or ("the login node gave no answer",), outcome.exit_code))
     if not outcome.runs:
         raise _not_started(error)
     for run in wanted.runs[len(outcome.runs) :]:
@@ -177,12 +178,14 @@ def _next_attempt(wanted: LoginHandover, plan: Plan, address: Address) -> OpenAt
     run, after = wanted.runs[0], wanted.number - 1
     before = run.attempt(after)
     handle = read_record(before.handle, Handle) if after else None
-    if handle is None or handle.cluster_kind != KIND or address_of(run, before) != address:
+    there = handle.run_there() if handle is not None and handle.cluster_kind == KIND else None
+    if there is None or address_of(run, before) != address:
         return None
     last = read_plan(run, after)
     added = plan.overrides[len(last.overrides) :]
     usual = None if plan.defaults == last.defaults else _without_the_way(plan)
-    return OpenAttempt(address.folder, read_intent(wanted.attempts[0]).ticket, handle.run, after, added, usual)
+    anew = any(event.kind == ANEW and event.attempt == wanted.number for event in read_lines(run.events, Event))
+    return OpenAttempt(address.folder, read_intent(wanted.attempts[0]).ticket, there, after, added, usual, anew)
 
 
 def _new_runs(wanted: LoginHandover, plan: Plan, address: Address, line: FarLaunch, patience: _Patience) -> OpenRuns:
@@ -207,7 +210,7 @@ def _new_runs(wanted: LoginHandover, plan: Plan, address: Address, line: FarLaun
 def _bring_checkpoints_there(run: RunDir, address: Address, token: str) -> None:
     """What the run goes on from, where that is not there: it was elsewhere before."""
     before = holders_of(run)  # other login nodes
-    there = Holders(before.home, {address.login: LoginDisk(address, "", token=token)}, {}, {})
+    there = Holders(before.home, {address.login: LoginDisk(address, run.id, token=token)}, {}, {})
 
     def send(wanted: Held) -> None:
         before.bring_home(wanted)

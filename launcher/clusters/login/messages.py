@@ -1,27 +1,26 @@
 """What this machine and a login node say to each other about runs. One answer to each request; data only, typed.
 
-near                                      far: `launch _far` (launcher/far.py)
-    AskMachine ─────► Machine             what a node there offers
-    AskPreview ─────► PreviewThere        what its batch system would be handed
-    OpenRuns, OpenAttempt ──► Outcome     once for one token, however often it is sent
-    VoidTokens ─────► Outcomes            what came of these tokens; nothing will any more
-    LookAtRuns ─────► RunNews of each     how they are, and what is new of their records
-    AskLogs ────────► LogNews             what is new in their logs and metrics
-    EndRun, ForgiveNodes, AskCheckpoints
-    AskStock, GivePiece                   checkpoints on their way here
-    KeepPiece                             and there: before a run goes on there that was elsewhere
+README.md has the picture; behind each request's arrow stands its answer.
 """
+
+from typing import Annotated
 
 import msgspec
 
 from launcher.clusters.mirror.tails import Tail
 from launcher.clusters.protocol import Preview
+from launcher.ids import RunId
 from launcher.rundir.records import AttemptEnd, Blame, RunState, StopRequest
 from launcher.spec.model import JobSpec
 from launcher.words import Cause, State
 from trainer.checkpoint_files.layout import Kind as SaveKind
 
 PIECE_BYTES = 8 << 20
+MOST_ATTEMPTS = 100  # of one answer: those that follow are in the next one
+EVENTS_BYTES = 4 << 20
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
+AttemptNumber = Annotated[int, msgspec.Meta(ge=1, le=9999)]
 
 
 class AskMachine(msgspec.Struct, frozen=True, tag="machine"):
@@ -58,10 +57,10 @@ class PreviewThere(msgspec.Struct, frozen=True):
 class RunWanted(msgspec.Struct, frozen=True):
     """One run that is to be there."""
 
-    run: str  # its id here, which it gets there too where that is free
-    spec: int  # which of the specs
-    repeat: int | None = None  # which of several runs of that spec
-    first: int = 1  # the number of its first attempt there
+    run: RunId  # its id here, which it gets there too where that is free
+    spec: Count  # which of the specs
+    repeat: Count | None = None  # which of several runs of that spec
+    first: AttemptNumber = 1  # the number of its first attempt there
     events: bytes = b""  # what has happened to it before, elsewhere
 
 
@@ -85,10 +84,11 @@ class OpenAttempt(msgspec.Struct, frozen=True, tag="resume"):
 
     folder: str
     token: str
-    run: str
-    after: int
+    run: RunId
+    after: AttemptNumber
     overrides: tuple[str, ...]  # what is other than before
     defaults: tuple[tuple[str, str], ...] | None = None  # of the cluster, where they are other than before
+    anew: bool = False  # a person has said that it may begin anew where no checkpoint is whole
 
 
 class VoidTokens(msgspec.Struct, frozen=True, tag="void"):
@@ -101,9 +101,9 @@ class VoidTokens(msgspec.Struct, frozen=True, tag="void"):
 class KnownRun(msgspec.Struct, frozen=True):
     """How much of a run's records is here already."""
 
-    run: str
-    attempt: int  # the newest one
-    events: int  # bytes
+    run: RunId
+    attempt: AttemptNumber  # the newest one
+    events: Count
     tail: str  # digest of the last of them: do others continue these?
 
 
@@ -114,7 +114,7 @@ class LookAtRuns(msgspec.Struct, frozen=True, tag="look"):
 
 
 class AttemptNews(msgspec.Struct, frozen=True):
-    number: int
+    number: AttemptNumber
     reason: str
     cause: Cause | None
     created_at: float
@@ -129,18 +129,19 @@ class RunNews(msgspec.Struct, frozen=True):
     message: str
     cause: Cause | None
     job: str | None
-    attempts: tuple[AttemptNews, ...]  # from the newest known one on
+    attempts: Annotated[tuple[AttemptNews, ...], msgspec.Meta(max_length=MOST_ATTEMPTS)]  # from the newest known one on
     last: RunState | None  # its state.json
     avoided: tuple[Blame, ...]
-    events_at: int  # where the events that follow belong; 0: they are all
+    events_at: Count  # where the events that follow belong; 0: they are all
     events: bytes
+    more: bool = False  # events than fit into this answer
 
 
 class AskLogs(msgspec.Struct, frozen=True, tag="logs"):
     """What is new in its logs and metrics? → LogNews"""
 
-    run: str
-    known: dict[str, int]  # bytes that are there already, by name
+    run: RunId
+    known: dict[str, Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]]  # bytes that are there already, by name
 
 
 class LogNews(msgspec.Struct, frozen=True):
@@ -151,38 +152,38 @@ class LogNews(msgspec.Struct, frozen=True):
 class EndRun(msgspec.Struct, frozen=True, tag="cancel"):
     """→ CancelReport"""
 
-    run: str
+    run: RunId
 
 
 class ForgiveNodes(msgspec.Struct, frozen=True, tag="forgive"):
     """Nothing is held against these nodes any more; without one, against any. → list of Blame"""
 
-    run: str
+    run: RunId
     hosts: tuple[str, ...]
 
 
 class AskCheckpoints(msgspec.Struct, frozen=True, tag="checkpoints"):
     """→ list of Checkpoint"""
 
-    run: str
+    run: RunId
     verify: bool
 
 
 class AskStock(msgspec.Struct, frozen=True, tag="stock"):
     """What of its checkpoints is there, now that this one (`newest`, a step) is to be fetched? → list of Held"""
 
-    run: str
-    checkpoint: str
+    run: RunId
+    checkpoint: Annotated[str, msgspec.Meta(pattern=r"\A(newest|none|[0-9]{1,18})\Z")]
 
 
 class GivePiece(msgspec.Struct, frozen=True, tag="give"):
     """Bytes of a file of a checkpoint from there on; without a name, its manifest. At its end none. → bytes"""
 
-    run: str
+    run: RunId
     step: int
     kind: SaveKind
     name: str
-    at: int
+    at: Count
 
 
 class KeepPiece(msgspec.Struct, frozen=True, tag="keep"):
@@ -193,9 +194,9 @@ class KeepPiece(msgspec.Struct, frozen=True, tag="keep"):
     manifest: bytes
     kind: SaveKind
     name: str
-    at: int
+    at: Count
     piece: bytes
-    size: int  # of the whole file
+    size: Count  # of the whole file
 
 
 Request = (

@@ -9,23 +9,25 @@ from typing import TypeVar
 import msgspec
 
 from launcher.clusters.login.address import KIND, PlanThere
-from launcher.clusters.login.messages import AttemptNews, KnownRun, RunNews
-from launcher.errors import LaunchError
+from launcher.clusters.login.messages import EVENTS_BYTES, AttemptNews, KnownRun, RunNews
+from launcher.errors import Exit, LaunchError
+from launcher.ids import RunId
 from launcher.rundir.attempts import newest, plan_as, read_intent
 from launcher.rundir.durable import make_dir, read_record, write_record
 from launcher.rundir.identity import this_process
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import AttemptEnd, Blame, ClusterWord, Handle, Intent, RunState, StopRequest
-from launcher.words import State
+from launcher.words import Cause, State, exit_of
 
 T = TypeVar("T")
 
 _OVERLAP = 4096  # bytes of the events that are compared: do others continue these?
-_MOST_EVENTS = 4 << 20  # of one answer
+_MOST_EVENTS = 256 << 20  # in all: they are read as a whole
+_ENDS = frozenset(Exit) - {Exit.INTERRUPTED} - {code for code in Exit if code < Exit.USER_ERROR}
 _SEEN_S = 5.0  # how much older than the truth the note of when the run was last seen may be
 
 
-def known_of(run: RunDir, attempt: AttemptDir, there: str) -> KnownRun:
+def known_of(run: RunDir, attempt: AttemptDir, there: RunId) -> KnownRun:
     """How much of a run is here already, for the login node to send the rest."""
     try:
         size = run.events.stat().st_size
@@ -34,13 +36,13 @@ def known_of(run: RunDir, attempt: AttemptDir, there: str) -> KnownRun:
     return KnownRun(there, attempt.number, size, _tail(run.events, size))
 
 
-def events_after(run: RunDir, known: KnownRun) -> tuple[int, bytes]:
+def events_after(run: RunDir, known: KnownRun, most: int = EVENTS_BYTES) -> tuple[int, bytes]:
     """Where the new whole lines belong, and they: all of them where they do not continue what is known."""
     at = known.events if _tail(run.events, known.events) == known.tail else 0
     try:
         with run.events.open("rb") as events:
             events.seek(at)
-            new = events.read(_MOST_EVENTS)
+            new = events.read(most)
     except FileNotFoundError:
         return 0, b""
     return at, new[: new.rfind(b"\n") + 1]
@@ -57,7 +59,10 @@ def _tail(events: Path, end: int) -> str:
 
 
 def keep(run: RunDir, attempt: AttemptDir, news: RunNews) -> None:
-    """Those of an attempt before the newest that is known here are nobody's news. The end comes last."""
+    """Those of an attempt before the newest that is known here are nobody's news. The end comes last.
+
+    Of what has ended nothing is asked any more: until all events are here, it has not.
+    """
     mine = newest(run)
     if mine is not None and mine.number > attempt.number + len(news.attempts) - 1:
         return
@@ -66,16 +71,25 @@ def keep(run: RunDir, attempt: AttemptDir, news: RunNews) -> None:
             raise LaunchError(f"expected attempt {number} of {run.path.name} there, got {one.number}")
         _keep_beginning(run, attempt, one, news.job)
     _keep_events(run, news)
-    if news.avoided or run.avoided.exists():
-        _renew(run.avoided, list(news.avoided), list[Blame])
-    for one in news.attempts:
+    _keep_avoided(run, news)
+    for one in news.attempts[:-1] if news.more else news.attempts:
         here = run.attempt(one.number)
         _renew(here.stop, one.stop, StopRequest)
-        _renew(here.end, one.end, AttemptEnd)
-    if news.last is not None:
+        if (end := one.end) is not None:
+            end = msgspec.structs.replace(end, exit_code=_exit_code(end.state, end.cause, end.exit_code))
+        _renew(here.end, end, AttemptEnd)
+    if news.last is not None and not (news.more and news.last.state.ended):
         plan = plan_as(run, attempt.number, PlanThere)
         named = {"run": plan.run_id, "name": plan.name, "cluster": plan.cluster, "submitted_at": plan.submitted_at}
-        _renew(run.state, msgspec.structs.replace(news.last, **named, boot_id=""), RunState)
+        code = _exit_code(news.last.state, news.last.cause, news.last.exit_code) if news.last.state.ended else None
+        _renew(run.state, msgspec.structs.replace(news.last, **named, exit_code=code, boot_id=""), RunState)
+
+
+def _exit_code(state: State, cause: Cause | None, said: int | None) -> int:
+    """How `launch wait` ends here: zero for success alone, and nothing that means something else."""
+    if state is State.SUCCEEDED:
+        return Exit.OK
+    return said if said in _ENDS else Exit.LOST if cause is None else exit_of(cause)
 
 
 def _keep_beginning(run: RunDir, known: AttemptDir, news: AttemptNews, job: str | None) -> None:
@@ -90,9 +104,27 @@ def _keep_beginning(run: RunDir, known: AttemptDir, news: AttemptNews, job: str 
         write_record(here.intent, msgspec.structs.replace(intent, ticket=before.ticket))
 
 
+def _keep_avoided(run: RunDir, news: RunNews) -> None:
+    """What attempts elsewhere hold against nodes is not for a login node to say."""
+    before = read_record(run.avoided, list[Blame]) or []
+    theirs = {number for number in {blame.attempt for blame in (*before, *news.avoided)} if _was_there(run, number)}
+    blames = [blame for blame in before if blame.attempt not in theirs]
+    blames += [blame for blame in news.avoided if blame.attempt in theirs]
+    if blames != before:
+        write_record(run.avoided, blames)
+
+
+def _was_there(run: RunDir, number: int) -> bool:
+    intent = read_record(run.attempt(number).intent, Intent)
+    return intent is not None and intent.cluster_kind == KIND
+
+
 def _keep_events(run: RunDir, news: RunNews) -> None:
     if not news.events:
         return
+    size = run.events.stat().st_size if news.events_at else 0
+    if news.events_at > size or news.events_at + len(news.events) > _MOST_EVENTS:
+        raise LaunchError(f"expected events of {run.path.name} from byte {size} on, got some from {news.events_at} on")
     with run.events.open("r+b" if news.events_at else "wb") as file:
         file.seek(news.events_at)
         file.write(news.events)  # not durable: what a crash takes is asked for again
@@ -120,6 +152,8 @@ def _word(news: RunNews, last: ClusterWord | None) -> ClusterWord:
             return ClusterWord("unknown", word, at, text=news.message)
         case State.QUEUED:
             return ClusterWord("queued", "QUEUED", at, job_id=news.job or "", text=news.message)
+        case state if state.ended and news.more:
+            return ClusterWord("running", State.RUNNING.upper(), at, text="it has ended, and its events are coming")
         case state if state.ended:
             return ClusterWord("ended", state.upper(), at, text=news.message, ended_as=state, cause=news.cause)
         case state:

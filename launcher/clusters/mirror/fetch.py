@@ -9,9 +9,9 @@ from launcher.clusters.mirror.logs import Theirs
 from launcher.errors import LaunchError, Refused, Unreachable
 from launcher.hostlink.parallel import reasons
 from launcher.rundir.attempts import attempts, read_plan
-from launcher.rundir.durable import read_record
+from launcher.rundir.durable import read_lines, read_record
 from launcher.rundir.layout import RunDir
-from launcher.rundir.records import RunState
+from launcher.rundir.records import ANEW, Event, RunState
 from launcher.status.derive import derive
 from launcher.status.facts import read_facts
 from trainer.checkpoint_files import partial
@@ -112,21 +112,29 @@ def bring_what_it_goes_on_from(run: RunDir, holders: Holders, bring: Callable[[H
 
 
 def settle_for(run: RunDir, wanted: Held | None, holders: Holders) -> None:
-    """Say that a run goes on from less than it had. Raises Unreachable where it would begin anew, and whoever is silent
-    may have what it had."""
+    """Say that a run goes on from less than it had. Raises Unreachable where it would begin anew, whoever is silent may
+    have what it had, and no person has said that it may."""
     state = read_record(run.state, RunState)
     had = state.checkpoint if state is not None else None
     if had is None or (wanted is not None and wanted.step >= had):
         return
-    if wanted is None and holders.silent:
+    anew = _may_begin_anew(run)
+    if wanted is None and holders.silent and not anew:
         raise Unreachable(
             f"no checkpoint can be found: {', '.join(holders.silent)} may have that of step {had}, and cannot be asked",
             *reasons(holders.silent),
-            f"hint: of a host that is gone for good: launch cancel {run.path.name} --gone HOST",
+            f"hint: of a host that is gone for good: launch cancel {run.path.name} --gone HOST; "
+            f"launch resume {run.path.name} --anew begins without it",
         )
-    if holders.silent or holders.gone:  # else they are of a kind that only the program knows
+    if holders.silent or holders.gone or anew:  # else they are of a kind that only the program knows
         goes_on = "it begins anew" if wanted is None else f"it goes on from step {wanted.step}"
         news.say(f"the checkpoint of step {had} is not whole on the hosts that answer: {goes_on}")
+
+
+def _may_begin_anew(run: RunDir) -> bool:
+    """A person has said so of the newest attempt."""
+    last = attempts(run)[-1].number
+    return any(event.kind == ANEW and event.attempt == last for event in read_lines(run.events, Event))
 
 
 def _pass_over(trouble: NotTransferred) -> None:

@@ -10,6 +10,7 @@ from launcher.agent.replication.protocol import Save
 from launcher.clusters.keeping import news
 from launcher.errors import Exit, LaunchError, Unreachable
 from launcher.hostlink.parallel import reasons
+from launcher.rundir.durable import make_dir
 from trainer.checkpoint_files import partial
 from trainer.checkpoint_files.layout import Kind, folder_name
 from trainer.checkpoint_files.manifest import decode
@@ -124,7 +125,7 @@ class Holders:
 
         def take(_host: str, pieces: Iterator[bytes]) -> bytes:
             manifest = b"".join(pieces)
-            if digest_of(manifest) != wanted.digest:
+            if digest_of(manifest) != wanted.digest or decode(manifest).step != wanted.step:
                 raise CheckpointDamaged("it is another one by now")
             return manifest
 
@@ -185,6 +186,14 @@ def lacking(wanted: Held, disks: Iterable[Sequence[Held]]) -> list[str]:
     """Its files that none of these disks has."""
     there = {name for held in disks for name in _present(wanted, held)}
     return [name for name in _names(wanted) if name not in there]
+
+
+def keep_file(folder: Path, manifest: bytes, name: str, pieces: Iterable[bytes], kind: Kind) -> None:
+    """The side that is to have it: once it is proved to be what the manifest says. Another checkpoint of that step
+    makes room."""
+    make_dir(folder)
+    ReplicaFiles(folder).make_room(Save(kind, decode(manifest).step, digest_of(manifest)))
+    partial.receive(folder, manifest, name, pieces, kind)
 
 
 def save_of(held: Held) -> Save:

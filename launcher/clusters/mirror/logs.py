@@ -11,7 +11,7 @@ from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import AttemptEnd
 
 FOLDERS = ("logs", "metrics")
-_ALL = 1 << 62  # more than there is of any file
+ALL = 1 << 62  # more than there is of any file
 
 Theirs = Callable[[AttemptDir], bool]  # whether an attempt's ranks write there; those of the others write here
 Bring = Callable[[Sequence[AttemptDir]], Mapping[str, LaunchError]]  # from where these were; who could not be asked
@@ -50,7 +50,7 @@ def known(run: RunDir, theirs: Theirs) -> dict[str, int]:
         return name.startswith(ours)
 
     sizes = tails.sizes(run.path, FOLDERS)
-    return {name: _ALL if is_ours(name) else size for name, size in sizes.items()}
+    return {name: ALL if is_ours(name) else size for name, size in sizes.items()}
 
 
 def size(run: RunDir) -> int:

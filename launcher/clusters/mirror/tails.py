@@ -1,22 +1,44 @@
 """What is new in files that only grow: log by log, from where the other side's copy ends."""
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+import msgspec
 
 from launcher.errors import LaunchError
+from launcher.hostlink.rpc.wire import Size
 from launcher.rundir.durable import make_dir, write_all
 
-_MOST = 8 << 20  # of one answer
+_MOST, _MOST_FILES = 8 << 20, 5000  # of one answer
+_FILE = re.compile(r"[a-z]+(/(?!\.{1,2}(/|\Z))[^/\x00-\x1f\x7f]{1,200}){1,6}")
 
 
 class Tail(NamedTuple):
     """Bytes of a file, and where in it they belong."""
 
-    name: str  # from the run's folder
-    at: int
+    name: Annotated[str, msgspec.Meta(max_length=4096)]  # from the run's folder
+    at: Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
     content: bytes
+
+    @property
+    def is_plainly_named(self) -> bool:
+        """Not all that a file may be called is kept here."""
+        return _FILE.fullmatch(self.name) is not None
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What one is, where its bytes follow."""
+
+    name: str
+    at: Size
+    size: Size
+
+
+def parts_of(found: Iterable[Tail]) -> tuple[Part, ...]:
+    return tuple(Part(one.name, one.at, len(one.content)) for one in found)
 
 
 def grown(root: Path, folders: Sequence[str], known: Mapping[str, int]) -> tuple[list[Tail], bool]:
@@ -37,9 +59,19 @@ def grown(root: Path, folders: Sequence[str], known: Mapping[str, int]) -> tuple
             continue
         found.append(Tail(name, at, piece))
         left -= len(piece)
-        if left <= 0:
+        if left <= 0 or len(found) == _MOST_FILES:
             return found, True
     return found, False
+
+
+def parted(parts: Iterable[Part], content: bytes) -> Iterator[Tail]:
+    """What came as one. Raises ValueError where the sizes are not its own."""
+    start = 0
+    for part in parts:
+        yield Tail(part.name, part.at, content[start : start + part.size])
+        start += part.size
+    if start != len(content):
+        raise ValueError(f"{len(content)} bytes for files of {start}")
 
 
 def put(root: Path, folders: Sequence[str], tail: Tail) -> None:
@@ -48,8 +80,11 @@ def put(root: Path, folders: Sequence[str], tail: Tail) -> None:
     if {"", ".", ".."} & set(steps) or steps[0] not in folders:
         raise LaunchError(f"{tail.name[:100]!r} is no file that was asked for")
     path = root.joinpath(*steps)
-    make_dir(path.parent)
-    fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        make_dir(path.parent)
+        fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except (ValueError, OSError) as error:  # too long, with a NUL, a folder of that name
+        raise LaunchError(f"{tail.name[:100]!r} cannot be written here: {error}") from error
     try:
         os.lseek(fd, tail.at, os.SEEK_SET)
         write_all(fd, tail.content)
@@ -69,4 +104,13 @@ def _files(root: Path, folders: Sequence[str]) -> list[Path]:
             raise LaunchError(f"{folder[:100]!r} is no folder of a run")
         place = root / folder
         found += sorted(path for path in place.rglob("*") if path.is_file() and not path.is_symlink())
-    return found
+    return [path for path in found if _is_text(str(path.relative_to(root)))]
+
+
+def _is_text(name: str) -> bool:
+    """A name that is none cannot be told to the other side."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

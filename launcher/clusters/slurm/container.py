@@ -29,6 +29,8 @@ def container_of(text: str | None, mounts: Sequence[str], gpus: bool) -> Contain
     if text is None:
         return None
     words = shlex.split(text)
+    if not words or not words[0]:
+        raise ValueError("there is none")
     program = words[0].rpartition("/")[2]
     if program in _LINE_PROGRAMS and len(words) > 1:
         return Container(words[0], (), tuple(_with_binds(words, mounts)))

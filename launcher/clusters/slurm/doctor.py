@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from launcher.clusters.batch.queue import Phase
@@ -13,50 +13,36 @@ from launcher.clusters.slurm import doctor_checks as checks
 from launcher.clusters.slurm.hosts import hosts_of
 from launcher.clusters.slurm.queries import nodes, site
 from launcher.clusters.slurm.queries.fate import show_job
-from launcher.clusters.slurm.queries.jobs import cancel, read_sacct, read_submitted, read_test_only, sacct_jobs
+from launcher.clusters.slurm.queries.jobs import read_sacct, read_test_only, sacct_jobs
 from launcher.clusters.slurm.queries.reasons import plain
 from launcher.clusters.slurm.queries.states import read_state
 from launcher.clusters.slurm.queries.values import read_number, read_time, read_word
+from launcher.clusters.slurm.queue import SlurmQueue
 from launcher.clusters.slurm.reach import ask
+from launcher.clusters.trial_jobs import TrialJobs
+from launcher.doctor.checks import shared_findings
 from launcher.doctor.findings import Finding
-from launcher.doctor.shared_places import shared_findings
-from launcher.doctor.trial.checks import QueueWords, refused_finding
-from launcher.doctor.trial.here import NoTrial, TrialJob, findings_of, minutes, try_nodes
+from launcher.doctor.trial import minutes, tried
+from launcher.doctor.trial_checks import QueueWords, TrialJob
 from launcher.doctor.wish import DoctorWish
 from launcher.errors import Unreachable
 
-_SUBMIT_S = 30.0
 _LEAST_MEMORY_MB, _MEMORY_MB = 4000, 2000  # torch with CUDA needs 1 GB
 _FIELD = re.compile(r"(?:^|\s)(\w+)=(\S*)")
 WORDS = QueueWords(
     called="Slurm",
-    module="launcher.clusters.slurm.doctor_node",
-    node_name="$SLURMD_NODENAME",
+    kind="slurm",
     submit="sbatch",
     cancel="scancel",
-    ask_for_others="--partition asks for",
-    refused_hint="--partition, --account and --qos ask for others",
-    nodes_hint="`sinfo -N -l`",
-    job_hint="`scontrol show job {job}` shows more, for a while",
-    gone_hint="`squeue -j {job}` shows when it has gone",
-    interface="slurm.interface",
-    # The first thing that it says went wrong, and not of a program that ended: what follows comes from that.
-    complaint=re.compile(r"^srun: (?:error|fatal): (?!\S+: tasks? )(.+)$", re.MULTILINE),
+    shows="squeue -j",
+    shows_ended="scontrol show job",
+    shows_nodes="sinfo -N -l",
+    others="--partition, --account and --qos",
     starter="srun",
     starter_hint="a run's first node starts the others by srun: their slurmd must answer it",
+    # The first thing that it says went wrong, and not of a program that ended: what follows comes from that.
+    complaint=re.compile(r"^srun: (?:error|fatal): (?!\S+: tasks? )(.+)$", re.MULTILINE),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class SlurmSite:
-    """What the controller says."""
-
-    config: site.Config
-    took_s: float
-    controllers: dict[str, bool]
-    partitions: list[nodes.Partition]
-    rules: dict[str, site.PartitionRules]
-    nodes: list[nodes.Node]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,48 +61,40 @@ def check_up(wish: DoctorWish, tell: Callable[[str], None]) -> Iterator[Finding]
     sbatch = shutil.which("sbatch")
     version = site.read_version(ask(["sbatch", "--version"]).out) if sbatch is not None else None
     yield checks.sbatch_finding(sbatch, version)
-    seen_on: list[str] = []
-    tried = False
+    seen_on: list[str] | None = None
     if sbatch is not None:
         try:
-            found = _ask_site()
-            yield from _site_findings(found, wish, version)
-            if wish.trial and not checks.strangers(found.partitions, wish.chosen.get("partition")):
-                queue = SlurmTrials(wish, _shape(found, wish))
-                trial = try_nodes(queue, wish, queue.most_nodes, minutes(queue.shape.max_time_s), tell)
-                tried, seen_on = True, trial.seen_on
-                yield from findings_of(trial, queue, wish)
-        except NoTrial as reason:
-            yield reason.finding
+            seen_on = yield from _site_findings(wish, version, tell)
         except Unreachable as error:
             yield checks.silence([str(line) for line in error.lines])
-    yield from shared_findings(wish, "launch doctor slurm --try", seen_on, tried=tried)
+    yield from shared_findings(wish, seen_on)
 
 
-def _ask_site() -> SlurmSite:
-    began = time.monotonic()
+def _site_findings(
+    wish: DoctorWish, version: str | None, tell: Callable[[str], None]
+) -> Generator[Finding, None, list[str] | None]:
+    """What the controller says, and what nodes tell; gives as `tried` does."""
+    wanted, began = wish.chosen.get("partition"), time.monotonic()
     config = site.read_config(ask(site.show_config()).out)
-    return SlurmSite(
-        config,
-        time.monotonic() - began,
-        site.read_ping(ask(["scontrol", "ping"]).out),
-        nodes.read_partitions(ask(nodes.partitions()).out),
-        site.read_rules(ask(site.show_partitions()).out),
-        nodes.read_partition_nodes(ask(nodes.partition_nodes()).out),
-    )
-
-
-def _site_findings(found: SlurmSite, wish: DoctorWish, version: str | None) -> Iterator[Finding]:
-    config, wanted = found.config, wish.chosen.get("partition")
-    yield from checks.controller_findings(config, found.took_s, found.controllers, version)
-    yield from checks.partition_findings(found.partitions, found.rules, found.nodes, wanted)
-    if not checks.strangers(found.partitions, wanted):
-        answer = ask(["sbatch", "--test-only", *options(wish, _shape(found, wish), 1), "--wrap=true"])
+    took_s = time.monotonic() - began
+    up = site.read_ping(ask(["scontrol", "ping"]).out)
+    partitions = nodes.read_partitions(ask(nodes.partitions()).out)
+    rules = site.read_rules(ask(site.show_partitions()).out)
+    known_nodes = nodes.read_partition_nodes(ask(nodes.partition_nodes()).out)
+    shape = _shape(checks.chosen_partitions(partitions, wanted), known_nodes)
+    strangers = checks.strangers(partitions, wanted)
+    yield from checks.controller_findings(config, took_s, up, version)
+    yield from checks.partition_findings(partitions, rules, known_nodes, wanted)
+    if not strangers:
+        answer = ask(["sbatch", "--test-only", *options(wish, shape, 1), "--wrap=true"])
         yield checks.start_finding(*read_test_only(answer.err), time.time())
-    yield from checks.setting_findings(config, found.rules.values())
+    yield from checks.setting_findings(config, rules.values())
     unkept = _what_keeps_accounts_from_us(config)
     yield checks.accounting_finding(config.accounting, unkept, config.min_job_age_s)
     yield checks.memory_finding(config.min_job_age_s, accounting=config.accounting is not False and not unkept)
+    if strangers or not wish.trial:
+        return None
+    return (yield from tried(trial_of(wish, shape), wish, minutes(shape.max_time_s), tell))
 
 
 def _what_keeps_accounts_from_us(config: site.Config) -> str:
@@ -130,10 +108,9 @@ def _what_keeps_accounts_from_us(config: site.Config) -> str:
     return "" if read_sacct(answer.code, answer.out, answer.err) is not None else "sacct knows of none"
 
 
-def _shape(found: SlurmSite, wish: DoctorWish) -> Shape:
-    chosen = checks.chosen_partitions(found.partitions, wish.chosen.get("partition"))
+def _shape(chosen: Sequence[nodes.Partition], known: Sequence[nodes.Node]) -> Shape:
     names = {partition.name for partition in chosen}
-    able = [node for node in found.nodes if node.partition in names and node.takes_jobs]
+    able = [node for node in known if node.partition in names and node.takes_jobs]
     return Shape(
         nodes=len({node.name for node in able}),
         gpus=min((node.gpus for node in able), default=0),
@@ -145,33 +122,8 @@ def _shape(found: SlurmSite, wish: DoctorWish) -> Shape:
 # The trial
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmTrials:
-    """Slurm as a trial needs it."""
-
-    wish: DoctorWish
-    shape: Shape
-    words: QueueWords = WORDS
-
-    @property
-    def most_nodes(self) -> int:
-        return min(self.wish.nodes or 2, max(1, self.shape.nodes))
-
-    def submit(self, script: str, nodes: int) -> str:
-        argv = ["sbatch", "--parsable", *options(self.wish, self.shape, nodes)]
-        answer = ask(argv, limit_s=_SUBMIT_S, stdin=script)
-        job = read_submitted(answer.out)
-        if answer.code != 0 or job is None:
-            lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in answer.err.strip().splitlines()]
-            said = "; ".join(dict.fromkeys(lines)) or f"sbatch leaves with {answer.code}"
-            raise NoTrial(refused_finding(said, WORDS))
-        return job
-
-    def on_each_node(self, command: list[str], nodes: int) -> list[str]:
-        return [
-            "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap", "--label",
-            "--kill-on-bad-exit=0", "--wait=0", "--mpi=none", "--input=none", "--quiet", *command,
-        ]  # fmt: skip
+class SlurmTrials(TrialJobs):
+    """Of a job scontrol says more than squeue does."""
 
     def look(self, job: str) -> TrialJob | None:
         answer = ask(show_job(job))
@@ -180,8 +132,15 @@ class SlurmTrials:
     def hosts(self, nodes: str) -> tuple[str, ...]:
         return tuple(hosts_of(nodes))
 
-    def cancel(self, job: str) -> None:
-        ask(cancel(job))
+
+def trial_of(wish: DoctorWish, shape: Shape) -> SlurmTrials:
+    nodes = min(wish.nodes or 2, max(1, shape.nodes))
+    srun = [
+        "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap", "--label",
+        "--kill-on-bad-exit=0", "--wait=0", "--mpi=none", "--input=none", "--quiet",
+    ]  # fmt: skip
+    on_each = f"exec {' '.join(srun)} /bin/sh -c 'NODE=$SLURMD_NODENAME; eval \"$1\"' each {{program}}"
+    return SlurmTrials(SlurmQueue(), WORDS, ask, ["sbatch", "--parsable", *options(wish, shape, nodes)], on_each, nodes)
 
 
 def options(wish: DoctorWish, shape: Shape, nodes: int) -> list[str]:

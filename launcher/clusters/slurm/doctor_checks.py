@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from launcher.clusters.slurm.queries.nodes import Node, Partition
 from launcher.clusters.slurm.queries.site import Config, PartitionRules
-from launcher.doctor.findings import Finding, ok, problem, warning
-from launcher.doctor.words import time_words
+from launcher.doctor.findings import Finding, ok, problem, time_words, warning
 from launcher.spec.model import Recovery
 
 _NAMED = 8

@@ -10,6 +10,7 @@ from pathlib import Path
 from submitit import SlurmExecutor
 
 from launcher.clusters.slurm.queries.jobs import read_submitted
+from launcher.clusters.slurm.queries.refusals import refusal
 from launcher.clusters.slurm.reach import ask
 from launcher.errors import LaunchError, NotStarted
 
@@ -54,10 +55,6 @@ class SbatchExecutor(SlurmExecutor):
         argv = self._make_submission_command(script)
         answer = ask(argv, limit_s=limit_s, environ=environ, pass_fds=[lock])
         if answer.code != 0:
-            raise NotStarted(*_refusal(answer.err))
+            why, *more = refusal(answer.err)
+            raise NotStarted(f"Slurm refuses the job: {why}", *more)
         return self._get_job_id_from_submission_command(answer.out)
-
-
-def _refusal(text: str) -> list[str]:
-    lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in text.strip().splitlines()]
-    return [f"Slurm refuses the job: {lines[-1] if lines else 'it does not say why'}", *lines[:-1]]

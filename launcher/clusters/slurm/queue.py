@@ -26,9 +26,18 @@ from launcher.clusters.slurm.queries.jobs import (
     requeue,
     sacct_jobs,
     squeue_jobs,
+    update,
 )
-from launcher.clusters.slurm.queries.nodes import read_nodes, show_nodes
+from launcher.clusters.slurm.queries.nodes import (
+    Node,
+    is_in_hostlist,
+    partition_nodes,
+    read_nodes,
+    read_partition_nodes,
+    show_nodes,
+)
 from launcher.clusters.slurm.queries.reasons import plain
+from launcher.clusters.slurm.queries.refusals import refusal
 from launcher.clusters.slurm.queries.site import Config, read_config, show_config
 from launcher.clusters.slurm.queries.states import end_of
 from launcher.clusters.slurm.reach import CALLED, ask, clean_environment
@@ -67,7 +76,7 @@ class SlurmQueue(Queue):
         return self.config.cluster or ""
 
     def script(self, plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str]) -> str:
-        return script.script_of(plan, ticket, where, avoid)
+        return script.script_of(plan, ticket, where, self._bearable(plan, avoid))
 
     def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
         from launcher.clusters.slurm.executor import SbatchExecutor  # late: submitit costs 130 ms, and only a submit
@@ -76,17 +85,17 @@ class SlurmQueue(Queue):
 
     def try_out(self, script: str) -> str:
         answer = ask(["sbatch", "--test-only"], stdin=script)
-        starts_at, words = read_test_only(answer.err)
+        starts_at, nodes = read_test_only(answer.err)
         if starts_at is None:
-            return f"Slurm would refuse it: {words}"
+            return f"Slurm would refuse it: {'; '.join(refusal(answer.err))}"
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(starts_at))
-        return f"Slurm could start it at {when} on {words}"
+        return f"Slurm could start it at {when} on {nodes}"
 
     def name_of(self, job: str, element: int) -> str:
         return f"{job}_{element}"
 
-    def jobs(self, ids: Sequence[str] = (), *, limit_s: float = _LIMIT_S) -> list[QueuedJob]:
-        return [_queued(job) for job in read_jobs(ask(squeue_jobs(None, ids), limit_s=limit_s).out)]
+    def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = _LIMIT_S) -> list[QueuedJob]:
+        return [_queued(job) for job in read_jobs(ask(squeue_jobs(ids, called), limit_s=limit_s).out)]
 
     def accounts(self, ids: Sequence[str], since: float) -> list[QueuedJob]:
         answer = ask(sacct_jobs(ids, since))
@@ -108,13 +117,32 @@ class SlurmQueue(Queue):
         answer = ask(_deaf(requeue(job)))
         return "" if answer.code == 0 else answer.err.strip() or f"scontrol requeue left with {answer.code}"
 
-    def start_again(self, plan: Plan, job: str, delay_s: float, avoid: Sequence[str]) -> None:
-        argv = [sys.executable, "-P", "-m", "launcher.clusters.slurm.nudge", job, str(delay_s)]
-        argv += script.left_out(plan, avoid)
+    def start_again(self, plan: Plan, job: str, avoid: Sequence[str], delay_s: float | None = None) -> None:
+        left_out = script.left_out(plan, self._bearable(plan, avoid))
+        if delay_s is None:
+            ask(update(job, ExcNodeList=",".join(left_out)))
+            return
+        argv = [sys.executable, "-P", "-m", "launcher.clusters.slurm.nudge", job, str(delay_s), *left_out]
         nowhere, environ = subprocess.DEVNULL, clean_environment(os.environ)
         subprocess.Popen(
             _deaf(argv), env=environ, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True
         )
+
+    def _bearable(self, plan: Plan, avoid: Sequence[str]) -> list[str]:
+        """Those that can be avoided with enough nodes left for the run, the one that was lost last first of all: a job
+        that may not have as many as it needs never starts. None where Slurm does not say what there is."""
+        if not avoid:
+            return []
+        partition = plan.spec.slurm.partition
+        try:
+            nodes = read_partition_nodes(ask(partition_nodes(partition)).out)
+        except Unreachable:
+            return []
+        usable = {node.name for node in nodes if node.takes_jobs and (partition or node.default)}
+        usable -= {name for name in usable if any(is_in_hostlist(name, text) for text in plan.spec.slurm.exclude)}
+        spare = len(usable) - script.fewest_nodes(plan)
+        lost_last = [host for host in reversed(avoid) if host in usable][: max(0, spare)]
+        return [host for host in avoid if host in lost_last or host not in usable]
 
     def this_start(self) -> JobStart:
         """As everybody calls it: `12`, or `12_3` in an array, where `12` may be one element's own and is all."""
@@ -132,12 +160,9 @@ class SlurmQueue(Queue):
     def processes(self, plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
         return steps.processes(plan, attempt)
 
-    def node(self, host: str, *, limit_s: float = _LIMIT_S) -> NodeWord | None:
-        node = read_nodes(ask(show_nodes([host]), limit_s=limit_s).out).get(host)
-        if node is None:
-            return None
-        reason = f": {node.reason}" if node.reason else ""
-        return NodeWord(node.is_down, f"{'+'.join(node.state).lower()}{reason}", node.booted_at)
+    def nodes(self, hosts: Sequence[str], *, limit_s: float = _LIMIT_S) -> dict[str, NodeWord]:
+        known = read_nodes(ask(show_nodes(hosts), limit_s=limit_s).out)
+        return {host: _word_on(known[host]) for host in hosts if host in known}
 
     def warn_before_s(self, plan: Plan) -> float:
         return script.signal_before_s(plan)
@@ -167,6 +192,11 @@ def _queued(job: SlurmJob) -> QueuedJob:
         ended_as=ended_as,
         cause=cause,
     )
+
+
+def _word_on(node: Node) -> NodeWord:
+    reason = f": {node.reason}" if node.reason else ""
+    return NodeWord(node.is_down, f"{'+'.join(node.state).lower()}{reason}", node.booted_at)
 
 
 def _deaf(argv: Sequence[str]) -> list[str]:

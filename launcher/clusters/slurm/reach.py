@@ -40,11 +40,6 @@ _NO_ANSWER = (
 )
 
 
-def this_user() -> str:
-    """Whose jobs are ours, as squeue takes it."""
-    return str(os.geteuid())
-
-
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The caller's environment without what another job, or a habit, would tell Slurm's clients."""
     kept = {name: value for name, value in cleaned(environ).items() if not name.startswith(_CLIENT_PREFIXES)}

@@ -15,6 +15,8 @@ from launcher.plan.model import Plan
 # What becomes of a value with one of these is sbatch's guess, and a new line would be shell.
 _UNQUOTABLE = ("\n", "\r", "\0")
 _LIMIT_SIGNAL = "USR1"
+# A warning would end the guard while its Python starts.
+_DEAF = "trap '' USR1 USR2"
 
 
 def options(plan: Plan, ticket: Ticket, output: str, hosts_to_avoid: Sequence[str] = ()) -> dict[str, str | bool]:
@@ -22,7 +24,7 @@ def options(plan: Plan, ticket: Ticket, output: str, hosts_to_avoid: Sequence[st
     spec, slurm, resources = plan.spec, plan.spec.slurm, plan.spec.resources
     fewest, most = plan.nodes_min, plan.nodes_max
     spares = spec.recovery.spares
-    nodes = f"{fewest}-{most + spares}" if fewest < most else str(most + spares)
+    nodes = f"{fewest}-{most + spares}" if fewest < most else str(fewest_nodes(plan))
     found: dict[str, str | bool | None] = {
         "job-name": plan.run_id if ticket.array is None else plan.name,
         "nodes": nodes,
@@ -68,6 +70,11 @@ def left_out(plan: Plan, hosts_to_avoid: Sequence[str]) -> list[str]:
     return list(dict.fromkeys((*slurm.exclude, *free)))
 
 
+def fewest_nodes(plan: Plan) -> int:
+    """With fewer the job does not start."""
+    return plan.nodes_min if plan.nodes_min < plan.nodes_max else plan.nodes_max + plan.spec.recovery.spares
+
+
 def gres_of(plan: Plan) -> str | None:
     """The generic resources of each node: as the spec says, else its GPUs."""
     return plan.spec.slurm.gres or (f"gpu:{plan.gpus_per_node}" if plan.gpus_per_node else None)
@@ -81,7 +88,7 @@ def signal_before_s(plan: Plan) -> float:
 def script_of(plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str]) -> str:
     """The text that sbatch gets. `where`: what the batch process is told, and where its own words go."""
     chosen = options(plan, ticket, _output(ticket, str(where)), avoid)
-    return render(chosen, keeper_command("slurm", where))
+    return render(chosen, f"{_DEAF}\n{keeper_command('slurm', where, 'guard')}")
 
 
 def _output(ticket: Ticket, folder: str) -> str:

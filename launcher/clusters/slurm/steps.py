@@ -13,6 +13,9 @@ from launcher.clusters.slurm.script import gres_of
 from launcher.plan.model import Plan
 from launcher.rundir.layout import AttemptDir
 
+# A warning would end a keeper, or an agent, while its Python starts: it hears none until it can.
+_UNWARNED = ("/bin/sh", "-c", "trap '' USR1 USR2; exec \"$@\"", "sh")
+
 
 def processes(plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
     """Node 0's agent here, as our child; by one srun the others, each below a keeper of its own, and on node 0 an ear.
@@ -22,7 +25,7 @@ def processes(plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
     container = container_of(plan.spec.slurm.container, mounts(plan), plan.gpus_per_node > 0)
     argv = node_command("slurm", plan, attempt)
     options, prefix = (container.srun_options, container.prefix) if container is not None else ((), ())
-    words = (*_srun([node.host for node in plan.nodes], plan), *options, *prefix, *argv)
+    words = (*_srun([node.host for node in plan.nodes], plan), *options, *_UNWARNED, *prefix, *argv)
     step = AgentProcess(words, {**os.environ, TAG: plan.run_dir}, attempt.others_log)
     return [_inside(agent_process(plan, attempt, 0), container, plan, attempt), step]
 
@@ -39,7 +42,7 @@ def _inside(agent: AgentProcess, container: Container | None, plan: Plan, attemp
         return agent
     if not container.srun_options:
         return AgentProcess((*container.prefix, *agent.argv), agent.environment, agent.log)
-    words = (*_srun([plan.nodes[0].host], plan), *container.srun_options, *agent.argv)
+    words = (*_srun([plan.nodes[0].host], plan), *container.srun_options, *_UNWARNED, *agent.argv)
     return AgentProcess(words, {**os.environ, TAG: plan.run_dir}, attempt.others_log)
 
 

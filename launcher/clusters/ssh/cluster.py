@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from launcher.clusters.protocol import CancelReport, Engagement
 from launcher.clusters.ssh import pool
+from launcher.clusters.ssh.comeback import ask
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.submit import cancel, look
 from launcher.clusters.ssh.submit.unfinished import is_unfinished
@@ -59,11 +60,14 @@ class SshCluster:
             from launcher.clusters.ssh.submit.mend import mend  # late: a killed submitter is rare
 
             self._not_mended = mend(left)
+        for run, attempt in attempts:
+            if not is_unfinished(attempt):
+                ask.ask_lost(run)
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
         return look.look(attempts, self._not_mended)
 
-    def cancel(self, run: RunDir, attempt: AttemptDir, _plan: Plan) -> CancelReport:
+    def cancel(self, run: RunDir, attempt: AttemptDir, _plan: Plan | None) -> CancelReport:
         return cancel.cancel(run, attempt)
 
     def cancel_without(self, run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
@@ -101,7 +105,7 @@ def offered(found: Sequence[Surveyed], gpus: int | None, *, shared: bool = False
     able = able or [*found]
     fewest = min(able, key=lambda one: len(one.gpus))
     cpus = min(one.facts.cpus for one in able)
-    return Machine(cpus, fewest.gpus, apart=True, own_python=True, disks_apart=not shared)
+    return Machine(cpus, fewest.gpus, apart=True, own_python=True, disks_apart=not shared, elects=True)
 
 
 def _looked_at(ssh: Ssh) -> dict[str, Surveyed]:

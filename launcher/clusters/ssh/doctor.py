@@ -1,32 +1,35 @@
 """`launch doctor POOL`: every host of a pool, and the ways between them. Nothing of ours is left there."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from launcher.clusters.clusters_file import ClusterEntry, pool_of
-from launcher.clusters.ssh.doctor_checks import SeenHost, table_finding, together, trouble_finding
-from launcher.clusters.ssh.facts import survey
+from launcher.clusters.ssh.doctor_checks import (
+    SeenHost,
+    reboot_finding,
+    table_finding,
+    together,
+    trouble_finding,
+)
+from launcher.clusters.ssh.facts import WORKDIR, survey
 from launcher.clusters.ssh.pool import hosts_of
-from launcher.doctor.findings import Finding, warning
-from launcher.doctor.look_there import MARK, NodeFacts
-from launcher.doctor.network import ways
-from launcher.doctor.network.helper import Member
-from launcher.doctor.network.measure import Measurer, measured
-from launcher.doctor.network.reduce import all_reduce
-from launcher.doctor.programs import text_of
+from launcher.doctor import ways
+from launcher.doctor.findings import Finding, problem, some, warning
+from launcher.doctor.machine_there import MachineFacts
+from launcher.doctor.network import Member, all_reduce, measured
+from launcher.doctor.session import Helper
 from launcher.doctor.wish import DoctorWish
-from launcher.doctor.words import some
 from launcher.errors import BadInput, LaunchError, Unreachable
 from launcher.hostlink.connect import Line
 from launcher.hostlink.failures import NoAccess
-from launcher.hostlink.parallel import AT_ONCE, connect_all, failures, for_all
+from launcher.hostlink.parallel import AT_ONCE, answers, connect_all, failures, for_all
 from launcher.hostlink.target import Target, target_of
 from launcher.spec.model import SshHost
 
 _LOOK_S = 90.0
+_ADDRESS_HINT = "`address:` of the host names one that it has, on the network that the hosts share"
+_LOST_HINT = "look whether it is well; the others were measured without it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +51,21 @@ def check_up(wish: DoctorWish, tell: Callable[[str], None]) -> Iterator[Finding]
     tell(f"logging in to {len(hosts)} host{'' if len(hosts) == 1 else 's'}")
     # A few at a time: sshd drops at random where many come at once.
     logins = for_all(hosts, lambda _, host: _log_in(target_of(host, agent=pool.agent)), at_once=AT_ONCE)
-    opened = {name: one for name, one in logins.items() if isinstance(one, TimedLogin)}
-    helpers: dict[str, Measurer] = {}
-
-    def looked_at(name: str, login: TimedLogin) -> SeenHost:
-        host = look(hosts[name], login)
-        helpers[name] = Measurer(Member(name, login.line, host.found.facts.python, host.found.address))
-        return host
-
+    opened = answers(logins)
+    helpers: dict[str, Helper] = {}
     try:
-        results = for_all(opened, looked_at)
+        results = for_all(opened, lambda name, login: _look(hosts[name], login, helpers))
         troubles = failures(logins) | failures(results)
-        found = [one for one in results.values() if isinstance(one, SeenHost)]
+        found = list(answers(results).values())
         if found:
             yield table_finding(found, len(hosts))
         for name in (name for name in hosts if name in troubles):
             yield trouble_finding(name, troubles[name], alone=not found)
         yield from together(found)
+        if found and not pool.shared:
+            yield reboot_finding(sorted({host.workdir or WORKDIR for host in hosts.values()}))
         if found:
-            yield from _between(found, [helpers[host.name] for host in found], wish, tell)
+            yield from _between(found, helpers, opened, wish, tell)
     finally:
         for_all(helpers, lambda _, helper: helper.leave())
         for login in opened.values():
@@ -94,34 +93,41 @@ def _timed(target: Target, key: str) -> TimedLogin:
     return TimedLogin(line, key, time.monotonic() - began)
 
 
-def look(host: SshHost, login: TimedLogin) -> SeenHost:
+def _look(host: SshHost, login: TimedLogin, helpers: dict[str, Helper]) -> SeenHost:
     """What the host says of itself, and what only trying tells. Raises LaunchError."""
     found = survey(login.line, host)
     facts = found.facts
-    asked = {"folders": [facts.workdir], "user": facts.user}
-    if facts.torch and found.gpus:
-        asked["torch"] = text_of("torch")
-    words = [facts.python, "-I", "-c", text_of("look"), msgspec.json.encode(asked).decode()]
-    done = login.line.run(words, limit_s=_LOOK_S)
-    for row in done.out.decode(errors="replace").splitlines():
-        if row.startswith(MARK):
-            looked = msgspec.json.decode(row.removeprefix(MARK), type=NodeFacts)
-            return SeenHost(found, looked, login.took_s, login.key)
-    said = done.err.decode(errors="replace").strip().splitlines() or [f"exit code {done.code}"]
-    raise Unreachable(f"{host.name}: it could not be looked at: {said[-1]}")
+    helper = helpers[host.name] = Helper(host.name, login.line, facts.python, "machine")
+    asked = {"folders": [facts.workdir], "user": facts.user, "torch": bool(facts.torch and found.gpus)}
+    try:
+        looked = helper.ask({"do": "look", **asked}, MachineFacts, _LOOK_S)
+    except Unreachable as error:
+        raise Unreachable(f"{host.name}: it could not be looked at: {error.lines[0]}") from error
+    if len(looked.folders) != 1:
+        raise Unreachable(f"{host.name}: it could not be looked at: it answers what nobody asked for")
+    return SeenHost(found, looked, login.took_s, login.key)
 
 
 def _between(
-    hosts: Sequence[SeenHost], helpers: Sequence[Measurer], wish: DoctorWish, tell: Callable[[str], None]
+    hosts: Sequence[SeenHost],
+    helpers: Mapping[str, Helper],
+    logins: Mapping[str, TimedLogin],
+    wish: DoctorWish,
+    tell: Callable[[str], None],
 ) -> Iterator[Finding]:
     """The ways between them, and what goes over all of them."""
-    found, troubles = measured(helpers, tell)
-    yield from troubles
+    members = [Member(helpers[host.name], host.found.address) for host in hosts]
+    found = measured(members, tell)
+    apart = [member for member in members if member.closed or member.lost]
+    for one in apart:
+        lost = one.lost if one.lost.startswith(one.name) else f"{one.name}: {one.lost}"
+        text, hint = (f"{one.name} {one.closed}", _ADDRESS_HINT) if one.closed else (lost, _LOST_HINT)
+        yield problem("network", text, hint)
     yield from ways.findings([host.name for host in hosts], found)
     without = [host.name for host in hosts if host.found.facts.torch is None]
     if not wish.trial:
         return
-    if troubles or any(way.error for way in found):
+    if apart or any(way.error for way in found):
         yield warning("all-reduce", "not tried: not all hosts reach each other", "see what is said of the network")
     elif without:
         has = "has" if len(without) == 1 else "have"
@@ -129,4 +135,5 @@ def _between(
         yield warning("all-reduce", f"not tried: {some(without)} {has} no torch", hint)
     else:
         tell("an all-reduce over all hosts")
-        yield all_reduce([helper.member for helper in helpers])
+        pythons = {host.name: host.found.facts.python for host in hosts}
+        yield all_reduce(members, lambda name: Helper(name, logins[name].line, pythons[name], "reduce", "-P"))

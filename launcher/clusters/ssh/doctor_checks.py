@@ -4,13 +4,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from launcher.clusters.ssh.facts import Surveyed
-from launcher.doctor.findings import Finding, Level, ok, problem, warning
-from launcher.doctor.look_there import NodeFacts, Torch
-from launcher.doctor.machine_checks import space_finding
-from launcher.doctor.words import ahead, size, some
+from launcher.doctor.checks import space_finding
+from launcher.doctor.findings import Finding, Level, ahead, ok, problem, size, some, warning
+from launcher.doctor.machine_there import MachineFacts, Torch
 from launcher.errors import LaunchError
 from launcher.hostlink.shipping import bundle
 
+_COMES_BACK = "launcher.clusters.ssh.comeback.there"
 CLOCK_S = 5.0
 SLOW_LOGIN_S = 5.0
 _HEAD = ("HOST", "LOGIN", "KEY", "PYTHON", "TORCH", "LAUNCHER", "GPUS", "CPUS", "DISK FREE", "CLOCK", "TAKEN BY")
@@ -21,7 +21,7 @@ class SeenHost:
     """One that could be looked at."""
 
     found: Surveyed
-    looked: NodeFacts
+    looked: MachineFacts
     login_s: float
     key: str
 
@@ -43,6 +43,19 @@ def trouble_finding(name: str, error: LaunchError, *, alone: bool) -> Finding:
 def table_finding(hosts: Sequence[SeenHost], all_of_them: int) -> Finding:
     text = f"{len(hosts)} of {all_of_them} can be looked at"
     return Finding(Level.OK, "hosts", text, rows=(_HEAD, *map(_row, hosts)))
+
+
+def reboot_finding(workdirs: Sequence[str]) -> Finding:
+    """What brings a run back to a host that was started anew."""
+    text = "a host that was started anew takes part in its runs again when `launch status` is asked next"
+    lines = "; or ".join(map(crontab_line, workdirs))
+    hint = f"without anybody, with this line in the crontab of each (crontab -e there): {lines}"
+    return Finding(Level.OK, "reboot", text, hint)
+
+
+def crontab_line(workdir: str) -> str:
+    """By the newest launcher that is there."""
+    return f"@reboot $(ls -t {workdir}/lib/*/bin/python | head -n 1) -P -m {_COMES_BACK} {workdir}"
 
 
 def _row(host: SeenHost) -> tuple[str, ...]:

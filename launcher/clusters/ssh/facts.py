@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -10,11 +11,13 @@ from launcher.clusters.ssh import probe_there
 from launcher.clusters.ssh.slots.table import CPU, GPU, Occupancy, occupancy
 from launcher.errors import LaunchError, Unreachable
 from launcher.hostlink.connect import Line
+from launcher.hostlink.rpc.wire import Garbled, decoded
 from launcher.plan.model import Plan
 from launcher.spec.model import Ssh, SshHost
 
 WORKDIR = "~/launch"
 _LIMIT_S = 30.0
+_LONGEST = 16 << 20
 # The first Python that is new enough: the one that is named, else one of the usual names.
 _FIND = r"""
 case $1 in "~/"*) first=$HOME/${1#"~/"};; *) first=$1;; esac
@@ -30,29 +33,36 @@ exit 98
 """
 
 
+_TEXT = r"[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*\Z"
+_Word = Annotated[str, msgspec.Meta(max_length=4096, pattern=f"^{_TEXT}")]
+_Absolute = Annotated[str, msgspec.Meta(max_length=4096, pattern=f"^/{_TEXT}")]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+_Number = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+
+
 class Facts(msgspec.Struct, frozen=True):
     """What `probe_there` prints."""
 
-    python: str
-    version: tuple[int, int, int]
-    tag: str
-    torch: str | None
-    missing: tuple[str, ...]
-    hostname: str
-    boot_id: str
-    user: str
-    address: str
-    workdir: str
+    python: _Absolute
+    version: tuple[_Number, _Number, _Number]
+    tag: Annotated[str, msgspec.Meta(pattern=r"^[\w.-]{1,200}\Z")]
+    torch: Annotated[str, msgspec.Meta(pattern=r"^[\w.+!-]{1,100}\Z")] | None
+    missing: Annotated[tuple[Literal["msgspec", "xxhash"], ...], msgspec.Meta(max_length=2)]
+    hostname: _Word
+    boot_id: _Word
+    user: _Word
+    address: Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z.:%_-]{0,255}\Z")]
+    workdir: _Absolute
     libraries: tuple[str, ...]
-    cpus: int
-    gpus: tuple[int, ...]
-    sockets: tuple[str, ...]
-    disk_free: int
-    inodes_free: int | None
+    cpus: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+    gpus: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=4096)]
+    sockets: tuple[str, ...]  # whose names say what any user there wants
+    disk_free: _Count
+    inodes_free: _Count | None
     writable: bool
-    memory: int
-    clock: float
-    exposed: str = ""  # a folder of ours there that others may write to
+    memory: _Count
+    clock: Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+    exposed: _Word = ""  # a folder by which others could put something in the place of ours there
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +128,17 @@ def survey(line: Line, host: SshHost) -> Surveyed:
     took_s = time.monotonic() - began
     for row in done.out.decode(errors="replace").splitlines():
         if row.startswith(probe_there.MARK):
-            facts = msgspec.json.decode(row.removeprefix(probe_there.MARK), type=Facts)
+            facts = facts_of(row.removeprefix(probe_there.MARK), host.name)
             return Surveyed(host, facts, facts.clock - (sent_at + time.time()) / 2, took_s)
     raise _no_python(host, done.code, (done.err or done.out).decode(errors="replace"))
+
+
+def facts_of(text: str, who: str) -> Facts:
+    """What a host says of itself. Raises LaunchError naming it."""
+    try:
+        return decoded(text[:_LONGEST].encode(), Facts)
+    except Garbled as error:
+        raise LaunchError(f"{who}: what it says of itself cannot be: {error}", "hint: look at its `python:`") from error
 
 
 def _no_python(host: SshHost, code: int | None, said: str) -> LaunchError:

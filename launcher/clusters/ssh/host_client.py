@@ -3,27 +3,28 @@
 import itertools
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from launcher.clusters.ssh.facts import Surveyed
-from launcher.clusters.ssh.messages import HELLO, Answer, CodeTree, FileFollows, Request, RunReport, Tails, read_answer
-from launcher.errors import LaunchError, Unreachable
+from launcher.clusters.mirror.tails import Part, Tail, parted
+from launcher.clusters.ssh.facts import Surveyed, survey
+from launcher.clusters.ssh.messages import Request
+from launcher.errors import LaunchError
 from launcher.hostlink.connect import Line
-from launcher.hostlink.failures import Broken
-from launcher.hostlink.rpc.wire import Garbled, encoded
-from launcher.hostlink.running import Running
+from launcher.hostlink.rpc.client import RpcClient
+from launcher.hostlink.rpc.wire import OtherVersion
 from launcher.hostlink.shipping import bundle, deploy_there
 from launcher.spec.model import SshHost
 from trainer.errors import CheckpointDamaged
 
 _ANSWER_S = 120.0
 _DEPLOY_S = 120.0
-_PIECE = 1 << 20
+_MOST_PASSED_OVER = 4096  # pieces
 
 T = TypeVar("T")
 
@@ -33,8 +34,8 @@ class Place(msgspec.Struct, frozen=True):
 
     host: SshHost
     agent: bool  # whether the keys of the SSH agent may be used
-    python: str  # of our own environment there
-    workdir: str  # absolute
+    python: str  # of our own environment there; "~/" is the host's to fill in, in `workdir` too
+    workdir: str
     address: str
 
 
@@ -52,7 +53,7 @@ def settled_in(line: Line, found: Surveyed) -> str:
     if facts.exposed:
         raise LaunchError(
             f"{found.host.name}: others can write to {facts.exposed}: they could put their code in the place of yours",
-            f"hint: chown and chmod 700 {facts.exposed}, or another `workdir:` of the host",
+            f"hint: chmod go-w {facts.exposed}, where it is yours, or another `workdir:` of the host",
         )
     digest = bundle.digest(tag or facts.tag)
     python = f"{facts.workdir}/lib/{digest}/bin/python"
@@ -73,124 +74,87 @@ _ELSEWHERE = "hint: `launch doctor POOL` tries that folder; `workdir:` of the ho
 
 
 class HostClient:
-    """One process of ours on the host that answers until we hang up."""
+    """What is asked of one host: one question after the other, whoever asks, of a server that is there while we are."""
 
     def __init__(self, line: Line, place: Place) -> None:
         self.place = place
+        self._python = place.python
         self._line = line
-        self._running: Running | None = None
-        self._greeted = False
-        self._owed = 0  # what the host has yet to say: an answer, or so many bytes behind one
+        self._server: RpcClient | None = None
         self._lock = threading.Lock()
 
-    def ask(self, request: Request, contents: Iterable[bytes] = (), limit_s: float = _ANSWER_S) -> Answer:
+    def ask(self, request: Request, kind: type[T], contents: Iterable[bytes] = (), limit_s: float = _ANSWER_S) -> T:
         """Raises what the other side says instead of an answer, and Unreachable."""
-        return self.ask_with_contents(request, contents, limit_s)[0]
+        if contents:
+            with self._asking() as server:
+                return server.ask(request, kind, contents=contents, timeout_s=limit_s)
+        return self._understood(lambda server: server.ask(request, kind, timeout_s=limit_s))
 
-    def ask_with_contents(
-        self, request: Request, contents: Iterable[bytes] = (), limit_s: float = _ANSWER_S
-    ) -> tuple[Answer, list[bytes]]:
-        """The answer, and the bytes that follow it."""
-        with self._lock, self._asking() as running:
-            answer = self._answer_to(running, request, contents, limit_s)
-            return answer, [b"".join(self._pieces(running, size, limit_s)) for size in _sizes(answer)]
+    def ask_with_bytes(self, request: Request, kind: type[T], most: int, limit_s: float = _ANSWER_S) -> tuple[T, bytes]:
+        """The answer, and the bytes that follow it, at most so many."""
+        return self._understood(lambda server: server.ask_with_bytes(request, kind, most, timeout_s=limit_s))
+
+    def ask_with_files(
+        self, request: Request, kind: type[T], parts: Callable[[T], Iterable[Part]], most: int, limit_s: float
+    ) -> tuple[T, list[Tail]]:
+        """The answer, and the ends of files that follow it, whose sizes it says."""
+        answer, content = self.ask_with_bytes(request, kind, most, limit_s)
+        try:
+            return answer, list(parted(parts(answer), content))
+        except ValueError as error:
+            raise self.confused(str(error)) from error
 
     @contextmanager
-    def stream(self, request: Request, limit_s: float = _ANSWER_S) -> Iterator[Iterator[bytes]]:
+    def stream(self, request: Request, most: int, limit_s: float = _ANSWER_S) -> Iterator[Iterator[bytes]]:
         """The bytes that follow the answer, as they come. Nobody else asks anything before this is left."""
-        with self._lock, self._asking() as running:
-            pieces = self._pieces(running, sum(_sizes(self._answer_to(running, request, (), limit_s))), limit_s)
+        with self._asking() as server:
+            server.send(request)
+            server.receive(type(None), time.monotonic() + limit_s, most=most)
+            pieces = server.pieces(limit_s)
             try:
                 yield pieces
             except (CheckpointDamaged, OSError):
-                for _ in pieces:
+                for _ in itertools.islice(pieces, _MOST_PASSED_OVER):
                     continue  # the rest, so that what follows is read as the next answer
                 raise
 
-    def next_answer(self, limit_s: float = _ANSWER_S) -> Answer:
-        """What else it says to what it was asked."""
-        with self._lock, self._asking() as running:
-            return self._answer(running, limit_s)
-
-    def expect(self, kind: type[T], answer: Answer) -> T:
-        """The answer, if it is of this kind."""
-        if not isinstance(answer, kind):
-            raise self.confused()
-        return answer
-
-    def confused(self) -> LaunchError:
-        return LaunchError(f"{self.place.host.name}: it does not speak as expected")
+    def confused(self, what: str) -> LaunchError:
+        return LaunchError(f"{self.place.host.name}: does not speak as expected: {what}")
 
     def over(self, line: Line) -> bool:
         """Whether they go over this connection."""
         return self._line is line
 
     def close(self) -> None:
-        if self._running is not None:
-            self._running.close()
-            self._running = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
-    def _process(self) -> Running:
-        if self._running is None:
-            self._running = self._line.start([self.place.python, "-P", "-m", "launcher.clusters.ssh.host.server"])
-            self._greeted = False
-        return self._running
-
-    def _answer(self, running: Running, limit_s: float) -> Answer:
-        line = running.readline(limit_s)
-        while not self._greeted and line.endswith(b"\n"):
-            self._greeted = line == HELLO
-            line = running.readline(limit_s)
-        if not line.endswith(b"\n"):
-            done = running.finish(5.0)
-            said = done.err.decode(errors="replace").strip().splitlines()
-            raise Unreachable(f"{self.place.host.name}: {said[-1] if said else 'it hung up'}")
+    def _understood(self, question: Callable[[RpcClient], T]) -> T:
+        """The run may have been handed over by another version: then ours is brought there, and asked."""
         try:
-            answer = read_answer(line)
-        except LaunchError as error:
-            self._owed = 1 if isinstance(error, Garbled) else 0
-            error.lines = (f"{self.place.host.name}: {error.lines[0]}", *error.lines[1:])
-            raise
-        self._owed = sum(_sizes(answer))
-        return answer
+            with self._asking() as server:
+                return question(server)
+        except OtherVersion:
+            ours = settled_in(self._line, survey(self._line, self.place.host))
+            if ours == self._python:
+                raise
+            self._python = ours
+        with self._asking() as server:
+            return question(server)
 
     @contextmanager
-    def _asking(self) -> Iterator[Running]:
+    def _asking(self) -> Iterator[RpcClient]:
         """Who was not told everything, or not heard to the end, is not asked again: what comes next is no answer."""
-        self._owed = 1
-        try:
-            yield self._process()
-        finally:
-            if self._owed:
-                self.close()
-
-    def _answer_to(self, running: Running, request: Request, contents: Iterable[bytes], limit_s: float) -> Answer:
-        for piece in itertools.chain([encoded(request)], contents):
+        with self._lock:
+            if self._server is None:
+                words = [self._python, "-P", "-m", "launcher.clusters.ssh.host.server"]
+                if words[0].startswith("~/"):
+                    words = ["/bin/sh", "-c", 'exec "$HOME/$0" "$@"', words[0][2:], *words[1:]]
+                self._server = RpcClient(self._line.start(words), _ANSWER_S)
+            server = self._server
             try:
-                running.write(piece, limit_s)
-            except Broken:
-                break  # it wants no more: what it has said tells why
-        try:
-            return self._answer(running, limit_s)
-        except LaunchError:
-            if isinstance(request, CodeTree):
-                self._owed = 1  # it hangs up behind that
-            raise
-
-    def _pieces(self, running: Running, size: int, limit_s: float) -> Iterator[bytes]:
-        while size:
-            piece = running.read(min(size, _PIECE), limit_s)
-            if not piece:
-                raise Unreachable(f"{self.place.host.name}: it hung up")
-            size -= len(piece)
-            self._owed -= len(piece)
-            yield piece
-
-
-def _sizes(answer: Answer) -> list[int]:
-    """Of what follows."""
-    if isinstance(answer, RunReport):
-        return [blob.size for blob in answer.blobs]
-    if isinstance(answer, Tails):
-        return [part.size for part in answer.parts]
-    return [answer.size] if isinstance(answer, FileFollows) else []
+                yield server
+            finally:
+                if not server.at_rest:
+                    self.close()

@@ -1,27 +1,29 @@
-"""What a submitter and a host say to each other over one SSH connection: JSON lines, some followed by bytes.
+"""What a submitter asks of a host over one SSH connection (hostlink.rpc), and the answers.
 
-submitter → host   Open, then the blobs it names   host → submitter   Opened (the code is wanted, or not)
-                   CodeTree, then the contents of its files           Up (where its keeper listens)
-                   Keepers                                            Ok
-                   GoAhead                                            Ok
-                   AskReport | AskTails | Cancel ...                  one answer each
+Open ─► Opened: the code is wanted ─► CodeTree ─► Open ─► Opened: its keeper listens ─► Keepers ─► GoAhead
 
-A plan, and what a disk has, pass as the JSON that they are: `launch status` must not wait for the classes of both.
+What a host says is data of these types, and of them alone: none of it becomes a path, a command, a kind of cluster or a
+decision where our own records could say it.
 """
 
 from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
 
-from launcher.errors import LaunchError
-from launcher.hostlink.rpc.wire import decoded
+from launcher.clusters.mirror.tails import Part
+from launcher.hostlink.rpc.wire import Size, bytes_of
 from launcher.hostlink.shipping.tree import FileEntry
-from launcher.rundir.records import Intent
-from launcher.status.derive import RunStatus
+from launcher.ids import RunId
+from launcher.rundir.records import AttemptEnd, Blame, Intent, RunState, StopRequest
+from launcher.words import Cause, State
 from trainer.checkpoint_files.layout import Kind
 
 LIMIT_S = 10.0  # for an answer that takes no work
-HELLO = b"launch-there\n"  # of the host, before any answer: what came before it is the talk of a shell
+MOST_OF_A_REPORT, MOST_OF_TAILS = 32 << 20, 8 << 20  # bytes that follow
+
+Attempt = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -32,194 +34,174 @@ class Peer(msgspec.Struct, frozen=True):
     port: int
 
 
-class Blob(msgspec.Struct, frozen=True):
-    """A file that follows, as its bytes."""
+class OfRun(msgspec.Struct, frozen=True):
+    """What is asked of one run on a host."""
 
-    name: str
-    size: int
+    run_id: RunId
+    workdir: str  # of all runs there
 
 
-class Open(msgspec.Struct, frozen=True, tag="open", tag_field="t"):
-    """An attempt is to be carried out: what it needs to be there. Nothing starts before GoAhead."""
+class OfCheckpoints(OfRun, frozen=True):
+    """What is asked of its checkpoints."""
 
-    run_id: str
-    workdir: str
+    folder: str  # inside the run's
+
+
+class Open(OfRun, frozen=True, tag="open"):
+    """An attempt is to be carried out: what it needs to be there, with records that follow. Nothing starts before
+    GoAhead. → Opened"""
+
     node: int
     plan: msgspec.Raw
     code: str  # the digest of the user's
     intent: Intent
     gpus: tuple[str, ...]  # of the host, that may be used
-    blobs: tuple[Blob, ...]
+    records: tuple[Part, ...]
+
+    @property
+    def follows(self) -> int:
+        return sum(one.size for one in self.records)
 
 
-class Opened(msgspec.Struct, frozen=True, tag="opened", tag_field="t"):
-    needs_code: bool
+class Opened(msgspec.Struct, frozen=True):
+    port: Port | None  # of the keeper, which stands by; None: the code is not there
+    on_one_disk: bool = False  # with another host of the attempt, against what the plan says: there is no keeper
 
 
-class CodeTree(msgspec.Struct, frozen=True, tag="code", tag_field="t"):
-    """The code that is wanted: the contents of its regular files follow, in order."""
+class CodeTree(msgspec.Struct, frozen=True, tag="code"):
+    """The code that is wanted: the contents of its regular files follow, in order. → None"""
 
+    workdir: str
+    digest: str
     files: tuple[FileEntry, ...]
 
-
-class Up(msgspec.Struct, frozen=True, tag="up", tag_field="t"):
-    """The keeper stands by."""
-
-    port: int
+    @property
+    def follows(self) -> int:
+        return bytes_of(self.files)
 
 
-class Keepers(msgspec.Struct, frozen=True, tag="roster", tag_field="t"):
-    """All keepers, by node of the plan."""
+class Keepers(msgspec.Struct, frozen=True, tag="roster"):
+    """All keepers, by node of the plan. → None"""
 
     peers: tuple[Peer, ...]
 
 
-class GoAhead(msgspec.Struct, frozen=True, tag="go", tag_field="t"):
-    """Carry it out."""
+class GoAhead(msgspec.Struct, frozen=True, tag="go"):
+    """Carry it out. → None"""
 
 
-class ListRuns(msgspec.Struct, frozen=True, tag="runs", tag_field="t"):
-    """Which runs of this user are on the host."""
+class ListRuns(msgspec.Struct, frozen=True, tag="runs"):
+    """Which runs of this user are on the host? → list of their ids"""
 
     workdir: str
 
 
-class RunNames(msgspec.Struct, frozen=True, tag="names", tag_field="t"):
-    names: tuple[str, ...]
+class AskReport(OfRun, frozen=True, tag="look"):
+    """How is a run, and what is new of its records? → RunReport"""
 
-
-class AskReport(msgspec.Struct, frozen=True, tag="look", tag_field="t"):
-    """How a run is, and what is new of its records."""
-
-    run_id: str
-    workdir: str
     events_from: int  # bytes of events.jsonl that are known
-    whole: bool = False  # what was there from the start too: the spec and the first plan
 
 
-class RunReport(msgspec.Struct, frozen=True, tag="seen", tag_field="t"):
-    """The answer to Look, followed by the blobs: records as they are, and the new part of events.jsonl."""
+class OpenedByHosts(msgspec.Struct, frozen=True):
+    """What hosts alone know of an attempt that they have opened themselves."""
 
-    status: RunStatus | None  # None: there is no such run here
-    began: bool  # the newest attempt's keeper has been told to go
-    attempt: int
-    blobs: tuple[Blob, ...]
+    hosts: tuple[str, ...]  # of its nodes, in order
+    cause: Cause | None
+    created_at: float
 
 
-class AskTails(msgspec.Struct, frozen=True, tag="logs", tag_field="t"):
-    """What is new in the files below these folders of the run."""
+class RunReport(msgspec.Struct, frozen=True):
+    """Followed by the files: the new part of events.jsonl, and logs of the attempt."""
 
-    run_id: str
-    workdir: str
+    state: State | None  # None: there is no such run here
+    message: str = ""
+    cause: Cause | None = None
+    attempt: Attempt = 0  # the newest
+    began: bool = False  # its keeper has been told to go
+    begun: OpenedByHosts | None = None
+    last: RunState | None = None  # its state.json
+    avoided: tuple[Blame, ...] | None = None
+    stop: StopRequest | None = None
+    end: AttemptEnd | None = None
+    files: tuple[Part, ...] = ()
+    more: bool = False  # events than fit into this answer
+    stale: bool = False  # its coordinator has not spoken for a while: the message says for how long
+
+
+class AskSubmitted(OfRun, frozen=True, tag="submitted"):
+    """As what was a run submitted? → Submitted"""
+
+
+class Submitted(msgspec.Struct, frozen=True):
+    """For a machine that has not seen it."""
+
+    spec: str
+    overrides: tuple[str, ...]
+    submitted_at: float
+    hosts: tuple[str, ...]  # of its newest plan
+
+
+class AskTails(OfRun, frozen=True, tag="logs"):
+    """What is new in the files below these folders of the run? → Tails"""
+
     folders: tuple[str, ...]
     known: Mapping[str, int]  # bytes that are there already, by name
 
 
-class GrownFile(msgspec.Struct, frozen=True):
-    """Bytes of a file that follow, from this place on."""
+class Tails(msgspec.Struct, frozen=True):
+    """Followed by the parts."""
 
-    name: str
-    at: int
-    size: int
-
-
-class Tails(msgspec.Struct, frozen=True, tag="parts", tag_field="t"):
-    parts: tuple[GrownFile, ...]
+    parts: tuple[Part, ...]
     more: bool  # there is more than fits into one answer
 
 
-class ListCheckpoints(msgspec.Struct, frozen=True, tag="inventory", tag_field="t"):
-    """What is there of the run's checkpoints."""
-
-    run_id: str
-    workdir: str
-    folder: str  # inside the run's
+class ListCheckpoints(OfCheckpoints, frozen=True, tag="inventory"):
+    """What is there of the run's checkpoints? → list of trainer.checkpoint_files.partial.Held"""
 
 
-class CheckpointList(msgspec.Struct, frozen=True, tag="stock", tag_field="t"):
-    held: msgspec.Raw  # a list of trainer.checkpoint_files.partial.Held
+class SendFile(OfCheckpoints, frozen=True, tag="give"):
+    """The bytes of a file of a checkpoint; without a name, of its manifest. → None, and they follow"""
 
-
-class SendFile(msgspec.Struct, frozen=True, tag="give", tag_field="t"):
-    """The bytes of a file of a checkpoint; without a name, of its manifest."""
-
-    run_id: str
-    workdir: str
-    folder: str
     step: int
     name: str
     digest: str = ""  # of its manifest, which a draft of it has too; "": whichever is committed
     kind: Kind = "step"
 
 
-class FileFollows(msgspec.Struct, frozen=True, tag="given", tag_field="t"):
-    """So many bytes follow."""
+class TakeFile(OfCheckpoints, frozen=True, tag="put"):
+    """A file of a checkpoint to be kept: its manifest follows, then its bytes. → None"""
 
-    size: int
-
-
-class TakeFile(msgspec.Struct, frozen=True, tag="put", tag_field="t"):
-    """A file of a checkpoint to be kept: its manifest follows, then its bytes."""
-
-    run_id: str
-    workdir: str
-    folder: str
-    manifest_size: int
+    manifest_size: Size
     name: str
-    size: int
+    size: Size
     kind: Kind = "step"
 
-
-class Ok(msgspec.Struct, frozen=True, tag="done", tag_field="t"):
-    """It is done, and there is nothing more to say."""
-
-
-class Cancel(msgspec.Struct, frozen=True, tag="cancel", tag_field="t"):
-    """End everything of the run on this host."""
-
-    run_id: str
-    workdir: str
+    @property
+    def follows(self) -> int:
+        return self.manifest_size + self.size
 
 
-class Cancelled(msgspec.Struct, frozen=True, tag="cancelled", tag_field="t"):
-    ended: tuple[str, ...]
-    already: bool
+class Cancel(OfRun, frozen=True, tag="cancel"):
+    """End everything of the run on this host. → CancelReport"""
 
 
-class Pardon(msgspec.Struct, frozen=True, tag="pardon", tag_field="t"):
-    """Nothing is held against these hosts any more; without one, against any."""
+class PassOnCancel(OfRun, frozen=True, tag="pass_on_cancel"):
+    """The run was cancelled: have these hosts hear it from this one as soon as they can. → None"""
 
-    run_id: str
-    workdir: str
     hosts: tuple[str, ...]
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed", tag_field="t"):
-    """Instead of any answer."""
+class ComeBack(OfRun, frozen=True, tag="come_back"):
+    """The run goes on without this host, which has no keeper of it any more: start one again. → why not, or "" """
 
-    lines: tuple[str, ...]
-    exit_code: int
+
+class Pardon(OfRun, frozen=True, tag="pardon"):
+    """Nothing is held against these hosts any more; without one, against any. → None"""
+
+    hosts: tuple[str, ...]
 
 
 Request = (
-    Open | CodeTree | Keepers | GoAhead | AskReport | ListRuns | AskTails | Cancel | Pardon
-    | ListCheckpoints | SendFile | TakeFile
+    Open | CodeTree | Keepers | GoAhead | AskReport | AskSubmitted | ListRuns | AskTails | Cancel | PassOnCancel
+    | ComeBack | Pardon | ListCheckpoints | SendFile | TakeFile
 )  # fmt: skip
-Answer = Opened | Up | RunReport | RunNames | Tails | Cancelled | CheckpointList | FileFollows | Ok | Failed
-
-_requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
-_answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
-
-
-def read_request(line: bytes) -> Request:
-    return decoded(line, _requests)
-
-
-def read_answer(line: bytes) -> Answer:
-    """Raises what the other side says instead."""
-    answer = decoded(line, _answers)
-    if isinstance(answer, Failed):
-        told = LaunchError(*answer.lines)
-        told.exit_code = answer.exit_code  # type: ignore[assignment]
-        raise told
-    return answer

@@ -17,6 +17,8 @@ import time
 
 TOO_OLD = 99
 MARK = "launch-host: "
+_MOST_LINKS = 40  # as the kernel has it
+_PLENTY = 1 << 60  # of what has no end: some file systems in a cloud have 2**63 bytes and more
 
 
 def main(arguments: str) -> None:
@@ -43,8 +45,8 @@ def main(arguments: str) -> None:
         "cpus": len(os.sched_getaffinity(0)),
         "gpus": sorted(int(name[6:]) for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)),
         "sockets": [line for line in _read("/proc/net/unix").splitlines() if "@launch/" in line],
-        "disk_free": disk.f_bavail * disk.f_frsize,
-        "inodes_free": disk.f_favail if disk.f_files else None,
+        "disk_free": min(disk.f_bavail * disk.f_frsize, _PLENTY),
+        "inodes_free": min(disk.f_favail, _PLENTY) if disk.f_files else None,
         "writable": os.access(there, os.W_OK),
         "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "clock": time.time(),
@@ -59,17 +61,60 @@ def _first_there(path: str) -> str:
 
 
 def _exposed(workdir: str) -> str:
-    """The first of our folders that somebody else owns, or can put something into or take something out of."""
-    for name in ("", "runs", "code", "lib"):
-        path = os.path.join(workdir, name)
+    """The first folder by which others could put something of theirs in the place of ours: ours, or one above it.
+
+    As launcher.rundir.ownership has it, which is not there yet.
+    """
+    return next(
+        filter(None, (_open_on_the_way(os.path.join(workdir, name)) for name in ("", "runs", "code", "lib"))), ""
+    )
+
+
+def _open_on_the_way(path: str) -> str:
+    trusted = {0, os.getuid(), os.stat("/").st_uid}  # in a container the real root may look like nobody
+    at, left, links, is_open = "/", os.path.abspath(path).split("/"), 0, False
+    while left:
+        at = os.path.normpath(os.path.join(at, left.pop(0)))
         try:
-            found = os.stat(path)
+            found = os.lstat(at)
         except OSError:
+            return ""
+        if found.st_uid not in trusted:
+            return at
+        if stat.S_ISLNK(found.st_mode):
+            links += 1
+            if links > _MOST_LINKS:
+                return path.rstrip("/")
+            target = os.readlink(at)
+            at, left = "/" if target.startswith("/") else os.path.dirname(at), target.split("/") + left
             continue
-        open_to_all = found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX
-        if open_to_all or found.st_uid not in (0, os.getuid()):
-            return path.rstrip("/")
-    return ""
+        is_open = _writable_by_others(found)
+        if is_open and not found.st_mode & stat.S_ISVTX:
+            return at
+    return at if is_open else ""
+
+
+def _writable_by_others(found: os.stat_result) -> bool:
+    return bool(found.st_mode & 0o002 or (found.st_mode & 0o020 and not _is_own_group(found.st_gid)))
+
+
+def _is_own_group(group: int) -> bool:
+    """A private group of this user, as launcher.rundir.ownership has it, which is not there yet."""
+    import grp  # late: after the version has been looked at
+    import pwd  # late: after the version has been looked at
+
+    try:
+        found, user = grp.getgrgid(group), pwd.getpwuid(os.getuid())
+    except KeyError:
+        return False
+    same = _without_domain(found.gr_name) == _without_domain(user.pw_name) and user.pw_gid == group
+    if not (same or found.gr_name == user.pw_name) or not set(found.gr_mem) <= {user.pw_name}:
+        return False
+    return all(one.pw_gid != group or one.pw_uid == user.pw_uid for one in pwd.getpwall())
+
+
+def _without_domain(name: str) -> str:
+    return name.rpartition("\\")[2].partition("@")[0]
 
 
 def _version(package: str) -> str | None:

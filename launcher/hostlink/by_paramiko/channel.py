@@ -55,9 +55,9 @@ class ParamikoChannel:
 
     def _said(self) -> tuple[bytes, bytes] | None:
         out, err = bytearray(), bytearray()
-        while self._session.recv_ready():
+        while self._session.recv_ready() and len(out) < _MOST:
             out += self._session.recv(_MOST)
-        while self._session.recv_stderr_ready():
+        while self._session.recv_stderr_ready() and len(err) < _MOST:
             err += self._session.recv_stderr(_MOST)
         return (bytes(out), bytes(err)) if out or err else None
 

@@ -1,18 +1,20 @@
 """Logging in by paramiko: over the hosts on the way, the host's key checked first, then our keys one by one."""
 
+import socket
+import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from launcher.errors import BadInput, Unreachable
 from launcher.hostlink import known_hosts
 from launcher.hostlink.by_paramiko.channel import ParamikoChannel
-from launcher.hostlink.by_paramiko.dialling import dial
 from launcher.hostlink.by_paramiko.offers import Offers
 from launcher.hostlink.failures import Broken, why
 from launcher.hostlink.known_hosts import HostKey
-from launcher.hostlink.paramiko_library import BROKEN, KeyAnswer, NoChannel, ParamikoConnection, Session
+from launcher.hostlink.paramiko_library import BROKEN, CUT_S, KeyAnswer, NoChannel, ParamikoConnection, Session
 from launcher.hostlink.running import command_line
-from launcher.hostlink.target import Target, dropped, silent, who
+from launcher.hostlink.target import TRY, Target, dropped, earlier, silent, who
 
 AUTHENTICATION_S = 15.0  # LDAP and PAM may take their time; a command has 30 s, and more may be silent after this
 _MOST_KEYS = 5  # shown over one connection: sshd ends it at the sixth (MaxAuthTries)
@@ -35,7 +37,7 @@ def shown_key(target: Target, deadline: float | None) -> HostKey:
     _refuse_proxy_commands(target)
     via = _way_to(target, deadline)
     try:
-        connection, key = _greeted(target, via, _earlier(target.connect_timeout_s, deadline))
+        connection, key = _greeted(target, via, earlier(target.connect_timeout_s, deadline))
         connection.leave()
         return key
     finally:
@@ -115,7 +117,7 @@ def _login(target: Target, via: ParamikoTransport | None, deadline: float | None
                 if number and (number % _MOST_KEYS == 0 or not connection.is_active()):
                     connection.leave()
                     connection = _recognized(target, via, deadline)
-                answer = connection.offer(target.user, key, _earlier(AUTHENTICATION_S, deadline))
+                answer = connection.offer(target.user, key, earlier(AUTHENTICATION_S, deadline))
                 if answer is KeyAnswer.YES:
                     return ParamikoTransport(target, connection, via)
                 if answer is KeyAnswer.NONE:
@@ -130,7 +132,7 @@ def _login(target: Target, via: ParamikoTransport | None, deadline: float | None
 
 def _recognized(target: Target, via: ParamikoTransport | None, deadline: float | None) -> ParamikoConnection:
     """A connection to the host that it says it is. Nothing has been sent yet that proves who we are."""
-    connection, key = _greeted(target, via, _earlier(target.connect_timeout_s, deadline))
+    connection, key = _greeted(target, via, earlier(target.connect_timeout_s, deadline))
     try:
         known_hosts.check(target, key)
     except BaseException:
@@ -141,7 +143,7 @@ def _recognized(target: Target, via: ParamikoTransport | None, deadline: float |
 
 def _greeted(target: Target, via: ParamikoTransport | None, deadline: float) -> tuple[ParamikoConnection, HostKey]:
     """A connection with keys exchanged, and the host's, which nobody has looked at yet."""
-    inner = dial(target, deadline) if via is None else via.channel_to(target, max(0.1, deadline - time.monotonic()))
+    inner = _dial(target, deadline) if via is None else via.channel_to(target, max(0.1, deadline - time.monotonic()))
     connection = ParamikoConnection(inner, max(1.0, deadline - time.monotonic()))
     try:
         if not connection.agree(known_hosts.expected_kinds(target), deadline):
@@ -158,6 +160,55 @@ def _greeted(target: Target, via: ParamikoTransport | None, deadline: float) -> 
         raise
 
 
-def _earlier(limit_s: float, deadline: float | None) -> float:
-    own = time.monotonic() + limit_s
-    return own if deadline is None else min(own, deadline)
+def _dial(target: Target, deadline: float) -> socket.socket:
+    """The first of the host's addresses that answers. Raises Unreachable."""
+    addresses = _addresses(target, deadline)
+    failed = silent(target)
+    for number, (family, address) in enumerate(addresses):
+        share_s = (deadline - time.monotonic()) / (len(addresses) - number)
+        try:
+            return _dialled(family, address, max(0.01, share_s))
+        except TimeoutError:
+            failed = silent(target)
+        except OSError as error:
+            failed = Unreachable(f"{who(target)} cannot be reached: {why(error)}", TRY)
+    raise failed
+
+
+def _dialled(family: int, address: Any, limit_s: float) -> socket.socket:
+    dialled = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        dialled.settimeout(limit_s)
+        dialled.connect(address)
+        dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # of Linux; elsewhere silence is noticed a little later
+            dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(CUT_S * 1000))
+    except BaseException:
+        dialled.close()
+        raise
+    return dialled
+
+
+def _addresses(target: Target, deadline: float) -> list[tuple[int, Any]]:
+    """Asked in a thread of its own, since a resolver knows no time-out."""
+    found: list[tuple[int, Any]] = []
+    failed: list[OSError | UnicodeError] = []
+
+    def resolve() -> None:
+        try:
+            answers = socket.getaddrinfo(target.hostname, target.port, type=socket.SOCK_STREAM)
+            found.extend((family, address) for family, _, _, _, address in answers)
+        except (OSError, UnicodeError) as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=resolve, daemon=True)
+    thread.start()
+    thread.join(max(0.01, deadline - time.monotonic()))
+    if failed:
+        raise Unreachable(
+            f"{who(target)} cannot be found: {why(failed[0])}",
+            "hint: another name of the host, or `HostName` for it in the SSH configuration",
+        )
+    if not found:
+        raise Unreachable(f"{who(target)} cannot be found: no answer about its name in time")
+    return list(found)

@@ -3,15 +3,14 @@
 import base64
 import os
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from launcher.hostlink.failures import NoAccess, why
 from launcher.hostlink.paramiko_library import BROKEN, Agent, Key, read_key
+from launcher.hostlink.running import ClosedAtTheEnd
 from launcher.hostlink.target import Target, who
 
 
-class Offers:
+class Offers(ClosedAtTheEnd):
     """Those of files first; then the agent's, where it was asked for. The agent signs until this is left."""
 
     def __init__(self, target: Target) -> None:
@@ -20,21 +19,16 @@ class Offers:
         self._agent: Agent | None = None
         self._shown: list[str] = []
         self._notes: list[str] = []
-
-    def __enter__(self) -> Self:
-        for path in self._target.keys:
+        for path in target.keys:
             try:
                 self.keys.append(read_key(path))
                 self._shown.append(str(path))
             except ValueError as error:
                 self._notes.append(f"  {path} {error}")
-        if self._target.agent:
+        if target.agent:
             self._ask_agent()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         if self._agent is not None:
             self._agent.close()
 

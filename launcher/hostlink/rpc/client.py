@@ -1,29 +1,34 @@
-"""`launch _far` on another machine, and what is asked of it over its stdin and stdout."""
+"""A program of ours on another machine, and what is asked of it: `launch _far` of a login node, a server of a host."""
 
 import contextlib
 import itertools
 import math
 import shlex
 import time
-from collections.abc import Collection, Iterable
-from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from collections.abc import Collection, Iterable, Iterator
+from typing import Protocol, TypeVar, cast
 
 from launcher.errors import Exit, LaunchError, Unreachable
+from launcher.hostlink.bounds import OutOfBounds, within_bounds
 from launcher.hostlink.connect import Line, connect
 from launcher.hostlink.failures import Broken, Silent
 from launcher.hostlink.openssh import CONNECT_S, SshCommand, hint
-from launcher.hostlink.rpc.wire import WIRE, Garbled, Incoming, Reply, decoded, encoded
-from launcher.hostlink.running import Running
+from launcher.hostlink.rpc.wire import WIRE, Garbled, Incoming, OtherVersion, Reply, decoded, encoded
+from launcher.hostlink.running import ClosedAtTheEnd, Running
 from launcher.hostlink.target import target_of
 from launcher.spec.model import SshHost
 from launcher.words import VERSION
 
-__all__ = ["Broken", "FarLaunch", "Silent", "far_error", "far_program"]
+__all__ = ["Broken", "FarLaunch", "RpcClient", "Silent", "far_error", "far_program"]
 
 GREETING_S = 30.0  # Python may start slowly from a login node's file system
 _LEAVE_S = 2.0
-_TAKEN_S = 600.0  # for a piece of what is sent to be taken
+_TAKEN_S = 600.0
+_PIECE = 1 << 20
+_LONGEST_REPLY = 32 << 20
+_PIECE_S = 60.0  # for a mebibyte behind an answer: many hosts at once may share a slow line
+_SAID_LINES = 8  # of what ssh or a shell there says in the end
+_LONGEST_WORD, _MOST_LINES = 2000, 200  # of what is said instead of an answer
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 T = TypeVar("T")
@@ -52,27 +57,30 @@ class FarProgram(Protocol):
 def far_program(path: str) -> str:
     """A program's path for whatever shell the user has there; `~` is theirs to fill in."""
     if path == "~" or path.startswith("~/"):
-        return f'"$HOME"{shlex.quote(path[1:]) if path[1:] else ""}'
-    return shlex.quote(path)
+        return f'"$HOME"{_quoted(path[1:])}'
+    return _quoted(path)
 
 
-class FarLaunch:
-    """`launch _far` on a login node, and what is asked of it."""
+def _quoted(text: str) -> str:
+    """One word. Not a backslash in quotes: to fish it is a sign there too."""
+    return r"\\".join(shlex.quote(part) if part else "" for part in text.split("\\"))
 
-    def __init__(self, login: FarProgram, *, without: Collection[str] = (), compress: bool = False) -> None:
-        """`without`: variables that must not reach ssh."""
-        self.login = login
+
+class RpcClient(ClosedAtTheEnd):
+    """A program of ours on another machine, and what is asked of it over its stdin and stdout."""
+
+    def __init__(self, running: Running, taken_s: float = _TAKEN_S) -> None:
+        """`taken_s`: for a piece of what is sent to be taken."""
+        self._running, self._taken_s = running, taken_s
         self._greeted = False
-        self._way, self._running = _started(login, "_far", without, compress=compress)
+        self._waits = False  # for an answer
+        self._left = 0  # bytes that are still to follow the last one
         self._incoming = Incoming(self._read)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    @property
+    def at_rest(self) -> bool:
+        """It owes us nothing: what it says next is the answer to what is asked next."""
+        return not self._waits and not self._left
 
     def greet(self, deadline: float | None = None) -> None:
         """Wait until launch is there and understands us."""
@@ -83,44 +91,110 @@ class FarLaunch:
         except (EOFError, Silent, Garbled) as error:
             raise self._no_greeting(error) from None
         if there.wire != WIRE:
-            raise _other_version(self.login, there.launch)
+            raise self._other_version(there.launch[:_LONGEST_WORD])
         self._greeted = True
 
     def send(self, request: object, contents: Iterable[bytes] = ()) -> None:
         """Say this; what goes wrong with the connection is told by `receive`."""
+        self._waits = True
         for piece in itertools.chain([encoded(request)], contents):
-            if not self._running.feed(piece, _TAKEN_S):
+            if not self._running.feed(piece, self._taken_s):
                 return
 
-    def receive(self, kind: type[T], deadline: float | None = None) -> T:
-        """The answer to what was said. Raises what the other side raised, Broken or Silent."""
+    def receive(self, kind: type[T], deadline: float | None = None, *, most: int = 0) -> T:
+        """The answer to what was said, behind which at most so many bytes may follow.
+
+        Raises what the other side raised, Broken or Silent.
+        """
         self.greet(deadline)
         try:
-            reply = decoded(self._incoming.line(deadline), Reply)
+            reply = decoded(self._incoming.line(deadline, _LONGEST_REPLY), Reply)
+            value = None if reply.error else within_bounds(decoded(bytes(reply.value), kind))
         except (EOFError, Silent) as error:
             raise self._broken(error) from None
+        except (Garbled, OutOfBounds) as error:
+            raise self._garbled(str(error)[:_LONGEST_WORD]) from error
+        if reply.follows > most:
+            raise self._garbled(f"expected at most {most} bytes behind the answer, got {reply.follows}")
+        self._waits, self._left = False, reply.follows
         if reply.error:
-            raise far_error(reply.error, reply.exit_code)
-        return decoded(bytes(reply.value), kind)
+            raise self._told(far_error(reply.error, reply.exit_code))
+        return cast("T", value)
 
     def ask(self, request: object, kind: type[T], *, contents: Iterable[bytes] = (), timeout_s: float) -> T:
-        self.greet()
+        return self.ask_with_bytes(request, kind, 0, contents=contents, timeout_s=timeout_s)[0]
+
+    def ask_with_bytes(
+        self, request: object, kind: type[T], most: int, *, contents: Iterable[bytes] = (), timeout_s: float
+    ) -> tuple[T, bytes]:
+        """The answer, and the bytes that follow it: each mebibyte of them within a time, however many they are."""
         self.send(request, contents)
-        return self.receive(kind, time.monotonic() + timeout_s)
+        answer = self.receive(kind, time.monotonic() + timeout_s, most=most)
+        return answer, b"".join(self.pieces(_PIECE_S))
+
+    def pieces(self, limit_s: float) -> Iterator[bytes]:
+        """The bytes that follow the last answer, as they come: a mebibyte of them within each such time."""
+        while self._left:
+            until, wanted = time.monotonic() + limit_s, min(self._left, _PIECE)
+            while wanted:
+                try:
+                    piece = self._incoming.some(wanted, until)
+                except (EOFError, Silent) as error:
+                    raise self._broken(error) from None
+                wanted -= len(piece)
+                self._left -= len(piece)
+                yield piece
 
     def close(self) -> None:
         """Nothing of it is left on return; the other side ends by itself."""
         self._running.close()
-        if self._way is not None:
-            self._way.close()
 
     def _read(self, deadline: float | None, most: int) -> bytes:
         return self._running.read(most, math.inf if deadline is None else max(0.0, deadline - time.monotonic()))
 
-    def _no_greeting(self, error: Exception) -> LaunchError:
+    def _no_greeting(self, error: EOFError | Silent | Garbled) -> LaunchError:
+        if isinstance(error, OtherVersion):
+            return OtherVersion(f"{self._running.who}: {error.lines[0]}")
+        return self._garbled(error.lines[0]) if isinstance(error, Garbled) else self._broken(error)
+
+    def _broken(self, error: EOFError | Silent) -> Unreachable:
+        if isinstance(error, Silent):
+            return error
+        return Unreachable(f"{self._running.who}: {''.join(self._running.last_words()).strip() or 'it hung up'}")
+
+    def _garbled(self, what: str) -> Garbled:
+        return Garbled(f"{self._running.who}: {what}")
+
+    def _other_version(self, there: str) -> LaunchError:
+        return OtherVersion(f"{self._running.who}: launch {there} is there, and {VERSION} here")
+
+    def _told(self, error: LaunchError) -> LaunchError:
+        """What the other side said, as it is to be heard here."""
+        error.lines = (f"{self._running.who}: {error.lines[0]}", *error.lines[1:])
+        return error
+
+
+class FarLaunch(RpcClient):
+    """`launch _far` on a login node."""
+
+    def __init__(self, login: FarProgram, *, without: Collection[str] = (), compress: bool = False) -> None:
+        """`without`: variables that must not reach ssh."""
+        self.login = login
+        self._way, running = _started(login, "_far", without, compress=compress)
+        super().__init__(running)
+
+    def close(self) -> None:
+        super().close()
+        if self._way is not None:
+            self._way.close()
+
+    def _told(self, error: LaunchError) -> LaunchError:
+        return said_by(_who(self.login), error)
+
+    def _no_greeting(self, error: EOFError | Silent | Garbled) -> LaunchError:
         if isinstance(error, Garbled):
             return Unreachable(f"{_who(self.login)}: expected launch there to answer, got something else: {error}")
-        words = self._running.last_words()
+        words = self._running.last_words(_SAID_LINES)
         if isinstance(error, Silent):
             return Silent(f"{_who(self.login)} does not answer", *words)
         code = self._running.code(_LEAVE_S)
@@ -128,17 +202,23 @@ class FarLaunch:
             more = f"hint: `launch: ~/path/to/launch` of {self.login.cluster} in the clusters file says where it is"
             return Unreachable(f"{_who(self.login)}: there is no `{self.login.launch}`", *words, more)
         if code == Exit.BAD_INPUT:
-            return _other_version(self.login, far_version(self.login))
+            return self._other_version(far_version(self.login))
         if code == -1 and not words:
             return Broken(f"{_who(self.login)} cannot be reached: the connection ended before launch there answered")
         if code == -1:
             return Unreachable(f"{_who(self.login)} cannot be reached", *words, *hint(self.login.login, words))
         return Broken(f"{_who(self.login)}: the connection ended before launch there answered ({code})", *words)
 
-    def _broken(self, error: Exception) -> Unreachable:
+    def _broken(self, error: EOFError | Silent) -> Unreachable:
         if isinstance(error, Silent):
             return Silent(f"{_who(self.login)} does not answer any more")
         return Broken(f"{_who(self.login)}: the connection broke", *self._running.last_words())
+
+    def _other_version(self, there: str) -> Unreachable:
+        return Unreachable(
+            f"{_who(self.login)}: launch {there} there, {VERSION} here: they do not understand each other",
+            f"hint: install launch {VERSION} on {self.login.login}, or the one there here",
+        )
 
 
 def _started(
@@ -157,8 +237,14 @@ def _started(
 
 def far_error(lines: Collection[str], code: int) -> LaunchError:
     """What went wrong there, as if it had gone wrong here."""
-    error = LaunchError(*lines)
-    error.exit_code = Exit(code) if code in set(Exit) else Exit.INTERNAL
+    error = LaunchError(*(line[:_LONGEST_WORD] for line in [*lines][:_MOST_LINES]))
+    error.exit_code = Exit(code) if code in set(Exit) - {Exit.OK} else Exit.INTERNAL
+    return error
+
+
+def said_by(who: str, error: LaunchError) -> LaunchError:
+    """Whoever reads an error has to know that it was not said here."""
+    error.lines = (*error.lines, f"  said by {who}")
     return error
 
 
@@ -172,13 +258,6 @@ def far_version(login: FarProgram) -> str:
         if done.code == 0 and words:
             return words[-1][:40]
     return "?"
-
-
-def _other_version(login: FarProgram, there: str) -> Unreachable:
-    return Unreachable(
-        f"{_who(login)}: launch {there} there, {VERSION} here: they do not understand each other",
-        f"hint: install launch {VERSION} on {login.login}, or the one there here",
-    )
 
 
 def _who(login: FarProgram) -> str:

@@ -8,7 +8,6 @@
 """
 
 import contextlib
-import errno
 import os
 import re
 import shutil
@@ -17,15 +16,15 @@ from pathlib import Path
 
 from launcher.errors import BadInput, Exit, LaunchError, Refused
 from launcher.hostlink.rpc.wire import Made, Outcome
+from launcher.ids import RunId
 from launcher.rundir import registry
 from launcher.rundir.durable import make_dir, read_record, sync_dir, write_record
-from launcher.rundir.locks import locked
+from launcher.rundir.locks import NO_LOCKS_HERE, locked
 
 _TOKEN = re.compile(r"[0-9a-f]{16}|[0-9a-f]{64}")
-_NO_LOCKS_HERE = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 _KEPT_S = 30 * 86_400.0
 
-Runs = Sequence[tuple[str, Path]]  # ids and folders
+Runs = Sequence[tuple[RunId, Path]]  # ids and folders
 # Told of runs before there is anything of them, perhaps of some and then of more; gives all once they are.
 Start = Callable[[Callable[[Runs], None]], Runs]
 
@@ -100,7 +99,7 @@ class Token:
             try:
                 held.enter_context(locked(self.path / "lock", wait=True))
             except OSError as error:
-                if error.errno not in _NO_LOCKS_HERE:
+                if error.errno not in NO_LOCKS_HERE:
                     raise
                 raise Refused(
                     f"{self.path}: a file system without locks: the same request could be carried out twice",

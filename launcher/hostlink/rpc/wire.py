@@ -5,23 +5,27 @@ says so. Here is what all have in common: how it begins, trees of code, how an a
 import os
 import select
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterable
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from launcher.errors import LaunchError
 from launcher.hostlink.failures import Silent
 from launcher.hostlink.shipping.tree import FileEntry
+from launcher.ids import RunId
 from launcher.words import VERSION
 
-WIRE = 3
+WIRE = 4
 _MARK = b"launch-far "
+_OLD_MARK = b"launch-there"  # all that a server of a host said up to wire 3
 _LONGEST_LINE = 64 << 20
 _CHUNK = 1 << 16
 _MOST_NOISE = 1 << 20  # what a login shell may print before the greeting
 
 T = TypeVar("T")
+
+Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
 class Greeting(msgspec.Struct, frozen=True):
@@ -43,11 +47,15 @@ class Tree(msgspec.Struct, frozen=True, tag="tree"):
     digest: str
     files: tuple[FileEntry, ...]
 
+    @property
+    def follows(self) -> int:
+        return bytes_of(self.files)
+
 
 class Made(msgspec.Struct, frozen=True):
     """A run that exists there."""
 
-    run: str
+    run: RunId
     path: str
 
 
@@ -65,10 +73,20 @@ class Reply(msgspec.Struct, frozen=True):
     value: msgspec.Raw = msgspec.Raw(b"null")
     error: tuple[str, ...] = ()
     exit_code: int = 0
+    follows: Size = 0  # bytes behind the line
 
 
 class Garbled(LaunchError):
     """What came is not of this wire."""
+
+
+class OtherVersion(Garbled):
+    """It greets as another version of this wire does."""
+
+
+def bytes_of(files: Iterable[FileEntry]) -> int:
+    """What follows a list of files: the contents of the regular ones."""
+    return sum(max(0, file.size) for file in files if file.link is None)
 
 
 def greeting() -> bytes:
@@ -113,13 +131,13 @@ class Incoming:
         self._from = read
         self._held = bytearray()
 
-    def line(self, deadline: float | None = None) -> bytes:
+    def line(self, deadline: float | None = None, most: int = _LONGEST_LINE) -> bytes:
         """The next line without its end. Raises EOFError, also in the middle of one."""
         seen = 0
         while (end := self._held.find(b"\n", seen)) < 0:
             seen = len(self._held)
-            if seen > _LONGEST_LINE:
-                raise Garbled(f"a line of more than {_LONGEST_LINE >> 20} MiB")
+            if seen > most:
+                raise Garbled(f"a line of more than {most >> 20} MiB")
             self._held += self._read(deadline)
         line = bytes(self._held[:end])
         del self._held[: end + 1]
@@ -128,8 +146,10 @@ class Incoming:
     def greeting(self, deadline: float | None = None) -> Greeting:
         """The greeting, behind whatever was printed before it."""
         noise = 0
-        while (found := read_greeting(line := self.line(deadline))) is None:
-            noise += len(line)
+        while (found := read_greeting(line := self.line(deadline, _MOST_NOISE))) is None:
+            if line == _OLD_MARK:
+                raise OtherVersion(f"another version of launch is there, which {VERSION} here does not understand")
+            noise += len(line) + 1
             if noise > _MOST_NOISE:
                 raise Garbled("no greeting, but a megabyte of something else")
         return found

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from launcher.errors import BadInput
-from launcher.hostlink.shipping.tree import Changed, FileEntry, digest_of, leads_out, shown
+from launcher.hostlink.shipping.tree import FileEntry, digest_of, leads_out, shown
 from launcher.rundir import drafts
-from launcher.rundir.code_list import CodeFile, list_frozen
-from launcher.rundir.code_names import NEVER
+from launcher.rundir.code.hashes import CodeChanged, tree_digest
+from launcher.rundir.code.listing import CodeFile, list_frozen
+from launcher.rundir.code.names import NEVER
 from launcher.rundir.durable import make_dir, naming, sync_dir, sync_files, write_all
-from launcher.rundir.snapshot import tree_digest
 
 _MOST_FILES = 100_000
 _LONGEST_NAME, _LONGEST_PATH = 255, 3000  # leaves room for the folders that a tree comes to be in
@@ -48,7 +48,7 @@ def keep(projects: Path, digest: str, files: Sequence[FileEntry], read: Read, *,
     draft.mkdir(mode=0o700)
     try:
         if _write(draft, listed, read) != digest:
-            raise Changed("a file")
+            raise CodeChanged("a file", "sent")
         _put(draft, place)
     finally:
         drafts.remove(draft)

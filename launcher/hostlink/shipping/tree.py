@@ -2,20 +2,16 @@
 
 import os
 import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from launcher.errors import BadInput
-from launcher.rundir.code_index import CodeIndex
-from launcher.rundir.code_list import CodeFile, CodeList
-from launcher.rundir.snapshot import tree_digest
-from launcher.rundir.tree_copy import file_hash
+from launcher.rundir.code.hashes import READ, CodeChanged, content_hashes, tree_digest
+from launcher.rundir.code.listing import CodeList
 
 _CHUNK = 1 << 18
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _SHOWN = 10
 
 
@@ -28,14 +24,6 @@ class FileEntry(msgspec.Struct, frozen=True, array_like=True):
     link: str | None = None
 
 
-class Changed(BadInput):
-    """A file is not what it was when it was listed."""
-
-    def __init__(self, what: object) -> None:
-        hint = "hint: submit again when it is at rest; if it is no code, .gitignore or code.exclude leaves it out"
-        super().__init__(f"code: {what}: changed while it was being sent", hint)
-
-
 def refuse_links_out(code: CodeList) -> None:
     """A link to what is not sent means nothing on another machine. Raises BadInput naming them."""
     out = [(file.path, file.link) for file in code.files if file.link is not None and leads_out(file.path, file.link)]
@@ -44,13 +32,9 @@ def refuse_links_out(code: CodeList) -> None:
         raise BadInput(*lines, "hint: code.exclude leaves it out; data has to be on the cluster already")
 
 
-def digest_of(code: CodeList, index_folder: Path | None = None) -> str:
-    """What this code is called; files that look as they did the last time are not read again."""
-    index = CodeIndex(index_folder, code.root) if index_folder is not None else None
-    hashes = {file.path: _hash(code.root, file, index) for file in code.files if file.link is None}
-    if index is not None:
-        index.save()
-    return tree_digest(code.files, hashes)
+def digest_of(code: CodeList) -> str:
+    """What this code is called."""
+    return tree_digest(code.files, content_hashes(code, "sent"))
 
 
 def entries(code: CodeList) -> tuple[FileEntry, ...]:
@@ -62,7 +46,7 @@ def entries(code: CodeList) -> tuple[FileEntry, ...]:
 
 
 def contents(code: CodeList) -> Iterator[bytes]:
-    """The bytes of all regular files in order, each as long as it was listed. Raises Changed."""
+    """The bytes of all regular files in order, each as long as it was listed. Raises CodeChanged."""
     for file in code.files:
         if file.link is None:
             yield from _content(code.root / file.path, file.size)
@@ -83,39 +67,21 @@ def shown(name: str) -> str:
 
 def _content(path: Path, size: int) -> Iterator[bytes]:
     try:
-        fd = os.open(path, _READ)
+        fd = os.open(path, READ)
     except OSError as error:
-        raise Changed(path) from error
+        raise CodeChanged(path, "sent") from error
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise Changed(path)
+            raise CodeChanged(path, "sent")
         left = size
         while left:
             piece = os.read(fd, min(_CHUNK, left))
             if not piece:
-                raise Changed(path)
+                raise CodeChanged(path, "sent")
             left -= len(piece)
             yield piece
     finally:
         os.close(fd)
-
-
-def _hash(root: Path, file: CodeFile, index: CodeIndex | None) -> str:
-    path = root / file.path
-    now_ns = time.time_ns()
-    try:
-        status = path.lstat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size != file.size:
-            raise Changed(path)
-        known = index.digest(file.path, status) if index is not None else None
-        found = known or file_hash(path)
-    except PermissionError as error:
-        raise BadInput(f"code: {path}: cannot be read", "hint: code.exclude leaves it out") from error
-    except OSError as error:
-        raise Changed(path) from error
-    if index is not None and known is None:
-        index.learn(file.path, status, found, now_ns)
-    return found
 
 
 def _wired(name: str) -> str:

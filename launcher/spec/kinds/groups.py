@@ -1,16 +1,22 @@
-"""Kinds that hold other kinds: lists, mappings with free keys, and one of several shapes."""
+"""Kinds that hold other kinds: lists, mappings with free keys, one of several shapes, a command line's words."""
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from msgspec import Struct
+
 from launcher.spec.kinds.leaf import Json, Kind, Leaf, Unfit
+from launcher.spec.kinds.text import Text
 from launcher.spec.problems import Gather, Problem, Wrong, got, shown, wrong
-from launcher.spec.tree import Entry, Mapping, Node, Scalar, Sequence, Unusable
+from launcher.spec.tree import Mapping, Node, Scalar, Sequence, Unusable
+
+WORD = Text(lines=True, empty=True)
+_OPTION = r"[^\s=]+"
 
 
-@dataclass(frozen=True, slots=True)
-class ListOf:
+class ListOf(Struct, frozen=True):
     """A list, as a tuple."""
 
     item: Kind
@@ -59,12 +65,8 @@ class ListOf:
         array = {"type": kinds, "items": item, **({"minItems": self.minimum} if self.minimum else {})}
         return {"anyOf": [item, array]} if self.single else array
 
-    def show(self, value: tuple[Any, ...]) -> list[Any]:
-        return [self.item.show(item) for item in value]
 
-
-@dataclass(frozen=True, slots=True)
-class TableOf:
+class TableOf(Struct, frozen=True):
     """A mapping whose keys are the user's, as a dict. A value that is read as None is left out."""
 
     key: Leaf
@@ -97,12 +99,8 @@ class TableOf:
             "additionalProperties": self.value.schema(),
         }
 
-    def show(self, value: dict[str, Any]) -> dict[str, Any]:
-        return {name: self.value.show(item) for name, item in value.items()}
 
-
-@dataclass(frozen=True, slots=True)
-class ByShape:
+class ByShape(Struct, frozen=True):
     """One kind for a scalar, another for a list, another for a mapping."""
 
     scalar: Kind | None = None
@@ -133,15 +131,11 @@ class ByShape:
         blank = [] if self.blank is None else [{"type": "null"}]
         return {"anyOf": [*(kind.schema() for kind in self._kinds()), *blank]}
 
-    def show(self, value: Any) -> Any:
-        return list(value) if isinstance(value, tuple) else value
-
     def _kinds(self) -> list[Kind]:
         return [kind for kind in (self.scalar, self.sequence, self.mapping) if kind is not None]
 
 
-@dataclass(frozen=True, slots=True)
-class Flag(Leaf):
+class Flag(Leaf, frozen=True):
     """The value of an option of a program: true is the bare option, false leaves it out (None)."""
 
     text: Leaf
@@ -173,6 +167,64 @@ def refuse_surprise(scalar: Scalar) -> None:
         raise Unfit("write true for an option without a value, or '' for empty text")
 
 
-def single(entries: Mapping) -> Entry | None:
-    """The only entry, where there is one."""
-    return next(iter(entries)) if len(entries.entries) == 1 else None
+class ArgsTable(Struct, frozen=True):
+    """A mapping that becomes `--key value`; true is the bare `--key`, false leaves it out, a list `--key a b c`."""
+
+    def words(self) -> str:
+        return "a mapping that becomes `--key value`"
+
+    def parse(self, node: Node) -> tuple[str, ...]:
+        if not isinstance(node, Mapping):
+            raise Wrong
+        gather = Gather()
+        words: list[str] = []
+        for entry in node:
+            words += gather.take(entry.key.text, partial(_option, entry.key), entry.value) or []
+        gather.close()
+        return tuple(words)
+
+    def schema(self) -> Json:
+        value = WORD.schema()
+        either = {"anyOf": [value, {"type": "array", "items": value}]}
+        return {"type": "object", "propertyNames": {"pattern": f"^{_OPTION}$"}, "additionalProperties": either}
+
+
+def _option(key: Scalar, value: Node) -> list[str]:
+    return [WORD.parse(word) for word in option_words(key, value)]
+
+
+def option_words(key: Scalar, value: Node) -> list[Scalar]:
+    """One entry of the mapping as the words of a command line. Raises Wrong."""
+    if not re.fullmatch(_OPTION, key.text):
+        raise wrong(key, "expected the name of an option, without white space and =")
+    option = Scalar(key.text if key.text.startswith("-") else f"--{key.text}", False, key.mark)
+    WORD.parse(option)
+    match value:
+        case Scalar():
+            return _with_scalar(option, value)
+        case Sequence():
+            return [option, *_scalars(value)]
+        case Mapping():
+            raise wrong(value, "expected a value or a list, got a mapping", "quote it if the program reads JSON")
+        case Unusable():
+            raise Wrong
+
+
+def _with_scalar(option: Scalar, value: Scalar) -> list[Scalar]:
+    if not value.plain:
+        return [option, value]
+    if value.text in ("true", "false"):
+        return [option] if value.text == "true" else []
+    try:
+        refuse_surprise(value)
+    except Unfit as error:
+        raise wrong(value, f"expected true, false, text or a list, got {got(value)}", error.hint) from None
+    return [option, value]
+
+
+def _scalars(values: Sequence) -> list[Scalar]:
+    gather = Gather()
+    for index, item in enumerate(values.items):
+        gather.take(index, WORD.parse, item)
+    gather.close()
+    return [item for item in values.items if isinstance(item, Scalar)]

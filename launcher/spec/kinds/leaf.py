@@ -1,8 +1,8 @@
 """What all kinds share, and what kinds of single values share."""
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
+
+from msgspec import Struct
 
 from launcher.spec.problems import Problem, Wrong, got, wrong
 from launcher.spec.tree import Node, Scalar, Unusable
@@ -20,9 +20,6 @@ class Kind(Protocol):
     def schema(self) -> Json:
         """What can be written, as JSON Schema, as far as that can say it."""
 
-    def show(self, value: Any) -> Any:
-        """The value as it would be written, as JSON: the other way round."""
-
 
 class Unfit(Exception):
     """The text is not of this kind. With a reason where "expected ..., got ..." does not tell enough."""
@@ -33,20 +30,24 @@ class Unfit(Exception):
         self.reason = reason
 
 
-class Leaf(ABC):
+class Leaf(Struct, frozen=True):
     """A kind that is written as one scalar."""
 
-    @abstractmethod
-    def words(self) -> str: ...
+    WORDS: ClassVar[str] = ""
+    PATTERN: ClassVar[str] = ""  # of all that can be written; Python and JSON Schema read it alike
 
-    @abstractmethod
+    def words(self) -> str:
+        return self.WORDS
+
     def convert(self, scalar: Scalar) -> Any:
         """The value, from the text as it was written. Raises Unfit."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def schema(self) -> Json: ...
+    def schema(self) -> Json:
+        return {"type": "string", "pattern": f"^{self.PATTERN}$"}
 
     def show(self, value: Any) -> Any:
+        """The value as it would be written, as JSON: the other way round."""
         return value
 
     def parse(self, node: Node) -> Any:
@@ -61,13 +62,13 @@ class Leaf(ABC):
             raise Wrong(Problem(node.mark, error.reason or expected, error.hint)) from None
 
 
-@dataclass(frozen=True, slots=True)
-class WordOr(Leaf):
+class WordOr(Leaf, frozen=True):
     """A word that stands for None, such as auto, off or unlimited; or another kind."""
 
     word: str
     other: Leaf
     instead_of: tuple[str, ...] = ()  # what people write for it elsewhere
+    none: tuple[str, ...] = ()  # what they write for 0 of the other kind
 
     def words(self) -> str:
         return f"{self.word} or {self.other.words()}"
@@ -80,6 +81,8 @@ class WordOr(Leaf):
         except Unfit:
             if scalar.text.lower() in (self.word, *self.instead_of):
                 raise Unfit(f"write {self.word}") from None
+            if scalar.text.lower() in self.none:
+                raise Unfit("write 0 for none") from None
             raise
 
     def schema(self) -> Json:

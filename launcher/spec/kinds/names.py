@@ -1,12 +1,15 @@
-"""Names of variables, jobs and Slurm options, with what cannot be named so."""
+"""Names of variables, secrets, jobs and Slurm options, with what cannot be named so."""
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from launcher.rank_variables import EXPRESSION, misleads
 from launcher.spec.kinds.leaf import Json, Leaf, Unfit
-from launcher.spec.kinds.text import Text
-from launcher.spec.tree import Scalar
+from launcher.spec.kinds.text import Text, any_path
+from launcher.spec.model import Secret
+from launcher.spec.problems import Gather, Wrong, wrong
+from launcher.spec.tree import Node, Scalar, Sequence, Unusable
 
 JOB_NAME = r"[a-z0-9][a-z0-9_-]{0,62}"
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -22,12 +25,11 @@ def _job_name_like(text: str) -> str:
     return f"for example {like}" if like else ""
 
 
-@dataclass(frozen=True, slots=True)
-class VariableName(Leaf):
+class VariableName(Leaf, frozen=True):
     """An environment variable that the launcher does not set itself."""
 
-    def words(self) -> str:
-        return "a variable name"
+    WORDS = "a variable name"
+    PATTERN = f"(?!(?:{EXPRESSION})$){_VARIABLE}"
 
     def convert(self, scalar: Scalar) -> str:
         name = scalar.text
@@ -37,9 +39,6 @@ class VariableName(Leaf):
         if misleads(name):
             raise Unfit(reason=f"{name} is set by the launcher or the cluster, for each rank")
         return name
-
-    def schema(self) -> Json:
-        return {"type": "string", "pattern": f"^(?!(?:{EXPRESSION})$){_VARIABLE}$"}
 
 
 # sbatch takes any unambiguous beginning of an option, so a beginning of one of these is refused as well.
@@ -61,12 +60,11 @@ _OUR_FIELDS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmOption(Leaf):
+class SlurmOption(Leaf, frozen=True):
     """A long option of sbatch, without its dashes, that the launcher does not write itself."""
 
-    def words(self) -> str:
-        return "an option of sbatch without its dashes"
+    WORDS = "an option of sbatch without its dashes"
+    PATTERN = f"(?!(?:{'|'.join(_OUR_OPTIONS)})$)[a-z][a-z-]*"
 
     def convert(self, scalar: Scalar) -> str:
         name = scalar.text
@@ -80,5 +78,34 @@ class SlurmOption(Leaf):
             raise Unfit(reason=f"--{ours} cannot be set here")
         return name
 
+
+_SECRET, _FILE = VariableName(), any_path("the path of a file")
+
+
+class SecretSource(Struct, frozen=True):
+    """One secret: a name whose value is in the submitting environment, or a name and a file."""
+
+    def words(self) -> str:
+        return "a variable name or `NAME: path/to/file`"
+
+    def parse(self, node: Node) -> Secret:
+        if isinstance(node, Scalar | Unusable):
+            return Secret(_SECRET.parse(node))
+        if isinstance(node, Sequence):
+            raise wrong(node, f"expected {self.words()}, got a list")
+        if len(node.entries) != 1:
+            raise wrong(node, "expected `NAME: path/to/file`", "put a dash before each name")
+        (entry,), gather, name = node, Gather(), ""
+        try:
+            name = _SECRET.parse(entry.key)
+        except Wrong as error:
+            # Without the name in the key path: it may be a value that was pasted to the wrong place.
+            gather.blame(error)
+        file = gather.take("file", _FILE.parse, entry.value)
+        gather.close()
+        return Secret(name, file)
+
     def schema(self) -> Json:
-        return {"type": "string", "pattern": f"^(?!(?:{'|'.join(_OUR_OPTIONS)})$)[a-z][a-z-]*$"}
+        names, file = _SECRET.schema(), _FILE.schema()
+        one = {"minProperties": 1, "maxProperties": 1, "propertyNames": names, "additionalProperties": file}
+        return {"anyOf": [names, {"type": "object", **one}]}

@@ -1,16 +1,22 @@
-"""Numbers, written in plain digits."""
+"""Numbers in plain digits, how many nodes, sizes whose unit is written."""
 
 import re
-from dataclasses import dataclass
 
 from launcher.spec.kinds.leaf import Json, Leaf, Unfit
+from launcher.spec.model import NodeRange
 from launcher.spec.tree import Scalar
 
 _DIGITS = "0|[1-9][0-9]{0,11}"
+_MOST_NODES = 100_000
+_COUNT = "[1-9][0-9]{0,5}"
+_SIZE_UNITS = {
+    "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
+}  # fmt: skip
+_SIZE = rf"(?:0|[1-9][0-9]{{0,11}})(?:\.[0-9]{{1,9}})?(?:{'|'.join(_SIZE_UNITS)})"
 
 
-@dataclass(frozen=True, slots=True)
-class Integer(Leaf):
+class Integer(Leaf, frozen=True):
     minimum: int = 0
     maximum: int = 1_000_000_000
 
@@ -33,14 +39,11 @@ class Integer(Leaf):
         return {"type": "integer", "minimum": self.minimum, "maximum": self.maximum}
 
 
-@dataclass(frozen=True, slots=True)
-class Number(Leaf):
+class Number(Leaf, frozen=True):
     """A number above zero, with or without a fraction."""
 
     maximum: float
-
-    def words(self) -> str:
-        return "a number above 0"
+    WORDS = "a number above 0"
 
     def convert(self, scalar: Scalar) -> float:
         if not re.fullmatch(rf"(?:{_DIGITS})(?:\.[0-9]{{1,9}})?", scalar.text):
@@ -56,10 +59,8 @@ class Number(Leaf):
         return {"type": "number", "exclusiveMinimum": 0, "maximum": self.maximum}
 
 
-@dataclass(frozen=True, slots=True)
-class Boolean(Leaf):
-    def words(self) -> str:
-        return "true or false"
+class Boolean(Leaf, frozen=True):
+    WORDS = "true or false"
 
     def convert(self, scalar: Scalar) -> bool:
         if scalar.text in ("true", "false"):
@@ -84,3 +85,75 @@ def _in_digits(text: str) -> str:
     if re.fullmatch("[1-9][0-9]{0,11}", whole) and whole != text:
         return f"write {whole}"
     return "write it in plain digits" if text[:1].isdigit() and text[1:2] in ("x", "o", "b", "e", "E") else ""
+
+
+class Nodes(Leaf, frozen=True):
+    """How many nodes: a number, or a range like 2..4."""
+
+    WORDS = "an integer or a range like 2..4"
+
+    def convert(self, scalar: Scalar) -> NodeRange:
+        text = scalar.text
+        if re.fullmatch(_COUNT, text):
+            if not scalar.plain:
+                raise Unfit("take the quotes away")
+            return _range(int(text), int(text))
+        ends = re.fullmatch(rf"({_COUNT})\.\.({_COUNT})", text)
+        if ends is None:
+            raise Unfit(_range_cure(text))
+        return _range(int(ends[1]), int(ends[2]))
+
+    def schema(self) -> Json:
+        text = {"type": "string", "pattern": rf"^{_COUNT}\.\.{_COUNT}$"}
+        return {"anyOf": [{"type": "integer", "minimum": 1, "maximum": _MOST_NODES}, text]}
+
+    def show(self, value: NodeRange) -> int | str:
+        return value.min if value.min == value.max else str(value)
+
+
+def _range(low: int, high: int) -> NodeRange:
+    if low > high:
+        raise Unfit(f"write {high}..{low}", f"expected a range that goes up, got {low}..{high}")
+    if high > _MOST_NODES:
+        raise Unfit(reason=f"expected at most {_MOST_NODES} nodes, got {high}")
+    return NodeRange(low, high)
+
+
+def _range_cure(text: str) -> str:
+    ends = re.fullmatch(r"0*([1-9][0-9]{0,5})\s*(?:-|:|to|\.{1,3}|,)\s*0*([1-9][0-9]{0,5})", text)
+    if ends:
+        return f"write {ends[1]}..{ends[2]}"
+    count = re.fullmatch("0+([1-9][0-9]{0,5})", text)
+    return f"write {count[1]}" if count else ""
+
+
+class Size(Leaf, frozen=True):
+    """Bytes."""
+
+    WORDS = "a size such as 512KB, 100MB or 2GiB"
+    PATTERN = _SIZE
+
+    def convert(self, scalar: Scalar) -> int:
+        if not re.fullmatch(_SIZE, scalar.text):
+            raise Unfit(_size_cure(scalar.text))
+        number = scalar.text.rstrip("KMGTiB")
+        value = round(float(number) * _SIZE_UNITS[scalar.text[len(number) :]])
+        if value < 1:
+            raise Unfit(reason=f"expected more than nothing, got {scalar.text}")
+        return value
+
+    def show(self, value: int) -> str:
+        unit = next(unit for unit in reversed(list(_SIZE_UNITS)[:5]) if value % _SIZE_UNITS[unit] == 0)
+        return f"{value // _SIZE_UNITS[unit]}{unit}"
+
+
+def _size_cure(text: str) -> str:
+    found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)\s*([A-Za-z]*)", text)
+    if found is None:
+        return ""
+    number, unit = found[1], found[2].lower()
+    if not unit:
+        return f"write the unit: {number}MB or {number}GB"
+    known = {name.lower(): name for name in _SIZE_UNITS}
+    match = known.get(unit) or known.get(f"{unit}b")
+    return f"write {number}{match}" if match else f"the units are {', '.join(_SIZE_UNITS)}"

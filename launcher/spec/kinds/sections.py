@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from collections.abc import Mapping as Values
-from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
-from launcher.spec.kinds.leaf import Json, Kind, WordOr
+from msgspec import NODEFAULT, Struct
+from msgspec.structs import replace
+
+from launcher.spec.kinds.leaf import Json, Kind, Leaf, WordOr
 from launcher.spec.problems import Gather, Problem, Wrong, got, wrong
 from launcher.spec.tree import Entry, Mapping, Node, Scalar, Sequence, Unusable
 
@@ -16,8 +18,7 @@ UNKNOWN = "unknown option"
 Check = Callable[[Mapping, Values[str, Any]], Iterator[Problem]]
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(Struct, frozen=True):
     """One option: its key in YAML, how it is written, what it means, and the attributes that it sets."""
 
     key: str
@@ -31,8 +32,7 @@ class Field:
         return self.sets or (self.key,)
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(Struct, frozen=True, dict=True):
     model: type
     options: tuple[Field, ...]
     base: Any = None  # an instance to start from, where the defaults are not those of the class
@@ -47,16 +47,18 @@ class Section:
     def words(self) -> str:
         return f"a mapping with {', '.join(self.by_key)}" if len(self.options) < 4 else "a mapping of options"
 
-    def default(self, field: Field) -> Any:
-        """What the option's attributes are where it is not written: one value, a tuple of several, or MISSING."""
-        values = tuple(self._default(name) for name in field.attributes)
-        return values if field.sets and len(values) > 1 else values[0]
+    @cached_property
+    def _usual(self) -> Any:
+        """What an empty section becomes; what has to be written is NODEFAULT there."""
+        if self.base is not None or not issubclass(self.model, Struct):
+            return self.base
+        required = len(self.model.__struct_fields__) - len(self.model.__struct_defaults__)
+        return self.model(*[NODEFAULT] * required)
 
-    def _default(self, attribute: str) -> Any:
-        if self.base is not None:
-            return getattr(self.base, attribute)
-        found = next(item for item in fields(self.model) if item.name == attribute)
-        return found.default_factory() if found.default_factory is not MISSING else found.default
+    def default(self, field: Field) -> Any:
+        """What the option's attributes are where it is not written: one value, a tuple of several, or NODEFAULT."""
+        values = tuple(getattr(self._usual, name, None) for name in field.attributes)
+        return values if len(values) > 1 else values[0]
 
     def parse(self, node: Node) -> Any:
         if isinstance(node, Unusable):
@@ -94,40 +96,35 @@ class Section:
 
     def _missing(self, node: Mapping) -> Iterator[Problem]:
         for field in self.options:
-            if self.default(field) is MISSING and field.key not in node.entries:
+            if self.default(field) is NODEFAULT and field.key not in node.entries:
                 yield Problem(node.mark, "missing", f"write {field.key}: {field.example or '...'}", (field.key,))
 
     def unknown(self, key: Scalar) -> Problem:
         return Problem(key.mark, UNKNOWN, key=(key.text,), word=key.text, options=tuple(self.by_key))
 
     def schema(self) -> Json:
-        missing = [field.key for field in self.options if self.default(field) is MISSING]
+        missing = [field.key for field in self.options if self.default(field) is NODEFAULT]
         return {
             "type": "object" if self.required else ["object", "null"],
             "additionalProperties": False,
             **({"required": missing} if missing else {}),
             **dict(self.schema_extra),
-            "properties": {field.key: self._property(field) for field in self.options},
+            "properties": {
+                field.key: {"description": field.doc, **field.kind.schema(), **self.shown_default(field)}
+                for field in self.options
+            },
         }
-
-    def _property(self, field: Field) -> Json:
-        default = {} if isinstance(field.kind, Section) else self.shown_default(field)
-        return {"description": field.doc, **field.kind.schema(), **default}
 
     def shown_default(self, field: Field) -> Json:
         """{"default": how it would be written}, or nothing where the default cannot be written."""
         value = self.default(field)
         unwritten = value is None and not isinstance(field.kind, WordOr)
-        if unwritten or value is MISSING or value in ("", (), {}, (None, None)):
+        if unwritten or not isinstance(field.kind, Leaf | Shorthand) or value in (NODEFAULT, "", (None, None)):
             return {}
         return {"default": field.kind.show(value)}
 
-    def show(self, value: Any) -> Any:
-        raise NotImplementedError("a section is shown option by option")
 
-
-@dataclass(frozen=True)
-class Shorthand:
+class Shorthand(Struct, frozen=True):
     """A section that may be written as a scalar, which then is the value of one of its options."""
 
     section: Section
@@ -154,5 +151,8 @@ class Shorthand:
         return self._kind.show(getattr(value, self.key))
 
     @property
-    def _kind(self) -> Kind:
-        return self.section.by_key[self.key].kind
+    def _kind(self) -> Leaf:
+        kind = self.section.by_key[self.key].kind
+        if not isinstance(kind, Leaf):
+            raise TypeError(f"{self.key} cannot be written as a scalar")
+        return kind

@@ -1,8 +1,7 @@
-"""Text: taken as it is written, so that `010`, `yes` and `12:30:45` stay what they are."""
+"""Text and paths: taken as they are written, so that `010`, `yes` and `12:30:45` stay what they are."""
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Container
 
 from launcher.spec.kinds.leaf import Json, Leaf, Unfit
 from launcher.spec.tree import Scalar
@@ -14,9 +13,19 @@ _LONGEST_LINE = 4096
 # What an editor takes for a number or a truth value is text here.
 _TEXT_TYPES = ["string", "number", "boolean"]
 
+_LONGEST_PATH = 1024
+_LONGEST_NAME = 255
 
-@dataclass(frozen=True, slots=True)
-class Text(Leaf):
+# The run directory's own names: no option may point into them.
+RUN_DIR_NAMES = frozenset(
+    (
+        "spec.yaml", "plan.json", "secrets.json", "code", "FENCE", "attempts", "events.jsonl", "state.json", "logs",
+        "metrics", "avoided.json", "gone.json", "origin.json", "labels.json", "votes.json",
+    )
+)  # fmt: skip
+
+
+class Text(Leaf, frozen=True):
     what: str = "text"
     pattern: str = ""  # of the whole text; Python and JSON Schema read it alike
     lines: bool = False  # may have line breaks and tabs
@@ -43,8 +52,7 @@ class Text(Leaf):
         return {"type": _TEXT_TYPES} if self.empty else {"type": _TEXT_TYPES, "minLength": 1}
 
 
-@dataclass(frozen=True, slots=True)
-class Choice(Leaf):
+class Choice(Leaf, frozen=True):
     """One of a few words."""
 
     options: tuple[str, ...]
@@ -75,3 +83,47 @@ def refuse_characters(text: str, *, lines: bool) -> None:
 def word(what: str, pattern: str = r"[^\s-]\S*") -> Text:
     """Text without white space that cannot be taken for an option of a command."""
     return Text(what, pattern)
+
+
+def any_path(what: str) -> Text:
+    """A path on some machine, absolute or not."""
+    return Text(what, r"[^-].*")
+
+
+class InnerPath(Leaf, frozen=True):
+    """A relative path that cannot lead out of the folder it starts from."""
+
+    what: str
+    inside: str  # that folder, in words
+    # First parts that are taken; then hidden ones and the folder itself are, too.
+    refused: Container[str] | None = None
+
+    def words(self) -> str:
+        return self.what
+
+    def convert(self, scalar: Scalar) -> str:
+        text = scalar.text
+        if scalar.is_null:
+            raise Unfit(f"quote it if you mean text: '{text}'")
+        refuse_characters(text, lines=False)
+        self._stay_inside(text)
+        self._be_a_name(text)
+        return text
+
+    def _stay_inside(self, text: str) -> None:
+        if text.startswith(("/", "~")):
+            raise Unfit(f"write it relative to {self.inside}")
+        if ".." in text.split("/"):
+            raise Unfit(reason=f"{self.what} cannot lead out of {self.inside} by ..")
+
+    def _be_a_name(self, text: str) -> None:
+        parts = [part for part in text.split("/") if part not in ("", ".")]
+        if not text or text.startswith("-"):
+            raise Unfit
+        if len(text.encode()) > _LONGEST_PATH or any(len(part.encode()) > _LONGEST_NAME for part in parts):
+            raise Unfit(reason="longer than a file system takes")
+        if self.refused is not None and (not parts or parts[0] in self.refused or parts[0].startswith(".")):
+            raise Unfit(reason=f"expected {self.what} of its own, got the launcher's {parts[0] if parts else '.'}")
+
+    def schema(self) -> Json:
+        return {"type": _TEXT_TYPES, "pattern": r"^(?![-/~])(?!(?:.*/)?\.\.(?:/|$)).+$"}

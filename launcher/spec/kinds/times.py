@@ -1,9 +1,8 @@
 """Durations: the unit is written, never guessed."""
 
 import re
-from dataclasses import dataclass
 
-from launcher.spec.kinds.leaf import Json, Leaf, Unfit
+from launcher.spec.kinds.leaf import Leaf, Unfit
 from launcher.spec.tree import Scalar
 
 _UNITS_S = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
@@ -34,18 +33,14 @@ def show_seconds(value: float) -> str:
     return f"{value * 1000:.0f}ms" if value else "0s"
 
 
-@dataclass(frozen=True, slots=True)
-class Duration(Leaf):
+class Duration(Leaf, frozen=True):
     zero: bool = True  # may be no time at all
 
-    def words(self) -> str:
-        return "a duration such as 90s, 10m, 2h, 1d12h or 02:00:00"
+    WORDS = "a duration such as 90s, 10m, 2h, 1d12h or 02:00:00"
+    PATTERN = DURATION
 
     def convert(self, scalar: Scalar) -> float:
         return duration(scalar.text, zero=self.zero)
-
-    def schema(self) -> Json:
-        return {"type": "string", "pattern": f"^{DURATION}$"}
 
     def show(self, value: float) -> str:
         return show_seconds(value)
@@ -77,12 +72,11 @@ def _cure(text: str) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True)
-class DurationRange(Leaf):
+class DurationRange(Leaf, frozen=True):
     """`1s..60s`, or one duration for both ends."""
 
-    def words(self) -> str:
-        return "two durations such as 1s..60s, or one"
+    WORDS = "two durations such as 1s..60s, or one"
+    PATTERN = rf"{DURATION}(?:\.\.{DURATION})?"
 
     def convert(self, scalar: Scalar) -> tuple[float, float]:
         first, dots, last = scalar.text.partition("..")
@@ -92,9 +86,6 @@ class DurationRange(Leaf):
             raise Unfit(f"write {last}..{first}")
         return low, high
 
-    def schema(self) -> Json:
-        return {"type": "string", "pattern": rf"^{DURATION}(?:\.\.{DURATION})?$"}
-
     def show(self, value: tuple[float, float]) -> str:
         return f"{show_seconds(value[0])}..{show_seconds(value[1])}"
 
@@ -102,12 +93,11 @@ class DurationRange(Leaf):
 _STEPS = r"[1-9][0-9]{0,11} steps?"
 
 
-@dataclass(frozen=True, slots=True)
-class Every(Leaf):
+class Every(Leaf, frozen=True):
     """A number of steps, or a duration: (steps, seconds) with None for the other."""
 
-    def words(self) -> str:
-        return "steps or a duration, such as 500 steps or 10m"
+    WORDS = "steps or a duration, such as 500 steps or 10m"
+    PATTERN = f"(?:{_STEPS}|{DURATION})"
 
     def convert(self, scalar: Scalar) -> tuple[int | None, float | None]:
         text = scalar.text
@@ -118,9 +108,3 @@ class Every(Leaf):
             either = f"write {bare[1]} steps"
             raise Unfit(f"{either} or {bare[1]}s" if bare[1] == text else either)
         return None, duration(text, zero=False)
-
-    def schema(self) -> Json:
-        return {"type": "string", "pattern": f"^(?:{_STEPS}|{DURATION})$"}
-
-    def show(self, value: tuple[int | None, float | None]) -> str:
-        return f"{value[0]} steps" if value[0] is not None else show_seconds(value[1] or 0.0)

@@ -11,7 +11,6 @@ from replication_lab import held, names
 from separate_hosts import Hosts, until
 
 from launcher.spec.model import CheckpointOptions
-from trainer.checkpoint_files.layout import is_bad
 
 TRAINING = Path(__file__).parents[2] / "local" / "scripts" / "lessons.py"
 SCRIPT = Path(__file__).parents[1] / "scripts" / "project" / "apart.py"
@@ -85,7 +84,7 @@ def test_a_disk_that_is_lost_for_good_costs_nothing_that_was_safe(hosts):
     assert lab.state()["safe_checkpoint"] >= 140, "copies go on with the spare"
 
 
-def test_a_commit_without_copies_is_set_aside_when_its_files_are_lost(hosts):
+def test_a_commit_without_copies_is_passed_over_while_its_files_may_come_back(hosts):
     lab = hosts(2, 1, steps=150, pause=0.03)
     lab.start(0, 1, 2)
     safe = until("a safe checkpoint", lambda: lab.state().get("safe_checkpoint"))
@@ -95,10 +94,39 @@ def test_a_commit_without_copies_is_set_aside_when_its_files_are_lost(hosts):
     shutil.rmtree(lab.run_dir(1))
     assert lab.end()[0] == 0
     assert lab.state()["fingerprint"] == fingerprint(150)
-    (aside,) = lab.events("checkpoint_set_aside")[-1:]
-    assert f"of step {lost}" in aside["text"]
-    assert any(is_bad(name) for name in os.listdir(lab.checkpoints(0)))
-    assert safe <= int(lab.rank_log(0, 2).split()[3]) < lost
+    assert lab.events("checkpoint_set_aside") == []
+    (passed_over,) = lab.events("checkpoint_passed_over")
+    assert f"of step {lost}" in passed_over["text"]
+    assert safe <= lab.began_at(0, 2) < lost
+
+
+def test_an_agent_frozen_for_longer_than_its_lease_does_not_cost_what_only_its_disk_has(hosts):
+    lab = hosts(2, 1, checkpoint=CheckpointOptions(copy_limit_bytes=1_000), steps=150, pause=0.03)
+    lab.start(0, 1, 2)
+    until("a checkpoint", lambda: (lab.state().get("checkpoint") or 0) >= 40)
+    lab.kill(1, signal.SIGSTOP)
+    until("word of what it waits for", lambda: "the run waits for node 1" in lab.state()["message"])
+    assert "no checkpoint is whole: rank-00001.data of step" in lab.state()["message"]
+    assert lab.state()["checkpoint"] >= 40
+    lab.kill(1, signal.SIGCONT)
+    lab.come_back(1)
+    assert lab.end()[0] == 0
+    assert lab.state()["restarts"] == {"node_lost": 1}
+    assert lab.state()["fingerprint"] == fingerprint(150)
+    assert lab.began_at(0, 3) >= 40
+
+
+def test_a_host_that_does_not_come_back_ends_the_run_and_nothing_begins_anew(hosts):
+    lab = hosts(2, 1, checkpoint=CheckpointOptions(copy_limit_bytes=1_000), gone_after_s=3.0, steps=150, pause=0.03)
+    lab.start(0, 1, 2)
+    until("a checkpoint", lambda: (lab.state().get("checkpoint") or 0) >= 20)
+    lab.kill(1)
+    shutil.rmtree(lab.run_dir(1))
+    assert lab.end()[0] == 24
+    state = lab.state()
+    assert (state["state"], state["cause"], state["exit_code"]) == ("failed", "no_checkpoint", 24)
+    assert "bring back node 1, then `launch resume" in state["message"]
+    assert not list((lab.run_dir(0) / "logs").glob("a0001.g0002/*"))
 
 
 @pytest.mark.timeout(300)
@@ -116,6 +144,28 @@ def test_a_training_that_loses_a_disk_ends_as_if_it_had_been_left_alone(hosts):
     assert lab.state()["restarts"] == {"node_lost": 1}
     assert lab.state()["fingerprint"] == alone.state()["fingerprint"]
     assert held(lab.checkpoints(2), 20) == names(0, 1)
+
+
+@pytest.mark.timeout(300)
+def test_copies_slower_than_the_saves_that_are_kept_bound_what_a_lost_disk_costs(hosts):
+    """By the time that a copy is done all that are kept are newer."""
+    checkpoint = CheckpointOptions(every_steps=2, keep=2, copy_limit_bytes=8_000)
+    lab = hosts(2, 1, script=TRAINING, checkpoint=checkpoint, epochs=12, pause=0.1)
+    lab.start(0, 1, 2)
+    until("a safe checkpoint", lambda: lab.state().get("safe_checkpoint"))
+    before = until("copies that are behind", lambda: behind(lab.state(), checkpoint))
+    lab.kill(1)
+    shutil.rmtree(lab.run_dir(1))
+    until("the next generation", lambda: lab.state()["generation"] == 2 and lab.state()["state"] == "running")
+    (fetched,) = [event for event in lab.events("checkpoint_fetched") if event["node"] == 2]
+    assert int(fetched["text"].rpartition("step ")[2].split()[0]) >= before["safe_checkpoint"]
+    assert lab.end(bound_s=120)[0] == 0
+
+
+def behind(state, checkpoint):
+    """The state, where what a disk holds would have been pruned by number alone."""
+    kept = checkpoint.every_steps * checkpoint.keep
+    return state if (state["checkpoint"] or 0) - (state["safe_checkpoint"] or 0) > kept else None
 
 
 def newest_alone(lab):

@@ -3,7 +3,7 @@
 import random
 
 from launcher.agent.replication.choice import choose, decide
-from launcher.agent.replication.protocol import Save
+from launcher.agent.replication.protocol import REASON_CHARS, Save
 from trainer.checkpoint_files.partial import Held
 
 ALL = ("rank-00000.data", "rank-00001.data", "rank-00002.data")
@@ -53,7 +53,30 @@ def test_a_newer_one_that_nobody_can_complete_is_hopeless():
 
 def test_nothing_is_hopeless_while_a_node_does_not_answer():
     choice = choose({0: [held(10, 0, 1, 2), held(20, 0)], 1: [held(20, 1)], 2: None}, [0, 1])
-    assert (step_of(choice), choice.hopeless) == (10, ())
+    assert (step_of(choice), choice.hopeless, choice.passed_over) == (10, (), (save_of(20),))
+
+
+def test_nothing_is_hopeless_while_some_nodes_cannot_even_be_asked():
+    choice = choose({0: [held(10, 0, 1, 2), held(20, 0)], 1: [held(20, 1)]}, [0, 1], all_here=False)
+    assert (step_of(choice), choice.hopeless, choice.passed_over) == (10, (), (save_of(20),))
+
+
+def test_what_is_missing_is_said_where_there_were_checkpoints_and_none_is_whole():
+    two = {0: [held(10, 0), held(20, 0)], 1: [held(20, 1)], 2: None}
+    lacks = "no checkpoint is whole: rank-00002.data of step 20 is on no node that is here; node 2 does not answer"
+    assert decide(two, [0, 1]).lacks == lacks
+    assert decide({0: [held(20, 0)]}, [0]).lacks.startswith("no checkpoint is whole: rank-00001.data and 1 more of")
+    assert decide(two, [0, 1], anew=True).lacks == ""
+    many = decide({**two, **dict.fromkeys(range(2, 3000))}, [0, 1]).lacks
+    assert many.endswith("; node 5 does not answer; 2994 more do not either") and len(many) < REASON_CHARS
+    assert decide({0: [held(10, 0, 1, 2), held(20, 0)]}, [0], kept=True).lacks == ""
+
+
+def test_an_empty_disk_is_no_beginning_where_there_were_checkpoints():
+    assert decide({0: []}, [0], kept=True).lacks == "none of the run's checkpoints is on a node that is here"
+    assert decide({0: []}, [0]).lacks == ""
+    assert decide({0: []}, [0], kept=True, anew=True).lacks == ""
+    assert decide({0: [held(10, 0, 1, 2, committed=False)]}, [0]).lacks == "", "what nobody has committed"
 
 
 def test_an_older_one_that_is_not_whole_is_left_alone():

@@ -12,7 +12,7 @@ from launcher.agent.replication import replication as replications
 from launcher.agent.replication.client import DiskFailed
 from launcher.agent.replication.files import ReplicaFiles
 from launcher.agent.replication.protocol import Save
-from launcher.agent.replication.replication import NotBrought
+from launcher.agent.replication.replication import NotBrought, NothingToLoad
 from trainer.checkpoint_files import catalog, partial
 from trainer.checkpoint_files.layout import data_name, folder_name, is_bad, is_draft
 
@@ -145,7 +145,7 @@ def test_a_member_whose_server_is_silent_is_named(tmp_path, monkeypatch):
             save_apart(pool.folders, 10)
             starts = pool.starts([0, 1])
             await pool.replications[1]._server.close()
-            with pytest.raises(NotBrought, match="the server of node 1 does not answer"):
+            with pytest.raises(NotBrought, match="no list of checkpoints: node 1: "):
                 await pool.replications[0].bring(starts[0])
 
     asyncio.run(scene())
@@ -298,5 +298,50 @@ def test_all_wait_for_the_last_one(tmp_path, monkeypatch):
             gate.set()
             await asyncio.wait(bringing, timeout=BOUND_S)
             assert [task.result() for task in bringing] == [None, None]
+
+    asyncio.run(scene())
+
+
+def test_where_none_is_whole_and_there_were_some_no_member_starts(tmp_path):
+    async def scene():
+        async with Pool(tmp_path, 3) as pool:
+            save_apart(pool.folders, 20)
+            told = await pool.bring([0, 1])
+            anew = await pool.bring([0, 1], generation=2, anew=True)
+            return pool, told, anew
+
+    pool, told, anew = asyncio.run(scene())
+    assert [type(error) for error in told] == [NothingToLoad] * 2
+    lacks = "no checkpoint is whole: rank-00002.data of step 20 is on no node that is here"
+    assert [str(error) for error in told] == [lacks, f"node 0 says: {lacks}"]
+    assert anew == [None, None], "a person has said so"
+    assert [held(folder, 20) for folder in pool.folders] == [None, None, names(2)]
+
+
+def test_what_who_is_away_may_complete_is_passed_over_and_said(tmp_path):
+    async def scene():
+        async with Pool(tmp_path, 3) as pool:
+            save_apart(pool.folders, 10)
+            await pool.bring([0, 1, 2])
+            save_apart(pool.folders, 20)
+            assert await pool.bring([0, 1], generation=2, all_here=False) == [None, None]
+            return pool
+
+    pool = asyncio.run(scene())
+    assert [held(folder, 20) for folder in pool.folders] == [names(0), names(1), names(2)]
+    assert (pool.kinds(0)[-1], pool.kinds(1)[-1]) == ("checkpoint_passed_over", "checkpoint_fetched")
+    assert "of step 20 some files are on no node that is here: ranks load step 10" in pool.said[0][-1].text
+
+
+def test_a_commit_as_the_trainer_makes_it_is_known_for_one(tmp_path):
+    async def scene():
+        async with Pool(tmp_path, 1) as pool:
+            await pool.bring([0])
+            pool.replications[0].note(10)
+            await until("it has looked", pool.replications[0]._looking.done)
+            assert not pool.replications[0].keeps
+            save_apart(pool.folders, 20)
+            pool.replications[0].note(20)
+            await until("it is known", lambda: pool.replications[0].keeps)
 
     asyncio.run(scene())

@@ -5,15 +5,25 @@ import json
 import os
 import socket
 
+import msgspec
 import pytest
-from replication_lab import OTHER, TOKEN, Pool, content, held, names, save_apart, until
+from replication_lab import KEY, OTHER, Pool, content, held, names, save_apart, until
 
 from launcher.agent import wire
 from launcher.agent.messages import ReplicaAddress
 from launcher.agent.replication import bulk
 from launcher.agent.replication import client as peer
-from launcher.agent.replication.link import Unwilling, linked, roles
-from launcher.agent.replication.protocol import Get, Go, Offer, Put, Save
+from launcher.agent.replication.link import Unwilling, linked
+from launcher.agent.replication.protocol import (
+    LINE_BYTES,
+    Get,
+    Go,
+    LoadDecision,
+    Offer,
+    Put,
+    Save,
+    SaveChoice,
+)
 from launcher.agent.wire import WireError, dial
 from trainer.checkpoint_files.layout import MANIFEST, data_name
 from trainer.errors import CheckpointDamaged
@@ -28,15 +38,15 @@ def saved(folders, step, **how):
     return Save("step", step, save_apart(folders, step, **how))
 
 
-def reach(pool, node, *, token=TOKEN, own="127.0.0.9"):
-    return linked(pool.server(node), own, token, pool.replications[0]._pool)
+def reach(pool, node, *, key=KEY, own="127.0.0.9"):
+    return linked(pool.server(node), own, key, pool.replications[0]._pool)
 
 
 async def raw(pool, node):
     """A proved connection without any manners."""
     server = pool.server(node)
-    ours, theirs = roles(server.address, server.port)
-    return await dial(server.address, server.port, "127.0.0.9", TOKEN, ours, theirs, 1 << 20)
+    wire = await dial(server.address, server.port, "127.0.0.9", KEY, msgspec.json.Decoder(), LINE_BYTES)
+    return wire._reader, wire.writer
 
 
 async def works(pool, node, step=10):
@@ -52,7 +62,7 @@ def test_it_lists_and_gives(tmp_path):
             async with reach(pool, 0) as link:
                 (one,) = await peer.inventory(link)
                 assert (one.step, one.digest, one.present) == (10, save.digest, (data_name(0),))
-                manifest = await peer.manifest(link, save)
+                manifest, _ = await peer.manifest(link, save)
                 assert manifest == (pool.folders[0] / "step-00000010" / MANIFEST).read_bytes()
                 get = Get(save, data_name(0))
                 data = await link.take(get, lambda size: size < 6_000_000, bulk.receive_all)
@@ -62,12 +72,35 @@ def test_it_lists_and_gives(tmp_path):
     asyncio.run(scene())
 
 
+def test_all_members_of_a_large_run_wait_for_what_is_decided(tmp_path):
+    """Each on a connection of its own, while the first one is still looking around."""
+    threads = bulk.new_pool()
+
+    async def scene():
+        async with Pool(tmp_path, 2) as pool:
+
+            async def ask():
+                async with linked(pool.server(0), "127.0.0.9", KEY, threads) as link:
+                    return await peer.decision(link, 1)
+
+            waiting = []
+            let_in = pool.replications[0]._server._listener._serving
+            for wanted in range(20, 401, 20):
+                waiting += [asyncio.create_task(ask()) for _ in range(20)]
+                await until("they are let in", lambda wanted=wanted: len(let_in) == wanted)
+            nothing = LoadDecision(SaveChoice(), SaveChoice())
+            pool.replications[0]._server.agreement.decide(1, nothing, [0, 1])
+            assert await asyncio.gather(*waiting) == [nothing] * 400
+
+    asyncio.run(scene())
+
+
 def test_a_stranger_learns_nothing(tmp_path):
     async def scene():
         async with Pool(tmp_path, 1) as pool:
             save_apart(pool.folders, 10)
             with pytest.raises(WireError):
-                async with reach(pool, 0, token=OTHER):
+                async with reach(pool, 0, key=OTHER):
                     pass
             await works(pool, 0)
 
@@ -92,7 +125,7 @@ def test_a_proof_for_one_server_opens_no_other(tmp_path):
             between = await asyncio.start_server(relay, "127.0.0.1", 0)
             fake = ReplicaAddress(0, "127.0.0.1", between.sockets[0].getsockname()[1])
             with pytest.raises(WireError):
-                async with linked(fake, "127.0.0.9", TOKEN, pool.replications[0]._pool):
+                async with linked(fake, "127.0.0.9", KEY, pool.replications[0]._pool):
                     pass
             between.close()
 
@@ -101,7 +134,7 @@ def test_a_proof_for_one_server_opens_no_other(tmp_path):
 
 def test_an_agent_believes_no_server_without_the_token(tmp_path):
     async def impostor(reader, writer):
-        writer.write(b'{"v":%d,"nonce":"00"}\n' % wire.WIRE_VERSION)
+        writer.write(b'{"v":%d,"nonce":"%s"}\n' % (wire.WIRE_VERSION, b"0" * 32))
         await reader.readline()
         writer.write(b'{"mac":"' + b"0" * 64 + b'"}\n')
         writer.close()
@@ -111,7 +144,7 @@ def test_an_agent_believes_no_server_without_the_token(tmp_path):
             server = await asyncio.start_server(impostor, "127.0.0.1", 0)
             fake = ReplicaAddress(0, "127.0.0.1", server.sockets[0].getsockname()[1])
             with pytest.raises(WireError, match="token"):
-                async with linked(fake, "127.0.0.9", TOKEN, pool.replications[0]._pool):
+                async with linked(fake, "127.0.0.9", KEY, pool.replications[0]._pool):
                     pass
             server.close()
 
@@ -173,7 +206,7 @@ def test_garbage_disturbs_nobody(tmp_path, garbage, proved):
     try:
         asyncio.run(scene())
     except ConnectionError:
-        assert len(garbage) > 1_000_000, "cut off in the middle of what it would not hear"
+        assert len(garbage) > wire.HANDSHAKE_LINE_BYTES, "cut off in the middle of what it would not hear"
 
 
 def test_a_put_that_is_cut_off_leaves_nothing(tmp_path):
@@ -184,8 +217,8 @@ def test_a_put_that_is_cut_off_leaves_nothing(tmp_path):
             async with reach(pool, 1) as link:
                 await link.say(Put(save, data_name(0), size))
                 await link.expect(Go)
-                link._writer.write(content(0, 10, 5_000_000)[:3_000_000])
-                await link._writer.drain()
+                link._wire.writer.write(content(0, 10, 5_000_000)[:3_000_000])
+                await link._wire.writer.drain()
                 await until("it is being written", lambda: drafts(pool.folders[1]))
             await until("nothing is left", lambda: not drafts(pool.folders[1]))
             assert held(pool.folders[1], 10) == names(1)
@@ -220,7 +253,7 @@ def test_a_put_of_other_bytes_is_refused(tmp_path):
                 size = len(content(0, 10))
                 await link.say(Put(save, data_name(0), size))
                 await link.expect(Go)
-                link._writer.write(b"x" * size)
+                link._wire.writer.write(b"x" * size)
                 with pytest.raises(Unwilling, match="not what was written"):
                     await link.expect(Offer)
             assert held(pool.folders[1], 10) == names(1)
@@ -319,7 +352,7 @@ def test_a_crowd_of_silent_strangers_keeps_no_friend_out(tmp_path, monkeypatch):
             server = pool.server(0)
             crowd = [await asyncio.open_connection(server.address, server.port) for _ in range(100)]
             await works(pool, 0)
-            await until("they are dropped", lambda: pool.replications[0]._server._unproved == 0)
+            await until("they are dropped", lambda: not pool.replications[0]._server._listener._unproved)
             for _, writer in crowd:
                 writer.close()
 

@@ -15,5 +15,5 @@ child = subprocess.Popen(
 theirs.close()
 lines = ours.makefile("rb")
 ours.sendall(json.dumps({"op": "fork", "id": 1, "order": order}).encode() + b"\n")
-print(child.pid, json.loads(lines.readline())["pid"], flush=True)
+print(child.pid, next(word["pid"] for word in map(json.loads, lines) if "pid" in word), flush=True)
 signal.pause()

@@ -10,7 +10,7 @@ from launcher.clusters.kinds import of_kind
 from launcher.clusters.protocol import Mends
 from launcher.rundir.attempts import new_attempt, newest, read_plan
 from launcher.rundir.layout import RunDir
-from launcher.spec import read_spec
+from launcher.spec.read import read_spec
 
 
 def opened(on, ref):

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher.clusters.batch import job_environment as environment
+from launcher.clusters.batch.job import environment
 from launcher.clusters.batch.queue import Ticket
 from launcher.clusters.gridengine.script import check_rule, script_of
 from launcher.errors import BadInput
 from launcher.plan.build import build
 from launcher.plan.facts import Machine, Project, RunIdentity
 from launcher.plan.model import FrozenCode
-from launcher.spec import read_spec
+from launcher.spec.read import read_spec
 
 RUN = Path("/runs/train-7k3f")
 HEAD = "name: train\nrun:\n  script: train.py\n"
@@ -48,9 +48,16 @@ def test_two_hosts(tmp_path):
         "#$ -l h_rt=3600,gpu=4,hostname=!(n7|n9),mem_free=4G",
     ]  # fmt: skip
     words = shlex.split(command)
-    assert words[:5] == ["exec", sys.executable, "-P", "-m", "launcher.clusters.batch.job_environment"]
+    assert words[:5] == ["exec", sys.executable, "-P", "-m", "launcher.clusters.batch.job.environment"]
     assert words[5:7] == ["--warn-after", "3480"]
-    assert words[7:] == [sys.executable, "-P", "-m", "launcher.clusters.batch.in_job", "gridengine", str(RUN)]
+    assert words[7:] == [
+        sys.executable,
+        "-P",
+        "-m",
+        "launcher.clusters.batch.job.batch_process",
+        "gridengine",
+        str(RUN),
+    ]
 
 
 def test_a_short_job_is_warned_all_the_same(tmp_path):

@@ -17,8 +17,13 @@ FIELD, ROW = "\x1f", "\x1e"
 CONFIG = "Configuration data as of 2026-11-22T02:00:00\nClusterName             = {}\n"
 
 
+def _rows_where(option, job):
+    """A filter of rows by their id, for sh."""
+    return rf"""tr '\036\037' '\n|' | grep {option} "^{job}|" | tr '\n|' '\036\037'"""
+
+
 class Clients:
-    """squeue lists `rows`, scancel takes the job off them and is noted in `ended`."""
+    """squeue lists `rows`, scancel takes its job off them and is noted in `ended`."""
 
     def __init__(self, folder):
         self._folder = folder
@@ -27,9 +32,12 @@ class Clients:
         self._ended = folder / "ended"
         self._rows.touch()
         self._ended.touch()
-        self.program("squeue", f"cat '{self._rows}'")
+        asked = 'for word; do case "$word" in --jobs=*) id="${word#*=}" ;; esac; done; '
+        self.program("squeue", f"{asked}cat '{self._rows}' | {_rows_where('-e', '${id:-[^|]*}')}")
         self.program("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
-        self.program("scancel", f"for id in \"$@\"; do :; done; echo \"$id\" >> '{self._ended}'; : > '{self._rows}'")
+        note = f"for id; do :; done; echo \"$id\" >> '{self._ended}'"
+        left = f"cat '{self._rows}' | {_rows_where('-v', '$id')} > '{folder}/left'; mv '{folder}/left' '{self._rows}'"
+        self.program("scancel", f"{note}; {left}")
         self.cluster("here")
 
     @property
@@ -78,7 +86,7 @@ def submitted(tmp_path):
     def make(name, job, ticket, *, batch="", **handle):
         run = RunDir(tmp_path / name)
         make_dir(run.path)
-        plan = plan_of(run.path)
+        plan = msgspec.structs.replace(plan_of(run.path), cluster_kind="slurm")
         attempt, intent = new_attempt(run, "slurm", "submit", None, kind="slurm", ticket=ticket, batch=str(batch))
         write_record(attempt.intent, msgspec.structs.replace(intent, created_by=dead_process()))
         raise_fence(run, 1)

@@ -1,8 +1,12 @@
 """Running a command inside a container: the exact words, by Pyxis and by a line before it."""
 
+import json
+
 import pytest
 
+from launcher.api import validate
 from launcher.clusters.slurm.container import container_of, container_problems, is_path
+from launcher.errors import BadInput
 
 MOUNTS = ["/runs/r 1", "/opt/py"]
 BINDS = ("--bind", "/runs/r 1", "--bind", "/opt/py")
@@ -98,3 +102,13 @@ def test_pyxis_is_an_option_of_srun(site):
 
 def test_words_that_no_shell_would_read_are_refused():
     assert container_problems("apptainer exec 'x.sif") == ["cannot be read as words: No closing quotation"]
+
+
+@pytest.mark.parametrize("text", ["   ", "", "\t", "'' x"])
+def test_nothing_is_no_container(text, tmp_path):
+    assert container_problems(text) == ["cannot be read as words: there is none"]
+    spec = tmp_path / "job.yaml"
+    spec.write_text(f"name: x\nrun: {{command: [echo]}}\nslurm: {{container: {json.dumps(text)}}}\n")
+    if text in ("   ", ""):
+        with pytest.raises(BadInput, match=r"slurm\.container: expected a container"):
+            validate(spec)

@@ -11,27 +11,27 @@ import msgspec
 import pytest
 
 from launcher.clusters.slurm import doctor_checks
-from launcher.clusters.slurm.doctor import WORDS, Shape, SlurmTrials, options, read_job
+from launcher.clusters.slurm.doctor import WORDS, Shape, options, read_job, trial_of
 from launcher.clusters.slurm.queries.nodes import Node, Partition
 from launcher.clusters.slurm.queries.site import read_config, read_ping, read_rules
-from launcher.doctor.findings import Level
-from launcher.doctor.look_there import Torch
-from launcher.doctor.shared_places import place_finding
-from launcher.doctor.trial.checks import no_nodes_finding, trial_findings
-from launcher.doctor.trial.here import TrialJob, batch_script
-from launcher.doctor.trial.records import (
-    Door,
+from launcher.doctor.checks import place_finding
+from launcher.doctor.findings import Level, time_words
+from launcher.doctor.machine_there import Torch
+from launcher.doctor.trial import batch_script
+from launcher.doctor.trial_checks import (
     Expected,
-    NodeCall,
+    Hello,
     NodeClock,
-    NodeGreeting,
     NodeReport,
+    SeenNode,
     Trial,
-    TrialFolder,
+    TrialJob,
+    no_nodes_finding,
     read_stopped,
+    trial_findings,
 )
+from launcher.doctor.ways import Way
 from launcher.doctor.wish import DoctorWish
-from launcher.doctor.words import time_words
 from launcher.rundir.file_systems import FileSystem
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -277,7 +277,7 @@ WISH = DoctorWish(Path("/runs"), "/python")
 
 
 def script(folder, nodes, python):
-    return batch_script(SlurmTrials(WISH, Shape(4, 0, 1, math.inf)), TrialFolder(folder), nodes, python)
+    return batch_script(trial_of(replace(WISH, nodes=nodes), Shape(4, 0, 1, math.inf)), folder, python, 50.0)
 
 
 def test_the_options_of_the_job():
@@ -307,7 +307,7 @@ def test_the_script_takes_any_path_as_it_is(tmp_path, name):
     env = {"PATH": f"{programs}:/usr/bin:/bin", "SLURMD_NODENAME": "node0"}
     done = subprocess.run(["/bin/sh"], input=text, cwd=tmp_path, env=env, text=True, check=False)
     assert done.returncode == 0
-    assert (path / "steps.log").read_text() == f"-P|-m|launcher.clusters.slurm.doctor_node|{path}|"
+    assert (path / "steps.log").read_text() == f"-P|-m|launcher.clusters.trial_jobs|slurm|{path}|50|node0|"
     assert (path / "seen").exists() and (path / "seen-node0").exists()
     assert not (tmp_path / "canary").exists()
 
@@ -366,40 +366,38 @@ def test_garbage_from_slurm_is_read_without_a_traceback():
 # What the nodes told
 
 
-EXPECTED = Expected("0.1.0", "3.11.7", "/venv/bin/python", "/theirs/bin/python", "/home/me/runs")
+EXPECTED = Expected("/theirs/bin/python", "/home/me/runs", "0.1.0", "3.11.7", "/venv/bin/python")
 HOSTS = ("n1", "n2")
+WELL = TrialJob(waits=False, word="RUNNING", requeue=True)
+FAILED = TrialJob(waits=False, has_ended=True, word="FAILED", exit_code=1)
 
 
-def call(caller, called, *, took_ms: float | None = 0.2, error="", interface="", port=23000):
-    return NodeCall(caller, called, interface, f"10.0.0.{called[1]}", port, took_ms, error)
+def way(caller, called, *, took_s=0.0002, error=""):
+    at = f"10.0.0.{called[1]}"
+    return Way(caller, called, took_s, 0.0, error, f"{at} port 23000" if error else at)
+
+
+def seen(host, **changes):
+    """A node that said all there is to say."""
+    hello = Hello("0.1.0", "3.11.7", 0.0, {"": f"10.0.0.{host[1]}"})
+    good = SeenNode(hello, NodeClock(0.01, 0.02), NodeReport(Torch("2.10.0", "CUDA 12.8", 1), 1))
+    return replace(good, **changes)
 
 
 def trial(**changes):
     """One that went well."""
-    doors = (Door("", "10.0.0.1", (23000, 41000)),)
-    good = Trial(
-        "7",
-        HOSTS,
-        0.5,
-        "RUNNING",
-        0,
-        requeue=True,
-        greetings={host: NodeGreeting(host, "0.1.0", "3.11.7", doors) for host in HOSTS},
-        clocks={host: NodeClock(0.01, 0.02) for host in HOSTS},
-        reports={
-            one: NodeReport(one, (call(one, other),), Torch("2.10.0", "CUDA 12.8", 1), 1)
-            for one, other in (("n1", "n2"), ("n2", "n1"))
-        },
-    )
-    return replace(good, **changes)
+    nodes = {host: seen(host) for host in HOSTS}
+    ways = {"": [way("n1", "n2"), way("n2", "n1")]}
+    return replace(Trial("7", HOSTS, 0.5, WELL, seen=nodes, ways=ways), **changes)
+
+
+def other_second(**changes):
+    """Where the second node is unlike the first."""
+    return trial(seen={"n1": seen("n1"), "n2": seen("n2", **changes)})
 
 
 def say(one):
     return list(trial_findings(one, EXPECTED, WORDS))
-
-
-def without(mapping, *hosts):
-    return {host: value for host, value in mapping.items() if host not in hosts}
 
 
 def test_a_trial_that_went_well():
@@ -414,16 +412,8 @@ def test_a_trial_that_went_well():
 
 
 def test_one_node_has_nobody_to_call():
-    good = trial()
-    reports = {"n1": replace_calls(good.reports["n1"])}
-    greetings, clocks = without(good.greetings, "n2"), without(good.clocks, "n2")
-    alone = replace(good, hosts=("n1",), greetings=greetings, clocks=clocks, reports=reports)
-    said = found(say(alone))
+    said = found(say(trial(hosts=("n1",), seen={"n1": seen("n1")}, ways={"": []})))
     assert "network" not in said and said["trial"][1].startswith("job 7 on n1,")
-
-
-def replace_calls(report, *calls):
-    return NodeReport(report.node, calls, report.torch, report.gpus)
 
 
 @pytest.mark.parametrize(
@@ -438,18 +428,14 @@ def replace_calls(report, *calls):
 )
 def test_a_node_that_came_no_further(code, said, about, text):
     log = f"0: all is well\n{f'1: {said}' if said else ''}\n1: stopped n2 {code}\nsrun: error: n2: task 1: Exited\n"
-    good = trial()
-    greetings, clocks = without(good.greetings, "n2"), without(good.clocks, "n2")
-    reports = {"n1": replace_calls(good.reports["n1"], call("n1", "n2", took_ms=None, error="it has not said"))}
-    lame = replace(good, greetings=greetings, clocks=clocks, reports=reports, log=log)
+    lame = trial(seen={"n1": seen("n1")}, ways={"": []}, log=log)
     assert [(one.about, one.text) for one in say(lame) if one.level is Level.PROBLEM] == [(about, text)]
     assert lame.seen_on == []
 
 
 @pytest.mark.parametrize("code", [41, 42])
 def test_a_first_node_that_came_no_further(code):
-    nothing = Trial("7", HOSTS, None, "FAILED", code, requeue=None)
-    (finding,) = say(nothing)
+    (finding,) = say(Trial("7", HOSTS, state=replace(FAILED, exit_code=code)))
     assert finding.level is Level.PROBLEM and "on n1" in finding.text and "n2" not in finding.text
 
 
@@ -463,20 +449,23 @@ def test_a_first_node_that_came_no_further(code):
     ],
 )
 def test_a_job_that_said_nothing(word, log, said):
-    (text,) = problems(say(Trial("7", HOSTS, None, word, 1, requeue=None, log=log)))
+    (text,) = problems(say(Trial("7", HOSTS, state=replace(FAILED, word=word), log=log)))
     assert said in text
 
 
 def test_a_job_that_slurm_put_back():
-    (text,) = problems(say(Trial("7", HOSTS, None, "PENDING", 0, requeue=None, again=True)))
+    again = TrialJob(word="PENDING", restarts=1)
+    (text,) = problems(say(Trial("7", HOSTS, state=again)))
     assert "began job 7 on n1 and n2 and put it back" in text
-    (text,) = problems(say(Trial("7", (), None, "PENDING", 0, requeue=None, again=True)))
+    (text,) = problems(say(Trial("7", state=again)))
     assert "began job 7 and put it back" in text
 
 
 def test_a_node_that_fell_silent():
-    good = trial()
-    assert problems(say(replace(good, reports=without(good.reports, "n2")))) == ["nothing more came from n2"]
+    assert problems(say(other_second(report=None))) == ["nothing more came from n2"]
+    assert problems(say(trial(seen={"n1": seen("n1")}))) == ["nothing more came from n2"]
+    ended = replace(other_second(clock=None, report=None), state=FAILED)
+    assert problems(say(ended)) == ["nothing more came from n2"]
 
 
 def test_a_job_that_does_not_end():
@@ -491,9 +480,7 @@ def test_a_job_that_does_not_end():
     ],
 )  # fmt: skip
 def test_other_versions_there(python, ours, level):
-    good = trial()
-    other = NodeGreeting("n2", ours, python, ())
-    assert found(say(replace(good, greetings={**good.greetings, "n2": other})))["python"][0] is level
+    assert found(say(other_second(hello=Hello(ours, python, 0.0, {}))))["python"][0] is level
 
 
 @pytest.mark.parametrize(
@@ -506,9 +493,7 @@ def test_other_versions_there(python, ours, level):
     ],
 )
 def test_torch_there_is_a_warning_only(torch, gpus, said):
-    good = trial()
-    reports = {**good.reports, "n2": NodeReport("n2", good.reports["n2"].calls, torch, gpus)}
-    torches = [finding for finding in say(replace(good, reports=reports)) if finding.about == "torch"]
+    torches = [finding for finding in say(other_second(report=NodeReport(torch, gpus))) if finding.about == "torch"]
     assert [finding.level for finding in torches] == [Level.OK, Level.WARNING]
     assert said in torches[1].text
 
@@ -518,38 +503,35 @@ def test_torch_there_is_a_warning_only(torch, gpus, said):
     [(0.5, 0.1, Level.OK), (-90.0, 0.1, Level.WARNING), (3600.0, 0.1, Level.WARNING), (3.0, 4.0, Level.OK)],
 )
 def test_a_clock_that_differs(ahead_s, took_s, level):
-    good = trial()
-    clocks = {**good.clocks, "n2": NodeClock(ahead_s, took_s)}
-    assert found(say(replace(good, clocks=clocks)))["clock"][0] is level
+    assert found(say(other_second(clock=NodeClock(ahead_s, took_s))))["clock"][0] is level
 
 
 def test_a_folder_that_is_slow_or_one_way():
-    good = trial()
-    slow = found(say(replace(good, clocks={**good.clocks, "n2": NodeClock(0.0, 31.0)})))["runs root"]
+    slow = found(say(other_second(clock=NodeClock(0.0, 31.0))))["runs root"]
     assert slow[0] is Level.WARNING and "took 31 s" in slow[1]
-    deaf = replace(good, clocks=without(good.clocks, "n2"))
+    deaf = other_second(clock=None, report=None)
+    assert problems(say(deaf)) == []
     assert found(say(deaf))["runs root"][1] == "what is written here was not seen on n2 in time"
     assert deaf.seen_on == []
 
 
 def test_nodes_that_do_not_reach_each_other():
-    good = trial()
-    calls = (call("n1", "n2"), call("n1", "n2", took_ms=None, error="timed out", interface="ib0"))
-    reports = {**good.reports, "n1": replace_calls(good.reports["n1"], *calls)}
-    findings = [finding for finding in say(replace(good, reports=reports)) if finding.about == "network"]
+    ways = {"": [way("n1", "n2")], "ib0": [way("n1", "n2", error="timed out")]}
+    findings = [finding for finding in say(trial(ways=ways)) if finding.about == "network"]
     assert [finding.level for finding in findings] == [Level.OK, Level.PROBLEM]
     assert findings[1].text == "n1 does not reach n2 by ib0 (10.0.0.2 port 23000): timed out"
 
 
 def test_an_interface_that_is_not_there_is_said_once_for_each_node():
-    good = trial()
-    doors = (Door("ib0", error="no 'ib0' on n2"),)
-    greetings = {**good.greetings, "n2": NodeGreeting("n2", "0.1.0", "3.11.7", doors)}
-    assert problems(say(replace(good, greetings=greetings))) == ["n2: no 'ib0' on n2"]
+    hello = Hello("0.1.0", "3.11.7", 0.0, {}, "no 'ib0' on n2")
+    assert problems(say(other_second(hello=hello))) == ["n2: no 'ib0' on n2"]
+    assert problems(say(trial(closed={"n1": "cannot listen on 10.0.0.1: odd"}))) == [
+        "n1: cannot listen on 10.0.0.1: odd"
+    ]
 
 
 def test_a_site_that_takes_requeueing_away():
-    assert found(say(trial(requeue=False)))["requeue"][0] is Level.WARNING
+    assert found(say(trial(state=replace(WELL, requeue=False))))["requeue"][0] is Level.WARNING
 
 
 def test_no_nodes_in_time():

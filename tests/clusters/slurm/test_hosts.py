@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from launcher.clusters.batch.nodes import seated
+from launcher.clusters.batch.job.nodes import seated
 from launcher.clusters.slurm.hosts import addresses_of, hosts_of
 from launcher.errors import LaunchError
 from launcher.plan.build import build

@@ -1,20 +1,26 @@
 """What is said of runs by squeue, by the accounts, and by whoever may not be asked at all."""
 
+import time
 from dataclasses import replace
 
 import msgspec
 import pytest
+from run_folder import dead_process, of_another_machine
 
+from launcher import api
 from launcher.clusters.batch.hand_over import batch_job_of, hand_over
+from launcher.clusters.batch.look import look
 from launcher.clusters.batch.mend import mend
+from launcher.clusters.slurm.queries.values import FIELD, ROW
 from launcher.clusters.slurm.queue import SlurmQueue
-from launcher.rundir.attempts import new_attempt
+from launcher.rundir.attempts import new_attempt, read_intent
+from launcher.rundir.avoided import avoided, is_over
 from launcher.rundir.durable import create_record, make_dir, read_record, write_record
 from launcher.rundir.layout import BatchDir
-from launcher.rundir.records import ClusterWord, Handle, RunState, Site
+from launcher.rundir.records import AttemptEnd, Blame, ClusterWord, Handle, RunState, Site
 from launcher.status.derive import derive
 from launcher.status.facts import read_facts
-from launcher.words import State
+from launcher.words import Cause, State
 
 DATABASE_DOWN = "echo 'sacct: error: Problem talking to the database: Connection refused' >&2; exit 1"
 
@@ -134,3 +140,112 @@ def test_a_run_says_itself_what_it_is_at_once_its_job_runs(clients, submitted):
     assert derive(facts).message == "rank 3 was killed"
     clients.rows(("7", "PENDING", "launch:mine"))
     assert mend(SlurmQueue(), [(run, attempt)])[0].text
+
+
+# Until it has a job
+
+
+def test_what_is_being_handed_over_on_another_machine_is_not_unknown(clients, submitted):
+    run, attempt, _ = submitted("train-aaaa", None, "mine")
+    intent = read_intent(attempt)
+    write_record(attempt.intent, msgspec.structs.replace(intent, created_by=of_another_machine()))
+    [word] = look(SlurmQueue(), [(run, attempt)])
+    status = derive(replace(read_facts(run.path), word=word))
+    assert (status.state, status.message) == (State.QUEUED, "it is being handed to Slurm")
+
+
+def followed(submitted, *, by=None):
+    """A run whose second attempt has an intent and no job; its first one was job 7's."""
+    run, first, plan = submitted("train-aaaa", "7", "mine")
+    write_record(first.end, AttemptEnd(State.QUEUED, Cause.PREEMPTED, 16, 5.0))
+    second, intent = new_attempt(run, "slurm", "requeue", Cause.PREEMPTED, kind="slurm", ticket="later")
+    write_record(second.intent, msgspec.structs.replace(intent, created_by=by or dead_process()))
+    return run, second, plan
+
+
+def test_a_job_that_was_put_back_late_is_the_attempts_that_was_to_get_another(clients, submitted):
+    one = followed(submitted)
+    clients.program("sbatch", "echo 9")
+    for state, phase in (("RUNNING", "queued"), ("COMPLETING", "queued"), ("PENDING", "queued")):
+        assert not one[1].handle.exists()  # it is not known yet what becomes of the older job
+        clients.rows(("7", state, "launch:mine"))
+        assert phases(one) == [phase]
+    handle = read_record(one[1].handle, Handle)
+    assert (handle.job_id, handle.ticket) == ("7", "mine")
+    assert clients.ended == []
+
+
+def test_without_an_older_job_it_gets_one(clients, submitted):
+    one = followed(submitted)
+    clients.program("sbatch", "echo 9")
+    clients.rows(("7", "COMPLETED", "launch:mine"))
+    phases(one)
+    assert read_record(one[1].handle, Handle).job_id == "9"
+
+
+def test_an_older_job_that_was_put_back_beside_a_new_one_is_ended(clients, submitted):
+    one = followed(submitted)
+    create_record(one[1].handle, Handle("slurm", job_id="9", ticket="later"))
+    clients.rows(("7", "RUNNING", "launch:mine"), ("9", "RUNNING", "launch:later"))
+    assert phases(one) == ["running"] and clients.ended == []  # it may be about to end by itself
+    clients.rows(("7", "PENDING", "launch:mine"), ("9", "RUNNING", "launch:later"))
+    assert phases(one) == ["running"] and clients.ended == ["7"]
+
+
+# What it waits for
+
+
+def blamed(run, **until):
+    write_record(run.avoided, [Blame(host, "not heard", 1, 5.0, at) for host, at in until.items()])
+
+
+@pytest.fixture
+def told(clients, tmp_path):
+    """What is changed of jobs."""
+    rows = "".join(FIELD.join((f"node{i}", "main*", "idle", "8", "8000", "", "none")) + ROW for i in range(4))
+    clients.program("sinfo", f"printf '%s' '{rows}'")
+    clients.program("scontrol", f"case $1 in update) echo $* >> {tmp_path}/told ;; *) cat '{tmp_path}/config' ;; esac")
+    return lambda: (tmp_path / "told").read_text().splitlines() if (tmp_path / "told").exists() else []
+
+
+def test_a_job_that_waits_may_have_a_node_again_when_its_hour_is_over(clients, submitted, told):
+    one = submitted("train-aaaa", "7", "mine")
+    write_record(one[1].plan, one[2])
+    blamed(one[0], node1=time.time() + 60, node2=time.time() + 3600)
+    clients.rows(("7", "PENDING", "launch:mine"))
+    assert phases(one) == ["queued"] and told() == []
+    blamed(one[0], node1=time.time() - 1, node2=time.time() + 3600)
+    for _ in range(2):
+        assert phases(one) == ["queued"]
+        assert told() == ["update JobId=7 ExcNodeList=node2"]  # once
+    assert [blame.host for blame in avoided(one[0])] == ["node2"]
+
+
+def test_where_slurm_is_silent_it_is_told_the_next_time(clients, submitted, told):
+    one = submitted("train-aaaa", "7", "mine")
+    write_record(one[1].plan, one[2])
+    blamed(one[0], node1=time.time() - 1)
+    clients.rows(("7", "PENDING", "launch:mine"))
+    clients.silent("scontrol")
+    phases(one)
+    assert is_over(one[0], time.time())
+
+
+@pytest.mark.parametrize(("hosts", "left"), [((), ""), (("node1",), "node2")])
+def test_a_pardon_reaches_the_job_that_waits(clients, submitted, told, hosts, left):
+    run, attempt, plan = submitted("train-aaaa", "7", "mine")
+    write_record(attempt.plan, plan)
+    blamed(run, node1=time.time() + 3600, node2=time.time() + 3600)
+    clients.rows(("7", "PENDING", "launch:mine"))
+    assert len(api.Run("train-aaaa", run.path).pardon(hosts)) == (len(hosts) or 2)
+    assert told() == [f"update JobId=7 ExcNodeList={left}"]
+
+
+def test_who_waits_says_whom_it_avoids_and_until_when(submitted):
+    run, _, _ = submitted("train-aaaa", "7", "mine")
+    until = time.time() + 3600
+    blamed(run, node1=until, node2=until - 60)
+    word = ClusterWord("queued", "PENDING", time.time(), "7", "will never start: no node has what it asks for")
+    message = derive(replace(read_facts(run.path), word=word)).message
+    clock = [time.strftime("%H:%M", time.localtime(at)) for at in (until, until - 60)]
+    assert f"it avoids node1 until {clock[0]}, node2 until {clock[1]}" in message

@@ -1,20 +1,24 @@
 """What a batch process does when its attempt has ended and the run goes on."""
 
+import os
+import socket
 import time
-from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-from launcher.clusters.batch.claims import claim
+from launcher.clusters.batch.job import next_job
+from launcher.clusters.batch.job.claims import claim
+from launcher.clusters.batch.job.next_job import NextJob
 from launcher.clusters.batch.look import look
-from launcher.clusters.batch.next_job import NextJob
 from launcher.clusters.slurm.queries.values import FIELD, ROW
 from launcher.clusters.slurm.queue import SlurmQueue
-from launcher.rundir.attempts import newest
-from launcher.rundir.avoided import avoid
-from launcher.rundir.durable import append_line, read_record, write_record
-from launcher.rundir.records import AttemptEnd, Blame, Event, Handle
+from launcher.rundir.attempts import new_attempt, newest
+from launcher.rundir.avoided import avoid, avoided
+from launcher.rundir.durable import append_line, make_dir, read_record, write_record
+from launcher.rundir.identity import this_process
+from launcher.rundir.records import AgentRecord, AttemptEnd, Blame, Endpoint, Event, Handle
 from launcher.status.derive import derive
 from launcher.status.facts import read_facts
 from launcher.words import Cause, State
@@ -24,9 +28,17 @@ pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:R
 
 RUNS = 'echo "JobId=7 JobState=RUNNING Reason=None Restarts=0 PreemptTime=None"'
 AGAIN = 'echo "JobId=7 JobState=PENDING Reason=BeginTime Restarts=1 PreemptTime=None"'
+TIMED_OUT = 'echo "JobId=7 JobState=COMPLETING Reason=TimeLimit Restarts=0 PreemptTime=None"'
 CANCELLED = 'echo "JobId=7 JobState=COMPLETING Reason=None Restarts=0 PreemptTime=None"'
 REFUSED = 'echo "sbatch: error: Batch job submission failed: Access/permission denied" >&2; exit 1'
+SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
 DISABLED = 'echo "Requested operation is presently disabled" >&2; exit 1'
+
+
+def sinfo(*nodes):
+    """Those of the default partition, all idle."""
+    rows = "".join(FIELD.join((node, "main*", "idle", "8", "8000", "", "none")) + ROW for node in nodes)
+    return f"printf '%s' '{rows}'"
 
 
 def scontrol(job=RUNS, requeue="exit 0"):
@@ -98,8 +110,7 @@ def test_a_requeued_job_stays_until_slurm_ends_it(moves, slurm_programs, job):
 
 
 def test_a_scheduler_that_is_silent_about_the_job_makes_it_neither_cancelled_nor_lost(begun, moves, slurm_programs):
-    silent = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
-    assert moves(Cause.PREEMPTED, scontrol=scontrol(silent)) == [120.0]
+    assert moves(Cause.PREEMPTED, scontrol=scontrol(SILENT)) == [120.0]
     assert "scontrol requeue 7" in slurm_programs.asked()
     until_asked(slurm_programs, "scontrol update")
 
@@ -118,9 +129,22 @@ def test_a_requeued_job_leaves_out_what_the_spec_says_and_what_is_avoided_now(
     spec = replace(begun.plan.spec, slurm=replace(begun.plan.spec.slurm, exclude=exclude))
     begun.plan = msgspec.structs.replace(begun.plan, spec=spec)
     avoid(begun.run, [Blame(host, "not heard", 1, time.time(), time.time() + 3600) for host in lost])
-    moves(Cause.PREEMPTED)
+    moves(Cause.PREEMPTED, sinfo=sinfo("node0", "node1", "node2", "node3"))
     words = until_asked(slurm_programs, "scontrol update")
     assert words == f"scontrol update JobId=7 StartTime=now+3 ExcNodeList={expected}"
+
+
+@pytest.mark.parametrize(
+    ("there", "expected"),
+    [(("node0", "node1"), ""), (("node0", "node1", "node2"), "node1"), ((), "node0,node1")],
+    ids=["none to spare", "one to spare", "those are down"],
+)
+def test_no_more_nodes_are_avoided_than_leave_the_run_what_it_needs(begun, moves, slurm_programs, there, expected):
+    """Such a job would wait for ever: it asks for more nodes than it may have."""
+    begun.plan = msgspec.structs.replace(begun.plan, nodes_min=2)
+    avoid(begun.run, [Blame(host, "not heard", 1, time.time(), time.time() + 3600) for host in ("node0", "node1")])
+    moves(Cause.PREEMPTED, sinfo=sinfo(*there))
+    assert until_asked(slurm_programs, "scontrol update").endswith(f" ExcNodeList={expected}")
 
 
 # Where a site takes no jobs from its nodes
@@ -161,3 +185,126 @@ def test_with_neither_a_new_job_nor_a_requeue_the_run_has_failed_and_says_why(be
     assert "presently disabled" in status.message and "Access/permission denied" in status.message
     assert read_record(newest(begun.run).end, AttemptEnd).state is State.FAILED
     assert claim(SlurmQueue(), begun.run, "7") is None
+
+
+# Where somebody else has gone on with the run
+
+
+def jobs_made(slurm_programs):
+    return [words for words in slurm_programs.asked() if words.startswith(("sbatch", "scontrol requeue"))]
+
+
+@pytest.mark.parametrize("cause", [Cause.NODE_LOST, Cause.PREEMPTED])
+def test_who_was_cut_off_while_another_went_on_starts_nothing_and_blames_nobody(begun, moves, slurm_programs, cause):
+    new_attempt(begun.run, "slurm", "requeue", cause, kind="slurm")
+    assert moves(cause) == []
+    assert jobs_made(slurm_programs) == [] and avoided(begun.run) == []
+    assert newest(begun.run).number == 2
+
+
+def test_of_two_that_go_on_at_once_one_gets_a_job(begun, moves, slurm_programs, monkeypatch):
+    def may_submit(_):
+        new_attempt(begun.run, "slurm", "requeue", Cause.NODE_LOST, kind="slurm")
+        return True
+
+    monkeypatch.setattr(SlurmQueue, "may_submit", may_submit)
+    assert moves(Cause.NODE_LOST) == []
+    assert jobs_made(slurm_programs) == []
+    assert newest(begun.run).number == 2 and not newest(begun.run).handle.exists()
+
+
+def test_a_requeue_that_a_frozen_controller_carries_out_late_is_no_reason_for_a_second_job(
+    begun, moves, slurm_programs, tmp_path
+):
+    """It refuses to do it twice, and the job that it has put back is the run's."""
+    done = f"'{tmp_path}/done'"
+    late = f"[ -e {done} ] && {{ {DISABLED}; }}; touch {done}; echo 'Socket timed out on send/recv' >&2; exit 1"
+    assert moves(Cause.PREEMPTED, scontrol=scontrol(f"[ -e {done} ] && {AGAIN} || {RUNS}", late)) == [10.0, 120.0]
+    assert jobs_made(slurm_programs) == ["scontrol requeue 7"]
+    until_asked(slurm_programs, "scontrol update")
+
+
+# Whose fault it was
+
+
+@pytest.mark.parametrize(
+    ("job", "blamed"), [(RUNS, ["node1"]), (AGAIN, []), (SILENT, [])], ids=["a node's", "Slurm's", "our own perhaps"]
+)
+def test_a_node_is_blamed_where_nothing_else_explains_its_silence(begun, moves, job, blamed):
+    moves(Cause.NODE_LOST, scontrol=scontrol(job))
+    assert [blame.host for blame in avoided(begun.run)] == blamed
+
+
+@pytest.fixture
+def lose_node_1(begun):
+    """It is not heard for as long as its lease is; `back`: its keeper had begun another agent by then, or not."""
+
+    def lose(back, address="127.0.0.1"):
+        agent = begun.attempt.agent(1)
+        make_dir(agent.parent)
+        write_record(agent, AgentRecord(1, address, this_process()))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            write_record(begun.attempt.endpoint, Endpoint("127.0.0.1", free.getsockname()[1], this_process()))
+        lease_s = begun.plan.spec.recovery.lease_s
+        if not back:
+            os.utime(agent, (time.time() - lease_s,) * 2)
+        append_line(begun.run.events, Event(time.time(), 1, "agent_lost", "node 1 is not heard", node=1))
+        end = AttemptEnd(State.QUEUED, Cause.NODE_LOST, 15, time.time(), "a new attempt follows")
+        write_record(begun.attempt.end, end)
+        return NextJob(SlurmQueue(), begun.run, begun.plan, begun.job, Waits()).follow(begun.attempt, end)[0]
+
+    return lose
+
+
+def test_a_node_that_is_back_when_it_is_looked_for_is_not_blamed_and_the_run_stays(begun, lose_node_1, slurm_programs):
+    """The cut between the two has healed: the other node has waited for us all along."""
+    slurm_programs(sbatch="echo 9", scontrol=scontrol())
+    after = lose_node_1(back=True)
+    assert after is not None and after.number == 2 and read_record(after.handle, Handle).job_id == begun.job
+    assert avoided(begun.run) == [] and jobs_made(slurm_programs) == []
+
+
+@pytest.mark.parametrize(
+    ("back", "address"), [(False, "127.0.0.1"), (True, "127.255.255.255")], ids=["frozen", "still cut off"]
+)
+def test_a_node_that_does_not_answer_or_has_begun_nothing_since_is_gone(
+    begun, lose_node_1, slurm_programs, back, address
+):
+    slurm_programs(sbatch="echo 9", scontrol=scontrol())
+    assert lose_node_1(back, address) is None
+    assert [blame.host for blame in avoided(begun.run)] == ["node1"]
+
+
+def test_a_cut_that_heals_while_slurm_is_asked_blames_nobody(begun, lose_node_1, slurm_programs, monkeypatch):
+    answers = iter([False, True])
+    monkeypatch.setattr(next_job, "is_back", lambda *_: next(answers))
+    slurm_programs(sbatch="echo 9", scontrol=scontrol())
+    assert lose_node_1(back=True) is None
+    assert avoided(begun.run) == [] and read_record(begun.run.attempt(2).handle, Handle).job_id == "9"
+
+
+@pytest.mark.parametrize(
+    ("job", "node", "cause"),
+    [
+        (AGAIN, "IDLE", Cause.PREEMPTED),
+        (AGAIN, "DOWN", Cause.NODE_LOST),
+        (TIMED_OUT, "IDLE", Cause.TIME_LIMIT),
+        (RUNS, "IDLE", Cause.NODE_LOST),
+    ],
+)
+def test_tasks_that_slurm_has_ended_are_no_lost_node(begun, moves, slurm_programs, job, node, cause):
+    shown = f'case "$*" in *"show node"*) echo "NodeName=node1 State={node}" ;; *) {scontrol(job)} ;; esac'
+    moves(Cause.NODE_LOST, scontrol=shown)
+    assert read_record(begun.attempt.end, AttemptEnd).cause is cause
+
+
+def test_who_heard_nobody_not_even_itself_was_asleep_and_blames_no_node(begun, slurm_programs):
+    slurm_programs(sbatch="echo 9", scontrol=scontrol())
+    for node in (0, 1):
+        append_line(begun.run.events, Event(time.time(), 1, "agent_lost", f"node {node} is not heard", node=node))
+    end = AttemptEnd(State.QUEUED, Cause.NODE_LOST, 15, time.time(), "a new attempt follows")
+    write_record(begun.attempt.end, end)
+    after, _ = NextJob(SlurmQueue(), begun.run, begun.plan, begun.job, Waits()).follow(begun.attempt, end)
+    assert after is not None and after.number == 2  # on the nodes that there are
+    assert avoided(begun.run) == [] and jobs_made(slurm_programs) == []

@@ -69,11 +69,11 @@ def test_all_jobs_of_the_caller_are_one_question():
     assert not any(word.startswith("--jobs") for word in argv)
 
 
-def test_some_jobs_or_another_user():
+def test_some_jobs_or_those_of_a_name():
     assert "--jobs=7,5_3" in squeue_jobs(job_ids=["7", "5_3"])
     assert "--me" not in squeue_jobs(job_ids=["7"])
-    assert "--user=1000" in squeue_jobs("1000")
-    assert "--me" not in squeue_jobs("1000")
+    assert "--name=train-7k3f" in squeue_jobs(name="train-7k3f")
+    assert "--me" in squeue_jobs(name="train-7k3f")
 
 
 def test_no_format_asks_for_a_name_that_somebody_chose_freely_but_as_the_last_field():

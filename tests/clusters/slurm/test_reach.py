@@ -7,8 +7,9 @@ import time
 
 import pytest
 
+from launcher.clusters.batch import client
 from launcher.clusters.batch.client import Answer
-from launcher.clusters.slurm.reach import ask, clean_environment, this_user
+from launcher.clusters.slurm.reach import ask, clean_environment
 from launcher.errors import Unreachable
 from launcher.rundir.identity import alive, process_id
 
@@ -147,10 +148,6 @@ def test_a_file_that_is_handed_on(programs, tmp_path):
     programs("sbatch", 'readlink "/proc/self/fd/$1"')
     with open(tmp_path / "lock", "w") as lock:
         assert ask(["sbatch", str(lock.fileno())], pass_fds=[lock.fileno()]).out == f"{tmp_path}/lock\n"
-
-
-def test_this_user_is_a_number():
-    assert this_user() == str(os.geteuid())
 
 
 # What comes back
@@ -319,3 +316,12 @@ def test_no_file_stays_open(programs):
         with pytest.raises(Unreachable):
             ask(["sacct-is-not-here"])
     assert open_files() == before
+
+
+def test_what_is_endless_is_no_answer(tmp_path, monkeypatch):
+    program = tmp_path / "squeue"
+    program.write_text("#!/bin/sh\nhead -c 3000000 /dev/zero\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(client, "_MOST_BYTES", 1 << 20)
+    with pytest.raises(Unreachable, match="more than 1 MB"):
+        client.run([str(program)], {}, called="Slurm")

@@ -2,18 +2,18 @@
 
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from launcher.clusters.batch.queue import Ticket, keeper_command
 from launcher.clusters.slurm.script import gres_of, options, render, script_of, signal_before_s
 from launcher.plan.build import build
 from launcher.plan.facts import Machine, Project, RunIdentity
 from launcher.plan.model import FrozenCode
-from launcher.spec import read_spec
+from launcher.spec.read import read_spec
 
 RUN = Path("/runs/train-7k3f")
 PYTHON = sys.executable
@@ -65,7 +65,8 @@ GOLDEN = {
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-exec {PYTHON} -P -m launcher.clusters.batch.in_job slurm /runs/train-7k3f
+trap '' USR1 USR2
+exec {PYTHON} -P -m launcher.clusters.batch.job.guard slurm /runs/train-7k3f
 """,
     ),
     "GPUs": (
@@ -90,7 +91,8 @@ exec {PYTHON} -P -m launcher.clusters.batch.in_job slurm /runs/train-7k3f
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-exec {PYTHON} -P -m launcher.clusters.batch.in_job slurm /runs/train-7k3f
+trap '' USR1 USR2
+exec {PYTHON} -P -m launcher.clusters.batch.job.guard slurm /runs/train-7k3f
 """,
     ),
     "a range and spares": (
@@ -120,7 +122,8 @@ recovery:
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-exec {PYTHON} -P -m launcher.clusters.batch.in_job slurm /runs/train-7k3f
+trap '' USR1 USR2
+exec {PYTHON} -P -m launcher.clusters.batch.job.guard slurm /runs/train-7k3f
 """,
     ),
     "every option": (
@@ -179,7 +182,8 @@ slurm:
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-exec {PYTHON} -P -m launcher.clusters.batch.in_job slurm /runs/train-7k3f
+trap '' USR1 USR2
+exec {PYTHON} -P -m launcher.clusters.batch.job.guard slurm /runs/train-7k3f
 """,
     ),
 }

@@ -1,54 +1,59 @@
 """Hosts of a run in this process: a folder each, and what would answer over SSH answers at once."""
 
 import io
+import math
 from types import SimpleNamespace
+
+import msgspec
 
 from launcher.clusters.ssh import host_clients, pool
 from launcher.clusters.ssh.host.server import HostServer
 from launcher.clusters.ssh.host_client import Place
-from launcher.clusters.ssh.messages import HELLO, TakeFile, read_request
+from launcher.clusters.ssh.messages import Request
 from launcher.clusters.ssh.submit import look
 from launcher.errors import Unreachable
 from launcher.hostlink.connect import Line
 from launcher.hostlink.failures import Lost
+from launcher.hostlink.rpc.server import answer_all
+from launcher.hostlink.rpc.wire import Incoming, decoded, greeting
+from launcher.plan.model import NodePlan
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Handle
 from launcher.spec.model import SshHost
-from tests.run_folder import RunFolder, dead_process
+from tests.run_folder import RunFolder, dead_process, plan_of
 
+REQUESTS = msgspec.json.Decoder(Request)
 RUN = "job-1a2b"
 
 
 class _Process:
-    """What `there` says to each request, with what follows it."""
+    """What `there` says to each request, once it has come with what follows it."""
 
     def __init__(self, name, line):
-        self._name, self._line, self._said = name, line, io.BytesIO(HELLO)
-        self._heard = b""
+        self.who, self._line = name, line
+        self._server, self._said, self._heard = HostServer(), greeting(), b""
 
-    def write(self, data, _limit_s=0.0):
+    def feed(self, data, _limit_s):
         self._line.asked += 1
-        if self._line.hangs or (self._line.hangs_at and data.startswith(self._line.hangs_at)):
-            raise Lost(f"{self._name}: no answer in time")
+        if self._line.hangs or (self._line.hangs_at and self._line.hangs_at in data):
+            raise Lost(f"{self.who}: no answer in time")
         self._heard += data
-        request = read_request(self._heard.partition(b"\n")[0])
-        follows = request.manifest_size + request.size if isinstance(request, TakeFile) else 0
-        if len(self._heard.partition(b"\n")[2]) < follows:
-            return
-        told = io.BytesIO()
-        HostServer(io.BytesIO(self._heard), told).serve()
-        self._heard = b""
-        at = self._said.tell()
-        self._said.seek(0, 2)
-        self._said.write(told.getvalue())
-        self._said.seek(at)
+        request, _, rest = self._heard.partition(b"\n")
+        if len(rest) >= getattr(decoded(request, REQUESTS), "follows", 0):
+            heard = io.BytesIO(self._heard)
+            told = io.BytesIO()
+            answer_all(Incoming(lambda _deadline, most: heard.read(most)), told.write, Request, self._server.answer)
+            self._heard = b""
+            self._said += told.getvalue().removeprefix(greeting())
+        return True
 
-    def readline(self, limit_s):
-        self._line.limits.add(limit_s)
-        return self._said.readline()
+    def read(self, most, limit_s):
+        self._line.limits.add(math.ceil(limit_s))
+        data, self._said = self._said[:most], self._said[most:]
+        return data
 
-    def read(self, size, _limit_s):
-        return self._said.read(size)
+    def last_words(self):
+        return []
 
     def close(self):
         pass
@@ -69,6 +74,12 @@ class _Line(Line):
         pass
 
 
+def on_hosts(plan, *names):
+    """The plan with its nodes on these."""
+    nodes = tuple(NodePlan(index, name, spare=False, gpus=None, host=name) for index, name in enumerate(names))
+    return msgspec.structs.replace(plan, nodes=nodes)
+
+
 class NearHosts:
     """A run on these hosts, submitted from here."""
 
@@ -86,6 +97,11 @@ class NearHosts:
         self.dialled |= {host.name for host in hosts}
         gone = {host.name: Unreachable(f"{host.name} does not answer") for host in hosts if host.name in self.cut}
         return {host.name: gone.get(host.name, self.lines.get(host.name)) for host in hosts}
+
+    def let_back(self):
+        """All can be reached, and who was silent is asked at once."""
+        self.cut.clear()
+        host_clients._silent.clear()
 
     @property
     def run(self):
@@ -105,7 +121,8 @@ class NearHosts:
         """The run's folder on a host."""
         path = self.folder / name / "runs" / RUN
         if not path.exists():
-            return RunFolder(path).plan(len(self.lines))
+            folder = RunFolder(path)
+            return folder.write(folder.run.plan, on_hosts(plan_of(path, len(self.lines)), *self.lines))
         folder = RunFolder.__new__(RunFolder)
         folder.run = RunDir(path)
         return folder

@@ -1,31 +1,32 @@
 """What a person wants of hosts, where some of them are gone for good."""
 
-from dataclasses import replace
-
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from launcher.api import Run
 from launcher.clusters.keeping import news
 from launcher.clusters.local import cluster as local
 from launcher.clusters.mirror.fetch import settle_for
-from launcher.clusters.ssh import run_hosts
+from launcher.clusters.protocol import CancelReport
+from launcher.clusters.ssh import host_clients, run_hosts
+from launcher.clusters.ssh.host import cancel_courier
 from launcher.clusters.ssh.host_client import HostClient
-from launcher.clusters.ssh.messages import Cancelled
 from launcher.clusters.ssh.results import fetch
 from launcher.clusters.ssh.results.checkpoints import holders_of
 from launcher.clusters.ssh.run_hosts import places_ever, places_of
 from launcher.clusters.ssh.submit import cancel
 from launcher.clusters.ssh.submit.handover import PoolHandover
 from launcher.errors import LaunchError, NotStarted, Refused, Unreachable
+from launcher.hostlink.rpc.client import GREETING_S
 from launcher.plan.model import NodePlan
-from launcher.rundir.attempts import read_plan
-from launcher.rundir.events import read_events
+from launcher.rundir.attempts import attempts, read_plan
+from launcher.rundir.durable import append_line, read_lines
 from launcher.rundir.identity import this_process
-from launcher.rundir.records import ClusterWord
+from launcher.rundir.records import ANEW, ClusterWord, Event
 from launcher.spec.model import Recovery
 from launcher.words import State
-from tests.clusters.ssh.near_hosts import RUN, NearHosts
+from tests.clusters.ssh.near_hosts import RUN, NearHosts, on_hosts
 from tests.run_folder import RunFolder, dead_process, plan_of
 from tests.saved_checkpoints import save_part
 from trainer.checkpoint_files import partial
@@ -76,16 +77,88 @@ def test_a_host_may_take_as_long_as_its_ranks_have(hosts, run):
     assert min(max(line.limits) for line in hosts.lines.values()) > 300.0 + local._SURE_S
 
 
-def test_only_a_host_that_does_not_let_us_in_may_be_gone(hosts, run):
+def test_who_cannot_be_reached_is_told_from_who_says_nothing(hosts, run):
     hosts.lines["node0"].hangs = True
     with pytest.raises(Unreachable, match=r"^asked node0 in vain") as raised:
         run.cancel()
-    assert raised.value.lines[1:] == ("node0: no answer in time", f"hint: launch cancel {RUN} again")
+    hint = f"hint: launch cancel {RUN} again; of a host that is gone for good: launch cancel {RUN} --gone HOST"
+    assert raised.value.lines[1:] == ("node0: no answer in time", hint)
     hosts.cut.add("node1")
     with pytest.raises(Unreachable, match=r"^could not ask node1; asked node0 in vain: ") as raised:
         run.cancel()
     assert "once node1 can be reached" in raised.value.lines[-1]
     assert f"launch cancel {RUN} --gone HOST" in raised.value.lines[-1]
+
+
+@pytest.mark.parametrize("silent", ["node0", "node1"])
+def test_one_host_that_has_ended_it_does_not_speak_for_another_that_has_not(hosts, run, silent):
+    """The run was noted as cancelled by a cancel that said itself that something may be left of it."""
+    answers = {"node0": "node1", "node1": "node0"}[silent]
+    hosts.on(answers).attempt(keeper=dead_process())
+    hosts.lines[silent].hangs = True
+    with pytest.raises(Unreachable, match=f"^asked {silent} in vain"):
+        run.cancel()
+    assert not hosts.run.attempt(1).end.exists()
+    assert run.status().state is State.UNKNOWN
+    hosts.lines[silent].hangs = False
+    hosts.on(silent).attempt(keeper=dead_process())
+    host_clients._silent.clear()
+    run.cancel()
+    assert run.status().state is State.CANCELLED
+
+
+def test_hosts_that_were_reached_tell_those_that_were_not(hosts, run, monkeypatch):
+    """A host that was cut off held its slots until it gave the run up by itself."""
+    told = []
+    monkeypatch.setattr(cancel_courier, "send", lambda there, names: told.append((there.path, [*names])))
+    hosts.on("node1").attempt(keeper=dead_process())
+    hosts.cut.add("node0")
+    with pytest.raises(Unreachable):
+        run.cancel()
+    assert told == [(hosts.on("node1").path, ["node0"])]
+
+
+def test_hosts_of_a_found_run_that_no_pool_here_has_are_named(hosts, run):
+    """Its word that it was cancelled was good for the hosts that could be asked."""
+    plan = read_plan(hosts.run, 1)
+    hosts.mirror.write(hosts.run.plan, msgspec.structs.replace(plan, project=""))
+    for name in ("node0", "node1"):
+        there = hosts.on(name).attempt(keeper=dead_process()).run
+        there.spec.write_text("name: job\nrun: {command: 'true'}\n")
+        hosts.mirror.write(there.plan, on_hosts(plan_of(there.path, 3), "node0", "node1", "gpu9"))
+    with pytest.raises(Unreachable, match=r"is also on hosts that pool has not here, and may be left there: gpu9\n"):
+        run.cancel()
+    assert not hosts.run.attempt(1).end.exists()
+    for name in ("node0", "node1"):
+        there = hosts.on(name).run
+        hosts.mirror.write(there.plan, on_hosts(plan_of(there.path, 2), "node0", "node1"))
+    run.cancel()
+    assert run.status().state is State.CANCELLED
+
+
+def test_one_that_lets_us_in_and_says_nothing_is_given_up_at_a_person_s_word_alone(hosts, run, said):
+    """Its disk hangs, say, and with it all that starts there: the run could never be ended, nor resumed."""
+    hosts.on("node1").attempt(keeper=dead_process())
+    hosts.lines["node0"].hangs = True
+    with pytest.raises(Unreachable, match=r"^asked node0 in vain"):
+        run.cancel()
+    assert run_hosts.gone(hosts.run) == set()
+    run.cancel(gone=["node0"])
+    assert run_hosts.gone(hosts.run) == {"node0"}
+    assert run.status().state is State.CANCELLED
+    assert said[-1].startswith("node0 lets us in and says nothing: it counts as gone")
+    hosts.dialled.clear()
+    assert run.cancel().already
+
+
+def test_one_that_is_said_to_be_gone_has_its_time_to_end_ranks_where_it_says_anything(hosts, run):
+    for name in ("node0", "node1"):
+        hosts.on(name).attempt(keeper=dead_process())
+    run.cancel(gone=["node0"])
+    assert run_hosts.gone(hosts.run) == set()
+    assert GREETING_S in hosts.lines["node0"].limits
+    assert GREETING_S not in hosts.lines["node1"].limits
+    assert max(hosts.lines["node0"].limits) == max(hosts.lines["node1"].limits) > GREETING_S
 
 
 def test_what_the_others_say_counts(hosts, run):
@@ -142,7 +215,9 @@ def test_one_that_answers_is_not_gone(hosts, run):
 
 def test_one_that_answers_that_something_is_left_is_believed(hosts, run, monkeypatch):
     stubborn = LaunchError("node0: process 17 does not end")
-    monkeypatch.setattr(cancel, "ask_all", lambda *_, **__: {"node0": stubborn, "node1": Cancelled((), already=True)})
+    monkeypatch.setattr(
+        cancel, "ask_all", lambda *_, **__: {"node0": stubborn, "node1": CancelReport((), already=True)}
+    )
     with pytest.raises(Unreachable) as raised:
         run.cancel(gone=["node0"])
     assert raised.value.lines[1] == "node0: process 17 does not end"
@@ -169,7 +244,7 @@ def test_one_that_was_never_handed_over_ends_once(hosts, run):
     hosts.run.attempt(1).handle.unlink()
     hosts.cut.add("node0")
     run.cancel(gone=["node0"])
-    assert [event.kind for event in read_events(hosts.run)].count("ended") == 1
+    assert [event.kind for event in read_lines(hosts.run.events, Event)].count("ended") == 1
     assert run.status().state is State.CANCELLED
 
 
@@ -208,3 +283,14 @@ def test_nothing_begins_anew_while_a_silent_host_may_have_a_checkpoint(hosts, ru
     plan = msgspec.structs.replace(plan_of(hosts.run.path, 1), nodes=(node,))
     with pytest.raises(NotStarted, match="node0 may have that of step 40"):
         handover._supply(plan, clients)
+
+
+def test_a_person_who_says_so_lets_it_begin_anew_without_a_silent_host(hosts, run, said):
+    hosts.on("node1")
+    hosts.mirror.state(State.FAILED, checkpoint=40)
+    hosts.cut.add("node0")
+    with pytest.raises(Unreachable, match="--anew"):
+        settle_for(hosts.run, None, holders_of(hosts.run))
+    append_line(hosts.run.events, Event(1.0, attempts(hosts.run)[-1].number, ANEW, ""))
+    settle_for(hosts.run, None, holders_of(hosts.run))
+    assert said[-1] == "the checkpoint of step 40 is not whole on the hosts that answer: it begins anew"

@@ -6,13 +6,13 @@ import pytest
 from launcher.clusters.mirror.holders import lacking, newest_first
 from launcher.clusters.ssh.cluster import offered
 from launcher.clusters.ssh.facts import Facts, Surveyed, completed
-from launcher.clusters.ssh.host.leader import reseated
+from launcher.clusters.ssh.host.attempt_on_host import reseated
 from launcher.clusters.ssh.slots.table import Demand, SlotWaiter, held_name, lock_name, waits_name
 from launcher.clusters.ssh.submit.handover import choose
 from launcher.plan.build import build
 from launcher.plan.facts import Machine, Project, RunIdentity
 from launcher.plan.model import FrozenCode
-from launcher.plan.on_hosts import with_hosts
+from launcher.plan.on_hosts import may_be_replaced, with_hosts
 from launcher.spec.model import JobSpec, NodeRange, Recovery, Resources, RunOptions, Ssh, SshHost
 from trainer.checkpoint_files.partial import Held
 
@@ -92,15 +92,20 @@ def test_gpus_that_may_not_be_used_do_not_count():
 
 def test_seats_and_spares():
     ready = {name: host(name) for name in "abcd"}
-    plan = with_hosts(plan_of("2", spares=1), [(name, ready[name].address) for name in "cab"])
+    elects = msgspec.structs.replace(plan_of("2", spares=1), elects=True)
+    plan = with_hosts(elects, [(name, ready[name].address) for name in "cab"])
     assert [(node.host, node.address, node.spare) for node in plan.nodes] == [
         ("c", "addr-c", False), ("a", "addr-a", False), ("b", "addr-b", True),
     ]  # fmt: skip
     assert (plan.disks_apart, plan.quorum) == (True, 2)
     known = {node.host: node for node in plan.nodes}
-    after = reseated(plan, known, ["b", "c"])
-    assert [(node.index, node.host, node.spare) for node in after.nodes] == [(0, "b", False), (1, "c", False)]
-    assert after.quorum == 1
+    after = reseated(plan, known, ["b", "c"], ["a"])
+    assert [(node.index, node.host, node.spare) for node in after.nodes] == [
+        (0, "b", False), (1, "c", False), (2, "a", True),
+    ]  # fmt: skip
+    assert (after.away, after.quorum) == ((2,), 1)
+    assert may_be_replaced(plan, 0), "by two of three"
+    assert not may_be_replaced(after, 0), "one of two does not take over"
     assert with_hosts(plan_of("2", shared=True), [("c", "addr-c"), ("a", "addr-a")]).quorum == 0
 
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from launcher.plan.quorum import may_take_over, quorum
+from launcher.plan.on_hosts import may_take_over, quorum
 
 
 @pytest.mark.parametrize("hosts", range(1, 40))

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.clusters.ssh.slots import table as slot_table
-from launcher.clusters.ssh.slots.table import held_name, lock_name, waits_name
+from launcher.clusters.ssh.slots import take
+from launcher.clusters.ssh.slots.table import alone_name, held_name, lock_name, waits_name
 from launcher.clusters.ssh.slots.take import Demand, SlotHolder, Slots, SlotWaiter, occupancy
 from launcher.errors import LaunchError
 
@@ -350,3 +351,93 @@ def until(what, condition):
     while not condition():
         assert time.monotonic() < deadline, f"never came: {what}"
         time.sleep(0.01)
+
+
+# -- what others say of themselves
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def queue(monkeypatch):
+    """A run that waits here and says since when it does, and those that come after it."""
+    clock, names = Clock(), []
+    monkeypatch.setattr(take, "time", clock)
+    monkeypatch.setattr(take, "occupancy", lambda: occupancy("\n".join(row(name) for name in names)))
+    monkeypatch.setattr(take, "_bind", lambda name: FakeSocket())
+    honest = Slots("honest", 5000, Demand(1, 0), ["0"], 8)
+    honest.enqueue()
+    return clock, names, honest
+
+
+class FakeSocket:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def close(self):
+        pass
+
+    def fileno(self):
+        return 0
+
+
+def test_who_comes_late_and_says_since_ever_is_not_served_first(queue):
+    """Any user's `0` went before everybody, for as long as that user liked."""
+    clock, names, honest = queue
+    clock.now += 3600
+    names.append(waits_name(SlotWaiter(0, "eve", "liar", Demand(1, 0))))
+    assert honest.ahead().endswith("it is next")
+    assert honest.try_take() == ("0",)
+    assert not honest.contested()
+
+
+def test_who_was_there_or_came_with_us_is_served_in_the_order_of_the_submits(queue):
+    clock, names, honest = queue
+    clock.now += 30  # told to go on another host first
+    names.append(waits_name(SlotWaiter(4000, "ann", "older", Demand(1, 0))))
+    assert honest.try_take() is None
+    clock.now += 3600
+    assert honest.try_take() is None and "1 run is ahead" in honest.ahead()
+    names.clear()
+    assert honest.try_take() == ("0",)
+
+
+def test_two_that_disbelieve_each_other_do_not_wait_for_ever(queue):
+    """Each holds what the other wants; then who cannot begin lets go once."""
+    clock, names, honest = queue
+    clock.now += 3600
+    assert honest.try_take() == ("0",)
+    names.append(waits_name(SlotWaiter(1, "ann", "resumed", Demand(1, 0))))
+    assert not honest.contested()
+    clock.now += 41
+    assert honest.contested()
+
+
+def test_who_waits_hears_why_a_run_holds_what_it_may_not_need(queue):
+    """It was cut off, and may have been ended where its other hosts are."""
+    _, names, honest = queue
+    names += [lock_name("0"), held_name("gpu", "0", "ann", "cut-1a2b"), alone_name("ben", "other-2b3c")]
+    assert honest.ahead().endswith(": cut-1a2b (ann) has 1")
+    names.append(alone_name("ann", "cut-1a2b"))
+    assert honest.ahead().endswith(": cut-1a2b (ann) has 1, which has lost its leader and asks the other hosts")
+
+
+def test_the_mark_goes_with_the_leader_s_return(queue, monkeypatch):
+    bound = []
+    monkeypatch.setattr(take, "_bind", lambda name: bound.append(name) or FakeSocket())
+    mark = take.Alone("cut-1a2b")
+    mark.set()
+    mark.set()
+    assert len(bound) == 1 and "launch/alone/" in bound[0]
+    mark.clear()
+    mark.set()
+    assert len(bound) == 2

@@ -1,15 +1,13 @@
 """Checkpoints that several hosts have parts of come home, and who could not be asked is named."""
 
-import dataclasses
 import shutil
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from launcher.api import Run
 from launcher.clusters.keeping import news
-from launcher.clusters.mirror import logs
+from launcher.clusters.mirror import logs, tails
 from launcher.clusters.mirror.holders import NotTransferred
 from launcher.clusters.ssh import host_clients
 from launcher.clusters.ssh.cluster import SshCluster
@@ -21,13 +19,12 @@ from launcher.clusters.ssh.run_hosts import places_ever
 from launcher.clusters.ssh.submit import discovery
 from launcher.clusters.ssh.submit.handover import PoolHandover
 from launcher.errors import Exit, LaunchError, NotStarted, Refused
-from launcher.plan.model import NodePlan
 from launcher.rundir import registry
 from launcher.rundir.identity import this_process
 from launcher.rundir.layout import RunDir
 from launcher.spec.model import Ssh, SshHost
 from launcher.words import State
-from tests.clusters.ssh.near_hosts import RUN, NearHosts
+from tests.clusters.ssh.near_hosts import RUN, NearHosts, on_hosts
 from tests.run_folder import dead_process, plan_of
 from tests.saved_checkpoints import flip, keep_best, save_part
 from trainer.checkpoint_files import partial
@@ -35,6 +32,8 @@ from trainer.checkpoint_files.catalog import set_aside
 from trainer.checkpoint_files.layout import data_name, draft_name
 
 FOLDER = "checkpoints"
+POOL = Ssh(hosts=(SshHost("node0"), SshHost("node1")))
+SPEC = "name: job\nrun: {command: [train]}\nresources: {nodes: 1..2}\n"
 
 
 @pytest.fixture
@@ -115,7 +114,7 @@ def test_a_host_that_refuses_is_named(hosts):
     place = hosts.place("node1")
     wish = SendFile(RUN, place.workdir, "checkpoints", 7, "")
     with pytest.raises(LaunchError) as raised:
-        host_clients.client_to(place).ask(wish)
+        host_clients.client_to(place).ask(wish, type(None))
     assert str(raised.value).startswith("node1: ")
 
 
@@ -144,8 +143,7 @@ def supplied(hosts, *names):
     handover = PoolHandover.__new__(PoolHandover)
     handover._run = hosts.run
     clients = {name: HostClient(hosts.lines[name], hosts.place(name)) for name in names}
-    nodes = tuple(NodePlan(index, name, spare=False, gpus=None, host=name) for index, name in enumerate(names))
-    return handover._supply(msgspec.structs.replace(plan_of(hosts.run.path, 1), nodes=nodes), clients)
+    return handover._supply(on_hosts(plan_of(hosts.run.path, 1), *names), clients)
 
 
 def on(hosts, name):
@@ -164,7 +162,7 @@ def test_a_host_that_has_another_checkpoint_of_that_step_takes_the_newer(hosts, 
 def test_a_host_that_stands_still_while_it_gives_a_file_is_the_one_that_is_blamed(hosts, tmp_path):
     committed_on_the_first_alone(hosts, tmp_path)
     assert supplied(hosts, "node1", "node0") == {}  # they have it all
-    hosts.lines["node0"].hangs_at = b'{"t":"give"'
+    hosts.lines["node0"].hangs_at = b'{"type":"give"'
     assert set(supplied(hosts, "node0")) == {"node0"}
 
 
@@ -197,11 +195,11 @@ def test_a_run_whose_folder_was_taken_away_is_found_again(hosts, tmp_path, monke
     hosts.on("node0").attempt().state(State.RUNNING)
     hosts.on("node1").attempt(2).state(State.RUNNING, 2)
     for name in ("node0", "node1"):
-        hosts.on(name).run.spec.write_text("name: job\n")
+        hosts.on(name).run.spec.write_text(SPEC)
     places = {name: hosts.place(name) for name in ("node0", "node1")}
     for _ in range(2):
-        path = discovery._mirrored(RUN, places)
-        assert (registry.find(RUN), (path / "attempts" / "0002" / "token.json").exists()) == (path, True)
+        path = discovery._mirrored(discovery.FoundRun(RUN, "pool", POOL, places))
+        assert (registry.find(RUN)[1], (path / "attempts" / "0002" / "token.json").exists()) == (path, True)
         shutil.rmtree(path)
 
 
@@ -209,15 +207,9 @@ def test_a_host_that_was_silent_when_a_run_was_found_is_not_forgotten(hosts, tmp
     """It led the run, and may still: what the other says of it is not the last word."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     other = hosts.on("node1").attempt(keeper=dead_process()).state(State.RUNNING)
-    plan = plan_of(other.path, 2)
-    nodes = tuple(NodePlan(index, name, spare=False, gpus=None, host=name) for index, name in enumerate(hosts.lines))
-    ssh = Ssh(hosts=tuple(SshHost(name) for name in hosts.lines))
-    spec = dataclasses.replace(plan.spec, ssh=ssh)
-    plan = msgspec.structs.replace(plan, spec=spec, nodes=nodes, nodes_min=1, disks_apart=True, cluster_kind="ssh")
-    other.write(other.run.plan, plan).write(other.run.attempt(1).plan, plan)
-    other.run.spec.write_text("name: job\n")
+    other.run.spec.write_text(SPEC)
     hosts.cut.add("node0")
-    path = discovery._mirrored(RUN, {"node1": hosts.place("node1")})
+    path = discovery._mirrored(discovery.FoundRun(RUN, "pool", POOL, {"node1": hosts.place("node1")}))
     assert set(places_ever(RunDir(path))) == {"node0", "node1"}
     assert Run(RUN, path).status().state is State.UNKNOWN
 
@@ -302,3 +294,14 @@ def test_logs_come_home_before_a_run_goes_on_elsewhere(hosts):
         hosts.on(name).attempt().log(rank, "there\n")
     SshCluster().bring_newest(hosts.run)
     assert texts(Run(RUN, hosts.run.path)) == ["there", "there"]
+
+
+def test_more_log_files_than_one_answer_holds_all_come(hosts, monkeypatch):
+    """What came first was marked as all there is, and the rest was never asked for."""
+    monkeypatch.setattr(tails, "_MOST_FILES", 2)
+    there = hosts.on("node0").path / "logs" / "a0001.0"
+    there.mkdir(parents=True)
+    for number in range(5):
+        (there / f"rank-{number:05d}.log").write_text(f"{number}\n")
+    assert fetch._bring(hosts.run, [hosts.place("node0")]) == {}
+    assert len([*hosts.run.logs.rglob("*.log")]) == 5

@@ -1,9 +1,9 @@
 """A node of the queue that is this machine: each has an address of its own on the loopback."""
 
-import os
 import sys
 from pathlib import Path
 
-from launcher.doctor.trial.node import look_around
+from launcher.doctor.trial import answer_questions
 
-look_around(Path(sys.argv[1]), os.environ["NODE"], os.environ["NODE"].replace("node", "127.0.0.1"))
+_kind, folder, limit_s, node = sys.argv[1:]
+answer_questions(Path(folder), float(limit_s), node, node.replace("node", "127.0.0.1"))

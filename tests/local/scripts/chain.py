@@ -8,6 +8,7 @@ start goes on from the newest checkpoint that all have.
 import argparse
 import contextlib
 import hashlib
+import importlib
 import json
 import os
 import select
@@ -21,6 +22,7 @@ def parse():
     parser.add_argument("--pause", type=float, help="between two steps (default: 0.01, of thousands of steps 0.1)")
     parser.add_argument("--every", type=int, default=5)
     parser.add_argument("--quiet", action="store_true")
+    parser.add_argument("--audit", help="a file to which each rank adds what it does, as tests/chaos/audit.py reads it")
     args = parser.parse_args()
     if args.pause is None:
         args.pause = 0.01 if args.steps < 2_000 else 0.1  # these are never waited for: they need not take the machine
@@ -34,6 +36,13 @@ def words_of_gloo():
         yield
     except OSError as error:
         raise RuntimeError(f"[gloo/transport/tcp/pair.cc:534] Connection closed by peer: {error}") from error
+
+
+def audit(path):
+    """Writes down what this rank does, where that is wanted. The import is hidden, else torch would be preloaded."""
+    if path is None:
+        return lambda what, step: None
+    return importlib.import_module("audited").Audit(path).note
 
 
 def pause(seconds):
@@ -125,20 +134,25 @@ def main():
     with words_of_gloo():
         step = agree(rank, peers, mine)
     weights = load(folder, step)
+    note = audit(args.audit)
+    note("start", step)
     print(f"rank {rank} of {world} starts at step {step}", flush=True)
     while step < args.steps:
         step += 1
         mine = hashlib.sha256(f"{weights} {step}".encode()).hexdigest()
         with words_of_gloo():
             weights = exchange(rank, peers, mine)
+        note("step", step)
         pause(args.pause)
         if not args.quiet:
             print(f"step {step}", flush=True)
         report.write(json.dumps({"step": step, "total_steps": args.steps, "loss": 1 / step}) + "\n")
         if saves and step % args.every == 0:
             save(folder, step, weights)
+            note("save", step)
             report.write(json.dumps({"checkpoint": step}) + "\n")
     report.write(json.dumps({"fingerprint": weights, "done": True}) + "\n")
+    note("end", step)
     print("weights", weights, flush=True)
 
 

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import math
 import random
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.shares import SHARE
 from trainer.checkpoint.tree import dtype_name, dtype_of, from_json, to_json
 from trainer.checkpoint_files.manifest import ITEM_BYTES
 from trainer.errors import CheckpointDamaged, TrainerError
@@ -95,7 +97,7 @@ values: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=400 * SHARE)
 @given(values)
 def test_everything_comes_back_as_it_was(value):
     assert same(there_and_back(value), value)
@@ -172,12 +174,38 @@ def test_what_is_no_data_is_refused_by_name(kind):
         b'{"~": "inline", "v": ["float32", [3], "AAAA"]}',
         b'{"~": "inline", "v": ["float99", [], ""]}', b'{"~": "array", "v": ["|O", [1], "AAAAAAAAAAA="]}',
         b'{"~": "bytes", "v": "%%%"}', b'{"~": "tensor", "v": "nowhere"}', b'{"~": "array", "v": ["no such", [], ""]}',
-        b"[" * 100_000,
+        b"[" * 100_000, b'{"~": "array", "v": ["i4,,", [1], ""]}',
+        b'{"~": "deque", "v": [1208925819614629174706176, []]}',
+        b'{"~": "array", "v": [{"names": ["a"], "formats": ["O"], "offsets": [0]}, [1], ""]}',
+        b'{"~": "array", "v": [["O"], [1], "AAAAAAAAAAA="]}',
+        b'{"~": "inline", "v": ["uint8", [1180591620717411303424], ""]}',
     ],
 )  # fmt: skip
 def test_what_this_version_has_not_written_is_damage(text):
     with pytest.raises(CheckpointDamaged):
         from_json(text, {}.__getitem__)
+
+
+_TAGS = ["int", "float", "dict", "ordered", "counter", "tuple", "set", "frozenset", "deque", "bytes", "complex",
+         "dtype", "inline", "tensor", "array", "scalar", "?"]  # fmt: skip
+_WORDS = st.none() | st.booleans() | st.integers() | st.text(max_size=6) | st.sampled_from(
+    ["float32", "uint8", "<f4", "|O", "<M8[ns]", "AAAA", "AAAAAAAA", "1e999", "i4,,", 1 << 70, -1, {}, []]
+)  # fmt: skip
+_DOCUMENTS = st.recursive(
+    _WORDS,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.builds(lambda tag, value: {"~": tag, "v": value}, st.sampled_from(_TAGS), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300 * SHARE, deadline=None)
+@given(_DOCUMENTS)
+def test_any_document_is_a_value_or_damage(document):
+    with contextlib.suppress(CheckpointDamaged):
+        from_json(json.dumps(document).encode(), {}.__getitem__)
 
 
 def test_nothing_in_a_document_runs(tmp_path):
@@ -193,3 +221,11 @@ def test_nothing_in_a_document_runs(tmp_path):
         except CheckpointDamaged:
             continue
     assert not canary.exists()
+
+
+def test_a_shortage_of_memory_is_no_damage():
+    def tensor(_name):
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        from_json(b'{"~":"tensor","v":"model/w"}', tensor)

@@ -1,12 +1,17 @@
+import contextlib
 import json
 import math
+from collections import Counter
 
+import msgspec
 import pytest
 import xxhash
 from checkpoint_lab import manifest_of
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.shares import SHARE
+from trainer.checkpoint_files import manifest as manifest_module
 from trainer.checkpoint_files.layout import LAST_STEP
 from trainer.checkpoint_files.manifest import (
     Chunk,
@@ -142,6 +147,80 @@ def test_whatever_is_believed_lies_inside_of_its_files(data):
 def test_one_that_makes_no_sense_is_damaged(manifest, problem):
     with pytest.raises(CheckpointDamaged, match=problem):
         decode(encode(manifest))
+
+
+def halves(depth: int) -> list[Chunk]:
+    """A square cut in two again and again, across and along."""
+    parts = [Chunk(0, 0, (0, 0), (64, 64))]
+    for level in range(depth):
+        d = level % 2
+        parts = [Chunk(0, 0, *_half(part, d, second)) for part in parts for second in (False, True)]
+    return parts
+
+
+def _half(part: Chunk, d: int, second: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    half = part.lengths[d] // 2
+    offsets = tuple(at + half * second * (k == d) for k, at in enumerate(part.offsets))
+    return offsets, tuple(half if k == d else size for k, size in enumerate(part.lengths))
+
+
+def square(chunks: list[Chunk], side: int = 64) -> Manifest:
+    files = (FileEntry("rank-00000.data", side * side, "0" * 32),)
+    return Manifest(1, 1, "n", files, {"t": TensorEntry("uint8", (side, side), tuple(chunks))}, {}, ranks=(0,))
+
+
+PINWHEEL = [((0, 0), (1, 2)), ((0, 2), (2, 1)), ((2, 1), (1, 2)), ((1, 0), (2, 1)), ((1, 1), (1, 1))]
+
+
+def test_parts_of_every_shape_are_told_apart():
+    for depth in range(11):
+        parts = halves(depth)
+        assert decode(encode(square(parts)))
+        if depth:
+            moved = msgspec.structs.replace(parts[0], offsets=parts[-1].offsets)
+            with pytest.raises(CheckpointDamaged, match="lie over each other"):
+                decode(encode(square([*parts[1:], moved])))
+    wheel = [Chunk(0, 0, *where) for where in PINWHEEL]  # which no straight cut divides
+    assert decode(encode(square(wheel)))
+    with pytest.raises(CheckpointDamaged, match="lie over each other"):
+        decode(encode(square([*wheel, wheel[4]])))
+
+
+@settings(max_examples=300 * SHARE, deadline=None)
+@given(st.lists(st.tuples(*[st.tuples(st.integers(0, 5), st.integers(0, 3))] * 2), max_size=9))
+def test_overlaps_are_what_comparing_all_pairs_finds(spans):
+    parts = [Chunk(0, 0, (a, b), (m, n)) for (a, m), (b, n) in spans]
+    cells = Counter((x, y) for p in parts for x in range(p.offsets[0], p.offsets[0] + p.lengths[0])
+                    for y in range(p.offsets[1], p.offsets[1] + p.lengths[1]))  # fmt: skip
+    try:
+        decode(encode(square(parts)))
+        assert max(cells.values(), default=1) == 1
+    except CheckpointDamaged:
+        assert max(cells.values()) > 1
+
+
+@pytest.mark.parametrize("lie", ["columns", "the same", "staircase", "spiral", "dimensions"])
+def test_a_manifest_costs_no_more_than_its_size(lie, monkeypatch):
+    """Side by side in one dimension, thousands of parts were compared each with each."""
+    compared = []
+    meet = manifest_module._meet
+    monkeypatch.setattr(manifest_module, "_meet", lambda *pair: compared.append(1) or meet(*pair))
+    count = 3000
+    match lie:
+        case "columns":
+            parts = [Chunk(0, 0, (0, k), (count, 1)) for k in range(count)]
+        case "the same":
+            parts = [Chunk(0, 0, (0, 0), (count, count))] * count
+        case "staircase":
+            parts = [Chunk(0, 0, (k, k), (2, 2)) for k in range(count - 1)]
+        case "spiral":
+            parts = [Chunk(0, 0, (k, k), (1, count - k) if k % 2 else (count - k, 1)) for k in range(count)]
+        case "dimensions":
+            deep = TensorEntry("uint8", (1,) * 20_000, (Chunk(0, 0, (0,) * 20_000, (1,) * 20_000),) * 2)
+            whole = msgspec.structs.replace(square([]), tensors={"t": deep})
+    with contextlib.suppress(CheckpointDamaged):
+        decode(encode(whole if lie == "dimensions" else square(parts, count)))
+    assert len(compared) <= 40_000
 
 
 def test_a_part_of_the_ranks_need_not_have_the_whole():

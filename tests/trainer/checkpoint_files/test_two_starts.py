@@ -25,6 +25,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.shares import SHARE
 from trainer.checkpoint_files import catalog, commit
 from trainer.checkpoint_files.catalog import Entry
 from trainer.checkpoint_files.layout import FENCE, folder_name
@@ -238,4 +239,4 @@ class Starts(RuleBasedStateMachine):
 
 
 TestStarts = Starts.TestCase
-TestStarts.settings = settings(max_examples=40, stateful_step_count=30)
+TestStarts.settings = settings(max_examples=40 * SHARE, stateful_step_count=30)

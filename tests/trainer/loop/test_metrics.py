@@ -5,7 +5,8 @@ import stat
 import pytest
 from trainings import idle_training
 
-from trainer.loop.metrics import FILE, JsonLines, TensorBoard, read_metrics
+from trainer.loop.metrics import JsonLines, TensorBoard
+from trainer.metrics_files import FILE, read_metrics
 from trainer.wire import Launched
 
 

@@ -3,6 +3,7 @@
 import re
 
 from launcher.clusters.batch.queue import Fate
+from launcher.clusters.slurm.queries.values import read_number
 
 _FIELD = re.compile(r"(?:^|\s)(\w+)=(\S*)")
 _UNSET = ("", "None", "N/A", "(null)", "Unknown")
@@ -16,10 +17,10 @@ def show_job(job: str) -> list[str]:
 def fate_of(text: str, restarts: int) -> Fate:
     """From `scontrol show job`; `restarts`: how often the job had been put back when this start of it began."""
     fields = dict(_FIELD.findall(text))
-    counted = fields.get("Restarts", "")
-    if not counted.isdigit():
+    counted = read_number(fields.get("Restarts", ""))
+    if counted is None:
         return Fate.UNKNOWN
-    if int(counted) > restarts or fields.get("JobState") == "PENDING":
+    if counted > restarts or fields.get("JobState") == "PENDING":
         return Fate.QUEUED_AGAIN
     if fields.get("JobState") in ("RUNNING", "SUSPENDED"):
         return Fate.RUNS

@@ -1,7 +1,8 @@
 """Jobs: what squeue, sacct, scontrol and sbatch are asked of them, and reading what they answer."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import msgspec
 
@@ -15,6 +16,7 @@ _JOB_FIELDS = (
 )  # fmt: skip
 _ACCOUNT_FIELDS = ("JobID", "JobIDRaw", "State", "ExitCode", "Submit", "Start", "End", "NodeList")
 _LONG_AGO = 1_000_000_000
+_MOST_JOBS = 200_000  # of one user, with elements that wait
 # Elements of an array that wait share a row: `5_[1,3-5,10-30:4%2]`, where the last number is how many may run at once.
 _RANGE = r"[0-9]{1,7}(?:-[0-9]{1,7}(?::[1-9][0-9]{0,6})?)?"
 _ELEMENTS = re.compile(rf"([0-9]{{1,10}})_\[({_RANGE}(?:,{_RANGE})*)(?:%[0-9]{{1,10}})?\]")
@@ -45,21 +47,16 @@ class SlurmJob(msgspec.Struct, frozen=True):
         return tickets_in(self.comment)
 
 
-def squeue_jobs(user: str | None = None, job_ids: Sequence[str] = ()) -> list[str]:
-    """The jobs with these ids, or all of a user, by default of the caller; those of hidden partitions too.
+def squeue_jobs(job_ids: Sequence[str] = (), name: str = "") -> list[str]:
+    """The jobs with these ids, or all of the caller; those of hidden partitions too. `name`: only those called so.
 
     With one id that it has forgotten squeue exits 1 and says "Invalid job id"; with several it leaves it out.
     Elements that wait are told apart by us: with --array it leaves out the last one where they are evenly spaced.
     """
     asked = ",".join(f"{name}:{FIELD}" for name in _JOB_FIELDS[:-1]) + f",{_JOB_FIELDS[-1]}:{ROW}"
     argv = ["squeue", "--noheader", "--all", "--array-unique", "--states=all", f"--Format={asked}"]
-    if job_ids:
-        argv.append(f"--jobs={','.join(map(_job_id, job_ids))}")
-    if user is not None:
-        argv.append(f"--user={user}")
-    elif not job_ids:
-        argv.append("--me")
-    return argv
+    argv.append(f"--jobs={','.join(map(_job_id, job_ids))}" if job_ids else "--me")
+    return [*argv, *([f"--name={name}"] if name else [])]
 
 
 def read_jobs(text: str) -> list[SlurmJob]:
@@ -67,15 +64,18 @@ def read_jobs(text: str) -> list[SlurmJob]:
     rows, damaged = read_rows(text, len(_JOB_FIELDS), _JOBS_OF_A_ROW)
     if damaged:
         raise Unreachable(f"the answer of squeue is damaged: {damaged[0][:200]!r}")
-    return [_job(name, more) for names, *more in rows for name in _names(names)]
+    named = list(islice(((name, more) for names, *more in rows for name in _names(names)), _MOST_JOBS + 1))
+    if len(named) > _MOST_JOBS:
+        raise Unreachable(f"the answer of squeue is damaged: more than {_MOST_JOBS} jobs and elements of arrays")
+    return [_job(name, more) for name, more in named]
 
 
-def _names(text: str) -> list[str]:
+def _names(text: str) -> Iterator[str]:
     """The ids of all jobs that share a row."""
     found = _ELEMENTS.fullmatch(text)
     if found is None:
-        return [text]
-    return [f"{found[1]}_{index}" for piece in found[2].split(",") for index in _indices(piece)]
+        return iter([text])
+    return (f"{found[1]}_{index}" for piece in found[2].split(",") for index in _indices(piece))
 
 
 def _indices(piece: str) -> range:

@@ -108,7 +108,7 @@ def read_nodes(text: str) -> dict[str, Node]:
     return {node.name: node for node in found}
 
 
-_SIGNED = re.compile(r" \[[^\s\[\]]+@[^\s\[\]]+\].*")  # who gave a reason and when, and what stands behind it
+_SIGNED = re.compile(r" \[[^\s\[\]@]+@[^\s\[\]]+\].*")  # who gave a reason and when, and what stands behind it
 
 
 def _node(line: str) -> Node:

@@ -73,6 +73,7 @@ _ENDED = {
     "InactiveLimit": "did nothing for longer than the site allows",
     "OutOfMemory": "used more memory than it asked for",
 }
+_LONGEST = 1000
 _FIXED = _WAITING | _HELD | _NEVER | _ENDED
 
 
@@ -108,7 +109,7 @@ _THINGS = {
 
 def plain(reason: str) -> str:
     """Why a pending job does not start, in words for people, and what they can do where they can do something."""
-    said = " ".join("".join(char if char.isprintable() else " " for char in reason).split())
+    said = " ".join("".join(char if char.isprintable() else " " for char in reason[:_LONGEST]).split())
     if said.startswith("(") and said.endswith(")"):
         said = said[1:-1].strip()
     if said in ("", "null"):

@@ -58,8 +58,8 @@ def show_config() -> list[str]:
 def read_config(text: str) -> Config:
     """The fields that we ask for."""
     fields: dict[str, str] = {}
-    for key, value in re.findall(r"^(\w+)[ \t]*=[ \t]*(.*?)[ \t\r]*$", text, re.MULTILINE):
-        fields.setdefault(key, value)
+    for key, value in re.findall(r"^(\w+)[ \t]*=(.*)", text, re.MULTILINE):
+        fields.setdefault(key, value.strip())
     storage = fields.get("AccountingStorageType")
     return Config(
         version=fields.get("SLURM_VERSION"),

@@ -58,11 +58,13 @@ _COMPACT = {
 WORDS = (*_BASES, *_FLAGS, *_NOTES)
 _BY = re.compile(r"(.+?)\s+by\s+(\S+)", re.IGNORECASE)
 _LONGEST_UNKNOWN = 60
+_LONGEST = 500  # all words that there are, in a list, would be about as long
 
 
 def read_state(text: str) -> JobState:
     """What Slurm wrote: a word, `CANCELLED by 1000`, a cut `CANCELLED+`, a compact form, or a list of words."""
-    said = by[1] if (by := _BY.fullmatch(text.strip())) else text
+    text = text.strip()[:_LONGEST]
+    said = by[1] if (by := _BY.fullmatch(text)) else text
     parts = [part for part in re.split(r"[\[\],|\s\"']+", said) if part]
     words = [_word(part) for part in parts]
     if not words or None in words:

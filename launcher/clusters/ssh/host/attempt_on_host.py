@@ -1,6 +1,7 @@
 """The attempt at hand as one host carries it: its plan, its records on this disk, its agent, the way to the next."""
 
 import shutil
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -11,13 +12,14 @@ from launcher.clusters.keeping.attempt_end import first_state, pass_on_stop, wri
 from launcher.clusters.keeping.own_log import log_to
 from launcher.clusters.ssh.host.keeper_messages import Propose
 from launcher.errors import Exit, Fenced
-from launcher.plan.on_hosts import kept_at
+from launcher.plan.model import NodePlan, Plan
+from launcher.plan.on_hosts import with_hosts
 from launcher.rundir.attempts import attempts, read_plan
 from launcher.rundir.durable import make_dir, read_record, sync_dir, write_record
 from launcher.rundir.fence import raise_fence
 from launcher.rundir.identity import this_process
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import AttemptEnd, Handle, RunState
+from launcher.rundir.records import AttemptEnd, Handle, Intent, RunState
 from launcher.words import LOCAL, Cause, State
 
 
@@ -55,25 +57,32 @@ class AttemptOnHost:
         if self.leads or self.plan.disks_apart:
             write_record(self.attempt.handle, Handle(LOCAL, keeper=this_process()))
 
-    def open(self) -> None:
-        """Take it up: there is one process that does, and nothing older writes here any more. Raises Fenced."""
+    def open(self, *, again: bool = False) -> None:
+        """Take it up: there is one process that does, and nothing older writes here any more. Raises Fenced.
+
+        `again`: the one that did is gone.
+        """
         self.log_to()
-        if not claim_attempt(self.attempt.started if self.leads else self.attempt.node_started(self.index)):
+        if not again and not claim_attempt(
+            self.attempt.started if self.leads else self.attempt.node_started(self.index)
+        ):
             raise Fenced(f"attempt {self.attempt.number} of {self.run.path.name} has its keeper already")
         self.register()
         raise_fence(self.run, self.attempt.number)
         if self.leads:
             write_record(self.run.state, self._starting())
 
-    def prepare(self, proposal: Propose) -> None:
-        """The next attempt as its leader wants it, on this disk. Raises Fenced."""
-        raise_fence(self.run, proposal.intent.attempt)
+    def prepare(self, proposal: Propose, known: dict[str, NodePlan], token: str) -> None:
+        """The next attempt on this disk: by our own plan, on the hosts that its leader has chosen. Raises Fenced."""
+        number = proposal.attempt
+        raise_fence(self.run, number)
         if self.plan.disks_apart:
-            attempt = self.run.attempt(proposal.intent.attempt)
+            attempt = self.run.attempt(number)
             make_dir(attempt.path)
             sync_dir(self.run.attempts)
-            write_record(attempt.plan, kept_at(proposal.plan, self.plan.run_dir, self.plan.entry.python))
-            write_record(attempt.intent, proposal.intent)
+            write_record(attempt.plan, reseated(self.plan, known, proposal.hosts, proposal.away))
+            cause, cluster, now = proposal.cause, self.plan.cluster, time.time()
+            write_record(attempt.intent, Intent(number, token, cluster, "requeue", cause, now, this_process()))
 
     def move(self, number: int) -> None:
         """On to this one, whose plan is on disk."""
@@ -94,7 +103,9 @@ class AttemptOnHost:
             self.end(AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.LAUNCHER_FAULT, 0.0, why))
 
     def end(self, end: AttemptEnd) -> None:
-        write_end(self.run, self.attempt, end, self.plan)
+        """Who does not lead it speaks for this host alone."""
+        alone = self.plan.disks_apart and self.plan.nodes[0].host != self.host
+        write_end(self.run, self.attempt, msgspec.structs.replace(end, alone=alone), self.plan)
 
     def _starting(self) -> RunState:
         before = read_record(self.run.state, RunState)
@@ -103,3 +114,9 @@ class AttemptOnHost:
         if before.attempt == self.attempt.number and before.state is State.QUEUED:
             return msgspec.structs.replace(before, state=State.STARTING, message="starting agents")
         return before
+
+
+def reseated(plan: Plan, known: dict[str, NodePlan], names: Sequence[str], away: Sequence[str]) -> Plan:
+    """The plan on these hosts, the first of them as the leader; what is more than the run needs are spares."""
+    here, gone = ([(name, known[name].address) for name in some] for some in (names, away))
+    return with_hosts(plan, here, gone)

@@ -4,10 +4,21 @@ A question that begins with `against` is answered with the reason for a refusal,
 parts of a cut network never both go on; tests/clusters/ssh/host/test_election.py looks whether they could.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from launcher.clusters.ssh.host.keeper_messages import Members, Propose, Replica
-from launcher.plan.quorum import may_take_over, quorum
+import msgspec
+
+from launcher.clusters.ssh.host.keeper_messages import KeeperStatus, Members, Propose, Replica
+from launcher.plan.on_hosts import may_take_over, quorum
+
+
+class Votes(msgspec.Struct, frozen=True):
+    """What a keeper has given its word on: kept on its disk, it binds the one that is started after it, too."""
+
+    begun: int
+    promised: tuple[int, int] | None
+    rolls: tuple[tuple[int, ...], ...]
+    rolls_version: tuple[int, int]
 
 
 class Election:
@@ -15,7 +26,7 @@ class Election:
 
     def __init__(self, me: int, hosts: Sequence[str], attempt: int, leader: str) -> None:
         self.me = me
-        self._hosts = tuple(hosts)
+        self.hosts = tuple(hosts)
         self.attempt, self.leader = attempt, leader  # at hand
         self.leaderless = False  # the leader was not heard for a whole lease
         self.proposal: Propose | None = None  # of the next attempt, taken up
@@ -51,6 +62,14 @@ class Election:
         """Of those that hear no leader nobody comes before us."""
         return not any(number < self.me for number in self.members.intersection(leaderless))
 
+    def without_dead_leaders(self, heard: Mapping[int, KeeperStatus], patience_s: float) -> dict[int, KeeperStatus]:
+        """A keeper that answers for a coordinator which says nothing does not lead, whatever it takes itself for."""
+        return {
+            number: one
+            for number, one in heard.items()
+            if not (one.leads and one.attempt == self.attempt and one.silent_s > patience_s)
+        }
+
     def count(self, word: Members) -> str:
         """As the leader says, unless somebody has our vote: it may have been elected by those who counted then."""
         if why := self.against_leader_of(word.attempt):
@@ -58,6 +77,8 @@ class Election:
         version = word.attempt, word.version
         if version <= self._rolls_version or not word.rolls:
             return "a newer word of the leader is known here"
+        if not all(roll and {*roll} <= {*range(len(self.hosts))} for roll in word.rolls):
+            return "it counts hosts that are not of this run"
         self.rolls, self._rolls_version = tuple(map(frozenset, word.rolls)), version
         return ""
 
@@ -74,11 +95,11 @@ class Election:
 
     def against_record(self, replica: Replica) -> str:
         """It is taken of whoever leads the attempt, or of a candidate that had our vote and says how it ended."""
-        if not 0 <= replica.node < len(self._hosts) or replica.attempt < self.attempt:
+        if not 0 <= replica.node < len(self.hosts) or replica.attempt < self.attempt:
             return f"attempt {self.attempt} is the newest here"
         if self._leads(replica) or self.is_promised(above=replica.attempt - 1, to=replica.node):
             return ""
-        return f"{self._hosts[replica.node]} does not lead attempt {replica.attempt}"
+        return f"{self.hosts[replica.node]} does not lead attempt {replica.attempt}"
 
     def against_vote(self, attempt: int, node: int, fence: int) -> str:
         """One vote an attempt, and none against a leader that we hear, nor for somebody who does not count any more."""
@@ -94,25 +115,43 @@ class Election:
 
     def against_proposal(self, proposal: Propose) -> str:
         """It is taken up of the leader whom we follow, or of the candidate that has our vote."""
-        number, (newest, leader) = proposal.intent.attempt, self._newest()
+        number, hosts, (newest, leader) = proposal.attempt, proposal.hosts, self._newest()
+        named = (*hosts, *proposal.away)
         if number <= newest or self.is_promised(above=number):
             return f"attempt {newest} is the newest here, or a newer one is promised"
-        candidate = proposal.plan.nodes[0].host
-        return "" if candidate in self._may_lead(number, newest, leader) else f"{candidate} has not our vote"
+        if not hosts or len({*named}) < len(named) or not {*named} <= {*self.hosts}:
+            return "it is not on hosts of this run"
+        return "" if hosts[0] in self._may_lead(number, newest, leader) else f"{hosts[0]} has not our vote"
+
+    def goes_on_with(self, leader: int, said: Propose) -> bool:
+        """Whether what a leader tells us, who were lost, is an attempt of its own in which we have a place."""
+        named = (*said.hosts, *said.away)
+        sound = len({*named}) == len(named) and {*named} <= {*self.hosts} and said.attempt >= self.attempt
+        return sound and said.hosts[:1] == (self.hosts[leader],) and self.hosts[self.me] in named[1:]
+
+    # -- what a keeper that is started again has to know
+
+    def votes(self, begun: int) -> Votes:
+        """`begun`: the attempt that keepers were started with."""
+        return Votes(begun, self.promised, tuple(tuple(sorted(roll)) for roll in self.rolls), self._rolls_version)
+
+    def recall(self, votes: Votes) -> None:
+        self.promised, self.rolls = votes.promised, tuple(map(frozenset, votes.rolls))
+        self._rolls_version = votes.rolls_version
 
     def _newest(self) -> tuple[int, str]:
         """The attempt that was proposed to us, or that we are in, and the host that leads it."""
         if self.proposal is not None:
-            return self.proposal.intent.attempt, self.proposal.plan.nodes[0].host
+            return self.proposal.attempt, self.proposal.hosts[0]
         return self.attempt, self.leader
 
     def _leads(self, replica: Replica) -> bool:
         known, leader = self._newest()
         deposed = self.leaderless and self.is_promised(above=replica.attempt)  # else the vote came to nothing
-        return leader == self._hosts[replica.node] and replica.attempt >= known and not deposed
+        return leader == self.hosts[replica.node] and replica.attempt >= known and not deposed
 
     def _may_lead(self, number: int, newest: int, leader: str) -> set[str]:
         """A candidate that had our vote and came to nothing does not bind us for ever."""
         follows = set() if self.is_promised(above=number - 1) else {leader}
         voted = self.promised is not None and self.promised[0] > newest
-        return follows | ({self._hosts[self.promised[1]]} if voted and self.promised else set())
+        return follows | ({self.hosts[self.promised[1]]} if voted and self.promised else set())

@@ -2,6 +2,7 @@
 
 import time
 
+from launcher.clock import boottime
 from launcher.clusters.keeping.agent_processes import RETURN_AT_ONCE_S, AgentProcesses
 from launcher.clusters.keeping.attempt_end import cancelled, is_cancelled, write_failure
 from launcher.clusters.keeping.wakeup import Wakeup
@@ -18,7 +19,7 @@ from launcher.words import Cause, State
 _SURE_S = 8.0
 _LOOK_S = 0.5
 _ASK_S = 1.0  # who does not answer may be the one that is gone
-_GIVE_UP_WAITS = 5
+GIVE_UP_WAITS = 5
 
 
 class Follower:
@@ -31,7 +32,7 @@ class Follower:
         self._sure_at: float | None = None
         self._take_over = TakeOver(keeper)
         self._leader = leader_of(keeper)
-        self._leader_heard_at = time.monotonic()
+        self._leader_heard_at = boottime()
 
     def carry_out(self) -> int | None:
         """Until the attempt has ended; gives the number of the one that follows, or None where none does."""
@@ -52,13 +53,15 @@ class Follower:
             if (following := self._following()) is not None:
                 return following
             if not self._is_left():
-                self._leader_heard_at = time.monotonic()
-            if self._agent.misses_coordinator():
+                self._leader_heard_at = boottime()
+            if self._agent.may_miss_coordinator():
                 self._take_over.open()
-            if self._is_over() or self._is_deserted():
+            if self._is_over():
                 return None
             if self._sure_at is not None and (self._is_left() or time.monotonic() >= self._sure_at):
                 self._stopped()
+                return None
+            if self._is_deserted():
                 return None
             if keeper.election.leaderless and (taken := self._take_over.look()) is not None:
                 return taken
@@ -78,7 +81,7 @@ class Follower:
         """The attempt that was proposed to us, or that is on the disk that all share."""
         keeper = self._keeper
         if keeper.election.proposal is not None:
-            return keeper.election.proposal.intent.attempt
+            return keeper.election.proposal.attempt
         if not keeper.plan.disks_apart:
             last = newest(keeper.run)
             if last is not None and last.number > keeper.attempt.number and last.plan.exists():
@@ -96,9 +99,9 @@ class Follower:
         keeper = self._keeper
         leader = keeper.rpc.ask_one(Ask(), self._leader, _ASK_S)
         if isinstance(leader, KeeperStatus):
-            self._leader_heard_at = time.monotonic()
+            self._leader_heard_at = boottime()
             keeper.check_part_in(leader.attempt)
-        return time.monotonic() > self._leader_heard_at + keeper.plan.spec.recovery.lease_s
+        return boottime() > self._leader_heard_at + keeper.plan.spec.recovery.lease_s
 
     def _stopped(self) -> None:
         """Ended here by somebody who may not have reached the leader."""
@@ -123,17 +126,17 @@ class TakeOver:
 
     def open(self) -> None:
         if not self._keeper.election.leaderless:
-            self._give_up_at = time.monotonic() + _GIVE_UP_WAITS * self._keeper.patience_s
-        self._keeper.election.leaderless = True
+            self._give_up_at = time.monotonic() + GIVE_UP_WAITS * self._keeper.patience_s
+        self._keeper.lose_leader()
 
     def look(self) -> int | None:
         """The leader is back, or somebody before us in line is there; else it is ours to take over."""
         keeper = self._keeper
         answers = statuses(keeper.rpc.ask(Ask(), limit_s=_ASK_S))
-        led = max((one.attempt for one in answers.values() if one.leads), default=0)
-        keeper.check_part_in(led)
-        if led == keeper.attempt.number:
-            keeper.election.leaderless = False
+        keeper.check_part_in(max((one.attempt for one in answers.values() if one.leads), default=0))
+        answers = keeper.election.without_dead_leaders(answers, keeper.plan.spec.recovery.lease_s / 2)
+        if any(one.leads and one.attempt == keeper.attempt.number for one in answers.values()):
+            keeper.hear_leader()
             return None
         answers = {number: one for number, one in answers.items() if number in keeper.election.counted}
         without = sorted(number for number, one in answers.items() if one.leaderless)
@@ -141,7 +144,7 @@ class TakeOver:
             return None  # theirs to do, or there are some that hear a leader
         if enough(keeper, without, leads=False):
             return self._take_over(without)
-        if time.monotonic() > self._give_up_at:
+        if time.monotonic() > self._give_up_at or keeper.rpc.all_gone(keeper.plan.spec.recovery.lease_s + _SURE_S):
             there, size = len(without) + 1, len(keeper.election.counted)
             text = f"the leader is lost, and only {there} of {size} hosts are left to decide; launch resume goes on"
             keeper.here.end(AttemptEnd(State.FAILED, Cause.NODE_LOST, Exit.NODE_LOST, time.time(), text))

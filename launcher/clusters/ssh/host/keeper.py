@@ -14,31 +14,35 @@ and not the word asks them whether they have.
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from launcher.agent.memory_tier import close_tier
+from launcher.agent.wire import wire_key
+from launcher.clock import boottime
 from launcher.clusters.keeping.attempt_end import cut_short
 from launcher.clusters.keeping.standby import detach, report
 from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.clusters.ssh.host.follower import Follower, TakeOver, leader_of
 from launcher.clusters.ssh.host.keeper_messages import Ask, Begin, Begun, KeeperStatus, granted, statuses
-from launcher.clusters.ssh.host.keeper_rpc import KeeperRpc
+from launcher.clusters.ssh.host.keeper_rpc import WIRE, KeeperRpc
 from launcher.clusters.ssh.host.keeper_state import KeeperState
 from launcher.clusters.ssh.host.leader import Leader, pass_over_promised, propose, tell_others
-from launcher.clusters.ssh.messages import GoAhead, Keepers, Up, read_request
+from launcher.clusters.ssh.messages import GoAhead, Keepers, Opened
 from launcher.clusters.ssh.slots.take import Demand, Slots
 from launcher.errors import Exit, Fenced, LaunchError
-from launcher.hostlink.rpc.wire import encoded
+from launcher.hostlink.rpc.wire import decoded, encoded
 from launcher.plan.model import Plan
-from launcher.rundir.attempts import read_intent, used_s_of
+from launcher.rundir.attempts import used_s_of
 from launcher.rundir.durable import read_record, write_record
 from launcher.rundir.layout import RunDir
+from launcher.rundir.patience import waiting_for_disks
 from launcher.rundir.records import AttemptEnd, RunState
 from launcher.words import State
 
+_WORDS = msgspec.json.Decoder(Keepers | GoAhead)
 _TURN_S = 0.5
 _SOON_S, _SOON_FOR_S = 0.03, 3.0
 _OTHERS_S = 30.0  # how long one that was left without a word looks for another that had it
@@ -53,14 +57,32 @@ def main() -> int:
     detach()
     keeper = KeeperState(run, number, node)
     wakeup = Wakeup()
-    keeper.rpc = KeeperRpc(keeper.plan.nodes[node].address, read_intent(keeper.attempt).token, keeper.answering(wakeup))
-    report(up_fd, encoded(Up(keeper.rpc.port)))
-    keeper.here.log_to()
-    try:
+    key = wire_key(keeper.secret, WIRE, keeper.plan.run_id, number)
+    keeper.rpc = KeeperRpc(keeper.plan.nodes[node].address, key, keeper.answering(wakeup))
+    report(up_fd, encoded(Opened(keeper.rpc.port)))
+
+    def stay() -> int:
         if not _told_to_go(keeper, go_fd):
             keeper.here.discard()
             return Exit.OK
         return keep(keeper, wakeup, tuple(name for name in gpus.split(",") if name))
+
+    return to_its_end(keeper, stay)
+
+
+def to_its_end(keeper: KeeperState, work: Callable[[], int]) -> int:
+    """The exit code of a keeper that does this."""
+    try:
+        with waiting_for_disks():
+            keeper.here.log_to()
+            return _done(keeper, work)
+    finally:
+        keeper.rpc.close()
+
+
+def _done(keeper: KeeperState, work: Callable[[], int]) -> int:
+    try:
+        return work()
     except Fenced as fenced:
         print(fenced, file=sys.stderr)
         return fenced.exit_code
@@ -70,8 +92,6 @@ def main() -> int:
         if keeper.leads:
             tell_others(keeper, ())
         return error.exit_code
-    finally:
-        keeper.rpc.close()
 
 
 def _told_to_go(keeper: KeeperState, go_fd: int) -> bool:
@@ -79,9 +99,10 @@ def _told_to_go(keeper: KeeperState, go_fd: int) -> bool:
     knows = False
     with open(go_fd, "rb") as words:
         for line in words:
-            match read_request(line):
+            match decoded(line, _WORDS):
                 case Keepers(peers=peers):
                     keeper.rpc.join(peers, keeper.node)
+                    write_record(keeper.attempt.keepers, peers)
                     knows = True
                 case GoAhead():
                     keeper.ready.told = True
@@ -107,17 +128,26 @@ def _others_were_told(keeper: KeeperState) -> bool:
 def keep(keeper: KeeperState, wakeup: Wakeup, gpus: tuple[str, ...]) -> int:
     """Wait for what the host has to give, and then carry out one attempt after the other."""
     keeper.here.register()
-    slots = _slots_for(keeper.plan, gpus)
+    slots = slots_for(keeper.plan, gpus)
     slots.enqueue()
     if not _wait_for_slots(keeper, wakeup, slots):
         return _exit_code(keeper, Exit.CANCELLED)
+    return carry_on(keeper, wakeup)
+
+
+def carry_on(keeper: KeeperState, wakeup: Wakeup, *, again: bool = False) -> int:
+    """One attempt after the other; `again`: the first of them had another keeper here, which is gone."""
     while True:
-        keeper.here.open()
-        after = Leader(keeper, wakeup).carry_out() if keeper.leads else Follower(keeper, wakeup).carry_out()
+        keeper.here.open(again=again)
+        again, after = False, _carried_out(keeper, wakeup)
         if after is None:
             close_tier(keeper.run.path, keeper.attempt.number)
             return _exit_code(keeper, Exit.OK)
         keeper.move(after)
+
+
+def _carried_out(keeper: KeeperState, wakeup: Wakeup) -> int | None:
+    return Leader(keeper, wakeup).carry_out() if keeper.leads else Follower(keeper, wakeup).carry_out()
 
 
 def _exit_code(keeper: KeeperState, unsaid: Exit) -> int:
@@ -125,7 +155,7 @@ def _exit_code(keeper: KeeperState, unsaid: Exit) -> int:
     return end.exit_code if end is not None else unsaid
 
 
-def _slots_for(plan: Plan, gpus: tuple[str, ...]) -> Slots:
+def slots_for(plan: Plan, gpus: tuple[str, ...]) -> Slots:
     demand = Demand(plan.gpus_per_node, plan.ranks_per_node * plan.cpus_per_rank)
     return Slots(plan.run_id, int(plan.submitted_at * 1000), demand, gpus, len(os.sched_getaffinity(0)))
 
@@ -169,7 +199,7 @@ class QueueWatch:
         """False once the run has ended; raises Fenced where it goes on without us. Asks seldom: waits may be long."""
         keeper = self._keeper
         if keeper.election.proposal is not None:
-            self._move(keeper.election.proposal.intent.attempt)
+            self._move(keeper.election.proposal.attempt)
         end = read_record(keeper.attempt.end, AttemptEnd)
         if end is not None and end.state.ended:
             return False
@@ -180,7 +210,7 @@ class QueueWatch:
         return True
 
     def _attend(self) -> None:
-        self._heard_at, self._next = time.monotonic(), time.monotonic() + _LEADER_EVERY_S
+        self._heard_at, self._next = boottime(), time.monotonic() + _LEADER_EVERY_S
         self._take_over = TakeOver(self._keeper)
 
     def _move(self, number: int) -> None:
@@ -197,9 +227,9 @@ class QueueWatch:
         pledge = keeper.ready.pledges
         leader = keeper.rpc.ask_one(Ask(), leader_of(keeper), _LEADER_ASK_S)
         if isinstance(leader, KeeperStatus):
-            self._heard_at = time.monotonic()
+            self._heard_at = boottime()
             self._follow(leader, pledge)
-        elif time.monotonic() > self._heard_at + keeper.patience_s + keeper.plan.spec.recovery.lease_s:
+        elif boottime() > self._heard_at + keeper.patience_s + keeper.plan.spec.recovery.lease_s:
             self._take_over.open()
         if keeper.election.leaderless and (number := self._take_over.look()) is not None:
             self._move(number)
@@ -209,7 +239,7 @@ class QueueWatch:
         keeper.check_part_in(leader.attempt)
         if leader.attempt != keeper.attempt.number:
             return
-        keeper.election.leaderless = False
+        keeper.hear_leader()
         if leader.began:
             keeper.ready.begin_late(keeper.attempt.number)
         elif not leader.pledged:

@@ -7,30 +7,38 @@ Begun ─► Agreed, Declined      all have: it begins; or not all: whoever is i
 Members ─► Agreed, Declined    who counts, once the leader has lost a host or has it back
 Promise ─► Agreed, Declined    nobody of an older attempt writes here any more: the vote of a take-over
 Propose ─► Agreed, Declined    the next attempt
+Cancelled ─► Agreed, Declined  a person has ended the run where they could reach it
+Rejoin ─► Propose, Declined    a host is there again that was lost: the attempt that goes on
 """
 
 from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
 
-from launcher.plan.model import Plan
-from launcher.rundir.records import Intent
+from launcher.words import Cause
+
+# What comes from elsewhere is bounded where it is read.
+Number = Annotated[int, msgspec.Meta(ge=0, le=99_999)]
+Age = Annotated[float, msgspec.Meta(ge=0.0)]
+Text = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
 class KeeperStatus(msgspec.Struct, frozen=True, tag="status", tag_field="t"):
     """What a keeper is doing."""
 
-    node: int  # of the plan that the keepers were started with
-    attempt: int  # the one it carries out, or waits to
+    node: Number  # of the plan that the keepers were started with
+    attempt: Number  # the one it carries out, or waits to
     has_slots: bool
     told: bool  # to go on, by the submitter
     began: bool
     leads: bool
     leaderless: bool  # it has not heard the leader for a whole lease
-    waits_for: str = ""
+    waits_for: Text = ""
     pledged: bool = False  # it keeps what it has; the leader: it asks whether all do
-    promised: int = 0  # the newest attempt that had its vote
-    led_by: str = ""  # the host that leads its attempt
+    promised: Number = 0  # the newest attempt that had its vote
+    led_by: Text = ""  # the host that leads its attempt
+    silent_s: Age = 0.0  # the leader: since its coordinator spoke, where it should; by a clock that it alone reads
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask", tag_field="t"):
@@ -38,19 +46,19 @@ class Ask(msgspec.Struct, frozen=True, tag="ask", tag_field="t"):
 
 
 class Replica(msgspec.Struct, frozen=True, tag="replica", tag_field="t"):
-    node: int  # of the sender
-    attempt: int
-    name: str  # see record_copies.py
-    at: int  # where in the file the data belongs; -1: it is the whole file
+    node: Number  # of the sender
+    attempt: Number
+    name: Text  # see record_copies.py
+    at: Annotated[int, msgspec.Meta(ge=-1, le=1 << 53)]  # where in the file the data belongs; -1: it is the whole file
     data: str
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin", tag_field="t"):
-    attempt: int
+    attempt: Number
 
 
 class Begun(msgspec.Struct, frozen=True, tag="begun", tag_field="t"):
-    attempt: int
+    attempt: Number
     by_all: bool
 
 
@@ -60,19 +68,33 @@ class Members(msgspec.Struct, frozen=True, tag="members", tag_field="t"):
     Of several rolls all count, each for itself: the last one is to replace the others once all in it have agreed.
     """
 
-    attempt: int
-    version: int  # of the leader's words to this in the attempt
-    rolls: tuple[tuple[int, ...], ...]
+    attempt: Number
+    version: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]  # of the leader's words to this in the attempt
+    rolls: tuple[tuple[Number, ...], ...]
 
 
 class Promise(msgspec.Struct, frozen=True, tag="promise", tag_field="t"):
-    attempt: int
-    node: int  # of the candidate
+    attempt: Number
+    node: Number  # of the candidate
 
 
 class Propose(msgspec.Struct, frozen=True, tag="propose", tag_field="t"):
-    intent: Intent
-    plan: Plan
+    """Token and plan are not in it: each host makes them of the secret and the plan that came to it over SSH."""
+
+    attempt: Number
+    hosts: tuple[Text, ...]  # the leader first
+    cause: Cause | None  # why the attempt before it ended
+    away: tuple[Text, ...] = ()  # hosts that were lost, and may take part once they are back
+
+
+class Cancelled(msgspec.Struct, frozen=True, tag="cancelled", tag_field="t"):
+    """Of any host of the run: a person asked it, and could not ask all."""
+
+    node: Number  # of the sender
+
+
+class Rejoin(msgspec.Struct, frozen=True, tag="rejoin", tag_field="t"):
+    node: Number  # of the sender
 
 
 class Agreed(msgspec.Struct, frozen=True, tag="agreed", tag_field="t"):
@@ -80,11 +102,11 @@ class Agreed(msgspec.Struct, frozen=True, tag="agreed", tag_field="t"):
 
 
 class Declined(msgspec.Struct, frozen=True, tag="declined", tag_field="t"):
-    why: str
+    why: Text
 
 
-KeeperQuestion = Ask | Replica | Begin | Begun | Members | Promise | Propose
-KeeperReply = KeeperStatus | Agreed | Declined
+KeeperQuestion = Ask | Replica | Begin | Begun | Members | Promise | Propose | Cancelled | Rejoin
+KeeperReply = KeeperStatus | Agreed | Declined | Propose
 
 
 def statuses(replies: Mapping[int, KeeperReply]) -> dict[int, KeeperStatus]:

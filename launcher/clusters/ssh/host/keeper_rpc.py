@@ -1,17 +1,21 @@
-"""How the keepers of a run ask each other: each listens on its host's address, and proves the run's token.
+"""How the keepers of a run ask each other: each listens on its host's address, and proves the run's secret.
 
 One short connection a question. All of it is in a thread of its own.
 """
 
 import asyncio
+import functools
 import queue
+import socket
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from math import inf
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from launcher.agent.wire import WireError, challenge, dial, read_line
+from launcher.agent.wire import Wire, WireError, WireServer, dial
+from launcher.clock import boottime
 from launcher.clusters.ssh.host.keeper_messages import Declined, KeeperQuestion, KeeperReply
 from launcher.clusters.ssh.messages import Peer
 from launcher.errors import LaunchError
@@ -19,9 +23,10 @@ from launcher.errors import LaunchError
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+WIRE = "keepers"
 ASK_S = 3.0
-_LIMIT = 16 << 20
-_ASKS, _ANSWERS = "asking keeper", "answering keeper"
+_LINE_BYTES = 4 << 20
+_MOST_ASKERS = 1024  # all others may ask at once, and each is answered only when it is its turn
 _SERVE_S = 30.0
 
 _questions: msgspec.json.Decoder[KeeperQuestion] = msgspec.json.Decoder(KeeperQuestion)
@@ -29,18 +34,24 @@ _replies: msgspec.json.Decoder[KeeperReply] = msgspec.json.Decoder(KeeperReply)
 
 
 class KeeperRpc:
-    """`answer` is called in a thread of ours for every question of a proved keeper."""
+    """`answer` is called in a thread of ours for every question of a proved keeper, with the address that it has.
 
-    def __init__(self, address: str, token: str, answer: Callable[[KeeperQuestion], KeeperReply]) -> None:
-        self._address, self._token, self._answer = address, token, answer
-        self._loop = asyncio.new_event_loop()
+    `port`: at which the others know us, who were lost; 0: any.
+    """
+
+    def __init__(
+        self, address: str, key: bytes, answer: Callable[[KeeperQuestion, str], KeeperReply], port: int = 0
+    ) -> None:
+        self._address, self._key, self._answer = address, key, answer
         self._peers: Mapping[int, Peer] = {}
         self._me = -1
-        started: queue.SimpleQueue[int | BaseException] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, args=(started,), name="keeper rpc", daemon=True)
+        self._gone_since: dict[Peer, float] = {}  # their hosts answer, and say that nobody listens there
+        started: queue.SimpleQueue[int | OSError] = queue.SimpleQueue()
+        work = self._work(started, port)
+        self._thread = threading.Thread(target=asyncio.run, args=(work,), name="keeper rpc", daemon=True)
         self._thread.start()
         first = started.get()
-        if isinstance(first, BaseException):
+        if isinstance(first, OSError):
             raise first
         self.port = first
 
@@ -72,46 +83,40 @@ class KeeperRpc:
     def ask_one(self, question: KeeperQuestion, whom: int, limit_s: float = ASK_S) -> KeeperReply | None:
         return self.ask(question, [whom], limit_s).get(whom)
 
+    def all_gone(self, for_s: float) -> bool:
+        """No other keeper is there, and that has been so for a while; who is silent may be there."""
+        since = [self._gone_since.get(peer, inf) for peer in self._peers.values()]
+        return max(since, default=0.0) < boottime() - for_s
+
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join()
 
     # -- in the thread
 
-    def _work(self, started: "queue.SimpleQueue[int | BaseException]") -> None:
-        asyncio.set_event_loop(self._loop)
+    async def _work(self, started: "queue.SimpleQueue[int | OSError]", port: int) -> None:
+        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+        listener = WireServer(self._key, _questions, self._serve, _MOST_ASKERS, _LINE_BYTES)
         try:
-            server = self._loop.run_until_complete(asyncio.start_server(self._serve, self._address, 0, limit=_LIMIT))
+            started.put(await listener.start(self._address, port))
         except OSError as error:
             started.put(error)
-            self._loop.close()
             return
-        started.put(server.sockets[0].getsockname()[1])
-        self._loop.run_forever()
-        server.close()
-        self._loop.run_until_complete(_end_all(asyncio.all_tasks(self._loop)))
-        self._loop.run_until_complete(self._loop.shutdown_default_executor())
-        self._loop.close()
+        await self._over.wait()
+        await listener.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One question. Whoever cannot prove the token, or talks nonsense, is dropped."""
-        try:
-            await challenge(reader, writer, self._token, _ASKS, _ANSWERS)
-            async with asyncio.timeout(_SERVE_S):
-                line = await _line(reader)
-                reply = await asyncio.to_thread(self._answered, _questions.decode(line))
-                writer.write(msgspec.json.encode(reply) + b"\n")
-                await writer.drain()
-        except (WireError, OSError, TimeoutError, msgspec.MsgspecError, EOFError):
-            writer.transport.abort()
-        finally:
-            writer.close()
+    async def _serve(self, wire: Wire[KeeperQuestion, KeeperReply]) -> None:
+        """One question."""
+        async with asyncio.timeout(_SERVE_S):
+            question = await wire.receive()
+            if question is not None:
+                await wire.say(await asyncio.to_thread(self._answered, question, wire.address))
 
-    def _answered(self, question: KeeperQuestion) -> KeeperReply:
+    def _answered(self, question: KeeperQuestion, asker: str) -> KeeperReply:
         try:
-            return self._answer(question)
+            return self._answer(question, asker)
         except LaunchError as error:
-            return Declined(str(error))
+            return Declined(str(error)[:1000])
 
     async def _ask_all(self, question: KeeperQuestion, whom: Sequence[int], limit_s: float) -> dict[int, KeeperReply]:
         replies = await asyncio.gather(*(self._ask(question, self._peers[number], limit_s) for number in whom))
@@ -120,27 +125,21 @@ class KeeperRpc:
     async def _ask(self, question: KeeperQuestion, peer: Peer, limit_s: float) -> KeeperReply | None:
         try:
             async with asyncio.timeout(limit_s):
-                reader, writer = await dial(
-                    peer.address, peer.port, self._address, self._token, _ASKS, _ANSWERS, _LIMIT
-                )
+                wire = await dial(peer.address, peer.port, self._address, self._key, _replies, _LINE_BYTES)
                 try:
-                    writer.write(msgspec.json.encode(question) + b"\n")
-                    return _replies.decode(await _line(reader))
+                    self._gone_since.pop(peer, None)
+                    await wire.say(question)
+                    return await wire.receive()
                 finally:
-                    writer.close()
-        except (WireError, OSError, TimeoutError, msgspec.MsgspecError, EOFError):
+                    wire.close()
+        except (WireError, TimeoutError) as error:
+            refused = isinstance(error.__cause__, ConnectionRefusedError)
+            since = min(boottime(), self._gone_since.get(peer, inf))
+            self._gone_since[peer] = since if refused else inf
             return None
 
 
-async def _end_all(tasks: "set[asyncio.Task[Any]]") -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.sleep(0)  # what was closed is let go of in the loop's next turn
-
-
-async def _line(reader: asyncio.StreamReader) -> bytes:
-    line = await read_line(reader)
-    if line is None:
-        raise EOFError
-    return line
+@functools.cache
+def addresses_of(host: str) -> frozenset[str]:
+    """As connections from there show them."""
+    return frozenset(str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))

@@ -3,17 +3,23 @@
 import threading
 import time
 from collections.abc import Callable, Mapping
+from math import inf
 
+import msgspec
+
+from launcher.clock import boottime
 from launcher.clusters.keeping.agent_processes import AgentProcess
+from launcher.clusters.keeping.attempt_end import ask_to_stop
 from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.clusters.ssh.host import record_copies
 from launcher.clusters.ssh.host.attempt_on_host import AttemptOnHost
-from launcher.clusters.ssh.host.election import Election
+from launcher.clusters.ssh.host.election import Election, Votes
 from launcher.clusters.ssh.host.keeper_messages import (
     Agreed,
     Ask,
     Begin,
     Begun,
+    Cancelled,
     Declined,
     KeeperQuestion,
     KeeperReply,
@@ -21,15 +27,22 @@ from launcher.clusters.ssh.host.keeper_messages import (
     Members,
     Promise,
     Propose,
+    Rejoin,
     Replica,
 )
-from launcher.clusters.ssh.host.keeper_rpc import KeeperRpc
-from launcher.clusters.ssh.slots.take import Slots
-from launcher.errors import Fenced
+from launcher.clusters.ssh.host.keeper_rpc import KeeperRpc, addresses_of
+from launcher.clusters.ssh.slots.take import Alone, Slots
+from launcher.errors import Fenced, said_by_the_system
+from launcher.ids import attempt_token
 from launcher.plan.model import Plan
-from launcher.rundir.durable import make_dir
+from launcher.rundir.attempts import read_intent
+from launcher.rundir.durable import make_dir, read_record, readable, write_record
 from launcher.rundir.fence import check_fence, fence, raise_fence
+from launcher.rundir.identity import boot_id
 from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.records import AttemptEnd, RunState
+
+_ToBeDone = Begin | Begun | Cancelled | Members | Promise | Propose | Rejoin | Replica
 
 
 class Readiness:
@@ -47,9 +60,11 @@ class Readiness:
         self.pledged = False
         self.pledges = 0  # how often it has
         self.began = False
+        self._slots: Slots | None = None
 
     def take(self, slots: Slots) -> None:
         """What the host has to give now, or why it is not enough."""
+        self._slots = slots
         self.gpus, self.fds = slots.try_take(), slots.fds
         self.waits_for = "" if self.gpus is not None else slots.ahead()
 
@@ -82,6 +97,11 @@ class Readiness:
             if self.pledges == pledge and not self.began:
                 self.pledged = False
 
+    def give_back(self) -> None:
+        """The run is over, and nothing of it is left here: the next one need not wait until all others know."""
+        if self._slots is not None:
+            self._slots.release()
+
     def let_go(self, slots: Slots) -> bool:
         """Give the slots back, unless we have pledged ourselves to keep them."""
         with self._lock:
@@ -99,12 +119,20 @@ class KeeperState:
 
     def __init__(self, run: RunDir, number: int, node: int) -> None:
         self._lock = threading.RLock()
+        self.secret = read_intent(run.attempt(number)).token  # came over SSH; later tokens are made of it
         self.here = AttemptOnHost(run, number, node)
         self.node = node  # our number among the keepers, for good
         self.first_nodes = {one.host: one for one in self.plan.nodes}  # all hosts that keepers were started on
         self.ready = Readiness(self._lock, self.host)
         self.election = Election(node, [*self.first_nodes], number, self.plan.nodes[0].host)
+        self._begun = number
+        votes = read_record(run.votes, Votes)
+        if votes is not None and votes.begun == number:
+            self.election.recall(votes)
+        self.returning = False  # it was started again, and does not know yet what goes on
         self.since = time.monotonic()
+        self.coordinator_due_at = inf  # `boottime` from when on our coordinator should speak
+        self._alone = Alone(self.plan.run_id)
 
     @property
     def run(self) -> RunDir:
@@ -127,6 +155,11 @@ class KeeperState:
         return self.here.leads
 
     @property
+    def is_guest(self) -> bool:
+        """Its host was lost when the attempt was opened: it has an agent in it, and neither vote nor weight."""
+        return self.here.index in self.plan.away
+
+    @property
     def patience_s(self) -> float:
         return self.plan.spec.recovery.wait_s
 
@@ -139,6 +172,36 @@ class KeeperState:
             self.here.move(number)
             self.election.move(number, self.plan.nodes[0].host)
             self.ready.pledged = False
+            self._alone.clear()
+
+    def rejoin(self, proposal: Propose) -> None:
+        """On to the attempt that goes on, as its leader says. Raises Fenced."""
+        if proposal.attempt > self.attempt.number:
+            with self._lock:
+                self.here.prepare(proposal, self.first_nodes, attempt_token(self.secret, proposal.attempt))
+            self.move(proposal.attempt)
+
+    def goes_on(self) -> Propose | None:
+        """What a host is told that was lost; None: ask another."""
+        end = readable(self.attempt.end, AttemptEnd)
+        if not self.leads or not self.ready.began or (end is not None and end.state.ended):
+            return None
+        names, here = [node.host for node in self.plan.nodes], len(self.plan.nodes) - len(self.plan.away)
+        return Propose(self.attempt.number, tuple(names[:here]), None, tuple(names[here:]))
+
+    def count_by(self, members: frozenset[int]) -> None:
+        """All of these have agreed: from now on they are who counts."""
+        self._remember(rolls=(tuple(sorted(members)),))
+        self.election.rolls = (members,)
+
+    def lose_leader(self) -> None:
+        """It was not heard for a whole lease: who waits for our slots is to know."""
+        self.election.leaderless = True
+        self._alone.set()
+
+    def hear_leader(self) -> None:
+        self.election.leaderless = False
+        self._alone.clear()
 
     def stand(self, number: int) -> bool:
         """Our own vote for ourselves: whoever has it has not given it to another."""
@@ -170,25 +233,55 @@ class KeeperState:
             pledged=self.ready.pledged,
             promised=self.election.promised[0] if self.election.promised is not None else 0,
             led_by=self.election.leader,
+            silent_s=self._coordinators_silence_s(),
         )
 
-    def answering(self, wakeup: Wakeup) -> Callable[[KeeperQuestion], KeeperReply]:
+    def _coordinators_silence_s(self) -> float:
+        """Its last word is on our disk, with the time by a clock of this machine."""
+        last = readable(self.run.state, RunState)
+        known = last is not None and last.attempt == self.attempt.number and last.boot_id == boot_id()
+        spoke_at = last.monotonic_s if last is not None and known else 0.0
+        return max(0.0, boottime() - max(self.coordinator_due_at, spoke_at))
+
+    def answering(self, wakeup: Wakeup) -> Callable[[KeeperQuestion, str], KeeperReply]:
         """What is called in the other thread for each question."""
 
-        def answer(question: KeeperQuestion) -> KeeperReply:
+        def answer(question: KeeperQuestion, asker: str) -> KeeperReply:
+            if self.returning and not isinstance(question, Cancelled):
+                return Declined("it has come back, and does not take part yet")
             if isinstance(question, Ask):
                 with self._lock:
                     return self.status()
             try:
                 with self._lock:
-                    why = self._against(question)
+                    why = self._against_asker(question, asker)
+                    if isinstance(question, Rejoin) and not why:
+                        return self.goes_on() or Declined("it does not lead")
+                    why = why or self._against(question)
+                    wakeup.stop_asked |= isinstance(question, Cancelled) and not why
+            except OSError as error:  # the peer asks again; here nobody may wait, or this host would seem to be gone
+                why = said_by_the_system(error)
             finally:
                 wakeup.wake()
             return Declined(why) if why else Agreed()
 
         return answer
 
-    def _against(self, question: Begin | Begun | Members | Promise | Propose | Replica) -> str:
+    def _against_asker(self, question: _ToBeDone, asker: str) -> str:
+        """Whoever speaks for a host has to have its address."""
+        match question:
+            case Begin() | Begun() | Members():
+                name = self.election.leader
+            case Cancelled(node=node) | Promise(node=node) | Rejoin(node=node) | Replica(node=node):
+                name = self.election.hosts[node] if 0 <= node < len(self.election.hosts) else f"node {node}"
+            case Propose(hosts=hosts):
+                name = hosts[0] if hosts else ""
+        known = self.first_nodes.get(name)
+        if known is not None and asker in addresses_of(known.address):
+            return ""
+        return f"{asker} does not speak for {name[:100] or 'nobody'}"
+
+    def _against(self, question: _ToBeDone) -> str:
         """Do what we are asked to, or say why not."""
         match question:
             case Begin(attempt=attempt):
@@ -196,29 +289,44 @@ class KeeperState:
             case Begun(attempt=attempt, by_all=by_all):
                 return self.election.against_leader_of(attempt) or self.ready.begin(by_all=by_all)
             case Members():
-                return self.election.count(question)
+                if not (why := self.election.count(question)):
+                    self._remember()
+                return why
             case Promise(attempt=attempt, node=node):
                 return self._vote(attempt, node)
             case Propose():
                 return self._take_up(question)
             case Replica():
                 return self._keep(question)
+            case Cancelled():
+                ask_to_stop(self.attempt, "cancel")
+                return ""
+            case Rejoin():
+                raise AssertionError("it is answered with more than a word")
 
     def _vote(self, attempt: int, node: int) -> str:
         """What holds older attempts back is on disk before the vote is given."""
+        if self.is_guest:
+            return f"it has no vote in attempt {self.attempt.number}"
         why = self.election.against_vote(attempt, node, fence(self.run))
         if why or self.election.promised == (attempt, node):
             return why
         if self.plan.disks_apart and node != self.node:
             raise_fence(self.run, attempt)  # on a disk that all share the new leader does, once it has spoken
             make_dir(self.run.attempt(attempt).path)  # the number is used up: what we might propose has a newer one
+        self._remember(promised=(attempt, node))
         self.election.promised = (attempt, node)
         return ""
+
+    def _remember(self, **news: object) -> None:
+        """Before any word is given that would bind the keeper that is started after this one."""
+        if self.plan.disks_apart:
+            write_record(self.run.votes, msgspec.structs.replace(self.election.votes(self._begun), **news))
 
     def _take_up(self, proposal: Propose) -> str:
         why = self.election.against_proposal(proposal)
         if not why:
-            self.here.prepare(proposal)
+            self.here.prepare(proposal, self.first_nodes, attempt_token(self.secret, proposal.attempt))
             self.election.proposal = proposal
         return why
 

@@ -3,20 +3,22 @@
 import threading
 import time
 from collections.abc import Collection, Mapping
+from math import inf
 
+from launcher.clock import WakingClock, boottime
 from launcher.clusters.keeping.allocation import Allocation, StopSignal
 from launcher.clusters.keeping.attempt_end import cut_short
 from launcher.clusters.keeping.wakeup import Wakeup
+from launcher.clusters.ssh.host.attempt_on_host import reseated
 from launcher.clusters.ssh.host.keeper_messages import Ask, KeeperStatus, Members, Propose, granted, statuses
 from launcher.clusters.ssh.host.keeper_state import KeeperState
 from launcher.clusters.ssh.host.record_copies import RecordReplicator
 from launcher.errors import Exit
-from launcher.plan.model import NodePlan, Plan
-from launcher.plan.on_hosts import with_hosts
 from launcher.rundir.attempts import new_attempt
 from launcher.rundir.avoided import avoid, avoided
-from launcher.rundir.durable import append_line, make_dir
+from launcher.rundir.durable import append_line, make_dir, read_lines
 from launcher.rundir.layout import AttemptDir
+from launcher.rundir.patience import waiting_for_disks
 from launcher.rundir.records import AttemptEnd, Blame, Event
 from launcher.words import Cause, State
 
@@ -34,9 +36,10 @@ class Membership:
 
     def __init__(self, keeper: KeeperState) -> None:
         self._keeper = keeper
-        now = time.monotonic()
-        self._heard_at = dict.fromkeys(keeper.rpc.others, now)
+        self._clock = WakingClock()  # what we have slept through was no silence of theirs
+        self._heard_at = dict.fromkeys(keeper.rpc.others, self._clock.now())
         self._version = 0
+        self._guests = {node.host for node in keeper.plan.nodes if node.index in keeper.plan.away}
         self._unsettled = frozenset(keeper.rpc.others)  # who may count by other rolls than we do
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="roll", daemon=True)
@@ -47,16 +50,22 @@ class Membership:
         self._thread.join()
 
     def _work(self) -> None:
+        with waiting_for_disks():
+            self._call_the_roll()
+
+    def _call_the_roll(self) -> None:
         while not self._over.wait(_ROLL_S):
-            now = time.monotonic()
+            now = self._clock.now()
             answers = self._keeper.rpc.ask(Ask(), limit_s=_ROLL_S)
             self._heard_at |= {
                 number: now
                 for number, one in answers.items()
                 if isinstance(one, KeeperStatus) and one.attempt == self._keeper.attempt.number
+                if self._keeper.rpc.peer(number).host not in self._guests
             }
             lease_s = self._keeper.plan.spec.recovery.lease_s
-            there = {number for number, at in self._heard_at.items() if now - at <= lease_s} | {self._keeper.node}
+            silent_from = self._clock.now() - lease_s
+            there = {number for number, at in self._heard_at.items() if at >= silent_from} | {self._keeper.node}
             self._count(frozenset(there))
 
     def _count(self, there: frozenset[int]) -> None:
@@ -72,7 +81,7 @@ class Membership:
         self._unsettled |= others
         if self._told((*election.rolls, members), others) >= others:
             gone = election.counted - members
-            election.rolls = (members,)
+            self._keeper.count_by(members)
             self._blame(gone)
 
     def _told(self, rolls: tuple[frozenset[int], ...], others: Collection[int]) -> frozenset[int]:
@@ -87,7 +96,8 @@ class Membership:
         recovery = keeper.plan.spec.recovery
         text = f"not heard for {recovery.lease_s:g} s"
         number = keeper.attempt.number
-        here = {node.host for node in keeper.plan.nodes}  # who has no part in this attempt has been blamed before
+        # Who has no part in this attempt has been blamed before.
+        here = {node.host for node in keeper.plan.nodes} - self._guests
         names = [name for one in sorted(gone) if (name := keeper.rpc.peer(one).host) in here]
         if names and recovery.avoid_s:
             avoid(keeper.run, [Blame(name, text, number, now, now + recovery.avoid_s) for name in names])
@@ -105,14 +115,19 @@ class Leader:
         replicator = RecordReplicator(keeper.run, keeper.attempt, keeper.rpc) if keeper.plan.disks_apart else None
         roll = Membership(keeper)
         tell: frozenset[int] = frozenset()
+        keeper.coordinator_due_at = boottime()
         try:
             stop = StopSignal(self._wakeup, keeper.attempt, keeper.here.before)
             end = Allocation(keeper.run, keeper.attempt, keeper.plan, self._wakeup, stop, [keeper.agent()]).carry_out()
+            blame_disks(keeper)
+            if end.state.ended:
+                keeper.ready.give_back()
             if end.state.ended and not self._wakeup.stop_asked:  # whoever asks for a stop tells all hosts
                 tell = keeper.election.counted
             if end.state is not State.QUEUED or end.exit_code == Exit.FENCED:
                 return None
         finally:
+            keeper.coordinator_due_at = inf
             roll.close()
             if replicator is not None:
                 replicator.close(tell)
@@ -154,6 +169,21 @@ class Leader:
         tell_others(keeper, there)
 
 
+def blame_disks(keeper: KeeperState) -> None:
+    """Hosts whose disks ended generations come last in the next attempt, be it that a person opens it. Not our own,
+    which leads as long as it is there."""
+    number, recovery, now = keeper.attempt.number, keeper.plan.spec.recovery, time.time()
+    said = [one for one in read_lines(keeper.run.events, Event) if one.attempt == number and one.cause is Cause.DISK]
+    texts = {one.node: one.text for one in said if one.node}
+    blames = [
+        Blame(node.host, texts[node.index], number, now, now + recovery.avoid_s)
+        for node in keeper.plan.nodes
+        if node.index in texts
+    ]
+    if blames and recovery.avoid_s:
+        avoid(keeper.run, blames)
+
+
 def enough(keeper: KeeperState, others: list[int], *, leads: bool) -> bool:
     """Whether with these a run may go on: nodes enough, and no part of the hosts without us could do the same."""
     return keeper.election.decides(others, leads=leads) and len({*others, keeper.node}) >= keeper.plan.nodes_min
@@ -176,9 +206,11 @@ def propose(keeper: KeeperState, others: list[int], cause: Cause | None, *, lead
     """Open the next attempt with ourselves as its leader and these others; gives its number, if enough take it up."""
     bad = {blame.host for blame in avoided(keeper.run)}
     names = [keeper.rpc.peer(number).host for number in others]
-    plan = reseated(keeper.plan, keeper.first_nodes, [keeper.host, *sorted(names, key=lambda name: name in bad)])
-    attempt, intent = new_attempt(keeper.run, plan.cluster, "requeue", cause, plan)
-    took = granted(keeper.rpc.ask(Propose(intent, plan), others))
+    here = [keeper.host, *sorted(names, key=lambda name: name in bad)]
+    away = [name for name in keeper.first_nodes if name not in here] if keeper.plan.disks_apart else []
+    plan = reseated(keeper.plan, keeper.first_nodes, here, away)
+    attempt, _ = new_attempt(keeper.run, plan.cluster, "requeue", cause, plan, secret=keeper.secret)
+    took = granted(keeper.rpc.ask(Propose(attempt.number, tuple(here), cause, tuple(away)), others))
     if keeper.plan.disks_apart and not enough(keeper, took, leads=leads):
         _take_back(attempt)
         return None
@@ -193,8 +225,3 @@ def _take_back(attempt: AttemptDir) -> None:
     """What too few took up is no attempt; its folder stays, so that its number is not given again."""
     attempt.intent.unlink()
     attempt.plan.unlink()
-
-
-def reseated(plan: Plan, known: dict[str, NodePlan], names: list[str]) -> Plan:
-    """The plan on these hosts, the first of them as the leader; what is more than the run needs are spares."""
-    return with_hosts(plan, [(name, known[name].address) for name in names])

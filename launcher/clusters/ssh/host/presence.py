@@ -11,13 +11,25 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import msgspec
+
+from launcher.clusters.ssh.messages import Peer
 from launcher.errors import LaunchError
-from launcher.rundir.attempts import newest
+from launcher.rundir.attempts import attempts, newest
+from launcher.rundir.durable import read_record
 from launcher.rundir.layout import AttemptDir, RunDir
 
 _LEAVES_S = 45.0  # a keeper that was left without a word asks the others for 30 s, and leaves after their answers
 _DECIDES_S = 5.0
 _AGAIN_S = 0.05
+
+
+class Seat(msgspec.Struct, frozen=True):
+    """As whom this host takes part, for a keeper that is started there again."""
+
+    node: int
+    gpus: tuple[str, ...]
+    python: str  # of our environment that keepers were started with
 
 
 @contextmanager
@@ -42,6 +54,14 @@ def began(attempt: AttemptDir) -> bool:
     """Its keeper was told to go."""
     told = attempt.handle.exists() or attempt.started.exists()
     return told or any(attempt.path.glob("node-*/started"))
+
+
+def begun(run: RunDir) -> tuple[AttemptDir, tuple[Peer, ...]] | None:
+    """The newest attempt that keepers were started with, and who they are."""
+    for attempt in reversed(attempts(run)):
+        if (peers := read_record(attempt.keepers, tuple[Peer, ...])) is not None:
+            return attempt, peers
+    return None
 
 
 def decided(run: RunDir) -> AttemptDir | None:

@@ -2,80 +2,100 @@
 
 import contextlib
 import os
-from collections.abc import Callable
+import sys
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
+from launcher.clusters.keeping.attempt_end import has_ended
 from launcher.clusters.keeping.standby import StandbyKeeper
 from launcher.clusters.ssh.host import presence
-from launcher.clusters.ssh.messages import CodeTree, GoAhead, Keepers, Ok, Open, Opened, Up, read_answer, read_request
+from launcher.clusters.ssh.host.presence import Seat
+from launcher.clusters.ssh.messages import CodeTree, GoAhead, Keepers, Open, Opened
 from launcher.errors import LaunchError
+from launcher.hostlink.rpc.server import Body
 from launcher.hostlink.rpc.wire import encoded
 from launcher.hostlink.shipping import kept_trees
 from launcher.rundir import drafts
-from launcher.rundir.code_list import list_frozen
-from launcher.rundir.durable import create_record, make_dir, sync_dir, write_bytes, write_record
+from launcher.rundir.attempts import newest
+from launcher.rundir.code.freezing import copy_tree
+from launcher.rundir.code.listing import list_frozen
+from launcher.rundir.durable import create_record, make_dir, read_record, sync_dir, write_bytes, write_record
 from launcher.rundir.fence import raise_fence
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Event
-from launcher.rundir.tree_copy import copy_tree
 
-_KEEPER = "launcher.clusters.ssh.host.keeper"
-_CHUNK = 1 << 20
+_KEEPER, _COMES_BACK = "launcher.clusters.ssh.host.keeper", "launcher.clusters.ssh.comeback.keeper"
+_STARTS_S = 30.0
+
+
+class _Seat(msgspec.Struct, frozen=True):
+    host: str
+
+
+class _Disks(msgspec.Struct, frozen=True):
+    """What of a plan tells who should see whose disk."""
+
+    nodes: tuple[_Seat, ...]
+    disks_apart: bool
+
+
+class _OpenedOn(msgspec.Struct, frozen=True):
+    host: str
 
 
 class AttemptReceiver:
     """What a submitter does here, from Open to GoAhead."""
 
-    def __init__(self, asked: IO[bytes], say: Callable[..., None]) -> None:
-        self._asked, self._say = asked, say
+    def __init__(self) -> None:
         self._keeper: StandbyKeeper | None = None
-        self.amid_code = False  # what comes next is no request but the rest of the contents
 
-    def open(self, run: RunDir, opening: Open) -> None:
-        blobs = {blob.name: self._exactly(blob.size) for blob in opening.blobs}
-        workdir = Path(opening.workdir)
+    def open(self, run: RunDir, opening: Open, body: Body) -> Opened:
+        records = {one.name: body.exactly(one.size) for one in opening.records}
+        workdir = run.path.parent.parent
         for name in ("runs", "code"):
             make_dir(workdir / name)
+        store = kept_trees.tree(workdir / "code", opening.code)
+        if not kept_trees.have(store.parent, store.name):
+            return Opened(None)
         with presence.held(run) as lock:
-            store = kept_trees.tree(workdir / "code", opening.code)
-            needs_code = not kept_trees.have(store.parent, store.name)
-            self._say(Opened(needs_code))
-            if needs_code:
-                self._take_code(store)
             if run.path.is_dir():
-                bring_up_to_date(run, opening.intent.attempt, blobs)
+                bring_up_to_date(run, opening.intent.attempt, records)
             else:
-                _make(run, opening, blobs, store)
+                _make(run, opening, records, store)
+            if _on_one_disk(run, opening):
+                return Opened(None, on_one_disk=True)
             words = [str(_add_attempt(run, opening)), str(opening.node), ",".join(opening.gpus)]
+            write_record(run.attempt(opening.intent.attempt).seat, Seat(opening.node, opening.gpus, sys.executable))
             self._keeper = StandbyKeeper(_KEEPER, run.path, words, keep=[lock.fileno()])
-        self._say(Up(_port_of(self._keeper)))
+        return msgspec.json.decode(self._keeper.report(), type=Opened)
 
     def pass_on(self, word: Keepers | GoAhead) -> None:
         if self._keeper is None:
             raise LaunchError("there is no keeper that could be told")
         self._keeper.tell(encoded(word))
-        self._say(Ok())
-
-    def _take_code(self, store: Path) -> None:
-        """Keep the user's code under its digest, once it is proved to be that."""
-        self.amid_code = True
-        code = read_request(self._asked.readline())
-        if not isinstance(code, CodeTree):
-            raise LaunchError("expected the code that was asked for")
-        kept_trees.keep(store.parent, store.name, code.files, self._exactly, links_out=True)
-        self.amid_code = False
-
-    def _exactly(self, size: int) -> bytes:
-        data = self._asked.read(size)
-        if len(data) < size:
-            raise EOFError
-        return data
 
 
-def _make(run: RunDir, opening: Open, blobs: dict[str, bytes], store: Path) -> None:
+def come_back(run: RunDir) -> str:
+    """Start the keeper of a run again that is gone, to take part in what goes on elsewhere; gives why not."""
+    if presence.is_held(run):
+        return "its keeper is there"
+    found, last = presence.begun(run), newest(run)
+    if found is None or last is None or not found[0].seat.exists() or has_ended(run, last):
+        return "nothing of it goes on here, as far as this host knows"
+    with presence.held(run) as lock:
+        keeper = StandbyKeeper(_COMES_BACK, run.path, [str(found[0].number)], keep=[lock.fileno()])
+        keeper.report(_STARTS_S)
+        keeper.close()
+    return ""
+
+
+def take_code(workdir: Path, code: CodeTree, body: Body) -> None:
+    """Keep the user's code under its digest, once it is proved to be that."""
+    kept_trees.keep(workdir / "code", code.digest, code.files, body.some, links_out=True)
+
+
+def _make(run: RunDir, opening: Open, records: dict[str, bytes], store: Path) -> None:
     """The run's folder on this host: whole, or not at all."""
     drafts.remove_orphans(run.path.parent)
     draft = RunDir(drafts.new_draft(run.path.parent))
@@ -83,7 +103,7 @@ def _make(run: RunDir, opening: Open, blobs: dict[str, bytes], store: Path) -> N
     try:
         draft.code.mkdir(mode=0o700)
         copy_tree(list_frozen(store), store, draft.code, writable=True)
-        for name, content in blobs.items():
+        for name, content in records.items():
             if "/" in name or name.startswith("."):
                 raise LaunchError(f"expected the name of a record, got {name[:100]!r}")
             write_bytes(draft.path / name, content)
@@ -98,12 +118,12 @@ def _make(run: RunDir, opening: Open, blobs: dict[str, bytes], store: Path) -> N
         drafts.remove(draft.path)
 
 
-def bring_up_to_date(run: RunDir, attempt: int, blobs: dict[str, bytes]) -> None:
+def bring_up_to_date(run: RunDir, attempt: int, records: dict[str, bytes]) -> None:
     """What has happened to it elsewhere since: other hosts' attempts, what a person forgave, and that it is resumed."""
-    if run.avoided.name in blobs:
-        write_bytes(run.avoided, blobs[run.avoided.name])
+    if run.avoided.name in records:
+        write_bytes(run.avoided, records[run.avoided.name])
     before = run.events.read_bytes() if run.events.exists() else b""
-    events = _continued(before, blobs.get(run.events.name, b""), attempt)
+    events = _continued(before, records.get(run.events.name, b""), attempt)
     if events != before:
         write_bytes(run.events, events)
 
@@ -124,6 +144,19 @@ def _is_of(line: bytes, attempt: int) -> bool:
     return False
 
 
+def _on_one_disk(run: RunDir, opening: Open) -> bool:
+    """Another host has opened the attempt on this very disk, where each is said to have one of its own."""
+    plan = msgspec.json.decode(opening.plan, type=_Disks)
+    if not plan.disks_apart:
+        return False
+    attempt, me = run.attempt(opening.intent.attempt), plan.nodes[opening.node].host
+    make_dir(attempt.path)
+    with contextlib.suppress(FileExistsError):
+        create_record(attempt.opened_on, _OpenedOn(me))
+    opened = read_record(attempt.opened_on, _OpenedOn)
+    return opened is not None and opened.host != me
+
+
 def _add_attempt(run: RunDir, opening: Open) -> int:
     attempt = run.attempt(opening.intent.attempt)
     make_dir(run.attempts)
@@ -133,11 +166,3 @@ def _add_attempt(run: RunDir, opening: Open) -> int:
         create_record(attempt.intent, opening.intent)
     raise_fence(run, attempt.number)
     return attempt.number
-
-
-def _port_of(keeper: StandbyKeeper) -> int:
-    """Where it listens, once it is up."""
-    answer = read_answer(keeper.report())
-    if not isinstance(answer, Up):
-        raise LaunchError("the keeper of the run said something else than where it is")
-    return answer.port

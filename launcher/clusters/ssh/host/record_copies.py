@@ -30,11 +30,11 @@ def replicated(run: RunDir, attempt: AttemptDir) -> dict[str, Path]:
     """What is replicated, by the name that it has on the wire."""
     return {
         "endpoint": attempt.endpoint,
-        "state": run.state,
-        EVENTS: run.events,
         "avoided": run.avoided,
         "stop": attempt.stop,
-        "end": attempt.end,
+        "end": attempt.end,  # before what follows from it
+        EVENTS: run.events,
+        "state": run.state,
     }
 
 

@@ -6,190 +6,222 @@ Nothing that was begun depends on the connection, and nothing begins before GoAh
 import contextlib
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from launcher.clusters.mirror import tails
+from launcher.clusters.protocol import CancelReport
 from launcher.clusters.ssh.host import presence
 from launcher.clusters.ssh.messages import (
-    HELLO,
-    Answer,
+    MOST_OF_A_REPORT,
     AskReport,
+    AskSubmitted,
     AskTails,
-    Blob,
     Cancel,
-    Cancelled,
     CodeTree,
-    Failed,
+    ComeBack,
     GoAhead,
-    GrownFile,
     Keepers,
     ListCheckpoints,
     ListRuns,
-    Ok,
+    OfRun,
     Open,
+    Opened,
+    OpenedByHosts,
     Pardon,
-    RunNames,
+    PassOnCancel,
+    Request,
     RunReport,
     SendFile,
+    Submitted,
     Tails,
     TakeFile,
-    read_request,
 )
-from launcher.errors import Exit, LaunchError
-from launcher.hostlink.rpc.wire import encoded
-from launcher.rundir.attempts import newest, read_plan
+from launcher.errors import LaunchError
+from launcher.hostlink.rpc.server import Body, WithBytes, serve
+from launcher.ids import is_run_id
+from launcher.rundir.attempts import newest, plan_as, read_intent, remains
 from launcher.rundir.avoided import pardon
-from launcher.rundir.durable import read_record
+from launcher.rundir.durable import readable
 from launcher.rundir.identity import alive
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import Handle
+from launcher.rundir.records import AttemptEnd, Blame, Handle, RunState, StopRequest
 from launcher.status.derive import derive
 from launcher.status.facts import read_facts
-from trainer.errors import CheckpointDamaged
+from launcher.words import State
 
 if TYPE_CHECKING:
     from launcher.clusters.ssh.host.receive import AttemptReceiver
 
-_WHOLE_RECORDS = ("state.json", "avoided.json", "FENCE")
-_FROM_THE_START = ("spec.yaml", "plan.json")
-_OF_AN_ATTEMPT = ("token.json", "plan.json", "exit.json", "stop.json", "exits.jsonl", "keeper.log", "node-*/*.log")
+_LOGS = ("exits.jsonl", "keeper.log", "node-*/*.log")
+_MOST_OF_EVENTS, _MOST_OF_A_LOG = 8 << 20, 1 << 20
+
+
+class _Seat(msgspec.Struct, frozen=True):
+    host: str
+
+
+class _Seats(msgspec.Struct, frozen=True):
+    """What of a plan its hosts alone may know. `launch status` must not wait for the classes of the whole."""
+
+    nodes: tuple[_Seat, ...]
+    overrides: tuple[str, ...]
+    submitted_at: float
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(node.host for node in self.nodes)
 
 
 def main() -> int:
     os.umask(0o077)
-    asked, told = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError, EOFError):
-        told.write(HELLO)
-        HostServer(asked, told).serve()
-    return Exit.OK
+    return serve(Request, HostServer().answer)
 
 
 class HostServer:
     """One connection."""
 
-    def __init__(self, asked: IO[bytes], told: IO[bytes]) -> None:
-        self._asked, self._told = asked, told
+    def __init__(self) -> None:
         self._arrival: AttemptReceiver | None = None
 
-    def serve(self) -> None:
-        """Until the other side hangs up, or what it sends can no longer be told from requests."""
-        for line in self._asked:
-            try:
-                self._answer(line)
-            except LaunchError as error:
-                self._say(Failed(error.lines, error.exit_code))
-            except CheckpointDamaged as error:
-                self._say(Failed((str(error),), Exit.DAMAGED))
-            except (OSError, ValueError, msgspec.MsgspecError) as error:
-                self._say(Failed((f"{type(error).__name__}: {error}",), Exit.INTERNAL))
-            if self._arrival is not None and self._arrival.amid_code:
-                return
-
-    def _say(self, answer: Answer | None, *contents: bytes) -> None:
-        """An answer and what follows it, or more of that."""
-        if answer is not None:
-            self._told.write(encoded(answer))
-        for content in contents:
-            self._told.write(content)
-        self._told.flush()
-
-    def _answer(self, line: bytes) -> None:
-        match read_request(line):
-            case Open() as opening:
-                from launcher.clusters.ssh.host.receive import AttemptReceiver  # late: `launch status` needs none of it
-
-                self._arrival = AttemptReceiver(self._asked, self._say)
-                self._arrival.open(_run(opening.workdir, opening.run_id), opening)
-            case (Keepers() | GoAhead()) as word:
-                if self._arrival is None:
-                    raise LaunchError("there is no keeper that could be told")
-                self._arrival.pass_on(word)
-            case AskReport() as question:
-                self._look(question)
+    def answer(self, request: Request, body: Body) -> object:
+        match request:
+            case AskReport():
+                return _report(_run(request), request.events_from)
             case ListRuns(workdir=workdir):
-                self._say(RunNames(tuple(path.name for path in sorted(Path(workdir, "runs").glob("[a-z0-9]*")))))
-            case AskTails() as question:
-                run = _run(question.workdir, question.run_id)
-                grown, more = tails.grown(run.path, question.folders, question.known)
-                files = tuple(GrownFile(one.name, one.at, len(one.content)) for one in grown)
-                self._say(Tails(files, more), *(one.content for one in grown))
-            case Cancel() as wish:
-                self._say(_cancel(_run(wish.workdir, wish.run_id)))
-            case Pardon() as wish:
-                pardon(_run(wish.workdir, wish.run_id), wish.hosts)
-                self._say(Ok())
-            case (ListCheckpoints() | SendFile() | TakeFile()) as wish:
-                self._move(wish)
+                return sorted(path.name for path in _folder(workdir).glob("runs/*") if is_run_id(path.name))
+            case AskSubmitted():
+                return _submitted(_run(request))
+            case AskTails():
+                grown, more = tails.grown(_run(request).path, request.folders, request.known)
+                return _with_files(grown, Tails(tails.parts_of(grown), more))
+            case Cancel():
+                return _cancel(_run(request))
+            case PassOnCancel():
+                from launcher.clusters.ssh.host import cancel_courier  # late: only a host that is cut off needs it
+
+                cancel_courier.send(_run(request), request.hosts)
+            case ComeBack():
+                from launcher.clusters.ssh.host import receive  # late: `launch status` needs none of it
+
+                return receive.come_back(_run(request))
+            case Pardon():
+                pardon(_run(request), request.hosts)
+            case ListCheckpoints() | SendFile() | TakeFile():
+                from launcher.clusters.ssh.host import checkpoint_files  # late: `launch status` needs none of it
+
+                return checkpoint_files.answer(_run(request).path, request, body)
+            case Open() | CodeTree() | Keepers() | GoAhead():
+                return self._arrive(request, body)
+        return None
+
+    def _arrive(self, request: Open | CodeTree | Keepers | GoAhead, body: Body) -> Opened | None:
+        from launcher.clusters.ssh.host import receive  # late: `launch status` needs none of it
+
+        match request:
+            case Open():
+                self._arrival = receive.AttemptReceiver()
+                return self._arrival.open(_run(request), request, body)
             case CodeTree():
-                raise LaunchError("nobody has asked for code")
-
-    def _move(self, wish: ListCheckpoints | SendFile | TakeFile) -> None:
-        """Of checkpoints: what is here, one to be given, one to be kept."""
-        from launcher.clusters.mirror import given  # late: `launch status` needs none of it
-        from launcher.clusters.ssh.host import checkpoint_files  # late: `launch status` needs none of it
-
-        folder = given.folder_inside(_run(wish.workdir, wish.run_id).path, wish.folder)
-        match wish:
-            case ListCheckpoints():
-                self._say(checkpoint_files.checkpoints(folder))
-            case SendFile():
-                checkpoint_files.give(folder, wish, self._say)
-            case TakeFile():
-                checkpoint_files.take(folder, wish, self._exactly)
-                self._say(Ok())
-
-    def _exactly(self, size: int) -> bytes:
-        data = self._asked.read(size)
-        if len(data) < size:
-            raise EOFError
-        return data
-
-    # -- looking
-
-    def _look(self, question: AskReport) -> None:
-        run = _run(question.workdir, question.run_id)
-        attempt = presence.decided(run)
-        if attempt is None:
-            self._say(RunReport(None, False, 0, ()))
-            return
-        status = derive(read_facts(run.path))
-        wanted = (*_WHOLE_RECORDS, *(_FROM_THE_START if question.whole else ()))
-        names = [name for name in wanted if (run.path / name).exists()]
-        for pattern in _OF_AN_ATTEMPT:
-            names += [str(path.relative_to(run.path)) for path in sorted(attempt.path.glob(pattern))]
-        contents = {name: (run.path / name).read_bytes() for name in names}
-        with contextlib.suppress(FileNotFoundError), run.events.open("rb") as events:
-            events.seek(question.events_from)
-            contents["events.jsonl"] = events.read()
-        blobs = tuple(Blob(name, len(content)) for name, content in contents.items())
-        self._say(RunReport(status, presence.began(attempt), attempt.number, blobs), *contents.values())
+                receive.take_code(_folder(request.workdir), request, body)
+            case _ if self._arrival is None:
+                raise LaunchError("there is no keeper that could be told")
+            case _:
+                self._arrival.pass_on(request)
+        return None
 
 
-def _run(workdir: str, run_id: str) -> RunDir:
-    if not run_id.isascii() or not run_id.replace("-", "").replace("_", "").isalnum():
-        raise LaunchError(f"expected the id of a run, got {run_id[:100]!r}")
-    return RunDir(Path(workdir) / "runs" / run_id)
+def _folder(workdir: str) -> Path:
+    return Path(os.path.expanduser(workdir))
 
 
-def _cancel(run: RunDir) -> Cancelled:
+def _run(asked: OfRun) -> RunDir:
+    return RunDir(_folder(asked.workdir) / "runs" / asked.run_id)
+
+
+def _report(run: RunDir, events_from: int) -> object:
+    attempt = presence.decided(run)
+    if attempt is None:
+        return RunReport(None)
+    status = derive(facts := read_facts(run.path))
+    end = readable(attempt.end, AttemptEnd) if not facts.settling else None
+    last = readable(run.state, RunState)
+    events = [*_new_events(run, events_from)]  # after the end was looked for: it is not told without its events
+    files = [*events, *_logs(attempt)]
+    report = RunReport(
+        state=status.state,
+        message=status.message,
+        cause=status.cause,
+        attempt=attempt.number,
+        began=presence.began(attempt),
+        begun=_begun(run, attempt),
+        last=last,
+        avoided=readable(run.avoided, tuple[Blame, ...]),
+        stop=readable(attempt.stop, StopRequest),
+        end=end,
+        files=tails.parts_of(files),
+        more=any(len(one.content) == _MOST_OF_EVENTS for one in events),
+        stale=status.state is State.RUNNING and status.as_of is not None,
+    )
+    return _with_files(files, report)
+
+
+def _begun(run: RunDir, attempt: AttemptDir) -> OpenedByHosts | None:
+    """None where that cannot be read any more."""
+    with contextlib.suppress(LaunchError):
+        intent = read_intent(attempt)
+        return OpenedByHosts(plan_as(run, attempt.number, _Seats).hosts, intent.cause, intent.created_at)
+    return None
+
+
+def _new_events(run: RunDir, at: int) -> Iterator[tails.Tail]:
+    with contextlib.suppress(FileNotFoundError), run.events.open("rb") as events:
+        events.seek(at)
+        yield tails.Tail(run.events.name, at, events.read(_MOST_OF_EVENTS))
+
+
+def _logs(attempt: AttemptDir) -> Iterator[tails.Tail]:
+    """Their ends, as far as there is room for all."""
+    left = MOST_OF_A_REPORT - _MOST_OF_EVENTS
+    for path in (path for pattern in _LOGS for path in sorted(attempt.path.glob(pattern))):
+        if not left:
+            break  # an empty one would take the place of what is there of it
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _MOST_OF_A_LOG))
+            content = file.read(min(_MOST_OF_A_LOG, left))
+            left -= len(content)
+            yield tails.Tail(str(path.relative_to(attempt.path)), 0, content)
+
+
+def _with_files(found: Sequence[tails.Tail], answer: object) -> WithBytes:
+    return WithBytes(answer, sum(len(one.content) for one in found), [one.content for one in found])
+
+
+def _submitted(run: RunDir) -> Submitted:
     attempt = newest(run)
     if attempt is None:
-        return Cancelled((), already=True)
+        raise LaunchError("there is no such run")
+    plan = plan_as(run, attempt.number, _Seats)
+    return Submitted(run.spec.read_text(encoding="utf-8"), plan.overrides, plan.submitted_at, plan.hosts)
+
+
+def _cancel(run: RunDir) -> CancelReport:
     from launcher.clusters.local.cluster import end_here  # late: only to end a run
 
-    plan = read_plan(run, attempt.number)
-    report = end_here(run, attempt, plan, last_word=plan.disks_apart or _leader_was_here(attempt))
-    return Cancelled(report.ended, report.already)
+    left, begun = remains(run), newest(run) is not None
+    apart = left.plan is not None and left.plan.disks_apart
+    last_word = begun and (apart or _leader_was_here(left.attempt))
+    alone = apart and not left.attempt.started.exists()  # its leader has claimed it
+    report = end_here(run, left.attempt, left.plan, last_word=last_word, alone=alone)
+    return CancelReport(report.ended, report.already if begun else not report.ended)
 
 
 def _leader_was_here(attempt: AttemptDir) -> bool:
     """On a disk that all share, its host says how the run ended: elsewhere ranks may still have their grace."""
-    handle = read_record(attempt.handle, Handle)
+    handle = readable(attempt.handle, Handle)
     return handle is None or handle.keeper is None or alive(handle.keeper) is not None
 
 

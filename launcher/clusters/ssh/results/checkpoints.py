@@ -1,18 +1,47 @@
 """Which of the hosts that a run has ever been on has which of its checkpoints."""
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
 
 from launcher.clusters.keeping import news
 from launcher.clusters.mirror.fetch import checkpoint_folder
 from launcher.clusters.mirror.holders import Holders
 from launcher.clusters.ssh.host_client import HostClient
 from launcher.clusters.ssh.host_clients import ask_all
-from launcher.clusters.ssh.results.host_disk import HostDisk
+from launcher.clusters.ssh.messages import ListCheckpoints, SendFile, TakeFile
 from launcher.clusters.ssh.run_hosts import gone, places_ever
 from launcher.errors import LaunchError
 from launcher.hostlink.parallel import answers, failures, for_all
+from launcher.ids import RunId
 from launcher.rundir.layout import RunDir
 from trainer.checkpoint_files.partial import Held
+
+T = TypeVar("T")
+
+_LONGEST_MANIFEST = 64 << 20
+_LONGEST = 1 << 62  # the manifest says how long a file is
+
+
+class HostDisk:
+    """A host as a CheckpointHolder of clusters.mirror."""
+
+    def __init__(self, client: HostClient, run_id: RunId, folder: str) -> None:
+        self._client = client
+        self._where = (run_id, client.place.workdir, folder)
+
+    def held(self) -> tuple[Held, ...]:
+        return self._client.ask(ListCheckpoints(*self._where), tuple[Held, ...])
+
+    def give(self, wanted: Held, name: str, take: Callable[[Iterator[bytes]], T]) -> T:
+        wish = SendFile(*self._where, wanted.step, name, wanted.digest, kind=wanted.kind)
+        with self._client.stream(wish, _LONGEST if name else _LONGEST_MANIFEST) as pieces:
+            return take(pieces)
+
+    def keep(self, wanted: Held, name: str, size: int, manifest: bytes, pieces: Iterable[bytes]) -> None:
+        wish = TakeFile(*self._where, len(manifest), name, size, kind=wanted.kind)
+        self._client.ask(wish, type(None), itertools.chain([manifest], pieces))
+
 
 Disks = dict[str, tuple[HostDisk, tuple[Held, ...]]]  # by host: its disk, and what that has
 
@@ -23,7 +52,7 @@ def holders_of(run: RunDir, mine: Disks | None = None) -> Holders:
     mine = mine or {}
 
     def ask(client: HostClient) -> tuple[HostDisk, tuple[Held, ...]]:
-        disk = HostDisk(client, run.path.name, folder)
+        disk = HostDisk(client, run.id, folder)
         return disk, disk.held()
 
     results = ask_all([place for name, place in places_ever(run).items() if name not in mine], ask)
@@ -40,7 +69,7 @@ def holders_of(run: RunDir, mine: Disks | None = None) -> Holders:
     )
 
 
-def disks_of(clients: Mapping[str, HostClient], run_id: str, folder: str) -> tuple[Disks, dict[str, LaunchError]]:
+def disks_of(clients: Mapping[str, HostClient], run_id: RunId, folder: str) -> tuple[Disks, dict[str, LaunchError]]:
     """What these hosts have, over connections that there are; and those that failed."""
     disks = {name: HostDisk(one, run_id, folder) for name, one in clients.items()}
     listed = for_all(disks, lambda _, disk: (disk, disk.held()))

@@ -4,6 +4,7 @@
     launch/held/gpu/3/ann/vit-9x2d              whose it is
     launch/held/cpu/8/ann/prep-2b4c             eight CPU slots, and whose they are
     launch/waits/19aa5d3f0c1/gpu/4/ann/vit-9x2d     a place in the queue: since when (ms), what for, who
+    launch/alone/ann/vit-9x2d                   it has lost its leader, and may have been ended elsewhere
 
 The standard library alone, and nothing newer than Python 3.8. A name says what its owner wants it to say.
 """
@@ -21,6 +22,7 @@ _STREAM = "0001"
 _KIND, _WHO = rf"(?P<kind>{GPU}|{CPU})", r"(?P<user>[^/\s]+)/(?P<run>[^/\s]+)"
 _LOCK = re.compile(rf"launch/{_KIND}/(?P<number>[\w.-]{{1,40}})", re.ASCII)
 _HELD = re.compile(rf"launch/held/{_KIND}/(?P<number>[\w.-]{{1,40}})/{_WHO}", re.ASCII)
+_ALONE = re.compile(rf"launch/alone/{_WHO}", re.ASCII)
 _WAITS = re.compile(rf"launch/waits/(?P<stamp>[0-9a-f]{{1,16}})/{_KIND}/(?P<number>\d{{1,6}})/{_WHO}", re.ASCII)
 
 
@@ -67,6 +69,7 @@ class Occupancy:
 
     held: tuple[SlotHolder, ...]
     waiting: tuple[SlotWaiter, ...]
+    alone: frozenset[str] = frozenset()  # runs that hear none of their other hosts
 
     def taken(self, kind: str) -> tuple[SlotHolder, ...]:
         return tuple(holder for holder in self.held if holder.kind == kind)
@@ -83,11 +86,14 @@ def occupancy(table: str | None = None) -> Occupancy:
         table = _read() + _read()
     names = sorted(set(_names(table)))
     locks = {(found["kind"], found["number"]): "" for found in map(_LOCK.fullmatch, names) if found}
-    held, waiting = [], []
+    held, waiting, alone = [], [], set()
     for name in names:
-        found = _HELD.fullmatch(name) or _WAITS.fullmatch(name)
+        found = _HELD.fullmatch(name) or _WAITS.fullmatch(name) or _ALONE.fullmatch(name)
         who = found and (unquote(found["user"]), unquote(found["run"]))
         if not found or not who or not all(word.isprintable() for word in who):
+            continue
+        if "kind" not in found.groupdict():
+            alone.add(who[1])
             continue
         kind, number = found["kind"], found["number"]
         if "stamp" in found.groupdict():
@@ -97,7 +103,7 @@ def occupancy(table: str | None = None) -> Occupancy:
             held.append(SlotHolder(kind, number, *who))
     held += [SlotHolder(kind, number, "", "") for kind, number in locks if kind == GPU]
     held.sort(key=lambda holder: (holder.kind, len(holder.number), holder.number))
-    return Occupancy(tuple(held), tuple(sorted(waiting, key=lambda waiter: waiter.turn)))
+    return Occupancy(tuple(held), tuple(sorted(waiting, key=lambda waiter: waiter.turn)), frozenset(alone))
 
 
 def lock_name(gpu: str) -> str:
@@ -106,6 +112,10 @@ def lock_name(gpu: str) -> str:
 
 def held_name(kind: str, number: str, user: str, run: str) -> str:
     return _signed(f"launch/held/{kind}/{number}", user, run)
+
+
+def alone_name(user: str, run: str) -> str:
+    return _signed("launch/alone", user, run)
 
 
 def waits_name(waiter: SlotWaiter) -> str:

@@ -8,7 +8,9 @@ namespace: a container with a network of its own is another machine to it.
 import errno
 import os
 import pwd
+import random
 import socket
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -20,6 +22,7 @@ from launcher.clusters.ssh.slots.table import (
     Occupancy,
     SlotHolder,
     SlotWaiter,
+    alone_name,
     held_name,
     lock_name,
     occupancy,
@@ -30,6 +33,8 @@ from launcher.errors import LaunchError
 __all__ = ["Demand", "Occupancy", "SlotHolder", "SlotWaiter", "Slots", "occupancy"]
 
 _MOST_NAMED = 3
+_LATE_S = 60.0  # all hosts of a run are told to go within that
+_KEEPS_S = 20.0, 40.0  # what is held for a run that cannot begin yet, against a word that is not believed
 
 
 class Slots:
@@ -49,6 +54,9 @@ class Slots:
         self._queued: socket.socket | None = None
         self._held: tuple[socket.socket, ...] = ()
         self._taken: tuple[str, ...] = ()
+        self._came_at: float | None = None
+        self._lets_go_at = 0.0
+        self._earlier: set[SlotWaiter] = set()  # who waited here before us, or came soon after
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -61,6 +69,9 @@ class Slots:
             self._queued = _bind(waits_name(self._waiter))
             if self._queued is None:
                 raise LaunchError(f"{self._host}: run {self._waiter.run} waits here already, in another process")
+            if self._came_at is None:
+                self._came_at = time.monotonic()
+            self._before(occupancy())
 
     def try_take(self) -> tuple[str, ...] | None:
         """The GPUs that are ours from now on, () for CPU slots; None: it is not our turn, or too little is free."""
@@ -82,8 +93,12 @@ class Slots:
         self._held, self._queued, self._taken = (), None, ()
 
     def contested(self) -> bool:
-        """Somebody waits here who came before us."""
-        return self._before(occupancy()) > 0
+        """Somebody waits here who came before us; or says so and came much later, while we cannot begin: where hosts
+        are told at different times, two runs that disbelieve each other must not wait for each other for ever."""
+        seen = occupancy()
+        if self._before(seen):
+            return True
+        return time.monotonic() > self._lets_go_at and seen.before(self._waiter.kind, self._waiter.turn) > 0
 
     def ahead(self) -> str:
         """What we wait for, for people."""
@@ -92,7 +107,7 @@ class Slots:
         counts: Counter[tuple[str, str]] = Counter()
         for holder in self._in_the_way(seen):
             counts[holder.run, holder.user] += int(holder.number) if holder.kind == CPU else 1
-        parts = [f"{run} ({user}) has {count}" if run else f"{count} taken" for (run, user), count in counts.items()]
+        parts = [_has(run, user, count, alone=run in seen.alone) for (run, user), count in counts.items()]
         if len(parts) > _MOST_NAMED:
             parts[_MOST_NAMED:] = [f"{len(parts) - _MOST_NAMED} more runs have some"]
         if before := self._before(seen):
@@ -100,7 +115,13 @@ class Slots:
         return f"waits for {self._wanted} of {there} {noun} on {self._host}: {'; '.join(parts) or 'it is next'}"
 
     def _before(self, seen: Occupancy) -> int:
-        return seen.before(self._waiter.kind, self._waiter.turn)
+        """How many came before us. Since when it waits everybody says of itself: of one that was not here when we came,
+        nor soon after, it is not believed."""
+        kind, turn = self._waiter.kind, self._waiter.turn
+        ahead = {one for one in seen.waiting if one.kind == kind and one.turn < turn}
+        if self._came_at is None or time.monotonic() < self._came_at + _LATE_S:
+            self._earlier |= ahead
+        return len(ahead & self._earlier)
 
     def _in_the_way(self, seen: Occupancy) -> list[SlotHolder]:
         kind = self._waiter.kind
@@ -126,10 +147,33 @@ class Slots:
             undone.pop_all()
         self.release()  # in the queue
         self._held, self._taken = tuple(bound), chosen
+        self._lets_go_at = time.monotonic() + random.uniform(*_KEEPS_S)  # noqa: S311 - no secret
         return chosen
 
     def _held_name(self, number: str) -> str:
         return held_name(self._waiter.kind, number, self._waiter.user, self._waiter.run)
+
+
+class Alone:
+    """A mark for those who wait here: a run that has slots has lost its leader. It goes with this process."""
+
+    def __init__(self, run: str) -> None:
+        self._name = alone_name(_user(), run)
+        self._mark: socket.socket | None = None
+
+    def set(self) -> None:
+        self._mark = self._mark or _bind(self._name)
+
+    def clear(self) -> None:
+        if self._mark is not None:
+            self._mark.close()
+            self._mark = None
+
+
+def _has(run: str, user: str, count: int, *, alone: bool) -> str:
+    if not run:
+        return f"{count} taken"
+    return f"{run} ({user}) has {count}" + (", which has lost its leader and asks the other hosts" if alone else "")
 
 
 def _bind(name: str) -> socket.socket | None:

@@ -9,12 +9,15 @@ from launcher.clusters.protocol import CancelReport
 from launcher.clusters.ssh import run_hosts
 from launcher.clusters.ssh.host_client import HostClient
 from launcher.clusters.ssh.host_clients import ask_all
-from launcher.clusters.ssh.messages import LIMIT_S, Cancel, Cancelled, Ok, Pardon
+from launcher.clusters.ssh.messages import LIMIT_S, AskSubmitted, Cancel, ListRuns, Pardon, PassOnCancel, Submitted
 from launcher.clusters.ssh.run_hosts import places_of
 from launcher.clusters.ssh.submit import unfinished
 from launcher.clusters.ssh.submit.look import judge
 from launcher.errors import LaunchError, Refused, Unreachable
 from launcher.hostlink.parallel import answers, failures, reasons
+from launcher.hostlink.rpc.client import GREETING_S
+from launcher.ids import RunId
+from launcher.plan.model import Plan
 from launcher.rundir import avoided
 from launcher.rundir.attempts import newest, read_plan
 from launcher.rundir.durable import read_record
@@ -22,13 +25,14 @@ from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.locks import locked
 from launcher.rundir.records import AttemptEnd, Blame, ClusterWord
 
+_MOST_NAMED, _LONGEST_NAME = 8, 100
 _ENDS_S = 60.0  # beyond the grace: until what is left of it on a host has been killed, and the host has answered
 
 
 def cancel(run: RunDir, attempt: AttemptDir, *, gone: Collection[str] = ()) -> CancelReport:
     """On every host at once; each answers when nothing of the run is left there. Names those that were not reached.
 
-    Where one of `gone` does not answer, nobody waits for its word from now on.
+    Where one of `gone` does not answer, be it that it lets us in, nobody waits for its word from now on.
     """
     known = run_hosts.everywhere(run)
     if strangers := sorted(set(gone) - known.keys()):
@@ -53,23 +57,54 @@ def _cancel_unfinished(run: RunDir, attempt: AttemptDir, gone: Collection[str]) 
 
 
 def _cancel(run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
-    limit_s = read_plan(run, attempt.number).spec.recovery.grace_s + _ENDS_S
+    plan = read_plan(run, attempt.number)
+    limit_s = plan.spec.recovery.grace_s + _ENDS_S
     let_in: set[str] = set()
 
-    def end(client: HostClient) -> Cancelled:
+    def end(client: HostClient) -> CancelReport:
         let_in.add(client.place.host.name)
-        return client.expect(Cancelled, client.ask(Cancel(run.path.name, client.place.workdir), limit_s=limit_s))
+        if client.place.host.name in gone:  # that it says anything at all, it says soon
+            client.ask(ListRuns(client.place.workdir), list[RunId], limit_s=GREETING_S)
+        return client.ask(Cancel(run.id, client.place.workdir), CancelReport, limit_s=limit_s)
 
     results = ask_all([*run_hosts.everywhere(run).values()], end, anew=True)
     told = answers(results)
     missing = _not_waited_for(run, results, gone)
+    for name in sorted(missing & let_in):
+        news.say(f"{name} lets us in and says nothing: it counts as gone, and what is left of the run there goes on")
     troubles = {name: one for name, one in failures(results).items() if name not in missing}
     ended = tuple(f"{what} on {name}" for name, one in told.items() for what in one.ended)
-    word = None if unfinished.is_unfinished(attempt) else judge(run, attempt)
     if troubles:
+        _have_told(run, [*told], [*troubles])
         raise _not_ended(run, troubles, let_in, ended)
+    _refuse_to_forget_strangers(run, plan)
+    word = None if unfinished.is_unfinished(attempt) else judge(run, attempt)
     by_word = word is not None and bool(missing) and _end_without(run, missing, word)
     return CancelReport(ended, already=not by_word and all(one.already for one in told.values()))
+
+
+def _refuse_to_forget_strangers(run: RunDir, plan: Plan) -> None:
+    """Of a run that another machine submitted, only those hosts could be asked that are in a pool here."""
+    if plan.project:
+        return
+    places = run_hosts.everywhere(run)
+    told = ask_all([*places.values()], lambda client: client.ask(AskSubmitted(run.id, client.place.workdir), Submitted))
+    named = {name[:_LONGEST_NAME] for one in answers(told).values() for name in one.hosts}
+    if strangers := sorted(named - places.keys()):
+        who = ", ".join(strangers[:_MOST_NAMED]) + (", ..." if len(strangers) > _MOST_NAMED else "")
+        text = f"{run.id} is also on hosts that {plan.cluster} has not here, and may be left there: {who}"
+        raise Unreachable(text, "hint: launch cancel it on the machine that submitted it")
+
+
+def _have_told(run: RunDir, heard: Collection[str], missed: Sequence[str]) -> None:
+    """Those that were reached tell the others, which may come back, or be cut off from us alone."""
+
+    def pass_on(client: HostClient) -> None:
+        client.ask(PassOnCancel(run.id, client.place.workdir, tuple(missed)), type(None), limit_s=LIMIT_S)
+
+    places = run_hosts.everywhere(run)
+    for host, trouble in failures(ask_all([places[host] for host in heard], pass_on)).items():
+        news.say(f"{host} does not tell the others: {trouble.lines[0]}")
 
 
 def _not_waited_for(run: RunDir, results: Mapping[str, object], gone: Collection[str]) -> set[str]:
@@ -84,7 +119,7 @@ def _not_waited_for(run: RunDir, results: Mapping[str, object], gone: Collection
 def _not_ended(
     run: RunDir, troubles: Mapping[str, LaunchError], let_in: Collection[str], ended: Sequence[str]
 ) -> Unreachable:
-    """Who let us in is there, and so may be ranks: nothing is said of its being gone."""
+    """Who let us in is there, and so may be ranks."""
     for line in ended:
         news.say(f"ended {line}")
     shut = ", ".join(name for name in troubles if name not in let_in)
@@ -92,8 +127,9 @@ def _not_ended(
     what = "; ".join([f"could not ask {shut}"] * bool(shut) + [f"asked {asked} in vain"] * bool(asked))
     hint = f"hint: launch cancel {run.path.name} again"
     if shut:
-        hint += f", once {shut} can be reached; of a host that is gone for good: "
-        hint += f"launch cancel {run.path.name} --gone HOST"
+        hint += f", once {shut} can be reached"
+    if any(isinstance(one, Unreachable) for one in troubles.values()):
+        hint += f"; of a host that is gone for good: launch cancel {run.path.name} --gone HOST"
     return Unreachable(f"{what}: something of the run may be left there", *reasons(troubles), hint)
 
 
@@ -113,9 +149,8 @@ def _end_without(run: RunDir, missing: Collection[str], word: ClusterWord) -> bo
 def pardon(run: RunDir, hosts: Collection[str]) -> None:
     """Have the keepers of a run that goes on forget what they hold against these hosts, or against all."""
 
-    def forget(client: HostClient) -> Ok:
-        wish = Pardon(run.path.name, client.place.workdir, tuple(hosts))
-        return client.expect(Ok, client.ask(wish, limit_s=LIMIT_S))
+    def forget(client: HostClient) -> None:
+        client.ask(Pardon(run.id, client.place.workdir, tuple(hosts)), type(None), limit_s=LIMIT_S)
 
     troubles = failures(ask_all(places_of(run), forget))
     # Who was ever blamed may well be gone, whether or not that still counts.

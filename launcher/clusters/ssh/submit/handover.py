@@ -12,10 +12,11 @@ import msgspec
 from launcher.clusters.keeping import news
 from launcher.clusters.mirror.fetch import bring_what_it_goes_on_from
 from launcher.clusters.mirror.holders import lacking
+from launcher.clusters.mirror.tails import Tail, parts_of
 from launcher.clusters.ssh import pool
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.host_client import HostClient, Place, settled_in
-from launcher.clusters.ssh.messages import Blob, CodeTree, GoAhead, Keepers, Open, Opened, Peer, Up
+from launcher.clusters.ssh.messages import CodeTree, GoAhead, Keepers, Open, Opened, Peer
 from launcher.clusters.ssh.results.checkpoints import disks_of, holders_of
 from launcher.errors import Exit, LaunchError, NotStarted
 from launcher.hostlink.parallel import answers, failures, for_all
@@ -24,7 +25,7 @@ from launcher.plan.model import NodePlan, Plan
 from launcher.plan.on_hosts import kept_at, with_hosts
 from launcher.rundir.attempts import read_intent, read_plan
 from launcher.rundir.avoided import avoided
-from launcher.rundir.code_list import list_frozen
+from launcher.rundir.code.listing import list_frozen
 from launcher.rundir.durable import write_record
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.locks import locked
@@ -122,16 +123,19 @@ class PoolHandover:
         for stage in stages:
             results = for_all({name: clients[name] for name in stage}, opened)
             if failed := failures(results):
+                for error in failed.values():
+                    if isinstance(error, _OneDisk):
+                        raise error
                 return failed
             ports |= answers(results)
         if there.number > 1 and (failed := self._supply(plan, clients)):
             return failed
         keepers = Keepers(tuple(Peer(node.host, node.address, ports[node.host]) for node in plan.nodes))
-        if failed := failures(for_all(clients, lambda _, one: one.ask(keepers))):
+        if failed := failures(for_all(clients, lambda _, one: one.ask(keepers, type(None)))):
             return failed
-        clients[first].ask(GoAhead())
+        clients[first].ask(GoAhead(), type(None))
         # Who does not hear it asks the first.
-        for_all({name: clients[name] for name in rest}, lambda _, one: one.ask(GoAhead()))
+        for_all({name: clients[name] for name in rest}, lambda _, one: one.ask(GoAhead(), type(None)))
         return {}
 
     def _supply(self, plan: Plan, clients: Mapping[str, HostClient]) -> dict[str, LaunchError]:
@@ -164,11 +168,8 @@ class PoolHandover:
 
     def _opening(self, plan: Plan, intent: Intent, node: NodePlan, found: Surveyed) -> tuple[Open, list[bytes]]:
         """The plan and the records as they are on this host."""
-        contents = {}
-        for name in _CARRIED:
-            path = self._run.path / name
-            if path.exists():
-                contents[name] = path.read_bytes()
+        paths = [path for name in _CARRIED if (path := self._run.path / name).exists()]
+        records = [Tail(path.name, 0, path.read_bytes()) for path in paths]
         run_dir = f"{found.facts.workdir}/runs/{plan.run_id}"
         named = plan.spec.run.python or ""
         python = named if named.startswith("/") else found.facts.python
@@ -181,24 +182,36 @@ class PoolHandover:
             code=plan.code.digest,
             intent=msgspec.structs.replace(intent, cluster_kind=LOCAL),
             gpus=found.gpus,
-            blobs=tuple(Blob(name, len(content)) for name, content in contents.items()),
+            records=parts_of(records),
         )
-        return opening, list(contents.values())
+        return opening, [one.content for one in records]
+
+
+class _OneDisk(NotStarted):
+    """Two hosts see one disk, and the pool says that each has its own: no host that is left out would make it right."""
 
 
 def _open(client: HostClient, opening: Open, contents: Sequence[bytes], frozen: Path) -> int:
     """Have everything there and the keeper stand by; gives the port that it listens on."""
     name = client.place.host.name
-    answer = client.ask(opening, contents)
-    if isinstance(answer, Opened) and answer.needs_code:
+    port = _ask_to_open(client, opening, contents)
+    if port is None:
         code = list_frozen(frozen)
         news.say(f"{name}: code, {code.bytes:,} bytes")
-        answer = client.ask(CodeTree(tree.entries(code)), tree.contents(code))
-    elif isinstance(answer, Opened):
-        answer = client.next_answer()
-    up = client.expect(Up, answer)
+        client.ask(CodeTree(opening.workdir, opening.code, tree.entries(code)), type(None), tree.contents(code))
+        port = _ask_to_open(client, opening, contents)
+    if port is None:
+        raise client.confused("it has the code, and asks for it")
     news.say(f"{name}: ready")
-    return up.port
+    return port
+
+
+def _ask_to_open(client: HostClient, opening: Open, contents: Sequence[bytes]) -> int | None:
+    answer, name = client.ask(opening, Opened, contents), client.place.host.name
+    if answer.on_one_disk:
+        text = f"{name}: another host of the pool has this very disk for {opening.workdir}; nothing was started"
+        raise _OneDisk(text, "hint: `shared: true` in the pool, or a `workdir` that is each host's own")
+    return answer.port
 
 
 def choose(plan: Plan, ready: Mapping[str, Surveyed], bad: set[str]) -> list[str]:

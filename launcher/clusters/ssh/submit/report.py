@@ -1,51 +1,70 @@
-"""What a host says of a run, and its records: asked for, weighed against what others say, and copied here."""
+"""What a host says of a run, and its records: asked for, weighed against what others say, and kept here.
 
+Where the run is, its plan and its name are our own and stay as they are; of an attempt that hosts have opened
+themselves their word tells who carries it out, of those that it was handed to, and in which order.
+"""
+
+import re
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from launcher.clusters.mirror import tails
 from launcher.clusters.ssh.host_client import HostClient, Place
 from launcher.clusters.ssh.host_clients import ask_all
-from launcher.clusters.ssh.messages import LIMIT_S, AskReport, RunReport
+from launcher.clusters.ssh.messages import LIMIT_S, MOST_OF_A_REPORT, AskReport, OpenedByHosts, RunReport
+from launcher.clusters.ssh.run_hosts import places_of
 from launcher.errors import LaunchError
-from launcher.plan.model import Plan
-from launcher.plan.on_hosts import kept_at
-from launcher.rundir.attempts import newest
-from launcher.rundir.durable import make_dir, write_bytes, write_record
+from launcher.plan.on_hosts import with_hosts
+from launcher.rundir.attempts import newest, plan_as, read_plan
+from launcher.rundir.durable import Damaged, make_dir, read_record, write_bytes, write_record
+from launcher.rundir.identity import this_process
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import Handle, Intent
-from launcher.words import Cause, State
+from launcher.rundir.records import AttemptEnd, Blame, Handle, Intent, RunState, StopRequest
+from launcher.words import State
 
-_RECORDS = ("state.json", "events.jsonl", "avoided.json", "FENCE")
-_OF_AN_ATTEMPT = ("token.json", "plan.json", "exit.json", "stop.json", "exits.jsonl")
-_FROZEN = ("spec.yaml",)  # ours, and never another one's
+T = TypeVar("T")
+
+_LOG = re.compile(r"exits\.jsonl|(node-\d{2,6}/)?[a-z][a-z-]{0,40}\.log", re.ASCII)
 _OVERLAP = 4096  # bytes of the events that are asked for again: do they continue ours, or are they others?
+
+
+class _OurWords(msgspec.Struct, frozen=True):
+    """What our own plan says the run is called."""
+
+    name: str
+    cluster: str
+    submitted_at: float
 
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """What one host says of a run, and its records."""
+    """What one host says of a run, and what is new of its files."""
 
+    host: str
     head: RunReport
-    records: Mapping[str, bytes]
-    events_at: int  # where in the events here those that came belong; 0: they are all
+    files: Sequence[tails.Tail]
 
     @property
-    def state(self) -> State | None:
-        return self.head.status.state if self.head.status is not None else None
+    def lives(self) -> bool:
+        """It goes on, as far as this host is concerned. Where its attempt is over the next may be somebody else's."""
+        waits = self.head.state is State.QUEUED and self.head.end is None
+        return waits or self.head.state in (State.STARTING, State.RUNNING, State.REGROUPING)
 
     @property
-    def is_sure(self) -> bool:
-        """A host that was cut off, or has started anew, may take for over what others have gone on with."""
-        status = self.head.status
-        if status is None or status.state in (State.LOST, State.UNKNOWN):
-            return False
-        if status.state is State.QUEUED and any(name.endswith("exit.json") for name in self.records):
-            return False  # its attempt is over, and the next one may be somebody else's
-        return not (status.state is State.FAILED and status.cause is Cause.NODE_LOST)
+    def has_ended(self) -> bool:
+        """As its leader said, or more than half of its hosts; a host that was cut off may say so alone."""
+        state, end = self.head.state, self.head.end
+        return state in (State.SUCCEEDED, State.FAILED, State.CANCELLED) and not (end is not None and end.alone)
+
+    @property
+    def leader(self) -> str:
+        """Of the attempt that it tells of."""
+        return self.head.begun.hosts[0] if self.head.begun is not None and self.head.begun.hosts else ""
 
     def is_of(self, attempt: AttemptDir) -> bool:
         """Of this attempt, or of one after it."""
@@ -58,7 +77,7 @@ class HostReport:
 
 def knowing(said: Mapping[str, HostReport | LaunchError]) -> list[HostReport]:
     """Those that know the run; who does not may have a new disk."""
-    return [one for one in said.values() if isinstance(one, HostReport) and one.head.status is not None]
+    return [one for one in said.values() if isinstance(one, HostReport) and one.head.state is not None]
 
 
 def best_of(heard: Sequence[HostReport], *, apart: bool = True) -> HostReport | None:
@@ -66,33 +85,37 @@ def best_of(heard: Sequence[HostReport], *, apart: bool = True) -> HostReport | 
     # On a disk that all share nobody but the leader's host can tell whether its keeper lives; else each knows its own.
     order = (State.LOST, State.UNKNOWN) if apart else (State.UNKNOWN, State.LOST)
 
-    def worth(one: HostReport) -> tuple[int, bool, int]:
-        doubt = order.index(one.state) if one.state in order else len(order)
-        return one.head.attempt, one.is_sure, doubt
+    def worth(one: HostReport) -> tuple[int, bool, bool, int]:
+        doubt = order.index(one.head.state) if one.head.state in order else len(order)
+        return one.head.attempt, one.has_ended, one.lives, doubt
 
     return max(heard, key=worth, default=None)
 
 
 def ask_reports(run: RunDir, places: Sequence[Place]) -> dict[str, HostReport | LaunchError]:
-    """Of each of these hosts; nothing is copied yet."""
+    """Of each of these hosts; nothing is kept yet."""
     return ask_all(places, lambda client: ask_report(run, client))
 
 
-def ask_report(run: RunDir, client: HostClient, *, whole: bool = False) -> HostReport:
-    """Ask one host; nothing is copied yet. Where its events do not continue those that are here, all of them come."""
+def ask_report(run: RunDir, client: HostClient) -> HostReport:
+    """Ask one host; nothing is kept yet. Where its events do not continue those that are here, all of them come."""
     known, tail = _end_of_events(run)
-    one = _asked(run, client, known - len(tail), whole)
-    if one.head.status is None or one.records.get(run.events.name, b"").startswith(tail):
-        return replace(one, events_at=known, records=_without(one.records, run.events.name, len(tail)))
-    return _asked(run, client, 0, whole)
+    head, events, logs = _asked(run, client, known - len(tail))
+    if head.state is not None and not events.content.startswith(tail):
+        head, events, logs = _asked(run, client, 0)
+    elif tail:
+        events = tails.Tail(events.name, known, events.content[len(tail) :])
+    return HostReport(client.place.host.name, head, [events, *logs])
 
 
-def _asked(run: RunDir, client: HostClient, events_from: int, whole: bool) -> HostReport:
-    question = AskReport(run.path.name, client.place.workdir, events_from, whole)
-    answer, contents = client.ask_with_contents(question, limit_s=LIMIT_S)
-    head = client.expect(RunReport, answer)
-    records = {blob.name: content for blob, content in zip(head.blobs, contents, strict=True)}
-    return HostReport(head, records, events_from)
+def _asked(run: RunDir, client: HostClient, events_from: int) -> tuple[RunReport, tails.Tail, list[tails.Tail]]:
+    question = AskReport(run.id, client.place.workdir, events_from)
+    head, told = client.ask_with_files(question, RunReport, lambda one: one.files, MOST_OF_A_REPORT, LIMIT_S)
+    files = {one.name: one for one in told}
+    events = files.pop(run.events.name, tails.Tail(run.events.name, events_from, b""))
+    if strangers := [name for name in files if not _LOG.fullmatch(name)]:
+        raise client.confused(f"{strangers[0][:100]!r} is no record of a run that a host may write")
+    return head, events._replace(at=events_from), [*files.values()]
 
 
 def _end_of_events(run: RunDir) -> tuple[int, bytes]:
@@ -106,45 +129,71 @@ def _end_of_events(run: RunDir) -> tuple[int, bytes]:
         return 0, b""
 
 
-def _without(records: Mapping[str, bytes], name: str, known: int) -> dict[str, bytes]:
-    return {one: content[known:] if one == name else content for one, content in records.items()}
-
-
-def copy(run: RunDir, told: HostReport) -> None:
-    """Records as they are there, but for what is our own: where the run is, and how it is asked about.
-
-    Those of an attempt before the newest that is known here are nobody's news.
-    """
-    mine = newest(run)
-    if mine is not None and mine.number > told.head.attempt:
-        return
+def begin(run: RunDir, told: HostReport) -> AttemptDir:
+    """Have the attempt here that the host tells of: that there is one, and nothing of what has become of it."""
     attempt = run.attempt(told.head.attempt)
+    if not attempt.intent.exists():
+        _keep_beginning(run, attempt, told)
+    return attempt
+
+
+def keep(run: RunDir, told: HostReport) -> None:
+    """Those of an attempt before the newest that is known here are nobody's news. The end comes last.
+
+    Of what has ended nothing is asked any more: until all events are here, it has not.
+    """
+    mine, head = newest(run), told.head
+    if mine is not None and mine.number > head.attempt:
+        return
+    attempt = begin(run, told)
+    for file in told.files:
+        if file.name == run.events.name and file.at:
+            tails.put(run.path, (file.name,), file)
+        else:
+            path = run.events if file.name == run.events.name else attempt.path / file.name
+            if file.content != (path.read_bytes() if path.exists() else b""):
+                make_dir(path.parent)
+                write_bytes(path, file.content)
+    _renew(run.avoided, head.avoided, tuple[Blame, ...])
+    if not head.more:
+        _renew(attempt.stop, head.stop, StopRequest)
+    if head.last is not None and not (head.more and head.last.state.ended):
+        ours = plan_as(run, attempt.number, _OurWords)
+        named = {"run": run.id, "name": ours.name, "cluster": ours.cluster, "submitted_at": ours.submitted_at}
+        last = msgspec.structs.replace(head.last, **named, attempt=min(head.last.attempt, head.attempt), boot_id="")
+        _renew(run.state, last, RunState)
+    if told.lives:
+        attempt.end.unlink(missing_ok=True)  # somebody who could not know better was believed
+    elif not head.more:
+        _renew(attempt.end, head.end, AttemptEnd)
+
+
+def _keep_beginning(run: RunDir, attempt: AttemptDir, told: HostReport) -> None:
+    """Of an attempt that was opened there: our own plan, on those of its hosts that carry it out.
+
+    A run from another machine may be on hosts that our own pool has not: of those nothing is asked.
+    """
+    begun, plan = told.head.begun or OpenedByHosts((), None, time.time()), read_plan(run, attempt.number)
+    addresses = {place.host.name: place.address for place in places_of(run)}
+    strangers = [name for name in begun.hosts if name not in addresses]
+    ours = [name for name in begun.hosts if name in addresses]
+    if (strangers and plan.project) or not ours or len(set(begun.hosts)) < len(begun.hosts):
+        whom = repr(strangers[0][:100]) if strangers else "nobody, or somebody twice"
+        raise LaunchError(f"{told.host}: says of {run.id} that it goes on with {whom}: it was handed to {[*addresses]}")
+    plan = with_hosts(plan, [(name, addresses[name]) for name in ours])
     make_dir(attempt.path)
-    ends_last = sorted(told.records, key=lambda name: (name.endswith("exit.json"), name == "state.json"))
-    for name in ends_last:
-        if name in _FROZEN:
-            continue
-        content, path = told.records[name], _inside(run, name)
-        make_dir(path.parent)
-        if path == run.events and told.events_at:
-            tails.put(run.path, (name,), tails.Tail(name, told.events_at, content))
-        elif path == attempt.intent:
-            if not path.exists():
-                intent = msgspec.json.decode(content, type=Intent)
-                write_record(path, msgspec.structs.replace(intent, cluster_kind="ssh"))
-                write_record(attempt.handle, Handle("ssh", ticket=intent.ticket))
-        elif path == attempt.plan:
-            if not path.exists():
-                plan = msgspec.json.decode(content, type=Plan)
-                write_record(path, kept_at(plan, str(run.path)))
-        elif not path.exists() or path.read_bytes() != content:
-            write_bytes(path, content)
+    write_record(attempt.plan, plan)
+    write_record(attempt.handle, Handle("ssh"))
+    reason = "submit" if attempt.number == 1 else "requeue"
+    me = this_process()
+    intent = Intent(attempt.number, "", plan.cluster, reason, begun.cause, begun.created_at, me, "ssh")
+    write_record(attempt.intent, intent)  # last: with it there is such an attempt
 
 
-def _inside(run: RunDir, name: str) -> Path:
-    steps = name.split("/")
-    *folders, last = steps
-    of_an_attempt = folders[:1] == [run.attempts.name] and (last in _OF_AN_ATTEMPT or last.endswith(".log"))
-    if {"", ".", ".."} & set(steps) or not (name in _RECORDS or of_an_attempt):
-        raise LaunchError(f"{name[:100]!r} is no record of a run that a host may write")
-    return run.path.joinpath(*steps)
+def _renew(path: Path, record: T | None, kind: type[T]) -> None:
+    try:
+        known = read_record(path, kind)
+    except Damaged:
+        known = None
+    if record is not None and record != known:
+        write_record(path, record)

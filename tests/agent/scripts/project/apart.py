@@ -3,6 +3,7 @@ any other, so that all write the same manifest. They wait for each other before 
 
 import argparse
 import hashlib
+import importlib
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ parser.add_argument("--every", type=int, default=10)
 parser.add_argument("--keep", type=int, default=2)
 parser.add_argument("--size", type=int, default=100_000)
 parser.add_argument("--pause", type=float, default=0.02)
+parser.add_argument("--audit", help="a file to which each rank adds what it does, as tests/chaos/audit.py reads it")
 args = parser.parse_args()
 
 assert os.environ["LAUNCH_DISK"] == "apart"
@@ -35,6 +37,12 @@ wire = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)
 
 def say(**words):
     wire.write(json.dumps(words) + "\n")
+
+
+def audit():
+    if args.audit is None:
+        return lambda what, step: None
+    return importlib.import_module("audited").Audit(args.audit).note
 
 
 def meet():
@@ -95,11 +103,14 @@ def save(step, chains):
     write_new(draft / MANIFEST, [encode(Manifest(step, world, nonce, files, {}, {}, apart=True))])
     sync_folder(draft)
     wait_for_all()
+    if (folder / folder_name(step)).exists():  # of a past that was given up, and not all of it
+        commit.set_aside(catalog.Entry("step", step, folder / folder_name(step)))
     draft.rename(folder / folder_name(step))
     sync_folder(folder)
     wait_for_all()
+    note("save", step)
     say(checkpoint=step)
-    commit.remove([entry.path for entry in catalog.entries(folder)[: -args.keep]])
+    commit.remove([entry.path for entry in catalog.entries(folder) if entry.step <= step][: -args.keep])
 
 
 make_folder(folder)
@@ -109,13 +120,17 @@ for name in os.listdir(folder):
 step, chains = load()
 peers = meet()
 print(f"starts at step {step}", flush=True)
+note = audit()
+note("start", step)
 say(checkpoint=step)
 while step < args.steps:
     step += 1
     chains = [next_link(chain, step) for chain in chains]
     time.sleep(args.pause)
+    note("step", step)
     say(step=step, total_steps=args.steps)
     if step % args.every == 0:
         save(step, chains)
 say(fingerprint=hashlib.sha256(" ".join(chains).encode()).hexdigest(), done=True)
+note("end", step)
 sys.exit(0)

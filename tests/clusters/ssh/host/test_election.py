@@ -2,14 +2,29 @@
 
 import itertools
 import random
-from types import SimpleNamespace
+from math import inf
 
+import msgspec
 import pytest
 
 from launcher.clusters.ssh.host.election import Election
 from launcher.clusters.ssh.host.follower import TakeOver
-from launcher.clusters.ssh.host.keeper_messages import Agreed, Declined, Members, Promise
-from launcher.clusters.ssh.host.leader import Membership, enough
+from launcher.clusters.ssh.host.keeper_messages import (
+    Agreed,
+    Ask,
+    Begin,
+    Declined,
+    Members,
+    Promise,
+    Propose,
+    Replica,
+    granted,
+)
+from launcher.clusters.ssh.host.leader import Membership, enough, propose
+from launcher.rundir.attempts import read_intent, read_plan
+from launcher.spec.model import Budget
+from launcher.words import Cause, State
+from tests.clusters.ssh.host import test_keepers
 from tests.clusters.ssh.host.test_keepers import Table
 
 
@@ -96,10 +111,7 @@ def election(attempt=1, leader="host0", **known):
 
 
 def proposal(attempt, leader):
-    return SimpleNamespace(intent=SimpleNamespace(attempt=attempt), plan=SimpleNamespace(nodes=[leader]))
-
-
-HOSTS = [SimpleNamespace(host=f"host{number}") for number in range(4)]
+    return Propose(attempt, (f"host{leader}",), None)
 
 
 @pytest.mark.parametrize(
@@ -128,12 +140,12 @@ def test_who_gets_a_vote_for_attempt_2(known, fence, refused):
         ({"promised": (2, 1)}, 2, 0, True),  # the old leader, once another has the vote
         ({"promised": (2, 1)}, 3, 0, False),  # of which nothing came
         ({"promised": (3, 1)}, 2, 0, True),
-        ({"proposal": proposal(2, HOSTS[3])}, 3, 0, True),
-        ({"proposal": proposal(2, HOSTS[3])}, 3, 3, False),
+        ({"proposal": proposal(2, 3)}, 3, 0, True),
+        ({"proposal": proposal(2, 3)}, 3, 3, False),
     ],
 )
 def test_whose_attempt_is_taken_up(known, number, leader, refused):
-    assert bool(election(**known).against_proposal(proposal(number, HOSTS[leader]))) == refused
+    assert bool(election(**known).against_proposal(proposal(number, leader))) == refused
 
 
 # -- two parts of the hosts
@@ -185,8 +197,12 @@ def unrest(table, chance, leader, leaders, seen):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 3, 4])
-def test_never_could_two_parts_go_on(table, monkeypatch, seed):
-    """Nor after the leader was lost amid a change, when it comes back and another one leads."""
+@pytest.mark.parametrize("frozen", [False, True])
+def test_never_could_two_parts_go_on(table, monkeypatch, seed, frozen):
+    """Nor after the leader was lost amid a change, when it comes back and another one leads.
+
+    `frozen`: not the host is lost, but its coordinator says nothing, while its keeper goes on to count hosts.
+    """
     chance, said, seen = random.Random(seed), table.said, set()
 
     def missed(number, question):
@@ -196,6 +212,10 @@ def test_never_could_two_parts_go_on(table, monkeypatch, seed):
     monkeypatch.setattr(table, "said", missed)
     assert unrest(table, chance, 0, {0}, seen) > 3
     table.lose(0, *chance.sample(range(1, 5), chance.randint(0, 2)))
+    if frozen:
+        table.silent.remove(0)
+        table.freeze(0)
+        unrest(table, chance, 0, {0}, seen)
     took = [member for member in table.keepers[1:] if member.node not in table.silent and TakeOver(member).look() == 2]
     for member in table.keepers:
         if member in took or member.election.proposal is not None:
@@ -204,3 +224,66 @@ def test_never_could_two_parts_go_on(table, monkeypatch, seed):
     (one,) = took  # with other seeds too few may be left
     unrest(table, chance, one.node, {0, one.node}, seen)
     unrest(table, chance, 0, {0, one.node}, seen)
+
+
+# -- somebody at the place of a host that is gone
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_relay_in_a_lost_hosts_place_is_nobodys_vote(table, seed):
+    """Two parts of five hosts, of which the smaller one hears a host's relay instead of a third host."""
+    chance = random.Random(seed)
+    whole = [0, *chance.sample(range(1, 5), 2)]
+    part = [number for number in range(5) if number not in whole]
+    table.lose(*whole)
+    table.relays = {number: chance.choice(part) for number in whole[1:]}
+    assert {answer for one in part for answer in table.keepers[one].rpc.ask(Ask())} == {*part}
+    for one in part:
+        for _ in range(3):
+            assert TakeOver(table.keepers[one]).look() is None, "with one host twice it was more than half"
+    assert enough(table.keepers[0], whole[1:], leads=True)
+    table.silent = {*part}
+    table.relays = {}
+    assert propose(table.keepers[0], whole[1:], None, leads=True) == 2
+
+
+@pytest.mark.parametrize("ends_are_proved", [True, False])
+def test_a_relays_second_vote_would_decide_against_a_leader_that_goes_on(tmp_path, monkeypatch, ends_are_proved):
+    if not ends_are_proved:
+        monkeypatch.setattr(test_keepers, "proof_of", lambda key, side, client, server, nonces: (key, side, nonces))
+    table = Table(tmp_path, size=5, node_lost=Budget(0))
+    table.lose(0, 1, 4)
+    table.relays = {4: 3}
+    candidate = TakeOver(table.keepers[2])
+    candidate._give_up_at = inf
+    assert candidate.look() is None
+    assert enough(table.keepers[0], [1, 4], leads=True), "these go on"
+    votes = granted(table.keepers[2].rpc.ask(Promise(2, 2)))
+    assert votes == ([3] if ends_are_proved else [3, 4])
+    ended = table.end(2)
+    assert ended is None if ends_are_proved else ended.state is State.FAILED, "what 2 of 5 may not say"
+
+
+def test_nobody_speaks_for_another_host(table):
+    table.lose(0)
+    table.asking.number = 2
+    for word in (Promise(2, 1), Replica(0, 1, "state", -1, "{}"), Propose(2, ("host1", "host2"), None), Begin(1)):
+        answer = table.said(3, word)
+        assert isinstance(answer, Declined) and "127.0.0.3 does not speak for host" in answer.why
+    assert isinstance(table.said(3, Promise(2, 2)), Agreed)
+
+
+def test_a_proposal_brings_no_token_and_no_plan(table):
+    """What a leader says names hosts; each host makes the rest of what came to it over SSH."""
+    said = []
+    table.listen = said.append
+    member, other = table.keepers[:2]
+    assert propose(member, [1, 2, 3, 4], Cause.NODE_LOST, leads=True) == 2
+    tokens = {read_intent(one.run.attempt(number)).token for one in table.keepers for number in (1, 2)}
+    assert len(tokens) == 2, "all have the same, and another one for each attempt"
+    words = b"".join(map(msgspec.json.encode, said))
+    assert b"propose" in words and not any(token.encode() in words for token in tokens)
+    plans = [read_plan(one.run, 2) for one in (member, other)]
+    assert [plan.nodes for plan in plans] == [plans[0].nodes] * 2 and plans[1].run_dir == other.plan.run_dir
+    assert isinstance(table.said(1, Propose(3, ("host0", "host9"), None)), Declined)
+    assert isinstance(table.said(1, Propose(3, ("host0", "host0"), None)), Declined)

@@ -1,20 +1,33 @@
 """Who may lead, begin, write and end: keepers on disks of their own, without a network and without agents."""
 
-import dataclasses
+import threading
 import time
 from types import SimpleNamespace
 
 import msgspec
 import pytest
-from run_folder import plan_of
+from run_folder import plan_of, state_of
 
 from launcher.agent.environment import node_environment
+from launcher.agent.wire import proof_of
+from launcher.clock import boottime
 from launcher.clusters.keeping.allocation import StopSignal
 from launcher.clusters.keeping.attempt_end import ask_to_stop, cancelled, is_cancelled, write_end
-from launcher.clusters.ssh.host import follower, keeper, presence, record_copies
+from launcher.clusters.ssh.comeback import keeper as comeback
+from launcher.clusters.ssh.host import follower, keeper, leader, presence, record_copies
 from launcher.clusters.ssh.host.follower import Follower, TakeOver
 from launcher.clusters.ssh.host.keeper import QueueWatch
-from launcher.clusters.ssh.host.keeper_messages import Agreed, Begin, Begun, Declined, Promise, Propose, Replica
+from launcher.clusters.ssh.host.keeper_messages import (
+    Agreed,
+    Begin,
+    Begun,
+    Cancelled,
+    Declined,
+    Members,
+    Promise,
+    Propose,
+    Replica,
+)
 from launcher.clusters.ssh.host.keeper_rpc import ASK_S
 from launcher.clusters.ssh.host.keeper_state import KeeperState
 from launcher.clusters.ssh.host.leader import Leader, Membership, enough, propose
@@ -23,14 +36,16 @@ from launcher.errors import Exit, Fenced
 from launcher.plan.model import NodePlan
 from launcher.rundir.attempts import new_attempt, newest, read_plan
 from launcher.rundir.avoided import avoid, avoided
-from launcher.rundir.durable import read_record
+from launcher.rundir.durable import append_line, read_record, write_record
 from launcher.rundir.fence import fence, raise_fence
+from launcher.rundir.identity import boot_id
 from launcher.rundir.layout import RunDir
-from launcher.rundir.records import AttemptEnd, Blame, RunState
+from launcher.rundir.records import AttemptEnd, Blame, Event, Intent, RunState
 from launcher.spec.model import Budget, Recovery
 from launcher.words import Cause, State
 
 ENDED = AttemptEnd(State.QUEUED, Cause.NODE_LOST, Exit.NODE_LOST, 0.0, "restart 1 of 20")
+SECRET, KEY = "5e" * 32, b"key"
 SUCCEEDED = AttemptEnd(State.SUCCEEDED, None, Exit.OK, 0.0)
 
 
@@ -59,9 +74,18 @@ class FakeRpc:
     def peer(self, number):
         return SimpleNamespace(host=f"host{number}")
 
+    def all_gone(self, for_s):
+        return self._table.gone
+
     def ask(self, question, whom=None, limit_s=0.0):
         chosen = self.others if whom is None else [number for number in whom if number in self.others]
-        return {number: self._table.said(number, question) for number in chosen if self._table.reach(self.me, number)}
+        there = {number: self._table.connected(self.me, number) for number in chosen}
+        self._table.asking.number = self.me
+        try:
+            said = {number: self._table.said(one, question) for number, one in there.items() if one is not None}
+        finally:
+            del self._table.asking.number
+        return {number: answer for number, answer in said.items() if answer is not None}
 
     def ask_one(self, question, whom, limit_s=0.0):
         return self.ask(question, [whom]).get(whom)
@@ -71,7 +95,10 @@ class Table:
     """`keepers`, the first of which leads attempt 1; who is in `silent` neither asks nor is asked."""
 
     def __init__(self, root, size=3, nodes_min=2, **recovery):
-        self.size, self.silent, self.deaf_to = size, set(), {}
+        self.size, self.silent, self.deaf_to, self.gone = size, set(), {}, False
+        self.listen = lambda question: None
+        self.asking = threading.local()  # who asks, by the address that its connection has
+        self.relays = {}  # at whose place somebody stands who passes all on, and to whom
         self.wakeups = [Wakeup() for _ in range(size)]
         self.keepers = [
             self._member(root / f"host{number}" / "run", number, nodes_min, recovery) for number in range(size)
@@ -82,21 +109,35 @@ class Table:
         path.mkdir(parents=True)
         plan = plan_of(path)
         nodes = tuple(NodePlan(one, f"127.0.0.{one + 1}", False, None, host=f"host{one}") for one in range(self.size))
-        spec = dataclasses.replace(plan.spec, recovery=Recovery(**{"wait_s": 0.0, "lease_s": 0.0, **recovery}))
+        spec = msgspec.structs.replace(plan.spec, recovery=Recovery(**{"wait_s": 0.0, "lease_s": 0.0, **recovery}))
         more = {"nodes": nodes, "spec": spec, "nodes_min": nodes_min, "nodes_max": self.size, "disks_apart": True}
         run = RunDir(path)
-        attempt, _ = new_attempt(run, "pool", "submit", None, msgspec.structs.replace(plan, **more))
+        attempt, _ = new_attempt(run, "pool", "submit", None, msgspec.structs.replace(plan, **more), secret=SECRET)
         raise_fence(run, attempt.number)
         member = KeeperState(run, attempt.number, number)
+        member._alone = SimpleNamespace(set=lambda: None, clear=lambda: None)  # no mark for this machine's queue
         member.rpc, member.ready.gpus, member.ready.told = FakeRpc(self, number), (), True
         return member
 
     def reach(self, one, other):
         return one == other or not self.silent & {one, other}
 
+    def connected(self, me, number):
+        """Who hears what we say to that one, and has proved to us that it is that one; None: nobody."""
+        if number not in self.relays:
+            return number if self.reach(me, number) else None
+        behind = self.relays[number]
+        ours, theirs = ((f"127.0.0.{one + 1} 1" for one in ends) for ends in ((me, number), (number, behind)))
+        same = proof_of(KEY, "client", *ours, "nonces") == proof_of(KEY, "client", *theirs, "nonces")
+        return behind if same and self.reach(me, behind) else None
+
     def said(self, number, question):
         """Its answer; None where a word of this kind does not get there."""
-        return None if type(question) in self.deaf_to.get(number, ()) else self._answers[number](question)
+        leader = int(self.keepers[number].election.leader.removeprefix("host"))
+        asker = getattr(self.asking, "number", getattr(question, "node", leader))
+        self.listen(question)
+        deaf = type(question) in self.deaf_to.get(number, ())
+        return None if deaf else self._answers[number](question, f"127.0.0.{asker + 1}")
 
     def deafen(self, number, *kinds):
         self.deaf_to[number] = kinds
@@ -106,6 +147,12 @@ class Table:
         self.silent = set(numbers)
         for number, member in enumerate(self.keepers):
             member.election.leaderless = number not in self.silent
+
+    def freeze(self, number, for_s=60.0):
+        """Its coordinator has said nothing for so long, and its keeper answers; the others have noticed."""
+        self.keepers[number].coordinator_due_at = boottime() - for_s
+        for one, member in enumerate(self.keepers):
+            member.election.leaderless = one != number
 
     def watches(self):
         return [QueueWatch(member) for member in self.keepers]
@@ -153,6 +200,9 @@ class Slots:
 
     def try_take(self):
         return ()
+
+    def ahead(self):
+        return ""
 
     def contested(self):
         return True
@@ -230,6 +280,168 @@ def test_a_candidate_that_is_lost_after_its_votes_is_followed_by_another(tmp_pat
     table.silent = set()
     assert isinstance(table.said(3, Promise(2, 1)), Declined)
     assert propose(table.keepers[1], [3, 4], None, leads=False) is None
+
+
+def test_a_keeper_does_not_lead_whose_coordinator_is_frozen(table):
+    table.freeze(0)
+    assert TakeOver(table.keepers[1]).look() == 2
+    proposal = table.keepers[2].election.proposal
+    assert (proposal.hosts, proposal.away) == (("host1", "host2"), ("host0",))
+    for member in table.keepers[1:]:
+        member.move(2)
+    with pytest.raises(Fenced, match="attempt 2 is led by host1"):
+        Leader(table.keepers[0], table.wakeups[0])._follow(ENDED)
+
+
+def test_of_two_hosts_none_takes_over_from_a_frozen_coordinator(tmp_path):
+    """The guard of its agent ends it, and then its own keeper goes on."""
+    table = Table(tmp_path, size=2, nodes_min=1)
+    table.freeze(0)
+    assert TakeOver(table.keepers[1]).look() is None
+    assert propose(table.keepers[0], [1], Cause.NODE_LOST, leads=True) == 2
+
+
+@pytest.mark.parametrize(
+    ("age_s", "boot", "attempt", "replaced"),
+    [
+        (1.0, None, 1, False),
+        (14.0, None, 1, True),
+        (20.0, None, 1, True),
+        (1.0, "another", 1, True),
+        (1.0, None, 0, True),
+    ],
+)
+def test_a_coordinator_lives_as_long_as_it_speaks(tmp_path, age_s, boot, attempt, replaced):
+    """By its own word, on the clock of its own machine."""
+    table = Table(tmp_path, lease_s=15.0)
+    table.freeze(0)
+    leader = table.keepers[0]
+    said = {"boot_id": boot or boot_id(), "monotonic_s": boottime() - age_s}
+    write_record(leader.run.state, state_of(leader.run.id, attempt=attempt, **said))
+    assert TakeOver(table.keepers[1]).look() == (2 if replaced else None)
+    assert table.keepers[1].election.leaderless == replaced
+
+
+def test_a_leader_without_an_agent_at_work_is_not_waited_to_speak(table):
+    """It waits for hosts, or for its next attempt: who is to speak then is the keeper."""
+    assert [member.status().silent_s for member in table.keepers] == [0.0] * 3
+
+
+def test_who_is_left_where_all_others_have_no_keeper_any_more_waits_for_nobody(tmp_path):
+    """It had missed how the run ended, and held its slots for five times `wait`."""
+    table = Table(tmp_path, wait_s=60.0)
+    table.lose(0, 2)
+    look = TakeOver(table.keepers[1])
+    look._give_up_at = time.monotonic() + 60.0
+    assert look.look() is None
+    assert table.end(1) is None, "they are silent: they may be there"
+    table.gone = True
+    assert look.look() is None
+    assert (table.end(1).cause, table.end(1).alone) == (Cause.NODE_LOST, True)
+
+
+def test_a_host_whose_disk_ended_a_generation_comes_last_in_the_next_attempt(table):
+    member = table.keepers[0]
+    for node, attempt in ((1, 1), (0, 1), (2, 0)):
+        append_line(member.run.events, Event(time.time(), attempt, "failure", "no space", node=node, cause=Cause.DISK))
+    leader.blame_disks(member)
+    assert [(blame.host, blame.evidence) for blame in avoided(member.run)] == [("host1", "no space")]
+    assert propose(member, [1, 2], Cause.KILLED, leads=True) == 2
+    assert [node.host for node in read_plan(member.run, 2).nodes] == ["host0", "host2", "host1"]
+
+
+# -- a host that was lost comes back
+
+
+def started_again(table, number, begun=1):
+    """Its keeper was killed, or its machine started anew: what it knew is what its disk has."""
+    before = table.keepers[number]
+    member = KeeperState(before.run, begun, number)
+    member._alone = SimpleNamespace(set=lambda: None, clear=lambda: None)
+    member.rpc, member.returning = FakeRpc(table, number), True
+    table.keepers[number], table._answers[number] = member, member.answering(table.wakeups[number])
+    return member
+
+
+def test_who_comes_back_takes_part_in_what_goes_on_and_has_no_vote_before_the_next_attempt(table):
+    taken_over(table)
+    table.silent = set()
+    table.keepers[1].ready.began = True
+    member = started_again(table, 0)
+    assert isinstance(table.said(0, Promise(3, 1)), Declined), "it does not know yet what goes on"
+    member.rejoin(comeback.what_goes_on(member))
+    member.returning = False
+    assert (member.attempt.number, member.leads, member.is_guest) == (2, False, True)
+    assert [node.host for node in member.plan.nodes] == ["host1", "host2", "host0"]
+    assert (member.plan.away, member.plan.quorum) == ((2,), 1)
+    assert (
+        read_record(member.attempt.intent, Intent).token == read_record(table.keepers[1].attempt.intent, Intent).token
+    )
+    member.election.leaderless = True
+    assert isinstance(table.said(0, Promise(3, 2)), Declined), "the leader alone may go on: nobody else may then"
+    member.election.leaderless = False
+    member.ready.gpus = ()
+    assert propose(table.keepers[1], [0, 2], None, leads=True) == 3
+    assert table.keepers[2].election.proposal.hosts == ("host1", "host2", "host0"), "which was blamed"
+    member.move(3)
+    assert not member.is_guest
+
+
+def test_a_guest_does_not_count_until_it_has_a_seat(table):
+    taken_over(table)
+    table.silent = set()
+    table.keepers[1].ready.began = True
+    member = started_again(table, 0)
+    member.rejoin(comeback.what_goes_on(member))
+    member.returning = False
+    table.keepers[1].election.rolls = (frozenset({1, 2}),)
+    roll = Membership(table.keepers[1])
+    try:
+        deadline = time.monotonic() + 2.2
+        while time.monotonic() < deadline:
+            assert table.keepers[1].election.rolls != (frozenset({0, 1, 2}),)
+            time.sleep(0.05)
+    finally:
+        roll.close()
+
+
+def test_only_who_leads_says_what_goes_on_and_of_an_attempt_of_its_own(table):
+    member = started_again(table, 2)
+    assert comeback.what_goes_on(member) is None, "it has not begun"
+    table.keepers[0].ready.began = True
+    said = comeback.what_goes_on(member)
+    assert (said.attempt, said.hosts) == (1, ("host0", "host1", "host2"))
+    forged = [
+        msgspec.structs.replace(said, hosts=("host1", "host0", "host2")),
+        msgspec.structs.replace(said, hosts=("host0", "host1")),
+        msgspec.structs.replace(said, hosts=("host0", "host2", "host2")),
+        msgspec.structs.replace(said, away=("stranger",)),
+        msgspec.structs.replace(said, hosts=()),
+        msgspec.structs.replace(said, attempt=0),
+    ]
+    assert [member.election.goes_on_with(0, one) for one in forged] == [False] * 6
+    assert member.election.goes_on_with(0, said)
+    write_record(table.keepers[0].attempt.end, SUCCEEDED)
+    assert comeback.what_goes_on(member) is None, "it is over"
+
+
+def test_its_word_binds_a_keeper_that_is_started_again(table):
+    """One vote an attempt, and the roll that it had agreed to: both were forgotten with the process."""
+    table.lose(0)
+    assert isinstance(table.said(2, Promise(2, 1)), Agreed)
+    member = started_again(table, 2)
+    member.returning, member.election.leaderless = False, True
+    assert isinstance(table.said(2, Promise(2, 2)), Declined)
+    table.silent = set()
+    assert isinstance(table.said(1, Members(1, 7, ((0, 1),))), Agreed)
+    again = started_again(table, 1)
+    assert again.election.rolls == (frozenset({0, 1}),)
+    assert again.election.votes(1).rolls_version == (1, 7)
+    leader = table.keepers[0]
+    leader.count_by(frozenset({0, 1}))
+    assert started_again(table, 0).election.rolls == (frozenset({0, 1}),)
+    write_record(leader.run.votes, leader.election.votes(4))
+    assert len(started_again(table, 0).election.counted) == 3, "of other keepers, whose numbers were others"
 
 
 # -- how it ended
@@ -339,6 +551,37 @@ def test_a_cancel_that_was_meant_for_the_attempt_before_is_one(table):
     member.move(2)
     table.wakeups[0].stop_asked = True
     assert StopSignal(table.wakeups[0], member.attempt, member.here.before).to_end() and is_cancelled(member.attempt)
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_any_keeper_hears_of_a_cancel_from_any_host_of_the_run(table, number):
+    """The hosts that were reached had no keeper any more, and nobody knew but them."""
+    assert isinstance(table._answers[number](Cancelled(1), "127.0.0.9"), Declined)
+    assert not table.wakeups[number].stop_asked
+    assert isinstance(table.said(number, Cancelled(1)), Agreed)
+    assert table.wakeups[number].stop_asked and is_cancelled(table.keepers[number].attempt)
+
+
+def test_who_hears_of_a_cancel_while_it_looks_for_its_leader_ends_at_once(table, agents):
+    table.lose(0, 1)
+    member = table.keepers[2]
+    TakeOver(member).open()
+    table.silent = {0}
+    assert isinstance(table.said(2, Cancelled(1)), Agreed)
+    assert Follower(member, table.wakeups[2])._keep() is None
+    assert (table.end(2).state, table.end(2).alone) == (State.CANCELLED, True)
+
+
+def test_slots_are_free_before_all_others_know_how_it_ended(table, monkeypatch):
+    """The next submit found its first host taken by a run that had ended."""
+    slots, released = Slots(), []
+    member = table.keepers[0]
+    member.ready.take(slots)
+    ended = SimpleNamespace(carry_out=lambda: SUCCEEDED)
+    monkeypatch.setattr(leader, "Allocation", lambda *_: ended)
+    monkeypatch.setattr(RecordReplicator, "close", lambda *_: released.append(slots.released))
+    assert Leader(member, table.wakeups[0]).carry_out() is None
+    assert released == [True]
 
 
 # -- before it begins

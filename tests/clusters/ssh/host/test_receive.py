@@ -5,17 +5,18 @@ import io
 import msgspec
 import pytest
 
-from launcher.clusters.ssh.host.receive import AttemptReceiver, bring_up_to_date
+from launcher.clusters.ssh.host.receive import bring_up_to_date, take_code
 from launcher.clusters.ssh.host.server import HostServer
-from launcher.clusters.ssh.messages import CodeTree, Open, Opened, Pardon, read_answer
+from launcher.clusters.ssh.messages import CodeTree, ListRuns, Pardon, Request
 from launcher.errors import LaunchError
-from launcher.hostlink.rpc.wire import encoded
+from launcher.hostlink.rpc.server import Body, answer_all
+from launcher.hostlink.rpc.wire import Incoming, Reply, encoded
 from launcher.hostlink.shipping.tree import FileEntry, contents, digest_of, entries
 from launcher.rundir.avoided import avoided
-from launcher.rundir.code_list import list_frozen
-from launcher.rundir.events import read_events
-from launcher.rundir.records import Blame, Event, Intent
-from tests.run_folder import RunFolder, dead_process, plan_of
+from launcher.rundir.code.listing import list_frozen
+from launcher.rundir.durable import read_lines
+from launcher.rundir.records import Blame, Event
+from tests.run_folder import RunFolder
 
 
 def line(text, attempt=1):
@@ -43,13 +44,13 @@ def test_the_history_here_is_continued(run, here, told, after):
     lines = {name: line(name, 2 if name == "r" else 1) for name in "abcr"}
     run.events.write_bytes(b"".join(map(lines.get, here)))
     bring_up_to_date(run, 2, {"events.jsonl": b"".join(map(lines.get, told))})
-    assert [event.text for event in read_events(run)] == [*after]
+    assert [event.text for event in read_lines(run.events, Event)] == [*after]
 
 
 def test_a_torn_line_is_not_continued(run):
     run.events.write_bytes(line("a") + b'{"at"')
     bring_up_to_date(run, 2, {"events.jsonl": line("b") + b"torn\n" + line("r", 2)})
-    assert [event.text for event in read_events(run)] == ["a", "r"]
+    assert [event.text for event in read_lines(run.events, Event)] == ["a", "r"]
 
 
 def test_what_a_person_forgave_is_not_held_against_anybody_there(run):
@@ -62,18 +63,22 @@ def test_what_a_person_forgave_is_not_held_against_anybody_there(run):
 
 
 def sent(code):
-    listed = list_frozen(code)
-    return encoded(CodeTree(entries(listed))) + b"".join(contents(listed))
+    return b"".join(contents(list_frozen(code)))
 
 
-def received(stream, projects, digest):
-    AttemptReceiver(io.BytesIO(stream), print)._take_code(projects / digest)
+def received(stream, workdir, digest, files):
+    take_code(workdir, CodeTree(str(workdir), digest, files), Body(incoming(stream), len(stream)))
+
+
+def incoming(stream):
+    come = io.BytesIO(stream)
+    return Incoming(lambda _deadline, most: come.read(most))
 
 
 @pytest.fixture
 def code(tmp_path):
     """A program, and a link to data that is on every host."""
-    code = tmp_path / "code"
+    code = tmp_path / "project"
     (code / "net").mkdir(parents=True)
     (code / "train.py").write_bytes(b"print()\n" * 1000)
     (code / "net" / "empty.py").touch()
@@ -83,36 +88,35 @@ def code(tmp_path):
 
 
 def test_code_arrives_as_it_was_sent(code, tmp_path):
-    digest = digest_of(list_frozen(code))
-    projects = tmp_path / "there"
-    projects.mkdir()
-    received(sent(code), projects, digest)
+    listed = list_frozen(code)
+    digest = digest_of(listed)
+    received(sent(code), tmp_path, digest, entries(listed))
+    projects = tmp_path / "code"
     assert digest_of(list_frozen(projects / digest)) == digest
     assert (projects / digest / "data").readlink().as_posix() == "/scratch/data"
     assert [path.name for path in projects.iterdir()] == [digest]
 
 
 def test_code_that_is_not_what_was_said_is_not_kept(code, tmp_path):
-    projects = tmp_path / "there"
-    projects.mkdir()
-    stream, digest = sent(code), digest_of(list_frozen(code))
+    workdir = tmp_path / "there"
+    stream, listed = sent(code), list_frozen(code)
+    cut = Body(incoming(stream[:-10]), len(stream))
     with pytest.raises(EOFError):
-        received(stream[:-10], projects, digest)
+        take_code(workdir, CodeTree(str(workdir), digest_of(listed), entries(listed)), cut)
     with pytest.raises(LaunchError):
-        received(stream, projects, "0" * 64)
-    assert list(projects.iterdir()) == []
+        received(stream, workdir, "0" * 64, entries(listed))
+    assert list((workdir / "code").iterdir()) == []
 
 
 def test_after_refused_code_its_contents_are_not_taken_for_requests(tmp_path):
-    """The host hangs up instead."""
-    plan = msgspec.Raw(msgspec.json.encode(plan_of(tmp_path, 1)))
-    intent = Intent(1, "0" * 64, "pool", "submit", None, 1.0, dead_process())
-    opening = Open("job-1a2b", str(tmp_path), 0, plan, "0" * 64, intent, (), ())
+    """They are passed over, and the next request is answered."""
+    folder = RunFolder(tmp_path / "runs" / "job-1a2b")
+    RunFolder.write(None, folder.run.avoided, [Blame("node1", "lost", 1, 1.0, 1e12)])
     pardon = encoded(Pardon("job-1a2b", str(tmp_path), ()))
-    code = CodeTree((FileEntry("../out", len(pardon), False),))
+    code = CodeTree(str(tmp_path), "0" * 64, (FileEntry("../out", len(pardon), False),))
     told = io.BytesIO()
-    HostServer(io.BytesIO(encoded(opening) + encoded(code) + pardon), told).serve()
-    opened, refused = told.getvalue().splitlines()
-    assert read_answer(opened) == Opened(needs_code=True)
-    with pytest.raises(LaunchError, match="no name of a file"):
-        read_answer(refused)
+    heard = encoded(code) + pardon + encoded(ListRuns(str(tmp_path)))
+    answer_all(incoming(heard), told.write, Request, HostServer().answer)
+    refused, named = [msgspec.json.decode(line, type=Reply) for line in told.getvalue().splitlines()[1:]]
+    assert "no name of a file" in refused.error[0]
+    assert (bytes(named.value), len(avoided(folder.run))) == (b'["job-1a2b"]', 1)

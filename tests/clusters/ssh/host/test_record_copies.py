@@ -6,7 +6,7 @@ import pytest
 from launcher.clusters.ssh.host.keeper_messages import Replica
 from launcher.clusters.ssh.host.record_copies import EVENTS, put
 from launcher.errors import LaunchError
-from launcher.rundir.events import read_events
+from launcher.rundir.durable import read_lines
 from launcher.rundir.records import Event
 from tests.run_folder import RunFolder
 
@@ -16,7 +16,7 @@ def lines(*texts):
 
 
 def texts(run):
-    return [event.text for event in read_events(run)]
+    return [event.text for event in read_lines(run.events, Event)]
 
 
 def tell(run, at, *told):

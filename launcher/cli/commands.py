@@ -1,0 +1,40 @@
+"""The commands: the module of each and one line of help; and other words for them."""
+
+COMMANDS = {
+    "submit": ("launcher.cli.submit", "start a run; prints its id"),
+    "run": ("launcher.cli.run", "run a script without a spec, in the words of torchrun; shows its log"),
+    "status": ("launcher.cli.status", "all runs as a table, or everything about one"),
+    "checkpoints": ("launcher.cli.checkpoints", "what a run has saved, and whether it is whole"),
+    "metrics": ("launcher.cli.metrics", "what runs have measured, step by step: a table, CSV, JSON or curves"),
+    "logs": ("launcher.cli.logs", "the merged log of all ranks of a run"),
+    "wait": ("launcher.cli.wait", "wait until a run has ended; ends with the run's exit code"),
+    "cancel": ("launcher.cli.cancel", "end a run: the ranks are asked first, then no process is left; its files stay"),
+    "resume": ("launcher.cli.resume", "continue an ended or lost run from its newest checkpoint"),
+    "tag": ("launcher.cli.tag", "give runs tags, or take some away, to find them by"),
+    "note": ("launcher.cli.note", "write down what there is to say of a run"),
+    "rename": ("launcher.cli.rename", "call a run something; its id stays"),
+    "rm": ("launcher.cli.rm", "take ended runs away, with all their files"),
+    "prune": (
+        "launcher.cli.prune",
+        "take away many that are over, or checkpoints of theirs; shows first what would go",
+    ),
+    "du": ("launcher.cli.du", "what runs take of the disk"),
+    "fetch": ("launcher.cli.fetch", "bring home logs, metrics and checkpoints that are on other machines"),
+    "pardon": ("launcher.cli.pardon", "let a run use nodes again that it lost"),
+    "hosts": ("launcher.cli.hosts", "the SSH hosts of a pool: free, taken and by which run; `trust` a new one"),
+    "doctor": ("launcher.cli.doctor", "what a cluster is like, and what is in the way of runs there"),
+    "validate": ("launcher.cli.validate", "check spec files; shows all problems at once"),
+    "schema": ("launcher.cli.schema", "print the JSON Schema of the spec, for editors"),
+    "init": ("launcher.cli.init", "write a commented spec to start from"),
+    "completion": ("launcher.cli.completion", "print a script by which a shell completes `launch`"),
+}
+
+# Words that fingers know from elsewhere: these do the same,
+ALSO = {"ls": "status", "ps": "status", "stop": "cancel"}
+# and of these the hint names ours.
+THEIRS = {
+    "delete": "rm", "down": "cancel", "exec": "run", "inspect": "status", "jobs": "status", "kill": "cancel",
+    "list": "status", "queue": "status", "remove": "rm", "restart": "resume", "sbatch": "submit", "scancel": "cancel",
+    "show": "status", "squeue": "status", "start": "submit", "tail": "logs", "torchrun": "run", "up": "submit",
+    "watch": "status",
+}  # fmt: skip

@@ -1,0 +1,160 @@
+"""`launch completion`: a script by which a shell completes `launch`: all that is fixed stands in it.
+
+Ids of runs and names of clusters are asked for as they are needed: `launch _complete runs`.
+"""
+
+import argparse
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from launcher.cli.arguments import Arguments
+from launcher.cli.commands import ALSO, COMMANDS
+from launcher.errors import Exit
+from launcher.shipped import starters
+
+EXAMPLES = """
+  launch completion bash > ~/.local/share/bash-completion/completions/launch
+  launch completion zsh > ~/.launch-completion.zsh     and in ~/.zshrc: source ~/.launch-completion.zsh
+  launch completion fish > ~/.config/fish/completions/launch.fish
+"""
+_ASKED = {"RUN": "runs", "CLUSTER": "clusters", "POOL": "clusters"}
+_FILES = ("FILE", "SPEC", "SCRIPT")
+_HELP = "help"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """What a word can be."""
+
+    asked: str = ""  # of `launch _complete`
+    words: tuple[str, ...] = ()
+    files: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FlagWords:
+    names: tuple[str, ...]
+    text: str
+    value: Candidates | None  # None: it takes none
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    name: str
+    text: str
+    flags: tuple[FlagWords, ...]
+    word: Candidates  # what follows it
+
+
+def declare(arguments: Arguments) -> None:
+    arguments.add_argument("shell", metavar="SHELL", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
+
+
+def run(options: argparse.Namespace) -> int:
+    commands = [*_commands()]
+    print("\n".join(_fish(commands) if options.shell == "fish" else _bash(commands, zsh=options.shell == "zsh")))
+    return Exit.OK
+
+
+def complete(what: str) -> int:
+    """`launch _complete`: one name a line."""
+    if what == "runs":
+        from launcher.rundir import registry  # late: not for clusters
+
+        print("\n".join(["last", *sorted(run_id for run_id, path in registry.registered() if path.is_dir())]))
+        return Exit.OK
+    from launcher.clusters.clusters_file import named_clusters  # late: it reads YAML
+
+    print("\n".join(named_clusters()))
+    return Exit.OK
+
+
+def _commands() -> Iterator[Command]:
+    for name in (*COMMANDS, *ALSO):
+        place, text = COMMANDS[ALSO.get(name, name)]
+        module = import_module(place)
+        arguments = Arguments(name, text, module.EXAMPLES)
+        module.declare(arguments)
+        words = [_candidates(action) for action in arguments.taken if not action.option_strings]
+        flags = [_flag(action) for action in arguments.taken if action.option_strings]
+        shown = tuple(flag for flag in flags if flag.text != argparse.SUPPRESS)
+        yield Command(name, text, shown, words[0] if words else Candidates())
+    yield Command(_HELP, "explain a command", (), Candidates(words=tuple(COMMANDS)))
+
+
+def _flag(action: argparse.Action) -> FlagWords:
+    return FlagWords(
+        tuple(action.option_strings), action.help or "", None if action.nargs == 0 else _candidates(action)
+    )
+
+
+def _candidates(action: argparse.Action) -> Candidates:
+    metavar = action.metavar if isinstance(action.metavar, str) else ""
+    if action.choices is not None:
+        return Candidates(words=tuple(map(str, action.choices)))
+    if metavar == "TEMPLATE":
+        return Candidates(words=tuple(starters()))
+    return Candidates(_ASKED.get(metavar, ""), files=metavar in _FILES)
+
+
+def _bash(commands: Sequence[Command], *, zsh: bool) -> list[str]:
+    """Bash's, which zsh understands."""
+    values = {_case(command, flag): flag.value for command in commands for flag in command.flags if flag.value}
+    return [
+        *(["autoload -U +X compinit && compinit", "autoload -U +X bashcompinit && bashcompinit"] if zsh else []),
+        "_launch() {",
+        "  local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} command=${COMP_WORDS[1]}",
+        "  local words= one=",
+        "  COMPREPLY=()",
+        f"  if [ \"$COMP_CWORD\" = 1 ]; then words='{' '.join(command.name for command in commands)}'; else",
+        '  case "$command $before" in',
+        *(f"    {case}) {_words(choice)} ;;" for case, choice in values.items()),
+        '    *) case "$command $word" in',
+        *(f"      '{one.name} -'*) words='{' '.join(_names(one))}' ;;" for one in commands if one.flags),
+        *(f"      '{one.name} '*) {_words(one.word)} ;;" for one in commands),
+        "    esac ;;",
+        "  esac; fi",
+        '  for one in $words; do case "$one" in "$word"*) COMPREPLY+=("$one") ;; esac; done',
+        "}",
+        "complete -o default -F _launch launch",
+    ]
+
+
+def _case(command: Command, flag: FlagWords) -> str:
+    return "|".join(f"'{command.name} {name}'" for name in flag.names)
+
+
+def _words(choice: Candidates) -> str:
+    if choice.asked:
+        return f"words=$(launch _complete {choice.asked} 2>/dev/null)"
+    return f"words='{' '.join(choice.words)}'"
+
+
+def _names(command: Command) -> list[str]:
+    return [name for flag in command.flags for name in flag.names]
+
+
+def _fish(commands: Sequence[Command]) -> list[str]:
+    lines = ["complete -c launch -f"]
+    for command in commands:
+        lines.append(f"complete -c launch -n __fish_use_subcommand -a {command.name} -d {_quoted(command.text)}")
+        seen = f"complete -c launch -n '__fish_seen_subcommand_from {command.name}'"
+        if after := _after(command.word):
+            lines.append(f"{seen} {after}")
+        for flag in command.flags:
+            names = [f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in flag.names]
+            value = "" if flag.value is None else f" -x {_after(flag.value)}".rstrip()
+            lines.append(f"{seen} {' '.join(names)}{value.replace('-x -F', '-r -F')} -d {_quoted(flag.text)}")
+    return lines
+
+
+def _after(choice: Candidates) -> str:
+    if choice.asked:
+        return f"-a '(launch _complete {choice.asked} 2>/dev/null)'"
+    return "-F" if choice.files else f"-a '{' '.join(choice.words)}'" if choice.words else ""
+
+
+def _quoted(text: str) -> str:
+    return "'" + re.sub(r"[\\']", "", text.replace("%%", "%")) + "'"

@@ -1,0 +1,206 @@
+"""`launch metrics`: what runs have measured, step by step: as a table, as data, as curves."""
+
+import argparse
+import csv
+import gc
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from launcher import api
+from launcher.cli import figures
+from launcher.cli.arguments import RUN_HELP, Arguments
+from launcher.cli.plot import Curve, in_letters, letters, plot
+from launcher.cli.terminal import columns, in_colour, paint, safe, size, to_json
+from launcher.errors import BadInput, Exit
+from launcher.status.series import AT, STEP, Figure, Rows, better, figures_of, names_in
+
+EXAMPLES = """
+  launch metrics last                        about twenty rows of all that it measured
+  launch metrics last --name loss --all      every step
+  launch metrics lr1 lr2                     the last and the best value of each run
+  launch metrics lr1 lr2 --plot --name loss  their curves, here
+  launch metrics last --csv > run.csv        or --json; --png FILE needs `pip install 'launch-anywhere[plot]'`
+
+Any number that a script reports beside its step is a metric; the trainer's are there, too. Of steps that were done
+again after a restart the last time counts. `best` is told of names that say which way is better: loss, accuracy, ...
+"""
+_ROWS = 20
+_MOST_HEIGHT = 20
+_COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
+
+
+def declare(arguments: Arguments) -> None:
+    arguments.add_argument("run", metavar="RUN", nargs="+", help=RUN_HELP)
+    arguments.add_argument("--name", metavar="NAME", action="append", help="this metric; again for more (default: all)")
+    arguments.add_argument("--all", action="store_true", help="every step, instead of about twenty rows")
+    how = arguments.add_mutually_exclusive_group()
+    how.add_argument("--csv", action="store_true", help="all of it as CSV: run, step, time, and a column for each")
+    how.add_argument("--json", action="store_true", help="all of it as JSON")
+    how.add_argument("--plot", action="store_true", help="curves in the terminal, one for each run")
+    how.add_argument("--png", metavar="FILE", type=Path, help="curves as a picture")
+
+
+def run(options: argparse.Namespace) -> int:
+    gc.disable()  # of a million rows none is part of a circle, and looking for that takes as long as reading them
+    measured = {str(one.id): _chosen(one.metrics(), options.name) for one in map(api.run, dict.fromkeys(options.run))}
+    if not any(measured.values()):
+        wanted = f" called {' or '.join(options.name)}" if options.name else ""
+        print(f"no metrics{wanted}: {', '.join(measured)} has reported none yet", file=sys.stderr)
+    elif options.json:
+        print(to_json([{"run": name, "rows": [*_plain(rows)]} for name, rows in measured.items()]))
+    elif options.csv:
+        _write_csv(measured)
+    elif options.plot:
+        print("\n".join(_curves(measured, options.name or _telling(measured))))
+    elif options.png is not None:
+        _draw(measured, options.name or _telling(measured), options.png)
+    elif len(measured) > 1:
+        print("\n".join(_summaries(measured)))
+    else:
+        _show(*measured.values(), whole=options.all)
+    return Exit.OK
+
+
+def _chosen(rows: Rows, names: Sequence[str] | None) -> Rows:
+    if names is None:
+        return rows
+    kept = {AT, *names}
+    chosen = {step: {name: value for name, value in row.items() if name in kept} for step, row in rows.items()}
+    return {step: row for step, row in chosen.items() if row.keys() - {AT}}
+
+
+def _names(measured: dict[str, Rows]) -> list[str]:
+    """Of all runs, in the order in which they came."""
+    return [*dict.fromkeys(name for rows in measured.values() for name in names_in(rows))]
+
+
+# -- as text
+
+
+def _show(rows: Rows, *, whole: bool) -> None:
+    """One run: a row for every step, or for as many steps as make about twenty."""
+    names = names_in(rows)
+    began = next((row[AT] for row in rows.values() if AT in row), None)
+    shown = rows if whole else _thinned(rows)
+    table = [("STEP", "TIME", *names)]
+    for step, row in shown.items():
+        at = row.get(AT)
+        time = "-" if at is None or began is None else figures.duration(at - began)
+        table.append((str(step), time, *(value_text(row.get(name)) for name in names)))
+    head, *lines = columns([[safe(cell) for cell in row] for row in table])
+    print("\n".join([paint(head, "dim"), *lines]))
+    if len(shown) < len(rows):
+        text = f"{len(shown)} rows of {len(rows):,} steps, with the newest value of each: --all shows every step"
+        print(text, file=sys.stderr)
+
+
+def _thinned(rows: Rows) -> Rows:
+    """The last step of each so many, with the newest value that each metric has in them."""
+    steps = [*rows]
+    every = math.ceil(len(steps) / _ROWS)
+    found: Rows = {}
+    for first in range(0, len(steps), every):
+        part = steps[first : first + every]
+        found[part[-1]] = {name: value for step in part for name, value in rows[step].items()}
+    return found
+
+
+def _summaries(measured: dict[str, Rows]) -> list[str]:
+    """A row for each run: the last value of each metric, and the best."""
+    found = {name: {figure.name: figure for figure in figures_of(rows)} for name, rows in measured.items()}
+    names = [*dict.fromkeys(name for of_run in found.values() for name in of_run)]
+    head = ["RUN", "STEP"]
+    for name in names:
+        head += [name, *([f"best {name}"] if better(name) else [])]
+    table = [head]
+    for run_id, of_run in found.items():
+        row = [run_id, str(max(measured[run_id], default="-"))]
+        for name in names:
+            figure = of_run.get(name)
+            row += [value_text(figure.last if figure else None), *([best_text(figure)] if better(name) else [])]
+        table.append(row)
+    head_line, *lines = columns([[safe(cell) for cell in row] for row in table])
+    return [paint(head_line, "dim"), *lines]
+
+
+def value_text(value: float | None) -> str:
+    return "-" if value is None else f"{value:.5g}"
+
+
+def best_text(figure: Figure | None) -> str:
+    """`0.2931 at 120`."""
+    return "-" if figure is None or figure.best is None else f"{figure.best:.5g} at {figure.best_step}"
+
+
+# -- as data
+
+
+def _plain(rows: Rows) -> Iterator[dict[str, object]]:
+    """JSON has no NaN: such values are text."""
+    for step, row in rows.items():
+        yield {STEP: step} | {name: value if math.isfinite(value) else repr(value) for name, value in row.items()}
+
+
+def _write_csv(measured: dict[str, Rows]) -> None:
+    names = _names(measured)
+    out = csv.writer(sys.stdout, lineterminator="\n")
+    out.writerow(["run", STEP, AT, *names])
+    for run_id, rows in measured.items():
+        out.writerows([run_id, step, *(row.get(name, "") for name in (AT, *names))] for step, row in rows.items())
+
+
+# -- as curves
+
+
+def _curves(measured: dict[str, Rows], names: Sequence[str]) -> list[str]:
+    width, height = size(sys.stdout)
+    found = []
+    for name in names:
+        curves = _curves_of(measured, name)
+        lines = plot(curves, width, min(_MOST_HEIGHT, max(6, height - 4)))
+        found += [safe(name), *(_painted(lines, curves) if lines else ["no finite value"])]
+    return found
+
+
+def _telling(measured: dict[str, Rows]) -> list[str]:
+    """The first metric that says how good the run is."""
+    names = _names(measured)
+    return ([name for name in names if better(name)] or names)[:1]
+
+
+def _curves_of(measured: dict[str, Rows], name: str) -> dict[str, Curve]:
+    return {
+        run_id: [(step, row[name]) for step, row in rows.items() if name in row] for run_id, rows in measured.items()
+    }
+
+
+def _painted(lines: list[list[tuple[str, str]]], curves: dict[str, Curve]) -> list[str]:
+    names = [*curves]
+    if len(names) == 1:
+        return ["".join(text for text, _ in line).rstrip() for line in lines]
+    if not in_colour(sys.stdout):
+        legend = "  ".join(f"{letter} {name}" for name, letter in letters(names).items())
+        return [*in_letters(lines, names), legend]
+    colours = {name: _COLOURS[index % len(_COLOURS)] for index, name in enumerate(names)}
+    drawn = ["".join(paint(text, colours[name]) if name else text for text, name in line) for line in lines]
+    return [*drawn, "  ".join(paint(name, colours[name]) for name in names)]
+
+
+def _draw(measured: dict[str, Rows], names: Sequence[str], file: Path) -> None:
+    try:
+        from matplotlib.figure import Figure as Picture  # late: an optional package, and slow to import
+    except ImportError as error:
+        hint = "hint: pip install 'launch-anywhere[plot]'; --plot draws in the terminal without it"
+        raise BadInput(f"--png needs matplotlib: {error}", hint) from error
+    picture = Picture(figsize=(8, 4.5 * len(names)), layout="constrained")
+    for place, name in enumerate(names):
+        axes = picture.add_subplot(len(names), 1, place + 1, xlabel="step", ylabel=name)
+        for run_id, curve in _curves_of(measured, name).items():
+            axes.plot([x for x, _ in curve], [y for _, y in curve], label=run_id)
+        axes.legend()
+    try:
+        picture.savefig(file)
+    except ValueError as error:
+        raise BadInput(f"{file}: {error}", "hint: a name that ends with .png, .svg or .pdf") from error

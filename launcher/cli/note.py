@@ -1,0 +1,29 @@
+"""`launch note`: what there is to say of a run."""
+
+import argparse
+
+from launcher import api
+from launcher.cli.arguments import Arguments
+from launcher.cli.terminal import safe
+from launcher.errors import BadInput, Exit
+
+EXAMPLES = """
+  launch note last "warm-up was too short"     in the place of what was there
+  launch note last                             shows it
+  launch note last ""                          takes it away
+"""
+_MOST = 10_000
+
+
+def declare(arguments: Arguments) -> None:
+    arguments.takes_run()
+    arguments.add_argument("text", metavar="TEXT", nargs="?", help="the note")
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.text is not None and len(options.text) > _MOST:
+        raise BadInput(f"a note is at most {_MOST} characters long, this has {len(options.text)}")
+    said = api.run(options.run).label(note=options.text)
+    if said.note:
+        print("\n".join(map(safe, said.note.splitlines())))
+    return Exit.OK

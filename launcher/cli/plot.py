@@ -1,0 +1,82 @@
+"""Curves as text: two by four dots of Braille to a character, or a letter for each curve where there are no colours."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+Curve = Sequence[tuple[float, float]]
+
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # by row, then column, of a character
+_BRAILLE = 0x2800
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def plot(curves: Mapping[str, Curve], width: int, height: int) -> list[list[tuple[str, str]]]:
+    """Lines of (text, name of the curve or ""); nothing where no curve has a finite point."""
+    shown = {name: _finite(curve) for name, curve in curves.items()}
+    points = [point for curve in shown.values() for point in curve]
+    if not points:
+        return []
+    (left, right), (low, high) = _range([x for x, _ in points]), _range([y for _, y in points])
+    labels = [f"{high - (high - low) * row / (height - 1):.4g}" for row in range(height)]
+    margin = max(map(len, labels))
+    cells = _cells(shown, (left, right, low, high), max(8, width - margin - 2), height)
+    lines = []
+    for row, label in enumerate(labels):
+        shown_label = label if row in (0, height // 2, height - 1) else ""
+        lines.append([(f"{shown_label:>{margin}} │", ""), *cells[row]])
+    first, last = f"{left:.6g}", f"{right:.6g}"
+    gap = " " * max(1, len(cells[0]) - len(first) - len(last))
+    return [*lines, [(f"{'':>{margin}}  {first}{gap}{last}", "")]]
+
+
+def letters(names: Sequence[str]) -> dict[str, str]:
+    """What stands for each curve where colours do not."""
+    return {name: _LETTERS[index % len(_LETTERS)] for index, name in enumerate(names)}
+
+
+def in_letters(lines: Sequence[Sequence[tuple[str, str]]], names: Sequence[str]) -> list[str]:
+    known = letters(names)
+    return ["".join(known[name] if name else text for text, name in line).rstrip() for line in lines]
+
+
+def _finite(curve: Curve) -> Curve:
+    return [(x, y) for x, y in curve if math.isfinite(x) and math.isfinite(y)]
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def _cells(
+    curves: Mapping[str, Curve], frame: tuple[float, float, float, float], width: int, height: int
+) -> list[list[tuple[str, str]]]:
+    left, right, low, high = frame
+
+    def across(x: float) -> int:
+        return round((x - left) / (right - left) * (2 * width - 1))
+
+    def down(y: float) -> int:
+        return round((high - y) / (high - low) * (4 * height - 1))
+
+    dots: dict[tuple[int, int], tuple[int, str]] = {}
+    for name, curve in curves.items():
+        for x, y in _joined([(across(x), down(y)) for x, y in curve]):
+            row, column = y // 4, x // 2
+            before, whose = dots.get((row, column), (0, name))
+            dots[row, column] = ((before if whose == name else 0) | _DOTS[y % 4][x % 2], name)
+    return [[_cell(dots.get((row, column))) for column in range(width)] for row in range(height)]
+
+
+def _cell(dot: tuple[int, str] | None) -> tuple[str, str]:
+    return (" ", "") if dot is None else (chr(_BRAILLE + dot[0]), dot[1])
+
+
+def _joined(points: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """With the dots between each two that follow each other."""
+    found = list(points[:1])
+    for (x0, y0), (x1, y1) in pairwise(points):
+        steps = max(abs(x1 - x0), abs(y1 - y0), 1)
+        found += [(x0 + round((x1 - x0) * i / steps), y0 + round((y1 - y0) * i / steps)) for i in range(1, steps + 1)]
+    return found

@@ -1,0 +1,128 @@
+"""`launch prune`: take away what is over; what would go is shown first, and asked about."""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher import api
+from launcher.cli import figures
+from launcher.cli.arguments import Arguments
+from launcher.cli.run_columns import RunRow, state_text, with_about
+from launcher.cli.selection import age, declare_selection, selected, selects
+from launcher.cli.terminal import columns, paint, safe
+from launcher.errors import BadInput, Exit, Refused
+from launcher.rundir.layout import RunDir
+from launcher.rundir.removal import forget_gone, remove_run, remove_tree, remove_unused_code, size_of, unused_code
+from launcher.status.checkpoints import Checkpoint, Condition, checkpoints
+from launcher.status.derive import RunStatus
+
+EXAMPLES = """
+  launch prune --older 7d --state failed             asks before anything goes
+  launch prune --older 30d --keep best --yes         the runs stay, with their best checkpoint each
+  launch prune --name 'lr*' --dry-run                only shows it
+"""
+_HEAD = ("RUN", "STATE", "AGE", "GOES", "SIZE")
+_USABLE = (Condition.OK, Condition.VERIFIED, Condition.PARTIAL)
+
+
+@dataclass(frozen=True, slots=True)
+class Going:
+    """What would go of one run."""
+
+    run: api.Run
+    status: RunStatus
+    folders: tuple[Path, ...]  # all of it: the run's own
+    size: int
+
+    @property
+    def whole(self) -> bool:
+        return self.folders == (self.run.path,)
+
+
+def declare(arguments: Arguments) -> None:
+    declare_selection(arguments)
+    arguments.add_argument("--older", metavar="AGE", type=age, help="that ended longer ago than 7d, 12h or 2026-01-31")
+    arguments.add_argument(
+        "--keep", choices=("best", "newest"), help="keep runs with their logs and this checkpoint; only others go"
+    )
+    arguments.add_argument("--yes", action="store_true", help="without asking")
+    arguments.add_argument("--dry-run", action="store_true", help="only show what would go")
+
+
+def run(options: argparse.Namespace) -> int:
+    if not (selects(options) or options.older is not None):
+        raise BadInput("which runs?", "hint: --older 7d, --state failed, --name 'lr*', --tag old; all: --state ended")
+    runs = [one for one in api.runs() if one.path.is_dir()]
+    going, now = _going(runs, options), time.time()
+    code = [] if options.keep else unused_code({one.path.parent for one in runs})
+    total = sum(one.size for one in going)
+    if going:
+        lines = columns([_HEAD, *(_row(one, now) for one in going)])
+        print("\n".join([paint(lines[0], "dim"), *lines[1:]]))
+    print(f"{figures.count(len(going), 'run')}, {figures.size(total)}" + _code_too(code), flush=True)
+    if options.dry_run or not (going or code):
+        return Exit.OK
+    if not options.yes:
+        _ask()
+    return _carry_out(going, {one.path.parent for one in runs} if not options.keep else set())
+
+
+def _going(runs: Sequence[api.Run], options: argparse.Namespace) -> list[Going]:
+    found, now = list[Going](), time.time()
+    for one, status in zip(runs, api.statuses(runs), strict=True):
+        over = (status.ended_at or status.submitted_at) if status.state.ended else now
+        if not status.state.ended or (options.older is not None and now - over < options.older):
+            continue
+        if selects(options) and not selected([with_about(RunRow(status))], options):
+            continue
+        folders = (one.path,) if options.keep is None else tuple(_others(one, best=options.keep == "best"))
+        if folders:
+            found.append(Going(one, status, folders, sum(map(size_of, folders))))
+    return sorted(found, key=lambda going: -going.size)
+
+
+def _others(one: api.Run, *, best: bool) -> list[Path]:
+    """The checkpoints that are not to be kept. One that is whole is kept in any case."""
+    there = list(checkpoints(RunDir(one.path)))
+    usable = [checkpoint for checkpoint in there if checkpoint.state in _USABLE]
+    kept: list[Checkpoint] = [checkpoint for checkpoint in usable if checkpoint.kind == "best"] if best else []
+    kept = kept or [checkpoint for checkpoint in usable if checkpoint.kind == "step"][:1] or usable[:1]
+    return [Path(checkpoint.path) for checkpoint in there if checkpoint not in kept] if kept else []
+
+
+def _row(one: Going, now: float) -> tuple[str, ...]:
+    over = one.status.ended_at or one.status.submitted_at
+    goes = "all of it" if one.whole else figures.count(len(one.folders), "checkpoint")
+    return (safe(one.run.id), state_text(one.status), figures.duration(now - over), goes, figures.size(one.size))
+
+
+def _code_too(code: Sequence[Path]) -> str:
+    return f", and {figures.size(sum(map(size_of, code)))} of code that no run needs" if code else ""
+
+
+def _ask() -> None:
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise Refused("nothing was taken away: there is no terminal here to ask on", "hint: --yes takes it away")
+    print("take it away? type yes: ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() != "yes":
+        raise Refused("nothing was taken away")
+
+
+def _carry_out(going: Sequence[Going], roots: set[Path]) -> int:
+    """A run that was resumed meanwhile is left alone."""
+    now = api.statuses([one.run for one in going])
+    for one, status in zip(going, now, strict=True):
+        if not status.state.ended:
+            print(f"{one.run.id} is {status.state} by now: it stays", file=sys.stderr)
+        elif one.whole:
+            remove_run(one.run.id, one.run.path)
+        else:
+            for folder in one.folders:
+                remove_tree(folder)
+    for name in forget_gone():
+        print(f"{name}: its folder had been taken away; its name is forgotten", file=sys.stderr)
+    remove_unused_code(unused_code(roots))
+    return Exit.OK

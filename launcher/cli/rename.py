@@ -1,0 +1,38 @@
+"""`launch rename`: a name of its own for a run, which it answers to beside its id."""
+
+import argparse
+
+from launcher import api
+from launcher.cli.arguments import Arguments
+from launcher.errors import BadInput, Exit, NoSuchRun
+from launcher.ids import LAST, is_run_id
+
+EXAMPLES = """
+  launch rename resnet-4ykr baseline     `launch logs baseline` shows its log from now on
+  launch rename resnet-4ykr ""           takes the name away
+"""
+
+
+def declare(arguments: Arguments) -> None:
+    arguments.takes_run()
+    arguments.add_argument("name", metavar="NAME", help="of a-z, 0-9, _ and -")
+
+
+def run(options: argparse.Namespace) -> int:
+    one, name = api.run(options.run), options.name
+    if name and (name == LAST or not is_run_id(name)):
+        raise BadInput(f"expected a name of a-z, 0-9, _ and -, got {name[:100]!r}")
+    if name and (other := _known(name)) is not None and other.id != one.id:
+        raise BadInput(
+            f"{name}: is what {other.id} answers to", "hint: another name, or another one for that run first"
+        )
+    one.label(name=name)
+    print(f"{one.id} is called {name}" if name else f"{one.id} has no name but its id")
+    return Exit.OK
+
+
+def _known(name: str) -> "api.Run | None":
+    try:
+        return api.run(name)
+    except NoSuchRun:
+        return None

@@ -1,0 +1,174 @@
+"""`launch run`: a script without a spec, in the words of torchrun; the spec that they stand for is shown."""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from launcher import api
+from launcher.cli.arguments import Arguments
+from launcher.cli.spec_text import flow, job_name, scalar
+from launcher.cli.terminal import safe, show_news
+from launcher.errors import BadInput, Exit
+from launcher.words import LOCAL
+
+EXAMPLES = """
+  launch run train.py --lr 0.1                     one rank here; shows its log and ends with its exit code
+  launch run --nproc 4 train.py --lr 0.1           four ranks; what follows the script is the script's
+  launch run --nnodes 2 --on mypool train.py       two nodes of a pool
+  launch run --nproc 2 -m package.train            a module
+  launch run --dry-run train.py --lr 0.1 > job.yaml    only print the spec that it stands for
+"""
+_PER_GPU = ("auto", "gpu")
+_MOST_NODES, _MOST_RANKS = 4096, 4096
+# torchrun's own ways to find the other nodes: each node is started from here, and has them without.
+_NEEDLESS = (
+    "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "master-addr", "master-port", "local-addr",
+    "monitor-interval", "start-method", "role", "log-dir", "redirects", "tee",
+)  # fmt: skip
+
+
+def declare(arguments: Arguments) -> None:
+    arguments.takes_place(default=LOCAL)
+    arguments.add_argument(
+        "--nproc", "--nproc-per-node", metavar="N", default="1", type=_ranks,
+        help="ranks on each node: a number, or auto for one per GPU (default: 1)",
+    )  # fmt: skip
+    arguments.add_argument(
+        "--nnodes", metavar="N", default="1", type=_nodes, help="nodes: a number, or MIN:MAX (default: 1)"
+    )
+    arguments.add_argument("-m", "--module", action="store_true", help="a module in the place of the script")
+    arguments.add_argument("--no-python", action="store_true", help="a program that is not Python in its place")
+    arguments.add_argument(
+        "--max-restarts", metavar="N", type=_count,
+        help="restarts after an exception, and after a signal (default: the usual budgets)",
+    )  # fmt: skip
+    arguments.add_argument("--name", metavar="NAME", help="of the job (default: after the script)")
+    arguments.add_argument("--detach", action="store_true", help="print the run's id and leave; it goes on")
+    arguments.add_argument("--dry-run", action="store_true", help="print the spec; start and write nothing")
+    _declare_other_words(arguments)
+    arguments.add_argument("program", metavar="SCRIPT", help="the file of the script")
+    arguments.add_argument("words", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="what the script is given")
+
+
+def _declare_other_words(arguments: Arguments) -> None:
+    """What torchrun takes too, and those words of it that it writes in two ways."""
+    hidden, same = argparse.SUPPRESS, argparse.SUPPRESS
+    arguments.add_argument("--standalone", action="store_true", help=hidden)
+    arguments.add_argument("--node-rank", "--node_rank", default="0", help=hidden)
+    arguments.add_argument("--nproc_per_node", dest="nproc", type=_ranks, default=same, help=hidden)
+    arguments.add_argument("--no_python", dest="no_python", action="store_true", default=same, help=hidden)
+    arguments.add_argument("--max_restarts", dest="max_restarts", type=_count, default=same, help=hidden)
+    for name in _NEEDLESS:
+        short = ["-r"] if name == "redirects" else ["-t"] if name == "tee" else []
+        arguments.add_argument(f"--{name}", f"--{name.replace('-', '_')}", *short, help=hidden)
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.node_rank != "0":
+        hint = "hint: run this once, and not on each node; --on POOL names the hosts"
+        raise BadInput(f"--node-rank {options.node_rank}: all nodes are started from here", hint)
+    text = _spec(options)
+    if options.dry_run:
+        print(text, end="")
+        return Exit.OK
+    show_news()
+    for line in text.splitlines():
+        print(f"  {safe(line)}", file=sys.stderr)
+    with _written(text, job_name(options.program)) as file:
+        one = api.submit(file, on=options.on, overrides=options.overrides)
+    print(one.id, flush=True)
+    if options.detach:
+        print(f"watch it: launch logs {one.id} -f", file=sys.stderr)
+        return Exit.OK
+    from launcher.cli.follow import follow  # late: not for --detach
+
+    return follow(one)
+
+
+def _spec(options: argparse.Namespace) -> str:
+    """The spec as text; what it does not say is as usual."""
+    folder, project = Path.cwd(), _project()
+    lines = [f"name: {scalar(options.name or job_name(options.program))}", "run:"]
+    if options.no_python:
+        lines.append(f"  command: {flow([options.program, *options.words])}")
+    else:
+        entry = (
+            f"module: {scalar(options.program)}" if options.module else f"script: {scalar(_script(options.program))}"
+        )
+        lines += [f"  {entry}", *([f"  args: {flow(options.words)}"] if options.words else [])]
+    if folder != project:
+        lines.append(f"  workdir: {scalar(folder.relative_to(project).as_posix())}")
+    lines += ["resources:", f"  nodes: {options.nnodes}", f"  ranks_per_node: {options.nproc}"]
+    if options.max_restarts is not None:
+        lines.append(f"recovery: {{user_error: {options.max_restarts}, killed: {options.max_restarts}}}")
+    return "\n".join([*lines, ""])
+
+
+def _project() -> Path:
+    from launcher.project import project_of  # late: with what it imports, `launch run --help` would take as long
+
+    return project_of(Path.cwd() / "job.yaml")
+
+
+def _script(program: str) -> str:
+    """Its path from here on, as a spec has it."""
+    file = Path(program)
+    if not file.is_file():
+        hint = "hint: -m takes a module, --no-python a program" if file.suffix != ".py" else "hint: ls *.py"
+        raise BadInput(f"{program}: no such file", hint)
+    path = Path(os.path.abspath(file))
+    if not path.is_relative_to(Path.cwd()):
+        raise BadInput(f"{program}: is not below {Path.cwd()}", f"hint: cd {path.parent}")
+    return path.relative_to(Path.cwd()).as_posix()
+
+
+@contextmanager
+def _written(text: str, name: str) -> Iterator[Path]:
+    """The spec as a file of the project, as long as it is read; problems are told without its name."""
+    from launcher.rundir.durable import make_dir, write_bytes  # late: what starts nothing does without
+
+    folder = _project() / ".launch"
+    make_dir(folder)
+    if not (ignore := folder / ".gitignore").exists():
+        write_bytes(ignore, b"*\n")
+    file = folder / f"{name}-{os.urandom(4).hex()}.yaml"
+    write_bytes(file, text.encode())
+    try:
+        yield file
+    except BadInput as error:
+        raise BadInput(*(_without_place(line, file) for line in error.lines)) from error
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def _without_place(line: str, file: Path) -> str:
+    return line.removeprefix(f"{file}:").lstrip("0123456789:").lstrip() if line.startswith(f"{file}:") else line
+
+
+def _ranks(text: str) -> str:
+    if text == "cpu":
+        return str(os.cpu_count() or 1)
+    if text in _PER_GPU:
+        return "auto"
+    return _number(text, _MOST_RANKS, "a number of ranks, auto, gpu or cpu")
+
+
+def _nodes(text: str) -> str:
+    least, colon, most = text.partition(":")
+    wanted = "a number of nodes, or MIN:MAX"
+    return "..".join(_number(part, _MOST_NODES, wanted) for part in ((least, most) if colon else (least,)))
+
+
+def _count(text: str) -> str:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}")
+    return text
+
+
+def _number(text: str, most: int, wanted: str) -> str:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) <= most):
+        raise argparse.ArgumentTypeError(f"expected {wanted}, got {text!r}")
+    return text

@@ -1,0 +1,122 @@
+"""What can stand in a column of the table of runs, and how runs are put in order by it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.cli import figures
+from launcher.cli.terminal import safe
+from launcher.rundir.layout import RunDir
+from launcher.status.derive import RunStatus
+from launcher.words import State
+
+if TYPE_CHECKING:
+    from launcher.status.about import About
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A run as the table knows it."""
+
+    status: RunStatus
+    about: "About | None" = None  # read only where a column, or a choice, needs it
+
+
+def state_text(status: RunStatus) -> str:
+    """`failed (user_error)`; a cause that says the same as the state is left out."""
+    if status.cause is None or status.cause.value == status.state.value:
+        return str(status.state)
+    return f"{status.state} ({status.cause})"
+
+
+def duration_text(status: RunStatus, now: float) -> str:
+    """From the first start to the end, or to now."""
+    seconds = duration_s(status, now)
+    return "-" if seconds is None else figures.duration(seconds)
+
+
+def duration_s(status: RunStatus, now: float) -> float | None:
+    if status.started_at is None:
+        return None
+    if status.ended_at is None and (status.state.ended or status.state is State.UNKNOWN):
+        return None  # nobody saw its end
+    end = status.ended_at if status.ended_at is not None else now
+    return end - status.started_at
+
+
+USUAL = ("run", "state", "step", "rate", "restarts", "age", "duration", "nodes", "where")
+_SHOWN: dict[str, Callable[[RunStatus, float], str]] = {
+    "run": lambda status, _: safe(status.run),
+    "state": lambda status, _: state_text(status),
+    "step": lambda status, _: figures.steps(status.step, status.total_steps),
+    "rate": lambda status, _: figures.rate(status.rate),
+    "restarts": lambda status, _: str(status.restarts.total),
+    "age": lambda status, now: figures.duration(now - status.submitted_at),
+    "duration": duration_text,
+    "nodes": lambda status, _: str(len(status.nodes)) if status.nodes else "-",
+    "where": lambda status, _: safe(status.cluster),
+    "attempt": lambda status, _: str(status.attempt),
+    "checkpoint": lambda status, _: "-" if status.checkpoint is None else str(status.checkpoint),
+    "job": lambda status, _: safe(status.job or "-"),
+    "message": lambda status, _: safe(status.message) or "-",
+}
+_ORDER: dict[str, Callable[[RunStatus, float], float | None]] = {
+    "step": lambda status, _: status.step,
+    "rate": lambda status, _: status.rate,
+    "restarts": lambda status, _: status.restarts.total,
+    "age": lambda status, now: now - status.submitted_at,
+    "duration": duration_s,
+    "nodes": lambda status, _: len(status.nodes),
+    "attempt": lambda status, _: status.attempt,
+    "checkpoint": lambda status, _: status.checkpoint,
+}
+_SAID: "dict[str, Callable[[About], str]]" = {
+    "name": lambda about: about.called,
+    "args": lambda about: " ".join(about.args),
+    "commit": lambda about: about.commit[:10] + ("+changes" if about.dirty else ""),
+    "description": lambda about: " ".join(about.description.split()),
+    "tags": lambda about: ",".join(about.tags),
+    "note": lambda about: " ".join(about.note.split()),
+}
+
+
+MORE = tuple(name for name in (*_SHOWN, *_SAID) if name not in USUAL)
+
+
+def with_about(row: RunRow) -> RunRow:
+    from launcher.status.about import about  # late: the usual table does without
+
+    return RunRow(row.status, about(RunDir(Path(row.status.run_dir)), row.status.attempt))
+
+
+def cell(row: RunRow, column: str, now: float) -> str:
+    """`-` where there is nothing. A word that is none of ours is an argument of the script, or a metric."""
+    if column in _SHOWN:
+        return _SHOWN[column](row.status, now)
+    if column in _SAID:
+        return safe(_SAID[column](row.about)) if row.about is not None and _SAID[column](row.about) else "-"
+    value = _measured(row, column)
+    return "-" if value is None else safe(value) if isinstance(value, str) else f"{value:.5g}"
+
+
+def place(row: RunRow, column: str, now: float) -> tuple[int, float, str]:
+    """For sorting: numbers by their size, then words, then those that have none."""
+    value = _ORDER[column](row.status, now) if column in _ORDER else _measured(row, column)
+    if value is None and (column in _SHOWN or column in _SAID) and column not in _ORDER:
+        value = cell(row, column, now)
+    try:
+        number = float(value) if value is not None else None
+    except ValueError:
+        number = None
+    if number is not None and number == number:  # noqa: PLR0124 - a loss that is no number any more comes last
+        return 0, number, ""
+    return (2, 0.0, "") if value in (None, "-") else (1, 0.0, str(value))
+
+
+def _measured(row: RunRow, column: str) -> float | str | None:
+    from launcher.status.about import argument  # late: the usual columns do without
+
+    if column in row.status.metrics:
+        return row.status.metrics[column]
+    return argument(row.about.args, column) if row.about is not None else None

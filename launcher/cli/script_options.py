@@ -1,0 +1,96 @@
+"""What a script says of its own options by argparse: read from its text, which is never run."""
+
+import ast
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.cli.spec_text import scalar
+from launcher.errors import BadInput, said_by_the_system
+from launcher.status.text import plain
+
+_MOST_BYTES = 16 << 20
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,199}", re.ASCII)  # what stands in a spec as it is
+_FLAGS = {"store_true": "false", "store_false": "false", "count": "false"}
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptOption:
+    """One `add_argument` of a script."""
+
+    name: str  # as in `--name`; of a positional argument as it is written there
+    positional: bool
+    value: str | None  # as a spec has it; None: the script gives none, or one that only running it would show
+    required: bool
+    help: str
+
+
+def script_options(file: Path) -> list[ScriptOption]:
+    """All of them, in the order of the text. Raises BadInput for a file that is no Python."""
+    try:
+        tree = ast.parse(_text_of(file))
+    except OSError as error:
+        raise BadInput(said_by_the_system(error)) from None
+    except (SyntaxError, ValueError) as error:
+        line = error.lineno if isinstance(error, SyntaxError) else None
+        raise BadInput(f"{file}:{line or 1}:1: {error.args[0] if error.args else 'no Python'}") from None
+    except (RecursionError, MemoryError):  # of the parser, which has it for both
+        raise BadInput(f"{file}: too deeply nested to be read") from None
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    added = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"]
+    found = (_option(call) for call in sorted(added, key=lambda call: (call.lineno, call.col_offset)))
+    return [one for one in found if one is not None]
+
+
+def _text_of(file: Path) -> bytes:
+    """Of a regular file: a pipe could be waited for for ever."""
+    if not file.is_file() and file.exists():
+        raise BadInput(f"{file}: not a file")
+    with file.open("rb") as script:
+        text = script.read(_MOST_BYTES + 1)
+    if len(text) > _MOST_BYTES:
+        raise BadInput(f"{file}: more than {_MOST_BYTES >> 20} MiB")
+    return text
+
+
+def _option(call: ast.Call) -> ScriptOption | None:
+    names = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+    long = [name for name in names if name.startswith("--")]
+    if not names or (names[0].startswith("-") and not long):
+        return None
+    given = {word.arg: word.value for word in call.keywords if word.arg is not None}
+    action, text = _constant(given.get("action")), _constant(given.get("help"))
+    if action in ("help", "version") or not _NAME.fullmatch((long or names)[0].removeprefix("--")):
+        return None
+    positional, wanted = not long, _constant(given.get("required")) is True
+    value = _FLAGS.get(action) if isinstance(action, str) else None
+    if value is None:
+        value = _written(given.get("default"))
+    name = names[0] if positional else long[0].removeprefix("--")
+    return ScriptOption(name, positional, value, wanted, plain(text) if isinstance(text, str) else "")
+
+
+def _constant(node: ast.expr | None) -> object:
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def _written(node: ast.expr | None) -> str | None:
+    """A default as a spec has it."""
+    if node is None:
+        return None
+    try:
+        value = ast.literal_eval(node)
+    except ValueError:
+        return None
+    match value:
+        case bool():
+            return json.dumps(value)
+        case int() | float():
+            return ast.unparse(node)
+        case str():
+            return scalar(value)
+        case list() | tuple() if all(isinstance(one, str | int | float) for one in value):
+            return f"[{', '.join(scalar(str(one)) for one in value)}]"
+        case _:
+            return None

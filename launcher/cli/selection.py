@@ -1,0 +1,68 @@
+"""Which runs a command is about: options that `status` and `prune` have in common."""
+
+import argparse
+import re
+import time
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from launcher.cli.arguments import Arguments
+from launcher.cli.run_columns import RunRow
+from launcher.words import State
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_ENDED = tuple(state for state in State if state.ended)
+_SETS = {"ended": _ENDED, "active": tuple(state for state in State if not state.ended)}
+
+
+def declare_selection(arguments: Arguments) -> None:
+    arguments.add_argument(
+        "--name", metavar="GLOB", help="whose id, job or name is like this, such as 'lr*'; quote it from the shell"
+    )
+    arguments.add_argument(
+        "--state", metavar="STATE", type=_states, action="append", default=[],
+        help="in this state, such as failed; active and ended are several; may be repeated",
+    )  # fmt: skip
+    arguments.add_argument("--tag", metavar="TAG", action="append", default=[], help="with this tag; may be repeated")
+
+
+def selects(options: argparse.Namespace) -> bool:
+    return bool(options.name or options.state or options.tag)
+
+
+def selected(rows: Sequence[RunRow], options: argparse.Namespace) -> list[RunRow]:
+    states = {state for some in options.state for state in some}
+    return [
+        row
+        for row in rows
+        if (not states or row.status.state in states) and _named(row, options.name) and _tagged(row, options.tag)
+    ]
+
+
+def _named(row: RunRow, glob: str | None) -> bool:
+    called = row.about.called if row.about is not None else ""
+    return glob is None or any(fnmatchcase(name, glob) for name in (row.status.run, row.status.name, called))
+
+
+def _tagged(row: RunRow, tags: Sequence[str]) -> bool:
+    return not tags or (row.about is not None and set(tags) <= {*row.about.tags})
+
+
+def _states(text: str) -> tuple[State, ...]:
+    found = [_SETS.get(word, (word,)) for word in text.split(",")]
+    try:
+        return tuple(State(state) for states in found for state in states)
+    except ValueError:
+        known = ", ".join([*State, *_SETS])
+        raise argparse.ArgumentTypeError(f"expected one of {known}, got {text!r}") from None
+
+
+def age(text: str) -> float:
+    """The type of an option that takes `90s`, `2d` or `1w`, or a day: how many seconds ago that is."""
+    found = re.fullmatch(r"(\d{1,9})([smhdw])", text)
+    if found:
+        return float(int(found[1]) * _UNITS[found[2]])
+    try:
+        return time.time() - time.mktime(time.strptime(text, "%Y-%m-%d"))
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"expected an age such as 2d, 12h or 2026-01-31, got {text!r}") from None

@@ -1,0 +1,84 @@
+"""The batch process of a job, and the keeper of the run's attempts in it. It is all that the script runs.
+
+    python -m launcher.clusters.batch.job.batch_process KIND RUN_DIR [SIGNAL]
+
+RUN_DIR is in an array the folder with the list of runs. SIGNAL has killed the keeper before this one, in the same start
+of the job.
+
+A start of the job claims the attempt that it was submitted for; a start after a requeue opens the next attempt, behind
+the fence. When an attempt ends and another is to follow, it follows in this allocation where that can be, else in the
+same job after a requeue, else in a new job. A run that has ended is never requeued.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from launcher.agent.memory_tier import close_tier
+from launcher.agent.processes import die_with, end_all, tagged
+from launcher.clusters.batch.cluster import queue_of
+from launcher.clusters.batch.hand_over import run_of_element
+from launcher.clusters.batch.job.claims import claim
+from launcher.clusters.batch.job.guard import HEARD
+from launcher.clusters.batch.job.next_job import NextJob
+from launcher.clusters.batch.job.nodes import seated
+from launcher.clusters.batch.job.wishes import BatchWishes
+from launcher.clusters.batch.queue import JobStart, Queue
+from launcher.clusters.keeping.allocation import Allocation
+from launcher.clusters.keeping.own_log import log_to
+from launcher.clusters.keeping.wakeup import Wakeup
+from launcher.errors import Exit, LaunchError
+from launcher.rundir.attempts import read_plan
+from launcher.rundir.durable import write_record
+from launcher.rundir.fence import raise_fence
+from launcher.rundir.layout import RunDir
+from launcher.rundir.patience import waiting_for_disks
+from launcher.words import State
+
+# What a scheduler sets for the batch process alone, and would take to the other hosts: they are not this one.
+_OF_THIS_HOST = ("HOSTNAME", "ENVIRONMENT")
+
+
+def main() -> int:
+    """Gives the run's exit code; the scheduler's records then say what ours do."""
+    os.umask(0o077)
+    for name in _OF_THIS_HOST:
+        os.environ.pop(name, None)
+    try:
+        queue = queue_of(sys.argv[1])
+        wakeup = Wakeup(queue.warnings)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
+        start = queue.this_start()
+        run = run_of_element(Path(sys.argv[2]), start.element)
+        killed_by = int(sys.argv[3]) if len(sys.argv) > 3 else None
+        with waiting_for_disks():
+            return keep(queue, run, start, wakeup, killed_by) if run is not None else Exit.OK
+    except LaunchError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+
+
+def keep(queue: Queue, run: RunDir, start: JobStart, wakeup: Wakeup, killed_by: int | None) -> int:
+    """Carry out one attempt after the other, as long as this allocation can."""
+    if killed_by is not None:
+        end_all(lambda: tagged(str(run.path), os.getuid()))
+    attempt, code = claim(queue, run, start.job, killed_by), int(Exit.OK)
+    hosts = queue.hosts()
+    while attempt is not None:
+        log_to(attempt.keeper_log)
+        raise_fence(run, attempt.number)
+        plan = seated(read_plan(run, attempt.number), hosts)
+        write_record(attempt.plan, plan)
+        wishes = BatchWishes(queue, wakeup, attempt, plan, start.job)
+        end = Allocation(run, attempt, plan, wakeup, wishes, queue.processes(plan, attempt)).carry_out()
+        close_tier(Path(plan.run_dir), attempt.number)
+        if end.state is not State.QUEUED:
+            return end.exit_code
+        attempt, code = NextJob(queue, run, plan, start.job, wakeup).follow(attempt, end)
+    return code
+
+
+if __name__ == "__main__":
+    die_with(os.getppid())  # else Slurm's end of a job without its guard would seem to be a person's
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""Hosts that a run has lost are asked to come back: `python -m launcher.clusters.ssh.comeback.ask RUN_DIR HOST...`
+
+A process of its own, so that whoever asks for a status does not wait for hosts that have no power.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from launcher.clusters.ssh.host_clients import ask_all
+from launcher.clusters.ssh.messages import LIMIT_S, ComeBack
+from launcher.clusters.ssh.run_hosts import places_of
+from launcher.rundir.durable import readable
+from launcher.rundir.layout import RunDir
+from launcher.rundir.records import RunState
+from launcher.words import State
+
+_EVERY_S = 15.0
+_ANSWER_S = 2 * LIMIT_S  # a keeper has to start there
+
+
+def ask_lost(run: RunDir) -> None:
+    """Where it goes on without some of its hosts, as far as is known here; now and then."""
+    last = readable(run.state, RunState)
+    if last is None or last.state not in (State.RUNNING, State.REGROUPING):
+        return
+    lost = [node.host for node in last.nodes if node.state == "lost" and node.host]
+    if lost and _is_time(run):
+        subprocess.Popen(
+            [sys.executable, "-P", "-m", __name__, str(run.path), *lost],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+
+def main() -> int:
+    run, hosts = RunDir(Path(sys.argv[1])), sys.argv[2:]
+    places = [place for place in places_of(run) if place.host.name in hosts]
+    ask_all(places, lambda client: client.ask(ComeBack(run.id, client.place.workdir), str, limit_s=_ANSWER_S))
+    return 0
+
+
+def _is_time(run: RunDir) -> bool:
+    """Not asked a moment ago, by whatever process."""
+    try:
+        age_s = time.time() - run.asked_back.stat().st_mtime
+    except FileNotFoundError:
+        age_s = _EVERY_S
+    if 0 <= age_s < _EVERY_S:
+        return False
+    try:
+        os.close(os.open(run.asked_back, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        os.utime(run.asked_back)
+    except OSError:
+        return False  # a disk that takes nothing now: whoever asks for a status gets it all the same
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""The Python that runs ranks, and whether it has a module: found by looking at files, never by running it."""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from launcher.spec.model import JobSpec
+
+_MOST_BYTES = 1 << 16  # of a file that says where modules are
+_CODE = ("import ", "import\t")  # at the start of a line of a .pth file
+_HARMLESS = ("_distutils_hack", "_virtualenv", "__editable___")  # such code that brings nothing, or what _brings knows
+_DEBIANS = "apport_python_hook"  # its sitecustomize reports crashes
+
+
+def interpreter(spec: JobSpec, project: Path, environ: Mapping[str, str]) -> str:
+    """The Python that runs ranks: the spec's, the active environment's, the project's .venv, else ours."""
+    named = spec.run.python
+    if named is not None:
+        on_path = shutil.which(named) if "/" not in named else None
+        return os.path.abspath(on_path or project / os.path.expanduser(named))
+    active = environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX")
+    for home in (active, project / ".venv"):
+        if home and is_program(candidate := os.path.abspath(os.path.join(home, "bin", "python"))):
+            return candidate
+    return sys.executable
+
+
+def is_program(path: str) -> bool:
+    return os.path.isfile(path) and os.access(path, os.X_OK)
+
+
+def may_import(module: str, python: str, environ: Mapping[str, str]) -> bool:
+    """False where it is known from which folders this interpreter imports, and none of them has the module."""
+    name = module.partition(".")[0]
+    prefix = Path(os.path.realpath(python)).parent.parent
+    told = [Path(part) for part in environ.get("PYTHONHOME", "").split(os.pathsep) if part]
+    standard = [one for home in (*told, prefix) for one in home.glob("lib*/python3*") if (one / "os.py").is_file()]
+    if not standard or name in sys.stdlib_module_names:
+        return True  # a wrapper of its own kind, or there in any case
+    named = (Path(part) for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part)
+    sites = sites_of(python, environ)
+    files = [file for site in sites for file in site.glob("*.pth")]
+    folders = [*named, *standard, *sites, *(folder for file in files for folder in path_lines(file))]
+    if any(_has(folder, name) for folder in folders) or any(_brings(site, name) for site in sites):
+        return True
+    return any(map(_adds_by_code, files)) or any(map(_may_hold_more, folders))
+
+
+def sites_of(python: str, environ: Mapping[str, str]) -> list[Path]:
+    """The folders in which packages are installed for it."""
+    prefix = Path(os.path.realpath(python)).parent.parent
+    told = [Path(part) for part in environ.get("PYTHONHOME", "").split(os.pathsep) if part]
+    homes = [*told, *_homes(python, prefix, environ)]
+    return [folder for home in homes for folder in home.glob("lib*/python3*/*-packages")]
+
+
+def _homes(python: str, prefix: Path, environ: Mapping[str, str]) -> list[Path]:
+    """Where packages are installed for it: in its virtual environment; unless that is closed, in its own places too."""
+    own = Path(python).parent.parent
+    if "include-system-site-packages = false" in _text(own / "pyvenv.cfg").lower():
+        return [own]
+    users = environ.get("PYTHONUSERBASE") or "~/.local"
+    return [own, prefix, Path(f"{prefix}/local"), Path(os.path.expanduser(users))]
+
+
+def path_lines(file: Path) -> Iterator[Path]:
+    """Folders that a .pth file names; its lines of code are not run."""
+    lines = _text(file).splitlines()
+    yield from (file.parent / line.rstrip() for line in lines if line.strip() and not line.startswith(("#", *_CODE)))
+
+
+def _adds_by_code(file: Path) -> bool:
+    """Whether a .pth file has code that may bring modules, or is longer than what is read of it."""
+    code = [line for line in _text(file).splitlines() if line.startswith(_CODE)]
+    unknown = [line for line in code if not any(known in line for known in _HARMLESS)]
+    return bool(unknown) or (file.is_file() and file.stat().st_size > _MOST_BYTES)
+
+
+def _may_hold_more(folder: Path) -> bool:
+    """An archive on the path; or a folder with code of the site or the user, which may add others as Python starts."""
+    return folder.is_file() or any(
+        _has(folder, name) and _DEBIANS not in _text(folder / f"{name}.py")
+        for name in ("sitecustomize", "usercustomize")
+    )
+
+
+def _has(folder: Path, name: str) -> bool:
+    return (folder / name).is_dir() or any(folder.glob(f"{name}.*"))
+
+
+def _brings(site: Path, name: str) -> bool:
+    """Whether a package that is installed as editable, by code of its own, says that it has the module."""
+    return any(f"'{name}'" in _text(finder) for finder in site.glob("__editable___*_finder.py"))
+
+
+def _text(path: Path) -> str:
+    try:
+        with open(path if path.is_file() else os.devnull, "rb") as file:
+            return file.read(_MOST_BYTES).decode(errors="replace")
+    except OSError:
+        return ""

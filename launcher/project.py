@@ -1,0 +1,88 @@
+"""What a spec's project is, and what of it a run gets: the code that is frozen, what that imports, and from where."""
+
+import os
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.interpreter import may_import, sites_of
+from launcher.plan.facts import Project
+from launcher.rundir.code.imports import syntax_error, third_party_imports
+from launcher.rundir.code.listing import CodeList, list_code, list_frozen
+from launcher.rundir.code.own_packages import Installed, installed_live, own_folders, stays_live, usable
+from launcher.spec.model import JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectCode:
+    """The files of a project that are frozen, and from which folders of it Python imports its own packages."""
+
+    listed: CodeList
+    own_folders: tuple[str, ...]
+    installed: tuple[Installed, ...]  # what is imported from where it is edited
+
+
+def code_of(root: Path, spec: JobSpec, python: str, *, frozen: bool) -> ProjectCode:
+    """The code of a project for an interpreter; `frozen`: all that is there is code. Raises BadInput."""
+    sites = sites_of(python, os.environ)
+    installed = tuple(installed_live(sites))
+    folders = own_folders(root, installed, sites)
+    listed = list_frozen(root) if frozen else list_code(root, spec.code, folders)
+    return ProjectCode(listed, usable(folders, [file.path for file in listed.files]), installed)
+
+
+def live_imports(project: Project, code: ProjectCode) -> list[str]:
+    """Words about what ranks would import from where it is edited."""
+    return stays_live(project.imports, code.installed, code.own_folders, Path(project.path))
+
+
+def project_of(file: Path) -> Path:
+    """The folder whose code is frozen: the nearest one above the spec that is a project, else the working folder if
+    the spec is below it, else the spec's own."""
+    folder = file.resolve().parent
+    for candidate in (folder, *folder.parents):
+        if (candidate / ".git").exists() or (candidate / "pyproject.toml").exists():
+            return candidate
+    here = Path.cwd()
+    return here if folder.is_relative_to(here) else folder
+
+
+def look_at(spec: JobSpec, root: Path, code: CodeList, python: str, folders: Sequence[str]) -> Project:
+    """The frozen code as a plan needs to know it; `folders`: where its own packages are imported from."""
+    files = {entry.path for entry in code.files}
+
+    def read(path: str) -> bytes | None:
+        return (root / path).read_bytes() if path in files else None
+
+    imports: set[str] = set()
+    found = True
+    entry = spec.run.script
+    if spec.run.module is not None:
+        entry = _module_file(spec.run.module, (spec.run.workdir, *folders), files)
+        found = entry is not None or _may_have(spec, spec.run.module, python)
+    elif entry is not None:
+        entry = os.path.normpath(os.path.join(spec.run.workdir, entry))
+    wrong = ""
+    if entry is not None and entry in files:
+        imports = third_party_imports(read, entry, folders)
+        wrong = syntax_error(read(entry) or b"", entry) if _speaks_as_we(python) else ""
+    elif spec.run.module is not None:
+        imports = {"*"}
+    return Project(str(root), files, imports, found, tuple(folders), wrong)
+
+
+def _speaks_as_we(python: str) -> bool:
+    """Whether it is of our version: what is a syntax error here is one there."""
+    ours = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return any(site.parent.name == ours for site in sites_of(python, os.environ)[:1])
+
+
+def _may_have(spec: JobSpec, module: str, python: str) -> bool:
+    """Whether the interpreter has it, as its environment will be; what its own setup installs, nobody knows."""
+    return spec.run.setup is not None or may_import(module, python, {**os.environ, **spec.env})
+
+
+def _module_file(module: str, folders: Sequence[str], files: Collection[str]) -> str | None:
+    bases = [os.path.normpath(os.path.join(folder, module.replace(".", "/"))) for folder in folders]
+    return next((path for base in bases for path in (f"{base}.py", f"{base}/__main__.py") if path in files), None)

@@ -1,0 +1,109 @@
+"""The names of a project's files: what git tracks or would track; where git has no say, all that looks like code."""
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from launcher.errors import BadInput
+
+# LD_*: of a git from a module tree; SUDO_UID: whose repositories root may read.
+_GITS = frozenset({
+    "GIT_CEILING_DIRECTORIES", "GIT_DISCOVERY_ACROSS_FILESYSTEM", "GIT_EXEC_PATH", "HOME", "LANG",
+    "LD_LIBRARY_PATH", "LD_PRELOAD", "LOGNAME", "SUDO_UID", "TMPDIR", "USER", "XDG_CONFIG_HOME", "XDG_DATA_HOME",
+})  # fmt: skip
+NEVER = frozenset({".git", ".launch"})
+# Made by tools, and never what a user means by code; what git tracks of them is taken all the same.
+_NOT_CODE = frozenset({
+    ".hg", ".idea", ".ipynb_checkpoints", ".mypy_cache", ".nox", ".pytest_cache", ".ruff_cache", ".svn", ".tox",
+    ".venv", "__pycache__", "node_modules", "venv",
+})  # fmt: skip
+_BYTECODE = ".pyc"
+_MOST_FILES = 100_000
+# A repository may have come from anywhere: none of the programs that its configuration names is started.
+_NO_PROGRAMS = ("-c", "core.fsmonitor=", "-c", f"core.hooksPath={os.devnull}")
+_NO_FETCHING = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0"}
+
+
+def code_names(project: Path, skip: Callable[[str], bool]) -> set[str]:
+    """Relative paths; `skip` tells, also of a folder (its path ends with a slash), that it is not to be looked at."""
+    tracked = git_names(project)
+    if tracked is None:
+        return walk(project, "", skip)
+    return {name for name in tracked if not NEVER & set(name.split("/")) and not skip(name)}
+
+
+def git_names(project: Path) -> set[str] | None:
+    """Tracked, and untracked but not ignored; None where git is not there, or knows nothing of this folder."""
+    names: set[str] = set()
+    for name in _ls_files(project) or ():
+        path = project / name
+        if path.is_symlink() or not path.is_dir():
+            names.add(name)
+            continue
+        # A submodule, or a repository within; one that was never fetched is an empty folder.
+        folder = name.rstrip("/")
+        inside = git_names(path) if (path / ".git").exists() else None
+        names.update(f"{folder}/{one}" for one in (walk(path, "", _nothing) if inside is None else inside))
+    return names or None
+
+
+def walk(root: Path, below: str, skip: Callable[[str], bool], *, everything: bool = False) -> set[str]:
+    """All files and links below a folder, without following links; `everything`: also what tools made."""
+    names: set[str] = set()
+    folders = [below]
+    while folders:
+        folder = folders.pop()
+        for entry in _entries(root, folder):
+            name = f"{folder}/{entry.name}" if folder else entry.name
+            made_by_tools = entry.name in _NOT_CODE or entry.name.endswith(_BYTECODE)
+            if entry.name in NEVER or (made_by_tools and not everything):
+                continue
+            if not entry.is_dir(follow_symlinks=False):
+                names.update(() if skip(name) else (name,))
+            elif not skip(f"{name}/"):
+                folders.append(name)
+        if len(names) > _MOST_FILES:
+            hint = "hint: keep the spec in the folder of its project, or leave folders out with code.exclude"
+            raise BadInput(f"code: expected at most {_MOST_FILES} files below {root}, got more", hint)
+    return names
+
+
+def _environment() -> dict[str, str]:
+    """What git needs to find itself and the user's configuration: a secret that the user exports is none of it."""
+    kept = {key: value for key, value in os.environ.items() if key in _GITS or key.startswith(("GIT_CONFIG_", "LC_"))}
+    # A relative folder would be one of the project's.
+    path = os.pathsep.join(filter(os.path.isabs, os.get_exec_path()))
+    return {**kept, **_NO_FETCHING, "PATH": path}
+
+
+def _ls_files(folder: Path) -> set[str] | None:
+    left_out = [f"--exclude={name}/" for name in sorted(_NOT_CODE)] + [f"--exclude=*{_BYTECODE}"]
+    listing = ["ls-files", "-z", "--cached", "--others", "--exclude-standard", *left_out]
+    said = git_says(folder, listing)
+    return None if said is None else {os.fsdecode(name) for name in said.split(b"\0") if name}
+
+
+def git_says(folder: Path, words: Sequence[str], *, timeout_s: float | None = None) -> bytes | None:
+    """What git answers; None where it is not there, or the folder is in no repository, or in one that it refuses."""
+    command, env = ["git", *_NO_PROGRAMS, *words], _environment()
+    try:
+        done = subprocess.run(
+            command, cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=timeout_s
+        )
+    except FileNotFoundError:
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _entries(root: Path, folder: str) -> Iterator[os.DirEntry[str]]:
+    try:
+        with os.scandir(root / folder) as entries:
+            yield from entries
+    except OSError as error:
+        hint = f"hint: code.exclude: [{folder}/] leaves it out"
+        raise BadInput(f"code: cannot read the folder {root / folder}: {error.strerror}", hint) from error
+
+
+def _nothing(_: str) -> bool:
+    return False

@@ -1,0 +1,97 @@
+"""Which lines of a log are wanted, and where in a file they begin: nobody reads two gigabytes for fifty lines."""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.status.lines import LineSplitter
+from launcher.status.rank_log import open_log, read_notes
+from launcher.status.text import plain
+
+_BLOCK_BYTES = 64 * 1024
+_LONGEST_BYTES = 1 << 20  # a line beyond it is taken for one that begins here
+
+
+@dataclass(frozen=True, slots=True)
+class LogChoice:
+    """None: all of them."""
+
+    ranks: frozenset[int] | None = None
+    nodes: frozenset[int] | None = None
+    since: float | None = None  # Unix time
+    pattern: re.Pattern[str] | None = None
+    last: int | None = None  # so many of those that the rest chooses
+
+    @property
+    def is_late(self) -> bool:
+        """It begins somewhere in the log."""
+        return self.since is not None or self.last is not None
+
+    def matches(self, text: str) -> bool:
+        return self.pattern is None or self.pattern.search(plain(text)) is not None
+
+
+def begin_at(log: Path, choice: LogChoice) -> tuple[int, int]:
+    """The offset at which to begin to read this file, and how many of the last lines lie behind it."""
+    with open_log(log) as fd:
+        if fd is None:
+            return 0, 0
+        start = _line_at(fd, _offset_at(log, choice.since)) if choice.since is not None else 0
+        if choice.last is None:
+            return start, 0
+        last, found = _last_lines(fd, choice.last, lambda line: choice.matches(_shown(line)))
+        return max(start, last), found
+
+
+def _offset_at(log: Path, moment: float) -> int:
+    """How long the log was the last time that somebody noted it before that moment."""
+    before = 0
+    for offset, at in read_notes(log):
+        if at >= moment:
+            break
+        before = offset
+    return before
+
+
+def _line_at(fd: int, offset: int) -> int:
+    """Where the line begins that holds the byte at this offset."""
+    if offset == 0 or os.pread(fd, 1, offset - 1) == b"\n":
+        return offset
+    return next((start for start, _ in _backwards(fd, offset)), 0)
+
+
+def _last_lines(fd: int, most: int, wanted: Callable[[bytes], bool]) -> tuple[int, int]:
+    """Where the last lines begin that are wanted, and how many there are."""
+    begin, found = os.fstat(fd).st_size, 0
+    for start, line in _backwards(fd, begin):
+        if found >= most:
+            break
+        if wanted(line):
+            begin, found = start, found + 1
+    return begin, found
+
+
+def _shown(line: bytes) -> str:
+    """As the reader of the whole log has it: a very long one is cut."""
+    return next(text for _, text in LineSplitter().feed(line + b"\n"))
+
+
+def _backwards(fd: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """The lines before this offset with where each begins, the last one first."""
+    position, rest, is_end = end, b"", True
+    while position > 0 and len(rest) < _LONGEST_BYTES:
+        size = min(_BLOCK_BYTES, position)
+        position -= size
+        rest, *lines = (os.pread(fd, size, position) + rest).split(b"\n")
+        start = end
+        for line in reversed(lines):
+            start -= len(line)
+            if line or not is_end:
+                yield start, line
+            start -= 1  # the line feed before it
+            is_end = False
+        end = position + len(rest)
+    if rest or not is_end:
+        yield position, rest

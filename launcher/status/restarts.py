@@ -1,0 +1,61 @@
+"""The restarts of a run between the lines of its log: where one generation ended and why the next began."""
+
+from collections import deque
+from collections.abc import Iterator
+from math import inf
+
+import msgspec
+
+from launcher.rundir.layout import RunDir
+from launcher.rundir.records import Event
+from launcher.status.rank_log import GrowingFile
+from launcher.status.text import plain
+
+_NEVER = 1 << 62
+_KINDS = frozenset({"regroup", "requeue"})
+
+
+class RestartReader:
+    """Read on from where it stopped, like the log itself: first this, then the log, so that no line is late."""
+
+    def __init__(self, run: RunDir, *, late: bool = False) -> None:
+        """`late`: what was before the first line that is shown is not told."""
+        self._tail = GrowingFile(run.events)
+        self._rest = b""
+        self._due: deque[Event] = deque()
+        self._late = late
+
+    def read(self) -> None:
+        """Take in what has happened since."""
+        while data := self._tail.read():
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            self._due.extend(event for event in map(_event, lines) if event is not None and event.kind in _KINDS)
+
+    def before(self, attempt: int, generation: int) -> Iterator[str]:
+        """Those after which this generation began."""
+        told = not self._late
+        while self._due and _after(self._due[0]) < (attempt, generation):
+            event = self._due.popleft()
+            if told:
+                yield _words(event)
+        self._late = False
+
+    def all(self) -> Iterator[str]:
+        """Those of which the log knows nothing yet: no rank has written since."""
+        yield from self.before(_NEVER, 0)
+
+
+def _after(event: Event) -> tuple[int, float]:
+    """The generation that had ended; of an attempt whose end somebody else has written, the last one."""
+    return event.attempt, event.generation if event.kind == "regroup" else inf
+
+
+def _words(event: Event) -> str:
+    return f"── {plain(event.brief or event.text)} ──"
+
+
+def _event(line: bytes) -> Event | None:
+    try:
+        return msgspec.json.decode(line, type=Event)
+    except msgspec.MsgspecError:
+        return None  # torn, or of another version: the log is worth reading without it

@@ -1,0 +1,165 @@
+"""What a run has measured, step by step: what its ranks reported to their agents, and what the trainer wrote itself.
+
+One row a step, as the run went in the end: what was reported of steps that were done again is left out, and so is a
+line that a kill cut short.
+"""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from launcher.rundir.layout import RunDir
+from trainer.metrics_files import files_in, read_metrics
+
+AT, STEP = "at", "step"
+_LEAST = ("loss", "err", "error", "ppl", "perplexity", "mae", "mse", "rmse", "nll", "wer", "cer", "fid", "bpb")
+_MOST = ("acc", "accuracy", "f1", "auc", "bleu", "rouge", "precision", "recall", "iou", "map", "r2", "score", "reward")
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_REPORTED = re.compile(r"reported\.n[0-9]+\.a([0-9]+)\.jsonl")
+_PLACE = frozenset({STEP, "epoch", "world", "start", "attempt"})  # of the trainer's lines: where it is, not how it does
+
+Row = dict[str, float]
+Rows = dict[int, Row]
+
+
+class _Line(msgspec.Struct):
+    """Of a file of reports: a start, or what one rank said."""
+
+    generation: int | None = None
+    step: int = 0
+    at: float = 0.0
+    rank: int = 0
+    values: dict[str, float | str] = {}
+
+
+_reports = msgspec.json.Decoder(_Line)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One metric of a run, in short. `best` where its name says which way is better."""
+
+    name: str
+    last: float
+    last_step: int
+    best: float | None = None
+    best_step: int | None = None
+
+
+def read_rows(run: RunDir) -> Rows:
+    """By step, in their order: the values, and `at`, the time (Unix) where it is known."""
+    found = {path.name: path for path in run.metrics.glob("*.jsonl")}
+    rows = _reported({name: path for name, path in found.items() if _REPORTED.fullmatch(name)})
+    for line in read_metrics(run.metrics) if files_in(run.metrics) else ():
+        rows.setdefault(line[STEP], {}).update(_flat(line))
+    steps = [*rows]
+    return (
+        rows
+        if all(before < after for before, after in pairwise(steps))
+        else {step: rows[step] for step in sorted(steps)}
+    )
+
+
+def size(run: RunDir) -> int:
+    """How many bytes there are to read."""
+    return sum(path.stat().st_size for path in run.metrics.glob("*.jsonl"))
+
+
+def names_in(rows: Rows) -> list[str]:
+    """Those that are measured, in the order in which they came."""
+    return [name for name in dict.fromkeys(name for row in rows.values() for name in row) if name != AT]
+
+
+def figures_of(rows: Rows) -> list[Figure]:
+    """Of each metric the last value, and the best with its step."""
+    values: dict[str, list[tuple[int, float]]] = {name: [] for name in names_in(rows)}
+    for step, row in rows.items():
+        for name, value in row.items():
+            if name != AT:
+                values[name].append((step, value))
+    return [_figure(name, of_name) for name, of_name in values.items()]
+
+
+def _figure(name: str, values: list[tuple[int, float]]) -> Figure:
+    last_step, last = values[-1]
+    finite = [(value, step) for step, value in values if math.isfinite(value)]
+    way = better(name)
+    if way == 0 or not finite:
+        return Figure(name, last, last_step)
+    best, step = min(finite, key=lambda one: (-way * one[0], one[1]))
+    return Figure(name, last, last_step, best, step)
+
+
+def better(name: str) -> int:
+    """1: the more the better, -1: the less, 0: its name does not say."""
+    words = re.split(r"[^a-z0-9]+", name.lower())
+    return -1 if any(word in _LEAST for word in words) else int(any(word in _MOST for word in words))
+
+
+def _reported(paths: Mapping[str, Path]) -> Rows:
+    """Start by start, of all nodes together: the lowest rank that reports a metric speaks for all."""
+    starts: defaultdict[tuple[int, int], list[_Line]] = defaultdict(list)
+    for name, path in paths.items():
+        found = _REPORTED.fullmatch(name)
+        attempt, lines = int(found[1]) if found else 0, []
+        for line in _decoded(path):
+            if line.generation is not None:
+                lines = starts[attempt, line.generation]
+            else:
+                lines.append(line)
+    rows: Rows = {}
+    for _, lines in sorted(starts.items()):
+        _put(rows, lines)
+    return rows
+
+
+def _put(rows: Rows, lines: list[_Line]) -> None:
+    """From its first step on a start says how it was."""
+    if not lines:
+        return
+    first = min(line.step for line in lines)
+    for step in [step for step in rows if step >= first]:
+        del rows[step]
+    if len({line.rank for line in lines}) > 1:
+        lines = sorted(lines, key=lambda line: -line.rank)
+    for line in lines:
+        row = rows.get(line.step)
+        if row is None:
+            row = rows[line.step] = {}
+        row[AT] = line.at
+        for name, value in line.values.items():
+            row[name] = value if not isinstance(value, str) else _NOT_FINITE.get(value, math.nan)
+
+
+def _flat(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in line.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}/")
+        elif isinstance(value, str) and value in _NOT_FINITE:  # of a mapping; others are numbers by now
+            yield f"{prefix}{name}", _NOT_FINITE[value]
+        elif isinstance(value, int | float) and not isinstance(value, bool) and (prefix or name not in _PLACE):
+            yield f"{prefix}{name}", float(value)
+
+
+def _decoded(path: Path) -> Iterable[_Line]:
+    """Whole lines that are what they should be."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return
+    try:
+        yield from _reports.decode_lines(data)
+    except msgspec.MsgspecError:
+        for line in data.split(b"\n"):
+            try:
+                one = _reports.decode(line)
+            except (msgspec.MsgspecError, RecursionError):
+                continue
+            yield one

@@ -1,0 +1,136 @@
+"""Who ends the ranks of an agent that cannot: what its guard counts, and what it does to processes."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+from launcher.agent.ranks.lease import LeaseWatch
+from launcher.clock import STEP_S
+
+LEASE_S = 15.0
+BOUND_S = 30.0
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def looks(watch, clock, until, for_s, every_s=0.5):
+    """What is left, after looking so often for so long."""
+    end = clock.now + for_s
+    while clock.now < end:
+        clock.now += every_s
+        watch.left_s(until)
+    return watch.left_s(until)
+
+
+@pytest.mark.parametrize("forgiving", [False, True])
+def test_a_lease_runs_out_before_an_awake_guard(clock, forgiving):
+    watch, until = LeaseWatch(forgiving=forgiving, clock=clock), clock.now + LEASE_S
+    assert looks(watch, clock, until, LEASE_S - 1) == 1
+    assert looks(watch, clock, until, 1) == 0
+
+
+@pytest.mark.parametrize("forgiving", [False, True])
+def test_one_that_slept_with_all_forgives_where_nobody_can_have_gone_on_without_it(clock, forgiving):
+    watch, until = LeaseWatch(forgiving=forgiving, clock=clock), clock.now + LEASE_S
+    assert looks(watch, clock, until, 5) == 10
+    clock.now += 3600
+    assert watch.left_s(until) == (10 - STEP_S if forgiving else 10 - 3600)
+    assert looks(watch, clock, until, 10) <= 0, "and no longer than it was owed"
+
+
+def test_what_is_slept_through_just_after_a_renewal_is_forgiven_too(clock):
+    watch, until = LeaseWatch(forgiving=True, clock=clock), clock.now + LEASE_S
+    looks(watch, clock, until, 1)
+    renewed = clock.now + LEASE_S  # and before the guard looks again, all stand still
+    clock.now += 3600
+    assert watch.left_s(renewed) == LEASE_S - STEP_S
+
+
+def test_old_sleep_does_not_stretch_a_lease_that_is_renewed(clock):
+    watch, until = LeaseWatch(forgiving=True, clock=clock), clock.now + LEASE_S
+    looks(watch, clock, until, 1)
+    clock.now += 3600
+    watch.left_s(until)
+    looks(watch, clock, clock.now + LEASE_S, 1)
+    renewed = clock.now + LEASE_S
+    assert looks(watch, clock, renewed, LEASE_S - 1) == 1
+
+
+AGENT = """
+import os, signal, subprocess, sys, time
+from launcher.agent.processes import become_subreaper
+from launcher.agent.ranks.lease import post_guard
+from launcher.clock import boottime
+
+become_subreaper()
+guard = post_guard(forgiving=False)
+fork = "import os, time; os.fork() or os.setsid(); time.sleep(600)"
+subprocess.Popen([sys.executable, "-c", fork], start_new_session=True, stdout=subprocess.DEVNULL)
+while len(open(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read().split()) < 2:
+    time.sleep(0.01)
+guard.lease.until = boottime() + float(sys.argv[1])
+print("up", flush=True)
+signal.pause()
+"""
+
+
+@contextmanager
+def started(lease_s):
+    with subprocess.Popen([sys.executable, "-c", AGENT, lease_s], stdout=subprocess.PIPE) as agent:
+        assert agent.stdout.readline() == b"up\n"
+        yield agent
+
+
+def handles_of_all_below(agent):
+    found, waiting = [], [agent.pid]
+    while waiting:
+        pid = waiting.pop()
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            below = [int(one) for one in file.read().split()]
+        found += below
+        waiting += below
+    return [os.pidfd_open(pid) for pid in found]
+
+
+def all_end(handles):
+    for handle in handles:
+        ended, _, _ = select.select([handle], [], [], BOUND_S)
+        os.close(handle)
+        if not ended:
+            return False
+    return True
+
+
+def test_all_below_a_frozen_agent_ends_with_its_lease_and_then_the_agent():
+    with started("2") as agent:
+        handles = handles_of_all_below(agent)
+        assert len(handles) >= 2, "its guard, and a rank"
+        agent.send_signal(signal.SIGSTOP)
+        assert all_end(handles)
+        assert agent.wait(BOUND_S) == -signal.SIGKILL
+
+
+def test_a_guard_leaves_with_its_agent():
+    with started("600") as agent:
+        guard, *others = handles_of_all_below(agent)
+        agent.kill()
+        assert agent.wait(BOUND_S) == -signal.SIGKILL
+        assert all_end([guard])
+        for handle in others:
+            signal.pidfd_send_signal(handle, signal.SIGKILL)  # no ranks, which the kernel ends with their agent
+            os.close(handle)

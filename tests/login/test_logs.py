@@ -1,0 +1,57 @@
+"""What comes of the logs on a login node."""
+
+import pytest
+from run_folder import RunFolder
+
+from launcher.clusters.keeping import news
+from launcher.clusters.login import files
+from launcher.clusters.login.address import Address
+from launcher.clusters.login.messages import LogNews
+from launcher.clusters.mirror import tails
+from launcher.clusters.mirror.logs import FOLDERS
+from launcher.hostlink.rpc.wire import decoded, encoded
+
+HPC = Address("hpc", "me@hpc", "~/launch", "~/launch", "slurm")
+
+
+@pytest.fixture
+def there(tmp_path, monkeypatch):
+    """The run's folder on the login node."""
+    folder = tmp_path / "there"
+    (folder / "logs" / "a0001.g0001").mkdir(parents=True)
+
+    def ask(_address, request, kind, **_):
+        found, more = tails.grown(folder, FOLDERS, request.known)
+        return decoded(encoded(LogNews(tuple(found), more)), kind)
+
+    monkeypatch.setattr(files, "ask", ask)
+    monkeypatch.setattr(files, "_passed_over", {})
+    return folder
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "logs/note.txt",
+        "logs/a0001.g0001/a\x1bb.log",
+        "logs/a0001.g0001/" + "x" * 220,
+        "metrics/a/b/c/d/e/f/g",
+        "logs/\udcff",
+    ],
+)
+def test_an_odd_name_keeps_no_log_from_coming(tmp_path, there, monkeypatch, odd):
+    """All that came with it was refused, every time."""
+    said = []
+    monkeypatch.setattr(news, "_listeners", [said.append])
+    here = RunFolder(tmp_path / "job-aaaa").run
+    (there / odd).parent.mkdir(parents=True, exist_ok=True)
+    (there / odd).write_text("odd\n")
+    log = there / "logs" / "a0001.g0001" / "rank-00000.log"
+    for number in range(2):
+        with log.open("a") as file:
+            file.write(f"{number}\n")
+        files._bring_from(files.Stay(here, HPC, "job-bbbb", 1), tails.sizes(here.path, FOLDERS))
+    assert {
+        path.name: path.read_text() for path in here.path.rglob("*") if path.is_file() and path.parent != here.path
+    } == {"rank-00000.log": "0\n1\n"}
+    assert len(said) == (0 if "\udcff" in odd else 1)

@@ -1,0 +1,42 @@
+"""What a login node says of the runs that are there."""
+
+import pytest
+from run_folder import RunFolder
+
+from launcher import far
+from launcher.clusters.login.messages import KnownRun
+from launcher.rundir import registry
+from launcher.words import State
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Makes ended runs that are known there, each with so many bytes of events."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+    def made(name, size=0):
+        folder = RunFolder(tmp_path / name).plan().attempt().end(State.SUCCEEDED).state(State.SUCCEEDED)
+        folder.run.events.write_bytes(b'{"x": 1}\n' * (size // 9))
+        registry.register(name, folder.path)
+        return folder.run
+
+    return made
+
+
+def test_who_is_told_of_an_end_knows_whether_there_are_more_events(run, monkeypatch):
+    monkeypatch.setattr(far, "EVENTS_BYTES", 100)
+    run("job-aaaa", 90), run("job-bbbb", 90)
+    told = far._look((KnownRun("job-aaaa", 1, 0, ""), KnownRun("job-bbbb", 1, 0, "")))
+    assert [(len(one.events), one.more) for one in told.values()] == [(90, False), (9, True)]
+    assert all(one.attempts[0].end is not None for one in told.values())
+
+
+def test_a_damaged_run_keeps_no_other_from_being_told_of(run):
+    """All runs of a login node fell silent."""
+    run("job-aaaa").state.write_text("{")
+    run("job-bbbb").attempt(1).intent.write_text("{")
+    run("job-cccc")
+    told = far._look(tuple(KnownRun(name, 1, 0, "") for name in ("job-aaaa", "job-bbbb", "job-cccc")))
+    assert told["job-aaaa"].last is None
+    assert told["job-bbbb"].state is State.UNKNOWN and "not a record" in told["job-bbbb"].message
+    assert told["job-cccc"].state is State.SUCCEEDED and told["job-cccc"].last is not None

@@ -1,0 +1,48 @@
+"""The disk that all nodes share is full for a while: the run waits for room, and goes on."""
+
+import shutil
+import subprocess
+
+import pytest
+from runs import causes, desk_at, fingerprint_here, two_nodes
+
+from launcher.rundir.avoided import avoided
+from launcher.rundir.layout import RunDir
+from tests.lab.slurm import SlurmLab
+
+STEPS = 300
+
+
+@pytest.fixture
+def small(tmp_path, lab_possible):
+    """A cluster whose users' projects lie on a small disk: nodes see what was mounted before they came up."""
+    (tmp_path / "desk").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", tmp_path / "desk"], check=True)
+    try:
+        with SlurmLab(tmp_path / "lab", nodes=2) as slurm:
+            yield from desk_at(tmp_path / "desk", slurm)
+    finally:
+        subprocess.run(["umount", "-l", tmp_path / "desk"], check=True)
+
+
+def fill(desk):
+    filler = desk.project.parent / "filler"
+    with filler.open("wb", buffering=0) as file:
+        while shutil.disk_usage(filler.parent).free:
+            file.write(bytes(4096))
+    return filler
+
+
+def test_a_run_waits_for_room_on_the_disk_and_goes_on(small):
+    """Whoever finds no room waits or is started again: neither a node nor the job is given up for it."""
+    run = small.submit(two_nodes(small, STEPS, "recovery: {disk: {backoff: 500ms..1s}}\n"), "--on", "slurm")
+    small.until_step(run, 20)
+    filler = fill(small)
+    said = small.until("the word of it", lambda: "no space" in (now := small.status(run))["message"] and now)
+    assert said["state"] in ("running", "regrouping"), said
+    filler.unlink()
+    status = small.wait(run)
+    assert (status["state"], status["attempt"]) == ("succeeded", 1)
+    assert avoided(RunDir(small.run_dir(run))) == []
+    assert set(causes(small, run)) <= {"disk"}
+    assert status["fingerprint"] == fingerprint_here(small, STEPS)

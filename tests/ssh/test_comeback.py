@@ -1,0 +1,77 @@
+"""A host that was lost takes part again, and nobody resumes the run: after a boot, and after its keeper's death."""
+
+import contextlib
+
+import pytest
+from ssh_desk import strike
+
+from launcher.clusters.ssh.doctor_checks import crontab_line
+
+RULES = "recovery: {lease: 3s, wait: 5s}\n"
+
+
+def growing(desk):
+    """A run without an end that wants three hosts and goes on with two."""
+    run = desk.submit(desk.job(100_000, nodes="2..3", more=RULES), "--on", "pool")
+    desk.until_step_there(0, run, 10)
+    return run
+
+
+def until_it_is_back(desk, leader, run, host):
+    """Whoever asks for a status has the host asked, and its agent joins."""
+
+    def ready():
+        desk.status(run)
+        nodes = desk.state_there(leader, run).get("nodes", [])
+        return any(node["host"] == host and node["state"] in ("spare", "waiting", "up") for node in nodes)
+
+    desk.until(f"{host} in the run", ready, timeout_s=60)
+
+
+def until_it_grows(desk, leader, run, world):
+    """The next generation has its ranks."""
+    state = desk.state_there(leader, run)
+    inside = next(rank["pid"] for rank in state["ranks"] if rank["node"] == 0)
+    desk.hosts.nodes[leader].exec("kill", "-9", str(inside))
+    desk.until("a larger world", lambda: desk.state_there(leader, run).get("world_size") == world, timeout_s=60)
+
+
+@pytest.mark.parametrize("lost", ["machine", "keeper and agent"])
+def test_a_host_that_was_lost_is_in_the_next_generation(desk, lost):
+    run = growing(desk)
+    node = desk.hosts.nodes[2]
+    if lost == "machine":
+        node.power_off()
+    else:
+        for pid in [*desk.own("ssh.host.keeper", 2), *desk.own("launcher.agent", 2)]:
+            with contextlib.suppress(ProcessLookupError):  # what an agent has goes with it
+                strike(pid)
+    desk.until("a smaller world", lambda: desk.state_there(0, run).get("world_size") == 4, timeout_s=60)
+    if lost == "machine":
+        node.power_on()
+    until_it_is_back(desk, 0, run, "node2")
+    until_it_grows(desk, 0, run, 6)
+    assert desk.state_there(0, run)["attempt"] == 1
+    desk.launch("cancel", run)
+    assert desk.left() == []
+    assert desk.status(run)["state"] == "cancelled"
+
+
+def test_the_first_host_comes_back_under_the_lead_of_another_and_without_anybody(desk):
+    """What `launch doctor` says of @reboot is what is run here."""
+    run = growing(desk)
+    desk.hosts.nodes[0].power_off()
+    desk.until("a leader", lambda: desk.state_there(1, run).get("attempt") == 2, timeout_s=60)
+    desk.until("two hosts at work", lambda: desk.state_there(1, run).get("world_size") == 4, timeout_s=60)
+    desk.hosts.nodes[0].power_on()
+    desk.hosts.ssh(0, crontab_line("~/launch").removeprefix("@reboot "))
+
+    def joined():
+        nodes = desk.state_there(1, run).get("nodes", [])
+        return any(node["host"] == "node0" and node["state"] == "spare" for node in nodes)
+
+    desk.until("its place in the run", joined, timeout_s=60)
+    until_it_grows(desk, 1, run, 6)
+    assert desk.state_there(1, run)["attempt"] == 2
+    desk.launch("cancel", run)
+    assert desk.left() == []

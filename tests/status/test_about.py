@@ -1,0 +1,34 @@
+import pytest
+from run_folder import RunFolder
+
+from launcher.status.about import about, argument
+
+
+@pytest.mark.parametrize(
+    ("args", "name", "value"),
+    [
+        (("--lr", "0.1"), "lr", "0.1"),
+        (("--lr=0.1",), "lr", "0.1"),
+        (("--lr", "0.1", "--lr", "0.2"), "lr", "0.2"),
+        (("--batch-size", "8"), "batch_size", "8"),
+        (("--amp", "--lr", "1"), "amp", "true"),
+        (("--amp",), "amp", "true"),
+        (("--shift", "-1"), "shift", "-1"),
+        (("-b", "8"), "b", "8"),
+        (("lr", "0.1"), "lr", None),
+        ((), "lr", None),
+    ],
+)
+def test_what_an_option_was_given(args, name, value):
+    assert argument(args, name) == value
+
+
+def test_of_a_run_without_any_record(tmp_path):
+
+    folder = RunFolder(tmp_path / "job-abcd")
+    assert about(folder.run, 0).args == ()
+    folder.succeeded()
+    assert about(folder.run, 1).args == ("--lr", "0.1")
+    folder.run.plan.write_text("{")
+    folder.run.labels.write_text("[]")
+    assert (about(folder.run, 1).args, about(folder.run, 1).tags) == ((), ())

@@ -1,0 +1,30 @@
+"""The clock of leases: a suspend counts, and one's own standstill can be told from others' silence."""
+
+import time
+from itertools import pairwise
+
+from launcher.clock import STEP_S, WakingClock, boottime
+
+
+def test_it_runs_on_while_the_machine_is_suspended():
+    before, now, after = time.clock_gettime(time.CLOCK_BOOTTIME), boottime(), time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert before <= now <= after
+
+
+def shown(*moments):
+    """What a clock shows that is looked at then, and what it has slept through."""
+    at = iter([moments[0], *moments])
+    clock = WakingClock(lambda: next(at))
+    return [clock.now() for _ in moments], clock.slept_s
+
+
+def test_who_looks_often_sees_time_as_it_is():
+    moments = [100.0, 100.5, 102.0, 102.0 + STEP_S]
+    assert shown(*moments) == (moments, 0.0)
+
+
+def test_what_it_slept_through_is_left_out():
+    moments, slept_s = shown(100.0, 160.0, 161.0, 3_761.0)
+    assert moments == [100.0, 100.0 + STEP_S, 101.0 + STEP_S, 101.0 + 2 * STEP_S]
+    assert slept_s == 3_661.0 - 1.0 - 2 * STEP_S
+    assert all(later >= earlier for earlier, later in pairwise(moments))

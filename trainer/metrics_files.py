@@ -1,0 +1,69 @@
+"""The files of metrics that a training writes: what they are called, and what they say in the end. Needs no torch.
+
+Where each node has a disk of its own, an attempt has a file of its own: the first rank of the next one may be on
+another node, and their files are brought together by their names.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+FILE = "metrics.jsonl"
+START = "start"  # a line that says from which step on a start goes on: what was written of later steps is void
+ATTEMPT = "attempt"  # of that start, where launch made it
+
+
+def of_attempt(attempt: int | str) -> str:
+    """The file of an attempt, where disks are apart."""
+    number = attempt if isinstance(attempt, str) else f"{attempt:04d}"
+    return f"metrics.a{number}.jsonl"
+
+
+def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """One dict a step, in order, as the training went in the end.
+
+    What a killed start had written of steps that were done again is left out, and a line cut short by a kill too.
+    """
+    steps: dict[int, dict[str, Any]] = {}
+    for line in _lines(files_in(Path(folder)) or [Path(folder) / FILE]):
+        if isinstance(start := line.get(START), int):
+            steps = {step: known for step, known in steps.items() if step <= start}
+        elif isinstance(step := line.get("step"), int):
+            steps.setdefault(step, {}).update(line)
+    return [steps[step] for step in sorted(steps)]
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Those that are there."""
+    return [*folder.glob(FILE), *sorted(folder.glob(of_attempt("*")))]
+
+
+def _lines(paths: list[Path]) -> list[dict[str, Any]]:
+    """Of all files, start by start in the order of their attempts."""
+    starts: list[list[dict[str, Any]]] = []
+    for path in paths:
+        starts.append([])
+        for line in map(_parsed, path.read_bytes().splitlines()):
+            if START in line:
+                starts.append([])
+            starts[-1].append(line)
+    starts.sort(key=_attempt_of)
+    return [line for lines in starts for line in lines]
+
+
+def _attempt_of(lines: list[dict[str, Any]]) -> int:
+    attempt = lines[0].get(ATTEMPT) if lines else 0
+    return attempt if isinstance(attempt, int) else 0
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return {key: _number(value) for key, value in line.items()} if isinstance(line, dict) else {}
+
+
+def _number(value: Any) -> Any:
+    return float(value) if value in ("nan", "inf", "-inf") else value
