@@ -1,0 +1,175 @@
+"""What of the time is training while faults come: launch beside torchrun and torchft, with the same model.
+
+    uv run [--with torchft-nightly] python tests/benchmarks/goodput.py [--minutes 2] [--write]
+
+Goodput: useful steps, each counted once, of what the undisturbed training does in the same time. The time begins at
+the first step; the pace of the undisturbed training is that of the same run before the first fault. Three nodes of one
+rank each, on this machine and on the hosts of tests/lab (as root). One fault comes every 20 or 60 s, at random moments
+from a seed, the same for all sides: kills of ranks alone, or mixed with stopped ranks, killed and frozen agents, killed
+zygotes, and cut cables where there are some. A step that only a part of the ranks makes counts as that part.
+"""
+
+import argparse
+import contextlib
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[2]), *(str(Path(__file__).parents[1] / name) for name in ("local", "ssh"))]
+from goodput_account import PHASES, Blow, costs, first_of_all, middle_costs, pace, useful_steps
+from goodput_worlds import KILLS, LAUNCH, MIXED, NODES, TORCHFT, TORCHRUN, side_of
+from results import publish
+
+from tests.chaos.schedule import Kind, drawn
+from tests.lab.hosts import HostLab
+
+START_S = 240.0
+HERE, HOSTS = "local", "ssh"
+TARGETS = {(KILLS, 60): 0.97, (MIXED, 60): 0.90, (KILLS, 20): 0.92, (MIXED, 20): 0.75}
+
+
+def moments(kinds, every_s, minutes, seed):
+    """The strikes of one run, one in each `every_s`, at a random moment of it."""
+    chance = random.Random(f"{seed} {every_s}")
+    strikes = drawn(seed, kinds, int(minutes * 60 / every_s), (1.0, 1.0))
+    return [(every_s * index + chance.uniform(0, every_s), strike) for index, strike in enumerate(strikes)]
+
+
+class Disturbed:
+    """One training of one side, and what was done to it."""
+
+    def __init__(self, world, every):
+        self.world, self.blows = world, []
+        world.begin(every)
+
+    def begun(self, calm_s):
+        """When all had made their first step; gives the undisturbed pace too."""
+        since = self._until(lambda notes: first_of_all(notes, NODES))
+        sleep_until(since + calm_s)
+        now = time.time()
+        return now, pace(self.world.notes(), NODES, since, now)
+
+    def _until(self, condition):
+        deadline = time.monotonic() + START_S
+        while (found := condition(self.world.notes())) is None:
+            if time.monotonic() > deadline:
+                raise SystemExit(f"no step of all in {START_S:.0f} s:\n{self.world.said()}")
+            time.sleep(0.1)
+        return found
+
+    def strike(self, began, strikes):
+        """Each fault at its moment, whatever the one before has left."""
+        with contextlib.ExitStack() as undo:
+            for after_s, strike in strikes:
+                sleep_until(began + after_s)
+                fault = self.world.faults[strike.fault](self.world, strike.target)
+                at = time.time()
+                if undo.enter_context(fault):
+                    self.blows.append(Blow(at, strike.fault))
+                sleep_until(at + strike.lasts_s)
+                undo.pop_all().close()
+
+
+def sleep_until(at):
+    time.sleep(max(0.0, at - time.time()))
+
+
+def measure(peer, kind, every_s, args, hosts):
+    """Goodput, and the costs of its faults."""
+    with tempfile.TemporaryDirectory(prefix="goodput-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        with side_of(peer, folder, hosts) as world:
+            kinds = world.mixed if kind == MIXED else {"kill-rank": Kind()}
+            disturbed = Disturbed(world, args.every)
+            began, rate = disturbed.begun(args.calm_s)
+            until = began + args.minutes * 60
+            disturbed.strike(began, moments(kinds, every_s, args.minutes, args.seed))
+            sleep_until(until)
+            notes = world.notes()
+            share = useful_steps(notes, NODES, began, until) / (rate * (until - began))
+            found = costs(notes, NODES, disturbed.blows, world.decisions(), rate)
+            say(f"{peer}, {kind} every {every_s} s: {share:.3f}, {rate:.1f} steps/s, {len(disturbed.blows)} faults")
+            for cost in found:
+                phases = " ".join(f"{phase} {seconds:.2f}" for phase, seconds in cost.phases.items())
+                say(f"    {cost.fault}: {cost.total_s:.2f} s: {phases} again {cost.again_s:.2f}")
+            return share, len(disturbed.blows), found
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+def goodput_rows(place, taken):
+    yield "| where | faults | one per | | goodput | range | faults that hit | target |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for (kind, every_s, peer), rounds in taken.items():
+        shares = sorted(share for share, _, _ in rounds)
+        hits = sum(hits for _, hits, _ in rounds)
+        target = TARGETS.get((kind, every_s), "") if peer == LAUNCH else ""
+        middle = statistics.median(shares)
+        span = f"{shares[0]:.3f}-{shares[-1]:.3f}"
+        yield f"| {place} | {kind} | {every_s} s | {peer} | {middle:.3f} | {span} | {hits} | {target} |"
+
+
+def cost_rows(place, taken):
+    yield f"| where | | fault | n | {' | '.join(PHASES)} | made again | whole, s |"
+    yield "|---" * (len(PHASES) + 6) + "|"
+    for peer in dict.fromkeys(peer for _, _, peer in taken):
+        found = [cost for (_, _, one), rounds in taken.items() if one == peer for *_, costs in rounds for cost in costs]
+        for fault, (count, phases, again, whole) in middle_costs(found).items():
+            cells = " | ".join(f"{phases[phase]:.2f}" if phase in phases else "" for phase in PHASES)
+            yield f"| {place} | {peer} | {fault} | {count} | {cells} | {again:.2f} | {whole:.2f} |"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=6.0, help="of each run (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=1, help="in each of which all sides take their turn")
+    parser.add_argument("--calm-s", type=float, default=15.0, help="before the first fault, for the undisturbed pace")
+    parser.add_argument("--every", type=int, default=10, help="steps from checkpoint to checkpoint")
+    parser.add_argument("--gaps", type=int, nargs="+", default=[20, 60], help="seconds to a fault")
+    parser.add_argument("--faults", nargs="+", choices=[KILLS, MIXED], default=[KILLS, MIXED])
+    parser.add_argument("--places", nargs="+", choices=[HERE, HOSTS], default=[HERE, HOSTS])
+    peers = [LAUNCH, TORCHRUN, TORCHFT]
+    parser.add_argument("--sides", nargs="+", choices=peers, help="default: all that are installed")
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 16))
+    parser.add_argument("--write", action="store_true", help="put the tables into RESULTS.md")
+    args = parser.parse_args()
+    missing = find_spec("torchft") is None
+    if missing and TORCHFT in (args.sides or ()):
+        parser.error("not installed: torchft; run it by `uv run --with torchft-nightly python …`")
+    args.sides = args.sides or [peer for peer in peers if peer != TORCHFT or not missing]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the lab comes down
+    tables = []
+    for place in args.places:
+        with tempfile.TemporaryDirectory(prefix="goodput-lab-") as name, contextlib.ExitStack() as stack:
+            Path(name).chmod(0o755)
+            hosts = stack.enter_context(HostLab(Path(name), NODES + 1)) if place == HOSTS else None
+            taken = {}
+            for number in range(args.rounds):
+                args.seed += number
+                for kind, every_s, peer in ((k, e, p) for k in args.faults for e in args.gaps for p in args.sides):
+                    found = measure(peer, kind, every_s, args, hosts)
+                    taken.setdefault((kind, every_s, peer), []).append(found)
+        tables += ["", *goodput_rows(place, taken), "", *cost_rows(place, taken)]
+    publish("goodput", "\n".join([*tables[1:], "", legend(args, missing)]), write=args.write)
+
+
+def legend(args, missing):
+    return (
+        f"{NODES} nodes of one rank, {args.minutes:g} minutes of each, a checkpoint every {args.every} steps; seed "
+        f"{args.seed}. Phases in seconds, medians, each until the last rank was there: the failure `noticed` and all "
+        "ranks ended, the next start `decided`, scripts `begun`, their modules `imported`, the others `met`, the state "
+        "`loaded`, the first `step`; `made again`: steps since the last checkpoint. What a peer does not tell is in "
+        "its first phase." + (" torchft was not installed." if missing else "")
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""What a disturbed training was worth, and where its time went, by what its ranks noted. Pure."""
+
+import statistics
+from dataclasses import dataclass
+from typing import NamedTuple
+
+STARTS = ("begun", "imported", "met", "loaded", "step")
+PHASES = ("noticed", "decided", "begun", "imported", "met", "loaded", "step")
+
+
+class Note(NamedTuple):
+    at: float
+    rank: int
+    pid: int
+    host: str
+    step: int
+    what: str
+
+
+class Decided(NamedTuple):
+    """What the launcher wrote down of one new start: when it knew of the failure, and when it had the ranks started."""
+
+    noticed: float
+    opened: float
+
+
+@dataclass(frozen=True)
+class Blow:
+    """A fault that had something to hit."""
+
+    at: float
+    fault: str
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one fault took: until the next step of all in seconds, by phase, and the steps that were made again."""
+
+    fault: str
+    phases: dict[str, float]
+    again_s: float
+
+    @property
+    def total_s(self):
+        return sum(self.phases.values()) + self.again_s
+
+
+def read_notes(text):
+    """Whole lines only: the last one may still be written."""
+    found = []
+    for line in text[: text.rfind("\n") + 1].splitlines():
+        at, rank, pid, host, step, what = line.split()
+        found.append(Note(float(at), int(rank), int(pid), host, int(step), what))
+    return sorted(found)
+
+
+def newest(notes):
+    """The last process of each rank, by rank."""
+    last = {}
+    for note in notes:
+        if note.what == "begun":
+            last[note.rank] = note
+    return [last[rank] for rank in sorted(last)]
+
+
+def useful_steps(notes, ranks, since, until):
+    """Steps made in that time, each once: one that only a part of the ranks made counts as that part."""
+    before = {(note.rank, note.step) for note in notes if note.what == "step" and note.at <= since}
+    made = {(note.rank, note.step) for note in notes if note.what == "step" and since < note.at <= until}
+    return len(made - before) / ranks
+
+
+def first_of_all(notes, ranks, after=float("-inf")):
+    """When the slowest rank made its first step after that; None: not all of them have."""
+    firsts = {}
+    for note in notes:
+        if note.what == "step" and note.at > after:
+            firsts.setdefault(note.rank, note.at)
+    return max(firsts.values()) if len(firsts) == ranks else None
+
+
+def pace(notes, ranks, since, until):
+    """Steps a second of the undisturbed training."""
+    return useful_steps(notes, ranks, since, until) / (until - since)
+
+
+def costs(notes, ranks, blows, decisions, rate):
+    """Of each fault that made ranks start anew; where a second one came meanwhile, both are left out."""
+    found = []
+    for index, blow in enumerate(blows):
+        until = blows[index + 1].at if index + 1 < len(blows) else float("inf")
+        mine = [note for note in notes if blow.at < note.at < until]
+        before = {note.pid for note in notes if note.at <= blow.at}
+        born = [note for note in mine if note.pid not in before]
+        last = {what: _last_first([note for note in born if note.what == what]) for what in STARTS}
+        if last["step"] is None or len({note.rank for note in born if note.what == "step"}) < len(newest(born)):
+            continue
+        made = {note.step for note in notes if note.what == "step" and note.at <= blow.at}
+        again = {note.step for note in born if note.what == "step"} & made
+        found.append(Cost(blow.fault, _phases(blow, last, decisions, until), len(again) / rate))
+    return found
+
+
+def _phases(blow, last, decisions, until):
+    """Seconds of each phase; those that nobody told of are part of the next."""
+    mine = [one for one in decisions if blow.at < one.noticed < until]
+    moments = {"noticed": mine[0].noticed, "decided": mine[-1].opened} if mine else {}
+    moments |= {what: at for what, at in last.items() if at is not None}
+    phases, at = {}, blow.at
+    for phase in PHASES:
+        if phase in moments:
+            phases[phase] = max(0.0, moments[phase] - at)
+            at = max(at, moments[phase])
+    return phases
+
+
+def _last_first(notes):
+    """When the last of the ranks did this for the first time."""
+    firsts = {}
+    for note in notes:
+        firsts.setdefault(note.rank, note.at)
+    return max(firsts.values(), default=None)
+
+
+def middle_costs(costs):
+    """By fault: how often, and the medians of each phase, of the steps made again, and of the whole."""
+    rows = {}
+    for fault in sorted({cost.fault for cost in costs}):
+        mine = [cost for cost in costs if cost.fault == fault]
+        phases = {
+            phase: statistics.median([cost.phases.get(phase, 0.0) for cost in mine])
+            for phase in PHASES
+            if any(phase in cost.phases for cost in mine)
+        }
+        again = statistics.median([cost.again_s for cost in mine])
+        rows[fault] = (len(mine), phases, again, statistics.median([cost.total_s for cost in mine]))
+    return rows

@@ -1,0 +1,140 @@
+"""What must hold, judged by what the ranks themselves wrote down, and by what users were told. Pure.
+
+Each rank of `scripts/audited.py` adds a line to a file outside of the run for all that it does: by the machine's own
+clock, which all hosts of a lab share. Nothing of the launcher's records is believed here.
+"""
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+ENDED = frozenset({"succeeded", "failed", "cancelled"})
+OVER = ENDED | {"lost"}  # what nobody may be told of a run that goes on
+
+
+class Incarnation(NamedTuple):
+    attempt: int
+    generation: int
+
+
+@dataclass(frozen=True)
+class Deed:
+    """What a rank did: `start` at a step, made a `step`, has a `save` on its disk, reached its `end`."""
+
+    at: float
+    what: str
+    attempt: int
+    generation: int
+    rank: int
+    step: int
+    host: str = ""
+    pid: int = 0  # as that host knows it
+
+    @property
+    def incarnation(self) -> Incarnation:
+        return Incarnation(self.attempt, self.generation)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What `launch status` told somebody; no state where it had no answer."""
+
+    at: float
+    who: str
+    state: str | None
+    took_s: float
+    words: str = ""
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What the spec and the faults of a run leave of what is promised."""
+
+    survives: int  # a checkpoint that so many have saved is not lost
+    late_s: float  # by what time a save may be known to those that are asked at a restart
+    answer_s: float = 30.0
+
+
+def violations(deeds: Sequence[Deed], told: Sequence[Told], promise: Promise) -> list[str]:
+    """In plain words; empty where nothing wrong happened."""
+    deeds = sorted(deeds, key=lambda deed: deed.at)
+    return [
+        *two_at_once(deeds),
+        *lost_steps(deeds, promise),
+        *wrong_words(deeds, told, promise),
+    ]
+
+
+def two_at_once(deeds: Iterable[Deed]) -> Iterator[str]:
+    """An older incarnation does nothing any more once a newer one has begun."""
+    newest: Deed | None = None
+    complained: set[tuple[Incarnation, Incarnation]] = set()
+    for deed in deeds:
+        if newest is None or deed.incarnation > newest.incarnation:
+            newest = deed
+        elif deed.incarnation < newest.incarnation and (deed.incarnation, newest.incarnation) not in complained:
+            complained.add((deed.incarnation, newest.incarnation))
+            yield (
+                f"two incarnations at once: rank {deed.rank} of {deed.incarnation} on {deed.host} did {deed.what} "
+                f"{deed.step} {deed.at - newest.at:.2f} s after {newest.incarnation} had begun"
+            )
+
+
+def lost_steps(deeds: Sequence[Deed], promise: Promise) -> Iterator[str]:
+    """Every incarnation goes on from a checkpoint no older than the newest that was safe before it began."""
+    for index, deed in enumerate(deeds):
+        if deed.what != "start" or deed.rank != 0:
+            continue
+        saved: dict[int, set[int]] = {}  # the ranks that have saved a step
+        for before in deeds[:index]:
+            if before.what == "save" and before.at < deed.at - promise.late_s:
+                saved.setdefault(before.step, set()).add(before.rank)
+        safe = max((step for step, ranks in saved.items() if len(ranks) >= promise.survives), default=0)
+        if deed.step < safe:
+            yield f"progress lost: {deed.incarnation} began at step {deed.step}, and {safe} was safe"
+
+
+def wrong_words(deeds: Sequence[Deed], told: Sequence[Told], promise: Promise) -> Iterator[str]:
+    """What has ended stays ended, nobody is told of an end that is none, and answers come in time."""
+    last = max((deed.at for deed in deeds if deed.what in ("start", "step")), default=0.0)
+    done = max((deed.at for deed in deeds if deed.what == "end"), default=None)
+    for who in dict.fromkeys(one.who for one in told):
+        mine = [one for one in told if one.who == who]
+        for before, after in itertools.pairwise(mine):
+            if before.state in ENDED and after.state not in (before.state, None):
+                yield f"{who} was told {before.state}, and then {after.state}"
+        for one in mine:
+            if one.state in OVER and one.at < last:
+                yield f"{who} was told {one.state} {last - one.at:.1f} s before the last step"
+            if one.state == "succeeded" and done is None:
+                yield f"{who} was told succeeded, and no rank has reached its end"
+            if one.took_s > promise.answer_s:
+                yield f"{who} waited {one.took_s:.0f} s for an answer"
+
+
+def chain_fingerprint(steps: int, world: int) -> str:
+    """The weights of an undisturbed chain.py."""
+    weights = "start"
+    for step in range(1, steps + 1):
+        weights = _sha256(_sha256(f"{weights} {step}") * world)
+    return weights
+
+
+def apart_fingerprint(steps: int, world: int) -> str:
+    """And of an undisturbed apart.py."""
+    chains = [f"start {rank}" for rank in range(world)]
+    for step in range(1, steps + 1):
+        chains = [_sha256(f"{chain} {step}") for chain in chains]
+    return _sha256(" ".join(chains))
+
+
+def steps_lost(deeds: Sequence[Deed]) -> int:
+    """How many steps were made more than once."""
+    made = [deed.step for deed in deeds if deed.what == "step" and deed.rank == 0]
+    return len(made) - len(set(made))
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,159 @@
+"""Disturbs one run as a schedule says, watches it from outside, and says what went wrong."""
+
+import contextlib
+import heapq
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from lab import Lab
+
+from tests.chaos.audit import OVER, Told, steps_lost, violations
+from tests.chaos.schedule import Schedule, Strike, written
+from tests.chaos.worlds import World
+
+EVERY, PAUSE_S = 5, 0.05
+_STEPS_PER_S = 14.0  # about what `PAUSE_S` leaves
+_LOOK_S = 1.5
+_FIRST_STEP_S, _HIT_S, _END_S, _LEFT_S = 90.0, 10.0, 240.0, 60.0
+
+
+@dataclass
+class Outcome:
+    """What became of one disturbed run."""
+
+    schedule: Schedule
+    fired: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    lost_steps: int = 0
+    took_s: float = 0.0
+
+    def __str__(self) -> str:
+        faults = ", ".join(f"{count} {name}" for name, count in sorted(self.fired.items())) or "none"
+        lines = [f"{self.took_s:.0f} s, {self.lost_steps} steps made again; faults: {faults}"]
+        if self.wrong:
+            lines += [f"schedule: {written(self.schedule)}", *self.wrong]
+        return "\n  ".join(lines)
+
+
+def disturb(world: World, schedule: Schedule) -> Outcome:
+    """Submit a run that lasts a little longer than its faults; at the end nothing is left of it."""
+    began, outcome = time.monotonic(), Outcome(schedule)
+    steps = int(_STEPS_PER_S * (10 + sum(strike.after_s for strike in schedule)))
+    world.submit(steps, EVERY, PAUSE_S)
+    with Watch(world) as watch:
+        _until("the first step", _FIRST_STEP_S, outcome, lambda: any(deed.what == "step" for deed in world.deeds()))
+        with contextlib.ExitStack() as undo:
+            _strike_all(world, schedule, outcome, watch, undo)
+        _until("the end of the run", _END_S, outcome, lambda: watch.all_told_an_end(since=time.monotonic()))
+    deeds = world.deeds()
+    outcome.wrong += violations(deeds, watch.told, world.promise())
+    outcome.wrong += _end(world, steps)
+    outcome.lost_steps = steps_lost(deeds)
+    if not _until("the end of all its processes", _LEFT_S, outcome, lambda: not world.left()):
+        outcome.wrong += world.left()
+    outcome.took_s = time.monotonic() - began
+    return outcome
+
+
+def _end(world: World, steps: int) -> list[str]:
+    """Every run of a schedule that leaves it enough ends with the weights that nothing disturbs."""
+    status = world.status(world.desk, 60.0)
+    if status is None:
+        return ["status has no answer after the end"]
+    wanted = world.fingerprint(steps)
+    if status["state"] != "succeeded":
+        why = status.get("message") or status.get("reason")
+        logs = world.desk.launch("logs", world.run, check=None).stdout.splitlines()[-8:]
+        return [f"the run is {status['state']}, {status.get('cause')}: {why}", *logs]
+    return [] if status["fingerprint"] == wanted else [f"other weights: {status['fingerprint']}, expected {wanted}"]
+
+
+def _strike_all(
+    world: World, schedule: Sequence[Strike], outcome: Outcome, watch: "Watch", undo: contextlib.ExitStack
+) -> None:
+    """Each fault is undone in its time, whatever comes meanwhile."""
+    undone: list[tuple[float, int, contextlib.ExitStack]] = []
+    now = time.monotonic()
+    for number, strike in enumerate(schedule):
+        now += strike.after_s
+        _undo(undone, now)
+        if watch.is_over():
+            break
+        fault, deadline = world.faults[strike.fault], time.monotonic() + _HIT_S
+        while True:
+            with contextlib.ExitStack() as stack:
+                if hit := stack.enter_context(fault(world, strike.target)):
+                    undo.push(lasting := stack.pop_all())
+                    heapq.heappush(undone, (time.monotonic() + strike.lasts_s, number, lasting))
+            if hit or time.monotonic() > deadline:
+                break
+            _undo(undone, time.monotonic() + 0.1)
+        outcome.fired[strike.fault] += hit
+    _undo(undone, max((at for at, *_ in undone), default=0.0))
+
+
+def _undo(undone: list[tuple[float, int, contextlib.ExitStack]], until: float) -> None:
+    """Let time pass, and end what is to end meanwhile."""
+    while undone and undone[0][0] <= until:
+        at, _, lasting = heapq.heappop(undone)
+        _sleep_until(at)
+        lasting.close()
+    _sleep_until(until)
+
+
+def _sleep_until(at: float) -> None:
+    time.sleep(max(0.0, at - time.monotonic()))
+
+
+def _until(what: str, limit_s: float, outcome: Outcome, condition: Callable[[], object]) -> bool:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline:
+            outcome.wrong.append(f"never came within {limit_s:.0f} s: {what}")
+            return False
+        time.sleep(0.1)
+    return True
+
+
+class Watch:
+    """Everybody who may look asks for the status all along, each in a thread of their own."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.told: list[Told] = []
+        self._ended = threading.Event()
+        self._threads = [threading.Thread(target=self._look, args=one, daemon=True) for one in world.observers.items()]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def is_over(self) -> bool:
+        return any(one.state in OVER for one in self.told)
+
+    def all_told_an_end(self, since: float) -> bool:
+        """The last that each was told is an end."""
+        last = {one.who: one.state for one in self.told}
+        return len(last) == len(self._world.observers) and set(last.values()) <= OVER
+
+    def _look(self, who: str, desk: Lab) -> None:
+        while not self._ended.wait(_LOOK_S):
+            began = time.monotonic()
+            try:
+                said = self._world.status(desk, 60.0)
+            except subprocess.TimeoutExpired:
+                said = None
+            at, took = time.clock_gettime(time.CLOCK_BOOTTIME), time.monotonic() - began
+            words = "" if said is None else f"{said.get('cause') or ''} {said.get('reason') or ''}".strip()
+            self.told.append(Told(at, who, None if said is None else said["state"], took, words))

@@ -1,0 +1,451 @@
+"""Where runs are disturbed: this machine, hosts of a pool, a Slurm cluster; and every fault that can be done there.
+
+A fault is a context: it comes on entering and is undone on leaving. It gives whether there was something to hit.
+"""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from lab import SCRIPTS, Lab, all_pids, command
+from ssh_desk import Desk, is_of_a_login
+
+from launcher.agent.processes import end_all
+from launcher.rundir.identity import process_id
+from tests.chaos.audit import Deed, Promise, apart_fingerprint, chain_fingerprint
+from tests.chaos.schedule import Kind
+from tests.lab.hosts import HostLab
+from tests.lab.nodes import Cut, Node
+from tests.lab.slurm import SlurmLab
+
+APART = Path(__file__).parents[1] / "agent" / "scripts" / "project" / "apart.py"
+Fault = Callable[["World", int], contextlib.AbstractContextManager[bool]]
+CAUSES = ("killed", "node_lost", "communication", "hang", "launcher_fault", "disk")
+SETTINGS = {
+    "no_progress": "off", "hang_after": "10s", "hang_at_start": "20s", "lease": "4s", "wait": "60s", "avoid": "5s",
+    "grace": "2s",
+}  # fmt: skip
+RECOVERY = ", ".join(f"{name}: {value}" for name, value in (dict.fromkeys(CAUSES, "unlimited") | SETTINGS).items())
+
+
+class World:
+    """One run in one place, disturbed. `own`: what the command lines of our own programs there contain."""
+
+    kinds: ClassVar[Mapping[str, Kind]]
+    faults: ClassVar[Mapping[str, Fault]]
+    own: ClassVar[Mapping[str, bytes]]
+    script = SCRIPTS / "chain.py"
+    ranks = 2  # on each node
+    nodes = 2
+    more = ""  # of the spec
+    where: Sequence[str] = ()
+
+    def __init__(self, desk: Lab, folder: Path) -> None:
+        self.desk, self.audit = desk, folder / "audit.jsonl"
+        self.observers = {"the user": desk}
+        self.run = ""
+
+    # -- the run
+
+    def submit(self, steps: int, every: int, pause_s: float) -> None:
+        for path in (SCRIPTS / "audited.py", self.script):
+            (self.desk.project / path.name).write_text(path.read_text())
+        args = f"{{steps: {steps}, every: {every}, pause: {pause_s}, audit: {json.dumps(str(self.audit))}}}"
+        resources = f"{{nodes: {self.nodes}, ranks_per_node: {self.ranks}}}"
+        run = f"{{script: {self.script.name}, python: {json.dumps(sys.executable)}, preload: [], args: {args}}}"
+        spec = f"name: chaos\nrun: {run}\nresources: {resources}\nrecovery: {{{RECOVERY}{self.more}}}\n"
+        self.run = self.desk.submit(self.desk.spec(spec), *self.where)
+
+    def promise(self) -> Promise:
+        """A checkpoint that rank 0 has saved is on the disk that all share."""
+        return Promise(survives=1, late_s=0.0)
+
+    def fingerprint(self, steps: int) -> str:
+        return chain_fingerprint(steps, self.nodes * self.ranks)
+
+    def deeds(self) -> list[Deed]:
+        lines = self.audit.read_text().splitlines() if self.audit.exists() else []
+        return [Deed(**json.loads(line)) for line in lines]
+
+    def status(self, desk: Lab, timeout_s: float) -> dict[str, Any] | None:
+        done = desk.launch("status", self.run, "--json", check=None, timeout=timeout_s)
+        return json.loads(done.stdout) if done.returncode == 0 else None
+
+    # -- what there is to hit
+
+    def processes(self) -> list[int]:
+        """All of the run, as this machine knows them."""
+        raise NotImplementedError
+
+    def called(self, what: str) -> list[int]:
+        return sorted(pid for pid in self.processes() if self.own[what] in command(pid))
+
+    def newest_ranks(self) -> list[Deed]:
+        """The first thing that each rank of the newest incarnation did."""
+        starts = [deed for deed in self.deeds() if deed.what == "start"]
+        newest = max((deed.incarnation for deed in starts), default=None)
+        return sorted((deed for deed in starts if deed.incarnation == newest), key=lambda deed: deed.rank)
+
+    def strike_rank(self, deed: Deed, number: int) -> bool:
+        raise NotImplementedError
+
+    def left(self) -> list[str]:
+        """What of it is still there."""
+        return [f"{pid} {command(pid).replace(bytes(1), b' ').decode()}" for pid in self.processes()]
+
+    def tidy(self) -> None:
+        """After the last check: whatever it did, nothing of it is left."""
+        end_all(self.processes)
+
+
+# -- faults that every place has
+
+
+def rank_signal(number: int) -> Fault:
+    @contextlib.contextmanager
+    def fault(world: World, target: int) -> Iterator[bool]:
+        found = world.newest_ranks()
+        yield bool(found) and world.strike_rank(found[target % len(found)], number)
+
+    return fault
+
+
+def killed(what: str) -> Fault:
+    @contextlib.contextmanager
+    def fault(world: World, target: int) -> Iterator[bool]:
+        found = world.called(what)
+        yield bool(found) and strike(found[target % len(found)], signal.SIGKILL)
+
+    return fault
+
+
+def frozen(what: str) -> Fault:
+    @contextlib.contextmanager
+    def fault(world: World, target: int) -> Iterator[bool]:
+        found = world.called(what)
+        if not found:
+            yield False
+            return
+        pid = found[target % len(found)]
+        identity = process_id(pid)
+        yield strike(pid, signal.SIGSTOP)
+        if process_id(pid) == identity:
+            strike(pid, signal.SIGCONT)
+
+    return fault
+
+
+def strike(pid: int, number: int) -> bool:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# -- this machine
+
+
+@contextlib.contextmanager
+def full_disk(world: World, target: int) -> Iterator[bool]:
+    """Nothing more can be written where the runs are."""
+    filler = world.desk.project / f"filler-{time.monotonic_ns()}"  # another one may be there already
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"\0" * 65536)
+    yield True
+    filler.unlink()
+
+
+@contextlib.contextmanager
+def starved(world: World, target: int) -> Iterator[bool]:
+    """All of the run stands still, as on a machine that is suspended."""
+    found = world.processes()
+    hit = [(pid, identity) for pid in found if (identity := process_id(pid)) and strike(pid, signal.SIGSTOP)]
+    yield bool(hit)
+    for pid, identity in hit:
+        if process_id(pid) == identity:
+            strike(pid, signal.SIGCONT)
+
+
+class Local(World):
+    kinds: ClassVar = {
+        "kill-rank": Kind(4),
+        "stop-rank": Kind(1),
+        "kill-agent": Kind(2),
+        "freeze-agent": Kind(2, lasts_s=(1.0, 12.0)),
+        "kill-zygote": Kind(2),
+        "freeze-zygote": Kind(1, lasts_s=(1.0, 12.0)),
+        "freeze-keeper": Kind(1, lasts_s=(1.0, 12.0)),
+        "full-disk": Kind(1, lasts_s=(0.5, 6.0)),
+        "starve": Kind(1, lasts_s=(1.0, 12.0)),
+    }
+    faults: ClassVar = {
+        "kill-rank": rank_signal(signal.SIGKILL),
+        "stop-rank": rank_signal(signal.SIGSTOP),
+        "kill-agent": killed("agent"),
+        "freeze-agent": frozen("agent"),
+        "kill-zygote": killed("zygote"),
+        "freeze-zygote": frozen("zygote"),
+        "freeze-keeper": frozen("keeper"),
+        "full-disk": full_disk,
+        "starve": starved,
+    }
+    own: ClassVar = {"agent": b"launcher.agent\0", "zygote": b"zygote.py", "keeper": b"local.keeper"}
+
+    def processes(self) -> list[int]:
+        return self.desk.processes(self.desk.run_dir(self.run))
+
+    def strike_rank(self, deed: Deed, number: int) -> bool:
+        return strike(deed.pid, number)
+
+
+@contextlib.contextmanager
+def local_world(folder: Path) -> Iterator[World]:
+    """The project lies on a small disk of its own, which can be full."""
+    desk = Lab(folder)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "none", desk.project], check=True)
+    (desk.project / "pyproject.toml").write_text("[project]\nname = 'theirs'\n")
+    world = Local(desk, folder)
+    try:
+        yield world
+    finally:
+        world.tidy()
+        subprocess.run(["umount", desk.project], check=True)
+
+
+# -- hosts of a pool
+
+
+def node_of(world: World, target: int) -> Node:
+    """A node that has something of the run."""
+    assert isinstance(world, Pool | Slurm)
+    used = [node for node in world.machines if node.up and node.started()]
+    return (used or list(world.machines))[target % len(used or world.machines)]
+
+
+@contextlib.contextmanager
+def no_power(world: World, target: int) -> Iterator[bool]:
+    node = node_of(world, target)
+    node.power_off()
+    yield True
+    node.power_on()
+
+
+def cut_off(how: Cut) -> Fault:
+    @contextlib.contextmanager
+    def fault(world: World, target: int) -> Iterator[bool]:
+        node = node_of(world, target)
+        if node.up:
+            node.cut(how)
+        yield node.up
+        node.mend()
+
+    return fault
+
+
+@contextlib.contextmanager
+def cut_pair(world: World, target: int) -> Iterator[bool]:
+    """Two nodes do not hear each other, and everybody else does."""
+    assert isinstance(world, Pool | Slurm)
+    node, other = random.Random(target).sample(list(world.machines), 2)
+    if node.up:
+        node.cut(Cut.BOTH, peers=[other])
+    yield node.up
+    node.mend()
+
+
+WIRES = {
+    "cut-both": Kind(1, lasts_s=(1.0, 15.0)),
+    "cut-in": Kind(1, lasts_s=(1.0, 15.0)),
+    "cut-out": Kind(1, lasts_s=(1.0, 15.0)),
+    "cut-link": Kind(1, lasts_s=(1.0, 15.0)),
+    "cut-pair": Kind(1, lasts_s=(1.0, 15.0)),
+    "reset": Kind(1, lasts_s=(0.5, 5.0)),
+    "loss": Kind(1, lasts_s=(2.0, 20.0)),
+}
+CUTS: dict[str, Fault] = {
+    "cut-both": cut_off(Cut.BOTH),
+    "cut-in": cut_off(Cut.IN),
+    "cut-out": cut_off(Cut.OUT),
+    "cut-link": cut_off(Cut.LINK),
+    "cut-pair": cut_pair,
+    "reset": cut_off(Cut.RESET),
+    "loss": cut_off(Cut.LOSS),
+}
+
+
+class Pool(World):
+    """Four hosts, of which a run uses two and has one to spare: one may go for good, as none comes back by itself."""
+
+    kinds: ClassVar = {
+        "kill-rank": Kind(4),
+        "stop-rank": Kind(1),
+        "kill-agent": Kind(2),
+        "freeze-agent": Kind(3, lasts_s=(1.0, 40.0)),
+        "freeze-keeper": Kind(2, lasts_s=(1.0, 40.0)),
+        "kill-keeper": Kind(1, most=1, group="host"),
+        "power": Kind(1, most=1, group="host", lasts_s=(5.0, 20.0)),
+        **WIRES,
+    }
+    faults: ClassVar = {
+        "kill-rank": rank_signal(signal.SIGKILL),
+        "stop-rank": rank_signal(signal.SIGSTOP),
+        "kill-agent": killed("agent"),
+        "freeze-agent": frozen("agent"),
+        "freeze-keeper": frozen("keeper"),
+        "kill-keeper": killed("keeper"),
+        "power": no_power,
+        **CUTS,
+    }
+    own: ClassVar = {"agent": b"launcher.agent\0", "keeper": b"ssh.host.keeper"}
+    script = APART
+    ranks = 1
+    more = ", spares: 1"
+    where = ("--on", "pool")
+
+    def __init__(self, desk: Desk, folder: Path) -> None:
+        super().__init__(desk, folder)
+        self.machines = desk.hosts.nodes
+        (folder / "elsewhere").mkdir()
+        self.observers["another machine"] = Desk(folder / "elsewhere", desk.hosts)
+
+    def promise(self) -> Promise:
+        """A step that both disks have is safe when its second copies are made, and told of."""
+        return Promise(survives=self.nodes, late_s=5.0)
+
+    def fingerprint(self, steps: int) -> str:
+        return apart_fingerprint(steps, self.nodes)
+
+    def processes(self) -> list[int]:
+        return [pid for node in self.machines for pid in node.started() if not is_of_a_login(pid)]
+
+    def strike_rank(self, deed: Deed, number: int) -> bool:
+        node = next(node for node in self.machines if node.name == deed.host)
+        return node.up and node.exec("kill", f"-{number}", str(deed.pid)).returncode == 0
+
+
+@contextlib.contextmanager
+def pool_world(folder: Path, hosts: HostLab) -> Iterator[World]:
+    world = Pool(Desk(folder, hosts), folder)
+    try:
+        yield world
+    finally:
+        world.tidy()
+
+
+# -- a Slurm cluster
+
+
+@contextlib.contextmanager
+def no_controller(world: World, target: int) -> Iterator[bool]:
+    assert isinstance(world, Slurm)
+    world.slurm.save_state()
+    world.slurm.stop_controller()
+    yield True
+    world.slurm.start_controller()
+
+
+@contextlib.contextmanager
+def frozen_controller(world: World, target: int) -> Iterator[bool]:
+    assert isinstance(world, Slurm)
+    world.slurm.freeze_controller()
+    yield True
+    world.slurm.thaw_controller()
+
+
+@contextlib.contextmanager
+def preempted(world: World, target: int) -> Iterator[bool]:
+    """A job of higher priority takes all nodes for a second."""
+    assert isinstance(world, Slurm)
+    words = ("--partition=urgent", "--nodes=4", "--exclusive", "--time=1", "--output=/dev/null", "--wrap=sleep 1")
+    yield world.slurm.run("sbatch", *words).returncode == 0
+
+
+@contextlib.contextmanager
+def requeued(world: World, target: int) -> Iterator[bool]:
+    assert isinstance(world, Slurm)
+    jobs = world.slurm.run("squeue", "--noheader", "--states=R", "--format=%i").stdout.split()
+    yield bool(jobs) and world.slurm.run("scontrol", "requeue", jobs[0]).returncode == 0
+
+
+@contextlib.contextmanager
+def no_munge(world: World, target: int) -> Iterator[bool]:
+    """Nobody can prove who they are."""
+    assert isinstance(world, Slurm)
+    world.slurm.control.signal("munged", signal.SIGSTOP)
+    yield True
+    world.slurm.control.signal("munged", signal.SIGCONT)
+
+
+class Slurm(World):
+    kinds: ClassVar = {
+        "kill-rank": Kind(4),
+        "stop-rank": Kind(1),
+        "kill-agent": Kind(2),
+        "freeze-agent": Kind(2, lasts_s=(1.0, 20.0)),
+        "kill-batch": Kind(1),
+        "power": Kind(1, most=1, lasts_s=(5.0, 20.0)),
+        "preempt": Kind(2, most=2),
+        "requeue": Kind(1, most=2),
+        "no-controller": Kind(1, lasts_s=(1.0, 10.0)),
+        "freeze-controller": Kind(1, lasts_s=(1.0, 15.0)),
+        "no-munge": Kind(1, lasts_s=(1.0, 10.0)),
+        **WIRES,
+    }
+    faults: ClassVar = {
+        "kill-rank": rank_signal(signal.SIGKILL),
+        "stop-rank": rank_signal(signal.SIGSTOP),
+        "kill-agent": killed("agent"),
+        "freeze-agent": frozen("agent"),
+        "kill-batch": killed("batch"),
+        "power": no_power,
+        "preempt": preempted,
+        "requeue": requeued,
+        "no-controller": no_controller,
+        "freeze-controller": frozen_controller,
+        "no-munge": no_munge,
+        **CUTS,
+    }
+    own: ClassVar = {"agent": b"launcher.agent\0", "batch": b"job.batch_process\0"}
+    where = ("--on", "slurm")
+
+    def __init__(self, desk: Lab, folder: Path, slurm: SlurmLab) -> None:
+        super().__init__(desk, folder)
+        self.slurm, self.machines = slurm, slurm.nodes
+
+    def processes(self) -> list[int]:
+        """The batch process carries no tag of the run: its command line tells whose it is."""
+        folder = self.desk.run_dir(self.run)
+        words = b"%sslurm\0%s\0" % (self.own["batch"], os.fsencode(folder))
+        return [*self.desk.processes(folder), *(pid for pid in all_pids() if words in command(pid))]
+
+    def strike_rank(self, deed: Deed, number: int) -> bool:
+        node = next(node for node in self.machines if node.name == deed.host)
+        return node.up and node.exec("kill", f"-{number}", str(deed.pid)).returncode == 0
+
+    def left(self) -> list[str]:
+        """Not a job that Slurm alone still tidies up behind: a controller that was gone takes its time for that."""
+        left = super().left()
+        jobs = self.slurm.run("squeue", "--noheader", "--format=job %i %T %r").stdout.splitlines()
+        return [*left, *(job for job in jobs if left or job.split()[2] != "COMPLETING")]
+
+
+@contextlib.contextmanager
+def slurm_world(folder: Path, slurm: SlurmLab) -> Iterator[World]:
+    desk = Lab(folder)
+    desk.env |= slurm.env
+    world = Slurm(desk, folder, slurm)
+    try:
+        yield world
+    finally:
+        slurm.run("scancel", "--user=root")
+        world.tidy()
