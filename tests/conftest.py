@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from lab import Lab
-from shares import SHARE, todays
+from shares import SEED, SHARE, todays
 
 from launcher.agent.processes import TAG
 from tests.lab.requirements import PACKAGES as LAB_PACKAGES
@@ -130,6 +130,16 @@ def pytest_runtest_makereport(item, call):
         for desk in {id(one): one for one in getattr(item, "funcargs", {}).values() if isinstance(one, Lab)}.values():
             report.sections += [(str(path), path.read_text(errors="replace")[-3000:]) for path in records_of(desk)]
     return report
+
+
+def pytest_sessionfinish(session):
+    """What failed is written down for tests/again.py, with the seed; an error of a fixture is no single test's."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or hasattr(session.config, "workerinput") or not hasattr(session.config, "cache"):
+        return
+    failed = [report.nodeid for report in reporter.stats.get("failed", [])]
+    told = {"failed": failed, "errors": len(reporter.stats.get("error", [])), "seed": SEED}
+    session.config.cache.set("launch/last_run", told)
 
 
 def records_of(desk):

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 SHARE = int(os.environ.get("LAUNCH_TEST_SHARE", "1"))
-SEED = int(os.environ.get("LAUNCH_TEST_SEED", time.time_ns() % 10**6))
-# In the environment for the workers of pytest-xdist: they have to agree when a day ends.
+# Both in the environment for the workers of pytest-xdist: they have to agree, also when a day ends.
+SEED = int(os.environ.setdefault("LAUNCH_TEST_SEED", str(time.time_ns() % 10**6)))
 _DAY = int(os.environ.setdefault("LAUNCH_TEST_DAY", str(int(time.time() // 86_400))))
 
 T = TypeVar("T")
