@@ -1,0 +1,91 @@
+"""Every recipe of the page is run from the page: on two ranks, one of which is killed on the way, to its end."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from lab import kill
+
+PAGE = (Path(__file__).parents[2] / "launcher" / "docs" / "recipes.md").read_text()
+STRIKE = (Path(__file__).parent / "scripts" / "strike.py").read_text()
+SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+STEPS = 20
+TRAINED = ("A loop of your own", "Lightning", "Accelerate", "Hugging Face Trainer", "As nanoGPT does it")
+SHARED_WORK = ("Any program", "A pool of processes")
+
+
+def block(recipe, kind):
+    [text] = re.findall(rf"^```{kind}\n(.*?)^```$", SECTIONS[recipe], re.MULTILINE | re.DOTALL)
+    return text
+
+
+def script_of(recipe):
+    return re.search(r"script: ([\w.]+)", block(recipe, "yaml"))[1]
+
+
+def test_every_recipe_is_run():
+    assert list(SECTIONS) == [*TRAINED, *SHARED_WORK]
+
+
+@pytest.mark.dealt(2)
+@pytest.mark.parametrize("recipe", TRAINED)
+def test_a_training_goes_on_after_a_kill(lab, recipe):
+    spec = block(recipe, "yaml")
+    [count] = re.findall(r"args: {(\w+): 1000}", spec)
+    lab.script(script_of(recipe), f"import strike\n{block(recipe, 'python')}")
+    lab.script("strike.py", STRIKE)
+    words = ("--set", f"run.args.{count}={STEPS}", "--set", f"env.STRUCK={lab.project.parent / 'struck'}")
+    status = lab.wait(lab.submit(lab.spec(spec), *words), timeout=110)
+    assert status["restarts"] == status["restarts"] | {"total": 1, "by_cause": {"killed": 1}}
+    assert (status["step"], status["total_steps"], status["checkpoint"]) == (STEPS, STEPS, STEPS)
+    began = re.findall(r"from step (\d+), (\d+) ranks", lab.rank_logs(status["run"]))
+    assert {world for _, world in began} == {"2"}
+    assert sorted(int(step) for step, _ in began) in ([0, 0, 5, 5], [0, 0, 10, 10])
+
+
+def files_for(lab):
+    """Where recipes read and write: ten files, and a FIFO at which rank 1 has to wait."""
+    given, made = lab.project.parent / "in", lab.project.parent / "out"
+    given.mkdir()
+    made.mkdir()
+    for number in range(12):
+        (given / f"{number:02d}.txt").write_text(f"{number}\n" * 50)
+    waiting = given / "09.txt"
+    waiting.unlink()
+    os.mkfifo(waiting)
+    return given, made, waiting
+
+
+def killed_while_it_waits(lab, run, made, waiting, names):
+    """Once all but the file at which rank 1 waits, and those behind it, are done."""
+    lab.until("the other files", lambda: names <= {path.name for path in made.iterdir()})
+    before = {path.name: path.stat().st_mtime_ns for path in made.iterdir() if path.name in names}
+    waiting.unlink()
+    waiting.write_text("9\n" * 50)
+    pid = lab.until("rank 1's process in the status", lambda: lab.status(run)["ranks"][1]["pid"])
+    assert kill(pid, signal.SIGKILL)
+    status = lab.wait(run)
+    assert status["restarts"]["by_cause"] == {"killed": 1}
+    after = {path.name: path.stat().st_mtime_ns for path in made.iterdir()}
+    assert len(after) == 12
+    assert {name: after[name] for name in before} == before, "what was done is left alone"
+
+
+def test_any_program(lab):
+    given, made, waiting = files_for(lab)
+    spec = block("Any program", "yaml").replace("/data/in", str(given)).replace("/data/out", str(made))
+    run = lab.submit(lab.spec(spec))
+    killed_while_it_waits(lab, run, made, waiting, {f"{number:02d}.txt.gz" for number in (*range(9), 10)})
+
+
+@pytest.mark.parametrize("way", ["spawn", "fork", "forkserver"])
+def test_a_pool_of_processes(lab, way):
+    given, made, waiting = files_for(lab)
+    recipe = "A pool of processes"
+    lab.script(script_of(recipe), block(recipe, "python"))
+    spec = block(recipe, "yaml").replace("/data/in", str(given)).replace("/data/out", str(made))
+    run = lab.submit(lab.spec(spec), "--set", f"run.args.start={way}")
+    names = {f"{number:02d}.txt" for number in (*range(9), 10, 11)}
+    killed_while_it_waits(lab, run, made, waiting, names)
