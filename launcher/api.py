@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from launcher.rundir.removal import Usage
     from launcher.status.about import About
     from launcher.status.checkpoints import Checkpoint
+    from launcher.status.compared import Comparison
     from launcher.status.series import Rows
 
 WATCH_S = 5.0  # how old the word of a cluster may be for those who watch
@@ -247,6 +248,16 @@ def statuses(runs_: "Sequence[Run]", fresh_s: float = 0.0) -> "list[RunStatus]":
                 else:
                     left.append(index)
     return [derive(fact) for fact in facts]
+
+
+def compare(runs_: "Sequence[Run]") -> "Comparison":
+    """What is other between runs, and what came of each; of what they measured, what is here."""
+    from launcher.status.compared import compared  # late: it knows all options of a spec, which `status` does without
+
+    for one in runs_:
+        with contextlib.suppress(LaunchError):  # what is here can be compared without what is elsewhere
+            one.renew()
+    return compared([(RunDir(one.path), status) for one, status in zip(runs_, statuses(runs_, WATCH_S), strict=True)])
 
 
 def _is_asked(fact: RunFacts) -> bool:

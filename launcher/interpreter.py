@@ -1,6 +1,8 @@
 """The Python that runs ranks, and whether it has a module: found by looking at files, never by running it."""
 
+import contextlib
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -11,6 +13,8 @@ from launcher.spec.model import JobSpec
 _MOST_BYTES = 1 << 16  # of a file that says where modules are
 _CODE = ("import ", "import\t")  # at the start of a line of a .pth file
 _HARMLESS = ("_distutils_hack", "_virtualenv", "__editable___")  # such code that brings nothing, or what _brings knows
+_VERSION = re.compile(r"^version(?:_info)?\s*=\s*(3[0-9.]*[0-9])", re.MULTILINE)
+_INSTALLED = re.compile(r"(.+?)-([0-9][^-]*)(?:-py3[^-]*)?\.(?:dist|egg)-info")
 _DEBIANS = "apport_python_hook"  # its sitecustomize reports crashes
 
 
@@ -54,6 +58,24 @@ def sites_of(python: str, environ: Mapping[str, str]) -> list[Path]:
     told = [Path(part) for part in environ.get("PYTHONHOME", "").split(os.pathsep) if part]
     homes = [*told, *_homes(python, prefix, environ)]
     return [folder for home in homes for folder in home.glob("lib*/python3*/*-packages")]
+
+
+def version_of(python: str) -> str:
+    """As its virtual environment has noted it down, else by its folder of modules: `3.12.4`, `3.12`, or nothing."""
+    noted = _VERSION.search(_text(Path(python).parent.parent / "pyvenv.cfg"))
+    prefix = Path(os.path.realpath(python)).parent.parent
+    folders = [one.parent.name.removeprefix("python") for one in prefix.glob("lib*/python3*/os.py")]
+    return noted[1] if noted is not None else folders[0] if len(folders) == 1 else ""
+
+
+def packages_of(python: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The version of each package that is installed for it; of two the one that is imported."""
+    found: dict[str, str] = {}
+    for site in sites_of(python, environ):
+        with contextlib.suppress(OSError):
+            for match in filter(None, map(_INSTALLED.fullmatch, os.listdir(site))):
+                found.setdefault(re.sub(r"[-_.]+", "-", match[1]).lower(), match[2])
+    return dict(sorted(found.items()))
 
 
 def _homes(python: str, prefix: Path, environ: Mapping[str, str]) -> list[Path]:

@@ -28,10 +28,11 @@ from launcher.plan.model import FrozenCode, Plan
 from launcher.project import ProjectCode, code_of, live_imports, look_at, project_of
 from launcher.rundir import drafts, registry
 from launcher.rundir.attempts import new_attempt, read_plan
+from launcher.rundir.code.diffing import changes, shown
 from launcher.rundir.code.freezing import freeze
 from launcher.rundir.code.listing import CodeList, list_frozen
 from launcher.rundir.code.origin import origin_of
-from launcher.rundir.code.renewing import as_frozen, differences, finish_swap, frozen_digest, stage, swap
+from launcher.rundir.code.renewing import as_frozen, finish_swap, frozen_digest, stage, swap
 from launcher.rundir.durable import append_line, make_dir, read_record, sync_dir, sync_trees, write_bytes, write_record
 from launcher.rundir.fence import raise_fence
 from launcher.rundir.layout import BATCH_PREFIX, AttemptDir, BatchDir, RunDir
@@ -45,6 +46,7 @@ from launcher.spec.read import position, read_spec
 from launcher.words import Cause, State
 
 _CHANGES = 8
+_CHANGED_LINES = 40
 Defaults = tuple[tuple[str, str], ...]  # options of the spec and their YAML text
 Opened = Sequence[tuple[RunId, Path]]  # ids and folders
 
@@ -443,13 +445,14 @@ def _code_for(run: RunDir, spec: JobSpec, python: str, before: Plan, *, renew: b
 def _take(run: RunDir, attempt: AttemptDir, code: CodeList, before: Plan) -> None:
     """Other code for a new attempt, and a word of what it differs in."""
     old = as_frozen(run, before.code.digest)
-    changes = differences(old, code)
+    found = changes(old, code)
     stage(run, attempt, code)
     swap(run, attempt, {file.path for file in old.files})
-    told = ", ".join(changes[:_CHANGES]) + (f" and {len(changes) - _CHANGES} more" if len(changes) > _CHANGES else "")
+    told = ", ".join(map(str, found[:_CHANGES])) + (f" and {len(found) - _CHANGES} more" if found[_CHANGES:] else "")
     text = f"code as it is now: {told or 'nothing has changed'}"
     append_line(run.events, Event(time.time(), attempt.number, "code", text))
-    news.say(text)
+    for line in (text, *shown(found, _CHANGED_LINES)):
+        news.say(line)
 
 
 def _place_of(before: Plan) -> ClusterEntry:

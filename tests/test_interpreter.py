@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.interpreter import interpreter, may_import
+from launcher.interpreter import interpreter, may_import, packages_of, version_of
 from launcher.spec.model import JobSpec, RunOptions
 
 
@@ -146,3 +146,18 @@ def test_files_that_are_none_are_not_waited_for(tmp_path):
     os.mkfifo(site / "a.pth")
     assert not may_import("thing", python, {})
     assert Path(python).exists()
+
+
+def test_packages_and_version_are_read_from_an_environment(tmp_path):
+    python = program(tmp_path / "bin" / "python")
+    site = tmp_path / "lib" / "python3.12" / "site-packages"
+    for name in ("torch-2.15.0+cpu.dist-info", "Flask_Login-0.6.dist-info", "old.one-1.0-py3.12.egg-info", "torch"):
+        (site / name).mkdir(parents=True)
+    (tmp_path / "pyvenv.cfg").write_text(
+        "home = /usr/bin\nversion_info = 3.12.4\ninclude-system-site-packages = false\n"
+    )
+    assert packages_of(python, {}) == {"flask-login": "0.6", "old-one": "1.0", "torch": "2.15.0+cpu"}
+    assert version_of(python) == "3.12.4"
+    (tmp_path / "pyvenv.cfg").unlink()
+    (site.parent / "os.py").touch()
+    assert version_of(python) == "3.12"

@@ -6,6 +6,7 @@ COMMANDS = {
     "status": ("launcher.cli.status", "all runs as a table, or everything about one"),
     "checkpoints": ("launcher.cli.checkpoints", "what a run has saved, and whether it is whole"),
     "metrics": ("launcher.cli.metrics", "what runs have measured, step by step: a table, CSV, JSON or curves"),
+    "compare": ("launcher.cli.compare", "what is other between runs: arguments, spec, environment, code, results"),
     "logs": ("launcher.cli.logs", "the merged log of all ranks of a run"),
     "wait": ("launcher.cli.wait", "wait until a run has ended; ends with the run's exit code"),
     "cancel": ("launcher.cli.cancel", "end a run: the ranks are asked first, then no process is left; its files stay"),
@@ -33,8 +34,8 @@ COMMANDS = {
 ALSO = {"ls": "status", "ps": "status", "stop": "cancel"}
 # and of these the hint names ours.
 THEIRS = {
-    "delete": "rm", "down": "cancel", "exec": "run", "inspect": "status", "jobs": "status", "kill": "cancel",
-    "list": "status", "queue": "status", "remove": "rm", "restart": "resume", "sbatch": "submit", "scancel": "cancel",
-    "show": "status", "squeue": "status", "start": "submit", "tail": "logs", "torchrun": "run", "up": "submit",
-    "watch": "status",
+    "delete": "rm", "diff": "compare", "down": "cancel", "exec": "run", "inspect": "status", "jobs": "status",
+    "kill": "cancel", "list": "status", "queue": "status", "remove": "rm", "restart": "resume", "sbatch": "submit",
+    "scancel": "cancel", "show": "status", "squeue": "status", "start": "submit", "tail": "logs", "torchrun": "run",
+    "up": "submit", "watch": "status",
 }  # fmt: skip

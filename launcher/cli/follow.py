@@ -8,11 +8,10 @@ from launcher.api import Run
 from launcher.cli import figures
 from launcher.cli.log_lines import Prefix, with_restarts
 from launcher.cli.page import failure_lines, headline, not_finite
-from launcher.cli.run_columns import state_text
 from launcher.cli.terminal import cut, is_terminal, safe, size
 from launcher.errors import Exit
 from launcher.rundir.layout import RunDir
-from launcher.status.derive import RunStatus, exit_code_of
+from launcher.status.derive import RunStatus, exit_code_of, state_text
 from launcher.status.log_choice import LogChoice
 from launcher.status.logs import LogReader
 from launcher.status.restarts import RestartReader

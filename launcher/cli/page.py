@@ -6,13 +6,13 @@ import time
 from pathlib import Path
 
 from launcher.cli import figures
-from launcher.cli.run_columns import duration_text, state_text
+from launcher.cli.run_columns import duration_text
 from launcher.cli.terminal import columns, paint, safe, state_colour
 from launcher.errors import LaunchError
 from launcher.rundir.durable import read_lines
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Event, Failure, NodeState
-from launcher.status.derive import RunStatus
+from launcher.status.derive import RunStatus, state_text
 from launcher.words import Cause, State
 
 _EVENTS = 8

@@ -10,14 +10,14 @@ from pathlib import Path
 from launcher import api
 from launcher.cli import figures
 from launcher.cli.arguments import Arguments
-from launcher.cli.run_columns import RunRow, state_text, with_about
+from launcher.cli.run_columns import RunRow, with_about
 from launcher.cli.selection import age, declare_selection, selected, selects
 from launcher.cli.terminal import columns, paint, safe
 from launcher.errors import BadInput, Exit, Refused
 from launcher.rundir.layout import RunDir
 from launcher.rundir.removal import forget_gone, remove_run, remove_tree, remove_unused_code, size_of, unused_code
 from launcher.status.checkpoints import Checkpoint, Condition, checkpoints
-from launcher.status.derive import RunStatus
+from launcher.status.derive import RunStatus, state_text
 
 EXAMPLES = """
   launch prune --older 7d --state failed             asks before anything goes

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from launcher.cli import figures
 from launcher.cli.terminal import safe
 from launcher.rundir.layout import RunDir
-from launcher.status.derive import RunStatus
-from launcher.words import State
+from launcher.status.derive import RunStatus, duration_s, state_text
 
 if TYPE_CHECKING:
     from launcher.status.about import About
@@ -23,26 +22,10 @@ class RunRow:
     about: "About | None" = None  # read only where a column, or a choice, needs it
 
 
-def state_text(status: RunStatus) -> str:
-    """`failed (user_error)`; a cause that says the same as the state is left out."""
-    if status.cause is None or status.cause.value == status.state.value:
-        return str(status.state)
-    return f"{status.state} ({status.cause})"
-
-
 def duration_text(status: RunStatus, now: float) -> str:
     """From the first start to the end, or to now."""
     seconds = duration_s(status, now)
     return "-" if seconds is None else figures.duration(seconds)
-
-
-def duration_s(status: RunStatus, now: float) -> float | None:
-    if status.started_at is None:
-        return None
-    if status.ended_at is None and (status.state.ended or status.state is State.UNKNOWN):
-        return None  # nobody saw its end
-    end = status.ended_at if status.ended_at is not None else now
-    return end - status.started_at
 
 
 USUAL = ("run", "state", "step", "rate", "restarts", "age", "duration", "nodes", "where")

@@ -133,6 +133,10 @@ class RunDir:
         """What the ranks of a node report, step by step."""
         return self.metrics / f"reported.n{node:03d}.a{attempt:04d}.jsonl"
 
+    def environment(self, attempt: int, node: int) -> Path:
+        """What the ranks of a node found there; beside what they report, for it has to come home by the same ways."""
+        return self.metrics / f"environment.n{node:03d}.a{attempt:04d}.jsonl"
+
     def setup_log(self, attempt: int, node: int) -> Path:
         return self.logs / f"a{attempt:04d}.setup" / f"node-{node:02d}.log"
 

@@ -115,6 +115,19 @@ class AgentRecord(msgspec.Struct, frozen=True):
     process: ProcessId
 
 
+class Environment(msgspec.Struct, frozen=True):
+    """metrics/environment.n000.a0001.jsonl: what the ranks of a node found there, for who compares runs."""
+
+    host: str
+    python: str  # its path
+    version: str = ""  # such as 3.12.4, or 3.12 where that is all that files tell
+    packages: dict[str, str] = {}  # by name as the index spells it, and version
+    cpus: int = 0
+    gpus: tuple[str, ...] = ()  # what the driver calls them
+    driver: str = ""
+    system: str = ""
+
+
 class Raised(msgspec.Struct, frozen=True):
     """One exception of a traceback; those that others came from are in it too."""
 

@@ -1,6 +1,7 @@
 """What a run is, in the words of its spec, of git and of people: arguments, description, commit, name, tags, note."""
 
 import contextlib
+from collections.abc import Sequence
 
 import msgspec
 
@@ -59,13 +60,33 @@ def labels(run: RunDir) -> Labels:
     return readable(run.labels, Labels) or Labels()
 
 
-def argument(args: tuple[str, ...], name: str) -> str | None:
+def argument(args: Sequence[str], name: str) -> str | None:
     """What an option was given: `0.1` of `--lr 0.1` or `--lr=0.1`, `true` of a bare one; the last time wins."""
-    wanted, found = name.replace("_", "-"), None
-    for index, word in enumerate(args):
-        key, equals, value = word.partition("=")
-        if not key.startswith("-") or key.lstrip("-").replace("_", "-") != wanted:
-            continue
-        after = args[index + 1] if index + 1 < len(args) else "--"
-        found = value if equals else "true" if after.startswith("--") else after
-    return found
+    wanted = name.replace("_", "-")
+    given = options_in(args).items()
+    return next((value for key, value in given if key[:1] == "-" and key.lstrip("-").replace("_", "-") == wanted), None)
+
+
+def options_in(args: Sequence[str]) -> dict[str, str]:
+    """What each option was given; what belongs to none is named by its place."""
+    found: dict[str, str] = {}
+    option, places = "", 0
+    for word in args:
+        if word.startswith("-") and not _is_number(word):
+            option, equals, value = word.partition("=")
+            found[option] = value if equals else ""
+            option = "" if equals else option
+        elif option:
+            found[option] = f"{found[option]} {word}".strip()
+        else:
+            places += 1
+            found[f"word {places}"] = word
+    return {name: value or "true" for name, value in found.items()}
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True

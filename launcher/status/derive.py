@@ -140,6 +140,22 @@ def next_command(run: str, state: State, cause: Cause | None = None, own: RunSta
             assert_never(state)
 
 
+def state_text(status: RunStatus) -> str:
+    """`failed (user_error)`; a cause that says the same as the state is left out."""
+    if status.cause is None or status.cause.value == status.state.value:
+        return str(status.state)
+    return f"{status.state} ({status.cause})"
+
+
+def duration_s(status: RunStatus, now: float) -> float | None:
+    if status.started_at is None:
+        return None
+    if status.ended_at is None and (status.state.ended or status.state is State.UNKNOWN):
+        return None  # nobody saw its end
+    end = status.ended_at if status.ended_at is not None else now
+    return end - status.started_at
+
+
 def exit_code_of(status: RunStatus) -> int:
     """How `wait` and `--follow` end: the run's own exit code."""
     if status.exit_code is not None:

@@ -38,6 +38,7 @@ def test_a_mended_bug_is_resumed_from_the_newest_checkpoint(lab):
     (lab.project / "gone.py").unlink()
     said = lab.launch("resume", run, "--code").stderr
     assert "code as it is now: gone.py: gone, new.py: new, train.py: changed" in said
+    assert "-    if step == 4:\n+    if step == 40:\n" in said
     assert lab.wait(run)["step"] == 6
     assert re.findall(r"did (\d)", lab.rank_logs(run)) == list("123456")
     folder = lab.run_dir(run)
@@ -49,6 +50,9 @@ def test_a_mended_bug_is_resumed_from_the_newest_checkpoint(lab):
     ]
     assert plans[0]["code"]["digest"] != plans[1]["code"]["digest"]
     assert [event["attempt"] for event in lab.events(run, "code")] == [2]
+    found = [json.loads((folder / "metrics" / f"environment.n000.a000{one}.jsonl").read_bytes()) for one in (1, 2)]
+    assert found[0] == found[1]
+    assert found[0]["python"] == plans[0]["entry"]["python"]
 
 
 def test_what_is_edited_meanwhile_is_not_taken_without_it(lab):

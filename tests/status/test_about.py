@@ -1,7 +1,7 @@
 import pytest
 from run_folder import RunFolder
 
-from launcher.status.about import about, argument
+from launcher.status.about import about, argument, options_in
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,13 @@ from launcher.status.about import about, argument
 )
 def test_what_an_option_was_given(args, name, value):
     assert argument(args, name) == value
+
+
+def test_options_by_their_names():
+    args = ("train", "--lr=0.1", "--layers", "1", "2", "--amp", "--shift", "-1", "-v")
+    assert options_in(args) == {
+        "word 1": "train", "--lr": "0.1", "--layers": "1 2", "--amp": "true", "--shift": "-1", "-v": "true"
+    }  # fmt: skip
 
 
 def test_of_a_run_without_any_record(tmp_path):

@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import resource
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from launcher.agent.machine import note_environment
 from launcher.agent.processes import users_limits
 from launcher.agent.ranks.group import Home
 from launcher.agent.ranks.logfile import LogFile
@@ -21,6 +23,7 @@ from launcher.rundir.patience import AGAIN_S, DISK_ERRORS
 T = TypeVar("T")
 _TAKE_OVER_S = 10.0  # for what takes milliseconds
 _DEATH_S = 5.0
+_LAST_S = 1.0  # for what takes milliseconds; a disk that hangs is not waited for
 _NAMED = 2
 _MOST_LETTERS = 100
 
@@ -42,6 +45,7 @@ class Preparation:
         self._ordinary = OrdinaryStarter(home.plan.entry, home.environment, home.workdir, home.run.code, reaper)
         self._zygote: ZygoteLink | None = None
         self._usable = home.plan.entry.kind != "command"
+        self._noting: threading.Thread | None = None
         self._settled = asyncio.Event()
         self.failure: SetupFailed | None = None
         self.doing = ""  # for people; "" once ranks can be started
@@ -65,6 +69,7 @@ class Preparation:
         if self._home.plan.setup is not None:
             self.doing = "run.setup is at work"
             await self._set_up(self._home.plan.setup)
+        self._note_environment()
         if why := await self._raise_zygote():
             node, python = self._home.node.index, self._home.plan.entry.python
             self.failure = SetupFailed(f"{python} cannot run ranks on node {node}: {why}", "")
@@ -87,6 +92,8 @@ class Preparation:
             await self._zygote.settle()
 
     async def close(self) -> None:
+        if self._noting is not None:
+            self._noting.join(_LAST_S)
         if self._zygote is not None:
             await self._zygote.close()
 
@@ -109,6 +116,14 @@ class Preparation:
             relative = str(log.relative_to(self._home.run.path))
             self.failure = SetupFailed(f"run.setup failed on node {self._home.node.index} with {how}", relative)
             raise self.failure
+
+    def _note_environment(self) -> None:
+        """In a thread of its own: a disk may hang."""
+        home = self._home
+        file = home.run.environment(home.attempt.number, home.node.index)
+        words = (file, home.plan.entry.python, home.environment)
+        self._noting = threading.Thread(target=note_environment, args=words, name="environment", daemon=True)
+        self._noting.start()
 
     async def _raise_zygote(self) -> str:
         """Have one whose imports are through; one that dies while importing is not tried again.

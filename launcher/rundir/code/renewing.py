@@ -18,19 +18,6 @@ from launcher.rundir.durable import make_dir, sync_dir
 from launcher.rundir.layout import AttemptDir, RunDir
 
 
-def differences(before: CodeList, now: CodeList) -> list[str]:
-    """A line for each file that is new, gone or other."""
-    old, new = _by_path(before), _by_path(now)
-    told = [(path, "changed") for path in old.keys() & new.keys() if old[path] != new[path]]
-    told += [(path, "new") for path in new.keys() - old.keys()] + [(path, "gone") for path in old.keys() - new.keys()]
-    return [f"{path}: {word}" for path, word in sorted(told)]
-
-
-def _by_path(code: CodeList) -> dict[str, tuple[str | None, str | None, bool]]:
-    hashes = content_hashes(code, "compared")
-    return {file.path: (file.link, hashes.get(file.path), file.executable) for file in code.files}
-
-
 def frozen_digest(code: CodeList) -> str:
     """What this code is called."""
     return tree_digest(code.files, content_hashes(code, "frozen"))

@@ -1,0 +1,135 @@
+"""`launch compare`: what is other between runs: spec, arguments, environment, code, results."""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+
+from launcher import api
+from launcher.cli import figures
+from launcher.cli.arguments import RUN_HELP, Arguments
+from launcher.cli.metrics import best_text, value_text
+from launcher.cli.terminal import columns, cut, is_terminal, paint, safe, size, to_json
+from launcher.errors import BadInput, Exit
+from launcher.rundir.code.diffing import FileChange, shown
+from launcher.status.compared import CodeComparison, Comparison, Table, Value
+from launcher.status.series import Figure
+
+EXAMPLES = """
+  launch compare lr1 lr2             results side by side, and all that is other in arguments, spec,
+                                     environment, packages and code
+  launch compare lr1 lr2 --code      the code's diff to its last line
+  launch compare lr1 lr2 --stat      only which files are other
+  launch compare lr1 lr2 lr3         each with the first
+  launch compare lr1 lr2 --json      all of it, for programs
+
+Of a run that was resumed its newest attempt counts. Code is compared as it was frozen.
+"""
+_FEW_LINES = 60
+_WIDEST = 60
+_COLOURS = {"+": "green", "-": "red", "@": "cyan"}
+
+
+def declare(arguments: Arguments) -> None:
+    arguments.add_argument("run", metavar="RUN", nargs="+", help=f"{RUN_HELP}; two or more")
+    how = arguments.add_mutually_exclusive_group()
+    how.add_argument("--code", action="store_true", help=f"all of the code's diff, not its first {_FEW_LINES} lines")
+    how.add_argument("--stat", action="store_true", help="which files are other, without their diff")
+    how.add_argument("--json", action="store_true", help="all of it as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    runs = [*dict.fromkeys(map(api.run, options.run))]
+    if len(runs) < 2:
+        hint = "hint: `launch status` shows all runs; `launch compare lr1 lr2`"
+        raise BadInput(f"expected two runs or more to compare, got {runs[0].id} alone", hint)
+    found = api.compare(runs)
+    if options.json:
+        print(to_json(found))
+        return Exit.OK
+    print("\n".join(_tables(found)))
+    most = 0 if options.stat else None if options.code else _FEW_LINES
+    for lines in (_code(found, one, most) for one in found.code):
+        print("\n".join(lines))
+    return Exit.OK
+
+
+def _tables(found: Comparison) -> list[str]:
+    """One table, so that the columns of runs are one below the other."""
+    sections = {
+        "results": [*_results(found.results), *_metrics(found.metrics)],
+        "arguments": [*_rows(found.arguments)],
+        "spec": [*_rows(found.spec)],
+        "environment": [*_rows(found.environment)],
+        "packages": [*_rows(found.packages)],
+    }
+    table = [["", *found.runs]]
+    titles = {0}
+    for title, rows in sections.items():
+        if rows:
+            titles.add(len(table))
+            table += [[title, *[""] * len(found.runs)], *([f"  {name}", *cells] for name, *cells in rows)]
+    widest = _widest(len(found.runs))
+    lines = columns([[cut(safe(cell), widest) for cell in row] for row in table])
+    same = [title for title, rows in sections.items() if not rows]
+    told = [paint(line, "bold") if index in titles else line for index, line in enumerate(lines)]
+    if found.unnoted:
+        told.append(f"what was installed for {', '.join(found.unnoted)} is not known here")
+        same = [title for title in same if title not in ("environment", "packages")]
+    return [*told, *([f"no difference in {', '.join(same)}"] if same else [])]
+
+
+def _widest(runs: int) -> int:
+    """So many letters of a cell that a terminal shows all runs; somewhere else all of it, within reason."""
+    return max(12, size(sys.stdout)[0] // (runs + 1) - 2) if is_terminal(sys.stdout) else _WIDEST
+
+
+def _results(results: Table) -> Iterator[list[str]]:
+    told = {name: values for name, values in results.items() if any(value is not None for value in values)}
+    for name, values in told.items():
+        match name:
+            case "duration_s":
+                yield ["duration", *("-" if one is None else figures.duration(float(one)) for one in values)]
+            case "fingerprint":
+                yield [name, *(_text(one)[:16] for one in values)]
+            case _:
+                yield [name.replace("_", " "), *map(_text, values)]
+
+
+def _metrics(metrics: dict[str, tuple[Figure | None, ...]]) -> Iterator[list[str]]:
+    for name, of_runs in metrics.items():
+        yield [name, *(value_text(one.last if one is not None else None) for one in of_runs)]
+        if any(one is not None and one.best is not None for one in of_runs):
+            yield [f"best {name}", *map(best_text, of_runs)]
+
+
+def _rows(table: Table) -> Iterator[list[str]]:
+    for name, values in table.items():
+        yield [name, *map(_text, values)]
+
+
+def _text(value: Value) -> str:
+    return "-" if value is None else " ".join(str(value).split()) or '""'
+
+
+def _code(found: Comparison, one: CodeComparison, most: int | None) -> list[str]:
+    of_two = f"code: {found.runs[0]} → {one.run}"
+    commits = dict(zip(found.runs, found.commits, strict=True))
+    between = [
+        commit[:10] + "+changes" * commit.endswith("+changes") for commit in (commits[found.runs[0]], commits[one.run])
+    ]
+    if all(between):
+        of_two += f" ({' → '.join(dict.fromkeys(between))})"
+    if one.unknown:
+        return ["", paint(of_two, "bold"), f"  {safe(one.unknown)}"]
+    if not one.changes:
+        return ["", f"{paint(of_two, 'bold')}: the same"]
+    told = [f"  {safe(str(change))}" for change in one.changes]
+    return ["", paint(of_two, "bold"), *told, *([] if most == 0 else _diff(one.changes, most))]
+
+
+def _diff(changes: Sequence[FileChange], most: int | None) -> list[str]:
+    with_lines = [change for change in changes if change.diff]
+    lines = shown(with_lines, most)
+    cut_short = most is not None and len(lines) > most
+    coloured = [paint(safe(line), _COLOURS.get(line[:1], "")) for line in lines]
+    return ["", *coloured, *(["--code shows all of it"] if cut_short else [])] if lines else []

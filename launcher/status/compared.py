@@ -1,0 +1,215 @@
+"""What is other between runs: spec, arguments, environment, code, and what came of each. Reads only what is here."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import msgspec
+
+from launcher.errors import LaunchError
+from launcher.plan.model import Plan
+from launcher.rundir.attempts import read_plan
+from launcher.rundir.code.diffing import FileChange, changes
+from launcher.rundir.code.renewing import as_frozen
+from launcher.rundir.durable import readable
+from launcher.rundir.layout import RunDir
+from launcher.rundir.records import Environment
+from launcher.spec.fields import JOB
+from launcher.spec.kinds.sections import Section, Shorthand
+from launcher.spec.model import JobSpec, NodeRange
+from launcher.status.about import About, about, options_in
+from launcher.status.derive import RunStatus, duration_s
+from launcher.status.series import Figure, figures_of, read_rows
+
+Value = str | int | float | None
+Table = dict[str, tuple[Value, ...]]  # a value for each run, in their order
+
+
+class CodeComparison(msgspec.Struct, frozen=True):
+    """How the code of a run differs from that of the first one."""
+
+    run: str
+    changes: tuple[FileChange, ...] = ()
+    unknown: str = ""  # why that cannot be told
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """Results as they are; of all else only what is not the same in all runs. `launch compare --json` prints it."""
+
+    runs: tuple[str, ...]
+    results: Table
+    metrics: dict[str, tuple[Figure | None, ...]]
+    arguments: Table
+    spec: Table
+    environment: Table
+    packages: Table
+    unnoted: tuple[str, ...]  # runs of which nobody has noted down here what they found
+    commits: tuple[str, ...]
+    code: tuple[CodeComparison, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A run, as far as it is compared."""
+
+    run: RunDir
+    status: RunStatus
+    about: About
+    figures: Mapping[str, Figure]
+    plan: Plan | None
+    found: tuple[Environment, ...]  # by its nodes
+
+
+def compared(statuses: Sequence[tuple[RunDir, RunStatus]]) -> Comparison:
+    """Two runs or more; each one's newest attempt."""
+    sides = [_side(run, status) for run, status in statuses]
+    now = time.time()
+    return Comparison(
+        runs=tuple(str(side.run.id) for side in sides),
+        results=_table(sides, lambda side: _results(side.status, now)),
+        metrics=_metrics(sides),
+        arguments=_other(_table(sides, lambda side: options_in(side.about.args))),
+        spec=_other(_table(sides, _spec)),
+        environment=_other(_table(sides, _environment)),
+        packages=_packages_other(sides),
+        unnoted=tuple(str(side.run.id) for side in sides if not side.found),
+        commits=tuple(_commit(side.about) for side in sides),
+        code=tuple(_code(sides[0], side) for side in sides[1:]),
+    )
+
+
+def _side(run: RunDir, status: RunStatus) -> Side:
+    plan = None
+    with contextlib.suppress(LaunchError, OSError):
+        plan = read_plan(run, status.attempt)
+    figures = {one.name: one for one in figures_of(read_rows(run))}
+    return Side(run, status, about(run, status.attempt), figures, plan, _found(run, status.attempt))
+
+
+def _found(run: RunDir, attempt: int) -> tuple[Environment, ...]:
+    """Of its newest attempt that has left any, node by node."""
+    for number in range(attempt, 0, -1):
+        files = sorted(run.metrics.glob(run.environment(number, 0).name.replace(".n000.", ".n*.")))
+        if found := tuple(one for file in files if (one := readable(file, Environment)) is not None):
+            return found
+    return ()
+
+
+def _table(sides: Sequence[Side], facts: Callable[[Side], Mapping[str, Value]]) -> Table:
+    found = [facts(side) for side in sides]
+    return {name: tuple(one.get(name) for one in found) for name in _names(found)}
+
+
+def _names(found: Iterable[Mapping[str, object]]) -> list[str]:
+    return [*dict.fromkeys(name for one in found for name in one)]
+
+
+def _other(table: Table) -> Table:
+    return {name: values for name, values in table.items() if any(one != other for one, other in pairwise(values))}
+
+
+def _packages_other(sides: Sequence[Side]) -> Table:
+    """Nothing where it is not known of all what they found."""
+    return _other(_table(sides, _packages)) if all(side.found for side in sides) else {}
+
+
+def _metrics(sides: Sequence[Side]) -> dict[str, tuple[Figure | None, ...]]:
+    return {name: tuple(side.figures.get(name) for side in sides) for name in _names([side.figures for side in sides])}
+
+
+def _results(status: RunStatus, now: float) -> dict[str, Value]:
+    return {
+        "state": str(status.state),
+        "cause": None if status.cause is None else str(status.cause),
+        "step": status.step,
+        "total_steps": status.total_steps,
+        "duration_s": duration_s(status, now),
+        "restarts": status.restarts.total,
+        "attempts": status.attempt,
+        "ranks": status.world_size,
+        "checkpoint": status.checkpoint,
+        "fingerprint": status.fingerprint,
+    }
+
+
+# -- the spec, by the keys that a person writes
+
+
+def _spec(side: Side) -> dict[str, Value]:
+    if side.plan is None:
+        return {}
+    found = {"cluster": side.plan.cluster, **spec_values(side.plan.spec)}
+    return {name: value for name, value in found.items() if name != "run.args"}
+
+
+def spec_values(spec: JobSpec) -> dict[str, Value]:
+    """Each option that has a value; of a duration or a size with its unit."""
+    more = ((f"{kind}.{key}", value) for kind, values in spec.plugins.items() for key, value in values.items())
+    return dict(_values(JOB, spec, "")) | {name: _plain(value) for name, value in more}
+
+
+def _values(section: Section, values: object, path: str) -> Iterator[tuple[str, Value]]:
+    for field in section.options:
+        name = f"{path}{field.key}"
+        inner = field.kind.section if isinstance(field.kind, Shorthand) else field.kind
+        given = [(one, value) for one in field.attributes if (value := getattr(values, one, None)) is not None]
+        if given and isinstance(inner, Section):
+            yield from _values(inner, given[0][1], f"{name}.")
+        elif given and isinstance(given[0][1], dict):
+            yield from ((f"{name}.{key}", _plain(value)) for key, value in given[0][1].items())
+        elif given:
+            said = [_plain(value, "" if one == field.key else one.rpartition("_")[2]) for one, value in given]
+            yield name, said[0] if len(said) == 1 else "..".join(map(str, said))
+
+
+def _plain(value: object, unit: str = "") -> Value:
+    """A number, text, or what else it is as JSON; `7200 s` of a number with a unit."""
+    if isinstance(value, NodeRange):
+        return str(value)
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        return msgspec.json.encode(value).decode()
+    return f"{value:.15g} {unit}" if unit and not isinstance(value, str) else value
+
+
+# -- what its ranks found
+
+
+def _environment(side: Side) -> dict[str, Value]:
+    first = side.found[0] if side.found else None
+    facts: dict[str, Value] = {"interpreter": side.plan.entry.python if side.plan is not None else None}
+    facts["hosts"] = ", ".join(dict.fromkeys(one.host for one in side.found)) or None
+    if first is not None:
+        many = dict.fromkeys(one for found in side.found for one in found.gpus)
+        facts |= {"python": first.version, "system": first.system, "cpus": first.cpus, "driver": first.driver}
+        facts["gpus"] = ", ".join(f"{[*first.gpus].count(one)} {one}" for one in many)
+    return {name: value or None for name, value in facts.items()}
+
+
+def _packages(side: Side) -> dict[str, Value]:
+    return {**side.found[0].packages} if side.found else {}
+
+
+# -- its code
+
+
+def _commit(about: About) -> str:
+    return about.commit + ("+changes" if about.dirty else "")
+
+
+def _code(first: Side, other: Side) -> CodeComparison:
+    name = str(other.run.id)
+    if first.plan is None or other.plan is None:
+        return CodeComparison(name, unknown="its plan cannot be read")
+    digests = first.plan.code.digest, other.plan.code.digest
+    if digests[0] == digests[1]:
+        return CodeComparison(name)
+    for side in (first, other):
+        if not side.run.code.is_dir():
+            return CodeComparison(name, unknown=f"the code of {side.run.id} is not here")
+    try:
+        before, now = (as_frozen(side.run, digest) for side, digest in zip((first, other), digests, strict=True))
+        return CodeComparison(name, tuple(changes(before, now)))
+    except (LaunchError, OSError) as error:
+        return CodeComparison(name, unknown=str(error).partition("\n")[0])

@@ -1,0 +1,67 @@
+import json
+
+import msgspec
+import pytest
+from run_folder import plan_of
+
+from launcher.errors import Exit
+from launcher.plan.model import FrozenCode
+
+
+@pytest.fixture
+def pair(desk):
+    """Two runs with other arguments and other code."""
+    for name, lr, text in (("job-aaaa", "0.1", "x = 1\n"), ("job-bbbb", "0.2", "x = 2\n" * 100)):
+        folder = desk.run(name).succeeded()
+        digest = lr[-1] * 64
+        before = plan_of(folder.path)
+        entry = msgspec.structs.replace(before.entry, args=("--lr", lr))
+        plan = msgspec.structs.replace(before, entry=entry, code=FrozenCode(digest, 1, 6))
+        folder.write(folder.run.plan, plan)
+        (folder.path / "code").mkdir()
+        pristine = folder.path.parent / ".code" / digest
+        pristine.mkdir(parents=True)
+        (pristine / "train.py").write_text(text)
+    return desk
+
+
+def test_results_side_by_side_and_then_what_is_other(pair):
+    lines = pair.launch("compare", "job-a", "job-b").stdout.splitlines()
+    assert [line.split() for line in lines[:3]] == [
+        ["job-aaaa", "job-bbbb"], ["results"], ["state", "succeeded", "succeeded"],
+    ]  # fmt: skip
+    assert ["--lr", "0.1", "0.2"] in [line.split() for line in lines]
+    assert "what was installed for job-aaaa, job-bbbb is not known here" in lines
+    assert "no difference in spec" in lines
+    at = lines.index("code: job-aaaa → job-bbbb")
+    assert lines[at + 1 : at + 6] == [
+        "  train.py: changed +100 -1",
+        "",
+        "--- a/train.py",
+        "+++ b/train.py",
+        "@@ -1 +1,100 @@",
+    ]
+    assert lines[-2:] == ["... and 44 lines more", "--code shows all of it"]
+
+
+def test_all_of_the_code_or_only_which_files(pair):
+    assert pair.launch("compare", "job-a", "job-b", "--code").stdout.count("+x = 2") == 100
+    assert pair.launch("compare", "job-a", "job-b", "--stat").stdout.splitlines()[-1] == "  train.py: changed +100 -1"
+
+
+def test_the_same_for_programs(pair):
+    found = json.loads(pair.launch("compare", "job-a", "job-b", "--json").stdout)
+    assert found["arguments"] == {"--lr": ["0.1", "0.2"]}
+    assert found["code"][0]["changes"][0]["path"] == "train.py"
+
+
+def test_one_run_is_none_to_compare(pair):
+    said = pair.launch("compare", "job-a", "job-aaaa", check=Exit.BAD_INPUT).stderr
+    assert "expected two runs or more to compare, got job-aaaa alone" in said
+    assert pair.launch("compare", "job-a", "no-such", check=Exit.NO_SUCH_RUN).stdout == ""
+
+
+def test_on_a_narrow_terminal_all_runs_are_seen(pair):
+    code, shown = pair.on_terminal("compare", "job-a", "job-b", columns=60)
+    assert code == 0
+    assert "job-aaaa" in shown.splitlines()[0] and "job-bbbb" in shown.splitlines()[0]
