@@ -7,6 +7,15 @@ import numpy as np
 import torch
 
 
+def seed_all(*words: int) -> None:
+    """Seed Python's, NumPy's and torch's generators by these numbers together: (seed), (seed, rank) and so on."""
+    # With their number: a sequence is filled up with zeros, and (3) is not to be (3, 0).
+    first, second = np.random.SeedSequence((len(words), *words)).generate_state(2).tolist()
+    random.seed(first)
+    np.random.seed(second)  # noqa: NPY002 - it is the global one that user code draws from
+    torch.manual_seed(first << 32 | second)
+
+
 def state_of_generators(*devices: torch.device) -> dict[str, Any]:
     """All of them, as data."""
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002 - it is the global one that user code draws from

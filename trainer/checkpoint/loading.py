@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import ReadItem
 
 from trainer.checkpoint.contents import SHARED, Subjects, of_rank, optimizer_of_rank
-from trainer.checkpoint.generators import restore_generators
+from trainer.checkpoint.generators import restore_generators, seed_all
 from trainer.checkpoint.names import ModelNames
 from trainer.checkpoint.optimizers import OptimizerNames, home_of, sharded_again
 from trainer.checkpoint.staging import bytes_of
@@ -68,7 +68,7 @@ class Reader:
 
     def __init__(self, path: Path, manifest: Manifest, subjects: Subjects, world: World | None) -> None:
         self.path, self.manifest = path, manifest
-        self._subjects = subjects
+        self._subjects, self._world = subjects, world
         # On another number of ranks nobody is who he was.
         self._me = world if world is not None and manifest.world_size == world.size else None
         self._names = ModelNames(subjects.models)
@@ -140,6 +140,8 @@ class Reader:
                 log.warning("%s: nothing was saved for %r: it begins anew", self.path, key)
         self._names.set_extra_state((mine or shared)["extra"])
         if mine is None or self._me is None:
+            if self._world is not None:  # or the random numbers of the first steps would come again
+                seed_all(torch.initial_seed(), self._world.rank, self.manifest.step)
             return
         for name, buffer in mine.get("buffers", {}).items():
             self._targets.models[name].copy_(buffer)

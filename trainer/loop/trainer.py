@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from trainer.checkpoint import Checkpointer
+from trainer.checkpoint.generators import seed_all
 from trainer.checkpoint.models import load_model_together
 from trainer.checkpoint_files import catalog
 from trainer.data import Batch, SharedPlace, TrainData
@@ -18,6 +19,7 @@ from trainer.data.iterable import is_iterable
 from trainer.errors import BadSettings
 from trainer.loop.callbacks import Callback, Callbacks
 from trainer.loop.console import Console
+from trainer.loop.determinism import be_deterministic
 from trainer.loop.evaluation import Evaluation, LossFunction, Metrics, Shares, sum_over_ranks
 from trainer.loop.loop import Loop, noted
 from trainer.loop.lr_finder import learning_rate_finder, put_back
@@ -28,7 +30,6 @@ from trainer.loop.profiling import Profiler
 from trainer.loop.progress import Training
 from trainer.loop.reporting import Reports
 from trainer.loop.schedule import MakeSchedule, Schedule
-from trainer.loop.seeding import be_deterministic, seed_all
 from trainer.loop.settings import Settings, first_and_last
 from trainer.stopping import Votes
 from trainer.strategies import Strategy, StrategySettings, build, needs_group, summary

@@ -17,8 +17,8 @@ from trainer.checkpoint.models import load_model_together
 from trainer.checkpoint.staging import bytes_of
 from trainer.checkpoint_files.layout import new_nonce
 from trainer.errors import EXIT_RESUME_ME, BadSettings
+from trainer.loop.determinism import be_deterministic
 from trainer.loop.placing import placed
-from trainer.loop.seeding import be_deterministic
 from trainer.stopping import StopRequest
 from trainer.tasks.shards import Answers, Job, Line
 from trainer.wire import Launched, Wire

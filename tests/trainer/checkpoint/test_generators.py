@@ -3,7 +3,7 @@ import random
 import numpy as np
 import torch
 
-from trainer.checkpoint.generators import restore_generators, state_of_generators
+from trainer.checkpoint.generators import restore_generators, seed_all, state_of_generators
 from trainer.checkpoint.tree import from_json, to_json
 
 CPU = torch.device("cpu")
@@ -37,3 +37,14 @@ def test_a_state_from_a_gpu_may_be_taken_to_a_cpu():
     state = state_of_generators(CPU)
     assert state["devices"] == []
     restore_generators(state | {"devices": [torch.zeros(16, dtype=torch.uint8)]}, CPU)
+
+
+def drawn(*words):
+    seed_all(*words)
+    return draws()
+
+
+def test_the_same_words_give_the_same_numbers_and_others_give_others():
+    assert drawn(3, 1) == drawn(3, 1)
+    seen = [number for words in ((3, 0), (3, 1), (3,), (4, 0), (2**63, 0)) for number in drawn(*words)[:7]]
+    assert len(set(seen)) == len(seen)

@@ -3,11 +3,13 @@
 import hashlib
 import os
 import pickle
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,6 +19,7 @@ from torch import nn
 
 from trainer.checkpoint import Checkpointer
 from trainer.checkpoint.fingerprint import fingerprint
+from trainer.checkpoint.generators import seed_all
 from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.catalog import Entry
 from trainer.checkpoint_files.layout import MANIFEST, data_name, folder_name
@@ -83,20 +86,27 @@ def test_sharded_tensors_that_somebody_keeps_are_sharded_anew(tmp_path):
         averaged = results[0][3]
 
 
-def test_in_another_world_nobody_gets_somebody_elses_generators(tmp_path):
+def test_in_another_world_random_numbers_are_those_of_seed_rank_and_step(tmp_path):
     spawn_ranks(begin_or_go_on, 2, tmp_path, Recipe(), 1)
-    before, after = spawn_ranks(draw_round_a_load, 3, tmp_path)[2]
-    assert before == after
+    first = spawn_ranks(draw_round_a_load, 3, tmp_path)
+    assert spawn_ranks(draw_round_a_load, 3, tmp_path) == first
+    [begun] = {before for before, _ in first}
+    drawn = [number for numbers in (begun, *(after for _, after in first)) for number in numbers]
+    assert len(set(drawn)) == len(drawn), "no rank draws again what it drew at first, or what another one draws"
 
 
 def draw_round_a_load(folder):
     training = Training.begin(Recipe())
     checkpointer = training.checkpointer(folder)
-    torch.manual_seed(5)
-    before = torch.rand(1).item()
-    torch.manual_seed(5)
+    seed_all(5)
+    before = draw()
+    seed_all(5)
     assert checkpointer.load() == 2
-    return before, torch.rand(1).item()
+    return before, draw()
+
+
+def draw():
+    return torch.rand(1).item(), random.random(), np.random.random_sample()  # noqa: NPY002 - the global one
 
 
 # -- all kinds of tensors
