@@ -12,7 +12,7 @@ from trainer.errors import EXIT_RESUME_ME, TrainerError
 from trainer.loop.callbacks import Callbacks
 from trainer.loop.evaluation import Evaluation, LossFunction
 from trainer.loop.losses import StepLosses
-from trainer.loop.phases import Phases
+from trainer.loop.phases import VALIDATION, Phases
 from trainer.loop.placing import placed
 from trainer.loop.progress import Progress, Training
 from trainer.loop.schedule import Schedule
@@ -67,6 +67,8 @@ class Loop:
 
     def _train(self) -> bool:
         """True: asked to stop, and all is saved."""
+        self.phases.lap("other")
+        self.phases.take()  # loading, and what else comes before the first step, is no time of a step
         self._begin_step()
         while not self._is_over():
             if self.progress.epoch < self.data.epoch:
@@ -167,7 +169,7 @@ class Loop:
             return
         self.phases.lap("other")
         values = self.evaluation.run(self.still_here)
-        self.phases.lap("validation")
+        self.phases.lap(VALIDATION)
         self.progress.validated, self.progress.values = self.progress.step, values
         self.info.update(noted(values))
         self.callbacks.on_validation(self.training, values)
@@ -178,16 +180,14 @@ class Loop:
 
     def _log(self, batch: Batch) -> None:
         means = self.losses.take(batch.step_samples)
-        seconds = self.phases.take()
-        seconds.pop("validation", None)
-        total = sum(seconds.values())
+        seconds, passed = self.phases.take()
         line = {
             "step": self.progress.step,
             "epoch": self.progress.epoch,
             **means,
             "lr": self.info["lr"],
             **({} if self.norm is None else {"norm": number_of(self.norm)}),
-            "samples_per_s": self.samples / total if total else 0.0,
+            "samples_per_s": self.samples / passed if passed else 0.0,
             "seconds": {phase: spent / self.steps for phase, spent in seconds.items()},
             "elapsed_s": self.progress.seconds,
         }

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+VALIDATION = "validation"  # a phase that no step has
 PHASES = ("data", "forward", "backward", "optimizer", "checkpoint", "other")
 
 
@@ -15,8 +16,11 @@ class Phases(Protocol):
 
     def lap(self, phase: str) -> None: ...
 
-    def take(self) -> dict[str, float]:
-        """Seconds per phase since the last time it was asked."""
+    def take(self) -> tuple[dict[str, float], float]:
+        """Since the last time it was asked: seconds per phase, and those of the clock on the wall without validation.
+
+        On a GPU phases overlap (data is fetched while it works), so that their sum is more than the time that passed.
+        """
 
 
 class HostPhases:
@@ -25,16 +29,18 @@ class HostPhases:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._last = clock()
+        self._last = self._taken = clock()
 
     def lap(self, phase: str) -> None:
         now = self._clock()
         self._seconds[phase] += now - self._last
         self._last = now
 
-    def take(self) -> dict[str, float]:
-        seconds, self._seconds = self._seconds, defaultdict(float)
-        return _in_order(seconds)
+    def take(self) -> tuple[dict[str, float], float]:
+        now, seconds, self._seconds = self._clock(), self._seconds, defaultdict(float)
+        passed, self._taken = now - self._taken, now
+        passed -= seconds.pop(VALIDATION, 0.0)
+        return _in_order(seconds), passed
 
 
 class DevicePhases:
@@ -43,7 +49,7 @@ class DevicePhases:
     The host's own laps count for what the GPU has no part in: waiting for data, and checkpoints.
     """
 
-    _OF_HOST = ("data", "checkpoint", "other", "validation")
+    _OF_HOST = ("data", "checkpoint", "other")
 
     def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
         self._stream = torch.cuda.current_stream(device)
@@ -56,18 +62,19 @@ class DevicePhases:
         self._host.lap(phase)
         self._marks.append((phase, self._mark()))
 
-    def take(self) -> dict[str, float]:
-        seconds = defaultdict(float, {phase: s for phase, s in self._host.take().items() if phase in self._OF_HOST})
+    def take(self) -> tuple[dict[str, float], float]:
         if self._marks:
             self._marks[-1][1].synchronize()
+        of_host, passed = self._host.take()
+        seconds = defaultdict(float, {phase: s for phase, s in of_host.items() if phase in self._OF_HOST})
         before = self._first
         for phase, mark in self._marks:
-            if phase not in self._OF_HOST:
+            if phase not in (*self._OF_HOST, VALIDATION):
                 seconds[phase] += before.elapsed_time(mark) / 1000
             self._spare.append(before)
             before = mark
         self._first, self._marks = before, []
-        return _in_order(seconds)
+        return _in_order(seconds), passed
 
     def _mark(self) -> torch.cuda.Event:
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
