@@ -6,6 +6,7 @@ Everything comes from the variables that torchrun and launch set; without them i
 import datetime as dt
 import os
 import socket
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -87,6 +88,40 @@ def leave(world: World) -> None:
     """Part from the other ranks. Nobody waits for anybody: whoever has to, calls `barrier` before."""
     if world.backend is not None and dist.is_initialized():
         dist.destroy_process_group()
+
+
+class Membership:
+    """This process's place in a process group: it leaves when nobody holds this any more, or at its end.
+
+    One at a time, shared by all who take part: a port on which ranks have met can be listened on only once.
+    """
+
+    _latest: "weakref.ref[Membership] | None" = None
+
+    def __init__(self, world: World, *, ours: bool) -> None:
+        self.world = world
+        self._leaving = weakref.finalize(self, leave, world) if ours else None
+
+    @classmethod
+    def take(cls, *, group: bool, timeout_s: float | None = None, device: str | None = None) -> "Membership":
+        """The one there is, where it fits; else as `join`. A group that the script has made stays the script's."""
+        known = cls._latest() if cls._latest is not None else None
+        if known is not None and known.fits(group, device):
+            return known
+        met = dist.is_initialized()
+        taken = cls(join(group=group, timeout_s=timeout_s, device=device), ours=not met)
+        cls._latest = weakref.ref(taken)
+        return taken
+
+    def stay(self) -> None:
+        """Leave no more: after an error the others may be anywhere, and to part from them might wait for them."""
+        if self._leaving is not None:
+            self._leaving.detach()
+
+    def fits(self, group: bool, device: str | None) -> bool:
+        """Whether who wants this can take part in it."""
+        there = self.world.backend is None or dist.is_initialized()
+        return there and (self.world.backend is not None or not group) and device in (None, self.world.device.type)
 
 
 def barrier(world: World) -> None:

@@ -34,7 +34,7 @@ from trainer.loop.settings import Settings, first_and_last
 from trainer.stopping import Votes
 from trainer.strategies import Strategy, StrategySettings, build, needs_group, summary
 from trainer.wire import Launched, Wire
-from trainer.world import World, barrier, from_first, join, leave
+from trainer.world import Membership, World, barrier, from_first
 
 MakeOptimizer = Callable[[Any], Optimizer]
 
@@ -70,6 +70,8 @@ class Trainer:
         self._make_optimizer, self._make_schedule = optimizer, schedule
         self._callbacks = callbacks
         self.fingerprint = ""  # of the end; SHA-256 of model and optimizer
+        self._membership: Membership | None = None  # for life: ranks meet once
+        self._built: Strategy | None = None
 
     def fit(self, world: World | None = None) -> int:
         """Train to the end: 0. Or 75 (EX_TEMPFAIL): asked to stop, everything is saved, start me again."""
@@ -101,11 +103,15 @@ class Trainer:
             yield given
             return
         settings = self.settings
-        world = join(group=needs_group(settings.strategy), timeout_s=settings.timeout_s, device=settings.device)
-        yield world
-        # Only here: after an error the others may be anywhere, and this process is about to end.
-        barrier(world)
-        leave(world)
+        self._membership = Membership.take(
+            group=needs_group(settings.strategy), timeout_s=settings.timeout_s, device=settings.device
+        )
+        try:
+            yield self._membership.world
+        except BaseException:
+            self._membership.stay()
+            raise
+        barrier(self._membership.world)
 
     @contextmanager
     def _loop(self, world: World) -> Iterator[Loop]:
@@ -153,22 +159,25 @@ class Trainer:
             yield loop
 
     def _strategy(self, world: World) -> Strategy:
+        """A model that was given is wrapped once; one that is made is made anew each time."""
         settings = self.settings
-        seed_all(settings.seed)
-        model = self._model if isinstance(self._model, nn.Module) else self._model()
-        if not model.training:
-            model.train()
-        wanted = StrategySettings(
-            strategy=settings.strategy,
-            precision=settings.precision,
-            clip_norm=settings.clip_norm,
-            activation_checkpointing=settings.activation_checkpointing,
-            compile=settings.compile,
-            shard_size=settings.shard_size,
-        )
-        strategy = build(model, world, wanted, self._make_optimizer)
+        if self._built is None or self._built.world != world or not isinstance(self._model, nn.Module):
+            self._built = None  # before there is another one
+            seed_all(settings.seed)
+            model = self._model if isinstance(self._model, nn.Module) else self._model()
+            if not model.training:
+                model.train()
+            wanted = StrategySettings(
+                strategy=settings.strategy,
+                precision=settings.precision,
+                clip_norm=settings.clip_norm,
+                activation_checkpointing=settings.activation_checkpointing,
+                compile=settings.compile,
+                shard_size=settings.shard_size,
+            )
+            self._built = build(model, world, wanted, self._make_optimizer)
         seed_all(settings.seed, world.rank)  # so that dropout differs from rank to rank
-        return strategy
+        return self._built
 
     def _train_data(self, world: World) -> TrainData:
         settings = self.settings

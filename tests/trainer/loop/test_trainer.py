@@ -307,6 +307,35 @@ def test_validation_without_a_checkpoint_judges_the_model_as_it_is(tmp_path):
     assert train(tmp_path, 1, {}, validation_of)["val_loss"] > 0.5
 
 
+def fit_and_validate(folder, strategy, model):
+    """As a script does that ends with its numbers; the model made by the trainer, or given to it."""
+    given = {"model": make_model() if model == "given" else make_model, "loss": loss_of, "data": Noisy()}
+    trainer = Trainer(
+        settings_for(folder, strategy=strategy, max_epochs=2),
+        validation=Noisy(33, noise=0.0),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.02),
+        **given,
+    )
+    codes = [trainer.fit()]
+    first = trainer.validate()
+    codes.append(
+        Trainer(settings_for(folder, max_epochs=3), optimizer=torch.optim.AdamW, **{**given, "model": make_model}).fit()
+    )
+    return codes, first, trainer.validate()
+
+
+@pytest.mark.parametrize(("strategy", "size"), [("ddp", 2), ("fsdp", 2), ("ddp", 1)])
+@pytest.mark.parametrize("model", ["given", "made"])
+def test_one_script_fits_and_validates_and_fits_again(tmp_path, strategy, size, model):
+    results = spawn_ranks(fit_and_validate, size, tmp_path, strategy, model)
+    assert results == [results[0]] * size
+    codes, first, second = results[0]
+    assert codes == [0, 0]
+    told = {line["step"]: line["val_loss"] for line in history(tmp_path) if "val_loss" in line}
+    assert first["val_loss"] == told[12]
+    assert second["val_loss"] != first["val_loss"], "of the newest checkpoint, which another trainer has made since"
+
+
 def train_heard(folder, settings):
     """Every word of progress gets through, however soon it comes after the last one."""
     os.environ["LAUNCH_PROGRESS"], wire._LEAST_S = str(folder / "progress"), 0.0
