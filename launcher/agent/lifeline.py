@@ -3,8 +3,10 @@
 import asyncio
 from collections.abc import Callable
 
+import msgspec
+
 from launcher.agent import messages
-from launcher.agent.messages import RankPulse, ToAgent, ToCoordinator
+from launcher.agent.messages import ToAgent, ToCoordinator
 from launcher.agent.ranks.group import Home
 from launcher.agent.ranks.lease import Lease
 from launcher.agent.wire import Wire, WireError, complain, dial, wire_key
@@ -58,14 +60,13 @@ class Lifeline:
         for one in (message, *self._told):
             self.say(one)
 
-    def pulse(
-        self, generation: int, ranks: tuple[RankPulse, ...], fetched: int | None, keeps: bool, preparing: str
-    ) -> None:
+    def pulse(self, pulse: messages.Pulse) -> None:
+        """Say it, with a number of its own."""
         if self._wire is None:
             return
         self._sequence += 1
         self._sent_at[self._sequence] = boottime()
-        self.say(messages.Pulse(self._home.node.index, self._sequence, generation, ranks, fetched, keeps, preparing))
+        self.say(msgspec.structs.replace(pulse, seq=self._sequence))
 
     def welcomed(self, lease_s: float) -> None:
         self._lease_s = min(lease_s, self._home.plan.spec.recovery.lease_s)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from launcher.rundir.records import NotFinite, ProcessId, RankExit
+from launcher.rundir.records import NodeLoad, NotFinite, ProcessId, RankExit
 
 WIRE = "agents"
 WIRE_VERSION = 4
@@ -92,6 +92,7 @@ class Pulse(msgspec.Struct, frozen=True, tag="pulse", tag_field="t"):
     fetched: Count | None = None  # bytes of a checkpoint so far, while it brings here what its ranks are to load
     keeps: bool = False  # disks apart: a checkpoint of the trainer's has been seen on this node's
     preparing: Name = ""  # what has to end before ranks can be started here
+    load: NodeLoad | None = None  # where there is a new sample
 
 
 class Exited(msgspec.Struct, frozen=True, tag="exited", tag_field="t"):

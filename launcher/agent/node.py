@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.agent import messages
 from launcher.agent.lifeline import Lifeline
+from launcher.agent.load.sampler import Sampler
 from launcher.agent.messages import ToCoordinator
 from launcher.agent.processes import descendants, end_all
 from launcher.agent.ranks.group import Home, RankGroup
@@ -60,6 +61,7 @@ class NodeAgent:
         self._port = HeldPort(home.node.address)
         self._old_ports: list[HeldPort] = []
         self._fresh = asyncio.Event()
+        self._sampler = Sampler(home.node, self._rank_pids)
         self.goes_on = False  # the attempt has ended, and another one follows
         self._over: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
 
@@ -68,6 +70,7 @@ class NodeAgent:
         for number in _STOP_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._asked_to_stop)
         self._reaper.watch(self._guard.pid, self._unguarded)
+        self._sampler.start()
         self._reaper.reap()  # it may have ended before anybody heard of deaths
         if self._home.plan.disks_apart:
             self._replication = await _open_replication(self._home, self._token, self._line.say)
@@ -247,7 +250,14 @@ class NodeAgent:
         ranks = group.pulses() if group is not None else ()
         fetched = self._replication.fetched if self._replication is not None else None
         keeps = self._replication is not None and self._replication.keeps
-        self._line.pulse(self._generation, ranks, fetched, keeps, self._preparation.doing)
+        doing, load = self._preparation.doing, self._sampler.fresh() if self._line.is_up else None
+        node = self._home.node.index
+        self._line.pulse(messages.Pulse(node, 0, self._generation, ranks, fetched, keeps, doing, load))
+
+    def _rank_pids(self) -> dict[int, int]:
+        """Asked by the sampler's thread."""
+        group = self._group
+        return group.pids if group is not None else {}
 
     async def _watch_lease(self) -> None:
         """Of a forgiving guard's node nobody takes the place: while it is awake, it lives."""

@@ -120,7 +120,7 @@ def tagged(run_dir: str, uid: int) -> list[int]:
     """All processes of this user whose environment at exec names the run directory."""
     wanted = f"{TAG}={run_dir}".encode()
     found = []
-    for pid in _pids():
+    for pid in pids():
         try:
             if os.stat(f"/proc/{pid}").st_uid != uid:
                 continue
@@ -202,7 +202,7 @@ def _below(root: int, enter: Callable[[int], bool]) -> Iterator[int]:
 
 def _children_by_parent() -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
-    for pid in _pids():
+    for pid in pids():
         try:
             with open(f"/proc/{pid}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
@@ -213,7 +213,8 @@ def _children_by_parent() -> dict[int, list[int]]:
     return children
 
 
-def _pids() -> Iterator[int]:
+def pids() -> Iterator[int]:
+    """Of all processes that there are."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             yield int(name)

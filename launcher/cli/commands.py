@@ -8,6 +8,7 @@ COMMANDS = {
     "metrics": ("launcher.cli.metrics", "what runs have measured, step by step: a table, CSV, JSON or curves"),
     "compare": ("launcher.cli.compare", "what is other between runs: arguments, spec, environment, code, results"),
     "logs": ("launcher.cli.logs", "the merged log of all ranks of a run"),
+    "top": ("launcher.cli.top", "what a run uses now: CPU, memory, GPUs, disk and network, by node and rank"),
     "wait": ("launcher.cli.wait", "wait until a run has ended; ends with the run's exit code"),
     "cancel": ("launcher.cli.cancel", "end a run: the ranks are asked first, then no process is left; its files stay"),
     "resume": ("launcher.cli.resume", "continue an ended or lost run from its newest checkpoint"),

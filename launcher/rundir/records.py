@@ -1,6 +1,6 @@
 """The records that processes leave for each other in the run directory. Each file's name is in `layout.py`."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -197,6 +197,49 @@ class RankState(msgspec.Struct, frozen=True):
     step: int | None = None
 
 
+_Amount = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
+_Cores = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+
+
+class GpuLoad(msgspec.Struct, frozen=True):
+    """How busy a GPU of a node is, whoever uses it."""
+
+    index: _Amount  # as the driver counts them
+    memory: _Amount  # bytes in use
+    memory_total: _Amount
+    busy: Annotated[int, msgspec.Meta(ge=0, le=100)] | None = None  # percent of the time; None: it does not say
+
+
+class RankLoad(msgspec.Struct, frozen=True):
+    """What a rank takes of its node, with all processes below it."""
+
+    rank: int
+    cpu: _Cores  # cores
+    memory: _Amount  # bytes resident; what several of its processes share counts in each
+    processes: _Amount = 1
+    read: _Amount = 0  # bytes a second, from disks
+    written: _Amount = 0
+    gpus: Annotated[tuple[_Amount, ...], msgspec.Meta(max_length=1000)] = ()  # that it has memory on
+    gpu_memory: _Amount = 0
+
+
+class NodeLoad(msgspec.Struct, frozen=True):
+    """What is in use on a node's machine, by whomever, and by each rank there: an average over some seconds."""
+
+    node: int
+    at: float  # wall clock, for people
+    cores: _Amount  # that there are
+    cpu: _Cores  # of them, in use
+    memory: _Amount  # bytes in use
+    memory_total: _Amount
+    received: _Amount = 0  # bytes a second, by the networks that training may use
+    sent: _Amount = 0
+    read: _Amount = 0  # bytes a second, of its own disks
+    written: _Amount = 0
+    gpus: Annotated[tuple[GpuLoad, ...], msgspec.Meta(max_length=1000)] = ()
+    ranks: Annotated[tuple[RankLoad, ...], msgspec.Meta(max_length=10_000)] = ()
+
+
 class RunState(msgspec.Struct, frozen=True):
     """state.json: the coordinator's last word, or the keeper's where the coordinator could not have one."""
 
@@ -223,6 +266,7 @@ class RunState(msgspec.Struct, frozen=True):
     restarts: dict[str, int] = {}  # by cause, over all attempts
     nodes: tuple[NodeState, ...] = ()
     ranks: tuple[RankState, ...] = ()
+    loads: tuple[NodeLoad, ...] = ()  # the newest sample of each node; none once the run has ended
     failure: Failure | None = None
     message: str = ""  # what it waits for, or what to know
     started_at: float | None = None

@@ -7,7 +7,17 @@ import msgspec
 from msgspec.structs import replace
 
 from launcher.errors import Exit
-from launcher.rundir.records import AttemptEnd, Blame, ClusterWord, Failure, NodeState, NotFinite, RankState, RunState
+from launcher.rundir.records import (
+    AttemptEnd,
+    Blame,
+    ClusterWord,
+    Failure,
+    NodeLoad,
+    NodeState,
+    NotFinite,
+    RankState,
+    RunState,
+)
 from launcher.status.facts import RunFacts
 from launcher.words import Cause, State, exit_of
 
@@ -56,6 +66,7 @@ class RunStatus(msgspec.Struct, frozen=True):
     avoided: tuple[Blame, ...] = ()  # nodes that were lost, and are not used again for a while
     second_copies: bool = False  # each node has a disk of its own, and checkpoints get second copies
     safe_checkpoint: int | None = None  # the newest that has them all, and survives the loss of any one disk
+    loads: tuple[NodeLoad, ...] = ()  # of a run that goes on: what each node's machine and ranks were last seen to use
 
 
 class _Verdict(msgspec.Struct, frozen=True):
@@ -114,6 +125,7 @@ def derive(facts: RunFacts) -> RunStatus:
         avoided=facts.avoided,
         second_copies=own.second_copies if own is not None else False,
         safe_checkpoint=own.safe_checkpoint if own is not None else None,
+        loads=shown.loads if shown is not None and not verdict.state.ended else (),
     )
 
 

@@ -22,7 +22,7 @@ from launcher.agent.messages import (
     Stopped,
     Welcome,
 )
-from launcher.rundir.records import Event, NotFinite, ProcessId, RankExit
+from launcher.rundir.records import Event, NodeLoad, NotFinite, ProcessId, RankExit, RankLoad
 from launcher.spec.model import Budget, Recovery
 from launcher.words import Cause, State
 
@@ -1001,6 +1001,24 @@ def test_messages_of_old_generations_and_strangers_change_nothing() -> None:
         cluster.feed(message)
     after = cluster.state()
     assert (after.generation, after.state, after.step, after.ranks) == (2, State.RUNNING, before.step, before.ranks)
+
+
+def test_the_newest_sample_of_each_node_is_shown_until_the_run_is_over() -> None:
+    cluster = running(2)
+    ranks = tuple(RankLoad(rank, cpu=1.0, memory=300_000_000) for rank in range(4))
+    for at in (1.0, 2.0):
+        cluster.feed(Pulse(1, 90, 1, load=NodeLoad(0, at, 8, 2.0, 10, 20, ranks=ranks)))
+    (load,) = cluster.state().loads
+    assert (load.node, load.at) == (1, 2.0), "a node speaks of itself alone"
+    assert [one.rank for one in load.ranks] == [2, 3]
+    cluster.cut(1)
+    cluster.feed(Disconnected(1))
+    assert cluster.state().loads == ()
+    cluster.connect(1)
+    cluster.settle()
+    cluster.finish_all()
+    cluster.settle()
+    assert cluster.state().loads == ()
 
 
 def test_every_pulse_is_answered_and_every_join_welcomed() -> None:

@@ -61,6 +61,32 @@ def test_what_a_script_reports_is_kept_as_it_went_in_the_end(lab):
     ]
 
 
+HOLDS = """
+import os
+held = bytearray(os.urandom(1000) * 300_000)
+print("held", flush=True)
+while True:
+    pass
+"""
+
+
+def test_what_a_rank_uses_is_shown(lab):
+    lab.script("holds.py", HOLDS)
+    run = lab.submit(lab.spec("name: holds\nrun: {script: holds.py}\nresources: {nodes: 2, ranks_per_node: 1}\n"))
+
+    def seen():
+        nodes = json.loads(lab.launch("top", run, "--json").stdout)["nodes"]
+        ranks = {rank["rank"]: rank for node in nodes for rank in node["ranks"]}
+        busy = [rank for rank in ranks.values() if rank["memory"] >= 300_000_000 and rank["cpu"] > 0]
+        return ranks if len(busy) == 2 else None
+
+    ranks = lab.until("a sample of both ranks", seen)
+    assert all(rank["memory"] < 500_000_000 for rank in ranks.values())
+    assert "rank 1" in lab.launch("top", run).stdout
+    lab.launch("cancel", run)
+    lab.launch("top", run, check=4)
+
+
 def test_status_finds_runs_from_any_folder(lab, tmp_path):
     run = lab.submit(lab.chain(args="steps: 3"))
     lab.wait(run)

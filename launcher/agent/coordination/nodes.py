@@ -6,7 +6,7 @@ from enum import Enum, auto
 from math import inf
 
 from launcher.plan.model import NodePlan
-from launcher.rundir.records import ProcessId
+from launcher.rundir.records import NodeLoad, ProcessId
 
 
 class Presence(Enum):
@@ -36,6 +36,7 @@ class KnownNode:
     holds: int = 0  # the generation whose ranks may still live there; 0: surely none
     ghost: ProcessId | None = None  # the agent before this one, with ranks, of which nobody knows whether it lives
     ghost_until: float = 0.0
+    load: NodeLoad | None = None  # its newest sample
 
     def __str__(self) -> str:
         return f"node {self.index}{f' ({self.host})' if self.host else ''}"

@@ -1,6 +1,9 @@
 """From what the coordinator knows to state.json's record."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+from msgspec import structs
 
 from launcher.agent.coordination.effects import Now
 from launcher.agent.coordination.generation import Generation, Rank
@@ -8,7 +11,7 @@ from launcher.agent.coordination.nodes import KnownNode, NodeTable, Presence
 from launcher.agent.coordination.pace import Pace
 from launcher.plan.model import Plan
 from launcher.recovery.classify import failed
-from launcher.rundir.records import AttemptEnd, Failure, NodeState, RankState, RunState
+from launcher.rundir.records import AttemptEnd, Failure, NodeLoad, NodeState, RankState, RunState
 from launcher.words import State
 
 
@@ -69,6 +72,7 @@ def run_state(
         restarts=dict(standing.restarts),
         nodes=tuple(_node_state(node, generation, over) for node in nodes),
         ranks=tuple(_rank_state(rank, generation, stopping) for rank in generation.ranks) if generation else (),
+        loads=() if over else tuple(_loads(nodes, generation)),
         failure=None if end is not None and end.state is State.SUCCEEDED else standing.failure,
         message=end.message if end is not None else standing.message,
         started_at=standing.started_at,
@@ -79,6 +83,16 @@ def run_state(
         boot_id=first.boot_id if first is not None else "",
         monotonic_s=now.boot,
     )
+
+
+def _loads(nodes: NodeTable, generation: Generation | None) -> Iterator[NodeLoad]:
+    """Of nodes that are here and of their own ranks that live, whatever a node says."""
+    for node in nodes:
+        if node.load is None or node.link is not Presence.UP:
+            continue
+        ranks = {one.number for one in generation.of_node(node.index) if one.live} if generation is not None else set()
+        known = tuple(one for one in node.load.ranks if one.rank in ranks)
+        yield structs.replace(node.load, node=node.index, ranks=known)
 
 
 def _node_state(node: KnownNode, generation: Generation | None, over: bool) -> NodeState:

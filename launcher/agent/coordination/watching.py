@@ -98,6 +98,8 @@ class Watch:
 
     def _pulse(self, pulse: messages.Pulse) -> None:
         attempt = self._attempt
+        if pulse.load is not None:
+            attempt.nodes[pulse.node].load = pulse.load
         if not attempt.is_current(pulse.generation):
             return
         generation, starting = attempt.current, attempt.phase is AttemptPhase.STARTING

@@ -147,6 +147,11 @@ class RankGroup:
         )
 
     @property
+    def pids(self) -> dict[int, int]:
+        """Of each live rank."""
+        return {rank.number: rank.pid for rank in self._ranks if rank.pid and not rank.ended.is_set()}
+
+    @property
     def checkpoint(self) -> int | None:
         """The newest that one of these ranks has reported as committed."""
         return max((one for rank in self._ranks if (one := rank.progress.checkpoint) is not None), default=None)

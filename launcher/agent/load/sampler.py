@@ -1,0 +1,111 @@
+"""A sample every five seconds of what a node's machine and ranks use: a thread looks, so that no driver holds the
+agent up, and the next pulse takes the newest along. Nothing is kept but that."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from launcher.agent.interfaces import interface_of
+from launcher.agent.load.counters import MachineUse, machine_use
+from launcher.agent.load.gpus import Gpu, Gpus
+from launcher.agent.load.trees import Trees, TreeUse
+from launcher.clock import boottime
+from launcher.plan.model import NodePlan
+from launcher.rundir.records import NodeLoad, RankLoad
+
+EVERY_S = 5.0
+_LEAST_S = 0.1  # over which a rate means anything: the kernel counts time in hundredths
+
+Pids = Mapping[int, int]  # by rank
+
+
+class Sampler:
+    """`ranks` is asked, by the sampler's thread, for the pids of the ranks that live."""
+
+    def __init__(self, node: NodePlan, ranks: Callable[[], Pids], every_s: float = EVERY_S) -> None:
+        self._node, self._ranks, self._every_s = node, ranks, every_s
+        self._interface = interface_of(node.address) if node.address else None
+        self._trees = Trees()
+        self._before: dict[int, tuple[float, TreeUse]] = {}  # by pid: when it was looked at, and what was seen
+        self._machine: tuple[float, MachineUse] = (boottime(), machine_use(self._interface))
+        self._fresh: NodeLoad | None = None
+        self._thread = threading.Thread(target=self._work, name="load", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def fresh(self) -> NodeLoad | None:
+        """The newest sample, once."""
+        sample, self._fresh = self._fresh, None
+        return sample
+
+    def _work(self) -> None:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") if self._node.gpus is None else ",".join(self._node.gpus)
+        gpus = Gpus(visible)
+        while True:
+            time.sleep(self._every_s)
+            self._fresh = self.sample(gpus)
+
+    def sample(self, gpus: Gpus) -> NodeLoad:
+        """What is in use now, as an average since the last look."""
+        cards, pids = gpus.look(), dict(self._ranks())
+        at = boottime()
+        seen = {pid: (at, use) for pid, use in self._trees.look(pids.values()).items()}
+        ranks = [
+            rank_load(rank, self._before.get(pid), seen[pid], cards)
+            for rank, pid in sorted(pids.items())
+            if pid in seen
+        ]
+        before, self._before = self._machine, seen
+        self._machine = (at, machine_use(self._interface))
+        return node_load(self._node.index, before, self._machine, cards, ranks)
+
+
+def rank_load(
+    rank: int, before: tuple[float, TreeUse] | None, now: tuple[float, TreeUse], cards: Sequence[Gpu]
+) -> RankLoad:
+    """From what its processes had used by then and by now; without a look before, since it was started."""
+    at, use = now
+    since, was = before or (use.started_s, TreeUse(use.started_s, 0.0, 0, 0, 0, frozenset()))
+    passed_s = max(_LEAST_S, at - since)
+    mine = [card for card in cards if use.pids & card.held.keys()]
+    return RankLoad(
+        rank,
+        cpu=round(max(0.0, use.cpu_s - was.cpu_s) / passed_s, 2),
+        memory=use.memory,
+        processes=len(use.pids),
+        read=_rate(was.read, use.read, passed_s),
+        written=_rate(was.written, use.written, passed_s),
+        gpus=tuple(card.load.index for card in mine),
+        gpu_memory=sum(card.held.get(pid, 0) for card in mine for pid in use.pids),
+    )
+
+
+def node_load(
+    node: int,
+    before: tuple[float, MachineUse],
+    now: tuple[float, MachineUse],
+    cards: Sequence[Gpu],
+    ranks: Sequence[RankLoad],
+) -> NodeLoad:
+    (since, was), (at, use) = before, now
+    passed_s = max(_LEAST_S, at - since)
+    return NodeLoad(
+        node,
+        at=round(time.time(), 3),
+        cores=os.cpu_count() or 0,
+        cpu=round(max(0.0, use.cpu_s - was.cpu_s) / passed_s, 2),
+        memory=use.memory,
+        memory_total=use.memory_total,
+        received=_rate(was.received, use.received, passed_s),
+        sent=_rate(was.sent, use.sent, passed_s),
+        read=_rate(was.read, use.read, passed_s),
+        written=_rate(was.written, use.written, passed_s),
+        gpus=tuple(card.load for card in cards),
+        ranks=tuple(ranks),
+    )
+
+
+def _rate(before: int, now: int, passed_s: float) -> int:
+    return int(max(0, now - before) / passed_s)  # less than before: a counter of something that is gone
