@@ -48,6 +48,8 @@ BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
 # An open one of these means that a driver is initialised, which does not survive a fork.
 DEVICES = ("/dev/nvidia", "/dev/kfd")
 MAX_CHAIN = 8  # exceptions that one report tells of
+# Modules whose `rank_zero_only.rank` is set at import, and from which variable.
+NOTED_RANKS = {"lightning_utilities.core.rank_zero": "RANK", "torchmetrics.utilities.prints": "LOCAL_RANK"}
 
 FRAME = re.compile(r'\s+File "([^"]+)", line (\d+), in (.+)')  # as a traceback shows one
 
@@ -149,6 +151,10 @@ def settle(order: Order) -> None:
         sys.modules["numpy.random"].seed()
     if "multiprocessing.process" in sys.modules:  # it noted at import where spawned children look for relative paths
         setattr(sys.modules["multiprocessing.process"], "ORIGINAL_DIR", os.getcwd())  # noqa: B010 - mypy
+    for name, variable in NOTED_RANKS.items():
+        only = getattr(sys.modules.get(name), "rank_zero_only", None)
+        if hasattr(only, "rank") and variable in os.environ:
+            setattr(only, "rank", int(os.environ[variable]))  # noqa: B010 - mypy
     atexit.register(thaw)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 

@@ -9,7 +9,8 @@ import pytest
 from lab import kill
 
 PAGE = (Path(__file__).parents[2] / "launcher" / "docs" / "recipes.md").read_text()
-STRIKE = (Path(__file__).parent / "scripts" / "strike.py").read_text()
+SCRIPTS = Path(__file__).parent / "scripts"
+STRIKE = (SCRIPTS / "strike.py").read_text()
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
 STEPS = 20
 TRAINED = ("A loop of your own", "Lightning", "Accelerate", "Hugging Face Trainer", "As nanoGPT does it")
@@ -43,6 +44,21 @@ def test_a_training_goes_on_after_a_kill(lab, recipe):
     began = re.findall(r"from step (\d+), (\d+) ranks", lab.rank_logs(status["run"]))
     assert {world for _, world in began} == {"2"}
     assert sorted(int(step) for step, _ in began) in ([0, 0, 5, 5], [0, 0, 10, 10])
+
+
+@pytest.mark.dealt(2)
+def test_lightning_over_nodes_that_it_does_not_know_of(lab):
+    """All devices as if on one node, which runs under torchrun too; and who is first, though it was imported before."""
+    lab.script("devices.py", (SCRIPTS / "devices.py").read_text())
+    run = "run: {script: devices.py, preload: [lightning]}\n"
+    spec = f"name: devices\n{run}resources: {{nodes: 2, ranks_per_node: 2}}\n"
+    status = lab.wait(lab.submit(lab.spec(spec)), timeout=110)
+    assert status["restarts"]["total"] == 0
+    told = [line for line in lab.rank_logs(status["run"]).splitlines() if line.startswith("rank")]
+    assert told == [
+        f"rank {rank} of 4, {local} here: TorchElasticEnvironment, noted {rank} and {local}"
+        for rank, local in enumerate((0, 1, 0, 1))
+    ]
 
 
 def files_for(lab):
