@@ -43,6 +43,38 @@ class Exit(IntEnum):
     NO_CHECKPOINT = 24
     RESUME_ME = 75
     INTERRUPTED = 130
+    PIPE_CLOSED = 141  # as a shell shows a process that SIGPIPE ended
+
+
+# When each is given; `launch help exit-codes` is made of it.
+MEANING = {
+    Exit.OK: "it worked; of a run: it succeeded",
+    Exit.INTERNAL: "a fault of ours: one line, and with `LAUNCH_DEBUG=1` the traceback too",
+    Exit.BAD_INPUT: "the spec or the command line is wrong; nothing was started",
+    Exit.NO_SUCH_RUN: "no run, or more than one, answers to that name",
+    Exit.REFUSED: "what is asked for cannot be done now: the run's state does not allow it, `wait --timeout` ran out, "
+    "the doctor found a problem, a key was not trusted, a disk, a folder or a limit of this machine stands in the way",
+    Exit.UNREACHABLE: "the cluster does not answer; nothing is known to have failed",
+    Exit.DAMAGED: "a record or, with `checkpoints --verify`, a checkpoint is not what was written",
+    Exit.USER_ERROR: "an exception in your code, or it left with a code of its own",
+    Exit.OUT_OF_MEMORY: "memory ran out, of the machine or of a GPU",
+    Exit.KILLED: "a signal ended a rank, again and again",
+    Exit.HANG: "ranks neither reported nor printed for `recovery.hang_after`",
+    Exit.COMMUNICATION: "ranks lost each other",
+    Exit.NODE_LOST: "a node was lost, and too few are left",
+    Exit.PREEMPTED: "the cluster wanted its nodes back",
+    Exit.TIME_LIMIT: "`resources.time` is over",
+    Exit.LAUNCHER_FAULT: "our own fault; please report",
+    Exit.NO_PROGRESS: "restarts in a row without a newer checkpoint",
+    Exit.CANCELLED: "somebody ended it",
+    Exit.LOST: "it ended without a last word",
+    Exit.FENCED: "a newer start of the same run writes its checkpoints",
+    Exit.DISK: "a disk was full or failed",
+    Exit.NO_CHECKPOINT: "no whole checkpoint is left on the hosts that are here",
+    Exit.RESUME_ME: "of a rank: it has saved and wants to be resumed",
+    Exit.INTERRUPTED: "Ctrl-C; the run itself goes on",
+    Exit.PIPE_CLOSED: "whoever read stdout has left",
+}
 
 
 class LaunchError(Exception):

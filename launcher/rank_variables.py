@@ -1,8 +1,8 @@
 """The variables by which a process finds out which rank it is, of how many, and where the first one listens.
 
 Of these a rank sees ours alone: what another launcher, or the batch system's own step, left of them would mislead it.
-Everything else that a cluster's job has in its environment is passed on to ranks. `launcher/agent/README.md` shows this
-table to users; a test compares the two.
+Everything else that a cluster's job has in its environment is passed on to ranks. `launch help environment` shows this
+table to users.
 """
 
 import re

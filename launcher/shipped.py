@@ -15,6 +15,17 @@ def shipped(kind: Literal["templates", "jobs"]) -> Path:
     return installed if installed.is_dir() else _PACKAGE.parent / kind
 
 
+def pages() -> dict[str, Path]:
+    """The pages for users, by their names."""
+    return {path.stem: path for path in sorted((_PACKAGE / "docs").glob("*.md"))}
+
+
+def title(page: Path) -> str:
+    """What it is about, as its first line says."""
+    with page.open(encoding="utf-8") as file:
+        return file.readline().lstrip("#").strip()
+
+
 def starters() -> dict[str, str]:
     """The specs that `launch init` can write, each with the line that says what it is for."""
     return {file.stem: _purpose(file) for file in sorted(shipped("templates").glob("*.yaml"))}

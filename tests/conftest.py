@@ -56,6 +56,7 @@ LONGEST = (
     "slurm/test_showcase.py",
     "jobs/test_shipped_jobs.py",
     "test_readme.py",
+    "docs/test_pages.py",
     "slurm/test_lost_nodes.py",
     "ssh/test_submit_kills.py",
     "trainer/tasks/",

@@ -12,7 +12,7 @@ from importlib import import_module
 from launcher.cli.arguments import Arguments
 from launcher.cli.commands import ALSO, COMMANDS
 from launcher.errors import Exit
-from launcher.shipped import starters
+from launcher.shipped import pages, starters
 
 EXAMPLES = """
   launch completion bash > ~/.local/share/bash-completion/completions/launch
@@ -81,7 +81,7 @@ def _commands() -> Iterator[Command]:
         flags = [_flag(action) for action in arguments.taken if action.option_strings]
         shown = tuple(flag for flag in flags if flag.text != argparse.SUPPRESS)
         yield Command(name, text, shown, words[0] if words else Candidates())
-    yield Command(_HELP, "explain a command", (), Candidates(words=tuple(COMMANDS)))
+    yield Command(_HELP, "explain a command, or show a page", (), Candidates(words=(*COMMANDS, *pages())))
 
 
 def _flag(action: argparse.Action) -> FlagWords:

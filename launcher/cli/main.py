@@ -27,24 +27,27 @@ One YAML file, any machine: runs a training job, keeps it running, resumes it.
 commands:
 {commands}
 
+pages:
+{pages}
+
 examples:
   launch submit job.yaml --follow       start it and watch it
   launch status                         what is running, and what has ended
   launch logs last -f                   the log of the newest run, as it grows
 
 RUN is a run's id, a unique beginning of one, or `last`. `ls` and `ps` are `status`, `stop` is `cancel`.
-`launch help COMMAND` explains a command; `launch --version` names the version.
+`launch help COMMAND` explains a command, `launch help PAGE` shows a page; `launch --version` names the version.
 
 exit codes:
   0 ok                  1 internal error      2 bad input           3 no such run
   4 refused             5 unreachable         6 damaged           130 interrupted
+141 reader has left
   How a run ended (wait, --follow):
  10 user error         11 out of memory      12 killed              13 hang
  14 communication      15 node lost          16 preempted           17 time limit
  18 launcher's fault   19 no progress        20 cancelled           21 lost
  22 fenced             23 disk               24 no checkpoint       75 resume me
 """
-_PIPE_CLOSED = 128 + 13  # as a shell shows a process that SIGPIPE ended
 _NO_SPACE = "free some space there"
 _OF_THE_MACHINE = {
     errno.ENOSPC: _NO_SPACE, errno.EDQUOT: _NO_SPACE, errno.EFBIG: "`ulimit -f` shows how large a file may be",
@@ -86,7 +89,7 @@ def _outcome(argv: list[str]) -> int:
     except KeyboardInterrupt:
         code = Exit.INTERRUPTED
     except BrokenPipeError:
-        code = _PIPE_CLOSED
+        code = Exit.PIPE_CLOSED
     except Exception as error:  # noqa: BLE001 - the last resort: one line for people, the rest on request
         if os.environ.get("LAUNCH_DEBUG") == "1":
             sys.excepthook(type(error), error, error.__traceback__)
@@ -97,11 +100,19 @@ def _outcome(argv: list[str]) -> int:
 
 def top_help() -> str:
     """`launch --help`, from the table."""
-    return _HELP.format(commands="\n".join(f"  {name:<13}{text}" for name, (_, text) in COMMANDS.items()))
+    from launcher.shipped import pages, title  # late: no command needs it on its way
+
+    commands = "\n".join(f"  {name:<13}{text}" for name, (_, text) in COMMANDS.items())
+    shown = "\n".join(f"  {name:<17}{title(path)}" for name, path in pages().items())
+    return _HELP.format(commands=commands, pages=shown)
 
 
 def _run(argv: list[str]) -> int:
     if argv[:1] == ["help"] and len(argv) > 1:
+        if ALSO.get(argv[1], argv[1]) not in COMMANDS:
+            from launcher.cli.topics import show  # late: nothing else looks at pages
+
+            return show(argv[1], [*COMMANDS])
         argv = [argv[1], "--help"]
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(top_help(), end="", file=sys.stdout if argv else sys.stderr)

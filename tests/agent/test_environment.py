@@ -16,7 +16,7 @@ from run_folder import plan_of
 
 from launcher.agent.environment import cleaned, job_environment, node_environment, rank_environment
 from launcher.agent.messages import Start
-from launcher.rank_variables import WHO_READS_WHAT, misleads
+from launcher.rank_variables import misleads
 from launcher.spec.model import CheckpointOptions, Recovery
 
 START = Start(
@@ -159,12 +159,6 @@ def test_a_run_submitted_by_a_rank_takes_our_choices_for_no_exports():
     assert cleaned({**rank, "OMP_NUM_THREADS": "2"})["OMP_NUM_THREADS"] == "2"
     exported = node_environment({"OMP_NUM_THREADS": "4"}, plan, plan.nodes[0], 1, {}, interface="ib0")
     assert cleaned(exported)["OMP_NUM_THREADS"] == "4"
-
-
-def test_what_misleads_is_shown_to_users():
-    readme = (Path(__file__).parents[2] / "launcher" / "agent" / "README.md").read_text()
-    for readers, patterns in WHO_READS_WHAT:
-        assert f"| {readers} | {', '.join(f'`{pattern}`' for pattern in patterns)} |" in readme
 
 
 def test_every_rank_variable_of_ours_may_be_set_by_nobody_else():

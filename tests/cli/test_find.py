@@ -154,9 +154,9 @@ def used(desk):
     return ast.literal_eval(done.stderr)
 
 
-def test_what_the_readme_shows(desk):
-    readme = (shipped("jobs").parent / "README.md").read_text()
-    [block] = re.findall(r"^```console\n(\$ launch status --name.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+def test_what_the_page_shows(desk):
+    page = (shipped("jobs").parent / "launcher" / "docs" / "many-runs.md").read_text()
+    [block] = re.findall(r"^```console\n(\$ launch status --name.*?)^```$", page, re.MULTILINE | re.DOTALL)
     now = time.time()
     for name, lr, loss in (("lr-a-9x2d", "0.1", 0.5), ("lr-b-4ykr", "0.01", 0.25)):
         folder = desk.run(name)

@@ -33,7 +33,7 @@ def test_help_of_a_command_teaches_by_example(desk, command):
 
 def test_help_by_the_word_that_comes_first(desk):
     assert desk.launch("help", "submit").stdout == desk.launch("submit", "--help").stdout
-    assert "no such command: 'nope'" in desk.launch("help", "nope", check=2).stderr
+    assert "no such command or page: 'nope'" in desk.launch("help", "nope", check=2).stderr
 
 
 def test_words_that_fingers_know(desk):

@@ -119,6 +119,8 @@ def test_the_commands_work_without_torch(launch):
     assert plan["entry"]["target"] == "train.py"
     assert "train.py" in launch("submit", "job.yaml", "--dry-run")
     assert json.loads(launch("status", "--json")) == []
+    assert launch("help", "install").startswith("Install and upgrade\n")
+    assert launch("help", "trainer").startswith("The trainer\n")
 
 
 def test_a_job_runs_without_torch(launch):
@@ -132,7 +134,7 @@ def test_a_job_runs_without_torch(launch):
     assert "checkpoint  none yet" in launch("status", "last")
 
 
-def test_the_ways_to_install_that_the_readme_names(uv, tmp_path):
+def test_the_ways_to_install_that_the_page_names(uv, tmp_path):
     """Each in order, from a clone and from a repository's address, with the output that is shown."""
     clone, tools = tmp_path / "launch", tmp_path / "tools"
     names = (
@@ -157,8 +159,8 @@ def test_the_ways_to_install_that_the_readme_names(uv, tmp_path):
         "PATH": f"{tmp_path / 'bin'}:{Path(uv).parent}:{os.environ['PATH']}",
     }  # fmt: skip
     env.pop("VIRTUAL_ENV", None)
-    readme = (ROOT / "README.md").read_text()
-    [block] = re.findall(r"^```console\n(\$ uv tool install.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    page = (ROOT / "launcher" / "docs" / "install.md").read_text()
+    [block] = re.findall(r"^```console\n(\$ uv tool install.*?)^```$", page, re.MULTILINE | re.DOTALL)
     for part in block.split("$ ")[1:]:
         line, *shown = part.strip().splitlines()
         said = command("sh", "-c", line.replace("git+URL", f"git+file://{clone}"), cwd=tmp_path, env=env)

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from tests.docs import reference
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -41,3 +43,8 @@ def test_every_suppression_gives_its_reason():
         if re.search(r"#.*\b(noqa|nosec)\b", line) and not re.search(r"\b(noqa|nosec)\b[:\w ,]* - \w", line)
     ]
     assert not bare, "\n".join(["write `# noqa: CODE - why`:", *bare])
+
+
+def test_the_pages_that_are_made_from_the_code_are_current():
+    stale = [name for name, text in reference.pages().items() if (reference.DOCS / name).read_text() != text]
+    assert not stale, f"{', '.join(stale)}: run python -m tests.docs.reference"

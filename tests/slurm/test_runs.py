@@ -153,14 +153,12 @@ def test_several_files_share_a_job_where_their_demands_are_the_same(desk):
     assert all(desk.wait(run)["state"] == "succeeded" for run in runs)
 
 
-def test_the_commands_of_the_readme(desk):
+def test_the_commands_of_the_page(desk):
     root = shipped("jobs").parent
     for name in ("jobs", "templates"):
         shutil.copytree(root / name, desk.project / name)
-    section = (root / "README.md").read_text().split("## On Slurm")[1].split("\n## ")[0]
-    submit, status, dry = (
-        line.removeprefix("$ launch ").split() for line in re.findall(r"^\$ .*", section, re.MULTILINE)
-    )
+    page = (root / "launcher" / "docs" / "slurm.md").read_text()
+    submit, status, dry = (line.removeprefix("$ launch ").split() for line in re.findall(r"^\$ .*", page, re.MULTILINE))
     run = desk.submit(*submit[1:], "--set", "run.args.max-steps=10", "--set", "resources.gpus_per_node=0")
     assert run in desk.launch(*status).stdout
     assert desk.wait(run, timeout=100)["step"] == 10

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 _OVERLAP = 4096  # bytes of the events that are compared: do others continue these?
 _MOST_EVENTS = 256 << 20  # in all: they are read as a whole
-_ENDS = frozenset(Exit) - {Exit.INTERRUPTED} - {code for code in Exit if code < Exit.USER_ERROR}
+_ENDS = frozenset(Exit) - {Exit.INTERRUPTED, Exit.PIPE_CLOSED} - {code for code in Exit if code < Exit.USER_ERROR}
 _SEEN_S = 5.0  # how much older than the truth the note of when the run was last seen may be
 
 

@@ -1,0 +1,76 @@
+"""`launch help PAGE`: the pages that come with the launcher, as text for a terminal.
+
+Pages for users lie in launcher/docs; those for who wants to know how it works lie beside the code.
+"""
+
+import difflib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.cli.markdown import for_terminal
+from launcher.cli.terminal import is_terminal, paint, size
+from launcher.errors import BadInput, Exit
+from launcher.shipped import pages
+
+_PACKAGES = Path(__file__).resolve().parents[2]
+_WIDEST = 100  # columns in which text is easy to read
+
+
+def show(name: str, others: Sequence[str]) -> int:
+    """The page of this name; these names lead elsewhere, and may be what was meant."""
+    known = _known()
+    path = known.get(name.removesuffix("/README.md").removesuffix(".md").rstrip("/"))
+    if path is None:
+        near = difflib.get_close_matches(name[:100], [*others, *known], n=3)
+        meant = f"did you mean {' or '.join(f'`launch help {one}`' for one in near)}?" if near else ""
+        raise BadInput(f"no such command or page: {name[:100]!r}", f"hint: {meant or '`launch help` lists all'}")
+    text = path.read_text(encoding="utf-8")
+    width = min(size(sys.stdout)[0], _WIDEST)
+    _page(for_terminal(text, width, paint, lambda link: _way(link, path)))
+    return Exit.OK
+
+
+def _known() -> dict[str, Path]:
+    """Pages for users by their names, READMEs by their folders, and by the last part of these where that is free."""
+    found = [path for package in ("launcher", "trainer") for path in sorted((_PACKAGES / package).rglob("*.md"))]
+    insides = {_place(path): path for path in found if path not in pages().values()}
+    return {place.rpartition("/")[2]: path for place, path in insides.items()} | insides | pages()
+
+
+def _place(path: Path) -> str:
+    """Of a README its folder, of another page beside the code its own name there."""
+    at = path.relative_to(_PACKAGES)
+    return at.parent.as_posix() if at.name == "README.md" else at.with_suffix("").as_posix().lower()
+
+
+def _way(link: str, page: Path) -> str:
+    """What shows where a link of a page leads."""
+    if re.match(r"https?:", link):
+        return link
+    at = Path(os.path.normpath(page.parent / link.partition("#")[0]))
+    found = next((name for name, path in _known().items() if path == at), "")
+    return f"launch help {found}" if found and at != page else ""
+
+
+def _page(lines: Sequence[str]) -> None:
+    """By the user's pager where it is more than the terminal shows."""
+    text = "\n".join(lines) + "\n"
+    program = shlex.split(os.environ.get("PAGER") or "less")
+    if not (is_terminal(sys.stdout) and len(lines) >= size(sys.stdout)[1] and program):
+        print(text, end="")
+        return
+    # Ctrl-C is the pager's: we stay until it has given the terminal back.
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        env = {"LESS": "FRX", **os.environ}
+        subprocess.run(program, input=text.encode(), env=env, check=False)
+    except OSError:
+        print(text, end="")  # there is no such program
+    finally:
+        signal.signal(signal.SIGINT, before)

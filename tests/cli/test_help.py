@@ -1,0 +1,121 @@
+"""`launch help PAGE`, and how Markdown is shown."""
+
+import re
+import sys
+
+import pytest
+
+from launcher.cli.markdown import for_terminal
+from launcher.shipped import pages, title
+
+COLOURS = {"bold": "1", "cyan": "36"}
+
+
+def plain(text, colour):
+    return text
+
+
+def coloured(text, colour):
+    return f"\x1b[{COLOURS[colour]}m{text}\x1b[0m"
+
+
+def shown(text, width=40, paint=plain, name_of=lambda link: ""):
+    return for_terminal(text, width, paint, name_of)
+
+
+def test_headings_paragraphs_and_code():
+    page = "# Title\n\nOne line\nand the next.\n```console\n$ a   b\n```\n## Part\nText\n### Detail\nText\n"
+    assert shown(page) == [
+        "Title", "═════", "", "One line and the next.", "", "    $ a   b", "", "Part", "────", "", "Text", "", "Detail",
+        "", "Text",
+    ]  # fmt: skip
+
+
+def test_lists_are_wrapped_behind_their_marks():
+    assert shown("- one two three\n  four\n- five\n  1. six seven eight\n", 13) == [
+        "- one two", "  three four", "- five", "  1. six", "     seven", "     eight",
+    ]  # fmt: skip
+
+
+def test_a_table_is_columns_and_its_last_one_is_wrapped():
+    page = "| a | what |\n|---|---|\n| `x` | one two three four five six seven |\n| long | `p\\|q` |\n"
+    assert shown(page) == [
+        "a     what", "x     one two three four five six seven", "long  p|q",
+    ]  # fmt: skip
+    assert shown(page, 30) == ["a     what", "x     one two three four five", "      six seven", "long  p|q"]
+
+
+def test_a_table_too_wide_for_columns_has_its_cells_below_each_other():
+    page = "| name | example | text |\n|---|---|---|\n| resources.nodes | 2..4 | how many |\n| env | | |\n"
+    assert shown(page, 30) == ["resources.nodes", "    2..4", "    how many", "env"]
+
+
+def test_links_say_how_to_get_there():
+    names = {"a.md": "launch help a", "https://x.org": "https://x.org"}
+    page = "See [the `a` page](a.md), [there](https://x.org) and [b](b.py)."
+    assert shown(page, 80, name_of=lambda link: names.get(link, "")) == [
+        "See the a page (launch help a), there (https://x.org) and b."
+    ]
+
+
+def test_colours_take_no_room():
+    line = "one `two three` **four** five"
+    bare = shown(line, 13)
+    painted = shown(line, 13, coloured)
+    assert [re.sub(r"\x1b\[\d+m", "", line) for line in painted] == bare == ["one two three", "four five"]
+    assert painted[0] == "one \x1b[36mtwo\x1b[0m \x1b[36mthree\x1b[0m"
+
+
+@pytest.mark.parametrize("width", [20, 40, 80])
+def test_nothing_but_code_is_wider_than_the_terminal_where_words_allow_it(width):
+    page = "# T\n\n" + "word " * 50 + "\n\n- " + "item " * 30 + "\n\n| a | b |\n|---|---|\n| c | " + "d " * 60 + "|\n"
+    assert max(map(len, shown(page, width))) <= width
+
+
+def test_what_is_no_text_for_readers_is_left_out():
+    assert shown("# T\n\n<!-- made by hand -->\n\ntext") == ["T", "═", "", "text"]
+
+
+def test_pages_are_listed_with_their_titles_and_shown(desk):
+    listed = desk.launch("help").stdout.partition("pages:\n")[2].partition("\n\n")[0]
+    assert "  install " in listed
+    for name, path in pages().items():
+        assert f"  {name:<17}{title(path)}" in listed.splitlines()
+        assert desk.launch("help", name).stdout.startswith(f"{title(path)}\n═")
+
+
+@pytest.mark.parametrize(
+    ("words", "title"),
+    [("agent", "The agent"), ("clusters/", ""), ("launcher/doctor", ""), ("trainer", "The trainer"), ("zygote", "")],
+)
+def test_pages_beside_the_code_are_shown_by_their_folders(desk, words, title):
+    assert desk.launch("help", words).stdout.startswith(title)
+
+
+def test_a_command_comes_before_a_page(desk):
+    assert desk.launch("help", "doctor").stdout == desk.launch("doctor", "--help").stdout
+    assert desk.launch("help", "stop").stdout == desk.launch("stop", "--help").stdout
+
+
+def test_a_page_that_is_not_there(desk):
+    done = desk.launch("help", "instal", check=2)
+    assert done.stdout == ""
+    assert done.stderr.startswith("launch: no such command or page: 'instal'\nhint: did you mean `launch help install`")
+    assert "hint: `launch help` lists all" in desk.launch("help", "zzzz", check=2).stderr
+
+
+def test_a_long_page_goes_to_the_pager_and_a_piped_one_does_not(desk):
+    pager = desk.root / "pager"
+    pager.write_text(f"#!{sys.executable}\nimport sys\nprint('PAGED', len(sys.stdin.read().splitlines()))\n")
+    pager.chmod(0o755)
+    code, said = desk.on_terminal("help", "commands", env={"PAGER": str(pager)})
+    assert code == 0
+    assert int(re.search(r"PAGED (\d+)", said)[1]) > 100
+    assert "PAGED" not in desk.launch("help", "commands", env={"PAGER": str(pager)}).stdout
+    assert "PAGED" not in desk.on_terminal("help", "commands", env={"PAGER": str(pager), "TERM": "dumb"})[1]
+
+
+def test_where_there_is_no_pager_the_page_is_printed(desk):
+    code, said = desk.on_terminal("help", "commands", env={"PAGER": "/nowhere/at-all"})
+    assert code == 0
+    assert "launch completion" in said

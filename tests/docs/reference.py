@@ -1,0 +1,155 @@
+"""The pages that are made from the code: python -m tests.docs.reference writes them into launcher/docs."""
+
+import argparse
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+
+from launcher.cli.arguments import Arguments
+from launcher.cli.commands import ALSO, COMMANDS
+from launcher.errors import MEANING, Exit
+from launcher.rank_variables import WHO_READS_WHAT
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "launcher" / "docs"
+_MADE = "<!-- made by `python -m tests.docs.reference`: change the code, not this page -->"
+
+# What a user sets for `launch` itself.
+OF_THE_USER = {
+    "LAUNCH_RUNS": "folder in which runs are kept; by default `.launch/runs` of the project",
+    "LAUNCH_CLUSTERS": "the file that names clusters; by default `~/.config/launch/clusters.yaml`",
+    "LAUNCH_SSH_CONFIG": "the file in which ssh finds hosts; by default its own",
+    "LAUNCH_DEBUG": "`1`: an internal error shows its traceback",
+    "NO_COLOR": "no colours, whatever it holds",
+    "TERM": "`dumb`: no colours, nothing that moves, no pager",
+    "PAGER": "what shows long pages of `launch help`; by default `less`",
+    "XDG_STATE_HOME": "where it stands which runs there are; by default `~/.local/state`",
+    "XDG_CONFIG_HOME": "where the clusters file lies; by default `~/.config`",
+    "VIRTUAL_ENV, CONDA_PREFIX": "the active environment: its Python runs the ranks, unless `run.python` names another",
+}
+# What a rank finds beside all that torchrun sets.
+OF_A_RANK = {
+    "LAUNCH_RUN_ID": "the run",
+    "LAUNCH_RUN_DIR": "its folder; `metrics` in it is there before the first rank is",
+    "LAUNCH_ATTEMPT": "which allocation of the run this is, from 1",
+    "LAUNCH_GENERATION": "which set of ranks of the attempt this is, from 1",
+    "LAUNCH_NODE": "which node of the run this is, from 0",
+    "LAUNCH_REPEAT": "of `--repeat`: which run this is, from 0",
+    "LAUNCH_PROGRESS": "where to report: [own-job](own-job.md#reporting-progress)",
+    "LAUNCH_CHECKPOINT_DIR": "the folder of the run's checkpoints",
+    "LAUNCH_CHECKPOINT_EVERY": "`checkpoint.every`, as `500 steps` or `600 s`",
+    "LAUNCH_CHECKPOINT_KEEP": "`checkpoint.keep`",
+    "LAUNCH_CHECKPOINT_MEMORY_DIR": "where `checkpoint.memory_every` is set: the node's folder in memory",
+    "LAUNCH_CHECKPOINT_MEMORY_EVERY": "how often the state is kept there, as `20 steps` or `5 s`",
+    "LAUNCH_CHECKPOINT_MEMORY_LIMIT": "the bytes that it may take",
+    "LAUNCH_DISK": "`apart` where each node has a disk of its own; absent where one disk is everybody's",
+    "LAUNCH_GROUP_TIMEOUT_S": "how long to wait for the other ranks in one operation",
+    "LAUNCH_GRACE_S": "how long a rank has from SIGTERM until it is killed",
+    "LAUNCH_DEFAULTED": "`NAME=value` of each variable that we chose for it: a run which it submits chooses anew",
+}
+_NO_VARIABLES = {"LAUNCH_FAILED"}  # a state of Slurm's
+
+
+def pages() -> dict[str, str]:
+    """Name and text of each."""
+    return {"commands.md": _commands(), "exit-codes.md": _exit_codes(), "environment.md": _environment()}
+
+
+def variables_in_the_code() -> set[str]:
+    """Every name of a variable of ours that stands in it."""
+    texts = [path.read_text() for folder in ("launcher", "trainer") for path in (ROOT / folder).rglob("*.py")]
+    strings = {node.value for text in texts for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)}
+    return {one for one in strings if isinstance(one, str) and re.fullmatch(r"LAUNCH_[A-Z_]+", one)} - _NO_VARIABLES
+
+
+def _commands() -> str:
+    listed = ", ".join(f"[`{name}`](#launch-{name})" for name in COMMANDS)
+    also = ", ".join(f"`{theirs}` is `{ours}`" for theirs, ours in ALSO.items())
+    intro = (
+        f"All commands: {listed}. {also[0].upper()}{also[1:]}. RUN is a run's id, a unique beginning of one, or "
+        "`last`. Data goes to stdout, everything else to stderr; `--json` is for programs. How they end: "
+        "[exit codes](exit-codes.md)."
+    )
+    return "\n".join(["# Commands and their options", "", _MADE, "", intro, *_of_each()]) + "\n"
+
+
+def _of_each() -> Iterator[str]:
+    for name, (place, summary) in COMMANDS.items():
+        module = import_module(place)
+        arguments = Arguments(name, summary, module.EXAMPLES)
+        module.declare(arguments)
+        taken = [one for one in arguments.taken if one.help != argparse.SUPPRESS and "--help" not in one.option_strings]
+        yield from ("", f"## launch {name}", "", f"{summary[0].upper()}{summary[1:]}.", "")
+        if taken:
+            yield from (*_table("option", "is", ((_cell(_names(one)), _cell(one.help or "")) for one in taken)), "")
+        yield from ("```", *(line.removeprefix("  ") for line in module.EXAMPLES.strip("\n").splitlines()), "```")
+
+
+def _names(action: argparse.Action) -> str:
+    value = "" if action.nargs == 0 else _value(action)
+    return f"`{', '.join(action.option_strings)}{' ' if action.option_strings and value else ''}{value}`"
+
+
+def _value(action: argparse.Action) -> str:
+    if action.metavar is None and action.choices is not None:
+        return f"{{{','.join(map(str, action.choices))}}}"
+    name = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
+    many = {"+": f"{name}...", "*": f"[{name}...]", "?": f"[{name}]", argparse.REMAINDER: f"[{name}...]"}
+    return many.get(str(action.nargs), name)
+
+
+def _exit_codes() -> str:
+    rows = [f"| {code.value} | {code.name.lower()} | {MEANING[code]} |" for code in sorted(Exit)]
+    intro = (
+        "Codes below 10 are of the command itself; from 10 on they are how a run ended, of `launch wait`, `launch run` "
+        "and `--follow`. With 2 nothing was started: a submit that fails after runs exist prints their "
+        "ids all the same, and ends with another code."
+    )
+    return (
+        "\n".join(["# Exit codes", "", _MADE, "", intro, "", "| code | name | when |", "|---|---|---|", *rows]) + "\n"
+    )
+
+
+def _environment() -> str:
+    return "\n".join([
+        "# Environment variables", "", _MADE, "",
+        "## What you may set for launch", "", *_of_variables(OF_THE_USER), "",
+        "## What a rank finds", "",
+        "Everything that `torchrun` sets: `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `GROUP_RANK`,",
+        "`GROUP_WORLD_SIZE`, `ROLE_*`, `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_*`. And these of ours:", "",
+        *_of_variables(OF_A_RANK), "",
+        "Where neither `env:` of the spec nor your own exports say otherwise, `OMP_NUM_THREADS` is the cores of a",
+        "rank, `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` name the interface that has the node's address, and",
+        "`PYTHONUNBUFFERED` and `TORCH_NCCL_ASYNC_ERROR_HANDLING` are `1`.", "",
+        "## What is never passed on", "",
+        "By these a program would take itself for another rank. They are taken out of what a rank inherits, and `env:`",
+        "cannot set them; `*` is any characters.", "",
+        *_table("read by", "names", ((who, _code(", ".join(names))) for who, names in WHO_READS_WHAT)),
+    ]) + "\n"  # fmt: skip
+
+
+def _table(head: str, other: str, rows: Iterable[tuple[str, str]]) -> list[str]:
+    return [f"| {head} | {other} |", "|---|---|", *(f"| {first} | {second} |" for first, second in rows)]
+
+
+def _of_variables(words: Mapping[str, str]) -> list[str]:
+    return _table("variable", "is", ((_code(names), text) for names, text in words.items()))
+
+
+def _code(names: str) -> str:
+    return ", ".join(f"`{name}`" for name in names.split(", "))
+
+
+def _cell(text: str) -> str:
+    return text.replace("%%", "%").replace("|", "\\|")
+
+
+def main() -> None:
+    for name, text in pages().items():
+        (DOCS / name).write_text(text)
+
+
+if __name__ == "__main__":
+    main()

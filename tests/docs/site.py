@@ -1,0 +1,43 @@
+"""The website of all pages: python -m tests.docs.site FOLDER"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_CONFIG = ROOT / "launcher" / "docs" / "zensical.toml"
+
+
+def page_files() -> list[Path]:
+    """Every page, users' and contributors', where it lies in the repository: so links between them hold."""
+    folders = ("launcher", "trainer")
+    inner = [path for folder in folders for path in (ROOT / folder).rglob("*.md")]
+    others = ["README.md", ".github/SECURITY.md", "tests/benchmarks/RESULTS.md"]
+    return sorted([*inner, *(ROOT / name for name in others), *(ROOT / "tests").rglob("README.md")])
+
+
+def build(folder: Path) -> str:
+    """Make it below this folder, in `site`; what the generator says. Raises CalledProcessError."""
+    pages = folder / "pages"
+    for path in page_files():
+        copy = pages / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
+    shutil.copy(_CONFIG, folder)
+    program = Path(sys.executable).parent / "zensical"
+    done = subprocess.run(
+        [program, "build", "--strict", "--clean"],
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise subprocess.CalledProcessError(done.returncode, "zensical build --strict", done.stdout)
+    return done.stdout
+
+
+if __name__ == "__main__":
+    try:
+        build(Path(sys.argv[1]))
+    except subprocess.CalledProcessError as error:
+        sys.exit(error.output)
+    print(Path(sys.argv[1]) / "site" / "index.html")

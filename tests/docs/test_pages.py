@@ -1,0 +1,152 @@
+"""The pages do what they say: their commands and programs run, their messages are ours, their links lead somewhere."""
+
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.commands import ALSO, COMMANDS
+from launcher.errors import Exit
+from launcher.spec.fields import JOB
+from launcher.spec.read import parse_spec
+from tests.docs import reference
+from tests.docs.blocks import DOCS, ROOT, block
+from tests.docs.site import page_files
+
+OWN_JOB = DOCS / "own-job.md"
+
+
+def test_your_own_job(lab):
+    lab.script("train.py", "print('trained')\n")
+    shown = block(OWN_JOB, "console", "launch init ddp").splitlines()
+    commands = [line.removeprefix("$ launch ") for line in shown if line.startswith("$ ")]
+    assert len(commands) == 3
+    for command in commands:
+        lab.launch(*command.split())
+
+
+def test_the_problems_that_it_shows(lab):
+    command, *lines = block(OWN_JOB, "console", "scirpt").strip().splitlines()
+    lab.script("train.py", "")
+    lab.spec("name: x\n\nrun:\n  scirpt: train.py\nresources:\n  nodes: two\n")
+    done = lab.launch(*command.removeprefix("$ launch ").split(), check=Exit.BAD_INPUT)
+    assert [line for line in lines if line not in done.stderr.splitlines()] == []
+
+
+def test_progress_in_three_lines(lab):
+    lines = block(OWN_JOB, "python", "LAUNCH_PROGRESS")
+    lab.script("report.py", f"import os\n{lines}")
+    spec = "name: report\nrun:\n  script: report.py\nresources:\n  ranks_per_node: 1\n"
+    status = lab.wait(lab.submit(lab.spec(spec)))
+    assert (status["step"], status["total_steps"], status["checkpoint"]) == (12, 200, 10)
+    assert status["metrics"] == {"loss": 0.31}
+
+
+def test_a_training_of_your_own(tmp_path):
+    given = """
+import sys
+import torch
+from torch.optim import AdamW
+from torch.utils.data import TensorDataset
+model = torch.nn.Linear(4, 2)
+data = TensorDataset(torch.randn(256, 4), torch.zeros(256, dtype=torch.int64))
+def loss(model, batch):
+    return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", given + block(OWN_JOB, "python", "trainer import Settings")],
+        cwd=tmp_path, capture_output=True, text=True, timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "fingerprint sha256=" in done.stdout
+    assert (tmp_path / "checkpoints" / "step-00000012").is_dir()
+
+
+def test_the_python_api(lab):
+    shutil.copytree(ROOT / "jobs", lab.project / "jobs")
+    done = subprocess.run(
+        [sys.executable, "-c", block(DOCS / "python.md", "python", "from launcher import runs")],
+        cwd=lab.project, env=lab.env, capture_output=True, text=True, timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    *log, state, listed = done.stdout.splitlines()
+    assert any("step 20/20" in line for line in log)
+    assert state == "succeeded"
+    assert listed.endswith("succeeded")
+
+
+def test_the_json_that_programs_rely_on(lab):
+    promised = {
+        "run", "name", "state", "cause", "exit_code", "attempt", "generation", "step", "world_size", "restarts",
+        "checkpoint", "nodes", "ranks", "started_at", "ended_at", "run_dir",
+    }  # fmt: skip
+    run = lab.submit(lab.chain(args="steps: 3"))
+    lab.wait(run)
+    status = json.loads(lab.launch("status", run, "--json").stdout)
+    assert promised <= set(status)
+    assert {"total", "by_cause"} <= set(status["restarts"])
+    assert {"rank", "node", "pid", "state", "step"} <= set(status["ranks"][0])
+    assert Path(status["run_dir"]).is_dir()
+
+
+def test_every_link_leads_to_a_file():
+    """The site's build looks at those between pages, and at their anchors; here it is all."""
+    lost = []
+    for page in page_files():
+        text = re.sub(r"^```.*?^```$|`[^`\n]+`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text)
+        lost += [f"{page.relative_to(ROOT)}: {link}" for link in links if not (page.parent / link).exists()]
+    assert lost == []
+
+
+def test_every_variable_of_ours_in_the_code_is_explained():
+    explained = {name for names in (reference.OF_THE_USER, reference.OF_A_RANK) for name in names}
+    ours = {name for name in explained if name.startswith("LAUNCH_")}
+    assert ours == reference.variables_in_the_code(), "tests/docs/reference.py has the words"
+
+
+def test_a_message_that_is_explained_is_one_of_ours():
+    """What stands in a table's first column is in the code, word by word."""
+    texts = [path.read_text() for path in (ROOT / "launcher").rglob("*.py")]
+    said = [node.value for text in texts for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
+    ours = "\n".join(one for one in said if isinstance(one, str))
+    rows = [line for line in (DOCS / "troubleshooting.md").read_text().splitlines() if line.startswith("| `")]
+    assert len(rows) > 30
+    wanted = [part for row in rows for part in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
+    assert [part for part in wanted if part not in ours] == []
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.stem)
+def test_every_command_that_a_page_shows_is_one_of_ours(page):
+    shown = re.findall(r"(?:`|^\$ |^)launch ([a-z]+)(?=[ `\n])", page.read_text(), re.MULTILINE)
+    assert [word for word in shown if word not in (*COMMANDS, *ALSO, "help")] == []
+
+
+def test_the_options_that_those_who_come_from_elsewhere_are_shown():
+    """What stands in the last column of the tables is read, with a command where there is none."""
+    rows = [line for line in (DOCS / "coming-from.md").read_text().splitlines() if line.startswith("| ")]
+    sections = "|".join(field.key for field in JOB.options)
+    shown = [one for row in rows for one in re.findall(rf"`((?:{sections}): [^`]+)`", row.split(" | ")[-1])]
+    assert len(shown) > 15
+    for option in shown:
+        lines = [option.replace("run: {", "run: {command: x, ") if not re.search("script:", option) else option]
+        lines += [] if option.startswith("run:") else ["run: {command: x}"]
+        lines += [] if option.startswith("name:") else ["name: x"]
+        parse_spec("\n".join(lines) + "\n", "coming-from.md")
+
+
+def test_the_environment_is_that_of_a_rank(lab):
+    """What the page says that a rank finds, it finds; the rest depends on options."""
+    page = (DOCS / "environment.md").read_text()
+    optional = {name for name in reference.OF_A_RANK if "MEMORY" in name} | {"LAUNCH_REPEAT", "LAUNCH_DISK"}
+    lab.script("names.py", "import os\nprint(*sorted(os.environ))\n")
+    run = lab.submit(lab.spec("name: x\nrun:\n  script: names.py\nresources:\n  ranks_per_node: 1\n"))
+    lab.wait(run)
+    found = set(lab.launch("logs", run).stdout.split()) | set(os.environ)
+    assert [name for name in set(reference.OF_A_RANK) - optional if name not in found or name not in page] == []
