@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -74,9 +75,15 @@ def sync_files(root: Path, files: Collection[Path], folders: Collection[Path]) -
 
 def sync_trees(root: Path, trees: Collection[Path]) -> None:
     """Make all durable that was written, without fsync, into these new folders below `root`."""
-    found = [(Path(folder), names) for tree in trees for folder, _, names in os.walk(tree)]
-    files = [folder / name for folder, names in found for name in names]
-    sync_files(root, [file for file in files if not file.is_symlink()], [folder for folder, _ in found])
+    found = (Path(folder) / name for tree in trees for folder, _, names in os.walk(tree) for name in (".", *names))
+    first = list(islice(found, _MANY + 1))
+    if len(first) > _MANY and _sync_file_system(root):
+        return
+    for path in (*first, *found):
+        if path.is_dir():
+            sync_dir(path)
+        elif not path.is_symlink():
+            _sync_file(path)
 
 
 def write_bytes(path: Path, data: bytes, *, fsync: bool = True) -> None:
@@ -301,7 +308,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
+def naming(path: str | Path) -> Iterator[None]:
     """Calls on a descriptor fail without saying which file it was; the draft's name means nothing to anyone."""
     try:
         yield

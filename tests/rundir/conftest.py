@@ -119,7 +119,7 @@ def out_of_order(calls: list[str]) -> list[str]:
     for call in calls:
         if written := re.match(r"(?:write|pwrite64)\(\d+<([^>]*)>", call):
             dirty.add(written[1])
-        elif copied := re.match(r"copy_file_range\(\d+<[^>]*>, NULL, \d+<([^>]*)>", call):
+        elif copied := re.match(r"copy_file_range\(\d+<[^>]*>, (?:NULL|\[.*?\]), \d+<([^>]*)>", call):
             dirty.add(copied[1])
         elif synced := re.match(r"fsync\(\d+<([^>]*)>\) += 0", call):
             dirty.discard(synced[1])

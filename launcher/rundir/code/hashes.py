@@ -17,6 +17,7 @@ from launcher.rundir.drafts import new_draft
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # A file changed this very moment may change once more without its times telling (git's racy index).
 _RACY_NS = 2_000_000_000
+StrPath = str | os.PathLike[str]
 _BECAME_SOMETHING_ELSE = (errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.ENXIO)
 
 
@@ -54,18 +55,28 @@ class CodeIndex:
         with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
             self._known = msgspec.json.decode(self._file.read_bytes(), type=dict[str, KnownFile])
 
-    def digest(self, name: str, path: Path, status: os.stat_result) -> str:
+    @property
+    def is_empty(self) -> bool:
+        return not self._known
+
+    def digest(self, name: str, path: StrPath, status: os.stat_result) -> str:
         """The content hash of the file at this path, that looked like this; it is only read if it did not before."""
-        key = os.fsencode(name).decode("latin-1")  # a name need not be UTF-8, JSON must be
-        known = self._known.get(key)
+        known = self._known.get(_key(name))
         if known is None or not known.fits(status):
-            looks = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-            known = KnownFile(*looks, file_hash(path))
-            self.hashed_bytes += status.st_size
-            if max(known.mtime_ns, known.ctime_ns) >= self._now_ns - _RACY_NS:
-                return known.digest
-        self._fresh[key] = known
+            return self.learn(name, status, file_hash(path))
+        self._fresh[_key(name)] = known
         return known.digest
+
+    def learn(self, name: str, status: os.stat_result, digest: str, *, at_rest: bool = False) -> str:
+        """Remember the hash of a file that looked like this when it was read; `at_rest`: nobody writes to it."""
+        looks = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+        known = KnownFile(*looks, digest)
+        key = _key(name)
+        if known not in (self._known.get(key), self._fresh.get(key)):
+            self.hashed_bytes += known.size
+        if at_rest or max(known.mtime_ns, known.ctime_ns) < self._now_ns - _RACY_NS:
+            self._fresh[key] = known
+        return digest
 
     def save(self) -> None:
         """Only what this time's files needed: what was deleted is forgotten."""
@@ -84,14 +95,19 @@ class CodeIndex:
 def content_hashes(code: CodeList, doing: str, index: CodeIndex | None = None) -> dict[str, str]:
     """The hash of each regular file. Raises BadInput for one that cannot be read, or is not what was listed."""
     hashes = {}
-    for file in code.files:
-        if file.link is None:
-            with readable(code.root / file.path, doing) as path:
-                status = path.lstat()
+    with readable(code.root, doing):
+        for file in code.files:
+            if file.link is None:
+                path = f"{code.root}/{file.path}"
+                status = os.lstat(path)
                 if not stat.S_ISREG(status.st_mode) or status.st_size != file.size:
                     raise CodeChanged(path, doing)
                 hashes[file.path] = file_hash(path) if index is None else index.digest(file.path, path, status)
     return hashes
+
+
+def _key(name: str) -> str:
+    return name if name.isascii() else os.fsencode(name).decode("latin-1")  # it need not be UTF-8, JSON must be
 
 
 def tree_digest(files: Iterable[CodeFile], hashes: Mapping[str, str]) -> str:
@@ -105,16 +121,16 @@ def tree_digest(files: Iterable[CodeFile], hashes: Mapping[str, str]) -> str:
     return tree.hexdigest()
 
 
-def file_hash(path: Path) -> str:
+def file_hash(path: StrPath) -> str:
     with open(path, "rb", opener=lambda name, _: os.open(name, READ)) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextlib.contextmanager
-def readable(path: Path, doing: str) -> Iterator[Path]:
+def readable(path: Path, doing: str) -> Iterator[None]:
     """What the system says of the user's own files, said as the user's problem."""
     try:
-        yield path
+        yield
     except FileNotFoundError as error:
         raise BadInput(f"code: {error.filename or path}: vanished while it was being {doing}") from error
     except PermissionError as error:

@@ -3,7 +3,7 @@
 import os
 import stat
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -107,10 +107,19 @@ def _below(project: Path, name: str) -> set[str]:
 
 def _listed(root: Path, names: set[str]) -> CodeList:
     entries = [entry for name in sorted(names, key=os.fsencode) if (entry := _entry(root, name)) is not None]
-    frozen = {entry.path for entry in entries}
-    folders = {parent for path in frozen for parent in _parents(path)}
-    there = frozen | folders
-    return CodeList(root, tuple(_moved(root, entry, there) for entry in entries))
+    there = {entry.path for entry in entries}
+    there |= folders_of(there)
+    return CodeList(root, tuple(_moved(root, entry, there) if entry.link else entry for entry in entries))
+
+
+def folders_of(paths: Iterable[str]) -> set[str]:
+    """The folders that these files lie in, and those above them up to "."."""
+    folders = {"."}
+    waiting = {os.path.dirname(path) for path in paths} - {""}
+    while waiting:
+        folders |= waiting
+        waiting = {os.path.dirname(folder) for folder in waiting} - {""} - folders
+    return folders
 
 
 def _entry(root: Path, name: str) -> CodeFile | None:
@@ -129,19 +138,12 @@ def _entry(root: Path, name: str) -> CodeFile | None:
 
 def _moved(root: Path, entry: CodeFile, frozen: set[str]) -> CodeFile:
     """A link to something that is frozen too leads to the copy; any other leads to where it always did."""
-    if entry.link is None:
-        return entry
-    home, folder = os.path.realpath(root), os.path.dirname(entry.path)
-    target = os.path.normpath(os.path.join(home, folder, entry.link))
+    home, folder, link = os.path.realpath(root), os.path.dirname(entry.path), entry.link or ""
+    target = os.path.normpath(os.path.join(home, folder, link))
     inside = os.path.relpath(target, home)
-    if (inside in frozen) != os.path.isabs(entry.link):
+    if (inside in frozen) != os.path.isabs(link):
         return entry
     return CodeFile(entry.path, 0, False, os.path.relpath(inside, folder or ".") if inside in frozen else target)
-
-
-def _parents(path: str) -> list[str]:
-    parts = path.split("/")
-    return [".", *("/".join(parts[:end]) for end in range(1, len(parts)))]
 
 
 def largest(files: Mapping[str, int], most: int = _SHOWN) -> list[tuple[str, int]]:

@@ -1,6 +1,7 @@
 """The names of a project's files: what git tracks or would track; where git has no say, all that looks like code."""
 
 import os
+import stat
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -37,15 +38,22 @@ def git_names(project: Path) -> set[str] | None:
     """Tracked, and untracked but not ignored; None where git is not there, or knows nothing of this folder."""
     names: set[str] = set()
     for name in _ls_files(project) or ():
-        path = project / name
-        if path.is_symlink() or not path.is_dir():
+        if not _is_folder(f"{project}/{name}"):
             names.add(name)
             continue
+        path = project / name
         # A submodule, or a repository within; one that was never fetched is an empty folder.
         folder = name.rstrip("/")
         inside = git_names(path) if (path / ".git").exists() else None
         names.update(f"{folder}/{one}" for one in (walk(path, "", _nothing) if inside is None else inside))
     return names or None
+
+
+def _is_folder(path: str) -> bool:
+    try:
+        return stat.S_ISDIR(os.lstat(path.rstrip("/")).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def walk(root: Path, below: str, skip: Callable[[str], bool], *, everything: bool = False) -> set[str]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import BadInput
-from launcher.rundir.code import freezing
-from launcher.rundir.code.freezing import copy_tree, freeze
+from launcher.rundir.code import hashes
+from launcher.rundir.code.freezing import freeze
 from launcher.rundir.code.listing import list_frozen
 
 LATER_NS = 10**10
@@ -74,6 +74,39 @@ def test_an_unchanged_project_is_neither_hashed_nor_stored_again(project, store,
     assert list_frozen(tmp_path / "two").files == list_frozen(project).files
 
 
+def test_what_was_just_stored_is_not_read_again(project, store, tmp_path, monkeypatch):
+    freeze(list_frozen(project), store, tmp_path / "one", later(project))
+    read = []
+    monkeypatch.setattr(hashes, "file_hash", read.append)
+    freeze(list_frozen(project), store, tmp_path / "two", later(project))
+    assert read == []
+    assert (tmp_path / "two" / "train.py").read_text() == "import lib\n"
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 16, (1 << 16) + 1, (3 << 20) + 7])
+def test_files_of_any_size_are_copied_whole(project, store, tmp_path, size):
+    content = os.urandom(size)
+    (project / "data.bin").write_bytes(content)
+    digest = freeze(list_frozen(project), store, tmp_path / "one", later(project)).code.digest
+    again = freeze(list_frozen(project), store, tmp_path / "two", later(project))
+    assert (again.code.digest, again.stored_bytes) == (digest, 0)
+    trees = (store / digest, tmp_path / "one", tmp_path / "two")
+    assert all((tree / "data.bin").read_bytes() == content for tree in trees)
+
+
+def test_whoever_waits_sees_each_file_go_by(project, store, tmp_path):
+    seen = []
+
+    def watch(files):
+        for number, file in enumerate(files, 1):
+            seen.append((number, len(files)))
+            yield file
+
+    for name in ("one", "two"):
+        freeze(list_frozen(project), store, tmp_path / name, later(project), watch=watch)
+    assert seen == [(number, 5) for number in range(1, 6)] * 2
+
+
 def test_only_what_changed_is_hashed(project, store, tmp_path):
     first = freeze(list_frozen(project), store, tmp_path / "one", later(project))
     (project / "train.py").write_text("import sys\n")  # of the same length
@@ -94,8 +127,8 @@ def test_a_file_changed_a_moment_ago_is_not_trusted(project, store, tmp_path):
 def test_a_damaged_index_costs_time_only(project, store, tmp_path):
     code = list_frozen(project)
     freeze(code, store, tmp_path / "one", later(project))
-    (index,) = store.glob("index-*")
-    index.write_bytes(b'{"train.py": [1]')
+    for index in store.glob("index-*"):
+        index.write_bytes(b'{"train.py": [1]')
     assert freeze(code, store, tmp_path / "two", later(project)).hashed_bytes == code.bytes
 
 
@@ -194,20 +227,20 @@ def test_a_file_that_changed_since_it_was_listed_is_frozen_as_it_is_now(project,
     assert frozen.code.bytes == list_frozen(project).bytes
 
 
-def test_a_file_that_never_rests_is_an_error(project, store, tmp_path, monkeypatch):
-    copied = []
+def test_a_file_that_never_rests_is_an_error(project, store, tmp_path):
+    looks = []
 
-    def write_and_copy(code, source, target, *, writable):
-        with (project / "train.log").open("a") as log:
-            log.write("x")
-        copied.append(source)
-        copy_tree(code, source, target, writable=writable)
+    def write_meanwhile(files):
+        looks.append(len(files))
+        for file in files:
+            with (project / "train.log").open("a") as log:
+                log.write("x")
+            yield file
 
     (project / "train.log").write_text("x")
-    monkeypatch.setattr(freezing, "copy_tree", write_and_copy)
     with pytest.raises(BadInput, match=r"train\.log: changed while it was being frozen"):
-        freeze(list_frozen(project), store, tmp_path / "code")
-    assert copied == [project, project]  # it was given a second chance
+        freeze(list_frozen(project), store, tmp_path / "code", watch=write_meanwhile)
+    assert looks == [6, 6]  # it was given a second chance
     assert not (tmp_path / "code").exists() and not list(store.glob(".tmp-*"))
 
 

@@ -18,7 +18,7 @@ from launcher.hostlink.rpc.wire import encoded
 from launcher.hostlink.shipping import kept_trees
 from launcher.rundir import drafts
 from launcher.rundir.attempts import newest
-from launcher.rundir.code.freezing import copy_tree
+from launcher.rundir.code.copying import copy_tree
 from launcher.rundir.code.listing import list_frozen
 from launcher.rundir.durable import create_record, make_dir, read_record, sync_dir, write_bytes, write_record
 from launcher.rundir.fence import raise_fence
