@@ -7,7 +7,7 @@ read spec ─ facts ─ check ─► keeper boots ─► freeze code, write plan
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from launcher.rundir import drafts, registry
 from launcher.rundir.attempts import new_attempt, read_plan
 from launcher.rundir.code.diffing import changes, shown
 from launcher.rundir.code.freezing import freeze
-from launcher.rundir.code.listing import CodeList, list_frozen
+from launcher.rundir.code.listing import CodeFile, CodeList, list_frozen
 from launcher.rundir.code.origin import origin_of
 from launcher.rundir.code.renewing import as_frozen, finish_swap, frozen_digest, stage, swap
 from launcher.rundir.durable import append_line, make_dir, read_record, sync_dir, sync_trees, write_bytes, write_record
@@ -446,7 +446,7 @@ def _take(run: RunDir, attempt: AttemptDir, code: CodeList, before: Plan) -> Non
     """Other code for a new attempt, and a word of what it differs in."""
     old = as_frozen(run, before.code.digest)
     found = changes(old, code)
-    stage(run, attempt, code)
+    stage(run, attempt, code, _told)
     swap(run, attempt, {file.path for file in old.files})
     told = ", ".join(map(str, found[:_CHANGES])) + (f" and {len(found) - _CHANGES} more" if found[_CHANGES:] else "")
     text = f"code as it is now: {told or 'nothing has changed'}"
@@ -463,7 +463,7 @@ def _place_of(before: Plan) -> ClusterEntry:
 def _write(draft: RunDir, wish: Request, unfrozen: Plan, ticket: str, batch: Path | None) -> None:
     """All that is in its folder at first; the caller makes it durable."""
     make_dir(draft.path)
-    frozen = freeze(wish.code, Path(unfrozen.run_dir).parent / ".code", draft.code, fsync=False).code
+    frozen = freeze(wish.code, Path(unfrozen.run_dir).parent / ".code", draft.code, fsync=False, watch=_told).code
     plan = msgspec.structs.replace(unfrozen, code=frozen)
     write_bytes(draft.spec, wish.file.read_bytes(), fsync=False)
     if wish.spec.secrets:
@@ -485,6 +485,10 @@ def _write(draft: RunDir, wish: Request, unfrozen: Plan, ticket: str, batch: Pat
         shutil.copytree(wish.as_run.checkpoints, draft.path / wish.spec.checkpoint.dir)
     write_record(draft.state, first_state(plan, first), fsync=False)
     write_record(draft.plan, plan, fsync=False)
+
+
+def _told(files: Sequence[CodeFile]) -> Iterator[CodeFile]:
+    return news.counted(files, "freezing the code")
 
 
 def _taken(root: Path) -> Callable[[RunId], bool]:

@@ -38,7 +38,8 @@ def show_news() -> None:
     """What people who wait for a cluster are told, on stderr from now on."""
     from launcher.clusters.keeping import news  # late: of no use to commands that do not wait
 
-    news.listen(lambda text: print(safe(text), file=sys.stderr, flush=True))
+    watching = is_terminal(sys.stderr)
+    news.listen(lambda text: print(safe(text), file=sys.stderr, flush=True), watching=watching)
 
 
 def to_json(value: object, *, indent: int = 2) -> str:

@@ -62,7 +62,7 @@ def sync_dir(path: Path) -> None:
         os.close(fd)
 
 
-def sync_files(root: Path, files: Collection[Path], folders: Collection[Path]) -> None:
+def sync_files(root: Path, files: Collection[str | Path], folders: Collection[Path]) -> None:
     """Make new files and the names in these folders durable: one by one, or where that would be hundreds of flushes,
     the file system of `root`, where all of them are, at once."""
     if len(files) + len(folders) > _MANY and _sync_file_system(root):
@@ -279,7 +279,7 @@ def _write_draft(path: Path, data: bytes, *, fsync: bool = True) -> Path:
     return draft
 
 
-def _sync_file(path: Path) -> None:
+def _sync_file(path: str | Path) -> None:
     fd = os.open(path, _READ)
     try:
         with naming(path):

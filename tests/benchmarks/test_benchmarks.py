@@ -53,6 +53,7 @@ TABLES = [
         ],
         ["local | rank kills | 5 s | launch"],
     ),
+    ("freeze", ["--files", "30", "--turns", "1"], ["list the files", "freeze, nothing changed", "cp -r and sync"]),
     ("resume_step", ["--ranks", "2", "--kills", "1", "--peers", "launch"], ["2 | launch | 1 of 1"]),
 ]
 

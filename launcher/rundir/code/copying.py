@@ -50,7 +50,7 @@ class NewTree:
 
     def sync(self, files: Iterable[CodeFile]) -> None:
         """Make it durable, with these files in it."""
-        made = [self.root / file.path for file in files if file.link is None]
+        made = [f"{self.root}/{file.path}" for file in files if file.link is None]
         sync_files(self.root, made, [self.root / folder for folder in self._folders])
 
 
@@ -63,8 +63,11 @@ def copy_tree(
         if file.link is not None:
             os.symlink(file.link, tree.place(file.path))
             continue
-        with _opened(os.open(f"{source}/{file.path}", READ)) as reader:
+        reader = os.open(f"{source}/{file.path}", READ)
+        try:
             _write(tree, file, reader)
+        finally:
+            os.close(reader)
     if fsync:
         tree.sync(code.files)
 
@@ -118,13 +121,17 @@ def _write_hashed(source: int, out: int, size: int) -> str:
 
 def _write(tree: NewTree, file: CodeFile, source: int) -> None:
     """Where the file system can, a large file shares its blocks with the source until one of them is written to."""
-    with _opened(tree.create(file)) as out, naming(tree.place(file.path)):
-        done = 0
-        while file.size > _SMALL_BYTES and (copied := _share(source, out, done, file.size - done)):
-            done += copied
-        while done < file.size and (chunk := os.pread(source, min(file.size - done, _CHUNK_BYTES), done)):
-            write_all(out, chunk)
-            done += len(chunk)
+    with naming(tree.place(file.path)):
+        out = tree.create(file)
+        try:
+            done = 0
+            while file.size > _SMALL_BYTES and (copied := _share(source, out, done, file.size - done)):
+                done += copied
+            while done < file.size and (chunk := os.pread(source, min(file.size - done, _CHUNK_BYTES), done)):
+                write_all(out, chunk)
+                done += len(chunk)
+        finally:
+            os.close(out)
 
 
 def _share(source: int, out: int, begin: int, size: int) -> int:

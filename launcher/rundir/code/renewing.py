@@ -10,6 +10,7 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
+from launcher.rundir.code.copying import Watch
 from launcher.rundir.code.freezing import freeze
 from launcher.rundir.code.hashes import content_hashes, tree_digest
 from launcher.rundir.code.listing import CodeList, list_frozen
@@ -29,9 +30,9 @@ def as_frozen(run: RunDir, digest: str) -> CodeList:
     return list_frozen(pristine if digest and pristine.is_dir() else run.code)
 
 
-def stage(run: RunDir, attempt: AttemptDir, code: CodeList) -> None:
+def stage(run: RunDir, attempt: AttemptDir, code: CodeList, watch: Watch = iter) -> None:
     """Have the code lie ready for an attempt, durable."""
-    freeze(code, run.path.parent / ".code", attempt.code)
+    freeze(code, run.path.parent / ".code", attempt.code, watch=watch)
     sync_dir(attempt.path)
 
 

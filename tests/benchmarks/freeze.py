@@ -1,0 +1,88 @@
+"""How long the code of a large project takes on its way into a run: found, frozen for the first time, frozen again.
+
+uv run python tests/benchmarks/freeze.py [--files 50000] [--turns 5] [--write]
+
+Beside `cp -r` of the same files. What the sides make is only taken away at the end: ext4 is slow to make files for
+minutes after many were removed.
+"""
+
+import argparse
+import resource
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from results import publish
+
+from launcher.rundir.code.freezing import freeze
+from launcher.rundir.code.listing import list_code
+from launcher.spec.model import Code
+
+_IN_A_FOLDER = 100
+_LIMIT_BYTES = 1 << 40
+
+
+def make_project(root, files):
+    for number in range(files):
+        folder = root / f"d{number // _IN_A_FOLDER:04d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"f{number}.py").write_text(f"value = {number}\n" * 100)
+    subprocess.run(["git", "init", "-q"], cwd=root, check=True)
+    subprocess.run(["git", "add", "-A"], cwd=root, check=True)
+
+
+def cpu_s():
+    return sum(one.ru_utime + one.ru_stime for one in map(resource.getrusage, (0, resource.RUSAGE_CHILDREN)))
+
+
+def measured(work):
+    wall, cpu = time.monotonic(), cpu_s()
+    work()
+    return time.monotonic() - wall, cpu_s() - cpu
+
+
+def turn(project, scratch):
+    """Seconds and seconds of CPU of each side, by what it is."""
+    code = list_code(project, Code(max_bytes=_LIMIT_BYTES))
+
+    def freeze_it(name):
+        return lambda: freeze(code, scratch / "store", scratch / name / "code")
+
+    def copy_it():
+        subprocess.run(["cp", "-r", *sorted(project.glob("d*")), scratch / "copy"], check=True)
+        subprocess.run(["sync", "-f", scratch], check=True)
+
+    (scratch / "copy").mkdir(parents=True)
+    return {
+        "list the files": measured(lambda: list_code(project, Code(max_bytes=_LIMIT_BYTES))),
+        "freeze, first time": measured(freeze_it("one")),
+        "freeze, nothing changed": measured(freeze_it("two")),
+        "cp -r and sync": measured(copy_it),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--files", type=int, default=50_000)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--folder", type=Path, help="on the disk to measure")
+    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        project = Path(folder) / "project"
+        make_project(project, args.files)
+        subprocess.run(["sync"], check=True)
+        taken = [turn(project, Path(folder) / f"turn-{number}") for number in range(args.turns)]
+    peer = statistics.median(one["cp -r and sync"][0] for one in taken)
+    table = [f"| {args.files:,} files | s | range | CPU, s | of `cp -r` |", "|---|---|---|---|---|"]
+    for what in taken[0]:
+        walls, cpus = zip(*(one[what] for one in taken), strict=True)
+        middle, cpu = statistics.median(walls), statistics.median(cpus)
+        table.append(f"| {what} | {middle:.2f} | {min(walls):.2f}-{max(walls):.2f} | {cpu:.2f} | {middle / peer:.2f} |")
+    publish("freeze", "\n".join(table), write=args.write)
+
+
+if __name__ == "__main__":
+    main()
