@@ -72,7 +72,7 @@ def copy_tree(
         tree.sync(code.files)
 
 
-class Copied(NamedTuple):
+class CopiedFile(NamedTuple):
     """A regular file that was copied."""
 
     path: str
@@ -81,7 +81,7 @@ class Copied(NamedTuple):
     kept: os.stat_result  # its first copy
 
 
-def copy_hashed(code: CodeList, first: NewTree, second: NewTree, watch: Watch = iter) -> Iterator[Copied]:
+def copy_hashed(code: CodeList, first: NewTree, second: NewTree, watch: Watch = iter) -> Iterator[CopiedFile]:
     """Copy these files into two trees. Raises CodeChanged for one that is not what was listed."""
     for file in watch(code.files):
         if file.link is not None:
@@ -99,7 +99,7 @@ def copy_hashed(code: CodeList, first: NewTree, second: NewTree, watch: Watch = 
             if looked.st_size != file.size or kept.st_size != file.size:
                 raise CodeChanged(path, "frozen")
             _write(second, file, out)
-        yield Copied(file.path, digest, looked, kept)
+        yield CopiedFile(file.path, digest, looked, kept)
 
 
 @contextlib.contextmanager
