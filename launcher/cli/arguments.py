@@ -15,6 +15,8 @@ _MOST_S = 1e9
 class Arguments(argparse.ArgumentParser):
     """The arguments of one command."""
 
+    of_the_script = ""  # how an option is given that is not ours, as a hint
+
     def __init__(self, command: str, summary: str, examples: str) -> None:
         super().__init__(
             prog=f"launch {command}",
@@ -25,7 +27,10 @@ class Arguments(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        raise BadInput(message, f"hint: `{self.prog} --help` shows how it is used")
+        hint = f"hint: `{self.prog} --help` shows how it is used"
+        if self.of_the_script and message.startswith("unrecognized arguments: --"):
+            hint = f"{hint}; {self.of_the_script}"
+        raise BadInput(message, hint)
 
     def parse_args(self, *words: Any, **more: Any) -> Any:  # what it gives is argparse's
         options = super().parse_args(*words, **more)
@@ -43,6 +48,7 @@ class Arguments(argparse.ArgumentParser):
 
     def takes_place(self, default: str | None) -> None:
         """--on, --clusters and --set, of every command that starts something."""
+        self.of_the_script = "an option of the script's is set by --set run.args.lr=0.1"
         shown = default or "where it was, with the options that the cluster had then"
         self.add_argument(
             "--on",

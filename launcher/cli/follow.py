@@ -27,7 +27,8 @@ def follow(run: Run, choice: LogChoice | None = None) -> int:
         status = _show(run, choice or LogChoice(), footer)
     except KeyboardInterrupt:
         footer.clear()
-        print(f"stopped following; {run.id} goes on. Come back: launch logs {run.id} -f", file=sys.stderr)
+        ways = f"Come back: launch logs {run.id} -f; end it: launch cancel {run.id}"
+        print(f"stopped following; {run.id} goes on. {ways}", file=sys.stderr)
         return Exit.INTERRUPTED
     finally:
         footer.clear()

@@ -51,8 +51,11 @@ def run(options: argparse.Namespace) -> int:
     if choice.pattern is None:
         restarts.read()
     prefix = Prefix(sys.stdout)
+    text = None
     for text in map(json_line, lines) if options.json else with_restarts(lines, restarts, prefix):
         print(text, flush=options.follow)
+    if text is None:
+        print(_nothing(one, choice), file=sys.stderr)
     return exit_code_of(one.status()) if options.follow else Exit.OK
 
 
@@ -60,6 +63,18 @@ def _choice(options: argparse.Namespace) -> LogChoice:
     ranks, nodes = (frozenset(sum(each, ())) if each else None for each in (options.rank, options.node))
     since = time.time() - options.since if options.since is not None else None
     return LogChoice(ranks, nodes, since, options.grep, options.lines)
+
+
+def _nothing(one: api.Run, choice: LogChoice) -> str:
+    """Why there is no line."""
+    status = one.status()
+    for kind, wanted, there in (
+        ("rank", choice.ranks, {rank.rank for rank in status.ranks}),
+        ("node", choice.nodes, {node.node for node in status.nodes}),
+    ):
+        if wanted is not None and there and not wanted & there:
+            return f"no {kind} {min(wanted)}: {one.id} has {kind}s 0 to {max(there)}"
+    return f"no such lines of {one.id}" if choice != LogChoice() else f"{one.id} has printed nothing"
 
 
 def _count(text: str) -> int:

@@ -44,10 +44,12 @@ def declare(arguments: Arguments) -> None:
 
 def run(options: argparse.Namespace) -> int:
     gc.disable()  # of a million rows none is part of a circle, and looking for that takes as long as reading them
-    measured = {str(one.id): _chosen(one.metrics(), options.name) for one in map(api.run, dict.fromkeys(options.run))}
+    reported = {str(one.id): one.metrics() for one in map(api.run, dict.fromkeys(options.run))}
+    measured = {run_id: _chosen(rows, options.name) for run_id, rows in reported.items()}
     if not any(measured.values()):
         wanted = f" called {' or '.join(options.name)}" if options.name else ""
-        print(f"no metrics{wanted}: {', '.join(measured)} has reported none yet", file=sys.stderr)
+        there = ", ".join(map(safe, _names(reported))) or "none yet"
+        print(f"no metrics{wanted}: {', '.join(measured)} has reported {there}", file=sys.stderr)
     elif options.json:
         print(to_json([{"run": name, "rows": [*_plain(rows)]} for name, rows in measured.items()]))
     elif options.csv:

@@ -107,6 +107,11 @@ def _metrics(status: RunStatus) -> str:
     return ", ".join(f"{safe(name)} {value:.5g}{best.get(name, '')}" for name, value in status.metrics.items())
 
 
+def _first_line(text: str) -> str:
+    first, *more = text.strip().splitlines() or [""]
+    return f"{first} ..." if more else first
+
+
 def _said(status: RunStatus) -> list[tuple[str, str]]:
     """What its spec, git and people say of it."""
     from launcher.status.about import about  # late: the table of runs does without
@@ -114,7 +119,9 @@ def _said(status: RunStatus) -> list[tuple[str, str]]:
     said = about(RunDir(Path(status.run_dir)), status.attempt)
     changes = ", with changes" if said.dirty else ""
     rows = [
-        ("called", said.called), ("for", " ".join(said.description.split())), ("arguments", shlex.join(said.args)),
+        ("called", said.called), ("for", " ".join(said.description.split())),
+        ("command", _first_line(said.command)),
+        ("arguments", shlex.join(said.args)),
         ("commit", f"{said.commit[:12]}{changes}" if said.commit else ""), ("tags", ", ".join(said.tags)),
         ("note", " ".join(said.note.split())),
     ]  # fmt: skip

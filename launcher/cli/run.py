@@ -32,6 +32,7 @@ _NEEDLESS = (
 
 def declare(arguments: Arguments) -> None:
     arguments.takes_place(default=LOCAL)
+    arguments.of_the_script = "options of the script's come behind the script"
     arguments.add_argument(
         "--nproc", "--nproc-per-node", metavar="N", default="1", type=_ranks,
         help="ranks on each node: a number, or auto for one per GPU (default: 1)",

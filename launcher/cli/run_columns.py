@@ -1,6 +1,6 @@
 """What can stand in a column of the table of runs, and how runs are put in order by it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,6 +81,17 @@ def cell(row: RunRow, column: str, now: float) -> str:
         return safe(_SAID[column](row.about)) if row.about is not None and _SAID[column](row.about) else "-"
     value = _measured(row, column)
     return "-" if value is None else safe(value) if isinstance(value, str) else f"{value:.5g}"
+
+
+def unknown(rows: list[RunRow], columns: Iterable[str]) -> str:
+    """What to say of columns that are no words of ours and that no run has anything for; "": there is none."""
+    ours = _SHOWN.keys() | _SAID.keys() | _ORDER.keys()
+    missing = [name for name in columns if name not in ours and all(_measured(row, name) is None for row in rows)]
+    if not missing or not rows:
+        return ""
+    metrics = dict.fromkeys(safe(name) for row in rows for name in row.status.metrics)
+    there = f"; metrics are {', '.join(metrics)}" if metrics else ""
+    return f"no run here has {', '.join(map(safe, missing))}, as a metric or as an argument{there}"
 
 
 def place(row: RunRow, column: str, now: float) -> tuple[int, float, str]:

@@ -9,7 +9,7 @@ import msgspec
 from launcher import api
 from launcher.cli.arguments import Arguments
 from launcher.cli.page import page
-from launcher.cli.run_columns import MORE, USUAL, RunRow, place, with_about
+from launcher.cli.run_columns import MORE, USUAL, RunRow, place, unknown, with_about
 from launcher.cli.run_table import Table, table
 from launcher.cli.selection import age, declare_selection, selected, selects
 from launcher.cli.terminal import Screen, is_terminal, size, to_json
@@ -63,6 +63,8 @@ def run(options: argparse.Namespace) -> int:
         print("\n".join(shown.lines))
     if shown.note:
         print(shown.note, file=sys.stderr)
+    if missing := unknown(rows, [*(options.columns or ()), *([options.sort] if options.sort else [])]):
+        print(missing, file=sys.stderr)
     if others := api.unlisted():
         print(f"{', '.join(one.id for one in others[:_NAMED])}: {api.UNLISTED}", file=sys.stderr)
     return Exit.OK

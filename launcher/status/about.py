@@ -16,6 +16,7 @@ class About(msgspec.Struct, frozen=True):
     """`launch status --json` prints it with the status."""
 
     args: tuple[str, ...] = ()
+    command: str = ""  # where it is text for a shell
     description: str = ""
     commit: str = ""
     dirty: bool | None = None  # None: no commit is known
@@ -29,6 +30,8 @@ class _Spec(msgspec.Struct, frozen=True):
 
 
 class _Entry(msgspec.Struct, frozen=True):
+    kind: str = ""
+    target: str = ""
     args: tuple[str, ...] = ()
 
 
@@ -45,8 +48,12 @@ def about(run: RunDir, attempt: int) -> About:
     with contextlib.suppress(LaunchError, OSError):
         words = plan_as(run, attempt, _Words)
     origin, said = readable(run.origin, Origin), labels(run)
+    args, command = words.entry.args if words is not None else (), ""
+    if words is not None and (words.entry.kind, words.entry.target, *args[:1]) == ("command", "/bin/sh", "-c"):
+        command, args = "".join(args[1:2]), args[3:]
     return About(
-        args=words.entry.args if words is not None else (),
+        args=args,
+        command=command,
         description=words.spec.description if words is not None else "",
         commit=origin.commit if origin is not None else "",
         dirty=origin.dirty if origin is not None else None,

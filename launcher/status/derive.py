@@ -140,16 +140,20 @@ def next_command(run: str, state: State, cause: Cause | None = None, own: RunSta
     match state:
         case State.QUEUED | State.STARTING | State.RUNNING | State.REGROUPING:
             return f"launch logs {run} -f"
-        case State.FAILED if cause is Cause.USER_ERROR:
-            where = own.failure.where if own is not None and own.failure is not None else None
-            place = (where or "").partition(" in ")[0] or "the code"
-            return f"mend {place}, then launch resume {run} --code"
+        case State.FAILED if cause is Cause.USER_ERROR or (cause is Cause.KILLED and _place(own)):
+            return f"mend {_place(own) or 'the code'}, then launch resume {run} --code"
         case State.FAILED | State.CANCELLED | State.LOST:
             return f"launch resume {run}"
         case State.SUCCEEDED | State.UNKNOWN:
             return ""
         case _:
             assert_never(state)
+
+
+def _place(own: RunState | None) -> str:
+    """Where the code failed, `train.py:41`; of a kill only a crash has a place."""
+    where = own.failure.where if own is not None and own.failure is not None else None
+    return (where or "").partition(" in ")[0]
 
 
 def state_text(status: RunStatus) -> str:

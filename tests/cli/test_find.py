@@ -171,3 +171,14 @@ def test_what_the_page_shows(desk):
         said = desk.launch(*words).stdout.splitlines()
         sized = [re.sub(r"[\d.]+ k?B", "N B", " ".join(line.split())) for line in said]
         assert [line for line in shown if re.sub(r"[\d.]+ k?B", "N B", " ".join(line.split())) not in sized] == []
+
+
+@pytest.mark.parametrize("words", [("--columns", "los,lr"), ("--sort", "los")])
+def test_a_column_that_no_run_has_is_told(many, words):
+    said = many.launch("status", *words).stderr
+    assert said == "no run here has los, as a metric or as an argument; metrics are val_loss\n"
+
+
+def test_a_column_that_some_run_has_is_not(many):
+    words = ("--columns", "lr,val_loss,tags,checkpoint", "--sort", "age")
+    assert many.launch("status", *words).stderr == ""

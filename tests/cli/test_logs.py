@@ -6,7 +6,7 @@ import time
 import pytest
 from run_folder import dead_process
 
-from launcher.rundir.records import Failure, NotFinite
+from launcher.rundir.records import Failure, NodeState, NotFinite, RankState
 from launcher.words import Cause, State
 
 
@@ -19,6 +19,27 @@ def test_one_rank_only(desk):
     desk.run().succeeded().log(0, "a\n").log(1, "b\n").log(2, "c\n")
     shown = desk.launch("logs", "last", "--rank", "0", "--rank", "2").stdout
     assert [line[-1] for line in shown.splitlines()] == ["a", "c"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--rank", "7"), "no rank 7: job-abcd has ranks 0 to 1\n"),
+        (("--node", "3,1"), "no node 1: job-abcd has nodes 0 to 0\n"),
+        (("--rank", "0,7", "--grep", "c"), "no such lines of job-abcd\n"),
+        (("--grep", "a"), ""),
+    ],
+)
+def test_why_there_is_nothing(desk, words, said):
+    ranks = tuple(RankState(rank, 0, None, "done", None) for rank in (0, 1))
+    nodes = (NodeState(0, "127.0.0.1", "up"),)
+    desk.run().succeeded(ranks=ranks, nodes=nodes).log(0, "a\n").log(1, "b\n")
+    assert desk.launch("logs", "last", *words).stderr == said
+
+
+def test_a_run_that_has_printed_nothing(desk):
+    desk.run().succeeded()
+    assert desk.launch("logs", "last").stderr == "job-abcd has printed nothing\n"
 
 
 def test_as_json(desk):
@@ -87,7 +108,10 @@ def test_ctrl_c_stops_the_following_and_nothing_else(desk):
     interrupt = lambda process: process.send_signal(signal.SIGINT)  # noqa: E731
     code, shown = desk.on_terminal("logs", "last", "-f", until="running", then=interrupt)
     assert code == 130
-    assert "stopped following; job-abcd goes on. Come back: launch logs job-abcd -f" in shown
+    assert (
+        "stopped following; job-abcd goes on. Come back: launch logs job-abcd -f; end it: launch cancel job-abcd"
+        in shown
+    )
     assert "Traceback" not in shown
     assert not run.run.attempt(1).stop.exists()
 

@@ -180,7 +180,7 @@ def closed(desk, redirection, *words, env=None):
 
 @pytest.mark.parametrize("redirection", [">&-", "2>&-", "<&-", "<&- >&- 2>&-", ">/dev/null 2>&-"])
 def test_streams_that_are_closed(desk, redirection):
-    desk.run().succeeded()
+    desk.run().succeeded().log(0, "hello\n")
     for words in (("status",), ("status", "last", "--json"), ("logs", "last")):
         done = closed(desk, redirection, *words)
         assert (done.returncode, done.stderr) == (0, "")

@@ -100,6 +100,8 @@ def test_what_a_picture_needs_is_said(desk, run, monkeypatch, tmp_path):
 def test_nothing_is_said_to_be_nothing(desk, run):
     done = desk.launch("metrics", "last")
     assert (done.stdout, done.stderr) == ("", f"no metrics: {run.run.id} has reported none yet\n")
+    done = desk.launch("metrics", measure(run, 2.0).run.id, "--name", "los")
+    assert (done.stdout, done.stderr) == ("", f"no metrics called los: {run.run.id} has reported loss\n")
     measure(run, 1.0)
     assert "no metrics called accuracy" in desk.launch("metrics", "last", "--name", "accuracy").stderr
 

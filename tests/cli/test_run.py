@@ -50,6 +50,18 @@ def test_what_follows_the_script_is_the_scripts(project):
     assert spec_of(project, "--no-python", "sh", "-c", "exit 1").run.command == ("sh", "-c", "exit 1")
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("run", "--lr", "0.1", "train.py"), "options of the script's come behind the script"),
+        (("submit", "train.yaml", "--lr", "0.1"), "an option of the script's is set by --set run.args.lr=0.1"),
+    ],
+)
+def test_where_options_of_the_script_belong(project, words, hint):
+    said = project.launch(*words, check=2).stderr
+    assert said.endswith(f"; {hint}\n")
+
+
 def test_a_folder_of_the_project(project):
     (project.root / "sub").mkdir()
     (project.root / "sub" / "eval.py").write_text(SCRIPT)

@@ -31,6 +31,8 @@ VALUES = [
     ("name", '"a; rm -rf /"', "for example a-rm-rf"),
     ("name", "$(x)", "expected a name"),
     ("name", "٣", "expected a name"),
+    ("run.args", "--lr 0.1 --amp", "write [--lr, 0.1, --amp]"),
+    ("resources", "2", "write nodes: 2 below it"),
     ("description", "[a]", "got a list"),
     ("description", "null", "quote it"),
     ("description", '"\\e[31m"', "control character \\x1b"),

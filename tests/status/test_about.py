@@ -1,3 +1,5 @@
+import json
+
 import pytest
 from run_folder import RunFolder
 
@@ -28,6 +30,14 @@ def test_options_by_their_names():
     assert options_in(args) == {
         "word 1": "train", "--lr": "0.1", "--layers": "1 2", "--amp": "true", "--shift": "-1", "-v": "true"
     }  # fmt: skip
+
+
+def test_text_for_a_shell_is_no_argument(tmp_path):
+    folder = RunFolder(tmp_path / "job-abcd").succeeded()
+    plan = json.loads(folder.run.plan.read_text())
+    plan["entry"] |= {"kind": "command", "target": "/bin/sh", "args": ["-c", 'echo "$@"', "sh", "--lr", "1"]}
+    folder.run.plan.write_text(json.dumps(plan))
+    assert (about(folder.run, 1).command, about(folder.run, 1).args) == ('echo "$@"', ("--lr", "1"))
 
 
 def test_of_a_run_without_any_record(tmp_path):

@@ -130,6 +130,20 @@ def test_what_to_do_next(state_, next_):
     assert derive(facts(state=state(state_))).next == next_
 
 
+@pytest.mark.parametrize(
+    ("cause", "where", "next_"),
+    [
+        (Cause.KILLED, "train.py:4 in step", "mend train.py:4, then launch resume job-abcd --code"),
+        (Cause.KILLED, None, "launch resume job-abcd"),
+        (Cause.USER_ERROR, "train.py:4 in step", "mend train.py:4, then launch resume job-abcd --code"),
+        (Cause.USER_ERROR, None, "mend the code, then launch resume job-abcd --code"),
+    ],
+)
+def test_a_crash_at_a_place_in_the_code_is_mended_there(cause, where, next_):
+    failure = Failure(cause, "rank 0 failed", 1, 1, rank=0, node=0, where=where)
+    assert derive(facts(state=state(State.FAILED, cause=cause, failure=failure))).next == next_
+
+
 def test_a_lost_run_can_be_resumed_and_shows_no_process():
     rank = RankState(0, 0, 4711, "running", 7)
     lost = derive(facts(state=state(ranks=(rank,), checkpoint=6), living=Living()))

@@ -14,6 +14,7 @@ from launcher.spec.tree import Mapping, Node, Scalar, Sequence, Unusable
 
 WORD = Text(lines=True, empty=True)
 _OPTION = r"[^\s=]+"
+_BARE_WORDS = re.compile(r"[\w./=+-][\w./=+ -]{,60}", re.ASCII)  # that need no quotes in a list
 
 
 class ListOf(Struct, frozen=True):
@@ -124,8 +125,13 @@ class ByShape(Struct, frozen=True):
             case Mapping():
                 kind = self.mapping
         if kind is None:
-            raise wrong(node, f"expected {self.words()}, got {got(node)}")
+            raise wrong(node, f"expected {self.words()}, got {got(node)}", self._as_list(node))
         return kind.parse(node)
+
+    def _as_list(self, node: Node) -> str:
+        """A hint for words in one text where a list of them is meant."""
+        text = node.text if self.sequence is not None and isinstance(node, Scalar) else ""
+        return f"write [{', '.join(text.split())}]" if _BARE_WORDS.fullmatch(text) else ""
 
     def schema(self) -> Json:
         blank = [] if self.blank is None else [{"type": "null"}]

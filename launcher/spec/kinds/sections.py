@@ -1,5 +1,6 @@
 """A section: a mapping with known options that becomes one class of model.py."""
 
+import re
 from collections.abc import Callable, Iterator
 from collections.abc import Mapping as Values
 from functools import cached_property
@@ -66,7 +67,9 @@ class Section(Struct, frozen=True, dict=True):
         if isinstance(node, Scalar) and node.is_null and not self.required:
             node = Mapping({}, node.mark)
         if not isinstance(node, Mapping):
-            raise wrong(node, f"expected {self.words()}, got {got(node)}")
+            text = node.text if isinstance(node, Scalar) else ""
+            hint = f"write {self.options[0].key}: {text} below it" if re.fullmatch(r"[\w./-]{1,60}", text) else ""
+            raise wrong(node, f"expected {self.words()}, got {got(node)}", hint)
         gather = Gather()
         values: dict[str, Any] = {}
         for entry in node:
