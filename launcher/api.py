@@ -46,6 +46,7 @@ from launcher.status.logs import LogLine, merged_logs
 from launcher.words import LOCAL, State
 
 if TYPE_CHECKING:
+    from launcher.exporting import Exported
     from launcher.plan.model import Plan
     from launcher.rundir.code.listing import CodeList
     from launcher.rundir.layout import AttemptDir
@@ -164,6 +165,26 @@ class Run:
         self.status()
         run = RunDir(self.path)
         return [line for place in _places_of(run) for line in place.fetch(run, checkpoint)]
+
+    def export(
+        self, file: str | Path, *, step: int | None = None, best: bool = False, model: str | None = None,
+        dtype: str | None = None, overwrite: bool = False,
+    ) -> "Exported":  # fmt: skip
+        """Write the weights of its newest checkpoint, of its best one, or of that of a step, into one file.
+
+        `model.safetensors`, or `model.pt` for torch.load. What is on other machines is fetched first.
+        """
+        from launcher import exporting  # late: of no use to `status`
+        from launcher.clusters.keeping import news  # late: `status` does not fetch
+
+        run = RunDir(self.path)
+        wish = exporting.Wish(Path(file), step, best, model, dtype, overwrite)
+        exporting.look_at(wish)
+        away = isinstance(_carrier(newest(run)), KeepsFilesElsewhere)
+        if away and (step is None or not exporting.is_here(run, step)):
+            for line in self.fetch("newest" if step is None else str(step)):
+                news.say(line)
+        return exporting.export(run, wish)
 
     @property
     def elsewhere(self) -> bool:

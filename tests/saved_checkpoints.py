@@ -1,13 +1,14 @@
 """Checkpoints as the trainer leaves them, made without torch by its own files' code."""
 
 import os
+import struct
 import time
 
 from trainer.checkpoint_files import commit, fence
 from trainer.checkpoint_files.catalog import Entry
 from trainer.checkpoint_files.durable import make_folder, sync_folder, write_new
 from trainer.checkpoint_files.layout import data_name, folder_name, new_nonce
-from trainer.checkpoint_files.manifest import FileEntry, Manifest
+from trainer.checkpoint_files.manifest import Chunk, FileEntry, Manifest, TensorEntry
 
 
 def save(folder, step, world_size=2, size=1000, attempt=1, **info):
@@ -34,6 +35,23 @@ def save_part(folder, step, here, world_size=2, size=1000, attempt=1, apart=True
     )  # fmt: skip
     commit.prepare(draft, manifest, mine, away=away)
     return commit.place(draft, manifest, mine)
+
+
+def save_model(folder, step, values=(1.0, 2.0, 3.0), names=("weight",), **info):
+    """A checkpoint whose model has these numbers, a part on each of two ranks."""
+    make_folder(folder)
+    mine = claim(folder)
+    draft = commit.begin(folder, step, mine)
+    files = []
+    for rank, part in enumerate((values[:1], values[1:])):
+        written = write_new(draft / data_name(rank), [struct.pack(f"<{len(part)}f", *part)])
+        files.append(FileEntry(data_name(rank), written.size, written.digest))
+    sync_folder(draft)
+    count = len(values)
+    entry = TensorEntry("float32", (count,), (Chunk(0, 0, (0,), (1,)), Chunk(1, 0, (1,), (count - 1,))))
+    tensors = {f"model/{name}": entry for name in names}
+    manifest = Manifest(step, 2, new_nonce(), tuple(files), tensors, {}, info=info)
+    return commit.publish(draft, manifest, mine)
 
 
 def claim(folder, attempt=1):

@@ -3,7 +3,7 @@
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from launcher import api
 from launcher.cli import figures
@@ -11,6 +11,8 @@ from launcher.cli.arguments import Arguments
 from launcher.cli.terminal import columns, is_terminal, paint, safe, to_json
 from launcher.errors import Exit
 from launcher.status.checkpoints import Checkpoint, Condition
+from launcher.status.series import better
+from trainer.checkpoint_files.manifest import BEST_BY, Value
 
 EXAMPLES = """
   launch checkpoints last             step, time, size and world of each; the newest first
@@ -18,9 +20,11 @@ EXAMPLES = """
   launch checkpoints resnet --json    all that is known of them, for programs
 
 A start loads the newest of kind `step` that is whole, and sets aside what it finds damaged. Kind `best` is the one
-with the best monitored value.
+with the best monitored value, which is shown; `launch export` writes its weights into a file.
 """
-_HEAD = ("STEP", "KIND", "SAVED", "SIZE", "WORLD", "STATE")
+_FEW = 2
+_HEAD = ("STEP", "KIND", "SAVED", "SIZE", "WORLD", "VALUES", "STATE")
+_VALUES = _HEAD.index("VALUES")
 _COLOURS = {Condition.VERIFIED: "green", Condition.DAMAGED: "red", Condition.SET_ASIDE: "yellow"}
 
 
@@ -56,7 +60,10 @@ def _none(one: api.Run) -> str:
 
 
 def _table(found: Sequence[Checkpoint]) -> list[str]:
-    head, *rows = columns([_HEAD, *map(_row, found)])
+    table = [_HEAD, *map(_row, found)]
+    if not any(noted_text(checkpoint.info) for checkpoint in found):
+        table = [(*row[:_VALUES], *row[_VALUES + 1 :]) for row in table]
+    head, *rows = columns(table)
     colours = [_COLOURS.get(checkpoint.state, "") for checkpoint in found]
     return [paint(head, "dim"), *(paint(row, colour) for row, colour in zip(rows, colours, strict=True))]
 
@@ -68,8 +75,20 @@ def _row(checkpoint: Checkpoint) -> tuple[str, ...]:
         "-" if checkpoint.saved_at is None else _moment(checkpoint.saved_at),
         "-" if checkpoint.size_bytes is None else figures.size(checkpoint.size_bytes),
         "-" if checkpoint.world_size is None else figures.count(checkpoint.world_size, "rank"),
+        safe(noted_text(checkpoint.info)) or "-",
         _state(checkpoint),
     )
+
+
+def noted_text(info: Mapping[str, Value]) -> str:
+    """Of what was noted with a checkpoint: the value that it is the best by, else those that say how good it is."""
+    by = info.get(BEST_BY)
+    named = [by] if by in info else [name for name in info if better(name)][:_FEW]
+    return ", ".join(f"{name} {_value(info[name])}" for name in named if isinstance(name, str))
+
+
+def _value(value: Value) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
 def _state(checkpoint: Checkpoint) -> str:

@@ -33,6 +33,17 @@ def test_a_table_of_what_there_is(desk, folder):
     assert done.stderr == ""
 
 
+def test_which_is_the_best_and_by_what_value(desk, folder):
+    save(folder, 80, val_loss=0.25, accuracy=0.5, best_by="accuracy")
+    keep_best(folder, 80)
+    save(folder, 120, loss=0.12345678, epoch=3)
+    head, *lines = desk.launch("checkpoints", "last").stdout.splitlines()
+    assert head.split() == ["STEP", "KIND", "SAVED", "SIZE", "WORLD", "VALUES", "STATE"]
+    assert "  loss 0.12346  " in lines[0]
+    assert lines[2].split()[:2] == ["80", "best"]
+    assert "  accuracy 0.5  " in lines[2]
+
+
 def test_verify_reads_every_byte_and_says_so(desk, folder):
     save(folder, 1)
     assert desk.launch("checkpoints", "last", "--verify").stdout.splitlines()[1].endswith("  verified")

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 from login_node import read, read_terminal, until
-from saved_checkpoints import save
+from saved_checkpoints import save, save_model
 
 SCRIPT = """
 import os, pathlib, sys, time
@@ -252,6 +252,21 @@ def test_a_run_that_was_here_goes_on_there(laptop, login_node, jobs):
     listed = json.loads(laptop.launch("checkpoints", run, "--verify", "--json").stdout)
     assert [(one["step"], one["state"]) for one in listed] == [(7, "verified")]
     assert listed[0]["path"] == f"hpc:{there}/checkpoints/{checkpoint.name}"
+
+
+def test_weights_come_home_as_one_file(laptop, login_node, jobs):
+    """The checkpoint is fetched first; one that is here is not asked for again."""
+    jobs.gate.touch()
+    run = jobs.submit()
+    laptop.launch("wait", run)
+    save_model(login_node.home / "launch" / "runs" / run / "checkpoints", 7)
+    file = laptop.folder(run) / "weights.safetensors"
+    done = laptop.launch("export", run, "-o", str(file))
+    assert "checkpoint of step 7, 2 files" in done.stderr
+    assert done.stderr.endswith("step 7: 1 tensor, 12 B, float32\n")
+    assert file.stat().st_size > 12
+    again = laptop.launch("export", run, "--step", "7", "-o", str(file), "--force")
+    assert again.stderr == "step 7: 1 tensor, 12 B, float32\n"
 
 
 def test_a_checkpoint_comes_home(laptop, login_node, jobs):

@@ -4,6 +4,7 @@ import re
 import sys
 
 import pytest
+import torch
 from ssh_desk import strike
 
 LESSONS = f"""
@@ -100,6 +101,9 @@ def test_a_host_gone_for_good_resume_goes_on_without_it(desk):
 def test_both_hosts_gone_for_good_resume_goes_on_from_what_was_fetched(desk):
     spec, run = lessons_with_copies(desk)
     desk.launch("fetch", run)
+    weights = desk.project.parent / "lessons.pt"
+    assert ": 6 tensors" in desk.launch("export", run, "-o", str(weights)).stderr
+    assert len(torch.load(weights, weights_only=True)) == 6
     for node in desk.hosts.nodes[:2]:
         node.power_off()
     assert f"launch cancel {run} --gone HOST" in desk.launch("resume", run, check=4).stderr

@@ -105,6 +105,7 @@ def gather(subjects: Subjects, world: World, *, speaks: bool | None = None) -> C
             "layouts": {key: value.layouts() for key, value in optimizers.items()},
             "objects": {key: value.state_dict() for key, value in subjects.shared.items()},
             "extra": names.extra_state(),
+            **({"tied": tied} if (tied := names.tied()) else {}),
         }
         _add_shared(contents, shared, speaks=speaks)
     return contents

@@ -48,6 +48,15 @@ class ModelNames:
             for parameter in model.parameters()
         }
 
+    def tied(self) -> dict[str, str]:
+        """The other names of those that are there under several, with the one under which they are kept."""
+        return {
+            _prefix(key) + clean(name): self.of_parameter[id(parameter)]
+            for key, model in self.models.items()
+            for name, parameter in model.named_parameters(remove_duplicate=False)
+            if self.of_parameter[id(parameter)] != _prefix(key) + clean(name)
+        }
+
     def buffers(self) -> dict[str, Tensor]:
         """Those that belong to the state."""
         return {

@@ -26,6 +26,7 @@ _MOST_CUTS, _MOST_PAIRS = 16, 40_000
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 Step = Annotated[int, msgspec.Meta(ge=0, le=LAST_STEP)]
 Value = str | int | float | bool | None
+BEST_BY = "best_by"  # in `info` of the best one: the name of the value that it is the best by
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

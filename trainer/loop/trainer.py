@@ -14,6 +14,7 @@ from trainer.checkpoint import Checkpointer
 from trainer.checkpoint.generators import seed_all
 from trainer.checkpoint.models import load_model_together
 from trainer.checkpoint_files import catalog
+from trainer.checkpoint_files.manifest import BEST_BY
 from trainer.data import Batch, SharedPlace, TrainData
 from trainer.data.iterable import is_iterable
 from trainer.errors import BadSettings
@@ -131,7 +132,12 @@ class Trainer:
                 stack.callback(evaluation.close)
             schedule = Schedule(self._make_schedule, strategy.optimizer, training.total_steps)
             callbacks = Callbacks(
-                self._all_callbacks(console, lambda step, values: checkpointer.save(step, noted(values), best=True))
+                self._all_callbacks(
+                    console,
+                    lambda step, values: checkpointer.save(
+                        step, {**noted(values), BEST_BY: settings.monitor}, best=True
+                    ),
+                )
             )
             checkpointer = self._checkpointer(
                 training,

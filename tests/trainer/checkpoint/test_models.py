@@ -12,6 +12,8 @@ from trainer.checkpoint import load_model
 from trainer.checkpoint.models import put_weights, whole_weights
 from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.layout import data_name
+from trainer.checkpoint_files.weight_files import write_torch
+from trainer.checkpoint_files.weights import Weights
 from trainer.errors import CheckpointDamaged, CheckpointPartial, TrainerError
 
 
@@ -69,6 +71,21 @@ def test_one_that_is_asked_for(kept):
     os.truncate(path, path.stat().st_size - 1)
     with pytest.raises(CheckpointDamaged, match=r"rank-00000\.data: expected"):
         load_model(model, folder, 2)
+
+
+@pytest.mark.parametrize(("strategy", "world"), [("ddp", 2), ("fsdp", 3), ("hsdp", 4), ("zero2", 2)])
+def test_weights_are_put_together_without_torch(tmp_path, strategy, world):
+    """Whatever ranks had parts of them: a model takes all of them, strictly, and is the one that was saved."""
+    expected = spawn_ranks(train_and_keep, world, tmp_path, strategy)[0][3]
+    entry = catalog.entries(tmp_path)[2]
+    with Weights(entry.path, catalog.read_manifest(entry)) as weights, (tmp_path / "w.pt").open("xb") as file:
+        weights.verify()
+        write_torch(file, weights)
+    found = torch.load(tmp_path / "w.pt", weights_only=True)
+    assert {name: tensor.tolist() for name, tensor in found.items()} == {
+        name: value for name, value in expected.items() if name != "calls"
+    }
+    assert weights.tied == {"head.weight": "embed.weight"}
 
 
 def test_of_disks_apart_only_what_is_whole_here(tmp_path):

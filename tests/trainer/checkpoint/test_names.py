@@ -22,6 +22,11 @@ def test_each_tensor_once_under_its_first_name():
     assert "model/passing" not in parameters | buffers  # not persistent
 
 
+def test_other_names_of_what_is_tied_are_known():
+    assert bare().tied() == {"model/head.weight": "model/embed.weight"}
+    assert ModelNames({"": nn.Linear(1, 1)}).tied() == {}
+
+
 def test_several_models_have_names_of_their_own():
     names = ModelNames({"actor": nn.Linear(1, 1), "critic": nn.Linear(1, 1)})
     assert set(names.parameters()) == {

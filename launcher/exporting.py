@@ -1,0 +1,146 @@
+"""The weights of a run's checkpoint as one file that others read: safetensors, or what torch.load takes."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from launcher.errors import BadInput, Exit, LaunchError, Refused
+from launcher.rundir.layout import RunDir
+from launcher.status.checkpoints import Checkpoint, Condition, checkpoints
+from trainer.checkpoint_files import catalog
+from trainer.checkpoint_files.catalog import Entry
+from trainer.checkpoint_files.float_types import FLOATS
+from trainer.checkpoint_files.layout import Kind
+from trainer.checkpoint_files.manifest import Value
+from trainer.checkpoint_files.weight_files import write_safetensors, write_torch
+from trainer.checkpoint_files.weights import Weights
+from trainer.errors import CheckpointDamaged, CheckpointPartial, TrainerError
+
+FORMATS = (".safetensors", ".pt", ".pth")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Which weights, and as what."""
+
+    file: Path
+    step: int | None = None  # None: the newest, or the best
+    best: bool = False
+    model: str | None = None  # of several that are kept
+    dtype: str | None = None  # None: as they were saved
+    overwrite: bool = False
+
+
+class Exported(msgspec.Struct, frozen=True):
+    """What was written."""
+
+    file: str
+    run: str
+    kind: Kind
+    step: int
+    tensors: int
+    size_bytes: int
+    dtypes: tuple[str, ...]
+    info: dict[str, Value]  # what was noted with the checkpoint
+    passed_over: tuple[str, ...] = ()  # newer checkpoints that are damaged, and how
+
+
+def look_at(wish: Wish) -> None:
+    """Raise BadInput for what cannot be written."""
+    if wish.file.suffix not in FORMATS:
+        hint = "hint: model.safetensors, which needs nothing to be read safely, or model.pt for torch.load"
+        raise BadInput(f"{wish.file}: expected a name that ends with {' or '.join(FORMATS)}", hint)
+    if wish.dtype is not None and wish.dtype not in FLOATS:
+        raise BadInput(f"expected one of {', '.join(FLOATS)} as type, got {wish.dtype}")
+    if wish.step is not None and wish.best:
+        raise BadInput("expected a step, or the best one, got both")
+    if wish.file.is_dir() or not wish.file.absolute().parent.is_dir():
+        raise BadInput(f"{wish.file}: expected a file in a folder that is there")
+    if os.path.lexists(wish.file) and not wish.overwrite:
+        raise Refused(f"{wish.file}: is there already", "hint: --force writes over it")
+
+
+def export(run: RunDir, wish: Wish) -> Exported:
+    """Write the weights of the checkpoint that is meant, every byte of which is compared first.
+
+    Raises Refused where there is none, and LaunchError with exit code 6 where it is damaged; where the newest is meant,
+    a damaged one is passed over.
+    """
+    look_at(wish)
+    passed_over: list[str] = []
+    for one in _candidates(run, wish):
+        try:
+            found = _export(run, one, wish)
+        except (CheckpointDamaged, FileNotFoundError) as error:
+            passed_over.append(str(error))
+            continue
+        except TrainerError as error:
+            raise BadInput(*str(error).splitlines()) from error
+        return msgspec.structs.replace(found, passed_over=tuple(passed_over))
+    damaged = LaunchError(*passed_over, f"hint: launch checkpoints {run.id} --verify shows which are whole")
+    damaged.exit_code = Exit.DAMAGED
+    raise damaged
+
+
+def is_here(run: RunDir, step: int) -> bool:
+    """Whether a checkpoint of this step is whole here, as far as names and sizes tell."""
+    return any(one.step == step and one.state is Condition.OK for one in checkpoints(run))
+
+
+def _candidates(run: RunDir, wish: Wish) -> Iterator[Checkpoint]:
+    """Those that will do, the first choice first. Raises Refused where there is none."""
+    known = [one for one in checkpoints(run) if one.state is not Condition.SET_ASIDE]
+    if wish.best:
+        meant = [one for one in known if one.kind == "best"]
+    elif wish.step is not None:
+        meant = [one for one in known if one.step == wish.step][:1]
+    else:
+        meant = [one for one in known if one.kind == "step"]
+    if not meant:
+        raise Refused(*_none(run, wish, known))
+    return iter(meant)
+
+
+def _none(run: RunDir, wish: Wish, known: list[Checkpoint]) -> list[str]:
+    steps = ", ".join(str(one.step) for one in known if one.kind == "step")
+    if not known:
+        return [f"{run.id} has no checkpoint of the trainer's", f"hint: launch checkpoints {run.id}"]
+    if wish.best:
+        hint = "hint: the trainer keeps the best one with `keep_best`, a loop of your own with `save(..., best=True)`"
+        return [f"{run.id} has kept none apart as the best; there are steps {steps}", hint]
+    return [f"{run.id} has no checkpoint of step {wish.step}; there are steps {steps}"]
+
+
+def _export(run: RunDir, one: Checkpoint, wish: Wish) -> Exported:
+    entry = Entry(one.kind, one.step, Path(one.path))
+    try:
+        manifest = catalog.read_manifest(entry)
+    except CheckpointPartial as error:
+        raise Refused(str(error), f"hint: launch fetch {run.id} --checkpoint {one.step} brings the rest") from error
+    with Weights(entry.path, manifest, wish.model, wish.dtype) as weights:
+        weights.verify()
+        notes = {"run": str(run.id), "step": str(one.step)}
+        _write(wish.file, weights, notes)
+        dtypes = tuple(sorted({weight.dtype for weight in weights.tensors.values()}))
+        size = sum(weight.size for weight in weights.tensors.values())
+    return Exported(str(wish.file), run.id, one.kind, one.step, len(weights.tensors), size, dtypes, manifest.info)
+
+
+def _write(file: Path, weights: Weights, notes: dict[str, str]) -> None:
+    """Whole or not at all, under its name."""
+    draft = file.with_name(f".{file.name[:100]}.tmp-{os.urandom(6).hex()}")
+    try:
+        with draft.open("xb") as out:
+            if file.suffix == ".safetensors":
+                write_safetensors(out, weights, notes)
+            else:
+                write_torch(out, weights)
+            out.flush()
+            os.fsync(out.fileno())
+        draft.rename(file)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,158 @@
+"""Weights as files: read back by safetensors' own reader and by torch.load, bit for bit."""
+
+import json
+import struct
+
+import msgspec
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from saved_checkpoints import claim
+
+from trainer.checkpoint_files import catalog, commit
+from trainer.checkpoint_files.catalog import Entry
+from trainer.checkpoint_files.durable import sync_folder, write_new
+from trainer.checkpoint_files.layout import data_name, new_nonce
+from trainer.checkpoint_files.manifest import ITEM_BYTES, Chunk, FileEntry, Manifest, TensorEntry, TreeEntry
+from trainer.checkpoint_files.weight_files import write_safetensors, write_torch
+from trainer.checkpoint_files.weights import Weights
+from trainer.errors import CheckpointDamaged, TrainerError
+
+# What both formats have; numpy, which safetensors' reader for torch does not need, has fewer.
+TYPES = [name for name in ITEM_BYTES if name not in ("complex32", "complex128", "float8_e4m3fnuz", "float8_e5m2fnuz")]
+
+
+def tensors():
+    """Of every type one; of some shapes, among them those that have no element, or no dimension."""
+    torch.manual_seed(1)
+    found = {f"of.{name}": torch.randint(0, 2, (3, ITEM_BYTES[name] * 2), dtype=torch.uint8) for name in TYPES}
+    found = {name: one.view(getattr(torch, name.removeprefix("of."))) for name, one in found.items()}
+    more = {
+        "empty": torch.zeros(0, 4),
+        "one": torch.tensor(1.5),
+        "steps": torch.tensor(7),
+        "large": torch.randn(700, 900),
+    }
+    return {**found, **more, "ünïcode": torch.randn(2, 2, dtype=torch.float64)}
+
+
+def saved(folder, found, tied=None):
+    """A checkpoint of these by two ranks, of which each has half of the columns of what has two dimensions."""
+    folder.mkdir(exist_ok=True)
+    mine = claim(folder)
+    draft = commit.begin(folder, 1, mine)
+    contents, entries = [b"", b""], {}
+    for name, tensor in found.items():
+        chunks, half = [], tensor.shape[1] // 2 if tensor.dim() == 2 else None
+        for rank in (0, 1) if half else (0,):
+            begin, end = (half * rank, half if rank == 0 else tensor.shape[1]) if half else (0, 0)
+            part = tensor[:, begin:end] if half else tensor
+            offsets = (0, begin) if half else (0,) * tensor.dim()
+            chunks.append(Chunk(rank, len(contents[rank]), offsets, tuple(part.shape)))
+            contents[rank] += part.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        entries[f"model/{name}"] = TensorEntry(dtype, tuple(tensor.shape), tuple(chunks))
+    words = json.dumps({"tied": {f"model/{one}": f"model/{kept}" for one, kept in (tied or {}).items()}}).encode()
+    tree = TreeEntry(0, len(contents[0]), len(words))
+    contents[0] += words
+    entries["optimizer/one/exp_avg"] = TensorEntry("float32", (), (Chunk(1, len(contents[1]), (), ()),))
+    contents[1] += b"\xff" * 4
+    files = []
+    for rank, content in enumerate(contents):
+        written = write_new(draft / data_name(rank), [content])
+        files.append(FileEntry(data_name(rank), written.size, written.digest))
+    sync_folder(draft)
+    manifest = Manifest(1, 2, new_nonce(), tuple(files), entries, {"shared": tree})
+    return Entry("step", 1, commit.publish(draft, manifest, mine))
+
+
+def written(entry, path, write, *args, dtype=None):
+    with Weights(entry.path, catalog.read_manifest(entry), dtype=dtype) as weights, path.open("xb") as file:
+        weights.verify()
+        write(file, weights, *args)
+    return path
+
+
+def same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape), name
+        bits = [one.contiguous().reshape(-1).view(torch.uint8) for one in (found[name], tensor)]
+        assert torch.equal(*bits), name
+
+
+def test_safetensors_reads_what_was_saved(tmp_path):
+    path = written(saved(tmp_path / "c", tensors()), tmp_path / "m.safetensors", write_safetensors, {"run": "a-b"})
+    same(load_file(path), tensors())
+    with safe_open(path, "pt") as file:
+        assert file.metadata() == {"format": "pt", "run": "a-b"}
+    (length,) = struct.unpack("<Q", path.read_bytes()[:8])
+    assert length % 8 == 0
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+def test_torch_reads_what_was_saved_without_running_anything(tmp_path, mmap):
+    path = written(saved(tmp_path / "c", tensors()), tmp_path / "m.pt", write_torch)
+    same(torch.load(path, weights_only=True, mmap=mmap), tensors())
+
+
+def test_types_that_only_torch_has(tmp_path):
+    odd = {"half": torch.randn(2, dtype=torch.complex64).to(torch.complex128)}
+    entry = saved(tmp_path / "c", odd)
+    with pytest.raises(TrainerError, match=r"half: safetensors has no complex128\nhint: -o FILE.pt"):
+        written(entry, tmp_path / "m.safetensors", write_safetensors, {})
+    same(torch.load(written(entry, tmp_path / "m.pt", write_torch), weights_only=True), odd)
+
+
+def test_numbers_become_another_type_and_integers_do_not(tmp_path):
+    entry = saved(tmp_path / "c", {"weight": torch.randn(700, 900), "steps": torch.tensor(7)})
+    expected = {"weight": tensor_of(entry, "weight").to(torch.bfloat16), "steps": torch.tensor(7)}
+    path = written(entry, tmp_path / "m.safetensors", write_safetensors, {}, dtype="bfloat16")
+    same(load_file(path), expected)
+    same(torch.load(written(entry, tmp_path / "m.pt", write_torch, dtype="bfloat16"), weights_only=True), expected)
+
+
+def tensor_of(entry, name):
+    with Weights(entry.path, catalog.read_manifest(entry)) as weights:
+        data = b"".join(weights.data(name))
+    return torch.frombuffer(bytearray(data), dtype=torch.float32).view(weights.tensors[name].shape)
+
+
+def test_tied_tensors_are_written_once_and_found_by_both_names(tmp_path):
+    entry = saved(tmp_path / "c", {"emb": torch.randn(4, 4)}, tied={"head": "emb"})
+    found = torch.load(written(entry, tmp_path / "m.pt", write_torch), weights_only=True)
+    assert found.keys() == {"emb", "head"}
+    assert found["emb"].data_ptr() == found["head"].data_ptr()
+    with safe_open(written(entry, tmp_path / "m.safetensors", write_safetensors, {}), "pt") as file:
+        assert (file.metadata()["head"], [*file.keys()]) == ("emb", ["emb"])  # as safetensors itself notes them
+
+
+def test_a_damaged_byte_is_seen_before_anything_is_given_out(tmp_path):
+    entry = saved(tmp_path / "c", tensors())
+    file = entry.path / data_name(1)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(CheckpointDamaged, match="its checksum"):
+        written(entry, tmp_path / "m.pt", write_torch)
+
+
+@pytest.mark.parametrize(
+    "words", [b"[]", b'{"tied": []}', b'{"tied": {"model/head": 3}}', b"{", b'{"tied": {"head": "x"}}']
+)
+def test_what_is_no_word_about_tied_tensors_is_none(tmp_path, words):
+    entry = saved(tmp_path / "c", {"emb": torch.randn(4, 4)})
+    manifest = catalog.read_manifest(entry)
+    file = entry.path / data_name(0)
+    at = manifest.trees["shared"].at
+    file.write_bytes(file.read_bytes()[:at] + words)
+    changed = msgspec.structs.replace(manifest, trees={"shared": TreeEntry(0, at, len(words))})
+    with Weights(entry.path, changed) as weights:
+        assert weights._tied() == {}
+
+
+def test_a_file_that_is_larger_than_a_plain_archive_takes_says_so_beforehand(tmp_path, monkeypatch):
+    monkeypatch.setattr("trainer.checkpoint_files.weight_files._ZIP64_FROM", 1000)
+    path = written(saved(tmp_path / "c", tensors()), tmp_path / "m.pt", write_torch)
+    same(torch.load(path, weights_only=True, mmap=True), tensors())

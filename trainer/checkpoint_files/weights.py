@@ -1,0 +1,205 @@
+"""The weights of a checkpoint, each tensor as one row of bytes, whatever ranks had parts of it. Needs no torch."""
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from trainer.checkpoint_files.durable import hash_file, open_to_read, unreadable_is_damaged
+from trainer.checkpoint_files.float_types import FLOATS, convert
+from trainer.checkpoint_files.manifest import ITEM_BYTES, Chunk, Manifest, TensorEntry
+from trainer.errors import CheckpointDamaged, TrainerError
+
+_OF_MODEL, _SHARED = "model/", "shared"
+_PIECE_BYTES = 4 << 20  # a multiple of every element's size
+_MOST_WORDS = 1 << 28
+
+
+class Place(NamedTuple):
+    """Bytes of a file, by its number in the manifest."""
+
+    file: int
+    at: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One tensor as it is given out."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+class Weights:
+    """The parameters and buffers of one model in a committed checkpoint; `with` it, its files are open."""
+
+    def __init__(self, folder: Path, manifest: Manifest, model: str | None = None, dtype: str | None = None) -> None:
+        """`model`: which one, where several were kept. `dtype`: what floating-point tensors become."""
+        self._folder, self._manifest = folder, manifest
+        self._entries = entries_of(manifest, model)
+        self._files: dict[int, int] = {}
+        self.tied: dict[str, str] = {}  # other names of tensors that are kept once
+        self.tensors = {
+            name: Weight(name, dtype if dtype is not None and entry.dtype in FLOATS else entry.dtype, entry.shape)
+            for name, entry in self._entries.items()
+        }
+        self._model = model
+
+    def __enter__(self) -> Self:
+        wanted = {chunk.file for entry in self._entries.values() for chunk in entry.chunks}
+        shared = self._manifest.trees.get(_SHARED)
+        wanted |= {shared.file} if shared is not None else set()
+        with contextlib.ExitStack() as opened:
+            for number in sorted(wanted):
+                self._files[number] = open_to_read(self._folder / self._manifest.files[number].name)
+                opened.callback(os.close, self._files[number])
+            self._opened = opened.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def verify(self, after_file: Callable[[], None] = lambda: None) -> None:
+        """Read every byte of the files in which they are, and compare. Raises CheckpointDamaged."""
+        for number in self._files:
+            file = self._manifest.files[number]
+            hash_file(self._folder / file.name, file.size, file.digest)
+            after_file()
+        self.tied = self._tied()
+
+    def data(self, name: str) -> Iterator[bytes]:
+        """The tensor's bytes, row by row, as many at a time as memory takes easily."""
+        entry, wanted = self._entries[name], self.tensors[name].dtype
+        for piece in self._pieces(entry):
+            yield piece if wanted == entry.dtype else convert(piece, entry.dtype, wanted)
+
+    def _pieces(self, entry: TensorEntry) -> Iterator[bytes]:
+        """Of parts that are scattered many make up one."""
+        buffer = memoryview(bytearray(_PIECE_BYTES))
+        held = 0
+        for file, at, size in places(entry):
+            done = 0
+            while done < size:
+                some = min(size - done, _PIECE_BYTES - held)
+                self._read(file, buffer[held : held + some], at + done)
+                done, held = done + some, held + some
+                if held == _PIECE_BYTES:
+                    yield bytes(buffer)
+                    held = 0
+        if held:
+            yield bytes(buffer[:held])
+
+    def _read(self, file: int, view: memoryview, at: int) -> None:
+        name = self._folder / self._manifest.files[file].name
+        done = 0
+        with unreadable_is_damaged(name):
+            while done < len(view):
+                got = os.preadv(self._files[file], [view[done:]], at + done)
+                if got == 0:
+                    raise CheckpointDamaged(f"{name}: became shorter while it was read")
+                done += got
+
+    def _tied(self) -> dict[str, str]:
+        """As the trainer has noted them; of checkpoints of before it did, none."""
+        tree = self._manifest.trees.get(_SHARED)
+        if tree is None or tree.size > _MOST_WORDS:
+            return {}
+        words = memoryview(bytearray(tree.size))
+        self._read(tree.file, words, tree.at)
+        try:
+            noted = json.loads(words.tobytes()).get("tied", {})
+        except (ValueError, AttributeError, RecursionError):
+            return {}
+        found = noted.items() if isinstance(noted, dict) else ()
+        prefix = _prefix(self._model)
+        names = {
+            other.removeprefix(prefix): kept.removeprefix(prefix) for other, kept in found
+            if isinstance(kept, str) and other.startswith(prefix) and kept.startswith(prefix)
+        }  # fmt: skip
+        return {other: kept for other, kept in names.items() if kept in self.tensors and other not in self.tensors}
+
+
+def entries_of(manifest: Manifest, model: str | None = None) -> dict[str, TensorEntry]:
+    """The tensors of a model by their names in it. Raises TrainerError where it is not clear which one is meant."""
+    kept = {
+        name.removeprefix(_OF_MODEL): entry for name, entry in manifest.tensors.items() if name.startswith(_OF_MODEL)
+    }
+    if not kept:
+        raise TrainerError("expected a model in the checkpoint, found none")
+    models = sorted({name.partition("/")[0] for name in kept if "/" in name})
+    if model is None and not models:
+        return kept
+    if model not in models:
+        named, hint = ", ".join(models) or "one, which has no name", "\nhint: --model NAME" if models else ""
+        raise TrainerError(f"expected one of the models that are kept, got {model or 'none'}; they are: {named}{hint}")
+    return {name.removeprefix(f"{model}/"): entry for name, entry in kept.items() if name.startswith(f"{model}/")}
+
+
+def _prefix(model: str | None) -> str:
+    return _OF_MODEL if model is None else f"{_OF_MODEL}{model}/"
+
+
+# -- where the bytes of a tensor are: pure
+
+
+def places(entry: TensorEntry) -> Iterator[Place]:
+    """All of its bytes in the order of its elements, row-major; what lies one behind the other in a file is one."""
+    last: Place | None = None
+    for place in _places(entry):
+        if last is not None and (last.file, last.at + last.size) == (place.file, place.at):
+            last = Place(last.file, last.at, last.size + place.size)
+            continue
+        if last is not None:
+            yield last
+        last = place
+    if last is not None:
+        yield last
+
+
+def _places(entry: TensorEntry) -> Iterator[Place]:
+    parts = [(chunk, chunk.at) for chunk in entry.chunks if 0 not in chunk.lengths]
+    return _block(parts, 0, entry.shape, ITEM_BYTES[entry.dtype]) if parts else iter(())
+
+
+def _block(parts: Sequence[tuple[Chunk, int]], dim: int, shape: Sequence[int], item: int) -> Iterator[Place]:
+    """What is left of the tensor below some indexes of the dimensions before `dim`; with each part, where that begins
+    in its file."""
+    chunk, at = parts[0]
+    if len(parts) == 1 and tuple(chunk.lengths[dim:]) == tuple(shape[dim:]):
+        yield Place(chunk.file, at, math.prod(shape[dim:]) * item)
+        return
+    edges = {edge for one, _ in parts for edge in (one.offsets[dim], one.offsets[dim] + one.lengths[dim])}
+    for begin, end in pairwise(sorted(edges)):
+        here = [
+            (one, at + (begin - one.offsets[dim]) * _row(one, dim, item))
+            for one, at in parts
+            if one.offsets[dim] <= begin < one.offsets[dim] + one.lengths[dim]
+        ]
+        yield from _slab(here, dim, end - begin, shape, item)
+
+
+def _slab(parts: Sequence[tuple[Chunk, int]], dim: int, rows: int, shape: Sequence[int], item: int) -> Iterator[Place]:
+    """Rows of which the same parts have something."""
+    chunk, at = parts[0]
+    if len(parts) == 1 and tuple(chunk.lengths[dim + 1 :]) == tuple(shape[dim + 1 :]):
+        yield Place(chunk.file, at, rows * _row(chunk, dim, item))
+        return
+    for row in range(rows):
+        yield from _block([(one, at + row * _row(one, dim, item)) for one, at in parts], dim + 1, shape, item)
+
+
+def _row(chunk: Chunk, dim: int, item: int) -> int:
+    """Bytes from one index of a dimension to the next."""
+    return math.prod(chunk.lengths[dim + 1 :]) * item
