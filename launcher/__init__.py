@@ -1,4 +1,4 @@
-"""The job launcher: one YAML file, any machine. The Python API is `submit`, `submit_many`, `runs` and `Run`."""
+"""The job launcher: one YAML file, any machine. The Python API is `submit`, `runs` and `Run`."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -6,12 +6,15 @@ from launcher.words import VERSION
 
 if TYPE_CHECKING:
     from launcher.api import Run as Run
+    from launcher.api import Runs as Runs
+    from launcher.api import compare as compare
     from launcher.api import runs as runs
     from launcher.api import submit as submit
     from launcher.api import submit_many as submit_many
+    from launcher.api import wait_any as wait_any
 
 __version__ = VERSION
-__all__ = ["Run", "runs", "submit", "submit_many"]
+__all__ = ["Run", "Runs", "compare", "runs", "submit", "submit_many", "wait_any"]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,11 +12,12 @@ for run in runs():
 """
 
 import contextlib
+import re
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -55,8 +56,9 @@ if TYPE_CHECKING:
     from launcher.status.about import About
     from launcher.status.checkpoints import Checkpoint
     from launcher.status.compared import Comparison
-    from launcher.status.series import Rows
+    from launcher.status.series import Row, Rows
 
+Spec = str | Path | Mapping[str, Any] | Any  # a file, or what would stand in one
 WATCH_S = 5.0  # how old the word of a cluster may be for those who watch
 _WAIT_STEP_S = 0.1
 UNLISTED = "it was submitted with another HOME or XDG_STATE_HOME, with which it can be asked, followed and ended"
@@ -69,6 +71,11 @@ class Run:
 
     id: RunId
     path: Path
+
+    @classmethod
+    def get(cls, ref: str) -> "Run":
+        """The run of this id, unique beginning of one, name that a person has given it, or `last`."""
+        return run(ref)
 
     def status(self, fresh_s: float = 0.0) -> "RunStatus":
         """The truth as far as it can be known from here; a cluster's word may be as old as `fresh_s`."""
@@ -147,6 +154,20 @@ class Run:
 
         self.renew()
         return read_rows(RunDir(self.path))
+
+    def iter_metrics(self, *, follow: bool = False) -> "Iterator[tuple[int, Row]]":
+        """Each step once, in order, with what was measured: all that there is, or with `follow` until the run ends.
+
+        What is followed may still grow: a step comes once a later one is there. What is done again after a restart does
+        not come again.
+        """
+        from launcher.status.series import each_step  # late: of no use to `status`
+
+        run = RunDir(self.path)
+        if follow:
+            return each_step(run, over=lambda: self.renew().state.ended)
+        self.renew()
+        return each_step(run, over=lambda: True)
 
     def wait(self, timeout_s: float | None = None) -> "RunStatus":
         """Return when the run has ended, or raise TimeoutError."""
@@ -241,6 +262,11 @@ class Run:
         reopen(RunDir(self.path), after=status.attempt, on=on, overrides=tuple(overrides), anew=anew, renew=code)
         return self
 
+    def _repr_html_(self) -> str:
+        from launcher.status.html import run_html  # late: for notebooks
+
+        return run_html(self.status(WATCH_S), time.time())
+
 
 def refuse_live(status: "RunStatus") -> None:
     """Raise Refused unless nothing of the run is left that could still write."""
@@ -316,9 +342,11 @@ def _words(kind: str, attempts: "list[tuple[RunDir, AttemptDir]]", fresh_s: floa
     return words
 
 
-def submit(spec: str | Path, *, on: str = LOCAL, overrides: Sequence[str] = ()) -> Run:
+def submit(spec: Spec, *, on: str = LOCAL, overrides: Sequence[str] = ()) -> Run:
     """Start a run and return as soon as its agents are on their way.
 
+    The spec is a file, or what would stand in one: a dict, or an object with such fields (a dataclass, a msgspec
+    struct). Then the project is the one in which one stands.
     A LaunchError's `runs` are the ids and folders of what exists all the same, such as a run that nobody knows to have
     reached its cluster.
     """
@@ -326,8 +354,8 @@ def submit(spec: str | Path, *, on: str = LOCAL, overrides: Sequence[str] = ()) 
 
 
 def submit_many(
-    specs: Sequence[str | Path], *, on: str = LOCAL, overrides: Sequence[str] = (), repeat: int | None = None
-) -> list[Run]:
+    specs: Sequence[Spec], *, on: str = LOCAL, overrides: Sequence[str] = (), repeat: int | None = None
+) -> "Runs":
     """Start a run of each spec, each `repeat` times; on Slurm as one array where that can be.
 
     The ranks of a repeated run find which one it is in LAUNCH_REPEAT, from 0 on. A LaunchError's `runs` are the ids and
@@ -335,8 +363,9 @@ def submit_many(
     """
     from launcher.submission import open_runs  # late: it reads YAML, which `status` must not pay for
 
-    files = [_file(spec) for spec in specs]
-    return [Run(*opened) for opened in open_runs(files, on=on, overrides=tuple(overrides), repeat=repeat)]
+    with _as_files(specs) as (files, roots):
+        opened = open_runs(files, on=on, overrides=tuple(overrides), repeat=repeat, roots=roots)
+    return Runs(Run(*one) for one in opened)
 
 
 def prepare(spec: str | Path, *, on: str = LOCAL, overrides: Sequence[str] = ()) -> "tuple[Plan, CodeList]":
@@ -351,11 +380,47 @@ def preview(plan: "Plan") -> Preview | None:
     return of_kind(plan.cluster_kind).preview(plan)
 
 
-def validate(spec: str | Path, *, overrides: Sequence[str] = ()) -> None:
+def validate(spec: Spec, *, overrides: Sequence[str] = ()) -> None:
     """Raise BadInput with every problem of a spec, as far as they do not depend on where it will run."""
     from launcher.submission import validate as validate_spec  # late: it reads YAML, which `status` must not pay for
 
-    validate_spec(_file(spec), tuple(overrides))
+    with _as_files([spec]) as ([file], roots):
+        validate_spec(file, tuple(overrides), roots.get(file))
+
+
+@contextlib.contextmanager
+def _as_files(specs: Sequence[Spec]) -> Iterator[tuple[list[Path], dict[Path, Path]]]:
+    """Each as a file, and the project of each that a program has made; what is wrong with those is said of `spec`."""
+    if all(isinstance(spec, str | Path) for spec in specs):
+        yield [_file(spec) for spec in specs if isinstance(spec, str | Path)], {}
+        return
+    import tempfile  # late: of no use to `status`
+
+    from launcher.project import project_of  # late: of no use to `status`
+    from launcher.spec.written import written  # late: of no use to `status`
+
+    with tempfile.TemporaryDirectory(prefix="launch-") as folder:
+        files, roots, names = list[Path](), dict[Path, Path](), dict[str, str]()
+        for number, spec in enumerate(specs):
+            if isinstance(spec, str | Path):
+                files.append(_file(spec))
+                continue
+            file = Path(folder, str(number), "spec.yaml")
+            file.parent.mkdir()
+            file.write_text(written(spec))
+            files.append(file)
+            roots[file] = project_of(Path.cwd() / file.name)
+            names[str(file)] = "spec" if len(specs) == 1 else f"specs[{number}]"
+        try:
+            yield files, roots
+        except BadInput as error:
+            raise type(error)(*(_renamed(line, names) for line in error.lines)) from None
+
+
+def _renamed(line: str, names: Mapping[str, str]) -> str:
+    for file, name in names.items():
+        line = re.sub(rf"^{re.escape(file)}(:\d+:\d+)?(?=: )", name, line)
+    return line
 
 
 def _file(spec: str | Path) -> Path:
@@ -412,6 +477,29 @@ def _discovered(ref: str) -> Path | None:
     return next((path for path in found if path is not None), None)
 
 
-def runs() -> list[Run]:
+def runs() -> "Runs":
     """Every run of this user, from any folder."""
-    return [Run(run_id, path) for run_id, path in registry.registered()]
+    return Runs(Run(run_id, path) for run_id, path in registry.registered())
+
+
+class Runs(list[Run]):
+    """Several runs; in a notebook a table of them."""
+
+    def _repr_html_(self) -> str:
+        from launcher.status.html import table_html  # late: for notebooks
+
+        return table_html(statuses(self, WATCH_S), time.time())
+
+
+def wait_any(runs_: Sequence[Run], timeout_s: float | None = None) -> Run:
+    """The first of these that has ended, as soon as one has. Raises TimeoutError, and ValueError for none at all."""
+    if not runs_:
+        raise ValueError("expected a run to wait for, got none")
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        for one, status in zip(runs_, statuses(runs_, WATCH_S), strict=True):
+            if status.state.ended:
+                return one
+        if deadline is not None and time.monotonic() >= deadline:
+            raise TimeoutError(f"none of {len(runs_)} runs has ended after {timeout_s:g} s")
+        time.sleep(_WAIT_STEP_S)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -92,23 +93,28 @@ class Request:
     live: Sequence[str] = ()  # words about what the interpreter here would import from where it is edited
 
 
-def validate(file: Path, overrides: tuple[str, ...]) -> None:
-    """Everything that can be said of a spec without knowing where it will run. Raises BadInput with all problems."""
+def validate(file: Path, overrides: tuple[str, ...], root: Path | None = None) -> None:
+    """Everything that can be said of a spec without knowing where it will run. Raises BadInput with all problems.
+
+    `root`: the project, where it is not the one that the file lies in.
+    """
     spec = _read_spec(file, overrides)
-    root = project_of(file)
+    root = project_of(file) if root is None else root
     python = interpreter(spec, root, os.environ)
     code = code_of(root, spec, python, frozen=False)
     project = look_at(spec, root, code.listed, python, code.own_folders)
     _refuse(file, check_code(spec, project, own_python=bool(spec.ssh.hosts or spec.login.node)))
 
 
-def _looked_at_first(file: Path, *, on: str, overrides: tuple[str, ...], shipped: Shipped | None = None) -> Request:
+def _looked_at_first(
+    file: Path, *, on: str, overrides: tuple[str, ...], shipped: Shipped | None = None, root: Path | None = None
+) -> Request:
     """What can be found without asking the cluster."""
     place = entry(on)
     defaults = place.defaults if shipped is None else (*place.defaults, *shipped.defaults)
     spec = _read_spec(file, overrides, defaults)
     where = of_kind(place.kind)
-    root = project_of(file) if shipped is None else shipped.root
+    root = shipped.root if shipped is not None else project_of(file) if root is None else root
     python = interpreter(spec, root, os.environ)
     code = code_of(root, spec, python, frozen=shipped is not None)
     project = look_at(spec, root, code.listed, python, code.own_folders)
@@ -192,13 +198,20 @@ def prepare(
 
 
 def open_runs(
-    files: Sequence[Path], *, on: str, overrides: tuple[str, ...], repeat: int | None = None
+    files: Sequence[Path],
+    *,
+    on: str,
+    overrides: tuple[str, ...],
+    repeat: int | None = None,
+    roots: Mapping[Path, Path] = MappingProxyType({}),
 ) -> list[tuple[RunId, Path]]:
     """Start a run of each file, or `repeat` runs; gives their ids and folders. Checks all before any exists.
 
     Those that a cluster can take as one job become one. What fails after some exist names them (`LaunchError.runs`).
+    `roots`: the projects of files that lie somewhere else.
     """
-    wishes = _all_or_none([partial(_looked_at_first, file, on=on, overrides=overrides) for file in files])
+    looks = [partial(_looked_at_first, file, on=on, overrides=overrides, root=roots.get(file)) for file in files]
+    wishes = _all_or_none(looks)
     if repeat is not None:
         wishes = [replace(wish, as_run=ShippedRun(repeat=index)) for wish in wishes for index in range(repeat)]
     return _open_all(wishes)

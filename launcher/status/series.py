@@ -6,8 +6,9 @@ line that a kill cut short.
 
 import math
 import re
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +19,7 @@ import msgspec
 from launcher.rundir.layout import RunDir
 from trainer.metrics_files import files_in, read_metrics
 
+_LOOK_S = 0.5
 AT, STEP = "at", "step"
 _LEAST = ("loss", "err", "error", "ppl", "perplexity", "mae", "mse", "rmse", "nll", "wer", "cer", "fid", "bpb")
 _MOST = ("acc", "accuracy", "f1", "auc", "bleu", "rouge", "precision", "recall", "iou", "map", "r2", "score", "reward")
@@ -65,6 +67,22 @@ def read_rows(run: RunDir) -> Rows:
         if all(before < after for before, after in pairwise(steps))
         else {step: rows[step] for step in sorted(steps)}
     )
+
+
+def each_step(run: RunDir, over: Callable[[], bool]) -> Iterator[tuple[int, Row]]:
+    """Each step with what was measured, once; `over`: whether nothing is added any more, asked before each look."""
+    last, seen = -1, -1
+    while True:
+        whole = over()
+        if (now := size(run)) != seen or whole:
+            seen, rows = now, read_rows(run)
+            newest = max(rows, default=-1)
+            for step in [step for step in rows if step > last and (whole or step < newest)]:
+                last = step
+                yield step, rows[step]
+        if whole:
+            return
+        time.sleep(_LOOK_S)
 
 
 def size(run: RunDir) -> int:

@@ -81,6 +81,32 @@ def test_the_python_api(lab):
     assert listed.endswith("succeeded")
 
 
+TRAIN = """
+import json, os, sys
+wire = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)
+for step in (1, 2, 3):
+    wire.write(json.dumps({"step": step, "loss": float(sys.argv[2]) / step}) + chr(10))
+"""
+
+
+def test_the_python_api_without_a_file(lab):
+    lab.script("train.py", TRAIN)
+    done = subprocess.run(
+        [sys.executable, "-c", block(DOCS / "python.md", "python", "from launcher import Run")],
+        cwd=lab.project, env=lab.env, capture_output=True, text=True, timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first, *rows, arguments, state = done.stdout.splitlines()
+    found: dict[str, list] = {}
+    for row in rows:
+        name, step, loss = row.split()
+        found.setdefault(name, []).append((int(step), float(loss)))
+    assert first in found
+    for lr, steps in zip((0.1, 0.01), found.values(), strict=True):
+        assert (steps[0], steps[-1]) == ((1, lr), (3, lr / 3))  # of reports in quick succession some are left out
+    assert (arguments, state) == ("{'--lr': ('0.1', '0.01')}", "succeeded")
+
+
 def test_the_json_that_programs_rely_on(lab):
     promised = {
         "run", "name", "state", "cause", "exit_code", "attempt", "generation", "step", "world_size", "restarts",

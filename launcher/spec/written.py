@@ -1,0 +1,41 @@
+"""A spec that a program has made, a dict or an object with the fields of one, as the text that is read and kept."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from launcher.errors import BadInput
+
+
+def written(spec: object) -> str:
+    """As JSON, which is YAML too. What is None is left out, and so has its default.
+
+    Raises BadInput for what is no mapping, or holds what no spec can.
+    """
+    try:
+        plain = msgspec.to_builtins(spec, str_keys=True, enc_hook=_plain)
+    except (TypeError, ValueError, NotImplementedError, RecursionError) as error:
+        raise BadInput(f"spec: cannot be written down: {error}", "hint: a dict, as it would stand in YAML") from error
+    if not isinstance(plain, dict):
+        kind = type(spec).__name__
+        raise BadInput(f"spec: expected the path of a file, a dict or an object with its fields, got {kind}")
+    return json.dumps(_without_none(plain), indent=2) + "\n"
+
+
+def _plain(value: Any) -> object:
+    """Of what is no number or text by itself: a path, a mapping of another kind, a number of an array."""
+    if hasattr(value, "__fspath__"):
+        return value.__fspath__()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if callable(getattr(value, "item", None)):
+        return value.item()
+    raise TypeError(f"{value!r} is a {type(value).__name__}")
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return [*map(_without_none, value)] if isinstance(value, list) else value
