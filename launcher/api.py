@@ -414,7 +414,8 @@ def _as_files(specs: Sequence[Spec]) -> Iterator[tuple[list[Path], dict[Path, Pa
         try:
             yield files, roots
         except BadInput as error:
-            raise type(error)(*(_renamed(line, names) for line in error.lines)) from None
+            error.lines = tuple(_renamed(line, names) for line in error.lines)
+            raise
 
 
 def _renamed(line: str, names: Mapping[str, str]) -> str:

@@ -26,6 +26,8 @@ Of a run that was resumed its newest attempt counts. Code is compared as it was 
 """
 _FEW_LINES = 60
 _WIDEST = 60
+_FEW_PACKAGES = 20
+_FIRST = ("torch", "numpy", "nvidia-", "triton")
 _COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 
 
@@ -60,7 +62,7 @@ def _tables(found: Comparison) -> list[str]:
         "arguments": [*_rows(found.arguments)],
         "spec": [*_rows(found.spec)],
         "environment": [*_rows(found.environment)],
-        "packages": [*_rows(found.packages)],
+        "packages": _packages(found.packages),
     }
     table = [["", *found.runs]]
     titles = {0}
@@ -105,6 +107,15 @@ def _metrics(metrics: dict[str, tuple[Figure | None, ...]]) -> Iterator[list[str
 def _rows(table: Table) -> Iterator[list[str]]:
     for name, values in table.items():
         yield [name, *map(_text, values)]
+
+
+def _packages(table: Table) -> list[list[str]]:
+    """Those that training stands on first, and no more than a screen takes."""
+    names = sorted(table, key=lambda name: (not name.startswith(_FIRST), name))
+    rows = [*_rows({name: table[name] for name in names[:_FEW_PACKAGES]})]
+    blank = [""] * max(map(len, table.values()), default=0)
+    more = len(names) - _FEW_PACKAGES
+    return [*rows, *([[f"and {more} more: --json", *blank]] if more > 0 else [])]
 
 
 def _text(value: Value) -> str:

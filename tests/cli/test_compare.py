@@ -6,6 +6,8 @@ from run_folder import plan_of
 
 from launcher.errors import Exit
 from launcher.plan.model import FrozenCode
+from launcher.rundir.layout import RunDir
+from launcher.rundir.records import Environment
 
 
 @pytest.fixture
@@ -42,6 +44,18 @@ def test_results_side_by_side_and_then_what_is_other(pair):
         "@@ -1 +1,100 @@",
     ]
     assert lines[-2:] == ["... and 44 lines more", "--code shows all of it"]
+
+
+def test_of_many_packages_those_that_training_stands_on_come_first(pair):
+    for name, version in (("job-aaaa", "1.0"), ("job-bbbb", "2.0")):
+        run = RunDir(pair.root / "runs" / name)
+        run.metrics.mkdir()
+        packages = {**{f"package-{number:02d}": version for number in range(30)}, "torch": version}
+        run.environment(1, 0).write_bytes(msgspec.json.encode(Environment("n1", "/py", "3.12", packages)))
+    lines = [line.split() for line in pair.launch("compare", "job-a", "job-b").stdout.splitlines()]
+    at = lines.index(["packages"])
+    assert lines[at + 1 : at + 3] == [["torch", "1.0", "2.0"], ["package-00", "1.0", "2.0"]]
+    assert lines[at + 21] == ["and", "11", "more:", "--json"]
 
 
 def test_all_of_the_code_or_only_which_files(pair):
