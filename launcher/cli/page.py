@@ -63,9 +63,9 @@ def failure_lines(failure: Failure, run_dir: str) -> list[str]:
 def _left_out(failure: Failure, run_dir: str) -> list[str]:
     if failure.cause is not Cause.USER_ERROR:
         return []
-    from launcher.status.left_out import left_out  # late: it reads the plan, which only a failure is worth
+    from launcher.status.left_out import left_out_hint  # late: it reads the plan, which only a failure is worth
 
-    return left_out(failure, run_dir)
+    return left_out_hint(failure, run_dir)
 
 
 def _facts(status: RunStatus, now: float) -> list[tuple[str, str]]:

@@ -36,6 +36,10 @@ def decide(failure: Event, history: Sequence[Event], rules: Recovery, *, can_reg
     budget = budget_of(rules, cause)
     if budget is None:
         return Decision(Action.END, 0.0, cause, str(cause))
+    if cause is Cause.USER_ERROR and failure.left_out:
+        return Decision(
+            Action.END, 0.0, cause, f"{failure.left_out} was not frozen with the code: it would be missed again"
+        )
     past = _since_resumed(history)
     used = _used(failure, past, budget.refill_s)
     if budget.restarts is not None and used >= budget.restarts:

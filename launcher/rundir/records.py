@@ -149,6 +149,7 @@ class RankExit(msgspec.Struct, frozen=True):
     stopping: bool = False  # it ended after the agent had told it to
     error: str | None = None  # last line of the exception, e.g. "ValueError: bad shape"
     where: str | None = None  # innermost frame of the user's code, e.g. "train.py:41 in step"
+    left_out: str = ""  # the file of the project that it missed, and that was not frozen
     raised: tuple[Raised, ...] = ()  # the exceptions of its traceback, the last one first
     oom: bool = False  # cgroup or kernel evidence, or CUDA's own words
     hung: bool = False  # killed by us because it made no progress
@@ -314,6 +315,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     rank: int | None = None
     cause: Cause | None = None
     where: str | None = None  # place of a user error, to know it again
+    left_out: str = ""  # of a user error: the file of the project that was missed, and that was not frozen
     signal: int | None = None  # of a failure: what ended its rank
     brief: str = ""  # of a failure, and of what follows: a few words for who reads the log
     step: int | None = None  # newest step known then

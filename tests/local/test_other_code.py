@@ -90,9 +90,12 @@ def test_data_that_git_ignores_is_named_and_can_be_taken_along(lab):
     (lab.project / "data").mkdir()
     (lab.project / "data" / "words.txt").write_text("hello")
     lab.script("train.py", "print('read', open('data/words.txt').read())\n")
-    spec = lab.spec("name: data\nrun: {script: train.py}\nresources: {ranks_per_node: 1}\nrecovery: {user_error: 0}\n")
+    spec = lab.spec("name: data\nrun: {script: train.py}\nresources: {ranks_per_node: 1}\n")
     run = lab.submit(spec)
     lab.wait(run, check=10)
+    assert lab.events(run, "regroup") == []
+    (ended,) = lab.events(run, "ended")
+    assert "data/words.txt was not frozen with the code: it would be missed again" in ended["text"]
     page = lab.launch("status", run).stdout
     assert f"data/words.txt is in {lab.project} and was not frozen" in page
     way_out = f"launch resume {run} --code --set 'code.include=[data/words.txt]'"

@@ -285,3 +285,11 @@ def test_a_run_that_never_reports_is_given_no_delay_after_a_long_generation() ->
     assert delay(failure(ran_s=599.0), *before) == 4.0
     assert delay(failure(ran_s=600.0), *before) == 0.0
     assert delay(failure(ran_s=9999.0, step=5), *[failure(step=4)] * 3) == 4.0
+
+
+def test_a_file_that_was_not_frozen_is_not_missed_a_second_time():
+    missed = failure(Cause.USER_ERROR, left_out="data/words.txt", where="train.py:3")
+    decision = decide(missed, [], RULES, can_regroup=True)
+    assert (decision.action, decision.cause) == (Action.END, Cause.USER_ERROR)
+    assert "data/words.txt was not frozen" in decision.reason
+    assert action(failure(Cause.USER_ERROR, where="train.py:3")) is Action.REGROUP

@@ -34,6 +34,7 @@ class Aftermath:
             rank=found.rank,
             cause=found.cause,
             where=found.where,
+            left_out=found.left_out,
             signal=found.signal,
             brief=found.brief or found.text,
             evidence=found.evidence,

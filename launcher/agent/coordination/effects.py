@@ -110,15 +110,15 @@ class Ledger:
         rank: int | None = None,
         cause: Cause | None = None,
         where: str | None = None,
+        left_out: str = "",
         signal: int | None = None,
         evidence: str = "",
         brief: str = "",
     ) -> Event:
         """One line of events.jsonl, with how far the run had come."""
         plain = self._event(kind, text, cause)
-        event = msgspec.structs.replace(
-            plain, node=node, rank=rank, where=where, signal=signal, evidence=evidence, brief=brief
-        )
+        known = {"node": node, "rank": rank, "where": where, "left_out": left_out, "signal": signal}
+        event = msgspec.structs.replace(plain, **known, evidence=evidence, brief=brief)
         self.out.append(Record(event))
         return event
 

@@ -11,6 +11,7 @@ from launcher.words import Cause
 
 _CLUSTERS = (10, 12, 15)  # SIGUSR1, SIGUSR2, SIGTERM: what batch systems send to all processes of a job
 _NAMED = 8
+_LONGEST_NAME = 500
 STOPS = {
     "cancel": "somebody cancelled the run",
     "preempt": "the cluster takes the nodes back",
@@ -28,6 +29,7 @@ class Verdict:
     evidence: str = ""
     log: str | None = None
     signal: int | None = None
+    left_out: str = ""  # the file that was not frozen, where that is why
     brief: str = ""  # for who reads the log; "": `text` is brief enough
 
 
@@ -46,6 +48,7 @@ def of_exits(generation: Generation, preempting: bool) -> Verdict:
         evidence(end),
         end.log or None,
         end.signal,
+        end.left_out[:_LONGEST_NAME],
         brief(end, cause),
     )
 

@@ -1,6 +1,7 @@
 """The ranks of one node in one generation: starting them, watching them, ending every process that they left."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -22,6 +23,7 @@ from launcher.agent.ranks.start import DUMP_SIGNAL, Starter
 from launcher.agent.ranks.tracebacks import error_file_says, last_exception, likeliest
 from launcher.errors import Exit
 from launcher.plan.model import NodePlan, Plan
+from launcher.rundir.code.left_out import left_out
 from launcher.rundir.durable import make_dir
 from launcher.rundir.identity import process_id
 from launcher.rundir.layout import AttemptDir, RunDir
@@ -191,6 +193,7 @@ class RankGroup:
             stopping=self._stopping,
             error=exception.line or None if exception else None,
             where=exception.where or None if exception else None,
+            left_out=self._left_out(exception.line) if exception else "",
             raised=exception.raised if exception else (),
             oom=death.signal == signal.SIGKILL and not self._stopping and self._oom.grew(),
             hung=rank.hung,
@@ -200,6 +203,13 @@ class RankGroup:
             ended_at=time.time(),
             log=str(rank.log.path.relative_to(self._home.run.path)),
         )
+
+    def _left_out(self, said: str) -> str:
+        """Where the node sees the project, that is: not on a disk of its own."""
+        with contextlib.suppress(OSError, ValueError):
+            plan = self._home.plan
+            return "" if plan.disks_apart else left_out(said, plan, self._home.run.path)
+        return ""
 
     def _can_be_fenced(self) -> bool:
         """Of a run whose checkpoints nobody claims, it is an exit code like any other; curl has it too."""
