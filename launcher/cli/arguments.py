@@ -46,6 +46,9 @@ class Arguments(argparse.ArgumentParser):
     def takes_run(self, **more: str) -> None:
         self.add_argument("run", metavar="RUN", help=RUN_HELP, **more)  # type: ignore[arg-type]
 
+    def takes_runs(self) -> None:
+        self.add_argument("runs", metavar="RUN", nargs="+", help=RUN_HELP)
+
     def takes_place(self, default: str | None) -> None:
         """--on, --clusters and --set, of every command that starts something."""
         self.of_the_script = "an option of the script's is set by --set run.args.lr=0.1"

@@ -1,21 +1,24 @@
-"""`launch cancel`: end a run for good, and say what was ended."""
+"""`launch cancel`: end runs for good, and say what was ended."""
 
 import argparse
 import sys
+from collections.abc import Sequence
 
 from launcher import api
 from launcher.cli.arguments import Arguments
+from launcher.cli.selection import chosen
 from launcher.cli.terminal import safe, show_news
 from launcher.errors import Exit
 
 EXAMPLES = """
   launch cancel last                 the ranks get SIGTERM and the spec's grace to save, then no process of it is left
+  launch cancel lr-4ykr lr-9x2d      both, one after the other
   launch cancel resnet --gone gpu07  the same; gpu07 burnt down, so that nobody waits for its word
 """
 
 
 def declare(arguments: Arguments) -> None:
-    arguments.takes_run()
+    arguments.takes_runs()
     arguments.add_argument(
         "--gone",
         metavar="HOST",
@@ -27,14 +30,18 @@ def declare(arguments: Arguments) -> None:
 
 def run(options: argparse.Namespace) -> int:
     show_news()
-    one = api.run(options.run)
-    report = one.cancel(gone=options.gone)
+    for one in chosen(options.runs):
+        _cancel(one, options.gone)
+    return Exit.OK
+
+
+def _cancel(one: api.Run, gone: Sequence[str]) -> None:
+    report = one.cancel(gone=gone)
     if report.already:
         print(f"{one.id} has already ended: nothing was left to end")
-        return Exit.OK
+        return
     for line in report.ended:
         print(f"ended {safe(line)}")
     for line in report.cut_off:
         print(safe(line), file=sys.stderr)
     print(f"{one.id} is {one.status().state}")
-    return Exit.OK

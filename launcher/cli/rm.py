@@ -5,7 +5,8 @@ import sys
 
 from launcher import api
 from launcher.cli import figures
-from launcher.cli.arguments import RUN_HELP, Arguments
+from launcher.cli.arguments import Arguments
+from launcher.cli.selection import chosen
 from launcher.errors import Exit
 from launcher.rundir.removal import remove_run, remove_unused_code, unused_code
 
@@ -16,18 +17,18 @@ EXAMPLES = """
 
 
 def declare(arguments: Arguments) -> None:
-    arguments.add_argument("runs", metavar="RUN", nargs="+", help=RUN_HELP)
+    arguments.takes_runs()
 
 
 def run(options: argparse.Namespace) -> int:
-    chosen = list({one.id: one for one in map(api.run, options.runs)}.values())
-    for status in api.statuses(chosen):
+    runs = chosen(options.runs)
+    for status in api.statuses(runs):
         api.refuse_live(status)
-    for one in chosen:
+    for one in runs:
         size, elsewhere = one.usage().total, one.wrote_elsewhere
         remove_run(one.id, one.path)
         print(f"{one.id} is gone, with {figures.size(size)}")
         if elsewhere:
             print(f"{one.id}: what it left on other machines is still there", file=sys.stderr)
-    remove_unused_code(unused_code({one.path.parent for one in chosen}))
+    remove_unused_code(unused_code({one.path.parent for one in runs}))
     return Exit.OK

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
+from launcher import api
 from launcher.cli.arguments import Arguments
 from launcher.cli.run_columns import RunRow
 from launcher.words import State
@@ -24,6 +25,11 @@ def declare_selection(arguments: Arguments) -> None:
         help="in this state, such as failed; active and ended are several; may be repeated",
     )  # fmt: skip
     arguments.add_argument("--tag", metavar="TAG", action="append", default=[], help="with this tag; may be repeated")
+
+
+def chosen(refs: Sequence[str]) -> list[api.Run]:
+    """The runs that are named, each once; raises where one of them is not known."""
+    return list({one.id: one for one in map(api.run, refs)}.values())
 
 
 def selects(options: argparse.Namespace) -> bool:

@@ -23,6 +23,15 @@ def test_wait_shows_no_control_that_a_record_holds(desk):
     assert done.stderr == "next: mend the code, then launch resume bad-bbbb --code\n"
 
 
+def test_wait_for_several_gives_the_exit_code_of_the_first_that_failed(desk):
+    desk.run("good-aaaa").succeeded()
+    desk.run("bad-bbbb").failed()
+    desk.run("lost-cccc").plan().attempt(keeper=dead_process()).state()
+    done = desk.launch("wait", "good", "bad", "lost", "good-aaaa", check=10)
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["good-aaaa", "bad-bbbb", "lost-cccc"]
+    assert desk.launch("wait", "good", "none", check=3).stdout == ""
+
+
 def test_wait_of_a_lost_run(desk):
     desk.run().plan().attempt(keeper=dead_process()).state()
     assert desk.launch("wait", "last", check=21).stdout.startswith("job-abcd lost: ")
@@ -41,6 +50,14 @@ def test_cancel_of_an_ended_run_says_so(desk, state):
     run.plan().attempt(keeper=dead_process()).end(state, exit_code=0).state(state)
     assert "already ended" in desk.launch("cancel", "last").stdout
     assert not run.run.attempt(1).stop.exists()
+
+
+def test_cancel_of_several_begins_with_none_where_one_is_unknown(desk):
+    for name in ("one-aaaa", "two-bbbb"):
+        desk.run(name).plan().attempt(keeper=dead_process()).end(State.SUCCEEDED, exit_code=0).state(State.SUCCEEDED)
+    said = desk.launch("cancel", "one", "two", "one-aaaa").stdout
+    assert [line.split()[0] for line in said.splitlines()] == ["one-aaaa", "two-bbbb"]
+    assert desk.launch("cancel", "one", "none", check=3).stdout == ""
 
 
 def test_resume_of_a_live_run_is_refused(desk):
