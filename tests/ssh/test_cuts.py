@@ -172,6 +172,37 @@ def test_a_host_that_was_cut_off_hears_of_a_cancel_from_the_others(desk):
     desk.until("that nobody is left to be told", lambda: not desk.left())
 
 
+UNTIL = """
+import json, os, time
+wire = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)
+step = 0
+while not os.path.exists(os.path.join(os.environ["LAUNCH_RUN_DIR"], "enough")):
+    step += 1
+    wire.write(json.dumps({"step": step}) + "\\n")
+    time.sleep(0.05)
+"""
+
+
+def test_a_host_that_was_cut_off_hears_how_the_run_has_ended_from_who_led_it(desk):
+    """It stayed until it had been refused for a lease and 8 s, and left by itself where the cut was what refused."""
+    desk.script("until.py", UNTIL)
+    spec = "name: until\nrun: {script: until.py, preload: []}\nresources: {nodes: 2, ranks_per_node: 1}\n"
+    run = desk.submit(desk.spec(f"{spec}{LONG[:-2]}, spares: 1}}\n"), "--on", "pool")
+    desk.until_step_there(0, run, 1)
+    cut = desk.hosts.nodes[2]
+    cut.cut(Cut.BOTH)
+    for index in (0, 1):
+        desk.there(index, run, "enough").touch()
+    assert desk.wait(run)["state"] == "succeeded"
+    desk.until("the end of the other keepers", lambda: not desk.own("ssh.host.keeper", 0))
+    assert desk.own("ssh.host.keeper", 2) and desk.own("ssh.host.courier", 0)
+    assert desk.record_there(2, run, "attempts/0001/exit.json") is None
+    cut.mend()
+    desk.until("the end of its keeper", lambda: not desk.own("ssh.host.keeper", 2), timeout_s=30)
+    assert desk.record_there(2, run, "attempts/0001/exit.json")["state"] == "succeeded"
+    desk.until("that nobody is left to be told", lambda: not desk.left(), timeout_s=30)
+
+
 @contextmanager
 def proxy(target, most, *, reset):
     """A port of this machine that leads to a host; after so many bytes of the client's it is silent, or resets."""

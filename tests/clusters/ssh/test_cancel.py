@@ -10,7 +10,7 @@ from launcher.clusters.local import cluster as local
 from launcher.clusters.mirror.fetch import settle_for
 from launcher.clusters.protocol import CancelReport
 from launcher.clusters.ssh import host_clients, run_hosts
-from launcher.clusters.ssh.host import cancel_courier
+from launcher.clusters.ssh.host import courier
 from launcher.clusters.ssh.host_client import HostClient
 from launcher.clusters.ssh.results import fetch
 from launcher.clusters.ssh.results.checkpoints import holders_of
@@ -110,7 +110,7 @@ def test_one_host_that_has_ended_it_does_not_speak_for_another_that_has_not(host
 def test_hosts_that_were_reached_tell_those_that_were_not(hosts, run, monkeypatch):
     """A host that was cut off held its slots until it gave the run up by itself."""
     told = []
-    monkeypatch.setattr(cancel_courier, "send", lambda there, names: told.append((there.path, [*names])))
+    monkeypatch.setattr(courier, "send", lambda there, _, names: told.append((there.path, [*names])))
     hosts.on("node1").attempt(keeper=dead_process())
     hosts.cut.add("node0")
     with pytest.raises(Unreachable):

@@ -30,6 +30,7 @@ class Election:
         self.attempt, self.leader = attempt, leader  # at hand
         self.leaderless = False  # the leader was not heard for a whole lease
         self.proposal: Propose | None = None  # of the next attempt, taken up
+        self.outrun_by = 0  # the newest attempt of which somebody has records for us
         self.promised: tuple[int, int] | None = None  # our vote: for which attempt, and whose
         # Who counts; several rolls only while the leader changes it.
         self.rolls: tuple[frozenset[int], ...] = (frozenset(range(len(hosts))),)

@@ -6,6 +6,7 @@ from launcher.clock import boottime
 from launcher.clusters.keeping.agent_processes import RETURN_AT_ONCE_S, AgentProcesses
 from launcher.clusters.keeping.attempt_end import cancelled, is_cancelled, write_failure
 from launcher.clusters.keeping.wakeup import Wakeup
+from launcher.clusters.ssh.host.courier import GIVE_UP_WAITS
 from launcher.clusters.ssh.host.keeper_messages import Ask, KeeperStatus, Promise, granted, statuses
 from launcher.clusters.ssh.host.keeper_state import KeeperState
 from launcher.clusters.ssh.host.leader import enough, propose, tell_others
@@ -19,7 +20,6 @@ from launcher.words import Cause, State
 _SURE_S = 8.0
 _LOOK_S = 0.5
 _ASK_S = 1.0  # who does not answer may be the one that is gone
-GIVE_UP_WAITS = 5
 
 
 class Follower:
@@ -46,9 +46,8 @@ class Follower:
         keeper = self._keeper
         while True:
             if self._wakeup.stop_asked and self._sure_at is None:  # before we sleep: it may have woken us already
-                self._sure_at = time.monotonic() + keeper.plan.spec.recovery.grace_s + _SURE_S
                 keeper.here.pass_on_stop()
-                self._agents.signal_first()
+                self._wind_up()
             self._agents.watch(self._next_look(), bring_back=self._sure_at is None and not keeper.election.leaderless)
             if (following := self._following()) is not None:
                 return following
@@ -56,8 +55,9 @@ class Follower:
                 self._leader_heard_at = boottime()
             if self._agent.may_miss_coordinator():
                 self._take_over.open()
-            if self._is_over():
-                return None
+            keeper.check_part_in(keeper.election.outrun_by)
+            if self._is_over() and self._sure_at is None:
+                self._wind_up()  # its agent may have no line to hear it on
             if self._sure_at is not None and (self._is_left() or time.monotonic() >= self._sure_at):
                 self._stopped()
                 return None
@@ -65,6 +65,10 @@ class Follower:
                 return None
             if keeper.election.leaderless and (taken := self._take_over.look()) is not None:
                 return taken
+
+    def _wind_up(self) -> None:
+        self._sure_at = time.monotonic() + self._keeper.plan.spec.recovery.grace_s + _SURE_S
+        self._agents.signal_first()
 
     def _is_left(self) -> bool:
         """By its agent, which may come back yet."""
@@ -90,7 +94,7 @@ class Follower:
 
     def _is_over(self) -> bool:
         end = read_record(self._keeper.attempt.end, AttemptEnd)
-        return end is not None and end.state.ended and self._is_left()
+        return end is not None and end.state.ended
 
     def _is_deserted(self) -> bool:
         """Our agent was told that the attempt is over, and the leader, who would say what follows, is gone."""
@@ -106,7 +110,7 @@ class Follower:
     def _stopped(self) -> None:
         """Ended here by somebody who may not have reached the leader."""
         keeper = self._keeper
-        if keeper.plan.disks_apart and is_cancelled(keeper.attempt):
+        if keeper.plan.disks_apart and is_cancelled(keeper.attempt) and not self._is_over():
             keeper.here.end(cancelled())
 
 
@@ -144,7 +148,8 @@ class TakeOver:
             return None  # theirs to do, or there are some that hear a leader
         if enough(keeper, without, leads=False):
             return self._take_over(without)
-        if time.monotonic() > self._give_up_at or keeper.rpc.all_gone(keeper.plan.spec.recovery.lease_s + _SURE_S):
+        nobody_is_there = keeper.rpc.all_gone(keeper.plan.spec.recovery.lease_s + keeper.patience_s)
+        if nobody_is_there or time.monotonic() > self._give_up_at:
             there, size = len(without) + 1, len(keeper.election.counted)
             text = f"the leader is lost, and only {there} of {size} hosts are left to decide; launch resume goes on"
             keeper.here.end(AttemptEnd(State.FAILED, Cause.NODE_LOST, Exit.NODE_LOST, time.time(), text))
@@ -162,7 +167,7 @@ class TakeOver:
         end = self._end = self._end or self._write_failure(len(promised) + 1)
         if end.state is State.QUEUED:
             return propose(keeper, promised, end.cause, leads=False)
-        tell_others(keeper, promised)
+        tell_others(keeper)
         return None
 
     def _write_failure(self, together: int) -> AttemptEnd:

@@ -25,11 +25,12 @@ from launcher.clock import boottime
 from launcher.clusters.keeping.attempt_end import cut_short
 from launcher.clusters.keeping.standby import detach, report
 from launcher.clusters.keeping.wakeup import Wakeup
+from launcher.clusters.ssh.host import courier
 from launcher.clusters.ssh.host.follower import Follower, TakeOver, leader_of
 from launcher.clusters.ssh.host.keeper_messages import Ask, Begin, Begun, KeeperStatus, granted, statuses
 from launcher.clusters.ssh.host.keeper_rpc import WIRE, KeeperRpc
 from launcher.clusters.ssh.host.keeper_state import KeeperState
-from launcher.clusters.ssh.host.leader import Leader, pass_over_promised, propose, tell_others
+from launcher.clusters.ssh.host.leader import Leader, pass_over_promised, propose, tell, tell_others
 from launcher.clusters.ssh.messages import GoAhead, Keepers, Opened
 from launcher.clusters.ssh.slots.take import Demand, Slots
 from launcher.errors import Exit, Fenced, LaunchError
@@ -78,6 +79,7 @@ def to_its_end(keeper: KeeperState, work: Callable[[], int]) -> int:
             return _done(keeper, work)
     finally:
         keeper.rpc.close()
+        courier.send(keeper.run, "end", [keeper.rpc.peer(number).host for number in keeper.to_be_told])
 
 
 def _done(keeper: KeeperState, work: Callable[[], int]) -> int:
@@ -90,7 +92,7 @@ def _done(keeper: KeeperState, work: Callable[[], int]) -> int:
         print(error, file=sys.stderr)
         keeper.here.give_up(str(error))
         if keeper.leads:
-            tell_others(keeper, ())
+            tell_others(keeper)
         return error.exit_code
 
 
@@ -184,7 +186,7 @@ def _stopped(keeper: KeeperState) -> None:
     keeper.here.pass_on_stop()
     keeper.here.end(cut_short(keeper.attempt, "it waited for its hosts", time.time()))
     if keeper.leads:
-        tell_others(keeper, ())  # nobody may have asked them
+        tell(keeper)  # nobody may have asked them
 
 
 class QueueWatch:
@@ -200,6 +202,7 @@ class QueueWatch:
         keeper = self._keeper
         if keeper.election.proposal is not None:
             self._move(keeper.election.proposal.attempt)
+        keeper.check_part_in(keeper.election.outrun_by)
         end = read_record(keeper.attempt.end, AttemptEnd)
         if end is not None and end.state.ended:
             return False

@@ -83,10 +83,14 @@ class KeeperRpc:
     def ask_one(self, question: KeeperQuestion, whom: int, limit_s: float = ASK_S) -> KeeperReply | None:
         return self.ask(question, [whom], limit_s).get(whom)
 
+    def gone(self, for_s: float) -> set[int]:
+        """Who has had no keeper for a while: its host refuses to connect; who is silent may be there."""
+        before = boottime() - for_s
+        return {number for number, peer in self._peers.items() if self._gone_since.get(peer, inf) < before}
+
     def all_gone(self, for_s: float) -> bool:
-        """No other keeper is there, and that has been so for a while; who is silent may be there."""
-        since = [self._gone_since.get(peer, inf) for peer in self._peers.values()]
-        return max(since, default=0.0) < boottime() - for_s
+        """No other keeper is there."""
+        return len(self.gone(for_s)) == len(self._peers)
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._over.set)

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 import msgspec
@@ -131,6 +131,7 @@ class KeeperState:
             self.election.recall(votes)
         self.returning = False  # it was started again, and does not know yet what goes on
         self.since = time.monotonic()
+        self.to_be_told: Sequence[int] = ()  # who has not heard how the run has ended, when this keeper leaves
         self.coordinator_due_at = inf  # `boottime` from when on our coordinator should speak
         self._alone = Alone(self.plan.run_id)
 
@@ -331,6 +332,7 @@ class KeeperState:
         return why
 
     def _keep(self, replica: Replica) -> str:
+        self.election.outrun_by = max(replica.attempt, self.election.outrun_by)
         why = self.election.against_record(replica)
         if not why:
             record_copies.put(self.run, replica)

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from math import inf
 
 from launcher.clock import WakingClock, boottime
@@ -10,6 +10,7 @@ from launcher.clusters.keeping.allocation import Allocation, StopSignal
 from launcher.clusters.keeping.attempt_end import cut_short
 from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.clusters.ssh.host.attempt_on_host import reseated
+from launcher.clusters.ssh.host.courier import GIVE_UP_WAITS
 from launcher.clusters.ssh.host.keeper_messages import Ask, KeeperStatus, Members, Propose, granted, statuses
 from launcher.clusters.ssh.host.keeper_state import KeeperState
 from launcher.clusters.ssh.host.record_copies import RecordReplicator
@@ -24,7 +25,6 @@ from launcher.words import Cause, State
 
 _AGAIN_S = 1.0
 _ROLL_S = 1.0
-_GIVE_UP_WAITS = 5  # after so many times `recovery.wait`, hosts that are too few are not waited for
 
 
 class Membership:
@@ -114,7 +114,7 @@ class Leader:
         keeper = self._keeper
         replicator = RecordReplicator(keeper.run, keeper.attempt, keeper.rpc) if keeper.plan.disks_apart else None
         roll = Membership(keeper)
-        tell: frozenset[int] = frozenset()
+        over = False
         keeper.coordinator_due_at = boottime()
         try:
             stop = StopSignal(self._wakeup, keeper.attempt, keeper.here.before)
@@ -122,15 +122,14 @@ class Leader:
             blame_disks(keeper)
             if end.state.ended:
                 keeper.ready.give_back()
-            if end.state.ended and not self._wakeup.stop_asked:  # whoever asks for a stop tells all hosts
-                tell = keeper.election.counted
+            over = end.state.ended and not self._wakeup.stop_asked  # whoever asks for a stop tells all hosts
             if end.state is not State.QUEUED or end.exit_code == Exit.FENCED:
                 return None
         finally:
             keeper.coordinator_due_at = inf
             roll.close()
-            if replicator is not None:
-                replicator.close(tell)
+            missed = replicator.close() if replicator is not None else ()
+            keeper.to_be_told = missed if over else ()
         self._wakeup.wait(end.delay_s)
         if self._wakeup.stop_asked:
             self._stopped(end)
@@ -140,7 +139,7 @@ class Leader:
     def _follow(self, end: AttemptEnd) -> int | None:
         """Open the next attempt with those hosts that answer, once they are enough."""
         keeper = self._keeper
-        give_up_at = time.monotonic() + _GIVE_UP_WAITS * keeper.patience_s
+        give_up_at = time.monotonic() + GIVE_UP_WAITS * keeper.patience_s
         while not self._wakeup.stop_asked:
             answers = statuses(keeper.rpc.ask(Ask()))
             keeper.check_lead(answers)
@@ -152,7 +151,8 @@ class Leader:
                     return following
             if time.monotonic() > give_up_at:
                 text = f"{len(there) + 1} of its {len(keeper.rpc.others) + 1} hosts answer: too few to go on"
-                self._say(AttemptEnd(State.FAILED, Cause.NODE_LOST, Exit.NODE_LOST, time.time(), text), there)
+                keeper.here.end(AttemptEnd(State.FAILED, Cause.NODE_LOST, Exit.NODE_LOST, time.time(), text))
+                tell_others(keeper)
                 return None
             self._wakeup.wait(_AGAIN_S)
         self._stopped(end)
@@ -161,12 +161,8 @@ class Leader:
     def _stopped(self, end: AttemptEnd) -> None:
         """The last word where no attempt follows although one was due."""
         self._keeper.here.pass_on_stop()
-        self._say(cut_short(self._keeper.attempt, "it was to start again", end.ended_at))
-
-    def _say(self, end: AttemptEnd, there: Collection[int] = ()) -> None:
-        keeper = self._keeper
-        keeper.here.end(end)
-        tell_others(keeper, there)
+        self._keeper.here.end(cut_short(self._keeper.attempt, "it was to start again", end.ended_at))
+        tell(self._keeper)
 
 
 def blame_disks(keeper: KeeperState) -> None:
@@ -196,10 +192,14 @@ def pass_over_promised(keeper: KeeperState, answers: Mapping[int, KeeperStatus])
         make_dir(keeper.run.attempt(promised).path)
 
 
-def tell_others(keeper: KeeperState, there: Collection[int]) -> None:
-    """How the attempt has ended, where they do not see it on a disk that all share."""
-    if keeper.plan.disks_apart:
-        RecordReplicator(keeper.run, keeper.attempt, keeper.rpc).close(there)
+def tell(keeper: KeeperState) -> Sequence[int]:
+    """How the attempt has ended, where they do not see it on a disk that all share; gives those that have not heard."""
+    return RecordReplicator(keeper.run, keeper.attempt, keeper.rpc).close() if keeper.plan.disks_apart else ()
+
+
+def tell_others(keeper: KeeperState) -> None:
+    """And who was cut off is to hear it once it can be reached again."""
+    keeper.to_be_told = tell(keeper)
 
 
 def propose(keeper: KeeperState, others: list[int], cause: Cause | None, *, leads: bool) -> int | None:

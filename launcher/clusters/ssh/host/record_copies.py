@@ -7,7 +7,6 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Collection
 from pathlib import Path
 
 from launcher.clusters.ssh.host.keeper_messages import Replica, granted
@@ -19,7 +18,6 @@ from launcher.rundir.layout import AttemptDir, RunDir
 _WHOLE = -1
 _PIECE = 256 << 10
 _ASK_S, _QUIET_S = 1.0, 5.0
-_LAST_S, _LAST_AGAIN_S = 10.0, 0.25  # how long it is tried to tell how the attempt has ended
 _QUICK_S, _SLOW_S, _QUICK_FOR_S = 0.02, 0.5, 20.0
 
 EVENTS = "events"
@@ -78,22 +76,17 @@ class RecordReplicator:
         self._thread = threading.Thread(target=self._work, name="replicator", daemon=True)
         self._thread.start()
 
-    def close(self, tell: Collection[int] = ()) -> None:
-        """Send the last of it; these are not given up at once where they have not taken how the attempt ended."""
+    def close(self) -> list[int]:
+        """Send the last of it; gives those that do not know how the attempt has ended."""
         self._over.set()
         self._thread.join()
         self._quiet_until.clear()
         self._send()
-        deadline = time.monotonic() + _LAST_S
-        while self._wait_for_the_end(tell) and time.monotonic() < deadline:
-            time.sleep(_LAST_AGAIN_S)
-            self._quiet_until.clear()
-            self._send()
+        return self.untold()
 
-    def _wait_for_the_end(self, tell: Collection[int]) -> bool:
-        return self._attempt.end.exists() and any(
-            "end" not in self._sent[number] for number in tell if number in self._sent
-        )
+    def untold(self) -> list[int]:
+        """Who has not taken the record of its end."""
+        return [number for number, names in self._sent.items() if "end" not in names]
 
     def _work(self) -> None:
         quick_until = time.monotonic() + _QUICK_FOR_S

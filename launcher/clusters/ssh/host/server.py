@@ -101,9 +101,9 @@ class HostServer:
             case Cancel():
                 return _cancel(_run(request))
             case PassOnCancel():
-                from launcher.clusters.ssh.host import cancel_courier  # late: only a host that is cut off needs it
+                from launcher.clusters.ssh.host import courier  # late: only a host that is cut off needs it
 
-                cancel_courier.send(_run(request), request.hosts)
+                courier.send(_run(request), "cancel", request.hosts)
             case ComeBack():
                 from launcher.clusters.ssh.host import receive  # late: `launch status` needs none of it
 

@@ -14,7 +14,7 @@ from launcher.clock import boottime
 from launcher.clusters.keeping.allocation import StopSignal
 from launcher.clusters.keeping.attempt_end import ask_to_stop, cancelled, is_cancelled, write_end
 from launcher.clusters.ssh.comeback import keeper as comeback
-from launcher.clusters.ssh.host import follower, keeper, leader, presence, record_copies
+from launcher.clusters.ssh.host import follower, keeper, leader, presence
 from launcher.clusters.ssh.host.follower import Follower, TakeOver
 from launcher.clusters.ssh.host.keeper import QueueWatch
 from launcher.clusters.ssh.host.keeper_messages import (
@@ -466,18 +466,30 @@ def test_a_promise_leaves_the_newest_attempt_its_last_word(table):
         write_end(member.run, member.run.attempt(1), SUCCEEDED, member.plan)
 
 
-def test_the_end_is_told_to_a_host_that_was_slow(table, monkeypatch):
-    monkeypatch.setattr(record_copies, "_LAST_AGAIN_S", 0.0)
+def test_who_has_not_heard_how_it_ended_is_to_be_told_when_the_keeper_has_left(table, monkeypatch):
+    """It stayed until the others had refused it for a while, and left where a cut does that."""
+    said, sent = table.said, []
+    monkeypatch.setattr(table, "said", lambda number, question: None if number == 1 else said(number, question))
+    monkeypatch.setattr(leader, "Allocation", lambda *_: SimpleNamespace(carry_out=ends))
+    monkeypatch.setattr(keeper.courier, "send", lambda run, word, hosts: sent.append((run, word, hosts)))
     member = table.keepers[0]
-    said, misses = table.said, iter([True, True])
-    write_end(member.run, member.attempt, SUCCEEDED, member.plan)
+    member.rpc.close = lambda: None
 
-    def slowly(number, question):
-        return None if number == 1 and question.name == "end" and next(misses, False) else said(number, question)
+    def ends():
+        write_end(member.run, member.attempt, SUCCEEDED, member.plan)
+        return SUCCEEDED
 
-    monkeypatch.setattr(table, "said", slowly)
-    RecordReplicator(member.run, member.attempt, member.rpc).close(tell=member.election.members)
-    assert [table.end(number).state for number in (1, 2)] == [State.SUCCEEDED] * 2
+    assert keeper.to_its_end(member, lambda: keeper.carry_on(member, table.wakeups[0])) == 0
+    assert table.end(2).state is State.SUCCEEDED
+    assert sent == [(member.run, "end", ["host1"])]
+
+
+def test_of_a_cancel_whoever_cancels_tells_all(table, monkeypatch):
+    monkeypatch.setattr(leader, "Allocation", lambda *_: SimpleNamespace(carry_out=cancelled))
+    table.wakeups[0].stop_asked = True
+    table.silent = {1}
+    assert Leader(table.keepers[0], table.wakeups[0]).carry_out() is None
+    assert table.keepers[0].to_be_told == ()
 
 
 # -- hosts that come and go
@@ -511,6 +523,25 @@ def test_a_host_that_missed_the_proposal_leaves(table, agents):
     table.keepers[0].move(2)
     with pytest.raises(Fenced, match="attempt 2 goes on without host2"):
         left_out._is_deserted()
+
+
+@pytest.mark.parametrize("leads", [0, 1])
+def test_a_host_that_missed_the_proposal_leaves_once_somebody_has_records_of_what_goes_on(tmp_path, agents, leads):
+    """Its disk was full for that moment. It stayed until its agent had waited for its coordinator in vain."""
+    table = Table(tmp_path, size=5)
+    table.deafen(2, Propose)
+    if leads:
+        table.lose(0)
+        assert TakeOver(table.keepers[1]).look() == 2
+    else:
+        assert propose(table.keepers[0], [1, 2, 3, 4], None, leads=True) == 2
+    write_end(table.keepers[leads].run, table.keepers[leads].run.attempt(2), SUCCEEDED, table.keepers[leads].plan)
+    table.keepers[leads].move(2)
+    leader.tell(table.keepers[leads])
+    with pytest.raises(Fenced, match="attempt 2 goes on without host2"):
+        Follower(table.keepers[2], table.wakeups[2])._keep()
+    with pytest.raises(Fenced, match="attempt 2 goes on without host2"):
+        QueueWatch(table.keepers[2]).look()
 
 
 # -- what it may use

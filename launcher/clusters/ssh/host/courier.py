@@ -1,39 +1,43 @@
-"""Tells keepers that a person has cancelled their run: hosts that could not be asked, and can be reached again later.
+"""Tells keepers what they could not hear when it happened: hosts that are cut off, and can be reached again later.
 
-    python -m launcher.clusters.ssh.host.cancel_courier RUN_DIR HOST...
+    python -m launcher.clusters.ssh.host.courier RUN_DIR cancel|end HOST...
 
-It holds no slots and ends nothing here. Whoever cancels the run again ends it.
+`cancel`: a person has ended the run; `end`: it has ended by itself, as the records here say. It holds no slots and ends
+nothing here. Whoever cancels the run ends it.
 """
 
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from launcher.agent.environment import cleaned
 from launcher.agent.processes import TAG, forbid_core_dumps
 from launcher.agent.wire import wire_key
 from launcher.clusters.ssh.host import presence
-from launcher.clusters.ssh.host.follower import GIVE_UP_WAITS
 from launcher.clusters.ssh.host.keeper_messages import Cancelled, Declined, KeeperQuestion, KeeperReply, granted
 from launcher.clusters.ssh.host.keeper_rpc import WIRE, KeeperRpc
+from launcher.clusters.ssh.host.record_copies import RecordReplicator
 from launcher.clusters.ssh.messages import Peer
-from launcher.rundir.attempts import read_intent, read_plan
+from launcher.rundir.attempts import newest, read_intent, read_plan
 from launcher.rundir.layout import RunDir
 from launcher.spec.model import Recovery
 
+GIVE_UP_WAITS = 5  # so many times `recovery.wait` a keeper that hears no leader waits for more hosts
 _AGAIN_S, _ASK_S = 0.5, 2.0
 _SURE_S = 60.0
+_NOBODY_S = 8.0  # beyond the lease: a host that refuses all connections for so long has no keeper
 
 
-def send(run: RunDir, hosts: Sequence[str]) -> None:
+def send(run: RunDir, word: Literal["cancel", "end"], hosts: Sequence[str]) -> None:
     """Start one, which outlives this process; where nobody knows how to reach the others there is nothing to do."""
-    if presence.begun(run) is None:
+    if not hosts or presence.begun(run) is None:
         return
     subprocess.Popen(
-        [sys.executable, "-P", "-m", __name__, str(run.path), *hosts],
+        [sys.executable, "-P", "-m", __name__, str(run.path), word, *hosts],
         env={**cleaned(os.environ), TAG: str(run.path)},
         cwd="/",
         stdin=subprocess.DEVNULL,
@@ -47,19 +51,20 @@ def main() -> int:
     """Until all have heard it, or every keeper that has not must have given the run up by itself."""
     os.umask(0o077)
     forbid_core_dumps()
-    run, hosts = RunDir(Path(sys.argv[1])), sys.argv[2:]
-    begun = presence.begun(run)
-    if begun is None:
+    run, word, hosts = RunDir(Path(sys.argv[1])), sys.argv[2], sys.argv[3:]
+    begun, last = presence.begun(run), newest(run)
+    if begun is None or last is None:
         return 0
     attempt, peers = begun
     plan = read_plan(run, attempt.number)
     rpc = _among(peers, wire_key(read_intent(attempt).token, WIRE, plan.run_id, attempt.number))
-    left = {number for number in rpc.others if rpc.peer(number).host in hosts}
-    deadline = time.monotonic() + gives_up_s(plan.spec.recovery)
-    while left and time.monotonic() < deadline:
-        left -= {*granted(rpc.ask(Cancelled(rpc.me), left, _ASK_S))}
-        if left:
-            time.sleep(_AGAIN_S)
+    whom, rules = {number for number in rpc.others if rpc.peer(number).host in hosts}, plan.spec.recovery
+    if word == "cancel":
+        _deliver(rpc, whom, rules, lambda left: left - {*granted(rpc.ask(Cancelled(rpc.me), left, _ASK_S))})
+    else:
+        records = RecordReplicator(run, last, rpc)
+        _deliver(rpc, whom, rules, lambda left: left & {*records.untold()})
+        records.close()
     rpc.close()
     return 0
 
@@ -67,6 +72,15 @@ def main() -> int:
 def gives_up_s(recovery: Recovery) -> float:
     """How long a keeper may wait for the others before it gives the run up."""
     return recovery.lease_s + (GIVE_UP_WAITS + 1) * recovery.wait_s + _SURE_S
+
+
+def _deliver(rpc: KeeperRpc, left: set[int], rules: Recovery, tell: Callable[[set[int]], set[int]]) -> None:
+    """`tell` gives those that have not heard it yet."""
+    deadline = time.monotonic() + gives_up_s(rules)
+    while left and time.monotonic() < deadline:
+        left = tell(left) - rpc.gone(rules.lease_s + _NOBODY_S)
+        if left:
+            time.sleep(_AGAIN_S)
 
 
 def _among(peers: Sequence[Peer], key: bytes) -> KeeperRpc:
@@ -84,7 +98,7 @@ def _among(peers: Sequence[Peer], key: bytes) -> KeeperRpc:
 
 
 def _declined(_question: KeeperQuestion, _asker: str) -> KeeperReply:
-    return Declined("the run was cancelled")
+    return Declined("the run has ended")
 
 
 if __name__ == "__main__":
