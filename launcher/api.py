@@ -48,6 +48,7 @@ from launcher.words import LOCAL, State
 
 if TYPE_CHECKING:
     from launcher.exporting import Exported
+    from launcher.notify.record import Notifying
     from launcher.plan.model import Plan
     from launcher.rundir.code.listing import CodeList
     from launcher.rundir.layout import AttemptDir
@@ -422,6 +423,13 @@ def _renamed(line: str, names: Mapping[str, str]) -> str:
     for file, name in names.items():
         line = re.sub(rf"^{re.escape(file)}(:\d+:\d+)?(?=: )", name, line)
     return line
+
+
+def notifying(spec: str | Path) -> "Notifying | None":
+    """Who would hear of a run of this spec. Raises BadInput."""
+    from launcher.submission import notifying_in  # late: it reads YAML, which `status` must not pay for
+
+    return notifying_in(_file(spec))
 
 
 def _file(spec: str | Path) -> Path:

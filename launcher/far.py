@@ -133,7 +133,7 @@ def _open_runs(request: OpenRuns) -> Outcome:
                     for one in request.runs
                     if one.spec == index
                 )
-                specs.append(replace(shipped, secrets=request.secrets, runs=tuple(runs)))
+                specs.append(replace(shipped, secrets=request.secrets, notifying=request.notifying, runs=tuple(runs)))
             return open_shipped(specs, on=request.on, choose=choose)
 
     outcome = token.redeem(start)

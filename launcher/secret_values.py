@@ -1,4 +1,4 @@
-"""Taking the values of the spec's secrets at submit, from the environment or a file. They are never put in words."""
+"""Taking the values of secrets at submit, from the environment or a file. They are never put in words."""
 
 import os
 from collections.abc import Mapping
@@ -12,41 +12,43 @@ _MAX_BYTES = 1 << 16
 
 def unset_secrets(spec: JobSpec, project: Path, environ: Mapping[str, str]) -> list[str]:
     """Names that have no value here."""
-    return [
-        one.name
-        for one in spec.secrets
-        if not (one.name in environ if one.file is None else os.access(_path(one.file, project), os.R_OK))
-    ]
+    return [one.name for one in spec.secrets if not is_set(one, project, environ)]
+
+
+def is_set(secret: Secret, folder: Path, environ: Mapping[str, str]) -> bool:
+    """There is a value; `folder`: what a file's path begins at."""
+    return secret.name in environ if secret.file is None else os.access(_path(secret.file, folder), os.R_OK)
 
 
 def read_secret_values(spec: JobSpec, project: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """All values, for the one file that carries them (0600, in a folder that is 0700)."""
-    return {secret.name: _value(secret, project, environ) for secret in spec.secrets}
+    return {secret.name: read_secret(secret, project, environ, "secrets") for secret in spec.secrets}
 
 
-def _value(secret: Secret, project: Path, environ: Mapping[str, str]) -> str:
+def read_secret(secret: Secret, folder: Path, environ: Mapping[str, str], about: str) -> str:
+    """The value of one that is set. Raises BadInput, which says what it is about."""
     if secret.file is None:
-        return _text(secret, environ[secret.name])
-    path = _path(secret.file, project)
+        return _text(secret, environ[secret.name], about)
+    path = _path(secret.file, folder)
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
         text = data.decode().rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         # Without the error's own words: for a text that is not UTF-8 they would show some of it.
-        raise BadInput(f"secrets: {secret.name}: cannot read {path}") from (
+        raise BadInput(f"{about}: {secret.name}: cannot read {path}") from (
             error if isinstance(error, OSError) else None
         )
     if len(data) > _MAX_BYTES or "\0" in text:
-        raise BadInput(f"secrets: {secret.name}: {path} is no secret: over 64 KiB, or with a NUL byte")
+        raise BadInput(f"{about}: {secret.name}: {path} is no secret: over 64 KiB, or with a NUL byte")
     return text
 
 
-def _text(secret: Secret, value: str) -> str:
+def _text(secret: Secret, value: str, about: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise BadInput(f"secrets: {secret.name}: expected text, got bytes that are none") from None
+        raise BadInput(f"{about}: {secret.name}: expected text, got bytes that are none") from None
     return value
 
 

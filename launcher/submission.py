@@ -23,6 +23,8 @@ from launcher.clusters.protocol import ChecksFirst, Cluster, KeepsFilesElsewhere
 from launcher.errors import BadInput, Exit, LaunchError, NotStarted, Refused, Unreachable, some_exist, with_runs
 from launcher.ids import RunId, new_run_id, new_ticket
 from launcher.interpreter import interpreter, is_program
+from launcher.notify.record import Notifying
+from launcher.notify.settings import notifying_of
 from launcher.plan.build import build, check, check_code, secret_problems
 from launcher.plan.facts import Machine, Misfit, Project, RunIdentity
 from launcher.plan.model import FrozenCode, Plan
@@ -34,7 +36,16 @@ from launcher.rundir.code.freezing import freeze
 from launcher.rundir.code.listing import CodeFile, CodeList, list_frozen
 from launcher.rundir.code.origin import origin_of
 from launcher.rundir.code.renewing import as_frozen, finish_swap, frozen_digest, stage, swap
-from launcher.rundir.durable import append_line, make_dir, read_record, sync_dir, sync_trees, write_bytes, write_record
+from launcher.rundir.durable import (
+    append_line,
+    make_dir,
+    read_record,
+    readable,
+    sync_dir,
+    sync_trees,
+    write_bytes,
+    write_record,
+)
 from launcher.rundir.fence import raise_fence
 from launcher.rundir.layout import BATCH_PREFIX, AttemptDir, BatchDir, RunDir
 from launcher.rundir.ownership import is_ours_alone
@@ -73,6 +84,7 @@ class Shipped:
     secrets: Mapping[str, str]
     defaults: Defaults  # of the cluster as it is known there: they win over those that it has here
     runs: tuple[ShippedRun, ...] = ()
+    notifying: Notifying | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +102,7 @@ class Request:
     as_run: ShippedRun = ShippedRun()
     shipped: Shipped | None = None
     defaults: Defaults = ()
+    notifying: Notifying | None = None
     live: Sequence[str] = ()  # words about what the interpreter here would import from where it is edited
 
 
@@ -106,6 +119,11 @@ def validate(file: Path, overrides: tuple[str, ...], root: Path | None = None) -
     _refuse(file, check_code(spec, project, own_python=bool(spec.ssh.hosts or spec.login.node)))
 
 
+def notifying_in(file: Path) -> Notifying | None:
+    """Who would hear of a run of this spec if it were submitted now. Raises BadInput with all problems."""
+    return notifying_of(_read_spec(file, ()).notify, file, project_of(file), os.environ)
+
+
 def _looked_at_first(
     file: Path, *, on: str, overrides: tuple[str, ...], shipped: Shipped | None = None, root: Path | None = None
 ) -> Request:
@@ -119,9 +137,11 @@ def _looked_at_first(
     code = code_of(root, spec, python, frozen=shipped is not None)
     project = look_at(spec, root, code.listed, python, code.own_folders)
     live = live_imports(project, code) if shipped is None else []
+    notifying = notifying_of(spec.notify, file, root, os.environ) if shipped is None else shipped.notifying
     wish = Request(
-        file, spec, overrides, on, where, project, code.listed, python, shipped=shipped, defaults=defaults, live=live
-    )
+        file, spec, overrides, on, where, project, code.listed, python,
+        shipped=shipped, defaults=defaults, notifying=notifying, live=live,
+    )  # fmt: skip
     if isinstance(where, ChecksFirst):
         where.check_first(code.listed)
         _refuse(file, [*check_code(spec, project, own_python=True), *secret_problems(_unset(wish))])
@@ -184,7 +204,9 @@ def plan_of(wish: Request, run_id: RunId, run_dir: Path, submitted_at: float) ->
         run_id, str(run_dir), wish.on, wish.cluster.kind, file, submitted_at, wish.defaults, wish.as_run.repeat
     )
     code = FrozenCode("", len(wish.code.files), wish.code.bytes)
-    return build(wish.spec, wish.overrides, place, wish.cluster.machine(wish.spec), wish.project, code, wish.python)
+    plan = build(wish.spec, wish.overrides, place, wish.cluster.machine(wish.spec), wish.project, code, wish.python)
+    told = wish.notifying.recipients if wish.notifying is not None else ()
+    return msgspec.structs.replace(plan, told=tuple(one.label for one in told))
 
 
 def prepare(
@@ -405,7 +427,10 @@ def reopen(
         python = interpreter(spec, Path(before.project), os.environ)
     found = _code_for(run, spec, python, before, renew=renew)
     code, project = found.listed, look_at(spec, found.listed.root, found.listed, python, found.own_folders)
-    wish = Request(run.spec, spec, all_overrides, place.name, where, project, code, python, defaults=usual)
+    told = _notifying_again(run, spec, before)
+    wish = Request(
+        run.spec, spec, all_overrides, place.name, where, project, code, python, defaults=usual, notifying=told
+    )
     machine = where.machine(spec)
     _refuse(run.spec, [*check(spec, machine, project, ()), *_python_problems(python, machine)])
     unfrozen = plan_of(wish, before.run_id, run.path, before.submitted_at)
@@ -419,10 +444,8 @@ def reopen(
     engagement = where.engage(plan)
     try:
         attempt, _ = new_attempt(run, place.name, "resume", None, plan, kind=where.kind, after=after)
-        append_line(run.events, Event(time.time(), attempt.number, "resumed", f"resumed on {place.name}"))
-        if anew or any(one.attempt >= after for one in read_record(run.gone, list[Gone]) or []):
-            text = "a person has said that it may begin anew where no checkpoint is whole"
-            append_line(run.events, Event(time.time(), attempt.number, ANEW, text))
+        gone = any(one.attempt >= after for one in read_record(run.gone, list[Gone]) or [])
+        _note_resumed(run, attempt, place, told, anew=anew or gone)
         if renew:
             _take(run, attempt, code, before)
     except BaseException:
@@ -436,6 +459,17 @@ def reopen(
         raise
 
 
+def _note_resumed(run: RunDir, attempt: AttemptDir, place: ClusterEntry, told: Notifying | None, *, anew: bool) -> None:
+    append_line(run.events, Event(time.time(), attempt.number, "resumed", f"resumed on {place.name}"))
+    if told is not None:
+        write_record(run.notify, told)
+    else:
+        run.notify.unlink(missing_ok=True)
+    if anew:
+        text = "a person has said that it may begin anew where no checkpoint is whole"
+        append_line(run.events, Event(time.time(), attempt.number, ANEW, text))
+
+
 def _may_renew(run: RunDir, renew: bool, spec: JobSpec, before: Plan, where: Cluster) -> None:
     if not renew and spec.code != before.spec.code:
         hint = f"hint: launch resume {run.id} --code takes the code as it is now"
@@ -443,6 +477,13 @@ def _may_renew(run: RunDir, renew: bool, spec: JobSpec, before: Plan, where: Clu
     if renew and isinstance(where, KeepsFilesElsewhere):
         hint = "hint: `--on` a cluster that has the run's folder in common with this machine, or submit anew"
         raise Refused("other code cannot be brought to where the files of this run are", hint)
+
+
+def _notifying_again(run: RunDir, spec: JobSpec, before: Plan) -> Notifying | None:
+    """Who hears of a resumed run: as before, unless the spec says otherwise now."""
+    if spec.notify != before.spec.notify:
+        return notifying_of(spec.notify, Path(before.spec_file), Path(before.project), os.environ)
+    return readable(run.notify, Notifying)
 
 
 def _code_for(run: RunDir, spec: JobSpec, python: str, before: Plan, *, renew: bool) -> ProjectCode:
@@ -485,6 +526,8 @@ def _write(draft: RunDir, wish: Request, unfrozen: Plan, ticket: str, batch: Pat
             read_secret_values(wish.spec, Path(wish.project.path), os.environ) if shipped is None else shipped.secrets
         )
         write_record(draft.secrets, {one.name: values[one.name] for one in wish.spec.secrets}, fsync=False)
+    if wish.notifying is not None:
+        write_record(draft.notify, wish.notifying, fsync=False)
     shared = str(batch) if batch is not None else ""
     first, told = wish.as_run.first, f"submitted {wish.file.name} to {wish.on}"
     new_attempt(

@@ -15,6 +15,7 @@ COMMANDS = {
     "tag": ("launcher.cli.tag", "give runs tags, or take some away, to find them by"),
     "note": ("launcher.cli.note", "write down what there is to say of a run"),
     "rename": ("launcher.cli.rename", "call a run something; its id stays"),
+    "notify": ("launcher.cli.notify", "who heard of a run and who hears of runs; `--test` sends a message now"),
     "rm": ("launcher.cli.rm", "take ended runs away, with all their files"),
     "prune": (
         "launcher.cli.prune",

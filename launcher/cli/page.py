@@ -11,7 +11,7 @@ from launcher.cli.terminal import columns, paint, safe, state_colour
 from launcher.errors import LaunchError
 from launcher.rundir.durable import read_lines
 from launcher.rundir.layout import RunDir
-from launcher.rundir.records import Event, Failure, NodeState
+from launcher.rundir.records import TOLD, Event, Failure, NodeState
 from launcher.status.derive import RunStatus, state_text
 from launcher.words import Cause, State
 
@@ -223,7 +223,8 @@ def _numbers(ranks: tuple[int, ...]) -> str:
 def _lately(status: RunStatus, now: float) -> list[str]:
     events: list[Event] = []
     with contextlib.suppress(OSError):  # the page is worth showing without them
-        events = read_lines(RunDir(Path(status.run_dir)).events, Event)[-_EVENTS:]
+        happened = read_lines(RunDir(Path(status.run_dir)).events, Event)
+        events = [event for event in happened if event.kind != TOLD][-_EVENTS:]
     if not events:
         return []
     rows = [(f"{figures.duration(now - event.at)} ago", safe(event.text) or safe(event.kind)) for event in events]

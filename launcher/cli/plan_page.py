@@ -50,6 +50,8 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
         rows.insert(0, ("setup", safe(plan.setup.strip().replace("\n", "; "))))
     if plan.spec.resources.time_s is not None:
         rows.append(("time limit", figures.duration(plan.spec.resources.time_s)))
+    if plan.told:
+        rows.append(("tells", safe(", ".join(plan.told))))
     if plan.own_folders:
         rows.append(("imports from", safe(", ".join(posixpath.normpath(f"code/{one}") for one in plan.own_folders))))
     if plan.entry.preload:

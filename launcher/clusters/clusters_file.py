@@ -15,7 +15,6 @@ import difflib
 import json
 import os
 import re
-import stat
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
@@ -26,6 +25,7 @@ from msgspec.structs import replace
 
 from launcher.clusters.kinds import LOGIN_KIND, OURS, is_here, kind_named, made, plugins
 from launcher.errors import BadInput
+from launcher.rundir.ownership import refuse_strangers
 from launcher.spec import overrides as command_line
 from launcher.spec.cluster_fields import LOGIN, OPTIONS_OF, SSH
 from launcher.spec.fields import JOB
@@ -181,7 +181,7 @@ def _near(name: str, known: list[str]) -> str:
 
 def _read(path: Path) -> dict[str, ClusterEntry]:
     shown = printable(str(path))
-    _refuse_strangers(path, shown)
+    refuse_strangers(path, shown, "names programs that would run as you")
     try:
         return clusters_of(read_text(path, shown), shown)
     except Wrong as error:
@@ -208,20 +208,6 @@ def _told(problems: Sequence[Problem], shown: str) -> list[str]:
 
 def _keyed(problem: Problem) -> Problem:
     return problem if problem.key else replace(problem, key=("clusters",))
-
-
-def _refuse_strangers(path: Path, shown: str) -> None:
-    """The file names programs that will be run: nobody else may be able to write it."""
-    try:
-        status = path.stat()
-    except OSError as error:
-        reason = error.strerror or "cannot be read"
-        raise BadInput(f"{shown}: {reason[:1].lower()}{reason[1:]}") from error
-    if status.st_uid not in (0, os.geteuid()):
-        raise BadInput(f"{shown}: is another user's, and names programs that would run as you", "hint: use a copy")
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        hint = f"hint: chmod go-w {shown}"
-        raise BadInput(f"{shown}: others can write it, and it names programs that would run as you", hint)
 
 
 class _ClusterName(Leaf, frozen=True):

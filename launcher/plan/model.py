@@ -66,5 +66,6 @@ class Plan(msgspec.Struct, frozen=True):
     one_machine: bool = False  # that plays all nodes, in each attempt of this plan
     disks_apart: bool = False  # each node has a disk of its own: a run directory there, and its ranks' files only
     elects: bool = False  # its hosts choose another leader where the one that they have falls silent
+    told: tuple[str, ...] = ()  # who hears of the run, without addresses that are secrets
     own_folders: tuple[str, ...] = ()  # inside code/: where the project's own packages are imported from
     away: tuple[int, ...] = ()  # nodes that were lost before the attempt was opened, and may come yet

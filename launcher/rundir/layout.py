@@ -42,6 +42,7 @@ class AttemptDir:
     job_lock = NamedFile(".job-lock")  # held as long as somebody may be handing the attempt over
     others_log = NamedFile("others.log")  # what the program that starts agents on other machines says
     keeper_log = NamedFile("keeper.log")
+    messenger_log = NamedFile("messenger.log")
     keepers = NamedFile("keepers.json")  # how those that were started with it on hosts reach each other
     seat = NamedFile("seat.json")  # on a host of a pool: as which of them it takes part, and with which GPUs
     fetched = NamedFile("fetched")  # there once all that its ranks wrote on other machines has been copied here
@@ -100,6 +101,8 @@ class RunDir:
     spec = NamedFile("spec.yaml")
     plan = NamedFile("plan.json")
     secrets = NamedFile("secrets.json")
+    notify = NamedFile("notify.json")  # who hears of it, with their addresses, which are secrets
+    notify_lock = NamedFile(".notify-lock")  # held by the one process that tells them
     code = NamedFile("code")
     fence = NamedFile("FENCE")
     fence_lock = NamedFile(".fence-lock")  # held only while the fence is looked at and raised

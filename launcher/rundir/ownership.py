@@ -43,6 +43,19 @@ def refuse_exposed(
         raise BadInput(f"{about}: {problem}: others could put their code in the place of yours", *hints)
 
 
+def refuse_strangers(path: Path, shown: str, says: str) -> None:
+    """Raise BadInput where somebody else can write a file of the user's that `says` what decides much."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        reason = error.strerror or "cannot be read"
+        raise BadInput(f"{shown}: {reason[:1].lower()}{reason[1:]}") from error
+    if status.st_uid not in (0, os.geteuid()):
+        raise BadInput(f"{shown}: is another user's, and {says}", "hint: use a copy")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise BadInput(f"{shown}: others can write it, and it {says}", f"hint: chmod go-w {shown}")
+
+
 def _is_ours_alone(status: os.stat_result) -> bool:
     return status.st_uid == os.geteuid() and not _open_to_others(status)
 

@@ -12,9 +12,10 @@ from launcher.spec.kinds.leaf import WordOr
 from launcher.spec.kinds.names import SecretSource, VariableName, job_name
 from launcher.spec.kinds.numbers import Integer, Nodes, Number, Size
 from launcher.spec.kinds.sections import Field, Section, Shorthand
-from launcher.spec.kinds.text import RUN_DIR_NAMES, InnerPath, Text, any_path
+from launcher.spec.kinds.targets import WhoHears
+from launcher.spec.kinds.text import RUN_DIR_NAMES, Choice, InnerPath, Text, any_path
 from launcher.spec.kinds.times import Duration, DurationRange, Every
-from launcher.spec.model import Budget, CheckpointOptions, Code, JobSpec, Recovery, Resources, RunOptions
+from launcher.spec.model import Budget, CheckpointOptions, Code, JobSpec, NotifyOptions, Recovery, Resources, RunOptions
 
 # A name that ends in .py is a file, whatever else it could be.
 _MODULE = r"(?!.*\.py$)[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*"
@@ -158,6 +159,27 @@ RECOVERY = Section(
     ),
 )  # fmt: skip
 
+OCCASIONS = ("started", "restarted", "stalled", "ended")
+
+
+def notify_fields(*, spelled_out: bool) -> tuple[Field, ...]:
+    """`spelled_out`: addresses may stand there themselves, as in the user's own settings."""
+    return (
+        Field("to", ListOf(WhoHears(spelled_out), single=True, may_be_blank=True), "Who hears of the run: slack, "
+              "discord, teams or json with the variable that holds the webhook's address, or {file: PATH}; email; or a "
+              "command that gets the message as JSON on stdin. [] is nobody",
+              example="[{slack: SLACK_WEBHOOK}, {email: me@example.org}]"),
+        Field("on", ListOf(Choice(OCCASIONS), single=True), "What is told; by default all of started, restarted, "
+              "stalled and ended", example="[stalled, ended]"),
+        Field("restarts", Integer(0, 1_000_000), "After how many restarts the next one is told of; by default 3",
+              example="3"),
+        Field("stalled_after", Duration(zero=False), "How long no step, metric or checkpoint is reported, or the run "
+              "waits, before that is told; by default 10m", ("stalled_after_s",), "30m"),
+    )  # fmt: skip
+
+
+NOTIFY = Section(NotifyOptions, notify_fields(spelled_out=False))
+
 
 class _Job(Section, frozen=True, dict=True):
     """With room for the sections of kinds that other packages bring: their values are kept in `plugins`."""
@@ -183,6 +205,7 @@ JOB = _Job(
         Field("code", CODE, "What of the project is frozen at submit"),
         Field("checkpoint", CHECKPOINT, "When and where the trainer saves"),
         Field("recovery", RECOVERY, "What follows a failure"),
+        Field("notify", NOTIFY, "Who hears of it; what it does not say is as in ~/.config/launch/notify.yaml"),
         *OF_KINDS,
     ),
     checks=(checks.env_or_secret, checks.spares_need_nodes, checks.signal_before_time),

@@ -100,6 +100,24 @@ class Recovery(Struct, frozen=True):
     group_timeout_s: float | None = None  # `group_timeout:`; None: auto, from `hang_after`
 
 
+class NotifyTarget(Struct, frozen=True):
+    """Whom messages go to: where a webhook is, is a secret, which only the user's own settings may spell out."""
+
+    kind: str  # slack, discord, teams, json, email, command
+    secret: Secret | None = None
+    address: str = ""
+    argv: tuple[str, ...] = ()
+
+
+class NotifyOptions(Struct, frozen=True):
+    """Who hears of a run, and of what; None: as the user's own settings have it, else as usual."""
+
+    to: tuple[NotifyTarget, ...] | None = None
+    on: tuple[str, ...] | None = None
+    restarts: int | None = None
+    stalled_after_s: float | None = None  # `stalled_after:`
+
+
 class Slurm(Struct, frozen=True):
     partition: str | None = None
     account: str | None = None
@@ -177,6 +195,7 @@ class JobSpec(Struct, frozen=True):
     code: Code = Code()
     checkpoint: CheckpointOptions = CheckpointOptions()
     recovery: Recovery = Recovery()
+    notify: NotifyOptions = NotifyOptions()
     slurm: Slurm = Slurm()
     gridengine: GridEngine = GridEngine()
     ssh: Ssh = Ssh()

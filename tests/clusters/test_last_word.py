@@ -24,7 +24,7 @@ _LAST_WRITES = 4  # how it stood, how it ended, the event, the state
 class KilledAgent:
     """That of node 0, by SIGKILL."""
 
-    def __init__(self, *_):
+    def __init__(self, *_, **__):
         pass
 
     def start(self):

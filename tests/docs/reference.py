@@ -49,6 +49,11 @@ OF_A_RANK = {
     "LAUNCH_GRACE_S": "how long a rank has from SIGTERM until it is killed",
     "LAUNCH_DEFAULTED": "`NAME=value` of each variable that we chose for it: a run which it submits chooses anew",
 }
+# What a command of `notify:` finds.
+OF_A_LISTENER = {
+    "LAUNCH_NOTIFY": "what it is told of: `started`, `restarted`, `stalled`, `ended`, or `test`",
+    "LAUNCH_NOTIFY_TITLE": "the message in one line; all of it is on stdin, as JSON",
+}
 _NO_VARIABLES = {"LAUNCH_FAILED"}  # a state of Slurm's
 
 
@@ -123,6 +128,8 @@ def _environment() -> str:
         "Where neither `env:` of the spec nor your own exports say otherwise, `OMP_NUM_THREADS` is the cores of a",
         "rank, `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` name the interface that has the node's address, and",
         "`PYTHONUNBUFFERED` and `TORCH_NCCL_ASYNC_ERROR_HANDLING` are `1`.", "",
+        "## What a command of `notify:` finds", "",
+        *_of_variables(OF_A_LISTENER), "",
         "## What is never passed on", "",
         "By these a program would take itself for another rank. They are taken out of what a rank inherits, and `env:`",
         "cannot set them; `*` is any characters.", "",

@@ -14,6 +14,8 @@ from launcher.spec.model import (
     Code,
     JobSpec,
     NodeRange,
+    NotifyOptions,
+    NotifyTarget,
     Recovery,
     Resources,
     RunOptions,
@@ -74,6 +76,16 @@ def test_every_option() -> None:
             lease_s=90.0,
             grace_s=0.0,
             group_timeout_s=1200.0,
+        ),
+        notify=NotifyOptions(
+            (
+                NotifyTarget("slack", Secret("SLACK_WEBHOOK")),
+                NotifyTarget("discord", Secret("file", "~/.discord")),
+                NotifyTarget("email", address="me@example.org"),
+                NotifyTarget("command", argv=("notify-send", "a b")),
+                NotifyTarget("command", argv=("/bin/sh", "-c", "cat > /dev/null")),
+            ),
+            ("stalled", "ended"), 0, 3600.0,
         ),
         slurm=Slurm(
             "gpu,long", "acc", "high", "a100|h100", "res", ("n[1-3]",), ("n7", "n8"), "gpu:a100:4",

@@ -14,7 +14,6 @@ from launcher.agent.processes import (
     TAG,
     become_subreaper,
     core_dumps_as_before,
-    descendants,
     end_all,
     orphans,
 )
@@ -104,11 +103,13 @@ class AgentProcesses:
         *,
         leads: bool = True,
         return_s: Sequence[float] = _RETURN_S,
+        spared: Sequence[int] = (),
     ) -> None:
         become_subreaper()
         self._agents = agents
         self._leads = leads  # the end of the first is the end of all; else it is started again like the others
         self._wakeup = wakeup
+        self._spared = set(spared)  # children with all below them that outlive us
         self._return_s = return_s  # how long one is away after its first, second, ... death
 
     def start(self) -> None:
@@ -152,8 +153,8 @@ class AgentProcesses:
             waiting -= {pid for pid, _ in self._dead()}
 
     def end(self) -> None:
-        """Nothing below this process is left."""
-        end_all(lambda: descendants(os.getpid()))
+        """Nothing below this process is left, but for who is spared."""
+        end_all(lambda: orphans(os.getpid(), self._spared))
         self._dead()
 
     def _dead(self) -> list[tuple[int, int]]:
@@ -169,7 +170,8 @@ class AgentProcesses:
         if agent is None:
             return  # an orphan that we inherited
         agent.pid, agent.last = None, status
-        end_all(lambda: orphans(os.getpid(), {other.pid for other in self._agents if other.pid is not None}))
+        others = {other.pid for other in self._agents if other.pid is not None}
+        end_all(lambda: orphans(os.getpid(), self._spared | others))
         if comes_back(status):
             agent.stay_away(time.monotonic(), self._return_s)
 

@@ -16,6 +16,7 @@ from launcher.clusters.keeping.attempt_end import (
     write_end,
     write_failure,
 )
+from launcher.clusters.keeping.messenger import LINGER_S, Messenger
 from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.errors import Exit
 from launcher.plan.model import Plan
@@ -74,15 +75,28 @@ class Allocation:
         wakeup: Wakeup,
         requests: EndRequests,
         agents: Sequence[AgentProcess],  # node 0's, which coordinates, comes first
+        *,
+        told_within_s: float = 0.0,  # what ends everything here when the run has ended waits so long for the messenger
     ) -> None:
         self._run = run
         self._attempt = attempt
         self._plan = plan
         self._requests = requests
-        self._agents = AgentProcesses(agents, wakeup)
+        self._told_within_s = told_within_s
+        self._messenger = Messenger(run, attempt, told_within_s or LINGER_S)
+        self._agents = AgentProcesses(agents, wakeup, spared=self._messenger.pids)
         self._sure_at: float | None = None
 
     def carry_out(self) -> AttemptEnd:
+        wait_s = 0.0
+        try:
+            end = self._carried_out()
+            wait_s = self._told_within_s if end.state.ended else 0.0
+            return end
+        finally:
+            self._messenger.close(wait_s)
+
+    def _carried_out(self) -> AttemptEnd:
         self._agents.start()
         status = self._watch()
         if readable(self._attempt.end, AttemptEnd) is not None:

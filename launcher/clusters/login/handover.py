@@ -20,11 +20,12 @@ from launcher.errors import Exit, LaunchError, NotStarted, Unreachable
 from launcher.hostlink.rpc.client import FarLaunch, far_error, said_by
 from launcher.hostlink.rpc.wire import Have, Outcome, Tree
 from launcher.hostlink.shipping.tree import contents, digest_of, entries
+from launcher.notify.record import Notifying
 from launcher.plan.build import REPEAT
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import read_intent, read_plan
 from launcher.rundir.code.listing import CodeList, list_frozen
-from launcher.rundir.durable import read_lines, read_record, write_record
+from launcher.rundir.durable import read_lines, read_record, readable, write_record
 from launcher.rundir.identity import alive
 from launcher.rundir.layout import AttemptDir, BatchDir, RunDir
 from launcher.rundir.locks import locked
@@ -203,8 +204,9 @@ def _new_runs(wanted: LoginHandover, plan: Plan, address: Address, line: FarLaun
         events = run.events.read_bytes() if number > 1 else b""
         runs.append(RunWanted(own.run_id, len(specs) - 1, None if repeat is None else int(repeat), number, events))
     secrets = read_record(first.secrets, dict[str, str]) or {}
+    notifying = readable(first.notify, Notifying)
     ticket = read_intent(wanted.attempts[0]).ticket
-    return OpenRuns(address.folder, address.on, ticket, digest, tuple(specs), tuple(runs), secrets)
+    return OpenRuns(address.folder, address.on, ticket, digest, tuple(specs), tuple(runs), secrets, notifying)
 
 
 def _bring_checkpoints_there(run: RunDir, address: Address, token: str) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from launcher.clusters.mirror.tails import Tail
 from launcher.clusters.protocol import Preview
 from launcher.ids import RunId
+from launcher.notify.record import Notifying
 from launcher.rundir.records import AttemptEnd, Blame, RunState, StopRequest
 from launcher.spec.model import JobSpec
 from launcher.words import Cause, State
@@ -74,6 +75,7 @@ class OpenRuns(msgspec.Struct, frozen=True, tag="open"):
     specs: tuple[SpecThere, ...]
     runs: tuple[RunWanted, ...]
     secrets: dict[str, str]
+    notifying: Notifying | None = None  # with its addresses
 
     def __repr__(self) -> str:
         return f"OpenRuns({self.token[:8]}…)"  # never the secrets

@@ -21,6 +21,7 @@ RUN_DIR_NAMES = frozenset(
     (
         "spec.yaml", "plan.json", "secrets.json", "code", "FENCE", "attempts", "events.jsonl", "state.json", "logs",
         "metrics", "avoided.json", "gone.json", "origin.json", "labels.json", "votes.json",
+        "notify.json",
     )
 )  # fmt: skip
 

@@ -38,6 +38,7 @@ from launcher.words import State
 
 # What a scheduler sets for the batch process alone, and would take to the other hosts: they are not this one.
 _OF_THIS_HOST = ("HOSTNAME", "ENVIRONMENT")
+_TOLD_WITHIN_S = 30.0  # so long the job of a run that has ended stays for those who are to hear of it
 
 
 def main() -> int:
@@ -71,7 +72,8 @@ def keep(queue: Queue, run: RunDir, start: JobStart, wakeup: Wakeup, killed_by: 
         plan = seated(read_plan(run, attempt.number), hosts)
         write_record(attempt.plan, plan)
         wishes = BatchWishes(queue, wakeup, attempt, plan, start.job)
-        end = Allocation(run, attempt, plan, wakeup, wishes, queue.processes(plan, attempt)).carry_out()
+        agents = queue.processes(plan, attempt)
+        end = Allocation(run, attempt, plan, wakeup, wishes, agents, told_within_s=_TOLD_WITHIN_S).carry_out()
         close_tier(Path(plan.run_dir), attempt.number)
         if end.state is not State.QUEUED:
             return end.exit_code

@@ -122,6 +122,8 @@ def bring_up_to_date(run: RunDir, attempt: int, records: dict[str, bytes]) -> No
     """What has happened to it elsewhere since: other hosts' attempts, what a person forgave, and that it is resumed."""
     if run.avoided.name in records:
         write_bytes(run.avoided, records[run.avoided.name])
+    if run.notify.name in records:
+        write_bytes(run.notify, records[run.notify.name])
     before = run.events.read_bytes() if run.events.exists() else b""
     events = _continued(before, records.get(run.events.name, b""), attempt)
     if events != before:

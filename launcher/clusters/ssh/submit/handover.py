@@ -33,7 +33,7 @@ from launcher.rundir.records import Handle, Intent
 from launcher.words import LOCAL
 from trainer.checkpoint_files.partial import Held
 
-_CARRIED = ("spec.yaml", "secrets.json", "events.jsonl", "avoided.json", "state.json")
+_CARRIED = ("spec.yaml", "secrets.json", "notify.json", "events.jsonl", "avoided.json", "state.json")
 
 
 class PoolHandover:

@@ -1,0 +1,106 @@
+"""`launch notify`: who heard of a run, who hears of runs, and a message to try that."""
+
+import argparse
+import os
+import socket
+import time
+from pathlib import Path
+
+from launcher import api
+from launcher.cli.arguments import RUN_HELP, Arguments
+from launcher.cli.terminal import columns, safe
+from launcher.errors import BadInput, Exit, Refused
+from launcher.notify.delivery import NotDelivered, deliver
+from launcher.notify.message import Message
+from launcher.notify.record import Notifying
+from launcher.notify.settings import notifying_of, settings_file
+from launcher.rundir.durable import read_lines, readable
+from launcher.rundir.layout import RunDir
+from launcher.rundir.records import NOT_TOLD, TOLD, Event
+from launcher.spec.model import NotifyOptions
+
+EXAMPLES = """
+  launch notify last              what was told of the newest run, when and whom; and what was not, and why
+  launch notify --test            sends a message to all that ~/.config/launch/notify.yaml names
+  launch notify --test job.yaml   to those that a run of this spec would tell
+  launch notify --test last       to those that the run tells
+
+A test is sent from this machine; a run's messages are sent by the host that carries it. With --test the exit code is
+5 where somebody was not reached. ~/.config/launch/notify.yaml (mode 600) and `notify:` in a spec have the same options:
+  to: [{slack: SLACK_WEBHOOK}, {email: me@example.org}, {command: notify-send}]
+  on: [stalled, ended]            of started, restarted, stalled, ended
+Also discord, teams and json. SLACK_WEBHOOK is a variable that holds the address; {slack: {file: PATH}} has it in a
+file, and the settings, not a spec, may have the address itself. Only the settings have who takes mail:
+  smtp: {host: smtp.example.org, user: me, password: {file: ~/.smtp}}
+"""
+
+
+def declare(arguments: Arguments) -> None:
+    arguments.add_argument("run", metavar="RUN|FILE", nargs="?", help=f"{RUN_HELP}; or a spec")
+    arguments.add_argument("--test", action="store_true", help="send a message now, and say what became of it")
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.test:
+        return _test(_notifying(options.run), options.run)
+    if options.run is None or _is_spec(options.run):
+        return _say_who(_notifying(options.run))
+    return _say_what(api.run(options.run))
+
+
+def _is_spec(named: str) -> bool:
+    return named.endswith((".yaml", ".yml"))
+
+
+def _notifying(named: str | None) -> Notifying:
+    if named is None:
+        what = notifying_of(NotifyOptions(), Path(), Path(), os.environ)
+        where = str(settings_file())
+    elif _is_spec(named):
+        what, where = api.notifying(named), named
+    else:
+        found = api.run(named)
+        what, where = readable(RunDir(found.path).notify, Notifying), found.id
+    if what is None:
+        hint = "hint: `to: [{slack: SLACK_WEBHOOK}]` under `notify:` in the spec, or in ~/.config/launch/notify.yaml"
+        raise (Refused if named is not None and not _is_spec(named) else BadInput)(f"{where}: nobody is to hear", hint)
+    return what
+
+
+def _say_who(what: Notifying) -> int:
+    for recipient in what.recipients:
+        print(f"{safe(recipient.label)}: {', '.join(what.on)}")
+    return Exit.OK
+
+
+def _say_what(found: api.Run) -> int:
+    found.status()
+    rows = [
+        (time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.at)), safe(one.text))
+        for one in read_lines(RunDir(found.path).events, Event)
+        if one.kind in (TOLD, NOT_TOLD)
+    ]
+    print("\n".join(columns(rows)) if rows else "nothing was told yet")
+    return Exit.OK
+
+
+def _test(what: Notifying, named: str | None) -> int:
+    host = socket.gethostname()
+    message = Message(
+        key=f"test/{time.time():.3f}",
+        kind="test",
+        run=named or "none",
+        name=named or "none",
+        title=f"a test by `launch notify --test` on {host}",
+        at=time.time(),
+        summary=f"it would be told: {', '.join(what.on)}",
+    )
+    reached = True
+    for recipient in what.recipients:
+        try:
+            deliver(recipient, message, what, Path.cwd())
+            print(f"{safe(recipient.label)}: delivered", flush=True)
+        except NotDelivered as error:
+            reached = False
+            print(f"{safe(recipient.label)}: {safe(error.text)}", flush=True)
+    return Exit.OK if reached else Exit.UNREACHABLE

@@ -1,0 +1,63 @@
+"""The process that tells people of an attempt (launcher/notify), as its keeper has it: started, left to itself."""
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+from launcher.agent.processes import TAG
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.patience import say
+
+LINGER_S = 600.0  # how long it goes on trying after the run has ended, where nothing is held up by that
+_LOG = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
+
+
+class Messenger:
+    """Not there where nobody is to hear of the run. It outlives its keeper, and is none of the run's own processes."""
+
+    def __init__(self, run: RunDir, attempt: AttemptDir, linger_s: float = LINGER_S) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+        if run.notify.exists():
+            try:
+                self._child = _started(run.path, attempt, linger_s)
+            except OSError as error:
+                say(f"nobody is told of this attempt: {error}")
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return (self._child.pid,) if self._child is not None else ()
+
+    def close(self, wait_s: float = 0.0) -> None:
+        """The last word is written; wait at most so long until it is told."""
+        child = self._child
+        if child is None or child.stdin is None:
+            return
+        child.stdin.close()
+        with contextlib.suppress(OSError):  # it has ended, and was reaped
+            handle = os.pidfd_open(child.pid)
+            try:
+                poll = select.poll()
+                poll.register(handle)
+                poll.poll(wait_s * 1000)
+            finally:
+                os.close(handle)
+        child.returncode = 0  # a keeper reaps whoever ends
+
+
+def _started(folder: Path, attempt: AttemptDir, linger_s: float) -> "subprocess.Popen[bytes]":
+    log = os.open(attempt.messenger_log, _LOG, 0o600)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "launcher.notify", str(folder), str(attempt.number), f"{linger_s:g}"],
+            env={name: value for name, value in os.environ.items() if name != TAG},
+            cwd="/",
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    finally:
+        os.close(log)

@@ -1,0 +1,81 @@
+"""notify.json: who hears of a run and of what, with the addresses, which are secrets and shown to nobody."""
+
+from urllib.parse import urlsplit
+
+import msgspec
+
+
+class MailServer(msgspec.Struct, frozen=True):
+    """What takes mail; without one it is sendmail."""
+
+    host: str
+    port: int = 587
+    user: str | None = None
+    password: str | None = None
+    sender: str | None = None
+    tls: str = "auto"  # auto: tls on port 465, else starttls where the server has it, or a password needs it
+
+    def __repr__(self) -> str:
+        return f"MailServer({self.host}:{self.port})"
+
+
+class Recipient(msgspec.Struct, frozen=True):
+    """One way to tell somebody."""
+
+    id: str  # of this run, such as slack-1: what was told is noted under it
+    kind: str
+    address: str = ""
+    argv: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Recipient({self.label})"
+
+    @property
+    def label(self) -> str:
+        """What people call it: of a web address the host only, and no more of a command than its program."""
+        match self.kind:
+            case "email":
+                return f"email {self.address}"
+            case "command":
+                return f"command {self.argv[2].split(maxsplit=1)[0] if is_shell(self.argv) else self.argv[0]}"
+            case _:
+                return f"{self.kind} {urlsplit(self.address).hostname or ''}".rstrip()
+
+    def secrets(self) -> tuple[str, ...]:
+        """What no message, log or error may hold: the address, and what of it follows the host."""
+        if self.kind in ("email", "command"):
+            return ()
+        parts = urlsplit(self.address)
+        return tuple(one for one in (self.address, parts.path.strip("/"), parts.query, parts.password or "") if one)
+
+
+class Notifying(msgspec.Struct, frozen=True):
+    """What a run tells whom."""
+
+    recipients: tuple[Recipient, ...]
+    on: tuple[str, ...]
+    restarts: int = 3
+    stalled_after_s: float = 600.0
+    mail: MailServer | None = None
+
+    def secrets(self) -> tuple[str, ...]:
+        password = self.mail.password if self.mail is not None else None
+        return (
+            *(one for recipient in self.recipients for one in recipient.secrets()),
+            *([password] if password else []),
+        )
+
+
+def is_shell(argv: tuple[str, ...]) -> bool:
+    """A command that was written as text."""
+    return argv[:2] == ("/bin/sh", "-c") and len(argv) == 3 and bool(argv[2].strip())
+
+
+def without_secrets(text: str, secrets: tuple[str, ...]) -> str:
+    """The text without these; the longest first, for one may be a part of another."""
+    for one in sorted(filter(lambda secret: len(secret) >= _LEAST, secrets), key=len, reverse=True):
+        text = text.replace(one, "(secret)")
+    return text
+
+
+_LEAST = 4  # shorter ones are words that occur anyway

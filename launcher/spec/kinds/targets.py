@@ -1,0 +1,101 @@
+"""Whom messages go to: one word for the kind of place, and its address, or where that is kept."""
+
+import re
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from launcher.spec.kinds.groups import WORD, ListOf
+from launcher.spec.kinds.leaf import Json, Leaf
+from launcher.spec.kinds.names import VariableName
+from launcher.spec.kinds.text import Text, any_path
+from launcher.spec.model import NotifyTarget, Secret
+from launcher.spec.problems import Problem, Wrong, got, wrong
+from launcher.spec.tree import Mapping, Node, Scalar, Sequence, Unusable
+
+WEBHOOKS = ("slack", "discord", "teams", "json")
+TARGETS = (*WEBHOOKS, "email", "command")
+WEB_ADDRESS = re.compile(r"https?://[^\s/?#]+[^\s]*", re.ASCII)
+_VARIABLE, _FILE = VariableName(), any_path("the path of a file")
+_EMAIL = Text("an address such as me@example.org", r"[^@\s,;:<>()\[\]\\\"]+@[^@\s,;:<>()\[\]\\\"]+")
+_SHELL = Text("a command", lines=True)
+_ARGV = ListOf(WORD, minimum=1)
+
+
+class SecretText(Leaf, frozen=True):
+    """A value that is no part of the file: the variable that holds it, or `{file: PATH}`."""
+
+    spelled_out: bool = False  # a web address may stand here itself
+
+    def words(self) -> str:
+        more = "an address, " if self.spelled_out else ""
+        return f"{more}the variable that holds it, or `{{file: PATH}}`"
+
+    def parse(self, node: Node) -> Secret | str:
+        match node:
+            case Unusable():
+                raise Wrong
+            case Scalar() if not node.is_null:
+                return self._word(node)
+            case Mapping() if list(node.entries) == ["file"]:
+                return Secret("file", _FILE.parse(node.entries["file"].value))
+        raise wrong(node, f"expected {self.words()}")  # never what stands there: it may be the secret
+
+    def _word(self, node: Scalar) -> Secret | str:
+        if WEB_ADDRESS.fullmatch(node.text):
+            if self.spelled_out:
+                return node.text
+            hint = "name a variable that holds it, {file: PATH}, or write it into ~/.config/launch/notify.yaml"
+            raise wrong(node, "an address is a secret, and a spec is read by many", hint)
+        return Secret(_VARIABLE.parse(node))
+
+    def schema(self) -> Json:
+        file = {"type": "object", "properties": {"file": _FILE.schema()}, "required": ["file"]}
+        address = [{"type": "string", "pattern": "^https?://"}] if self.spelled_out else []
+        return {"anyOf": [*address, _VARIABLE.schema(), {**file, "additionalProperties": False}]}
+
+
+class WhoHears(Struct, frozen=True):
+    """`slack: SLACK_WEBHOOK`, `email: me@example.org`, `command: [notify-send]`."""
+
+    spelled_out: bool = False
+
+    def words(self) -> str:
+        return "a mapping such as `slack: SLACK_WEBHOOK`"
+
+    def parse(self, node: Node) -> NotifyTarget:
+        if isinstance(node, Unusable):
+            raise Wrong
+        if not isinstance(node, Mapping):
+            seen = "text" if isinstance(node, Scalar) and not node.is_null else got(node)  # it may be the secret
+            raise wrong(node, f"expected {self.words()}, got {seen}")
+        if len(node.entries) != 1:
+            raise wrong(node, f"expected {self.words()}", "put a dash before each one")
+        ((key, value),) = ((entry.key, entry.value) for entry in node)
+        if key.text not in TARGETS:
+            raise Wrong(Problem(key.mark, "unknown kind of recipient", key=(key.text,), word=key.text, options=TARGETS))
+        try:
+            return self._of(key.text, value)
+        except Wrong as error:
+            raise Wrong(*(replace(one, key=(key.text, *one.key)) for one in error.problems)) from None
+
+    def _of(self, kind: str, value: Node) -> NotifyTarget:
+        if kind == "email":
+            return NotifyTarget(kind, address=_EMAIL.parse(value))
+        if kind == "command":
+            argv = _ARGV.parse(value) if isinstance(value, Sequence) else ("/bin/sh", "-c", _SHELL.parse(value))
+            return NotifyTarget(kind, argv=argv)
+        found = SecretText(self.spelled_out).parse(value)
+        if isinstance(found, Secret):
+            return NotifyTarget(kind, found)
+        return NotifyTarget(kind, address=found)
+
+    def schema(self) -> Json:
+        address = SecretText(self.spelled_out).schema()
+        kinds = {
+            **dict.fromkeys(WEBHOOKS, address),
+            "email": _EMAIL.schema(),
+            "command": {"anyOf": [_SHELL.schema(), _ARGV.schema()]},
+        }
+        one = {"minProperties": 1, "maxProperties": 1, "additionalProperties": False}
+        return {"type": "object", **one, "properties": kinds}
