@@ -5,6 +5,8 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+import time
 import tomllib
 import zipfile
 from pathlib import Path
@@ -12,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from launcher.words import VERSION
+from tests.docs.blocks import DOCS, ROOT, block
 
-ROOT = Path(__file__).parents[2]
 CONSTRAINTS = ROOT / "tests" / "constraints.txt"
 # Building and installing ask the package index, which may be slow to answer.
 pytestmark = pytest.mark.timeout(300)
@@ -57,10 +59,10 @@ def launch(clean, tmp_path):
     env = {"PATH": f"{clean}:{os.environ['PATH']}", "HOME": str(tmp_path), "LANG": "C.UTF-8"}
     project = tmp_path / "project"
     project.mkdir()
-    (project / "train.py").write_text("import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n")
+    (lab.project / "train.py").write_text("import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n")
 
     def run(*words):
-        return command(clean / "launch", *words, cwd=project, env=env)
+        return command(clean / "launch", *words, cwd=lab.project, env=env)
 
     return run
 
@@ -134,9 +136,10 @@ def test_a_job_runs_without_torch(launch):
     assert "checkpoint  none yet" in launch("status", "last")
 
 
-def test_the_ways_to_install_that_the_page_names(uv, tmp_path):
-    """Each in order, from a clone and from a repository's address, with the output that is shown."""
-    clone, tools = tmp_path / "launch", tmp_path / "tools"
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    """A repository of its own with what a package is built from."""
+    folder = tmp_path_factory.mktemp("clone") / "launch"
     names = (
         "launcher",
         "trainer",
@@ -148,28 +151,61 @@ def test_the_ways_to_install_that_the_page_names(uv, tmp_path):
         "LICENSE",
     )
     for name in names:
-        (clone / name).parent.mkdir(parents=True, exist_ok=True)
-        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, clone / name)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, folder / name)
     git = ("git", "-c", "user.name=a", "-c", "user.email=a@b")
     for words in (("init", "-q"), ("add", "-A"), ("commit", "-q", "-m", "all")):
-        command(*git, *words, cwd=clone)
-    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'theirs'\nversion = '1'\nrequires-python = '>=3.11'\n")
+        command(*git, *words, cwd=folder)
+    return folder
+
+
+@pytest.fixture
+def newcomer(uv, tmp_path):
+    """The environment of a user who has uv and nothing else."""
     env = {
-        **os.environ, "HOME": str(tmp_path), "UV_TOOL_DIR": str(tools), "UV_TOOL_BIN_DIR": str(tmp_path / "bin"),
+        **os.environ, "HOME": str(tmp_path), "UV_TOOL_DIR": str(tmp_path / "tools"),
+        "UV_TOOL_BIN_DIR": str(tmp_path / "bin"), "TERM": "dumb",
         "PATH": f"{tmp_path / 'bin'}:{Path(uv).parent}:{os.environ['PATH']}",
     }  # fmt: skip
-    env.pop("VIRTUAL_ENV", None)
-    page = (ROOT / "launcher" / "docs" / "install.md").read_text()
-    [block] = re.findall(r"^```console\n(\$ uv tool install.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    for part in block.split("$ ")[1:]:
-        line, *shown = part.strip().splitlines()
-        said = command("sh", "-c", line.replace("git+URL", f"git+file://{clone}"), cwd=tmp_path, env=env)
-        assert said.splitlines()[: len(shown)] == shown, line
+    return {name: value for name, value in env.items() if name not in ("VIRTUAL_ENV", "XDG_STATE_HOME")}
+
+
+def test_the_ways_to_install_that_the_page_names(clone, newcomer, tmp_path):
+    """Each in order, from a clone and from a repository's address, with the output that is shown."""
+    (tmp_path / "launch").symlink_to(clone)
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'theirs'\nversion = '1'\nrequires-python = '>=3.11'\n")
+    shown = block(DOCS / "install.md", "console", "uv tool install").split("$ ")[1:]
+    for part in shown:
+        line, *wanted = part.strip().splitlines()
+        said = command("sh", "-c", line.replace("git+URL", f"git+file://{clone}"), cwd=tmp_path, env=newcomer)
+        assert said.splitlines()[: len(wanted)] == wanted, line
     imported = "import launcher, trainer.errors; print(launcher.__version__)"
-    assert (
-        command(tmp_path / ".venv" / "bin" / "python", "-c", imported, cwd=tmp_path, env=env).strip()
-        == shown[0].split()[1]
-    )
+    python = tmp_path / ".venv" / "bin" / "python"
+    assert command(python, "-c", imported, cwd=tmp_path, env=newcomer).strip() == wanted[0].split()[1]
+
+
+def test_a_first_job_of_ones_own_takes_less_than_three_minutes(clone, newcomer, lab):
+    """By the words of the page, from nothing but uv and an environment that has torch; a stopwatch runs."""
+    page = DOCS / "ten-minutes.md"
+    env = {**newcomer, "VIRTUAL_ENV": sys.prefix}
+    began, said = time.monotonic(), {}
+
+    def follow(word):
+        for line in block(page, "console", word).splitlines():
+            words = line.removeprefix("$ ").replace("git+URL", f"git+file://{clone}")
+            said[words] = command("sh", "-c", words, cwd=lab.project, env=env)
+
+    follow("uv tool install")
+    (lab.project / "train.py").write_text(block(page, "python", "argparse"))
+    follow("launch run")
+    took = time.monotonic() - began
+    assert "step 100  loss 0.0" in said["launch run --nproc 2 train.py --steps 100"]
+    assert took < 180, f"{took:.0f} s"
+    follow("launch init")
+    assert "step 200  loss 0.0" in said["launch submit train.yaml --follow"]
+    assert [line.split()[1] for line in said["launch status"].splitlines()] == ["STATE", "succeeded", "succeeded"]
+    follow("resources.nodes=2")
+    assert {line.split()[1] for line in said["launch logs last -n 4"].splitlines()} <= {"0:0", "0:1", "1:2", "1:3"}
 
 
 def test_one_version_everywhere(wheel):
