@@ -71,7 +71,7 @@ class Arguments(argparse.ArgumentParser):
             action="append",
             default=[],
             dest="overrides",
-            help="override a field of the spec, such as resources.nodes=4; may be repeated",
+            help="override a field of the spec: resources.nodes=4; run.args+=x adds to a list; may be repeated",
         )
 
 

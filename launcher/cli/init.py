@@ -12,6 +12,7 @@ from launcher.cli.spec_text import job_name, scalar
 from launcher.cli.terminal import columns, safe
 from launcher.errors import BadInput, Exit, Refused, said_by_the_system
 from launcher.rundir.durable import make_dir, write_bytes
+from launcher.rundir.registry import hide_from_git
 from launcher.shipped import starter, starters
 from launcher.spec.fields import schema
 
@@ -92,6 +93,7 @@ def _write_schema(file: Path) -> None:
     try:
         make_dir(file.parent)
         write_bytes(file, json.dumps(schema({}), indent=2).encode() + b"\n")
+        hide_from_git(file.parent)
     except OSError as error:
         if made:
             with contextlib.suppress(OSError):

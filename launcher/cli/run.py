@@ -130,11 +130,11 @@ def _script(program: str) -> str:
 def _written(text: str, name: str) -> Iterator[Path]:
     """The spec as a file of the project, as long as it is read; problems are told without its name."""
     from launcher.rundir.durable import make_dir, write_bytes  # late: what starts nothing does without
+    from launcher.rundir.registry import hide_from_git  # late: likewise
 
     folder = _project() / ".launch"
     make_dir(folder)
-    if not (ignore := folder / ".gitignore").exists():
-        write_bytes(ignore, b"*\n")
+    hide_from_git(folder)
     file = folder / f"{name}-{os.urandom(4).hex()}.yaml"
     write_bytes(file, text.encode())
     try:

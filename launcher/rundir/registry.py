@@ -44,11 +44,17 @@ def runs_root(project: Path, *, create: bool = False) -> Path:
             make_dir(root)
             sync_dir(root.parent)
             refuse_exposed(root, about, hint, below=below, owners=owners)
-        if not named and not (ignore := common.parent / ".gitignore").exists():
-            write_bytes(ignore, b"*\n")
+        if not named:
+            hide_from_git(common.parent)
     except OSError as error:
         raise BadInput(f"{about}: {root}: cannot be made: {error.strerror}", hint) from error
     return root
+
+
+def hide_from_git(folder: Path) -> None:
+    """Nothing in this folder of ours is the project's."""
+    if not (ignore := folder / ".gitignore").exists():
+        write_bytes(ignore, b"*\n")
 
 
 def variable_of(path: str) -> str | None:

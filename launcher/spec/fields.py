@@ -44,7 +44,8 @@ RUN = Section(
               example="./train --fast"),
         Field("args", ByShape(sequence=ListOf(WORD), mapping=ArgsTable(), blank=()),
               "What the entry is given: a list as it is, or a mapping. `key: value` becomes `--key value`, true the "
-              "bare `--key`, a list `--key a b c`; false leaves it out", example="{epochs: 10, amp: true}"),
+              "bare `--key`, a list `--key a b c`; false leaves it out. Quoted, 'true' and 'false' are words as any: "
+              "`--key false`", example="{epochs: 10, amp: true}"),
         Field("workdir", InnerPath("the path of a folder", "the project"),
               "Folder of the project in which ranks start", example="src"),
         Field("setup", Text("shell commands", lines=True),

@@ -1,7 +1,7 @@
 """`--set a.b=value` written into the tree before it is read, so that a value means the same in both places.
 
-`run.args.lr=0.1` adds to args: to a mapping as one more key, to a list as `--lr 0.1` at its end. `null` takes an option
-out of the file, so that its default holds.
+`run.args.lr=0.1` adds to args: to a mapping as one more key, to a list as `--lr 0.1` at its end. `run.args+=x` adds x,
+or the items of a list, to the end of what is there. `null` takes an option out of the file, so that its default holds.
 """
 
 from collections.abc import Sequence as Texts
@@ -9,7 +9,7 @@ from collections.abc import Sequence as Texts
 from msgspec.structs import replace
 
 from launcher.spec.fields import JOB
-from launcher.spec.kinds.groups import ArgsTable, ByShape, TableOf, option_words
+from launcher.spec.kinds.groups import ArgsTable, ByShape, ListOf, TableOf, option_words
 from launcher.spec.kinds.leaf import Kind
 from launcher.spec.kinds.sections import Section, Shorthand
 from launcher.spec.problems import Gather, Problem, Wrong, shown, wrong
@@ -32,13 +32,14 @@ def apply(root: Mapping, overrides: Texts[str], job: Section = JOB) -> list[Prob
 
 def _apply(root: Mapping, text: str, job: Section) -> None:
     path, equals, value = text.partition("=")
+    adds, path = path.endswith("+"), path.removesuffix("+")
     if not equals or not path:
         reason = f"expected KEY=VALUE, got {shown(text)}"
         key = tuple(path.split(".")) if path else ()
         raise Wrong(Problem(FROM_COMMAND_LINE, reason, "for example resources.nodes=2", key))
     steps = _steps(path, job)
     try:
-        _write(root, steps, _value(value))
+        _write(root, steps, _value(value), adds=adds)
     except Wrong as error:
         keys = tuple(key for key, _ in steps)
         raise Wrong(*(replace(problem, key=keys) for problem in error.problems)) from None
@@ -81,7 +82,7 @@ def _has_free_keys(kind: Kind) -> bool:
     return isinstance(kind, TableOf) or (isinstance(kind, ByShape) and isinstance(kind.mapping, ArgsTable))
 
 
-def _write(root: Mapping, steps: list[Step], value: Node) -> None:
+def _write(root: Mapping, steps: list[Step], value: Node, *, adds: bool) -> None:
     node = root
     for key, kind in steps[:-1]:
         below = _below(node, key, kind)
@@ -90,7 +91,9 @@ def _write(root: Mapping, steps: list[Step], value: Node) -> None:
         if below is None:
             return None  # what is in the file there is a problem of its own
         node = below
-    key = steps[-1][0]
+    key, kind = steps[-1]
+    if adds:
+        value = _longer(node.entries.get(key), kind, value)
     if isinstance(value, Scalar) and value.plain and value.text == "null":
         node.entries.pop(key, None)
     else:
@@ -112,6 +115,24 @@ def _below(node: Mapping, key: str, kind: Kind | None) -> Mapping | Sequence | N
         return None
     node.entries[key] = Entry(entry.key if entry is not None else _key(key), made)
     return made
+
+
+def _longer(entry: Entry | None, kind: Kind | None, value: Node) -> Node:
+    """What stands there with this at its end: an item, all items of a list, or more keys of a mapping."""
+    there = None if entry is None else entry.value
+    more: list[Node] = [*value.items] if isinstance(value, Sequence) else [value]
+    if isinstance(there, Mapping):
+        if isinstance(value, Mapping):
+            return Mapping({**there.entries, **value.entries}, there.mark)
+        raise wrong(value, "is a mapping here, and has no end to add to", "KEY.NAME=VALUE adds to it")
+    if isinstance(there, Sequence):
+        return Sequence([*there.items, *more], there.mark)
+    blank = there is None or (isinstance(there, Scalar) and there.is_null)
+    if blank and (isinstance(kind, ListOf) or (isinstance(kind, ByShape) and kind.sequence is not None)):
+        return Sequence(more, FROM_COMMAND_LINE)
+    if isinstance(there, Scalar) and isinstance(kind, ListOf) and kind.single:
+        return Sequence([there, *more], there.mark)
+    raise wrong(value, "is no list, and += adds to one", "KEY=VALUE sets it")
 
 
 def _append(args: Sequence, key: Scalar, value: Node) -> None:

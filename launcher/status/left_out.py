@@ -21,7 +21,7 @@ def left_out_hint(failure: Failure, run_dir: str) -> list[str]:
 
 
 def _explained(run: RunDir, project: str, name: str) -> list[str]:
-    way_out = f"launch resume {run.id} --code --set 'code.include=[{name}]' freezes it too, and so does code.include"
+    way_out = f"launch resume {run.id} --code --set 'code.include+=[{name}]' freezes it too, and so does code.include"
     return [
         f"{name} is in {project} and was not frozen: git ignores it, or code.exclude leaves it out",
         f"hint: {way_out} in the spec; large data is better named by its absolute path",

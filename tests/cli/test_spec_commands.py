@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import subprocess
 
 import pytest
 
@@ -84,6 +85,19 @@ def test_init_that_cannot_write_all_writes_nothing(desk, there):
     assert (done.stdout, entries(desk.root)) == ("", before)
     blocked.rename(desk.root / "away")
     desk.launch("init")
+
+
+def test_init_leaves_only_the_spec_for_git_to_see(desk):
+    """In a folder below the project's too, whatever the project ignores."""
+    subprocess.run(["git", "init", "-q"], cwd=desk.root, check=True)
+    folder = desk.root / "experiments"
+    folder.mkdir()
+    desk.launch("init", cwd=folder)
+    assert (folder / ".launch" / "job.schema.json").is_file()
+    said = subprocess.run(
+        ["git", "status", "--short", "-uall"], cwd=desk.root, capture_output=True, text=True, check=True
+    )
+    assert said.stdout == "?? experiments/job.yaml\n"
 
 
 @pytest.mark.parametrize("command", ["validate", "submit"])

@@ -59,10 +59,10 @@ def launch(clean, tmp_path):
     env = {"PATH": f"{clean}:{os.environ['PATH']}", "HOME": str(tmp_path), "LANG": "C.UTF-8"}
     project = tmp_path / "project"
     project.mkdir()
-    (lab.project / "train.py").write_text("import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n")
+    (project / "train.py").write_text("import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n")
 
     def run(*words):
-        return command(clean / "launch", *words, cwd=lab.project, env=env)
+        return command(clean / "launch", *words, cwd=project, env=env)
 
     return run
 

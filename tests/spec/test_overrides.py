@@ -74,6 +74,53 @@ def test_nothing_is_taken_out_of_a_list_of_args(value: str) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("args", "value", "words"),
+    [
+        ("", "x", "x"),
+        ("args:", "x", "x"),
+        ("args: [a]", "x", "a x"),
+        ("args: [a]", "[--lr, 0.1]", "a --lr 0.1"),
+        ("args: {lr: 1}", "{amp: true}", "--lr 1 --amp"),
+        ("args: {lr: 1}", "{lr: 2}", "--lr 2"),
+    ],
+)
+def test_args_get_longer(args: str, value: str, words: str) -> None:
+    text = f"name: a\nrun:\n  script: t.py\n  {args}\n"
+    assert " ".join(with_set(f"run.args+={value}", text=text).run.args) == words
+
+
+def test_any_list_gets_longer_and_the_values_of_args_too() -> None:
+    text = HEAD + "code: {include: [a]}\nslurm: {exclude: gpu1}\nsecrets: [A]\n"
+    spec = with_set("code.include+=b", "code.include+=[c, d]", "slurm.exclude+=gpu2", "secrets+={B: f}", text=text)
+    assert spec.code.include == ("a", "b", "c", "d")
+    assert spec.slurm.exclude == ("gpu1", "gpu2")
+    assert spec.secrets == (Secret("A"), Secret("B", "f"))
+    layers = "name: a\nrun: {script: t.py, args: {layers: [1, 2]}}\n"
+    assert with_set("run.args.layers+=3", text=layers).run.args == ("--layers", "1", "2", "3")
+
+
+@pytest.mark.parametrize(
+    ("override", "text", "told"),
+    [
+        ("resources.nodes+=1", HEAD, "resources.nodes: is no list, and += adds to one"),
+        ("run.args+=x", "name: a\nrun: {script: t.py, args: {a: 1}}\n", "run.args: is a mapping here"),
+        ("run.command+=x", "name: a\nrun: {command: ./t}\n", "run.command: is no list"),
+        ("+=x", HEAD, "expected KEY=VALUE"),
+    ],
+)
+def test_what_is_no_list_gets_no_longer(override: str, text: str, told: str) -> None:
+    lines = problems(override, text=text)
+    assert told in lines[0]
+    assert lines[1].startswith("hint: ")
+
+
+def test_false_leaves_an_option_out_and_is_a_word_where_it_is_quoted() -> None:
+    spec = with_set("run.args={a: false, b: 'false', c: true, d: 'true', e: [false]}")
+    assert spec.run.args == ("--b", "false", "--c", "--d", "true", "--e", "false")
+    assert with_set("run.args.amp='false'").run.args == ("--amp", "false")
+
+
 def test_a_budget_in_short_is_opened() -> None:
     spec = with_set("recovery.killed.backoff=1s..9s", text=HEAD + "recovery: {killed: 7}\n")
     assert spec.recovery.killed == Budget(7, 1.0, 9.0)
