@@ -31,6 +31,7 @@ from launcher.clusters.protocol import (
     ListsCheckpoints,
     Mends,
     Preview,
+    Reaches,
 )
 from launcher.errors import BadInput, LaunchError, NoSuchRun, Refused
 from launcher.ids import LAST, RunId, parse_run_id
@@ -39,7 +40,7 @@ from launcher.rundir.attempts import attempts, newest, read_intent, remains
 from launcher.rundir.durable import readable, write_record
 from launcher.rundir.layout import RunDir
 from launcher.rundir.locks import locked
-from launcher.rundir.records import ClusterWord, Labels
+from launcher.rundir.records import ClusterWord, Labels, RunState
 from launcher.status.derive import RunStatus, derive
 from launcher.status.facts import RunFacts, read_facts
 from launcher.status.log_choice import LogChoice
@@ -47,6 +48,7 @@ from launcher.status.logs import LogLine, merged_logs
 from launcher.words import LOCAL, State
 
 if TYPE_CHECKING:
+    from launcher.clusters.inside.visit import Visit
     from launcher.exporting import Exported
     from launcher.notify.record import Notifying
     from launcher.plan.model import Plan
@@ -228,6 +230,29 @@ class Run:
         if isinstance(place, Forgives) and not self.status().state.ended:
             place.forgive(run, hosts)
         return pardon(run, hosts)
+
+    def nodes_of_ranks(self) -> dict[int, int]:
+        """The node of each rank that runs now. Raises Refused where none does."""
+        status = self.status()
+        run = RunDir(self.path)
+        state = readable(run.state, RunState)
+        ranks = state.ranks if state is not None and state.attempt == status.attempt and not status.state.ended else ()
+        found = {rank.rank: rank.node for rank in ranks if rank.state in ("starting", "running")}
+        if not found:
+            said = f": {status.message}" if status.message else ""
+            raise Refused(f"{self.id} is {status.state}{said}: no rank of it runs", f"hint: launch status {self.id}")
+        return found
+
+    def visit(self, node: int) -> "Visit":
+        """A program of ours on this node of the run, to be asked about the ranks there. Close it after use."""
+        from launcher.clusters.inside.visit import Visit  # late: only who looks inside needs it
+
+        run = RunDir(self.path)
+        attempt = newest(run)
+        place = _carrier(attempt)
+        if attempt is None or not isinstance(place, Reaches):
+            raise Refused(f"{self.id}: no program can be started beside its ranks where it runs")
+        return Visit(place.reach(run, attempt, node))
 
     def cancel(self, *, gone: Collection[str] = ()) -> CancelReport:
         """End the run: the ranks are asked first, and after the spec's grace nothing of it is left.

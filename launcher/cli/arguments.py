@@ -25,6 +25,7 @@ class Arguments(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
+        self._takes_command = False
 
     def error(self, message: str) -> NoReturn:
         hint = f"hint: `{self.prog} --help` shows how it is used"
@@ -33,7 +34,12 @@ class Arguments(argparse.ArgumentParser):
         raise BadInput(message, hint)
 
     def parse_args(self, *words: Any, **more: Any) -> Any:  # what it gives is argparse's
-        options = super().parse_args(*words, **more)
+        if not self._takes_command:
+            options = super().parse_args(*words, **more)
+        else:
+            ours, command = _cut_at_dashes(*words)
+            options = super().parse_args(ours, **more)
+            options.command = command
         if getattr(options, "clusters", None) is not None:
             os.environ["LAUNCH_CLUSTERS"] = str(options.clusters)  # whoever needs the file reads it there
         return options
@@ -48,6 +54,11 @@ class Arguments(argparse.ArgumentParser):
 
     def takes_runs(self) -> None:
         self.add_argument("runs", metavar="RUN", nargs="+", help=RUN_HELP)
+
+    def takes_command(self) -> None:
+        """Behind `--`, whatever its words look like: argparse itself would take some for options of ours."""
+        self._takes_command = True
+        self.usage = f"{self.format_usage().removeprefix('usage: ').strip()} -- COMMAND [ARGS ...]"
 
     def takes_place(self, default: str | None) -> None:
         """--on, --clusters and --set, of every command that starts something."""
@@ -73,6 +84,11 @@ class Arguments(argparse.ArgumentParser):
             dest="overrides",
             help="override a field of the spec: resources.nodes=4; run.args+=x adds to a list; may be repeated",
         )
+
+
+def _cut_at_dashes(words: list[str]) -> tuple[list[str], list[str]]:
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
 
 
 def seconds(text: str) -> float:

@@ -9,6 +9,9 @@ COMMANDS = {
     "compare": ("launcher.cli.compare", "what is other between runs: arguments, spec, environment, code, results"),
     "logs": ("launcher.cli.logs", "the merged log of all ranks of a run"),
     "top": ("launcher.cli.top", "what a run uses now: CPU, memory, GPUs, disk and network, by node and rank"),
+    "exec": ("launcher.cli.exec", "run a command beside a rank: on its node, in its environment and folder"),
+    "shell": ("launcher.cli.shell", "open a shell beside a rank"),
+    "stacks": ("launcher.cli.stacks", "have the ranks write their Python stacks now, and show them"),
     "wait": ("launcher.cli.wait", "wait until runs have ended; ends with their exit code"),
     "cancel": ("launcher.cli.cancel", "end runs: the ranks are asked first, then no process is left; files stay"),
     "resume": ("launcher.cli.resume", "continue an ended or lost run from its newest checkpoint"),
@@ -37,8 +40,8 @@ COMMANDS = {
 ALSO = {"ls": "status", "ps": "status", "stop": "cancel"}
 # and of these the hint names ours.
 THEIRS = {
-    "delete": "rm", "diff": "compare", "down": "cancel", "exec": "run", "inspect": "status", "jobs": "status",
+    "delete": "rm", "diff": "compare", "down": "cancel", "inspect": "status", "jobs": "status",
     "kill": "cancel", "list": "status", "queue": "status", "remove": "rm", "restart": "resume", "sbatch": "submit",
-    "scancel": "cancel", "show": "status", "squeue": "status", "start": "submit", "tail": "logs", "torchrun": "run",
-    "up": "submit", "watch": "status",
+    "scancel": "cancel", "show": "status", "squeue": "status", "start": "submit", "tail": "logs",
+    "torchrun": "run", "up": "submit", "watch": "status",
 }  # fmt: skip

@@ -38,7 +38,7 @@ def declare(arguments: Arguments) -> None:
     arguments.add_argument("--grep", metavar="REGEX", type=_pattern, help="lines in which this is found")
     for name in ("rank", "node"):
         words = f"of this {name} only, or of several: 0,3-5; may be repeated"
-        arguments.add_argument(f"--{name}", metavar="N", type=_numbers, action="append", help=words)
+        arguments.add_argument(f"--{name}", metavar="N", type=numbers, action="append", help=words)
     arguments.add_argument("--json", action="store_true", help="one JSON object a line")
 
 
@@ -97,7 +97,7 @@ def _pattern(text: str) -> re.Pattern[str]:
         raise argparse.ArgumentTypeError(f"expected a regular expression, got {text!r}: {error}") from error
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def numbers(text: str) -> tuple[int, ...]:
     """`0,3-5`"""
     ranges = [re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", part, re.ASCII) for part in text.split(",")]
     found = [range(int(one[1]), int(one[2] or one[1]) + 1) for one in ranges if one is not None]

@@ -15,6 +15,7 @@ from launcher.rundir.records import ClusterWord
 if TYPE_CHECKING:
     from launcher.doctor.findings import Finding
     from launcher.doctor.wish import DoctorWish
+    from launcher.hostlink.running import Running
     from launcher.plan.facts import Machine
     from launcher.plan.model import Plan
     from launcher.rundir.code.listing import CodeList
@@ -144,6 +145,14 @@ class Discovers(Protocol):
 
     def discover(self, ref: str) -> Path | None:
         """The folder made here for the run of this id, or of the only one that begins so."""
+
+
+@runtime_checkable
+class Reaches(Protocol):
+    """Kinds where a program can be started on a node of a run that is under way, beside its ranks."""
+
+    def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
+        """Start `launcher.clusters.inside.there` for this node, on it. Raises Unreachable, and Refused."""
 
 
 @runtime_checkable

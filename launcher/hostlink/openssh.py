@@ -7,30 +7,26 @@ is a command there that ends as soon as nobody holds its stdin. A login node get
 import base64
 import contextlib
 import os
-import select
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
 
 from launcher.errors import BadInput, Unreachable
 from launcher.hostlink import known_hosts
 from launcher.hostlink.failures import Broken, NoAccess, Silent
 from launcher.hostlink.known_hosts import HostKey
+from launcher.hostlink.program import ProgramChannel
 from launcher.hostlink.running import Running, command_line
 from launcher.hostlink.target import Target, configured, dropped, earlier, resolved, silent, who
 
 CONNECT_S = 10
 _LOGIN_S = 15.0
-_LEAVE_S = 2.0
 _SSH_FAILED = 255
 _LONGEST_FOLDER = 60
-_CHUNK = 1 << 18
 _MARK = "launch-connected"
 _NOTICE_S = 0.2  # a connection's holder ends a little after those that share it
 # Never asks, never forwards, never stays behind; whatever the user says of hosts, keys and known hosts holds.
@@ -58,8 +54,6 @@ _HINTS = {
     "Too many authentication failures": "name the key by IdentityFile in the SSH configuration",
 }
 
-_MOST_COMPLAINTS = 16 << 20
-
 
 @dataclass(frozen=True, slots=True)
 class SshCommand:
@@ -85,84 +79,20 @@ class SshCommand:
         return master, replace(self, flags=flags)
 
 
-class SshProcess:
-    """An ssh program that runs, in a session of its own: a Ctrl-C is for us to pass on. A `Channel`."""
+class SshProcess(ProgramChannel):
+    """An ssh program that runs."""
 
     def __init__(self, argv: Sequence[str], without: Collection[str], shared: Callable[[], bool]) -> None:
         """`shared`: whether the connection that it shares with others is still there."""
         self._shared = shared
-        # A file, so that no full pipe stops ssh.
-        self._complaints: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as we
         try:
-            self.process = subprocess.Popen(
-                argv,
-                env=_environment(without),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._complaints,
-                bufsize=0,
-                start_new_session=True,
-            )
+            super().__init__(argv, _environment(without))
         except FileNotFoundError:
-            self._complaints.close()
             raise _no_ssh() from None
-        except BaseException:
-            self._complaints.close()
-            raise
-        self._stdin, self._stdout = _pipe(self.process.stdin), _pipe(self.process.stdout)
-        os.set_blocking(self._stdin.fileno(), False)
-        self._told = 0  # bytes of the complaints that were given out
-
-    def give(self, data: bytes, wait_s: float) -> int:
-        if self._stdin.closed:
-            raise EOFError
-        try:
-            return os.write(self._stdin.fileno(), data)
-        except BlockingIOError:
-            select.select([], [self._stdin.fileno()], [], wait_s)
-            return 0
-        except OSError:
-            raise EOFError from None
-
-    def end_input(self) -> None:
-        with contextlib.suppress(OSError):
-            self._stdin.close()
-
-    def take(self, wait_s: float) -> tuple[bytes, bytes] | None:
-        if self._stdout.closed:
-            return None
-        ready, _, _ = select.select([self._stdout.fileno()], [], [], wait_s)
-        data = os.read(self._stdout.fileno(), _CHUNK) if ready else b""
-        if ready and not data:
-            self._stdout.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(_LEAVE_S)
-        return data, self._complained()
 
     def code(self, wait_s: float) -> int | None:
-        try:
-            code = self.process.wait(wait_s)
-        except subprocess.TimeoutExpired:
-            return None
-        return -1 if code < 0 or (code == _SSH_FAILED and not self._shared()) else code
-
-    def close(self) -> None:
-        """Nothing of it is left here on return; the other side ends by itself."""
-        _end(self.process)
-        self.end_input()
-        self._stdout.close()
-        self._complaints.close()
-
-    def _complained(self) -> bytes:
-        """What is new on its stderr; of very much the end, and no disk is filled with it."""
-        fd = self._complaints.fileno()
-        end = os.fstat(fd).st_size
-        start = max(self._told, end - _MOST_COMPLAINTS)
-        new = os.pread(fd, max(0, end - start), start)
-        self._told = start + len(new)
-        if end > _MOST_COMPLAINTS:
-            os.ftruncate(fd, 0)  # who writes goes on where it was
-        return new
+        code = super().code(wait_s)
+        return -1 if code is not None and code == _SSH_FAILED and not self._shared() else code
 
 
 class OpenSshTransport:
@@ -332,20 +262,3 @@ def _short_folder() -> str:
     """Where a socket can be: its path has to fit into 100 bytes, with what ssh adds to it."""
     usual = tempfile.gettempdir()
     return usual if len(os.fsencode(usual)) <= _LONGEST_FOLDER else "/tmp"  # noqa: S108 # nosec B108 - a folder of our own in it
-
-
-def _end(process: "subprocess.Popen[Any]") -> None:
-    """Ask it, then make it; it and what it started are in a session of their own."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.returncode is not None:
-            return  # its number may be another's by now
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_LEAVE_S)
-
-
-def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
-    if pipe is None:
-        raise ValueError("expected a pipe")
-    return pipe

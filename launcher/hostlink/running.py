@@ -21,6 +21,10 @@ _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456
 class Channel(Protocol):
     """A command that a transport has started. Nothing of it is done but in the caller's thread."""
 
+    @property
+    def ready_fd(self) -> int:
+        """A descriptor to wait on, and no more: readable when there may be something to take."""
+
     def give(self, data: bytes, wait_s: float) -> int:
         """How much of it went to its stdin, after some wait perhaps. Raises EOFError where nobody takes it any more."""
 
@@ -70,6 +74,11 @@ class Running(ClosedAtTheEnd):
         self._channel = channel
         self._out, self._err = bytearray(), bytearray()
         self._ended = False  # it says no more
+
+    @property
+    def ready_fd(self) -> int:
+        """A descriptor to wait on, and no more: readable when it may have said something."""
+        return self._channel.ready_fd
 
     def feed(self, data: bytes, limit_s: float) -> bool:
         """Give it to its stdin; False where nobody takes it any more."""

@@ -75,6 +75,14 @@ class AttemptDir:
         """The FIFO on which a rank reports to its agent."""
         return self.node(index) / f"progress-{local_rank:03d}"
 
+    def rank_process(self, index: int, local_rank: int) -> Path:
+        """Where to find a rank that runs there, for who looks into it."""
+        return self.node(index) / f"rank-{local_rank:03d}.json"
+
+    def rank_processes(self, index: int) -> list[Path]:
+        """Of all ranks that run there, or did."""
+        return sorted(self.node(index).glob("rank-*.json"))
+
     def error_file(self, index: int, local_rank: int) -> Path:
         """Where torch's `@record` writes the exception that a rank ends with."""
         return self.node(index) / f"error-{local_rank:03d}.json"

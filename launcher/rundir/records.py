@@ -128,6 +128,16 @@ class Environment(msgspec.Struct, frozen=True):
     system: str = ""
 
 
+class RankProcess(msgspec.Struct, frozen=True):
+    """attempts/0001/node-00/rank-000.json: a rank that runs, or did."""
+
+    rank: int
+    generation: int
+    process: ProcessId
+    environment: dict[str, str]  # what it alone has on top of its node's: nothing of the user's, so no secret
+    log: str  # relative to the run directory
+
+
 class Raised(msgspec.Struct, frozen=True):
     """One exception of a traceback; those that others came from are in it too."""
 

@@ -24,10 +24,10 @@ from launcher.agent.ranks.tracebacks import error_file_says, last_exception, lik
 from launcher.errors import Exit
 from launcher.plan.model import NodePlan, Plan
 from launcher.rundir.code.left_out import left_out
-from launcher.rundir.durable import make_dir
+from launcher.rundir.durable import make_dir, write_record
 from launcher.rundir.identity import process_id
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import ProcessId, RankExit
+from launcher.rundir.records import ProcessId, RankExit, RankProcess
 
 _DUMP_BOUND_S = 3.0
 _DUMP_QUIET_S = 0.2
@@ -121,7 +121,13 @@ class RankGroup:
         environment = rank_environment(self._start, rank.local, fifo, str(self._error_file(rank)))
         rank.pid = await self._starter.start(environment, rank.log.path, fifo, lambda death: self._ended(rank, death))
         rank.process = process_id(rank.pid)
+        if rank.process is not None:
+            found = RankProcess(rank.number, self.generation, rank.process, environment, self._log_of(rank))
+            write_record(self._home.attempt.rank_process(self._home.node.index, rank.local), found, fsync=False)
         self._listener.begun(rank.number)
+
+    def _log_of(self, rank: _Rank) -> str:
+        return str(rank.log.path.relative_to(self._home.run.path))
 
     def _error_file(self, rank: _Rank) -> Path:
         return self._home.attempt.error_file(self._home.node.index, rank.local)
@@ -201,7 +207,7 @@ class RankGroup:
             peak_memory_bytes=death.peak_memory_bytes,
             started_at=rank.started_at,
             ended_at=time.time(),
-            log=str(rank.log.path.relative_to(self._home.run.path)),
+            log=self._log_of(rank),
         )
 
     def _left_out(self, said: str) -> str:

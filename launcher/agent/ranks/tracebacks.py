@@ -100,6 +100,16 @@ def crash_in(lines: Sequence[str]) -> Crash:
     return Crash(lines[:begin], (lines[begin], *lines[current : current + 1], *theirs[:_CRASH_FRAMES]))
 
 
+def stacks_in(lines: Sequence[str]) -> list[str]:
+    """What faulthandler wrote of threads among these lines, without our own frames."""
+    found, inside = list[str](), False
+    for line in lines:
+        inside = _THREAD.match(line) is not None or (inside and line.startswith("  "))
+        if inside and _OURS not in line:
+            found.append(line)
+    return found
+
+
 def last_exception(tail: Sequence[str]) -> ExceptionReport | None:
     """What the end of a log says of a rank's end, for ranks that did not report it themselves."""
     crash = crash_in(tail)

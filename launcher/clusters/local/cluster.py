@@ -26,6 +26,7 @@ from launcher.spec.model import JobSpec
 if TYPE_CHECKING:
     from launcher.doctor.findings import Finding
     from launcher.doctor.wish import DoctorWish
+    from launcher.hostlink.running import Running
 
 _BOOT_S = 30.0
 _SURE_S = 10.0
@@ -67,6 +68,11 @@ class LocalCluster:
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
         return [None for _ in attempts]  # the processes of this machine are looked at by whoever asks
+
+    def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
+        from launcher.clusters.inside.visit import host_here  # late: only who looks inside needs it
+
+        return host_here(run, attempt, node, os.environ)
 
     def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> CancelReport:
         return end_here(run, attempt, plan)

@@ -16,6 +16,10 @@ class ParamikoChannel:
         self._poll = select.poll()
         self._poll.register(session.fileno(), select.POLLIN)
 
+    @property
+    def ready_fd(self) -> int:
+        return self._session.fileno()
+
     def give(self, data: bytes, wait_s: float) -> int:
         try:
             sent = self._session.send(data)

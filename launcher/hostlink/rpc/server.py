@@ -64,8 +64,8 @@ def serve(requests: Any, answer: Answering, *, where: str = "") -> int:
     A request is carried out once it has come whole, whatever becomes of the connection. Trees of code are kept too.
     `where` begins what is said of a fault of ours.
     """
-    incoming, out = _take_stdio()
-    return answer_all(incoming, lambda data: write_all(out, data), requests, answer, where=where)
+    asked, out = take_stdio()
+    return answer_all(Incoming(reading(asked)), lambda data: write_all(out, data), requests, answer, where=where)
 
 
 def answer_all(
@@ -100,14 +100,14 @@ def projects_in(folder: str) -> Path:
     return folder_of(folder) / "projects"
 
 
-def _take_stdio() -> tuple[Incoming, int]:
-    """The connection for us alone: nothing that is started or printed here can get between."""
+def take_stdio() -> tuple[int, int]:
+    """The connection, two descriptors, for us alone: nothing that is started or printed here can get between."""
     asked, told = os.dup(0), os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nowhere, 0)
     os.close(nowhere)
     os.dup2(2, 1)
-    return Incoming(reading(asked)), told
+    return asked, told
 
 
 def _answered(request: Any, answer: Answering, body: Body, where: str) -> tuple[Reply, Iterable[bytes]]:

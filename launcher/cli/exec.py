@@ -1,0 +1,65 @@
+"""`launch exec`: a command on a rank's node, beside the rank."""
+
+import argparse
+import os
+
+from launcher import api
+from launcher.cli.arguments import Arguments
+from launcher.cli.session import converse, window_here
+from launcher.clusters.inside.words import RunCommand
+from launcher.errors import BadInput, Refused
+
+EXAMPLES = """
+  launch exec last -- nvidia-smi                  on the node of rank 0
+  launch exec last --rank 3 -- env                what rank 3 has in its environment
+  launch exec resnet -- sh -c 'ls $LAUNCH_CHECKPOINT_DIR'
+  launch exec last -- du -sh .                    in the folder where the rank is now
+  launch exec last -- cat data.bin >copy.bin      a pipe or a file here is one for the command, too
+
+The exit code is the command's, 128 + n where signal n ended it, 127 where there is no such program. From a terminal it
+has a terminal there: Ctrl-C is the command's. It ends with this command, with the connection, and with the run.
+"""
+
+
+def declare(arguments: Arguments) -> None:
+    arguments.takes_run()
+    takes_rank(arguments)
+    arguments.takes_command()
+
+
+def run(options: argparse.Namespace) -> int:
+    if not options.command:
+        hint = f"hint: launch exec {options.run} -- nvidia-smi; `launch shell {options.run}` opens a shell"
+        raise BadInput("expected a command behind --", hint)
+    return beside(options.run, options.rank, options.command)
+
+
+def takes_rank(arguments: Arguments) -> None:
+    arguments.add_argument("--rank", metavar="N", type=_rank, default=0, help="beside which rank (default: 0)")
+
+
+def beside(ref: str, rank: int, argv: "list[str]") -> int:
+    """Run it there; gives its exit code."""
+    one = api.run(ref)
+    window = window_here()
+    with one.visit(node_of(one, rank)) as visit:
+        return converse(visit, RunCommand(rank, tuple(map(os.fsencode, argv)), window), window)
+
+
+def node_of(one: api.Run, rank: int) -> int:
+    """Raises Refused for a rank that does not run."""
+    nodes = one.nodes_of_ranks()
+    if rank not in nodes:
+        raise Refused(f"{one.id} has no rank {rank} that runs: expected one of {_few(sorted(nodes))}")
+    return nodes[rank]
+
+
+def _few(numbers: "list[int]") -> str:
+    whole = numbers == [*range(numbers[0], numbers[-1] + 1)] and len(numbers) > 1
+    return f"{numbers[0]} to {numbers[-1]}" if whole else ", ".join(map(str, numbers))
+
+
+def _rank(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 7):
+        raise argparse.ArgumentTypeError(f"expected the number of a rank, got {text!r}")
+    return int(text)

@@ -1,0 +1,122 @@
+"""A command on another node and the terminal here: keys, window and signals go there, what it says comes here."""
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import termios
+import tty
+from collections.abc import Iterator
+from types import FrameType
+from typing import Self
+
+from launcher.cli.terminal import size
+from launcher.clusters.inside.visit import Visit
+from launcher.clusters.inside.words import (
+    PIECE_BYTES,
+    CommandEnded,
+    Given,
+    InputEnds,
+    Question,
+    Resized,
+    Said,
+    Signalled,
+    Window,
+)
+from launcher.rundir.durable import write_all
+
+
+def window_here() -> Window | None:
+    """The terminal, where it is one from both sides."""
+    if not (os.isatty(0) and os.isatty(1)):
+        return None
+    columns, rows = size(sys.stdout)
+    return Window(rows, columns, os.environ.get("TERM", ""))
+
+
+def converse(visit: Visit, question: Question, window: Window | None) -> int:
+    """Ask, and be its terminal, or its stdin and stdout, until it has ended; gives its exit code."""
+    visit.ask(question)
+    sys.stdout.flush()
+    with _Alarms() as alarms, _raw(window):
+        return _Session(visit, alarms, terminal=window is not None).run()
+
+
+class _Session:
+    def __init__(self, visit: Visit, alarms: "_Alarms", *, terminal: bool) -> None:
+        self._visit, self._alarms, self._terminal = visit, alarms, terminal
+        self._listens = True  # to our stdin
+
+    def run(self) -> int:
+        while True:
+            sources = [self._visit.ready_fd, self._alarms.fd, *([0] if self._listens else [])]
+            ready = select.select(sources, [], [])[0]
+            if self._alarms.fd in ready:
+                self._ring()
+            if 0 in ready:
+                self._read()
+            for word in self._visit.heard():
+                match word:
+                    case Said(data=data, err=err):
+                        write_all(2 if err else 1, data)
+                    case CommandEnded(code=code):
+                        return code
+
+    def _ring(self) -> None:
+        for number in self._alarms.rung():
+            if number != signal.SIGWINCH:
+                self._visit.say(Signalled(number))
+            elif self._terminal and (window := window_here()) is not None:
+                self._visit.say(Resized(window))
+
+    def _read(self) -> None:
+        try:
+            data = os.read(0, PIECE_BYTES)
+        except OSError:  # the terminal is gone
+            data = b""
+        self._visit.say(Given(data) if data else InputEnds())
+        self._listens = bool(data)
+
+
+class _Alarms:
+    """Signals that are for the command there, or of the window: a descriptor is readable when one has come."""
+
+    _NUMBERS = (signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH)
+
+    def __enter__(self) -> Self:
+        self.fd, self._ring = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._fd_before = signal.set_wakeup_fd(self._ring, warn_on_full_buffer=False)
+        self._before = {number: signal.signal(number, _heard) for number in self._NUMBERS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._fd_before)
+        os.close(self.fd)
+        os.close(self._ring)
+
+    def rung(self) -> list[int]:
+        """Their numbers."""
+        with contextlib.suppress(BlockingIOError):
+            return [number for number in os.read(self.fd, 512) if number in self._NUMBERS]
+        return []
+
+
+def _heard(_number: int, _frame: FrameType | None) -> None:
+    """The descriptor tells."""
+
+
+@contextlib.contextmanager
+def _raw(window: Window | None) -> Iterator[None]:
+    """Every key is the command's, Ctrl-C too; as before on return."""
+    if window is None:
+        yield
+        return
+    before = termios.tcgetattr(0)
+    tty.setraw(0, termios.TCSADRAIN)  # what was typed already is for the command
+    try:
+        yield
+    finally:
+        termios.tcsetattr(0, termios.TCSADRAIN, before)

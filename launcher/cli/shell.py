@@ -1,0 +1,23 @@
+"""`launch shell`: a shell on a rank's node, beside the rank."""
+
+import argparse
+
+from launcher.cli.arguments import Arguments
+from launcher.cli.exec import beside, takes_rank
+
+EXAMPLES = """
+  launch shell last              on the node of rank 0, in its folder, with its environment
+  launch shell resnet --rank 5
+  launch shell last <look.sh     what is not typed is read
+
+It is the shell that you have on that node. `exit` or Ctrl-D leaves; the run goes on.
+"""
+
+
+def declare(arguments: Arguments) -> None:
+    arguments.takes_run()
+    takes_rank(arguments)
+
+
+def run(options: argparse.Namespace) -> int:
+    return beside(options.run, options.rank, [])

@@ -1,0 +1,69 @@
+"""What looks into the ranks of a node, on that node: `python -m launcher.clusters.inside.there RUN_DIR ATTEMPT NODE`.
+
+It answers one question on its stdin and ends with it, or with who asked: whoever may start programs as this user.
+"""
+
+import sys
+from pathlib import Path
+from typing import assert_never
+
+from launcher.agent.processes import become_subreaper
+from launcher.clusters.inside.beside import run_beside, users_shell
+from launcher.clusters.inside.ranks_here import environment_of, folder_of_rank, rank_here, ranks_here
+from launcher.clusters.inside.stacks import stacks_of
+from launcher.clusters.inside.talk import Talk
+from launcher.clusters.inside.words import AskStacks, CommandEnded, Question, RunCommand, VisitDeclined
+from launcher.errors import Exit, LaunchError, Refused, said_by_the_system
+from launcher.hostlink.rpc.server import take_stdio
+from launcher.rundir.layout import AttemptDir, RunDir
+
+
+class NodeHost:
+    """One node's ranks, and whoever asks about them."""
+
+    def __init__(self, run: RunDir, attempt: AttemptDir, node: int, talk: Talk) -> None:
+        self._run, self._attempt, self._node, self._talk = run, attempt, node, talk
+
+    def serve(self) -> int:
+        try:
+            self._answer(self._talk.begin())
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return Exit.OK  # nobody is there any more
+        except LaunchError as error:
+            self._talk.tell(VisitDeclined(error.lines, error.exit_code))
+        except OSError as error:
+            self._talk.tell(VisitDeclined((said_by_the_system(error),), Exit.REFUSED))
+        return Exit.OK
+
+    def _answer(self, question: Question) -> None:
+        match question:
+            case RunCommand():
+                self._run_command(question)
+            case AskStacks(ranks=wanted):
+                for number, rank in ranks_here(self._attempt, self._node).items():
+                    if wanted is None or number in wanted:
+                        self._talk.tell(stacks_of(rank, self._run))
+                self._talk.tell(CommandEnded())
+            case _:
+                assert_never(question)
+
+    def _run_command(self, asked: RunCommand) -> None:
+        rank = rank_here(self._attempt, self._node, asked.rank)
+        environment = environment_of(rank, self._run)
+        if any(b"\0" in word for word in asked.argv):
+            raise Refused("a word of the command with a NUL")
+        if asked.window is not None and asked.window.term:
+            environment["TERM"] = asked.window.term
+        argv = asked.argv or (users_shell(),)
+        run_beside(self._talk, argv, environment, folder_of_rank(rank), asked.window)
+
+
+def main() -> int:
+    run = RunDir(Path(sys.argv[1]))
+    source, sink = take_stdio()
+    become_subreaper()  # what a command leaves behind ends with it
+    return NodeHost(run, run.attempt(int(sys.argv[2])), int(sys.argv[3]), Talk(source, sink)).serve()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""What a visitor and the host on a rank's node say to each other: a greeting, one question, then JSON lines both ways.
+
+```
+visitor: RunCommand, AskStacks or Attach ─►   then Given, InputEnds, Resized, Signalled
+                                       ◄─ host: Said, RankStacks …, and last CommandEnded or VisitDeclined
+```
+"""
+
+from typing import Annotated
+
+import msgspec
+
+LONGEST_LINE = 1 << 20
+PIECE_BYTES = 1 << 15
+_Bytes = Annotated[bytes, msgspec.Meta(max_length=LONGEST_LINE)]
+_RankNumber = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
+_Cells = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+_Line = Annotated[str, msgspec.Meta(max_length=10_000)]
+
+
+class Window(msgspec.Struct, frozen=True):
+    """The terminal of who asks."""
+
+    rows: _Cells
+    columns: _Cells
+    term: Annotated[str, msgspec.Meta(max_length=200)] = ""  # its TERM
+
+
+class RunCommand(msgspec.Struct, frozen=True, tag="command"):
+    """Run this beside the rank, in its environment and folder. Words as bytes: a file's name need be no text."""
+
+    rank: _RankNumber
+    argv: tuple[_Bytes, ...]  # none: the user's shell
+    window: Window | None = None  # None: pipes
+
+
+class AskStacks(msgspec.Struct, frozen=True, tag="stacks"):
+    """Have the ranks of this node, or these of them, write their Python stacks."""
+
+    ranks: frozenset[_RankNumber] | None = None
+
+
+Question = RunCommand | AskStacks
+
+
+class Given(msgspec.Struct, frozen=True, tag="given"):
+    """To its stdin, or typed at its terminal."""
+
+    data: _Bytes
+
+
+class InputEnds(msgspec.Struct, frozen=True, tag="input_ends"):
+    """Its stdin gets no more."""
+
+
+class Resized(msgspec.Struct, frozen=True, tag="resized"):
+    window: Window
+
+
+class Signalled(msgspec.Struct, frozen=True, tag="signalled"):
+    """For the command and what it has started."""
+
+    number: Annotated[int, msgspec.Meta(ge=1, le=64)]
+
+
+FromVisitor = Given | InputEnds | Resized | Signalled
+
+
+class Said(msgspec.Struct, frozen=True, tag="said"):
+    data: _Bytes
+    err: bool = False  # on stderr
+
+
+class RankStacks(msgspec.Struct, frozen=True, tag="rank_stacks"):
+    """What one rank wrote; no lines: why not."""
+
+    rank: _RankNumber
+    pid: Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
+    lines: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=20_000)] = ()
+    problem: _Line = ""
+
+
+class CommandEnded(msgspec.Struct, frozen=True, tag="ended"):
+    """That is all. The code is 128 + n where signal n ended the command."""
+
+    code: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
+
+
+class VisitDeclined(msgspec.Struct, frozen=True, tag="declined"):
+    """What was asked cannot be done."""
+
+    lines: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=100)]
+    exit_code: int
+
+
+FromHost = Said | RankStacks | CommandEnded | VisitDeclined

@@ -1,0 +1,110 @@
+"""A program of this machine as a `Channel`: its stdin and stdout are pipes, and what it complains of is kept."""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+_LEAVE_S = 2.0
+_CHUNK = 1 << 18
+_MOST_COMPLAINTS = 16 << 20
+
+
+class ProgramChannel:
+    """It runs in a session of its own: a Ctrl-C is for us to pass on."""
+
+    def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
+        # A file, so that no full pipe stops it.
+        self._complaints: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as we
+        try:
+            self.process = subprocess.Popen(
+                argv,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._complaints,
+                bufsize=0,
+                start_new_session=True,
+            )
+        except BaseException:
+            self._complaints.close()
+            raise
+        self._stdin, self._stdout = _pipe(self.process.stdin), _pipe(self.process.stdout)
+        os.set_blocking(self._stdin.fileno(), False)
+        self._told = 0  # bytes of the complaints that were given out
+
+    @property
+    def ready_fd(self) -> int:
+        return self._stdout.fileno()
+
+    def give(self, data: bytes, wait_s: float) -> int:
+        if self._stdin.closed:
+            raise EOFError
+        try:
+            return os.write(self._stdin.fileno(), data)
+        except BlockingIOError:
+            select.select([], [self._stdin.fileno()], [], wait_s)
+            return 0
+        except OSError:
+            raise EOFError from None
+
+    def end_input(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stdin.close()
+
+    def take(self, wait_s: float) -> tuple[bytes, bytes] | None:
+        if self._stdout.closed:
+            return None
+        ready, _, _ = select.select([self._stdout.fileno()], [], [], wait_s)
+        data = os.read(self._stdout.fileno(), _CHUNK) if ready else b""
+        if ready and not data:
+            self._stdout.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_LEAVE_S)
+        return data, self._complained()
+
+    def code(self, wait_s: float) -> int | None:
+        try:
+            code = self.process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            return None
+        return -1 if code < 0 else code
+
+    def close(self) -> None:
+        """Nothing of it is left here on return; what it has started on another machine ends by itself."""
+        _end(self.process)
+        self.end_input()
+        self._stdout.close()
+        self._complaints.close()
+
+    def _complained(self) -> bytes:
+        """What is new on its stderr; of very much the end, and no disk is filled with it."""
+        fd = self._complaints.fileno()
+        end = os.fstat(fd).st_size
+        start = max(self._told, end - _MOST_COMPLAINTS)
+        new = os.pread(fd, max(0, end - start), start)
+        self._told = start + len(new)
+        if end > _MOST_COMPLAINTS:
+            os.ftruncate(fd, 0)  # who writes goes on where it was
+        return new
+
+
+def _end(process: "subprocess.Popen[Any]") -> None:
+    """Ask it, then make it; it and what it started are in a session of their own."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.returncode is not None:
+            return  # its number may be another's by now
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_LEAVE_S)
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    if pipe is None:
+        raise ValueError("expected a pipe")
+    return pipe

@@ -1,0 +1,125 @@
+"""Looking into a run on this machine, through the real command line."""
+
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+
+import pytest
+
+WAITS = """
+import os, time
+def deep():
+    os.chdir("sub")
+    print("there", flush=True)
+    while not os.path.exists(os.environ["BRAKE_OFF"]):
+        time.sleep(0.05)
+os.makedirs("sub", exist_ok=True)
+deep()
+"""
+SPEC = "name: look\nrun: {script: waits.py}\nenv: {BRAKE_OFF: %s, MINE: 'a b'}\nsecrets: [TOKEN_OF_MINE]\n%s"
+TWO_NODES = "resources: {nodes: 2, ranks_per_node: 2, gpus_per_node: 0, cpus_per_rank: 1}\n"
+
+
+@pytest.fixture
+def run(lab):
+    """Two nodes of two ranks that wait."""
+    lab.script("waits.py", WAITS)
+    lab.env["TOKEN_OF_MINE"] = "a secret word"
+    run = lab.submit(lab.spec(SPEC % (lab.brake, TWO_NODES)))
+    lab.until("all ranks at their work", lambda: lab.rank_logs(run).count("there") == 4)
+    yield run
+    lab.brake.touch()
+    assert lab.wait(run)["restarts"]["total"] == 0
+
+
+def test_a_command_beside_a_rank(lab, run):
+    show = (
+        "import os; print([os.environ.get(n) for n in ('RANK', 'LAUNCH_NODE', 'MINE', 'TOKEN_OF_MINE')], os.getcwd())"
+    )
+    done = lab.launch("exec", run, "--rank", "3", "--", sys.executable, "-c", show)
+    folder = lab.run_dir(run) / "code" / "sub"
+    assert done.stdout == f"{['3', '1', 'a b', 'a secret word']} {folder}\n"
+    done = lab.launch("exec", run, "--", "sh", "-c", "echo out; echo err >&2; exit 7", check=7)
+    assert (done.stdout, done.stderr) == ("out\n", "err\n")
+    assert b"a secret word" not in b"".join(path.read_bytes() for path in lab.run_dir(run).glob("attempts/*/*/rank-*"))
+
+
+def test_what_is_piped_in_comes_out(lab, run):
+    words = [sys.executable, "-m", "launcher.cli.main", "exec", run, "--", "tr", "a-z", "A-Z"]
+    done = subprocess.run(words, cwd=lab.project, env=lab.env, input=b"hello\n", capture_output=True, timeout=60)
+    assert (done.stdout, done.returncode) == (b"HELLO\n", 0)
+
+
+def test_a_shell_on_a_terminal(lab, run):
+    """Typed lines go there, its exit code comes back, and the terminal is as before."""
+    ours, theirs = pty.openpty()
+    before = subprocess.run(["stty", "-a"], stdin=theirs, capture_output=True, check=True).stdout
+    words = [sys.executable, "-m", "launcher.cli.main", "shell", run, "--rank", "2"]
+    shell = subprocess.Popen(
+        words, cwd=lab.project, env=lab.env, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    )
+    shown = ""
+
+    def shows(what):
+        nonlocal shown
+        if select.select([ours], [], [], 0)[0]:
+            shown += os.read(ours, 65536).decode(errors="replace")
+        return what in shown
+
+    try:
+        os.write(ours, b"echo rank=$RANK; test -t 0 && echo a-terminal=yes\r")
+        lab.until("an answer", lambda: shows("rank=2") and shows("\na-terminal=yes\r"))
+        os.write(ours, b'sh -c \'trap "echo cau"ght INT; echo wai""ting; sleep 600\'\r')
+        lab.until("a command that runs", lambda: shows("waiting\r"))
+        os.write(ours, b"\x03")
+        lab.until("its end", lambda: shows("caught\r"))
+        os.write(ours, b"exit 9\r")
+        assert shell.wait(60) == 9
+        assert subprocess.run(["stty", "-a"], stdin=theirs, capture_output=True, check=True).stdout == before
+    finally:
+        shell.kill()
+        shell.wait()
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_the_stacks_of_all_ranks(lab, run):
+    shown = lab.launch("stacks", run).stdout
+    assert [f"── rank {rank}, node {rank // 2}, process " in shown for rank in range(4)] == [True] * 4
+    assert shown.count("in deep\n") == 4
+    assert "zygote.py" not in shown
+    found = json.loads(lab.launch("stacks", run, "--rank", "1-2", "--json").stdout)
+    assert [(each["rank"], each["node"], each["problem"]) for each in found] == [(1, 0, ""), (2, 1, "")]
+    assert all(each["stacks"][-1].endswith("in <module>") for each in found)
+    assert lab.rank_logs(run).count("in deep") >= 6  # and in their logs
+
+
+def test_nobody_there_to_look_into(lab, run):
+    for words in (
+        ("exec", run, "--rank", "4", "--", "true"),
+        ("stacks", run, "--rank", "7"),
+        ("shell", run, "--rank", "9"),
+    ):
+        assert "that runs" in lab.launch(*words, check=4).stderr
+    assert "expected a command behind --" in lab.launch("exec", run, check=2).stderr
+    lab.brake.touch()
+    lab.wait(run)
+    for words in (("exec", run, "--", "true"), ("stacks", run), ("shell", run)):
+        assert "is succeeded: no rank of it runs" in lab.launch(*words, check=4).stderr.replace(
+            ": all ranks have finished", ""
+        )
+
+
+def test_ranks_that_are_no_python(lab):
+    lab.script("loop.sh", 'echo up; while [ ! -e "$1" ]; do sleep 0.1; done')
+    spec = f"name: plain\nrun: {{command: sh, args: [loop.sh, {lab.brake}]}}\nresources: {{ranks_per_node: 1}}\n"
+    run = lab.submit(lab.spec(spec))
+    lab.until("its rank", lambda: "up" in lab.rank_logs(run))
+    assert lab.launch("exec", run, "--", "sh", "-c", "echo $RANK").stdout == "0\n"
+    shown = lab.launch("stacks", run, check=4).stdout
+    assert "tells no Python stacks" in shown
+    lab.brake.touch()
+    assert lab.wait(run)["state"] == "succeeded"
