@@ -81,6 +81,8 @@ def test_over_the_users_own_ssh(pool_of):
     status = desk.wait(run)
     assert (status["state"], len(status["nodes"])) == ("succeeded", 2)
     assert "logs and metrics, " in desk.launch("fetch", run).stdout
+    noted = (desk.project / ".launch" / "runs" / run / "metrics").glob("environment.*.a0001.jsonl")
+    assert [json.loads(path.read_bytes())["host"] for path in sorted(noted)] == ["node0", "node1"]
     assert desk.launch("hosts", "pool", "--clusters", theirs).stdout.count(" ok ") == 2
 
 
