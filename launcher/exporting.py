@@ -107,7 +107,8 @@ def _candidates(run: RunDir, wish: Wish) -> Iterator[Checkpoint]:
 def _none(run: RunDir, wish: Wish, known: list[Checkpoint]) -> list[str]:
     steps = ", ".join(str(one.step) for one in known if one.kind == "step")
     if not known:
-        return [f"{run.id} has no checkpoint of the trainer's", f"hint: launch checkpoints {run.id}"]
+        hint = "hint: only those that `trainer` saves are known; what a script saves by itself is in files of its own"
+        return [f"{run.id} has no checkpoint of the trainer's", hint]
     if wish.best:
         hint = "hint: the trainer keeps the best one with `keep_best`, a loop of your own with `save(..., best=True)`"
         return [f"{run.id} has kept none apart as the best; there are steps {steps}", hint]

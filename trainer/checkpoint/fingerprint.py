@@ -17,11 +17,11 @@ from trainer.checkpoint.staging import bytes_of
 from trainer.checkpoint.team import Team
 from trainer.checkpoint.tree import dtype_of, tensor_of
 from trainer.checkpoint_files.catalog import Entry, missing, verify
-from trainer.checkpoint_files.durable import open_to_read
+from trainer.checkpoint_files.durable import open_to_read, read_exactly
 from trainer.checkpoint_files.manifest import Manifest, TensorEntry, chunk_bytes
 from trainer.errors import CheckpointDamaged
 
-Read = Callable[[int, memoryview, int], None]  # of a file by its number, into this, from there on
+Read = Callable[[int, memoryview, int], object]  # of a file by its number, into this, from there on
 _SPREAD = optimizer_of_rank(0).removesuffix("00000")
 _WORD_EVERY_S = 1.0
 
@@ -44,7 +44,7 @@ def fingerprint(entry: Entry, after_part: Callable[[], None] = lambda: None) -> 
     other values. Reads and compares every byte, and holds one tensor at a time. Raises CheckpointDamaged."""
     manifest = verify(entry, after_file=after_part)
     with _opened(entry, manifest) as files:
-        return _digest(manifest, lambda number, view, at: _read(files[number], view, at), after_part)
+        return _digest(manifest, lambda number, view, at: read_exactly(files[number], view, at), after_part)
 
 
 def fingerprint_together(entry: Entry, team: Team, still_here: Callable[[], None]) -> str:
@@ -108,7 +108,7 @@ def _ask(
 
     def read(number: int, view: memoryview, at: int) -> None:
         if number in files:
-            _read(files[number], view, at)
+            read_exactly(files[number], view, at)
         elif view:
             team.tell(_Wanted(givers[number], number, at, len(view)))
             team.receive(view, givers[number])
@@ -134,7 +134,7 @@ def _give(files: Mapping[int, int], team: Team, still_here: Callable[[], None]) 
         if wanted.giver == team.me:
             view = memoryview(bytearray(wanted.size))
             try:
-                _read(files[wanted.file], view, wanted.at)
+                read_exactly(files[wanted.file], view, wanted.at)
             except (CheckpointDamaged, OSError) as error:
                 problem = str(error)
             team.send(view)
@@ -185,15 +185,6 @@ def _opened(entry: Entry, manifest: Manifest) -> Iterator[dict[int, int]]:
                 files[number] = open_to_read(entry.path / file.name)
                 opened.callback(os.close, files[number])
         yield files
-
-
-def _read(fd: int, view: memoryview, at: int) -> None:
-    done = 0
-    while done < len(view):
-        got = os.preadv(fd, [view[done:]], at + done)
-        if got == 0:
-            raise CheckpointDamaged("a file of a checkpoint became shorter while it was read")
-        done += got
 
 
 def _values(manifest: Manifest, read: Read) -> dict[str, Any]:

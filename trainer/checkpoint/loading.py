@@ -3,13 +3,11 @@
 Nothing reaches an object before every byte that any rank needs was read and compared, and all ranks agree that it was.
 """
 
-import contextlib
 import errno
 import logging
 import math
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +30,7 @@ from trainer.checkpoint.optimizers import OptimizerNames, home_of, sharded_again
 from trainer.checkpoint.staging import bytes_of
 from trainer.checkpoint.team import Team
 from trainer.checkpoint.tree import dtype_of, from_json, is_sharded, to_json
-from trainer.checkpoint_files.durable import hash_file, open_to_read
+from trainer.checkpoint_files.durable import hash_file, opened, read_exactly
 from trainer.checkpoint_files.manifest import ITEM_BYTES, Chunk, Manifest, TensorEntry, Value
 from trainer.errors import CheckpointDamaged, TrainerError
 from trainer.world import World
@@ -112,10 +110,10 @@ class Reader:
         for number in sorted(wanted):
             file = self.manifest.files[number]
             hash_file(self.path / file.name, file.size, file.digest)
-            with _opened(self.path / file.name) as fd:
+            with opened(self.path / file.name) as fd:
                 for name, tree in self.manifest.trees.items():
                     if tree.file == number and self._wants(name):
-                        self._documents[name] = _read_exactly(fd, memoryview(bytearray(tree.size)), tree.at)
+                        self._documents[name] = read_exactly(fd, memoryview(bytearray(tree.size)), tree.at)
 
     def apply(self, team: Team | None = None) -> None:
         """Put it all into the objects. `team`: whose first rank's word counts, where each node has one of its own.
@@ -257,7 +255,7 @@ class Reader:
         for item in wanted:
             by_file.setdefault(self._chunk(item).file, []).append(item)
         for number, items in by_file.items():
-            with _opened(self.path / self.manifest.files[number].name) as fd:
+            with opened(self.path / self.manifest.files[number].name) as fd:
                 for item in sorted(items, key=lambda item: self._chunk(item).at):
                     self._fill(fd, item)
 
@@ -273,12 +271,12 @@ class Reader:
         if size == 0:
             return
         if tuple(item.lengths[1:]) == chunk.lengths[1:] and _takes_bytes(target, dtype):
-            _read_exactly(fd, bytes_of(target.reshape(-1).view(torch.uint8)), at)
+            read_exactly(fd, bytes_of(target.reshape(-1).view(torch.uint8)), at)
             return
         if self._scratch.numel() < size:
             self._scratch = torch.empty(size, dtype=torch.uint8, pin_memory=target.device.type == "cuda")
         raw = self._scratch[:size]
-        _read_exactly(fd, bytes_of(raw), at)
+        read_exactly(fd, bytes_of(raw), at)
         source = raw.view(dtype).view(rows, *chunk.lengths[1:]) if chunk.lengths else raw.view(dtype).view(())
         target.copy_(_narrow(source, (0, *item.storage_offsets[1:]), item.lengths))
 
@@ -296,25 +294,6 @@ def _narrow(tensor: Tensor, offsets: Sequence[int], lengths: Sequence[int]) -> T
 def _takes_bytes(target: Tensor, dtype: torch.dtype) -> bool:
     """Whether a file's bytes can be read straight into the tensor's memory."""
     return target.device.type == "cpu" and target.dtype == dtype and target.is_contiguous()
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    fd = open_to_read(path)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _read_exactly(fd: int, view: memoryview, at: int) -> memoryview:
-    done = 0
-    while done < len(view):
-        got = os.preadv(fd, [view[done:]], at + done)
-        if got == 0:
-            raise CheckpointDamaged("a file of a checkpoint became shorter while it was read")
-        done += got
-    return view
 
 
 def _like(entry: TensorEntry, parameter: Tensor, device: torch.device) -> Tensor:

@@ -125,7 +125,7 @@ def hash_file(path: Path, size: int, digest: str) -> None:
 
 def _read_through(path: Path, buffer: memoryview, size: int, digest: str, *, keep: bool) -> None:
     hashed, at = xxhash.xxh3_128(), 0
-    with unreadable_is_damaged(path), _opened(path) as fd:
+    with unreadable_is_damaged(path), opened(path) as fd:
         found = os.fstat(fd).st_size
         if found != size:
             raise CheckpointDamaged(f"{path}: expected {size} bytes, got {found}")
@@ -142,12 +142,24 @@ def _read_through(path: Path, buffer: memoryview, size: int, digest: str, *, kee
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
+def opened(path: Path) -> Iterator[int]:
+    """The descriptor of a regular file, to be read."""
     fd = open_to_read(path)
     try:
         yield fd
     finally:
         os.close(fd)
+
+
+def read_exactly(fd: int, view: memoryview, at: int) -> memoryview:
+    """Fill the view with what is there from this byte on. Raises CheckpointDamaged where less is."""
+    done = 0
+    while done < len(view):
+        got = os.preadv(fd, [view[done:]], at + done)
+        if got == 0:
+            raise CheckpointDamaged("a file of a checkpoint became shorter while it was read")
+        done += got
+    return view
 
 
 @contextlib.contextmanager

@@ -10,10 +10,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from trainer.checkpoint_files.durable import hash_file, open_to_read, unreadable_is_damaged
+from trainer.checkpoint_files.durable import hash_file, open_to_read, read_exactly, unreadable_is_damaged
 from trainer.checkpoint_files.float_types import FLOATS, convert
 from trainer.checkpoint_files.manifest import ITEM_BYTES, Chunk, Manifest, TensorEntry
-from trainer.errors import CheckpointDamaged, TrainerError
+from trainer.errors import TrainerError
 
 _OF_MODEL, _SHARED = "model/", "shared"
 _PIECE_BYTES = 4 << 20  # a multiple of every element's size
@@ -102,14 +102,8 @@ class Weights:
             yield bytes(buffer[:held])
 
     def _read(self, file: int, view: memoryview, at: int) -> None:
-        name = self._folder / self._manifest.files[file].name
-        done = 0
-        with unreadable_is_damaged(name):
-            while done < len(view):
-                got = os.preadv(self._files[file], [view[done:]], at + done)
-                if got == 0:
-                    raise CheckpointDamaged(f"{name}: became shorter while it was read")
-                done += got
+        with unreadable_is_damaged(self._folder / self._manifest.files[file].name):
+            read_exactly(self._files[file], view, at)
 
     def _tied(self) -> dict[str, str]:
         """As the trainer has noted them; of checkpoints of before it did, none."""
