@@ -30,7 +30,7 @@ def declare(arguments: Arguments) -> None:
         "template", metavar="TEMPLATE", nargs="?", default="minimal", help="which one (default: minimal)"
     )
     arguments.add_argument(
-        "--output", "-o", metavar="FILE", default="job.yaml", help="where to; into a folder, as job.yaml"
+        "--output", "-o", metavar="FILE", default="job.yaml", help="where to; into a folder, as job.yaml; -: print it"
     )
     arguments.add_argument(
         "--from", metavar="SCRIPT", dest="script", help="for this script, with what it says of its options by argparse"
@@ -43,6 +43,10 @@ def run(options: argparse.Namespace) -> int:
         print("\n".join(columns(list(starters().items()))))
         return Exit.OK
     file = Path(options.output)
+    if options.output == "-":
+        text = starter(options.template) if options.script is None else _for_script(options.script, file)
+        print(text.partition("\n")[2], end="")  # without the schema, which is beside a file
+        return Exit.OK
     if options.output.endswith("/") or file.is_dir():
         file /= "job.yaml"
     text = starter(options.template) if options.script is None else _for_script(options.script, file)

@@ -155,7 +155,7 @@ def check_code(spec: JobSpec, project: Project, *, own_python: bool = False) -> 
     if inside != "." and not any(folder == inside or folder.startswith(f"{inside}/") for folder in folders):
         return [Misfit("run.workdir", f"no folder {run.workdir!r} in {project.path}")]
     if run.script is not None and _in_code(spec, run.script) not in project.files:
-        return [_no_script(run.script, _in_code(spec, run.script), project)]
+        return [_no_script(_in_code(spec, run.script), inside, project)]
     if project.not_python and not own_python:
         key = "run.script" if run.script is not None else "run.module"
         return [Misfit(key, project.not_python, "the ranks' interpreter would say the same")]
@@ -165,10 +165,16 @@ def check_code(spec: JobSpec, project: Project, *, own_python: bool = False) -> 
     return []
 
 
-def _no_script(script: str, path: str, project: Project) -> Misfit:
+def _no_script(path: str, workdir: str, project: Project) -> Misfit:
     same_name = sorted(file for file in project.files if posixpath.basename(file) == posixpath.basename(path))
-    hint = f"did you mean {same_name[0]}?" if same_name else "paths are relative to that folder"
-    return Misfit("run.script", f"no file {script!r} among the frozen code of {project.path}", hint)
+    below = [near for file in same_name if not (near := posixpath.relpath(file, workdir)).startswith("../")]
+    if below:
+        hint = f"did you mean {below[0]}?"
+    elif same_name:
+        hint = f"it begins at run.workdir, and {same_name[0]} is not below that"
+    else:
+        hint = "paths are relative to that folder"
+    return Misfit("run.script", f"no file {path!r} among the frozen code of {project.path}", hint)
 
 
 def _device_problems(resources: Resources, machine: Machine) -> list[Misfit]:

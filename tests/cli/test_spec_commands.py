@@ -60,6 +60,15 @@ def test_init_writes_a_spec_that_is_valid_and_names_its_schema(desk, template):
     desk.launch("validate", "new.yaml")
 
 
+@pytest.mark.parametrize("words", [(), ("ddp",), ("--from", "train.py")])
+def test_init_prints_a_spec_and_writes_nothing(project, words):
+    before = entries(project.root)
+    text = project.launch("init", *words, "-o", "-").stdout
+    assert entries(project.root) == before
+    (project.root / "printed.yaml").write_text(text)
+    project.launch("validate", "printed.yaml")
+
+
 def test_init_writes_over_nothing(desk):
     (desk.root / "job.yaml").write_text("precious")
     done = desk.launch("init", check=2)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from launcher.ids import parse_run_id
-from launcher.plan.build import build, check, gpus_per_node, ranks_per_node
+from launcher.plan.build import build, check, check_code, gpus_per_node, ranks_per_node
 from launcher.plan.facts import Machine, Project, RunIdentity
 from launcher.plan.model import FrozenCode, Plan
 from launcher.plan.preload import TORCH, TRAINER
@@ -247,6 +247,24 @@ def test_a_module_that_nobody_finds():
     assert {
         key for key, _ in problems(spec(RunOptions(module="absent")), project=Project("/p", set(), set(), False))
     } == {"run.module"}
+
+
+@pytest.mark.parametrize(
+    ("run", "files", "said"),
+    [
+        (RunOptions(script="train.py"), {"a/train.py"}, ("'train.py'", "did you mean a/train.py?")),
+        (RunOptions(script="train.py", workdir="a"), {"a/b/train.py"}, ("'a/train.py'", "did you mean b/train.py?")),
+        (
+            RunOptions(script="train.py", workdir="a"),
+            {"a/x", "train.py"},
+            ("'a/train.py'", "it begins at run.workdir, and train.py is not below that"),
+        ),
+        (RunOptions(script="train.py"), {"x"}, ("'train.py'", "paths are relative to that folder")),
+    ],
+)
+def test_where_the_script_may_be_instead(run, files, said):
+    [misfit] = check_code(spec(run), Project("/p", files, set(), True))
+    assert (misfit.reason.split()[2], misfit.hint) == said
 
 
 def test_a_module_may_be_in_the_pythons_of_the_nodes_alone():
