@@ -31,6 +31,7 @@ USED = {
         ("launcher/plan/preload.py", "torch._dynamo"),
         ("trainer/checkpoint/names.py", "_orig_mod"),
         ("trainer/checkpoint/planning.py", "torch.distributed.checkpoint._dedup_save_plans"),
+        ("trainer/checkpoint_files/weight_files.py", "torch._utils"),  # in files that torch.load reads: it has to stay
         ("trainer/data/workers.py", "_worker_info"),
         ("trainer/data/workers.py", "torch.utils.data._utils"),
         ("trainer/strategies/compiling.py", "torch._dynamo"),
