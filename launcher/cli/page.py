@@ -56,16 +56,16 @@ def failure_lines(failure: Failure, run_dir: str) -> list[str]:
     first = f"first to fail: {who}{on_node}: {failure.cause}{where}, in {when}"
     lines = ["", paint(f"  {first}", "bold")]
     lines += [paint("  │ ", "dim") + safe(line) for line in failure.tail[-_TAIL:]]
-    lines += [f"  {safe(line)}" for line in _left_out(failure, run_dir)]
+    lines += [f"  {safe(line)}" for line in _where_it_ran(failure, run_dir)]
     return [*lines, *([f"  whole log: {safe(run_dir)}/{safe(failure.log)}"] if failure.log else [])]
 
 
-def _left_out(failure: Failure, run_dir: str) -> list[str]:
+def _where_it_ran(failure: Failure, run_dir: str) -> list[str]:
     if failure.cause is not Cause.USER_ERROR:
         return []
-    from launcher.status.left_out import left_out_hint  # late: it reads the plan, which only a failure is worth
+    from launcher.status.where_it_ran import where_it_ran  # late: it reads the plan, which only a failure is worth
 
-    return left_out_hint(failure, run_dir)
+    return where_it_ran(failure, run_dir)
 
 
 def _facts(status: RunStatus, now: float) -> list[tuple[str, str]]:

@@ -42,9 +42,10 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
     each = f"{figures.count(plan.cpus_per_rank, 'CPU')} a rank, {figures.count(plan.gpus_per_node, 'GPU')} a node"
     rows = [
         ("command", safe(_command(plan))),
-        ("in", safe(plan.workdir)),
+        ("project", f"{safe(plan.project)}: paths of the spec begin there, and its code is frozen"),
+        ("in", f"{safe(plan.run_dir)}/{safe(plan.workdir)}: the frozen code; relative outputs land there"),
         ("world", f"{world} ({each})"),
-        ("writes to", safe(plan.run_dir)),
+        ("run folder", safe(plan.run_dir)),
     ]
     if plan.setup is not None:
         rows.insert(0, ("setup", safe(plan.setup.strip().replace("\n", "; "))))

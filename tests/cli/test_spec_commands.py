@@ -285,3 +285,14 @@ def test_a_script_for_a_newer_python_is_left_to_it(project):
 def test_a_script_that_is_given_as_a_spec_is_named(project):
     done = project.launch("submit", "train.py", check=2)
     assert done.stderr.startswith("launch: train.py: a Python script is no spec\nhint: `launch run train.py`")
+
+
+def test_a_dry_run_says_what_the_project_is_and_where_ranks_run(project):
+    (project.root / "src").mkdir()
+    (project.root / "src" / "go.py").write_text("")
+    (project.root / "src" / "go.yaml").write_text("name: go\nrun: {script: go.py, workdir: src}\n")
+    shown = project.launch("submit", "src/go.yaml", "--dry-run").stdout
+    assert f"project     {project.root}: paths of the spec begin there, and its code is frozen" in shown
+    assert re.search(
+        rf"in +{project.root}/\.launch/runs/go-\w+/code/src: the frozen code; relative outputs land", shown
+    )

@@ -1,4 +1,4 @@
-"""What to do about a file that is in the project but not in the frozen code, where a rank failed for it."""
+"""Where a rank ran that failed, and what to do about a file that is in the project but not in the frozen code."""
 
 import contextlib
 from pathlib import Path
@@ -10,13 +10,14 @@ from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Failure
 
 
-def left_out_hint(failure: Failure, run_dir: str) -> list[str]:
-    """What it is and the way out; nothing where that is not why it failed, or nobody can tell."""
+def where_it_ran(failure: Failure, run_dir: str) -> list[str]:
+    """The folder, and where a file was missed the way out; nothing where nobody can tell."""
     run = RunDir(Path(run_dir))
     with contextlib.suppress(OSError, LaunchError, ValueError):  # the failure is worth showing without it
         plan = read_plan(run, failure.attempt)
         name = left_out(" ".join((failure.summary, *failure.tail[-1:])), plan, Path(plan.run_dir))
-        return _explained(run, plan.project, name) if name else []
+        ran = f"it ran in {plan.run_dir}/{plan.workdir}, a copy of {plan.project} as it was at submit"
+        return [ran, *(_explained(run, plan.project, name) if name else [])]
     return []
 
 
