@@ -96,7 +96,10 @@ def _near_miss(problem: Problem, elsewhere: Callable[[str], str]) -> str:
     near = difflib.get_close_matches(word, problem.options, n=1, cutoff=0.7)
     if near:
         return f"did you mean {near[0]}?"
-    return elsewhere(word) or f"there is {', '.join(problem.options)}"
+    known = f"there is {', '.join(problem.options)}"
+    if problem.mark == FROM_COMMAND_LINE and len(problem.key) == 1 and re.fullmatch(_PLAIN_KEY, problem.word):
+        known = f"an argument of the script is run.args.{problem.word}; {known}"
+    return elsewhere(word) or known
 
 
 def shown(text: str) -> str:

@@ -55,6 +55,7 @@ def test_a_run_from_start_to_success() -> None:
     assert len(cluster.exits) == 6
     assert cluster.state().state is State.SUCCEEDED
     assert [event.kind for event in cluster.own_events] == [*["agent_joined"] * 3, "generation_opened", "ended"]
+    assert cluster.recorded("generation_opened")[0].text == "generation 1: 6 ranks on node 0, 1, 2"
 
 
 def test_start_tells_each_node_its_place_and_where_node_0_is() -> None:
@@ -135,6 +136,7 @@ def test_ranks_may_end_before_their_node_could_say_that_they_started() -> None:
     cluster.feed(Exited(0, RankExit(1, 0, 0, 0, 7, code=0)))
     assert cluster.end is not None
     assert cluster.end.state is State.SUCCEEDED
+    assert cluster.recorded("generation_opened")[0].text == "generation 1: 1 rank on node 0"
 
 
 def test_nobody_forks_before_there_is_a_rank_0() -> None:

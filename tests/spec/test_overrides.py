@@ -3,10 +3,12 @@
 import pytest
 
 from launcher.errors import BadInput
+from launcher.spec.fields import JOB
 from launcher.spec.model import Budget, JobSpec, NodeRange, Secret, SshHost
 from launcher.spec.read import parse_spec
 
 HEAD = "name: a\nrun: {script: t.py}\n"
+THERE_IS = f"there is {', '.join(JOB.by_key)}"
 
 
 def with_set(*overrides: str, text: str = HEAD) -> JobSpec:
@@ -138,6 +140,8 @@ def test_null_takes_an_option_out() -> None:
         ("resources.node=2", ["--set resources.node: unknown option", "hint: did you mean nodes?"]),
         ("resource.nodes=2", ["--set resource.nodes: unknown option", "hint: did you mean resources?"]),
         ("nodes=2", ["--set nodes: unknown option", "hint: did you mean resources.nodes?"]),
+        ("lr=2", ["--set lr: unknown option", f"hint: an argument of the script is run.args.lr; {THERE_IS}"]),
+        ("a b=2", ["--set 'a b': unknown option", f"hint: {THERE_IS}"]),
         ("resources.nodes.min=2", ["--set resources.nodes.min: nodes has no options of its own"]),
         ("secrets.A=b", ["--set secrets.A: secrets has no options of its own"]),
         ("name", ["--set name: expected KEY=VALUE, got 'name'", "hint: for example resources.nodes=2"]),

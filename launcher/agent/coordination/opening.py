@@ -94,7 +94,8 @@ class Opener:
         ledger.generation, ledger.opened_at = generation.number, ledger.mono
         members = generation.members
         nodes = ", ".join(map(str, members)) if len(members) <= 8 else f"{len(members)} of them"
-        text = f"generation {generation.number}: {len(generation.ranks)} ranks on node {nodes}"
+        ranks = f"{len(generation.ranks)} rank{'s' if len(generation.ranks) != 1 else ''}"
+        text = f"generation {generation.number}: {ranks} on node {nodes}"
         ledger.record("generation_opened", text)
 
 
