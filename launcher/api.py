@@ -50,6 +50,7 @@ from launcher.words import LOCAL, State
 if TYPE_CHECKING:
     from launcher.clusters.inside.visit import Visit
     from launcher.exporting import Exported
+    from launcher.hostlink.running import Running
     from launcher.notify.record import Notifying
     from launcher.plan.model import Plan
     from launcher.rundir.code.listing import CodeList
@@ -234,9 +235,8 @@ class Run:
     def nodes_of_ranks(self) -> dict[int, int]:
         """The node of each rank that runs now. Raises Refused where none does."""
         status = self.status()
-        run = RunDir(self.path)
-        state = readable(run.state, RunState)
-        ranks = state.ranks if state is not None and state.attempt == status.attempt and not status.state.ended else ()
+        state = readable(RunDir(self.path).state, RunState)
+        ranks = state.ranks if state is not None and not status.state.ended else ()
         found = {rank.rank: rank.node for rank in ranks if rank.state in ("starting", "running")}
         if not found:
             said = f": {status.message}" if status.message else ""
@@ -247,12 +247,15 @@ class Run:
         """A program of ours on this node of the run, to be asked about the ranks there. Close it after use."""
         from launcher.clusters.inside.visit import Visit  # late: only who looks inside needs it
 
+        return Visit(self.reach(node))
+
+    def reach(self, node: int) -> "Running":
+        """That program, for who passes on what it says."""
         run = RunDir(self.path)
-        attempt = newest(run)
-        place = _carrier(attempt)
-        if attempt is None or not isinstance(place, Reaches):
+        place, state = _carrier(newest(run)), readable(run.state, RunState)
+        if state is None or not isinstance(place, Reaches):
             raise Refused(f"{self.id}: no program can be started beside its ranks where it runs")
-        return Visit(place.reach(run, attempt, node))
+        return place.reach(run, run.attempt(state.attempt), node)
 
     def cancel(self, *, gone: Collection[str] = ()) -> CancelReport:
         """End the run: the ranks are asked first, and after the spec's grace nothing of it is left.

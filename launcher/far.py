@@ -15,6 +15,8 @@ from typing import Any, assert_never
 
 from launcher import api
 from launcher.clusters.clusters_file import entry, merged
+from launcher.clusters.inside.visit import relay
+from launcher.clusters.inside.words import VisitDeclined
 from launcher.clusters.kinds import of_kind
 from launcher.clusters.login.messages import (
     EVENTS_BYTES,
@@ -45,15 +47,15 @@ from launcher.clusters.login.records import events_after
 from launcher.clusters.mirror import tails
 from launcher.clusters.mirror.holders import keep_file
 from launcher.clusters.mirror.logs import FOLDERS
-from launcher.errors import BadInput, LaunchError, NoSuchRun, Refused
+from launcher.errors import BadInput, Exit, LaunchError, NoSuchRun, Refused
 from launcher.hostlink.rpc.once import Runs, Token, tidy
-from launcher.hostlink.rpc.server import folder_of, serve
-from launcher.hostlink.rpc.wire import Outcome
+from launcher.hostlink.rpc.server import folder_of, serve, take_stdio
+from launcher.hostlink.rpc.wire import Outcome, encoded, greeting
 from launcher.hostlink.shipping import kept_trees
-from launcher.ids import RunId
+from launcher.ids import RunId, parse_run_id
 from launcher.rundir import registry
 from launcher.rundir.attempts import attempts, read_intent
-from launcher.rundir.durable import make_dir, readable, write_bytes
+from launcher.rundir.durable import make_dir, readable, write_all, write_bytes
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import AttemptEnd, RunState, StopRequest
 from launcher.status.checkpoints import checkpoint_folder
@@ -64,10 +66,24 @@ from trainer.checkpoint_files.partial import inventory, open_file, read_manifest
 
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 _LONGEST_NAME = 200
+_LONGEST_NUMBER = 7  # digits
 
 
 def serve_far() -> int:
     return serve(Request, lambda request, _body: answer(request), where="on the login node: ")
+
+
+def serve_inside(run: str = "", node: str = "") -> int:
+    """`launch _inside RUN NODE`: pass on what a visitor elsewhere and the host on this node of a run here say."""
+    source, sink = take_stdio()
+    try:
+        if not (node.isascii() and node.isdigit() and len(node) <= _LONGEST_NUMBER):
+            raise BadInput(f"expected the number of a node, got {node[:100]!r}")
+        with _run(parse_run_id(run)).reach(int(node)) as running:
+            relay(running, source, sink)
+    except LaunchError as error:
+        write_all(sink, greeting() + encoded(VisitDeclined(error.lines, error.exit_code)))
+    return Exit.OK
 
 
 def answer(request: Request) -> Any:

@@ -121,6 +121,10 @@ def _run(argv: list[str]) -> int:
         from launcher.far import serve_far  # late: only a login node that is asked from elsewhere needs it
 
         return serve_far()
+    if argv[0] == "_inside":
+        from launcher.far import serve_inside  # late: only a login node that is asked from elsewhere needs it
+
+        return serve_inside(*argv[1:])
     if argv[0] == "_complete":
         from launcher.cli.completion import complete  # late: only a shell asks for it
 

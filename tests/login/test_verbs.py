@@ -279,3 +279,17 @@ def test_a_checkpoint_comes_home(laptop, login_node, jobs):
     assert (here / "rank-00001.data").read_bytes() == b"\1" * 1000
     assert "here already" in laptop.launch("fetch", run, "--checkpoint", "7").stdout
     assert "has no whole checkpoint of step 8" in laptop.launch("fetch", run, "--checkpoint", "8", check=4).stderr
+
+
+@pytest.mark.parametrize("transport", ["openssh", "paramiko"])
+def test_looking_inside(laptop, jobs, transport):
+    """By the login node's own way to the rank, with its refusals and exit codes."""
+    laptop.clusters(f"hpc: {{kind: slurm, login: root@hpc, cluster: local, transport: {transport}}}\n")
+    run = jobs.up(jobs.submit())
+    done = laptop.launch("exec", run, "--rank", "1", "--", "sh", "-c", "echo $RANK; echo aside >&2; exit 7", check=7)
+    assert (done.stdout, done.stderr) == ("1\n", "aside\n")
+    found = json.loads(laptop.launch("stacks", run, "--json").stdout)
+    assert [(each["rank"], each["problem"], bool(each["stacks"])) for each in found] == [(0, "", True), (1, "", True)]
+    jobs.gate.touch()
+    laptop.launch("wait", run)
+    assert "no rank of it runs" in laptop.launch("exec", run, "--", "true", check=4).stderr

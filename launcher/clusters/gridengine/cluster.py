@@ -1,5 +1,6 @@
 """A Grid Engine cluster, from any machine that has its programs."""
 
+import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -7,13 +8,15 @@ from launcher.clusters.batch.cluster import BatchCluster
 from launcher.clusters.gridengine.queries import hosts_of
 from launcher.clusters.gridengine.queue import GridEngineQueue, rule_of
 from launcher.clusters.gridengine.script import check_rule
-from launcher.errors import BadInput
+from launcher.errors import BadInput, Refused
 from launcher.plan.facts import Machine
+from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.spec.model import JobSpec
 
 if TYPE_CHECKING:
     from launcher.doctor.findings import Finding
     from launcher.doctor.wish import DoctorWish
+    from launcher.hostlink.running import Running
 
 
 class GridEngineCluster(BatchCluster):
@@ -35,6 +38,16 @@ class GridEngineCluster(BatchCluster):
         gpus = tuple(map(str, range(max(free, wanted))))
         cpus = min(host.cpus for host in hosts)
         return Machine(cpus, gpus, apart=True, limit_per_job=True, interface=own.interface)
+
+    def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
+        """Raises Refused on any other machine: Grid Engine starts nothing beside a job but from inside of it."""
+        from launcher.clusters.inside.visit import host_here, machine_of  # late: only who looks inside needs it
+
+        name = machine_of(run, node)
+        if name.partition(".")[0] != os.uname().nodename.partition(".")[0]:
+            why = f"node {node} of {run.id} is {name}, and Grid Engine starts nothing beside a job's ranks from here"
+            raise Refused(why, f"hint: the same command on {name} itself works, where its users may log in")
+        return host_here(run, attempt, node, os.environ)
 
     def check_up(self, wish: "DoctorWish", tell: Callable[[str], None]) -> "Iterator[Finding]":
         from launcher.clusters.gridengine.doctor import check_up  # late: nobody else pays for it

@@ -1,14 +1,16 @@
 """The visitor's end: asking the host on a rank's node, and hearing what it says."""
 
+import os
+import select
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from launcher.agent.environment import cleaned
 from launcher.clusters.inside.words import (
     LONGEST_LINE,
+    PIECE_BYTES,
     AskStacks,
     CommandEnded,
     FromHost,
@@ -17,16 +19,19 @@ from launcher.clusters.inside.words import (
     RankStacks,
     VisitDeclined,
 )
-from launcher.errors import LaunchError
+from launcher.errors import LaunchError, Refused
 from launcher.hostlink.failures import Broken, Silent
 from launcher.hostlink.program import ProgramChannel
 from launcher.hostlink.rpc.client import GREETING_S, far_error
 from launcher.hostlink.rpc.wire import WIRE, Garbled, OtherVersion, decoded, encoded, read_greeting
 from launcher.hostlink.running import ClosedAtTheEnd, Running
+from launcher.rundir.durable import readable, write_all
 from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.records import RunState
 from launcher.words import VERSION
 
 _STACKS_S = 120.0
+_RELAY_S = 60.0
 _MOST_NOISE = 1000  # lines that a login shell may print before the greeting
 _words: msgspec.json.Decoder[FromHost] = msgspec.json.Decoder(FromHost)
 
@@ -37,11 +42,36 @@ def host_words(python: str, run_dir: str, attempt: AttemptDir, node: int) -> lis
 
 
 def host_here(
-    run: RunDir, attempt: AttemptDir, node: int, environ: Mapping[str, str], before: Sequence[str] = ()
+    run: RunDir, attempt: AttemptDir, node: int, environment: Mapping[str, str], before: Sequence[str] = ()
 ) -> Running:
     """One that this machine starts. `before`: the words that carry it to the node, where that is another one."""
     argv = [*before, *host_words(sys.executable, str(run.path), attempt, node)]
-    return Running(f"node {node}", ProgramChannel(argv, cleaned(environ)))
+    return Running(f"node {node}", ProgramChannel(argv, environment))
+
+
+def machine_of(run: RunDir, node: int) -> str:
+    """What the cluster calls the machine that this node is, as the run's coordinator said last. Raises Refused."""
+    state = readable(run.state, RunState)
+    found = next((each.host for each in (state.nodes if state is not None else ()) if each.node == node), "")
+    if not found:
+        raise Refused(f"node {node} of {run.path.name}: nobody has said which machine it is")
+    return found
+
+
+def relay(running: Running, source: int, sink: int) -> None:
+    """Pass on what comes from either side, until the host has said all or nobody asks any more."""
+    while True:
+        ready = select.select([source, running.ready_fd], [], [])[0]
+        if source in ready:
+            data = os.read(source, PIECE_BYTES * 2)
+            if not data or not running.feed(data, _RELAY_S):
+                return
+        try:
+            while said := running.read(PIECE_BYTES * 2, 0.0):
+                write_all(sink, said)
+        except (Silent, BrokenPipeError):
+            continue
+        return
 
 
 class Visit(ClosedAtTheEnd):

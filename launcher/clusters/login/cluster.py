@@ -1,5 +1,6 @@
 """A cluster whose programs are on another machine: `launch` there carries the runs out, and is asked about them."""
 
+import atexit
 import shlex
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -35,7 +36,8 @@ from launcher.doctor.findings import Finding
 from launcher.doctor.wish import DoctorWish
 from launcher.errors import LaunchError, Refused, Unreachable
 from launcher.hostlink.parallel import failures, for_all
-from launcher.hostlink.rpc.client import FarLaunch
+from launcher.hostlink.rpc.client import FarLaunch, started
+from launcher.hostlink.running import Running
 from launcher.hostlink.shipping.tree import digest_of, refuse_links_out
 from launcher.plan.facts import Machine
 from launcher.plan.model import Plan
@@ -191,6 +193,16 @@ class LoginCluster:
         if attempt is not None and (handle := read_record(attempt.handle, Handle)) and (there := handle.run_there()):
             request = ForgiveNodes(there, tuple(hosts))
             ask(address_of(run, attempt), request, list[Blame], timeout_s=_ANSWER_S)
+
+    def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> Running:
+        """By the login node's own way to that node: `launch _inside` there passes on what both say."""
+        handle = read_record(attempt.handle, Handle)
+        if handle is None or (there := handle.run_there()) is None:
+            raise Refused(f"{run.path.name} is being handed to its login node", f"hint: launch status {run.path.name}")
+        way, running = started(address_of(run, attempt), f"_inside {there} {node:d}")
+        if way is not None:
+            atexit.register(way.close)
+        return running
 
     # -- what they have written
 

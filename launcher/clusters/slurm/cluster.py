@@ -1,5 +1,6 @@
 """A Slurm cluster, from any machine that has sbatch."""
 
+import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -7,14 +8,19 @@ from launcher.clusters.batch.cluster import BatchCluster
 from launcher.clusters.slurm.container import container_problems
 from launcher.clusters.slurm.queries.nodes import Node, gpu_count, partition_nodes, read_partition_nodes
 from launcher.clusters.slurm.queue import SlurmQueue
-from launcher.clusters.slurm.reach import ask
-from launcher.errors import BadInput
+from launcher.clusters.slurm.reach import ask, clean_environment
+from launcher.errors import BadInput, Refused
 from launcher.plan.facts import Machine
+from launcher.rundir.attempts import read_plan
+from launcher.rundir.durable import read_record
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.records import Handle
 from launcher.spec.model import JobSpec
 
 if TYPE_CHECKING:
     from launcher.doctor.findings import Finding
     from launcher.doctor.wish import DoctorWish
+    from launcher.hostlink.running import Running
 
 
 class SlurmCluster(BatchCluster):
@@ -54,6 +60,16 @@ class SlurmCluster(BatchCluster):
             interface=spec.slurm.interface,
             limit_per_job=True,
         )
+
+    def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
+        from launcher.clusters.inside.visit import host_here, machine_of  # late: only who looks inside needs it
+        from launcher.clusters.slurm.steps import visit_words  # late: see above
+
+        handle = read_record(attempt.handle, Handle)
+        if handle is None or handle.job_id is None:
+            raise Refused(f"{run.id}: its job is not known", f"hint: launch status {run.id}")
+        words = visit_words(read_plan(run, attempt.number), handle.job_id, machine_of(run, node))
+        return host_here(run, attempt, node, clean_environment(os.environ), words)
 
     def check_up(self, wish: "DoctorWish", tell: Callable[[str], None]) -> "Iterator[Finding]":
         from launcher.clusters.slurm.doctor import check_up  # late: nobody else pays for it

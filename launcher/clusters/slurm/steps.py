@@ -13,6 +13,7 @@ from launcher.clusters.slurm.script import gres_of
 from launcher.plan.model import Plan
 from launcher.rundir.layout import AttemptDir
 
+_NO_INPUT = "--input=none"
 # A warning would end a keeper, or an agent, while its Python starts: it hears none until it can.
 _UNWARNED = ("/bin/sh", "-c", "trap '' USR1 USR2; exec \"$@\"", "sh")
 
@@ -28,6 +29,14 @@ def processes(plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
     words = (*_srun([node.host for node in plan.nodes], plan), *options, *_UNWARNED, *prefix, *argv)
     step = AgentProcess(words, {**os.environ, TAG: plan.run_dir}, attempt.others_log)
     return [_inside(agent_process(plan, attempt, 0), container, plan, attempt), step]
+
+
+def visit_words(plan: Plan, job: str, host: str) -> list[str]:
+    """What carries a program to one of the job's hosts, beside the ranks there and in a container like theirs."""
+    container = container_of(plan.spec.slurm.container, mounts(plan), plan.gpus_per_node > 0)
+    options, prefix = (container.srun_options, container.prefix) if container is not None else ((), ())
+    step = [word for word in _srun([host], plan) if word != _NO_INPUT]
+    return [*step, f"--jobid={job}", "--chdir=/", *options, *prefix]
 
 
 def mounts(plan: Plan) -> list[str]:
@@ -62,6 +71,6 @@ def _srun(hosts: Sequence[str], plan: Plan) -> tuple[str, ...]:
         "--kill-on-bad-exit=0",
         "--wait=0",
         "--mpi=none",
-        "--input=none",
+        _NO_INPUT,
         "--quiet",
     )

@@ -22,6 +22,7 @@ from launcher.spec.model import JobSpec, Ssh
 if TYPE_CHECKING:
     from launcher.doctor.findings import Finding
     from launcher.doctor.wish import DoctorWish
+    from launcher.hostlink.running import Running
 
 
 class SshCluster:
@@ -75,6 +76,11 @@ class SshCluster:
 
     def forgive(self, run: RunDir, hosts: Collection[str]) -> None:
         cancel.pardon(run, hosts)
+
+    def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
+        from launcher.clusters.ssh.inside import reach  # late: only who looks inside needs it
+
+        return reach(run, attempt, node)
 
     def bring_logs(self, run: RunDir) -> None:
         from launcher.clusters.ssh.results import fetch  # late: `launch status` needs none of it

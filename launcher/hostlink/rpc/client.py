@@ -180,7 +180,7 @@ class FarLaunch(RpcClient):
     def __init__(self, login: FarProgram, *, without: Collection[str] = (), compress: bool = False) -> None:
         """`without`: variables that must not reach ssh."""
         self.login = login
-        self._way, running = _started(login, "_far", without, compress=compress)
+        self._way, running = started(login, "_far", without, compress=compress)
         super().__init__(running)
 
     def close(self) -> None:
@@ -221,7 +221,7 @@ class FarLaunch(RpcClient):
         )
 
 
-def _started(
+def started(
     login: FarProgram, word: str, without: Collection[str] = (), *, compress: bool = False
 ) -> tuple[Line | None, Running]:
     """The program there with this word, and what has to be closed after it: ssh makes a connection for it alone."""
@@ -251,7 +251,7 @@ def said_by(who: str, error: LaunchError) -> LaunchError:
 def far_version(login: FarProgram) -> str:
     """What `launch --version` says there; for a message."""
     with contextlib.suppress(LaunchError):
-        way, running = _started(login, "--version")
+        way, running = started(login, "--version")
         with running, way or contextlib.nullcontext():
             done = running.finish(CONNECT_S)
         words = done.out.decode(errors="replace").split()

@@ -1,0 +1,24 @@
+"""The host of a visit on a host of the pool: our own version of it, beside the run's own."""
+
+from launcher.clusters.inside.visit import host_words, machine_of
+from launcher.clusters.ssh.facts import survey
+from launcher.clusters.ssh.host_client import settled_in
+from launcher.clusters.ssh.host_clients import lines_to
+from launcher.clusters.ssh.run_hosts import places_ever
+from launcher.errors import LaunchError, Refused
+from launcher.hostlink.running import Running
+from launcher.rundir.layout import AttemptDir, RunDir
+
+
+def reach(run: RunDir, attempt: AttemptDir, node: int) -> Running:
+    """The name of the machine chooses among the hosts that the run was handed to, and no other. Raises Unreachable."""
+    name = machine_of(run, node)
+    place = places_ever(run).get(name)
+    if place is None:
+        raise Refused(f"node {node} of {run.id} is {name[:100]}, to which it was not handed over from here")
+    line = lines_to([place], anew=True)[name]
+    if isinstance(line, LaunchError):
+        raise line
+    found = survey(line, place.host)
+    python = settled_in(line, found)
+    return line.start(host_words(python, f"{found.facts.workdir}/runs/{run.id}", attempt, node))
