@@ -11,12 +11,12 @@ from trainer.checkpoint_files.layout import data_name, folder_name, new_nonce
 from trainer.checkpoint_files.manifest import Chunk, FileEntry, Manifest, TensorEntry
 
 
-def save(folder, step, world_size=2, size=1000, attempt=1, **info):
+def save(folder, step, world_size=2, size=1000, attempt=1, finite=True, **info):
     """Commit one whose ranks have each this many bytes; gives its folder."""
-    return save_part(folder, step, range(world_size), world_size, size, attempt, apart=False, **info)
+    return save_part(folder, step, range(world_size), world_size, size, attempt, apart=False, finite=finite, **info)
 
 
-def save_part(folder, step, here, world_size=2, size=1000, attempt=1, apart=True, **info):
+def save_part(folder, step, here, world_size=2, size=1000, attempt=1, apart=True, finite=True, **info):
     """Of one on disks apart, what the disk has on which these ranks write."""
     make_folder(folder)
     mine = claim(folder, attempt)
@@ -30,8 +30,8 @@ def save_part(folder, step, here, world_size=2, size=1000, attempt=1, apart=True
         (draft / name).unlink()
     sync_folder(draft)
     manifest = Manifest(
-        step, world_size, new_nonce(), tuple(files), {}, {}, apart=apart, attempt=attempt, saved_unix_s=time.time(),
-        info=info,
+        step, world_size, new_nonce(), tuple(files), {}, {}, apart=apart, finite=finite, attempt=attempt,
+        saved_unix_s=time.time(), info=info,
     )  # fmt: skip
     commit.prepare(draft, manifest, mine, away=away)
     return commit.place(draft, manifest, mine)

@@ -5,6 +5,7 @@ TrainerError
 ├── Fenced             a newer start of this run writes the checkpoints now; this one must not (exit code 22)
 ├── CheckpointDamaged  bytes on disk that are not what was written
 │   └── CheckpointPartial  some of its files are on other disks
+├── NotFinite          loss or gradients were infinite or NaN in too many steps in a row
 └── SaveFailed         saves failed so often in a row that going on would be pointless
 """
 
@@ -26,6 +27,10 @@ class CheckpointDamaged(TrainerError):
 
 class CheckpointPartial(CheckpointDamaged):
     """Of a checkpoint on disks apart not all is here; what is here is sound."""
+
+
+class NotFinite(TrainerError):
+    """Step after step has to be left out: nothing is learned any more."""
 
 
 class SaveFailed(TrainerError):

@@ -92,6 +92,10 @@ def _value(value: Value) -> str:
 
 
 def _state(checkpoint: Checkpoint) -> str:
+    return _of_bytes(checkpoint) + (", weights not finite" if checkpoint.finite is False else "")
+
+
+def _of_bytes(checkpoint: Checkpoint) -> str:
     reason = safe(checkpoint.reason)
     match checkpoint.state:
         case Condition.OK:

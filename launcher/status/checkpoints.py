@@ -43,6 +43,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     size_bytes: int | None = None
     world_size: int | None = None
     attempt: int | None = None
+    finite: bool | None = None  # whether each weight is a number
     info: dict[str, Value] = {}
 
 
@@ -135,6 +136,7 @@ def _look(entry: Entry, *, verify: bool) -> Checkpoint | None:
         size_bytes=found.size_bytes,
         world_size=found.world_size,
         attempt=found.attempt,
+        finite=found.finite,
         info=found.info,
     )
 

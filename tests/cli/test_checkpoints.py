@@ -44,6 +44,14 @@ def test_which_is_the_best_and_by_what_value(desk, folder):
     assert "  accuracy 0.5  " in lines[2]
 
 
+def test_one_whose_weights_are_not_finite_is_shown_as_such(desk, folder):
+    save(folder, 1)
+    save(folder, 2, finite=False)
+    _, spoilt, good = desk.launch("checkpoints", "last").stdout.splitlines()
+    assert spoilt.endswith("  ok (sizes match), weights not finite")
+    assert good.endswith("  ok (sizes match)")
+
+
 def test_verify_reads_every_byte_and_says_so(desk, folder):
     save(folder, 1)
     assert desk.launch("checkpoints", "last", "--verify").stdout.splitlines()[1].endswith("  verified")
@@ -84,7 +92,7 @@ def test_as_json(desk, folder):
     del row["saved_at"]
     assert row == {
         "step": 40, "kind": "step", "state": "verified", "reason": "", "path": str(path), "size_bytes": 2000,
-        "world_size": 2, "attempt": 1, "info": {"epoch": 2},
+        "world_size": 2, "attempt": 1, "finite": True, "info": {"epoch": 2},
     }  # fmt: skip
 
 

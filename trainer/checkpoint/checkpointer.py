@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -109,7 +109,7 @@ class Checkpointer:
         if self._memory is not None:
             self._memory.forget_after(step)
         if self.loaded is not None and not self.loaded.from_memory:
-            self._saver.believe(step)
+            self._saver.believe(step, finite=self.loaded.finite)
             self._saved_step = step
             self._wire.report(checkpoint=step)
         self._saved_at = self._remembered_at = self._now()
@@ -261,7 +261,14 @@ class Checkpointer:
             problems = [problem for problem, _ in told if problem]
             if not problems:
                 reader.apply()
-                return Loaded(entry.step, entry.path, manifest.world_size, from_memory=False, info=manifest.info)
+                return Loaded(
+                    entry.step,
+                    entry.path,
+                    manifest.world_size,
+                    from_memory=False,
+                    info=manifest.info,
+                    finite=manifest.finite,
+                )
             passed_over.add(entry.step)
             damaged = any(damaged for place, (_, damaged) in enumerate(told) if self._team.near(place))
             if self._team.is_first or (self._team.leads and damaged):
@@ -274,17 +281,29 @@ class Checkpointer:
         return self._team.tell(max(catalog.steps(self.folder), default=0) if self._team.is_first else 0)
 
     def _newest(self, passed_over: set[int]) -> tuple[Entry, Manifest] | None:
-        """The newest that is whole on all disks."""
+        """The newest that is whole on all disks, and finite, if there is any such."""
         if not self._team.apart:
-            _, manifest = self._team.tell(next(self._whole(passed_over), (None, None)))
+            manifest = self._team.tell(self._newest_finite(self._whole(passed_over)))
         else:
             mine = dict(self._whole(passed_over))
-            newest = max(self._whole_everywhere(mine), default=None)
-            manifest = self._team.tell(mine.get(newest) if newest else None)
+            everywhere = sorted(self._whole_everywhere(mine), reverse=True)
+            manifest = self._team.tell(self._newest_finite((key, mine[key]) for key in everywhere if key in mine))
             for step in catalog.steps(self.folder) if self._team.leads else []:
                 if step > (manifest.step if manifest else -1) and step not in passed_over:
                     log.warning("passing over the checkpoint of step %d: not all of it is on every node", step)
         return None if manifest is None else (self._entry(manifest.step), manifest)
+
+    def _newest_finite(self, newest_first: Iterable[tuple[object, Manifest]]) -> Manifest | None:
+        """The first that is finite, after which newer ones are set aside: training goes through their steps again. Of
+        none that is, the first."""
+        spoilt: list[Manifest] = []
+        for _, manifest in newest_first:
+            if manifest.finite:
+                for one in spoilt:
+                    self._reject(self._entry(one.step), "its weights are not finite", damaged=True)
+                return manifest
+            spoilt.append(manifest)
+        return spoilt[0] if spoilt else None
 
     def _whole(self, passed_over: set[int]) -> Iterator[tuple[tuple[int, str], Manifest]]:
         """What is whole on this disk by step and save, newest first; nothing where another rank acts for the disk."""

@@ -67,6 +67,7 @@ class Contents:
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     documents: dict[str, bytes] = field(default_factory=dict)
+    weights: frozenset[str] = frozenset()  # the names of those tensors that are trained
 
 
 def gather(subjects: Subjects, world: World, *, speaks: bool | None = None) -> Contents:
@@ -77,7 +78,7 @@ def gather(subjects: Subjects, world: World, *, speaks: bool | None = None) -> C
     speaks = world.is_first if speaks is None else speaks
     names = ModelNames(subjects.models)
     optimizers = {key: OptimizerNames(key, value, names) for key, value in subjects.optimizers.items()}
-    contents = Contents(names.parameters())
+    contents = Contents(names.parameters(), weights=names.trained())
     buffers = names.buffers()
     if speaks:
         contents.tensors |= buffers

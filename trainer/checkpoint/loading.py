@@ -49,6 +49,7 @@ class Loaded:
     world_size: int  # of those who saved it
     from_memory: bool
     info: Mapping[str, Value]
+    finite: bool = True  # its weights
 
 
 @dataclass(slots=True)

@@ -49,7 +49,7 @@ class MemoryTier:
             manifest = catalog.read_manifest(self.entry(step))
         except (CheckpointDamaged, OSError):
             return None
-        same = manifest.world_size == world.size and manifest.ranks == self.node.ranks
+        same = manifest.world_size == world.size and manifest.ranks == self.node.ranks and manifest.finite
         return manifest if same else None
 
     def entry(self, step: int) -> Entry:

@@ -57,6 +57,15 @@ class ModelNames:
             if self.of_parameter[id(parameter)] != _prefix(key) + clean(name)
         }
 
+    def trained(self) -> frozenset[str]:
+        """Those of the parameters that training changes."""
+        return frozenset(
+            self.of_parameter[id(parameter)]
+            for model in self.models.values()
+            for parameter in model.parameters()
+            if parameter.requires_grad
+        )
+
     def buffers(self) -> dict[str, Tensor]:
         """Those that belong to the state."""
         return {

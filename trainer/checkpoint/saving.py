@@ -18,7 +18,7 @@ import msgspec
 
 from trainer.checkpoint.contents import Contents
 from trainer.checkpoint.planning import WritePlan, make_plan, signature
-from trainer.checkpoint.staging import Staging
+from trainer.checkpoint.staging import Staging, is_finite
 from trainer.checkpoint.team import Team
 from trainer.checkpoint_files import catalog, commit, fence
 from trainer.checkpoint_files.catalog import Entry
@@ -54,6 +54,7 @@ class Order:
     documents: Mapping[str, bytes]
     info: Mapping[str, Value]
     best: bool
+    weights: frozenset[str]  # those parts that have to be finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class Outcome:
     path: Path | None = None
     problem: str = ""
     fenced: bool = False
+    finite: bool = True  # whether each weight is a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class _File:
 
     entry: FileEntry | None
     documents: tuple[tuple[str, int, int], ...] = ()  # name, place, size
+    finite: bool = True  # whether its weights are
     problem: str = ""
 
 
@@ -109,11 +112,12 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._pieces = 0  # written of the save under way
         self._good: set[int] = set()
+        self._spoilt: set[int] = set()  # saved by this start, with weights that are not finite
         self._contents: dict[int, tuple[str, frozenset[str]]] = {}  # of checkpoints in this folder: nonce, names
 
-    def believe(self, step: int) -> None:
+    def believe(self, step: int, *, finite: bool) -> None:
         """A checkpoint of this shelf was verified: it counts among those that are kept."""
-        self._good.add(step)
+        (self._good if finite else self._spoilt).add(step)
 
     def plan(self, contents: Contents) -> WritePlan:
         """The plan for this state: the last one while the state has the same shape on all ranks."""
@@ -133,7 +137,7 @@ class Saver:
         self._pieces = 0
         plan = self.plan(contents)
         self._staging.fill(plan, contents.tensors)
-        order = Order(step, plan, dict(contents.documents), dict(info), best)
+        order = Order(step, plan, dict(contents.documents), dict(info), best, contents.weights)
         if not self._asynchronous:
             self._carry_out(order)
             return
@@ -167,8 +171,11 @@ class Saver:
             outcome = _failed(order.step, error)
         if outcome.path is not None:
             self.failures = 0
-            self._good.add(order.step)
-            self._on_commit(order.step)
+            self.believe(order.step, finite=outcome.finite)
+            if outcome.finite:
+                self._on_commit(order.step)
+            elif self._team.is_first:
+                log.warning("the weights of step %d are not finite: nobody will go on from there", order.step)
         else:
             self.failures += 1
             if self._team.is_first:
@@ -192,7 +199,7 @@ class Saver:
         if outcome.problem:
             self._take_back(draft, manifest)
             return outcome
-        return Outcome(order.step, self._shelf.folder / folder_name(order.step))
+        return Outcome(order.step, self._shelf.folder / folder_name(order.step), finite=manifest.finite)
 
     def _agreed(self, outcome: Outcome) -> Outcome:
         """What went wrong on one of those that act for a disk, or this."""
@@ -220,12 +227,14 @@ class Saver:
         try:
             if self._team.apart:
                 commit.enter(draft)
-            parts: tuple[bytes | memoryview, ...] = (self._staging.filled(order.plan.size), *order.documents.values())
+            staged = self._staging.filled(order.plan.size)
+            finite = all(is_finite(staged, part) for part in order.plan.parts if part.name in order.weights)
+            parts: tuple[bytes | memoryview, ...] = (staged, *order.documents.values())
             written = write_new(draft / name, parts, self._count_piece)
             sync_folder(draft)  # on a shared file system each client has names of its own to make durable
         except Exception as error:  # noqa: BLE001 - see above
             return _File(None, problem=f"rank {self._world.rank}: {_said(error)}")
-        return _File(FileEntry(name, written.size, written.digest), tuple(documents))
+        return _File(FileEntry(name, written.size, written.digest), tuple(documents), finite)
 
     def _manifest(self, begun: _Begun, files: list[_File], order: Order) -> Manifest:
         return Manifest(
@@ -241,6 +250,7 @@ class Saver:
             },
             ranks=None if self._whole else self._team.ranks,
             apart=self._team.apart,
+            finite=all(file.finite for file in files),
             attempt=begun.attempt,
             saved_unix_s=begun.saved_unix_s,
             info=msgspec.json.decode(begun.info),
@@ -290,7 +300,7 @@ class Saver:
                 # What is good is on all disks, so that all let the same ones go.
                 steps = catalog.steps(self._shelf.folder)
                 self._good &= set(steps)
-                old = expired(steps, self._good | {order.step}, self._shelf.keep, stays)
+                old = expired(steps, self._good, self._shelf.keep, stays, self._spoilt)
                 commit.remove(self._shelf.folder / folder_name(step) for step in old)
         except (Fenced, OSError, CheckpointDamaged, RuntimeError) as error:
             # Fenced, or another rank is gone: the next commit says so to all.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.planning import WritePlan, local_part
+from trainer.checkpoint.planning import Part, WritePlan, local_part
 from trainer.checkpoint_files.direct import PAGE_BYTES
 
 
@@ -63,3 +63,13 @@ def bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a flat tensor of bytes."""
     view: memoryview = tensor.numpy().data
     return view
+
+
+def is_finite(staged: memoryview, part: Part) -> bool:
+    """Whether all numbers of a part are, where it lies among the bytes that were copied."""
+    if not (part.dtype.is_floating_point or part.dtype.is_complex) or part.dtype.itemsize == 1 or not part.size:
+        return True  # whole numbers are; of types of one byte some have no such words
+    numbers = torch.frombuffer(staged, dtype=torch.uint8, count=part.size, offset=part.at).view(part.dtype)
+    numbers = torch.view_as_real(numbers) if part.dtype.is_complex else numbers
+    # One pass without a copy. Both are NaN where any number is.
+    return all(bool(end.isfinite()) for end in torch.aminmax(numbers))

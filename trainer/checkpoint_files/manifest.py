@@ -73,6 +73,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trees: dict[str, TreeEntry]
     ranks: tuple[Size, ...] | None = None  # whose state this is; None: everybody's, and nothing of it is missing
     apart: bool = False  # written on several disks: each has some of the files, and may get copies of the others
+    finite: bool = True  # whether each weight is a number: where one is not, it is no checkpoint to go on from
     attempt: int = 0
     saved_unix_s: float = 0.0  # for people; order is by step
     info: dict[str, Value] = {}

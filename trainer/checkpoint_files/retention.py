@@ -23,19 +23,24 @@ Stock = Mapping[Save, Parts]  # of one disk
 
 
 def expired(
-    steps: Collection[int], good: Collection[int], keep: int, spared: Collection[int] = frozenset()
+    steps: Collection[int],
+    good: Collection[int],
+    keep: int,
+    spared: Collection[int] = frozenset(),
+    spoilt: Collection[int] = frozenset(),
 ) -> list[int]:
     """All that are older than the `keep` newest good ones; nothing while there are fewer good ones than that.
 
     Good is what was verified when it was loaded, or hashed as it was written: one that nobody has looked at since an
-    earlier start does not count, and goes when enough good ones are newer than it. What is spared stays.
+    earlier start does not count, and goes when enough good ones are newer than it. What is spared stays. Spoilt are
+    those whose weights are not finite: they push no other one out, and of them alone the `keep` newest stay.
     """
     if keep < 1:
         raise ValueError(f"expected to keep at least 1 checkpoint, got {keep}")
-    newest = sorted(set(good) & set(steps))[-keep:]
-    if len(newest) < keep:
-        return []
-    return sorted(step for step in steps if step < newest[0] and step not in spared)
+    newest = sorted(set(good) & set(steps) - set(spoilt))[-keep:]
+    old = {step for step in steps if step < newest[0]} if len(newest) == keep else set[int]()
+    old |= set(sorted(set(spoilt) & set(steps))[:-keep])
+    return sorted(old.difference(spared))
 
 
 def spared(disks: Sequence[Stock]) -> set[int]:

@@ -58,10 +58,11 @@ class Console(Callback):
 
 
 def logged(line: Line, total_steps: int | None) -> str:
-    """`step 10/140  loss 2.381  lr 0.0099  1234 samples/s`"""
+    """`step 10/140  loss 2.381  lr 0.0099  1234 samples/s`, and how many steps were left out, if any."""
     rate = line["samples_per_s"]
     shown = f"{rate:.3g}" if rate < 100 else f"{rate:.0f}"
-    return f"{_at(line['step'], total_steps)}  loss {line['loss']:.4g}  lr {line['lr']:.3g}  {shown} samples/s"
+    skipped = f"  skipped {line['skipped']}" if "skipped" in line else ""
+    return f"{_at(line['step'], total_steps)}  loss {line['loss']:.4g}  lr {line['lr']:.3g}  {shown} samples/s{skipped}"
 
 
 def bar(step: int, total_steps: int | None) -> str:

@@ -169,7 +169,7 @@ class Evaluation:
 
     def _in_step(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """With fillers at the end where ranks meet in every forward pass, until all have had theirs."""
-        if not self._strategy.meets_in_forward:
+        if not self._strategy.is_sharded:
             yield from batches
             return
         filler: Batch | None = None

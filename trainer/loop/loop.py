@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trainer.checkpoint import Checkpointer
 from trainer.data import Batch, TrainData
-from trainer.errors import EXIT_RESUME_ME, TrainerError
+from trainer.errors import EXIT_RESUME_ME, NotFinite, TrainerError
 from trainer.loop.callbacks import Callbacks
 from trainer.loop.evaluation import Evaluation, LossFunction
 from trainer.loop.losses import StepLosses
@@ -19,6 +19,7 @@ from trainer.loop.schedule import Schedule
 from trainer.stopping import Votes
 from trainer.strategies import Strategy, number_of
 
+_HALVINGS = 16  # from the scale that fp16 begins with to 1
 Info = dict[str, str | int | float | bool | None]
 
 
@@ -190,12 +191,32 @@ class Loop:
             "samples_per_s": self.samples / passed if passed else 0.0,
             "seconds": {phase: spent / self.steps for phase, spent in seconds.items()},
             "elapsed_s": self.progress.seconds,
+            **self._skipped(),
         }
         self.steps = self.samples = 0
         self.info.update(noted({"loss": means["loss"]}))
         self.callbacks.on_log(self.training, line)
+        self._refuse_to_go_on()
+
+    def _skipped(self) -> dict[str, int]:
+        total, _ = self.strategy.skips.read()
+        return {"skipped": total} if total else {}
+
+    def _refuse_to_go_on(self) -> None:
+        """Where one step after the other was left out. Raises NotFinite."""
+        settings, last = self.training.settings, self.progress.step
+        _, in_a_row = self.strategy.skips.read()
+        # fp16 begins with a scale that is meant to be too large, and halves it until it is not.
+        if in_a_row >= settings.skip_limit + (_HALVINGS if settings.precision == "fp16" else 0):
+            first = last - in_a_row + 1
+            raise NotFinite(
+                f"steps {first} to {last}: the loss or a gradient was NaN or infinite, and nothing was learned\n"
+                f"hint: a smaller learning rate, clip_norm, or a look at the data of step {first}; "
+                f"up to skip_limit={settings.skip_limit} such steps are left out"
+            )
 
     def _finish(self) -> None:
+        self._refuse_to_go_on()
         self._validate()
         if self.progress.ending:
             self.training.say(self.progress.ending)

@@ -4,7 +4,7 @@ from trainer.loop.callbacks import Callback, Line, Values
 from trainer.loop.progress import Training
 from trainer.wire import Wire
 
-_SAID = ("loss", "lr", "samples_per_s")
+_SAID = ("loss", "lr", "samples_per_s", "skipped")
 
 
 class Reports(Callback):
@@ -14,7 +14,7 @@ class Reports(Callback):
         self._wire = wire
 
     def on_log(self, training: Training, line: Line) -> None:
-        words = {name: line[name] for name in _SAID}
+        words = {name: line[name] for name in _SAID if name in line}
         self._wire.report_step(training.step, training.total_steps, **words)
 
     def on_validation(self, _training: Training, values: Values) -> None:

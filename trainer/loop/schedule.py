@@ -1,5 +1,6 @@
 """The user's learning-rate scheduler, stepped once per optimizer step."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,10 +18,19 @@ class Schedule:
         self._make, self._optimizer, self._total_steps = make, optimizer, total_steps
         self._before = [{key: _value(value) for key, value in group.items()} for group in optimizer.param_groups]
         self._scheduler = make(optimizer, total_steps) if make is not None else None
+        self._stepped = False
 
     def step(self) -> None:
-        if self._scheduler is not None:
+        """After each step, one that was left out too: a schedule goes by the number of the step."""
+        if self._scheduler is None:
+            return
+        if self._stepped:
             self._scheduler.step()
+            return
+        with warnings.catch_warnings():  # that the optimizer has not been stepped: it was left out
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+            self._scheduler.step()
+        self._stepped = True
 
     def start_from(self, rate: float) -> None:
         """The first group starts from `rate`, the others in their ratio to it."""

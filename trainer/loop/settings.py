@@ -118,6 +118,9 @@ class Settings:
     precision: str = _setting("fp32", _one_of(*PRECISIONS), "what to calculate in")
     shard_size: int | None = _setting(None, _whole(1), "hsdp: ranks that share one copy; left out: those of a node")
     clip_norm: float | None = _setting(None, _real(above=0), "clip gradients to this total norm")
+    skip_limit: int = _setting(
+        5, _whole(1), "end after so many steps in a row that were left out: their loss or gradients were not finite"
+    )
     activation_checkpointing: bool = _setting(False, _yes_or_no(), "recompute activations instead of keeping them")
     compile: bool = _setting(False, _yes_or_no(), "compile the model (torch.compile)")
     seed: int = _setting(0, _whole(0), "decides every random choice")

@@ -233,6 +233,7 @@ class Trainer:
 
     def _checkpointer(self, training: Training, state: dict[str, Any], data: TrainData) -> Checkpointer:
         settings, strategy = self.settings, training.strategy
+        state["skips"] = strategy.skips
         if strategy.scaler is not None:
             state["scaler"] = strategy.scaler
         state["data"] = SharedPlace(data) if data.per_rank else data
@@ -294,9 +295,11 @@ def _find_rate(loop: Loop) -> None:
         while True:
             yield from loop.data.epoch_batches()
 
+    skips = strategy.skips.state_dict()
     with put_back(strategy.module, strategy.optimizer, strategy.scaler, loop.data, device):
         batches = endless()
         sweep = learning_rate_finder(lambda: loop.try_step(batches), strategy.optimizer)
         batches.close()
+    strategy.skips.load_state_dict(skips)
     loop.schedule.start_from(sweep.suggestion)
     loop.training.say(f"learning rate {sweep.suggestion:.3g}: where the loss fell fastest of {len(sweep.rates)} tried")

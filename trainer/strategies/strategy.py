@@ -11,6 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from trainer.strategies.agreement import persistent_buffers, take_from_first
+from trainer.strategies.finite import Skips, are_finite, first_gradient, step_where
 from trainer.strategies.precision import autocasting, low_dtype
 from trainer.strategies.settings import REPLICAS, SHARDS, StrategySettings
 from trainer.strategies.undone import undone
@@ -29,6 +30,7 @@ class Strategy:
     optimizer: Optimizer
     scaler: GradScaler | None
     blocks: int  # how many parts are sharded or recomputed each by itself
+    skips: Skips = field(default_factory=Skips)
     _parameters: list[nn.Parameter] = field(init=False)
     _dtype: torch.dtype | None = field(init=False)
     _buffers_differ: bool = True
@@ -43,8 +45,11 @@ class Strategy:
         return self.wrapped.model
 
     @property
-    def meets_in_forward(self) -> bool:
-        """Whether ranks meet in every forward pass, also without gradients: then all must do equally many."""
+    def is_sharded(self) -> bool:
+        """Whether each rank has a part of the parameters.
+
+        Then ranks meet in every forward pass, also without gradients, and all must do equally many.
+        """
         return self.settings.strategy in SHARDS and self.world.size > 1
 
     @contextmanager
@@ -59,22 +64,27 @@ class Strategy:
 
     def backward(self, loss: Tensor) -> None:
         """Outside of the forward pass's context."""
-        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        first = first_gradient(loss)
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward(first)
 
     def step(self) -> Tensor | None:
         """Clip, step the optimizer, drop the gradients. The norm of the gradients before clipping, if they are clipped:
         for `number_of`, since to wait for it in every step would leave a GPU without work.
 
-        With fp16 nothing but the scale changes where a gradient of any rank is infinite.
+        Where a loss or a gradient of any rank is not finite the step is left out, and counted in `skips`; with fp16 the
+        scale falls then, too.
         """
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
+        gradients = (parameter.grad for parameter in self._parameters if parameter.grad is not None)
+        finite = are_finite(gradients, shared=self.is_sharded)
         norm = self._clip()
         if self.scaler is None:
-            self.optimizer.step()
+            self.skips.note(step_where(finite, self.optimizer, self._parameters))
         else:
             self.scaler.step(self.optimizer)
             self.scaler.update()
+            self.skips.note(finite)
         self.optimizer.zero_grad(set_to_none=True)
         return norm
 

@@ -448,6 +448,58 @@ def test_keeps_the_newest_and_the_best(alone, tmp_path):
     assert catalog.verify(entries[-1]).info == {"accuracy": 0.4}
 
 
+def spoil(model, value=float("nan")):
+    with torch.no_grad():
+        model.weight[0, 1] = value
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_not_finite_push_no_good_checkpoint_out(alone, tmp_path, caplog, value):
+    checkpointer, model, optimizer = alone(keep=2)
+    checkpointer.load()
+    for step in range(1, 8):
+        one_step(model, optimizer)
+        if step == 4:
+            spoil(model, value)
+        checkpointer.save(step, wait=True)
+    assert catalog.steps(tmp_path / "checkpoints") == [2, 3, 6, 7]
+    assert [catalog.read_manifest(one).finite for one in catalog.entries(tmp_path / "checkpoints")] == [
+        True, True, False, False,
+    ]  # fmt: skip
+    assert "the weights of step 4 are not finite" in caplog.text
+    checkpointer.close()
+
+    again, model, optimizer = alone(keep=2)
+    assert again.load() == 3
+    assert model.weight.isfinite().all()
+    assert len(catalog.set_aside(tmp_path / "checkpoints")) == 2
+    for step in (4, 5, 6):
+        one_step(model, optimizer)
+        again.save(step, wait=True)
+    assert catalog.steps(tmp_path / "checkpoints") == [5, 6]
+
+
+def test_where_no_weights_are_finite_the_newest_ones_are_all_there_is(alone, tmp_path):
+    checkpointer, model, _ = alone(keep=2)
+    checkpointer.load()
+    spoil(model)
+    for step in (1, 2, 3):
+        checkpointer.save(step, wait=True)
+    checkpointer.close()
+    again, model, _ = alone(keep=2)
+    assert again.load() == 3
+    assert catalog.steps(tmp_path / "checkpoints") == [2, 3]
+
+
+def test_what_is_not_trained_may_be_anything(alone, tmp_path):
+    checkpointer, model, _ = alone()
+    model.bias.requires_grad_(False).fill_(float("-inf"))  # a mask
+    checkpointer.load()
+    checkpointer.save(1, wait=True)
+    [entry] = catalog.entries(tmp_path / "checkpoints")
+    assert catalog.read_manifest(entry).finite
+
+
 def test_the_best_one_may_be_one_that_is_saved_already(alone, tmp_path):
     checkpointer, model, optimizer = alone()
     checkpointer.load()

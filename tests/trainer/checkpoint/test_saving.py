@@ -141,7 +141,7 @@ def test_those_that_nobody_has_verified_do_not_count_as_kept(tmp_path):
     first.saver.wait()
     # Another start has loaded step 1 and knows nothing of step 2.
     second = open_gates(Slow(tmp_path))
-    second.saver.believe(1)
+    second.saver.believe(1, finite=True)
     second.save(3, torch.ones(4))
     second.saver.wait()
     assert catalog.steps(tmp_path) == [1, 2, 3]

@@ -42,6 +42,13 @@ def test_what_is_left_is_enough(steps, good, keep):
     assert expired(left, good & left, keep) == []
 
 
+def test_spoilt_ones_push_no_good_one_out_and_do_not_pile_up():
+    assert expired([1, 2, 3, 4, 5], [1, 2], 2, spoilt={3, 4, 5}) == [3]
+    assert expired([1, 2, 3, 4, 5], [1, 2, 5], 2, spoilt={3, 4}) == [1]
+    assert expired([1, 2, 3, 4, 5], [1, 4, 5], 2, spoilt={2, 3}) == [1, 2, 3]
+    assert expired([1, 2, 3], [], 2, spoilt={1, 2, 3}) == [1]
+
+
 def test_what_is_spared_stays():
     assert expired([1, 2, 3, 4, 5], [1, 2, 3, 4, 5], 2, spared={1, 3}) == [2]
 

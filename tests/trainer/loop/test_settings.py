@@ -33,6 +33,8 @@ def test_every_field_is_an_option_and_comes_back_as_it_was_written():
             "--profile",
             "3..4",
             "--lr-find",
+            "--skip-limit",
+            "7",
         ),
     )
     assert settings == Settings(
@@ -41,7 +43,7 @@ def test_every_field_is_an_option_and_comes_back_as_it_was_written():
         compile=True, seed=7, deterministic=True, device="cpu", timeout_s=30.0, validate_every=50,
         validation_batch_size=9, monitor="val_accuracy", mode="max", patience=2, min_delta=0.01, keep_best=True,
         checkpoint_dir=Path("c"), checkpoint_every="5 steps", checkpoint_keep=4, log_every=3, out=Path("m"),
-        tensorboard=True, profile="3..4", lr_find=True,
+        tensorboard=True, profile="3..4", lr_find=True, skip_limit=7,
     )  # fmt: skip
     untouched = Settings(max_steps=1)
     kept = {f.name for f in dataclasses.fields(Settings) if getattr(settings, f.name) == getattr(untouched, f.name)}

@@ -1,6 +1,7 @@
 """The trainer on real ranks. Killed and resumed equals undisturbed: every loss, every validation, the last byte."""
 
 import json
+import math
 import os
 import random
 import time
@@ -9,13 +10,26 @@ from contextlib import suppress
 import pytest
 import torch
 from ranks import Ranks, spawn_ranks
-from tiny_training import KILL, TERM, Noisy, Slow, Stream, history, hits, loss_of, make_model, run_tiny, settings_for
+from tiny_training import (
+    KILL,
+    TERM,
+    Noisy,
+    Slow,
+    Stream,
+    Torn,
+    history,
+    hits,
+    loss_of,
+    make_model,
+    run_tiny,
+    settings_for,
+)
 from torch import nn
 
 from trainer import wire
 from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.layout import draft_name
-from trainer.errors import BadSettings
+from trainer.errors import BadSettings, NotFinite
 from trainer.loop import Settings, Trainer, read_metrics
 from trainer.loop.progress import Progress
 
@@ -334,6 +348,55 @@ def test_one_script_fits_and_validates_and_fits_again(tmp_path, strategy, size, 
     told = {line["step"]: line["val_loss"] for line in history(tmp_path) if "val_loss" in line}
     assert first["val_loss"] == told[12]
     assert second["val_loss"] != first["val_loss"], "of the newest checkpoint, which another trainer has made since"
+
+
+def run_torn(folder, settings, torn):
+    return run_tiny(folder, settings, data=Torn(torn), model=lambda: nn.Linear(4, 2), schedule=None)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_steps_that_are_not_finite_are_left_out_and_counted(tmp_path, strategy):
+    settings = {"strategy": strategy, "shuffle": False, "max_epochs": 2, "keep_best": True}
+    results = spawn_ranks(run_torn, 2, tmp_path, settings, {17, 50})  # in the second and in the fourth step of an epoch
+    assert [done["code"] for done in results] == [0, 0]
+    lines = {line["step"]: line for line in history(tmp_path)}
+    assert [step for step, line in lines.items() if math.isnan(line["loss"])] == [2, 4, 8, 10]
+    assert {step: line.get("skipped", 0) for step, line in lines.items()} == {
+        step: sum(other <= step for other in (2, 4, 8, 10)) for step in range(1, 13)
+    }
+    assert all(catalog.read_manifest(entry).finite for entry in catalog.entries(tmp_path / "checkpoints"))
+    assert lines[12]["val_loss"] < lines[6]["val_loss"], "and it learns"
+
+
+def test_a_count_of_skipped_steps_outlives_a_restart(tmp_path):
+    settings = {"shuffle": False, "max_epochs": 2}
+    spawn_ranks(run_torn, 1, tmp_path, {**settings, "max_epochs": 1}, {17})
+    spawn_ranks(run_torn, 1, tmp_path, settings, {17})
+    assert history(tmp_path)[-1]["skipped"] == 2
+
+
+def end_torn(folder, settings):
+    try:
+        run_torn(folder, settings, set(range(32, 88)))
+    except NotFinite as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("log_every", [1, 100])
+def test_too_many_of_them_in_a_row_end_it_with_their_steps(tmp_path, log_every):
+    settings = {
+        "shuffle": False,
+        "max_epochs": 1,
+        "skip_limit": 3,
+        "checkpoint_every": "1 steps",
+        "log_every": log_every,
+    }
+    told = spawn_ranks(end_torn, 2, tmp_path, settings)
+    assert told[0] == told[1]
+    assert told[0].startswith(f"steps 3 to {5 if log_every == 1 else 6}: the loss or a gradient was NaN or infinite")
+    assert "look at the data of step 3" in told[0]
+    assert all(catalog.read_manifest(entry).finite for entry in catalog.entries(tmp_path / "checkpoints"))
 
 
 def train_heard(folder, settings):

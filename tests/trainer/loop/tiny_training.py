@@ -34,6 +34,18 @@ class Noisy(Dataset):
         return self.x[index] + noise, self.y[index]
 
 
+class Torn(Noisy):
+    """Some samples are not numbers: those that are divided by zero."""
+
+    def __init__(self, torn):
+        super().__init__(noise=0.0)
+        self.torn = torn
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return (x / 0.0 if index in self.torn else x), y
+
+
 class Stream(IterableDataset):
     """A stream that keeps its place; how long it is, it does not say."""
 
