@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lab import SCRIPTS, Lab, all_pids, command
+from lab import SCRIPTS, Lab, all_pids, command, parent
 from ssh_desk import Desk, is_of_a_login
 
 from launcher.agent.processes import end_all
@@ -46,10 +46,12 @@ class World:
     ranks = 2  # on each node
     nodes = 2
     more = ""  # of the spec
+    preload = "[]"
     where: Sequence[str] = ()
+    clock_names: Sequence[str] = ()  # of nodes, or hosts, whose clock can be wrong
 
     def __init__(self, desk: Lab, folder: Path) -> None:
-        self.desk, self.audit = desk, folder / "audit.jsonl"
+        self.desk, self.audit, self.clocks = desk, folder / "audit.jsonl", folder / "clocks"
         self.observers = {"the user": desk}
         self.run = ""
 
@@ -60,7 +62,8 @@ class World:
             (self.desk.project / path.name).write_text(path.read_text())
         args = f"{{steps: {steps}, every: {every}, pause: {pause_s}, audit: {json.dumps(str(self.audit))}}}"
         resources = f"{{nodes: {self.nodes}, ranks_per_node: {self.ranks}}}"
-        run = f"{{script: {self.script.name}, python: {json.dumps(sys.executable)}, preload: [], args: {args}}}"
+        words = f"python: {json.dumps(sys.executable)}, preload: {self.preload}, args: {args}"
+        run = f"{{script: {self.script.name}, {words}}}"
         spec = f"name: chaos\nrun: {run}\nresources: {resources}\nrecovery: {{{RECOVERY}{self.more}}}\n"
         self.run = self.desk.submit(self.desk.spec(spec), *self.where)
 
@@ -86,7 +89,17 @@ class World:
         raise NotImplementedError
 
     def called(self, what: str) -> list[int]:
-        return sorted(pid for pid in self.processes() if self.own[what] in command(pid))
+        """A guard and a rank have the command line of who has forked them, a standby that of the zygote beside it."""
+        kind = {"guard": "agent", "standby": "zygote"}.get(what, what)
+        like = sorted(pid for pid in self.processes() if self.own[kind] in command(pid))
+        forked = [pid for pid in like if parent(pid) in like]
+        by_themselves = [pid for pid in like if pid not in forked]
+        if kind == "agent":
+            return forked if what == "guard" else by_themselves
+        if kind == "zygote":
+            zygotes = eldest(by_themselves)
+            return [pid for pid in by_themselves if pid not in zygotes] if what == "standby" else zygotes
+        return by_themselves
 
     def newest_ranks(self) -> list[Deed]:
         """The first thing that each rank of the newest incarnation did."""
@@ -104,6 +117,16 @@ class World:
     def tidy(self) -> None:
         """After the last check: whatever it did, nothing of it is left."""
         end_all(self.processes)
+
+
+def eldest(pids: Sequence[int]) -> list[int]:
+    """The one of each parent's that was there first."""
+    first: dict[int | None, tuple[int, int]] = {}
+    for pid in pids:
+        if (identity := process_id(pid)) is not None:
+            above, age = parent(pid), (identity.start_ticks, pid)
+            first[above] = min(age, first.get(above, age))
+    return sorted(pid for _, pid in first.values())
 
 
 # -- faults that every place has
@@ -151,6 +174,39 @@ def strike(pid: int, number: int) -> bool:
     return True
 
 
+CLOCKS = """
+import os, sys, time
+true_time, here = time.time, os.path.dirname(__file__)
+def shown():
+    agent = sys.orig_argv[-1] if "launcher.agent" in sys.orig_argv else None
+    try:
+        with open(os.path.join(here, f"shift-{BY}")) as file:
+            return true_time() + float(file.read())
+    except (OSError, ValueError):
+        return true_time()
+time.time = shown
+"""
+BY_NODE, BY_HOST = "{os.environ.get('LAUNCH_NODE', agent)}", "{os.uname().nodename}"
+
+
+def lay_clocks(world: "World", by: str) -> None:
+    """All Python of a run looks at a file for how far the clock of its node, or host, is off."""
+    world.clocks.mkdir()
+    (world.clocks / "sitecustomize.py").write_text(CLOCKS.replace("{BY}", by))
+    world.desk.env["PYTHONPATH"] = str(world.clocks)
+
+
+@contextlib.contextmanager
+def wrong_clock(world: "World", target: int) -> Iterator[bool]:
+    """The clock of one node jumps, and later back; two such faults may hit the same one."""
+    whose = world.clock_names[target % len(world.clock_names)]
+    draft, shift = world.clocks / f"draft-{time.monotonic_ns()}", world.clocks / f"shift-{whose}"
+    draft.write_text(str(random.Random(target).choice((-172_800.0, -7_200.0, 7_200.0))))
+    draft.replace(shift)
+    yield True
+    shift.unlink(missing_ok=True)
+
+
 # -- this machine
 
 
@@ -182,24 +238,32 @@ class Local(World):
         "stop-rank": Kind(1),
         "kill-agent": Kind(2),
         "freeze-agent": Kind(2, lasts_s=(1.0, 12.0)),
+        "kill-guard": Kind(1),
         "kill-zygote": Kind(2),
+        "kill-standby": Kind(1),
         "freeze-zygote": Kind(1, lasts_s=(1.0, 12.0)),
         "freeze-keeper": Kind(1, lasts_s=(1.0, 12.0)),
         "full-disk": Kind(1, lasts_s=(0.5, 6.0)),
         "starve": Kind(1, lasts_s=(1.0, 12.0)),
+        "clock": Kind(1, lasts_s=(2.0, 20.0)),
     }
     faults: ClassVar = {
         "kill-rank": rank_signal(signal.SIGKILL),
         "stop-rank": rank_signal(signal.SIGSTOP),
         "kill-agent": killed("agent"),
         "freeze-agent": frozen("agent"),
+        "kill-guard": killed("guard"),
         "kill-zygote": killed("zygote"),
+        "kill-standby": killed("standby"),
         "freeze-zygote": frozen("zygote"),
         "freeze-keeper": frozen("keeper"),
         "full-disk": full_disk,
         "starve": starved,
+        "clock": wrong_clock,
     }
     own: ClassVar = {"agent": b"launcher.agent\0", "zygote": b"zygote.py", "keeper": b"local.keeper"}
+    clock_names = ("0", "1")
+    preload = "[decimal]"  # with nothing to import a zygote leaves no standby
 
     def processes(self) -> list[int]:
         return self.desk.processes(self.desk.run_dir(self.run))
@@ -215,6 +279,7 @@ def local_world(folder: Path) -> Iterator[World]:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "none", desk.project], check=True)
     (desk.project / "pyproject.toml").write_text("[project]\nname = 'theirs'\n")
     world = Local(desk, folder)
+    lay_clocks(world, BY_NODE)
     try:
         yield world
     finally:
@@ -290,6 +355,7 @@ class Pool(World):
         "kill-rank": Kind(4),
         "stop-rank": Kind(1),
         "kill-agent": Kind(2),
+        "kill-guard": Kind(1),
         "freeze-agent": Kind(3, lasts_s=(1.0, 40.0)),
         "freeze-keeper": Kind(2, lasts_s=(1.0, 40.0)),
         "kill-keeper": Kind(1, most=1, group="host"),
@@ -300,6 +366,7 @@ class Pool(World):
         "kill-rank": rank_signal(signal.SIGKILL),
         "stop-rank": rank_signal(signal.SIGSTOP),
         "kill-agent": killed("agent"),
+        "kill-guard": killed("guard"),
         "freeze-agent": frozen("agent"),
         "freeze-keeper": frozen("keeper"),
         "kill-keeper": killed("keeper"),
@@ -391,6 +458,7 @@ class Slurm(World):
         "kill-rank": Kind(4),
         "stop-rank": Kind(1),
         "kill-agent": Kind(2),
+        "kill-guard": Kind(1),
         "freeze-agent": Kind(2, lasts_s=(1.0, 20.0)),
         "kill-batch": Kind(1),
         "power": Kind(1, most=1, lasts_s=(5.0, 20.0)),
@@ -399,12 +467,14 @@ class Slurm(World):
         "no-controller": Kind(1, lasts_s=(1.0, 10.0)),
         "freeze-controller": Kind(1, lasts_s=(1.0, 15.0)),
         "no-munge": Kind(1, lasts_s=(1.0, 10.0)),
+        "clock": Kind(1, lasts_s=(2.0, 20.0)),
         **WIRES,
     }
     faults: ClassVar = {
         "kill-rank": rank_signal(signal.SIGKILL),
         "stop-rank": rank_signal(signal.SIGSTOP),
         "kill-agent": killed("agent"),
+        "kill-guard": killed("guard"),
         "freeze-agent": frozen("agent"),
         "kill-batch": killed("batch"),
         "power": no_power,
@@ -413,6 +483,7 @@ class Slurm(World):
         "no-controller": no_controller,
         "freeze-controller": frozen_controller,
         "no-munge": no_munge,
+        "clock": wrong_clock,
         **CUTS,
     }
     own: ClassVar = {"agent": b"launcher.agent\0", "batch": b"job.batch_process\0"}
@@ -421,6 +492,7 @@ class Slurm(World):
     def __init__(self, desk: Lab, folder: Path, slurm: SlurmLab) -> None:
         super().__init__(desk, folder)
         self.slurm, self.machines = slurm, slurm.nodes
+        self.clock_names = [node.name for node in slurm.nodes]
 
     def processes(self) -> list[int]:
         """The batch process carries no tag of the run: its command line tells whose it is."""
@@ -435,7 +507,7 @@ class Slurm(World):
     def left(self) -> list[str]:
         """Not a job that Slurm alone still tidies up behind: a controller that was gone takes its time for that."""
         left = super().left()
-        jobs = self.slurm.run("squeue", "--noheader", "--format=job %i %T %r").stdout.splitlines()
+        jobs = self.slurm.run("squeue", "--noheader", "--format=job %i %T %j of %P: %r").stdout.splitlines()
         return [*left, *(job for job in jobs if left or job.split()[2] != "COMPLETING")]
 
 
@@ -444,6 +516,7 @@ def slurm_world(folder: Path, slurm: SlurmLab) -> Iterator[World]:
     desk = Lab(folder)
     desk.env |= slurm.env
     world = Slurm(desk, folder, slurm)
+    lay_clocks(world, BY_HOST)
     try:
         yield world
     finally:
