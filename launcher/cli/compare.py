@@ -129,7 +129,7 @@ def _code(found: Comparison, one: CodeComparison, most: int | None) -> list[str]
         commit[:10] + "+changes" * commit.endswith("+changes") for commit in (commits[found.runs[0]], commits[one.run])
     ]
     if all(between):
-        of_two += f" ({' → '.join(dict.fromkeys(between))})"
+        of_two += safe(f" ({' → '.join(dict.fromkeys(between))})")
     if one.unknown:
         return ["", paint(of_two, "bold"), f"  {safe(one.unknown)}"]
     if not one.changes:

@@ -58,6 +58,21 @@ def test_of_many_packages_those_that_training_stands_on_come_first(pair):
     assert lines[at + 21] == ["and", "11", "more:", "--json"]
 
 
+def test_nothing_of_a_run_steers_the_terminal(pair):
+    evil = "\x1b]0;mine\x07\x1b[2J"
+    for name in ("job-aaaa", "job-bbbb"):
+        run = RunDir(pair.root / "runs" / name)
+        run.origin.write_bytes(msgspec.json.encode({"commit": f"{evil}{name}", "dirty": False}))
+        run.metrics.mkdir()
+        found = Environment(f"{evil}{name}", evil, f"3.{name}", {evil: name}, gpus=(evil,))
+        run.environment(1, 0).write_bytes(msgspec.json.encode(found))
+        pristine = run.path.parent / ".code" / ({"job-aaaa": "1", "job-bbbb": "2"}[name] * 64)
+        (pristine / f"{evil}.py").write_text(f"{evil}{name}\n")
+    for more in ((), ("--stat",), ("--json",)):
+        shown = pair.launch("compare", "job-a", "job-b", *more).stdout
+        assert not set(shown) & set("\x1b\x07")
+
+
 def test_all_of_the_code_or_only_which_files(pair):
     assert pair.launch("compare", "job-a", "job-b", "--code").stdout.count("+x = 2") == 100
     assert pair.launch("compare", "job-a", "job-b", "--stat").stdout.splitlines()[-1] == "  train.py: changed +100 -1"

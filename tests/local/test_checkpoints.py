@@ -139,4 +139,4 @@ open(os.path.join(folder, "rank-" + os.environ["RANK"]), "w").close()
     )
     run = lab.submit(lab.spec("name: measures\nrun: {script: measures.py}\nresources: {nodes: 2, ranks_per_node: 1}\n"))
     lab.wait(run)
-    assert sorted(os.listdir(lab.run_dir(run) / "metrics")) == ["rank-0", "rank-1"]
+    assert sorted(path.name for path in (lab.run_dir(run) / "metrics").glob("rank-*")) == ["rank-0", "rank-1"]
