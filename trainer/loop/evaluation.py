@@ -15,6 +15,7 @@ from torch.utils.data import Subset
 from trainer.checkpoint.generators import restore_generators, state_of_generators
 from trainer.data import Batch, EvalData
 from trainer.data.iterable import is_iterable
+from trainer.errors import TrainerError
 from trainer.loop.placing import placed
 from trainer.loop.progress import Training
 from trainer.world import World
@@ -23,6 +24,21 @@ Sum = Tensor | tuple[Tensor, Tensor]  # over a batch's samples; with a count whe
 LossFunction = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Mapping[str, Tensor]]]
 Metrics = Callable[[nn.Module, Any], Mapping[str, Sum]]
 Terms = dict[str, tuple[list[float], list[float]]]  # sums and counts, one of each a batch
+
+
+def loss_and_more(answer: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """What a loss function has given: the loss, and other means by name."""
+    if isinstance(answer, Tensor):
+        return answer, {}
+    if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], Tensor):
+        loss, said = answer
+        if isinstance(said, Mapping):
+            return loss, said
+    got = ", ".join(type(one).__name__ for one in answer) if isinstance(answer, tuple) else type(answer).__name__
+    raise TrainerError(
+        f"loss: expected a tensor, or a tensor and a dict of more values, got {got}\n"
+        "hint: `return loss`, or `return loss, {'name': value}`"
+    )
 
 
 class Sums:
@@ -158,7 +174,7 @@ class Evaluation:
             with self._strategy.forward_context(sync=True):
                 answer = self._loss(self._model, data)
                 found = self._metrics(self._model, data) if self._metrics is not None else {}
-            loss, said = (answer, {}) if isinstance(answer, Tensor) else answer
+            loss, said = loss_and_more(answer)
             if batch.samples:
                 for name, mean in {"loss": loss, **said}.items():
                     sums.add_mean(name, mean, batch.samples)

@@ -10,7 +10,7 @@ from trainer.checkpoint import Checkpointer
 from trainer.data import Batch, TrainData
 from trainer.errors import EXIT_RESUME_ME, NotFinite, TrainerError
 from trainer.loop.callbacks import Callbacks
-from trainer.loop.evaluation import Evaluation, LossFunction
+from trainer.loop.evaluation import Evaluation, LossFunction, loss_and_more
 from trainer.loop.losses import StepLosses
 from trainer.loop.phases import VALIDATION, Phases
 from trainer.loop.placing import placed
@@ -106,8 +106,7 @@ class Loop:
 
     def loss_of(self, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
         """A forward pass: the loss, and what the user's function says besides."""
-        answer = self.loss(self.strategy.model, placed(batch.data, self.training.world.device))
-        return (answer, {}) if isinstance(answer, Tensor) else answer
+        return loss_and_more(self.loss(self.strategy.model, placed(batch.data, self.training.world.device)))
 
     def _optimizer_step(self) -> None:
         if self.gathers:
@@ -172,6 +171,7 @@ class Loop:
         values = self.evaluation.run(self.still_here)
         self.phases.lap(VALIDATION)
         self.progress.validated, self.progress.values = self.progress.step, values
+        self.schedule.validated(values, self.training.settings.monitor)
         self.info.update(noted(values))
         self.callbacks.on_validation(self.training, values)
 

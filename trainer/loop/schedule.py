@@ -6,7 +6,9 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from trainer.loop.monitors import monitored
 
 MakeSchedule = Callable[[Optimizer, int | None], LRScheduler]
 
@@ -22,7 +24,7 @@ class Schedule:
 
     def step(self) -> None:
         """After each step, one that was left out too: a schedule goes by the number of the step."""
-        if self._scheduler is None:
+        if self._scheduler is None or self.needs_validation:
             return
         if self._stepped:
             self._scheduler.step()
@@ -31,6 +33,15 @@ class Schedule:
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
             self._scheduler.step()
         self._stepped = True
+
+    @property
+    def needs_validation(self) -> bool:
+        return isinstance(self._scheduler, ReduceLROnPlateau)
+
+    def validated(self, values: Mapping[str, float], monitor: str) -> None:
+        """After each validation: ReduceLROnPlateau goes by what is monitored, not by steps."""
+        if isinstance(self._scheduler, ReduceLROnPlateau):
+            self._scheduler.step(monitored(values, monitor))
 
     def start_from(self, rate: float) -> None:
         """The first group starts from `rate`, the others in their ratio to it."""

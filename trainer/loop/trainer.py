@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from trainer.checkpoint import Checkpointer
 from trainer.checkpoint.generators import seed_all
@@ -61,8 +61,16 @@ class Trainer:
 
         `loss(model, batch)` is the mean over the batch, alone or with more such means by name. `metrics(model, batch)`
         gives sums over a validation batch by name, or pairs of sum and count; what is reported is the mean.
-        `schedule(optimizer, total_steps)` makes a scheduler that is stepped after each optimizer step.
+        `schedule(optimizer, total_steps)` makes a scheduler that is stepped after each optimizer step; a
+        ReduceLROnPlateau after each validation, with the monitored value.
         """
+        for name, given in (("data", data), ("validation", validation)):
+            if isinstance(given, DataLoader):
+                raise BadSettings(
+                    f"{name}: expected a data set, got a DataLoader, whose batches would be batched again\n"
+                    f"hint: {name}=loader.dataset, and its batch_size, num_workers and collate_fn as batch_size and "
+                    "workers in the settings and collate here"
+                )
         if validation is None and (settings.patience is not None or settings.keep_best):
             raise BadSettings("patience, keep_best: expected validation data, got none")
         self.settings = settings
@@ -131,6 +139,8 @@ class Trainer:
             if evaluation is not None:
                 stack.callback(evaluation.close)
             schedule = Schedule(self._make_schedule, strategy.optimizer, training.total_steps)
+            if schedule.needs_validation and evaluation is None:
+                raise BadSettings("schedule: ReduceLROnPlateau expected validation data, got none")
             callbacks = Callbacks(
                 self._all_callbacks(
                     console,

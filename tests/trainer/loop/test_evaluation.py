@@ -1,9 +1,11 @@
 import math
 import random
 
+import pytest
 import torch
 
-from trainer.loop.evaluation import Sums, exact_sum, means
+from trainer.errors import TrainerError
+from trainer.loop.evaluation import Sums, exact_sum, loss_and_more, means
 
 
 def test_the_mean_is_the_same_however_the_batches_are_dealt_out():
@@ -44,3 +46,17 @@ def test_a_loss_that_is_nan_or_infinite_shows():
     assert math.isnan(exact_sum([1.0, math.nan]))
     assert exact_sum([1.0, math.inf]) == math.inf
     assert exact_sum([0.1] * 10) == 1.0
+
+
+def test_what_a_loss_function_may_give():
+    loss, said = torch.tensor(1.0), {"accuracy": torch.tensor(0.5)}
+    assert loss_and_more(loss) == (loss, {})
+    assert loss_and_more((loss, said)) == (loss, said)
+
+
+@pytest.mark.parametrize(
+    ("answer", "got"), [({"loss": torch.tensor(1.0)}, "dict"), (0.5, "float"), ((torch.tensor(1.0), 3), "Tensor, int")]
+)
+def test_what_a_loss_function_may_not_give(answer, got):
+    with pytest.raises(TrainerError, match=f"got {got}\nhint: `return loss`"):
+        loss_and_more(answer)

@@ -1,7 +1,8 @@
 import pytest
 import torch
-from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, ReduceLROnPlateau, SequentialLR
 
+from trainer.errors import BadSettings
 from trainer.loop.schedule import Schedule
 
 
@@ -54,3 +55,21 @@ def test_it_goes_on_where_it_was():
     after.load_state_dict(before.state_dict())
     second.load_state_dict(first.state_dict())
     assert begun + rates(after, second, 5) == expected
+
+
+def test_a_plateau_goes_by_what_is_monitored():
+    sgd = optimizer()
+    schedule = Schedule(lambda one, _: ReduceLROnPlateau(one, patience=1, factor=0.5), sgd, None)
+    assert schedule.needs_validation
+    found = []
+    for loss in (1.0, 1.0, 1.0, 0.5):
+        sgd.step()
+        schedule.step()
+        schedule.validated({"val_loss": loss, "val_accuracy": 9.0}, "val_loss")
+        found.append(sgd.param_groups[0]["lr"])
+    assert found == [0.1, 0.1, 0.05, 0.05]
+    again = Schedule(lambda one, _: ReduceLROnPlateau(one, patience=1, factor=0.5), sgd, None)
+    again.load_state_dict(schedule.state_dict())
+    assert again.state_dict() == schedule.state_dict()
+    with pytest.raises(BadSettings, match="monitor: expected one of val_loss, got 'loss'"):
+        schedule.validated({"val_loss": 1.0}, "loss")

@@ -25,6 +25,8 @@ from tiny_training import (
     settings_for,
 )
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import DataLoader
 
 from trainer import wire
 from trainer.checkpoint_files import catalog
@@ -32,6 +34,7 @@ from trainer.checkpoint_files.layout import draft_name
 from trainer.errors import BadSettings, NotFinite
 from trainer.loop import Settings, Trainer, read_metrics
 from trainer.loop.progress import Progress
+from trainer.world import World
 
 pytestmark = pytest.mark.dealt(3)
 
@@ -497,6 +500,24 @@ def train_alone(folder, settings):
 @pytest.mark.parametrize("strategy", ["none", "ddp", "fsdp"])
 def test_it_runs_under_plain_python(tmp_path, strategy):
     assert train(tmp_path, 1, {"strategy": strategy, "max_steps": 3}, train_alone)["steps"] == 3
+
+
+@pytest.mark.parametrize("name", ["data", "validation"])
+def test_a_loader_is_no_data_set(name):
+    given = {"data": Noisy(), "validation": Noisy()} | {name: DataLoader(Noisy(), batch_size=4)}
+    with pytest.raises(
+        BadSettings, match=f"{name}: expected a data set, got a DataLoader(.*\\n)+hint: {name}=loader.dataset"
+    ):
+        Trainer(Settings(max_steps=1), model=make_model, loss=loss_of, optimizer=torch.optim.AdamW, **given)
+
+
+def test_a_schedule_by_plateaus_needs_something_to_go_by(tmp_path):
+    trainer = Trainer(
+        settings_for(tmp_path), model=make_model, loss=loss_of, data=Noisy(), optimizer=torch.optim.AdamW,
+        schedule=lambda optimizer, _: ReduceLROnPlateau(optimizer),
+    )  # fmt: skip
+    with pytest.raises(BadSettings, match="schedule: ReduceLROnPlateau expected validation data, got none"):
+        trainer.fit(World(0, 1, 0, 1, torch.device("cpu")))
 
 
 def test_early_stopping_needs_something_to_go_by():
