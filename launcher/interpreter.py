@@ -5,11 +5,12 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from launcher.spec.model import JobSpec
 
+OLDEST = "3.9"  # that the zygote runs in
 _MOST_BYTES = 1 << 16  # of a file that says where modules are
 _CODE = ("import ", "import\t")  # at the start of a line of a .pth file
 _HARMLESS = ("_distutils_hack", "_virtualenv", "__editable___")  # such code that brings nothing, or what _brings knows
@@ -31,25 +32,43 @@ def interpreter(spec: JobSpec, project: Path, environ: Mapping[str, str]) -> str
     return sys.executable
 
 
+def is_too_old(version: str) -> bool:
+    """Of a version that is known."""
+    told = [int(part) for part in version.split(".")[:2] if part]
+    return len(told) == 2 and told < [int(part) for part in OLDEST.split(".")]
+
+
 def is_program(path: str) -> bool:
     return os.path.isfile(path) and os.access(path, os.X_OK)
 
 
 def may_import(module: str, python: str, environ: Mapping[str, str]) -> bool:
     """False where it is known from which folders this interpreter imports, and none of them has the module."""
-    name = module.partition(".")[0]
+    return not lacking([module], python, environ)
+
+
+def lacking(modules: Iterable[str], python: str, environ: Mapping[str, str]) -> set[str]:
+    """Those of these modules that this interpreter surely cannot import."""
     prefix = Path(os.path.realpath(python)).parent.parent
     told = [Path(part) for part in environ.get("PYTHONHOME", "").split(os.pathsep) if part]
     standard = [one for home in (*told, prefix) for one in home.glob("lib*/python3*") if (one / "os.py").is_file()]
-    if not standard or name in sys.stdlib_module_names:
-        return True  # a wrapper of its own kind, or there in any case
-    named = (Path(part) for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part)
+    if not standard:
+        return set()  # a wrapper of its own kind
+    named = [Path(part) for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    if not all(part.is_absolute() for part in named):
+        return set()  # from where ranks are
     sites = sites_of(python, environ)
     files = [file for site in sites for file in site.glob("*.pth")]
     folders = [*named, *standard, *sites, *(folder for file in files for folder in path_lines(file))]
-    if any(_has(folder, name) for folder in folders) or any(_brings(site, name) for site in sites):
-        return True
-    return any(map(_adds_by_code, files)) or any(map(_may_hold_more, folders))
+    tops = {module: module.partition(".")[0] for module in modules}
+    absent = {name for name in set(tops.values()) - sys.stdlib_module_names if not _is_in(folders, sites, name)}
+    if not absent or any(map(_adds_by_code, files)) or any(map(_may_hold_more, folders)):
+        return set()
+    return {module for module, name in tops.items() if name in absent}
+
+
+def _is_in(folders: Iterable[Path], sites: Iterable[Path], name: str) -> bool:
+    return any(_has(folder, name) for folder in folders) or any(_brings(site, name) for site in sites)
 
 
 def sites_of(python: str, environ: Mapping[str, str]) -> list[Path]:

@@ -4,14 +4,22 @@ import os
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-from launcher.interpreter import may_import, sites_of
-from launcher.plan.facts import Project
-from launcher.rundir.code.imports import syntax_error, third_party_imports
+from launcher.interpreter import is_program, lacking, may_import, sites_of
+from launcher.plan.facts import Misfit, Project
+from launcher.rundir.code.imports import SureImport, sure_imports, syntax_error, third_party_imports
 from launcher.rundir.code.listing import CodeList, list_code, list_frozen
 from launcher.rundir.code.own_packages import Installed, installed_live, own_folders, stays_live, usable
 from launcher.spec.model import JobSpec
+
+_OURS = frozenset(("launcher", "trainer"))
+# What brings modules of another name; the package of the module's own name may be a stranger's.
+_PACKAGES = {
+    "PIL": "pillow", "bs4": "beautifulsoup4", "cv2": "opencv-python", "dotenv": "python-dotenv",
+    "lightning_fabric": "lightning", "skimage": "scikit-image", "sklearn": "scikit-learn", "yaml": "pyyaml",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +60,7 @@ def look_at(spec: JobSpec, root: Path, code: CodeList, python: str, folders: Seq
     """The frozen code as a plan needs to know it; `folders`: where its own packages are imported from."""
     files = {entry.path for entry in code.files}
 
+    @cache
     def read(path: str) -> bytes | None:
         return (root / path).read_bytes() if path in files else None
 
@@ -63,13 +72,47 @@ def look_at(spec: JobSpec, root: Path, code: CodeList, python: str, folders: Seq
         found = entry is not None or _may_have(spec, spec.run.module, python)
     elif entry is not None:
         entry = os.path.normpath(os.path.join(spec.run.workdir, entry))
-    wrong = ""
+    wrong, missing = "", tuple[Misfit, ...]()
     if entry is not None and entry in files:
         imports = third_party_imports(read, entry, folders)
         wrong = syntax_error(read(entry) or b"", entry) if _speaks_as_we(python) else ""
+        if spec.run.setup is None and is_program(python):
+            missing = _missing(spec, root, files, sure_imports(read, entry, folders), python)
     elif spec.run.module is not None:
         imports = {"*"}
-    return Project(str(root), files, imports, found, tuple(folders), wrong)
+    return Project(str(root), files, imports, found, tuple(folders), wrong, missing)
+
+
+def _missing(
+    spec: JobSpec, root: Path, files: Collection[str], imported: Sequence[SureImport], python: str
+) -> tuple[Misfit, ...]:
+    """A word for each module that nobody has, neither the interpreter nor, wherever it lies, the project."""
+    own = {part.partition(".")[0] for path in files for part in path.split("/")} | _OURS
+    tops = {one: one.module.partition(".")[0] for one in imported}
+    foreign = [one for one, top in tops.items() if top not in own and not top.startswith("_")]
+    absent = lacking([one.module for one in foreign], python, {**os.environ, **spec.env})
+    first = {tops[one]: one for one in reversed(foreign) if one.module in absent and not _is_near(root, one, tops[one])}
+    key, place = "run.script" if spec.run.module is None else "run.module", _shown(python, root)
+    return tuple(
+        Misfit(key, f"{one.path}:{one.line}: no module {top} in {place}", _way_to_have(top, root, python))
+        for top, one in sorted(first.items(), key=lambda pair: (pair[1].path, pair[1].line))
+    )
+
+
+def _is_near(root: Path, one: SureImport, top: str) -> bool:
+    """Whether there is something of this name that is not frozen."""
+    folders = (root, *(root / one.path).parents)
+    return any((folder / top).exists() or (folder / f"{top}.py").exists() for folder in folders)
+
+
+def _shown(python: str, root: Path) -> str:
+    home = Path(python).parent.parent
+    return os.path.relpath(home, root) if home.is_relative_to(root) else python
+
+
+def _way_to_have(module: str, root: Path, python: str) -> str:
+    package = _PACKAGES.get(module, module)
+    return f"uv add {package}" if (root / "uv.lock").exists() else f"{python} -m pip install {package}"
 
 
 def _speaks_as_we(python: str) -> bool:

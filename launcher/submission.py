@@ -22,10 +22,10 @@ from launcher.clusters.kinds import of_kind
 from launcher.clusters.protocol import ChecksFirst, Cluster, KeepsFilesElsewhere, SubmitsTogether
 from launcher.errors import BadInput, Exit, LaunchError, NotStarted, Refused, Unreachable, some_exist, with_runs
 from launcher.ids import RunId, new_run_id, new_ticket
-from launcher.interpreter import interpreter, is_program
+from launcher.interpreter import OLDEST, interpreter, is_program, is_too_old, version_of
 from launcher.notify.record import Notifying
 from launcher.notify.settings import notifying_of
-from launcher.plan.build import build, check, check_code, secret_problems
+from launcher.plan.build import build, check, check_code, crowded, secret_problems
 from launcher.plan.facts import Machine, Misfit, Project, RunIdentity
 from launcher.plan.model import FrozenCode, Plan
 from launcher.project import ProjectCode, code_of, live_imports, look_at, project_of
@@ -116,7 +116,9 @@ def validate(file: Path, overrides: tuple[str, ...], root: Path | None = None) -
     python = interpreter(spec, root, os.environ)
     code = code_of(root, spec, python, frozen=False)
     project = look_at(spec, root, code.listed, python, code.own_folders)
-    _refuse(file, check_code(spec, project, own_python=bool(spec.ssh.hosts or spec.login.node)))
+    elsewhere = bool(spec.ssh.hosts or spec.login.node)
+    _refuse(file, check_code(spec, project, own_python=elsewhere))
+    _say_warnings([f"{file}: {_worded(one)}" for one in project.lacking if not elsewhere])
 
 
 def notifying_in(file: Path) -> Notifying | None:
@@ -152,20 +154,47 @@ def _able(wish: Request) -> Request:
     """The request, if the cluster offers what it needs. Raises BadInput with all problems."""
     machine = wish.cluster.machine(wish.spec)
     problems = check(wish.spec, machine, wish.project, _unset(wish))
-    _refuse(wish.file, [*problems, *_python_problems(wish.python, machine)])
-    for text in () if machine.own_python else wish.live:
-        for line in f"warning: {text}".splitlines():
-            news.say(line)
+    _refuse(wish.file, [*problems, *_python_problems(wish.python, machine, wish.spec)])
+    _warn(wish, machine)
     return wish
 
 
-def _python_problems(python: str, machine: Machine) -> list[Misfit]:
-    if machine.own_python or is_program(python):
+def _warn(wish: Request, machine: Machine) -> None:
+    """Say what may work, and not as it is meant."""
+    words = [] if machine.own_python else [*wish.live]
+    if machine.apart and not machine.own_python and _is_everywhere(wish):
+        words += map(_worded, wish.project.lacking)
+    words += filter(None, [crowded(wish.spec.resources, machine)])
+    _say_warnings(words)
+
+
+def _say_warnings(words: Sequence[str]) -> None:
+    for text in words:
+        for line in f"warning: {text}".splitlines():
+            news.say(line)
+
+
+def _worded(problem: Misfit) -> str:
+    return f"{problem.reason}\nhint: {problem.hint}"
+
+
+def _is_everywhere(wish: Request) -> bool:
+    """Whether nodes surely have the interpreter that was looked at here: where the run's folder is."""
+    return Path(wish.python).is_relative_to(wish.project.path) and wish.spec.slurm.container is None
+
+
+def _python_problems(python: str, machine: Machine, spec: JobSpec) -> list[Misfit]:
+    if machine.own_python:
         return []
     if not os.path.isfile(python):
         hint = "a name is looked for on PATH, a path begins at the folder of the project"
         return [Misfit("run.python", f"no interpreter at {python}", hint)]
-    return [Misfit("run.python", f"{python} is no program that can be run", f"chmod +x {python}")]
+    if not is_program(python):
+        return [Misfit("run.python", f"{python} is no program that can be run", f"chmod +x {python}")]
+    version = version_of(python)
+    if spec.run.command is None and is_too_old(version):
+        return [Misfit("run.python", f"{python} is Python {version}: ranks need {OLDEST} or newer")]
+    return []
 
 
 def _unset(wish: Request) -> Collection[str]:
@@ -432,7 +461,7 @@ def reopen(
         run.spec, spec, all_overrides, place.name, where, project, code, python, defaults=usual, notifying=told
     )
     machine = where.machine(spec)
-    _refuse(run.spec, [*check(spec, machine, project, ()), *_python_problems(python, machine)])
+    _refuse(run.spec, [*check(spec, machine, project, ()), *_python_problems(python, machine, spec)])
     unfrozen = plan_of(wish, before.run_id, run.path, before.submitted_at)
     plan = msgspec.structs.replace(unfrozen, code=before.code, project=before.project)
     if renew:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.interpreter import interpreter, may_import, packages_of, version_of
+from launcher.interpreter import interpreter, is_too_old, lacking, may_import, packages_of, version_of
 from launcher.spec.model import JobSpec, RunOptions
 
 
@@ -161,3 +161,17 @@ def test_packages_and_version_are_read_from_an_environment(tmp_path):
     (tmp_path / "pyvenv.cfg").unlink()
     (site.parent / "os.py").touch()
     assert version_of(python) == "3.12"
+
+
+def test_of_several_modules_those_that_are_surely_missing(tmp_path):
+    python, site = closed(tmp_path / "venv")
+    (site / "thing").mkdir()
+    assert lacking(["thing.part", "os.path", "other.part", "third"], python, {}) == {"other.part", "third"}
+    assert lacking(["other"], python, {"PYTHONPATH": "lib"}) == set()  # from where ranks are
+
+
+@pytest.mark.parametrize(
+    ("version", "old"), [("3.8.10", True), ("3.8", True), ("3.9", False), ("3.14.0", False), ("", False), ("3", False)]
+)
+def test_an_interpreter_that_is_too_old(version, old):
+    assert is_too_old(version) is old

@@ -5,7 +5,7 @@ import sys
 
 from launcher import api
 from launcher.cli.arguments import Arguments
-from launcher.cli.terminal import safe
+from launcher.cli.terminal import safe, show_news
 from launcher.errors import BadInput, Exit
 
 EXAMPLES = """
@@ -22,6 +22,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    show_news()
     good = [_is_good(name, options.overrides) for name in options.files]
     return Exit.OK if all(good) else Exit.BAD_INPUT
 

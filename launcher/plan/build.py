@@ -18,9 +18,19 @@ def check(spec: JobSpec, machine: Machine, project: Project, unset_secrets: Coll
     """Everything in the spec that cannot work here; empty: a plan can be built."""
     return [
         *check_code(spec, project, own_python=machine.own_python),
+        *(() if machine.apart else project.lacking),
         *_device_problems(spec.resources, machine),
         *secret_problems(unset_secrets),
     ]
+
+
+def crowded(resources: Resources, machine: Machine) -> str:
+    """What ranks or their threads would have to share, where this machine is all nodes; "": they have enough."""
+    ranks, threads = ranks_per_node(resources, machine) * resources.nodes.max, resources.cpus_per_rank or 1
+    if machine.apart or ranks * threads <= machine.cpus:
+        return ""
+    what = f"{ranks} ranks" + (f" with {threads} threads each" if threads > 1 else "")
+    return f"{what} take turns on the {machine.cpus} cores of this machine"
 
 
 def secret_problems(unset: Collection[str]) -> list[Misfit]:

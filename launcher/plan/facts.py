@@ -22,6 +22,15 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
+class Misfit:
+    """Something in the spec that cannot work here; `key` is its path, such as run.script."""
+
+    key: str
+    reason: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Project:
     """The user's code as it will be frozen, seen from the folder that holds it."""
 
@@ -31,6 +40,7 @@ class Project:
     module_found: bool  # whether run.module can be imported from the code or from the interpreter
     own_folders: tuple[str, ...] = ()  # of them: where its own packages are imported from
     not_python: str = ""  # where and why the entry cannot be compiled: train.py:7: '(' was never closed
+    lacking: tuple[Misfit, ...] = ()  # modules that the entry needs and the interpreter here surely does not have
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +55,3 @@ class RunIdentity:
     submitted_at: float
     defaults: tuple[tuple[str, str], ...] = ()  # options of the spec as this cluster has them, as YAML
     repeat: int | None = None  # which of several runs of one spec
-
-
-@dataclass(frozen=True, slots=True)
-class Misfit:
-    """Something in the spec that cannot work here; `key` is its path, such as run.script."""
-
-    key: str
-    reason: str
-    hint: str = ""

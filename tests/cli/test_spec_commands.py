@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 
 import pytest
 
@@ -197,6 +198,75 @@ def parse(parser):
     parser.add_argument("-v", action="count")
     parser.add_argument("--version", action="version")
 """
+
+
+IMPORTS = """import os
+import helper
+import tqdm_of_nobody
+from sklearn_of_nobody.linear_model import LinearRegression
+try:
+    import guarded_of_nobody
+except ImportError:
+    pass
+"""
+
+
+@pytest.fixture
+def venv(project):
+    """The project's own environment, without packages."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", project.root / ".venv"], check=True)
+    (project.root / "train.py").write_text(IMPORTS)
+    (project.root / "helper.py").write_text("import yaml\n")
+    (project.root / "good.yaml").write_text(f"{GOOD}  python: .venv/bin/python\n")
+    return project.root / ".venv"
+
+
+def test_modules_that_the_interpreter_of_the_ranks_does_not_have_are_told_before_anything_starts(project, venv):
+    (project.root / "uv.lock").touch()
+    done = project.launch("submit", "good.yaml", check=2)
+    assert done.stderr.splitlines() == [
+        "good.yaml:3:11: run.script: helper.py:1: no module yaml in .venv",
+        "hint: uv add pyyaml",
+        "good.yaml:3:11: run.script: train.py:3: no module tqdm_of_nobody in .venv",
+        "hint: uv add tqdm_of_nobody",
+        "good.yaml:3:11: run.script: train.py:4: no module sklearn_of_nobody in .venv",
+        "hint: uv add sklearn_of_nobody",
+    ]
+    assert not (project.root / "runs").exists() or not os.listdir(project.root / "runs")
+
+
+def test_validate_only_warns_of_them_for_the_spec_may_run_elsewhere(project, venv):
+    done = project.launch("validate", "good.yaml")
+    assert done.stdout == "good.yaml: ok\n"
+    assert done.stderr.splitlines()[:2] == [
+        "warning: good.yaml: helper.py:1: no module yaml in .venv",
+        f"hint: {venv}/bin/python -m pip install pyyaml",
+    ]
+    assert project.launch("validate", "good.yaml", "--set", "ssh.hosts=[far]").stderr == ""
+
+
+@pytest.mark.parametrize("there", ["tqdm_of_nobody.py", "tqdm_of_nobody/data.txt"])
+def test_what_lies_in_the_project_or_its_setup_may_install_is_not_missed(project, venv, there):
+    (project.root / "train.py").write_text("import tqdm_of_nobody\n")
+    assert "tqdm_of_nobody" in project.launch("submit", "good.yaml", "--dry-run", check=2).stderr
+    project.launch("submit", "good.yaml", "--dry-run", "--set", "run.setup=make environment")
+    (project.root / there).parent.mkdir(exist_ok=True)
+    (project.root / there).touch()
+    project.launch("submit", "good.yaml", "--dry-run")
+    project.launch("submit", "good.yaml", "--dry-run", "--set", f"code.exclude=[{there}]")
+
+
+def test_an_interpreter_that_is_too_old_is_told_before_anything_starts(project, venv):
+    (project.root / "train.py").write_text("")
+    (venv / "pyvenv.cfg").write_text("include-system-site-packages = false\nversion = 3.8.10\n")
+    done = project.launch("submit", "good.yaml", check=2)
+    assert f"run.python: {venv}/bin/python is Python 3.8.10: ranks need 3.9 or newer" in done.stderr
+    project.launch("submit", "good.yaml", "--dry-run", "--set", "run={command: [true]}", "--set", "run.script=null")
+
+
+def test_more_ranks_than_cores_are_no_mistake_and_worth_a_word(project):
+    done = project.launch("submit", "good.yaml", "--dry-run", "--set", "resources.ranks_per_node=999")
+    assert re.search(r"^warning: 999 ranks take turns on the \d+ cores of this machine$", done.stderr, re.MULTILINE)
 
 
 def test_init_from_a_script(project):

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from launcher.ids import parse_run_id
-from launcher.plan.build import build, check, check_code, gpus_per_node, ranks_per_node
-from launcher.plan.facts import Machine, Project, RunIdentity
+from launcher.plan.build import build, check, check_code, crowded, gpus_per_node, ranks_per_node
+from launcher.plan.facts import Machine, Misfit, Project, RunIdentity
 from launcher.plan.model import FrozenCode, Plan
 from launcher.plan.preload import TORCH, TRAINER
 from launcher.spec.model import Budget, JobSpec, NodeRange, Recovery, Resources, RunOptions, Secret
@@ -274,3 +274,30 @@ def test_a_module_may_be_in_the_pythons_of_the_nodes_alone():
 
 def test_more_ranks_than_gpus_is_fine_where_gpus_are_not_used():
     assert problems(spec(resources=Resources(ranks_per_node=8, gpus_per_node=0)), GPU) == set()
+
+
+@pytest.mark.parametrize(
+    ("resources", "machine", "words"),
+    [
+        (Resources(), CPU, ""),
+        (Resources(ranks_per_node=8), CPU, ""),
+        (Resources(ranks_per_node=9), CPU, "9 ranks take turns on the 8 cores of this machine"),
+        (Resources(ranks_per_node=5, nodes=NodeRange(1, 2)), CPU, "10 ranks take turns on the 8 cores of this machine"),
+        (Resources(ranks_per_node=4, cpus_per_rank=2), CPU, ""),
+        (
+            Resources(ranks_per_node=4, cpus_per_rank=3),
+            CPU,
+            "4 ranks with 3 threads each take turns on the 8 cores of this machine",
+        ),
+        (Resources(ranks_per_node=64), APART, ""),
+    ],
+)
+def test_more_than_the_machine_has(resources, machine, words):
+    assert crowded(resources, machine) == words
+
+
+def test_a_module_that_nobody_has_is_a_problem_where_the_interpreter_here_runs_the_ranks():
+    lacking = Misfit("run.script", "train.py:3: no module tqdm in .venv", "uv add tqdm")
+    project = replace(PROJECT, lacking=(lacking,))
+    assert check(spec(), CPU, project, ()) == [lacking]
+    assert check(spec(), APART, project, ()) == []

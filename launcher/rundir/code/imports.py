@@ -1,14 +1,31 @@
-"""What a script imports that neither the standard library nor the user's own code has. Reads text, runs nothing."""
+"""What a script imports that neither the standard library nor the user's own code has. Reads text, runs nothing.
+
+Of all that it may import, preloading asks; of what it surely imports, whoever looks for modules that are missing.
+"""
 
 import ast
 import posixpath
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from functools import cache, lru_cache
+from typing import NamedTuple
 
 UNKNOWN = "*"
 _MOST_FILES, _MOST_BYTES = 500, 2_000_000  # half a second of parsing
+_OF_SYS = frozenset(("path", "path_hooks", "meta_path", "modules"))  # what decides there of where modules come from
+_BRING_MODULES = frozenset(("ensurepip", "pip", "pkg_resources", "site", "uv", "zipimport"))
+_INSTALLS = re.compile(r"\b(?:pip3?|uv|conda|mamba|easy_install)\b")
+_TELLING = (ast.Import, ast.ImportFrom, ast.Attribute, ast.Constant, ast.Name)
+
+
+class SureImport(NamedTuple):
+    """A module that is imported whenever the entry runs."""
+
+    path: str
+    line: int
+    module: str
 
 
 def third_party_imports(read: Callable[[str], bytes | None], entry: str, own_folders: Iterable[str] = ()) -> set[str]:
@@ -18,15 +35,15 @@ def third_party_imports(read: Callable[[str], bytes | None], entry: str, own_fol
     own: set[str] = set()
     named: set[str] = set()
     waiting, seen, bytes_left = [entry], {entry}, _MOST_BYTES
-    bases = list(dict.fromkeys([*_parents(entry), *("" if folder == "." else folder for folder in own_folders)]))
+    bases = _bases(entry, own_folders)
     while waiting:
         path = waiting.pop()
         text = text_of(path)
         bytes_left -= len(text or b"")
-        modules = _modules(text) if text is not None and bytes_left >= 0 and len(seen) <= _MOST_FILES else None
-        if modules is None:
+        known = _read(text) if text is not None and bytes_left >= 0 and len(seen) <= _MOST_FILES else None
+        if known is None:
             return {UNKNOWN}
-        for module, level in modules:
+        for module, level in known.modules:
             files = [file for file in _files(module, level, path, bases) if text_of(file) is not None]
             if level == 0:
                 (own if files else named).add(module)
@@ -34,6 +51,27 @@ def third_party_imports(read: Callable[[str], bytes | None], entry: str, own_fol
             seen.update(files)
     theirs = sys.stdlib_module_names | {_top(module) for module in own}
     return {module for module in named if _top(module) not in theirs}
+
+
+def sure_imports(read: Callable[[str], bytes | None], entry: str, own_folders: Iterable[str] = ()) -> list[SureImport]:
+    """Those that stand by themselves at the top of the entry, and of what of the code it imports so; not those in a
+    `try`, an `if`, a function. None where a file may change from where modules come."""
+    bases = _bases(entry, own_folders)
+    found = list[SureImport]()
+    waiting, seen = [entry], {entry}
+    while waiting and len(seen) <= _MOST_FILES:
+        path = waiting.pop(0)
+        known = _read(read(path) or b"")
+        if known is None or known.decides:
+            return []
+        for module, level, line in known.sure:
+            files = [file for part in _with_packages(module) for file in _files(part, level, path, bases)]
+            there = [file for file in files if read(file) is not None]
+            if level == 0 and not there:
+                found.append(SureImport(path, line, module))
+            waiting += [file for file in there if file not in seen]
+            seen.update(there)
+    return found
 
 
 def syntax_error(text: bytes, path: str) -> str:
@@ -49,23 +87,63 @@ def syntax_error(text: bytes, path: str) -> str:
     return ""
 
 
+def _bases(entry: str, own_folders: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys([*_parents(entry), *("" if folder == "." else folder for folder in own_folders)]))
+
+
 def _top(module: str) -> str:
     return module.partition(".")[0]
 
 
-def _modules(text: bytes) -> set[tuple[str, int]] | None:
-    """(dotted name, dots before it) of everything that the text may import; None where it is not Python."""
+class _Text(NamedTuple):
+    """What is to be known of a file."""
+
+    modules: frozenset[tuple[str, int]]  # (dotted name, dots before it) of everything that it may import
+    sure: tuple[tuple[str, int, int], ...]  # (dotted name, dots, line) of what it imports whenever it is imported
+    decides: bool  # whether modules may come from elsewhere, or be installed, once it has run
+
+
+@lru_cache(_MOST_FILES)
+def _read(text: bytes) -> _Text | None:
+    """None where it is not Python."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the user's code: an invalid escape is not ours to report
             tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    return {(part, level) for name, level in _named(tree) for part in _with_packages(name)}
+    nodes = [node for node in ast.walk(tree) if isinstance(node, _TELLING)]
+    modules = frozenset((part, level) for name, level in _named(nodes) for part in _with_packages(name))
+    sure = [(name, level, node.lineno) for node in tree.body for name, level in _imported(node)]
+    return _Text(modules, tuple(sure), any(map(_decides_of_imports, nodes)))
 
 
-def _named(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(tree):
+def _imported(statement: ast.stmt) -> list[tuple[str, int]]:
+    if isinstance(statement, ast.Import):
+        return [(alias.name, 0) for alias in statement.names]
+    return [(statement.module or "", statement.level)] if isinstance(statement, ast.ImportFrom) else []
+
+
+def _decides_of_imports(node: ast.AST) -> bool:
+    match node:
+        case ast.Attribute(value=ast.Name(id="sys"), attr=name):
+            return name in _OF_SYS
+        case ast.Import(names=names):
+            return any(_top(one.name) in _BRING_MODULES or (one.name == "sys" and one.asname) for one in names)
+        case ast.ImportFrom(module="sys", names=names):
+            return any(one.name in {*_OF_SYS, "*"} for one in names)
+        case ast.ImportFrom(module=str(module), level=0):
+            return _top(module) in _BRING_MODULES
+        case ast.Constant(value=str(text)):
+            return _INSTALLS.search(text) is not None
+        case ast.Name(id=name):
+            return name in ("exec", "__import__")
+        case _:
+            return False
+
+
+def _named(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((alias.name, 0) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -1,6 +1,6 @@
 import pytest
 
-from launcher.rundir.code.imports import third_party_imports
+from launcher.rundir.code.imports import sure_imports, third_party_imports
 
 
 def imports(entry="train.py", **files):
@@ -90,3 +90,69 @@ def test_too_much_to_read_is_unknown():
     assert imports(train="import big", big="x = 1\n" * 400_000) == {"*"}
     many = {f"m{number}.py": f"import m{number + 1}".encode() for number in range(600)}
     assert third_party_imports(many.get, "m0.py") == {"*"}
+
+
+def sure(entry="train.py", **files):
+    texts = {name.replace("__", "/") + ".py": text.encode() for name, text in files.items()}
+    return [(one.path, one.line, one.module) for one in sure_imports(texts.get, entry)]
+
+
+def test_what_stands_by_itself_at_the_top_is_surely_imported():
+    text = '"""About it."""\nimport os\nimport json, tqdm.auto\n\nx = 1\nfrom torch.nn import Linear\n'
+    assert [one for one in sure(train=text) if one[2] not in ("os", "json")] == [
+        ("train.py", 3, "tqdm.auto"),
+        ("train.py", 6, "torch.nn"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "try:\n    import tqdm\nexcept ImportError:\n    tqdm = None",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import tqdm",
+        "if 1:\n    import tqdm",
+        "def f():\n    import tqdm",
+        "class C:\n    import tqdm",
+        "with open('x'):\n    import tqdm",
+        "from . import tqdm",
+        "from .tqdm import bar",
+    ],
+)
+def test_what_has_a_way_out_is_not(text):
+    assert "tqdm" not in {module for _, _, module in sure(train=text)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import sys\nsys.path.insert(0, 'lib')\n",
+        "from sys import path\npath.append('lib')\n",
+        "import sys as system\nsystem.path.append('lib')\n",
+        "import sys\nsys.modules['tqdm'] = object()\n",
+        "import site\nsite.addsitedir('lib')\n",
+        "import subprocess\nsubprocess.run(['pip', 'install', 'tqdm'])\n",
+        "import os\nos.system('uv pip install tqdm')\n",
+        "exec(open('setup_path.py').read())\n",
+        "def f(:\n",
+    ],
+)
+def test_of_a_file_that_decides_from_where_modules_come_nothing_is_known(text):
+    assert sure(train=f"{text}import tqdm") == []
+    assert sure(train="import lib\nimport tqdm", lib=text) == []
+
+
+def test_a_word_for_something_else_decides_nothing():
+    text = "import sys\nprint(sys.argv, 'pipeline')\nimport tqdm"
+    assert ("train.py", 3, "tqdm") in sure(train=text)
+
+
+def test_what_the_code_imports_by_itself_is_followed():
+    texts = {
+        "train.py": b"import lib.net\nimport lib.other",
+        "lib/__init__.py": b"import two",
+        "lib/net.py": b"import one",
+        "lib/other.py": b"try:\n    import lib.more\nexcept ImportError:\n    pass",
+        "lib/more.py": b"import three",
+    }
+    found = sure_imports(texts.get, "train.py")
+    assert sorted(found) == [("lib/__init__.py", 1, "two"), ("lib/net.py", 1, "one")]
