@@ -187,6 +187,7 @@ class Failure(msgspec.Struct, frozen=True):
     rank: int | None = None
     node: int | None = None
     where: str | None = None
+    left_out: str = ""  # the file of the project that was missed, and that was not frozen
     log: str | None = None  # relative to the run directory
     tail: tuple[str, ...] = ()  # last lines of that log
     at: float = 0.0

@@ -1,5 +1,6 @@
 """Facts → status: one pure, total function. No clock, no disk; failure is never read from a file's age."""
 
+import re
 import time
 from typing import assert_never
 
@@ -21,6 +22,7 @@ from launcher.rundir.records import (
 from launcher.status.facts import RunFacts
 from launcher.words import Cause, State, exit_of
 
+_PLAIN = re.compile(r"[\w./-]+")
 _HERE = frozenset({"up", "spare", "waiting", "unknown"})  # what is said of nodes while a run goes on
 _OLD_S = 10.0  # a coordinator writes once a second
 
@@ -140,6 +142,8 @@ def next_command(run: str, state: State, cause: Cause | None = None, own: RunSta
     match state:
         case State.QUEUED | State.STARTING | State.RUNNING | State.REGROUPING:
             return f"launch logs {run} -f"
+        case State.FAILED if cause is Cause.USER_ERROR and (name := _left_out(own)):
+            return f"launch resume {run} --code --set 'code.include+=[{name}]'"
         case State.FAILED if cause is Cause.USER_ERROR or (cause is Cause.KILLED and _place(own)):
             return f"mend {_place(own) or 'the code'}, then launch resume {run} --code"
         case State.FAILED | State.CANCELLED | State.LOST:
@@ -148,6 +152,12 @@ def next_command(run: str, state: State, cause: Cause | None = None, own: RunSta
             return ""
         case _:
             assert_never(state)
+
+
+def _left_out(own: RunState | None) -> str:
+    """The file that was not frozen, where that is why it failed, and as far as a shell takes the name as it is."""
+    name = own.failure.left_out if own is not None and own.failure is not None else ""
+    return name if _PLAIN.fullmatch(name) else ""
 
 
 def _place(own: RunState | None) -> str:

@@ -98,6 +98,7 @@ def test_data_that_git_ignores_is_named_and_can_be_taken_along(lab):
     assert "data/words.txt was not frozen with the code: it would be missed again" in ended["text"]
     page = lab.launch("status", run).stdout
     assert f"it ran in {lab.run_dir(run)}/code, a copy of {lab.project} as it was at submit" in page
+    assert f"next  launch resume {run} --code --set 'code.include+=[data/words.txt]'\n" in page
     assert f"data/words.txt is in {lab.project} and was not frozen" in page
     way_out = f"launch resume {run} --code --set 'code.include+=[data/words.txt]'"
     assert f"hint: {way_out} freezes it too" in page

@@ -144,6 +144,19 @@ def test_a_crash_at_a_place_in_the_code_is_mended_there(cause, where, next_):
     assert derive(facts(state=state(State.FAILED, cause=cause, failure=failure))).next == next_
 
 
+@pytest.mark.parametrize(
+    ("name", "next_"),
+    [
+        ("data/words.txt", "launch resume job-abcd --code --set 'code.include+=[data/words.txt]'"),
+        ("'; rm -rf ~; '", "mend train.py:4, then launch resume job-abcd --code"),
+    ],
+)
+def test_a_file_that_was_not_frozen_is_taken_along(name, next_):
+    failure = Failure(Cause.USER_ERROR, "it failed", 1, 1, where="train.py:4 in step", left_out=name)
+    told = state(State.FAILED, cause=Cause.USER_ERROR, failure=failure)
+    assert derive(facts(state=told)).next == next_
+
+
 def test_a_lost_run_can_be_resumed_and_shows_no_process():
     rank = RankState(0, 0, 4711, "running", 7)
     lost = derive(facts(state=state(ranks=(rank,), checkpoint=6), living=Living()))

@@ -89,6 +89,7 @@ def failure_of(event: Event, log: str | None = None, tail: tuple[str, ...] = ())
         rank=event.rank,
         node=event.node,
         where=event.where,
+        left_out=event.left_out,
         log=log,
         tail=tail,
         at=event.at,
