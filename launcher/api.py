@@ -23,6 +23,7 @@ import msgspec
 
 from launcher.clusters.kinds import kind_named, of_kind
 from launcher.clusters.protocol import (
+    BringsOutputs,
     CancelReport,
     Discovers,
     Forgives,
@@ -36,7 +37,7 @@ from launcher.clusters.protocol import (
 from launcher.errors import BadInput, LaunchError, NoSuchRun, Refused
 from launcher.ids import LAST, RunId, parse_run_id
 from launcher.rundir import registry
-from launcher.rundir.attempts import attempts, newest, read_intent, remains
+from launcher.rundir.attempts import attempts, newest, read_intent, read_plan, remains
 from launcher.rundir.durable import readable, write_record
 from launcher.rundir.layout import RunDir
 from launcher.rundir.locks import locked
@@ -190,6 +191,34 @@ class Run:
         self.status()
         run = RunDir(self.path)
         return [line for place in _places_of(run) for line in place.fetch(run, checkpoint)]
+
+    def fetch_outputs(self) -> list[str]:
+        """Have what ranks wrote beside their code in `fetched-outputs` of the run's folder; a line for each place.
+
+        `run.outputs` of the spec says which files; without it all come that are none of the code's.
+        """
+        from launcher.rundir.code import outputs  # late: only for this
+        from launcher.rundir.drafts import new_draft, remove  # late: likewise
+
+        self.status()
+        run = RunDir(self.path)
+        plan = read_plan(run, attempts(run)[-1].number)
+        frozen = outputs.frozen_names(run, plan)
+        draft = new_draft(run.path)
+        try:
+            found = [(run.outputs, run.code)]
+            for place in _places_of(run):
+                if not isinstance(place, BringsOutputs):
+                    hint = f"hint: they lie in {run.code.name} of the run's folder there"
+                    raise Refused("what ranks have written beside their code is not brought from there", hint)
+                folders = place.bring_outputs(run, draft, frozen)
+                found += [(run.outputs / one.parent.name if len(folders) > 1 else run.outputs, one) for one in folders]
+            wanted = plan.spec.run.outputs
+            taken = [(at, outputs.take(code, outputs.written(code, frozen, wanted), at)) for at, code in found]
+        finally:
+            remove(draft)
+        lines = [f"outputs, {len(files)} file{'s'[: len(files) != 1]}: {at}" for at, files in taken if files]
+        return lines or ["no outputs: ranks have written nothing" + (f" of {', '.join(wanted)}" if wanted else "")]
 
     def export(
         self, file: str | Path, *, step: int | None = None, best: bool = False, model: str | None = None,

@@ -11,6 +11,7 @@ EXAMPLES = """
   launch fetch last                       logs, metrics, the newest whole checkpoint and the best
   launch fetch resnet --checkpoint 1200   and the checkpoint of this step
   launch fetch last --checkpoint none     logs and metrics alone; again brings only what is new
+  launch fetch last --outputs             and what the script wrote to relative paths
 """
 
 
@@ -20,12 +21,17 @@ def declare(arguments: Arguments) -> None:
         "--checkpoint", metavar="STEP", type=_which, default="newest", help="newest (default), none, or a step"
     )
 
+    arguments.add_argument(
+        "--outputs", action="store_true", help="and what ranks wrote beside their code; run.outputs says which files"
+    )
+
 
 def run(options: argparse.Namespace) -> int:
     show_news()
     one = api.run(options.run)
     lines = one.fetch(options.checkpoint)
-    for line in lines or [f"everything of {one.id} is written here: {one.path}"]:
+    outputs = one.fetch_outputs() if options.outputs else []
+    for line in [*(lines or [f"everything of {one.id} is written here: {one.path}"]), *outputs]:
         print(safe(line))
     return Exit.OK
 

@@ -116,6 +116,14 @@ class KeepsFilesElsewhere(Protocol):
 
 
 @runtime_checkable
+class BringsOutputs(Protocol):
+    """Kinds that can bring what ranks write beside their code on other machines."""
+
+    def bring_outputs(self, run: RunDir, draft: Path, frozen: Collection[str]) -> list[Path]:
+        """Have all files there but the frozen ones below this folder; gives a folder for each machine."""
+
+
+@runtime_checkable
 class ListsCheckpoints(Protocol):
     """Kinds that can say which checkpoints there are where the run is."""
 

@@ -123,6 +123,7 @@ class RunDir:
     state = NamedFile("state.json")
     logs = NamedFile("logs")
     metrics = NamedFile("metrics")
+    outputs = NamedFile("fetched-outputs")  # what was fetched of that which ranks wrote beside their code
     origin = NamedFile("origin.json")  # the commit that its code was at
     labels = NamedFile("labels.json")  # what people call it and say of it
     labels_lock = NamedFile(".labels-lock")

@@ -57,6 +57,9 @@ RUN = Section(
         Field("preload", ListOf(Text("a module name", _MODULE)),
               "Modules that are imported once per node before ranks are forked; by default torch, where the code "
               "imports it or what is known to", example="[torch, torchvision]"),
+        Field("outputs", ListOf(InnerPath("a pattern of paths", "the project"), may_be_blank=True),
+              "Patterns of what ranks write beside their code, for `launch fetch --outputs`; by default all of it",
+              example="[results/]"),
     ),
     checks=(checks.one_entry, checks.preload_needs_python),
     required=True,

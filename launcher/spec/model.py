@@ -29,6 +29,7 @@ class RunOptions(Struct, frozen=True):
     setup: str | None = None
     python: str | None = None
     preload: tuple[str, ...] | None = None  # None: decided from what the code imports
+    outputs: tuple[str, ...] = ()  # patterns of what ranks write beside their code; none: all of it
 
 
 class Resources(Struct, frozen=True):

@@ -48,6 +48,7 @@ def test_every_option() -> None:
             setup="echo one\necho two\n",
             python=".venv/bin/python",
             preload=("torch", "torch.distributed"),
+            outputs=("results/", "*.csv"),
         ),
         resources=Resources(NodeRange(2, 4), None, 0, 8, 63.5, 95_400.0),
         env={"A": "010", "B": "yes", "C": "12:30:45", "D": "", "E": "lines\n", "F": "null", "g_1": "a=b c"},

@@ -27,6 +27,19 @@ def test_follow_gives_the_run_s_exit_code(desk):
     assert "so long" in done.stdout and "ValueError: bad shape" in done.stderr
 
 
+def test_what_ranks_write_beside_their_code_comes_home_by_host(desk):
+    desk.script("writes.py", "import os\nopen(f'rank-{os.environ[\"RANK\"]}.txt', 'w').write('x' * 100)\n")
+    resources = "resources: {nodes: 2, ranks_per_node: 1}\n"
+    run = desk.submit(desk.spec(f"name: writes\nrun: {{script: writes.py}}\n{resources}"), "--on", "pool")
+    desk.wait(run)
+    for _ in range(2):
+        said = desk.launch("fetch", run, "--outputs").stdout
+        assert f"outputs, 1 file: {desk.run_dir(run)}/fetched-outputs/node0" in said
+        folder = desk.run_dir(run) / "fetched-outputs"
+        files = {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+        assert files == {"node0/rank-0.txt": 100, "node1/rank-1.txt": 100}
+
+
 def test_nothing_of_ours_and_no_code_is_sent_twice(desk):
     first = desk.launch("submit", desk.job(5), "--on", "pool")
     assert "node0: code, " in first.stderr

@@ -92,6 +92,11 @@ class SshCluster:
 
         return fetch.fetch(run, checkpoint)
 
+    def bring_outputs(self, run: RunDir, draft: Path, frozen: Collection[str]) -> list[Path]:
+        from launcher.clusters.ssh.results import fetch  # late: `launch status` needs none of it
+
+        return fetch.bring_outputs(run, draft, frozen)
+
     def bring_newest(self, run: RunDir) -> None:
         from launcher.clusters.ssh.results import fetch  # late: `launch status` needs none of it
 

@@ -1,6 +1,7 @@
 """Results come home: the logs, metrics and chosen checkpoints of a run on hosts, resumable and verified."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 
 from launcher.clusters.mirror import fetch as mirror
 from launcher.clusters.mirror import logs, tails
@@ -9,8 +10,8 @@ from launcher.clusters.ssh.host_clients import ask_all
 from launcher.clusters.ssh.messages import LIMIT_S, MOST_OF_TAILS, AskTails, Tails
 from launcher.clusters.ssh.results.checkpoints import holders_of
 from launcher.clusters.ssh.run_hosts import is_there, places_ever, places_of
-from launcher.errors import LaunchError
-from launcher.hostlink.parallel import failures
+from launcher.errors import LaunchError, Unreachable
+from launcher.hostlink.parallel import failures, reasons
 from launcher.rundir.layout import AttemptDir, RunDir
 
 _MOST_AT_ONCE = 16 << 30
@@ -44,30 +45,45 @@ def bring_newest(run: RunDir) -> None:
     bring_logs(run)
 
 
+def bring_outputs(run: RunDir, draft: Path, frozen: Collection[str]) -> list[Path]:
+    """Have what ranks wrote beside their code on each host below this folder; gives the folder of each host."""
+    known = {f"{run.code.name}/{name}": logs.ALL for name in frozen}
+    places = places_ever(run)
+    folders = {name: draft / f"{number:03d}" / name.replace("/", "_") for number, name in enumerate(places)}
+
+    def fetch_from(client: HostClient) -> None:
+        _follow(client, run, (run.code.name,), known, folders[client.place.host.name])
+
+    if troubles := failures(ask_all([*places.values()], fetch_from)):
+        raise Unreachable(*reasons(troubles), f"hint: launch fetch {run.id} --outputs again, once they answer")
+    return [folder / run.code.name for folder in folders.values() if (folder / run.code.name).is_dir()]
+
+
 def _bring(run: RunDir, places: Iterable[Place]) -> dict[str, LaunchError]:
     """What is new on these hosts; gives those that could not be asked."""
     known = logs.known(run, is_there)
+    return failures(ask_all([*places], lambda client: _follow(client, run, logs.FOLDERS, known, run.path)))
 
-    def fetch_from(client: HostClient) -> None:
-        mine, left = dict(known), _MOST_AT_ONCE
-        for _ in range(_MOST_ANSWERS):
-            question = AskTails(run.id, client.place.workdir, logs.FOLDERS, mine)
-            grown, files = client.ask_with_files(question, Tails, lambda one: one.parts, MOST_OF_TAILS, LIMIT_S)
-            brought = False
-            for tail in files:
-                if tail.at != mine.get(tail.name, 0):
-                    raise client.confused(f"{tail.name[:100]!r} from byte {tail.at} on was not asked for")
-                try:
-                    tails.put(run.path, logs.FOLDERS, tail)
-                except LaunchError as error:
-                    raise LaunchError(f"{client.place.host.name}: {error}") from error
-                brought = brought or bool(tail.content) or tail.name not in mine
-                mine[tail.name] = tail.at + len(tail.content)
-                left -= len(tail.content)
-            if left <= 0:
-                break
-            if not grown.more or not brought:
-                return
-        raise LaunchError(f"{client.place.host.name}: has more logs than are brought at once")
 
-    return failures(ask_all([*places], fetch_from))
+def _follow(client: HostClient, run: RunDir, folders: tuple[str, ...], known: Mapping[str, int], root: Path) -> None:
+    """What is new in these folders of the run on a host, put below this one."""
+    mine, left = dict(known), _MOST_AT_ONCE
+    for _ in range(_MOST_ANSWERS):
+        question = AskTails(run.id, client.place.workdir, folders, mine)
+        grown, files = client.ask_with_files(question, Tails, lambda one: one.parts, MOST_OF_TAILS, LIMIT_S)
+        brought = False
+        for tail in files:
+            if tail.at != mine.get(tail.name, 0):
+                raise client.confused(f"{tail.name[:100]!r} from byte {tail.at} on was not asked for")
+            try:
+                tails.put(root, folders, tail)
+            except LaunchError as error:
+                raise LaunchError(f"{client.place.host.name}: {error}") from error
+            brought = brought or bool(tail.content) or tail.name not in mine
+            mine[tail.name] = tail.at + len(tail.content)
+            left -= len(tail.content)
+        if left <= 0:
+            break
+        if not grown.more or not brought:
+            return
+    raise LaunchError(f"{client.place.host.name}: has more than is brought at once")
