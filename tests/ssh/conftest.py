@@ -13,6 +13,10 @@ def desk(tmp_path, hosts):
     """A project and a state folder here; when the test is over, no process of its runs may be left on any host."""
     desk = Desk(tmp_path, hosts)
     yield desk
-    for courier in desk.own("ssh.host.courier"):  # it waits for hosts that the test has taken away
-        desk.kill(courier)
-    desk.until("the end of every process of its runs", lambda: not desk.everything(), timeout_s=40)
+
+    def over():
+        for courier in desk.own("ssh.host.courier"):  # it waits for hosts that the test has taken away
+            desk.kill(courier)
+        return not desk.everything()
+
+    desk.until("the end of every process of its runs", over, timeout_s=40)
