@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from launcher import api
 from launcher.cli import figures
 from launcher.cli.arguments import Arguments
-from launcher.cli.terminal import columns, is_terminal, paint, safe, to_json
+from launcher.cli.terminal import fitting, is_terminal, paint, safe, to_json, width_of
 from launcher.errors import Exit
 from launcher.status.checkpoints import Checkpoint, Condition
 from launcher.status.series import better
@@ -24,6 +24,7 @@ with the best monitored value, which is shown; `launch export` writes its weight
 """
 _FEW = 2
 _HEAD = ("STEP", "KIND", "SAVED", "SIZE", "WORLD", "VALUES", "STATE")
+_LESS = ("WORLD", "SIZE", "SAVED", "KIND", "VALUES")  # what goes first where a terminal is too narrow
 _VALUES = _HEAD.index("VALUES")
 _COLOURS = {Condition.VERIFIED: "green", Condition.DAMAGED: "red", Condition.SET_ASIDE: "yellow"}
 
@@ -63,7 +64,7 @@ def _table(found: Sequence[Checkpoint]) -> list[str]:
     table = [_HEAD, *map(_row, found)]
     if not any(noted_text(checkpoint.info) for checkpoint in found):
         table = [(*row[:_VALUES], *row[_VALUES + 1 :]) for row in table]
-    head, *rows = columns(table)
+    head, *rows = fitting(table, _LESS, width_of(sys.stdout))
     colours = [_COLOURS.get(checkpoint.state, "") for checkpoint in found]
     return [paint(head, "dim"), *(paint(row, colour) for row, colour in zip(rows, colours, strict=True))]
 

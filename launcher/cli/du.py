@@ -1,11 +1,12 @@
 """`launch du`: what runs take of the disk."""
 
 import argparse
+import sys
 
 from launcher import api
 from launcher.cli import figures
 from launcher.cli.arguments import RUN_HELP, Arguments
-from launcher.cli.terminal import columns, paint, safe, to_json
+from launcher.cli.terminal import fitting, paint, safe, to_json, width_of
 from launcher.errors import Exit
 from launcher.rundir.removal import Usage, size_of, unused_code
 
@@ -14,6 +15,7 @@ EXAMPLES = """
   launch du resnet --json    of this one, in bytes
 """
 _HEAD = ("RUN", "STATE", "TOTAL", "CHECKPOINTS", "LOGS", "CODE")
+_LESS = ("CODE", "LOGS", "CHECKPOINTS", "STATE")  # what goes first where a terminal is too narrow
 
 
 def declare(arguments: Arguments) -> None:
@@ -31,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     rows = [
         (safe(one.id), states.get(one.id, "-"), *map(figures.size, _plain(usage).values())) for one, usage in measured
     ]
-    lines = columns([_HEAD, *rows])
+    lines = fitting([_HEAD, *rows], _LESS, width_of(sys.stdout))
     print("\n".join([paint(lines[0], "dim"), *lines[1:]]))
     if not options.runs:
         unused = unused_code({one.path.parent for one in chosen})

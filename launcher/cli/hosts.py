@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from launcher.cli import figures
 from launcher.cli.arguments import Arguments
-from launcher.cli.terminal import columns, paint, safe, show_news, to_json
+from launcher.cli.terminal import fitting, paint, safe, show_news, to_json, width_of
 from launcher.errors import BadInput, Exit, LaunchError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ EXAMPLES = """
 """
 _CLOCK_S = 5.0
 _HEAD = ("HOST", "STATE", "GPUS", "CPUS", "TAKEN BY", "PYTHON", "TORCH", "DISK FREE", "CLOCK")
+_LESS = ("CLOCK", "PYTHON", "TORCH", "DISK FREE", "CPUS")  # what goes first where a terminal is too narrow
 
 
 def declare(arguments: Arguments) -> None:
@@ -91,7 +92,7 @@ def _show(pools: "dict[str, Ssh]", *, as_json: bool) -> int:
             continue
         print(paint(f"{safe(name)}:", "dim"))
         rows = [_row(found[host]) if host in found else _silent(host, troubles[host]) for host in order]
-        for line, host in zip(columns([_HEAD, *rows], indent="  "), ["", *order], strict=True):
+        for line, host in zip(fitting([_HEAD, *rows], _LESS, width_of(sys.stdout), "  "), ["", *order], strict=True):
             print(line if not host or host in found else paint(line, "red"))
         for error in troubles.values():
             print("\n".join(f"  {safe(line)}" for line in error.lines), file=sys.stderr)

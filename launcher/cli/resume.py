@@ -24,7 +24,7 @@ def declare(arguments: Arguments) -> None:
         "--anew", action="store_true", help="begin from nothing where no checkpoint is whole on the hosts that are here"
     )
     arguments.add_argument("--code", action="store_true", help="with the project's code as it is now, a bug mended say")
-    arguments.add_argument("--follow", action="store_true", help="show its log; ends with the run's exit code")
+    arguments.add_argument("-f", "--follow", action="store_true", help="show its log; ends with the run's exit code")
 
 
 def run(options: argparse.Namespace) -> int:

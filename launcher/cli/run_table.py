@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.cli.run_columns import USUAL, RunRow, cell, with_about
-from launcher.cli.terminal import columns, cut, paint, state_colour
+from launcher.cli.terminal import fitting, paint, state_colour
 from launcher.rundir.layout import RunDir
 from launcher.status.derive import RunStatus
 from launcher.words import State
@@ -44,12 +44,7 @@ def _any_labels(rows: Sequence[RunRow], wanted: Sequence[str]) -> bool:
 
 def _fitting(rows: Sequence[RunRow], now: float, wanted: Sequence[str], width: int | None) -> list[str]:
     cells = {name: [name.upper(), *(cell(row, name, now) for row in rows)] for name in wanted}
-    for less in ("", *_LESS):
-        cells.pop(less, None)
-        lines = columns([*zip(*cells.values(), strict=True)])
-        if width is None or max(map(len, lines)) <= width:
-            break
-    return lines if width is None else [cut(line, width) for line in lines]
+    return fitting([*zip(*cells.values(), strict=True)], [name.upper() for name in _LESS], width)
 
 
 def _active(status: RunStatus) -> bool:

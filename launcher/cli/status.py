@@ -12,7 +12,7 @@ from launcher.cli.page import page
 from launcher.cli.run_columns import MORE, USUAL, RunRow, place, unknown, with_about
 from launcher.cli.run_table import Table, table
 from launcher.cli.selection import age, declare_selection, selected, selects
-from launcher.cli.terminal import Screen, is_terminal, size, to_json
+from launcher.cli.terminal import Screen, is_terminal, to_json, width_of
 from launcher.errors import BadInput, Exit, NoSuchRun
 from launcher.status.derive import RunStatus
 from launcher.words import State
@@ -97,7 +97,7 @@ def _rows(options: argparse.Namespace, fresh_s: float = 0.0) -> list[RunRow]:
 
 def _table(rows: list[RunRow], options: argparse.Namespace) -> Table:
     wanted = USUAL if options.columns is None else tuple(dict.fromkeys(("run", "state", *options.columns)))
-    width = size(sys.stdout)[0] if is_terminal(sys.stdout) else None
+    width = width_of(sys.stdout)
     asked = selects(options) or bool(options.limit or options.since)
     if asked and not rows:
         return Table([], "no such runs; `launch status --all` shows all")

@@ -97,6 +97,25 @@ def columns(rows: Sequence[Sequence[str]], indent: str = "") -> list[str]:
     return [indent + "  ".join(row).rstrip() for row in padded]
 
 
+def fitting(table: Sequence[Sequence[str]], less: Sequence[str], width: int | None, indent: str = "") -> list[str]:
+    """As `columns`, the first row the heads; those in `less` go one after the other until no line is wider than that.
+
+    What is too wide even so is cut.
+    """
+    for name in ("", *less):
+        kept = [at for at, head in enumerate(table[0]) if head != name]
+        table = [[row[at] for at in kept] for row in table]
+        lines = columns(table, indent)
+        if width is None or max(map(len, lines)) <= width:
+            return lines
+    return [cut(line, width or 0) for line in lines]
+
+
+def width_of(stream: TextIO) -> int | None:
+    """Of a terminal; what is read by a program has none."""
+    return size(stream)[0] if is_terminal(stream) else None
+
+
 class Screen:
     """A block of lines at the end of a terminal that is drawn over and over."""
 
