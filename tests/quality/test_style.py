@@ -1,9 +1,11 @@
 """The linters are tests like any other, so that one command runs everything."""
 
+import ast
 import re
 from pathlib import Path
 
 from tests.docs import reference
+from tests.docs.site import page_files
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,3 +50,32 @@ def test_every_suppression_gives_its_reason():
 def test_the_pages_that_are_made_from_the_code_are_current():
     stale = [name for name, text in reference.pages().items() if (reference.DOCS / name).read_text() != text]
     assert not stale, f"{', '.join(stale)}: run python -m tests.docs.reference"
+
+
+def test_every_link_leads_to_a_file():
+    """The site's build looks at those between pages, and at their anchors; here it is all."""
+    lost = []
+    for page in page_files():
+        text = re.sub(r"^```.*?^```$|`[^`\n]+`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text)
+        lost += [f"{page.relative_to(ROOT)}: {link}" for link in links if not (page.parent / link).exists()]
+    assert lost == []
+
+
+def test_every_variable_of_ours_in_the_code_is_explained():
+    explained = {
+        name for names in (reference.OF_THE_USER, reference.OF_A_RANK, reference.OF_A_LISTENER) for name in names
+    }
+    ours = {name for name in explained if name.startswith("LAUNCH_")}
+    assert ours == reference.variables_in_the_code(), "tests/docs/reference.py has the words"
+
+
+def test_a_message_that_is_explained_is_one_of_ours():
+    """What stands in a table's first column is in the code, word by word."""
+    texts = [path.read_text() for path in (ROOT / "launcher").rglob("*.py")]
+    said = [node.value for text in texts for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
+    ours = "\n".join(one for one in said if isinstance(one, str))
+    rows = [line for line in (reference.DOCS / "troubleshooting.md").read_text().splitlines() if line.startswith("| `")]
+    assert len(rows) > 30
+    wanted = [part for row in rows for part in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
+    assert [part for part in wanted if part not in ours] == []
