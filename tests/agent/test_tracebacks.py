@@ -4,10 +4,12 @@ import json
 
 import pytest
 
+from launcher.agent.coordination.verdict import failure_of
 from launcher.agent.ranks.logfile import LogFile
 from launcher.agent.ranks.progress import ExceptionReport
-from launcher.agent.ranks.tracebacks import error_file_says, last_exception, likeliest
-from launcher.rundir.records import Raised
+from launcher.agent.ranks.tracebacks import error_file_says, last_exception, likeliest, stuck_at
+from launcher.rundir.records import Event, Raised
+from launcher.words import Cause
 
 LIBRARY = "/usr/lib/python3.11"
 REFUSED = "ConnectionRefusedError: [Errno 111] Connection refused"
@@ -154,3 +156,35 @@ def test_the_starters_word_is_taken_only_for_the_same_exception():
     assert likeliest(reported, None) is reported and likeliest(None, root) is root
     assert likeliest(reported, same) is reported
     assert likeliest(reported, root) is root
+
+
+STUCK = """\
+step 3
+Thread 0x00007f3494 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 982 in run
+Current thread 0x00007f3495 [python] (most recent call first):
+  File "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 70 in all_reduce
+  File "/home/u/train.py", line 4 in step
+  File "/home/u/train.py", line 9 in <module>
+  File "/opt/launcher/agent/zygote.py", line 520 in <module>
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "where"),
+    [
+        (STUCK, "train.py:4 in step"),
+        (f"{STUCK}{STUCK.replace('line 4', 'line 5')}", "train.py:5 in step"),
+        ('Thread 0x1 (most recent call first):\n  File "/a.py", line 1 in f\n', "a.py:1 in f"),
+        ("", ""),
+        ('  File "/a.py", line 1 in f\n', ""),
+    ],
+)
+def test_where_a_rank_is_stuck(log, where):
+    assert stuck_at(log.splitlines()) == where
+
+
+@pytest.mark.parametrize(("cause", "where"), [(Cause.HANG, "train.py:4 in step"), (Cause.KILLED, None)])
+def test_the_failure_of_a_hung_rank_names_the_place(cause, where):
+    failure = failure_of(Event(1.0, 1, "failure", "rank 0", cause=cause), "rank-00000.log", tuple(STUCK.splitlines()))
+    assert failure is not None and failure.where == where

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.agent.coordination.generation import Generation, Rank
+from launcher.agent.ranks.tracebacks import stuck_at
 from launcher.plan.model import Plan
 from launcher.recovery.classify import brief, classify, culprit, describe, evidence, failed
 from launcher.rundir.records import Event, Failure, RankExit
@@ -88,7 +89,7 @@ def failure_of(event: Event, log: str | None = None, tail: tuple[str, ...] = ())
         generation=event.generation,
         rank=event.rank,
         node=event.node,
-        where=event.where,
+        where=event.where or (stuck_at(tail) or None if event.cause is Cause.HANG else None),
         left_out=event.left_out,
         log=log,
         tail=tail,

@@ -110,6 +110,16 @@ def stacks_in(lines: Sequence[str]) -> list[str]:
     return found
 
 
+def stuck_at(tail: Sequence[str]) -> str:
+    """Where a rank was when its stacks were written into its log: the innermost frame of the user's own code."""
+    stacks = stacks_in(tail)
+    heads = [number for number, line in enumerate(stacks) if _THREAD.match(line)]
+    current = next((number for number in reversed(heads) if stacks[number].startswith("Current")), None)
+    begin = current if current is not None else heads[0] if heads else len(stacks)
+    frames = takewhile(lambda frame: frame is not None, map(_CRASH_FRAME.match, stacks[begin + 1 :]))
+    return _where([frame for frame in frames if frame is not None])
+
+
 def last_exception(tail: Sequence[str]) -> ExceptionReport | None:
     """What the end of a log says of a rank's end, for ranks that did not report it themselves."""
     crash = crash_in(tail)
