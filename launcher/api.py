@@ -29,12 +29,13 @@ from launcher.clusters.protocol import (
     Forgives,
     GivesUpHosts,
     KeepsFilesElsewhere,
+    KeptThere,
     ListsCheckpoints,
     Mends,
     Preview,
     Reaches,
 )
-from launcher.errors import BadInput, LaunchError, NoSuchRun, Refused
+from launcher.errors import BadInput, LaunchError, NoSuchRun, Refused, Unreachable
 from launcher.ids import LAST, RunId, parse_run_id
 from launcher.rundir import registry
 from launcher.rundir.attempts import attempts, newest, read_intent, read_plan, remains
@@ -122,11 +123,12 @@ class Run:
         return usage_of(run, folder)
 
     def remove(self) -> None:
-        """Take its folder and its name away. Raises Refused for a run that has not ended."""
-        from launcher.rundir.removal import remove_run  # late: only for tidying
-
+        """Take its folder and its name away, on other machines too. Raises Refused for a run that has not ended, and
+        Unreachable where a machine was silent, which keeps its part; then the run is still known here."""
         refuse_live(self.status())
-        remove_run(self.id, self.path)
+        told = remove([self])
+        if self.path.exists():
+            raise Unreachable(*(still_there(one) for one in told if one.silent or one.live))
 
     def label(
         self, *, add: Collection[str] = (), remove: Collection[str] = (), note: str | None = None,
@@ -324,6 +326,30 @@ class Run:
         from launcher.status.html import run_html  # late: for notebooks
 
         return run_html(self.status(WATCH_S), time.time())
+
+
+def remove(runs_: "Sequence[Run]", *, anyway: bool = False) -> list[KeptThere]:
+    """Take away these, which have ended: first on other machines, then here; but none that lives somewhere after all,
+    nor, unless `anyway`, one of which a silent machine may keep something. Gives what other machines say."""
+    from launcher.clusters.elsewhere import kept_elsewhere, remove_elsewhere  # late: only for tidying
+    from launcher.rundir.removal import remove_run, remove_unused_code, unused_code  # late: only for tidying
+
+    living = [one for one in kept_elsewhere([RunDir(one.path) for one in runs_]) if one.live]
+    live = {run_id for one in living for run_id in one.live}
+    told = remove_elsewhere([RunDir(one.path) for one in runs_ if one.id not in live])
+    kept = live | {run_id for one in told for run_id in (one.runs if one.silent and not anyway else one.live)}
+    for one in runs_:
+        if one.id not in kept:
+            remove_run(one.id, one.path)
+    remove_unused_code(unused_code({one.path.parent for one in runs_}))
+    return [*told, *living]
+
+
+def still_there(kept: KeptThere) -> str:
+    """What was not taken away of a machine, in a line."""
+    if kept.silent:
+        return f"{kept.where} was not asked: what it may keep of {', '.join(kept.runs)} stays there ({kept.silent})"
+    return f"{kept.where}: processes of {', '.join(kept.live)} are there: its files stay"
 
 
 def refuse_live(status: "RunStatus") -> None:

@@ -15,6 +15,7 @@ from typing import Any, assert_never
 
 from launcher import api
 from launcher.clusters.clusters_file import entry, merged
+from launcher.clusters.elsewhere import kept_elsewhere
 from launcher.clusters.inside.visit import relay
 from launcher.clusters.inside.words import VisitDeclined
 from launcher.clusters.kinds import of_kind
@@ -41,15 +42,17 @@ from launcher.clusters.login.messages import (
     Request,
     RunNews,
     SpecThere,
+    TidyRuns,
     VoidTokens,
 )
 from launcher.clusters.login.records import events_after
 from launcher.clusters.mirror import tails
 from launcher.clusters.mirror.holders import keep_file
 from launcher.clusters.mirror.logs import FOLDERS
+from launcher.clusters.protocol import KeptThere
 from launcher.errors import BadInput, Exit, LaunchError, NoSuchRun, Refused
 from launcher.hostlink.rpc.once import Runs, Token, tidy
-from launcher.hostlink.rpc.server import folder_of, serve, take_stdio
+from launcher.hostlink.rpc.server import folder_of, projects_in, serve, take_stdio
 from launcher.hostlink.rpc.wire import Outcome, encoded, greeting
 from launcher.hostlink.shipping import kept_trees
 from launcher.ids import RunId, parse_run_id
@@ -58,6 +61,7 @@ from launcher.rundir.attempts import attempts, read_intent
 from launcher.rundir.durable import make_dir, readable, write_all, write_bytes
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import AttemptEnd, RunState, StopRequest
+from launcher.rundir.removal import remove_tree, size_of
 from launcher.status.checkpoints import checkpoint_folder
 from launcher.status.derive import RunStatus
 from launcher.submission import Shipped, ShippedRun, open_shipped, prepare, reopen
@@ -109,6 +113,16 @@ def answer(request: Request) -> Any:
             return _run(request.run).cancel()
         case ForgiveNodes():
             return _run(request.run).pardon(request.hosts)
+        case AskCheckpoints() | AskStock() | GivePiece() | KeepPiece():
+            return _of_checkpoints(request)
+        case TidyRuns():
+            return _tidy(request)
+        case _:
+            assert_never(request)
+
+
+def _of_checkpoints(request: AskCheckpoints | AskStock | GivePiece | KeepPiece) -> Any:
+    match request:
         case AskCheckpoints():
             return list(_run(request.run).checkpoints(verify=request.verify))
         case AskStock():
@@ -119,8 +133,6 @@ def answer(request: Request) -> Any:
             return _piece(request)
         case KeepPiece():
             return _keep_piece(request)
-        case _:
-            assert_never(request)
 
 
 def _preview(request: AskPreview) -> PreviewThere:
@@ -259,6 +271,21 @@ def _piece(request: GivePiece) -> bytes:
     with open_file(folder, request.step, request.name, request.kind) as file:
         file.seek(request.at)
         return file.read(PIECE_BYTES)
+
+
+def _tidy(request: TidyRuns) -> list[KeptThere]:
+    known = dict(registry.registered())
+    there = [api.Run(run_id, known[run_id]) for run_id in request.runs if run_id in known and known[run_id].is_dir()]
+    live = {one.run for one in api.statuses(there) if not one.state.ended}
+    over = [one for one in there if one.id not in live]
+    sizes = {one.id: one.usage().total for one in there}
+    projects = kept_trees.idle(projects_in(request.folder), time.time())
+    code = sum(map(size_of, projects))
+    further = api.remove(over) if request.remove else kept_elsewhere([RunDir(one.path) for one in over])
+    if request.remove:
+        for tree in projects:
+            remove_tree(tree)
+    return [KeptThere("", sizes, code, tuple(one.id for one in there if one.id in live)), *further]
 
 
 def _run(run_id: RunId) -> api.Run:

@@ -118,18 +118,24 @@ def orphans(root: int, trees: Collection[int]) -> list[int]:
 
 def tagged(run_dir: str, uid: int) -> list[int]:
     """All processes of this user whose environment at exec names the run directory."""
-    wanted = f"{TAG}={run_dir}".encode()
-    found = []
+    return tagged_any([run_dir], uid)[run_dir]
+
+
+def tagged_any(run_dirs: Collection[str], uid: int) -> dict[str, list[int]]:
+    """For each of several run directories, by one look."""
+    wanted = {f"{TAG}={one}".encode(): one for one in run_dirs}
+    found: dict[str, list[int]] = {one: [] for one in run_dirs}
     for pid in pids():
         try:
             if os.stat(f"/proc/{pid}").st_uid != uid:
                 continue
             with open(f"/proc/{pid}/environ", "rb") as file:
-                environment = file.read().split(b"\0")
+                environment = set(file.read().split(b"\0"))
         except OSError:
             continue  # gone, or not ours to read: then it is not ours to end either
-        if wanted in environment and pid != os.getpid():
-            found.append(pid)
+        if pid != os.getpid():
+            for entry in wanted.keys() & environment:
+                found[wanted[entry]].append(pid)
     return found
 
 

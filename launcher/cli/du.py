@@ -2,17 +2,22 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 
 from launcher import api
 from launcher.cli import figures
 from launcher.cli.arguments import RUN_HELP, Arguments
-from launcher.cli.terminal import fitting, paint, safe, to_json, width_of
+from launcher.cli.terminal import columns, fitting, paint, safe, to_json, width_of
+from launcher.clusters.elsewhere import kept_elsewhere
+from launcher.clusters.protocol import KeptThere
 from launcher.errors import Exit
+from launcher.rundir.layout import RunDir
 from launcher.rundir.removal import Usage, size_of, unused_code
 
 EXAMPLES = """
   launch du                  every run, the largest first, and what could go without a loss
   launch du resnet --json    of this one, in bytes
+  launch du --here           of this machine alone: nobody is asked what is kept elsewhere
 """
 _HEAD = ("RUN", "STATE", "TOTAL", "CHECKPOINTS", "LOGS", "CODE")
 _LESS = ("CODE", "LOGS", "CHECKPOINTS", "STATE")  # what goes first where a terminal is too narrow
@@ -21,13 +26,19 @@ _LESS = ("CODE", "LOGS", "CHECKPOINTS", "STATE")  # what goes first where a term
 def declare(arguments: Arguments) -> None:
     arguments.add_argument("runs", metavar="RUN", nargs="*", help=f"{RUN_HELP}; without one, all")
     arguments.add_argument("--json", action="store_true", help="in bytes, for programs")
+    arguments.add_argument("--here", action="store_true", help="what is on this machine alone")
 
 
 def run(options: argparse.Namespace) -> int:
     chosen = [api.run(ref) for ref in options.runs] or [one for one in api.runs() if one.path.is_dir()]
     measured = sorted(((one, one.usage()) for one in chosen), key=lambda pair: -pair[1].total)
+    there = [] if options.here else kept_elsewhere([RunDir(one.path) for one in chosen])
     if options.json:
-        print(to_json([{"run": one.id, **_plain(usage)} for one, usage in measured]))
+        print(
+            to_json(
+                [{"run": one.id, **_plain(usage), "elsewhere": _plain_there(one, there)} for one, usage in measured]
+            )
+        )
         return Exit.OK
     states = {status.run: str(status.state) for status in api.statuses(chosen)}
     rows = [
@@ -40,7 +51,28 @@ def run(options: argparse.Namespace) -> int:
         total = sum(usage.total for _, usage in measured)
         print(f"{figures.count(len(chosen), 'run')}, {figures.size(total)}", end="")
         print(f"; {figures.size(sum(map(size_of, unused)))} of code that no run needs" if unused else "")
+    _show_there(there)
     return Exit.OK
+
+
+def _show_there(there: Sequence[KeptThere]) -> None:
+    """What other machines keep, the most first; who is silent last."""
+    kept = [(size, run, one.where) for one in there if not one.silent for run, size in one.runs.items()]
+    if kept:
+        rows = [(safe(run), safe(where), figures.size(size)) for size, run, where in sorted(kept, reverse=True)]
+        lines = columns([("RUN", "ON", "TOTAL"), *rows])
+        print("\n".join(["", paint(lines[0], "dim"), *lines[1:]]))
+    for one in there:
+        if one.silent:
+            print(f"{safe(one.where)} was not asked: {safe(one.silent)}", file=sys.stderr)
+
+
+def _plain_there(one: api.Run, there: Sequence[KeptThere]) -> list[dict[str, object]]:
+    kept = [machine for machine in there if one.id in machine.runs]
+    return [
+        {"on": machine.where, "total": None if machine.silent else machine.runs[one.id], "silent": machine.silent}
+        for machine in kept
+    ]
 
 
 def _plain(usage: Usage) -> dict[str, int]:

@@ -10,12 +10,15 @@ from pathlib import Path
 from launcher import api
 from launcher.cli import figures
 from launcher.cli.arguments import Arguments
+from launcher.cli.rm import say_what_stays
 from launcher.cli.run_columns import RunRow, with_about
 from launcher.cli.selection import age, declare_selection, selected, selects
 from launcher.cli.terminal import columns, paint, safe
+from launcher.clusters.elsewhere import kept_elsewhere
+from launcher.clusters.protocol import KeptThere
 from launcher.errors import BadInput, Exit, Refused
 from launcher.rundir.layout import RunDir
-from launcher.rundir.removal import forget_gone, remove_run, remove_tree, remove_unused_code, size_of, unused_code
+from launcher.rundir.removal import forget_gone, remove_tree, remove_unused_code, size_of, unused_code
 from launcher.status.checkpoints import Checkpoint, Condition, checkpoints
 from launcher.status.derive import RunStatus, state_text
 
@@ -23,6 +26,9 @@ EXAMPLES = """
   launch prune --older 7d --state failed             asks before anything goes
   launch prune --older 30d --keep best --yes         the runs stay, with their best checkpoint each
   launch prune --name 'lr*' --dry-run                only shows it
+
+What runs keep on the hosts of pools and on login nodes is shown and goes with them; a run of which a silent host has
+some stays known until that is gone. --keep takes checkpoints away here alone.
 """
 _HEAD = ("RUN", "STATE", "AGE", "GOES", "SIZE")
 _USABLE = (Condition.OK, Condition.VERIFIED, Condition.PARTIAL)
@@ -59,10 +65,14 @@ def run(options: argparse.Namespace) -> int:
     going, now = _going(runs, options), time.time()
     code = [] if options.keep else unused_code({one.path.parent for one in runs})
     total = sum(one.size for one in going)
+    there = kept_elsewhere([RunDir(one.run.path) for one in going if one.whole])
     if going:
-        lines = columns([_HEAD, *(_row(one, now) for one in going)])
+        lines = columns([(*_HEAD, *(["ELSEWHERE"] if there else [])), *(_row(one, now, there) for one in going)])
         print("\n".join([paint(lines[0], "dim"), *lines[1:]]))
-    print(f"{figures.count(len(going), 'run')}, {figures.size(total)}" + _code_too(code), flush=True)
+    print(f"{figures.count(len(going), 'run')}, {figures.size(total)}" + _code_too(code))
+    if freed := sum(kept.code for kept in there):
+        print(f"on other machines {figures.size(freed)} of code that no run there needs then")
+    sys.stdout.flush()
     if options.dry_run or not (going or code):
         return Exit.OK
     if not options.yes:
@@ -93,10 +103,15 @@ def _others(one: api.Run, *, best: bool) -> list[Path]:
     return [Path(checkpoint.path) for checkpoint in there if checkpoint not in kept] if kept else []
 
 
-def _row(one: Going, now: float) -> tuple[str, ...]:
+def _row(one: Going, now: float, there: Sequence[KeptThere]) -> tuple[str, ...]:
     over = one.status.ended_at or one.status.submitted_at
     goes = "all of it" if one.whole else figures.count(len(one.folders), "checkpoint")
-    return (safe(one.run.id), state_text(one.status), figures.duration(now - over), goes, figures.size(one.size))
+    cells = (safe(one.run.id), state_text(one.status), figures.duration(now - over), goes, figures.size(one.size))
+    asked = [kept for kept in there if one.run.id in kept.runs]
+    where = ", ".join(
+        f"{'?' if kept.silent else figures.size(kept.runs[one.run.id])} on {kept.where}" for kept in asked
+    )
+    return (*cells, *([safe(where)] if there else []))
 
 
 def _code_too(code: Sequence[Path]) -> str:
@@ -114,15 +129,17 @@ def _ask() -> None:
 def _carry_out(going: Sequence[Going], roots: set[Path]) -> int:
     """A run that was resumed meanwhile is left alone."""
     now = api.statuses([one.run for one in going])
+    whole = list[api.Run]()
     for one, status in zip(going, now, strict=True):
         if not status.state.ended:
             print(f"{one.run.id} is {status.state} by now: it stays", file=sys.stderr)
         elif one.whole:
-            remove_run(one.run.id, one.run.path)
+            whole.append(one.run)
         else:
             for folder in one.folders:
                 remove_tree(folder)
+    told = api.remove(whole)
     for name in forget_gone():
         print(f"{name}: its folder had been taken away; its name is forgotten", file=sys.stderr)
     remove_unused_code(unused_code(roots))
-    return Exit.OK
+    return say_what_stays(whole, told)

@@ -2,33 +2,70 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 
 from launcher import api
 from launcher.cli import figures
 from launcher.cli.arguments import Arguments
 from launcher.cli.selection import chosen
-from launcher.errors import Exit
-from launcher.rundir.removal import remove_run, remove_unused_code, unused_code
+from launcher.cli.terminal import safe
+from launcher.clusters.elsewhere import kept_elsewhere
+from launcher.clusters.protocol import KeptThere
+from launcher.errors import Exit, Refused
+from launcher.rundir.layout import RunDir
 
 EXAMPLES = """
   launch rm resnet-4ykr                 with its code, logs and checkpoints; a live run is refused
   launch rm resnet-4ykr lr-9x2d         both or, if one of them is live, none
+  launch rm resnet-4ykr --anyway        here, though a machine that has some of it is silent
+
+What a run keeps on the hosts of a pool, or on a login node, goes too. While one of them does not answer the run stays
+known here, and the same command finishes the work later.
 """
 
 
 def declare(arguments: Arguments) -> None:
     arguments.takes_runs()
+    arguments.add_argument(
+        "--anyway", action="store_true", help="though a machine is silent: what that keeps stays there, and is named"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     runs = chosen(options.runs)
     for status in api.statuses(runs):
         api.refuse_live(status)
+    _refuse_live_there(kept_elsewhere([RunDir(one.path) for one in runs]))
+    sizes = {one.id: one.usage().total for one in runs}
+    told = api.remove(runs, anyway=options.anyway)
     for one in runs:
-        size, elsewhere = one.usage().total, one.wrote_elsewhere
-        remove_run(one.id, one.path)
-        print(f"{one.id} is gone, with {figures.size(size)}")
-        if elsewhere:
-            print(f"{one.id}: what it left on other machines is still there", file=sys.stderr)
-    remove_unused_code(unused_code({one.path.parent for one in runs}))
-    return Exit.OK
+        if not one.path.exists():
+            print(f"{one.id} is gone, with {figures.size(sizes[one.id])}" + there_too(one, told))
+    return say_what_stays(runs, told)
+
+
+def _refuse_live_there(told: Sequence[KeptThere]) -> None:
+    for one in told:
+        if one.live:
+            raise Refused(api.still_there(one), f"hint: launch cancel {one.live[0]} ends them first")
+
+
+def there_too(one: api.Run, told: Sequence[KeptThere]) -> str:
+    """What was taken away of it on other machines."""
+    words = [f"{figures.size(kept.runs[one.id])} on {safe(kept.where)}" for kept in told if _went(one, kept)]
+    return f", and {', '.join(words)}" if words else ""
+
+
+def _went(one: api.Run, kept: KeptThere) -> bool:
+    return not kept.silent and one.id in kept.runs and one.id not in kept.live
+
+
+def say_what_stays(runs: Sequence[api.Run], told: Sequence[KeptThere]) -> int:
+    """Name the machines that keep their part, and the runs that stay known for it; gives the exit code."""
+    stays = [one for one in told if one.silent or one.live]
+    for one in stays:
+        print(safe(api.still_there(one)), file=sys.stderr)
+    if known := [str(one.id) for one in runs if one.path.exists()]:
+        again = f"hint: launch rm {' '.join(known)} again takes the rest away; --anyway does not wait for it"
+        print(f"still known here: {', '.join(known)}\n{again}", file=sys.stderr)
+    return Exit.UNREACHABLE if stays else Exit.OK

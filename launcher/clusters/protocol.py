@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from launcher.ids import RunId
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import ClusterWord
 
@@ -113,6 +114,25 @@ class KeepsFilesElsewhere(Protocol):
 
     def bring_newest(self, run: RunDir) -> None:
         """Have the newest checkpoint and the logs here: the run is to go on somewhere else."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptThere:
+    """What another machine keeps of runs; or why it could not be asked."""
+
+    where: str
+    runs: dict[RunId, int]  # bytes of each, as far as it is there; of who is silent: 0, for nobody knows
+    code: int = 0  # bytes of frozen code that no other run there needs
+    live: tuple[RunId, ...] = ()  # of which processes are there: nothing of these goes
+    silent: str = ""
+
+
+@runtime_checkable
+class TidiesElsewhere(Protocol):
+    """Kinds whose runs leave files on other machines, and which can take them away there."""
+
+    def tidy(self, runs: Sequence[RunDir], *, remove: bool) -> list[KeptThere]:
+        """What each machine keeps of these; `remove`: it is taken away there, but for what lives, and that was it."""
 
 
 @runtime_checkable

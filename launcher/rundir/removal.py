@@ -88,14 +88,18 @@ def forget_gone() -> list[RunId]:
 
 def unused_code(roots: Collection[Path]) -> list[Path]:
     """Trees in the stores of these folders of runs that no run there was frozen from. Runs have copies of their own."""
-    found = list[Path]()
-    for root in roots:
-        files = [*root.glob("*/plan.json"), *root.glob("*/attempts/*/plan.json")]  # of a resume with other code too
-        plans = (readable(file, _Plan) for file in files)
-        used = {plan.code.digest for plan in plans if plan is not None}
-        trees = [tree for tree in (root / _STORE).glob("*") if len(tree.name) == _DIGEST and tree.is_dir()]
-        found += sorted(tree for tree in trees if tree.name not in used)
-    return found
+    return [tree for root in roots for tree in unneeded(root / _STORE, root)]
+
+
+def unneeded(store: Path, root: Path, without: Collection[str] = ()) -> list[Path]:
+    """Trees of a store that no run of this folder was frozen from, but for the runs of these names."""
+    trees = [tree for tree in store.glob("*") if len(tree.name) == _DIGEST and tree.is_dir()]
+    if not trees:
+        return []
+    files = [*root.glob("*/plan.json"), *root.glob("*/attempts/*/plan.json")]  # of a resume with other code too
+    plans = (readable(file, _Plan) for file in files if file.relative_to(root).parts[0] not in without)
+    used = {plan.code.digest for plan in plans if plan is not None}
+    return sorted(tree for tree in trees if tree.name not in used)
 
 
 def remove_unused_code(trees: Collection[Path]) -> int:

@@ -111,6 +111,32 @@ def test_cancel_and_resume(laptop, login_node, jobs):
     assert (status["state"], status["attempt"], status["world_size"]) == ("succeeded", 2, 1)
 
 
+def test_what_a_run_keeps_there_is_told_and_goes_with_it(laptop, login_node, jobs):
+    run = jobs.up(jobs.submit())
+    assert f"{run} is running" in laptop.launch("rm", run, check=4).stderr
+    jobs.gate.touch()
+    laptop.launch("wait", run)
+    for tree in login_node.trees():
+        os.utime(login_node.home / "launch" / "projects" / tree, (0, 0))  # nobody has used it lately
+    (told,) = json.loads(laptop.launch("du", run, "--json").stdout)
+    assert [(one["on"], one["total"] > 1000) for one in told["elsewhere"]] == [("hpc", True)]
+    assert " on hpc" in laptop.launch("rm", run).stdout
+    assert (login_node.runs(), login_node.trees(), laptop.runs()) == ([], [], [])
+
+
+def test_while_the_login_node_is_silent_a_run_stays_known(laptop, login_node, jobs):
+    jobs.gate.touch()
+    run = jobs.submit()
+    laptop.launch("wait", run)
+    login_node.down()
+    refused = laptop.launch("rm", run, check=5)
+    assert f"hpc was not asked: what it may keep of {run} stays there" in refused.stderr
+    assert laptop.runs() == login_node.runs() == [run]
+    login_node.up()
+    laptop.launch("rm", run)
+    assert laptop.runs() == login_node.runs() == []
+
+
 def test_what_is_shown_follows_a_resume(laptop, jobs):
     """A run that had ended is asked about again once it goes on."""
     run = jobs.up(jobs.submit())

@@ -31,7 +31,7 @@ from launcher.clusters.login.messages import (
     PreviewThere,
     RunNews,
 )
-from launcher.clusters.protocol import CancelReport, Preview
+from launcher.clusters.protocol import CancelReport, KeptThere, Preview
 from launcher.doctor.findings import Finding
 from launcher.doctor.wish import DoctorWish
 from launcher.errors import LaunchError, Refused, Unreachable
@@ -214,6 +214,11 @@ class LoginCluster:
 
     def bring_newest(self, run: RunDir) -> None:
         files.bring_newest(run)
+
+    def tidy(self, runs: Sequence[RunDir], *, remove: bool) -> list[KeptThere]:
+        from launcher.clusters.login import tidying  # late: of use for tidying alone
+
+        return tidying.tidy(runs, remove=remove)
 
     def checkpoints(self, run: RunDir, *, verify: bool) -> list[Checkpoint]:
         return files.checkpoints(run, verify=verify)

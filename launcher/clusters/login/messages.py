@@ -201,7 +201,15 @@ class KeepPiece(msgspec.Struct, frozen=True, tag="keep"):
     size: Count  # of the whole file
 
 
+class TidyRuns(msgspec.Struct, frozen=True, tag="tidy"):
+    """What do these runs take of disks there, and code that no other run there needs? → list of KeptThere"""
+
+    folder: str
+    runs: tuple[RunId, ...]
+    remove: bool  # and take it away, but for what lives
+
+
 Request = (
     AskMachine | AskPreview | OpenRuns | OpenAttempt | VoidTokens | LookAtRuns | AskLogs | EndRun | ForgiveNodes
-    | AskCheckpoints | AskStock | GivePiece | KeepPiece
+    | AskCheckpoints | AskStock | GivePiece | KeepPiece | TidyRuns
 )  # fmt: skip

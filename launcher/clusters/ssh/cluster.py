@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.clusters.protocol import CancelReport, Engagement
+from launcher.clusters.protocol import CancelReport, Engagement, KeptThere
 from launcher.clusters.ssh import pool
 from launcher.clusters.ssh.comeback import ask
 from launcher.clusters.ssh.facts import Surveyed
@@ -101,6 +101,11 @@ class SshCluster:
         from launcher.clusters.ssh.results import fetch  # late: `launch status` needs none of it
 
         fetch.bring_newest(run)
+
+    def tidy(self, runs: Sequence[RunDir], *, remove: bool) -> list[KeptThere]:
+        from launcher.clusters.ssh.results import tidying  # late: `launch status` needs none of it
+
+        return tidying.tidy(runs, remove=remove)
 
     def discover(self, ref: str) -> Path | None:
         from launcher.clusters.ssh.submit import discovery  # late: it reads YAML

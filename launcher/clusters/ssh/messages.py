@@ -195,6 +195,22 @@ class ComeBack(OfRun, frozen=True, tag="come_back"):
     """The run goes on without this host, which has no keeper of it any more: start one again. → why not, or "" """
 
 
+class Tidy(msgspec.Struct, frozen=True, tag="tidy"):
+    """What do these runs take of the disk here, and code that no other run here needs? → Tidied"""
+
+    workdir: str
+    runs: tuple[RunId, ...]
+    remove: bool  # and take it away, but for what lives
+
+
+class Tidied(msgspec.Struct, frozen=True):
+    """What is there, or was."""
+
+    runs: Mapping[RunId, Size]  # bytes of those of which anything is
+    code: Size
+    live: tuple[RunId, ...] = ()
+
+
 class Pardon(OfRun, frozen=True, tag="pardon"):
     """Nothing is held against these hosts any more; without one, against any. → None"""
 
@@ -203,5 +219,5 @@ class Pardon(OfRun, frozen=True, tag="pardon"):
 
 Request = (
     Open | CodeTree | Keepers | GoAhead | AskReport | AskSubmitted | ListRuns | AskTails | Cancel | PassOnCancel
-    | ComeBack | Pardon | ListCheckpoints | SendFile | TakeFile
+    | ComeBack | Pardon | Tidy | ListCheckpoints | SendFile | TakeFile
 )  # fmt: skip

@@ -21,6 +21,7 @@ _LONGEST_NAME, _LONGEST_PATH = 255, 3000  # leaves room for the folders that a t
 _CHUNK = 1 << 18
 _MAKE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _KEPT_TREES, _KEPT_S = 20, 86_400.0
+IDLE_S = 3600.0  # what was used so lately may be on its way to become a run's
 
 Read = Callable[[int], bytes]
 
@@ -61,6 +62,14 @@ def tree(projects: Path, digest: str) -> Path:
     if not _is_digest(digest):
         raise BadInput("code: expected a digest of 64 hex digits")
     return projects / digest
+
+
+def idle(projects: Path, now: float) -> list[Path]:
+    """Trees of which no run was made lately, for runs have copies of their own: the next one sends its tree again."""
+    found = list[Path]()
+    with contextlib.suppress(FileNotFoundError), os.scandir(projects) as entries:
+        found = [Path(one.path) for one in entries if _is_digest(one.name) and one.stat().st_mtime < now - IDLE_S]
+    return sorted(found)
 
 
 def tidy(projects: Path, now: float) -> None:

@@ -39,6 +39,7 @@ from launcher.clusters.ssh.messages import (
     Submitted,
     Tails,
     TakeFile,
+    Tidy,
 )
 from launcher.errors import LaunchError
 from launcher.hostlink.rpc.server import Body, WithBytes, serve
@@ -110,6 +111,10 @@ class HostServer:
                 return receive.come_back(_run(request))
             case Pardon():
                 pardon(_run(request), request.hosts)
+            case Tidy():
+                from launcher.clusters.ssh.host.disk import tidying  # late: `launch status` needs none of it
+
+                return tidying.tidy(_folder(request.workdir), request)
             case ListCheckpoints() | SendFile() | TakeFile():
                 from launcher.clusters.ssh.host import checkpoint_files  # late: `launch status` needs none of it
 
