@@ -79,6 +79,7 @@ class RankPulse(msgspec.Struct, frozen=True, array_like=True):
     metrics: Annotated[dict[Name, float], msgspec.Meta(max_length=128)] = {}
     fingerprint: Text | None = None
     not_finite: Annotated[dict[Name, NotFinite], msgspec.Meta(max_length=128)] = {}
+    breakpoint: str = ""  # where it waits for a debugger
     malformed: Count = 0  # lines on its progress wire that were no reports
 
 

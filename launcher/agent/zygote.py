@@ -32,6 +32,7 @@ import resource
 import select
 import signal
 import socket
+import struct
 import time
 import traceback
 import types
@@ -69,6 +70,7 @@ class Order(NamedTuple):
     stdin: str = os.devnull
     progress: Optional[str] = None  # FIFO for the report of an uncaught exception
     dump_signal: int = 0  # at this signal, or a crash, all stacks are written into the log; 0: never
+    debug: str = ""  # Unix socket on which a breakpoint() waits for a debugger; "": it is Python's own
     limits: Sequence[tuple[int, int]] = ()  # the user's soft limits, where the agent and the zygote have others
 
 
@@ -147,6 +149,8 @@ def settle(order: Order) -> None:
     if order.dump_signal and order.kind != "command":
         faulthandler.enable(file=2, all_threads=True)  # at a crash too
         faulthandler.register(order.dump_signal, file=2, all_threads=True, chain=False)
+    if order.debug and order.kind != "command" and "PYTHONBREAKPOINT" not in os.environ:
+        sys.breakpointhook = functools.partial(stop_here, Breakpoints(order))
     if "numpy.random" in sys.modules:  # siblings would draw the same numbers; `random` reseeds itself after a fork
         sys.modules["numpy.random"].seed()
     if "multiprocessing.process" in sys.modules:  # it noted at import where spawned children look for relative paths
@@ -253,6 +257,125 @@ def execute(target: str, argv: list[str]) -> NoReturn:
         sys.exit(127 if isinstance(error, (FileNotFoundError, NotADirectoryError)) else 126)
 
 
+# --- a breakpoint() ---
+
+
+class Breakpoints:
+    """Whoever debugs this rank, as the file that a debugger reads and writes. Nobody there: it waits for the next."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._pid = os.getpid()
+        self._listener: Optional[socket.socket] = None
+        self._visitor: Optional[socket.socket] = None
+        self._unread = b""
+        self._debugger: Any = None
+        self.place = ""
+
+    @property
+    def here(self) -> bool:
+        """False in a child that the script has forked: the socket is the rank's."""
+        return os.getpid() == self._pid
+
+    def debugger(self) -> Any:
+        """Raise OSError where no socket can be had."""
+        if self._listener is None:
+            folder, name = os.path.split(self._order.debug)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._order.debug)
+            listener = socket.socket(socket.AF_UNIX)
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                listener.bind(f"/proc/self/fd/{fd}/{name}")  # a whole path may be too long for a socket
+            finally:
+                os.close(fd)
+            os.chmod(self._order.debug, 0o600)
+            listener.listen(1)
+            self._listener = listener
+        if self._debugger is None:
+            self._debugger = debugger_over(self)
+        return self._debugger
+
+    def stops(self, place: str) -> None:
+        """It is at a prompt there; "": it goes on."""
+        self.place = place
+        tell(self._order, json.dumps({"breakpoint": place[:500]}).encode() + b"\n")
+
+    def readline(self) -> str:
+        """What somebody types: an end of theirs is none of the debugger's."""
+        while b"\n" not in self._unread:
+            if self._visitor is None:
+                self._let_in()
+                continue
+            try:
+                data = self._visitor.recv(1 << 16)
+            except OSError:
+                data = b""
+            if not data:
+                self._let_go()
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line.decode(errors="replace") + "\n"
+
+    def write(self, text: str) -> int:
+        if self._visitor is not None:
+            try:
+                self._visitor.sendall(text.encode(errors="replace"))
+            except OSError:
+                self._let_go()
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is kept."""
+
+    def _let_in(self) -> None:
+        if self._listener is None:
+            raise EOFError
+        visitor, _ = self._listener.accept()
+        uid = struct.unpack("3i", visitor.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+        if uid not in (0, os.getuid()):
+            visitor.close()
+            return
+        self._visitor = visitor
+        self.write(f"> {self.place}\n(Pdb) ")
+
+    def _let_go(self) -> None:
+        if self._visitor is not None:
+            self._visitor.close()
+        self._visitor, self._unread = None, b""
+
+
+def debugger_over(breakpoints: Breakpoints) -> Any:
+    import pdb  # noqa: T100 - what this is for; here, because hardly any rank has a breakpoint
+
+    class Debugger(pdb.Pdb):
+        """pdb that says where it stops."""
+
+        def interaction(self, frame: Any, *more: Any, **named: Any) -> Any:
+            if frame is not None:
+                breakpoints.stops(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+            try:
+                return super().interaction(frame, *more, **named)
+            finally:
+                breakpoints.stops("")
+
+    found = Debugger(stdin=breakpoints, stdout=breakpoints)  # type: ignore[arg-type]
+    found.use_rawinput = False
+    return found
+
+
+def stop_here(breakpoints: Breakpoints, *args: Any, **named: Any) -> Any:
+    """As `breakpoint()`, for a rank, whose stdin is nobody's."""
+    if not breakpoints.here:
+        return sys.__breakpointhook__(*args, **named)  # noqa: T100 - the script's own
+    try:
+        debugger = breakpoints.debugger()
+    except OSError as error:
+        print(f"launch: breakpoint() is passed over: {error}", file=sys.stderr)
+        return None
+    return debugger.set_trace(sys._getframe(1))  # noqa: SLF001 - as pdb itself does
+
+
 # --- an exception that nobody caught ---
 
 
@@ -265,11 +388,15 @@ def report(error: BaseException, order: Order) -> None:
     if worker is not None:
         words |= {"line": worker.line, "where": where(worker.frames, order)}
         words["raised"].insert(0, {"line": worker.line, "module": module_of(worker.frames)})
-    # No FIFO, nobody at its other end, no room in it: the traceback in the log says the same.
+    tell(order, fitting(words))
+
+
+def tell(order: Order, line: bytes) -> None:
+    """On the FIFO, where there is one with somebody at its other end and room: the log says the rest."""
     with contextlib.suppress(OSError):
         fd = os.open(order.progress or "", os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            os.write(fd, fitting(words))
+            os.write(fd, line)
         finally:
             os.close(fd)
 

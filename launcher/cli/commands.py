@@ -12,6 +12,7 @@ COMMANDS = {
     "exec": ("launcher.cli.exec", "run a command beside a rank: on its node, in its environment and folder"),
     "shell": ("launcher.cli.shell", "open a shell beside a rank"),
     "stacks": ("launcher.cli.stacks", "have the ranks write their Python stacks now, and show them"),
+    "debug": ("launcher.cli.debug", "attach pdb to a rank that waits in a breakpoint()"),
     "wait": ("launcher.cli.wait", "wait until runs have ended; ends with their exit code"),
     "cancel": ("launcher.cli.cancel", "end runs: the ranks are asked first, then no process is left; files stay"),
     "resume": ("launcher.cli.resume", "continue an ended or lost run from its newest checkpoint"),

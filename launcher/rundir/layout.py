@@ -88,6 +88,11 @@ class AttemptDir:
         return self.node(index) / f"error-{local_rank:03d}.json"
 
 
+def debug_socket(progress: Path) -> Path:
+    """Beside the FIFO of a rank: where its breakpoint() waits for a debugger."""
+    return progress.with_suffix(".pdb")
+
+
 @dataclass(frozen=True, slots=True)
 class BatchDir:
     """<runs root>/.batch-<ticket>/: several runs that were handed to a cluster as one job."""

@@ -123,3 +123,57 @@ def test_ranks_that_are_no_python(lab):
     assert "tells no Python stacks" in shown
     lab.brake.touch()
     assert lab.wait(run)["state"] == "succeeded"
+
+
+STOPS = """
+import json, os, time
+wire = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)
+secret = int(os.environ["RANK"]) + 41
+def step(number):
+    if os.environ["RANK"] == "1" and number in (2, 3):
+        breakpoint()
+    return number
+done = 0
+for number in range(1, 5):
+    done += step(number)
+    wire.write(json.dumps({"step": number, "done_so_far": done}) + "\\n")
+print("the sum is", done, secret, flush=True)
+"""
+
+
+def waiting(lab, run):
+    message = lab.status(run)["message"]
+    return message if "waits for a debugger" in message else None
+
+
+def test_a_debugger_in_a_rank_that_waits(lab):
+    """It is no hang, somebody may leave and come again, and the run ends as it would have."""
+    lab.script("stops.py", STOPS)
+    more = "resources: {ranks_per_node: 2}\nrecovery: {hang_after: 1s, hang_at_start: 1s}\n"
+    run = lab.submit(lab.spec(f"name: stops\nrun: {{script: stops.py}}\n{more}"))
+    told = lab.until("a rank that waits", lambda: waiting(lab, run))
+    assert (
+        "waits for a debugger: rank 1 in a breakpoint at " in told and "stops.py:8" in told
+    )  # the next line, as pdb has it
+
+    def debug(*lines, check=0):
+        words = [sys.executable, "-m", "launcher.cli.main", "debug", run, "--rank", "1"]
+        typed = "".join(f"{line}\n" for line in lines)
+        done = subprocess.run(
+            words, cwd=lab.project, env=lab.env, input=typed, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == check, done.stderr
+        return done.stdout
+
+    assert "rank 0" in lab.launch("debug", run, "--rank", "0", check=4).stderr
+    debug()  # leaves at once
+    assert lab.status(run)["message"] == told
+    assert "42" in debug("p secret", "p secret")
+    debug("c")
+    lab.until("the next one", lambda: waiting(lab, run))
+    status = lab.status(run)
+    assert (status["state"], status["restarts"]["total"]) == ("running", 0)
+    debug("p number", "globals()['secret'] = 1000", "c")
+    status = lab.wait(run)
+    assert (status["state"], status["restarts"]["total"]) == ("succeeded", 0)
+    assert "the sum is 10 1000" in lab.rank_logs(run)

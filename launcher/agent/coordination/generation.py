@@ -20,6 +20,7 @@ class Rank:
     reported: bool = False
     frozen: bool = False
     idle: bool = False  # for longer than the spec allows, as of its last pulse
+    breakpoint: str = ""  # where it waits for a debugger
     malformed: int = 0  # lines on its progress wire that were no reports
     exit: RankExit | None = None
     lost: bool = False  # went with its node
@@ -56,6 +57,7 @@ class Generation:
         self._silence = silence
         self._finished = 0
         self._idle = 0
+        self._debugged_at = -inf  # when a rank was last in a breakpoint: nobody hangs that waits for it
         self._live = len(self.ranks)
         self.starting = set(self.members)
         self.led = False  # rank 0 has been forked
@@ -110,10 +112,13 @@ class Generation:
             known.append(news)
             rank.step = news.step if news.step is not None else rank.step
             rank.reported, rank.frozen = rank.reported or news.reported, news.frozen
-            rank.malformed = news.malformed
-            rank.active_at = max(rank.active_at, mono - news.idle_s)
+            rank.malformed, rank.breakpoint = news.malformed, news.breakpoint
+            if rank.breakpoint:
+                self._debugged_at = mono
+            idle_s = min(news.idle_s, mono - self._debugged_at)
+            rank.active_at = max(rank.active_at, mono - idle_s)
             if rank.live:
-                self._set_idle(rank, news.idle_s > self._silence.limit_s(reported=rank.reported))
+                self._set_idle(rank, idle_s > self._silence.limit_s(reported=rank.reported))
         return known
 
     def unaccounted(self, pulse: Pulse) -> list[Rank]:

@@ -14,6 +14,8 @@ from launcher.recovery.classify import failed
 from launcher.rundir.records import AttemptEnd, Failure, NodeLoad, NodeState, RankState, RunState
 from launcher.words import State
 
+_MOST_TOLD = 4
+
 
 @dataclass(slots=True)
 class Standing:
@@ -74,7 +76,7 @@ def run_state(
         ranks=tuple(_rank_state(rank, generation, stopping) for rank in generation.ranks) if generation else (),
         loads=() if over else tuple(_loads(nodes, generation)),
         failure=None if end is not None and end.state is State.SUCCEEDED else standing.failure,
-        message=end.message if end is not None else standing.message,
+        message=end.message if end is not None else _debugged(generation) or standing.message,
         started_at=standing.started_at,
         ended_at=end.ended_at if end is not None and over else None,
         job=standing.job,
@@ -93,6 +95,15 @@ def _loads(nodes: NodeTable, generation: Generation | None) -> Iterator[NodeLoad
         ranks = {one.number for one in generation.of_node(node.index) if one.live} if generation is not None else set()
         known = tuple(one for one in node.load.ranks if one.rank in ranks)
         yield structs.replace(node.load, node=node.index, ranks=known)
+
+
+def _debugged(generation: Generation | None) -> str:
+    found = [rank for rank in generation.ranks if rank.live and rank.breakpoint] if generation is not None else []
+    if not found:
+        return ""
+    places = ", ".join(f"rank {rank.number} in a breakpoint at {rank.breakpoint}" for rank in found[:_MOST_TOLD])
+    more = f" and {len(found) - _MOST_TOLD} more" if len(found) > _MOST_TOLD else ""
+    return f"waits for a debugger: {places}{more}; `launch debug` attaches to one"
 
 
 def _node_state(node: KnownNode, generation: Generation | None, over: bool) -> NodeState:

@@ -152,6 +152,7 @@ class RankGroup:
             fingerprint=progress.fingerprint,
             not_finite=progress.not_finite,
             malformed=progress.dropped_lines,
+            breakpoint=progress.breakpoint,
         )
 
     @property

@@ -26,6 +26,7 @@ from launcher.rundir.records import NotFinite, Raised
 MAX_LINE_BYTES = 4096
 _READ_BYTES = 1 << 16
 _MAX_METRICS = 64
+_LONGEST_PLACE = 500
 _MAX_STEP = 1 << 53
 
 
@@ -46,6 +47,7 @@ class Report(msgspec.Struct, frozen=True):
     fingerprint: str | None = None
     done: bool = False
     exception: ExceptionReport | None = None
+    breakpoint: str | None = None  # where it waits for a debugger; "": no more
 
 
 class Progress:
@@ -60,6 +62,7 @@ class Progress:
         self.fingerprint: str | None = None
         self.done = False
         self.exception: ExceptionReport | None = None
+        self.breakpoint = ""
         self.metrics: dict[str, float] = {}
         self.not_finite: dict[str, NotFinite] = {}
         self.reported = False
@@ -86,7 +89,8 @@ class Progress:
         self.fingerprint = report.fingerprint if report.fingerprint is not None else self.fingerprint
         self.exception = report.exception if report.exception is not None else self.exception
         self.done = self.done or report.done
-        self.reported = self.reported or report.exception is None
+        self.breakpoint = report.breakpoint[:_LONGEST_PLACE] if report.breakpoint is not None else self.breakpoint
+        self.reported = self.reported or (report.exception is None and report.breakpoint is None)
         values = dict(self._measured(words))
         if values and self._keep is not None:
             self._keep(self.step or 0, values)

@@ -12,6 +12,7 @@ from launcher.agent.processes import users_limits
 from launcher.agent.ranks.reaper import Reaper
 from launcher.agent.ranks.zygote_link import ZYGOTE, ForkRefused, Order, TellDeath, ZygoteLink, spawn
 from launcher.plan.model import RankCommand
+from launcher.rundir.layout import debug_socket
 
 # A real-time signal that nothing else here uses; faulthandler answers it with all Python stacks.
 DUMP_SIGNAL = signal.SIGRTMIN + 8
@@ -58,6 +59,7 @@ class OrdinaryStarter:
             "stdin": os.devnull,
             "log": str(log),
             "progress": progress,
+            "debug": str(debug_socket(Path(progress))),
             "dump_signal": int(DUMP_SIGNAL),
             "limits": users_limits(),
         }

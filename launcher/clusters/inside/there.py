@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import assert_never
 
 from launcher.agent.processes import become_subreaper
+from launcher.clusters.inside.attach import attach
 from launcher.clusters.inside.beside import run_beside, users_shell
 from launcher.clusters.inside.ranks_here import environment_of, folder_of_rank, rank_here, ranks_here
 from launcher.clusters.inside.stacks import stacks_of
 from launcher.clusters.inside.talk import Talk
-from launcher.clusters.inside.words import AskStacks, CommandEnded, Question, RunCommand, VisitDeclined
+from launcher.clusters.inside.words import AskStacks, AttachDebugger, CommandEnded, Question, RunCommand, VisitDeclined
 from launcher.errors import Exit, LaunchError, Refused, said_by_the_system
 from launcher.hostlink.rpc.server import take_stdio
 from launcher.rundir.layout import AttemptDir, RunDir
@@ -39,6 +40,8 @@ class NodeHost:
         match question:
             case RunCommand():
                 self._run_command(question)
+            case AttachDebugger():
+                attach(self._talk, rank_here(self._attempt, self._node, question.rank))
             case AskStacks(ranks=wanted):
                 for number, rank in ranks_here(self._attempt, self._node).items():
                     if wanted is None or number in wanted:

@@ -40,7 +40,13 @@ class AskStacks(msgspec.Struct, frozen=True, tag="stacks"):
     ranks: frozenset[_RankNumber] | None = None
 
 
-Question = RunCommand | AskStacks
+class AttachDebugger(msgspec.Struct, frozen=True, tag="attach"):
+    """To a rank that waits in a breakpoint."""
+
+    rank: _RankNumber
+
+
+Question = RunCommand | AskStacks | AttachDebugger
 
 
 class Given(msgspec.Struct, frozen=True, tag="given"):

@@ -1,0 +1,31 @@
+"""`launch debug`: a debugger in a rank that waits in a `breakpoint()`."""
+
+import argparse
+
+from launcher import api
+from launcher.cli.arguments import Arguments
+from launcher.cli.exec import node_of, takes_rank
+from launcher.cli.session import converse
+from launcher.clusters.inside.words import AttachDebugger
+
+EXAMPLES = """
+  launch debug last              attach to rank 0, which has come to a breakpoint() in its code
+  launch debug resnet --rank 3
+
+A rank that comes to a breakpoint() waits, for as long as it takes, and `launch status` says where; so the others wait
+too, and none of them counts as hung. It is pdb: `c` goes on, to the next breakpoint(), `q` ends the rank by an error.
+Ctrl-C stops it where it is now. Ctrl-D at a prompt leaves it there: attach again; Ctrl-\\ leaves at any time. No port
+is opened: it is a socket of yours in the run's folder. PYTHONBREAKPOINT in `env:` of the spec chooses something else,
+0 to pass over all.
+"""
+
+
+def declare(arguments: Arguments) -> None:
+    arguments.takes_run()
+    takes_rank(arguments)
+
+
+def run(options: argparse.Namespace) -> int:
+    one = api.run(options.run)
+    with one.visit(node_of(one, options.rank)) as visit:
+        return converse(visit, AttachDebugger(options.rank), None)
