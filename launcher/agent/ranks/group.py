@@ -123,7 +123,11 @@ class RankGroup:
         rank.process = process_id(rank.pid)
         if rank.process is not None:
             found = RankProcess(rank.number, self.generation, rank.process, environment, self._log_of(rank))
-            write_record(self._home.attempt.rank_process(self._home.node.index, rank.local), found, fsync=False)
+            place = self._home.attempt.rank_process(self._home.node.index, rank.local)
+            with contextlib.suppress(
+                OSError
+            ):  # a full disk keeps no rank from going on, only others from looking into it
+                write_record(place, found, fsync=False)
         self._listener.begun(rank.number)
 
     def _log_of(self, rank: _Rank) -> str:
