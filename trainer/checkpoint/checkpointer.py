@@ -357,10 +357,12 @@ class Checkpointer:
         return Loaded(step, memory.entry(step).path, manifest.world_size, from_memory=True, info=manifest.info)
 
     def _prepare(self) -> None:
-        """Once, after the first step, when optimizers have their state: plan, and have the memory ready in time."""
+        """Once, after the first step, when optimizers have their state: find out now, not at the end, what cannot be
+        kept; plan, and have the memory ready in time."""
         self._prepared = True
+        contents = gather(self._subjects, self._world)
         if self._asynchronous and self._every != Every():
-            self._opened().reserve(gather(self._subjects, self._world))
+            self._opened().reserve(contents)
 
     def _remember(self, step: int, info: Mapping[str, Value] | None) -> None:
         memory = self._memory

@@ -1,11 +1,13 @@
 """Nested values to JSON and back, exactly. Data only: what would need pickle is refused by name."""
 
 import base64
+import datetime as dt
 import json
 import math
 import re
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -81,7 +83,8 @@ def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
         return _tagged("scalar", _array_words(np.asarray(value)))
     raise TrainerError(
         f"checkpoint: {where}: a {kind.__module__}.{kind.__qualname__} cannot be kept\n"
-        "hint: state_dict() may hold numbers, text, bytes, tensors, NumPy arrays, and lists, tuples and dicts of them"
+        "hint: state_dict() may hold numbers, text, bytes, times, paths, tensors, NumPy arrays, and lists, tuples, "
+        "sets and dicts of them; of an Enum keep its name, of a named tuple _asdict()"
     )
 
 
@@ -114,6 +117,14 @@ def _encode_tensor(value: Tensor, where: str, tensors: dict[str, Tensor]) -> dic
     return _tagged("inline", words)
 
 
+def _moment(value: dt.datetime, where: str) -> str:
+    if value.tzinfo is not None and type(value.tzinfo) is not dt.timezone:
+        raise TrainerError(
+            f"checkpoint: {where}: a time in {value.tzinfo} cannot be kept\nhint: .astimezone(timezone.utc)"
+        )
+    return value.isoformat() + ("~" if value.fold else "")
+
+
 def _array_words(array: np.ndarray[Any, Any]) -> list[Any]:
     if array.dtype.hasobject or array.dtype.names is not None:
         raise TrainerError(f"checkpoint: a NumPy array of {array.dtype} cannot be kept")
@@ -131,6 +142,9 @@ _ENCODERS: dict[type, Callable[[Any, str, dict[str, Tensor]], Any]] = {
     deque: lambda value, where, tensors: _tagged("deque", [value.maxlen, _items(value, where, tensors)]),
     bytes: lambda value, *_: _tagged("bytes", base64.b64encode(value).decode()),
     complex: lambda value, *_: _tagged("complex", [repr(value.real), repr(value.imag)]),
+    type(Path()): lambda value, *_: _tagged("path", str(value)),
+    dt.datetime: lambda value, where, _: _tagged("datetime", _moment(value, where)),
+    dt.timedelta: lambda value, *_: _tagged("timedelta", [value.days, value.seconds, value.microseconds]),
     torch.dtype: lambda value, *_: _tagged("dtype", dtype_name(value)),
     np.ndarray: lambda value, *_: _tagged("array", _array_words(value)),
 }
@@ -182,6 +196,9 @@ _DECODERS: dict[str, Callable[[Any, Callable[[str], Tensor]], Any]] = {
     "deque": lambda value, tensor: deque(_decode_items(value[1], tensor), maxlen=value[0]),
     "bytes": lambda value, _: base64.b64decode(value, validate=True),
     "complex": lambda value, _: complex(float(value[0]), float(value[1])),
+    "path": lambda value, _: Path(value),
+    "datetime": lambda value, _: dt.datetime.fromisoformat(value.removesuffix("~")).replace(fold=value.endswith("~")),
+    "timedelta": lambda value, _: dt.timedelta(*value),
     "dtype": lambda value, _: dtype_of(value),
     "inline": lambda value, _: _decode_inline(value),
     "tensor": lambda value, tensor: tensor(value),

@@ -1,6 +1,7 @@
 """Killed and resumed equals undisturbed; who may write; how ranks stop together."""
 
 import contextlib
+import enum
 import io
 import os
 import random
@@ -432,6 +433,31 @@ def test_load_comes_first(alone):
     checkpointer, *_ = alone()
     with pytest.raises(RuntimeError, match=r"load\(\) comes first"):
         checkpointer.save(1)
+
+
+class Holds:
+    def __init__(self, value):
+        self.value = value
+
+    def state_dict(self):
+        return {"phase": [self.value]}
+
+    def load_state_dict(self, state):
+        [self.value] = state["phase"]
+
+
+class Phase(enum.Enum):
+    WARM = 1
+
+
+@pytest.mark.parametrize("every", ["", "1000 steps"])
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_what_cannot_be_kept_is_told_at_the_first_step_with_its_place(alone, every, asynchronous):
+    checkpointer, model, optimizer = alone(state={"mine": Holds(Phase.WARM)}, every=every, asynchronous=asynchronous)
+    checkpointer.load()
+    one_step(model, optimizer)
+    with pytest.raises(TrainerError, match=r"mine/phase/0: a .*Phase cannot be kept\nhint: .*of an Enum keep its name"):
+        checkpointer.after_step(1)
 
 
 def test_keeps_the_newest_and_the_best(alone, tmp_path):

@@ -1,10 +1,13 @@
 import contextlib
+import datetime as dt
 import json
 import math
 import random
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
@@ -101,6 +104,26 @@ values: st.SearchStrategy[Any] = st.recursive(
 @given(values)
 def test_everything_comes_back_as_it_was(value):
     assert same(there_and_back(value), value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        dt.datetime.fromisoformat("2026-01-02T03:04:05.678901"),
+        dt.datetime.fromisoformat("2026-01-02").replace(fold=1),
+        dt.datetime(1, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=-3, seconds=7))), dt.datetime.now(dt.UTC),
+        dt.timedelta(days=-1, microseconds=5), Path("/x/ü"), Path(),
+    ],
+)  # fmt: skip
+def test_times_and_paths_come_back(value):
+    found = there_and_back({"at": value})["at"]
+    assert same(found, value)
+    assert getattr(found, "fold", 0) == getattr(value, "fold", 0)
+
+
+def test_a_time_in_a_zone_of_rules_is_refused():
+    with pytest.raises(TrainerError, match=r"state/x/at: a time in Europe/Berlin cannot be kept\nhint: .astimezone"):
+        there_and_back({"at": dt.datetime.now(ZoneInfo("Europe/Berlin"))})
 
 
 def test_a_counter_comes_back_as_one():
