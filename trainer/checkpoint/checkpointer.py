@@ -253,6 +253,10 @@ class Checkpointer:
         while True:
             found = self._newest(passed_over)
             if found is None:
+                if passed_over and self._team.apart:  # another disk may have copies of what was set aside here
+                    raise TrainerError(
+                        f"{self.folder}: no checkpoint is sound on all disks; the next start looks for copies of them"
+                    )
                 return None
             entry, manifest = found
             reader = Reader(entry.path, manifest, self._subjects, self._world)

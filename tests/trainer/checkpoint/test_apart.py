@@ -234,6 +234,24 @@ def test_all_fall_back_past_a_file_that_is_damaged_on_one_node(tmp_path):
     assert {step for step, _ in run_apart(load_and_say, base, recipe)} == {24}
 
 
+def test_where_all_that_one_disk_has_is_damaged_nothing_begins_anew(tmp_path):
+    """It began at step 0 without a word, although the other disk had copies of all."""
+    recipe, base = Recipe("ddp", every="8 steps"), tmp_path / "apart"
+    run_apart(train, base, recipe)
+    first, second = disks(base)
+    for step in (8, 16, 24):
+        (held,) = (one for one in partial.inventory(first) if one.step == step)
+        copy_missing(first, second, held)
+        copy_missing(second, first, held)
+        flip(second / folder_name(step) / data_name(2))
+    with pytest.raises(AssertionError, match="no checkpoint is sound on all disks; the next start looks for copies"):
+        run_apart(load_and_say, base, recipe)
+    assert steps(base) == [[8, 16, 24], []]
+    newest = bring_together([first, second])
+    assert newest is not None and newest.step == 24
+    assert {step for step, _ in run_apart(load_and_say, base, recipe)} == {24}
+
+
 def test_what_not_all_disks_have_is_passed_over_and_gives_way(tmp_path):
     recipe, base = Recipe("ddp", every="8 steps"), tmp_path / "apart"
     calm = run_apart(train, base, recipe)
