@@ -16,6 +16,7 @@ from launcher.errors import Exit, LaunchError
 from launcher.rundir.patience import patiently
 
 T = TypeVar("T")
+NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what bytes that are no record may raise
 _DRAFT = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPEND = os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 # Non-blocking, or a FIFO in the place of a record would hold the reader for ever.
@@ -146,7 +147,7 @@ def read_record(path: Path, kind: type[T]) -> T | None:
         return None
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         raise Damaged(f"{path}: not a record of this version: {error}") from error
 
 
@@ -228,10 +229,10 @@ def scan_lines(path: Path, kind: type[T]) -> Lines[T]:
     for line in filter(None, whole.split(b"\n")):
         try:
             records.append(decoder.decode(line))
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except NOT_JSON:
             damaged += 1
     # What follows the last newline is being written, or its writer was killed: only a whole record counts.
-    with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    with contextlib.suppress(*NOT_JSON):
         records += [decoder.decode(last)] if last else []
     return Lines(records, damaged)
 

@@ -6,6 +6,7 @@ from math import inf
 
 import msgspec
 
+from launcher.rundir.durable import NOT_JSON
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Event
 from launcher.status.rank_log import GrowingFile
@@ -57,5 +58,5 @@ def _words(event: Event) -> str:
 def _event(line: bytes) -> Event | None:
     try:
         return msgspec.json.decode(line, type=Event)
-    except msgspec.MsgspecError:
+    except NOT_JSON:
         return None  # torn, or of another version: the log is worth reading without it

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from launcher.rundir.durable import NOT_JSON
 from launcher.rundir.layout import RunDir
 from trainer.metrics_files import files_in, read_metrics
 
@@ -174,10 +175,10 @@ def _decoded(path: Path) -> Iterable[_Line]:
         return
     try:
         yield from _reports.decode_lines(data)
-    except msgspec.MsgspecError:
+    except NOT_JSON:
         for line in data.split(b"\n"):
             try:
                 one = _reports.decode(line)
-            except (msgspec.MsgspecError, RecursionError):
+            except NOT_JSON:
                 continue
             yield one

@@ -25,6 +25,12 @@ class Lab:
 
     # -- the project
 
+    def rest(self):
+        """Wait until no file is so young that a submit would not note what it hashed to: submits are alike then."""
+        files = [path for path in self.project.iterdir() if path.is_file()]
+        young = max(path.stat().st_ctime for path in files)
+        self.until("files at rest", lambda: time.time() > young + 2.5)
+
     def script(self, name, text=None):
         (self.project / name).write_text((SCRIPTS / name).read_text() if text is None else text)
         return name

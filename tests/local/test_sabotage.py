@@ -22,7 +22,8 @@ SABOTAGES = {
         "agent/test_processes.py", "whole_identity",
     ),
     "a tag that only begins alike counts": (
-        "agent/processes.py", "if wanted in environment and", "if any(w.startswith(wanted) for w in environment) and",
+        "agent/processes.py", "in wanted.keys() & environment:",
+        "in [one for one in wanted if any(word.startswith(one) for word in environment)]:",
         "agent/test_processes.py", "whole_folder",
     ),
     "orphans are not looked for": (

@@ -42,7 +42,7 @@ USED = {
     },
 }
 # Python's own: documented in spite of their names, but for the last.
-OF_PYTHON = {"_exit", "_fields", "_replace", "_run_module_as_main"}
+OF_PYTHON = {"_exit", "_fields", "_getframe", "_replace", "_run_module_as_main"}
 
 
 def is_private(name):

@@ -129,6 +129,7 @@ def strike_all(ledger, words, chosen, rest):
     print("seed", SEED)
     draw = random.Random(SEED)
     desk = ledger.desk
+    desk.rest()
     desk.launch("submit", "job.yaml", "--on", "slurm", *words)  # the first submit makes folders that the others find
     deeds, others = occurrences(desk, words, DEEDS), occurrences(desk, words, REST)
     points = [point for point in deeds if chosen is None or point[0] in chosen]

@@ -26,7 +26,9 @@ def test_what_is_torn_or_strange_is_passed_over(folder):
     restarts = RestartReader(folder.run)
     folder.event("x", kind="regroup", generation=1, brief="one")
     with folder.run.events.open("ab") as file:
-        file.write(b'{"at": "soon"}\n{"at": 1.0, "attempt": 1, "kind": "reg')
+        file.write(
+            b'{"at": "soon"}\n\xb1\n{"text": "\xb1"}\n' + b"[" * 100_000 + b'\n{"at": 1.0, "attempt": 1, "kind": "reg'
+        )
     restarts.read()
     with folder.run.events.open("ab") as file:
         file.write(b'roup", "text": "two"}\n')

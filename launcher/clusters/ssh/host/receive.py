@@ -20,7 +20,7 @@ from launcher.rundir import drafts
 from launcher.rundir.attempts import newest
 from launcher.rundir.code.copying import copy_tree
 from launcher.rundir.code.listing import list_frozen
-from launcher.rundir.durable import create_record, make_dir, read_record, sync_dir, write_bytes, write_record
+from launcher.rundir.durable import NOT_JSON, create_record, make_dir, read_record, sync_dir, write_bytes, write_record
 from launcher.rundir.fence import raise_fence
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Event
@@ -141,7 +141,7 @@ def _continued(before: bytes, told: bytes, attempt: int) -> bytes:
 
 
 def _is_of(line: bytes, attempt: int) -> bool:
-    with contextlib.suppress(msgspec.MsgspecError):
+    with contextlib.suppress(*NOT_JSON):
         return msgspec.json.decode(line, type=Event).attempt == attempt
     return False
 
