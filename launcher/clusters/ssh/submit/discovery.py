@@ -19,7 +19,7 @@ from launcher.clusters.ssh.host_clients import ask_all, client_to
 from launcher.clusters.ssh.messages import AskSubmitted, ListRuns, Submitted
 from launcher.clusters.ssh.submit.elsewhere import settled_hosts
 from launcher.clusters.ssh.submit.report import ask_report, begin, best_of, knowing
-from launcher.errors import LaunchError, NoSuchRun, Unreachable
+from launcher.errors import BadInput, LaunchError, NoSuchRun, Unreachable
 from launcher.hostlink.parallel import answers, failures, reasons
 from launcher.hostlink.shipping import bundle
 from launcher.ids import RunId, is_run_id, parse_run_id
@@ -128,7 +128,12 @@ def _plan(found: FoundRun, host: str, submitted: Submitted) -> Plan:
     hosts = [name for name in dict.fromkeys(submitted.hosts) if name in ours]
     if len(submitted.spec) > _LONGEST_SPEC or not hosts:
         raise LaunchError(f"{host}: what it says of {found.id} is no spec, or of none of the hosts of {found.pool}")
-    theirs = parse_spec(submitted.spec, f"{host}: spec.yaml", submitted.overrides)
+    try:
+        theirs = parse_spec(submitted.spec, f"{host}: spec.yaml", submitted.overrides)
+    except BadInput as error:  # what is wrong with an override is said of the command line: of which there is none here
+        raise BadInput(
+            *(line if line.startswith((host, "hint:")) else f"{host}: {line}" for line in error.lines)
+        ) from error
     recovery = replace(theirs.recovery, grace_s=min(theirs.recovery.grace_s, _LONGEST_GRACE_S))
     spec, nodes = replace(theirs, ssh=found.ssh, recovery=recovery), theirs.resources.nodes
     plan = Plan(
