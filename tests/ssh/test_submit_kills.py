@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from shares import SEED, SHARE
@@ -325,6 +326,40 @@ def test_cancelled_before_any_host_had_the_word(pool, desk):
         desk.until("nothing of it on any host", lambda: not desk.everything())
         shutil.rmtree(desk.run_dir(run))
     assert pool.ledger() == []
+
+
+STANDING = """
+import os, signal, sys
+import launcher.clusters.ssh.submit.handover as handover
+from launcher.cli.main import main
+locked = handover.locked
+
+def created_first(path, **options):
+    path.touch()
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return locked(path, **options)
+
+handover.locked = created_first
+sys.argv[0] = "launch"
+sys.exit(main())
+"""
+
+
+def test_a_submitter_that_has_not_yet_locked_its_file_is_left_alone(pool, desk):
+    """The file of its lock is there for a moment before it is locked."""
+    command = [sys.executable, "-c", STANDING, *SUBMIT]
+    with subprocess.Popen(command, cwd=desk.project, env=desk.env, stdout=subprocess.PIPE) as submitter:
+        desk.until(
+            "its stop", lambda: Path(f"/proc/{submitter.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        )
+        try:
+            (shown,) = pool.statuses()
+            done = desk.launch("cancel", shown["run"], check=None)
+        finally:
+            submitter.send_signal(signal.SIGCONT)
+        assert submitter.wait(60) == 0
+    assert (shown["state"], done.returncode) == ("starting", 4), done.stderr
+    assert len(pool.check("it was frozen for a while")) == 1
 
 
 def test_a_submitter_that_lives_is_left_alone(pool, desk):

@@ -399,10 +399,11 @@ def test_a_submitter_that_lives_and_has_given_up_is_not_waited_for(hosts):
     assert hosts.look() is None
     with pytest.raises(Refused, match="is being handed"):
         cancel.cancel(hosts.run, attempt)
-    with locked(attempt.job_lock):
+    with locked(attempt.job_lock) as lock:
         with pytest.raises(Refused, match="is being handed"):
             cancel.cancel(hosts.run, attempt)
         assert hosts.look() is None
+        unfinished.let_go(lock)
     cancel.cancel(hosts.run, attempt)
     assert status(hosts).state is State.CANCELLED
 

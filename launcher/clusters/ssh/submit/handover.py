@@ -18,6 +18,7 @@ from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.host_client import HostClient, Place, settled_in
 from launcher.clusters.ssh.messages import CodeTree, GoAhead, Keepers, Open, Opened, Peer
 from launcher.clusters.ssh.results.checkpoints import disks_of, holders_of
+from launcher.clusters.ssh.submit import unfinished
 from launcher.errors import Exit, LaunchError, NotStarted
 from launcher.hostlink.parallel import answers, failures, for_all
 from launcher.hostlink.shipping import tree
@@ -50,9 +51,12 @@ class PoolHandover:
     def go(self, attempt: int) -> None:
         """The intent is on disk: carry the attempt out, unless whoever looked meanwhile did, or withdrew it."""
         there = self._run.attempt(attempt)
-        with locked(there.job_lock, wait=True):
-            if not there.handle.exists():
-                self.carry_out(attempt)
+        with locked(there.job_lock, wait=True) as lock:
+            try:
+                if not there.handle.exists():
+                    self.carry_out(attempt)
+            finally:
+                unfinished.let_go(lock)
 
     def carry_out(self, attempt: int) -> None:
         """Hand it to hosts, for whoever holds its lock."""

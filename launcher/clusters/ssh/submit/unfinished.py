@@ -1,5 +1,7 @@
 """Attempts that nobody has written down as handed to their hosts: is somebody at it, or was their submitter killed?"""
 
+import os
+
 from launcher.clusters.keeping.attempt_end import cancelled, write_end
 from launcher.rundir.attempts import read_intent, read_plan
 from launcher.rundir.durable import write_record
@@ -15,10 +17,22 @@ def is_unfinished(attempt: AttemptDir) -> bool:
 
 
 def in_hand(attempt: AttemptDir) -> bool:
-    """Its submitter lives and is at it, or about to be: one that could not do it has let go of the lock."""
-    if alive(read_intent(attempt).created_by) is False:
+    """Its submitter lives and is at it, or about to be: one that could not do it has let go of it."""
+    lives = alive(read_intent(attempt).created_by)
+    if lives is False:
         return False
-    return not attempt.job_lock.exists() or is_locked(attempt)
+    try:
+        has_let_go = attempt.job_lock.stat().st_size > 0
+    except FileNotFoundError:
+        return True
+    # Of one on another machine nobody can tell whether it was killed before it let go: a free lock has to do.
+    return is_locked(attempt) or (lives is True and not has_let_go)
+
+
+def let_go(lock: int | None) -> None:
+    """Its submitter is at it no more. A lock that is free says so not: its file is there before it is locked."""
+    if lock is not None:
+        os.ftruncate(lock, 1)  # works where a disk is full, too
 
 
 def is_locked(attempt: AttemptDir) -> bool:
