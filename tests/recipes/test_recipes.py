@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -74,14 +75,23 @@ def files_for(lab):
     return given, made, waiting
 
 
+def opened_by_a_reader(fifo):
+    """A descriptor that lets the reader wait on; None while nobody has come to read."""
+    with suppress(OSError):
+        return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+    return None
+
+
 def killed_while_it_waits(lab, run, made, waiting, names):
     """Once all but the file at which rank 1 waits, and those behind it, are done."""
     lab.until("the other files", lambda: names <= {path.name for path in made.iterdir()})
     before = {path.name: path.stat().st_mtime_ns for path in made.iterdir() if path.name in names}
+    writer = lab.until("rank 1 at the file", lambda: opened_by_a_reader(waiting))
     waiting.unlink()
     waiting.write_text("9\n" * 50)
     pid = lab.until("rank 1's process in the status", lambda: lab.status(run)["ranks"][1]["pid"])
     assert kill(pid, signal.SIGKILL)
+    os.close(writer)
     status = lab.wait(run)
     assert status["restarts"]["by_cause"] == {"killed": 1}
     after = {path.name: path.stat().st_mtime_ns for path in made.iterdir()}
