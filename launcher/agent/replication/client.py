@@ -14,6 +14,7 @@ from launcher.agent.replication.bulk import Heard, Throttle, receive, receive_al
 from launcher.agent.replication.files import ReplicaFiles, digest_of
 from launcher.agent.replication.link import ReplicaLink, Unwilling
 from launcher.agent.wire import WireError
+from launcher.rundir.durable import NOT_JSON
 from trainer.checkpoint_files.layout import MANIFEST
 from trainer.checkpoint_files.manifest import FileEntry, Manifest, decode
 from trainer.checkpoint_files.partial import Held
@@ -121,7 +122,7 @@ async def _record(link: ReplicaLink, ask: msgspec.Struct, kind: type[T]) -> T:
     data = await link.take(ask, _at_most(words.MOST_LISTED_BYTES), receive_all)
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         raise WireError(f"an answer that is none: {error}") from error
 
 

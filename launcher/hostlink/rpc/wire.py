@@ -14,6 +14,7 @@ from launcher.errors import LaunchError
 from launcher.hostlink.failures import Silent
 from launcher.hostlink.shipping.tree import FileEntry
 from launcher.ids import RunId
+from launcher.rundir.durable import NOT_JSON
 from launcher.words import VERSION
 
 WIRE = 4
@@ -106,7 +107,7 @@ def encoded(message: object) -> bytes:
 def decoded(line: bytes, kind: type[T] | msgspec.json.Decoder[T]) -> T:
     try:
         return kind.decode(line) if isinstance(kind, msgspec.json.Decoder) else msgspec.json.decode(line, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         raise Garbled(f"not of this wire: {error}") from error
 
 

@@ -13,6 +13,7 @@ import msgspec
 from launcher.errors import BadInput
 from launcher.rundir.code.listing import CodeFile, CodeList
 from launcher.rundir.drafts import new_draft
+from launcher.rundir.durable import NOT_JSON
 
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # A file changed this very moment may change once more without its times telling (git's racy index).
@@ -52,7 +53,7 @@ class CodeIndex:
         self._known: dict[str, KnownFile] = {}
         self._fresh: dict[str, KnownFile] = {}
         self.hashed_bytes = 0
-        with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        with contextlib.suppress(OSError, *NOT_JSON):
             self._known = msgspec.json.decode(self._file.read_bytes(), type=dict[str, KnownFile])
 
     @property
