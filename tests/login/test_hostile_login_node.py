@@ -23,6 +23,7 @@ from launcher.errors import Exit
 PROGRAMS = Path(__file__).parent / "scripts"
 MOST_KB = 600_000
 LIMIT_S = 60.0
+pytestmark = pytest.mark.timeout(500)
 CODES = {int(code) for code in Exit}
 
 
@@ -47,6 +48,7 @@ class Hostile:
             "name: job\nrun: {script: train.py, preload: []}\nresources: {ranks_per_node: 1}\nrecovery: {grace: 1s}\n"
         )
         self._honest()
+        self._asked = 0
         self._verbs = subprocess.Popen(
             [sys.executable, "-P", PROGRAMS / "verbs_in_turn.py"],
             env=self.laptop.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -61,6 +63,12 @@ class Hostile:
         self.run = laptop.submit()
         self._keep("new")
         laptop.launch("wait", self.run)
+        # Once more as whoever only knows that it was submitted: what is answered then holds for that beginning,
+        # however often the run was looked at before it ended.
+        self.restore("new")
+        seen = len(self._answers())
+        laptop.launch("status", self.run)
+        self.ended = next(answer for kind, answer in self._answers()[seen:] if kind == "look")
         there = self.far / "launch" / "runs" / self.run
         saved = save(there / "checkpoints", 7)
         laptop.launch("logs", self.run)
@@ -71,18 +79,16 @@ class Hostile:
         laptop.launch("resume", self.run)
         laptop.launch("wait", self.run)
         told = {}
-        for kind, answer in map(json.loads, (self.way / "answers").read_text().splitlines()):
+        for kind, answer in self._answers():
             if kind not in told or not told[kind].get("value"):
                 told[kind] = answer
-            news = answer["value"][self.run] if kind == "look" else None
-            if news and news["state"] == "succeeded" and news["attempts"][0]["end"] and "ended" not in told:
-                told["ended"] = answer
         told["have"] = {"value": True}
         told["void"] = {"value": {}}
         told["cancel"] = {"value": {"ended": ["all of it"], "already": False}}
         blame = {"host": "n1", "evidence": "gone", "attempt": 1, "at": 1.0, "until": 1e10}
         told["forgive"] = {"value": [blame]}
-        self.ended = told.pop("ended")
+        news = self.ended["value"][self.run]
+        assert news["state"] == "succeeded" and news["attempts"][0]["end"], news
         self.running = json.loads(json.dumps(self.ended))
         news = self.running["value"][self.run]
         news |= {"state": "running", "avoided": [blame]}
@@ -91,6 +97,9 @@ class Hostile:
         told["files"] = str(saved)
         self.told = told
         (self.way / "real").unlink()
+
+    def _answers(self):
+        return [json.loads(line) for line in (self.way / "answers").read_text().splitlines()]
 
     def _keep(self, name):
         for part in ("state", "project"):
@@ -116,10 +125,14 @@ class Hostile:
     def ask(self, *argv, lie, look=None, limit_s=LIMIT_S):
         (self.way / "told").write_text(json.dumps({**self.told, "look": look or self.ended}))
         (self.way / "lie").write_text(json.dumps(lie))
-        words = {"argv": argv, "cwd": str(self.laptop.project), "limit_s": limit_s}
+        self._asked += 1
+        words = {"number": self._asked, "argv": argv, "cwd": str(self.laptop.project), "limit_s": limit_s}
         self._verbs.stdin.write(json.dumps(words) + "\n")
         self._verbs.stdin.flush()
-        return Answer(*json.loads(self._verbs.stdout.readline()))
+        number = 0
+        while number != self._asked:  # those before it are of a test that was given up
+            number, *answer = json.loads(self._verbs.stdout.readline())
+        return Answer(*answer)
 
 
 class Answer:

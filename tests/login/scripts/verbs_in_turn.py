@@ -1,6 +1,7 @@
 """Runs command lines of `launch`, each in a process of its own that has imported everything already.
 
-A line of stdin is JSON: argv, cwd, limit_s. A line of stdout: exit code (None: it hung), out, err, peak_kb, seconds.
+A line of stdin is JSON: number, argv, cwd, limit_s. A line of stdout: that number, exit code (None: it hung), out, err,
+size, peak_kb, seconds.
 """
 
 import json
@@ -61,5 +62,5 @@ for line in sys.stdin:
         told = [file.seek(0) or file.read(1 << 22).decode(errors="replace") for file in (out, err)]
         sizes = [os.fstat(file.fileno()).st_size for file in (out, err)]
     code = None if hung else os.waitstatus_to_exitcode(status_)
-    answer = [code, *told, max(sizes), usage.ru_maxrss, time.monotonic() - started]
+    answer = [case["number"], code, *told, max(sizes), usage.ru_maxrss, time.monotonic() - started]
     print(json.dumps(answer), flush=True)
