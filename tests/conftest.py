@@ -22,7 +22,7 @@ settings.register_profile("project", deadline=None, print_blob=True, max_example
 settings.load_profile("project")
 
 
-_FUZZING_S = 120.0  # for a target, as all tests have it, at the share of CI
+_FUZZING_S = 120.0  # for a target, at the share of CI
 PROGRAMS = {
     "fish": "fish",
     "git": "git",
@@ -134,12 +134,12 @@ def pytest_runtest_makereport(item, call):
 
 
 def pytest_sessionfinish(session):
-    """What failed is written down for tests/again.py, with the seed; an error of a fixture is no single test's."""
+    """What failed, in itself or in a fixture, is written down for tests/again.py, with the seed."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None or hasattr(session.config, "workerinput") or not hasattr(session.config, "cache"):
         return
-    failed = [report.nodeid for report in reporter.stats.get("failed", [])]
-    told = {"failed": failed, "errors": len(reporter.stats.get("error", [])), "seed": SEED}
+    failed = {report.nodeid: None for kind in ("failed", "error") for report in reporter.stats.get(kind, [])}
+    told = {"failed": [*failed], "seed": SEED}
     session.config.cache.set("launch/last_run", told)
 
 

@@ -1,5 +1,7 @@
-"""How much of what could be tried is tried, and which: in CI a share, by the day, or drawn by a seed that failing tests
-print.
+"""How much of what could be tried is tried, and which.
+
+In CI a share, with a seed of the day: a change fails by itself and not by a draw, and tomorrow other cases are tried.
+At the nightly size all, with a seed of the moment, which failing tests print.
 
 Read at import: the suite takes LAUNCH_* out of the environment of its tests.
 """
@@ -11,8 +13,8 @@ from typing import TypeVar
 
 SHARE = int(os.environ.get("LAUNCH_TEST_SHARE", "1"))
 # Both in the environment for the workers of pytest-xdist: they have to agree, also when a day ends.
-SEED = int(os.environ.setdefault("LAUNCH_TEST_SEED", str(time.time_ns() % 10**6)))
 _DAY = int(os.environ.setdefault("LAUNCH_TEST_DAY", str(int(time.time() // 86_400))))
+SEED = int(os.environ.setdefault("LAUNCH_TEST_SEED", str(time.time_ns() % 10**6 if SHARE > 1 else _DAY)))
 
 T = TypeVar("T")
 

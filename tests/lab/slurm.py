@@ -65,6 +65,7 @@ PARTITIONS = (
 # A requeued job waits for as long as a job's credential lives, and a second; Slurm takes less than 5 as 120.
 REQUEUE_DELAY_S = 5
 _GENTLE_S = 5  # how long a cluster may take to get well by itself
+_REPAIR_S = 20  # how long it may take to after what was done last
 
 
 class SlurmNode(Node):
@@ -216,7 +217,7 @@ class SlurmLab(Lab):
         if not self.idle():
             self.clear()
 
-    def clear(self, timeout: float = 60) -> None:
+    def clear(self, timeout: float = 150) -> None:
         """Undo everything: every job and process of one ends, and all nodes and the controller are well again."""
         if not self.control.up:
             self._start_control()
@@ -225,23 +226,50 @@ class SlurmLab(Lab):
         self.thaw_controller()
         for node in self.nodes:
             node.revive()
-        gentle = time.monotonic() + _GENTLE_S
+        began = time.monotonic()
+        repairs = iter((self._restart_deaf_nodes, self._boot_deaf_nodes, self._restart_controller) * 9)
+        next_repair = began + _REPAIR_S
+
+        def clear() -> bool:
+            nonlocal next_repair
+            now = time.monotonic()
+            if now > next_repair:
+                repair = next(repairs)
+                print(f"the lab is repaired: {repair.__name__} of {self._deaf()}", file=sys.stderr)
+                repair()
+                next_repair = time.monotonic() + _REPAIR_S
+            return self._cleared(now > began + _GENTLE_S)
+
         try:
-            try:
-                until("a clear cluster", lambda: self._cleared(time.monotonic() > gentle), timeout / 2)
-            except LabError:
-                self._restart_deaf_nodes()
-                until("a clear cluster", lambda: self._cleared(True), timeout)
+            until("a clear cluster", clear, timeout)
         except LabError as error:
-            raise LabError(f"{error}: {self.run('sinfo', '-N').stdout}{self.run('squeue').stdout}") from None
+            logs = "".join(f"{node.name}: {self._log_of(node)}" for node in self._deaf())
+            raise LabError(f"{error}: {self.run('sinfo', '-N').stdout}{self.run('squeue').stdout}{logs}") from None
+
+    def _deaf(self) -> list[SlurmNode]:
+        lines = self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%N %T").stdout.splitlines()
+        deaf = {line.split()[0] for line in lines if line.endswith("*")}
+        return [node for node in self.nodes if node.name in deaf]
+
+    def _log_of(self, node: SlurmNode) -> str:
+        return (self.logs / f"slurmd-{node.name}.log").read_text(errors="replace")[-2000:]
 
     def _restart_deaf_nodes(self) -> None:
         """A controller that died in the midst of a job's end may wait for minutes before it asks a node again."""
-        lines = self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%N %T").stdout.splitlines()
-        deaf = {line.split()[0] for line in lines if line.endswith("*")}
-        for node in (node for node in self.nodes if node.name in deaf):
-            node.kill_slurmd()
+        for node in self._deaf():
+            if "slurmd" in node.running():
+                node.kill_slurmd()
             node.start_slurmd()
+
+    def _boot_deaf_nodes(self) -> None:
+        for node in self._deaf():
+            node.power_off()
+            node.power_on()
+
+    def _restart_controller(self) -> None:
+        if self._deaf():
+            self.stop_controller()
+            self.start_controller()
 
     def _cleared(self, impatient: bool) -> bool:
         if jobs := self.run("squeue", "-h", "-o", "%A").stdout.split():

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -187,6 +188,22 @@ def test_clear_undoes_everything(lab):
 
 
 # -- it leaves nothing
+
+
+def test_clear_reaches_a_node_that_does_not_answer(lab, monkeypatch, capsys):
+    """Its daemon may be as well as can be: it is started again, then its node, then the controller."""
+    monkeypatch.setattr("tests.lab.slurm._REPAIR_S", 1)
+    restart = lab._restart_deaf_nodes
+    monkeypatch.setattr(lab, "_restart_deaf_nodes", lambda: None)  # as where that is of no use
+    lab.nodes[0].signal("slurmd", signal.SIGSTOP)
+    until("a deaf node", lab._deaf, timeout_s=60)
+    lab.clear()
+    lab.nodes[0].signal("slurmd", signal.SIGSTOP)
+    until("a deaf node", lab._deaf, timeout_s=60)
+    monkeypatch.setattr(lab, "_restart_deaf_nodes", restart)
+    lab.clear()
+    assert lab.idle()
+    assert "the lab is repaired" in capsys.readouterr().err
 
 
 def test_up_and_down_are_quick_and_leave_nothing(lab_possible, tmp_path):
