@@ -32,7 +32,7 @@ def build(module: nn.Module, world: World, settings: StrategySettings, make_opti
         for block in blocks:
             recompute(block)
     if settings.compile:
-        compile_parts(blocks if blocks and settings.strategy in SHARDS else [module])
+        compile_parts(blocks if blocks and (settings.blocks or settings.strategy in SHARDS) else [module])
     wrapped = _wrapped(module, blocks, world, settings)
     optimizer = make_optimizer(list(module.parameters()))
     _check_optimizer(optimizer, module)

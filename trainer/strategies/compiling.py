@@ -1,18 +1,36 @@
 """torch.compile, in place: neither the model's type nor a name of its parameters changes."""
 
+import logging
 from collections.abc import Sequence
 
 from torch import nn
 
+log = logging.getLogger("trainer")
 _SHAPES = 64
 
 
 def compile_parts(parts: Sequence[nn.Module]) -> None:
-    """Each part is compiled for each shape that it meets."""
+    """Each part is compiled for each shape that it meets; parts of one class share what fits them all."""
     from torch._dynamo import config  # late: a second or more, and only some want it
 
-    # A graph for "any size" would be made when a second size comes, and then serve the first one too: a run that
-    # was resumed just before an epoch's smaller last batch would calculate differently from one that was not.
-    config.recompile_limit = max(config.recompile_limit, _SHAPES)
+    # torch counts for each class, not for each part: where parts differ by an attribute (their place in the model)
+    # each has graphs of its own. Beyond the limit torch would calculate the rest without any: what is compiled would
+    # depend on the order in which shapes came, and with that on where a run was resumed.
+    most = _SHAPES * len(parts)
+    config.recompile_limit = max(config.recompile_limit, most)
+    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, most)
     for part in parts:
+        # A graph for "any size" would be made when a second size comes, and then serve the first one too: a run that
+        # was resumed just before an epoch's smaller last batch would calculate differently from one that was not.
         part.compile(dynamic=False)
+
+
+def told_of_eager_parts() -> bool:
+    """Look whether torch has left something uncompiled, and say so."""
+    from torch._dynamo.utils import counters  # late: the same
+
+    for kind in ("graph_break", "unimplemented"):
+        for reason in counters.get(kind, ()):
+            log.warning("compile: not everything could be compiled; the first reason: %s", reason.partition("\n  D")[0])
+            return True
+    return False

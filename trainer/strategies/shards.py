@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from trainer.strategies.agreement import persistent_buffers, take_from_first
+from trainer.strategies.agreement import PersistentBuffers, take_from_first
 from trainer.strategies.blocks import without_shared_parameters
 from trainer.strategies.precision import low_dtype
 from trainer.strategies.settings import StrategySettings, shard_size
@@ -21,7 +21,7 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 def sharded(module: nn.Module, blocks: Sequence[nn.Module], world: World, settings: StrategySettings) -> Wrapped:
     """zero2: gathered for a forward pass, parameters stay until the backward pass is over. fsdp: they are let go."""
-    take_from_first(chain(module.parameters(), persistent_buffers(module)))
+    take_from_first(chain(module.parameters(), PersistentBuffers(module).tensors()))
     mesh = _mesh(world, shard_size(settings, world))
     policy = _policy(module, low_dtype(settings.precision))
     reshard = settings.strategy != "zero2"

@@ -10,7 +10,8 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from trainer.strategies.agreement import persistent_buffers, take_from_first
+from trainer.strategies.agreement import PersistentBuffers, take_from_first
+from trainer.strategies.compiling import told_of_eager_parts
 from trainer.strategies.finite import Skips, are_finite, first_gradient, step_where
 from trainer.strategies.precision import autocasting, low_dtype
 from trainer.strategies.settings import REPLICAS, SHARDS, StrategySettings
@@ -33,10 +34,13 @@ class Strategy:
     skips: Skips = field(default_factory=Skips)
     _parameters: list[nn.Parameter] = field(init=False)
     _dtype: torch.dtype | None = field(init=False)
+    _buffers: PersistentBuffers = field(init=False)
     _buffers_differ: bool = True
+    _told_of_eager_parts: bool = False
 
     def __post_init__(self) -> None:
         self._parameters = list(self.module.parameters())
+        self._buffers = PersistentBuffers(self.module)
         self._dtype = low_dtype(self.settings.precision)
 
     @property
@@ -86,12 +90,14 @@ class Strategy:
             self.scaler.update()
             self.skips.note(finite)
         self.optimizer.zero_grad(set_to_none=True)
+        if self.settings.compile and not self._told_of_eager_parts:
+            self._told_of_eager_parts = told_of_eager_parts()
         return norm
 
     def share_buffers(self) -> None:
         """Give all ranks the buffers of rank 0 (BatchNorm's), the ones that are saved. All ranks call it."""
         if self.world.size > 1:
-            take_from_first(persistent_buffers(self.module))
+            take_from_first(self._buffers.tensors())
 
     def settle(self, run_micro_batch: Callable[[], Tensor]) -> None:
         """Once at every start, before anything is loaded: a forward and backward pass that leaves no trace.

@@ -7,7 +7,7 @@ from strategy_trials import Trial, start, whole, words
 from torch import nn
 
 from trainer.strategies import StrategySettings
-from trainer.strategies.agreement import persistent_buffers, take_from_first
+from trainer.strategies.agreement import PersistentBuffers, take_from_first
 from trainer.world import join
 
 
@@ -55,7 +55,19 @@ def test_training_begins_with_the_weights_of_rank_0(strategy):
             assert torch.equal(found[name], parameter)
 
 
-def test_buffers_that_are_not_saved_do_not_travel():
-    module = nn.BatchNorm1d(2)
+def _kept_apart(*_, **__):
+    raise AssertionError("the whole state, with all parameters, was asked for")
+
+
+def test_buffers_that_are_not_saved_do_not_travel_and_others_are_found_without_the_whole_state():
+    module = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2, affine=False))
     module.register_buffer("mask", torch.zeros(1000), persistent=False)
-    assert len(persistent_buffers(module)) == 3
+    module.register_buffer("twice", module[0].running_mean)
+    module.register_buffer("later", None)
+    wanted = {id(buffer) for buffer in module.state_dict(keep_vars=True).values() if not buffer.requires_grad}
+    module.state_dict = _kept_apart
+    buffers = PersistentBuffers(module)
+    assert len(buffers.tensors()) == len(wanted) == 6
+    assert {id(buffer) for buffer in buffers.tensors()} == wanted
+    module[0].running_mean, module.later = torch.ones(2), torch.ones(3)
+    assert {id(buffer) for buffer in buffers.tensors()} > {id(module.later), id(module[0].running_mean)}
