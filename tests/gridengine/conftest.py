@@ -29,7 +29,7 @@ def desk_at(folder, grid):
     yield desk
     try:
         grid.run("qdel", "-u", "root")
-        desk.until("the end of every process of its runs", lambda: not desk.processes(), timeout_s=40)
+        desk.until("the end of every process of its runs", lambda: not desk.processes())
     finally:
         desk.tidy()
 

@@ -82,7 +82,7 @@ def test_at_each_time_limit_the_run_goes_on_in_a_new_job_or_of_one_host_in_the_s
     two = desk.submit(two_nodes(desk, 100_000, more), "--on", "gridengine", "--set", "resources.time=20s")
     one = ["--on", "gridengine", "--set", "resources.time=20s", "--set", "resources.nodes=1"]
     alone = desk.submit(two_nodes(desk, 100_000, more).replace(PE, ""), *one, "--set", "gridengine.pe=single")
-    desk.until("third attempts", lambda: min(desk.status(run)["attempt"] for run in (two, alone)) == 3, timeout_s=90)
+    desk.until("third attempts", lambda: min(desk.status(run)["attempt"] for run in (two, alone)) == 3)
     assert causes(desk, two) == causes(desk, alone) == ["time_limit", "time_limit"]
     assert job_of(desk, two, 1) != job_of(desk, two, 3)
     assert job_of(desk, alone, 1) == job_of(desk, alone, 3)
@@ -95,7 +95,7 @@ def test_after_a_lost_node_the_run_ends_right_on_others(desk, grid):
     desk.until_step(run, 20)
     lost = desk.status(run)["nodes"][1]["host"]
     next(node for node in grid.nodes if node.name == lost).power_off()
-    status = desk.wait(run, timeout=90)
+    status = desk.wait(run)
     assert (status["state"], status["attempt"], causes(desk, run)) == ("succeeded", 2, ["node_lost"])
     assert lost not in [node["host"] for node in status["nodes"]]
     assert status["fingerprint"] == fingerprint_here(desk)
@@ -107,7 +107,7 @@ def test_a_run_whose_only_host_is_lost_is_put_back_and_ends_right_on_another(new
     new_desk.until_step(run, 20)
     lost = new_desk.status(run)["nodes"][0]["host"]
     next(node for node in new_grid.nodes if node.name == lost).power_off()
-    status = new_desk.wait(run, timeout=90)
+    status = new_desk.wait(run)
     assert (status["state"], status["attempt"], causes(new_desk, run)) == ("succeeded", 2, ["node_lost"])
     assert lost not in [node["host"] for node in status["nodes"]]
     assert job_of(new_desk, run, 1) == job_of(new_desk, run, 2)
@@ -174,5 +174,5 @@ def test_the_doctor_says_on_which_host_it_does_not_find_the_runs(desk, grid):
         for node in grid.nodes[1:]:
             assert node.exec("mount", "-t", "tmpfs", "none", str(desk.project), cwd=Path("/")).returncode == 0
             stack.callback(node.exec, "umount", str(desk.project), cwd=Path("/"))
-        done = desk.launch("doctor", "gridengine", "--try", check=4, timeout=150)
+        done = desk.launch("doctor", "gridengine", "--try", check=4)
     assert f"{desk.project}/.launch/runs is not the same folder on node" in done.stdout

@@ -53,10 +53,10 @@ def start(folder: Path, control: Namespace, *, address: str, port: int, logs: Pa
     server = ["mariadbd", "--no-defaults", "--user=root", f"--datadir={data}", f"--socket={mariadb}"]
     server += ["--skip-networking", f"--pid-file={folder}/mariadb.pid", *SMALL]
     control.start(Program("mariadbd", server, logs / "mariadbd.log"))
-    until("MariaDB's socket", mariadb.exists, timeout_s=30)
+    until("MariaDB's socket", mariadb.exists)
     env = {"SLURM_CONF": str(folder / "slurm.conf"), "MYSQL_UNIX_PORT": str(mariadb)}
     control.start(Program("slurmdbd", ["slurmdbd", "-D"], logs / "slurmdbd.log", env))
-    until("slurmdbd", lambda: listens(address, port), timeout_s=30)
+    until("slurmdbd", lambda: listens(address, port))
 
 
 def listens(address: str, port: int) -> bool:

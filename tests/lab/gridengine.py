@@ -12,7 +12,18 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from tests.lab.claims import kill
-from tests.lab.nodes import LabError, Namespace, Node, Program, command_of, lay_bridge, power_on, until, write_hosts
+from tests.lab.nodes import (
+    BOUND_S,
+    LabError,
+    Namespace,
+    Node,
+    Program,
+    command_of,
+    lay_bridge,
+    power_on,
+    until,
+    write_hosts,
+)
 from tests.lab.up_and_down import Lab
 
 LIB, SHARE = Path("/usr/lib/gridengine"), Path("/usr/share/gridengine")
@@ -126,7 +137,7 @@ class GridEngineLab(Lab):
         self._start_control()
         self._configure()
         power_on(self.nodes)
-        until("an idle cluster", self._came_up, timeout_s=60)
+        until("an idle cluster", self._came_up)
 
     def _execd(self, index: int) -> Program:
         return self._daemon("sge_execd", f"node{index}")
@@ -236,7 +247,7 @@ class GridEngineLab(Lab):
 
     def start_master(self) -> None:
         self.control.start(self._daemon("sge_qmaster", "control"))
-        until("an answer of sge_qmaster", self._answers, timeout_s=60)
+        until("an answer of sge_qmaster", self._answers)
 
     def _answers(self) -> bool:
         self.control.check()
@@ -271,7 +282,7 @@ class GridEngineLab(Lab):
         if not self.idle():
             self.clear()
 
-    def clear(self, timeout: float = 60) -> None:
+    def clear(self, timeout: float = BOUND_S) -> None:
         """Undo everything: every job and process of one ends, and all nodes and the qmaster are well again."""
         alone = not self.control.up or "sge_qmaster" not in self.control.running()
         if not self.control.up:

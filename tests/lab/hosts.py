@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.lab import claims
-from tests.lab.nodes import PATH, LabError, Node, Program, lay_bridge, power_on, until, write_hosts
+from tests.lab.nodes import BOUND_S, PATH, LabError, Node, Program, lay_bridge, power_on, until, write_hosts
 from tests.lab.up_and_down import Lab
 
 PORT = 22
@@ -58,7 +58,7 @@ class HostNode(Node):
 
     def wait(self) -> None:
         """Until its sshd listens."""
-        until(f"sshd of {self.name}", self._came_up, timeout_s=60)
+        until(f"sshd of {self.name}", self._came_up)
 
     def _came_up(self) -> bool:
         self.check()
@@ -219,7 +219,7 @@ class HostLab(Lab):
 
     # -- use
 
-    def ssh(self, index: int, command: str, *, user: str = "root", timeout: float = 60) -> str:
+    def ssh(self, index: int, command: str, *, user: str = "root", timeout: float = BOUND_S) -> str:
         """What a command line says there, by OpenSSH's own client; it must succeed."""
         words = ["-F", str(self.config), "-o", "BatchMode=yes", "-l", user, self.nodes[index].name, command]
         done = self.run("ssh", *words, timeout=timeout)
@@ -241,7 +241,7 @@ class HostLab(Lab):
         """Undo everything: power, cables and sshds are back, nothing else runs, and disks have but the libraries."""
         for node in self._all():
             node.revive()
-        until("clear hosts", self._cleared, timeout_s=60)
+        until("clear hosts", self._cleared)
         self.empty(libraries=False)
 
     def _cleared(self) -> bool:

@@ -20,6 +20,7 @@ from tests.lab import claims
 from tests.lab.claims import TAG, Claim
 
 INIT = Path(__file__).parent / "init.py"
+BOUND_S = 150.0  # against hanging alone: what takes a second may take a minute beside other tests
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 T = TypeVar("T")
@@ -118,7 +119,7 @@ class Namespace:
             return
         if self.up:
             claims.kill(self.pid)
-        self.outer.wait(timeout=10)
+        self.outer.wait(timeout=BOUND_S)
         for stream in (self.outer.stdin, self.outer.stdout):
             if stream:
                 stream.close()
@@ -139,7 +140,7 @@ class Namespace:
         """kill -9; what it has started lives on."""
         self.expected.pop(program, None)
         self.signal(program, 9)
-        until(f"the end of {program} in {self.name}", lambda: program not in self.running(), timeout_s=60)
+        until(f"the end of {program} in {self.name}", lambda: program not in self.running())
 
     def running(self) -> dict[str, int]:
         """The names of its programs that run, each with its pid inside."""
@@ -167,7 +168,7 @@ class Namespace:
         return [pid for pid in self.pids() if pid_inside(pid) not in kept]
 
     def exec(
-        self, *argv: str, timeout: float = 60, env: Mapping[str, str] | None = None, cwd: Path | None = None
+        self, *argv: str, timeout: float = BOUND_S, env: Mapping[str, str] | None = None, cwd: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run a program inside, to its end."""
         return subprocess.run(
@@ -202,7 +203,7 @@ class Namespace:
     def _answer(self) -> Any:
         if self.outer is None or self.outer.stdout is None:
             raise LabError(f"{self.name} has no power")
-        if not select.select([self.outer.stdout], [], [], 20)[0]:
+        if not select.select([self.outer.stdout], [], [], BOUND_S)[0]:
             raise LabError(f"{self.name}: its first process does not answer")
         line = self.outer.stdout.readline()
         if not line:
@@ -347,7 +348,7 @@ def command_of(pid: int) -> str:
     return claims.read(pid, "comm").decode(errors="replace").strip()
 
 
-def until(what: str, condition: Callable[[], T], timeout_s: float) -> T:
+def until(what: str, condition: Callable[[], T], timeout_s: float = BOUND_S) -> T:
     """What the condition says once it says something true, with a bound."""
     deadline = time.monotonic() + timeout_s
     while not (answer := condition()):

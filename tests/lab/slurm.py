@@ -109,7 +109,7 @@ class SlurmLab(Lab):
         lay_bridge(self.claim)
         self._start_control()
         power_on(self.nodes)
-        until("an idle cluster", self._came_up, timeout_s=60)
+        until("an idle cluster", self._came_up)
 
     def _start_control(self) -> None:
         self.control.begin()
@@ -119,7 +119,7 @@ class SlurmLab(Lab):
             munged.append(f"--{option}-file={self.folder / name}")
         munged.append(f"--log-file={self.logs}/munged.log")
         self.control.start(Program("munged", munged, self.logs / "munged.out"))
-        until("munged's socket", self.munge_socket.exists, timeout_s=60)
+        until("munged's socket", self.munge_socket.exists)
         if self.accounting:
             accounting.start(self.folder, self.control, address=self.address, port=self.port + 2, logs=self.logs)
         self.start_controller()
@@ -181,7 +181,7 @@ class SlurmLab(Lab):
         saved = self.folder / "state" / "job_state"
         before = saved.stat().st_mtime_ns if saved.exists() else 0
         self.ask("scontrol", "reconfigure")
-        until("saved state", lambda: saved.exists() and saved.stat().st_mtime_ns != before, timeout_s=60)
+        until("saved state", lambda: saved.exists() and saved.stat().st_mtime_ns != before)
 
     def freeze_controller(self) -> None:
         """It takes connections and never answers."""
@@ -203,10 +203,6 @@ class SlurmLab(Lab):
         if done.returncode:
             raise LabError(f"{' '.join(argv)}: {done.stdout}{done.stderr}")
         return done.stdout.strip()
-
-    def wait_idle(self, timeout: float = 60) -> None:
-        """Until all nodes are idle and no job is left."""
-        until("an idle cluster", self.idle, timeout)
 
     def well(self) -> None:
         """Idle, and what has ended by itself since the last test is back; what it left in its log is shown."""

@@ -3,13 +3,12 @@
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.lab.gridengine import GridEngineLab
-from tests.lab.nodes import until
+from tests.lab.nodes import BOUND_S, until
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,7 +34,7 @@ def tmp_path():
 
 def test_a_job_has_two_hosts_and_starts_programs_on_both(grid_engine_lab, tmp_path):
     submit(grid_engine_lab, tmp_path, MEETING, "-pe", "launch", "2")
-    until("the meeting", (tmp_path / "met").exists, timeout_s=30)
+    until("the meeting", (tmp_path / "met").exists)
     said = (tmp_path / "met").read_text().split()
     assert {said[0], said[2]} < {"node0", "node1", "node2"} and said[0] != said[2]
 
@@ -44,9 +43,9 @@ def test_a_job_of_a_node_without_power_starts_again_on_another(lab_possible, tmp
     """By a qmaster that has lost no host before: else it does not put the job back."""
     with GridEngineLab(tmp_path / "lab") as lab:
         submit(lab, tmp_path, BEAT, "-r", "y")
-        name = until("its start", lambda: said(tmp_path / "started.0"), timeout_s=30)
+        name = until("its start", lambda: said(tmp_path / "started.0"))
         lab.nodes[int(name.removeprefix("node"))].power_off()
-        assert until("the second start", lambda: said(tmp_path / "started.1"), timeout_s=60) != name
+        assert until("the second start", lambda: said(tmp_path / "started.1")) != name
 
 
 def said(path):
@@ -55,7 +54,7 @@ def said(path):
 
 def test_clear_undoes_everything(grid_engine_lab, tmp_path):
     submit(grid_engine_lab, tmp_path, BEAT, "-pe", "launch", "2")
-    until("its start", (tmp_path / "started.0").exists, timeout_s=30)
+    until("its start", (tmp_path / "started.0").exists)
     grid_engine_lab.nodes[1].power_off()
     grid_engine_lab.nodes[2].kill_execd()
     grid_engine_lab.stop_master()
@@ -64,25 +63,24 @@ def test_clear_undoes_everything(grid_engine_lab, tmp_path):
     assert [node.job_pids() for node in grid_engine_lab.nodes] == [[]] * 3
 
 
-def test_up_and_down_are_quick_and_leave_nothing(lab_possible, tmp_path):
+def test_up_and_down_leave_nothing(lab_possible, tmp_path):
     lab = GridEngineLab(tmp_path / "lab", 2)
-    started = time.monotonic()
     lab.up()
-    up_s = time.monotonic() - started
     submit(lab, tmp_path, BEAT)
-    until("its start", (tmp_path / "started.0").exists, timeout_s=30)
+    until("its start", (tmp_path / "started.0").exists)
     assert lab.traces()
     lab.down()
     assert lab.traces() == []
     assert sorted(path.name for path in lab.folder.iterdir()) == ["hosts", "log"]
-    assert up_s < 10
 
 
 def test_by_hand(lab_possible, tmp_path):
     folder = tmp_path / "by-hand"
     try:
         said = by_hand("up", "--kind", "gridengine", "--nodes", "1", "--at", folder)
-        asked = subprocess.run(["sh", "-c", f"{said.strip()}; qconf -sel"], capture_output=True, text=True, timeout=60)
+        asked = subprocess.run(
+            ["sh", "-c", f"{said.strip()}; qconf -sel"], capture_output=True, text=True, timeout=BOUND_S
+        )
         assert asked.stdout == "node0\n", asked.stderr
     finally:
         by_hand("down", "--at", folder)
@@ -91,7 +89,7 @@ def test_by_hand(lab_possible, tmp_path):
 
 def by_hand(*words):
     done = subprocess.run(
-        [sys.executable, "-m", "tests.lab", *words], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "tests.lab", *words], cwd=ROOT, capture_output=True, text=True, timeout=BOUND_S
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from tests.lab import claims
 from tests.lab.fixtures import open_folder
 from tests.lab.hosts import HostLab
-from tests.lab.nodes import Cut, LabError, until
+from tests.lab.nodes import BOUND_S, Cut, LabError, until
 
 ROOT = Path(__file__).parents[2]
 HOLD = "nohup setsid sleep 600 >/dev/null 2>&1 </dev/null & echo $!"
@@ -84,7 +83,7 @@ def test_behind_a_jump_host_nothing_else_is_reached(lab_possible):
 def test_sshd_is_as_openssh_has_it_unless_told_otherwise(hosts):
     def setting(lab, name):
         done = subprocess.run(
-            [*lab.nodes[0].programs["sshd"].argv, "-T"], capture_output=True, text=True, check=True, timeout=60
+            [*lab.nodes[0].programs["sshd"].argv, "-T"], capture_output=True, text=True, check=True, timeout=BOUND_S
         )
         return re.search(rf"^{name} (.*)$", done.stdout, re.MULTILINE)[1]
 
@@ -154,12 +153,12 @@ def test_clear_undoes_everything(hosts):
         hosts.ssh(index, f"umask 0; touch file; {HOLD}", user="ann")
     busy = subprocess.Popen(["ssh", "-F", hosts.config, "node2", "trap '' HUP TERM; while :; do sleep 0.1; done"])
     try:
-        until("the busy session", lambda: len(hosts.nodes[2].started()) >= 5, timeout_s=60)
+        until("the busy session", lambda: len(hosts.nodes[2].started()) >= 5)
         hosts.nodes[0].power_off()
         hosts.nodes[1].kill_sshd()
         hosts.nodes[3].cut(Cut.IN)
         hosts.clear()
-        assert busy.wait(timeout=60) == 255
+        assert busy.wait(timeout=BOUND_S) == 255
     finally:
         busy.kill()
         busy.wait()
@@ -175,7 +174,7 @@ def test_clear_undoes_everything(hosts):
 
 def test_what_the_last_test_left_does_not_reach_the_next(hosts, capfd):
     hosts.nodes[0].signal("sshd", signal.SIGKILL)
-    until("its end", lambda: "sshd" not in hosts.nodes[0].running(), timeout_s=60)
+    until("its end", lambda: "sshd" not in hosts.nodes[0].running())
     hosts.well()
     assert "sshd in node0 has ended" in capfd.readouterr().err
     hosts.ssh(3, HOLD)
@@ -186,20 +185,15 @@ def test_what_the_last_test_left_does_not_reach_the_next(hosts, capfd):
 # -- it leaves nothing
 
 
-def test_up_and_down_are_quick_and_leave_nothing(lab_possible):
+def test_up_and_down_leave_nothing(lab_possible):
     with open_folder() as folder:
         lab = HostLab(folder)
-        started = time.monotonic()
         lab.up()
-        up_s = time.monotonic() - started
         lab.ssh(0, HOLD)
         assert lab.traces()
-        started = time.monotonic()
         lab.down()
-        down_s = time.monotonic() - started
         assert lab.traces() == []
         assert sorted(path.name for path in folder.iterdir()) == ["hosts", "log"]
-        assert up_s < 2 and down_s < 2
 
 
 def test_what_cannot_come_up_says_why_and_leaves_nothing(lab_possible):
@@ -213,7 +207,7 @@ def test_what_cannot_come_up_says_why_and_leaves_nothing(lab_possible):
 def test_by_hand(lab_possible):
     def command(*words):
         done = subprocess.run(
-            [sys.executable, "-m", "tests.lab", *words], cwd=ROOT, capture_output=True, text=True, timeout=60
+            [sys.executable, "-m", "tests.lab", *words], cwd=ROOT, capture_output=True, text=True, timeout=BOUND_S
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -223,7 +217,7 @@ def test_by_hand(lab_possible):
         try:
             said = command("up", "--kind", "hosts", "--nodes", "1", "--jump", "--at", folder)
             shell = f'{said.strip()}; ssh -F "$LAUNCH_SSH_CONFIG" node0 hostname; head -1 "$LAUNCH_CLUSTERS"'
-            asked = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=60)
+            asked = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=BOUND_S)
             assert asked.stdout == "node0\npool:\n", asked.stderr
         finally:
             command("down", "--at", folder)

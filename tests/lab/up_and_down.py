@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from tests.lab import claims
 from tests.lab.claims import TAG, claim, release
+from tests.lab.nodes import BOUND_S
 
 if TYPE_CHECKING:
     from tests.lab.nodes import Namespace
@@ -67,7 +68,7 @@ class Lab(ABC):
         return found
 
     def run(
-        self, *argv: str, timeout: float = 60, env: Mapping[str, str] | None = None, cwd: Path | None = None
+        self, *argv: str, timeout: float = BOUND_S, env: Mapping[str, str] | None = None, cwd: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run a client of this lab, or any program, on the submitter's machine, which is this one."""
         whole = {**os.environ, **self.env, TAG: str(self.folder), **(env or {})}

@@ -12,7 +12,7 @@ from launcher.agent.processes import TAG, end_all
 from launcher.rundir.identity import process_id
 
 SCRIPTS = Path(__file__).parent / "scripts"
-BOUND_S = 60.0
+BOUND_S = 150.0
 
 
 class Lab:

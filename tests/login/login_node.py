@@ -14,7 +14,7 @@ from pathlib import Path
 
 from launcher.agent.processes import TAG, end_all
 
-BOUND_S = 60.0
+BOUND_S = 150.0
 ROOT = Path(__file__).parents[2]
 RELAY = Path(__file__).parent / "scripts" / "relay.py"
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")

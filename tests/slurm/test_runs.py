@@ -161,5 +161,5 @@ def test_the_commands_of_the_page(desk):
     submit, status, dry = (line.removeprefix("$ launch ").split() for line in re.findall(r"^\$ .*", page, re.MULTILINE))
     run = desk.submit(*submit[1:], "--set", "run.args.max-steps=10", "--set", "resources.gpus_per_node=0")
     assert run in desk.launch(*status).stdout
-    assert desk.wait(run, timeout=100)["step"] == 10
+    assert desk.wait(run)["step"] == 10
     assert "#SBATCH" in desk.launch(*dry).stdout

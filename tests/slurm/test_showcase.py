@@ -19,7 +19,7 @@ def trains(desk, run, after, beyond):
         far = state["attempt"] > after and (state["step"] or 0) > beyond
         return (state["attempt"], state["step"]) if far and state["state"] == "running" else None
 
-    return desk.until(f"steps of an attempt after {after}", reached, timeout_s=150)
+    return desk.until(f"steps of an attempt after {after}", reached)
 
 
 @pytest.mark.timeout(900)
@@ -57,6 +57,6 @@ def test_taken_from_slurm_to_this_machine_and_back_it_is_the_same_training(desk)
         desk.launch("resume", run, "--on", cluster)
     trains(desk, run, 2, 8)
     desk.brake.unlink()
-    status = desk.wait(run, timeout=150)
+    status = desk.wait(run)
     assert (status["attempt"], status["cluster"]) == (3, "slurm")
-    assert status["fingerprint"] == desk.wait(desk.submit(spec), timeout=100)["fingerprint"]
+    assert status["fingerprint"] == desk.wait(desk.submit(spec))["fingerprint"]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from lab import BOUND_S
 from runs import record
 from shares import SEED, SHARE
 
@@ -105,7 +106,7 @@ def sbatch(desk, tmp_path):
 
 def strace(desk, words, *options):
     command = ["strace", "-qq", *options, *LAUNCH, "submit", "job.yaml", "--on", "slurm", *words]
-    return subprocess.run(command, cwd=desk.project, env=desk.env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=desk.project, env=desk.env, capture_output=True, text=True, timeout=BOUND_S)
 
 
 def occurrences(desk, words, calls):
@@ -163,7 +164,9 @@ def submit(desk, env, check, limit_s=60.0, words=()):
         f"p._SUBMIT_S = {limit_s}; sys.argv[0] = 'launch'; sys.exit(main())"
     )
     argv = [sys.executable, "-c", program, "submit", "job.yaml", "--on", "slurm", *words]
-    done = subprocess.run(argv, cwd=desk.project, env={**desk.env, **env}, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        argv, cwd=desk.project, env={**desk.env, **env}, capture_output=True, text=True, timeout=BOUND_S
+    )
     assert done.returncode == check, done.stdout + done.stderr
     return done
 

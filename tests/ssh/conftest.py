@@ -19,4 +19,4 @@ def desk(tmp_path, hosts):
             desk.kill(courier)
         return not desk.everything()
 
-    desk.until("the end of every process of its runs", over, timeout_s=40)
+    desk.until("the end of every process of its runs", over)

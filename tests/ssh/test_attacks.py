@@ -240,7 +240,7 @@ def listeners(node):
 
 def knock(address, port, *lines):
     """What somebody hears there who says these lines, after the greeting."""
-    with socket.create_connection((address, port), timeout=20) as stranger, stranger.makefile("rwb") as talk:
+    with socket.create_connection((address, port), timeout=60) as stranger, stranger.makefile("rwb") as talk:
         greeting = talk.readline()
         with suppress(ConnectionError):
             for line in lines:

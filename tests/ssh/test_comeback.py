@@ -25,7 +25,7 @@ def until_it_is_back(desk, leader, run, host):
         nodes = desk.state_there(leader, run).get("nodes", [])
         return any(node["host"] == host and node["state"] in ("spare", "waiting", "up") for node in nodes)
 
-    desk.until(f"{host} in the run", ready, timeout_s=60)
+    desk.until(f"{host} in the run", ready)
 
 
 def until_it_grows(desk, leader, run, world):
@@ -33,7 +33,7 @@ def until_it_grows(desk, leader, run, world):
     state = desk.state_there(leader, run)
     inside = next(rank["pid"] for rank in state["ranks"] if rank["node"] == 0)
     desk.hosts.nodes[leader].exec("kill", "-9", str(inside))
-    desk.until("a larger world", lambda: desk.state_there(leader, run).get("world_size") == world, timeout_s=60)
+    desk.until("a larger world", lambda: desk.state_there(leader, run).get("world_size") == world)
 
 
 @pytest.mark.parametrize("lost", ["machine", "keeper and agent"])
@@ -46,7 +46,7 @@ def test_a_host_that_was_lost_is_in_the_next_generation(desk, lost):
         for pid in [*desk.own("ssh.host.keeper", 2), *desk.own("launcher.agent", 2)]:
             with contextlib.suppress(ProcessLookupError):  # what an agent has goes with it
                 strike(pid)
-    desk.until("a smaller world", lambda: desk.state_there(0, run).get("world_size") == 4, timeout_s=60)
+    desk.until("a smaller world", lambda: desk.state_there(0, run).get("world_size") == 4)
     if lost == "machine":
         node.power_on()
     until_it_is_back(desk, 0, run, "node2")
@@ -61,8 +61,8 @@ def test_the_first_host_comes_back_under_the_lead_of_another_and_without_anybody
     """What `launch doctor` says of @reboot is what is run here."""
     run = growing(desk)
     desk.hosts.nodes[0].power_off()
-    desk.until("a leader", lambda: desk.state_there(1, run).get("attempt") == 2, timeout_s=60)
-    desk.until("two hosts at work", lambda: desk.state_there(1, run).get("world_size") == 4, timeout_s=60)
+    desk.until("a leader", lambda: desk.state_there(1, run).get("attempt") == 2)
+    desk.until("two hosts at work", lambda: desk.state_there(1, run).get("world_size") == 4)
     desk.hosts.nodes[0].power_on()
     desk.hosts.ssh(0, crontab_line("~/launch").removeprefix("@reboot "))
 
@@ -70,7 +70,7 @@ def test_the_first_host_comes_back_under_the_lead_of_another_and_without_anybody
         nodes = desk.state_there(1, run).get("nodes", [])
         return any(node["host"] == "node0" and node["state"] == "spare" for node in nodes)
 
-    desk.until("its place in the run", joined, timeout_s=60)
+    desk.until("its place in the run", joined)
     until_it_grows(desk, 1, run, 6)
     assert desk.state_there(1, run)["attempt"] == 2
     desk.launch("cancel", run)

@@ -18,7 +18,7 @@ from shares import SEED, SHARE
 
 from tests.lab.nodes import Cut, pid_inside
 
-LIMIT_S = 45.0  # 30, and what a busy machine adds
+LIMIT_S = 100.0  # 30, and what a busy machine adds
 LEASE_S = 3.0
 FROZEN = "frozen"
 LONG = f"recovery: {{lease: {LEASE_S:g}s, grace: 1s}}\n"
@@ -142,7 +142,7 @@ def test_a_host_that_is_cut_off_from_all(desk, draw, tmp_path):
         assert here() and there()
         began = time.monotonic()
         cut.cut(how)
-        desk.until(f"the end of its ranks, cut {how}", lambda there=there: not there(), timeout_s=60)
+        desk.until(f"the end of its ranks, cut {how}", lambda there=there: not there())
         assert time.monotonic() < began + LEASE_S + 15, how
         (said,) = answers(desk, ["cancel", run])
         assert said.code == 5, (how, said.err)
@@ -159,14 +159,14 @@ def test_a_host_that_was_cut_off_hears_of_a_cancel_from_the_others(desk):
     run = training(desk)
     cut, there = desk.hosts.nodes[1], ranks(desk, run, 1)
     cut.cut(Cut.BOTH)
-    desk.until("the end of its ranks", lambda: not there(), timeout_s=60)
+    desk.until("the end of its ranks", lambda: not there())
     (said,) = answers(desk, ["cancel", run])
     assert said.code == 5 and "could not ask node1" in said.err
     shown = desk.status(run)
     assert shown["state"] == "unknown" and "node1" in shown["message"] and "CANCELLED" in shown["message"]
     assert desk.own("ssh.host.keeper", 1), "it knows nothing of that"
     cut.mend()
-    desk.until("the end of its keeper", lambda: not desk.own("ssh.host.keeper", 1), timeout_s=30)
+    desk.until("the end of its keeper", lambda: not desk.own("ssh.host.keeper", 1))
     assert desk.record_there(1, run, "attempts/0001/exit.json")["state"] == "cancelled"
     assert desk.until("its word", lambda: desk.status(run)["state"] == "cancelled")
     desk.until("that nobody is left to be told", lambda: not desk.left())
@@ -198,9 +198,9 @@ def test_a_host_that_was_cut_off_hears_how_the_run_has_ended_from_who_led_it(des
     assert desk.own("ssh.host.keeper", 2) and desk.own("ssh.host.courier", 0)
     assert desk.record_there(2, run, "attempts/0001/exit.json") is None
     cut.mend()
-    desk.until("the end of its keeper", lambda: not desk.own("ssh.host.keeper", 2), timeout_s=30)
+    desk.until("the end of its keeper", lambda: not desk.own("ssh.host.keeper", 2))
     assert desk.record_there(2, run, "attempts/0001/exit.json")["state"] == "succeeded"
-    desk.until("that nobody is left to be told", lambda: not desk.left(), timeout_s=30)
+    desk.until("that nobody is left to be told", lambda: not desk.left())
 
 
 @contextmanager
@@ -230,7 +230,7 @@ def proxy(target, most, *, reset):
         with suppress(OSError):
             while True:
                 client, _ = listener.accept()
-                server = socket.create_connection((target, 22), timeout=10)
+                server = socket.create_connection((target, 22), timeout=60)
                 server.settimeout(None)
                 open_ends.extend((client, server))
                 for pair in ((client, server, most), (server, client, 1 << 40)):
@@ -244,7 +244,7 @@ def proxy(target, most, *, reset):
         over.set()
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
-        server.join(10)
+        server.join(60)
         for end in open_ends:
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

@@ -14,6 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from lab import BOUND_S
 from shares import SEED, SHARE
 from ssh_desk import command_line
 
@@ -136,7 +137,7 @@ def draw():
 def strace(desk, *options):
     assert shutil.which("strace"), "strace is missing: apt-get install strace"
     command = ["strace", "-f", "-qq", *options, *LAUNCH, *SUBMIT]
-    return subprocess.run(command, cwd=desk.project, env=desk.env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=desk.project, env=desk.env, capture_output=True, text=True, timeout=BOUND_S)
 
 
 def occurrences(desk):
@@ -208,7 +209,6 @@ STAGES = {
 }
 
 
-@pytest.mark.timeout(300)
 def test_killed_between_the_words_to_the_hosts(pool, desk, draw):
     chosen = draw.sample(sorted(STAGES), min(len(STAGES), 2 * SHARE))
     for stage in chosen:
@@ -222,15 +222,18 @@ def test_killed_between_the_words_to_the_hosts(pool, desk, draw):
 
 def submit_struck(pool, condition, words=SUBMIT):
     """The submitter kills itself where what it says to a host is like that."""
-    program = STRUCK.format(condition=condition)
     done = subprocess.run(
-        [sys.executable, "-c", program, *words],
+        struck_command(condition, "SIGKILL", words),
         cwd=pool.desk.project,
         env=pool.desk.env,
         capture_output=True,
         text=True,
     )
     assert done.returncode == -signal.SIGKILL, (condition, done.stderr)
+
+
+def struck_command(condition, number, words=SUBMIT):
+    return [sys.executable, "-c", STRUCK.format(condition=condition, number=number), *words]
 
 
 STRUCK = """
@@ -241,7 +244,7 @@ from launcher.cli.main import main
 count, lock, ask, feed = {{}}, threading.Lock(), HostClient.ask, Running.feed
 
 def strike():
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.{number})
 
 def struck(client, request, *more, **named):
     kind, told, half, settling = type(request).__name__, False, False, False
@@ -298,7 +301,7 @@ def test_two_who_look_at_once_hand_it_over_once(pool, desk):
     looking = [pool.popen("status", "--json", "--all", stdout=subprocess.PIPE) for _ in range(2)]
     for one in looking:
         with one:
-            (shown,) = json.loads(one.communicate(timeout=60)[0])
+            (shown,) = json.loads(one.communicate(timeout=BOUND_S)[0])
         assert shown["state"] in ALIVE, shown["message"]
     pool.look("two lookers")
     assert len(pool.check("two lookers")) == 1
@@ -347,37 +350,30 @@ sys.exit(main())
 
 def test_a_submitter_that_has_not_yet_locked_its_file_is_left_alone(pool, desk):
     """The file of its lock is there for a moment before it is locked."""
-    command = [sys.executable, "-c", STANDING, *SUBMIT]
+    left_alone(pool, [sys.executable, "-c", STANDING, *SUBMIT])
+
+
+def test_a_submitter_that_lives_is_left_alone(pool, desk):
+    """Who looks meanwhile hands nothing over, and a cancel says that it is too early."""
+    said = left_alone(pool, struck_command("kind == 'Open' and nth == 1 and not told", "SIGSTOP"))
+    assert "is being handed to its hosts" in said
+
+
+def left_alone(pool, command):
+    """Of a submitter that stops itself; what a cancel says meanwhile."""
+    desk = pool.desk
     with subprocess.Popen(command, cwd=desk.project, env=desk.env, stdout=subprocess.PIPE) as submitter:
-        desk.until(
-            "its stop", lambda: Path(f"/proc/{submitter.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-        )
+        stat = Path(f"/proc/{submitter.pid}/stat")
+        desk.until("its stop", lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
         try:
             (shown,) = pool.statuses()
             done = desk.launch("cancel", shown["run"], check=None)
         finally:
             submitter.send_signal(signal.SIGCONT)
-        assert submitter.wait(60) == 0
+        assert submitter.wait(BOUND_S) == 0
     assert (shown["state"], done.returncode) == ("starting", 4), done.stderr
     assert len(pool.check("it was frozen for a while")) == 1
-
-
-def test_a_submitter_that_lives_is_left_alone(pool, desk):
-    """Who looks meanwhile hands nothing over, and a cancel says that it is too early."""
-    with pool.popen(*SUBMIT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as submitter:
-        (run_dir,) = desk.until("its folder", lambda: [*desk.project.glob(".launch/runs/once-*")])
-        submitter.send_signal(signal.SIGSTOP)
-        try:
-            handed = (run_dir / "attempts" / "0001" / "handle.json").exists()
-            (shown,) = pool.statuses()
-            done = desk.launch("cancel", run_dir.name, check=None)
-        finally:
-            submitter.send_signal(signal.SIGCONT)
-        assert submitter.wait(60) == 0 or handed
-    assert not handed
-    assert (shown["state"], done.returncode) == ("starting", 4), done.stderr
-    assert "is being handed to its hosts" in done.stderr
-    assert len(pool.check("it was frozen for a while")) == 1
+    return done.stderr
 
 
 def test_the_check_bites(pool, desk):
