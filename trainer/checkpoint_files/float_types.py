@@ -1,11 +1,13 @@
 """Floating-point numbers from one type to another, rounded as torch rounds them: to the nearest, ties to even."""
 
 import array
+import re
 import struct
+from collections.abc import Iterator
 from functools import cache
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
-_MOST_LANES = 1 << 20  # as many numbers as one big integer holds
+_MOST_LANES = 1 << 16  # as many numbers as one big integer holds: what it is calculated with stays in the cache
 
 
 def convert(data: bytes, source: str, target: str) -> bytes:
@@ -37,28 +39,53 @@ def _from_single(data: bytes, target: str) -> bytes:
         case "float32":
             return data
         case "bfloat16":
-            step = 4 * _MOST_LANES
-            return b"".join(_to_bfloat16(data[at : at + step]) for at in range(0, len(data), step))
+            return b"".join(map(_to_bfloat16, _blocks(data)))
         case "float16":
-            return _to_half(array.array("f", data))
+            return b"".join(map(_to_half, _blocks(data)))
         case "float64":
             return array.array("d", array.array("f", data)).tobytes()
         case _:
             raise ValueError(f"expected one of {', '.join(FLOATS)}, got {target}")
 
 
-def _to_half(numbers: "array.array[float]") -> bytes:
-    try:
-        return struct.pack(f"<{len(numbers)}e", *numbers)
-    except OverflowError:
-        return b"".join(map(_half, numbers))
+def _blocks(data: bytes) -> Iterator[bytes]:
+    step = 4 * _MOST_LANES
+    return (data[at : at + step] for at in range(0, len(data), step))
 
 
-def _half(number: float) -> bytes:
-    try:
-        return struct.pack("<e", number)
-    except OverflowError:  # a finite one that is too large
-        return struct.pack("<e", float("inf") if number > 0 else float("-inf"))
+def _to_half(data: bytes) -> bytes:
+    """As for bfloat16, but the exponents have fewer bits: what is too large becomes infinite, what is too small nothing,
+    and what is just large enough for a number without a leading one is left to `struct`, one by one."""
+    count = len(data) // 4
+    bits, top = int.from_bytes(data, "little"), _lanes(count, 0x80000000)
+    signs = bits & top
+    sizes = bits ^ signs
+
+    def at_least(least: int) -> int:
+        return (sizes + _lanes(count, 0x80000000 - least)) & top
+
+    normal, infinite = at_least(0x38800000), at_least(0x477FF000)  # from 2^-14 to where rounding leads past 65504
+    plain = normal ^ infinite
+    rounded = (sizes + ((sizes >> 13) & _lanes(count, 1)) + _lanes(count, 0xFFF)) & (plain - (plain >> 31))
+    halves = ((rounded >> 13) & _lanes(count, 0x3FFFF)) - (plain >> 31) * 0x1C000 | signs >> 16
+    if infinite:
+        halves |= (infinite >> 31) * 0x7C00 | (at_least(0x7F800001) >> 31) * 0x200
+    found = halves.to_bytes(4 * count, "little")
+    out = bytearray(2 * count)
+    out[0::2], out[1::2] = found[0::4], found[1::4]
+    small = at_least(0x33000000) ^ normal
+    if small:
+        _put_small_halves(out, data, small.to_bytes(4 * count, "little")[3::4])
+    return bytes(out)
+
+
+def _put_small_halves(out: bytearray, data: bytes, small: bytes) -> None:
+    """`small`: a byte for each number, not zero where it is one of them."""
+    places = [found.start() for found in re.finditer(rb"[^\0]", small)]
+    numbers, halves = memoryview(data).cast("f"), memoryview(out).cast("H")
+    packed = struct.pack(f"={len(places)}e", *[numbers[place] for place in places])
+    for place, half in zip(places, memoryview(packed).cast("H"), strict=True):
+        halves[place] = half
 
 
 def _to_bfloat16(data: bytes) -> bytes:

@@ -52,3 +52,14 @@ def test_other_types_are_none_of_these():
         convert(b"\0", "int8", "float32")
     with pytest.raises(ValueError, match="got int8"):
         convert(b"\0\0", "float16", "int8")
+
+
+def test_every_half_and_what_lies_beside_it():
+    """Both neighbours of each number that has no leading one, of each middle between two, and of the ends."""
+    halves = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    middles = (halves.float() + halves.roll(-1).float()) / 2
+    given = torch.cat([halves.float(), middles])
+    given = given[given.isfinite()].view(torch.int32)
+    given = torch.cat([given - 1, given, given + 1]).view(torch.float32)
+    given = given[~given.isnan()]
+    assert convert(raw(given), "float32", "float16") == raw(given.to(torch.float16))
