@@ -223,18 +223,21 @@ class Run:
         return lines or ["no outputs: ranks have written nothing" + (f" of {', '.join(wanted)}" if wanted else "")]
 
     def export(
-        self, file: str | Path, *, step: int | None = None, best: bool = False, model: str | None = None,
-        dtype: str | None = None, overwrite: bool = False,
+        self, target: str | Path, *, step: int | None = None, best: bool = False, model: str | None = None,
+        dtype: str | None = None, most_bytes_per_file: int | None = None, overwrite: bool = False,
     ) -> "Exported":  # fmt: skip
-        """Write the weights of its newest checkpoint, of its best one, or of that of a step, into one file.
+        """Write the weights of its newest checkpoint, of its best one, or of that of a step.
 
-        `model.safetensors`, or `model.pt` for torch.load. What is on other machines is fetched first.
+        `model.safetensors`, `model.pt` for torch.load, `model.dcp` for torch.distributed.checkpoint, or `model`, a
+        folder as Hugging Face reads it. What is on other machines is fetched first.
         """
         from launcher import exporting  # late: of no use to `status`
         from launcher.clusters.keeping import news  # late: `status` does not fetch
+        from trainer.checkpoint_files.export import Shape  # late: of no use to `status`
 
         run = RunDir(self.path)
-        wish = exporting.Wish(Path(file), step, best, model, dtype, overwrite)
+        shape = Shape(dtype, model, most_bytes_per_file, overwrite)
+        wish = exporting.Wish(Path(target), shape, step, best)
         exporting.look_at(wish)
         away = isinstance(_carrier(newest(run)), KeepsFilesElsewhere)
         if away and (step is None or not exporting.is_here(run, step)):

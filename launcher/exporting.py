@@ -1,6 +1,5 @@
-"""The weights of a run's checkpoint as one file that others read: safetensors, or what torch.load takes."""
+"""The weights of a run's checkpoint as others keep them: safetensors, what torch.load takes, folders of both kinds."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,34 +9,27 @@ import msgspec
 from launcher.errors import BadInput, Exit, LaunchError, Refused
 from launcher.rundir.layout import RunDir
 from launcher.status.checkpoints import Checkpoint, Condition, checkpoints
-from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.catalog import Entry
-from trainer.checkpoint_files.float_types import FLOATS
+from trainer.checkpoint_files.export import Shape, check, export_entry
 from trainer.checkpoint_files.layout import Kind
 from trainer.checkpoint_files.manifest import Value
-from trainer.checkpoint_files.weight_files import write_safetensors, write_torch
-from trainer.checkpoint_files.weights import Weights
 from trainer.errors import CheckpointDamaged, CheckpointPartial, TrainerError
-
-FORMATS = (".safetensors", ".pt", ".pth")
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
     """Which weights, and as what."""
 
-    file: Path
+    target: Path
+    shape: Shape
     step: int | None = None  # None: the newest, or the best
     best: bool = False
-    model: str | None = None  # of several that are kept
-    dtype: str | None = None  # None: as they were saved
-    overwrite: bool = False
 
 
 class Exported(msgspec.Struct, frozen=True):
     """What was written."""
 
-    file: str
+    file: str  # or a folder
     run: str
     kind: Kind
     step: int
@@ -50,17 +42,14 @@ class Exported(msgspec.Struct, frozen=True):
 
 def look_at(wish: Wish) -> None:
     """Raise BadInput for what cannot be written."""
-    if wish.file.suffix not in FORMATS:
-        hint = "hint: model.safetensors, which needs nothing to be read safely, or model.pt for torch.load"
-        raise BadInput(f"{wish.file}: expected a name that ends with {' or '.join(FORMATS)}", hint)
-    if wish.dtype is not None and wish.dtype not in FLOATS:
-        raise BadInput(f"expected one of {', '.join(FLOATS)} as type, got {wish.dtype}")
     if wish.step is not None and wish.best:
         raise BadInput("expected a step, or the best one, got both")
-    if wish.file.is_dir() or not wish.file.absolute().parent.is_dir():
-        raise BadInput(f"{wish.file}: expected a file in a folder that is there")
-    if os.path.lexists(wish.file) and not wish.overwrite:
-        raise Refused(f"{wish.file}: is there already", "hint: --force writes over it")
+    try:
+        check(wish.target, wish.shape)
+    except TrainerError as error:
+        raise BadInput(*str(error).splitlines()) from error
+    except FileExistsError as error:
+        raise Refused(str(error), *([] if wish.shape.overwrite else ["hint: --force writes over it"])) from error
 
 
 def export(run: RunDir, wish: Wish) -> Exported:
@@ -116,32 +105,11 @@ def _none(run: RunDir, wish: Wish, known: list[Checkpoint]) -> list[str]:
 
 
 def _export(run: RunDir, one: Checkpoint, wish: Wish) -> Exported:
-    entry = Entry(one.kind, one.step, Path(one.path))
     try:
-        manifest = catalog.read_manifest(entry)
+        found = export_entry(Entry(one.kind, one.step, Path(one.path)), wish.target, wish.shape, {"run": str(run.id)})
     except CheckpointPartial as error:
         raise Refused(str(error), f"hint: launch fetch {run.id} --checkpoint {one.step} brings the rest") from error
-    with Weights(entry.path, manifest, wish.model, wish.dtype) as weights:
-        weights.verify()
-        notes = {"run": str(run.id), "step": str(one.step)}
-        _write(wish.file, weights, notes)
-        dtypes = tuple(sorted({weight.dtype for weight in weights.tensors.values()}))
-        size = sum(weight.size for weight in weights.tensors.values())
-    return Exported(str(wish.file), run.id, one.kind, one.step, len(weights.tensors), size, dtypes, manifest.info)
-
-
-def _write(file: Path, weights: Weights, notes: dict[str, str]) -> None:
-    """Whole or not at all, under its name."""
-    draft = file.with_name(f".{file.name[:100]}.tmp-{os.urandom(6).hex()}")
-    try:
-        with draft.open("xb") as out:
-            if file.suffix == ".safetensors":
-                write_safetensors(out, weights, notes)
-            else:
-                write_torch(out, weights)
-            out.flush()
-            os.fsync(out.fileno())
-        draft.rename(file)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+    return Exported(
+        str(found.target), run.id, found.kind, found.step, found.tensors, found.size_bytes, found.dtypes,
+        dict(found.info),
+    )  # fmt: skip

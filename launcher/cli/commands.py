@@ -27,7 +27,7 @@ COMMANDS = {
     ),
     "du": ("launcher.cli.du", "what runs take of the disk"),
     "fetch": ("launcher.cli.fetch", "bring home logs, metrics and checkpoints that are on other machines"),
-    "export": ("launcher.cli.export", "the weights of a checkpoint as one file: safetensors, or for torch.load"),
+    "export": ("launcher.cli.export", "the weights of a checkpoint as safetensors, for torch.load or for Hugging Face"),
     "pardon": ("launcher.cli.pardon", "let a run use nodes again that it lost"),
     "hosts": ("launcher.cli.hosts", "the SSH hosts of a pool: free, taken and by which run; `trust` a new one"),
     "doctor": ("launcher.cli.doctor", "what a cluster is like, and what is in the way of runs there"),

@@ -1,4 +1,4 @@
-"""`launch export`: the weights of a run as one file that others read."""
+"""`launch export`: the weights of a run as files that others read."""
 
 import argparse
 import sys
@@ -10,14 +10,18 @@ from launcher.cli.arguments import Arguments
 from launcher.cli.checkpoints import noted_text
 from launcher.cli.terminal import is_terminal, safe, show_news
 from launcher.errors import Exit
-from launcher.exporting import FORMATS, Exported
+from launcher.exporting import Exported
+from launcher.spec.kinds.leaf import Unfit
+from launcher.spec.kinds.numbers import Size
+from launcher.spec.tree import FROM_COMMAND_LINE, Scalar
 from trainer.checkpoint_files.float_types import FLOATS
 
 EXAMPLES = """
   launch export last                                   the newest checkpoint's weights, as RUN.safetensors
   launch export resnet --best -o model.safetensors     those with the best monitored value
   launch export resnet --step 1200 -o model.pt         for torch.load(weights_only=True): tensors by name
-  launch export gpt --dtype bfloat16 -o gpt.safetensors
+  launch export gpt --dtype bfloat16 -o gpt            a folder, as Hugging Face's from_pretrained reads it
+  launch export gpt -o gpt.dcp                         for torch.distributed.checkpoint
 
 Parameters and buffers by the names that the model has, whole, whatever ranks had parts of them; no optimizer. Every
 byte of the checkpoint is compared first. Needs no torch. Of a run on other machines the checkpoint is fetched first.
@@ -30,13 +34,21 @@ def declare(arguments: Arguments) -> None:
     which.add_argument("--best", action="store_true", help="the one that was kept apart for its value")
     which.add_argument("--step", metavar="STEP", type=_step, help="that of this step (default: the newest whole one)")
     arguments.add_argument(
-        "-o", "--output", metavar="FILE", type=Path, help=f"ends with {', '.join(FORMATS)} (default: RUN.safetensors)"
-    )
+        "-o", "--output", metavar="FILE", type=Path,
+        help="ends with .safetensors, .pt, .pth or, a folder, .dcp; without an ending it is a folder of safetensors "
+        "(default: RUN.safetensors)",
+    )  # fmt: skip
     arguments.add_argument("--model", metavar="NAME", help="which one, where a checkpoint has several")
     arguments.add_argument(
         "--dtype", choices=FLOATS, help="what floating-point tensors become (default: as they were saved)"
     )
-    arguments.add_argument("--force", action="store_true", help="write over a file that is there")
+    arguments.add_argument(
+        "--shard-size",
+        metavar="SIZE",
+        type=_size,
+        help="most bytes of one file in a folder of safetensors (default: 5GB)",
+    )
+    arguments.add_argument("--force", action="store_true", help="write over what is there")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -46,8 +58,9 @@ def run(options: argparse.Namespace) -> int:
     if is_terminal(sys.stderr):
         print("reading every byte of the checkpoint ...", file=sys.stderr, flush=True)
     found = one.export(
-        file, step=options.step, best=options.best, model=options.model, dtype=options.dtype, overwrite=options.force
-    )
+        file, step=options.step, best=options.best, model=options.model, dtype=options.dtype,
+        most_bytes_per_file=options.shard_size, overwrite=options.force,
+    )  # fmt: skip
     for words in found.passed_over:
         print(f"warning: passed over {safe(words)}", file=sys.stderr)
     print(safe(found.file))
@@ -67,3 +80,10 @@ def _step(text: str) -> int:
     if text.isascii() and text.isdigit():
         return int(text)
     raise argparse.ArgumentTypeError(f"expected a step such as 1200, got {text!r}")
+
+
+def _size(text: str) -> int:
+    try:
+        return Size().convert(Scalar(text, plain=True, mark=FROM_COMMAND_LINE))
+    except Unfit as error:
+        raise argparse.ArgumentTypeError(f"expected {Size.WORDS}, got {text!r}") from error

@@ -95,9 +95,13 @@ def test_a_file_that_is_there_stays_unless_it_may_go(desk, folder):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["-o", "model.onnx"], "model.onnx: expected a name that ends with .safetensors or .pt or .pth"),
+        (
+            ["-o", "model.onnx"],
+            "model.onnx: expected a name that ends with .safetensors, .pt, .pth or .dcp, or a folder's",
+        ),
         (["-o", "none/model.pt"], "none/model.pt: expected a file in a folder that is there"),
         (["--best", "--step", "80"], "not allowed with argument"),
+        (["--shard-size", "much"], "expected a size such as 512KB, 100MB or 2GiB, got 'much'"),
         (["--step", "newest"], "expected a step such as 1200, got 'newest'"),
         (["--dtype", "int8"], "invalid choice"),
         (
@@ -109,6 +113,16 @@ def test_a_file_that_is_there_stays_unless_it_may_go(desk, folder):
 def test_what_cannot_be_written(desk, folder, words, said):
     save(folder, 80)
     assert said in desk.launch("export", "last", *words, check=Exit.BAD_INPUT).stderr
+
+
+def test_a_folder_of_several_files(desk, folder):
+    save(folder, 80, names=("a", "b"))
+    done = desk.launch("export", "last", "-o", "m", "--shard-size", "1KB")
+    assert done.stdout == "m\n"
+    assert [path.name for path in (desk.root / "m").iterdir()] == ["model.safetensors"]
+    (desk.root / "m" / "notes.txt").write_text("mine")
+    said = desk.launch("export", "last", "-o", "m", "--force", check=Exit.REFUSED).stderr
+    assert said == "launch: m: has more in it than an export, such as notes.txt\n"
 
 
 def test_of_several_models_one_is_named(desk, folder):

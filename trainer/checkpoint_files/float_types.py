@@ -54,8 +54,8 @@ def _blocks(data: bytes) -> Iterator[bytes]:
 
 
 def _to_half(data: bytes) -> bytes:
-    """As for bfloat16, but the exponents have fewer bits: what is too large becomes infinite, what is too small nothing,
-    and what is just large enough for a number without a leading one is left to `struct`, one by one."""
+    """As for bfloat16, but the exponents have fewer bits: what is too large becomes infinite, what is too small
+    nothing, and what is just large enough for a number without a leading one is left to `struct`, one by one."""
     count = len(data) // 4
     bits, top = int.from_bytes(data, "little"), _lanes(count, 0x80000000)
     signs = bits & top

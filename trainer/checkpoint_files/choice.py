@@ -1,0 +1,53 @@
+"""Which of the checkpoints that are there is meant by who wants weights. Changes nothing on disk."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from trainer.checkpoint_files import catalog
+from trainer.checkpoint_files.catalog import Entry
+from trainer.checkpoint_files.layout import parse_folder_name
+from trainer.errors import CheckpointDamaged, CheckpointPartial, TrainerError
+
+_Found = TypeVar("_Found")
+
+
+def candidates(folder: Path, step: int | None = None, *, best: bool = False) -> list[Entry]:
+    """Those that will do, the first choice first. `folder` holds checkpoints, or is one."""
+    parsed = parse_folder_name(folder.name)
+    if parsed is not None and folder.is_dir():
+        return [Entry(*parsed, folder)]
+    found = [entry for entry in catalog.entries(folder) if step is None or entry.step == step]
+    # The best one is kept apart and may be older than all others: only where it is asked for, or by its step.
+    wanted = [entry for entry in found if entry.kind == ("best" if best else "step")]
+    return list(reversed(wanted or ([] if best else found)))
+
+
+def first_whole(
+    folder: Path, use: Callable[[Entry], _Found], told: Callable[[str], None], step: int | None = None, *,
+    best: bool = False,
+) -> _Found:  # fmt: skip
+    """What `use` makes of the first one that it does not find damaged; of others `told` hears.
+
+    Of one that was asked for by its step the damage is raised: CheckpointDamaged. TrainerError where there is none.
+    """
+    elsewhere: CheckpointPartial | None = None
+    for entry in candidates(folder, step, best=best):
+        try:
+            return use(entry)
+        except CheckpointPartial as error:
+            if step is not None:
+                raise
+            told(f"passing over a checkpoint of which not all is on this node: {error}")
+            elsewhere = elsewhere or error
+        except CheckpointDamaged as error:
+            if step is not None:
+                raise
+            told(f"passing over a damaged checkpoint: {error}")
+    if elsewhere is not None:
+        raise TrainerError(
+            f"{elsewhere}\nhint: nodes with disks of their own have a part each: "
+            "copy what is missing from the folder of this name on the others"
+        )
+    which = "the best checkpoint" if best else "a checkpoint" if step is None else f"a checkpoint of step {step}"
+    raise TrainerError(f"{folder}: expected {which}, found none")

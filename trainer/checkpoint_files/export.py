@@ -1,0 +1,177 @@
+"""A checkpoint's weights as others keep them, in a file or a folder, whole or not at all. Needs no torch."""
+
+import logging
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import assert_never
+
+from trainer.checkpoint_files import catalog
+from trainer.checkpoint_files.catalog import Entry
+from trainer.checkpoint_files.choice import first_whole
+from trainer.checkpoint_files.dcp_files import write_dcp
+from trainer.checkpoint_files.durable import sync_folder
+from trainer.checkpoint_files.float_types import FLOATS
+from trainer.checkpoint_files.layout import Kind
+from trainer.checkpoint_files.manifest import Value
+from trainer.checkpoint_files.weight_files import index, split, write_safetensors, write_torch
+from trainer.checkpoint_files.weights import Weights
+from trainer.errors import BadSettings
+
+log = logging.getLogger("trainer")
+_MOST_BYTES = 5_000_000_000
+_OURS = re.compile(
+    r"model(-\d{5,}-of-\d{5,})?\.safetensors|model\.safetensors\.index\.json|\.metadata|__0_0\.distcp"
+    r"|(generation_)?config\.json"
+)
+
+
+class Form(Enum):
+    """What is written; the value is how names of it end."""
+
+    SAFETENSORS = (".safetensors",)
+    TORCH = (".pt", ".pth")
+    DCP = (".dcp",)  # a folder, for torch.distributed.checkpoint
+    FOLDER = ("",)  # of safetensors with an index, for Hugging Face's from_pretrained
+
+    @property
+    def is_folder(self) -> bool:
+        return self in (Form.DCP, Form.FOLDER)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How weights are to be given out."""
+
+    dtype: str | None = None  # what floating-point tensors become; None: as they were saved
+    model: str | None = None  # of several that are kept
+    most_bytes_per_file: int | None = None  # where a folder may have more than one; None: 5 GB
+    overwrite: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written."""
+
+    target: Path
+    kind: Kind
+    step: int
+    tensors: int
+    size_bytes: int
+    dtypes: tuple[str, ...]
+    info: Mapping[str, Value]  # what was noted with the checkpoint
+
+
+def export(
+    folder: str | Path, target: str | Path, *, step: int | None = None, best: bool = False, dtype: str | None = None,
+    model: str | None = None, most_bytes_per_file: int | None = None, overwrite: bool = False,
+) -> Written:  # fmt: skip
+    """Write the weights of the newest whole checkpoint, of the best one, or of that of a step.
+
+    The target's ending says as what: `.safetensors`, `.pt`, `.dcp`, or none for a Hugging Face folder. Raises
+    TrainerError.
+    """
+    shape, target = Shape(dtype, model, most_bytes_per_file, overwrite), Path(target)
+    check(target, shape)
+    return first_whole(Path(folder), lambda entry: export_entry(entry, target, shape, {}), log.warning, step, best=best)
+
+
+def check(target: Path, shape: Shape) -> Form:
+    """Raise BadSettings for what cannot be written; FileExistsError where it is there already."""
+    form = next((form for form in Form if target.suffix in form.value), None)
+    if form is None or not target.name:
+        raise BadSettings(
+            f"{target}: expected a name that ends with .safetensors, .pt, .pth or .dcp, or a folder's without one\n"
+            "hint: model.safetensors, which needs nothing to be read safely, or model.pt for torch.load"
+        )
+    if shape.dtype is not None and shape.dtype not in FLOATS:
+        raise BadSettings(f"expected one of {', '.join(FLOATS)} as type, got {shape.dtype}")
+    if shape.most_bytes_per_file is not None and shape.most_bytes_per_file < 1:
+        raise BadSettings(f"expected files of at least one byte, got {shape.most_bytes_per_file}")
+    if (target.is_dir() != form.is_folder and os.path.lexists(target)) or not target.absolute().parent.is_dir():
+        raise BadSettings(f"{target}: expected a {'folder' if form.is_folder else 'file'} in a folder that is there")
+    if os.path.lexists(target) and not shape.overwrite:
+        raise FileExistsError(f"{target}: is there already")
+    if form.is_folder and (others := [name for name in catalog.names_in(target) if not _OURS.fullmatch(name)]):
+        raise FileExistsError(f"{target}: has more in it than an export, such as {min(others)}")
+    return form
+
+
+def export_entry(entry: Entry, target: Path, shape: Shape, notes: Mapping[str, str]) -> Written:
+    """Those of this one, every byte of which is compared first. `notes` go into the metadata of safetensors."""
+    form = check(target, shape)
+    manifest = catalog.read_manifest(entry)
+    with Weights(entry.path, manifest, shape.model, shape.dtype) as weights:
+        weights.verify()
+        draft = target.with_name(f".{target.name[:100]}.tmp-{os.urandom(6).hex()}")
+        try:
+            _write(form, draft, weights, {**notes, "step": str(entry.step)}, shape.most_bytes_per_file or _MOST_BYTES)
+            _sync(draft)
+            _take_its_place(draft, target)
+        except BaseException:
+            _remove(draft)
+            raise
+        tensors = weights.tensors.values()
+        size, dtypes = sum(one.size for one in tensors), tuple(sorted({one.dtype for one in tensors}))
+    return Written(target, entry.kind, entry.step, len(tensors), size, dtypes, manifest.info)
+
+
+def _write(form: Form, draft: Path, weights: Weights, notes: Mapping[str, str], most_bytes: int) -> None:
+    match form:
+        case Form.SAFETENSORS:
+            with draft.open("xb") as file:
+                write_safetensors(file, weights, notes)
+        case Form.TORCH:
+            with draft.open("xb") as file:
+                write_torch(file, weights)
+        case Form.DCP:
+            draft.mkdir()
+            write_dcp(draft, weights)
+        case Form.FOLDER:
+            draft.mkdir()
+            _write_folder(draft, weights, notes, most_bytes)
+        case _:
+            assert_never(form)
+
+
+def _write_folder(folder: Path, weights: Weights, notes: Mapping[str, str], most_bytes: int) -> None:
+    parts = split(weights.tensors.values(), most_bytes)
+    one = ["model.safetensors"]
+    several = [f"model-{number:05d}-of-{len(parts):05d}.safetensors" for number in range(1, len(parts) + 1)]
+    files = dict(zip(one if len(parts) == 1 else several, parts, strict=True))
+    for name, names in files.items():
+        with (folder / name).open("xb") as file:
+            write_safetensors(file, weights, notes, names)
+    if len(files) > 1:
+        (folder / "model.safetensors.index.json").write_bytes(index(files, weights))
+
+
+def _sync(draft: Path) -> None:
+    """On disk, whatever happens then."""
+    for path in sorted(draft.iterdir()) if draft.is_dir() else [draft]:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    if draft.is_dir():
+        sync_folder(draft)
+
+
+def _take_its_place(draft: Path, target: Path) -> None:
+    """A folder cannot be exchanged in one step: what was there has another name for a moment, and then is gone."""
+    if not target.is_dir():
+        draft.rename(target)
+        return
+    before = draft.with_name(f"{draft.name}-before")
+    target.rename(before)
+    draft.rename(target)
+    _remove(before)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
