@@ -48,12 +48,14 @@ def live_imports(project: Project, code: ProjectCode) -> list[str]:
 def project_of(file: Path) -> Path:
     """The folder whose code is frozen: the nearest one above the spec that is a project, else the working folder if
     the spec is below it, else the spec's own."""
-    folder = file.resolve().parent
-    for candidate in (folder, *folder.parents):
-        if (candidate / ".git").exists() or (candidate / "pyproject.toml").exists():
-            return candidate
-    here = Path.cwd()
-    return here if folder.is_relative_to(here) else folder
+    folder, here = file.resolve().parent, Path.cwd()
+    return marked_above(folder) or (here if folder.is_relative_to(here) else folder)
+
+
+def marked_above(folder: Path) -> Path | None:
+    """The nearest folder from this one on up that says by a file of its own that it is a project."""
+    folders = (folder, *folder.parents)
+    return next((one for one in folders if (one / ".git").exists() or (one / "pyproject.toml").exists()), None)
 
 
 def look_at(spec: JobSpec, root: Path, code: CodeList, python: str, folders: Sequence[str]) -> Project:

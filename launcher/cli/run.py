@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from launcher import api
@@ -71,14 +72,17 @@ def run(options: argparse.Namespace) -> int:
     if options.node_rank != "0":
         hint = "hint: run this once, and not on each node; --on POOL names the hosts"
         raise BadInput(f"--node-rank {options.node_rank}: all nodes are started from here", hint)
-    text = _spec(options)
+    place = _place(options)
+    text = _spec(options, place)
     if options.dry_run:
         print(text, end="")
         return Exit.OK
     show_news()
     for line in text.splitlines():
         print(f"  {safe(line)}", file=sys.stderr)
-    with _written(text, job_name(options.program)) as file:
+    if not Path.cwd().is_relative_to(place.project):
+        print(f"the script's project is {safe(str(place.project))}: ranks begin there", file=sys.stderr)
+    with _written(text, place.project, job_name(options.program)) as file:
         one = api.submit(file, on=options.on, overrides=options.overrides)
     print(one.id, flush=True)
     if options.detach:
@@ -89,50 +93,71 @@ def run(options: argparse.Namespace) -> int:
     return follow(one)
 
 
-def _spec(options: argparse.Namespace) -> str:
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What is frozen, and the folder in it where ranks begin."""
+
+    project: Path
+    folder: Path
+
+    @property
+    def workdir(self) -> str:
+        return self.folder.relative_to(self.project).as_posix()
+
+
+def _place(options: argparse.Namespace) -> _Place:
+    """The project that you stand in, and there where you stand; a script of another project begins in its own."""
+    from launcher.project import marked_above, project_of  # late: `launch run --help` would take as long as these
+
+    here = Path.cwd()
+    project, script = project_of(here / "job.yaml"), Path(os.path.abspath(options.program))
+    ours = script.is_relative_to(project) and marked_above(here) is not None
+    if options.module or options.no_python or ours or not script.is_file():
+        return _Place(project, here)
+    own = marked_above(script.parent.resolve())
+    return _Place(project, here) if own is None or here.is_relative_to(own) else _Place(own, own)
+
+
+def _spec(options: argparse.Namespace, place: _Place) -> str:
     """The spec as text; what it does not say is as usual."""
-    folder, project = Path.cwd(), _project()
     lines = [f"name: {scalar(options.name or job_name(options.program))}", "run:"]
     if options.no_python:
         lines.append(f"  command: {flow([options.program, *options.words])}")
     else:
         entry = (
-            f"module: {scalar(options.program)}" if options.module else f"script: {scalar(_script(options.program))}"
+            f"module: {scalar(options.program)}"
+            if options.module
+            else f"script: {scalar(_script(options.program, place.folder))}"
         )
         lines += [f"  {entry}", *([f"  args: {flow(options.words)}"] if options.words else [])]
-    if folder != project:
-        lines.append(f"  workdir: {scalar(folder.relative_to(project).as_posix())}")
+    if place.workdir != ".":
+        lines.append(f"  workdir: {scalar(place.workdir)}")
     lines += ["resources:", f"  nodes: {options.nnodes}", f"  ranks_per_node: {options.nproc}"]
     if options.max_restarts is not None:
         lines.append(f"recovery: {{user_error: {options.max_restarts}, killed: {options.max_restarts}}}")
     return "\n".join([*lines, ""])
 
 
-def _project() -> Path:
-    from launcher.project import project_of  # late: with what it imports, `launch run --help` would take as long
-
-    return project_of(Path.cwd() / "job.yaml")
-
-
-def _script(program: str) -> str:
-    """Its path from here on, as a spec has it."""
+def _script(program: str, folder: Path) -> str:
+    """Its path from the folder where ranks begin, as a spec has it."""
     file = Path(program)
     if not file.is_file():
         hint = "hint: -m takes a module, --no-python a program" if file.suffix != ".py" else "hint: ls *.py"
         raise BadInput(f"{program}: no such file", hint)
-    path = Path(os.path.abspath(file))
-    if not path.is_relative_to(Path.cwd()):
-        raise BadInput(f"{program}: is not below {Path.cwd()}", f"hint: cd {path.parent}")
-    return path.relative_to(Path.cwd()).as_posix()
+    ways = Path(os.path.abspath(file)), file.parent.resolve() / file.name
+    below = next((path for path in ways if path.is_relative_to(folder)), None)
+    if below is None:
+        raise BadInput(f"{program}: is not below {folder}", f"hint: cd {ways[0].parent}")
+    return below.relative_to(folder).as_posix()
 
 
 @contextmanager
-def _written(text: str, name: str) -> Iterator[Path]:
+def _written(text: str, project: Path, name: str) -> Iterator[Path]:
     """The spec as a file of the project, as long as it is read; problems are told without its name."""
     from launcher.rundir.durable import make_dir, write_bytes  # late: what starts nothing does without
     from launcher.rundir.registry import hide_from_git  # late: likewise
 
-    folder = _project() / ".launch"
+    folder = project / ".launch"
     make_dir(folder)
     hide_from_git(folder)
     file = folder / f"{name}-{os.urandom(4).hex()}.yaml"

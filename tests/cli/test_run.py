@@ -69,6 +69,27 @@ def test_a_folder_of_the_project(project):
     assert (spec.run.workdir, spec.run.script) == ("sub", "eval.py")
 
 
+def test_a_script_of_a_project_that_lies_elsewhere_is_run_as_that_project(project):
+    above = project.root / "above"
+    lone, nested = above / "lone", project.root / "nested"
+    for folder in (lone / "scripts", above / "plain", nested):
+        folder.mkdir(parents=True)
+        (folder / "train.py").write_text(SCRIPT)
+    (project.root / "pyproject.toml").rename(lone / "pyproject.toml")
+    (project.root / "link").symlink_to(lone)
+    for named in ("lone/scripts/train.py", lone / "scripts/train.py", project.root / "link/scripts/train.py"):
+        spec = spec_of(project, str(named), cwd=above)
+        assert (spec.run.workdir, spec.run.script) == (".", "scripts/train.py")
+    assert spec_of(project, "plain/train.py", cwd=above).run.script == "plain/train.py", "no project of its own"
+    done = project.launch("run", "lone/scripts/train.py", cwd=above)
+    assert f"\nthe script's project is {lone}: ranks begin there\n" in done.stderr
+    assert [(lone / ".launch/runs").is_dir(), (above / ".launch").exists()] == [True, False]
+    until("its keeper to leave", lambda: not any(str(lone) in tag for tag in tagged_processes().values()))
+    (project.root / "pyproject.toml").touch()
+    (nested / "pyproject.toml").touch()
+    assert spec_of(project, "nested/train.py").run.script == "nested/train.py", "it is of the project one stands in"
+
+
 def test_restarts_as_torchrun_counts_them(project):
     recovery = spec_of(project, "--max-restarts", "7", "train.py").recovery
     assert (recovery.user_error.restarts, recovery.killed.restarts) == (7, 7)
