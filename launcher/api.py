@@ -536,8 +536,9 @@ def run(ref: str) -> Run:
             return called
         found = _discovered(ref) if ref != LAST else None
         if found is None:
-            if one := unlisted(ref):
-                raise NoSuchRun(f"{one[0].id}: {UNLISTED}", f"hint: its folder is {one[0].path}") from None
+            if others := unlisted("" if ref == LAST else ref):
+                one = max(others, key=lambda other: as_it_lies(other).submitted_at)
+                raise NoSuchRun(f"{one.id}: {UNLISTED}", f"hint: its folder is {one.path}") from None
             raise
         return Run(parse_run_id(found.name), found)
 

@@ -260,6 +260,8 @@ def test_runs_of_another_home_are_only_looked_at(desk, project, verb):
     before = {path: os.stat(path).st_mtime_ns for path in project.rglob("*")}
     said = desk.launch(verb, "live-cccc", check=3, cwd=project).stderr
     assert "live-cccc: it was submitted with another HOME or XDG_STATE_HOME" in said
+    newest = desk.launch(verb, "last", check=3, cwd=project).stderr
+    assert "live-cccc: it was submitted with another HOME" in newest and "no run yet" not in newest
     desk.launch("status", cwd=project)
     assert {path: os.stat(path).st_mtime_ns for path in project.rglob("*")} == before
 
