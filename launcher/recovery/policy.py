@@ -1,7 +1,8 @@
 """Cause + history → what happens next. Pure; `README.md` beside this file has the table.
 
 A history is the events of all attempts so far, in order; of them only "failure" (each led to a restart, else nothing
-would follow it) and "resumed" (a person began anew: budgets are full again) are looked at here.
+would follow it), "explained" (its cause was another) and "resumed" (a person began anew: budgets are full again) are
+looked at here.
 """
 
 import signal
@@ -10,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from launcher.rundir.records import Event
+from msgspec.structs import replace
+
+from launcher.rundir.records import EXPLAINED, Event
 from launcher.spec.model import Budget, Recovery
 from launcher.words import Action, Cause
 
@@ -92,7 +95,7 @@ def restarts_by_cause(history: Sequence[Event], attempt: int = 0) -> dict[str, i
     """
     counts: Counter[str] = Counter()
     open_failures: list[Event] = []
-    for event in history:
+    for event in as_explained(history):
         if open_failures and (event.kind in _WENT_ON or event.attempt > open_failures[-1].attempt):
             if event.kind != "resumed":
                 counts.update(str(failure.cause) for failure in open_failures)
@@ -103,9 +106,19 @@ def restarts_by_cause(history: Sequence[Event], attempt: int = 0) -> dict[str, i
     return dict(counts)
 
 
+def as_explained(history: Sequence[Event]) -> list[Event]:
+    """The same, with the cause of each failure as it turned out to be: the last of an attempt may be told later."""
+    causes = {event.attempt: event.cause for event in history if event.kind == EXPLAINED}
+    last = {event.attempt: index for index, event in enumerate(history) if event.kind == "failure"}
+    found = list(history)
+    for attempt in causes.keys() & last.keys():
+        found[last[attempt]] = replace(found[last[attempt]], cause=causes[attempt])
+    return found
+
+
 def _since_resumed(history: Sequence[Event]) -> list[Event]:
     failures: list[Event] = []
-    for event in history:
+    for event in as_explained(history):
         if event.kind == "resumed":
             failures = []
         elif event.kind == "failure":

@@ -292,6 +292,7 @@ class RunState(msgspec.Struct, frozen=True):
 
 KEPT = "checkpoint_kept"  # the first checkpoint of the trainer's: from then on the run does not begin without one
 ANEW = "may_begin_anew"  # a person has said that it may
+EXPLAINED = "explained"  # the cluster has told afterwards what the attempt's last failure was: its `cause` holds
 TOLD, NOT_TOLD = "notified", "not_notified"  # `brief` is what was told, `evidence` to which recipient
 
 

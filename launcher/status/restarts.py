@@ -8,12 +8,12 @@ import msgspec
 
 from launcher.rundir.durable import NOT_JSON
 from launcher.rundir.layout import RunDir
-from launcher.rundir.records import Event
+from launcher.rundir.records import EXPLAINED, Event
 from launcher.status.rank_log import GrowingFile
 from launcher.status.text import plain
 
 _NEVER = 1 << 62
-_KINDS = frozenset({"regroup", "requeue"})
+_KINDS = frozenset({"regroup", "requeue", EXPLAINED})
 
 
 class RestartReader:
@@ -52,7 +52,8 @@ def _after(event: Event) -> tuple[int, float]:
 
 
 def _words(event: Event) -> str:
-    return f"── {plain(event.brief or event.text)} ──"
+    brief = f"{event.cause}: {event.text}" if event.kind == EXPLAINED else event.brief or event.text
+    return f"── {plain(brief)} ──"
 
 
 def _event(line: bytes) -> Event | None:

@@ -22,7 +22,7 @@ from launcher.agent.messages import (
     Stopped,
     Welcome,
 )
-from launcher.rundir.records import Event, NodeLoad, NotFinite, ProcessId, RankExit, RankLoad
+from launcher.rundir.records import EXPLAINED, Event, NodeLoad, NotFinite, ProcessId, RankExit, RankLoad
 from launcher.spec.model import Budget, Recovery
 from launcher.words import Cause, State
 
@@ -351,6 +351,10 @@ def test_restarts_of_earlier_attempts_count() -> None:
     cluster.boot()
     cluster.settle()
     assert cluster.starts(1)[0].restarts == 1
+    told = [*history, Event(2.0, 1, EXPLAINED, "x", cause=Cause.PREEMPTED)]
+    last = Cluster(plan_of(1), told, attempt=2).state()
+    assert last.failure is not None
+    assert (last.restarts, last.failure.cause) == ({"preempted": 1}, Cause.PREEMPTED)
 
 
 # -- nodes that go, and come back

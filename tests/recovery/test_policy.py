@@ -8,7 +8,7 @@ from hypothesis import given
 from msgspec.structs import replace
 
 from launcher.recovery.policy import budget_of, decide, restarts_by_cause
-from launcher.rundir.records import Event
+from launcher.rundir.records import EXPLAINED, Event
 from launcher.spec.model import Budget, Recovery
 from launcher.words import Action, Cause
 
@@ -86,6 +86,15 @@ def test_the_same_crash_at_the_same_step_ends_the_run(number: int, now: Any, bef
 )
 def test_another_signal_or_another_step_does_not(now: Any, before: Any) -> None:
     assert action(failure(**now), failure(**before)) is Action.REGROUP
+
+
+def test_what_the_cluster_explains_later_counts_as_that() -> None:
+    rules = replace(RULES, node_lost=Budget(1))
+    past = [failure(Cause.KILLED), failure(Cause.NODE_LOST), event("requeue")]
+    assert action(failure(Cause.NODE_LOST, attempt=2), *past, rules=rules) is Action.END
+    told = [*past, replace(event(EXPLAINED), cause=Cause.PREEMPTED)]
+    assert action(failure(Cause.NODE_LOST, attempt=2), *told, rules=rules) is Action.REGROUP
+    assert restarts_by_cause(told, 2) == {"killed": 1, "preempted": 1}
 
 
 def test_a_budget_without_a_limit() -> None:

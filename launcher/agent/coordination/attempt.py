@@ -14,7 +14,7 @@ from launcher.agent.coordination.pace import pace_of
 from launcher.agent.coordination.snapshot import Standing, run_state
 from launcher.agent.coordination.verdict import Verdict
 from launcher.plan.model import Plan
-from launcher.recovery.policy import restarts_by_cause
+from launcher.recovery.policy import as_explained, restarts_by_cause
 from launcher.rundir.records import ANEW, KEPT, Event, RunState
 
 
@@ -55,7 +55,7 @@ class Attempt:
     ) -> None:
         self.plan = plan
         self.rules = plan.spec.recovery
-        self.history = [event for event in history if event.kind in ("failure", "resumed")]
+        self.history = [event for event in as_explained(history) if event.kind in ("failure", "resumed")]
         self.nodes = NodeTable(plan.nodes, self.rules.lease_s + ENDING_S, {*plan.away}, now.mono)
         self.pace = pace_of(self.history)
         self.ledger = Ledger(number, self.pace, now)

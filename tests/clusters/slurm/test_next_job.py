@@ -14,13 +14,15 @@ from launcher.clusters.batch.job.next_job import NextJob
 from launcher.clusters.batch.look import look
 from launcher.clusters.slurm.queries.values import FIELD, ROW
 from launcher.clusters.slurm.queue import SlurmQueue
+from launcher.recovery.policy import restarts_by_cause
 from launcher.rundir.attempts import new_attempt, newest
 from launcher.rundir.avoided import avoid, avoided
-from launcher.rundir.durable import append_line, make_dir, read_record, write_record
+from launcher.rundir.durable import append_line, make_dir, read_lines, read_record, write_record
 from launcher.rundir.identity import this_process
-from launcher.rundir.records import AgentRecord, AttemptEnd, Blame, Endpoint, Event, Handle
+from launcher.rundir.records import AgentRecord, AttemptEnd, Blame, Endpoint, Event, Handle, RunState
 from launcher.status.derive import derive
 from launcher.status.facts import read_facts
+from launcher.status.restarts import RestartReader
 from launcher.words import Cause, State
 
 # The nudge outlives whoever starts it, and is meant to.
@@ -295,8 +297,18 @@ def test_a_cut_that_heals_while_slurm_is_asked_blames_nobody(begun, lose_node_1,
 )
 def test_tasks_that_slurm_has_ended_are_no_lost_node(begun, moves, slurm_programs, job, node, cause):
     shown = f'case "$*" in *"show node"*) echo "NodeName=node1 State={node}" ;; *) {scontrol(job)} ;; esac'
+    for kind in ("failure", "requeue"):  # as the coordinator has seen it
+        append_line(begun.run.events, Event(time.time(), 1, kind, "node 1 is lost", cause=Cause.NODE_LOST))
     moves(Cause.NODE_LOST, scontrol=shown)
     assert read_record(begun.attempt.end, AttemptEnd).cause is cause
+    last = read_record(begun.run.state, RunState)
+    events = read_lines(begun.run.events, Event)
+    assert restarts_by_cause(events, 2) == {cause.value: 1}, "it is counted as what it was, and not for the node's"
+    if cause is not Cause.NODE_LOST:
+        assert (last.failure.cause, last.restarts) == (cause, {cause.value: 1})
+        reader = RestartReader(begun.run)
+        reader.read()
+        assert [*reader.all()][-1] == f"── {cause}: Slurm ended what ran on node1 ──"
 
 
 def test_who_heard_nobody_not_even_itself_was_asleep_and_blames_no_node(begun, slurm_programs):

@@ -17,9 +17,9 @@ from launcher.errors import Exit, NotStarted, Refused, Unreachable
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import new_attempt, newest
 from launcher.rundir.avoided import avoid, avoided
-from launcher.rundir.durable import append_line, read_lines, read_record
+from launcher.rundir.durable import append_line, read_lines, read_record, readable
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import AttemptEnd, Blame, Event, Handle
+from launcher.rundir.records import EXPLAINED, AttemptEnd, Blame, Event, Failure, Handle, RunState
 from launcher.words import Cause, State, exit_of
 
 _TAKEN = (Cause.PREEMPTED, Cause.TIME_LIMIT)  # the allocation will be gone, so the run has to move
@@ -91,7 +91,11 @@ class NextJob:
             return end
         text = f"{self._queue.called} ended what ran on {', '.join(one.host for one in lost) or 'its nodes'}"
         told = msgspec.structs.replace(end, cause=cause, exit_code=exit_of(cause), message=text)
-        write_end(self._run, attempt, told, self._plan)
+        append_line(self._run.events, Event(time.time(), attempt.number, EXPLAINED, text, cause=cause))
+        last = readable(self._run.state, RunState)
+        generation = last.generation if last is not None and last.attempt == attempt.number else 0
+        failure = Failure(cause, text, attempt.number, generation, at=end.ended_at)
+        write_end(self._run, attempt, told, self._plan, failure)
         return told
 
     def _any_is_down(self, lost: Sequence[Blame]) -> bool:
