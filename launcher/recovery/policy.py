@@ -107,7 +107,7 @@ def restarts_by_cause(history: Sequence[Event], attempt: int = 0) -> dict[str, i
 
 
 def as_explained(history: Sequence[Event]) -> list[Event]:
-    """Events with the cause of each failure as it turned out to be: what the last of an attempt was may be told later."""
+    """Events with the cause of each failure as it turned out to be: of the last of an attempt it may be told later."""
     causes = {event.attempt: event.cause for event in history if event.kind == EXPLAINED}
     last = {event.attempt: index for index, event in enumerate(history) if event.kind == "failure"}
     found = list(history)
