@@ -33,6 +33,9 @@ from trainer.world import World, cpu_group, join
 log = logging.getLogger("trainer")
 _MOST_FAILURES = 3  # saves in a row that fail before there is no point in training on
 _KEEP = 3
+# Another disk may have copies of what was set aside here.
+_NONE_ON_ALL_DISKS = "on all disks; the next start looks for copies of them"
+_NONE_AND_SPOILT = "any more, and parts of a damaged one are in the model; the next start begins anew"
 
 
 class Checkpointer:
@@ -87,6 +90,7 @@ class Checkpointer:
         self._saved_step = self._at = 0
         self._best_under_way = False
         self._prepared = False
+        self._spoilt = False  # a damaged checkpoint was read into the objects: they are no longer what they began as
         self._saved_at = self._remembered_at = now()
 
     # -- the four calls
@@ -253,10 +257,9 @@ class Checkpointer:
         while True:
             found = self._newest(passed_over)
             if found is None:
-                if passed_over and self._team.apart:  # another disk may have copies of what was set aside here
-                    raise TrainerError(
-                        f"{self.folder}: no checkpoint is sound on all disks; the next start looks for copies of them"
-                    )
+                if self._spoilt:
+                    why = _NONE_ON_ALL_DISKS if self._team.apart else _NONE_AND_SPOILT
+                    raise TrainerError(f"{self.folder}: no checkpoint is sound {why}")
                 return None
             entry, manifest = found
             reader = Reader(entry.path, manifest, self._subjects, self._world)
@@ -273,6 +276,7 @@ class Checkpointer:
                     info=manifest.info,
                     finite=manifest.finite,
                 )
+            self._spoilt = True
             passed_over.add(entry.step)
             damaged = any(damaged for place, (_, damaged) in enumerate(told) if self._team.near(place))
             if self._team.is_first or (self._team.leads and damaged):
@@ -354,6 +358,7 @@ class Checkpointer:
             problem, _ = read_patiently(reader)
         problems = [said for said in self._team.exchange(problem) if said]
         if problems or manifest is None:
+            self._spoilt = True
             if self._team.is_first:
                 log.warning("the snapshot of step %d in memory is not whole: %s", step, problems[0])
             return None

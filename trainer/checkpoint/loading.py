@@ -1,13 +1,13 @@
 """Reading a checkpoint and putting it into the objects of the training, resharded where the world changed.
 
-Nothing reaches an object before every byte that any rank needs was read and compared, and all ranks agree that it was.
+Each byte is read once: it is compared on its way to where it stays. Where a file turns out to be damaged, what is in
+the tensors counts for nothing until another checkpoint is in them; all else is changed only after all ranks agree.
 """
 
 import errno
 import logging
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,14 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import ReadItem
 
 from trainer.checkpoint.contents import SHARED, Subjects, of_rank, optimizer_of_rank
+from trainer.checkpoint.filling import Piece, Scratch, piece_of, places
 from trainer.checkpoint.generators import restore_generators, seed_all
 from trainer.checkpoint.names import ModelNames
 from trainer.checkpoint.optimizers import OptimizerNames, home_of, sharded_again
-from trainer.checkpoint.staging import bytes_of
 from trainer.checkpoint.team import Team
 from trainer.checkpoint.tree import dtype_of, from_json, is_sharded, to_json
-from trainer.checkpoint_files.durable import hash_file, opened, read_exactly
-from trainer.checkpoint_files.manifest import ITEM_BYTES, Chunk, Manifest, TensorEntry, Value
+from trainer.checkpoint_files.durable import read_into
+from trainer.checkpoint_files.manifest import Chunk, Manifest, TensorEntry, Value
 from trainer.errors import CheckpointDamaged, TrainerError
 from trainer.world import World
 
@@ -77,7 +77,7 @@ class Reader:
         self._targets = Targets()
         self._items: list[ReadItem] = []
         self._documents: dict[str, memoryview] = {}
-        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._scratch = Scratch()
 
     def prepare(self) -> None:
         """Find out what is needed. Raises TrainerError where the checkpoint is of another model."""
@@ -101,27 +101,29 @@ class Reader:
         self._items = plan.items
 
     def read(self) -> None:
-        """Read every file that holds something for this rank, and compare it. Raises CheckpointDamaged, OSError.
+        """Read every file that holds something for this rank, compare it, and fill the tensors with it on the way.
 
-        Nothing is kept of it but the documents: memory that is touched for the first time costs several times as much
-        as reading a second time, straight into place, what the system has in its cache by then.
+        Raises CheckpointDamaged, OSError; then the tensors hold anything.
         """
-        wanted = {self._chunk(item).file for item in self._items}
-        wanted |= {tree.file for name, tree in self.manifest.trees.items() if self._wants(name)}
-        for number in sorted(wanted):
+        pieces: dict[int, list[Piece]] = {}
+        for item in self._items:
+            entry, chunk = self.manifest.tensors[item.storage_index.fqn], self._chunk(item)
+            pieces.setdefault(chunk.file, []).append(
+                piece_of(self._targets.by_name[item.dest_index.fqn], entry, chunk, item)
+            )
+        for name, tree in self.manifest.trees.items():
+            if self._wants(name):
+                self._documents[name] = memoryview(bytearray(tree.size))
+                pieces.setdefault(tree.file, []).append(Piece(tree.at, tree.size, self._documents[name]))
+        for number in sorted(pieces):
             file = self.manifest.files[number]
-            hash_file(self.path / file.name, file.size, file.digest)
-            with opened(self.path / file.name) as fd:
-                for name, tree in self.manifest.trees.items():
-                    if tree.file == number and self._wants(name):
-                        self._documents[name] = read_exactly(fd, memoryview(bytearray(tree.size)), tree.at)
+            read_into(self.path / file.name, file.size, file.digest, places(pieces[number], self._scratch))
 
     def apply(self, team: Team | None = None) -> None:
-        """Put it all into the objects. `team`: whose first rank's word counts, where each node has one of its own.
+        """Put the rest into the objects. `team`: whose first rank's word counts, where each node has one of its own.
 
-        Raises TrainerError before anything is changed where an optimizer is not the one that was saved.
+        Raises TrainerError where an optimizer is not the one that was saved.
         """
-        self._fill_kept()
         if team is not None:
             self._take_word(team)
         shared = self._document(SHARED)
@@ -129,8 +131,6 @@ class Reader:
         for key, optimizer in self._optimizers.items():
             if key in shared["groups"]:
                 optimizer.check_groups(shared["groups"][key])
-        with torch.no_grad():
-            self._fill_targets(self._items)
         self._apply_optimizers(shared)
         for key, thing in self._subjects.shared.items():
             if key in shared["objects"]:
@@ -183,11 +183,6 @@ class Reader:
             for name, entry in wanted.items()
         }
 
-    def _fill_kept(self) -> None:
-        with torch.no_grad():
-            self._fill_targets([item for item in self._items if item.dest_index.fqn in self._targets.kept])
-        self._items = [item for item in self._items if item.dest_index.fqn not in self._targets.kept]
-
     def _take_word(self, team: Team) -> None:
         """What is one for all was kept on each node: as its first rank had it, and only one of them is rank 0."""
         kept = self._targets.kept
@@ -201,9 +196,10 @@ class Reader:
         for full, entry in self.manifest.tensors.items():
             prefix, _, key = full.rpartition("/")
             saved.setdefault(prefix + "/", {})[key] = entry
+        live = optimizer.tensors()
         return {
             name: {
-                key: _like(entry, parameter, home_of(key, group, parameter))
+                key: _like(entry, parameter, home_of(key, group, parameter), live.get(optimizer.prefix_of(name) + key))
                 for key, entry in saved.get(optimizer.prefix_of(name), {}).items()
             }
             for name, parameter, group in optimizer.owned()
@@ -251,58 +247,28 @@ class Reader:
             raise TypeError("expected a planner that numbers chunks")
         return entry.chunks[item.storage_index.index]
 
-    def _fill_targets(self, wanted: Sequence[ReadItem]) -> None:
-        by_file: dict[int, list[ReadItem]] = {}
-        for item in wanted:
-            by_file.setdefault(self._chunk(item).file, []).append(item)
-        for number, items in by_file.items():
-            with opened(self.path / self.manifest.files[number].name) as fd:
-                for item in sorted(items, key=lambda item: self._chunk(item).at):
-                    self._fill(fd, item)
-
-    def _fill(self, fd: int, item: ReadItem) -> None:
-        entry, chunk = self.manifest.tensors[item.storage_index.fqn], self._chunk(item)
-        dtype, row = dtype_of(entry.dtype), math.prod(chunk.lengths[1:]) * ITEM_BYTES[entry.dtype]
-        whole = self._targets.by_name[item.dest_index.fqn].detach()
-        local: Tensor = whole.to_local() if hasattr(whole, "to_local") else whole
-        target = _narrow(local, item.dest_offsets, item.lengths)
-        # Rows of the part lie one behind the other in the file.
-        first, rows = (item.storage_offsets[0], item.lengths[0]) if chunk.lengths else (0, 1)
-        at, size = chunk.at + first * row, rows * row
-        if size == 0:
-            return
-        if tuple(item.lengths[1:]) == chunk.lengths[1:] and _takes_bytes(target, dtype):
-            read_exactly(fd, bytes_of(target.reshape(-1).view(torch.uint8)), at)
-            return
-        if self._scratch.numel() < size:
-            self._scratch = torch.empty(size, dtype=torch.uint8, pin_memory=target.device.type == "cuda")
-        raw = self._scratch[:size]
-        read_exactly(fd, bytes_of(raw), at)
-        source = raw.view(dtype).view(rows, *chunk.lengths[1:]) if chunk.lengths else raw.view(dtype).view(())
-        target.copy_(_narrow(source, (0, *item.storage_offsets[1:]), item.lengths))
-
 
 _SPREAD = optimizer_of_rank(0).removesuffix("00000")
 _OF_ALL = f"state/{SHARED}/"
 
 
-def _narrow(tensor: Tensor, offsets: Sequence[int], lengths: Sequence[int]) -> Tensor:
-    for dim, (begin, length) in enumerate(zip(offsets, lengths, strict=False)):  # a 0-d tensor has no dimension
-        tensor = tensor.narrow(dim, begin, length)
-    return tensor
+def _like(entry: TensorEntry, parameter: Tensor, device: torch.device, live: Tensor | None) -> Tensor:
+    """A tensor for a part of a parameter's state: sharded and laid out as the parameter where it is as large.
 
-
-def _takes_bytes(target: Tensor, dtype: torch.dtype) -> bool:
-    """Whether a file's bytes can be read straight into the tensor's memory."""
-    return target.device.type == "cpu" and target.dtype == dtype and target.is_contiguous()
-
-
-def _like(entry: TensorEntry, parameter: Tensor, device: torch.device) -> Tensor:
-    """An empty tensor for a part of a parameter's state: sharded and laid out as the parameter where it is as large."""
+    The one that is there already, if it is like that: memory that is touched for the first time costs several times as
+    much as reading into it.
+    """
     dtype = dtype_of(entry.dtype)
     if tuple(parameter.shape) == entry.shape and parameter.dim() > 0:
-        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-    return torch.empty(entry.shape, dtype=dtype, device=device)
+        new = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+    else:
+        new = torch.empty(entry.shape, dtype=dtype, device=device)
+    same = live is not None and not is_sharded(live) and not is_sharded(new) and _layout(live) == _layout(new)
+    return live if live is not None and same else new
+
+
+def _layout(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.dtype, tensor.device, tensor.stride()
 
 
 def _metadata(tensors: Mapping[str, TensorEntry]) -> Metadata:

@@ -20,9 +20,10 @@ log = logging.getLogger("trainer")
 
 
 def load_model(module: nn.Module, folder: str | Path, step: int | None = None) -> int:
-    """Put the weights of a checkpoint into the module, every byte compared first; returns its step.
+    """Put the weights of a checkpoint into the module, every byte compared on the way; returns its step.
 
-    `folder` holds checkpoints, or is one. Without a step it is the newest that is whole. Changes nothing on disk.
+    `folder` holds checkpoints, or is one. Without a step it is the newest that is whole. Changes nothing on disk. After
+    CheckpointDamaged, or where none was whole, the module holds anything.
     """
 
     def use(entry: Entry) -> int:

@@ -113,32 +113,56 @@ def open_to_read(path: Path) -> int:
     return fd
 
 
-def read_into(path: Path, buffer: memoryview, size: int, digest: str) -> None:
-    """Fill the buffer with a file, and make sure that it is what was written. Raises CheckpointDamaged."""
-    _read_through(path, buffer, size, digest, keep=True)
+def read_into(path: Path, size: int, digest: str, places: Iterable[tuple[int, memoryview]]) -> None:
+    """Read each byte of a file once, fill the places with what it has from there on, and make sure that all of it is
+    what was written: what was compared is what is in the places. Raises CheckpointDamaged, and then they hold anything.
 
-
-def hash_file(path: Path, size: int, digest: str) -> None:
-    """Read every byte of a file and compare. Raises CheckpointDamaged."""
-    _read_through(path, memoryview(bytearray(min(size, _READ_BYTES))), size, digest, keep=False)
-
-
-def _read_through(path: Path, buffer: memoryview, size: int, digest: str, *, keep: bool) -> None:
-    hashed, at = xxhash.xxh3_128(), 0
+    Places come in the order of the file; the next one is asked for when the one before is full.
+    """
     with unreadable_is_damaged(path), opened(path) as fd:
         found = os.fstat(fd).st_size
         if found != size:
             raise CheckpointDamaged(f"{path}: expected {size} bytes, got {found}")
-        while at < size:
-            begin = at if keep else 0
-            piece = buffer[begin : begin + min(_READ_BYTES, size - at)]
-            got = os.preadv(fd, [piece], at)
-            if got == 0:
-                raise CheckpointDamaged(f"{path}: ended after {at} of {size} bytes")
-            hashed.update(piece[:got])
-            at += got
-    if hashed.hexdigest() != digest:
+        reading = _Reading(path, fd)
+        for at, place in places:
+            if at < reading.at or at + len(place) > size:
+                raise CheckpointDamaged(f"{path}: what it holds lies over each other, or beyond its end")
+            reading.skip_to(at)
+            reading.fill(place)
+        reading.skip_to(size)
+    if reading.hashed.hexdigest() != digest:
         raise CheckpointDamaged(f"{path}: its checksum is not the one that was written down")
+
+
+def hash_file(path: Path, size: int, digest: str) -> None:
+    """Read every byte of a file and compare. Raises CheckpointDamaged."""
+    read_into(path, size, digest, ())
+
+
+class _Reading:
+    """A file on the way from its first byte to its last."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.at, self.hashed = 0, xxhash.xxh3_128()
+        self._path, self._fd = path, fd
+        self._unwanted = memoryview(b"")
+
+    def skip_to(self, end: int) -> None:
+        if end - self.at > len(self._unwanted):
+            self._unwanted = memoryview(bytearray(min(end - self.at, _READ_BYTES)))
+        while self.at < end:
+            self.fill(self._unwanted[: end - self.at])
+
+    def fill(self, place: memoryview) -> None:
+        done = 0
+        while done < len(place):
+            piece = place[done : done + _READ_BYTES]
+            got = os.preadv(self._fd, [piece], self.at)
+            if got == 0:
+                raise CheckpointDamaged(f"{self._path}: ended after {self.at} bytes")
+            self.hashed.update(piece[:got])
+            self.at += got
+            done += got
 
 
 @contextlib.contextmanager

@@ -65,7 +65,7 @@ def test_parts_become_one_file(memory, parts):
     assert (memory / "file").read_bytes() == data
     hash_file(memory / "file", len(data), digest(data))
     buffer = memoryview(bytearray(len(data) + 3))
-    read_into(memory / "file", buffer, len(data), digest(data))
+    read_into(memory / "file", len(data), digest(data), [(0, buffer[:-3])])
     assert bytes(buffer) == data + b"\0\0\0"
 
 
@@ -98,7 +98,7 @@ def test_what_is_in_the_place_of_a_file_is_damage_and_holds_nobody(memory, kind)
     for read in (
         lambda: read_small(memory / "file"),
         lambda: hash_file(memory / "file", 10, digest(b"0123456789")),
-        lambda: read_into(memory / "file", memoryview(bytearray(10)), 10, digest(b"0123456789")),
+        lambda: read_into(memory / "file", 10, digest(b"0123456789"), [(0, memoryview(bytearray(10)))]),
     ):
         with pytest.raises(CheckpointDamaged, match="expected a file"):
             read()
@@ -116,7 +116,7 @@ def test_other_bytes_than_were_written_are_damage(memory, data):
     with pytest.raises(CheckpointDamaged, match=r"file: (its checksum|expected 10 bytes, got \d+)"):
         hash_file(memory / "file", 10, digest(b"0123456789"))
     with pytest.raises(CheckpointDamaged, match=r"file: (its checksum|expected 10 bytes, got \d+)"):
-        read_into(memory / "file", memoryview(bytearray(10)), 10, digest(b"0123456789"))
+        read_into(memory / "file", 10, digest(b"0123456789"), [(0, memoryview(bytearray(10)))])
 
 
 def test_every_piece_of_a_large_file_is_looked_at(memory):
@@ -134,10 +134,64 @@ def test_every_piece_of_a_large_file_is_looked_at(memory):
             file.write(data[at : at + 1])
 
 
-def test_a_buffer_that_is_too_small_is_never_a_whole_file(memory):
+def test_places_are_filled_in_one_pass_over_the_file(memory):
+    """Each one is full before the next is asked for, whatever lies between them; and all of the file was compared."""
+    data = os.urandom((2 << 20) + 100)
+    write_new(memory / "file", [data])
+    first, second, empty = bytearray(1 << 20), bytearray(7), bytearray(0)
+
+    def places():
+        yield 64, memoryview(first)
+        assert first == data[64 : 64 + len(first)] and not any(second)
+        yield 64 + len(first), memoryview(empty)
+        yield len(data) - 9, memoryview(second)
+        assert second == data[-9:-2]
+
+    read_into(memory / "file", len(data), digest(data), places())
+    for at in (0, 70, len(data) - 1):  # before, in and after what is wanted
+        other = bytearray(data)
+        other[at] ^= 1
+        (memory / "file").write_bytes(other)
+        with pytest.raises(CheckpointDamaged, match="checksum"):
+            read_into(memory / "file", len(data), digest(data), [(64, memoryview(first)), (len(data) - 9, second)])
+
+
+@pytest.mark.parametrize("ats", [(4, 0), (0, 3), (0, 7)], ids=["the wrong way round", "over each other", "beyond"])
+def test_places_that_cannot_be_are_damage(memory, ats):
     write_new(memory / "file", [b"0123456789"])
-    with pytest.raises(CheckpointDamaged):
-        read_into(memory / "file", memoryview(bytearray(9)), 10, digest(b"0123456789"))
+    with pytest.raises(CheckpointDamaged, match="over each other, or beyond"):
+        read_into(memory / "file", 10, digest(b"0123456789"), [(at, memoryview(bytearray(4))) for at in ats])
+
+
+def test_what_was_compared_is_what_is_in_the_places(memory):
+    """A file that is changed, exchanged or cut short while it is read: the old bytes, or damage."""
+    old, new = os.urandom(3 << 20), os.urandom(3 << 20)
+
+    def over(path):
+        path.write_bytes(new)
+
+    def exchanged(path):
+        (path.parent / "other").write_bytes(new)
+        os.rename(path.parent / "other", path)
+
+    for number, change in enumerate((over, exchanged, lambda path: os.truncate(path, 1 << 20))):
+        path = memory / str(number)
+        write_new(path, [old])
+        place, called = bytearray(len(old) - 10), []
+
+        def places(path=path, change=change, place=place, called=called):
+            yield 0, memoryview(place)[: 1 << 20]
+            change(path)
+            called.append(1)
+            yield 1 << 20, memoryview(place)[1 << 20 :]
+
+        sound = True
+        try:
+            read_into(path, len(old), digest(old), places())
+        except CheckpointDamaged:
+            sound = False
+        assert called and sound == (change is exchanged)
+        assert not sound or place == old[:-10]
 
 
 def test_a_file_that_is_not_there_is_said_to_be_that(memory):

@@ -94,7 +94,7 @@ def look_at(folder) -> None:
             except CheckpointDamaged:
                 continue
             for file in manifest.files:
-                read_into(entry.path / file.name, memoryview(bytearray(file.size)), file.size, file.digest)
+                read_into(entry.path / file.name, file.size, file.digest, [(0, memoryview(bytearray(file.size)))])
     with contextlib.suppress(CheckpointDamaged):
         fence.read_claim(folder)
     mine = commit.take_over(folder)

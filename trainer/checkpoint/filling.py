@@ -1,0 +1,78 @@
+"""From the bytes of a file to the tensors that they are for: straight into their memory where they can lie there."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.planner import ReadItem
+
+from trainer.checkpoint.staging import bytes_of
+from trainer.checkpoint.tree import dtype_of
+from trainer.checkpoint_files.manifest import ITEM_BYTES, Chunk, TensorEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes that lie one behind the other in a file, and where they go."""
+
+    at: int
+    size: int
+    memory: memoryview | None  # theirs; None: they have to be put there
+    put: Callable[[Tensor], object] = lambda _: None
+    pinned: bool = False
+
+
+class Scratch:
+    """Memory for what cannot go straight to its place, one piece after the other."""
+
+    def __init__(self) -> None:
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+
+    def of(self, size: int, *, pinned: bool) -> Tensor:
+        if self._buffer.numel() < size:
+            self._buffer = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+        return self._buffer[:size]
+
+
+def places(pieces: Iterable[Piece], scratch: Scratch) -> Iterator[tuple[int, memoryview]]:
+    """Each piece's place in the file and in memory, in the order of the file; put where it belongs once it is full."""
+    for piece in sorted(pieces, key=lambda piece: piece.at):
+        if piece.memory is not None:
+            yield piece.at, piece.memory
+        elif piece.size:
+            raw = scratch.of(piece.size, pinned=piece.pinned)
+            yield piece.at, bytes_of(raw)
+            with torch.no_grad():
+                piece.put(raw)
+
+
+def piece_of(target: Tensor, entry: TensorEntry, chunk: Chunk, item: ReadItem) -> Piece:
+    """What a tensor needs of a chunk."""
+    dtype, row = dtype_of(entry.dtype), math.prod(chunk.lengths[1:]) * ITEM_BYTES[entry.dtype]
+    whole = target.detach()
+    local: Tensor = whole.to_local() if hasattr(whole, "to_local") else whole
+    part = _narrow(local, item.dest_offsets, item.lengths)
+    # Rows of the part lie one behind the other in the file.
+    first, rows = (item.storage_offsets[0], item.lengths[0]) if chunk.lengths else (0, 1)
+    at, size = chunk.at + first * row, rows * row
+    if size and tuple(item.lengths[1:]) == chunk.lengths[1:] and _takes_bytes(part, dtype):
+        return Piece(at, size, bytes_of(part.reshape(-1).view(torch.uint8)))
+
+    def put(raw: Tensor) -> None:
+        source = raw.view(dtype).view(rows, *chunk.lengths[1:]) if chunk.lengths else raw.view(dtype).view(())
+        part.copy_(_narrow(source, (0, *item.storage_offsets[1:]), item.lengths))
+
+    return Piece(at, size, None, put, pinned=part.device.type == "cuda")
+
+
+def _narrow(tensor: Tensor, offsets: Sequence[int], lengths: Sequence[int]) -> Tensor:
+    for dim, (begin, length) in enumerate(zip(offsets, lengths, strict=False)):  # a 0-d tensor has no dimension
+        tensor = tensor.narrow(dim, begin, length)
+    return tensor
+
+
+def _takes_bytes(target: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a file's bytes can be read straight into the tensor's memory."""
+    return target.device.type == "cpu" and target.dtype == dtype and target.is_contiguous()
