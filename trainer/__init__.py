@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trainer.checkpoint.checkpointer import Checkpointer
     from trainer.checkpoint.models import load_model
+    from trainer.checkpoint_files.export import export
     from trainer.errors import EXIT_RESUME_ME, BadSettings, Fenced, SaveFailed, TrainerError
     from trainer.loop import Settings, Trainer
+    from trainer.weights import load_weights
     from trainer.world import World, join, leave
 
 _HOMES = {
     "Checkpointer": "trainer.checkpoint.checkpointer",
+    "export": "trainer.checkpoint_files.export",
     "load_model": "trainer.checkpoint.models",
+    "load_weights": "trainer.weights",
     "EXIT_RESUME_ME": "trainer.errors",
     "BadSettings": "trainer.errors",
     "Fenced": "trainer.errors",
@@ -38,9 +42,11 @@ __all__ = [
     "Trainer",
     "TrainerError",
     "World",
+    "export",
     "join",
     "leave",
     "load_model",
+    "load_weights",
 ]
 
 

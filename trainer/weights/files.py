@@ -1,0 +1,117 @@
+"""Files of safetensors and of torch.save, mapped into memory: what is not asked for is not read."""
+
+import json
+import mmap
+import os
+import pickle
+import struct
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from trainer.checkpoint.tree import dtype_of
+from trainer.checkpoint_files.manifest import ITEM_BYTES
+from trainer.checkpoint_files.weight_files import SAFE
+from trainer.errors import TrainerError
+
+_NAMES = {code: name for name, code in SAFE.items()}
+_MOST_WORDS = 100_000_000  # bytes of a header, as the format has it
+_WRAPPERS = ("state_dict", "model_state_dict", "model")  # under which training scripts keep the model's
+_HINT = "\nhint: torch.save(model.state_dict(), FILE) writes what can be read without running it"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Tensors by name, each whole and on the CPU; it may be a view of the file."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    tensor: Callable[[str], Tensor]
+
+
+class _Safe(msgspec.Struct, frozen=True):
+    """What a header says of a tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+def open_safetensors(path: Path) -> Source:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))
+        if length > min(_MOST_WORDS, size - 8):
+            raise TrainerError(f"{path}: is no whole file of safetensors")
+        header = file.read(length)
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch wants what may be written to
+    try:
+        words = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        words.pop("__metadata__", None)
+        entries = {name: msgspec.json.decode(one, type=_Safe) for name, one in words.items()}
+    except msgspec.DecodeError as error:
+        raise TrainerError(f"{path}: is no file of safetensors: {error}") from error
+    for name, one in entries.items():
+        _check(path, name, one, size - 8 - length)
+
+    def tensor(name: str) -> Tensor:
+        one = entries[name]
+        dtype, (begin, end) = dtype_of(_NAMES[one.dtype]), one.data_offsets
+        if begin == end:
+            return torch.empty(one.shape, dtype=dtype)
+        raw = torch.frombuffer(data, dtype=torch.uint8, offset=8 + length + begin, count=end - begin)
+        if raw.data_ptr() % dtype.itemsize:
+            raw = raw.clone()
+        return raw.view(dtype).reshape(one.shape)
+
+    return Source({name: one.shape for name, one in entries.items()}, tensor)
+
+
+def _check(path: Path, name: str, one: _Safe, size: int) -> None:
+    if one.dtype not in _NAMES:
+        raise TrainerError(f"{path}: {name}: expected one of {', '.join(_NAMES)}, got {one.dtype[:40]!r}")
+    begin, end = one.data_offsets
+    wanted = ITEM_BYTES[_NAMES[one.dtype]]
+    for length in one.shape:
+        wanted *= length
+    if min((0, *one.shape)) < 0 or not 0 <= begin <= end <= size or end - begin != wanted:
+        raise TrainerError(f"{path}: {name}: its place in the file is not one of its shape: it was cut off or damaged")
+
+
+def open_torch(path: Path) -> Source:
+    """Read by weights_only: what is no tensor, number or text is refused, and nothing is run."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise TrainerError(f"{path}: cannot be read: {str(error).splitlines()[0]}{_HINT}") from error
+    tensors = _tensors(found)
+    for wrapper in _WRAPPERS:
+        if not tensors and isinstance(found, dict):
+            tensors = _tensors(found.get(wrapper))
+    if not tensors:
+        raise TrainerError(f"{path}: expected tensors by name, found {type(found).__name__}{_HINT}")
+    return Source({name: tuple(one.shape) for name, one in tensors.items()}, tensors.__getitem__)
+
+
+def _tensors(found: Any) -> dict[str, Tensor]:
+    if not isinstance(found, dict):
+        return {}
+    return {name: one for name, one in found.items() if isinstance(name, str) and isinstance(one, Tensor)}
+
+
+def read_index(path: Path) -> list[Path]:
+    """The files beside it in which its tensors are."""
+    try:
+        homes = json.loads(path.read_bytes())["weight_map"]
+        names = sorted({*homes.values()})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TrainerError(f"{path}: expected an index of tensors by file") from error
+    for name in names:
+        if not isinstance(name, str) or os.path.basename(name) != name or not (path.parent / name).is_file():
+            raise TrainerError(f"{path}: expected a file beside it, got {str(name)[:80]!r}")
+    return [path.parent / name for name in names]

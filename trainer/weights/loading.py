@@ -1,0 +1,135 @@
+"""Which tensor of a source goes where in a model, and putting it there, one whole tensor at a time."""
+
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from trainer.checkpoint.names import ModelNames, clean
+from trainer.errors import BadSettings, TrainerError
+from trainer.weights.sources import Which, opened
+
+log = logging.getLogger("trainer")
+_PREFIXES = ("module.", "model.", "model.module.", "state_dict.", "model_state_dict.")
+_OF_MODEL, _SHOWN = "model/", 5
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What became of a model's tensors, and of those that were there for it."""
+
+    taken: tuple[str, ...]
+    left: Mapping[str, str]  # of the model, which stay as they are: why
+    unused: tuple[str, ...]  # of the source
+
+    def __str__(self) -> str:
+        parts = [f"{len(self.taken)} of {len(self.taken) + len(self.left)} tensors taken"]
+        if self.left:
+            parts.append("as they were: " + _some([f"{name} ({why})" for name, why in self.left.items()]))
+        if self.unused:
+            parts.append(f"not used: {_some(self.unused)}")
+        return "; ".join(parts)
+
+
+def load_weights(
+    model: nn.Module,
+    path: str | Path,
+    *,
+    rename: Mapping[str, str] | None = None,
+    leave: Sequence[str] = (),
+    strict: bool = True,
+    step: int | None = None,
+    best: bool = False,
+    part: str | None = None,
+) -> Taken:
+    """Put weights into a model, wrapped and sharded or not: all ranks call it, and each takes what it has of them.
+
+    `path`: a file of safetensors or torch.save, a folder of Hugging Face, of DCP, or of checkpoints, of which `step`,
+    `best` and `part` (of several models) say which. `rename`: regular expressions of names there, and what becomes of
+    what they match. `leave`: regular expressions of names in the model that stay as they are, such as a new head's.
+    `strict`: TrainerError, before anything is changed, where something else stays, or is not used.
+    """
+    names = ModelNames({"": model})
+    targets = {name.removeprefix(_OF_MODEL): tensor for name, tensor in (names.parameters() | names.buffers()).items()}
+    aliases = {other.removeprefix(_OF_MODEL): kept.removeprefix(_OF_MODEL) for other, kept in names.tied().items()}
+    with opened(Path(path), Which(step, best, part), log.warning) as source:
+        homes = _homes(source.shapes, {*targets, *aliases}, rename or {})
+        for alias, kept in aliases.items():
+            homes.setdefault(kept, homes.pop(alias, ""))
+        homes = {name: there for name, there in homes.items() if there}
+        told = _match(targets, homes, source.shapes, leave)
+        problems = [f"{name}: {why}" for name, why in told.left.items() if why != _WISHED]
+        problems += [f"{name} is not in the model" for name in told.unused]
+        if (strict and problems) or not told.taken:
+            raise TrainerError(
+                f"{path}: does not fit the model:\n{_some(problems, chr(10))}\n"
+                "hint: `rename` names what is called otherwise, `leave` what is new, and strict=False takes what fits"
+            )
+        with torch.no_grad():
+            for name in told.taken:
+                _put(targets[name], source.tensor(homes[name]))
+    return told
+
+
+_WISHED = "to be left"
+
+
+def _homes(there: Iterable[str], known: set[str], rename: Mapping[str, str]) -> dict[str, str]:
+    """By names in the model the names of the source. A prefix that some wrapper gave to all is none of theirs."""
+    found: dict[str, str] = {}
+    for name in there:
+        now = clean(name)
+        for pattern, replacement in rename.items():
+            now = _expression(pattern).sub(replacement, now)
+        if now in found:
+            raise BadSettings(f"rename: {found[now]} and {name} both become {now}")
+        found[now] = name
+    if known & found.keys():
+        return found
+    for prefix in _PREFIXES:
+        shorter = {name.removeprefix(prefix): source for name, source in found.items() if name.startswith(prefix)}
+        if known & shorter.keys():
+            return shorter  # what has another one is no part of the model
+    return found
+
+
+def _match(
+    targets: Mapping[str, Tensor], homes: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], leave: Sequence[str]
+) -> Taken:
+    taken, left = [], {}
+    for name, tensor in targets.items():
+        if any(_expression(pattern).fullmatch(name) for pattern in leave):
+            left[name] = _WISHED
+        elif name not in homes:
+            left[name] = "is not in it"
+        elif shapes[homes[name]] != tuple(tensor.shape):
+            left[name] = f"has shape {tuple(tensor.shape)}, there it is {shapes[homes[name]]}"
+        else:
+            taken.append(name)
+    return Taken(tuple(taken), left, tuple(homes[name] for name in homes if name not in targets))
+
+
+def _put(target: Tensor, whole: Tensor) -> None:
+    if not isinstance(target, DTensor):
+        target.copy_(whole)
+        return
+    # No message: every rank has read it, and takes its own part.
+    spread = distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None)
+    target.to_local().copy_(spread.to_local())
+
+
+def _expression(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise BadSettings(f"expected a regular expression, got {pattern!r}: {error}") from error
+
+
+def _some(words: Sequence[str], between: str = ", ") -> str:
+    more = f"{between}... and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+    return between.join(words[:_SHOWN]) + more
