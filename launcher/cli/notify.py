@@ -3,14 +3,16 @@
 import argparse
 import os
 import socket
+import sys
 import time
 from pathlib import Path
 
 from launcher import api
 from launcher.cli.arguments import RUN_HELP, Arguments
 from launcher.cli.terminal import columns, safe
-from launcher.errors import BadInput, Exit, Refused
+from launcher.errors import BadInput, Exit, LaunchError, Refused
 from launcher.notify.delivery import NotDelivered, deliver
+from launcher.notify.late import tell_end
 from launcher.notify.message import Message
 from launcher.notify.record import Notifying
 from launcher.notify.settings import notifying_of, settings_file
@@ -24,6 +26,11 @@ EXAMPLES = """
   launch notify --test            sends a message to all that ~/.config/launch/notify.yaml names
   launch notify --test job.yaml   to those that a run of this spec would tell
   launch notify --test last       to those that the run tells
+  launch notify --due             sends what is due and nobody was left to send
+
+Who carries a run tells of it. Of an end that only the cluster knows, such as a job that was killed with all its
+processes, --due tells, once. On one machine, by cron: */15 * * * * launch notify --due. It looks at all runs, and so
+does what `launch status` does too: jobs in the queue may have nodes again that were avoided for a while.
 
 A test is sent from this machine; a run's messages are sent by the host that carries it. With --test the exit code is
 5 where somebody was not reached. ~/.config/launch/notify.yaml (mode 600) and `notify:` in a spec have the same options:
@@ -37,10 +44,16 @@ file, and the settings, not a spec, may have the address itself. Only the settin
 
 def declare(arguments: Arguments) -> None:
     arguments.add_argument("run", metavar="RUN|FILE", nargs="?", help=f"{RUN_HELP}; or a spec")
-    arguments.add_argument("--test", action="store_true", help="send a message now, and say what became of it")
+    ways = arguments.add_mutually_exclusive_group()
+    ways.add_argument("--test", action="store_true", help="send a message now, and say what became of it")
+    ways.add_argument("--due", action="store_true", help="tell of ends that nobody was left to tell of")
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.due:
+        if options.run is not None:
+            raise BadInput("--due looks at all runs: expected no RUN")
+        return _tell_due()
     if options.test:
         return _test(_notifying(options.run), options.run)
     if options.run is None or _is_spec(options.run):
@@ -82,6 +95,20 @@ def _say_what(found: api.Run) -> int:
     ]
     print("\n".join(columns(rows)) if rows else "nothing was told yet")
     return Exit.OK
+
+
+def _tell_due() -> int:
+    """Quiet where there is nothing to tell; one run's trouble is nobody else's."""
+    reached, runs = True, api.runs()
+    for one, status in zip(runs, api.statuses(runs), strict=True):
+        try:
+            for told in tell_end(RunDir(one.path), status):
+                print(f"{one.id}: ended: {safe(told.recipient)}: {safe(told.problem) or 'delivered'}", flush=True)
+                reached = reached and not told.problem
+        except (LaunchError, OSError) as error:
+            print(f"{one.id}: {safe(str(error))}", file=sys.stderr)
+            reached = False
+    return Exit.OK if reached else Exit.UNREACHABLE
 
 
 def _test(what: Notifying, named: str | None) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from launcher.notify.record import without_secrets
 from launcher.rundir.records import AttemptEnd, NotFinite, RunState
 from launcher.status.derive import next_command
 from launcher.status.text import plain
@@ -60,6 +61,13 @@ class Message(msgspec.Struct, frozen=True):
 
     def _restarted(self) -> str:
         return f"restarts: {counted(self.restarts)}" if self.restarts else ""
+
+
+def cleaned(message: Message, secrets: tuple[str, ...]) -> Message:
+    """Without these, wherever a run's own words may hold them."""
+    tail = tuple(without_secrets(line, secrets) for line in message.tail)
+    summary = without_secrets(message.summary, secrets)
+    return msgspec.structs.replace(message, title=without_secrets(message.title, secrets), tail=tail, summary=summary)
 
 
 def counted(restarts: Mapping[str, int]) -> str:

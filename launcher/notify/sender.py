@@ -10,15 +10,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from launcher.clock import boottime
 from launcher.errors import Fenced
 from launcher.notify.delivery import NotDelivered, deliver
 from launcher.notify.due import Glance, due, mark, settled
-from launcher.notify.message import Message
+from launcher.notify.message import Message, cleaned
 from launcher.notify.outbox import Outbox
-from launcher.notify.record import Notifying, Recipient, without_secrets
+from launcher.notify.record import Notifying, Recipient
 from launcher.rundir.durable import Damaged, append_line, read_lines, readable
 from launcher.rundir.fence import check_fence
 from launcher.rundir.layout import RunDir
@@ -131,7 +129,7 @@ class Sender:
         for message in due(self._what, Glance(events, state, end, now - self._changed_at, over), time.time()):
             for thread in self._threads:
                 if (message.key, thread.recipient.id) not in known:
-                    thread.put(self._clean(message))
+                    thread.put(cleaned(message, self._secrets))
         return (end is not None and end.state.ended) or (state is not None and state.state.ended)
 
     def finish(self, linger_s: float) -> None:
@@ -146,13 +144,6 @@ class Sender:
         if ended and not self.fenced:
             for thread in self._threads:
                 thread.give_up()
-
-    def _clean(self, message: Message) -> Message:
-        def clean(text: str) -> str:
-            return without_secrets(text, self._secrets)
-
-        tail, summary = tuple(map(clean, message.tail)), clean(message.summary)
-        return replace(message, title=clean(message.title), tail=tail, summary=summary)
 
     def _note(self, kind: str, message: Message, recipient: Recipient, problem: str) -> None:
         """Of what could not be noted the log says so: it may be told once more by the next attempt."""
