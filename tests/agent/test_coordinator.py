@@ -649,6 +649,27 @@ def test_silence_is_no_hang_while_a_node_cannot_be_seen() -> None:
     assert cluster.recorded("failure")[0].cause is Cause.NODE_LOST
 
 
+def test_nobody_hangs_while_a_rank_waits_for_a_debugger() -> None:
+    cluster = Cluster(plan_of(1, ranks_each=2, rules=hang_rules(10)))
+    cluster.boot()
+    cluster.settle()
+    cluster.training = False
+    silent = 0
+
+    def pass_by(seconds: int, place: str) -> bool:
+        nonlocal silent
+        for _ in range(seconds):
+            silent += 1
+            cluster.mono += 1
+            idle = RankPulse(0, float(silent), True, False, 1)
+            cluster.feed(Pulse(0, silent, 1, (idle, replace(idle, rank=1, breakpoint=place))))
+        return bool(cluster.stops(1))
+
+    assert not pass_by(60, "train.py:8")
+    assert not pass_by(9, "")
+    assert pass_by(5, ""), "once it goes on all have their time anew, and no more"
+
+
 def test_no_hang_is_looked_for_where_the_spec_says_off() -> None:
     cluster = running(1, rules=Recovery(hang_after_s=None))
     cluster.training = False

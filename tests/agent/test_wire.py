@@ -281,7 +281,7 @@ def test_what_strangers_send_stays_where_it_is():
     async def scene():
         async with Server() as server:
             with socket.create_connection(("127.0.0.1", server.port)) as stranger:
-                stranger.settimeout(5)
+                stranger.settimeout(60)
                 await asyncio.to_thread(stranger.recv, 100)
                 (peer,) = server.unproved
                 stranger.sendall(b"x" * 100_000)

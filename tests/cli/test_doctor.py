@@ -152,7 +152,7 @@ def test_a_client_that_hangs_is_given_up(desk, ranks, tmp_path):
         (tmp_path / "bin" / name).chmod(0o755)
     began = time.monotonic()
     done = desk.launch("doctor", "slurm", check=5)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 55
     assert "the Slurm controller does not answer (scontrol: nothing within 10 s)" in done.stdout
 
 

@@ -22,7 +22,7 @@ def opened(tmp_path):
 
     yield start
     for door in doors:
-        door.down()
+        door.close()
 
 
 @pytest.fixture

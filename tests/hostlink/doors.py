@@ -9,6 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from launcher.agent.ranks.ports import HeldPort
 from launcher.hostlink.target import Target
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
@@ -18,7 +19,7 @@ MISSING = (
     else "ssh is missing: apt-get install openssh-client" if shutil.which("ssh") is None
     else ""
 )  # fmt: skip
-BOUND_S = 30.0
+BOUND_S = 60.0
 MARK = "LAUNCH_TEST_DOOR"
 # sshd writes it when somebody has sent a name of a user or shown a key.
 ATTEMPTS = ("publickey", "userauth-request", "Accepted", "Failed", "preauth] user", "authenticating user")
@@ -48,19 +49,14 @@ def listed(key):
     return subprocess.run(["ssh-keygen", "-lf", key], capture_output=True, text=True, check=True).stdout.split()[1]
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class Door:
     """One sshd that lets root in with one key."""
 
     def __init__(self, root, name="door", settings="", host_kinds=("ed25519",)):
         self.root, self.name, self.settings = root, name, settings
         (root / "home").mkdir(parents=True)
-        self.port = free_port()
+        self._held = HeldPort("127.0.0.1")  # also while its sshd is down
+        self.port = self._held.number
         self.key = root / "key"
         (root / "authorized_keys").write_text(keygen(self.key))
         self.host_keys = []
@@ -126,6 +122,10 @@ class Door:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
+    def close(self):
+        self.down()
+        self._held.release()
+
     def left(self):
         """Whatever was started through it and goes on."""
         mark = f"{MARK}={self.root}"
@@ -146,7 +146,7 @@ class Door:
             "jumps": (),
             "known_as": f"[127.0.0.1]:{self.port}",
             "known_hosts": (known,),
-            "connect_timeout_s": 10.0,
+            "connect_timeout_s": BOUND_S,
         }
         return Target(**fields | changes)
 

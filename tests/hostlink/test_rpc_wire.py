@@ -97,7 +97,7 @@ def test_an_older_server_is_no_talk_of_a_shell(pipe):
     into, incoming = pipe
     os.write(into, b"Welcome!\nlaunch-there\n")
     with pytest.raises(Garbled, match="another version of launch is there"):
-        incoming.greeting(time.monotonic() + 5)
+        incoming.greeting(time.monotonic() + 60)
 
 
 def test_lines_and_bytes_in_any_pieces():
@@ -135,9 +135,9 @@ def test_nobody_waits_past_the_deadline(pipe):
         incoming.line(time.monotonic() + 0.05)
     with pytest.raises(Silent):
         incoming.line(time.monotonic() - 1)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60
     os.write(into, b"\n")
-    assert incoming.line(time.monotonic() + 5) == b"half a line"
+    assert incoming.line(time.monotonic() + 60) == b"half a line"
 
 
 def test_half_a_line_at_the_end_is_none(pipe):

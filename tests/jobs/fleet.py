@@ -7,11 +7,12 @@ import os
 import runpy
 import select
 import signal
-import socket
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from launcher.agent.ranks.ports import HeldPort
 
 BOUND_S = 100.0
 FORKS = multiprocessing.get_context("forkserver")
@@ -45,6 +46,7 @@ class Fleet:
         self.reports = [[] for _ in range(self.world)]
         self.ranks = []
         self.wires = []
+        self.port = HeldPort("127.0.0.1")
 
     def __enter__(self):
         for rank in range(self.world):
@@ -60,10 +62,9 @@ class Fleet:
             process.join()
         for wire in self.wires:
             os.close(wire)
+        self.port.release()
 
     def start(self, *args):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
         for rank in range(self.world):
             env = {
                 "RANK": str(rank),
@@ -71,7 +72,7 @@ class Fleet:
                 "WORLD_SIZE": str(self.world),
                 "LOCAL_WORLD_SIZE": str(self.world),
                 "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
+                "MASTER_PORT": str(self.port.number),
                 "GLOO_SOCKET_IFNAME": "lo",
                 "OMP_NUM_THREADS": "1",
                 "LAUNCH_PROGRESS": str(self.folder / f"progress-{rank}"),

@@ -66,7 +66,7 @@ while True:
     stranger = subprocess.Popen(["sleep", "600"])
     began = time.monotonic()
     report = lab.launch("cancel", run)
-    assert time.monotonic() - began < 1 + 10 + 5
+    assert time.monotonic() - began < 1 + 10 + 30  # what a starved command itself takes
     left = [pid for pid in everyone if os.path.exists(f"/proc/{pid}") and state_of(pid) not in "ZX"]
     assert left == []
     assert stranger.poll() is None

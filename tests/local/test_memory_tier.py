@@ -48,7 +48,7 @@ def nothing_stays_in_memory(lab):
     """Whatever a test does: after its runs' ends there is nothing left of them."""
     yield
     runs = [path.name for path in lab.run_dir("x").parent.glob("counts-*")]
-    lab.until("the end of their memory", lambda: not any(folders(run) for run in runs), timeout_s=15)
+    lab.until("the end of their memory", lambda: not any(folders(run) for run in runs))
 
 
 def folders(run):

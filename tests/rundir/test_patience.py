@@ -93,7 +93,7 @@ def test_all_that_is_written_comes_through_whole_once_there_is_room(full):
 
     thread = threading.Thread(target=write)
     thread.start()
-    assert begun.wait(10)
+    assert begun.wait(60)
     thread.join(0.6)
     assert thread.is_alive()
     assert read_lines(full / "lines", Note) == [Note("first")]  # what of the second is there counts for nothing

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import socket
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,13 +16,9 @@ import torch.distributed.checkpoint
 import torch.distributed.fsdp
 import torch.distributed.optim
 
+from launcher.agent.ranks.ports import HeldPort
+
 _LIMIT_S = 90.0
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def world_environment(rank: int, size: int, port: int, local_size: int | None = None) -> dict[str, str]:
@@ -71,12 +66,12 @@ class Ranks:
         """`stay`: a rank that has returned does not leave before `end`."""
         # By fork: torch is imported already. Pytest's own process never makes a process group.
         context = multiprocessing.get_context("fork")
-        port = free_port()
+        self._port = HeldPort("127.0.0.1")  # what is free now may be another test's a moment later
         self._pipes = []
         self.processes = []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            environ = {**world_environment(rank, size, port, local_size), **(env or {})}
+            environ = {**world_environment(rank, size, self._port.number, local_size), **(env or {})}
             process = context.Process(target=_entry, args=(environ, theirs, stay, work, args))
             process.start()
             theirs.close()
@@ -122,6 +117,7 @@ class Ranks:
         for pipe in self._pipes:
             pipe.close()
         self.processes = []
+        self._port.release()
 
 
 def spawn_ranks(work: Callable[..., Any], size: int, *args: Any, **options: Any) -> list[Any]:

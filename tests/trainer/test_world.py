@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Ranks, free_port, spawn_ranks
+from ranks import Ranks, spawn_ranks
 
 from trainer.errors import BadSettings
 from trainer.world import World, barrier, join, leave
@@ -97,7 +97,7 @@ def as_the_first_of_two(address, port):
 @pytest.mark.parametrize("address", ["192.0.2.7", "no-such-host.invalid"])
 def test_an_address_that_is_not_ours(address):
     with pytest.raises(BadSettings, match=f"MASTER_ADDR={address}, MASTER_PORT=.*: rank 0 cannot listen there: "):
-        join(environ=as_the_first_of_two(address, free_port()))
+        join(environ=as_the_first_of_two(address, 20_000))
 
 
 def test_a_port_that_is_taken():
@@ -117,7 +117,7 @@ def wait_in_vain():
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_who_waits_in_vain_gives_up_in_time(rank):
     (waited,) = spawn_ranks(wait_in_vain, 1, env={"WORLD_SIZE": "2", "RANK": rank})
-    assert 0.5 < waited < 20
+    assert 0.5 < waited < 60
 
 
 def lose_a_peer():

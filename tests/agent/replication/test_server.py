@@ -7,7 +7,7 @@ import socket
 
 import msgspec
 import pytest
-from replication_lab import KEY, OTHER, Pool, content, held, names, save_apart, until
+from replication_lab import BOUND_S, KEY, OTHER, Pool, content, held, names, save_apart, until
 
 from launcher.agent import wire
 from launcher.agent.messages import ReplicaAddress
@@ -51,7 +51,7 @@ async def raw(pool, node):
 
 async def works(pool, node, step=10):
     """It still serves others."""
-    async with asyncio.timeout(10), reach(pool, node) as link:
+    async with asyncio.timeout(BOUND_S), reach(pool, node) as link:
         assert [one.step for one in await peer.inventory(link)] == [step]
 
 
@@ -197,7 +197,7 @@ def test_garbage_disturbs_nobody(tmp_path, garbage, proved):
                 reader, writer = await asyncio.open_connection(server.address, server.port)
             writer.write(garbage)
             writer.write_eof()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(BOUND_S):
                 while await reader.read(1 << 16):
                     pass
             writer.close()

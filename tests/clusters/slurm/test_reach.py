@@ -13,6 +13,7 @@ from launcher.clusters.slurm.reach import ask, clean_environment
 from launcher.errors import Unreachable
 from launcher.rundir.identity import alive, process_id
 
+BOUND_S = 60.0
 STRANGERS = (
     "SLURM_NTASKS", "SLURM_CPU_BIND", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT", "SLURM_BITSTR_LEN",
     "SLURMD_NODENAME", "SBATCH_TIMELIMIT",
@@ -54,7 +55,7 @@ def processes(tmp_path):
     folder.mkdir()
 
     def noted(count):
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + BOUND_S
         while len(found := [path.read_text().strip() for path in folder.iterdir()]) < count or not all(found):
             assert time.monotonic() < deadline, f"only {found} were noted"
             time.sleep(0.01)
@@ -69,7 +70,7 @@ def processes(tmp_path):
 
 
 def is_gone(pid):
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + BOUND_S
     while time.monotonic() < deadline:
         try:
             with open(f"/proc/{pid}/stat") as file:
@@ -257,10 +258,16 @@ wait"""
 
 def test_a_client_that_hangs_and_ignores_signals_is_killed_with_its_children(programs, processes):
     programs("squeue", STUBBORN.replace("FOLDER", str(processes.folder)))
-    began = time.monotonic()
-    with pytest.raises(Unreachable, match=r"the Slurm controller does not answer \(squeue: nothing within 1 s\)"):
-        ask(["squeue"], limit_s=1.0)
-    assert 1.0 <= time.monotonic() - began < 30.0
+    for limit_s in (1, 10, 60):  # on a busy machine it takes a while until it has begun
+        began = time.monotonic()
+        with pytest.raises(
+            Unreachable, match=rf"the Slurm controller does not answer \(squeue: nothing within {limit_s} s\)"
+        ):
+            ask(["squeue"], limit_s=float(limit_s))
+        assert limit_s <= time.monotonic() - began < limit_s + 30.0
+        child = processes.folder / "child"
+        if child.exists() and child.read_text():
+            break
     assert all(is_gone(pid) for pid in processes(2))
 
 
@@ -297,12 +304,13 @@ def test_a_terminal_s_interrupt_does_not_reach_the_client(programs):
 
 def test_a_quick_client_costs_no_waiting(programs):
     programs("squeue", "exit 0")
-    times = []
-    for _ in range(20):
+
+    def took():
         began = time.monotonic()
         ask(["squeue"])
-        times.append(time.monotonic() - began)
-    assert min(times) < 0.05
+        return time.monotonic() - began
+
+    assert any(took() < 0.05 for _ in range(400))  # a busy machine is not busy each time
 
 
 def test_no_file_stays_open(programs):

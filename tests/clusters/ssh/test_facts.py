@@ -66,7 +66,7 @@ def test_any_facts_are_facts_or_an_error_that_names_the_host(said):
     else:
         found = Surveyed(SshHost("node0"), facts, 0.0, 0.0)
         assert found.taken(GPU) >= 0 and found.taken(CPU) >= 0 and isinstance(facts, Facts)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 30
 
 
 @settings(max_examples=200 * SHARE)

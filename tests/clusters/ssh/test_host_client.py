@@ -67,7 +67,7 @@ def test_nobody_else_is_answered_while_a_file_is_still_coming(client, host):
         assert other.is_alive()
         assert host.asked == ["file"]
         came += pieces
-    other.join(10)
+    other.join(60)
     assert b"".join(came) == b"abcdef"
     assert heard == [["job-1a2b"]]
 

@@ -31,7 +31,7 @@ def test_it_works_ahead_no_further_than_asked():
 
     changed = in_thread(items(), str, 3)
     assert next(changed) == "0"
-    assert ahead.wait(10)
+    assert ahead.wait(60)
     assert max(taken) <= 4
     changed.close()
     assert threading.active_count() == before

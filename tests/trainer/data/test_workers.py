@@ -226,7 +226,7 @@ def test_a_program_of_a_worker_still_ends_by_a_signal(crew):
     def end_a_program(_task):
         with subprocess.Popen(["sleep", "60"]) as process:
             process.terminate()
-            return process.wait(10)
+            return process.wait(60)
 
     assert [answer for _, answer in in_turn(crew(end_a_program), [1], 1)] == [-signal.SIGTERM]
 
@@ -308,7 +308,7 @@ def test_workers_die_with_the_rank(fork, tmp_path, work):
     workers = [int(path.name) for path in tmp_path.iterdir()]
     assert all(is_running(pid) for pid in workers)
     rank.kill()
-    until("the workers are dead", lambda: not any(is_running(pid) for pid in workers), limit_s=5)
+    until("the workers are dead", lambda: not any(is_running(pid) for pid in workers))
 
 
 @pytest.mark.parametrize("how", ["", "raise KeyError('x')"])
@@ -344,7 +344,7 @@ def test_close_ends_workers_in_the_middle_of_a_fetch(tmp_path):
     began = time.monotonic()
     data._source.close()
     thread.join(30)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     assert ended and not multiprocessing.active_children()
 
 
