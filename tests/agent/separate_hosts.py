@@ -31,6 +31,7 @@ class Hosts:
         self._checkpoint = checkpoint or CheckpointOptions()
         self._gone_after_s = gone_after_s
         self._agents = {}
+        self.held = root / "held"
         words = tuple(word for name, value in args.items() for word in (f"--{name}", str(value)))
         for node in range(nodes + spares):
             self._prepare(node, nodes, spares, words)
@@ -84,6 +85,15 @@ class Hosts:
         """An agent that leaves is followed by another one, as its keeper would have it."""
         self._agents[node].wait(BOUND_S)
         self.start(node)
+
+    def hold(self, step):
+        """No rank goes on from that step, where the script was told of the file."""
+        draft = self.held.with_suffix(".draft")
+        draft.write_text(str(step))
+        draft.replace(self.held)
+
+    def let_go(self):
+        self.held.unlink()
 
     def pids(self):
         """Of agents that run."""

@@ -51,9 +51,25 @@ class Lab:
     def brake(self):
         return self.project.parent / "brake"
 
-    def chain(self, *, args="steps: 50", resources="ranks_per_node: 2", more=""):
-        """A spec that runs chain.py."""
+    def hold(self, step):
+        """No rank of chain.py or lessons.py goes on from that step."""
+        draft = self.held.with_suffix(".draft")
+        draft.write_text(str(step))
+        draft.replace(self.held)
+
+    def let_go(self):
+        self.held.unlink()
+
+    @property
+    def held(self):
+        return self.project.parent / "held"
+
+    def chain(self, *, args="steps: 50", resources="ranks_per_node: 2", more="", hold=None):
+        """A spec that runs chain.py; with `hold` no further than to that step until it is let go."""
         self.script("chain.py")
+        if hold is not None:
+            self.hold(hold)
+            args += f"\nhold: {json.dumps(str(self.held))}"
         indented = "\n".join(f"    {line}" for line in args.splitlines())
         placed = "\n".join(f"  {line}" for line in resources.splitlines())
         return self.spec(f"name: chain\nrun:\n  script: chain.py\n  args:\n{indented}\nresources:\n{placed}\n{more}")

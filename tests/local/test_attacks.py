@@ -89,7 +89,7 @@ def test_we_listen_on_the_nodes_own_address_only(lab):
 
 
 def test_strangers_on_the_coordinators_port_disturb_nothing(lab):
-    run = lab.submit(lab.chain(args="steps: 150\npause: 0.02"))
+    run = lab.submit(lab.chain(args="steps: 150", hold=149))
     lab.until_step(run, 2)
     endpoint = json.loads((lab.run_dir(run) / "attempts" / "0001" / "coordinator.json").read_text())
     draw = random.Random(3)
@@ -108,6 +108,7 @@ def test_strangers_on_the_coordinators_port_disturb_nothing(lab):
             writer.close()
 
     asyncio.run(pester())
+    lab.let_go()
     status = lab.wait(run)
     assert (status["state"], status["restarts"]["total"]) == ("succeeded", 0)
 
@@ -137,7 +138,7 @@ def test_links_laid_in_the_way_lead_nowhere(lab, tmp_path):
 def test_a_log_that_is_a_link_is_not_written_through(lab, tmp_path):
     outside = tmp_path / "outside"
     outside.write_text("mine")
-    run = lab.submit(lab.chain(args="steps: 200\npause: 0.02"))
+    run = lab.submit(lab.chain(args="steps: 100000"))
     lab.until_step(run, 2)
     logs = lab.run_dir(run) / "logs" / "a0001.g0002"
     logs.mkdir()
@@ -154,13 +155,14 @@ def test_a_clock_that_is_an_hour_off_makes_no_false_alarm(lab, shift_s, tmp_path
     """The submitter's clock says one thing, the agents' another: nothing times out, nothing is lost."""
     (tmp_path / "sitecustomize.py").write_text(f"import time\nnow = time.time\ntime.time = lambda: now() + {shift_s}\n")
     shifted = {"PYTHONPATH": str(tmp_path)}
-    run = lab.submit(lab.chain(args="steps: 300\npause: 0.02"), env=shifted)
+    run = lab.submit(lab.chain(args="steps: 300", hold=299), env=shifted)
     lab.until_step(run, 3)
     assert abs(lab.events(run)[0]["at"] - time.time() - shift_s) < 600, "it is in force"
     assert lab.status(run)["state"] == "running"
     assert json.loads(lab.launch("status", run, "--json", env=shifted).stdout)["state"] == "running"
     rank = next(rank for rank in lab.status(run)["ranks"] if rank["rank"] == 1)
     os.kill(rank["pid"], 9)
+    lab.let_go()
     status = lab.wait(run)
     assert (status["state"], status["attempt"], status["restarts"]["total"]) == ("succeeded", 1, 1)
 
@@ -168,12 +170,13 @@ def test_a_clock_that_is_an_hour_off_makes_no_false_alarm(lab, shift_s, tmp_path
 def test_a_guard_outlives_a_clock_that_breaks_every_sleep(lab):
     """As some versions of libfaketime do; and an agent whose guard is gone leaves, and is begun anew."""
     (lab.project.parent / "sitecustomize.py").write_text(NO_SLEEP)
-    run = lab.submit(lab.chain(args="steps: 400\npause: 0.02"), env={"PYTHONPATH": str(lab.project.parent)})
+    run = lab.submit(lab.chain(args="steps: 400", hold=399), env={"PYTHONPATH": str(lab.project.parent)})
     lab.until_step(run, 3)
     agent = lab.agent_pid(run, 0)
     [guard] = lab.children(agent, b"launcher.agent")
     os.kill(guard, 9)
     lab.until("another agent", lambda: lab.agent_pid(run, 0, lab.read_state(run)["attempt"]) != agent)
+    lab.let_go()
     assert lab.wait(run)["state"] == "succeeded"
 
 

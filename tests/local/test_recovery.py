@@ -41,9 +41,10 @@ def ranks(lab, run):
 
 def test_a_killed_rank_is_replaced_and_the_weights_are_the_same(lab, undisturbed):
     wanted = undisturbed()
-    run = lab.submit(lab.chain(args=f"steps: {STEPS}\npause: 0.04"))
+    run = lab.submit(lab.chain(args=f"steps: {STEPS}", hold=STEPS - 1))
     lab.until_step(run, 7)
     assert kill(ranks(lab, run)[1])
+    lab.let_go()
     status = lab.wait(run)
     assert status["fingerprint"] == wanted
     assert status["generation"] == 2
@@ -56,15 +57,16 @@ def test_ten_random_kills_end_right(lab, undisturbed):
     print("seed", SEED)
     draw = random.Random(SEED)
     wanted = undisturbed(steps=500)
-    run = lab.submit(lab.chain(args="steps: 500\npause: 0.03"))
+    run = lab.submit(lab.chain(args="steps: 500\npause: 0.03", hold=499))
     fired = 0
     while fired < 10:
-        before = lab.until_step(run, (lab.read_state(run)["checkpoint"] or 0) + draw.randint(6, 11))
+        before = lab.until_step(run, min(499, (lab.read_state(run)["checkpoint"] or 0) + draw.randint(6, 11)))
         if kill(draw.choice([rank["pid"] for rank in before["ranks"]])):
             fired += 1
             lab.until("a new generation", partial(has_moved_on, lab, run, before))
         if done(lab, run):
             break
+    lab.let_go()
     status = lab.wait(run)
     assert fired == 10, f"only {fired} kills fired"
     assert status["fingerprint"] == wanted
@@ -80,16 +82,19 @@ def test_random_kills_of_anything_end_right(lab, undisturbed):
     wanted = undisturbed(world_nodes=2, steps=40 * kills)
     spec = lab.chain(
         args=f"steps: {40 * kills}\npause: 0.05",
+        hold=40 * kills - 1,
         resources="nodes: 2\nranks_per_node: 2",
         more="recovery:\n  no_progress: off\n  killed: unlimited\n  node_lost: unlimited\n",
     )
     run = lab.submit(spec)
     fired = 0
     while fired < kills and not done(lab, run):
-        before = lab.until_step(run, (lab.read_state(run)["checkpoint"] or 0) + draw.randint(1, 12))
+        further = (lab.read_state(run)["checkpoint"] or 0) + draw.randint(1, 12)
+        before = lab.until_step(run, min(40 * kills - 1, further))
         if kill(victim(lab, run, before, draw)):
             fired += 1
             lab.until("a new generation or attempt", partial(has_moved_on, lab, run, before))
+    lab.let_go()
     status = lab.wait(run, timeout=120)
     assert fired == kills, f"only {fired} kills fired"
     assert status["fingerprint"] == wanted
@@ -117,24 +122,27 @@ def done(lab, run):
 @pytest.mark.parametrize("victim", ["zygote", "agent", "coordinator"])
 def test_any_process_of_ours_may_die(lab, undisturbed, victim, nodes):
     wanted = undisturbed(world_nodes=nodes, steps=STEPS)
-    run = lab.submit(lab.chain(args=f"steps: {STEPS}\npause: 0.04", resources=f"nodes: {nodes}\nranks_per_node: 2"))
+    spec = lab.chain(args=f"steps: {STEPS}", resources=f"nodes: {nodes}\nranks_per_node: 2", hold=STEPS - 1)
+    run = lab.submit(spec)
     lab.until_step(run, 7)
     agent = lab.agent_pid(run, 0 if victim == "coordinator" else nodes - 1)
     if victim == "zygote":
         agent = lab.children(agent, b"zygote.py")[0]
     assert kill(agent)
+    lab.let_go()
     status = lab.wait(run)
     assert status["fingerprint"] == wanted
     assert status["restarts"]["total"] == 1
 
 
 def test_a_lost_node_leaves_a_smaller_world_where_the_spec_allows(lab):
-    run = lab.submit(lab.chain(args="steps: 150\npause: 0.02", resources="nodes: 1..3\nranks_per_node: 1"))
+    run = lab.submit(lab.chain(args="steps: 150", resources="nodes: 1..3\nranks_per_node: 1", hold=149))
     lab.until_step(run, 5)
     assert lab.read_state(run)["world_size"] == 3
     assert kill(lab.agent_pid(run, 2))
     state = lab.until("a smaller world", lambda: smaller(lab.read_state(run)))
     assert state["attempt"] == 1
+    lab.let_go()
     status = lab.wait(run)
     assert status["step"] == 150
     assert lab.events(run, "agent_lost")[0]["node"] == 2
@@ -145,7 +153,7 @@ def smaller(state):
 
 
 def test_a_returning_node_is_taken_in_at_the_next_boundary(lab):
-    run = lab.submit(lab.chain(args="steps: 4000\npause: 0.02", resources="nodes: 1..2\nranks_per_node: 1"))
+    run = lab.submit(lab.chain(args="steps: 100000\npause: 0.02", resources="nodes: 1..2\nranks_per_node: 1"))
     lab.until_step(run, 5)
     assert kill(lab.agent_pid(run, 1))
     lab.until(
@@ -163,12 +171,16 @@ def test_a_returning_node_is_taken_in_at_the_next_boundary(lab):
 def test_a_spare_steps_in_for_a_lost_node(lab, undisturbed):
     wanted = undisturbed(world_nodes=2, ranks=1)
     spec = lab.chain(
-        args=f"steps: {STEPS}\npause: 0.04", resources="nodes: 2\nranks_per_node: 1", more="recovery:\n  spares: 1\n"
+        args=f"steps: {STEPS}",
+        resources="nodes: 2\nranks_per_node: 1",
+        more="recovery:\n  spares: 1\n",
+        hold=STEPS - 1,
     )
     run = lab.submit(spec)
     lab.until_step(run, 7)
-    assert [node["state"] for node in lab.read_state(run)["nodes"]][2] == "spare"
+    lab.until("the spare", lambda: [node["state"] for node in lab.read_state(run)["nodes"]][2] == "spare")
     assert kill(lab.agent_pid(run, 1))
+    lab.let_go()
     status = lab.wait(run)
     assert (status["attempt"], status["world_size"]) == (1, 2)
     assert status["fingerprint"] == wanted
@@ -274,18 +286,20 @@ def test_the_time_limit_is_of_all_attempts_since_somebody_asked_for_the_run(lab)
 
 def test_a_frozen_keeper_or_a_dead_one_does_not_disturb_the_ranks(lab, undisturbed):
     wanted = undisturbed()
-    run = lab.submit(lab.chain(args=f"steps: {STEPS}\npause: 0.04"))
+    run = lab.submit(lab.chain(args=f"steps: {STEPS}", hold=STEPS - 1))
     lab.until_step(run, 5)
     assert kill(keeper_of(lab, run))
     assert lab.status(run)["state"] == "running"
+    lab.let_go()
     assert lab.wait(run)["fingerprint"] == wanted
 
 
 def test_a_run_whose_every_process_is_gone_is_lost_and_can_be_resumed(lab, undisturbed):
     wanted = undisturbed()
-    run = lab.submit(lab.chain(args=f"steps: {STEPS}\npause: 0.04"))
+    run = lab.submit(lab.chain(args=f"steps: {STEPS}", hold=STEPS - 1))
     lab.until_step(run, 7)
     lab.tidy()
+    lab.let_go()
     status = lab.status(run)
     assert status["state"] == "lost"
     assert status["next"] == f"launch resume {run}"
@@ -295,7 +309,7 @@ def test_a_run_whose_every_process_is_gone_is_lost_and_can_be_resumed(lab, undis
 
 
 def test_an_older_attempt_writes_nothing_any_more(lab):
-    run = lab.submit(lab.chain(args="steps: 2000\npause: 0.02"))
+    run = lab.submit(lab.chain(args="steps: 100000"))
     lab.until_step(run, 3)
     agent = lab.agent_pid(run, 0)
     raise_fence(RunDir(lab.run_dir(run)), 2)
@@ -309,12 +323,13 @@ def test_an_older_attempt_writes_nothing_any_more(lab):
 
 def test_a_cut_wire_is_no_failure(lab, undisturbed):
     wanted = undisturbed(world_nodes=2, ranks=1, steps=150)
-    run = lab.submit(lab.chain(args="steps: 150\npause: 0.03", resources="nodes: 2\nranks_per_node: 1"))
+    run = lab.submit(lab.chain(args="steps: 150", resources="nodes: 2\nranks_per_node: 1", hold=149))
     lab.until_step(run, 2)
     port = json.loads((lab.run_dir(run) / "attempts" / "0001" / "coordinator.json").read_text())["port"]
     for cuts in range(1, 4):
         subprocess.run(["ss", "-K", f"dport = {port}"], capture_output=True)
         lab.until("their return", partial(have_rejoined, lab, run, times=2 * cuts))
+    lab.let_go()
     status = lab.wait(run)
     assert status["fingerprint"] == wanted
     assert (status["restarts"]["total"], status["generation"]) == (0, 1)
@@ -347,12 +362,13 @@ def test_the_ranks_of_a_frozen_agent_end_with_its_lease(lab):
 
 def test_a_frozen_coordinator_is_replaced(lab, undisturbed):
     wanted = undisturbed(ranks=1, steps=300)
-    run = lab.submit(lab.chain(args="steps: 300\npause: 0.04", resources="ranks_per_node: 1", more=LEASED))
+    run = lab.submit(lab.chain(args="steps: 300", resources="ranks_per_node: 1", more=LEASED, hold=299))
     (rank,) = lab.until_step(run, 3)["ranks"]
     frozen = lab.agent_pid(run, 0)
     assert kill(frozen, signal.SIGSTOP)
     lab.until("the next attempt", lambda: lab.read_state(run)["attempt"] == 2)
     assert has_ended(frozen) and has_ended(rank["pid"])
+    lab.let_go()
     status = lab.wait(run)
     assert (status["fingerprint"], status["attempt"]) == (wanted, 2)
     assert status["restarts"]["by_cause"] == {"node_lost": 1}

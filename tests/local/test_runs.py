@@ -240,13 +240,14 @@ def test_setup_runs_once_a_node_before_the_ranks_and_its_failure_is_the_users(la
 
 
 def test_code_edited_after_submit_does_not_reach_the_run(lab):
-    spec = lab.chain(args="steps: 150\npause: 0.02")
+    spec = lab.chain(args="steps: 150", hold=149)
     run = lab.submit(spec)
     lab.script("chain.py", "raise SystemExit('edited')\n")
     lab.until_step(run, 2)
     rank = next(rank for rank in lab.status(run)["ranks"] if rank["rank"] == 1)
     assert rank["pid"]
     kill(rank["pid"])
+    lab.let_go()
     status = lab.wait(run)
     assert status["restarts"]["by_cause"] == {"killed": 1}
 
@@ -260,7 +261,7 @@ def test_follow_shows_the_log_and_ends_with_the_runs_exit_code(lab):
 
 
 def test_resume_of_a_live_run_says_so_and_does_nothing(lab):
-    run = lab.submit(lab.chain(args="steps: 500"))
+    run = lab.submit(lab.chain(args="steps: 100000"))
     lab.until_step(run, 1)
     refused = lab.launch("resume", run, check=4)
     assert "running" in refused.stderr
@@ -269,9 +270,10 @@ def test_resume_of_a_live_run_says_so_and_does_nothing(lab):
 
 
 def test_resume_goes_on_from_the_checkpoint_with_another_world(lab):
-    run = lab.submit(lab.chain(args="steps: 100\npause: 0.02"))
+    run = lab.submit(lab.chain(args="steps: 100", hold=99))
     lab.until_step(run, 12)
     lab.launch("cancel", run)
+    lab.let_go()
     assert lab.status(run)["state"] == "cancelled"
     lab.launch("resume", run, "--set", "resources.ranks_per_node=3", "--set", "run.args.pause=0")
     status = lab.wait(run)
@@ -354,7 +356,7 @@ if __name__ == "__main__":
 
 
 def test_the_run_goes_on_when_the_terminal_closes(lab):
-    lab.chain(args="steps: 60\npause: 0.03")
+    lab.chain(args="steps: 60", hold=59)
     shell = subprocess.Popen(
         ["sh", "-c", f"{sys.executable} -m launcher.cli.main submit job.yaml; sleep 600"],
         cwd=lab.project, env=lab.env, stdout=subprocess.PIPE, text=True, start_new_session=True,
@@ -365,4 +367,5 @@ def test_the_run_goes_on_when_the_terminal_closes(lab):
         os.killpg(shell.pid, number)
     shell.wait()
     shell.stdout.close()
+    lab.let_go()
     assert lab.wait(run)["state"] == "succeeded"

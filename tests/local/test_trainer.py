@@ -14,10 +14,14 @@ from trainer.checkpoint_files import catalog
 pytestmark = pytest.mark.dealt(3)
 
 SAMPLES, BATCH = 96, 12
+STEPS = 6 * SAMPLES // BATCH
 
 
-def lessons(lab, *, ranks=2, nodes=1, every="5 steps", memory="", **args):
+def lessons(lab, *, ranks=2, nodes=1, every="5 steps", memory="", hold=None, **args):
     lab.script("lessons.py")
+    if hold is not None:
+        lab.hold(hold)
+        args["hold"] = json.dumps(str(lab.held))
     options = "".join(f"\n    {name}: {value}" for name, value in args.items())
     return lab.spec(
         f"name: lessons\nrun:\n  script: lessons.py\n  args:{options or ' {}'}\n"
@@ -88,8 +92,9 @@ def test_killed_at_random_it_ends_as_if_it_had_been_left_alone(lab, strategy, ra
     args = {"strategy": strategy, "workers": workers}
     alone = lab.submit(lessons(lab, ranks=ranks, **args))
     wanted = lab.wait(alone, timeout=120)
-    run = lab.submit(lessons(lab, ranks=ranks, memory=memory, pause=0.05, **args))
+    run = lab.submit(lessons(lab, ranks=ranks, memory=memory, pause=0.05, hold=STEPS - 1, **args))
     assert kill_at_random(lab, run, random.Random(seed), kills=3, most=12) == 3, "not all faults fired"
+    lab.let_go()
     status = lab.wait(run, timeout=120)
     assert status["fingerprint"] == wanted["fingerprint"]
     assert losses(lab, run) == losses(lab, alone)
@@ -103,17 +108,17 @@ def test_each_sample_comes_once_per_epoch_over_kills_and_other_world_sizes(lab):
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     draw = random.Random(seed)
-    # So slow that it has not ended before the third kill, whatever else the machine does.
-    run = lab.submit(lessons(lab, ranks=2, every="3 steps", pause=0.3))
+    run = lab.submit(lessons(lab, ranks=2, every="3 steps", pause=0.1, hold=STEPS - 1))
     for ranks in (4, 1, 3):
-        state = lab.until_step(run, (lab.read_state(run)["step"] or 0) + draw.randint(3, 8))
+        state = lab.until_step(run, min(STEPS - 1, (lab.read_state(run)["step"] or 0) + draw.randint(3, 8)))
         assert kill(draw.choice([rank["pid"] for rank in state["ranks"]]))
         lab.until("a new generation", partial(has_moved_on, lab, run, state))
-        lab.until_step(run, (state["step"] or 0) + 1)
+        lab.until_step(run, min(STEPS - 1, (state["step"] or 0) + 1))
         lab.launch("cancel", run)
         lab.launch("resume", run, "--set", f"resources.ranks_per_node={ranks}")
+    lab.let_go()
     status = lab.wait(run, timeout=120)
-    assert status["step"] == 6 * SAMPLES // BATCH
+    assert status["step"] == STEPS
     worlds = {entry["world_size"] for entry in lab.events(run) if "world_size" in entry} or {status["world_size"]}
     assert 3 in worlds
     by_step = seen(lab, run)
@@ -127,10 +132,11 @@ def test_each_sample_comes_once_per_epoch_over_kills_and_other_world_sizes(lab):
 @pytest.mark.timeout(200)
 def test_a_frozen_rank_is_noticed_and_the_numbers_stay_the_same(lab):
     alone = lab.wait(lab.submit(lessons(lab, epochs=3)), timeout=120)
-    spec = lessons(lab, epochs=3, pause=0.05)
+    spec = lessons(lab, epochs=3, pause=0.05, hold=STEPS // 2 - 1)
     run = lab.submit(spec, "--set", "recovery.hang_after=8s")
     state = lab.until_step(run, 6)
     assert kill(state["ranks"][1]["pid"], 19), "the fault did not fire"  # SIGSTOP
+    lab.let_go()
     status = lab.wait(run, timeout=120)
     assert status["restarts"]["by_cause"] == {"hang": 1}
     assert status["fingerprint"] == alone["fingerprint"]

@@ -20,8 +20,11 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "project" / "apart.py"
 def hosts(tmp_path):
     made = []
 
-    def make(*how, script=SCRIPT, **args):
-        made.append(Hosts(tmp_path / f"run-{len(made)}", script, *how, **args))
+    def make(*how, script=SCRIPT, hold=None, **args):
+        root = tmp_path / f"run-{len(made)}"
+        made.append(Hosts(root, script, *how, hold=root / "held", **args))
+        if hold is not None:
+            made[-1].hold(hold)
         return made[-1]
 
     yield make
@@ -59,21 +62,23 @@ def test_the_last_commit_has_its_second_copy_before_the_run_is_over(hosts):
 
 
 def test_a_rank_that_is_killed_finds_all_at_home(hosts):
-    lab = hosts(2, steps=100, pause=0.03)
+    lab = hosts(2, steps=100, pause=0.03, hold=99)
     lab.start(0, 1)
     until("a safe checkpoint", lambda: (lab.state().get("safe_checkpoint") or 0) >= 20)
     os.kill(lab.rank_pid(1), signal.SIGKILL)
+    lab.let_go()
     assert lab.end() == {0: 0, 1: 0}
     assert lab.state()["fingerprint"] == fingerprint(100)
     assert int(lab.rank_log(0, 2).split()[3]) == int(lab.rank_log(1, 2).split()[3]) >= 20
 
 
 def test_a_disk_that_is_lost_for_good_costs_nothing_that_was_safe(hosts):
-    lab = hosts(2, 1, steps=150, pause=0.03)
+    lab = hosts(2, 1, steps=150, pause=0.03, hold=149)
     lab.start(0, 1, 2)
     safe = until("a safe checkpoint", lambda: lab.state().get("safe_checkpoint"))
     lab.kill(1)
     shutil.rmtree(lab.run_dir(1))
+    lab.let_go()
     assert lab.end()[0] == 0
     assert lab.state()["fingerprint"] == fingerprint(150)
     assert lab.state()["restarts"] == {"node_lost": 1}
@@ -85,13 +90,15 @@ def test_a_disk_that_is_lost_for_good_costs_nothing_that_was_safe(hosts):
 
 
 def test_a_commit_without_copies_is_passed_over_while_its_files_may_come_back(hosts):
-    lab = hosts(2, 1, steps=150, pause=0.03)
+    lab = hosts(2, 1, steps=150, pause=0.03, hold=15)
     lab.start(0, 1, 2)
     safe = until("a safe checkpoint", lambda: lab.state().get("safe_checkpoint"))
     lab.kill(1, signal.SIGSTOP)  # its rank goes on, but nothing is copied any more
+    lab.hold(25)
     lost = until("a commit that has no copies", lambda: newest_alone(lab))
     lab.kill(1)
     shutil.rmtree(lab.run_dir(1))
+    lab.let_go()
     assert lab.end()[0] == 0
     assert lab.state()["fingerprint"] == fingerprint(150)
     assert lab.events("checkpoint_set_aside") == []
@@ -101,7 +108,7 @@ def test_a_commit_without_copies_is_passed_over_while_its_files_may_come_back(ho
 
 
 def test_an_agent_frozen_for_longer_than_its_lease_does_not_cost_what_only_its_disk_has(hosts):
-    lab = hosts(2, 1, checkpoint=CheckpointOptions(copy_limit_bytes=1_000), steps=150, pause=0.03)
+    lab = hosts(2, 1, checkpoint=CheckpointOptions(copy_limit_bytes=1_000), steps=150, pause=0.03, hold=149)
     lab.start(0, 1, 2)
     until("a checkpoint", lambda: (lab.state().get("checkpoint") or 0) >= 40)
     lab.kill(1, signal.SIGSTOP)
@@ -109,6 +116,7 @@ def test_an_agent_frozen_for_longer_than_its_lease_does_not_cost_what_only_its_d
     assert "no checkpoint is whole: rank-00001.data of step" in lab.state()["message"]
     assert lab.state()["checkpoint"] >= 40
     lab.kill(1, signal.SIGCONT)
+    lab.let_go()
     lab.come_back(1)
     assert lab.end()[0] == 0
     assert lab.state()["restarts"] == {"node_lost": 1}
@@ -117,7 +125,8 @@ def test_an_agent_frozen_for_longer_than_its_lease_does_not_cost_what_only_its_d
 
 
 def test_a_host_that_does_not_come_back_ends_the_run_and_nothing_begins_anew(hosts):
-    lab = hosts(2, 1, checkpoint=CheckpointOptions(copy_limit_bytes=1_000), gone_after_s=3.0, steps=150, pause=0.03)
+    checkpoint = CheckpointOptions(copy_limit_bytes=1_000)
+    lab = hosts(2, 1, checkpoint=checkpoint, gone_after_s=3.0, steps=150, pause=0.03, hold=149)
     lab.start(0, 1, 2)
     until("a checkpoint", lambda: (lab.state().get("checkpoint") or 0) >= 20)
     lab.kill(1)
@@ -135,11 +144,12 @@ def test_a_training_that_loses_a_disk_ends_as_if_it_had_been_left_alone(hosts):
     alone = hosts(2, script=TRAINING, checkpoint=checkpoint, epochs=3)
     alone.start(0, 1)
     assert alone.end(bound_s=120) == {0: 0, 1: 0}
-    lab = hosts(2, 1, script=TRAINING, checkpoint=checkpoint, epochs=3, pause=0.1)
+    lab = hosts(2, 1, script=TRAINING, checkpoint=checkpoint, epochs=3, pause=0.1, hold=23)
     lab.start(0, 1, 2)
     until("a safe checkpoint", lambda: lab.state().get("safe_checkpoint"))
     lab.kill(1)
     shutil.rmtree(lab.run_dir(1))
+    lab.let_go()
     assert lab.end(bound_s=120)[0] == 0
     assert lab.state()["restarts"] == {"node_lost": 1}
     assert lab.state()["fingerprint"] == alone.state()["fingerprint"]

@@ -22,6 +22,7 @@ def parse():
     parser.add_argument("--pause", type=float, help="between two steps (default: 0.01, of thousands of steps 0.1)")
     parser.add_argument("--every", type=int, default=5)
     parser.add_argument("--quiet", action="store_true")
+    parser.add_argument("--hold", help="a file; while a number is in it no rank goes on from that step")
     parser.add_argument("--audit", help="a file to which each rank adds what it does, as tests/chaos/audit.py reads it")
     args = parser.parse_args()
     if args.pause is None:
@@ -47,6 +48,15 @@ def audit(path):
 
 def pause(seconds):
     select.select([], [], [], seconds)  # a sleep that a faked clock leaves alone
+
+
+def is_held(path, step):
+    """A file with a number holds the ranks at that step: what a test does meanwhile may take its time."""
+    try:
+        with open(path or "") as file:
+            return step >= int(file.read())
+    except FileNotFoundError:
+        return False
 
 
 def meet(rank, world, address, port):
@@ -138,6 +148,8 @@ def main():
     note("start", step)
     print(f"rank {rank} of {world} starts at step {step}", flush=True)
     while step < args.steps:
+        while is_held(args.hold, step):
+            pause(0.02)
         step += 1
         mine = hashlib.sha256(f"{weights} {step}".encode()).hexdigest()
         with words_of_gloo():

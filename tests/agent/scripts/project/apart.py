@@ -26,6 +26,7 @@ parser.add_argument("--every", type=int, default=10)
 parser.add_argument("--keep", type=int, default=2)
 parser.add_argument("--size", type=int, default=100_000)
 parser.add_argument("--pause", type=float, default=0.02)
+parser.add_argument("--hold", help="a file; while a number is in it no rank goes on from that step")
 parser.add_argument("--audit", help="a file to which each rank adds what it does, as tests/chaos/audit.py reads it")
 args = parser.parse_args()
 
@@ -43,6 +44,15 @@ def audit():
     if args.audit is None:
         return lambda what, step: None
     return importlib.import_module("audited").Audit(args.audit).note
+
+
+def is_held(path, step):
+    """A file with a number holds the ranks at that step: what a test does meanwhile may take its time."""
+    try:
+        with open(path or "") as file:
+            return step >= int(file.read())
+    except FileNotFoundError:
+        return False
 
 
 def meet():
@@ -124,6 +134,8 @@ note = audit()
 note("start", step)
 say(checkpoint=step)
 while step < args.steps:
+    while is_held(args.hold, step):
+        time.sleep(0.02)
     step += 1
     chains = [next_link(chain, step) for chain in chains]
     time.sleep(args.pause)
