@@ -133,7 +133,7 @@ def test_each_sample_comes_once_per_epoch_over_kills_and_other_world_sizes(lab):
 def test_a_frozen_rank_is_noticed_and_the_numbers_stay_the_same(lab):
     alone = lab.wait(lab.submit(lessons(lab, epochs=3)), timeout=120)
     spec = lessons(lab, epochs=3, pause=0.05, hold=STEPS // 2 - 1)
-    run = lab.submit(spec, "--set", "recovery.hang_after=8s")
+    run = lab.submit(spec, "--set", "recovery.hang_after=25s")
     state = lab.until_step(run, 6)
     assert kill(state["ranks"][1]["pid"], 19), "the fault did not fire"  # SIGSTOP
     lab.let_go()
