@@ -34,9 +34,12 @@ USED = {
         ("trainer/checkpoint_files/weight_files.py", "torch._utils"),  # in files that torch.load reads: it has to stay
         ("trainer/data/workers.py", "_worker_info"),
         ("trainer/strategies/finite.py", "_amp_foreach_non_finite_check_and_unscale_"),
+        ("trainer/strategies/finite.py", "_foreach_mul_"),
         ("trainer/strategies/finite.py", "_step_supports_amp_scaling"),
         ("trainer/strategies/finite.py", "_values"),
         ("trainer/data/workers.py", "torch.utils.data._utils"),
+        ("trainer/strategies/replicas.py", "_inside_ddp_forward"),
+        ("trainer/strategies/replicas.py", "_run_ddp_forward"),
         ("trainer/strategies/compiling.py", "torch._dynamo"),
         ("trainer/tasks/predict.py", "_get_default_store"),
     },

@@ -1,103 +1,25 @@
 """Means over all samples of a data set, exact however many ranks share it."""
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import Subset
 
 from trainer.checkpoint.generators import restore_generators, state_of_generators
 from trainer.data import Batch, EvalData
 from trainer.data.iterable import is_iterable
-from trainer.errors import TrainerError
+from trainer.loop.losses import LossFunction, answer_of
 from trainer.loop.placing import placed
 from trainer.loop.progress import Training
+from trainer.loop.sums import Sum, Sums, gathered, means, sum_over_ranks
 from trainer.world import World
 
-Sum = Tensor | tuple[Tensor, Tensor]  # over a batch's samples; with a count where the mean is not one over samples
-LossFunction = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Mapping[str, Tensor]]]
 Metrics = Callable[[nn.Module, Any], Mapping[str, Sum]]
-Terms = dict[str, tuple[list[float], list[float]]]  # sums and counts, one of each a batch
-
-
-def loss_and_more(answer: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """What a loss function has given: the loss, and other means by name."""
-    if isinstance(answer, Tensor):
-        return answer, {}
-    if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], Tensor):
-        loss, said = answer
-        if isinstance(said, Mapping):
-            return loss, said
-    got = ", ".join(type(one).__name__ for one in answer) if isinstance(answer, tuple) else type(answer).__name__
-    raise TrainerError(
-        f"loss: expected a tensor, or a tensor and a dict of more values, got {got}\n"
-        "hint: `return loss`, or `return loss, {'name': value}`"
-    )
-
-
-class Sums:
-    """What this rank has found so far. Nothing is read from the device before the end."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, list[Tensor]] = {}
-        self._counts: dict[str, list[Tensor | float]] = {}
-
-    def add_mean(self, name: str, mean: Tensor, samples: int) -> None:
-        self.add_sum(name, (mean.detach().double() * samples, torch.tensor(samples)))
-
-    def add_sum(self, name: str, found: Sum, samples: int = 1) -> None:
-        total, count = found if isinstance(found, tuple) else (found, samples)
-        self._sums.setdefault(name, []).append(total)
-        self._counts.setdefault(name, []).append(count)
-
-    def terms(self) -> Terms:
-        return {name: (_read(sums), _read(self._counts[name])) for name, sums in self._sums.items()}
-
-
-def _read(values: Sequence[Tensor | float]) -> list[float]:
-    """All of them in one go: a single wait for the device."""
-    tensors = [torch.as_tensor(value).detach().double() for value in values]
-    places = {tensor.device for tensor in tensors}
-    if len(places) > 1:
-        tensors = [tensor.cpu() for tensor in tensors]
-    numbers: list[float] = torch.stack([tensor.reshape(()) for tensor in tensors]).tolist()
-    return numbers
-
-
-def means(of_ranks: Iterable[Terms]) -> dict[str, float]:
-    """Rounded once, from the exact sum: how the batches were dealt out to ranks makes no difference."""
-    sums: dict[str, list[float]] = {}
-    counts: dict[str, list[float]] = {}
-    for terms in of_ranks:
-        for name, (some, how_many) in terms.items():
-            sums.setdefault(name, []).extend(some)
-            counts.setdefault(name, []).extend(how_many)
-    return {name: _divided(exact_sum(sums[name]), exact_sum(counts[name])) for name in sums}
-
-
-def exact_sum(numbers: Iterable[float]) -> float:
-    """As math.fsum, but infinities and NaN add up as usual instead of raising."""
-    known = list(numbers)
-    return math.fsum(known) if all(map(math.isfinite, known)) else sum(known)
-
-
-def _divided(total: float, count: float) -> float:
-    return total / count if count else math.nan
-
-
-def gathered(mine: Any, world: World) -> list[Any]:
-    """What every rank has, by rank."""
-    if world.control is None:
-        return [mine]
-    found: list[Any] = [None] * world.size
-    dist.all_gather_object(found, mine, group=world.control)
-    return found
 
 
 class Shares:
@@ -172,14 +94,11 @@ class Evaluation:
         for batch in self._in_step(self._shares.batches()):
             data = placed(batch.data, self._world.device)
             with self._strategy.forward_context(sync=True):
-                answer = self._loss(self._model, data)
+                answer = answer_of(self._loss(self._model, data))
                 found = self._metrics(self._model, data) if self._metrics is not None else {}
-            loss, said = loss_and_more(answer)
             if batch.samples:
-                for name, mean in {"loss": loss, **said}.items():
-                    sums.add_mean(name, mean, batch.samples)
-                for name, found_sum in found.items():
-                    sums.add_sum(name, found_sum, batch.samples)
+                for name, value in {**answer.sums(batch.samples), **found}.items():
+                    sums.add(name, value, batch.samples)
             after_batch()
         return sums
 
@@ -196,12 +115,3 @@ class Evaluation:
             if batch is None:
                 batch = filler = filler or self._shares.filler()
             yield batch
-
-
-def sum_over_ranks(world: World, number: int) -> int:
-    """The same on all ranks, which meet here."""
-    if world.control is None:
-        return number
-    total = torch.tensor(number)
-    dist.all_reduce(total, group=world.control)
-    return int(total)

@@ -10,8 +10,8 @@ from trainer.checkpoint import Checkpointer
 from trainer.data import Batch, TrainData
 from trainer.errors import EXIT_RESUME_ME, NotFinite, TrainerError
 from trainer.loop.callbacks import Callbacks
-from trainer.loop.evaluation import Evaluation, LossFunction, loss_and_more
-from trainer.loop.losses import StepLosses
+from trainer.loop.evaluation import Evaluation
+from trainer.loop.losses import Answer, LossFunction, StepCount, StepLosses, answer_of
 from trainer.loop.phases import VALIDATION, Phases
 from trainer.loop.placing import placed
 from trainer.loop.progress import Progress, Training
@@ -41,6 +41,7 @@ class Loop:
     strategy: Strategy = field(init=False)
     progress: Progress = field(init=False)
     losses: StepLosses = field(init=False)
+    count: StepCount = field(init=False)
     gathers: bool = False  # the step under way is one to log
     out_of_time: bool = False
     left: int | None = None  # samples of the epoch that are still to come
@@ -52,7 +53,7 @@ class Loop:
 
     def __post_init__(self) -> None:
         self.strategy, self.progress = self.training.strategy, self.training.progress
-        self.losses = StepLosses(self.training.world)
+        self.losses, self.count = StepLosses(self.training.world), StepCount(self.training.world)
 
     def run(self) -> int:
         """Train until it is over: 0. Or 75: everything is saved, start me again."""
@@ -86,7 +87,7 @@ class Loop:
             self.phases.lap("data")
             self._micro_batch(batch)
             if batch.ends_step:
-                self._optimizer_step()
+                self._optimizer_step(batch)
                 if self._end_step(batch):
                     return True
                 if self._is_over():
@@ -97,21 +98,22 @@ class Loop:
 
     def _micro_batch(self, batch: Batch) -> None:
         with self.strategy.forward_context(sync=batch.ends_step):
-            loss, said = self.loss_of(batch)
+            answer = self.answer(batch)
         self.phases.lap("forward")
-        self.strategy.backward(loss if batch.scale == 1.0 else loss * batch.scale)
+        self.strategy.backward(self.count.weighted(answer, batch))
         self.phases.lap("backward")
         if self.gathers:
-            self.losses.add(loss, said, batch)
+            self.losses.add(answer, batch)
 
-    def loss_of(self, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """A forward pass: the loss, and what the user's function says besides."""
-        return loss_and_more(self.loss(self.strategy.model, placed(batch.data, self.training.world.device)))
+    def answer(self, batch: Batch) -> Answer:
+        """A forward pass: what the user's function says."""
+        data = placed(batch.data, self.training.world.device)
+        return answer_of(self.strategy.do(lambda model: self.loss(model, data)))
 
-    def _optimizer_step(self) -> None:
+    def _optimizer_step(self, batch: Batch) -> None:
         if self.gathers:
             self.info["lr"] = float(self.strategy.optimizer.param_groups[0]["lr"])  # before it is scheduled anew
-        self.norm = self.strategy.step()
+        self.norm = self.strategy.step(self.count.factor(batch.step_samples))
         self.schedule.step()
         self.progress.step += 1
         self.phases.lap("optimizer")
@@ -121,7 +123,7 @@ class Loop:
         self.steps += 1
         self.samples += batch.step_samples
         if self.gathers:
-            self._log(batch)
+            self._log()
         self.callbacks.on_step(self.training)
         if self.left is not None:
             self.left -= batch.step_samples
@@ -179,8 +181,8 @@ class Loop:
         """After each part of what is no step and may take long."""
         self.checkpointer.still_at(self.progress.step)
 
-    def _log(self, batch: Batch) -> None:
-        means = self.losses.take(batch.step_samples)
+    def _log(self) -> None:
+        means = self.losses.take()
         seconds, passed = self.phases.take()
         line = {
             "step": self.progress.step,
@@ -230,9 +232,9 @@ class Loop:
         for batch in batches:
             self._micro_batch(batch)
             if batch.ends_step:
-                self.strategy.step()
+                self.strategy.step(self.count.factor(batch.step_samples))
                 self.still_here()
-                return self.losses.take(batch.step_samples)["loss"]
+                return self.losses.take()["loss"]
         raise TrainerError("data: it ended in the middle of a step")
 
 

@@ -1,14 +1,58 @@
-"""The loss of one optimizer step, over its micro-batches and ranks."""
+"""What a loss function gives, and the loss of one optimizer step over its micro-batches and ranks."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer.data import Batch
-from trainer.loop.evaluation import exact_sum
+from trainer.errors import TrainerError
+from trainer.loop.sums import Count, Sum, divided, exact_sum, read
 from trainer.world import World
+
+Said = Mapping[str, Sum]
+LossFunction = Callable[
+    [nn.Module, Any], Tensor | tuple[Tensor, Said] | tuple[Tensor, Count] | tuple[Tensor, Count, Said]
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a loss function has given."""
+
+    loss: Tensor  # a mean over the samples of the batch; with a count, a sum
+    count: Count | None = None
+    said: Said = field(default_factory=dict)  # means of the same things as the loss, or pairs of sum and count
+
+    def sums(self, samples: int) -> dict[str, tuple[Tensor, Count]]:
+        """Sums and counts by name. What is a mean is one over as many things as the loss is about."""
+        count = samples if self.count is None else self.count
+        pairs = {"loss": self.loss if self.count is None else (self.loss, count), **self.said}
+        return {
+            name: value if isinstance(value, tuple) else (torch.as_tensor(value).detach().double() * count, count)
+            for name, value in pairs.items()
+        }
+
+
+def answer_of(given: Any) -> Answer:
+    """`loss`; `loss, {...}`; `sum, count`; `sum, count, {...}`."""
+    match given:
+        case Tensor():
+            return Answer(given)
+        case (Tensor() as loss, Mapping() as said):
+            return Answer(loss, None, said)
+        case (Tensor() as loss, Tensor() | int() | float() as count):
+            return Answer(loss, count)
+        case (Tensor() as loss, Tensor() | int() | float() as count, Mapping() as said):
+            return Answer(loss, count, said)
+    got = ", ".join(type(one).__name__ for one in given) if isinstance(given, tuple) else type(given).__name__
+    raise TrainerError(
+        f"loss: expected a tensor, a sum and a count, and perhaps a dict of more values, got {got}\n"
+        "hint: `return loss`, `return loss, {'name': value}`, or `return loss_sum, number_of_tokens`"
+    )
 
 
 class StepLosses:
@@ -17,24 +61,22 @@ class StepLosses:
     def __init__(self, world: World) -> None:
         self._world = world
         self._names: tuple[str, ...] = ()
-        self._parts: list[list[Tensor]] = []
-        self._samples: list[int] = []
+        self._sums: list[dict[str, tuple[Tensor, Count]]] = []
 
-    def add(self, loss: Tensor, said: Mapping[str, Tensor], batch: Batch) -> None:
-        self._names = ("loss", *said)
-        self._parts.append([loss.detach(), *said.values()])
-        self._samples.append(batch.samples)
+    def add(self, answer: Answer, batch: Batch) -> None:
+        self._names = ("loss", *answer.said)
+        if batch.samples:  # one that only fills up has no part in it, whatever its loss is
+            self._sums.append(answer.sums(batch.samples))
 
-    def take(self, step_samples: int) -> dict[str, float]:
-        """The means over all samples of the step, the same on all ranks. Ranks meet here."""
-        rows = torch.stack([_row(part) for part in self._parts]).tolist()
-        # A batch that only fills up has no part in it, whatever its loss is.
-        rows = [[value * samples for value in row] for row, samples in zip(rows, self._samples, strict=True) if samples]
-        mine = [exact_sum(column) for column in zip(*rows, strict=True)] or [0.0] * len(self._names)
-        self._parts.clear()
-        self._samples.clear()
-        columns = zip(*self._of_all(mine), strict=True)
-        return {name: exact_sum(column) / step_samples for name, column in zip(self._names, columns, strict=True)}
+    def take(self) -> dict[str, float]:
+        """The means over all that the step is about, the same on all ranks. Ranks meet here."""
+        numbers = read([one for sums in self._sums for pair in sums.values() for one in pair])
+        width = 2 * len(self._names)
+        rows = [numbers[place : place + width] for place in range(0, len(numbers), width)]
+        mine = [exact_sum(column) for column in zip(*rows, strict=True)] or [0.0] * width
+        self._sums.clear()
+        sums = [exact_sum(column) for column in zip(*self._of_all(mine), strict=True)]
+        return {name: divided(sums[2 * place], sums[2 * place + 1]) for place, name in enumerate(self._names)}
 
     def _of_all(self, mine: list[float]) -> list[list[float]]:
         if self._world.control is None:
@@ -45,5 +87,32 @@ class StepLosses:
         return [each.tolist() for each in found]
 
 
-def _row(values: list[Tensor]) -> Tensor:
-    return torch.stack([torch.as_tensor(value).detach().double().reshape(()).to(values[0].device) for value in values])
+class StepCount:
+    """How many things the loss of the step under way is the sum of, where a loss function says so.
+
+    That is known when the last micro-batch of all ranks is. Until then gradients are of the sum over the samples of
+    the step, which is about as large, and then they are multiplied once.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._count: Tensor | None = None
+
+    def weighted(self, answer: Answer, batch: Batch) -> Tensor:
+        """What to go back from."""
+        if answer.count is None:
+            return answer.loss if batch.scale == 1.0 else answer.loss * batch.scale
+        here = torch.as_tensor(answer.count, dtype=torch.float64, device=answer.loss.device).detach()
+        here = here.reshape(()) if batch.samples else torch.zeros_like(here.reshape(()))
+        self._count = here if self._count is None else self._count + here
+        # DDP and the shards take the mean over ranks.
+        return answer.loss * (self._world.size / batch.step_samples if batch.samples else 0.0)
+
+    def factor(self, step_samples: int) -> Tensor | None:
+        """What the gradients are to be multiplied by; without counts nothing. Ranks meet here."""
+        count, self._count = self._count, None
+        if count is None:
+            return None
+        if self._world.size > 1:
+            dist.all_reduce(count)
+        return step_samples / count

@@ -117,6 +117,9 @@ class Settings:
     strategy: str = _setting("ddp", _one_of(*NAMES), "how the ranks share the work")
     precision: str = _setting("fp32", _one_of(*PRECISIONS), "what to calculate in")
     shard_size: int | None = _setting(None, _whole(1), "hsdp: ranks that share one copy; left out: those of a node")
+    unused_parameters: bool = _setting(
+        False, _yes_or_no(), "ddp, zero1: some parameters may have no part in a step's loss"
+    )
     clip_norm: float | None = _setting(None, _real(above=0), "clip gradients to this total norm")
     skip_limit: int = _setting(
         5, _whole(1), "end after so many steps in a row that were left out: their loss or gradients were not finite"

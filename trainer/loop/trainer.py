@@ -21,17 +21,20 @@ from trainer.errors import BadSettings
 from trainer.loop.callbacks import Callback, Callbacks
 from trainer.loop.console import Console
 from trainer.loop.determinism import be_deterministic
-from trainer.loop.evaluation import Evaluation, LossFunction, Metrics, Shares, sum_over_ranks
+from trainer.loop.evaluation import Evaluation, Metrics, Shares
 from trainer.loop.loop import Loop, noted
+from trainer.loop.losses import LossFunction
 from trainer.loop.lr_finder import learning_rate_finder, put_back
 from trainer.loop.metrics import JsonLines, TensorBoard
 from trainer.loop.monitors import BestModel, EarlyStopping
+from trainer.loop.own_loss import own_loss
 from trainer.loop.phases import phases_on
 from trainer.loop.profiling import Profiler
 from trainer.loop.progress import Training
 from trainer.loop.reporting import Reports
 from trainer.loop.schedule import MakeSchedule, Schedule
 from trainer.loop.settings import Settings, first_and_last
+from trainer.loop.sums import sum_over_ranks
 from trainer.stopping import Votes
 from trainer.strategies import Strategy, StrategySettings, build, needs_group, summary
 from trainer.wire import Launched, Wire
@@ -48,7 +51,7 @@ class Trainer:
         settings: Settings,
         *,
         model: nn.Module | Callable[[], nn.Module],
-        loss: LossFunction,
+        loss: LossFunction = own_loss,
         data: Dataset[Any],
         validation: Dataset[Any] | None = None,
         metrics: Metrics | None = None,
@@ -59,8 +62,9 @@ class Trainer:
     ) -> None:
         """`model` may be a function that makes it: then `seed` decides its first weights too.
 
-        `loss(model, batch)` is the mean over the batch, alone or with more such means by name. `metrics(model, batch)`
-        gives sums over a validation batch by name, or pairs of sum and count; what is reported is the mean.
+        `loss(model, batch)` is the mean over the batch, or a pair of a sum and a count; alone or with more such values
+        by name. Left out, it is what the model gives by itself: `model(**batch).loss`. `metrics(model, batch)` gives
+        sums over a validation batch by name, or pairs of sum and count; what is reported is the mean.
         `schedule(optimizer, total_steps)` makes a scheduler that is stepped after each optimizer step; a
         ReduceLROnPlateau after each validation, with the monitored value.
         """
@@ -190,6 +194,7 @@ class Trainer:
                 activation_checkpointing=settings.activation_checkpointing,
                 compile=settings.compile,
                 shard_size=settings.shard_size,
+                unused_parameters=settings.unused_parameters,
             )
             self._built = build(model, world, wanted, self._make_optimizer)
         seed_all(settings.seed, world.rank)  # so that dropout differs from rank to rank
@@ -291,7 +296,7 @@ def _settle(loop: Loop) -> None:
 
     def run_micro_batch() -> Tensor:
         used.append(next(loop.data.epoch_batches()))
-        return loop.loss_of(used[0])[0]
+        return loop.answer(used[0]).loss
 
     loop.strategy.settle(run_micro_batch)
     if used:

@@ -96,7 +96,7 @@ def _blocks(module: nn.Module, settings: StrategySettings) -> list[nn.Module]:
 
 def _wrapped(module: nn.Module, blocks: Sequence[nn.Module], world: World, settings: StrategySettings) -> Wrapped:
     if settings.strategy in REPLICAS:
-        return replicated(module, world)
+        return replicated(module, world, unused=settings.unused_parameters)
     if settings.strategy in SHARDS:
         from trainer.strategies.shards import sharded  # late: FSDP2 takes half a second to import
 

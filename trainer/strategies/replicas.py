@@ -1,35 +1,69 @@
 """Strategies that leave the model whole: every rank, or every GPU of one process, has a copy of it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from trainer.errors import TrainerError
 from trainer.strategies.precision import autocasting
 from trainer.strategies.wrapped import Wrapped
 from trainer.world import World
 
+T = TypeVar("T")
 _NOTHING: AbstractContextManager[None] = nullcontext()
+_UNUSED = "Expected to have finished reduction in the prior iteration"  # what DDP says of parameters without a gradient
 
 
-def replicated(module: nn.Module, world: World) -> Wrapped:
+def replicated(module: nn.Module, world: World, *, unused: bool) -> Wrapped:
     """DistributedDataParallel. A world of one has nobody to talk to and needs no wrapper."""
     if world.size == 1:
         return Wrapped(module)
-    model = DistributedDataParallel(
+    model = _Replica(
         module,
         device_ids=[world.device] if world.device.type == "cuda" else None,
         gradient_as_bucket_view=True,  # gradients are summed where they lie: one copy of them less
+        find_unused_parameters=unused,
     )
 
     def syncing(sync: bool) -> AbstractContextManager[None]:
         return _NOTHING if sync else model.no_sync()
 
-    return Wrapped(model, syncing)
+    return Wrapped(model, syncing, model.do)
+
+
+class _Work:
+    """What is to be done with the module in a forward pass; no tensor, so that DDP hands it on as it is."""
+
+    def __init__(self, function: Callable[[nn.Module], Any]) -> None:
+        self.function = function
+
+
+class _Replica(DistributedDataParallel):
+    """Its forward pass is also whatever somebody does with the module: a method of it, or two calls of it."""
+
+    def do(self, function: Callable[[nn.Module], T]) -> T:
+        try:
+            answer: T = self(_Work(function))
+        except RuntimeError as error:
+            if not str(error).startswith(_UNUSED):
+                raise
+            raise TrainerError(
+                "model: some of its parameters got no gradient in the last step, and ddp waits for all of them\n"
+                "hint: unused_parameters=True (--unused-parameters), or requires_grad_(False) for those that are not "
+                "to be trained"
+            ) from error
+        return answer
+
+    def _run_ddp_forward(self, *inputs: Any, **named: Any) -> Any:
+        if len(inputs) == 1 and isinstance(inputs[0], _Work):
+            with self._inside_ddp_forward():
+                return inputs[0].function(self.module)
+        return super()._run_ddp_forward(*inputs, **named)
 
 
 def over_all_gpus(module: nn.Module, world: World, dtype: torch.dtype | None) -> Wrapped:

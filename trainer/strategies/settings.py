@@ -28,6 +28,7 @@ class StrategySettings:
     activation_checkpointing: bool = False
     compile: bool = False
     shard_size: int | None = None  # hsdp: ranks that share one copy; None: those of a node
+    unused_parameters: bool = False  # ddp, zero1: some may have no part in a step's loss
     blocks: tuple[str, ...] = ()  # classes or names (`layers.*`) of what to shard and to recompute; empty: found
 
 

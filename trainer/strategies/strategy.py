@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +13,14 @@ from torch.optim import Optimizer
 
 from trainer.strategies.agreement import PersistentBuffers, take_from_first
 from trainer.strategies.compiling import told_of_eager_parts
-from trainer.strategies.finite import Skips, are_finite, first_gradient, step_where
+from trainer.strategies.finite import Skips, are_finite, first_gradient, multiply, step_where
 from trainer.strategies.precision import autocasting, low_dtype
 from trainer.strategies.settings import REPLICAS, SHARDS, StrategySettings
 from trainer.strategies.undone import undone
 from trainer.strategies.wrapped import Wrapped
 from trainer.world import World
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
@@ -66,18 +69,29 @@ class Strategy:
         with self.wrapped.syncing(sync), autocasting(self.world.device, self._dtype):
             yield
 
+    def do(self, function: Callable[[nn.Module], T]) -> T:
+        """What `function(module)` gives, as a forward pass, inside of its context. It gets the user's own module, and
+        what it calls of it counts; with dp a wrapper, since that one is what deals out a batch to GPUs.
+        """
+        answer: T = function(self.model) if self.wrapped.do is None else self.wrapped.do(function)
+        return answer
+
     def backward(self, loss: Tensor) -> None:
         """Outside of the forward pass's context."""
         first = first_gradient(loss)
         (loss if self.scaler is None else self.scaler.scale(loss)).backward(first)
 
-    def step(self) -> Tensor | None:
+    def step(self, factor: Tensor | None = None) -> Tensor | None:
         """Clip, step the optimizer, drop the gradients. The norm of the gradients before clipping, if they are clipped:
         for `number_of`, since to wait for it in every step would leave a GPU without work.
+
+        `factor`, the same on all ranks, is what gradients are multiplied by first.
 
         Where a loss or a gradient of any rank is not finite the step is left out, and counted in `skips`; with fp16 the
         scale falls then, too.
         """
+        if factor is not None:
+            multiply((parameter.grad for parameter in self._parameters if parameter.grad is not None), factor)
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         gradients = (parameter.grad for parameter in self._parameters if parameter.grad is not None)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -21,4 +22,5 @@ class Wrapped:
 
     model: nn.Module
     syncing: Syncing = no_syncing
+    do: Callable[[Callable[[nn.Module], Any]], Any] | None = None  # with the module inside; None: there is no inside
     follows_first_rank: bool = True  # in its buffers, by itself

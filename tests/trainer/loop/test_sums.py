@@ -1,11 +1,9 @@
 import math
 import random
 
-import pytest
 import torch
 
-from trainer.errors import TrainerError
-from trainer.loop.evaluation import Sums, exact_sum, loss_and_more, means
+from trainer.loop.sums import Sums, exact_sum, means
 
 
 def test_the_mean_is_the_same_however_the_batches_are_dealt_out():
@@ -18,8 +16,8 @@ def test_the_mean_is_the_same_however_the_batches_are_dealt_out():
         sums = [Sums() for _ in range(ranks)]
         dice.shuffle(batches)
         for place, (value, samples) in enumerate(batches):
-            sums[place % ranks].add_mean("loss", torch.tensor(value), samples)
-            sums[place % ranks].add_sum("hits", torch.tensor(samples // 2), samples)
+            sums[place % ranks].add("loss", (torch.tensor(value).double() * samples, samples))
+            sums[place % ranks].add("hits", torch.tensor(samples // 2), samples)
         found.add(tuple(means(one.terms() for one in sums).items()))
     assert len(found) == 1
     [values] = found
@@ -29,14 +27,14 @@ def test_the_mean_is_the_same_however_the_batches_are_dealt_out():
 
 def test_a_sum_may_come_with_a_count_of_its_own():
     sums = Sums()
-    sums.add_sum("per_token", (torch.tensor(6.0), torch.tensor(4)), samples=1)
-    sums.add_sum("per_token", (torch.tensor(2.0), torch.tensor(1)), samples=1)
+    sums.add("per_token", (torch.tensor(6.0), torch.tensor(4)), samples=1)
+    sums.add("per_token", (torch.tensor(2.0), torch.tensor(1)), samples=1)
     assert means([sums.terms()]) == {"per_token": 8 / 5}
 
 
 def test_a_rank_without_a_batch_and_a_count_of_nothing():
     sums = Sums()
-    sums.add_sum("rare", (torch.tensor(0.0), torch.tensor(0)), samples=3)
+    sums.add("rare", (torch.tensor(0.0), torch.tensor(0)), samples=3)
     [value] = means([Sums().terms(), sums.terms()]).values()
     assert math.isnan(value)
     assert means([Sums().terms()]) == {}
@@ -46,17 +44,3 @@ def test_a_loss_that_is_nan_or_infinite_shows():
     assert math.isnan(exact_sum([1.0, math.nan]))
     assert exact_sum([1.0, math.inf]) == math.inf
     assert exact_sum([0.1] * 10) == 1.0
-
-
-def test_what_a_loss_function_may_give():
-    loss, said = torch.tensor(1.0), {"accuracy": torch.tensor(0.5)}
-    assert loss_and_more(loss) == (loss, {})
-    assert loss_and_more((loss, said)) == (loss, said)
-
-
-@pytest.mark.parametrize(
-    ("answer", "got"), [({"loss": torch.tensor(1.0)}, "dict"), (0.5, "float"), ((torch.tensor(1.0), 3), "Tensor, int")]
-)
-def test_what_a_loss_function_may_not_give(answer, got):
-    with pytest.raises(TrainerError, match=f"got {got}\nhint: `return loss`"):
-        loss_and_more(answer)
