@@ -1,6 +1,7 @@
 """Means over all samples of a data set, exact however many ranks share it."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -34,7 +35,8 @@ class Shares:
     ) -> None:
         open_data = partial(EvalData, workers=workers, collate=collate, pin_memory=world.device.type == "cuda")
         self._data: EvalData | None = None
-        if is_iterable(dataset):
+        self.are_of_a_stream = is_iterable(dataset)
+        if self.are_of_a_stream:
             self._data = open_data(dataset, batch_size=samples * world.size, rank=world.rank, world_size=world.size)
         elif own := _dealt_out(len(dataset), samples, world):
             self._data = open_data(Subset(dataset, own), batch_size=samples)
@@ -70,28 +72,41 @@ class Evaluation:
 
     def run(self, after_batch: Callable[[], None]) -> dict[str, float]:
         """`val_loss`, and what else the user's functions say; the same on all ranks."""
+        with self._without_trace():
+            sums = self._sums(self._in_step(self._shares.batches()), after_batch)
+        return {_name(name): value for name, value in means(gathered(sums.terms(), self._world)).items()}
+
+    def names(self) -> list[str] | None:
+        """What values there will be, found out with a single batch; None of a stream, which would lose it."""
+        if self._shares.are_of_a_stream:
+            return None
+        with self._without_trace():
+            sums = self._sums(iter([replace(self._shares.filler(), samples=1)]), lambda: None)
+        return [_name(name) for name in sums.terms()]
+
+    @contextmanager
+    def _without_trace(self) -> Iterator[None]:
         generators = state_of_generators(self._world.device)
         modes = [(part, part.training) for part in self._model.modules()]
         self._strategy.share_buffers()
         self._model.eval()
         try:
             with torch.no_grad():
-                sums = self._sums(after_batch)
+                yield
         finally:
             for part, mode in modes:
                 part.training = mode
                 if isinstance(part, FSDPModule):
                     part.reshard()  # it waits for a backward pass to let go of what it has gathered
             restore_generators(generators, self._world.device)
-        return {f"val_{name}": value for name, value in means(gathered(sums.terms(), self._world)).items()}
 
     def close(self) -> None:
         """End its workers."""
         self._shares.close()
 
-    def _sums(self, after_batch: Callable[[], None]) -> Sums:
+    def _sums(self, batches: Iterator[Batch], after_batch: Callable[[], None]) -> Sums:
         sums = Sums()
-        for batch in self._in_step(self._shares.batches()):
+        for batch in batches:
             data = placed(batch.data, self._world.device)
             with self._strategy.forward_context(sync=True):
                 answer = answer_of(self._loss(self._model, data))
@@ -115,3 +130,7 @@ class Evaluation:
             if batch is None:
                 batch = filler = filler or self._shares.filler()
             yield batch
+
+
+def _name(name: str) -> str:
+    return f"val_{name}"

@@ -15,10 +15,12 @@ from trainer.loop.losses import Answer, LossFunction, StepCount, StepLosses, ans
 from trainer.loop.phases import VALIDATION, Phases
 from trainer.loop.placing import placed
 from trainer.loop.progress import Progress, Training
+from trainer.loop.resuming import Given
 from trainer.loop.schedule import Schedule
 from trainer.stopping import Votes
 from trainer.strategies import Strategy, number_of
 
+_TOO_FEW = "Expected more than 1 value per channel"  # what BatchNorm says of a single sample
 _HALVINGS = 16  # from the scale that fp16 begins with to 1
 Info = dict[str, str | int | float | bool | None]
 
@@ -32,6 +34,7 @@ class Loop:
     data: TrainData
     epoch_samples: int | None  # of a whole epoch; None: nobody knows
     schedule: Schedule
+    given: Given
     evaluation: Evaluation | None
     callbacks: Callbacks
     checkpointer: Checkpointer
@@ -71,6 +74,7 @@ class Loop:
         """True: asked to stop, and all is saved."""
         self.phases.lap("other")
         self.phases.take()  # loading, and what else comes before the first step, is no time of a step
+        self._catch_up()
         self._begin_step()
         while not self._is_over():
             if self.progress.epoch < self.data.epoch:
@@ -78,6 +82,17 @@ class Loop:
             elif self._train_epoch():
                 return True
         return False
+
+    def _catch_up(self) -> None:
+        """What a start before this one was to do after its last step, which it saved before it validated."""
+        limit, every = self.training.settings.max_time_s, self.training.settings.validate_every
+        self.out_of_time = limit is not None and self.progress.seconds_before >= limit
+        if self.data.samples_done == self.epoch_samples and self.progress.epoch == self.data.epoch:
+            for _ in self.data.epoch_batches():
+                raise TrainerError("data: more samples than there were when the checkpoint was saved")
+            self._end_epoch()
+        if isinstance(every, int) and self.progress.step and self.progress.step % every == 0:
+            self._validate()
 
     def _train_epoch(self) -> bool:
         """The rest of an epoch. True: asked to stop."""
@@ -108,13 +123,22 @@ class Loop:
     def answer(self, batch: Batch) -> Answer:
         """A forward pass: what the user's function says."""
         data = placed(batch.data, self.training.world.device)
-        return answer_of(self.strategy.do(lambda model: self.loss(model, data)))
+        try:
+            return answer_of(self.strategy.do(lambda model: self.loss(model, data)))
+        except ValueError as error:
+            if not str(error).startswith(_TOO_FEW):
+                raise
+            raise TrainerError(
+                f"a micro-batch of {batch.samples} sample: BatchNorm knows no variance of one: {error}\n"
+                "hint: drop_last=True leaves out an epoch's last, smaller batch; or another batch_size or accumulate"
+            ) from error
 
     def _optimizer_step(self, batch: Batch) -> None:
         if self.gathers:
             self.info["lr"] = float(self.strategy.optimizer.param_groups[0]["lr"])  # before it is scheduled anew
         self.norm = self.strategy.step(self.count.factor(batch.step_samples))
-        self.schedule.step()
+        if self.strategy.has_stepped:
+            self.schedule.step()
         self.progress.step += 1
         self.phases.lap("optimizer")
 
@@ -131,7 +155,7 @@ class Loop:
                 self._end_epoch()
         self._look_at_the_time()
         if self._validation_is_due():
-            self._validate()
+            self._validate(last=self._is_over())
         self._begin_step()
         self.phases.lap("other")
         stop = self.checkpointer.after_step(self.progress.step, self.info)
@@ -143,18 +167,20 @@ class Loop:
 
     def _end_epoch(self) -> None:
         if self.training.settings.validate_every == "epoch":
-            self._validate()
+            self._validate(last=self._is_over(epochs=self.progress.epoch + 1))
         self.progress.epoch += 1
         self.info["epoch"] = self.progress.epoch
         self.callbacks.on_epoch(self.training)
 
-    def _is_over(self) -> bool:
+    def _is_over(self, epochs: int | None = None) -> bool:
+        """Now, or with so many epochs done."""
         settings, progress = self.training.settings, self.progress
+        epochs = progress.epoch if epochs is None else epochs
         return (
             self.out_of_time
             or progress.ending != ""
             or (settings.max_steps is not None and progress.step >= settings.max_steps)
-            or (settings.max_epochs is not None and progress.epoch >= settings.max_epochs)
+            or (settings.max_epochs is not None and epochs >= settings.max_epochs)
         )
 
     def _look_at_the_time(self) -> None:
@@ -166,11 +192,21 @@ class Loop:
         every, step = self.training.settings.validate_every, self.progress.step
         return (isinstance(every, int) and step % every == 0) or self._is_over()
 
-    def _validate(self) -> None:
+    def _validate(self, *, last: bool = False) -> None:
+        """`last`: nothing is trained after it, and an error in it loses nothing: all is saved before."""
         if self.evaluation is None or self.progress.validated == self.progress.step:
             return
         self.phases.lap("other")
-        values = self.evaluation.run(self.still_here)
+        if last:
+            self.info = {name: value for name, value in self.info.items() if name not in self.progress.values}
+            self.checkpointer.save(self.progress.step, self.info)
+            self.phases.lap("checkpoint")
+        try:
+            values = self.evaluation.run(self.still_here)
+        except BaseException:
+            if last:
+                self.checkpointer.wait()
+            raise
         self.phases.lap(VALIDATION)
         self.progress.validated, self.progress.values = self.progress.step, values
         self.schedule.validated(values, self.training.settings.monitor)

@@ -1,7 +1,7 @@
 """What follows from a monitored value: to stop early, and to keep the best model apart."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,10 +38,16 @@ class EarlyStopping(Callback):
         self.best = Best(mode, min_delta)
         self.bad = 0
 
+    def on_start(self, training: Training) -> None:
+        self._look(training)  # anew: there may be more patience than before
+
     def on_validation(self, training: Training, values: Values) -> None:
         self.bad = 0 if self.best.take(monitored(values, self.monitor)) else self.bad + 1
+        self._look(training)
+
+    def _look(self, training: Training) -> None:
         if self.bad >= self.patience:
-            training.end(f"early stopping: {self.bad} validations without a better {self.monitor}")
+            training.end(f"early stopping: {self.bad} validations without a better {self.monitor}", stays=False)
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best.value, "bad": self.bad}
@@ -80,6 +86,10 @@ class BestModel(Callback):
 
 
 def monitored(values: Values, name: str) -> float:
-    if name not in values:
-        raise BadSettings(f"monitor: expected one of {', '.join(sorted(values))}, got {name!r}")
+    check_name(values, name)
     return values[name]
+
+
+def check_name(known: Iterable[str], name: str) -> None:
+    if name not in known:
+        raise BadSettings(f"monitor: expected one of {', '.join(sorted(known))}, got {name!r}")

@@ -19,6 +19,7 @@ class Progress:
         self.validated = -1  # the step of the last validation
         self.values: dict[str, float] = {}  # what it found
         self.ending = ""  # why it is over, where that is not a limit's doing
+        self.ending_stays = True  # after a restart too; else who decided it does so again
         self._seconds = 0.0
         self._clock = clock
         self._began = clock()
@@ -28,13 +29,18 @@ class Progress:
         """Of training, over all starts; what was lost by a kill is not in it."""
         return self._seconds + self._clock() - self._began
 
+    @property
+    def seconds_before(self) -> float:
+        """Those of the starts before this one, which all ranks know alike."""
+        return self._seconds
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "step": self.step,
             "epoch": self.epoch,
             "validated": self.validated,
             "values": dict(self.values),
-            "ending": self.ending,
+            "ending": self.ending if self.ending_stays else "",
             "seconds": self.seconds,
         }
 
@@ -63,6 +69,10 @@ class Training:
     def epoch(self) -> int:
         return self.progress.epoch
 
-    def end(self, reason: str) -> None:
-        """Make this step the last. Every rank has to decide alike, at the same step."""
-        self.progress.ending = self.progress.ending or reason
+    def end(self, reason: str, *, stays: bool = True) -> None:
+        """Make this step the last. Every rank has to decide alike, at the same step.
+
+        It is over after a restart too; unless it does not stay, and whoever says so says it in `on_start` again.
+        """
+        if not self.progress.ending:
+            self.progress.ending, self.progress.ending_stays = reason, stays

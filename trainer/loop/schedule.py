@@ -1,5 +1,6 @@
 """The user's learning-rate scheduler, stepped once per optimizer step."""
 
+import copy
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,17 +23,29 @@ class Schedule:
         self._scheduler = make(optimizer, total_steps) if make is not None else None
         self._stepped = False
 
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The optimizer's, as it was made; with a rate that was found since, if there is one."""
+        return copy.deepcopy([{key: group[key] for key in group if key != "params"} for group in self._before])
+
     def step(self) -> None:
-        """After each step, one that was left out too: a schedule goes by the number of the step."""
+        """After each optimizer step."""
         if self._scheduler is None or self.needs_validation:
             return
         if self._stepped:
             self._scheduler.step()
-            return
-        with warnings.catch_warnings():  # that the optimizer has not been stepped: it was left out
-            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
-            self._scheduler.step()
+        else:
+            self._go_on(1)
         self._stepped = True
+
+    def _go_on(self, steps: int) -> None:
+        """Before the optimizer has been stepped, which torch takes for a mistake."""
+        if self._scheduler is None or self.needs_validation:
+            return
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+            for _ in range(steps):
+                self._scheduler.step()
 
     @property
     def needs_validation(self) -> bool:
@@ -46,12 +59,42 @@ class Schedule:
     def start_from(self, rate: float) -> None:
         """The first group starts from `rate`, the others in their ratio to it."""
         first = self._before[0]["lr"]
-        for group, before in zip(self._optimizer.param_groups, self._before, strict=True):
+        for before in self._before:
             before["lr"] = rate * (before["lr"] / first if first else 1.0)
-            for key in set(group) - set(before):
+        self._make_anew()
+
+    @property
+    def follows_the_rate(self) -> bool:
+        """Whether it goes by the rate of the optimizer, and has none of its own, as OneCycleLR mostly does."""
+        if self._make is None:
+            return True
+        before, rates = self.groups, []
+        for rate in (1.0, 2.0):
+            self.start_from(rate)
+            group = self._optimizer.param_groups[0]
+            rates.append(float(group.get("initial_lr", group["lr"])))
+        self._before = before
+        self._make_anew()
+        return rates[0] != rates[1]
+
+    def take_given(self) -> None:
+        """The script's word counts, not the checkpoint's; but for how far it is. After it was loaded."""
+        done = self._scheduler.last_epoch if self._scheduler is not None else 0
+        if self.needs_validation:
+            self._reset_groups()  # what it knows of the values before stays
+        else:
+            self._make_anew()
+            self._go_on(done)
+
+    def _make_anew(self) -> None:
+        self._reset_groups()
+        self._scheduler = self._make(self._optimizer, self._total_steps) if self._make is not None else None
+
+    def _reset_groups(self) -> None:
+        for group, before in zip(self._optimizer.param_groups, self._before, strict=True):
+            for key in set(group) - set(before) - {"params"}:
                 del group[key]  # what the scheduler has noted, `initial_lr` above all
             set_group(group, before)
-        self._scheduler = self._make(self._optimizer, self._total_steps) if self._make is not None else None
 
     def state_dict(self) -> dict[str, Any]:
         return self._scheduler.state_dict() if self._scheduler is not None else {}

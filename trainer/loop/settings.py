@@ -153,6 +153,15 @@ class Settings:
     )
     checkpoint_keep: int | None = _setting(None, _whole(1), "left out: LAUNCH_CHECKPOINT_KEEP, else 3")
 
+    resume: str = _setting(
+        "auto", _one_of("auto", "never", "must"), "go on from the newest checkpoint: if there is one, never, or surely"
+    )
+    hyperparameters: str = _setting(
+        "saved",
+        _one_of("saved", "given"),
+        "whose count after a resume, those of optimizer and schedule in the checkpoint or in the script",
+    )
+
     log_every: int = _setting(10, _whole(1), "steps between two lines of metrics")
     out: Path | None = _setting(  # noqa: RUF009 - the same
         None, _PATH, "where metrics go; left out: metrics in the run directory, else here"

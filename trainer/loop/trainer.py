@@ -26,17 +26,18 @@ from trainer.loop.loop import Loop, noted
 from trainer.loop.losses import LossFunction
 from trainer.loop.lr_finder import learning_rate_finder, put_back
 from trainer.loop.metrics import JsonLines, TensorBoard
-from trainer.loop.monitors import BestModel, EarlyStopping
+from trainer.loop.monitors import BestModel, EarlyStopping, check_name
 from trainer.loop.own_loss import own_loss
 from trainer.loop.phases import phases_on
 from trainer.loop.profiling import Profiler
 from trainer.loop.progress import Training
 from trainer.loop.reporting import Reports
+from trainer.loop.resuming import Given, refuse_to_begin, refuse_to_resume
 from trainer.loop.schedule import MakeSchedule, Schedule
 from trainer.loop.settings import Settings, first_and_last
 from trainer.loop.sums import sum_over_ranks
 from trainer.stopping import Votes
-from trainer.strategies import Strategy, StrategySettings, build, needs_group, summary
+from trainer.strategies import Strategy, StrategySettings, build, needs_group, summary, warn_of_low_weights
 from trainer.wire import Launched, Wire
 from trainer.world import Membership, World, barrier, from_first
 
@@ -89,13 +90,37 @@ class Trainer:
     def fit(self, world: World | None = None) -> int:
         """Train to the end: 0. Or 75 (EX_TEMPFAIL): asked to stop, everything is saved, start me again."""
         with self._world(world) as here, self._loop(here) as loop:
-            start = loop.checkpointer.load()
-            self._say_hello(loop, start)
+            start = self._resume(loop)
+            self._check_monitors(loop)
             if self.settings.lr_find and start == 0:
                 _find_rate(loop)
             code = loop.run()
             self.fingerprint = loop.fingerprint
             return code
+
+    def _resume(self, loop: Loop) -> int:
+        """Go on from the newest checkpoint, and say so. Its step, or 0."""
+        launched, checkpointer, say = Launched.from_environment(), loop.checkpointer, loop.training.say
+        refuse_to_resume(self.settings, checkpointer.folder, loop.training.world, launched)
+        start = checkpointer.load()
+        refuse_to_begin(self.settings, checkpointer.folder, checkpointer.loaded is not None, launched)
+        self._say_hello(loop, start)
+        if checkpointer.loaded is not None:
+            say(f"goes on from {checkpointer.loaded.path}")
+            for change in loop.given.changes:
+                say(change)
+            if self.settings.hyperparameters == "given":
+                loop.schedule.take_given()
+        return start
+
+    def _check_monitors(self, loop: Loop) -> None:
+        """A value that nobody reports is told of before anything is trained in vain."""
+        wanted = {one.monitor for one in self._callbacks if isinstance(one, (EarlyStopping, BestModel))}
+        if self.settings.patience is not None or self.settings.keep_best or loop.schedule.needs_validation:
+            wanted.add(self.settings.monitor)
+        names = loop.evaluation.names() if loop.evaluation is not None and wanted - {"val_loss"} else None
+        for name in sorted(wanted) if names is not None else ():
+            check_name(names or (), name)
 
     def validate(self, world: World | None = None) -> dict[str, float]:
         """What the newest checkpoint, or without one the model as it is, is worth on the validation data.
@@ -145,6 +170,7 @@ class Trainer:
             schedule = Schedule(self._make_schedule, strategy.optimizer, training.total_steps)
             if schedule.needs_validation and evaluation is None:
                 raise BadSettings("schedule: ReduceLROnPlateau expected validation data, got none")
+            given = Given(settings, schedule)
             callbacks = Callbacks(
                 self._all_callbacks(
                     console,
@@ -159,6 +185,7 @@ class Trainer:
                     "scheduler": schedule,
                     "progress": training.progress,
                     "callbacks": callbacks,
+                    "given": given,
                 },
                 data,
             )
@@ -169,6 +196,7 @@ class Trainer:
                 data=data,
                 epoch_samples=self._epoch_samples(data),
                 schedule=schedule,
+                given=given,
                 evaluation=evaluation,
                 callbacks=callbacks,
                 checkpointer=checkpointer,
@@ -197,6 +225,8 @@ class Trainer:
                 unused_parameters=settings.unused_parameters,
             )
             self._built = build(model, world, wanted, self._make_optimizer)
+            if world.is_first:
+                warn_of_low_weights(self._built.module)
         seed_all(settings.seed, world.rank)  # so that dropout differs from rank to rank
         return self._built
 
@@ -305,6 +335,11 @@ def _settle(loop: Loop) -> None:
 
 def _find_rate(loop: Loop) -> None:
     strategy, device = loop.strategy, loop.training.world.device
+    if not loop.schedule.follows_the_rate:
+        raise BadSettings(
+            "lr_find: the schedule has a learning rate of its own, and one that is found would not be used\n"
+            "hint: make it from optimizer.param_groups[0]['lr'], as OneCycleLR's max_lr; or lr_find=False"
+        )
 
     def endless() -> Generator[Batch, None, None]:
         while True:

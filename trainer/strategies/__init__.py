@@ -1,7 +1,18 @@
 """How the ranks of a training share the work: one word in the settings, one object for the loop."""
 
 from trainer.strategies.build import build, summary
+from trainer.strategies.precision import warn_of_low_weights
 from trainer.strategies.settings import NAMES, PRECISIONS, StrategySettings, needs_group
 from trainer.strategies.strategy import Strategy, number_of
 
-__all__ = ["NAMES", "PRECISIONS", "Strategy", "StrategySettings", "build", "needs_group", "number_of", "summary"]
+__all__ = [
+    "NAMES",
+    "PRECISIONS",
+    "Strategy",
+    "StrategySettings",
+    "build",
+    "needs_group",
+    "number_of",
+    "summary",
+    "warn_of_low_weights",
+]

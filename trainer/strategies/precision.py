@@ -1,8 +1,10 @@
 """What numbers are calculated in: autocast, the scaler of fp16, and what GPUs make of fp32."""
 
+import logging
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from torch import nn
 from torch.amp.autocast_mode import autocast
 from torch.amp.grad_scaler import GradScaler
 
@@ -32,3 +34,14 @@ def set_fp32(precision: str) -> None:
     # Not the newer `fp32_precision`: who mixes the two ways gets an error from torch, and this is the usual one.
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
+
+
+def warn_of_low_weights(module: nn.Module) -> None:
+    """Weights that an optimizer changes have to be finer than what they are multiplied in."""
+    found = {parameter.dtype for parameter in module.parameters() if parameter.requires_grad}
+    for dtype in sorted(found & set(_DTYPES.values()), key=str):
+        logging.getLogger("trainer").warning(
+            "model: it has weights in %s, and changes that are smaller than its steps are lost\n"
+            "hint: keep them in float32 and set precision to bf16, which calculates in it all the same",
+            str(dtype).removeprefix("torch."),
+        )

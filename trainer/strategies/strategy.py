@@ -38,6 +38,7 @@ class Strategy:
     _parameters: list[nn.Parameter] = field(init=False)
     _dtype: torch.dtype | None = field(init=False)
     _buffers: PersistentBuffers = field(init=False)
+    has_stepped: bool = True  # False: the last step was left out while fp16 looks for its scale
     _buffers_differ: bool = True
     _told_of_eager_parts: bool = False
 
@@ -103,6 +104,7 @@ class Strategy:
             self.scaler.step(self.optimizer)
             self.scaler.update()
             self.skips.note(finite)
+            self.has_stepped = bool(finite)  # no wait: the scaler has just had one
         self.optimizer.zero_grad(set_to_none=True)
         if self.settings.compile and not self._told_of_eager_parts:
             self._told_of_eager_parts = told_of_eager_parts()

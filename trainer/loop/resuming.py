@@ -1,0 +1,80 @@
+"""Whether a start goes on from a checkpoint, and what has been set otherwise since that one was saved."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint_files import catalog
+from trainer.errors import BadSettings
+from trainer.loop.schedule import Schedule
+from trainer.loop.settings import Settings
+from trainer.wire import Launched
+from trainer.world import World, from_first
+
+OF_CHECKPOINT = ("optimizer", "schedule")  # what is restored with them, whatever the script says now
+_OF_SCRIPT = ("batch_size", "shuffle", "drop_last", "precision", "clip_norm", "seed", "monitor", "mode")
+_HOW = ("params", "foreach", "fused", "capturable", "differentiable")  # an optimizer works, not what it does
+
+
+def refuse_to_resume(settings: Settings, folder: Path, world: World, launched: Launched) -> None:
+    """With `resume` never, where there is something to go on from. What launch starts again goes on all the same."""
+    if settings.resume != "never" or not _is_first_start(launched):
+        return
+    steps = from_first(world, lambda: [entry.step for entry in catalog.entries(folder) if entry.kind == "step"])
+    if steps:
+        raise BadSettings(
+            f"resume: never, but {folder} has a checkpoint of step {max(steps)}\n"
+            "hint: another checkpoint_dir, or resume=auto to go on from there"
+        )
+
+
+def refuse_to_begin(settings: Settings, folder: Path, found: bool, launched: Launched) -> None:
+    """With `resume` must, where there is nothing to go on from."""
+    if settings.resume == "must" and not found and _is_first_start(launched):
+        raise BadSettings(f"resume: must, but {folder} has no checkpoint\nhint: resume=auto begins where there is none")
+
+
+def _is_first_start(launched: Launched) -> bool:
+    return launched.attempt <= 1 and launched.generation <= 1
+
+
+class Given:
+    """What the script sets of all that decides the numbers, as text by name. Kept to be compared with."""
+
+    def __init__(self, settings: Settings, schedule: Schedule) -> None:
+        self._takes_new = settings.hyperparameters == "given"
+        self._now = {name: repr(getattr(settings, name)) for name in _OF_SCRIPT}
+        for number, group in enumerate(schedule.groups):
+            place = f"[{number}]" if number else ""
+            self._now |= {f"optimizer{place}.{key}": repr(group[key]) for key in group if key not in _HOW}
+        self._now |= {f"schedule.{key}": repr(value) for key, value in _constants(schedule.state_dict())}
+        self.changes: list[str] = []
+
+    def state_dict(self) -> dict[str, str]:
+        return dict(self._now)
+
+    def load_state_dict(self, state: Mapping[str, str]) -> None:
+        self.changes = []
+        for name in sorted(self._now.keys() & state.keys()):
+            was, now = state[name], self._now[name]
+            if was != now:
+                self.changes.append(f"{name}: {was} when it was saved, now {now}: {self._outcome(name)}")
+                self._now[name] = was if self._keeps(name) else now
+
+    def _keeps(self, name: str) -> bool:
+        return name.startswith(OF_CHECKPOINT) and not self._takes_new
+
+    def _outcome(self, name: str) -> str:
+        if self._keeps(name):
+            return "that of the checkpoint is used (hyperparameters=given takes the new one)"
+        return "the new one is used"
+
+
+def _constants(state: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What a scheduler was made with: all that has no part in where it is."""
+    for key, value in state.items():
+        if key == "_schedulers":  # of one made of several
+            for number, inner in enumerate(value):
+                yield from ((f"{number}.{name}", constant) for name, constant in _constants(inner))
+        elif not key.startswith("_") and key not in ("base_lrs", "last_epoch") and isinstance(value, (int, float, str)):
+            yield key, value
