@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from trainer.checkpoint import Checkpointer
+from trainer.checkpoint_files import catalog
 from trainer.data import Batch, TrainData
 from trainer.errors import EXIT_RESUME_ME, NotFinite, TrainerError
 from trainer.loop.callbacks import Callbacks
@@ -17,8 +18,10 @@ from trainer.loop.placing import placed
 from trainer.loop.progress import Progress, Training
 from trainer.loop.resuming import Given
 from trainer.loop.schedule import Schedule
+from trainer.loop.spikes import Spikes
 from trainer.stopping import Votes
 from trainer.strategies import Strategy, number_of
+from trainer.world import from_first
 
 _TOO_FEW = "Expected more than 1 value per channel"  # what BatchNorm says of a single sample
 _HALVINGS = 16  # from the scale that fp16 begins with to 1
@@ -40,12 +43,16 @@ class Loop:
     checkpointer: Checkpointer
     phases: Phases
     late: Votes  # whether some rank's time is up
+    spikes: Spikes | None = None
 
     strategy: Strategy = field(init=False)
     progress: Progress = field(init=False)
     losses: StepLosses = field(init=False)
     count: StepCount = field(init=False)
-    gathers: bool = False  # the step under way is one to log
+    logs: bool = False  # the step under way is one to log
+    gathers: bool = False  # its losses are to be known
+    means: dict[str, float] = field(default_factory=dict)  # of the losses of the step, where they are looked at
+    goes_back: bool = False  # to the newest checkpoint, and on with the samples that come next
     out_of_time: bool = False
     left: int | None = None  # samples of the epoch that are still to come
     steps: int = 0  # since the last line of metrics
@@ -63,6 +70,8 @@ class Loop:
         self.callbacks.on_start(self.training)
         try:
             if self._train():
+                if self.goes_back:
+                    return EXIT_RESUME_ME
                 self.training.say(f"stopped at step {self.progress.step}, to be resumed")
                 return EXIT_RESUME_ME
             self._finish()
@@ -103,7 +112,7 @@ class Loop:
             self._micro_batch(batch)
             if batch.ends_step:
                 self._optimizer_step(batch)
-                if self._end_step(batch):
+                if self.goes_back or self._end_step(batch):
                     return True
                 if self._is_over():
                     return False
@@ -134,19 +143,45 @@ class Loop:
             ) from error
 
     def _optimizer_step(self, batch: Batch) -> None:
-        if self.gathers:
+        if self.logs:
             self.info["lr"] = float(self.strategy.optimizer.param_groups[0]["lr"])  # before it is scheduled anew
-        self.norm = self.strategy.step(self.count.factor(batch.step_samples))
+        factor = self.count.factor(batch.step_samples)
+        if self._is_spike():
+            self.strategy.leave_out()
+        else:
+            self.norm = self.strategy.step(factor)
         if self.strategy.has_stepped:
             self.schedule.step()
         self.progress.step += 1
         self.phases.lap("optimizer")
 
+    def _is_spike(self) -> bool:
+        """Whether nothing is to be learned from the step under way. Ranks meet here, where it is asked at all."""
+        spikes, step, settings = self.spikes, self.progress.step + 1, self.training.settings
+        if spikes is None:
+            return False
+        self.means = self.losses.take()
+        usual = spikes.usual
+        if not spikes.take(self.means["loss"]):
+            return False
+        self.goes_back = settings.spike_action == "rewind" and self._has_a_checkpoint()
+        what = "back to the last checkpoint and past these samples" if self.goes_back else "the step is left out"
+        self.training.say(f"step {step}: loss {self.means['loss']:.4g}, while {usual:.4g} is usual: {what}")
+        if spikes.in_a_row > settings.skip_limit:
+            raise spikes.hopeless(f"steps {step - spikes.in_a_row + 1} to {step}", settings.skip_limit)
+        return True
+
+    def _has_a_checkpoint(self) -> bool:
+        """To go back to; one that is under way is waited for."""
+        self.checkpointer.wait()
+        folder = self.checkpointer.folder
+        return from_first(self.training.world, lambda: any(one.kind == "step" for one in catalog.entries(folder)))
+
     def _end_step(self, batch: Batch) -> bool:
         """Everything that is due after an optimizer step. What it changes is in this step's checkpoint."""
         self.steps += 1
         self.samples += batch.step_samples
-        if self.gathers:
+        if self.logs:
             self._log()
         self.callbacks.on_step(self.training)
         if self.left is not None:
@@ -163,7 +198,8 @@ class Loop:
         return stop
 
     def _begin_step(self) -> None:
-        self.gathers = (self.progress.step + 1) % self.training.settings.log_every == 0
+        self.logs = (self.progress.step + 1) % self.training.settings.log_every == 0
+        self.gathers = self.logs or self.spikes is not None
 
     def _end_epoch(self) -> None:
         if self.training.settings.validate_every == "epoch":
@@ -218,7 +254,7 @@ class Loop:
         self.checkpointer.still_at(self.progress.step)
 
     def _log(self) -> None:
-        means = self.losses.take()
+        means = self.losses.take() if self.spikes is None else self.means
         seconds, passed = self.phases.take()
         line = {
             "step": self.progress.step,
@@ -238,7 +274,8 @@ class Loop:
 
     def _skipped(self) -> dict[str, int]:
         total, _ = self.strategy.skips.read()
-        return {"skipped": total} if total else {}
+        spikes = self.spikes.total if self.spikes is not None else 0
+        return {**({"skipped": total} if total else {}), **({"spikes": spikes} if spikes else {})}
 
     def _refuse_to_go_on(self) -> None:
         """Where one step after the other was left out. Raises NotFinite."""

@@ -124,6 +124,12 @@ class Settings:
     skip_limit: int = _setting(
         5, _whole(1), "end after so many steps in a row that were left out: their loss or gradients were not finite"
     )
+    spike_factor: float | None = _setting(
+        None, _real(above=1), "leave out a step whose loss is over so many times its running median"
+    )
+    spike_action: str = _setting(
+        "skip", _one_of("skip", "rewind"), "leave it out, or go back to the last checkpoint and past these samples"
+    )
     activation_checkpointing: bool = _setting(False, _yes_or_no(), "recompute activations instead of keeping them")
     compile: bool = _setting(False, _yes_or_no(), "compile the model (torch.compile)")
     seed: int = _setting(0, _whole(0), "decides every random choice")

@@ -1,6 +1,6 @@
 """Trainer: model, loss and data from the user, the rest done."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from trainer.loop.reporting import Reports
 from trainer.loop.resuming import Given, refuse_to_begin, refuse_to_resume
 from trainer.loop.schedule import MakeSchedule, Schedule
 from trainer.loop.settings import Settings, first_and_last
+from trainer.loop.spikes import Spikes
 from trainer.loop.sums import sum_over_ranks
 from trainer.stopping import Votes
 from trainer.strategies import Strategy, StrategySettings, build, needs_group, summary, warn_of_low_weights
@@ -89,19 +90,40 @@ class Trainer:
 
     def fit(self, world: World | None = None) -> int:
         """Train to the end: 0. Or 75 (EX_TEMPFAIL): asked to stop, everything is saved, start me again."""
-        with self._world(world) as here, self._loop(here) as loop:
-            start = self._resume(loop)
-            self._check_monitors(loop)
-            if self.settings.lr_find and start == 0:
-                _find_rate(loop)
-            code = loop.run()
-            self.fingerprint = loop.fingerprint
-            return code
+        with self._world(world) as here:
+            past: dict[str, Any] | None = None
+            starts: list[int] = []
+            while True:
+                with self._loop(here) as loop:
+                    starts.append(self._begin(loop, past))
+                    code = loop.run()
+                    if not loop.goes_back:
+                        self.fingerprint = loop.fingerprint
+                        return code
+                    self._check_that_it_leads_on(loop, starts)
+                    past = loop.data.state_dict()
 
-    def _resume(self, loop: Loop) -> int:
+    def _begin(self, loop: Loop, past: Mapping[str, Any] | None) -> int:
+        """Everything up to the first step; `past`: the place in the data that the same fit() has come to before."""
+        start = self._resume(loop, again=past is not None)
+        if past is not None:
+            loop.data.load_state_dict(past)
+        self._check_monitors(loop)
+        if self.settings.lr_find and start == 0:
+            _find_rate(loop)
+        return start
+
+    def _check_that_it_leads_on(self, loop: Loop, starts: Sequence[int]) -> None:
+        """Not back to the same checkpoint again and again."""
+        limit = self.settings.skip_limit
+        if loop.spikes is not None and starts.count(starts[-1]) > limit + 1:
+            raise loop.spikes.hopeless(f"{limit + 1} times after step {starts[-1]}", limit)
+
+    def _resume(self, loop: Loop, *, again: bool) -> int:
         """Go on from the newest checkpoint, and say so. Its step, or 0."""
         launched, checkpointer, say = Launched.from_environment(), loop.checkpointer, loop.training.say
-        refuse_to_resume(self.settings, checkpointer.folder, loop.training.world, launched)
+        if not again:
+            refuse_to_resume(self.settings, checkpointer.folder, loop.training.world, launched)
         start = checkpointer.load()
         refuse_to_begin(self.settings, checkpointer.folder, checkpointer.loaded is not None, launched)
         self._say_hello(loop, start)
@@ -171,6 +193,7 @@ class Trainer:
             if schedule.needs_validation and evaluation is None:
                 raise BadSettings("schedule: ReduceLROnPlateau expected validation data, got none")
             given = Given(settings, schedule)
+            spikes = Spikes(settings.spike_factor) if settings.spike_factor is not None else None
             callbacks = Callbacks(
                 self._all_callbacks(
                     console,
@@ -186,6 +209,7 @@ class Trainer:
                     "progress": training.progress,
                     "callbacks": callbacks,
                     "given": given,
+                    **({"spikes": spikes} if spikes is not None else {}),
                 },
                 data,
             )
@@ -202,6 +226,7 @@ class Trainer:
                 checkpointer=checkpointer,
                 phases=phases_on(world.device),
                 late=Votes(world.control),
+                spikes=spikes,
             )
             _settle(loop)
             yield loop

@@ -110,6 +110,10 @@ class Strategy:
             self._told_of_eager_parts = told_of_eager_parts()
         return norm
 
+    def leave_out(self) -> None:
+        """Instead of `step`: nothing is learned from the gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
+
     def share_buffers(self) -> None:
         """Give all ranks the buffers of rank 0 (BatchNorm's), the ones that are saved. All ranks call it."""
         if self.world.size > 1:

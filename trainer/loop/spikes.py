@@ -1,0 +1,55 @@
+"""Steps whose loss is far above those before: found before the optimizer has learned from them."""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from trainer.errors import NotFinite
+
+_WINDOW = 100  # steps that the median is of
+_LEAST = 20  # of them, before it is one to go by
+
+
+class Spikes:
+    """The running median of the losses. What it finds follows from the losses alone, which all ranks know alike."""
+
+    def __init__(self, factor: float) -> None:
+        self.total = 0  # found so far
+        self.in_a_row = 0
+        self._factor = factor
+        self._losses: deque[float] = deque(maxlen=_WINDOW)
+
+    @property
+    def usual(self) -> float | None:
+        """None as long as too few steps are known."""
+        return median(self._losses) if len(self._losses) >= _LEAST else None
+
+    def take(self, loss: float) -> bool:
+        """True: a spike, which has no part in the median. A loss that is no number is none: such steps are left out
+        by another rule."""
+        usual = self.usual
+        if usual is not None and usual > 0 and loss > self._factor * usual:
+            self.total += 1
+            self.in_a_row += 1
+            return True
+        if not math.isnan(loss):
+            self._losses.append(loss)
+        self.in_a_row = 0
+        return False
+
+    def hopeless(self, where: str, limit: int) -> NotFinite:
+        """What to raise where there are too many of them."""
+        return NotFinite(
+            f"{where}: the loss was over {self._factor:g} times its running median\n"
+            "hint: a smaller learning rate, clip_norm, or a look at the data; "
+            f"up to skip_limit={limit} such steps in a row are left out"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"total": self.total, "in_a_row": self.in_a_row, "losses": list(self._losses)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.total, self.in_a_row = state["total"], state["in_a_row"]
+        self._losses = deque(state["losses"], maxlen=_WINDOW)
