@@ -22,20 +22,9 @@ def test_every_field_is_an_option_and_comes_back_as_it_was_written():
         *("--deterministic", "--device", "cpu", "--timeout-s", "30", "--validate-every", "50"),
         *("--validation-batch-size", "9", "--monitor", "val_accuracy", "--mode", "max", "--patience", "2"),
         *("--min-delta", "0.01", "--keep-best", "--checkpoint-dir", "c", "--checkpoint-every", "5 steps"),
-        *(
-            "--checkpoint-keep",
-            "4",
-            "--log-every",
-            "3",
-            "--out",
-            "m",
-            "--tensorboard",
-            "--profile",
-            "3..4",
-            "--lr-find",
-            "--skip-limit",
-            "7",
-        ),
+        *("--checkpoint-keep", "4", "--log-every", "3", "--out", "m", "--tensorboard", "--profile", "3..4"),
+        *("--lr-find", "--skip-limit", "7", "--resume", "must", "--hyperparameters", "given"),
+        *("--unused-parameters", "--spike-factor", "9", "--spike-action", "rewind"),
     )
     assert settings == Settings(
         max_epochs=3, max_steps=100, max_time_s=2.5, batch_size=64, accumulate=2, shuffle=False, drop_last=True,
@@ -43,7 +32,8 @@ def test_every_field_is_an_option_and_comes_back_as_it_was_written():
         compile=True, seed=7, deterministic=True, device="cpu", timeout_s=30.0, validate_every=50,
         validation_batch_size=9, monitor="val_accuracy", mode="max", patience=2, min_delta=0.01, keep_best=True,
         checkpoint_dir=Path("c"), checkpoint_every="5 steps", checkpoint_keep=4, log_every=3, out=Path("m"),
-        tensorboard=True, profile="3..4", lr_find=True, skip_limit=7,
+        tensorboard=True, profile="3..4", lr_find=True, skip_limit=7, resume="must", hyperparameters="given",
+            unused_parameters=True, spike_factor=9.0, spike_action="rewind",
     )  # fmt: skip
     untouched = Settings(max_steps=1)
     kept = {f.name for f in dataclasses.fields(Settings) if getattr(settings, f.name) == getattr(untouched, f.name)}
