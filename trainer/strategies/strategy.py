@@ -35,10 +35,10 @@ class Strategy:
     scaler: GradScaler | None
     blocks: int  # how many parts are sharded or recomputed each by itself
     skips: Skips = field(default_factory=Skips)
+    has_stepped: bool = True  # False: the last step was left out while fp16 looks for its scale
     _parameters: list[nn.Parameter] = field(init=False)
     _dtype: torch.dtype | None = field(init=False)
     _buffers: PersistentBuffers = field(init=False)
-    has_stepped: bool = True  # False: the last step was left out while fp16 looks for its scale
     _buffers_differ: bool = True
     _told_of_eager_parts: bool = False
 
