@@ -4,6 +4,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import threading
 from collections.abc import Callable
 
 DIRECT_BYTES = 64 << 20  # smaller parts may be read again in a moment, by a rank that was replaced
@@ -11,32 +12,43 @@ PAGE_BYTES = 4096
 _PIECE_BYTES = 32 << 20
 
 
-def write_direct(fd: int, view: memoryview, at: int, hashed: Callable[[memoryview], None]) -> int:
+def write_direct(
+    fd: int, view: memoryview, at: int, hashed: Callable[[memoryview], object], after_piece: Callable[[], None]
+) -> int:
     """Write as much of the view as can go straight to the disk; gives how much that was.
 
     0 for what is small, does not lie on whole pages in memory and in the file, or where the file system wants none of
-    it. Each piece is handed to `hashed` too.
+    it. What is written is handed to `hashed` in a thread beside: a core has nothing to do while the disk works.
     """
     size = len(view) - len(view) % PAGE_BYTES
     if len(view) < DIRECT_BYTES or at % PAGE_BYTES or view.readonly or _address(view) % PAGE_BYTES:
         return 0
     if not _set_direct(fd, on=True):
         return 0
+    hashing = threading.Thread(target=hashed, args=(view[:size],), name="hash", daemon=True)
+    hashing.start()
     try:
-        done = 0
-        while done < size:
-            piece = view[done : min(done + _PIECE_BYTES, size)]
-            try:
-                written = os.write(fd, piece)
-            except OSError as error:
-                if error.errno == errno.EINVAL:  # a disk with larger blocks, or a write that was cut short
-                    break
-                raise
-            hashed(piece[:written])
-            done += written
-        return done
-    finally:
+        done = _write_pieces(fd, view[:size], after_piece)
         _set_direct(fd, on=False)
+        while done < size:
+            done += os.write(fd, view[done : min(done + _PIECE_BYTES, size)])
+            after_piece()
+    finally:
+        hashing.join()
+    return size
+
+
+def _write_pieces(fd: int, view: memoryview, after_piece: Callable[[], None]) -> int:
+    done = 0
+    while done < len(view):
+        try:
+            done += os.write(fd, view[done : done + _PIECE_BYTES])
+        except OSError as error:
+            if error.errno == errno.EINVAL:  # a disk with larger blocks, or a write that was cut short
+                break
+            raise
+        after_piece()
+    return done
 
 
 def _address(view: memoryview) -> int:

@@ -39,11 +39,6 @@ def write_new(
     After an error the file must not be tried again: the kernel may have marked pages clean that never reached the disk.
     """
     digest, size = xxhash.xxh3_128(), 0
-
-    def take_in(piece: memoryview) -> None:
-        digest.update(piece)
-        after_piece()
-
     fd = os.open(path, _CREATE, 0o600)
     try:
         os.fchmod(fd, 0o600)
@@ -52,10 +47,11 @@ def write_new(
             if view.nbytes == 0:
                 continue  # with a zero in its shape it cannot be cast
             view = view.cast("B")
-            for begin in range(write_direct(fd, view, size, take_in), len(view), PIECE_BYTES):
+            for begin in range(write_direct(fd, view, size, digest.update, after_piece), len(view), PIECE_BYTES):
                 piece = view[begin : begin + PIECE_BYTES]
-                take_in(piece)
+                digest.update(piece)
                 _write_all(fd, piece)
+                after_piece()
             size += len(view)
         os.fsync(fd)
     except BaseException:

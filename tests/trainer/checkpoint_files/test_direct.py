@@ -1,5 +1,7 @@
 """Large parts go past the page cache where they can, and are the same bytes in any case."""
 
+import errno
+import fcntl
 import mmap
 import os
 import resource
@@ -73,6 +75,23 @@ def test_a_file_system_in_memory():
         check(path, [memoryview(pages(DIRECT_BYTES))])
     finally:
         path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("refused_at", [0, 32 << 20], ids=["at once", "after the first piece"])
+def test_a_disk_that_stops_taking_whole_pages(tmp_path, monkeypatch, refused_at):
+    """What is left goes the usual way; nothing is hashed or written twice."""
+    write, refused = os.write, []
+
+    def refuse(fd, piece):
+        direct = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT
+        if direct and not refused and os.lseek(fd, 0, os.SEEK_CUR) == refused_at:
+            refused.append(fd)
+            raise OSError(errno.EINVAL, "unaligned")
+        return write(fd, piece)
+
+    monkeypatch.setattr(os, "write", refuse)
+    check(tmp_path / "file", [memoryview(pages(DIRECT_BYTES + 17)), b"documents"])
+    assert refused
 
 
 def test_an_error_of_the_disk_is_still_an_error(tmp_path):
