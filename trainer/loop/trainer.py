@@ -14,6 +14,7 @@ from trainer.checkpoint import Checkpointer
 from trainer.checkpoint.generators import seed_all
 from trainer.checkpoint.models import load_model_together
 from trainer.checkpoint_files import catalog
+from trainer.checkpoint_files.export import Shape, Written
 from trainer.checkpoint_files.manifest import BEST_BY
 from trainer.data import Batch, SharedPlace, TrainData
 from trainer.data.iterable import is_iterable
@@ -22,6 +23,7 @@ from trainer.loop.callbacks import Callback, Callbacks
 from trainer.loop.console import Console
 from trainer.loop.determinism import be_deterministic
 from trainer.loop.evaluation import Evaluation, Metrics, Shares
+from trainer.loop.handover import StartFrom, begin_with, hand_over
 from trainer.loop.loop import Loop, noted
 from trainer.loop.losses import LossFunction
 from trainer.loop.lr_finder import learning_rate_finder, put_back
@@ -60,6 +62,7 @@ class Trainer:
         optimizer: MakeOptimizer,
         schedule: MakeSchedule | None = None,
         callbacks: Sequence[Callback] = (),
+        start_from: StartFrom | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         """`model` may be a function that makes it: then `seed` decides its first weights too.
@@ -69,6 +72,7 @@ class Trainer:
         sums over a validation batch by name, or pairs of sum and count; what is reported is the mean.
         `schedule(optimizer, total_steps)` makes a scheduler that is stepped after each optimizer step; a
         ReduceLROnPlateau after each validation, with the monitored value.
+        `start_from`: weights to begin with where there is no checkpoint, a path for `load_weights` or what calls it.
         """
         for name, given in (("data", data), ("validation", validation)):
             if isinstance(given, DataLoader):
@@ -83,7 +87,7 @@ class Trainer:
         self._model, self._loss, self._metrics = model, loss, metrics
         self._dataset, self._validation, self._collate = data, validation, collate
         self._make_optimizer, self._make_schedule = optimizer, schedule
-        self._callbacks = callbacks
+        self._callbacks, self._start_from = callbacks, start_from
         self.fingerprint = ""  # of the end; SHA-256 of model and optimizer
         self._membership: Membership | None = None  # for life: ranks meet once
         self._built: Strategy | None = None
@@ -108,6 +112,8 @@ class Trainer:
         start = self._resume(loop, again=past is not None)
         if past is not None:
             loop.data.load_state_dict(past)
+        if loop.checkpointer.loaded is None:
+            begin_with(self._start_from, loop)
         self._check_monitors(loop)
         if self.settings.lr_find and start == 0:
             _find_rate(loop)
@@ -155,7 +161,22 @@ class Trainer:
             folder = loop.checkpointer.folder
             if from_first(here, lambda: bool(catalog.entries(folder))):
                 load_model_together(loop.strategy.module, folder, here)
+            else:
+                begin_with(self._start_from, loop)
             return loop.evaluation.run(loop.still_here)
+
+    def export(
+        self, target: str | Path, *, step: int | None = None, best: bool = False, dtype: str | None = None,
+        most_bytes_per_file: int | None = None, overwrite: bool = False, world: World | None = None,
+    ) -> Written:  # fmt: skip
+        """Write the weights of the newest whole checkpoint, of the best one, or of that of a step, as `trainer.export`
+        does. All ranks call it; the first one writes. A folder has a Hugging Face model's configuration in it too.
+        """
+        given = self.settings.checkpoint_dir or Launched.from_environment().checkpoint_dir or "checkpoints"
+        module = self._model if isinstance(self._model, nn.Module) else self._built.module if self._built else None
+        shape = Shape(dtype, None, most_bytes_per_file, overwrite)
+        with self._world(world) as here:
+            return hand_over(Path(given), Path(target), here, module, shape, step, best=best)
 
     @contextmanager
     def _world(self, given: World | None) -> Iterator[World]:

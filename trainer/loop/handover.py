@@ -1,0 +1,50 @@
+"""Weights in and out of a Trainer's training: where it starts from, and what it leaves for others."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from trainer.checkpoint_files.choice import first_whole
+from trainer.checkpoint_files.export import Form, Shape, Written, check, export_entry
+from trainer.errors import TrainerError
+from trainer.loop.loop import Loop
+from trainer.weights import Taken, load_weights
+from trainer.world import World, from_first
+
+log = logging.getLogger("trainer")
+StartFrom = str | Path | Callable[[nn.Module], Taken]
+_OF_HUGGING_FACE = ("config", "generation_config")
+
+
+def begin_with(start: StartFrom | None, loop: Loop) -> None:
+    """Put them into the model, which the strategy has wrapped and sharded by now."""
+    if start is None:
+        return
+    module = loop.strategy.module
+    told = start(module) if callable(start) else load_weights(module, start)
+    loop.training.say(f"starts from given weights: {told}")
+
+
+def hand_over(
+    folder: Path, target: Path, world: World, module: nn.Module | None, shape: Shape, step: int | None, *, best: bool
+) -> Written:
+    """All ranks call it; the first one writes. What Hugging Face's models know of themselves goes beside them."""
+
+    def write() -> Written:
+        try:
+            form = check(target, shape)
+            found = first_whole(
+                folder, lambda entry: export_entry(entry, target, shape, {}), log.warning, step, best=best
+            )
+        except OSError as error:
+            raise TrainerError(str(error)) from error
+        for name in _OF_HUGGING_FACE if form is Form.FOLDER else ():
+            words: Any = getattr(module, name, None)
+            if hasattr(words, "save_pretrained"):
+                words.save_pretrained(target)
+        return found
+
+    return from_first(world, write)
