@@ -6,11 +6,14 @@ import time
 import warnings
 from pathlib import Path
 
+import pytest
 import torch
-from ranks import spawn_ranks
+from ranks import Ranks
 
 PAGE = Path(__file__).parents[3] / "trainer" / "weights" / "README.md"
 _, EXAMPLE = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+LIMIT_S = 270.0  # each rank imports transformers
 
 
 def run_example(folder):
@@ -37,7 +40,10 @@ def run_example(folder):
     return said[0].shape, changed, tuned.keys() == first.keys(), sorted(os.listdir("tuned"))
 
 
+@pytest.mark.dealt(2)
+@pytest.mark.timeout(LIMIT_S + 30)
 def test_a_model_of_hugging_face_is_tuned_and_generates(tmp_path):
-    shape, changed, complete, files = spawn_ranks(run_example, 2, tmp_path)[0]
+    ranks = Ranks(run_example, 2, tmp_path, stay=True)
+    shape, changed, complete, files = ranks.results(limit_s=LIMIT_S)[0]
     assert (tuple(shape), changed, complete) == ((1, 10), True, True)
     assert files == ["config.json", "generation_config.json", "model.safetensors"]
