@@ -6,7 +6,7 @@ import pytest
 
 from tests.chaos.audit import Deed, Promise, Told, chain_fingerprint, steps_lost, violations
 
-PROMISE = Promise(survives=1, late_s=0.0)
+PROMISE = Promise(answer_s=30.0)
 
 
 def deed(at, what, step, incarnation=(1, 1), rank=0):
@@ -40,13 +40,12 @@ def test_progress_lost():
     assert said == "progress lost: Incarnation(attempt=1, generation=2) began at step 0, and 1 was safe"
 
 
-def test_what_one_disk_of_two_has_is_not_safe():
-    assert violations([one for one in RIGHT if one.what != "end"], WORDS[:3], replace(PROMISE, survives=2)) == []
+def test_what_has_no_second_copies_is_not_safe():
+    apart = replace(PROMISE, kept="safe")
+    assert violations(RIGHT, WORDS, apart) == ["no step was ever safe"]
     begun_anew = [replace(one, step=0) if one.what == "start" and one.generation == 2 else one for one in RIGHT]
-    assert violations(begun_anew, WORDS, replace(PROMISE, survives=2)) == []
-    both = [*begun_anew, deed(3.5, "save", 1, rank=1)]
-    assert "progress lost" in violations(both, WORDS, replace(PROMISE, survives=2))[0]
-    assert violations(both, WORDS, replace(PROMISE, survives=2, late_s=4.0)) == []
+    assert violations([*begun_anew, deed(6.5, "safe", 1, (1, 2))], WORDS, apart) == []
+    assert "progress lost" in violations([*begun_anew, deed(3.5, "safe", 1)], WORDS, apart)[0]
 
 
 @pytest.mark.parametrize("state", ["failed", "lost", "cancelled", "succeeded"])

@@ -115,7 +115,7 @@ def test_what_is_no_single_word_is_refused_or_harmless(desk, slurm, tmp_path, ke
     before = slurm.ask(*every)
     done = desk.launch("submit", witness(desk, PLACED, slurm={key: value}), "--on", "slurm", check=2)
     assert "Traceback" not in done.stderr
-    assert slurm.ask(*every) == before
+    assert set(slurm.ask(*every).split()) <= set(before.split())  # Slurm forgets old ones
     no_canary(tmp_path, slurm.folder)
 
 

@@ -50,13 +50,17 @@ def spared(disks: Sequence[Stock]) -> set[int]:
     first of these: that one is getting its second copies, and were it to go as well, copies that take longer than
     others take to be written would never be done.
     """
-    copies = _copies(disks)
-    whole = [step for step, count in copies.items() if count]
+    whole = [step for step, count in _copies(disks).items() if count]
     if len(disks) < 2 or not whole:
         return set()
-    safe = max((step for step in whole if copies[step] > 1), default=None)
+    safe = safest(disks)
     copied = [step for step in whole if safe is None or step > safe]
     return {step for step in (safe, max(whole), min(copied, default=None)) if step is not None}
+
+
+def safest(disks: Sequence[Stock]) -> int | None:
+    """The newest step that survives the loss of any one disk."""
+    return max((step for step, count in _copies(disks).items() if count > 1), default=None)
 
 
 def _copies(disks: Sequence[Stock]) -> dict[int, int]:

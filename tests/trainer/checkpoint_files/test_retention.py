@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.checkpoint_files.retention import Parts, Save, expired, spared
+from trainer.checkpoint_files.retention import Parts, Save, expired, safest, spared
 
 
 def test_the_newest_good_ones_stay():
@@ -68,6 +68,7 @@ def disks(number, **copied):
 def test_the_newest_that_survives_a_disk_is_spared_and_so_is_the_one_that_is_copied_next():
     assert spared(disks(3, step1=3, step2=3, step3=0, step4=0, step5=0)) == {2, 3, 5}
     assert spared(disks(3, step1=3, step2=3)) == {2}
+    assert (safest(disks(3, step1=3, step2=3, step3=0)), safest(disks(3, step1=0))) == (2, None)
 
 
 def test_where_none_survives_a_disk_the_one_that_is_copied_and_the_newest_are_spared():

@@ -1,5 +1,6 @@
 """A rank whose node has a disk of its own, without torch: its "weights" are a hash chain that any rank can compute for
-any other, so that all write the same manifest. They wait for each other before and after a checkpoint gets its name."""
+any other, so that all write the same manifest. They wait for each other before and after a checkpoint gets its name,
+and let old ones go by the trainer's own rule."""
 
 import argparse
 import hashlib
@@ -14,10 +15,11 @@ from pathlib import Path
 
 import xxhash
 
-from trainer.checkpoint_files import catalog, commit
+from trainer.checkpoint_files import catalog, commit, partial
 from trainer.checkpoint_files.durable import make_folder, sync_folder, write_new
 from trainer.checkpoint_files.layout import MANIFEST, data_name, draft_name, folder_name, is_draft
 from trainer.checkpoint_files.manifest import FileEntry, Manifest, encode
+from trainer.checkpoint_files.retention import Parts, Save, expired, safest, spared
 from trainer.errors import CheckpointDamaged
 
 parser = argparse.ArgumentParser()
@@ -60,27 +62,26 @@ def meet():
     address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     if rank == 0:
         server = socket.create_server(address)
-        return [server.accept()[0] for _ in range(world - 1)]
+        return [server.accept()[0].makefile("rwb") for _ in range(world - 1)]
     while True:
         try:
-            return [socket.create_connection(address)]
+            return [socket.create_connection(address).makefile("rwb")]
         except ConnectionRefusedError:
             time.sleep(0.01)
 
 
-def wait_for_all():
+def exchange(words=None):
+    """What each rank says here, in no order: they wait for each other."""
     try:
         if rank == 0:
-            heard = [peer.recv(1) for peer in peers]
-            for peer in peers:
-                peer.send(b".")
-        else:
-            peers[0].send(b".")
-            heard = [peers[0].recv(1)]
-    except OSError:
-        heard = [b""]
-    if not all(heard):
-        signal.pause()  # a rank is gone: the agents see to the rest
+            words = [words, *(json.loads(peer.readline()) for peer in peers)]
+        for peer in peers:
+            peer.write(json.dumps(words).encode() + b"\n")
+            peer.flush()
+        return words if rank == 0 else json.loads(peers[0].readline())
+    except (OSError, ValueError):
+        while True:
+            signal.pause()  # a rank is gone: the agents see to the rest
 
 
 def next_link(weights, step):
@@ -112,15 +113,30 @@ def save(step, chains):
     )
     write_new(draft / MANIFEST, [encode(Manifest(step, world, nonce, files, {}, {}, apart=True))])
     sync_folder(draft)
-    wait_for_all()
+    exchange()
     if (folder / folder_name(step)).exists():  # of a past that was given up, and not all of it
         commit.set_aside(catalog.Entry("step", step, folder / folder_name(step)))
     draft.rename(folder / folder_name(step))
     sync_folder(folder)
-    wait_for_all()
+    exchange()
     note("save", step)
     say(checkpoint=step)
-    commit.remove([entry.path for entry in catalog.entries(folder) if entry.step <= step][: -args.keep])
+    tidy(step)
+
+
+def tidy(newest):
+    leads = os.environ["LOCAL_RANK"] == "0"
+    held = [(one.step, one.nonce, one.present, one.missing) for one in partial.inventory(folder) if one.committed]
+    disks = [
+        {Save(step, nonce): Parts(frozenset(here), frozenset(away)) for step, nonce, here, away in stock}
+        for stock in exchange(held if leads else None)
+        if stock is not None
+    ]
+    if (safe := safest(disks)) is not None and rank == 0:
+        note("safe", safe)
+    if leads:
+        steps = [step for step in catalog.steps(folder) if step <= newest]
+        commit.remove(folder / folder_name(step) for step in expired(steps, steps, args.keep, spared(disks)))
 
 
 make_folder(folder)
