@@ -20,7 +20,7 @@ from launcher.rundir.records import Intent
 from launcher.spec.model import Budget, CheckpointOptions, JobSpec, Recovery, RunOptions
 
 ROOT = Path(__file__).parents[2]
-BOUND_S = 60.0
+BOUND_S = 150.0
 
 
 class Hosts:
