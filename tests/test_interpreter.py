@@ -136,7 +136,7 @@ def test_of_a_wrapper_nothing_is_known(tmp_path):
     assert may_import("anything", str(tmp_path / "none"), {})
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 def test_files_that_are_none_are_not_waited_for(tmp_path):
     python = program(tmp_path / "venv" / "bin" / "python")
     os.mkfifo(tmp_path / "venv" / "pyvenv.cfg")

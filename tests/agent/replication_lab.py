@@ -16,7 +16,7 @@ from trainer.checkpoint_files.manifest import FileEntry, Manifest, encode
 
 TOKEN = hashlib.sha256(b"token").hexdigest()
 KEY, OTHER = wire_key(TOKEN, "replicas", "run", 1), wire_key("0e" * 32, "replicas", "run", 1)
-BOUND_S = 60.0
+BOUND_S = 150.0
 BRING_S = 60.0
 
 

@@ -13,7 +13,7 @@ from launcher.agent.ranks.lease import LeaseWatch
 from launcher.clock import STEP_S
 
 LEASE_S = 15.0
-BOUND_S = 30.0
+BOUND_S = 150.0
 
 
 class Clock:

@@ -28,7 +28,7 @@ from launcher.rundir.layout import RunDir
 from launcher.spec.model import JobSpec, Resources, RunOptions
 
 RANKS = 8
-BOUND_S = 30.0
+BOUND_S = 150.0
 PR_SET_CHILD_SUBREAPER = 36
 
 

@@ -65,7 +65,7 @@ def test_who_watches_is_content_with_a_word_of_a_moment_ago(tmp_path, asked):
     assert len(asked) == 2
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 def test_following_ends_when_only_the_cluster_knows_of_the_end(tmp_path, monkeypatch):
     """A pending job that its owner has cancelled with the cluster's own tools: no process of ours was ever there."""
     said = iter([RUNNING, RUNNING])
@@ -79,7 +79,7 @@ def test_following_ends_when_only_the_cluster_knows_of_the_end(tmp_path, monkeyp
     assert run.status().state is State.CANCELLED
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 def test_a_person_who_follows_sees_the_end_too(tmp_path, monkeypatch, capsys):
     said = iter([RUNNING])
     clusters_that_say(monkeypatch, lambda: next(said, CANCELLED))

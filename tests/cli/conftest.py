@@ -14,7 +14,7 @@ from run_folder import RunFolder
 
 from launcher.rundir import registry
 
-_BOUND_S = 30.0
+_BOUND_S = 150.0
 
 
 class Desk:

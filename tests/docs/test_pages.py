@@ -59,7 +59,7 @@ def loss(model, batch):
 """
     done = subprocess.run(
         [sys.executable, "-c", given + block(OWN_JOB, "python", "trainer import Settings")],
-        cwd=tmp_path, capture_output=True, text=True, timeout=110,
+        cwd=tmp_path, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "fingerprint sha256=" in done.stdout
@@ -70,7 +70,7 @@ def test_the_python_api(lab):
     shutil.copytree(ROOT / "jobs", lab.project / "jobs")
     done = subprocess.run(
         [sys.executable, "-c", block(DOCS / "python.md", "python", "from launcher import runs")],
-        cwd=lab.project, env=lab.env, capture_output=True, text=True, timeout=110,
+        cwd=lab.project, env=lab.env, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     *log, state, listed = done.stdout.splitlines()
@@ -91,7 +91,7 @@ def test_the_python_api_without_a_file(lab):
     lab.script("train.py", TRAIN)
     done = subprocess.run(
         [sys.executable, "-c", block(DOCS / "python.md", "python", "from launcher import Run")],
-        cwd=lab.project, env=lab.env, capture_output=True, text=True, timeout=110,
+        cwd=lab.project, env=lab.env, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     first, *rows, arguments, state = done.stdout.splitlines()

@@ -19,7 +19,7 @@ MISSING = (
     else "ssh is missing: apt-get install openssh-client" if shutil.which("ssh") is None
     else ""
 )  # fmt: skip
-BOUND_S = 60.0
+BOUND_S = 150.0
 MARK = "LAUNCH_TEST_DOOR"
 # sshd writes it when somebody has sent a name of a user or shown a key.
 ATTEMPTS = ("publickey", "userauth-request", "Accepted", "Failed", "preauth] user", "authenticating user")

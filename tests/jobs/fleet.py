@@ -14,7 +14,7 @@ from pathlib import Path
 
 from launcher.agent.ranks.ports import HeldPort
 
-BOUND_S = 100.0
+BOUND_S = 200.0
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.checkpoint", "torchvision"])
 

@@ -35,7 +35,7 @@ def test_it_learns_in_about_a_minute(checkout):
     assert status["checkpoint"] == status["step"] == status["total_steps"] == 140
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_killed_on_the_way_it_ends_as_a_plain_run_of_the_module_does(checkout, tmp_path):
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
@@ -47,12 +47,12 @@ def test_killed_on_the_way_it_ends_as_a_plain_run_of_the_module_does(checkout, t
     run = checkout.submit(SPEC, *overrides(TINY), "--set", "checkpoint.every=4 steps")
     state = checkout.until_step(run, chance.randint(2, 16))
     assert kill(chance.choice(state["ranks"])["pid"]), "the fault did not fire"
-    status = checkout.wait(run, timeout=120)
+    status = checkout.wait(run, timeout=190)
     assert status["restarts"]["total"] == 1
     assert status["fingerprint"] == plain
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 @pytest.mark.dealt(2)
 @pytest.mark.parametrize("path", sorted(ROOT.glob("jobs/*.yaml")), ids=lambda path: path.stem)
 def test_every_job_runs_to_its_end(checkout, path):

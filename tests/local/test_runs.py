@@ -350,7 +350,7 @@ if __name__ == "__main__":
     run = lab.submit(lab.spec(
         "name: stranger\nrun:\n  script: stranger.py\n  args:\n    scale: 0.5\nresources:\n  ranks_per_node: 2\n"
     ))  # fmt: skip
-    lab.wait(run, timeout=100)
+    lab.wait(run)
     logs = lab.rank_logs(run)
     assert "total 2480.0 local rank 0" in logs and "total 2480.0 local rank 1" in logs
 

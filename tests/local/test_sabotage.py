@@ -112,7 +112,7 @@ def test_it_is_noticed(name, tmp_path):
         env={**environment(), "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
     )
     assert done.returncode == 1, done.stdout
     assert " failed" in done.stdout, done.stdout
@@ -132,6 +132,6 @@ def test_without_sabotage_they_pass(tmp_path):
         env={**environment(), "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
     )
     assert done.returncode == 0, done.stdout

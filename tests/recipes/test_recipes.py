@@ -39,7 +39,7 @@ def test_a_training_goes_on_after_a_kill(lab, recipe):
     lab.script(script_of(recipe), f"import strike\n{block(recipe, 'python')}")
     lab.script("strike.py", STRIKE)
     words = ("--set", f"run.args.{count}={STEPS}", "--set", f"env.STRUCK={lab.project.parent / 'struck'}")
-    status = lab.wait(lab.submit(lab.spec(spec), *words), timeout=110)
+    status = lab.wait(lab.submit(lab.spec(spec), *words), timeout=280)
     assert status["restarts"] == status["restarts"] | {"total": 1, "by_cause": {"killed": 1}}
     assert (status["step"], status["total_steps"], status["checkpoint"]) == (STEPS, STEPS, STEPS)
     began = re.findall(r"from step (\d+), (\d+) ranks", lab.rank_logs(status["run"]))
@@ -53,7 +53,7 @@ def test_lightning_over_nodes_that_it_does_not_know_of(lab):
     lab.script("devices.py", (SCRIPTS / "devices.py").read_text())
     run = "run: {script: devices.py, preload: [lightning]}\n"
     spec = f"name: devices\n{run}resources: {{nodes: 2, ranks_per_node: 2}}\n"
-    status = lab.wait(lab.submit(lab.spec(spec)), timeout=110)
+    status = lab.wait(lab.submit(lab.spec(spec)), timeout=280)
     assert status["restarts"]["total"] == 0
     told = [line for line in lab.rank_logs(status["run"]).splitlines() if line.startswith("rank")]
     assert told == [

@@ -18,7 +18,7 @@ import torch.distributed.optim
 
 from launcher.agent.ranks.ports import HeldPort
 
-_LIMIT_S = 90.0
+_LIMIT_S = 200.0
 
 
 def world_environment(rank: int, size: int, port: int, local_size: int | None = None) -> dict[str, str]:

@@ -28,7 +28,7 @@ LIES = [
     "rank-00000.data", "rank-00099.data", "best", "step", "0" * 32, [], ["../../x"], [0, 1, 99, -1], {},
     {"../../x": [1]},
 ]  # fmt: skip
-BOUND_S = 20.0
+BOUND_S = 150.0
 LONGEST_WORD = 1000  # a coordinator takes lines up to a bound, and no longer one from whoever repeats a lie
 
 

@@ -27,7 +27,7 @@ from launcher.rundir.identity import alive, process_id
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import RankProcess
 
-BOUND_S = 60.0
+BOUND_S = 150.0
 WINDOW = Window(24, 80, "xterm")
 
 

@@ -13,7 +13,7 @@ from launcher.clusters.slurm.reach import ask, clean_environment
 from launcher.errors import Unreachable
 from launcher.rundir.identity import alive, process_id
 
-BOUND_S = 60.0
+BOUND_S = 150.0
 STRANGERS = (
     "SLURM_NTASKS", "SLURM_CPU_BIND", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT", "SLURM_BITSTR_LEN",
     "SLURMD_NODENAME", "SBATCH_TIMELIMIT",

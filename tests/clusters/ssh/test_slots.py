@@ -21,7 +21,7 @@ from launcher.errors import LaunchError
 
 ROOT = Path(__file__).parents[3]
 SCRIPTS = Path(__file__).parent / "scripts"
-BOUND_S = 60.0
+BOUND_S = 150.0
 HEAD = "Num       RefCount Protocol Flags    Type St Inode Path\n"
 
 

@@ -59,6 +59,6 @@ def test_it_is_noticed(name, tmp_path):
         env={**environment, "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, HERE, HERE.parent)))},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=280,
     )
     assert done.returncode == 1 and " failed" in done.stdout, done.stdout + done.stderr

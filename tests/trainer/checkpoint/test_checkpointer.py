@@ -622,7 +622,7 @@ def test_in_a_loop_of_somebody_elses_style(tmp_path, command, size):
     root = Path(__file__).parents[3]
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
     resumed = subprocess.run(
-        [*command, SCRIPT, tmp_path / "it"], capture_output=True, text=True, timeout=100, env=environ
+        [*command, SCRIPT, tmp_path / "it"], capture_output=True, text=True, timeout=250, env=environ
     )
     assert resumed.returncode == 0, resumed.stderr
     assert sorted(resumed.stdout.splitlines(keepends=True)) == sorted(undisturbed)

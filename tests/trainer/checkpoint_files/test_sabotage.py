@@ -104,7 +104,7 @@ def run(tests, which, copy):
         env={**environment, "PYTHONPATH": f"{copy}{os.pathsep}{HERE}"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
     )
 
 

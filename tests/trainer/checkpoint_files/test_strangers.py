@@ -61,7 +61,7 @@ def live(folder: Path) -> str:
     return ""
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_stands_in_the_way_is_stepped_round(folder, outside, kind):
     for name in NAMES:
@@ -77,7 +77,7 @@ def test_what_stands_in_the_way_is_stepped_round(folder, outside, kind):
         assert catalog.steps(mine_own) == [2] and invalid(mine_own) == [], name
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", [MANIFEST, data_name(1)])
 def test_what_stands_in_a_draft_is_not_written_through(folder, outside, mine, kind, name):
