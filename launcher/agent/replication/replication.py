@@ -275,8 +275,8 @@ class Replication:
     async def _bring(self, whole: bytes, get: Get, file: FileEntry, holders: Iterable[ReplicaAddress]) -> None:
         """Ask one after the other, and again, as long as anything at all comes here."""
         holders = list(holders)
-        problem = ""
-        while holders and time.monotonic() < self._heard_at + self._patience_s:
+        problem = "no node that is here has it"
+        while holders:
             for server in tuple(holders):
                 try:
                     async with self._reach(server) as link:
@@ -287,6 +287,8 @@ class Replication:
                     if isinstance(error, CheckpointDamaged):
                         holders.remove(server)
                         await self._doubt(server, get)
+            if time.monotonic() >= self._heard_at + self._patience_s:
+                break  # not before each was asked: this machine may have stood still
             await asyncio.sleep(_RETRY_S)
         raise NotBrought(f"{file.name} of {get.save}: {problem}")
 
