@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 from trainer.data.order import Micro
-from trainer.data.seeds import seed_all
+from trainer.data.seeds import seed_draws
 
 Collate = Callable[[list[Any]], Any]
 
@@ -32,7 +32,7 @@ class Fetch:
 
     def __call__(self, job: Job) -> Any:
         if self.draws:
-            seed_all(self._seed, job.epoch, job.micro.start, job.micro.number, self._rank)
+            seed_draws(self._seed, job.epoch, job.micro.start, job.micro.number, self._rank)
         return self._read(job.indices)
 
 

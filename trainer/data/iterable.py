@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from trainer.data.order import Sharing
 from trainer.data.pinning import pinned
-from trainer.data.seeds import seed_all
+from trainer.data.seeds import seed_draws
 
 Collate = Callable[[list[Any]], Any]
 
@@ -137,11 +137,11 @@ class _Stream:
         return copy.deepcopy(self.dataset.state_dict()) if keeps_its_place(self.dataset) else None
 
     def _open(self) -> None:
-        seed_all(*self.seeds, self.epoch or 0, _OPENING)
+        seed_draws(*self.seeds, self.epoch or 0, _OPENING)
         self._items = iter(self.dataset)
 
     def _seed_for_reading(self) -> None:
-        seed_all(*self.seeds, self.epoch or 0, _READING, self.done)
+        seed_draws(*self.seeds, self.epoch or 0, _READING, self.done)
 
 
 class SharedReader:
@@ -171,7 +171,7 @@ class SharedReader:
         parts = []
         for number, (lo, hi) in enumerate(sharing.micro_batches(start, stop)):
             items = [own[position] for position in sharing.share(lo, hi)]
-            seed_all(self._reading.seed, epoch, _COLLATING, start, number, sharing.rank)
+            seed_draws(self._reading.seed, epoch, _COLLATING, start, number, sharing.rank)
             parts.append(Part(self._reading.into_batch(items or [first]), len(items)))
         return Step(tuple(parts), stop - start, state, stream.ended)
 
@@ -198,7 +198,7 @@ class ShardReader:
         parts, left = [], iter(items)
         for number, share in enumerate(self._shares):
             some = list(islice(left, share))
-            seed_all(*self._seeds, epoch, _COLLATING, start, number)
+            seed_draws(*self._seeds, epoch, _COLLATING, start, number)
             parts.append(Part(self._reading.into_batch(some or items[:1]), len(some)))
         return Step(tuple(parts), len(items), state, stream.ended)
 

@@ -19,7 +19,7 @@ _bits = np.random.MT19937()
 _numbers = np.random.RandomState(_bits)  # data sets draw from NumPy's global RandomState: a legacy one
 
 
-def seed_all(*words: int) -> None:
+def seed_draws(*words: int) -> None:
     """Seed the three generators, of which NumPy's is from now on ours: inside of `Apart`, or in a worker."""
     number = xxhash.xxh3_64_intdigest(repr(words).encode())
     random.seed(number)
@@ -29,7 +29,7 @@ def seed_all(*words: int) -> None:
 
 
 class Apart:
-    """Inside, `seed_all` may be called, and then drawn from; afterwards the generators are what they were before.
+    """Inside, `seed_draws` may be called, and then drawn from; afterwards the generators are what they were before.
 
     NumPy's state is not copied, which would take 70 µs: another bit generator takes its place meanwhile.
     """

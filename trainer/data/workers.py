@@ -24,7 +24,7 @@ import torch.multiprocessing  # teaches multiprocessing's connections to pass te
 from torch.utils.data._utils import worker as torch_worker
 
 from trainer.data.parcel import packed
-from trainer.data.seeds import seed_all
+from trainer.data.seeds import seed_draws
 from trainer.errors import TrainerError
 
 Work = Callable[[Any], Any]
@@ -163,7 +163,7 @@ def _serve(life: _Life, open_work: Callable[[int], Work], tasks: Any, answers: A
         end.close()
     gc.freeze()  # what the rank owns is not ours to collect, nor to copy page by page
     torch.set_num_threads(1)  # as torch's own workers; and OpenMP's threads do not survive a fork
-    seed_all(life.number)
+    seed_draws(life.number)
     # Where data sets look for their share of the work: get_worker_info().
     torch_worker._worker_info = torch_worker.WorkerInfo(  # noqa: SLF001 - torch offers no other way to set it
         id=life.number, num_workers=life.size, seed=life.number, dataset=life.dataset

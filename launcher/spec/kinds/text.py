@@ -37,10 +37,7 @@ class Text(Leaf, frozen=True):
         return self.what
 
     def convert(self, scalar: Scalar) -> str:
-        text = scalar.text
-        if scalar.is_null:
-            raise Unfit(f"quote it if you mean text: '{text}'")
-        refuse_characters(text, lines=self.lines)
+        text = _text_of(scalar, lines=self.lines)
         if not text and not self.empty:
             raise Unfit(reason=f"expected {self.what}, got empty text")
         if self.pattern and not re.fullmatch(self.pattern, text):
@@ -71,14 +68,18 @@ class Choice(Leaf, frozen=True):
         return {"enum": list(self.options)}
 
 
-def refuse_characters(text: str, *, lines: bool) -> None:
-    """Raises Unfit where the text holds what no value may hold, or is too long for one."""
+def _text_of(scalar: Scalar, *, lines: bool) -> str:
+    """Raises Unfit where it is no text, holds what no value may hold, or is too long for one."""
+    text = scalar.text
+    if scalar.is_null:
+        raise Unfit(f"quote it if you mean text: '{text}'")
     name = control_character(text, lines=lines)
     if name is not None:
         raise Unfit(reason=f"control character {name} in a value" if lines else f"{name} in a value of one line")
     longest = _LONGEST if lines else _LONGEST_LINE
     if len(text.encode()) > longest:
         raise Unfit(reason=f"longer than {longest} bytes")
+    return text
 
 
 def word(what: str, pattern: str = r"[^\s-]\S*") -> Text:
@@ -103,10 +104,7 @@ class InnerPath(Leaf, frozen=True):
         return self.what
 
     def convert(self, scalar: Scalar) -> str:
-        text = scalar.text
-        if scalar.is_null:
-            raise Unfit(f"quote it if you mean text: '{text}'")
-        refuse_characters(text, lines=False)
+        text = _text_of(scalar, lines=False)
         self._stay_inside(text)
         self._be_a_name(text)
         return text

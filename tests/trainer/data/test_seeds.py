@@ -9,12 +9,12 @@ import pytest
 import torch
 from sample_sets import generator_states, three_draws
 
-from trainer.data.seeds import Apart, seed_all
+from trainer.data.seeds import Apart, seed_draws
 
 
 def draws_at(*words):
     with Apart():
-        seed_all(*words)
+        seed_draws(*words)
         return [three_draws() for _ in range(3)]
 
 
@@ -50,7 +50,7 @@ def test_they_stay_as_they_are_when_fetching_fails():
 
     def fail():
         with Apart():
-            seed_all(1)
+            seed_draws(1)
             three_draws()
             raise ZeroDivisionError
 
@@ -62,7 +62,7 @@ def test_they_stay_as_they_are_when_fetching_fails():
 def test_one_inside_of_another():
     def drawn(interrupted):
         with Apart():
-            seed_all(1)
+            seed_draws(1)
             first = three_draws()
             if interrupted:
                 draws_at(2)
