@@ -273,7 +273,7 @@ class Run:
         ranks = state.ranks if state is not None and not status.state.ended else ()
         found = {rank.rank: rank.node for rank in ranks if rank.state in ("starting", "running")}
         if not found:
-            said = f": {status.message}" if status.message else ""
+            said = f": {status.message}" if status.message and not status.state.ended else ""
             raise Refused(f"{self.id} is {status.state}{said}: no rank of it runs", f"hint: launch status {self.id}")
         return found
 

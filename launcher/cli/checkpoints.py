@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
 def _none(one: api.Run) -> str:
     if one.elsewhere:
         return f"no checkpoint of {one.id} is here; `launch fetch {one.id}` brings the newest from its hosts"
-    return f"{one.id} has no checkpoints of the trainer's yet"
+    return f"{one.id} has no checkpoints of the trainer's"
 
 
 def _table(found: Sequence[Checkpoint]) -> list[str]:

@@ -12,7 +12,7 @@ from launcher import api
 from launcher.cli import figures
 from launcher.cli.arguments import RUN_HELP, Arguments
 from launcher.cli.plot import Curve, in_letters, letters, plot
-from launcher.cli.terminal import columns, in_colour, paint, safe, size, to_json
+from launcher.cli.terminal import fitting, in_colour, paint, safe, size, to_json, width_of
 from launcher.errors import BadInput, Exit
 from launcher.status.series import AT, STEP, Figure, Rows, better, figures_of, names_in
 
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     measured = {run_id: _chosen(rows, options.name) for run_id, rows in reported.items()}
     if not any(measured.values()):
         wanted = f" called {' or '.join(options.name)}" if options.name else ""
-        there = ", ".join(map(safe, _names(reported))) or "none yet"
+        there = ", ".join(map(safe, _names(reported))) or "none"
         print(f"no metrics{wanted}: {', '.join(measured)} has reported {there}", file=sys.stderr)
     elif options.json:
         print(to_json([{"run": name, "rows": [*_plain(rows)]} for name, rows in measured.items()]))
@@ -91,8 +91,7 @@ def _show(rows: Rows, *, whole: bool) -> None:
         at = row.get(AT)
         time = "-" if at is None or began is None else figures.duration(at - began)
         table.append((str(step), time, *(value_text(row.get(name)) for name in names)))
-    head, *lines = columns([[safe(cell) for cell in row] for row in table])
-    print("\n".join([paint(head, "dim"), *lines]))
+    print("\n".join(_fitted(table)))
     if len(shown) < len(rows):
         text = f"{len(shown)} rows of {len(rows):,} steps, with the newest value of each: --all shows every step"
         print(text, file=sys.stderr)
@@ -123,8 +122,17 @@ def _summaries(measured: dict[str, Rows]) -> list[str]:
             figure = of_run.get(name)
             row += [value_text(figure.last if figure else None), *([best_text(figure)] if better(name) else [])]
         table.append(row)
-    head_line, *lines = columns([[safe(cell) for cell in row] for row in table])
-    return [paint(head_line, "dim"), *lines]
+    return _fitted(table)
+
+
+def _fitted(table: Sequence[Sequence[str]]) -> list[str]:
+    """As many metrics as a terminal has room for, the first ones."""
+    cells = [[safe(cell) for cell in row] for row in table]
+    fixed, names = cells[0][:2], cells[0][2:]
+    head, *lines = fitting(cells, [*names[:0:-1], *fixed[1:]], width_of(sys.stdout))
+    if left := sum(f" {name} " not in f"{head} " for name in names):
+        print(f"no room for {figures.count(left, 'column')}: --name shows one metric, --csv all", file=sys.stderr)
+    return [paint(head, "dim"), *lines]
 
 
 def value_text(value: float | None) -> str:

@@ -93,7 +93,8 @@ def _say_what(found: api.Run) -> int:
         for one in read_lines(RunDir(found.path).events, Event)
         if one.kind in (TOLD, NOT_TOLD)
     ]
-    print("\n".join(columns(rows)) if rows else "nothing was told yet")
+    none = "nothing was told yet" if RunDir(found.path).notify.exists() else f"nobody is to hear of {found.id}"
+    print("\n".join(columns(rows)) if rows else none)
     return Exit.OK
 
 

@@ -147,7 +147,8 @@ def _checkpoint(status: RunStatus) -> str:
     """What ranks have reported, and what of the trainer's is on disk."""
     from launcher.status.checkpoints import Kept, kept  # late: 10 ms that the table of runs must not pay for
 
-    reported = f"step {status.checkpoint}" if status.checkpoint is not None else "none yet"
+    none = "none" if status.state.ended else "none yet"
+    reported = f"step {status.checkpoint}" if status.checkpoint is not None else none
     there = Kept((), 0, 0)
     with contextlib.suppress(OSError, LaunchError):  # the page is worth showing without it
         there = kept(RunDir(Path(status.run_dir)))

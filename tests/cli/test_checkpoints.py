@@ -99,7 +99,7 @@ def test_as_json(desk, folder):
 def test_none_yet(desk, run):
     done = desk.launch("checkpoints", "last")
     assert done.stdout == ""
-    assert done.stderr == "job-abcd has no checkpoints of the trainer's yet\n"
+    assert done.stderr == "job-abcd has no checkpoints of the trainer's\n"
     assert json.loads(desk.launch("checkpoints", "last", "--json").stdout) == []
 
 

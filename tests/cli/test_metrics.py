@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+import re
 
 import pytest
 
@@ -97,9 +98,22 @@ def test_what_a_picture_needs_is_said(desk, run, monkeypatch, tmp_path):
     assert "--png needs matplotlib: none here" in done.stderr and "--plot draws" in done.stderr
 
 
+def test_metrics_that_a_narrow_terminal_has_no_room_for_are_left_out(desk, run):
+    names = [f"validation_number_{number}" for number in range(4)]
+    said = [{"generation": 1}, {"step": 1, "at": 100.0, "rank": 0, "values": dict.fromkeys(names, 0.5)}]
+    RunDir(run.path).metrics.mkdir()
+    RunDir(run.path).reported(1, 0).write_text("".join(f"{json.dumps(line)}\n" for line in said))
+    for words in ((run.run.id,), (run.run.id, desk.run("other-bcde").succeeded().run.id)):
+        code, shown = desk.on_terminal("metrics", *words, columns=60)
+        lines = re.sub(r"\x1b\[\d*m", "", shown).splitlines()
+        assert (code, [line for line in lines if len(line) > 60]) == (0, [])
+        assert names[0] in shown and names[3] not in shown and "columns: --name shows one metric, --csv all" in shown
+    assert names[3] in desk.launch("metrics", run.run.id).stdout, "a program reads all"
+
+
 def test_nothing_is_said_to_be_nothing(desk, run):
     done = desk.launch("metrics", "last")
-    assert (done.stdout, done.stderr) == ("", f"no metrics: {run.run.id} has reported none yet\n")
+    assert (done.stdout, done.stderr) == ("", f"no metrics: {run.run.id} has reported none\n")
     done = desk.launch("metrics", measure(run, 2.0).run.id, "--name", "los")
     assert (done.stdout, done.stderr) == ("", f"no metrics called los: {run.run.id} has reported loss\n")
     measure(run, 1.0)
