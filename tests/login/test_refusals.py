@@ -182,7 +182,7 @@ def test_login_nodes_that_never_answer(tmp_path, login_node):
         with socket.create_server(("127.0.0.1", other.port), backlog=16):
             started = time.monotonic()
             found = laptop.statuses()
-            assert time.monotonic() - started < 15
+            assert time.monotonic() - started < 60  # generously: one limit, and what a busy machine adds
         assert [found[run]["state"] for run in runs] == ["unknown", "unknown"]
         assert found[runs[0]]["message"] == "login node hpc of hpc does not answer; never seen"
         assert found[runs[1]]["message"].startswith("login node lab of lab ")
