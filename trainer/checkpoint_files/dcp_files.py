@@ -1,15 +1,11 @@
 """Weights as a checkpoint of torch.distributed.checkpoint (DCP), written piece by piece, without torch."""
 
-import io
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, cast
 
 from trainer.checkpoint_files import pickle_words as pickled
 from trainer.checkpoint_files.weight_files import strides, write_torch_tensor
 from trainer.checkpoint_files.weights import Weight, Weights
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer as Buffer
 
 METADATA = ".metadata"
 _DATA = "__0_0.distcp"
@@ -28,20 +24,12 @@ def write_dcp(folder: Path, weights: Weights) -> None:
     (folder / METADATA).write_bytes(pickled.PROTOCOL + _metadata(weights, places) + pickled.STOP)
 
 
-class _FromHere(io.RawIOBase):
+class _FromHere:
     """What is left of a file, as a file of its own: an archive counts from where it begins."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._begin = file, file.tell()
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def write(self, data: "Buffer") -> int:
-        return self._file.write(data)
+        self.write, self.flush = file.write, file.flush
 
     def tell(self) -> int:
         return self._file.tell() - self._begin
