@@ -24,7 +24,7 @@ def door(tmp_path):
     assert not MISSING, MISSING
     door = Door(tmp_path / "door").up()
     yield door
-    door.down()
+    door.close()
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_hosts_on_the_way_come_first(door, known, tmp_path, capsys):
         assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == ["jump", "gpu01"]
         connect(targets[1]).close()
     finally:
-        jump.down()
+        jump.close()
 
 
 def test_a_revoked_key_is_never_trusted(door, known, capsys):
