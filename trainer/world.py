@@ -18,6 +18,7 @@ from trainer.errors import BadSettings, TrainerError
 
 T = TypeVar("T")
 TIMEOUT_S = 600.0
+_MESH = 64  # so many ranks may each have a connection to each other one
 _WORLD_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -71,6 +72,8 @@ def join(
     chosen = _device(local_rank, torch.device(device) if device else None)
     if size == 1 and not group:
         return World(0, 1, 0, 1, chosen)
+    if size > _MESH:  # gloo connects two ranks when one of them has a word for the other
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     backend = "nccl" if chosen.type == "cuda" else "gloo"
     bound = chosen if chosen.type == "cuda" else None
     if not set_up:

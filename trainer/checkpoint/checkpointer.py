@@ -144,13 +144,17 @@ class Checkpointer:
             self._remember(step, info)
         return False
 
-    def finish(self, step: int, info: Mapping[str, Value] | None = None) -> str:
-        """The training is over: save the end, tell its fingerprint, say that the work is done. Raises SaveFailed."""
+    def finish(self, step: int, info: Mapping[str, Value] | None = None, *, fingerprint: bool = True) -> str:
+        """The training is over: save the end, tell its fingerprint, say that the work is done. Raises SaveFailed.
+
+        `fingerprint`: all ranks read and compare the whole state once more; False saves the time, and returns "".
+        """
         if not self._save_surely(step, info):
             self._give_up()
-        mark = fingerprint_together(self._entry(step), self._team, partial(self.still_at, step))
+        still_here = partial(self.still_at, step)
+        mark = fingerprint_together(self._entry(step), self._team, still_here) if fingerprint else ""
         total = {} if self.total_steps is None else {"total_steps": self.total_steps}
-        self._wire.report(step=step, **total, **({"fingerprint": mark} if self._team.is_first else {}))
+        self._wire.report(step=step, **total, **({"fingerprint": mark} if mark and self._team.is_first else {}))
         self._wire.report(done=True)
         self.close()
         return mark

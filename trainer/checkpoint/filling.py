@@ -1,16 +1,16 @@
 """From the bytes of a file to the tensors that they are for: straight into their memory where they can lie there."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.planner import ReadItem
 
+from trainer.checkpoint.planning import Need, narrow
 from trainer.checkpoint.staging import bytes_of
 from trainer.checkpoint.tree import dtype_of
-from trainer.checkpoint_files.manifest import ITEM_BYTES, Chunk, TensorEntry
+from trainer.checkpoint_files.manifest import ITEM_BYTES, TensorEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,29 +48,24 @@ def places(pieces: Iterable[Piece], scratch: Scratch) -> Iterator[tuple[int, mem
                 piece.put(raw)
 
 
-def piece_of(target: Tensor, entry: TensorEntry, chunk: Chunk, item: ReadItem) -> Piece:
+def piece_of(target: Tensor, entry: TensorEntry, need: Need) -> Piece:
     """What a tensor needs of a chunk."""
+    chunk = need.chunk
     dtype, row = dtype_of(entry.dtype), math.prod(chunk.lengths[1:]) * ITEM_BYTES[entry.dtype]
     whole = target.detach()
     local: Tensor = whole.to_local() if hasattr(whole, "to_local") else whole
-    part = _narrow(local, item.dest_offsets, item.lengths)
+    part = narrow(local, need.offsets, need.lengths)
     # Rows of the part lie one behind the other in the file.
-    first, rows = (item.storage_offsets[0], item.lengths[0]) if chunk.lengths else (0, 1)
+    first, rows = (need.inside[0], need.lengths[0]) if chunk.lengths else (0, 1)
     at, size = chunk.at + first * row, rows * row
-    if size and tuple(item.lengths[1:]) == chunk.lengths[1:] and _takes_bytes(part, dtype):
+    if size and need.lengths[1:] == chunk.lengths[1:] and _takes_bytes(part, dtype):
         return Piece(at, size, bytes_of(part.reshape(-1).view(torch.uint8)))
 
     def put(raw: Tensor) -> None:
         source = raw.view(dtype).view(rows, *chunk.lengths[1:]) if chunk.lengths else raw.view(dtype).view(())
-        part.copy_(_narrow(source, (0, *item.storage_offsets[1:]), item.lengths))
+        part.copy_(narrow(source, (0, *need.inside[1:]), need.lengths))
 
     return Piece(at, size, None, put, pinned=part.device.type == "cuda")
-
-
-def _narrow(tensor: Tensor, offsets: Sequence[int], lengths: Sequence[int]) -> Tensor:
-    for dim, (begin, length) in enumerate(zip(offsets, lengths, strict=False)):  # a 0-d tensor has no dimension
-        tensor = tensor.narrow(dim, begin, length)
-    return tensor
 
 
 def _takes_bytes(target: Tensor, dtype: torch.dtype) -> bool:

@@ -5,23 +5,22 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor
+import msgspec
 
+from trainer.checkpoint.blocks import OF_TRAINING, Read, blocks, blocks_of
 from trainer.checkpoint.contents import SHARED, optimizer_of_rank
-from trainer.checkpoint.staging import bytes_of
 from trainer.checkpoint.team import Team
-from trainer.checkpoint.tree import dtype_of, tensor_of
-from trainer.checkpoint_files.catalog import Entry, missing, verify
-from trainer.checkpoint_files.durable import open_to_read, read_exactly
-from trainer.checkpoint_files.manifest import Manifest, TensorEntry, chunk_bytes
+from trainer.checkpoint.tree import tensor_of
+from trainer.checkpoint_files.catalog import Entry, missing, read_manifest, verify
+from trainer.checkpoint_files.durable import hash_file, open_to_read, read_exactly
+from trainer.checkpoint_files.manifest import Manifest
 from trainer.errors import CheckpointDamaged
 
-Read = Callable[[int, memoryview, int], object]  # of a file by its number, into this, from there on
 _SPREAD = optimizer_of_rank(0).removesuffix("00000")
 _WORD_EVERY_S = 1.0
 
@@ -40,11 +39,12 @@ _NOTHING = _Wanted(-1, 0, 0, 0)  # of nobody: only that the first rank goes on
 
 
 def fingerprint(entry: Entry, after_part: Callable[[], None] = lambda: None) -> str:
-    """SHA-256 over names, types, shapes and bytes of all tensors, in the order of their names, and of the optimizer's
-    other values. Reads and compares every byte, and holds one tensor at a time. Raises CheckpointDamaged."""
+    """SHA-256 over names, types, shapes and the digests of all blocks of all tensors, in the order of their names, and
+    over the optimizer's other values. Reads and compares every byte, and holds one block at a time. Raises
+    CheckpointDamaged."""
     manifest = verify(entry, after_file=after_part)
     with _opened(entry, manifest) as files:
-        return _digest(manifest, lambda number, view, at: read_exactly(files[number], view, at), after_part)
+        return _of_all(manifest, lambda number, view, at: read_exactly(files[number], view, at), after_part)
 
 
 def fingerprint_together(entry: Entry, team: Team, still_here: Callable[[], None]) -> str:
@@ -53,12 +53,65 @@ def fingerprint_together(entry: Entry, team: Team, still_here: Callable[[], None
 
 
 def _of_one_disk(entry: Entry, team: Team, still_here: Callable[[], None]) -> str:
-    """The first rank reads it alone."""
-    if team.is_first:
-        return team.tell(fingerprint(entry, _telling(team, still_here, "")))
-    while not (mark := team.tell("")):
+    """Each rank reads and compares its own file and takes its turn among the blocks; the first one sums up."""
+    manifest, problem = team.tell(_read_manifest(entry) if team.is_first else (None, ""))
+    if manifest is None:
+        raise CheckpointDamaged(problem)
+    digests: dict[int, bytes] = {}
+    problem, going, work = "", True, _turns(entry, manifest, team, digests)
+    while team.greatest(int(going))[0]:
+        end = time.monotonic() + _WORD_EVERY_S
+        try:
+            while going := next(work, False):
+                if time.monotonic() >= end:
+                    break
+        except (CheckpointDamaged, OSError) as error:
+            problem, going = str(error), False
         still_here()
+    _raise_first(team.exchange(problem))
+    told = team.join(msgspec.msgpack.encode(digests), _merged)
+    mark = ""
+    if told is not None:
+        try:
+            with _opened(entry, manifest, _with_values(manifest)) as files:
+                read = partial(_read, files)
+                mark = _mark(manifest, msgspec.msgpack.decode(told, type=dict[int, bytes]), _values(manifest, read))
+        except (CheckpointDamaged, OSError) as error:
+            problem = str(error)
+    mark, problem = team.tell((mark, problem))
+    _raise_first([problem])
     return mark
+
+
+def _read_manifest(entry: Entry) -> tuple[Manifest | None, str]:
+    try:
+        return read_manifest(entry), ""
+    except (CheckpointDamaged, OSError) as error:
+        return None, str(error)
+
+
+def _turns(entry: Entry, manifest: Manifest, team: Team, digests: dict[int, bytes]) -> Iterator[bool]:
+    """What one of the ranks does, part by part."""
+    many = len(team.ranks)
+    for file in manifest.files[team.me :: many]:
+        hash_file(entry.path / file.name, file.size, file.digest)
+        yield True
+    mine = list(enumerate(blocks(manifest)))[team.me :: many]
+    for number, block in mine:
+        with _opened(entry, manifest, {need.chunk.file for need in block.needs()}) as files:
+            digests[number] = block.digest(partial(_read, files))
+        yield True
+
+
+def _merged(words: Sequence[bytes]) -> bytes:
+    whole: dict[int, bytes] = {}
+    for word in words:
+        whole |= msgspec.msgpack.decode(word, type=dict[int, bytes])
+    return msgspec.msgpack.encode(whole)
+
+
+def _read(files: Mapping[int, int], number: int, view: memoryview, at: int) -> None:
+    read_exactly(files[number], view, at)
 
 
 def _telling(team: Team, still_here: Callable[[], None], word: object) -> Callable[[], None]:
@@ -89,8 +142,8 @@ def _of_disks_apart(entry: Entry, team: Team, still_here: Callable[[], None]) ->
     _raise_first(problem for problem, _ in told)
     with _opened(entry, manifest) if manifest else contextlib.nullcontext(dict[int, int]()) as files:
         if team.is_first and manifest is not None:
-            after_tensor = _telling(team, still_here, _NOTHING)
-            mark, problem = _ask(manifest, files, team, [held for _, held in told], after_tensor)
+            after_block = _telling(team, still_here, _NOTHING)
+            mark, problem = _ask(manifest, files, team, [held for _, held in told], after_block)
         else:
             mark, problem = _give(files, team, still_here)
     _raise_first(team.exchange(problem))
@@ -102,7 +155,7 @@ def _ask(
     files: Mapping[int, int],
     team: Team,
     held: Sequence[set[int]],
-    after_tensor: Callable[[], None],
+    after_block: Callable[[], None],
 ) -> tuple[str, str]:
     """The fingerprint, or why there is none."""
 
@@ -118,7 +171,7 @@ def _ask(
     try:
         if away := [file.name for number, file in enumerate(manifest.files) if number not in givers]:
             raise CheckpointDamaged(f"step {manifest.step}: {', '.join(away)} on no disk")
-        mark = _digest(manifest, read, after_tensor)
+        mark = _of_all(manifest, read, after_block)
     except Exception as error:  # noqa: BLE001 - whatever it is, the others wait for a word
         problem = f"{type(error).__name__}: {error}"
     team.tell(mark)
@@ -147,51 +200,58 @@ def _raise_first(problems: Iterable[str]) -> None:
             raise CheckpointDamaged(problem)
 
 
-def _digest(manifest: Manifest, read: Read, after_tensor: Callable[[], None]) -> str:
-    digest = hashlib.sha256()
+def _of_all(manifest: Manifest, read: Read, after_block: Callable[[], None]) -> str:
+    digests: dict[int, bytes] = {}
+    for number, block in enumerate(blocks(manifest)):
+        digests[number] = block.digest(read)
+        after_block()
+    return _mark(manifest, digests, _values(manifest, read))
+
+
+def _mark(manifest: Manifest, digests: Mapping[int, bytes], values: Mapping[str, Any]) -> str:
+    whole = hashlib.sha256()
     for name in sorted(manifest.tensors):
-        if name.startswith(("model/", "optimizer/")):
+        if name.startswith(OF_TRAINING):
             tensor = manifest.tensors[name]
-            digest.update(json.dumps([name, tensor.dtype, tensor.shape]).encode())
-            digest.update(bytes_of(_whole(tensor, read)))
-            after_tensor()
-    digest.update(json.dumps(_values(manifest, read), sort_keys=True).encode())
-    return digest.hexdigest()
-
-
-def _whole(entry: TensorEntry, read: Read) -> Tensor:
-    """The bytes of all parts in their places."""
-    whole = torch.empty(entry.shape, dtype=dtype_of(entry.dtype))
-    for chunk in entry.chunks:
-        raw = torch.empty(chunk_bytes(entry, chunk), dtype=torch.uint8)
-        read(chunk.file, bytes_of(raw), chunk.at)
-        if chunk.lengths == entry.shape:
-            return raw
-        target = whole
-        for dim, (begin, length) in enumerate(zip(chunk.offsets, chunk.lengths, strict=True)):
-            target = target.narrow(dim, begin, length)
-        target.copy_(raw.view(whole.dtype).view(chunk.lengths))
-    return whole.reshape(-1).view(torch.uint8)
+            whole.update(json.dumps([name, tensor.dtype, tensor.shape]).encode())
+    for number in range(len(digests)):
+        whole.update(digests[number])
+    whole.update(json.dumps(values, sort_keys=True).encode())
+    return whole.hexdigest()
 
 
 @contextlib.contextmanager
-def _opened(entry: Entry, manifest: Manifest) -> Iterator[dict[int, int]]:
-    """Descriptors of the files that are here, by their number."""
-    away = missing(entry.path, manifest)
+def _opened(entry: Entry, manifest: Manifest, wanted: Collection[int] | None = None) -> Iterator[dict[int, int]]:
+    """Descriptors of the files that are here, by their number; or of those that are wanted."""
+    if wanted is None:
+        away = set(missing(entry.path, manifest))
+        wanted = [number for number, file in enumerate(manifest.files) if file.name not in away]
     with contextlib.ExitStack() as opened:
         files = {}
-        for number, file in enumerate(manifest.files):
-            if file.name not in away:
-                files[number] = open_to_read(entry.path / file.name)
-                opened.callback(os.close, files[number])
+        for number in wanted:
+            files[number] = open_to_read(entry.path / manifest.files[number].name)
+            opened.callback(os.close, files[number])
         yield files
+
+
+def _with_values(manifest: Manifest) -> set[int]:
+    """The files that have something of what `_values` reads."""
+    spread = {tree.file for name, tree in manifest.trees.items() if _has_values(name)}
+    beside = [
+        entry for name, entry in manifest.tensors.items() if name.startswith((f"state/{SHARED}/", f"state/{_SPREAD}"))
+    ]
+    return spread | {number for entry in beside for row in entry.rows for number in row.files}
+
+
+def _has_values(document: str) -> bool:
+    return document == SHARED or document.startswith(_SPREAD)
 
 
 def _values(manifest: Manifest, read: Read) -> dict[str, Any]:
     """What is no tensor of the optimizers' state, by optimizer and parameter; which rank kept it does not count."""
     found: dict[str, Any] = {}
     for name, tree in manifest.trees.items():
-        if name == SHARED or name.startswith(_SPREAD):
+        if _has_values(name):
             text = bytearray(tree.size)
             read(tree.file, memoryview(text), tree.at)
             document = json.loads(text)
@@ -208,5 +268,5 @@ def _with_digests(words: Any, manifest: Manifest, read: Read) -> Any:
         return words
     if (name := tensor_of(words)) is not None:
         entry = manifest.tensors[name]
-        return [entry.dtype, entry.shape, hashlib.sha256(bytes_of(_whole(entry, read))).hexdigest()]
+        return [entry.dtype, entry.shape, [block.digest(read).hex() for block in blocks_of(name, entry)]]
     return {key: _with_digests(word, manifest, read) for key, word in words.items()}

@@ -14,24 +14,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import default_planner
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import ReadItem
 
 from trainer.checkpoint.contents import SHARED, Subjects, of_rank, optimizer_of_rank
 from trainer.checkpoint.filling import Piece, Scratch, piece_of, places
 from trainer.checkpoint.generators import restore_generators, seed_all
 from trainer.checkpoint.names import ModelNames
 from trainer.checkpoint.optimizers import OptimizerNames, home_of, sharded_again
+from trainer.checkpoint.planning import Need, needs
 from trainer.checkpoint.team import Team
 from trainer.checkpoint.tree import dtype_of, from_json, is_sharded, to_json
 from trainer.checkpoint_files.durable import read_into
-from trainer.checkpoint_files.manifest import Chunk, Manifest, TensorEntry, Value
+from trainer.checkpoint_files.manifest import Manifest, TensorEntry, Value
 from trainer.errors import CheckpointDamaged, TrainerError
 from trainer.world import World
 
@@ -75,7 +68,7 @@ class Reader:
             key: OptimizerNames(key, optimizer, self._names) for key, optimizer in subjects.optimizers.items()
         }
         self._targets = Targets()
-        self._items: list[ReadItem] = []
+        self._items: list[Need] = []
         self._documents: dict[str, memoryview] = {}
         self._scratch = Scratch()
 
@@ -97,8 +90,7 @@ class Reader:
                 for part, tensor in state.items()
             },
         }
-        plan = default_planner.create_default_local_load_plan(targets.by_name, _metadata(self.manifest.tensors))
-        self._items = plan.items
+        self._items = needs(targets.by_name, self.manifest.tensors)
 
     def read(self) -> None:
         """Read every file that holds something for this rank, compare it, and fill the tensors with it on the way.
@@ -107,10 +99,8 @@ class Reader:
         """
         pieces: dict[int, list[Piece]] = {}
         for item in self._items:
-            entry, chunk = self.manifest.tensors[item.storage_index.fqn], self._chunk(item)
-            pieces.setdefault(chunk.file, []).append(
-                piece_of(self._targets.by_name[item.dest_index.fqn], entry, chunk, item)
-            )
+            piece = piece_of(self._targets.by_name[item.name], self.manifest.tensors[item.name], item)
+            pieces.setdefault(item.chunk.file, []).append(piece)
         for name, tree in self.manifest.trees.items():
             if self._wants(name):
                 self._documents[name] = memoryview(bytearray(tree.size))
@@ -241,12 +231,6 @@ class Reader:
         value: dict[str, Any] = from_json(self._documents[name].tobytes(), lambda key: self._targets.kept[key])
         return value
 
-    def _chunk(self, item: ReadItem) -> Chunk:
-        entry = self.manifest.tensors[item.storage_index.fqn]
-        if item.storage_index.index is None:
-            raise TypeError("expected a planner that numbers chunks")
-        return entry.chunks[item.storage_index.index]
-
 
 _SPREAD = optimizer_of_rank(0).removesuffix("00000")
 _OF_ALL = f"state/{SHARED}/"
@@ -269,21 +253,6 @@ def _like(entry: TensorEntry, parameter: Tensor, device: torch.device, live: Ten
 
 def _layout(tensor: Tensor) -> tuple[object, ...]:
     return tensor.shape, tensor.dtype, tensor.device, tensor.stride()
-
-
-def _metadata(tensors: Mapping[str, TensorEntry]) -> Metadata:
-    return Metadata(
-        {
-            name: TensorStorageMetadata(
-                properties=TensorProperties(dtype=dtype_of(entry.dtype)),
-                size=torch.Size(entry.shape),
-                chunks=[
-                    ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.lengths)) for chunk in entry.chunks
-                ],
-            )
-            for name, entry in tensors.items()
-        }
-    )
 
 
 def read_patiently(reader: Reader, now: Callable[[], float] = time.monotonic) -> tuple[str, bool]:

@@ -58,7 +58,7 @@ class MemoryTier:
     def fits(self, contents: Contents, world_team: Team) -> bool:
         """Whether what is kept, and one more that is being written, stays within the limit; all nodes agree."""
         if self.enabled is None:
-            mine = make_plan(contents.tensors, self.node.group).size + sum(map(len, contents.documents.values()))
+            mine = make_plan(contents.tensors, self.node).size + sum(map(len, contents.documents.values()))
             needed = (self.keep + 1) * sum(self.node.exchange(mine))
             # What older snapshots take is given back as newer ones come.
             free = shutil.disk_usage(self.folder).free + _size_of(self.folder)

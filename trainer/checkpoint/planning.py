@@ -1,18 +1,24 @@
-"""Who writes what, where: torch.distributed.checkpoint's planner decides, this gives each part its place in a file."""
+"""Who writes what, where; and who reads what from where. What several ranks have is written by one of them."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint import default_planner, planner
-from torch.distributed.checkpoint._dedup_save_plans import dedup_save_plans
 
-from trainer.checkpoint.tree import dtype_name
-from trainer.checkpoint_files.manifest import ITEM_BYTES, Chunk, TensorEntry
+from trainer.checkpoint import shares
+from trainer.checkpoint.shares import Brought, Share
+from trainer.checkpoint.team import Team
+from trainer.checkpoint.tree import dtype_of
+from trainer.checkpoint_files.manifest import ITEM_BYTES, Chunk, TensorEntry, chunk_bytes
+from trainer.errors import TrainerError
 
 _ALIGNED = 64  # bytes: so that a part can be read as a tensor where it lies
+_SMALL = 4096  # bytes: so little lies in the file of the first who has it, which all read for what is one for all
+_DECODER = msgspec.msgpack.Decoder(dict[str, TensorEntry])
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,80 +43,122 @@ class WritePlan:
     signature: int  # of what this rank had to bring when the plan was made
 
 
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Something that a tensor of this rank needs, and the part in which it is saved."""
+
+    name: str
+    chunk: Chunk
+    inside: tuple[int, ...]  # where it begins in that part
+    offsets: tuple[int, ...]  # where it begins in what this rank has of the tensor
+    lengths: tuple[int, ...]
+
+
 def signature(tensors: Mapping[str, Tensor]) -> int:
     """Changes when a plan has to be made anew."""
     return hash(tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()))
 
 
-def make_plan(tensors: dict[str, Tensor], group: dist.ProcessGroup | None) -> WritePlan:
-    """Agree on who writes what. All ranks call it with what they have; what several have is written once."""
-    local = default_planner.create_default_local_save_plan(tensors, is_coordinator=True)
-    plans, rank = [local], 0
-    if group is not None:
-        plans = [local] * group.size()
-        dist.all_gather_object(plans, local, group=group)
-        rank = group.rank()
-    plans = dedup_save_plans(plans)
-    places = [_place(plan) for plan in plans]
-    return WritePlan(
-        parts=tuple(_part(item, at) for item, at in zip(plans[rank].items, places[rank], strict=True)),
-        size=_end(plans[rank], places[rank]),
-        tensors=_entries(plans, places),
-        signature=signature(tensors),
-    )
+def make_plan(tensors: dict[str, Tensor], team: Team) -> WritePlan:
+    """Agree on who writes what. All ranks call it with what they have; the first one decides."""
+    brought = team.join(shares.encode(shares.bring(tensors, team.me)), shares.join)
+    decided = msgspec.msgpack.encode(decide(shares.decode(brought), len(team.ranks))) if brought is not None else b""
+    return plan_of(decode(team.tell(decided)), team.me, signature(tensors))
 
 
-def _place(plan: planner.SavePlan) -> list[int]:
-    ats, at = [], 0
-    for item in plan.items:
-        ats.append(at)
-        at = _aligned(at + _bytes(item))
-    return ats
+def decode(decided: bytes) -> dict[str, TensorEntry]:
+    """What the first rank has decided."""
+    return _DECODER.decode(decided)
 
 
-def _end(plan: planner.SavePlan, ats: list[int]) -> int:
-    return _aligned(ats[-1] + _bytes(plan.items[-1])) if ats else 0
+def plan_of(tensors: dict[str, TensorEntry], me: int, mark: int) -> WritePlan:
+    """The decision as one rank sees it. Raises TrainerError, on all ranks, where a tensor cannot be kept."""
+    for entry in tensors.values():
+        if entry.dtype not in ITEM_BYTES:
+            raise TrainerError(f"checkpoint: a tensor of type {entry.dtype} cannot be kept")
+    parts = tuple(sorted(_parts(tensors, me), key=lambda part: part.at))
+    return WritePlan(parts, _aligned(parts[-1].at + parts[-1].size) if parts else 0, tensors, mark)
+
+
+def _parts(tensors: Mapping[str, TensorEntry], me: int) -> Iterator[Part]:
+    for name, entry in tensors.items():
+        for row in entry.rows:
+            number, rest = divmod(me - row.file, row.stride)
+            if rest == 0 and 0 <= number < row.count:
+                part = row.part(number)
+                size = chunk_bytes(entry, part)
+                yield Part(name, part.offsets, part.lengths, dtype_of(entry.dtype), part.at, size)
+
+
+def decide(brought: Mapping[str, Brought], ranks: int) -> dict[str, TensorEntry]:
+    """Give each part one rank that writes it, and a place in that one's file: where there is a choice, the rank that
+    has least to write so far takes it.
+
+    Long rows come first, so that their parts lie at the same places in all files, and large parts before small ones.
+    """
+    ends = np.zeros(ranks, np.int64)
+    rows: dict[str, list[Chunk]] = {name: [] for name in brought}
+    todo = [
+        (share.count, math.prod(share.lengths) * ITEM_BYTES.get(one.dtype, 0), name, share, firsts)
+        for name, one in brought.items()
+        for share, firsts in shares.told_apart(one.shares)
+    ]
+    for count, size, name, share, firsts in sorted(todo, key=lambda each: each[:2], reverse=True):
+        choice = len(firsts) > 1 and size > _SMALL
+        first = firsts[int(ends[list(firsts)].argmin())] if choice else firsts[0]
+        mine = ends[first : first + count * share.stride : share.stride]
+        rows[name] += _rows(share, first, mine)
+        mine += _aligned(size)
+    return {name: TensorEntry(one.dtype, one.shape, tuple(rows[name])) for name, one in brought.items()}
+
+
+def _rows(share: Share, first: int, ats: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> Iterator[Chunk]:
+    """A share, divided where the places in the files differ."""
+    cuts = [] if share.count == 1 else (np.flatnonzero(np.diff(ats)) + 1).tolist()
+    whole = Chunk(first, 0, share.offsets, share.lengths, share.count, share.stride, share.dim)
+    for begin, end in zip([0, *cuts], [*cuts, share.count], strict=True):
+        part = whole.part(begin)
+        yield Chunk(part.file, int(ats[begin]), part.offsets, part.lengths, end - begin, share.stride, share.dim)
+
+
+def needs(tensors: Mapping[str, Tensor], saved: Mapping[str, TensorEntry]) -> list[Need]:
+    """All that is needed to fill these tensors, each of which is as large as the saved one."""
+    return [
+        need
+        for name, own in shares.bring(tensors, 0).items()
+        for share in own.shares
+        for row in saved[name].rows
+        for need in needed(name, (share.offsets, share.lengths), row)
+    ]
+
+
+def needed(name: str, box: shares.Box, row: Chunk) -> Iterator[Need]:
+    """What a row of parts has of a box."""
+    offsets, lengths = box
+    for number in _overlapping(box, row):
+        part = row.part(number) if row.count > 1 else row
+        begins = tuple(map(max, offsets, part.offsets))
+        ends = [min(a + n, b + m) for a, n, b, m in zip(offsets, lengths, part.offsets, part.lengths, strict=True)]
+        sizes = tuple(end - begin for begin, end in zip(begins, ends, strict=True))
+        if all(size > 0 for size in sizes):
+            yield Need(name, part, _from(begins, part.offsets), _from(begins, offsets), sizes)
+
+
+def _overlapping(box: shares.Box, row: Chunk) -> range:
+    """The numbers of those parts of a row that a box reaches along its dimension."""
+    if row.count == 1:
+        return range(1)
+    step = row.lengths[row.dim]
+    begin = box[0][row.dim] - row.offsets[row.dim]
+    return range(max(0, begin // step), min(row.count, -(-(begin + box[1][row.dim]) // step))) if step else range(0)
+
+
+def _from(begins: tuple[int, ...], origin: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(begin - zero for begin, zero in zip(begins, origin, strict=True))
 
 
 def _aligned(at: int) -> int:
     return -(-at // _ALIGNED) * _ALIGNED
-
-
-def _data(item: planner.WriteItem) -> planner.TensorWriteData:
-    if item.tensor_data is None:
-        raise TypeError(f"{item.index.fqn}: expected a tensor")
-    return item.tensor_data
-
-
-def _bytes(item: planner.WriteItem) -> int:
-    data = _data(item)
-    return data.chunk.sizes.numel() * ITEM_BYTES[dtype_name(data.properties.dtype)]
-
-
-def _part(item: planner.WriteItem, at: int) -> Part:
-    data = _data(item)
-    return Part(
-        name=item.index.fqn,
-        offsets=tuple(data.chunk.offsets),
-        lengths=tuple(data.chunk.sizes),
-        dtype=data.properties.dtype,
-        at=at,
-        size=_bytes(item),
-    )
-
-
-def _entries(plans: list[planner.SavePlan], places: list[list[int]]) -> dict[str, TensorEntry]:
-    wholes: dict[str, tuple[str, tuple[int, ...]]] = {}
-    chunks: dict[str, list[Chunk]] = {}
-    for number, (plan, ats) in enumerate(zip(plans, places, strict=True)):
-        for item, at in zip(plan.items, ats, strict=True):
-            data, name = _data(item), item.index.fqn
-            wholes[name] = (dtype_name(data.properties.dtype), tuple(data.size))
-            parts = chunks.setdefault(name, [])
-            # An empty shard of an uneven split has nothing to say.
-            if data.chunk.sizes.numel() or not data.size.numel():
-                parts.append(Chunk(number, at, tuple(data.chunk.offsets), tuple(data.chunk.sizes)))
-    return {name: TensorEntry(*whole, tuple(chunks[name])) for name, whole in wholes.items()}
 
 
 def local_part(tensor: Tensor, part: Part) -> Tensor:
@@ -119,3 +167,10 @@ def local_part(tensor: Tensor, part: Part) -> Tensor:
     if tuple(local.shape) != part.lengths:
         raise ValueError(f"{part.name}: planned for {part.lengths}, but it is {tuple(local.shape)} here")
     return local
+
+
+def narrow(tensor: Tensor, offsets: Sequence[int], lengths: Sequence[int]) -> Tensor:
+    """A box of a tensor."""
+    for dim, (begin, length) in enumerate(zip(offsets, lengths, strict=False)):  # a 0-d tensor has no dimension
+        tensor = tensor.narrow(dim, begin, length)
+    return tensor

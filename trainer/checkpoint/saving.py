@@ -123,7 +123,7 @@ class Saver:
         """The plan for this state: the last one while the state has the same shape on all ranks."""
         stale = self._plan is None or self._plan.signature != signature(contents.tensors)
         if self._team.greatest(stale)[0] or self._plan is None:
-            self._plan = make_plan(contents.tensors, self._team.group)
+            self._plan = make_plan(contents.tensors, self._team)
         return self._plan
 
     def reserve(self, contents: Contents) -> None:

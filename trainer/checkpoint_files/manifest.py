@@ -1,7 +1,7 @@
 """MANIFEST.json: what a checkpoint consists of, down to the last byte. Data only, and checked before it is believed."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations
 from typing import Annotated
 
@@ -11,7 +11,8 @@ import xxhash
 from trainer.checkpoint_files.layout import LAST_STEP, is_data_name
 from trainer.errors import CheckpointDamaged
 
-FORMAT = 1
+FORMAT = 2
+_READABLE = (1, FORMAT)  # in the first one each part was listed by itself
 # Bytes of one element, by torch's name of the type.
 ITEM_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
@@ -24,6 +25,7 @@ _DIGEST_HEX = 32
 _MOST_CUTS, _MOST_PAIRS = 16, 40_000
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+Many = Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
 Step = Annotated[int, msgspec.Meta(ge=0, le=LAST_STEP)]
 Value = str | int | float | bool | None
 BEST_BY = "best_by"  # in `info` of the best one: the name of the value that it is the best by
@@ -38,12 +40,28 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A rectangular part of a tensor, and where its bytes are."""
+    """A rectangular part of a tensor, and where its bytes are; or a row of parts, as equal ranks have them.
+
+    The parts of a row are of one size and lie at the same place of their files: the next one is in the file `stride`
+    further, and follows the one before it along `dim`. So a thousand shards are one line of the manifest.
+    """
 
     file: Size  # index into `files`
     at: Size  # byte offset in it
     offsets: tuple[Size, ...]
     lengths: tuple[Size, ...]
+    count: Many = 1
+    stride: Many = 1
+    dim: Size = 0
+
+    @property
+    def files(self) -> range:
+        return range(self.file, self.file + self.count * self.stride, self.stride)
+
+    def part(self, number: int) -> "Chunk":
+        """One part of a row."""
+        begin = self.offsets[self.dim] + number * self.lengths[self.dim] if self.offsets else 0
+        return Chunk(self.file + number * self.stride, self.at, _put(self.offsets, self.dim, begin), self.lengths)
 
 
 class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,7 +69,16 @@ class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     dtype: str
     shape: tuple[Size, ...]
-    chunks: tuple[Chunk, ...]
+    rows: tuple[Chunk, ...] = msgspec.field(name="chunks")
+
+    @property
+    def chunks(self) -> Iterator[Chunk]:
+        """Each part by itself."""
+        for row in self.rows:
+            if row.count == 1:
+                yield row
+            else:
+                yield from map(row.part, range(row.count))
 
 
 class TreeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,14 +127,15 @@ def decode(data: bytes) -> Manifest:
         manifest = msgspec.json.decode(body, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointDamaged(f"manifest: not one of this version: {error}") from error
-    if manifest.format != FORMAT:
-        raise CheckpointDamaged(f"manifest: expected format {FORMAT}, got {manifest.format}")
+    if manifest.format not in _READABLE:
+        raise CheckpointDamaged(f"manifest: expected format {FORMAT} or an older one, got {manifest.format}")
     for problem in _problems(manifest):
         raise CheckpointDamaged(f"manifest: {problem}")
     return manifest
 
 
 def chunk_bytes(entry: TensorEntry, chunk: Chunk) -> int:
+    """Of one part."""
     return math.prod(chunk.lengths) * ITEM_BYTES[entry.dtype]
 
 
@@ -123,36 +151,60 @@ def _problems(manifest: Manifest) -> Iterable[str]:
     for name, tree in manifest.trees.items():
         if tree.file >= len(names) or tree.at + tree.size > manifest.files[tree.file].size:
             yield f"{name}: lies outside of its file"
+    room = _least_room(manifest.files)
     for name, entry in manifest.tensors.items():
         if entry.dtype not in ITEM_BYTES:
             yield f"{name}: unknown type {entry.dtype!r}"
-        elif problem := _tensor_problem(manifest, entry):
+        elif problem := _tensor_problem(manifest, entry, room):
             yield f"{name}: {problem}"
 
 
-def _tensor_problem(manifest: Manifest, entry: TensorEntry) -> str | None:
-    for chunk in entry.chunks:
-        if len(chunk.offsets) != len(entry.shape) or len(chunk.lengths) != len(entry.shape):
+def _tensor_problem(manifest: Manifest, entry: TensorEntry, room: Callable[[Chunk], int]) -> str | None:
+    for row in entry.rows:
+        if len(row.offsets) != len(entry.shape) or len(row.lengths) != len(entry.shape):
             return "a part has another number of dimensions than the whole"
-        if any(o + n > whole for o, n, whole in zip(chunk.offsets, chunk.lengths, entry.shape, strict=True)):
+        if row.count > 1 and row.dim >= len(entry.shape):
+            return "a row of parts follows no dimension"
+        if any(o + n > whole for o, n, whole in zip(row.offsets, _lengths(row), entry.shape, strict=True)):
             return "a part reaches over the edge"
-        if chunk.file >= len(manifest.files):
+        if row.files[-1] >= len(manifest.files):
             return "lies in a file that is not listed"
-        if chunk.at + chunk_bytes(entry, chunk) > manifest.files[chunk.file].size:
+        if row.at + chunk_bytes(entry, row) > room(row):
             return "lies outside of its file"
-    covered = sum(math.prod(chunk.lengths) for chunk in entry.chunks)
+    covered = sum(row.count * math.prod(row.lengths) for row in entry.rows)
     if manifest.ranks is None and covered != math.prod(entry.shape):
         return "its parts are not the whole"
-    return _overlap_problem(entry.chunks)
+    return _overlap_problem(entry.rows)
 
 
-def _overlap_problem(chunks: Iterable[Chunk]) -> str | None:
+def _lengths(row: Chunk) -> tuple[int, ...]:
+    """Of all parts of a row together, which are one box."""
+    return row.lengths if row.count == 1 else _put(row.lengths, row.dim, row.count * row.lengths[row.dim])
+
+
+def _put(numbers: tuple[int, ...], at: int, number: int) -> tuple[int, ...]:
+    return (*numbers[:at], number, *numbers[at + 1 :]) if numbers else numbers
+
+
+def _least_room(files: Sequence[FileEntry]) -> Callable[[Chunk], int]:
+    """The size of the smallest file of a row; rows of the same files are many."""
+    sizes, known = [file.size for file in files], dict[range, int]()
+
+    def room(row: Chunk) -> int:
+        if row.files not in known:
+            known[row.files] = min(sizes[row.file : row.files.stop : row.stride])
+        return known[row.files]
+
+    return room
+
+
+def _overlap_problem(rows: Iterable[Chunk]) -> str | None:
     """As many elements as the whole has, but some twice, would leave others as they happened to be.
 
     The parts of a sharded tensor come apart by straight cuts; those that do not are compared with each other, if they
     are few: time is bounded whatever a manifest says.
     """
-    groups = [[chunk for chunk in chunks if 0 not in chunk.lengths]]
+    groups = [[Chunk(0, 0, row.offsets, _lengths(row)) for row in rows if 0 not in row.lengths]]
     for _ in range(_MOST_CUTS):
         groups = [part for group in groups for part in _apart(group) if len(part) > 1]
     if sum(len(group) ** 2 for group in groups) > _MOST_PAIRS:

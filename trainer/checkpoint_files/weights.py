@@ -58,7 +58,7 @@ class Weights:
         self._model = model
 
     def __enter__(self) -> Self:
-        wanted = {chunk.file for entry in self._entries.values() for chunk in entry.chunks}
+        wanted = {file for entry in self._entries.values() for row in entry.rows for file in row.files}
         shared = self._manifest.trees.get(_SHARED)
         wanted |= {shared.file} if shared is not None else set()
         with contextlib.ExitStack() as opened:

@@ -8,15 +8,22 @@ from small_trainings import Recipe, Training
 
 from trainer.checkpoint.contents import gather
 from trainer.checkpoint.planning import local_part, make_plan, signature
+from trainer.checkpoint.team import Team
 from trainer.checkpoint_files.manifest import ITEM_BYTES, chunk_bytes
 from trainer.errors import TrainerError
+
+ALONE = Team(None, (0,), 0)
+
+
+def team_of(world):
+    return Team(world.control, tuple(range(world.size)), world.rank)
 
 
 def plan_of(recipe):
     training = Training.begin(recipe)
     training.step(1)
     tensors = gather(training.checkpointer("unused")._subjects, training.world).tensors
-    plan = make_plan(tensors, training.world.control)
+    plan = make_plan(tensors, team_of(training.world))
     return plan, {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
 
 
@@ -68,17 +75,17 @@ def test_a_tensor_that_changes_its_shape_or_type_or_joins_makes_a_plan_stale():
 
 
 def test_empty_and_single_values_have_their_place():
-    plan = make_plan({"none": torch.zeros(0, 3), "one": torch.tensor(2.0), "two": torch.zeros(2, 0)}, None)
-    assert [len(entry.chunks) for entry in plan.tensors.values()] == [1, 1, 1]
+    plan = make_plan({"none": torch.zeros(0, 3), "one": torch.tensor(2.0), "two": torch.zeros(2, 0)}, ALONE)
+    assert [len(entry.rows) for entry in plan.tensors.values()] == [1, 1, 1]
     assert plan.size == 64
 
 
 def test_a_part_that_is_not_what_was_planned_is_an_error():
-    plan = make_plan({"a": torch.zeros(2)}, None)
+    plan = make_plan({"a": torch.zeros(2)}, ALONE)
     with pytest.raises(ValueError, match=r"a: planned for \(2,\), but it is \(3,\) here"):
         local_part(torch.zeros(3), plan.parts[0])
 
 
 def test_a_type_that_cannot_be_kept_is_told_of():
     with pytest.raises(TrainerError, match="a tensor of type float4_e2m1fn_x2 cannot be kept"):
-        make_plan({"a": torch.empty(2, dtype=torch.float4_e2m1fn_x2)}, None)
+        make_plan({"a": torch.empty(2, dtype=torch.float4_e2m1fn_x2)}, ALONE)

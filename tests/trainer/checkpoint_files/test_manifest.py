@@ -134,12 +134,21 @@ def test_whatever_is_believed_lies_inside_of_its_files(data):
         (with_tensor(chunks=[Chunk(2, 0, (0,), (4,))]), "lies in a file that is not listed"),
         (with_tensor(chunks=[Chunk(0, 96, (0,), (4,))]), "lies outside of its file"),
         (with_tensor(chunks=[Chunk(0, 0, (0, 0), (2, 2))]), "another number of dimensions"),
+        (with_tensor(chunks=[Chunk(0, 0, (0,), (2,), 2, 2)]), "lies in a file that is not listed"),
+        (with_tensor(chunks=[Chunk(0, 0, (0,), (2,), 3)]), "a part reaches over the edge"),
+        (with_tensor(chunks=[Chunk(0, 0, (0,), (1,), 2)]), "its parts are not the whole"),
+        (with_tensor(chunks=[Chunk(0, 93, (0,), (2,), 2)]), "lies outside of its file"),
+        (with_tensor(chunks=[Chunk(0, 0, (0,), (1,), 2), Chunk(0, 0, (1,), (2,))]), "its parts lie over each other"),
+        (with_tensor(chunks=[Chunk(0, 0, (0,), (2,), 2, 1, 1)]), "follows no dimension"),
+        (with_tensor(shape=(), chunks=[Chunk(0, 0, (), (), 2)], ranks=(0,)), "follows no dimension"),
+        (with_tensor(chunks=[Chunk(0, 0, (0,), (2,), 1 << 62, 1 << 62)]), "a part reaches over the edge"),
+        (with_tensor(shape=(0,), chunks=[Chunk(0, 0, (0,), (0,), 1 << 62, 1 << 62)]), "file that is not listed"),
         (Manifest(1, 1, "n", (FILES[0], FILES[0]), {}, {}), "expected one file a rank"),
         (Manifest(1, 1, "n", (FileEntry("../x", 1, "0"),), {}, {}), "expected one file a rank"),
         (Manifest(1, 1, "n", (FileEntry("FENCE", 1, "0"),), {}, {}), "expected one file a rank"),
         (Manifest(1, 2, "n", tuple(FILES), {}, {"t": TreeEntry(0, 99, 2)}), "t: lies outside of its file"),
         (Manifest(1, 2, "n", tuple(FILES), {}, {"t": TreeEntry(2, 0, 1)}), "t: lies outside of its file"),
-        (Manifest(1, 1, "n", (), {}, {}, format=2), "expected format 1, got 2"),
+        (Manifest(1, 1, "n", (), {}, {}, format=3), "expected format 2 or an older one, got 3"),
         (Manifest(LAST_STEP + 1, 1, "n", (), {}, {}), "not one of this version"),
         (Manifest(-1, 1, "n", (), {}, {}), "not one of this version"),
     ],
@@ -147,6 +156,22 @@ def test_whatever_is_believed_lies_inside_of_its_files(data):
 def test_one_that_makes_no_sense_is_damaged(manifest, problem):
     with pytest.raises(CheckpointDamaged, match=problem):
         decode(encode(manifest))
+
+
+def test_a_row_of_parts_is_each_of_them():
+    rows = [Chunk(0, 8, (0, 0), (2, 3), 2, 1, 1), Chunk(1, 0, (0, 6), (2, 1))]
+    manifest = with_tensor(shape=(2, 7), chunks=rows)
+    (entry,) = decode(encode(manifest)).tensors.values()
+    assert list(entry.chunks) == [Chunk(0, 8, (0, 0), (2, 3)), Chunk(1, 8, (0, 3), (2, 3)), rows[1]]
+
+
+def test_one_of_before_there_were_rows_is_read():
+    body = (
+        b'{"step":7,"world_size":2,"nonce":"n","files":[{"name":"rank-00000.data","size":9,"digest":"d"}],"tensors":{"w"'
+        b':{"dtype":"int8","shape":[4],"chunks":[[0,0,[0],[2]],[0,4,[2],[2]]]}},"trees":{},"ranks":null,"apart":false,'
+        b'"finite":true,"attempt":0,"saved_unix_s":0.0,"info":{},"format":1}'
+    )
+    assert decode(sealed(body)).tensors["w"].rows == (Chunk(0, 0, (0,), (2,)), Chunk(0, 4, (2,), (2,)))
 
 
 def halves(depth: int) -> list[Chunk]:

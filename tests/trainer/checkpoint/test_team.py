@@ -1,0 +1,63 @@
+"""Words that go along a tree of ranks."""
+
+import os
+import pickle
+
+import pytest
+from ranks import spawn_ranks
+
+from trainer import world as world_module
+from trainer.checkpoint import team as team_module
+from trainer.checkpoint.team import Team
+from trainer.world import barrier, cpu_group, join
+
+
+def sockets():
+    folder = "/proc/self/fd"
+    links = [f"{folder}/{name}" for name in os.listdir(folder)]
+    return sum(os.path.lexists(link) and os.readlink(link).startswith("socket:") for link in links)
+
+
+def speak(mesh):
+    team_module._FAN, world_module._MESH = 2, mesh
+    world = join()
+    team = Team(cpu_group(), tuple(range(world.size)), world.rank)
+    word = {"rank": world.rank, "long": "x" * 500 * world.rank}
+    said = team.exchange(word)
+    told = team.tell([world.rank, "y" * 5000])
+    most = team.greatest(world.rank, -world.rank, 3)
+    whole = team.join(pickle.dumps([world.rank]), lambda words: pickle.dumps([pickle.loads(one) for one in words]))
+    barrier(world)
+    return said, told, most, whole and pickle.loads(whole), sockets()
+
+
+@pytest.fixture(scope="module")
+def found():
+    return {mesh: spawn_ranks(speak, 7, mesh) for mesh in (2, 64)}
+
+
+@pytest.mark.parametrize("mesh", [2, 64])
+def test_all_hear_what_each_one_says(found, mesh):
+    for rank, (said, told, most, whole, _) in enumerate(found[mesh]):
+        assert said == [{"rank": each, "long": "x" * 500 * each} for each in range(7)]
+        assert told == [0, "y" * 5000]
+        assert most == [6, 0, 3]
+        # 4 stands for the places from 4 on, 6 for itself alone.
+        assert whole == ([[[[0], [1]], [[2], [3]]], [[[4], [5]], [6]]] if rank == 0 else None)
+
+
+def test_many_ranks_have_fewer_connections(found):
+    """Where there are more than a mesh takes, two ranks are connected once one has a word for the other."""
+    connected = {mesh: [sockets for *_, sockets in results] for mesh, results in found.items()}
+    assert sum(connected[2]) < sum(connected[64])
+
+
+def test_nobody_hears_many_and_everybody_is_heard():
+    for size in (1, 2, 8, 9, 63, 64, 65, 513, 1024):
+        ranks = tuple(range(size))
+        teams = [Team(None, ranks, me) for me in ranks]
+        heard = [[place for level in team.below for place in level] for team in teams]
+        assert sorted(place for places in heard for place in places) == list(range(1, size))
+        assert all(teams[place].above == me for me, places in enumerate(heard) for place in places)
+        assert max(map(len, heard)) <= 7 * 4
+        assert all(len(level) <= 7 for team in teams for level in team.below)

@@ -1,0 +1,173 @@
+"""What ranks have of each tensor, in few words however many they are: joined on the way up a tree of ranks.
+
+Ranks that shard a model evenly have parts that follow each other, and ranks that replicate it have the same ones. Both
+are told as one Share, so that what a thousand ranks have is hardly longer than what one has. Whatever is not that
+regular stays as it is: nothing is lost, the word is only longer.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import combinations
+
+import msgspec
+from torch import Tensor
+from torch.distributed.checkpoint import default_planner
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets and lengths
+_FEW = 40
+
+
+class Share(msgspec.Struct, array_like=True):
+    """A row of parts along one dimension, and who has them; and the same row, in the same way, on other ranks."""
+
+    first: int  # the place of the rank that has the first part
+    offsets: tuple[int, ...]
+    lengths: tuple[int, ...]
+    count: int = 1
+    stride: int = 1  # from the rank of one part to that of the next one
+    dim: int = 0
+    copies: int = 1
+    apart: int = 0  # from a rank to the one that has a copy of the same part
+
+
+class Brought(msgspec.Struct, array_like=True):
+    """One tensor of the unsharded state and what there is of it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    shares: list[Share]
+
+
+_DECODER = msgspec.msgpack.Decoder(dict[str, Brought])
+
+
+def bring(tensors: Mapping[str, Tensor], place: int) -> dict[str, Brought]:
+    """What one rank has."""
+    found: dict[str, Brought] = {}
+    for item in default_planner.create_default_local_save_plan(dict(tensors), is_coordinator=True).items:
+        data = item.tensor_data
+        if data is None:
+            raise TypeError(f"{item.index.fqn}: expected a tensor")
+        brought = Brought(str(data.properties.dtype).removeprefix("torch."), tuple(data.size), [])
+        # An empty shard of an uneven split has nothing to say.
+        if data.chunk.sizes.numel() or not data.size.numel():
+            brought.shares.append(Share(place, tuple(data.chunk.offsets), tuple(data.chunk.sizes)))
+        found[item.index.fqn] = brought
+    return found
+
+
+def encode(brought: Mapping[str, Brought]) -> bytes:
+    return msgspec.msgpack.encode(brought)
+
+
+def decode(data: bytes) -> dict[str, Brought]:
+    return _DECODER.decode(data)
+
+
+def join(several: Iterable[bytes]) -> bytes:
+    """What some ranks have, told in the order of their places, as one word."""
+    whole: dict[str, Brought] = {}
+    for one in several:
+        for name, brought in decode(one).items():
+            known = whole.setdefault(name, brought)
+            if known is not brought:
+                known.shares += brought.shares
+    for brought in whole.values():
+        brought.shares = _joined(brought.shares, brought.shape)
+    return encode(whole)
+
+
+def _joined(shares: list[Share], shape: tuple[int, ...]) -> list[Share]:
+    before = 0
+    while 1 < len(shares) != before:
+        before = len(shares)
+        shares = _folded(shares, lambda share: share.offsets, _add_copy)
+        for dim in range(len(shape)):
+            shares = _folded(shares, partial(_end, dim), partial(_extend, dim))
+            shares = [one for share in shares for one in _across(share, dim, shape)]
+    return shares
+
+
+def _folded(
+    shares: list[Share], end: Callable[[Share], tuple[int, ...]], add: Callable[[Share, Share], bool]
+) -> list[Share]:
+    """Each share becomes a part of an earlier one that ends where it begins, if it can."""
+    kept: list[Share] = []
+    ending: dict[Box, Share] = {}
+    for share in shares:
+        earlier = ending.pop((share.offsets, share.lengths), None)
+        if earlier is None or not add(earlier, share):
+            kept.append(share)
+            earlier = share
+        ending[end(earlier), earlier.lengths] = earlier
+    return kept
+
+
+def _add_copy(share: Share, other: Share) -> bool:
+    apart = share.apart if share.copies > 1 else other.first - share.first
+    row = (share.count, share.stride, share.dim) == (other.count, other.stride, other.dim)
+    if not row or other.first != share.first + share.copies * apart or (other.copies > 1 and other.apart != apart):
+        return False
+    share.copies, share.apart = share.copies + other.copies, apart
+    return True
+
+
+def _end(dim: int, share: Share) -> tuple[int, ...]:
+    """Where a part would begin that goes on with it."""
+    many = share.count if share.dim == dim else 1
+    begin = share.offsets[dim] + many * share.lengths[dim]
+    return (*share.offsets[:dim], begin, *share.offsets[dim + 1 :])
+
+
+def _extend(dim: int, share: Share, other: Share) -> bool:
+    stride = share.stride if share.count > 1 else other.first - share.first
+    rows = all(one.count == 1 or (one.stride, one.dim) == (stride, dim) for one in (share, other))
+    copies = (share.copies, share.apart) == (other.copies, other.apart)
+    if not rows or not copies or stride < 1 or other.first != share.first + share.count * stride:
+        return False
+    share.count, share.stride, share.dim = share.count + other.count, stride, dim
+    return True
+
+
+def _across(share: Share, dim: int, shape: tuple[int, ...]) -> Iterable[Share]:
+    """A row that goes all across, and that others like it may follow: its parts begin longer rows."""
+    whole = share.count * share.lengths[dim] == shape[dim]
+    if share.count == 1 or share.dim != dim or dim == 0 or not whole or share.lengths[0] == shape[0]:
+        return (share,)
+    return singles(share)
+
+
+def singles(share: Share) -> list[Share]:
+    """Each part of a row by itself, with its copies."""
+    found = []
+    for number in range(share.count):
+        begin = share.offsets[share.dim] + number * share.lengths[share.dim] if share.offsets else 0
+        offsets = (*share.offsets[: share.dim], begin, *share.offsets[share.dim + 1 :]) if share.offsets else ()
+        first = share.first + number * share.stride
+        found.append(Share(first, offsets, share.lengths, copies=share.copies, apart=share.apart))
+    return found
+
+
+def told_apart(shares: list[Share]) -> list[tuple[Share, Sequence[int]]]:
+    """The shares, and for each which ranks may begin its row. What lies over others, as where copies are no even
+    pattern, is divided into its parts, of which each comes once."""
+    boxes = [(share.offsets, _across_all(share)) for share in shares]
+    if len(shares) <= _FEW and not any(_meet(*pair) for pair in combinations(boxes, 2)):
+        return [(share, _firsts(share)) for share in shares]
+    holders: dict[Box, list[int]] = {}
+    for one in (one for share in shares for one in singles(share)):
+        holders.setdefault((one.offsets, one.lengths), []).extend(_firsts(one))
+    return [(Share(ranks[0], *box), sorted(ranks)) for box, ranks in holders.items()]
+
+
+def _firsts(share: Share) -> range:
+    return range(share.first, share.first + share.copies * max(1, share.apart), max(1, share.apart))
+
+
+def _across_all(share: Share) -> tuple[int, ...]:
+    """The lengths of all parts of a row together."""
+    return tuple(n * share.count if dim == share.dim else n for dim, n in enumerate(share.lengths))
+
+
+def _meet(one: Box, other: Box) -> bool:
+    return all(a < b + m and b < a + n for a, n, b, m in zip(*one, *other, strict=True))
