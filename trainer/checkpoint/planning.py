@@ -17,7 +17,7 @@ from trainer.checkpoint_files.manifest import ITEM_BYTES, Chunk, TensorEntry, ch
 from trainer.errors import TrainerError
 
 _ALIGNED = 64  # bytes: so that a part can be read as a tensor where it lies
-_SMALL = 4096  # bytes: so little lies in the file of the first who has it, which all read for what is one for all
+_SMALL = _ALIGNED  # bytes: so little lies in the file of the first who has it, which all read for what is one for all
 _DECODER = msgspec.msgpack.Decoder(dict[str, TensorEntry])
 
 

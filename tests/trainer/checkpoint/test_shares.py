@@ -134,7 +134,7 @@ def cells_of(offsets, lengths):
 
 
 def test_what_all_have_is_shared_out_by_size():
-    sizes = [1000, 10, 10, 500, 500, 10, 1000, 2000]
+    sizes = [1000, 100, 100, 500, 500, 100, 1000, 2000]
     boxes = {f"w{number}": ((0,), (size,)) for number, size in enumerate(sizes)}
     words = [
         shares.encode({name: Brought("uint8", box[1], [Share(rank, *box)]) for name, box in boxes.items()})
@@ -147,3 +147,13 @@ def test_what_all_have_is_shared_out_by_size():
             written[row.file] += chunk_bytes(entry, row)
     assert sum(written) == sum(sizes) and ITEM_BYTES["uint8"] == 1
     assert max(written) == 2000
+
+
+def test_single_numbers_lie_where_all_read_anyway():
+    """Of a thousand ranks each would have to read the files of all others, for a step's number here and there."""
+    boxes = {f"step{number}": ((), ()) for number in range(20)}
+    words = [
+        shares.encode({name: Brought("float32", (), [Share(rank, *box)]) for name, box in boxes.items()})
+        for rank in range(9)
+    ]
+    assert {row.file for entry in decide(joined(words), 9).values() for row in entry.rows} == {0}
