@@ -16,6 +16,7 @@ T = TypeVar("T")
 _FAN = 8  # so many hear one of them
 _FRAME = 1024  # bytes that are sent in any case: most words fit in, and need no second message
 _LENGTH = struct.Struct("<Q")
+_LOST = (1 << 64) - 1  # in the place of a length: there is no word, for whoever should have brought it is lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,9 @@ class Team:
         """What the first one says."""
         if self.group is None:
             return word
-        said = self._heard(self.above) if self.me else pickle.dumps(word)
-        for place in (place for level in reversed(self.below) for place in level):
-            self._say(said, place)
+        said = self._told() if self.me else pickle.dumps(word)
+        if lost := self._pass_on(said):
+            raise lost
         told: T = pickle.loads(said)  # noqa: S301 - ranks of one run believe each other, as all of torch does
         return told
 
@@ -72,13 +73,55 @@ class Team:
 
     def join(self, word: bytes, joined: Callable[[Sequence[bytes]], bytes]) -> bytes | None:
         """The words of all as one, for the first one; None for the others. `joined` is given the words of ranks that
-        follow each other, so that nobody gets more than a few."""
+        follow each other, so that nobody gets more than a few. A `tell` has to follow."""
+        lost: Exception | None = None
         for level in self.below:
-            word = joined([word, *map(self._heard, level)])
-        if self.me == 0:
+            words = [word]
+            for place in level:  # all of them, whatever went wrong: nobody is left with a word to say
+                try:
+                    words.append(self._heard(place))
+                except RuntimeError as error:
+                    lost = error
+            try:
+                word = joined(words) if lost is None else b""
+            except Exception as error:  # noqa: BLE001 - whatever it is, the others wait for a word
+                lost = error
+        if self.me == 0 and lost is None:
             return word
-        self._say(word, self.above)
+        self._hand_up(word if lost is None else None)
+        if lost is not None:
+            raise lost
         return None
+
+    def _hand_up(self, word: bytes | None) -> None:
+        """None: it is lost; then it comes back down as that."""
+        if self.me == 0:
+            self._pass_on(None)
+            return
+        try:
+            self._say(word, self.above)
+        except RuntimeError:
+            self._pass_on(None)
+            raise
+        if word is None:
+            self._told()
+
+    def _told(self) -> bytes:
+        try:
+            return self._heard(self.above)
+        except RuntimeError:
+            self._pass_on(None)
+            raise
+
+    def _pass_on(self, word: bytes | None) -> RuntimeError | None:
+        """Down the tree, to all who are there; what went wrong, if anything did."""
+        lost = None
+        for place in (place for level in reversed(self.below) for place in level):
+            try:
+                self._say(word, place)
+            except RuntimeError as error:
+                lost = error
+        return lost
 
     # Words go along a tree, in which each one stands for the places from its own on: in a world of a thousand nobody
     # has more than a few dozen peers, and so hardly more connections where the group makes them when they are needed.
@@ -100,17 +143,20 @@ class Team:
             step *= _FAN
         return self.me - self.me % step
 
-    def _say(self, word: bytes, place: int) -> None:
-        frame = bytearray(_LENGTH.pack(len(word)) + word)
+    def _say(self, word: bytes | None, place: int) -> None:
+        frame = bytearray(_LENGTH.pack(_LOST) if word is None else _LENGTH.pack(len(word)) + word)
         frame += bytes(max(0, _FRAME - len(frame)))
         for piece in (frame[:_FRAME], frame[_FRAME:]):
             if piece:
                 dist.send(torch.frombuffer(piece, dtype=torch.uint8), dst=self.ranks[place], group=self.group)
 
     def _heard(self, place: int) -> bytes:
+        """Raises RuntimeError, as all of gloo does, where there is no word."""
         frame = bytearray(_FRAME)
         self.receive(memoryview(frame), place)
         (size,) = _LENGTH.unpack_from(frame)
+        if size == _LOST:
+            raise RuntimeError("another rank was lost, or failed, while ranks spoke of a checkpoint")
         rest = bytearray(max(0, size + _LENGTH.size - _FRAME))
         if rest:
             self.receive(memoryview(rest), place)

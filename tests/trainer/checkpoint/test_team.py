@@ -4,7 +4,7 @@ import os
 import pickle
 
 import pytest
-from ranks import spawn_ranks
+from ranks import Ranks, spawn_ranks
 
 from trainer import world as world_module
 from trainer.checkpoint import team as team_module
@@ -50,6 +50,27 @@ def test_many_ranks_have_fewer_connections(found):
     """Where there are more than a mesh takes, two ranks are connected once one has a word for the other."""
     connected = {mesh: [sockets for *_, sockets in results] for mesh, results in found.items()}
     assert sum(connected[2]) < sum(connected[64])
+
+
+def lose(who):
+    """One of them leaves in mid-word, and the others do not: what they hear of it."""
+    team_module._FAN = 2
+    world = join()
+    team = Team(cpu_group(), tuple(range(world.size)), world.rank)
+    team.exchange(None)
+    if world.rank == who:
+        os._exit(1)
+    try:
+        team.exchange(None)
+    except RuntimeError:
+        return "lost"
+
+
+@pytest.mark.parametrize("who", [0, 2, 3])
+def test_where_one_is_lost_nobody_waits_for_a_word(who):
+    """Not even for those who live on and wait for each other."""
+    outcomes = Ranks(lose, 5, who, stay=True).outcomes()
+    assert [what for kind, what in outcomes if kind == "returned"] == ["lost"] * 4
 
 
 def test_nobody_hears_many_and_everybody_is_heard():
