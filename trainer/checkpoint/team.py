@@ -63,13 +63,13 @@ class Team:
     def exchange(self, word: T) -> list[T]:
         """What each one says, to all."""
         words = self.join(pickle.dumps([word]), _in_a_row)
-        said: list[T] = pickle.loads(self.tell(words or b""))  # noqa: S301
+        said: list[T] = pickle.loads(self.tell(words or b""))  # noqa: S301 - ranks of one run believe each other, as all of torch does
         return said
 
     def greatest(self, *numbers: int) -> list[int]:
         """For each place, the greatest number that one of them brings."""
         found = self.join(pickle.dumps(numbers), _greatest)
-        return list(pickle.loads(self.tell(found or b"")))  # noqa: S301
+        return list(pickle.loads(self.tell(found or b"")))  # noqa: S301 - ranks of one run believe each other, as all of torch does
 
     def join(self, word: bytes, joined: Callable[[Sequence[bytes]], bytes]) -> bytes | None:
         """The words of all as one, for the first one; None for the others. `joined` is given the words of ranks that
@@ -172,11 +172,11 @@ class Team:
 
 
 def _in_a_row(words: Sequence[bytes]) -> bytes:
-    return pickle.dumps([one for word in words for one in pickle.loads(word)])  # noqa: S301
+    return pickle.dumps([one for word in words for one in pickle.loads(word)])  # noqa: S301 - ranks of one run believe each other, as all of torch does
 
 
 def _greatest(words: Sequence[bytes]) -> bytes:
-    return pickle.dumps([max(each) for each in zip(*(pickle.loads(word) for word in words), strict=True)])  # noqa: S301
+    return pickle.dumps([max(each) for each in zip(*(pickle.loads(word) for word in words), strict=True)])  # noqa: S301 - ranks of one run believe each other, as all of torch does
 
 
 def nodes(world: World) -> list[str]:
