@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import BadSettings
-from trainer.strategies import NAMES, PRECISIONS
+from trainer.strategies import NAMES, PRECISIONS, Choice
 from trainer.wire import Every
 
 _STEPS = re.compile(r"(\d+)\.\.(\d+)")
@@ -94,6 +94,15 @@ _VALIDATION = Kind(
 )
 
 
+_PARTS = Kind(
+    "classes or names of parts of the model, with commas between them",
+    lambda text: tuple(word.strip() for word in text.split(",")),
+    lambda value: (
+        callable(value) or (isinstance(value, (tuple, list)) and all(type(name) is str and name for name in value))
+    ),
+)
+
+
 def _setting(default: Any, kind: Kind, says: str) -> Any:
     return dataclasses.field(default=default, metadata={"kind": kind, "help": says})
 
@@ -119,6 +128,18 @@ class Settings:
     shard_size: int | None = _setting(None, _whole(1), "hsdp: ranks that share one copy; left out: those of a node")
     unused_parameters: bool = _setting(
         False, _yes_or_no(), "ddp, zero1: some parameters may have no part in a step's loss"
+    )
+    blocks: Choice = _setting(  # noqa: RUF009 - it makes a field
+        (), _PARTS, "what is sharded, recomputed and compiled each by itself; left out: found"
+    )
+    units: Choice = _setting(  # noqa: RUF009 - the same
+        (), _PARTS, "more to shard each by itself, without recomputing: an embedding, a head"
+    )
+    sync_each: bool = _setting(
+        False, _yes_or_no(), "fsdp, hsdp: deal gradients out after every micro-batch: less memory, more to send"
+    )
+    by_parts: bool = _setting(
+        False, _yes_or_no(), "sharded strategies: make the model part by part, so that no rank ever holds all of it"
     )
     clip_norm: float | None = _setting(None, _real(above=0), "clip gradients to this total norm")
     skip_limit: int = _setting(
@@ -197,7 +218,7 @@ def add_options(parser: argparse.ArgumentParser, **defaults: Any) -> None:
     group = parser.add_argument_group("training")
     for name, field in _FIELDS.items():
         default = defaults.get(name, field.default)
-        shown = "" if default is None or default is False else f" (default: {default})"
+        shown = "" if default is None or default is False or default == () else f" (default: {default})"
         flag = {"action": argparse.BooleanOptionalAction} if isinstance(field.default, bool) else {"metavar": "X"}
         group.add_argument(
             _option(name), default=default, help=(field.metadata["help"] + shown).replace("%", "%%"), **flag

@@ -1,5 +1,6 @@
 """Trainer: model, loss and data from the user, the rest done."""
 
+import dataclasses
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -258,19 +259,9 @@ class Trainer:
         if self._built is None or self._built.world != world or not isinstance(self._model, nn.Module):
             self._built = None  # before there is another one
             seed_all(settings.seed)
-            model = self._model if isinstance(self._model, nn.Module) else self._model()
-            if not model.training:
-                model.train()
-            wanted = StrategySettings(
-                strategy=settings.strategy,
-                precision=settings.precision,
-                clip_norm=settings.clip_norm,
-                activation_checkpointing=settings.activation_checkpointing,
-                compile=settings.compile,
-                shard_size=settings.shard_size,
-                unused_parameters=settings.unused_parameters,
-            )
-            self._built = build(model, world, wanted, self._make_optimizer)
+            # What a strategy may be told is a setting of the same name.
+            wanted = {field.name: getattr(settings, field.name) for field in dataclasses.fields(StrategySettings)}
+            self._built = build(self._model, world, StrategySettings(**wanted), self._make_optimizer)
             if world.is_first:
                 warn_of_low_weights(self._built.module)
         seed_all(settings.seed, world.rank)  # so that dropout differs from rank to rank

@@ -2,12 +2,13 @@
 
 from trainer.strategies.build import build, summary
 from trainer.strategies.precision import warn_of_low_weights
-from trainer.strategies.settings import NAMES, PRECISIONS, StrategySettings, needs_group
+from trainer.strategies.settings import NAMES, PRECISIONS, Choice, StrategySettings, needs_group
 from trainer.strategies.strategy import Strategy, number_of
 
 __all__ = [
     "NAMES",
     "PRECISIONS",
+    "Choice",
     "Strategy",
     "StrategySettings",
     "build",

@@ -7,15 +7,16 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from trainer.errors import BadSettings
+from trainer.strategies.settings import Choice
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList)
 _SMALLEST_SHARE = 0.02  # of the largest block; smaller ones are not worth a message of their own
 
 
-def blocks_of(module: nn.Module, wanted: Sequence[str] = ()) -> list[nn.Module]:
-    """The wanted ones, by class or name; else the children of containers that hold most of the parameters."""
+def blocks_of(module: nn.Module, wanted: Choice = ()) -> list[nn.Module]:
+    """The wanted ones, by class, name or rule; else the children of containers that hold most of the parameters."""
     if wanted:
-        return _chosen(module, wanted)
+        return chosen(module, wanted)
     found = list(dict.fromkeys(_contained(module)))
     sizes = [_size(block) for block in found]
     least = max(sizes, default=0) * _SMALLEST_SHARE
@@ -52,25 +53,39 @@ def _only_contains(module: nn.Module) -> bool:
     return type(module) is nn.Sequential and any(True for child in module.children() for _ in child.children())
 
 
-def _chosen(module: nn.Module, wanted: Sequence[str]) -> list[nn.Module]:
-    chosen: dict[str, nn.Module] = {}
-    missing = set(wanted)
+def chosen(module: nn.Module, wanted: Choice, setting: str = "blocks") -> list[nn.Module]:
+    """The parts that a user names, the outer ones. Raises BadSettings where a name fits none."""
+    if not callable(wanted):
+        _refuse_strangers(module, wanted, setting)
+    found: dict[str, nn.Module] = {}
     for name, part in module.named_modules():
-        fits = {
-            pattern for pattern in wanted if type(part).__name__ == pattern or (name and fnmatchcase(name, pattern))
-        }
-        missing -= fits
-        if fits and part is not module and not any(name.startswith(f"{outer}.") for outer in chosen):
-            chosen[name] = part
-    if missing:
-        raise BadSettings(
-            f"blocks: expected names or classes of parts of {type(module).__name__}, "
-            f"got {', '.join(map(repr, sorted(missing)))}"
-        )
-    lists = [name for name, part in chosen.items() if type(part) is nn.ModuleList]
+        if name and not any(name.startswith(f"{outer}.") for outer in found) and _fits(name, part, wanted):
+            found[name] = part
+    if callable(wanted) and not found:
+        raise BadSettings(f"{setting}: expected a rule that chooses parts of {type(module).__name__}, it chose none")
+    lists = [name for name, part in found.items() if type(part) is nn.ModuleList]
     if lists:
-        raise BadSettings(f"blocks: {lists[0]} is a list of modules, not one to call\nhint: {lists[0]}.*")
-    return list(chosen.values())
+        raise BadSettings(f"{setting}: {lists[0]} is a list of modules, not one to call\nhint: {lists[0]}.*")
+    return list(found.values())
+
+
+def _fits(name: str, part: nn.Module, wanted: Choice) -> bool:
+    if callable(wanted):
+        return wanted(name, part)
+    return any(type(part).__name__ == pattern or fnmatchcase(name, pattern) for pattern in wanted)
+
+
+def _refuse_strangers(module: nn.Module, wanted: Sequence[str], setting: str) -> None:
+    strangers = [
+        pattern
+        for pattern in wanted
+        if not any(_fits(name, part, (pattern,)) for name, part in module.named_modules() if name)
+    ]
+    if strangers:
+        raise BadSettings(
+            f"{setting}: expected names or classes of parts of {type(module).__name__}, "
+            f"got {', '.join(map(repr, sorted(strangers)))}"
+        )
 
 
 def _size(block: nn.Module) -> int:

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainer.errors import BadSettings
-from trainer.strategies.blocks import blocks_of
+from trainer.strategies.blocks import blocks_of, chosen
 from trainer.strategies.compiling import compile_parts
 from trainer.strategies.precision import low_dtype, scaler_for, set_fp32
 from trainer.strategies.recompute import recompute
@@ -21,19 +21,30 @@ from trainer.world import World
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 
 
-def build(module: nn.Module, world: World, settings: StrategySettings, make_optimizer: MakeOptimizer) -> Strategy:
-    """All ranks call it, each with the same model; rank 0's weights count. The module is changed in place."""
+def build(
+    model: nn.Module | Callable[[], nn.Module],
+    world: World,
+    settings: StrategySettings,
+    make_optimizer: MakeOptimizer,
+) -> Strategy:
+    """All ranks call it, each with the same model, or with what makes it; rank 0's weights count.
+
+    A module is changed in place.
+    """
     check(settings, world)
-    _check_module(module)
+    module, rows = _made(model, world, settings)
+    if not module.training:
+        module.train()
     set_fp32(settings.precision)
-    module.to(world.device)
+    if rows is None:
+        module.to(world.device)
     blocks = _blocks(module, settings)
     if settings.activation_checkpointing:
         for block in blocks:
             recompute(block)
     if settings.compile:
         compile_parts(blocks if blocks and (settings.blocks or settings.strategy in SHARDS) else [module])
-    wrapped = _wrapped(module, blocks, world, settings)
+    wrapped = _wrapped(module, blocks, world, settings, rows)
     optimizer = make_optimizer(list(module.parameters()))
     _check_optimizer(optimizer, module)
     if settings.strategy == "zero1" and world.size > 1:
@@ -61,6 +72,23 @@ def summary(strategy: Strategy) -> str:
     if settings.compile:
         parts.append("compiled")
     return ", ".join(parts)
+
+
+def _made(
+    model: nn.Module | Callable[[], nn.Module], world: World, settings: StrategySettings
+) -> tuple[nn.Module, dict[str, Tensor] | None]:
+    """The module; with this rank's rows of its parameters, where it has nothing but these."""
+    if not settings.by_parts:
+        module = model if isinstance(model, nn.Module) else model()
+        _check_module(module)
+        return module, None
+    if isinstance(model, nn.Module):
+        raise BadSettings(
+            "by_parts: expected a function that makes the model, got the model\nhint: model=lambda: MyModel()"
+        )
+    from trainer.strategies.paging import made_by_parts  # late: only some want it
+
+    return made_by_parts(model, world, shard_size(settings, world))
 
 
 def _check_module(module: nn.Module) -> None:
@@ -94,13 +122,20 @@ def _blocks(module: nn.Module, settings: StrategySettings) -> list[nn.Module]:
     return blocks
 
 
-def _wrapped(module: nn.Module, blocks: Sequence[nn.Module], world: World, settings: StrategySettings) -> Wrapped:
+def _wrapped(
+    module: nn.Module,
+    blocks: Sequence[nn.Module],
+    world: World,
+    settings: StrategySettings,
+    rows: dict[str, Tensor] | None,
+) -> Wrapped:
     if settings.strategy in REPLICAS:
         return replicated(module, world, unused=settings.unused_parameters)
     if settings.strategy in SHARDS:
         from trainer.strategies.shards import sharded  # late: FSDP2 takes half a second to import
 
-        return sharded(module, blocks, world, settings)
+        units = chosen(module, settings.units, "units") if settings.units else []
+        return sharded(module, list(dict.fromkeys([*units, *blocks])), world, settings, rows)
     if settings.strategy == "dp":
         return over_all_gpus(module, world, low_dtype(settings.precision))
     return Wrapped(module)

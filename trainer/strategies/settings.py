@@ -2,10 +2,11 @@
 
 import difflib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from trainer.errors import BadSettings
 from trainer.world import World
@@ -16,6 +17,9 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 ALONE = ("none", "dp")  # one process
 REPLICAS = ("ddp", "zero1")  # each rank has all parameters
 SHARDS = ("zero2", "fsdp", "hsdp")  # each rank has its part of them: FSDP2
+SUMS_ONCE = ("fsdp", "hsdp")  # those of them that add gradients up once a step, if nothing else is said
+
+Choice = tuple[str, ...] | Callable[[str, nn.Module], bool]  # of parts: classes, names (`layers.*`), or a rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,10 @@ class StrategySettings:
     compile: bool = False
     shard_size: int | None = None  # hsdp: ranks that share one copy; None: those of a node
     unused_parameters: bool = False  # ddp, zero1: some may have no part in a step's loss
-    blocks: tuple[str, ...] = ()  # classes or names (`layers.*`) of what to shard and to recompute; empty: found
+    blocks: Choice = ()  # what is sharded, recomputed and compiled each by itself; empty: found
+    units: Choice = ()  # more that is sharded each by itself, and not recomputed: an embedding, a head
+    sync_each: bool = False  # fsdp, hsdp: deal gradients out after every micro-batch, so that none is ever whole
+    by_parts: bool = False  # make the model part by part: no rank ever holds all of it
 
 
 def needs_group(strategy: str) -> bool:
@@ -63,6 +70,11 @@ def _problems(settings: StrategySettings, world: World) -> Iterator[str]:
     norm = settings.clip_norm
     if norm is not None and not (math.isfinite(norm) and norm > 0):
         yield f"clip_norm: expected a number above 0, got {norm}"
+    for name in ("units", "by_parts"):
+        if getattr(settings, name) and settings.strategy not in SHARDS:
+            yield f"{name}: expected with strategy {', '.join(SHARDS)} only, got it with {settings.strategy}"
+    if settings.sync_each and settings.strategy not in SUMS_ONCE:
+        yield f"sync_each: expected with strategy {', '.join(SUMS_ONCE)} only, got it with {settings.strategy}"
     if settings.shard_size is not None and settings.strategy != "hsdp":
         yield f"shard_size: expected with strategy hsdp only, got it with {settings.strategy}"
 

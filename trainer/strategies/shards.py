@@ -1,50 +1,77 @@
 """Strategies that deal the parameters out to the ranks: FSDP2 on each block, then on the rest."""
 
+import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import chain
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from trainer.strategies.agreement import PersistentBuffers, take_from_first
 from trainer.strategies.blocks import without_shared_parameters
+from trainer.strategies.paging import fill
 from trainer.strategies.precision import low_dtype
 from trainer.strategies.settings import StrategySettings, shard_size
 from trainer.strategies.wrapped import Wrapped
 from trainer.world import World
 
+log = logging.getLogger("trainer")
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
-def sharded(module: nn.Module, blocks: Sequence[nn.Module], world: World, settings: StrategySettings) -> Wrapped:
-    """zero2: gathered for a forward pass, parameters stay until the backward pass is over. fsdp: they are let go."""
-    take_from_first(chain(module.parameters(), PersistentBuffers(module).tensors()))
+def sharded(
+    module: nn.Module,
+    units: Sequence[nn.Module],
+    world: World,
+    settings: StrategySettings,
+    rows: dict[str, Tensor] | None = None,
+) -> Wrapped:
+    """zero2: parameters are whole from a step's first forward pass to its last backward pass. Others: block by block.
+
+    `rows`: this rank's, of a module whose own parameters are on the meta device.
+    """
+    take_from_first([*([] if rows is not None else module.parameters()), *PersistentBuffers(module).tensors()])
     mesh = _mesh(world, shard_size(settings, world))
     policy = _policy(module, low_dtype(settings.precision))
     reshard = settings.strategy != "zero2"
-    for block in without_shared_parameters(module, blocks):
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    alone = without_shared_parameters(module, units)
+    if not alone and world.is_first:
+        log.warning(
+            "%s: no part of %s is sharded by itself: all of it is gathered at once on every rank\n"
+            "hint: name its blocks by `blocks`, as classes or names",
+            settings.strategy,
+            type(module).__name__,
+        )
+    for part in alone:
+        fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     # Never of the rest: the backward pass begins with it.
     root = fully_shard(module, mesh=mesh, mp_policy=_outermost(policy), reshard_after_forward=False)
-    return Wrapped(module, _Syncing(root, keep=not reshard), follows_first_rank=False)
+    if rows is not None:
+        fill(module, rows, world.device)
+    return Wrapped(module, _Syncing(root, settings), follows_first_rank=False)
 
 
 class _Syncing:
-    """Gradients are added up over ranks in the last micro-batch only; until then they gather, whole, on each rank."""
+    """What a micro-batch that is not the step's last leaves undone.
 
-    def __init__(self, root: FSDPModule, *, keep: bool) -> None:
-        self._root = root
-        self._keep = keep  # parameters that are gathered, from one micro-batch to the next
+    fsdp and hsdp add gradients up over ranks in the last one only; until then they gather, whole, on each rank. Under
+    zero2, and where `sync_each` asks for it, each rank has its part of their sum after every micro-batch.
+    """
+
+    def __init__(self, root: FSDPModule, settings: StrategySettings) -> None:
+        self._root, self._settings = root, settings
         self._sync = True
 
     def __call__(self, sync: bool) -> AbstractContextManager[None]:
         if sync != self._sync:  # it walks through all modules
-            self._root.set_requires_gradient_sync(sync)
-            if self._keep:
+            if self._settings.strategy == "zero2":
                 self._root.set_reshard_after_backward(sync)
+            elif self._settings.sync_each:
+                self._root.set_requires_all_reduce(sync)  # among the copies of hsdp
+            else:
+                self._root.set_requires_gradient_sync(sync)
             self._sync = sync
         return _NOTHING
 

@@ -63,6 +63,14 @@ def test_blocks_can_be_named_by_class_and_by_pattern():
     assert _found(_Net(), "stage1", "_Residual") == ["stage1", "stage2.0.0", "stage2.1"], "the outer one has the inner"
 
 
+def test_a_rule_chooses_blocks():
+    net = _Net()
+    found = blocks_of(net, lambda name, part: isinstance(part, _Residual) and name != "stage1.1")
+    assert _names(net, found) == ["stage1.0", "stage2.0.0", "stage2.1"]
+    with pytest.raises(BadSettings, match="blocks: expected a rule that chooses parts of _Net, it chose none"):
+        blocks_of(net, lambda *_: False)
+
+
 def test_names_that_mean_nothing_are_refused():
     with pytest.raises(
         BadSettings, match=r"blocks: expected names or classes of parts of _Net, got 'Nothing', 'stagge1"

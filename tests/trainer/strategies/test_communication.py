@@ -51,12 +51,23 @@ def _of_rank_0(strategy, ranks=2, **others):
     return spawn_ranks(_talk, ranks, Trial(StrategySettings(strategy=strategy, shard_size=shard_size), **others))[0]
 
 
-@pytest.mark.parametrize(("strategy", "ranks"), [("ddp", 2), ("zero1", 2), ("zero2", 2), ("fsdp", 2), ("hsdp", 4)])
+@pytest.mark.parametrize(("strategy", "ranks"), [("ddp", 2), ("zero1", 2), ("fsdp", 2), ("hsdp", 4)])
 def test_gradients_are_summed_in_the_last_micro_batch_only(strategy, ranks):
     *micro_batches, step = _of_rank_0(strategy, ranks)
     assert [_count(messages, SUMS) > 0 for messages in micro_batches] == [False, False, True], micro_batches
     # With shards one number: whether all of the gradients are finite.
     assert _count(step, SUMS) == (strategy in SHARDS)
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), [("zero2", 2), ("fsdp", 2), ("hsdp", 4)])
+def test_gradients_are_dealt_out_in_each_micro_batch_where_it_is_asked_for(strategy, ranks):
+    settings = StrategySettings(
+        strategy=strategy, shard_size=2 if strategy == "hsdp" else None, sync_each=strategy != "zero2"
+    )
+    *micro_batches, _ = spawn_ranks(_talk, ranks, Trial(settings))[0]
+    groups = 4  # three blocks and the rest
+    among_copies = groups if strategy == "hsdp" else 0  # once a step
+    assert [_count(messages, SUMS) for messages in micro_batches] == [groups, groups, groups + among_copies]
 
 
 def test_ddp_sends_nothing_at_all_before_the_last():

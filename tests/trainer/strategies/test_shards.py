@@ -1,11 +1,13 @@
 """What each rank has: its part of everything, and rank 0's buffers."""
 
 import gc
+import logging
 
 import pytest
 import torch
 from ranks import spawn_ranks
-from strategy_trials import Trial, adamw, one_step, pixel_batch, pixels, start, words
+from strategy_trials import Trial, adamw, loss_of, one_step, pixel_batch, pixels, share, start, words
+from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from trainer.strategies import StrategySettings
@@ -98,11 +100,69 @@ def _groups(trial):
     return [name for name, part in strategy.module.named_modules() if isinstance(part, FSDPModule)]
 
 
+def _groups_and_words(trial):
+    """With what the user was told."""
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("trainer").addHandler(handler)
+    return _groups(trial), said
+
+
 def test_blocks_are_sharded_each_by_itself():
     [found] = spawn_ranks(_groups, 1, Trial(StrategySettings(strategy="fsdp")))
     assert found == ["", "blocks.0", "blocks.1", "blocks.2"]
     [found] = spawn_ranks(_groups, 1, Trial(StrategySettings(strategy="fsdp", blocks=("head", "blocks.1"))))
     assert found == ["", "blocks.1", "head"]
+    [found] = spawn_ranks(_groups, 1, Trial(StrategySettings(strategy="fsdp", units=("embedding", "head", "Block"))))
+    assert found == ["", "embedding", "blocks.0", "blocks.1", "blocks.2", "head"]
+
+
+def _without_blocks():
+    return nn.Embedding(7, 7)
+
+
+def test_a_model_of_which_nothing_is_sharded_by_itself_is_told():
+    [(found, said)] = spawn_ranks(_groups_and_words, 1, Trial(StrategySettings(strategy="fsdp"), _without_blocks))
+    assert found == [""]
+    [told] = said
+    assert told.startswith("fsdp: no part of Embedding is sharded by itself")
+    assert "hint: name its blocks by `blocks`" in told
+    [(_, said)] = spawn_ranks(_groups_and_words, 1, Trial(StrategySettings(strategy="fsdp")))
+    assert not said
+
+
+def _whole_gradients(trial):
+    """Bytes of gradients that each rank holds after the first of two micro-batches."""
+    torch.set_num_threads(1)
+    strategy, world = start(trial)
+    mine = share(trial.batch(0), world.rank, world.size)
+    with strategy.forward_context(sync=False):
+        loss = loss_of(strategy.model, share(mine, 0, 2))
+    strategy.backward(loss)
+    held = 0
+    for part in strategy.module.modules():
+        if isinstance(part, FSDPModule):
+            for group in part._get_fsdp_state()._fsdp_param_groups:
+                for one in group.fsdp_params:
+                    whole = one.unsharded_accumulated_grad if hasattr(one, "_unsharded_param") else None
+                    held += whole.nbytes if whole is not None else 0
+                    held += one.sharded_param.grad.to_local().nbytes if one.sharded_param.grad is not None else 0
+    return held
+
+
+@pytest.mark.parametrize(
+    ("settings", "ranks", "parts"),
+    [
+        (StrategySettings(strategy="zero2"), 2, 2),
+        (StrategySettings(strategy="fsdp", sync_each=True), 2, 2),
+        (StrategySettings(strategy="fsdp"), 2, 1),
+    ],
+)
+def test_gradients_are_dealt_out_after_each_micro_batch(settings, ranks, parts):
+    whole = sum(parameter.nbytes for parameter in _wide().parameters())
+    for held in spawn_ranks(_whole_gradients, ranks, Trial(settings, model=_wide)):
+        assert held == pytest.approx(whole / parts, rel=0.1)
 
 
 def _seen_in_forward(trial, first_buffer):

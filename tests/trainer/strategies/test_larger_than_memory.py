@@ -1,0 +1,92 @@
+"""A model that no process could hold is made, trained, validated, saved, loaded and trained on by four of them."""
+
+import ctypes
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import spawn_ranks
+from torch import nn
+
+from trainer.loop.settings import Settings
+from trainer.loop.trainer import Trainer
+from trainer.world import join
+
+pytestmark = pytest.mark.dealt(3)
+
+RANKS, WIDTH, BLOCKS = 4, 1024, 24
+MODEL_BYTES = BLOCKS * WIDTH * (WIDTH + 1) * 4  # 101 MB
+# Parameters, gradients and momentum; and parameters and momentum once more while they are saved.
+TRAINING_BYTES = 5 * MODEL_BYTES
+WHILE_MADE, WHILE_TRAINED = MODEL_BYTES // 2, TRAINING_BYTES // 2
+_M_MMAP_THRESHOLD = -3
+
+
+class Tall(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(BLOCKS))
+        for block in self.blocks:
+            nn.init.normal_(block.weight, std=0.01)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+class _Allowance:
+    """How much more memory than now this process may have."""
+
+    def __init__(self):
+        # Large blocks go back to the system when they are freed, and count no more.
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+        self._now = data_bytes()
+
+    def set(self, more):
+        resource.setrlimit(resource.RLIMIT_DATA, (self._now + more, resource.RLIM_INFINITY))
+
+
+def data_bytes():
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmData:"))
+
+
+def _train(folder):
+    world = join(group=True, device="cpu", timeout_s=80)
+    allowance = _Allowance()
+
+    def model():
+        allowance.set(WHILE_MADE)
+        with pytest.raises(RuntimeError, match="allocate memory"):
+            torch.empty(MODEL_BYTES, dtype=torch.uint8)
+        return Tall()
+
+    def optimizer(parameters):
+        allowance.set(WHILE_TRAINED)
+        return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, foreach=False)
+
+    def trainer(steps):
+        settings = Settings(
+            max_steps=steps, strategy="fsdp", by_parts=True, batch_size=RANKS, accumulate=1, validate_every=2,
+            checkpoint_dir=folder / "checkpoints", out=folder / "metrics", device="cpu",
+        )  # fmt: skip
+        data = [torch.full((WIDTH,), 0.01 * number) for number in range(2 * RANKS)]
+        return Trainer(settings, model=model, loss=_loss, data=data, validation=data[:RANKS], optimizer=optimizer)
+
+    first = trainer(2)
+    assert first.fit(world) == 0
+    del first
+    second = trainer(3)
+    assert second.fit(world) == 0
+    return second.fingerprint
+
+
+def _loss(model, batch):
+    return (model(batch) - 1).square().mean()
+
+
+def test_a_model_that_no_process_could_hold_is_trained(tmp_path):
+    marks = spawn_ranks(_train, RANKS, tmp_path)
+    assert len(set(marks)) == 1 and marks[0]

@@ -1,0 +1,197 @@
+"""A model is made while each rank keeps only its rows of every parameter: one is whole at a time, that under work."""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import xxhash
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from trainer.errors import BadSettings
+from trainer.world import World
+
+_SMALLEST_BYTES = 2**16  # smaller parameters stay whole until the end
+_aten = torch.ops.aten
+# What was there before does not matter to them.
+_OVERWRITES = {
+    _aten.uniform_.default,
+    _aten.normal_.default,
+    _aten.fill_.Scalar,
+    _aten.fill_.Tensor,
+    _aten.zero_.default,
+    _aten.copy_.default,
+}
+
+
+def made_by_parts(make: Callable[[], nn.Module], world: World, count: int) -> tuple[nn.Module, dict[str, Tensor]]:
+    """The model, all of whose parameters are on the meta device, and this rank's rows of each by name.
+
+    All ranks call it and make the same model. The values are those that `make` gives anywhere else.
+    """
+    paging = _Paging(world, count)
+    with _registering(paging), paging:
+        module = make()
+    rows = {name: paging.rows_of(parameter) for name, parameter in module.named_parameters()}
+    paging.compare()
+    _leave_empty(module)
+    return module, rows
+
+
+class _Page:
+    """A parameter, of which this rank has all or its rows."""
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        self.parameter = parameter  # held, so that its storage's address is nobody else's
+        self.size = parameter.untyped_storage().nbytes()
+        self.rows: Tensor | None = None  # None: it is whole
+        self.digest = b""  # of what it was when it was put away
+
+    @property
+    def whole(self) -> Tensor:
+        return self.parameter.detach()
+
+
+class _Paging(TorchDispatchMode):
+    """Every operation finds the parameters that it works on whole, and others have to make room for them."""
+
+    def __init__(self, world: World, count: int) -> None:
+        super().__init__()
+        self._world, self._count = world, count
+        self._pages: dict[int, _Page] = {}
+        self._whole: list[_Page] = []
+        self._digest = xxhash.xxh3_128()  # of all that the model has in the end
+
+    def register(self, parameter: nn.Parameter) -> None:
+        storage = parameter.untyped_storage()
+        fits = parameter.is_contiguous() and storage.nbytes() == parameter.nbytes >= _SMALLEST_BYTES
+        if self._count == 1 or not fits or parameter.device.type != "cpu" or parameter.ndim == 0:
+            return
+        if storage._cdata not in self._pages:  # noqa: SLF001 - its identity
+            page = _Page(parameter)
+            self._pages[storage._cdata] = page  # noqa: SLF001
+            self._put_away(keep=[page])
+            self._whole = [page]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not _aten.detach.default:  # which reads nothing
+            wanted = list(self._wanted((args, kwargs)))
+            if wanted:
+                self._put_away(keep=[page for page, _ in wanted])
+                for page, tensor in wanted:
+                    replaced = func in _OVERWRITES and tensor is args[0] and tensor.nbytes == page.size
+                    self._bring(page, replaced=replaced)
+        return func(*args, **kwargs)
+
+    def _wanted(self, values: Any) -> Iterator[tuple[_Page, Tensor]]:
+        for value in tree_iter(values):
+            if isinstance(value, Tensor) and value.device.type == "cpu" and value.layout is torch.strided:
+                page = self._pages.get(value.untyped_storage()._cdata)  # noqa: SLF001
+                if page is not None:
+                    yield page, value
+
+    def _bring(self, page: _Page, *, replaced: bool) -> None:
+        if page.rows is None:
+            return
+        page.parameter.untyped_storage().resize_(page.size)
+        if not replaced:
+            for rank, rows in enumerate(page.whole.chunk(self._count)):
+                if rank == self._world.rank % self._count:
+                    rows.copy_(page.rows)
+                dist.broadcast(rows, src=rank, group=self._world.control)
+        page.rows = None
+        self._whole.append(page)
+
+    def _put_away(self, keep: list[_Page]) -> None:
+        for page in self._whole:
+            if page not in keep:
+                page.digest = _digest(page.whole)
+                page.rows = self._own(page.whole)
+                page.parameter.untyped_storage().resize_(0)
+        self._whole = [page for page in self._whole if page in keep]
+
+    def rows_of(self, parameter: nn.Parameter) -> Tensor:
+        """This rank's, of a parameter of the model that is there by now."""
+        self._put_away(keep=[])
+        page = self._pages.get(parameter.untyped_storage()._cdata)  # noqa: SLF001
+        if page is None or page.rows is None:
+            self._digest.update(_digest(parameter.detach()))
+            return self._own(parameter.detach())
+        self._digest.update(page.digest)
+        return page.rows
+
+    def _own(self, whole: Tensor) -> Tensor:
+        """As FSDP2 deals them out."""
+        rows = whole.chunk(self._count) if whole.ndim else (whole,)
+        mine = self._world.rank % self._count
+        return rows[mine].clone() if mine < len(rows) else whole[:0].clone()
+
+    def compare(self) -> None:
+        """Raise BadSettings where a rank has made another model."""
+        found: list[Any] = [None] * self._world.size
+        dist.all_gather_object(found, self._digest.hexdigest(), group=self._world.control)
+        if len(set(found)) > 1:
+            raise BadSettings(
+                "model: expected the same weights on all ranks, got others on some\n"
+                "hint: without by_parts those of rank 0 count"
+            )
+
+
+def _digest(tensor: Tensor) -> bytes:
+    tensor = tensor.contiguous()
+    # Not by numpy(), after which the storage could not be resized.
+    return xxhash.xxh3_128_digest((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))
+
+
+@contextmanager
+def _registering(paging: _Paging) -> Iterator[None]:
+    def note(_: nn.Module, __: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:
+            paging.register(parameter)
+
+    handle = register_module_parameter_registration_hook(note)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _leave_empty(module: nn.Module) -> None:
+    """Put a parameter on the meta device in the place of each; who was tied stays so."""
+    made: dict[int, nn.Parameter] = {}
+    for part in module.modules():
+        for name, parameter in part._parameters.items():  # noqa: SLF001 - setattr() would ask hooks and descriptors
+            if parameter is None:
+                continue
+            if id(parameter) not in made:
+                empty = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+                empty.__dict__.update(parameter.__dict__)
+                made[id(parameter)] = empty
+            part._parameters[name] = made[id(parameter)]  # noqa: SLF001
+
+
+def fill(module: nn.Module, rows: dict[str, Tensor], device: torch.device) -> None:
+    """Put this rank's rows, on `device`, in the place of a sharded model's parameters on the meta device."""
+    mine = {id(parameter): rows.pop(name) for name, parameter in module.named_parameters()}
+
+    def filled(tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, DTensor) or not tensor.is_meta:
+            return tensor  # a buffer, or another name of a parameter that has been filled
+        local = mine.pop(id(tensor)).to(device)
+        return DTensor.from_local(
+            local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+        )
+
+    swap = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)  # or who was tied would not be so any more
+    try:
+        module._apply(filled)  # noqa: SLF001 - to_empty() would empty buffers too
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(swap)
