@@ -19,7 +19,7 @@ RANKS, WIDTH, BLOCKS = 4, 1024, 24
 MODEL_BYTES = BLOCKS * WIDTH * (WIDTH + 1) * 4  # 101 MB
 # Parameters, gradients and momentum; and parameters and momentum once more while they are saved.
 TRAINING_BYTES = 5 * MODEL_BYTES
-WHILE_MADE, WHILE_TRAINED = MODEL_BYTES // 2, TRAINING_BYTES // 2
+WHILE_MADE, WHILE_TRAINED = 2 * MODEL_BYTES // 3, 3 * MODEL_BYTES
 _M_MMAP_THRESHOLD = -3
 
 
@@ -53,7 +53,7 @@ def data_bytes():
     return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmData:"))
 
 
-def _train(folder):
+def _train(folder, steps):
     world = join(group=True, device="cpu", timeout_s=80)
     allowance = _Allowance()
 
@@ -67,20 +67,14 @@ def _train(folder):
         allowance.set(WHILE_TRAINED)
         return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, foreach=False)
 
-    def trainer(steps):
-        settings = Settings(
-            max_steps=steps, strategy="fsdp", by_parts=True, batch_size=RANKS, accumulate=1, validate_every=2,
-            checkpoint_dir=folder / "checkpoints", out=folder / "metrics", device="cpu",
-        )  # fmt: skip
-        data = [torch.full((WIDTH,), 0.01 * number) for number in range(2 * RANKS)]
-        return Trainer(settings, model=model, loss=_loss, data=data, validation=data[:RANKS], optimizer=optimizer)
-
-    first = trainer(2)
-    assert first.fit(world) == 0
-    del first
-    second = trainer(3)
-    assert second.fit(world) == 0
-    return second.fingerprint
+    settings = Settings(
+        max_steps=steps, strategy="fsdp", by_parts=True, batch_size=RANKS, validate_every=2,
+        checkpoint_dir=folder / "checkpoints", out=folder / "metrics", device="cpu",
+    )  # fmt: skip
+    data = [torch.full((WIDTH,), 0.01 * number) for number in range(2 * RANKS)]
+    trainer = Trainer(settings, model=model, loss=_loss, data=data, validation=data[:RANKS], optimizer=optimizer)
+    assert trainer.fit(world) == 0
+    return trainer.fingerprint
 
 
 def _loss(model, batch):
@@ -88,5 +82,8 @@ def _loss(model, batch):
 
 
 def test_a_model_that_no_process_could_hold_is_trained(tmp_path):
-    marks = spawn_ranks(_train, RANKS, tmp_path)
-    assert len(set(marks)) == 1 and marks[0]
+    first = spawn_ranks(_train, RANKS, tmp_path, 2)
+    then = spawn_ranks(_train, RANKS, tmp_path, 3)
+    assert len({*first}) == len({*then}) == 1, "all ranks have saved the same"
+    assert first[0] != then[0]
+    assert {path.name for path in (tmp_path / "checkpoints").glob("step-*")} == {"step-00000002", "step-00000003"}
