@@ -43,6 +43,7 @@ USED = {
         ("trainer/strategies/agreement.py", "_buffers"),
         ("trainer/strategies/agreement.py", "_non_persistent_buffers_set"),
         ("trainer/strategies/compiling.py", "torch._dynamo"),
+        ("trainer/strategies/compiling.py", "torch._dynamo.utils"),
         ("trainer/strategies/paging.py", "_apply"),
         ("trainer/strategies/paging.py", "_cdata"),
         ("trainer/strategies/paging.py", "_parameters"),
