@@ -16,7 +16,7 @@ pytestmark = pytest.mark.dealt(3)
 class _Drawn(nn.Module):
     """Its weights come about in many ways: by layers themselves, drawn again, scaled, in part, from others, tied."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(7, 10, padding_idx=3)
         blocks = [nn.Sequential(nn.Linear(10, 20), nn.GELU(), nn.Linear(20, 10)) for _ in range(3)]
@@ -24,7 +24,7 @@ class _Drawn(nn.Module):
         self.norm = nn.BatchNorm1d(10)
         self.head = nn.Linear(10, 7, bias=False)
         self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 10))
-        setattr(self.scale, "decays", False)  # noqa: B010 - types know of no such thing
+        self.scale.decays = False
         self.register_buffer("table", torch.rand(10), persistent=False)
         for block in blocks:
             nn.init.trunc_normal_(block[0].weight, std=0.2)
