@@ -75,7 +75,7 @@ class _Paging(TorchDispatchMode):
             return
         if storage._cdata not in self._pages:  # noqa: SLF001 - its identity
             page = _Page(parameter)
-            self._pages[storage._cdata] = page  # noqa: SLF001
+            self._pages[storage._cdata] = page  # noqa: SLF001 - its identity
             self._put_away(keep=[page])
             self._whole = [page]
 
@@ -93,7 +93,7 @@ class _Paging(TorchDispatchMode):
     def _wanted(self, values: Any) -> Iterator[tuple[_Page, Tensor]]:
         for value in tree_iter(values):
             if isinstance(value, Tensor) and value.device.type == "cpu" and value.layout is torch.strided:
-                page = self._pages.get(value.untyped_storage()._cdata)  # noqa: SLF001
+                page = self._pages.get(value.untyped_storage()._cdata)  # noqa: SLF001 - its identity
                 if page is not None:
                     yield page, value
 
@@ -120,7 +120,7 @@ class _Paging(TorchDispatchMode):
     def rows_of(self, parameter: nn.Parameter) -> Tensor:
         """This rank's, of a parameter of the model that is there by now."""
         self._put_away(keep=[])
-        page = self._pages.get(parameter.untyped_storage()._cdata)  # noqa: SLF001
+        page = self._pages.get(parameter.untyped_storage()._cdata)  # noqa: SLF001 - its identity
         if page is None or page.rows is None:
             self._digest.update(_digest(parameter.detach()))
             return self._own(parameter.detach())
@@ -174,7 +174,7 @@ def _leave_empty(module: nn.Module) -> None:
                 empty = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
                 empty.__dict__.update(parameter.__dict__)
                 made[id(parameter)] = empty
-            part._parameters[name] = made[id(parameter)]  # noqa: SLF001
+            part._parameters[name] = made[id(parameter)]  # noqa: SLF001 - the same
 
 
 def fill(module: nn.Module, rows: dict[str, Tensor], device: torch.device) -> None:
