@@ -9,8 +9,8 @@ from nodes_apart import run_apart
 from picture_files import write_image_folder
 from ranks import Ranks
 
-from trainer.checkpoint_files import catalog
 from trainer.errors import BadSettings
+from trainer.metrics_files import read_metrics
 from trainer.tasks import gpt, resnet
 
 pytestmark = pytest.mark.dealt(2)
@@ -22,7 +22,7 @@ def train(main, tmp_path, *args, size=2):
     """To the end; what the last validation found."""
     always = ["--checkpoint-dir", str(tmp_path / "checkpoints"), "--out", str(tmp_path / "metrics")]
     assert Ranks(main, size, [*args, *always]).results(limit_s=280) == [0] * size
-    return catalog.read_manifest(catalog.entries(tmp_path / "checkpoints")[-1]).info
+    return read_metrics(tmp_path / "metrics")[-1]
 
 
 @pytest.mark.timeout(300)
