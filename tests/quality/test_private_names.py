@@ -30,7 +30,6 @@ USED = {
     "torch": {
         ("launcher/plan/preload.py", "torch._dynamo"),
         ("trainer/checkpoint/names.py", "_orig_mod"),
-        ("trainer/checkpoint/planning.py", "torch.distributed.checkpoint._dedup_save_plans"),
         ("trainer/checkpoint_files/weight_files.py", "torch._utils"),  # in files that torch.load reads: it has to stay
         ("trainer/data/workers.py", "_worker_info"),
         ("trainer/strategies/finite.py", "_amp_foreach_non_finite_check_and_unscale_"),
