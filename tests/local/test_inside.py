@@ -73,7 +73,9 @@ def test_a_shell_on_a_terminal(lab, run):
     try:
         os.write(ours, b"echo rank=$RANK; test -t 0 && echo a-terminal=yes\r")
         lab.until("an answer", lambda: shows("rank=2") and shows("\na-terminal=yes\r"))
-        os.write(ours, b'sh -c \'trap "echo cau"ght INT; echo wai""ting; sleep 600\'\r')
+        # In short naps: a signal that comes before a long one has begun would be heard at its end.
+        naps = b'trap "echo cau""ght; exit" INT; echo wai""ting; while :; do sleep 0.1; done'
+        os.write(ours, b"sh -c '" + naps + b"'\r")
         lab.until("a command that runs", lambda: shows("waiting\r"))
         os.write(ours, b"\x03")
         lab.until("its end", lambda: shows("caught\r"))

@@ -39,6 +39,8 @@ def _entry(environ: Mapping[str, str], pipe: Any, stays: bool, work: Callable[..
     os.environ.update(environ)
     torch.set_num_threads(1)
     faulthandler.register(signal.SIGUSR2, file=2)
+    for number in (signal.SIGTERM, signal.SIGUSR1):  # as in a rank that was not forked from a test
+        signal.signal(number, signal.SIG_DFL)
     try:
         answer = ("returned", work(*args))
     except SystemExit as error:
