@@ -212,6 +212,8 @@ class Checkpointer:
     ) -> None:
         if error is None:
             self.close()
+        else:
+            self._stop.unlisten()  # whoever catches the error can be ended by a signal again
 
     # -- inside
 

@@ -32,11 +32,11 @@ SABOTAGES = {
         "test_durable.py", "new_folder",
     ),
     "the bytes are not hashed": (
-        "durable.py", "    if hashed.hexdigest() != digest:", "    if False:",
+        "durable.py", "    if reading.hashed.hexdigest() != digest:", "    if False:",
         "test_damage.py", "mutation",
     ),
     "only the first piece is hashed": (
-        "durable.py", "hashed.update(piece[:got])", "hashed.update(piece[:got]) if at == 0 else None",
+        "durable.py", "self.hashed.update(piece[:got])", "self.hashed.update(piece[:got]) if self.at == 0 else None",
         "test_durable.py", "pieces or piece",
     ),
     "the manifest's checksum is not looked at": (

@@ -1,5 +1,7 @@
 """What a start takes from a checkpoint, what it says of it, and when it does not."""
 
+import signal
+
 import pytest
 import torch
 from tiny_training import Noisy, history, hits, loss_of, settings_for
@@ -142,6 +144,14 @@ def test_an_error_in_the_last_validation_loses_nothing(tmp_path, ends):
     again = train(tmp_path / "torn", schedule=falling, **{"max_epochs": None, **ends})
     assert again.fingerprint == whole.fingerprint
     assert history(tmp_path / "torn") == history(tmp_path / "whole")
+
+
+def test_after_an_error_a_signal_does_what_it_did_before(tmp_path):
+    """A script that catches the error, and goes on with something else, can be ended."""
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(ZeroDivisionError):
+        train(tmp_path, metrics=Fails(0))
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def falling(optimizer, _total_steps):
