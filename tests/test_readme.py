@@ -22,7 +22,7 @@ def checkout(lab):
 def shell(lab, command):
     words = command.removeprefix("uv run ").split()
     assert words[0] == "launch", command
-    return lab.launch(*words[1:], timeout=300)
+    return lab.launch(*words[1:], timeout=600)
 
 
 def shape(line):
@@ -32,7 +32,7 @@ def shape(line):
     ).strip()
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_the_first_screen(checkout):
     """All three commands, in order, print what it shows; with the job of the YAML above them."""
     shown = parse_spec(blocks(README, "yaml")[0], "README.md")
