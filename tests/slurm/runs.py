@@ -4,7 +4,7 @@ import json
 import os
 import signal
 
-from lab import Lab
+from lab import Lab, parent
 
 
 def two_nodes(desk, steps=60, more="", **args):
@@ -43,7 +43,7 @@ def causes(desk, run):
 
 
 def own(desk, run, word):
-    """The processes of a run on any node whose command line has this word."""
+    """The processes of a run on any node whose command line has this word, parents before those they forked."""
     found = []
     for pid in desk.processes(desk.run_dir(run)):
         try:
@@ -52,7 +52,7 @@ def own(desk, run, word):
                     found.append(pid)
         except OSError:
             continue  # it has just ended
-    return found
+    return sorted(found, key=lambda pid: parent(pid) in found)
 
 
 def strike(pid, number=signal.SIGKILL):

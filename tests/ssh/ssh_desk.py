@@ -4,7 +4,7 @@ import json
 import os
 import signal
 
-from lab import Lab
+from lab import Lab, parent
 
 from launcher.agent.processes import TAG
 
@@ -44,9 +44,11 @@ class Desk(Lab):  # type: ignore[misc] # found on pytest's path
         return self.until(f"step {step} on host {index}", reached)
 
     def own(self, word, index=None):
-        """The pids of all processes on the hosts whose command line has this word."""
+        """The pids of all processes on the hosts whose command line has this word, parents before those they forked:
+        numbers go round, so that a child's may be the lower one."""
         nodes = self.hosts.nodes if index is None else [self.hosts.nodes[index]]
-        return [pid for node in nodes for pid in node.started() if word.encode() in command_line(pid)]
+        found = [pid for node in nodes for pid in node.started() if word.encode() in command_line(pid)]
+        return sorted(found, key=lambda pid: parent(pid) in found)
 
     def left(self):
         """All on the hosts that is no part of a login: these end a moment after the command that made them."""

@@ -10,6 +10,7 @@ from tests.lab.nodes import pid_inside
 
 
 def agents(desk, index):
+    """The agent, then its guard."""
     return [pid for pid in desk.own("launcher.agent", index) if b"zygote" not in desk_command(pid)]
 
 
