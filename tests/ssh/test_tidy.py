@@ -9,9 +9,10 @@ import pytest
 
 @pytest.fixture
 def over(desk):
-    """A run on two hosts that has ended."""
+    """A run on two hosts that has ended, its keepers too."""
     run = desk.submit(desk.job(5), "--on", "pool")
     desk.wait(run)
+    desk.until("the end of all its processes", lambda: not desk.left())
     return run
 
 
