@@ -6,7 +6,7 @@ import msgspec
 
 from launcher.notify import message
 from launcher.notify.message import Message
-from launcher.notify.record import Notifying
+from launcher.notify.record import Notifying, Recipient
 from launcher.recovery.policy import restarts_by_cause
 from launcher.rundir.records import NOT_TOLD, TOLD, AttemptEnd, Event, RunState
 from launcher.words import State
@@ -40,6 +40,12 @@ def due(what: Notifying, glance: Glance, at: float) -> list[Message]:
         "ended": _ended(f"ended/{number}", state, glance, at),
     }
     return [one for kind, one in found.items() if one is not None and kind in what.on]
+
+
+def note_of(at: float, attempt: int, kind: str, one: Message, to: Recipient, problem: str) -> Event:
+    """What is written down where a message was told, or will not be: `settled` finds it."""
+    text = f"{one.kind}: told {to.label}" if kind == TOLD else f"{one.kind}: {to.label}: {problem}"
+    return Event(at, attempt, kind, text, brief=one.key, evidence=to.id)
 
 
 def settled(events: Sequence[Event]) -> set[tuple[str, str]]:

@@ -9,7 +9,7 @@ import msgspec
 
 from launcher.errors import Fenced
 from launcher.notify.delivery import NotDelivered, deliver
-from launcher.notify.due import Glance, due, settled
+from launcher.notify.due import Glance, due, note_of, settled
 from launcher.notify.message import Message, cleaned
 from launcher.notify.record import Notifying
 from launcher.rundir.attempts import newest
@@ -99,10 +99,8 @@ def _sent(run: RunDir, attempt: int, what: Notifying, message: Message, known: s
             if error.again:
                 yield Told(to.label, f"{problem}; it is tried again the next time")
                 continue
-        said = f"{message.kind}: {to.label}: {problem}" if problem else f"{message.kind}: told {to.label}"
-        event = Event(time.time(), attempt, kind, said, brief=message.key, evidence=to.id)
         try:
-            append_line(run.events, event)
+            append_line(run.events, note_of(time.time(), attempt, kind, message, to, problem))
         except (Damaged, OSError) as error:
             problem = f"{problem}; not noted: {error}".removeprefix("; ")
         yield Told(to.label, problem)

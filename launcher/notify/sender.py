@@ -13,7 +13,7 @@ from pathlib import Path
 from launcher.clock import boottime
 from launcher.errors import Fenced
 from launcher.notify.delivery import NotDelivered, deliver
-from launcher.notify.due import Glance, due, mark, settled
+from launcher.notify.due import Glance, due, mark, note_of, settled
 from launcher.notify.message import Message, cleaned
 from launcher.notify.outbox import Outbox
 from launcher.notify.record import Notifying, Recipient
@@ -147,13 +147,8 @@ class Sender:
 
     def _note(self, kind: str, message: Message, recipient: Recipient, problem: str) -> None:
         """Of what could not be noted the log says so: it may be told once more by the next attempt."""
-        said = (
-            f"{message.kind}: told {recipient.label}"
-            if kind == TOLD
-            else f"{message.kind}: {recipient.label}: {problem}"
-        )
-        event = Event(time.time(), self._attempt.number, kind, said, brief=message.key, evidence=recipient.id)
-        say(said)
+        event = note_of(time.time(), self._attempt.number, kind, message, recipient, problem)
+        say(event.text)
         try:
             check_fence(self._run, self._attempt.number)
             append_line(self._run.events, event)
