@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from trainer.checkpoint.planning import Need, narrow, needed
+from trainer.checkpoint.filling import Scratch, piece_of, places
+from trainer.checkpoint.planning import Need, needed
 from trainer.checkpoint.staging import bytes_of
 from trainer.checkpoint.tree import dtype_of
-from trainer.checkpoint_files.manifest import ITEM_BYTES, Manifest, TensorEntry, chunk_bytes
+from trainer.checkpoint_files.manifest import ITEM_BYTES, Manifest, TensorEntry
 
 Read = Callable[[int, memoryview, int], object]  # of a file by its number, into this, from there on
 OF_TRAINING = ("model/", "optimizer/")
@@ -32,17 +33,10 @@ class Block:
 
     def digest(self, read: Read) -> bytes:
         """Of the bytes of all parts in their places."""
-        whole = torch.empty(self.lengths, dtype=dtype_of(self.entry.dtype))
+        whole, scratch = torch.empty(self.lengths, dtype=dtype_of(self.entry.dtype)), Scratch()
         for need in self.needs():
-            # Rows of a part lie one behind the other in its file.
-            first, rows = (need.inside[0], need.lengths[0]) if need.lengths else (0, 1)
-            size = chunk_bytes(self.entry, need.chunk) // (need.chunk.lengths[0] if need.lengths else 1)
-            raw = torch.empty(rows * size, dtype=torch.uint8)
-            read(need.chunk.file, bytes_of(raw), need.chunk.at + first * size)
-            if need.lengths == self.lengths and need.chunk.lengths[1:] == self.lengths[1:]:
-                return hashlib.sha256(bytes_of(raw)).digest()
-            source = raw.view(whole.dtype).view(rows, *need.chunk.lengths[1:])
-            narrow(whole, need.offsets, need.lengths).copy_(narrow(source, (0, *need.inside[1:]), need.lengths))
+            for at, memory in places([piece_of(whole, self.entry, need)], scratch):
+                read(need.chunk.file, memory, at)
         return hashlib.sha256(bytes_of(whole.reshape(-1).view(torch.uint8))).digest()
 
 
