@@ -160,6 +160,7 @@ def end_beside_damage(folder):
     if checkpointer._team.me == 1:
         path = folder / folder_name(1) / data_name(1)
         path.write_bytes(bytes(path.stat().st_size))
+    checkpointer._team.exchange("damaged")  # who reads while it is written finds it too short
     with pytest.raises(CheckpointDamaged, match="checksum"):
         fingerprint_together(checkpointer._entry(1), checkpointer._team, lambda: None)
     checkpointer.close()
