@@ -141,6 +141,15 @@ class Settings:
     by_parts: bool = _setting(
         False, _yes_or_no(), "sharded strategies: make the model part by part, so that no rank ever holds all of it"
     )
+    reshard: bool = _setting(
+        True, _yes_or_no(), "fsdp, hsdp: let go of a block's whole parameters after its forward pass"
+    )
+    offload: bool = _setting(
+        False, _yes_or_no(), "sharded strategies: keep parameters and optimizer in the host's memory, not a GPU's"
+    )
+    bucket_mb: float | None = _setting(
+        None, _real(above=0), "ddp, zero1: megabytes of gradients to send at once; left out: 25"
+    )
     clip_norm: float | None = _setting(None, _real(above=0), "clip gradients to this total norm")
     skip_limit: int = _setting(
         5, _whole(1), "end after so many steps in a row that were left out: their loss or gradients were not finite"

@@ -9,11 +9,14 @@ from torch import Tensor, nn
 _MESSAGE_BYTES = 64 * 2**20
 
 
-def take_from_first(tensors: Iterable[Tensor]) -> None:
-    """Give every rank the values that rank 0 has. All ranks call it, with tensors of the same shapes."""
+def take_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> None:
+    """Give every rank the values that rank 0 has. All ranks call it, with tensors of the same shapes.
+
+    `group`: over all ranks, where it is another than that of gradients.
+    """
     with torch.no_grad():
         for some in _messages(tensors):
-            _take(some)
+            _take(some, group)
 
 
 class PersistentBuffers:
@@ -49,9 +52,9 @@ def _messages(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
         yield some
 
 
-def _take(tensors: list[Tensor]) -> None:
+def _take(tensors: list[Tensor], group: dist.ProcessGroup | None) -> None:
     message = torch.cat([tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors])
-    dist.broadcast(message, src=0)
+    dist.broadcast(message, src=0, group=group)
     if dist.get_rank() == 0:
         return
     parts = message.split([tensor.nbytes for tensor in tensors])

@@ -36,7 +36,7 @@ def build(
     if not module.training:
         module.train()
     set_fp32(settings.precision)
-    if rows is None:
+    if rows is None and not settings.offload:  # else block by block, while they are dealt out
         module.to(world.device)
     blocks = _blocks(module, settings)
     if settings.activation_checkpointing:
@@ -65,6 +65,8 @@ def summary(strategy: Strategy) -> str:
     ]
     if settings.strategy in SHARDS:
         parts.append(f"{strategy.blocks} blocks")
+    if settings.offload:
+        parts.append("offloaded")
     if settings.clip_norm is not None:
         parts.append(f"clipped at {settings.clip_norm:g}")
     if settings.activation_checkpointing:
@@ -130,7 +132,7 @@ def _wrapped(
     rows: dict[str, Tensor] | None,
 ) -> Wrapped:
     if settings.strategy in REPLICAS:
-        return replicated(module, world, unused=settings.unused_parameters)
+        return replicated(module, world, settings)
     if settings.strategy in SHARDS:
         from trainer.strategies.shards import sharded  # late: FSDP2 takes half a second to import
 

@@ -47,14 +47,14 @@ def first_gradient(loss: Tensor) -> Tensor | None:
     return loss.detach() * 0 + 1
 
 
-def are_finite(gradients: Iterable[Tensor], *, shared: bool) -> Tensor:
-    """Whether all gradients are, on the device. `shared`: each rank has a part of them; ranks meet here."""
+def are_finite(gradients: Iterable[Tensor], *, shared: bool, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Whether all gradients are, on the device. `shared`: each rank has a part of them; ranks meet here, in `group`."""
     flags = [_infinite(tensors, device) for (device, _), tensors in _alike(gradients).items()]
     flag = flags[0] if flags else torch.zeros(())
     for other in flags[1:]:
         flag = torch.maximum(flag, other.to(flag.device))
     if shared:
-        dist.all_reduce(flag, dist.ReduceOp.MAX)
+        dist.all_reduce(flag, dist.ReduceOp.MAX, group)
     return flag == 0
 
 
@@ -92,7 +92,7 @@ def step_with_zeros(finite: Tensor, optimizer: Optimizer, parameters: Iterable[n
     """Of any other on a GPU: with gradients of zero. Weights stay finite; momentum and weight decay have their way."""
     for parameter in parameters:
         if parameter.grad is not None:
-            _plain(parameter.grad).masked_fill_(~finite, 0)
+            plain(parameter.grad).masked_fill_(~finite, 0)
     optimizer.step()
 
 
@@ -106,12 +106,12 @@ def _alike(gradients: Iterable[Tensor]) -> dict[tuple[torch.device, torch.dtype]
     """This rank's numbers of them, by where and what they are."""
     found: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:
-        plain = _plain(gradient)
-        found.setdefault((plain.device, plain.dtype), []).append(plain)
+        numbers = plain(gradient)
+        found.setdefault((numbers.device, numbers.dtype), []).append(numbers)
     return found
 
 
-def _plain(gradient: Tensor) -> Tensor:
+def plain(gradient: Tensor) -> Tensor:
     """This rank's numbers of it: of a shard, of a sparse or a complex gradient."""
     local: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
     if local.is_sparse:

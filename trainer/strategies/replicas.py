@@ -11,6 +11,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from trainer.errors import TrainerError
 from trainer.strategies.precision import autocasting
+from trainer.strategies.settings import StrategySettings
 from trainer.strategies.wrapped import Wrapped
 from trainer.world import World
 
@@ -19,7 +20,7 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 _UNUSED = "Expected to have finished reduction in the prior iteration"  # what DDP says of parameters without a gradient
 
 
-def replicated(module: nn.Module, world: World, *, unused: bool) -> Wrapped:
+def replicated(module: nn.Module, world: World, settings: StrategySettings) -> Wrapped:
     """DistributedDataParallel. A world of one has nobody to talk to and needs no wrapper."""
     if world.size == 1:
         return Wrapped(module)
@@ -27,7 +28,8 @@ def replicated(module: nn.Module, world: World, *, unused: bool) -> Wrapped:
         module,
         device_ids=[world.device] if world.device.type == "cuda" else None,
         gradient_as_bucket_view=True,  # gradients are summed where they lie: one copy of them less
-        find_unused_parameters=unused,
+        find_unused_parameters=settings.unused_parameters,
+        bucket_cap_mb=settings.bucket_mb,
     )
 
     def syncing(sync: bool) -> AbstractContextManager[None]:

@@ -19,6 +19,16 @@ REPLICAS = ("ddp", "zero1")  # each rank has all parameters
 SHARDS = ("zero2", "fsdp", "hsdp")  # each rank has its part of them: FSDP2
 SUMS_ONCE = ("fsdp", "hsdp")  # those of them that add gradients up once a step, if nothing else is said
 
+_ONLY_WITH = {
+    "units": SHARDS,
+    "by_parts": SHARDS,
+    "offload": SHARDS,
+    "sync_each": SUMS_ONCE,
+    "reshard": SUMS_ONCE,
+    "bucket_mb": REPLICAS,
+    "shard_size": ("hsdp",),
+}
+
 Choice = tuple[str, ...] | Callable[[str, nn.Module], bool]  # of parts: classes, names (`layers.*`), or a rule
 
 
@@ -37,6 +47,9 @@ class StrategySettings:
     units: Choice = ()  # more that is sharded each by itself, and not recomputed: an embedding, a head
     sync_each: bool = False  # fsdp, hsdp: deal gradients out after every micro-batch, so that none is ever whole
     by_parts: bool = False  # make the model part by part: no rank ever holds all of it
+    reshard: bool = True  # fsdp, hsdp: let go of gathered parameters after a block's forward pass
+    offload: bool = False  # sharded: keep parameters, gradients and the optimizer's state in the host's memory
+    bucket_mb: float | None = None  # ddp, zero1: gradients that are sent at once; None: torch's own 25
 
 
 def needs_group(strategy: str) -> bool:
@@ -70,13 +83,19 @@ def _problems(settings: StrategySettings, world: World) -> Iterator[str]:
     norm = settings.clip_norm
     if norm is not None and not (math.isfinite(norm) and norm > 0):
         yield f"clip_norm: expected a number above 0, got {norm}"
-    for name in ("units", "by_parts"):
-        if getattr(settings, name) and settings.strategy not in SHARDS:
-            yield f"{name}: expected with strategy {', '.join(SHARDS)} only, got it with {settings.strategy}"
-    if settings.sync_each and settings.strategy not in SUMS_ONCE:
-        yield f"sync_each: expected with strategy {', '.join(SUMS_ONCE)} only, got it with {settings.strategy}"
-    if settings.shard_size is not None and settings.strategy != "hsdp":
-        yield f"shard_size: expected with strategy hsdp only, got it with {settings.strategy}"
+    yield from _out_of_place(settings)
+    if settings.bucket_mb is not None and not (math.isfinite(settings.bucket_mb) and settings.bucket_mb > 0):
+        yield f"bucket_mb: expected a number above 0, got {settings.bucket_mb}"
+    if settings.offload and settings.precision == "fp16":
+        yield "offload: does not go with precision fp16, whose scaler looks at gradients on GPUs\nhint: use bf16"
+
+
+def _out_of_place(settings: StrategySettings) -> Iterator[str]:
+    """What is asked for of a strategy that knows nothing of it."""
+    plain = StrategySettings()
+    for name, strategies in _ONLY_WITH.items():
+        if getattr(settings, name) != getattr(plain, name) and settings.strategy not in strategies:
+            yield f"{name}: expected with strategy {', '.join(strategies)} only, got it with {settings.strategy}"
 
 
 def _misfits(settings: StrategySettings, world: World) -> Iterator[str]:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from trainer.strategies.agreement import PersistentBuffers, take_from_first
 from trainer.strategies.blocks import without_shared_parameters
@@ -32,10 +32,13 @@ def sharded(
 
     `rows`: this rank's, of a module whose own parameters are on the meta device.
     """
-    take_from_first([*([] if rows is not None else module.parameters()), *PersistentBuffers(module).tensors()])
+    # What is not on the device yet travels by the group of the CPUs.
+    group = world.control if settings.offload or rows is not None else None
+    take_from_first([*([] if rows is not None else module.parameters()), *PersistentBuffers(module).tensors()], group)
     mesh = _mesh(world, shard_size(settings, world))
     policy = _policy(module, low_dtype(settings.precision))
-    reshard = settings.strategy != "zero2"
+    offload = _offload(world) if settings.offload else OffloadPolicy()
+    reshard = settings.reshard and settings.strategy != "zero2"
     alone = without_shared_parameters(module, units)
     if not alone and world.is_first:
         log.warning(
@@ -45,11 +48,13 @@ def sharded(
             type(module).__name__,
         )
     for part in alone:
-        fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+        fully_shard(part, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=reshard)
     # Never of the rest: the backward pass begins with it.
-    root = fully_shard(module, mesh=mesh, mp_policy=_outermost(policy), reshard_after_forward=False)
+    root = fully_shard(
+        module, mesh=mesh, mp_policy=_outermost(policy), offload_policy=offload, reshard_after_forward=False
+    )
     if rows is not None:
-        fill(module, rows, world.device)
+        fill(module, rows, torch.device("cpu") if settings.offload else world.device)
     return Wrapped(module, _Syncing(root, settings), follows_first_rank=False)
 
 
@@ -74,6 +79,11 @@ class _Syncing:
                 self._root.set_requires_gradient_sync(sync)
             self._sync = sync
         return _NOTHING
+
+
+def _offload(world: World) -> CPUOffloadPolicy:
+    """In memory that a GPU reads by itself, where there is one; on a CPU they are where they would be anyway."""
+    return CPUOffloadPolicy(pin_memory=world.device.type == "cuda")
 
 
 def _mesh(world: World, size: int) -> DeviceMesh:

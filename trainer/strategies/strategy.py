@@ -12,10 +12,11 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from trainer.strategies.agreement import PersistentBuffers, take_from_first
+from trainer.strategies.clipping import clip_offloaded
 from trainer.strategies.compiling import told_of_eager_parts
 from trainer.strategies.finite import Skips, are_finite, first_gradient, multiply, step_where
 from trainer.strategies.precision import autocasting, low_dtype
-from trainer.strategies.settings import REPLICAS, SHARDS, StrategySettings
+from trainer.strategies.settings import REPLICAS, SHARDS, StrategySettings, shard_size
 from trainer.strategies.undone import undone
 from trainer.strategies.wrapped import Wrapped
 from trainer.world import World
@@ -92,11 +93,11 @@ class Strategy:
         scale falls then, too.
         """
         if factor is not None:
-            multiply((parameter.grad for parameter in self._parameters if parameter.grad is not None), factor)
+            multiply(self._gradients(), factor)
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
-        gradients = (parameter.grad for parameter in self._parameters if parameter.grad is not None)
-        finite = are_finite(gradients, shared=self.is_sharded)
+        group = self.world.control if self.settings.offload else None
+        finite = are_finite(self._gradients(), shared=self.is_sharded, group=group)
         norm = self._clip()
         if self.scaler is None:
             self.skips.note(step_where(finite, self.optimizer, self._parameters))
@@ -135,7 +136,13 @@ class Strategy:
     def _clip(self) -> Tensor | None:
         if self.settings.clip_norm is None:
             return None
+        if self.settings.offload:
+            copies = self.world.size // shard_size(self.settings, self.world)
+            return clip_offloaded(self._gradients(), self.settings.clip_norm, self.world, copies)
         return clip_grad_norm_(self._parameters, self.settings.clip_norm)
+
+    def _gradients(self) -> Iterator[Tensor]:
+        return (parameter.grad for parameter in self._parameters if parameter.grad is not None)
 
 
 def number_of(norm: Tensor) -> float:

@@ -19,6 +19,7 @@ def test_every_field_is_an_option_and_comes_back_as_it_was_written():
         *("--max-epochs", "3", "--max-steps", "100", "--max-time-s", "2.5", "--batch-size", "64", "--accumulate", "2"),
         *("--no-shuffle", "--drop-last", "--workers", "4", "--strategy", "fsdp", "--precision", "bf16"),
         *("--blocks", "Block, head", "--units", "embedding", "--sync-each", "--by-parts"),
+        *("--no-reshard", "--offload", "--bucket-mb", "50"),
         *("--shard-size", "2", "--clip-norm", "1.5", "--activation-checkpointing", "--compile", "--seed", "7"),
         *("--deterministic", "--device", "cpu", "--timeout-s", "30", "--validate-every", "50"),
         *("--validation-batch-size", "9", "--monitor", "val_accuracy", "--mode", "max", "--patience", "2"),
@@ -36,6 +37,7 @@ def test_every_field_is_an_option_and_comes_back_as_it_was_written():
         checkpoint_dir=Path("c"), checkpoint_every="5 steps", checkpoint_keep=4, log_every=3, out=Path("m"),
         tensorboard=True, profile="3..4", lr_find=True, skip_limit=7, resume="must", hyperparameters="given",
             unused_parameters=True, spike_factor=9.0, spike_action="rewind",
+        reshard=False, offload=True, bucket_mb=50.0,
     )  # fmt: skip
     untouched = Settings(max_steps=1)
     kept = {f.name for f in dataclasses.fields(Settings) if getattr(settings, f.name) == getattr(untouched, f.name)}

@@ -86,6 +86,19 @@ def test_zero2_keeps_gathered_parameters_until_the_step_and_fsdp_does_not():
     assert fsdp == [groups + 3, groups + 3, groups + 3, 0]
 
 
+def test_parameters_that_are_kept_after_the_forward_pass_are_gathered_once():
+    settings = StrategySettings(strategy="fsdp", reshard=False)
+    assert [_count(messages, GATHERS) for messages in spawn_ranks(_talk, 2, Trial(settings))[0]] == [4, 4, 4, 0]
+
+
+def test_smaller_buckets_are_more_messages():
+    def sums(bucket_mb):
+        return _count(spawn_ranks(_talk, 2, Trial(StrategySettings(bucket_mb=bucket_mb)))[0][-2], SUMS)
+
+    assert sums(None) == 1
+    assert sums(1e-4) > 3
+
+
 def test_buffers_go_round_once_a_step_in_one_message():
     first, second, third, _ = _of_rank_0("fsdp", model=pixels, batch=pixel_batch)
     assert [messages["broadcast"] for messages in (first, second, third)] == [1, 0, 0]

@@ -78,6 +78,18 @@ def test_clipping_sees_the_norm_of_all_gradients(strategy, ranks, tied):
     _same(spawn_ranks(run, ranks, trial), alone)
 
 
+@pytest.mark.parametrize(("strategy", "ranks", "accumulate"), [("zero2", 2, 3), ("fsdp", 3, 2), ("hsdp", 4, 3)])
+def test_what_is_offloaded_is_clipped_and_trained_like_anything_else(strategy, ranks, accumulate):
+    settings = _settings(strategy, offload=True, clip_norm=1.0)
+    trial = Trial(settings, scale=30.0, accumulate=accumulate, optimizer=adamw)
+    _same(spawn_ranks(run, ranks, trial), run(trial.with_(strategy="none", shard_size=None, offload=False)))
+
+
+def test_parameters_that_stay_gathered_train_alike():
+    trial = Trial(_settings("fsdp", reshard=False), accumulate=2)
+    _same(spawn_ranks(run, 2, trial), run(trial.with_(strategy="none", reshard=True)))
+
+
 def test_the_norm_is_torchs():
     """What `none` reports and does, against clip_grad_norm_ by hand: the others are compared with `none`."""
     from strategy_trials import loss_of, word_batch

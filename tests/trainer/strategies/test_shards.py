@@ -6,11 +6,12 @@ import logging
 import pytest
 import torch
 from ranks import spawn_ranks
-from strategy_trials import Trial, adamw, loss_of, one_step, pixel_batch, pixels, share, start, words
+from strategy_trials import Trial, adamw, loss_of, one_step, pixel_batch, pixels, share, start, word_batch, words
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from trainer.strategies import StrategySettings
+from trainer.strategies import StrategySettings, build
+from trainer.world import join
 
 pytestmark = pytest.mark.dealt(3)
 
@@ -73,6 +74,22 @@ def test_each_rank_has_one_part_of_parameters_and_state(strategy, ranks, parts):
         assert one["living"] <= 3 * (whole / parts + uneven)
     assert sum(one["parameters"] for one in found) == whole * ranks / parts
     assert sum(one["optimizer"] for one in found) == 2 * whole * ranks / parts
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_what_is_offloaded_is_in_the_hosts_memory():
+    [found] = spawn_ranks(_devices, 1, StrategySettings(strategy="fsdp", offload=True, clip_norm=1.0))
+    assert found == {"parameters": {"cpu"}, "optimizer": {"cpu"}, "answer": {"cuda"}}
+
+
+def _devices(settings):
+    strategy = build(_wide(), join(group=True), settings, adamw)
+    loss = loss_of(strategy.model, [part.cuda() for part in word_batch(0)])
+    strategy.backward(loss)
+    strategy.step()
+    state = [value for held in strategy.optimizer.state.values() for value in held.values()]
+    tensors = {"parameters": strategy.module.parameters(), "optimizer": state, "answer": [loss]}
+    return {name: {_local(tensor).device.type for tensor in some} for name, some in tensors.items()}
 
 
 def test_ddp_has_all_of_everything():

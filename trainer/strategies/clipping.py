@@ -1,0 +1,23 @@
+"""Clipping of gradients that lie in the host's memory, where the messages of GPUs do not reach."""
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainer.strategies.finite import multiply, plain
+from trainer.world import World
+
+_LEAST = 1e-6  # as torch's own has it: no division by zero
+
+
+def clip_offloaded(gradients: Iterable[Tensor], most: float, world: World, copies: int) -> Tensor:
+    """As clip_grad_norm_ does it: scale this rank's shards, and give the norm of all. `copies`: of each shard."""
+    shards = [plain(gradient) for gradient in gradients]
+    norms = [torch.linalg.vector_norm(shard, dtype=torch.double) for shard in shards]
+    squares = torch.stack([torch.zeros((), dtype=torch.double), *norms]).square().sum()
+    dist.all_reduce(squares, group=world.control)
+    norm = (squares / copies).sqrt()
+    multiply(shards, (most / (norm + _LEAST)).clamp(max=1.0))
+    return norm
