@@ -117,10 +117,10 @@ def _put(draft: Path, code: CodeList, hashes: Mapping[str, str], pristine: Path,
 def _is_whole(code: CodeList, hashes: Mapping[str, str], pristine: Path, now_ns: int) -> bool:
     """Whether the store has all of it, byte for byte, and nobody else can change that."""
     index, us = CodeIndex(pristine.parent, pristine, now_ns), os.geteuid()
-    folders = folders_of(file.path for file in code.files)
+    folders, place = folders_of(file.path for file in code.files), os.fspath(pristine)
     try:
         for file in code.files:
-            path = f"{pristine}/{file.path}"
+            path = f"{place}/{file.path}"
             status = os.lstat(path)
             if file.link is None and not (status.st_uid == us and stat.S_ISREG(status.st_mode)):
                 return False

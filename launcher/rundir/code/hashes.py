@@ -30,7 +30,7 @@ class CodeChanged(BadInput):
         super().__init__(f"code: {what}: changed while it was being {doing}", hint)
 
 
-class KnownFile(msgspec.Struct, frozen=True, array_like=True):
+class KnownFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a file looked like when it was hashed."""
 
     size: int
@@ -40,8 +40,12 @@ class KnownFile(msgspec.Struct, frozen=True, array_like=True):
     digest: str
 
     def fits(self, status: os.stat_result) -> bool:
-        times = (status.st_mtime_ns, status.st_ctime_ns)
-        return (self.size, self.inode) == (status.st_size, status.st_ino) and (self.mtime_ns, self.ctime_ns) == times
+        return (
+            self.inode == status.st_ino
+            and self.size == status.st_size
+            and self.mtime_ns == status.st_mtime_ns
+            and self.ctime_ns == status.st_ctime_ns
+        )
 
 
 class CodeIndex:
@@ -62,10 +66,15 @@ class CodeIndex:
 
     def digest(self, name: str, path: StrPath, status: os.stat_result) -> str:
         """The content hash of the file at this path, that looked like this; it is only read if it did not before."""
-        known = self._known.get(_key(name))
+        return self.known(name, status) or self.learn(name, status, file_hash(path))
+
+    def known(self, name: str, status: os.stat_result) -> str | None:
+        """The content hash of a file that looked like this when it was hashed."""
+        key = _key(name)
+        known = self._known.get(key)
         if known is None or not known.fits(status):
-            return self.learn(name, status, file_hash(path))
-        self._fresh[_key(name)] = known
+            return None
+        self._fresh[key] = known
         return known.digest
 
     def learn(self, name: str, status: os.stat_result, digest: str, *, at_rest: bool = False) -> str:
@@ -94,17 +103,25 @@ class CodeIndex:
 
 
 def content_hashes(code: CodeList, doing: str, index: CodeIndex | None = None) -> dict[str, str]:
-    """The hash of each regular file. Raises BadInput for one that cannot be read, or is not what was listed."""
-    hashes = {}
+    """The hash of each regular file. Raises BadInput for one that cannot be read, or is not what was listed.
+
+    With an index a file is what it was when it was listed, and is looked at again only where it has to be read.
+    """
+    hashes, root = {}, os.fspath(code.root)
     with readable(code.root, doing):
         for file in code.files:
             if file.link is None:
-                path = f"{code.root}/{file.path}"
-                status = os.lstat(path)
-                if not stat.S_ISREG(status.st_mode) or status.st_size != file.size:
-                    raise CodeChanged(path, doing)
-                hashes[file.path] = file_hash(path) if index is None else index.digest(file.path, path, status)
+                listed = index.known(file.path, code.looks[file.path]) if index is not None else None
+                hashes[file.path] = listed or _hash_now(root, file, doing, index)
     return hashes
+
+
+def _hash_now(root: str, file: CodeFile, doing: str, index: CodeIndex | None) -> str:
+    path = f"{root}/{file.path}"
+    status = os.lstat(path)
+    if not stat.S_ISREG(status.st_mode) or status.st_size != file.size:
+        raise CodeChanged(path, doing)
+    return file_hash(path) if index is None else index.digest(file.path, path, status)
 
 
 def _key(name: str) -> str:

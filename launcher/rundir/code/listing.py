@@ -4,10 +4,12 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+
+import msgspec
 
 from launcher.errors import BadInput
 from launcher.rundir.code.globs import Glob
@@ -21,8 +23,7 @@ _MOST_OF_IT = 0.9
 _IMPORTED = ("/", ".py", ".so")  # what git ignores of a package all the same: `_version.py`, a compiled module
 
 
-@dataclass(frozen=True, slots=True)
-class CodeFile:
+class CodeFile(msgspec.Struct, frozen=True, gc=False):
     """One entry: a regular file, or a symbolic link with its target."""
 
     path: str  # relative; os.fsencode gives back its bytes
@@ -37,6 +38,7 @@ class CodeList:
 
     root: Path
     files: tuple[CodeFile, ...]
+    looks: Mapping[str, os.stat_result] = field(default_factory=dict, compare=False)  # of the regular ones
 
     @cached_property
     def bytes(self) -> int:
@@ -106,10 +108,12 @@ def _below(project: Path, name: str) -> set[str]:
 
 
 def _listed(root: Path, names: set[str]) -> CodeList:
-    entries = [entry for name in sorted(names, key=os.fsencode) if (entry := _entry(root, name)) is not None]
+    looks: dict[str, os.stat_result] = {}
+    home = os.fspath(root)
+    entries = [entry for name in sorted(names, key=os.fsencode) if (entry := _entry(home, name, looks)) is not None]
     there = {entry.path for entry in entries}
     there |= folders_of(there)
-    return CodeList(root, tuple(_moved(root, entry, there) if entry.link else entry for entry in entries))
+    return CodeList(root, tuple(_moved(root, entry, there) if entry.link else entry for entry in entries), looks)
 
 
 def folders_of(paths: Iterable[str]) -> set[str]:
@@ -122,7 +126,7 @@ def folders_of(paths: Iterable[str]) -> set[str]:
     return folders
 
 
-def _entry(root: Path, name: str) -> CodeFile | None:
+def _entry(root: str, name: str, looks: dict[str, os.stat_result]) -> CodeFile | None:
     """None for what is no code: deleted but still tracked, sockets, FIFOs, devices."""
     path = f"{root}/{name}"
     try:
@@ -133,6 +137,7 @@ def _entry(root: Path, name: str) -> CodeFile | None:
         return None
     if not stat.S_ISREG(status.st_mode):
         return None
+    looks[name] = status
     return CodeFile(name, status.st_size, bool(status.st_mode & 0o111))
 
 

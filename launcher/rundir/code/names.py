@@ -20,6 +20,7 @@ _NOT_CODE = frozenset({
     ".venv", "__pycache__", "node_modules", "venv",
 })  # fmt: skip
 _BYTECODE = ".pyc"
+_SUBMODULE = "160000"  # the mode that git gives it
 _MOST_FILES = 100_000
 # A repository may have come from anywhere: none of the programs that its configuration names is started.
 _NO_PROGRAMS = ("-c", "core.fsmonitor=", "-c", f"core.hooksPath={os.devnull}")
@@ -37,8 +38,8 @@ def code_names(project: Path, skip: Callable[[str], bool]) -> set[str]:
 def git_names(project: Path) -> set[str] | None:
     """Tracked, and untracked but not ignored; None where git is not there, or knows nothing of this folder."""
     names: set[str] = set()
-    for name in _ls_files(project) or ():
-        if not _is_folder(f"{project}/{name}"):
+    for name, is_repository in _ls_files(project):
+        if not is_repository or not _is_folder(f"{project}/{name}"):
             names.add(name)
             continue
         path = project / name
@@ -85,11 +86,16 @@ def _environment() -> dict[str, str]:
     return {**kept, **_NO_FETCHING, "PATH": path}
 
 
-def _ls_files(folder: Path) -> set[str] | None:
+def _ls_files(folder: Path) -> Iterator[tuple[str, bool]]:
+    """Names, and whether there may be a repository of its own."""
     left_out = [f"--exclude={name}/" for name in sorted(_NOT_CODE)] + [f"--exclude=*{_BYTECODE}"]
-    listing = ["ls-files", "-z", "--cached", "--others", "--exclude-standard", *left_out]
-    said = git_says(folder, listing)
-    return None if said is None else {os.fsdecode(name) for name in said.split(b"\0") if name}
+    listing = ["ls-files", "-z", "-t", "--stage", "--cached", "--others", "--exclude-standard", *left_out]
+    for entry in os.fsdecode(git_says(folder, listing) or b"").split("\0"):
+        if entry.startswith("? "):
+            yield entry[2:], entry.endswith("/")
+        elif entry:  # a tag, the mode, the object and the stage stand before the tab
+            about, _, name = entry.partition("\t")
+            yield name, about[2:].startswith(_SUBMODULE)
 
 
 def git_says(folder: Path, words: Sequence[str], *, timeout_s: float | None = None) -> bytes | None:

@@ -3,6 +3,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,16 @@ def test_whoever_waits_sees_each_file_go_by(project, store, tmp_path):
     for name in ("one", "two"):
         freeze(list_frozen(project), store, tmp_path / name, later(project), watch=watch)
     assert seen == [(number, 5) for number in range(1, 6)] * 2
+
+
+def test_what_did_not_change_is_looked_at_once(project, store, tmp_path, monkeypatch):
+    """With tens of thousands of files looking at them is most of what a submit costs."""
+    freeze(list_frozen(project), store, tmp_path / "one", later(project))
+    looked, lstat = Counter(), os.lstat
+    monkeypatch.setattr(os, "lstat", lambda path, **more: looked.update([os.fspath(path)]) or lstat(path, **more))
+    freeze(list_frozen(project), store, tmp_path / "two", later(project))
+    of_project = {path: times for path, times in looked.items() if path.startswith(f"{project}/")}
+    assert of_project == {f"{project}/{file.path}": 1 for file in list_frozen(project).files}
 
 
 def test_only_what_changed_is_hashed(project, store, tmp_path):

@@ -72,6 +72,28 @@ def test_a_deleted_file_is_no_code(repository):
     assert repository.names() == ["here.py"]
 
 
+def test_a_tracked_file_that_became_a_folder_is_what_is_in_it(repository):
+    repository.write("lib", "x")
+    repository.write(".gitignore", "*.bin\n")
+    repository.git("add", ".")
+    (repository.path / "lib").unlink()
+    repository.write("lib/net.py")
+    repository.write("lib/ignored.bin")
+    assert repository.names() == [".gitignore", "lib/net.py"]
+
+
+def test_a_submodule_that_became_a_file_is_that_file(repository, tmp_path):
+    lib = Project(tmp_path / "lib")
+    lib.git("init")
+    lib.write("net.py")
+    lib.git("add", ".")
+    lib.git("commit", "-m", "x")
+    repository.git("submodule", "add", str(lib.path), "sub")
+    shutil.rmtree(repository.path / "sub")
+    repository.write("sub")
+    assert repository.names() == [".gitmodules", "sub"]
+
+
 def test_a_folder_of_a_repository_is_a_project(repository):
     repository.write("other/x.py")
     repository.write("mine/train.py")
@@ -291,9 +313,9 @@ def test_what_is_neither_file_nor_link_is_left_out(project, monkeypatch):
         assert project.names() == ["train.py"]
 
 
-@pytest.mark.parametrize("in_git", [True, False])
-def test_names_may_be_anything(project, in_git):
-    if in_git:
+@pytest.mark.parametrize("place", ["in git", "tracked", "no git"])
+def test_names_may_be_anything(project, place):
+    if place != "no git":
         project.git("init")
     names = [
         b"new\nline",
@@ -305,9 +327,14 @@ def test_names_may_be_anything(project, in_git):
         "caf\u00e9".encode(),
         b"*",
         b"\\",
+        b"tab\tbed",
+        b"? x",
+        b"H 160000 e69de29bb2d1d6434b8b29ae775ad8c2e48c5391 0\tx",
     ]
     for name in names:
         (project.path / os.fsdecode(name)).write_text("x")
+    if place == "tracked":
+        project.git("add", "-A")
     assert project.names() == [os.fsdecode(name) for name in sorted(names)]
 
 
