@@ -143,6 +143,7 @@ class Leader:
         while not self._wakeup.stop_asked:
             answers = statuses(keeper.rpc.ask(Ask()))
             keeper.check_lead(answers)
+            keeper.check_part_in(keeper.election.outrun_by)  # of which the others may have left already
             pass_over_promised(keeper, answers)
             there = [number for number, one in answers.items() if one.has_slots]
             if enough(keeper, there, leads=True):

@@ -235,6 +235,18 @@ def test_a_leader_whose_run_was_taken_over_leaves_and_changes_nothing(table):
     assert newest(table.keepers[0].run).number == 1
 
 
+def test_a_leader_whose_run_has_ended_without_it_leaves_once_it_is_told(table):
+    """It was frozen meanwhile. It waited `wait` five times over for keepers that had all left."""
+    taken_over(table)
+    write_end(table.keepers[1].run, table.keepers[1].attempt, SUCCEEDED, table.keepers[1].plan)
+    table.silent = set()
+    assert leader.tell(table.keepers[1]) == [0]  # what it has not taken tells it that the run went on
+    table.silent = {1, 2}
+    with pytest.raises(Fenced, match="attempt 2 goes on without host0"):
+        Leader(table.keepers[0], table.wakeups[0])._follow(ENDED)
+    assert table.end(0) is None
+
+
 def test_only_who_leads_an_attempt_writes_its_records(table):
     taken_over(table)
     table.silent = set()
