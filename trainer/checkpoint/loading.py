@@ -121,6 +121,8 @@ class Reader:
         for key, optimizer in self._optimizers.items():
             if key in shared["groups"]:
                 optimizer.check_groups(shared["groups"][key])
+            else:
+                log.warning("%s: nothing was saved for %s: it begins anew", self.path, optimizer.title)
         self._apply_optimizers(shared)
         for key, thing in self._subjects.shared.items():
             if key in shared["objects"]:

@@ -23,6 +23,7 @@ class OptimizerNames:
     def __init__(self, key: str, optimizer: Optimizer, models: ModelNames) -> None:
         self.optimizer = optimizer
         self._models = models
+        self.title = f"the optimizer {key!r}" if key else "the optimizer"
         self._prefix = f"optimizer/{key}/" if key else "optimizer/"
 
     @property

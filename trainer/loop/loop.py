@@ -17,7 +17,7 @@ from trainer.loop.phases import VALIDATION, Phases
 from trainer.loop.placing import placed
 from trainer.loop.progress import Progress, Training
 from trainer.loop.resuming import Given
-from trainer.loop.schedule import Schedule
+from trainer.loop.schedules import Schedules
 from trainer.loop.spikes import Spikes
 from trainer.stopping import Votes
 from trainer.strategies import Strategy, number_of
@@ -36,7 +36,7 @@ class Loop:
     loss: LossFunction
     data: TrainData
     epoch_samples: int | None  # of a whole epoch; None: nobody knows
-    schedule: Schedule
+    schedules: Schedules
     given: Given
     evaluation: Evaluation | None
     callbacks: Callbacks
@@ -51,6 +51,7 @@ class Loop:
     count: StepCount = field(init=False)
     logs: bool = False  # the step under way is one to log
     gathers: bool = False  # its losses are to be known
+    rates: dict[str, float] = field(default_factory=dict)  # of the last step that was logged
     means: dict[str, float] = field(default_factory=dict)  # of the losses of the step, where they are looked at
     goes_back: bool = False  # to the newest checkpoint, and on with the samples that come next
     out_of_time: bool = False
@@ -144,14 +145,14 @@ class Loop:
 
     def _optimizer_step(self, batch: Batch) -> None:
         if self.logs:
-            self.info["lr"] = float(self.strategy.optimizer.param_groups[0]["lr"])  # before it is scheduled anew
+            self.rates = self.schedules.rates  # before they are scheduled anew
         factor = self.count.factor(batch.step_samples)
         if self._is_spike():
             self.strategy.leave_out()
         else:
             self.norm = self.strategy.step(factor)
         if self.strategy.has_stepped:
-            self.schedule.step()
+            self.schedules.step()
         self.progress.step += 1
         self.phases.lap("optimizer")
 
@@ -245,7 +246,7 @@ class Loop:
             raise
         self.phases.lap(VALIDATION)
         self.progress.validated, self.progress.values = self.progress.step, values
-        self.schedule.validated(values, self.training.settings.monitor)
+        self.schedules.validated(values, self.training.settings.monitor)
         self.info.update(noted(values))
         self.callbacks.on_validation(self.training, values)
 
@@ -260,7 +261,7 @@ class Loop:
             "step": self.progress.step,
             "epoch": self.progress.epoch,
             **means,
-            "lr": self.info["lr"],
+            **self.rates,
             **({} if self.norm is None else {"norm": number_of(self.norm)}),
             "samples_per_s": self.samples / passed if passed else 0.0,
             "seconds": {phase: spent / self.steps for phase, spent in seconds.items()},
@@ -268,7 +269,7 @@ class Loop:
             **self._skipped(),
         }
         self.steps = self.samples = 0
-        self.info.update(noted({"loss": means["loss"]}))
+        self.info.update(noted({"loss": means["loss"], **self.rates}))
         self.callbacks.on_log(self.training, line)
         self._refuse_to_go_on()
 

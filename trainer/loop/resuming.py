@@ -7,6 +7,7 @@ from typing import Any
 from trainer.checkpoint_files import catalog
 from trainer.errors import BadSettings
 from trainer.loop.schedule import Schedule
+from trainer.loop.schedules import Schedules
 from trainer.loop.settings import Settings
 from trainer.wire import Launched
 from trainer.world import World, from_first
@@ -41,13 +42,11 @@ def _is_first_start(launched: Launched) -> bool:
 class Given:
     """What the script sets of all that decides the numbers, as text by name. Kept to be compared with."""
 
-    def __init__(self, settings: Settings, schedule: Schedule) -> None:
+    def __init__(self, settings: Settings, schedules: Schedules) -> None:
         self._takes_new = settings.hyperparameters == "given"
         self._now = {name: repr(getattr(settings, name)) for name in _OF_SCRIPT}
-        for number, group in enumerate(schedule.groups):
-            place = f"[{number}]" if number else ""
-            self._now |= {f"optimizer{place}.{key}": repr(group[key]) for key in group if key not in _HOW}
-        self._now |= {f"schedule.{key}": repr(value) for key, value in _constants(schedule.state_dict())}
+        for name, schedule in schedules.each.items():
+            self._now |= dict(_constants_of(f".{name}" if name else "", schedule))
         self.changes: list[str] = []
 
     def state_dict(self) -> dict[str, str]:
@@ -68,6 +67,14 @@ class Given:
         if self._keeps(name):
             return "that of the checkpoint is used (hyperparameters=given takes the new one)"
         return "the new one is used"
+
+
+def _constants_of(name: str, schedule: Schedule) -> Iterator[tuple[str, str]]:
+    """Of an optimizer, group by group, and of its schedule."""
+    for number, group in enumerate(schedule.groups):
+        place = f"{name}[{number}]" if number else name
+        yield from ((f"optimizer{place}.{key}", repr(group[key])) for key in group if key not in _HOW)
+    yield from ((f"schedule{name}.{key}", repr(value)) for key, value in _constants(schedule.state_dict()))
 
 
 def _constants(state: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

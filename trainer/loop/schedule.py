@@ -28,6 +28,11 @@ class Schedule:
         """The optimizer's, as it was made; with a rate that was found since, if there is one."""
         return copy.deepcopy([{key: group[key] for key in group if key != "params"} for group in self._before])
 
+    @property
+    def rate(self) -> float:
+        """That of the first group, as it is now."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
     def step(self) -> None:
         """After each optimizer step."""
         if self._scheduler is None or self.needs_validation:

@@ -36,16 +36,16 @@ from trainer.loop.profiling import Profiler
 from trainer.loop.progress import Training
 from trainer.loop.reporting import Reports
 from trainer.loop.resuming import Given, refuse_to_begin, refuse_to_resume
-from trainer.loop.schedule import MakeSchedule, Schedule
+from trainer.loop.schedules import MakeSchedules, Schedules
 from trainer.loop.settings import Settings, first_and_last
 from trainer.loop.spikes import Spikes
 from trainer.loop.sums import sum_over_ranks
 from trainer.stopping import Votes
-from trainer.strategies import Strategy, StrategySettings, build, needs_group, summary, warn_of_low_weights
+from trainer.strategies import Optimizers, Strategy, StrategySettings, build, needs_group, summary, warn_of_low_weights
 from trainer.wire import Launched, Wire
 from trainer.world import Membership, World, barrier, from_first
 
-MakeOptimizer = Callable[[Any], Optimizer]
+MakeOptimizer = Callable[[Any], Optimizer | Optimizers]  # of trainer.strategies.Parameters
 
 
 class Trainer:
@@ -61,7 +61,7 @@ class Trainer:
         validation: Dataset[Any] | None = None,
         metrics: Metrics | None = None,
         optimizer: MakeOptimizer,
-        schedule: MakeSchedule | None = None,
+        schedule: MakeSchedules | None = None,
         callbacks: Sequence[Callback] = (),
         start_from: StartFrom | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
@@ -71,8 +71,10 @@ class Trainer:
         `loss(model, batch)` is the mean over the batch, or a pair of a sum and a count; alone or with more such values
         by name. Left out, it is what the model gives by itself: `model(**batch).loss`. `metrics(model, batch)` gives
         sums over a validation batch by name, or pairs of sum and count; what is reported is the mean.
+        `optimizer(parameters)` makes one, or several by name; `parameters` is a list that can be chosen from by name.
         `schedule(optimizer, total_steps)` makes a scheduler that is stepped after each optimizer step; a
-        ReduceLROnPlateau after each validation, with the monitored value.
+        ReduceLROnPlateau after each validation, with the monitored value. Of several optimizers each has its own: made
+        by this function, or by that of the same name where several are given.
         `start_from`: weights to begin with where there is no checkpoint, a path for `load_weights` or what calls it.
         """
         for name, given in (("data", data), ("validation", validation)):
@@ -139,13 +141,13 @@ class Trainer:
             for change in loop.given.changes:
                 say(change)
             if self.settings.hyperparameters == "given":
-                loop.schedule.take_given()
+                loop.schedules.take_given()
         return start
 
     def _check_monitors(self, loop: Loop) -> None:
         """A value that nobody reports is told of before anything is trained in vain."""
         wanted = {one.monitor for one in self._callbacks if isinstance(one, (EarlyStopping, BestModel))}
-        if self.settings.patience is not None or self.settings.keep_best or loop.schedule.needs_validation:
+        if self.settings.patience is not None or self.settings.keep_best or loop.schedules.needs_validation:
             wanted.add(self.settings.monitor)
         names = loop.evaluation.names() if loop.evaluation is not None and wanted - {"val_loss"} else None
         for name in sorted(wanted) if names is not None else ():
@@ -211,10 +213,10 @@ class Trainer:
             evaluation = self._evaluation(training)
             if evaluation is not None:
                 stack.callback(evaluation.close)
-            schedule = Schedule(self._make_schedule, strategy.optimizer, training.total_steps)
-            if schedule.needs_validation and evaluation is None:
+            schedules = Schedules(self._make_schedule, strategy.optimizers, training.total_steps)
+            if schedules.needs_validation and evaluation is None:
                 raise BadSettings("schedule: ReduceLROnPlateau expected validation data, got none")
-            given = Given(settings, schedule)
+            given = Given(settings, schedules)
             spikes = Spikes(settings.spike_factor) if settings.spike_factor is not None else None
             callbacks = Callbacks(
                 self._all_callbacks(
@@ -227,7 +229,7 @@ class Trainer:
             checkpointer = self._checkpointer(
                 training,
                 {
-                    "scheduler": schedule,
+                    "scheduler": schedules,
                     "progress": training.progress,
                     "callbacks": callbacks,
                     "given": given,
@@ -241,7 +243,7 @@ class Trainer:
                 loss=self._loss,
                 data=data,
                 epoch_samples=self._epoch_samples(data),
-                schedule=schedule,
+                schedules=schedules,
                 given=given,
                 evaluation=evaluation,
                 callbacks=callbacks,
@@ -322,7 +324,7 @@ class Trainer:
         return Checkpointer(
             settings.checkpoint_dir,
             model=strategy.model,  # wrapped: so it is known whether ranks share their buffers
-            optimizer=strategy.optimizer,
+            optimizer=strategy.optimizers,
             state=state,
             per_rank={"data": data} if data.per_rank else None,
             every=settings.checkpoint_every,
@@ -372,7 +374,12 @@ def _settle(loop: Loop) -> None:
 
 def _find_rate(loop: Loop) -> None:
     strategy, device = loop.strategy, loop.training.world.device
-    if not loop.schedule.follows_the_rate:
+    schedule, *others = loop.schedules.each.values()
+    if others:
+        raise BadSettings(
+            f"lr_find: expected one optimizer, got {', '.join(strategy.optimizers)}\nhint: set their rates yourself"
+        )
+    if not schedule.follows_the_rate:
         raise BadSettings(
             "lr_find: the schedule has a learning rate of its own, and one that is found would not be used\n"
             "hint: make it from optimizer.param_groups[0]['lr'], as OneCycleLR's max_lr; or lr_find=False"
@@ -388,5 +395,5 @@ def _find_rate(loop: Loop) -> None:
         sweep = learning_rate_finder(lambda: loop.try_step(batches), strategy.optimizer)
         batches.close()
     strategy.skips.load_state_dict(skips)
-    loop.schedule.start_from(sweep.suggestion)
+    schedule.start_from(sweep.suggestion)
     loop.training.say(f"learning rate {sweep.suggestion:.3g}: where the loss fell fastest of {len(sweep.rates)} tried")

@@ -1,6 +1,8 @@
 """How the ranks of a training share the work: one word in the settings, one object for the loop."""
 
 from trainer.strategies.build import build, summary
+from trainer.strategies.optimizers import Optimizers
+from trainer.strategies.parameters import Parameters
 from trainer.strategies.precision import warn_of_low_weights
 from trainer.strategies.settings import NAMES, PRECISIONS, Choice, StrategySettings, needs_group
 from trainer.strategies.strategy import Strategy, number_of
@@ -9,6 +11,8 @@ __all__ = [
     "NAMES",
     "PRECISIONS",
     "Choice",
+    "Optimizers",
+    "Parameters",
     "Strategy",
     "StrategySettings",
     "build",

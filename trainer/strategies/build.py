@@ -9,6 +9,8 @@ from torch.optim import Optimizer
 from trainer.errors import BadSettings
 from trainer.strategies.blocks import blocks_of, chosen
 from trainer.strategies.compiling import compile_parts
+from trainer.strategies.optimizers import Optimizers, checked
+from trainer.strategies.parameters import Parameters, parameters_of
 from trainer.strategies.precision import low_dtype, scaler_for, set_fp32
 from trainer.strategies.recompute import recompute
 from trainer.strategies.replicas import over_all_gpus, replicated
@@ -18,7 +20,7 @@ from trainer.strategies.wrapped import Wrapped
 from trainer.strategies.zero import shared_out
 from trainer.world import World
 
-MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
+MakeOptimizer = Callable[[Parameters], Optimizer | Optimizers]
 
 
 def build(
@@ -45,12 +47,11 @@ def build(
     if settings.compile:
         compile_parts(blocks if blocks and (settings.blocks or settings.strategy in SHARDS) else [module])
     wrapped = _wrapped(module, blocks, world, settings, rows)
-    optimizer = make_optimizer(list(module.parameters()))
-    _check_optimizer(optimizer, module)
+    optimizers = checked(make_optimizer(parameters_of(module)), module, world)
     if settings.strategy == "zero1" and world.size > 1:
-        optimizer = shared_out(optimizer)
+        optimizers = {name: shared_out(optimizer) for name, optimizer in optimizers.items()}
     scaler = scaler_for(settings.precision, world.device)
-    return Strategy(settings, world, module, wrapped, optimizer, scaler, len(blocks))
+    return Strategy(settings, world, module, wrapped, optimizers, scaler, len(blocks))
 
 
 def summary(strategy: Strategy) -> str:
@@ -99,17 +100,6 @@ def _check_module(module: nn.Module) -> None:
     empty = [name for name, parameter in module.named_parameters() if parameter.is_meta]
     if empty:
         raise BadSettings(f"model: expected values for all parameters, {empty[0]} is on the meta device")
-
-
-def _check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
-    """Sharding replaces parameters: an optimizer of the old ones would train nothing, and say nothing."""
-    known = {id(parameter) for parameter in module.parameters()}
-    strangers = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in known]
-    if strangers:
-        raise BadSettings(
-            f"optimizer: {len(strangers)} of its parameters are not the model's\n"
-            "hint: make it inside of make_optimizer, of the parameters that are handed to it"
-        )
 
 
 def _blocks(module: nn.Module, settings: StrategySettings) -> list[nn.Module]:

@@ -1,14 +1,15 @@
 """Steps whose loss or gradients are not finite: found, left out and counted, without a wait for the device."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from trainer.errors import TrainerError
+from trainer.strategies.optimizers import parameters_in
 
 
 class Skips:
@@ -63,18 +64,18 @@ def _leaves_out_by_itself(optimizer: Optimizer) -> bool:
     return getattr(optimizer, "_step_supports_amp_scaling", False) is True
 
 
-def step_where(finite: Tensor, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> bool | Tensor:
-    """Step the optimizer where the flag says so. Returns the flag as it is known: a GPU is not waited for."""
+def step_where(finite: Tensor, optimizers: Collection[Optimizer]) -> bool | Tensor:
+    """Step the optimizers where the flag says so. Returns the flag as it is known: a GPU is not waited for."""
     if finite.device.type == "cpu":
         known = bool(finite)
-        if known:
+        for optimizer in optimizers if known else ():
             optimizer.step()
         return known
-    # As torch's own scaler asks it: fused optimizers take a flag on the device.
-    if getattr(optimizer, "_step_supports_amp_scaling", False) is True:
-        step_unless_told(finite, optimizer)
-    else:
-        step_with_zeros(finite, optimizer, parameters)
+    for optimizer in optimizers:
+        if _leaves_out_by_itself(optimizer):
+            step_unless_told(finite, optimizer)
+        else:
+            step_with_zeros(finite, optimizer, parameters_in(optimizer))
     return finite
 
 
@@ -88,7 +89,7 @@ def step_unless_told(finite: Tensor, optimizer: Optimizer) -> None:
         delattr(optimizer, name)
 
 
-def step_with_zeros(finite: Tensor, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
+def step_with_zeros(finite: Tensor, optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
     """Of any other on a GPU: with gradients of zero. Weights stay finite; momentum and weight decay have their way."""
     for parameter in parameters:
         if parameter.grad is not None:

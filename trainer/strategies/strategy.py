@@ -15,6 +15,7 @@ from trainer.strategies.agreement import PersistentBuffers, take_from_first
 from trainer.strategies.clipping import clip_offloaded
 from trainer.strategies.compiling import told_of_eager_parts
 from trainer.strategies.finite import Skips, are_finite, first_gradient, multiply, step_where
+from trainer.strategies.optimizers import Optimizers
 from trainer.strategies.precision import autocasting, low_dtype
 from trainer.strategies.settings import REPLICAS, SHARDS, StrategySettings, shard_size
 from trainer.strategies.undone import undone
@@ -32,7 +33,7 @@ class Strategy:
     world: World
     module: nn.Module  # what the user gave: parameters live here
     wrapped: Wrapped
-    optimizer: Optimizer
+    optimizers: Optimizers
     scaler: GradScaler | None
     blocks: int  # how many parts are sharded or recomputed each by itself
     skips: Skips = field(default_factory=Skips)
@@ -47,6 +48,11 @@ class Strategy:
         self._parameters = list(self.module.parameters())
         self._buffers = PersistentBuffers(self.module)
         self._dtype = low_dtype(self.settings.precision)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The only one, or the first of several."""
+        return next(iter(self.optimizers.values()))
 
     @property
     def model(self) -> nn.Module:
@@ -95,25 +101,23 @@ class Strategy:
         if factor is not None:
             multiply(self._gradients(), factor)
         if self.scaler is not None:
-            self.scaler.unscale_(self.optimizer)
+            for optimizer in self.optimizers.values():
+                self.scaler.unscale_(optimizer)
         group = self.world.control if self.settings.offload else None
         finite = are_finite(self._gradients(), shared=self.is_sharded, group=group)
         norm = self._clip()
         if self.scaler is None:
-            self.skips.note(step_where(finite, self.optimizer, self._parameters))
+            self.skips.note(step_where(finite, self.optimizers.values()))
         else:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            self.skips.note(finite)
-            self.has_stepped = bool(finite)  # no wait: the scaler has just had one
-        self.optimizer.zero_grad(set_to_none=True)
+            self._step_scaled(self.scaler, finite)
+        self._drop_gradients()
         if self.settings.compile and not self._told_of_eager_parts:
             self._told_of_eager_parts = told_of_eager_parts()
         return norm
 
     def leave_out(self) -> None:
         """Instead of `step`: nothing is learned from the gradients."""
-        self.optimizer.zero_grad(set_to_none=True)
+        self._drop_gradients()
 
     def share_buffers(self) -> None:
         """Give all ranks the buffers of rank 0 (BatchNorm's), the ones that are saved. All ranks call it."""
@@ -132,6 +136,19 @@ class Strategy:
             with self.forward_context(sync=True):
                 loss = run_micro_batch()
             self.backward(loss)
+
+    def _step_scaled(self, scaler: GradScaler, finite: Tensor) -> None:
+        """The scaler looks at the gradients of each optimizer by itself, and all step or none."""
+        if len(self.optimizers) == 1 or bool(finite):
+            for optimizer in self.optimizers.values():
+                scaler.step(optimizer)
+        scaler.update()
+        self.skips.note(finite)
+        self.has_stepped = bool(finite)  # no wait: the scaler has just had one
+
+    def _drop_gradients(self) -> None:
+        for optimizer in self.optimizers.values():
+            optimizer.zero_grad(set_to_none=True)
 
     def _clip(self) -> Tensor | None:
         if self.settings.clip_norm is None:

@@ -4,13 +4,16 @@ import os
 import re
 from pathlib import Path
 
+import torch
 from ranks import Ranks
+from strategy_trials import words
 from tiny_training import Noisy, make_model, run_tiny
 
 from trainer.loop import Callback, read_metrics
+from trainer.strategies.parameters import parameters_of
 
 PAGE = Path(__file__).parents[3] / "trainer" / "loop" / "README.md"
-EXAMPLE, LOGGER = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+EXAMPLE, SEVERAL, LOGGER = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 def run_example(folder):
@@ -22,6 +25,16 @@ def test_the_example_trains(tmp_path):
     assert Ranks(run_example, 2, tmp_path).outcomes() == [("exited", 0)] * 2
     last = read_metrics(tmp_path / "metrics")[-1]
     assert (last["step"], set(last) & {"val_loss", "val_accuracy"}) == (10, {"val_loss", "val_accuracy"})
+
+
+def test_several_optimizers_share_the_parameters():
+    names = {"torch": torch}
+    exec(SEVERAL, names)
+    made = names["optimizer"](parameters_of(words(blocks=1)))
+    assert {name: [len(group["params"]) for group in one.param_groups] for name, one in made.items()} == {
+        "muon": [2],
+        "adamw": [3, 3],
+    }
 
 
 def run_with_logger(folder):

@@ -1,0 +1,70 @@
+"""The optimizers of a training: one, or several by name."""
+
+import logging
+import re
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainer.errors import BadSettings
+from trainer.strategies.parameters import few, parameters_of
+from trainer.world import World
+
+Optimizers = Mapping[str, Optimizer]  # an only one may go without a name: ""
+_NAME = re.compile(r"[A-Za-z0-9_]+")
+
+
+def checked(made: Optimizer | Optimizers, module: nn.Module, world: World) -> Optimizers:
+    """What the user's function has made, by name. Raises BadSettings where it cannot train the model."""
+    optimizers = {"": made} if isinstance(made, Optimizer) else _named(made)
+    names = {id(parameter): name for name, parameter in parameters_of(module).named.items()}
+    owners = _owners(optimizers, names)
+    # Sharding replaces parameters: an optimizer of the old ones would train nothing, and say nothing.
+    if strangers := len(owners.keys() - names.keys()):
+        raise BadSettings(
+            f"optimizer: {strangers} of its parameters are not the model's\n"
+            "hint: make it inside of make_optimizer, of the parameters that are handed to it"
+        )
+    if len(optimizers) > 1 and world.is_first:
+        _tell_of_the_left(
+            [names[id(one)] for one in module.parameters() if one.requires_grad and id(one) not in owners]
+        )
+    return optimizers
+
+
+def parameters_in(optimizer: Optimizer) -> Iterator[Tensor]:
+    """All that it steps, group by group."""
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _named(made: object) -> Optimizers:
+    if not isinstance(made, Mapping) or not made:
+        raise BadSettings(f"optimizer: expected an optimizer, or several by name, got {type(made).__name__}")
+    for name, one in made.items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise BadSettings(f"optimizer: expected names of letters, digits and _, got {name!r}")
+        if not isinstance(one, Optimizer):
+            raise BadSettings(f"optimizer: expected an optimizer as {name!r}, got {type(one).__name__}")
+    return made
+
+
+def _owners(optimizers: Optimizers, names: Mapping[int, str]) -> dict[int, str]:
+    """Of each parameter its optimizer, of which there is one."""
+    owners: dict[int, str] = {}
+    for key, optimizer in optimizers.items():
+        for one in parameters_in(optimizer):
+            if owners.setdefault(id(one), key) != key:
+                raise BadSettings(
+                    f"optimizer: {names.get(id(one), 'a parameter')} is in both {owners[id(one)]!r} and {key!r}\n"
+                    "hint: parameters.split(...) gives those of a pattern, and all the others"
+                )
+    return owners
+
+
+def _tell_of_the_left(names: list[str]) -> None:
+    """Of several optimizers each has only some, and one is soon forgotten."""
+    if names:
+        logging.getLogger("trainer").warning(
+            "optimizer: none of them has %s: nothing is learned there\nhint: requires_grad_(False) says so", few(names)
+        )

@@ -1,0 +1,63 @@
+"""The parameters that an optimizer is made of, by name: chosen, and dealt out to groups."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from trainer.checkpoint.names import clean
+from trainer.errors import BadSettings
+
+Rule = Callable[[str, nn.Parameter], bool]
+Group = dict[str, Any]
+
+
+class Parameters(list[nn.Parameter]):
+    """A list as any optimizer takes it, that knows the names."""
+
+    def __init__(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+        self.named = dict(named)
+        super().__init__(self.named.values())
+
+    def split(self, wanted: str | Rule) -> tuple["Parameters", "Parameters"]:
+        """Those of a pattern of names (`*.bias`), or of a rule `(name, parameter) -> bool`; and all the others."""
+        chosen = self._having(wanted)
+        if not chosen:
+            shown = repr(wanted) if isinstance(wanted, str) else "the rule"
+            raise BadSettings(f"optimizer: expected parameters that fit {shown}, got {few(self.named)}")
+        return chosen, self._without(chosen)
+
+    def groups(self, by_pattern: Mapping[str, Mapping[str, Any]]) -> list[Group]:
+        """Parameter groups: one for each pattern of names, with its options, after one of all that fit no pattern.
+
+        Where several fit, the first one counts.
+        """
+        found: list[Group] = []
+        rest = self
+        for pattern, options in by_pattern.items():
+            chosen, _ = self.split(pattern)  # of all: that another pattern came first is no mistake
+            mine = [one for name, one in rest.named.items() if name in chosen.named]
+            found.append({**options, "params": mine})
+            rest = rest._without(chosen)
+        return [group for group in ({"params": list(rest)}, *found) if group["params"]]
+
+    def _having(self, wanted: str | Rule) -> "Parameters":
+        def fits(name: str, one: nn.Parameter) -> bool:
+            return fnmatchcase(name, wanted) if isinstance(wanted, str) else wanted(name, one)
+
+        return Parameters((name, one) for name, one in self.named.items() if fits(name, one))
+
+    def _without(self, others: "Parameters") -> "Parameters":
+        return Parameters((name, one) for name, one in self.named.items() if name not in others.named)
+
+
+def parameters_of(module: nn.Module) -> Parameters:
+    """By the names that they have in a checkpoint, whatever wraps the parts of the model."""
+    return Parameters((clean(name), one) for name, one in module.named_parameters())
+
+
+def few(names: Collection[str]) -> str:
+    """The first ones, for a message."""
+    first = list(names)[:5]
+    return ", ".join([*first, *([f"and {len(names) - 5} more"] if len(names) > 5 else [])]) or "none"
