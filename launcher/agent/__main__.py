@@ -14,11 +14,11 @@ from launcher.agent.memory_tier import close_tier, open_tier
 from launcher.agent.node import NodeAgent
 from launcher.agent.processes import become_subreaper, forbid_core_dumps, raise_descriptors
 from launcher.agent.ranks.group import Home
-from launcher.agent.ranks.lease import Guard, post_guard
+from launcher.agent.ranks.lease import Guard, Slept, post_guard
 from launcher.agent.ranks.reaper import Reaper
 from launcher.errors import Exit, Fenced, LaunchError
 from launcher.plan.model import NodePlan, Plan
-from launcher.plan.on_hosts import may_be_replaced
+from launcher.plan.on_hosts import leader_may_be_replaced
 from launcher.rundir.attempts import read_intent, read_plan
 from launcher.rundir.durable import make_dir, read_record, write_record
 from launcher.rundir.fence import check_fence
@@ -38,7 +38,7 @@ def main() -> int:
     try:
         check_fence(run, number)
         plan = read_plan(run, number)
-        guard = post_guard(forgiving=not may_be_replaced(plan, index))
+        guard = post_guard(slept_through(plan, index))
         return asyncio.run(live(run, plan, number, index, guard))
     except Fenced as fenced:
         print(fenced, file=sys.stderr)
@@ -86,6 +86,13 @@ async def close(host: CoordinatorServer, agent: NodeAgent, working: "asyncio.Tas
     code = await working
     await host.close()
     return host.ended.result() if host.ended.done() else code
+
+
+def slept_through(plan: Plan, index: int) -> Slept:
+    """What a lease is worth that all of this node has slept through."""
+    if leader_may_be_replaced(plan):
+        return Slept.COUNTS  # and its word with it
+    return Slept.FORGIVEN if index == 0 else Slept.ASKED
 
 
 def predecessor(attempt: AttemptDir, index: int) -> ProcessId | None:

@@ -8,7 +8,7 @@ import msgspec
 from launcher.agent import messages
 from launcher.agent.messages import ToAgent, ToCoordinator
 from launcher.agent.ranks.group import Home
-from launcher.agent.ranks.lease import Lease
+from launcher.agent.ranks.lease import Lease, LeaseWatch
 from launcher.agent.wire import Wire, WireError, complain, dial, wire_key
 from launcher.clock import boottime
 from launcher.plan.model import Plan
@@ -99,9 +99,9 @@ class Lifeline:
             self._wire = None
             await asyncio.sleep(_RETRY_S)  # whoever lets us in and then drops us is not asked again at full speed
 
-    async def run_out(self) -> None:
-        """Returns when no pulse has been answered for as long as the lease is."""
-        while (left_s := self._lease.until - boottime()) > 0:  # noqa: ASYNC110 - the clock it is
+    async def run_out(self, watch: LeaseWatch) -> None:
+        """Returns when no pulse has been answered for as long as the lease is, or the guard has ended what ran here."""
+        while not self._lease.broken and (left_s := watch.left_s(self._lease.until)) > 0:  # noqa: ASYNC110 - as above
             await asyncio.sleep(min(left_s, _LOOK_S))  # a Welcome ends the long first wait
 
     def close(self) -> None:

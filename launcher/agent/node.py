@@ -19,7 +19,7 @@ from launcher.agent.load.sampler import Sampler
 from launcher.agent.messages import ToCoordinator
 from launcher.agent.processes import descendants, end_all
 from launcher.agent.ranks.group import Home, RankGroup
-from launcher.agent.ranks.lease import Guard
+from launcher.agent.ranks.lease import Guard, LeaseWatch, Slept
 from launcher.agent.ranks.ports import HeldPort
 from launcher.agent.ranks.prepare import Preparation, SetupFailed
 from launcher.agent.ranks.reaper import Death, Reaper
@@ -261,8 +261,8 @@ class NodeAgent:
 
     async def _watch_lease(self) -> None:
         """Of a forgiving guard's node nobody takes the place: while it is awake, it lives."""
-        if not self._guard.forgiving:
-            await self._line.run_out()
+        if self._guard.slept is not Slept.FORGIVEN:
+            await self._line.run_out(LeaseWatch(self._guard.slept))
             self.leave(Exit.LOST)
 
     def _unguarded(self, _: Death) -> None:

@@ -196,6 +196,15 @@ def _wait_for(handles: list[int], deadline: float) -> bool:
     return True
 
 
+def is_stopped(pid: int) -> bool:
+    """By a signal, or by who debugs it; of one that is gone its end is told by other means."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except OSError:
+        return False
+
+
 def _below(root: int, enter: Callable[[int], bool]) -> Iterator[int]:
     children = _children_by_parent()
     stack = [root]

@@ -41,7 +41,7 @@ def may_take_over(there: int, hosts: int) -> bool:
     return 2 * there > hosts
 
 
-def may_be_replaced(plan: Plan, node: int) -> bool:
-    """Whether another may be given this node's place while its agent still lives: that of a frozen one does."""
+def leader_may_be_replaced(plan: Plan) -> bool:
+    """Whether others may go on without the first node while its agent still lives: that of a frozen one does."""
     here = len(plan.nodes) - len(plan.away)
-    return node != 0 or (plan.elects and may_take_over(here - 1, here))
+    return plan.elects and may_take_over(here - 1, here)

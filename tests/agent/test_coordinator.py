@@ -19,6 +19,7 @@ from launcher.agent.messages import (
     Ready,
     Start,
     Started,
+    Stop,
     Stopped,
     Welcome,
 )
@@ -478,9 +479,12 @@ def test_a_frozen_agent_is_lost_at_the_end_of_its_lease_and_must_stop_its_ranks_
     cluster.advance(LEASE + 1)
     assert sorted(cluster.starts(2)) == [0]
     cluster.feed(Pulse(1, 99, 1))
+    cluster.feed(Pulse(1, 100, 1))
     cluster.feed(Ready(1))
     assert cluster.stops(1)[-1][0] == 1
-    assert any(node == 1 and message == PulseAck(99) for _, node, message in cluster.sent)
+    said = [message for _, node, message in cluster.sent if node == 1]
+    assert PulseAck(99) not in said, "what it holds still until it is answered would go on"
+    assert PulseAck(100) in said[said.index(Stop(1, 0.0)) :]
     cluster.end_rank(0, signal=9)
     cluster.advance(1)
     assert sorted(cluster.starts(3)) == [0]

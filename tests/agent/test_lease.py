@@ -5,11 +5,13 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 
 import pytest
 
-from launcher.agent.ranks.lease import LeaseWatch
+from launcher.agent.processes import is_stopped
+from launcher.agent.ranks.lease import LeaseWatch, Slept
 from launcher.clock import STEP_S
 
 LEASE_S = 15.0
@@ -37,24 +39,25 @@ def looks(watch, clock, until, for_s, every_s=0.5):
     return watch.left_s(until)
 
 
-@pytest.mark.parametrize("forgiving", [False, True])
-def test_a_lease_runs_out_before_an_awake_guard(clock, forgiving):
-    watch, until = LeaseWatch(forgiving=forgiving, clock=clock), clock.now + LEASE_S
+@pytest.mark.parametrize("slept", Slept)
+def test_a_lease_runs_out_before_an_awake_guard(clock, slept):
+    watch, until = LeaseWatch(slept, clock), clock.now + LEASE_S
     assert looks(watch, clock, until, LEASE_S - 1) == 1
     assert looks(watch, clock, until, 1) == 0
 
 
-@pytest.mark.parametrize("forgiving", [False, True])
-def test_one_that_slept_with_all_forgives_where_nobody_can_have_gone_on_without_it(clock, forgiving):
-    watch, until = LeaseWatch(forgiving=forgiving, clock=clock), clock.now + LEASE_S
+@pytest.mark.parametrize("slept", Slept)
+def test_one_that_slept_with_all_forgives_where_nobody_can_have_gone_on_without_it(clock, slept):
+    watch, until = LeaseWatch(slept, clock), clock.now + LEASE_S
     assert looks(watch, clock, until, 5) == 10
     clock.now += 3600
-    assert watch.left_s(until) == (10 - STEP_S if forgiving else 10 - 3600)
+    assert watch.left_s(until) == (10 - 3600 if slept is Slept.COUNTS else 10 - STEP_S)
+    assert watch.asks(until) is (slept is Slept.ASKED)
     assert looks(watch, clock, until, 10) <= 0, "and no longer than it was owed"
 
 
 def test_what_is_slept_through_just_after_a_renewal_is_forgiven_too(clock):
-    watch, until = LeaseWatch(forgiving=True, clock=clock), clock.now + LEASE_S
+    watch, until = LeaseWatch(Slept.FORGIVEN, clock), clock.now + LEASE_S
     looks(watch, clock, until, 1)
     renewed = clock.now + LEASE_S  # and before the guard looks again, all stand still
     clock.now += 3600
@@ -62,41 +65,55 @@ def test_what_is_slept_through_just_after_a_renewal_is_forgiven_too(clock):
 
 
 def test_old_sleep_does_not_stretch_a_lease_that_is_renewed(clock):
-    watch, until = LeaseWatch(forgiving=True, clock=clock), clock.now + LEASE_S
+    watch, until = LeaseWatch(Slept.FORGIVEN, clock), clock.now + LEASE_S
     looks(watch, clock, until, 1)
     clock.now += 3600
     watch.left_s(until)
     looks(watch, clock, clock.now + LEASE_S, 1)
     renewed = clock.now + LEASE_S
     assert looks(watch, clock, renewed, LEASE_S - 1) == 1
+    assert not watch.asks(renewed)
 
 
 AGENT = """
-import os, signal, subprocess, sys, time
+import mmap, os, signal, subprocess, sys, time
 from launcher.agent.processes import become_subreaper
-from launcher.agent.ranks.lease import post_guard
+from launcher.agent.ranks.lease import Slept, post_guard
 from launcher.clock import boottime
 
+shared = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
+clock = lambda: boottime() + shared[0]
 become_subreaper()
-guard = post_guard(forgiving=False)
+guard = post_guard(Slept[sys.argv[2]], clock)
 fork = "import os, time; os.fork() or os.setsid(); time.sleep(600)"
 subprocess.Popen([sys.executable, "-c", fork], start_new_session=True, stdout=subprocess.DEVNULL)
 while len(open(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read().split()) < 2:
     time.sleep(0.01)
-guard.lease.until = boottime() + float(sys.argv[1])
+guard.lease.until = clock() + float(sys.argv[1])
 print("up", flush=True)
-signal.pause()
+for line in sys.stdin:
+    if line == "all slept\\n":
+        shared[0] += 3600
+    else:
+        guard.lease.until = clock() + float(sys.argv[1])
 """
 
 
 @contextmanager
-def started(lease_s):
-    with subprocess.Popen([sys.executable, "-c", AGENT, lease_s], stdout=subprocess.PIPE) as agent:
+def started(lease_s, slept=Slept.FORGIVEN):
+    words, pipe = [sys.executable, "-c", AGENT, lease_s, slept.name], subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe) as agent:
         assert agent.stdout.readline() == b"up\n"
         yield agent
 
 
-def handles_of_all_below(agent):
+def say(agent, words):
+    agent.stdin.write(words)
+    agent.stdin.flush()
+
+
+def all_below(agent):
+    """Its guard first."""
     found, waiting = [], [agent.pid]
     while waiting:
         pid = waiting.pop()
@@ -104,7 +121,18 @@ def handles_of_all_below(agent):
             below = [int(one) for one in file.read().split()]
         found += below
         waiting += below
-    return [os.pidfd_open(pid) for pid in found]
+    return found
+
+
+def handles_of_all_below(agent):
+    return [os.pidfd_open(pid) for pid in all_below(agent)]
+
+
+def until(condition):
+    deadline = time.monotonic() + BOUND_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def all_end(handles):
@@ -134,3 +162,33 @@ def test_a_guard_leaves_with_its_agent():
         for handle in others:
             signal.pidfd_send_signal(handle, signal.SIGKILL)  # no ranks, which the kernel ends with their agent
             os.close(handle)
+
+
+def test_what_slept_longer_than_its_lease_is_held_still_until_it_is_renewed():
+    """Somebody else may have its place by now: nothing is ended for that, and nothing goes on."""
+    with started("600", Slept.ASKED) as agent:
+        guard, *ranks = all_below(agent)
+        (theirs,) = ranks[-1:]
+        os.kill(theirs, signal.SIGSTOP)  # by whoever debugs it
+        say(agent, b"all slept\n")
+        until(lambda: all(map(is_stopped, ranks)))
+        assert not is_stopped(agent.pid) and not is_stopped(guard)
+        os.kill(ranks[0], signal.SIGCONT)  # whoever woke the host comes to this one only now
+        until(lambda: is_stopped(ranks[0]))
+        say(agent, b"renewed\n")
+        until(lambda: not any(map(is_stopped, ranks[:-1])))
+        assert is_stopped(theirs)
+        end(ranks)
+
+
+def test_what_slept_longer_than_its_lease_ends_where_others_may_have_gone_on():
+    with started("600", Slept.COUNTS) as agent:
+        ranks = handles_of_all_below(agent)[1:]
+        say(agent, b"all slept\n")
+        assert all_end(ranks)
+
+
+def end(pids):
+    """No ranks, which the kernel ends with their agent."""
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from launcher.agent.environment import rank_environment
 from launcher.agent.messages import Exited, RankPulse, Start
-from launcher.agent.processes import descendants, end_all, signal_process
+from launcher.agent.processes import descendants, end_all, is_stopped, signal_process
 from launcher.agent.ranks.logfile import LogFile
 from launcher.agent.ranks.metrics_file import MetricsFile
 from launcher.agent.ranks.oom import OomCounter
@@ -21,6 +21,7 @@ from launcher.agent.ranks.progress import Progress, ProgressPipe
 from launcher.agent.ranks.reaper import Death
 from launcher.agent.ranks.start import DUMP_SIGNAL, Starter
 from launcher.agent.ranks.tracebacks import error_file_says, last_exception, likeliest
+from launcher.clock import WakingClock
 from launcher.errors import Exit
 from launcher.plan.model import NodePlan, Plan
 from launcher.rundir.code.left_out import left_out
@@ -91,6 +92,7 @@ class RankGroup:
         self._listener = listener
         self._stopping = False
         self._closed = False
+        self._clock = WakingClock()  # who stood still together with us was not idle meanwhile
         self._oom = OomCounter()
         self._metrics = MetricsFile(home.run.reported(home.attempt.number, home.node.index), start.generation)
         self._ranks: list[_Rank] = []
@@ -111,7 +113,7 @@ class RankGroup:
         log = LogFile(self._home.run.rank_log(self._home.attempt.number, self.generation, number))
         fifo = self._home.attempt.progress(self._home.node.index, local)
         progress = Progress(partial(self._metrics.add, number))
-        rank = _Rank(number, local, log, progress, active_at=time.monotonic(), started_at=time.time())
+        rank = _Rank(number, local, log, progress, active_at=self._clock.now(), started_at=time.time())
         self._error_file(rank).unlink(missing_ok=True)
         rank.pipe = ProgressPipe(fifo, rank.progress, lambda: self._heard(rank))
         return rank
@@ -138,7 +140,7 @@ class RankGroup:
 
     def pulses(self) -> tuple[RankPulse, ...]:
         """What each live rank did lately; also notes when which log grew."""
-        return tuple(self._pulse(rank, time.monotonic()) for rank in self._ranks if not rank.ended.is_set())
+        return tuple(self._pulse(rank, self._clock.now()) for rank in self._ranks if not rank.ended.is_set())
 
     def _pulse(self, rank: _Rank, now: float) -> RankPulse:
         if rank.log.grew():
@@ -148,7 +150,7 @@ class RankGroup:
             rank=rank.number,
             idle_s=round(now - rank.active_at, 3),
             reported=progress.reported,
-            frozen=_is_frozen(rank.pid),
+            frozen=is_stopped(rank.pid),
             step=progress.step,
             total_steps=progress.total_steps,
             checkpoint=progress.checkpoint,
@@ -175,7 +177,7 @@ class RankGroup:
         return all(rank.ended.is_set() for rank in self._ranks)
 
     def _heard(self, rank: _Rank) -> None:
-        rank.active_at = time.monotonic()
+        rank.active_at = self._clock.now()
         self._listener.news()
 
     def _ended(self, rank: _Rank, death: Death) -> None:
@@ -280,11 +282,3 @@ class RankGroup:
             if sizes == last and not awaited:
                 return
             last = sizes
-
-
-def _is_frozen(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
-    except OSError:
-        return False  # gone: its end is being told by other means

@@ -12,23 +12,46 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING
 
-from launcher.agent.processes import descendants, die_with, end_all
+from launcher.agent.processes import descendants, die_with, end_all, is_stopped, signal_process
 from launcher.clock import WakingClock, boottime
+from launcher.rundir.identity import process_id
+
+if TYPE_CHECKING:
+    from launcher.rundir.records import ProcessId
 
 _LOOK_S = 0.5
+_SOON_S = 0.05  # where it is asked: who woke it may wake those that it holds
 _FAREWELL_S = 2.0  # for an agent that is awake, and leaves by itself
 _DEAF_TO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
+class Slept(Enum):
+    """What time is that guard, agent and ranks have slept through together."""
+
+    FORGIVEN = auto()  # nobody can have taken the place of this agent meanwhile
+    ASKED = auto()  # the coordinator knows whether somebody has: until it answers the ranks are held still
+    COUNTS = auto()  # others may go on without the coordinator, too
+
+
 class Lease:
-    """Until when ranks may run here, by `boottime`: one number, which processes that are forked later see too."""
+    """Until when ranks may run here, by `boottime`: memory which processes that are forked later see too."""
 
     def __init__(self) -> None:
         self._shared = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
         self.until = float("inf")
+
+    @property
+    def broken(self) -> bool:
+        """It had run out: what ran under it has been ended."""
+        return self._shared[1] != 0.0
+
+    def break_off(self) -> None:
+        self._shared[1] = 1.0
 
     @property
     def until(self) -> float:
@@ -40,14 +63,10 @@ class Lease:
 
 
 class LeaseWatch:
-    """How much of a lease is left, to whoever looks at it often.
+    """How much of a lease is left, to whoever looks at it often."""
 
-    `forgiving`: what the one that looks has slept through does not count, because nobody can have taken the place of
-    this agent meanwhile.
-    """
-
-    def __init__(self, *, forgiving: bool, clock: Callable[[], float] = boottime) -> None:
-        self._forgiving, self._clock = forgiving, clock
+    def __init__(self, slept: Slept, clock: Callable[[], float] = boottime) -> None:
+        self._slept, self._clock = slept, clock
         self._waking = WakingClock(clock)
         self._until, self._slept_before_s = 0.0, 0.0
 
@@ -56,8 +75,28 @@ class LeaseWatch:
         self._waking.now()
         if until != self._until:
             self._until, self._slept_before_s = until, slept_s
-        forgiven_s = self._waking.slept_s - self._slept_before_s if self._forgiving else 0.0
+        forgiven_s = 0.0 if self._slept is Slept.COUNTS else self._waking.slept_s - self._slept_before_s
         return until + forgiven_s - self._clock()
+
+    def asks(self, until: float) -> bool:
+        """Nothing is left but for what was slept through, and whether that counts is for the coordinator to say."""
+        return self._slept is Slept.ASKED and until <= self._clock()
+
+
+class Held:
+    """Processes that are held still, and go on when they are let go."""
+
+    def __init__(self) -> None:
+        self._held: dict[ProcessId, None] = {}
+
+    def hold(self, pids: Iterable[int]) -> None:
+        """Those that are stopped already are left to whoever did that."""
+        moving = (process_id(pid) for pid in pids if not is_stopped(pid))
+        self._held |= {one: None for one in moving if one is not None and signal_process(one, signal.SIGSTOP)}
+
+    def let_go(self) -> None:
+        while self._held:
+            signal_process(self._held.popitem()[0], signal.SIGCONT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +105,21 @@ class Guard:
 
     lease: Lease
     pid: int
-    forgiving: bool
+    slept: Slept
 
 
-def post_guard(*, forgiving: bool) -> Guard:
+def post_guard(slept: Slept, clock: Callable[[], float] = boottime) -> Guard:
     """Start the process that ends what is below this one when the lease has run out."""
     agent, lease = os.getpid(), Lease()
     pid = os.fork()
     if pid:
-        return Guard(lease, pid, forgiving)
+        return Guard(lease, pid, slept)
     try:
         for number in _DEAF_TO:
             signal.signal(number, signal.SIG_IGN)  # batch systems send them to every process of a job
         die_with(agent)
         os.setsid()
-        _keep_watch(lease, agent, LeaseWatch(forgiving=forgiving))
+        _keep_watch(lease, agent, LeaseWatch(slept, clock))
     except Exception:  # noqa: BLE001 - whatever it is, the agent's log is to say why it has no guard
         sys.excepthook(*sys.exc_info())
     finally:
@@ -88,11 +127,16 @@ def post_guard(*, forgiving: bool) -> Guard:
 
 
 def _keep_watch(lease: Lease, agent: int, watch: LeaseWatch) -> None:
-    handle = os.pidfd_open(agent)
+    handle, held, me = os.pidfd_open(agent), Held(), (os.getpid(),)
     while True:
         while (left_s := watch.left_s(lease.until)) > 0:
-            select.select([handle], [], [], min(left_s, _LOOK_S))
-        end_all(lambda: descendants(agent, keep=(os.getpid(),)))
+            if asks := watch.asks(lease.until):
+                held.hold(descendants(agent, keep=me))
+            else:
+                held.let_go()
+            select.select([handle], [], [], min(left_s, _SOON_S if asks else _LOOK_S))
+        lease.break_off()
+        end_all(lambda: descendants(agent, keep=me))
         gone, _, _ = select.select([handle], [], [], _FAREWELL_S)
         if not gone and watch.left_s(lease.until) <= 0:
             signal.pidfd_send_signal(handle, signal.SIGKILL)

@@ -73,7 +73,7 @@ class Cancelling:
             write_cancelled(self._run, self._attempt, self._plan)
             return CancelReport((), already=already)
         ours = ticket in job.tickets
-        if job.phase is Phase.RUNNING:
+        if job.phase is Phase.RUNNING and not job.suspended:  # nobody is awake there to be asked
             if ours:
                 self._queue.warn(job.id)
             self._wait_for_the_end(grace_s_of(self._plan) + _SURE_S)

@@ -140,6 +140,8 @@ def is_left_lying(intent: Intent, now: float) -> bool:
 def _word_of(queue: Following, job: QueuedJob, now: float) -> ClusterWord:
     """Of a job that runs it has no text: that would stand in place of what the run itself says."""
     text = "" if job.phase is Phase.RUNNING else job.text
+    if job.suspended:
+        text = f"its job is suspended: all of it stands still until {queue.called} lets it go on"
     return ClusterWord(
         job.phase, job.word, now, job.id, text, job.starts_at, job.ended_as, job.cause, said_by=queue.called
     )

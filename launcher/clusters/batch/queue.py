@@ -82,6 +82,7 @@ class QueuedJob(msgspec.Struct, frozen=True):
     ended_as: State | None = None  # what its end means where the job left no word of its own
     cause: Cause | None = None
     exit_code: int | None = None  # of its batch process, where its accounts have it
+    suspended: bool = False  # it has its nodes, and all of it stands still there
     name: str = ""  # what its submitter called it, where the scheduler shows that with the rest
 
     def may_have(self, ticket: str) -> bool:

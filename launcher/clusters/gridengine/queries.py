@@ -99,6 +99,7 @@ def _job(name: str, rows: Sequence[ET.Element], details: ET.Element, messages: S
         word=state,
         text=plain(state, _all(details, "QIM_message"), messages) if waits else f"on {hosts}",
         hosts=hosts,
+        suspended=phase_of(state) is Phase.RUNNING and bool(set(state) & set("sST")),
         tickets=frozenset({context.get(TICKET, "")} - {""}),
         ends_at=started + limit if started and (limit := _number(limits.get("h_rt", ""))) is not None else None,
     )

@@ -211,7 +211,7 @@ def preemption_finding(kind: str | None, mode: str | None, of_partitions: set[st
     by = (kind or "").removeprefix("preempt/").replace("_prio", "")
     text = f"by {by}, PreemptMode={mode}"
     if suspends:
-        hint = "a run that is frozen longer than its lease begins again from its newest checkpoint when it is let go on"
+        hint = "a run that is frozen goes on where it was when it is let go on, and `launch status` says so meanwhile"
         return warning("preemption", f"{text}: jobs may be frozen where they are", hint)
     if by == "qos":
         return ok("preemption", f"{text}; `sacctmgr show qos format=name,preemptmode,gracetime` shows the grace")

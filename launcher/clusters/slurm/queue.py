@@ -191,6 +191,7 @@ def _queued(job: SlurmJob) -> QueuedJob:
         ends_at=job.ends_at,
         ended_as=ended_as,
         cause=cause,
+        suspended=job.state.word in ("SUSPENDED", "STOPPED"),
     )
 
 

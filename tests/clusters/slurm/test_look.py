@@ -48,6 +48,14 @@ def test_of_a_job_on_another_cluster_nobody_here_can_tell(clients, submitted):
     assert phases(one) == ["running"]  # it is shown, whatever the cluster is called by now
 
 
+def test_of_a_job_that_is_suspended_it_is_said(clients, submitted):
+    run, attempt, _ = submitted("train-aaaa", "7", "mine")
+    for word, said in (("SUSPENDED", True), ("RUNNING", False)):
+        clients.rows(("7", word, "launch:mine"))
+        (seen,) = look(SlurmQueue(), [(run, attempt)])
+        assert (seen.phase, "suspended" in seen.text, bool(seen.text)) == ("running", said, said)
+
+
 def test_of_two_clusters_each_has_a_job_of_that_id(clients, submitted):
     there, here = submitted("train-aaaa", "7", "one"), submitted("train-bbbb", "7", "two")
     write_record(there[1].site, Site("far"))

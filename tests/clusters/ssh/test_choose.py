@@ -12,7 +12,7 @@ from launcher.clusters.ssh.submit.handover import choose
 from launcher.plan.build import build
 from launcher.plan.facts import Machine, Project, RunIdentity
 from launcher.plan.model import FrozenCode
-from launcher.plan.on_hosts import may_be_replaced, with_hosts
+from launcher.plan.on_hosts import leader_may_be_replaced, with_hosts
 from launcher.spec.model import JobSpec, NodeRange, Recovery, Resources, RunOptions, Ssh, SshHost
 from trainer.checkpoint_files.partial import Held
 
@@ -104,8 +104,8 @@ def test_seats_and_spares():
         (0, "b", False), (1, "c", False), (2, "a", True),
     ]  # fmt: skip
     assert (after.away, after.quorum) == ((2,), 1)
-    assert may_be_replaced(plan, 0), "by two of three"
-    assert not may_be_replaced(after, 0), "one of two does not take over"
+    assert leader_may_be_replaced(plan), "by two of three"
+    assert not leader_may_be_replaced(after), "one of two does not take over"
     assert with_hosts(plan_of("2", shared=True), [("c", "addr-c"), ("a", "addr-a")]).quorum == 0
 
 
