@@ -62,11 +62,7 @@ class HostNode(Node):
 
     def _came_up(self) -> bool:
         self.check()
-        return self.listens()
-
-    def listens(self) -> bool:
-        rows = [line.split() for line in claims.read(self.pid, "net/tcp").decode().splitlines()[1:]]
-        return any(row[1].endswith(f":{PORT:04X}") and row[3] == "0A" for row in rows)
+        return self.listens(PORT)
 
     def revive(self) -> None:
         super().revive()
@@ -234,7 +230,7 @@ class HostLab(Lab):
                 node.check()
         except LabError as error:
             print(f"the lab is repaired: {error}", file=sys.stderr)
-        if not all(node.up and node.listens() and not node.started() for node in self._all()):
+        if not all(node.up and node.listens(PORT) and not node.started() for node in self._all()):
             self.clear()
 
     def clear(self) -> None:

@@ -284,6 +284,10 @@ class Node(Namespace):
         for name in self.programs.keys() - self.running().keys():
             self.start(self.programs[name])
 
+    def listens(self, port: int) -> bool:
+        rows = [line.split() for line in claims.read(self.pid, "net/tcp").decode().splitlines()[1:]]
+        return any(row[1].endswith(f":{port:04X}") and row[3] == "0A" for row in rows)
+
     def _nft(self, rules: str) -> None:
         done = self.exec("nft", rules)
         if done.returncode:

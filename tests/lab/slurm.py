@@ -69,12 +69,20 @@ _REPAIR_S = 20  # how long it may take to after what was done last
 
 
 class SlurmNode(Node):
+    port: int  # at which its slurmd listens
+
     def kill_slurmd(self) -> None:
         """kill -9 of the daemon alone: its jobs live on."""
         self.kill_program("slurmd")
 
     def start_slurmd(self) -> None:
+        """It listens when this returns: srun takes a refused connection for an answer."""
         self.start(self.programs["slurmd"])
+        until(f"slurmd of {self.name}", self._came_up)
+
+    def _came_up(self) -> bool:
+        self.check()
+        return self.listens(self.port)
 
     def job_pids(self) -> list[int]:
         """The processes of jobs, and what they left behind: all but the first process, its programs and slurmstepd."""
@@ -103,6 +111,8 @@ class SlurmLab(Lab):
         self.nodes = [
             SlurmNode(index, self.claim, self.hosts, [self._slurmd(index)], self.env) for index in range(self.size)
         ]
+        for node in self.nodes:
+            node.port = self.port + 1
         self.parts = [*self.nodes, self.control]
         write_hosts(self.hosts, {"control": self.address, **{node.name: node.address for node in self.nodes}})
         self._write_files()
@@ -231,7 +241,8 @@ class SlurmLab(Lab):
             now = time.monotonic()
             if now > next_repair:
                 repair = next(repairs)
-                print(f"the lab is repaired: {repair.__name__} of {self._deaf()}", file=sys.stderr)
+                deaf = ", ".join(node.name for node in self._deaf()) or "no node"
+                print(f"the lab is repaired: {repair.__name__}, {deaf} is deaf", file=sys.stderr)
                 repair()
                 next_repair = time.monotonic() + _REPAIR_S
             return self._cleared(now > began + _GENTLE_S)
@@ -277,6 +288,10 @@ class SlurmLab(Lab):
             name, state = line.split()
             if state in {"down", "drained", "draining"}:
                 self.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
+            elif state.startswith("completing") and not jobs:
+                # Killed after it had saved that a node is down, and before that its job has ended, the controller
+                # takes another node of that job for one that ends it, for ever. Now it counts anew.
+                self.run("scontrol", "reconfigure")
             elif impatient and state.startswith("completing"):
                 # Told to end a job, it had no power; it is told again after a minute only. The job of a node that is
                 # said to be down is over.

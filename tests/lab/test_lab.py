@@ -54,6 +54,12 @@ def tmp_path():
         yield Path(folder)
 
 
+@pytest.fixture
+def lab(tmp_path, lab):
+    """Cleared before that folder goes: jobs write into it for as long as they live."""
+    return lab
+
+
 def test_a_step_on_four_nodes_sees_its_gpus(lab):
     said = lab.ask("srun", "-N4", "--gres=gpu:2", "sh", "-c", 'echo "$(hostname) $CUDA_VISIBLE_DEVICES"')
     assert sorted(said.splitlines()) == [f"node{index} 0,1" for index in range(4)]
@@ -201,6 +207,28 @@ def test_clear_reaches_a_node_that_does_not_answer(lab, monkeypatch, capsys):
     lab.clear()
     assert lab.idle()
     assert "the lab is repaired" in capsys.readouterr().err
+
+
+def test_clear_ends_the_end_of_a_job_that_is_gone(lab_possible, tmp_path):
+    """Its controller was killed after it had saved that a node is down, and before that the node's job has ended."""
+    with SlurmLab(tmp_path / "lab", nodes=2) as lab:
+        job = submit(lab, "sleep 600", "-N2")
+        until("its process", lab.nodes[0].job_pids)
+        lab.save_state()
+        state = lab.folder / "state" / "job_state"
+        before = state.read_bytes()
+        for node in lab.nodes:
+            node.power_off()
+        lab.ask("scancel", job)
+        lab.ask("scontrol", "update", "NodeName=node1", "State=DOWN", "Reason=test")
+        lab.save_state()
+        lab.stop_controller()
+        state.write_bytes(before)
+        for node in lab.nodes:
+            node.power_on()
+        lab.start_controller()
+        until("the controller", lambda: lab.run("scancel", job).returncode == 0)
+        until("a clear cluster", lambda: lab._cleared(impatient=False))
 
 
 def test_up_and_down_leave_nothing(lab_possible, tmp_path):
