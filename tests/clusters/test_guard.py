@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+BOUND_S = 150.0
 KEEPER = """
 import os, signal, sys
 log = open(sys.argv[2], "a")
@@ -63,7 +64,7 @@ def guard(tmp_path):
 
 def until_said(tmp_path, word, times=1):
     """All lines, once one that begins so is there that often."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + BOUND_S
     while True:
         lines = (tmp_path / "log").read_text().splitlines() if (tmp_path / "log").exists() else []
         if sum(line.startswith(word) for line in lines) >= times:
@@ -74,7 +75,7 @@ def until_said(tmp_path, word, times=1):
 
 def until_shown(pid, text):
     """What the kernel says of the process."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + BOUND_S
     while text not in Path(f"/proc/{pid}/status").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -91,7 +92,7 @@ def test_signals_reach_the_batch_process(guard, tmp_path):
         job.send_signal(getattr(signal, name))
         until_said(tmp_path, name, 1 + times // 2)
     job.terminate()
-    assert job.wait(30) == 7
+    assert job.wait(BOUND_S) == 7
 
 
 def test_what_comes_while_its_python_starts_is_heard_once_it_can(guard, tmp_path):
@@ -102,7 +103,7 @@ def test_what_comes_while_its_python_starts_is_heard_once_it_can(guard, tmp_path
     (tmp_path / "log.go").touch()
     assert until_said(tmp_path, "SIGUSR1").count("begun") == 1
     job.terminate()
-    assert job.wait(30) == 7
+    assert job.wait(BOUND_S) == 7
 
 
 def test_one_that_is_killed_is_begun_anew_and_told_by_what(guard, tmp_path):
@@ -114,7 +115,7 @@ def test_one_that_is_killed_is_begun_anew_and_told_by_what(guard, tmp_path):
     job.send_signal(signal.SIGUSR1)
     until_said(tmp_path, "SIGUSR1")
     job.terminate()
-    assert job.wait(30) == 7
+    assert job.wait(BOUND_S) == 7
 
 
 def test_one_that_is_killed_when_the_job_is_ended_is_not_begun_anew(guard, tmp_path):
@@ -126,9 +127,9 @@ def test_one_that_is_killed_when_the_job_is_ended_is_not_begun_anew(guard, tmp_p
     job.terminate()
     until_shown(pid, f"ShdPnd:\t{1 << (signal.SIGTERM - 1):016x}")
     os.kill(pid, signal.SIGKILL)
-    assert job.wait(30) == 128 + signal.SIGKILL
+    assert job.wait(BOUND_S) == 128 + signal.SIGKILL
     assert until_said(tmp_path, "begun").count("begun") == 1
 
 
 def test_its_exit_code_is_the_jobs_whatever_comes_at_that_moment(guard):
-    assert [guard("brief").wait(30) for _ in range(5)] == [5] * 5
+    assert [guard("brief").wait(BOUND_S) for _ in range(5)] == [5] * 5

@@ -82,8 +82,9 @@ def test_at_each_time_limit_the_run_goes_on_in_a_new_job_or_of_one_host_in_the_s
     two = desk.submit(two_nodes(desk, 100_000, more), "--on", "gridengine", "--set", "resources.time=20s")
     one = ["--on", "gridengine", "--set", "resources.time=20s", "--set", "resources.nodes=1"]
     alone = desk.submit(two_nodes(desk, 100_000, more).replace(PE, ""), *one, "--set", "gridengine.pe=single")
-    desk.until("third attempts", lambda: min(desk.status(run)["attempt"] for run in (two, alone)) == 3)
-    assert causes(desk, two) == causes(desk, alone) == ["time_limit", "time_limit"]
+    desk.until("third attempts", lambda: min(desk.status(run)["attempt"] for run in (two, alone)) >= 3)
+    for run in (two, alone):  # one of them may be ahead
+        assert set(causes(desk, run)) == {"time_limit"} and len(causes(desk, run)) >= 2
     assert job_of(desk, two, 1) != job_of(desk, two, 3)
     assert job_of(desk, alone, 1) == job_of(desk, alone, 3)
     desk.launch("cancel", two)

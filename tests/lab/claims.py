@@ -130,7 +130,7 @@ def end_tagged(folder: str) -> None:
             kill(pid)
 
 
-def kill(pid: int, timeout_s: float = 10.0) -> None:
+def kill(pid: int, timeout_s: float = 150.0) -> None:
     """Kill a process, and come back once it and, where it was a node's first one, all of its node are dead."""
     try:
         handle = os.pidfd_open(pid)

@@ -106,23 +106,24 @@ def test_a_key_that_is_not_known_is_refused(hosts):
 
 def test_power_cable_and_sshd(hosts):
     node = hosts.nodes[1]
-    quick = ("-F", str(hosts.config), "-o", "ConnectTimeout=1", "node1", "echo here")
+    call = ("-F", str(hosts.config), "node1", "echo here")
+    quick = ("-o", "ConnectTimeout=1", *call)
     held = int(hosts.ssh(1, HOLD))
     inside = node.pids()
     assert len(inside) >= 3  # the first process, sshd, and what the session left
     node.cut(Cut.BOTH)
     assert "timed out" in hosts.run("ssh", *quick).stderr
     node.mend()
-    assert hosts.run("ssh", *quick).stdout == "here\n"
+    assert hosts.run("ssh", *call).stdout == "here\n"
     node.kill_sshd()
-    assert "refused" in hosts.run("ssh", *quick).stderr
+    assert "refused" in hosts.run("ssh", *call).stderr
     node.start_sshd()
     assert hosts.ssh(1, f"kill -0 {held} && echo lives") == "lives\n"
     node.power_off()
     assert not [pid for pid in inside if Path(f"/proc/{pid}").exists()]
     assert hosts.run("ssh", *quick).returncode == 255
     node.power_on()
-    assert hosts.run("ssh", *quick).stdout == "here\n"  # at once: it comes back with a sshd that listens
+    assert hosts.run("ssh", *call).stdout == "here\n"  # at once: it comes back with a sshd that listens
 
 
 def test_cards_are_the_same_after_every_boot(hosts):

@@ -2,6 +2,9 @@
 
 import contextlib
 import json
+import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -263,20 +266,24 @@ def test_a_node_that_srun_does_not_reach(desk, slurm, doctor):
     assert_nothing_is_left(desk, slurm)
 
 
-def test_nodes_that_have_just_died(desk, slurm, doctor):
-    """Slurm still calls them idle, and starts the job there."""
-    for node in slurm.nodes:
-        node.power_off()
-    found = problems(doctor("--try", check=4))
+def test_nodes_that_have_just_died(desk, slurm, doctor, tmp_path):
+    """At the moment when the job is submitted: Slurm still calls them idle, and starts it there."""
+    sbatch, first_processes = tmp_path / "programs" / "sbatch", " ".join(str(node.pid) for node in slurm.nodes)
+    sbatch.parent.mkdir()
+    dies = f'[ "$1" = --parsable ] && kill -9 {first_processes}'
+    sbatch.write_text(f'#!/bin/sh\n{dies}\nexec {shutil.which("sbatch")} "$@"\n')
+    sbatch.chmod(0o755)
+    found = problems(doctor("--try", check=4, env={"PATH": f"{sbatch.parent}:{os.environ['PATH']}"}))
+    assert not any(node.up for node in slurm.nodes)
     (text,) = found["trial"]
     assert "put it back" in text or "no word came from" in text or "before it said a word" in text
     assert not (desk.project / ".launch").exists()
 
 
 def test_a_controller_that_dies_meanwhile(desk, slurm, doctor):
-    other = slurm.ask("sbatch", "--parsable", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
+    slurm.ask("sbatch", "--parsable", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
     with well_again(desk, slurm), asking(desk, "--within", "60") as process:
-        job = waiting_job(desk, slurm, other)
+        job = own_job(process)
         slurm.stop_controller()
         out, _ = process.communicate(timeout=BOUND_S)
     assert process.returncode == 5
@@ -287,7 +294,7 @@ def test_a_controller_that_dies_meanwhile(desk, slurm, doctor):
 def test_whoever_has_had_enough_leaves_nothing(desk, slurm, doctor):
     other = slurm.ask("sbatch", "--parsable", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
     with asking(desk, "--within", "60") as process:
-        waiting_job(desk, slurm, other)
+        own_job(process)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=BOUND_S)
     assert process.returncode == 130
@@ -307,5 +314,11 @@ def asking(desk, *words):
         process.wait()
 
 
-def waiting_job(desk, slurm, other):
-    return desk.until("its job", lambda: [job for job in jobs(slurm) if job != other])[0]
+def own_job(process):
+    """Once it knows that itself: Slurm shows a job before sbatch has an answer."""
+    said = []
+    for line in process.stderr:
+        said.append(line)
+        if found := re.search(r"job (\d+) is pending", line):
+            return found[1]
+    raise AssertionError(said)

@@ -27,7 +27,8 @@ def test_with_a_grace_time_the_run_leaves_before_slurm_ends_it(desk, slurm):
     take_all_nodes(slurm)
     desk.until("the end of the first attempt", lambda: record(desk, run, "exit.json"))
     (output,) = desk.run_dir(run).glob("slurm-*.out")
-    said = desk.until("Slurm's word", output.read_text)
+    desk.until("Slurm's word", lambda: "DUE TO " in output.read_text())
+    said = output.read_text()
     assert "DUE TO JOB REQUEUE" in said and "PREEMPTION" not in said
     desk.launch("cancel", run)
 

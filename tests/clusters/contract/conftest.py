@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from lab import Lab
+from lab import BOUND_S, Lab
 from login_node import MISSING, Laptop, LoginNode
 from ssh_desk import Desk
 
@@ -34,7 +34,7 @@ class Site:
             env=self.desk.env,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=BOUND_S,
         )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
@@ -70,7 +70,7 @@ def site(request, tmp_path):
     site = make(request, tmp_path)
     yield site
     try:
-        site.desk.until("the end of every process of its runs", lambda: not site.everything(), timeout_s=40)
+        site.desk.until("the end of every process of its runs", lambda: not site.everything())
     finally:
         site.desk.tidy()
 

@@ -79,7 +79,7 @@ def moves(begun, slurm_programs, monkeypatch):
 
 def until_asked(slurm_programs, beginning):
     """The words of the client that began so: the nudge is a process of its own."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 150
     while not (found := [words for words in slurm_programs.asked() if words.startswith(beginning)]):
         assert time.monotonic() < deadline, slurm_programs.asked()
         time.sleep(0.01)

@@ -274,14 +274,15 @@ def test_a_client_that_hangs_and_ignores_signals_is_killed_with_its_children(pro
 def test_a_child_that_holds_the_streams_holds_up_nobody(programs, processes):
     programs("squeue", f"sleep 600 & echo $! > '{processes.folder}/child'; echo done")
     began = time.monotonic()
-    assert ask(["squeue"], limit_s=60.0).out == "done\n"
-    assert time.monotonic() - began < 20.0
+    assert ask(["squeue"], limit_s=400.0).out == "done\n"
+    assert time.monotonic() - began < BOUND_S
     (pid,) = processes(1)
     assert os.path.exists(f"/proc/{pid}")
 
 
 def test_an_interrupt_leaves_no_client_behind(programs, processes):
-    waited_for = "until ls -l /proc/$PPID/fd | grep -q pidfd; do :; done; sleep 0.1"
+    waits = "ls -l /proc/$PPID/fd | grep -q pidfd && grep -q '^State:.S' /proc/$PPID/status"
+    waited_for = f"until {waits}; do :; done"
     programs("squeue", f"echo $$ > '{processes.folder}/client'; {waited_for}; kill -ALRM $PPID; exec sleep 600")
 
     def interrupt(*_):

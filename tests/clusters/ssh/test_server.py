@@ -22,7 +22,7 @@ def save(*_):
     sys.exit()
 signal.signal(signal.SIGTERM, save)
 print("up", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 

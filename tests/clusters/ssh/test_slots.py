@@ -126,7 +126,8 @@ class Space:
         return [*inside, sys.executable, SCRIPTS / script, *map(str, words)]
 
     def run(self, script, *words):
-        subprocess.run(self.command(script, *words), env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, timeout=90)
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        subprocess.run(self.command(script, *words), env=environment, check=True, timeout=BOUND_S)
 
     def taker(self, run, stamp, **more):
         self.takers.append(Taker(self, run, stamp, **more))

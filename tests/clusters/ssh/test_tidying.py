@@ -60,7 +60,7 @@ def test_what_lives_stays(disk):
         told = tidy(disk, Tidy(str(disk), (OLD, OTHER), remove=True))
     assert told.live == (OLD,)
     environment = {**os.environ, "LAUNCH_RUN_DIR": str(disk / "runs" / OLD)}
-    with subprocess.Popen(["sleep", "60"], env=environment) as process:
+    with subprocess.Popen(["sleep", "600"], env=environment) as process:
         assert tidy(disk, Tidy(str(disk), (OLD,), remove=True)).live == (OLD,)
         process.kill()
     assert [path.name for path in (disk / "runs").iterdir()] == [OLD]

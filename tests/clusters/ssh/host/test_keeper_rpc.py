@@ -21,8 +21,10 @@ def standing(node, **more):
 
 
 @pytest.fixture
-def seated():
-    """Three keepers on addresses of their own; `answers[i]` is what each says."""
+def seated(monkeypatch):
+    """Three keepers on addresses of their own; `answers[i]` is what each says, however long that takes here."""
+    monkeypatch.setattr(KeeperRpc.ask, "__defaults__", (None, 150.0))
+    monkeypatch.setattr(KeeperRpc.ask_one, "__defaults__", (150.0,))
     answers = [lambda _: Agreed() for _ in range(3)]
     rpcs = [
         KeeperRpc(f"127.0.0.{node + 1}", KEY, lambda question, _, node=node: answers[node](question))
