@@ -1,6 +1,7 @@
 """Real agents of one run on machines that have nothing in common but the network, played on this one."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -13,6 +14,7 @@ import msgspec
 from replication_lab import TOKEN
 from run_folder import RunFolder, plan_of
 
+from launcher.agent.processes import end_all, tagged
 from launcher.plan.model import NodePlan, RankCommand
 from launcher.rundir.identity import this_process
 from launcher.rundir.layout import RunDir
@@ -21,6 +23,7 @@ from launcher.spec.model import Budget, CheckpointOptions, JobSpec, Recovery, Ru
 
 ROOT = Path(__file__).parents[2]
 BOUND_S = 150.0
+LEASE_S = 8.0  # a machine that is busy for seconds loses nobody by itself
 
 
 class Hosts:
@@ -42,7 +45,7 @@ class Hosts:
         shutil.copy(self._script, folder.path / "code")
         rules = Recovery(
             spares=spares,
-            lease_s=4.0,
+            lease_s=LEASE_S,
             gone_after_s=self._gone_after_s,
             node_lost=Budget(5, 0.0),
             killed=Budget(5, 0.0),
@@ -81,6 +84,12 @@ class Hosts:
         if number == signal.SIGKILL:
             self._agents[node].wait()
 
+    def lose(self, node):
+        """For good, with its disk: once nothing there can write to that any more."""
+        self.kill(node)
+        until("the end of its ranks", lambda: not self._processes(node))
+        shutil.rmtree(self.run_dir(node))
+
     def come_back(self, node):
         """An agent that leaves is followed by another one, as its keeper would have it."""
         self._agents[node].wait(BOUND_S)
@@ -108,6 +117,11 @@ class Hosts:
         for agent in self._agents.values():
             agent.kill()
             agent.wait()
+        end_all(lambda: [pid for node in self._agents for pid in self._processes(node)])
+
+    def _processes(self, node):
+        """All below its agent, and what has lost that."""
+        return tagged(str(self.run_dir(node)), os.getuid())
 
     def state(self):
         try:

@@ -87,15 +87,17 @@ become_subreaper()
 guard = post_guard(Slept[sys.argv[2]], clock)
 fork = "import os, time; os.fork() or os.setsid(); time.sleep(600)"
 subprocess.Popen([sys.executable, "-c", fork], start_new_session=True, stdout=subprocess.DEVNULL)
-while len(open(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read().split()) < 2:
+below = lambda pid: open(f"/proc/{pid}/task/{pid}/children").read().split()
+while len(below(os.getpid())) < 2 or not below(below(os.getpid())[1]):
     time.sleep(0.01)
-guard.lease.until = clock() + float(sys.argv[1])
+guard.lease.until = clock() + 600
 print("up", flush=True)
 for line in sys.stdin:
     if line == "all slept\\n":
         shared[0] += 3600
     else:
         guard.lease.until = clock() + float(sys.argv[1])
+        print("renewed", flush=True)
 """
 
 
@@ -148,6 +150,8 @@ def test_all_below_a_frozen_agent_ends_with_its_lease_and_then_the_agent():
     with started("2") as agent:
         handles = handles_of_all_below(agent)
         assert len(handles) >= 2, "its guard, and a rank"
+        say(agent, b"renewed\n")
+        assert agent.stdout.readline() in (b"renewed\n", b""), "or has ended already"
         agent.send_signal(signal.SIGSTOP)
         assert all_end(handles)
         assert agent.wait(BOUND_S) == -signal.SIGKILL
@@ -170,6 +174,7 @@ def test_what_slept_longer_than_its_lease_is_held_still_until_it_is_renewed():
         guard, *ranks = all_below(agent)
         (theirs,) = ranks[-1:]
         os.kill(theirs, signal.SIGSTOP)  # by whoever debugs it
+        until(lambda: is_stopped(theirs))
         say(agent, b"all slept\n")
         until(lambda: all(map(is_stopped, ranks)))
         assert not is_stopped(agent.pid) and not is_stopped(guard)

@@ -59,7 +59,7 @@ def processes_of_its_own(monkeypatch):
         return [pid for pid in orphans(root, strangers) if pid not in keep]
 
     monkeypatch.setattr(ranks, "descendants", below)
-    bystander = subprocess.Popen(["sleep", "60"])
+    bystander = subprocess.Popen(["sleep", "3600"])
     strangers.add(bystander.pid)
     yield
     assert bystander.poll() is None

@@ -23,7 +23,7 @@ ZYGOTE = Path(launcher.agent.__file__).with_name("zygote.py")
 SCRIPTS = Path(__file__).with_name("scripts")
 TORCH = ("torch", "torch._dynamo", "torch.distributed", "torch.utils.data")
 DUMP_SIGNAL = signal.SIGRTMIN + 8
-ANSWER_S = 60.0
+ANSWER_S = 150.0
 
 
 def environment(**more):
@@ -664,11 +664,10 @@ def test_an_idle_zygote_costs_nothing(start):
     agent.hear("ready")
     stat = Path(f"/proc/{agent.process.pid}/stat")
     looks = []
-    while len(looks) < 2 or looks[-1] != looks[-2]:  # it has said so a moment before it is idle
+    while len(looks) < 2 or looks[-1] != looks[-2] or looks[-1][0] != "S":  # one that is starved costs nothing either
         time.sleep(0.3)  # real time is what this is about
         looks.append([stat.read_text().rpartition(")")[2].split()[at] for at in (0, 11, 12)])
-        assert len(looks) < 20, looks
-    assert looks[-1][0] == "S"
+        assert len(looks) < 200, looks
 
 
 def test_peak_memory_is_told(plain_zygote, project, tmp_path):

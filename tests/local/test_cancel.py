@@ -107,6 +107,7 @@ while True:
     )
     run = lab.submit(lab.spec("name: save\nrun:\n  script: save.py\nresources:\n  ranks_per_node: 2\n"))
     lab.until_step(run, 2)
+    lab.until("handlers of both", lambda: all(rank["step"] for rank in lab.read_state(run)["ranks"]))
     lab.launch("cancel", run)
     assert sorted(path.name for path in (lab.run_dir(run) / "code").glob("saved-*")) == ["saved-0", "saved-1"]
 

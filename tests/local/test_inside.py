@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from lab import BOUND_S
 
 WAITS = """
 import os, time
@@ -50,7 +51,7 @@ def test_a_command_beside_a_rank(lab, run):
 
 def test_what_is_piped_in_comes_out(lab, run):
     words = [sys.executable, "-m", "launcher.cli.main", "exec", run, "--", "tr", "a-z", "A-Z"]
-    done = subprocess.run(words, cwd=lab.project, env=lab.env, input=b"hello\n", capture_output=True, timeout=60)
+    done = subprocess.run(words, cwd=lab.project, env=lab.env, input=b"hello\n", capture_output=True, timeout=BOUND_S)
     assert (done.stdout, done.returncode) == (b"HELLO\n", 0)
 
 
@@ -80,7 +81,7 @@ def test_a_shell_on_a_terminal(lab, run):
         os.write(ours, b"\x03")
         lab.until("its end", lambda: shows("caught\r"))
         os.write(ours, b"exit 9\r")
-        assert shell.wait(60) == 9
+        assert shell.wait(BOUND_S) == 9
         assert subprocess.run(["stty", "-a"], stdin=theirs, capture_output=True, check=True).stdout == before
     finally:
         shell.kill()
@@ -159,7 +160,7 @@ def test_a_debugger_in_a_rank_that_waits(lab):
         words = [sys.executable, "-m", "launcher.cli.main", "debug", run, "--rank", "1"]
         typed = "".join(f"{line}\n" for line in lines)
         done = subprocess.run(
-            words, cwd=lab.project, env=lab.env, input=typed, capture_output=True, text=True, timeout=60
+            words, cwd=lab.project, env=lab.env, input=typed, capture_output=True, text=True, timeout=BOUND_S
         )
         assert done.returncode == check, done.stderr
         return done.stdout
@@ -169,7 +170,7 @@ def test_a_debugger_in_a_rank_that_waits(lab):
     assert lab.status(run)["message"] == told
     assert "42" in debug("p secret", "p secret")
     debug("c")
-    lab.until("the next one", lambda: waiting(lab, run))
+    lab.until("the next one", lambda: lab.status(run)["ranks"][1]["step"] == 2 and waiting(lab, run))
     status = lab.status(run)
     assert (status["state"], status["restarts"]["total"]) == ("running", 0)
     debug("p number", "globals()['secret'] = 1000", "c")

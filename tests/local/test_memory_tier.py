@@ -58,7 +58,7 @@ def folders(run):
 def has_started(lab, run, times, attempt=1, generation=1):
     state = lab.read_state(run)
     reached = (state["attempt"], state["generation"]) >= (attempt, generation) and state["state"] == "running"
-    return state if reached and state["step"] == times else None
+    return state if reached and all(rank["step"] == times for rank in state["ranks"]) else None
 
 
 def started(lab, run, times, **where):

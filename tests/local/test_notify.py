@@ -119,7 +119,7 @@ def test_restarts_over_attempts_and_generations_are_told_once(lab, web, messenge
 
 def test_an_agent_that_is_killed_takes_no_messenger_along(lab, web, messengers):
     """The next attempt tells what is left to tell, and nothing twice."""
-    spec = lab.chain(args="steps: 400", more="notify: {to: {json: HOOK}, on: [started, ended]}\n")
+    spec = lab.chain(args="steps: 400", more="notify: {to: {json: HOOK}, on: [started, ended]}\n", hold=399)
     run = lab.submit(spec, env={"HOOK": web.address})
     lab.until_step(run, 2)
     web.wait_for(1)
@@ -133,7 +133,7 @@ def test_an_agent_that_is_killed_takes_no_messenger_along(lab, web, messengers):
 
 
 def test_a_killed_keeper_leaves_no_messenger(lab, web, messengers):
-    spec = lab.chain(args="steps: 400", more="notify: {to: {json: HOOK}}\n")
+    spec = lab.chain(args="steps: 400", more="notify: {to: {json: HOOK}}\n", hold=399)
     run = lab.submit(spec, env={"HOOK": web.address})
     lab.until_step(run, 1)
     lab.until("its messenger is there", lambda: messengers(run))

@@ -214,7 +214,7 @@ for step in range(1, 40):
 """,
     )
     spec = lab.spec(
-        "name: hang\nrun:\n  script: hang.py\nresources:\n  ranks_per_node: 2\nrecovery:\n  hang_after: 2s\n"
+        "name: hang\nrun:\n  script: hang.py\nresources:\n  ranks_per_node: 2\nrecovery:\n  hang_after: 6s\n"
     )
     run = lab.submit(spec)
     lab.until("the hang", lambda: lab.events(run, "failure"))
@@ -225,7 +225,7 @@ for step in range(1, 40):
     log = next((lab.run_dir(run) / "logs" / "a0001.g0001").glob("rank-00001.log")).read_text()
     assert "waits_for_ever" in log
     began = lab.events(run, "generation_opened")[0]["at"]
-    assert failure["at"] - began < 2 + 5 + 60  # steps, hang_after, and what a busy machine takes
+    assert failure["at"] - began < 6 + 5 + 60  # steps, hang_after, and what a busy machine takes
 
 
 def test_no_progress_ends_the_run_with_its_own_exit_code(lab):
@@ -263,7 +263,11 @@ os.abort()
 
 def test_the_time_limit_ends_the_run_gracefully(lab):
     run = lab.submit(
-        lab.chain(args="steps: 100000", resources="ranks_per_node: 2\ntime: 3s", more="recovery:\n  grace: 2s\n")
+        lab.chain(
+            args="steps: 100000\npause: 0.02",
+            resources="ranks_per_node: 2\ntime: 8s",
+            more="recovery:\n  grace: 2s\n",
+        )
     )
     status = lab.wait(run, check=17)
     assert (status["state"], status["cause"]) == ("failed", "time_limit")
@@ -271,16 +275,17 @@ def test_the_time_limit_ends_the_run_gracefully(lab):
 
 
 def test_the_time_limit_is_of_all_attempts_since_somebody_asked_for_the_run(lab):
-    run = lab.submit(lab.chain(args="steps: 100000", resources="time: 8s", more="recovery:\n  grace: 2s\n"))
-    lab.until("half of the time", lambda: lab.read_state(run)["used_s"] > 5)
+    run = lab.submit(lab.chain(args="steps: 100000", resources="time: 12s", more="recovery:\n  grace: 2s\n"))
+    before_s = lab.until("half of the time", lambda: (used_s := lab.read_state(run)["used_s"]) > 6 and used_s)
     assert kill(lab.agent_pid(run, 0))
     status = lab.wait(run, check=17)
     assert (status["attempt"], status["cause"]) == (2, "time_limit")
     state = json.loads((lab.run_dir(run) / "state.json").read_text())
-    assert 8 <= state["used_s"] < 11
-    lab.launch("resume", run)
+    assert 12 <= state["used_s"] < before_s + 12, "the second one had what the first one left of it"
+    resumed_at = time.monotonic()
+    lab.launch("resume", run, "--set", "resources.time=10m")
     lab.until("a third attempt", lambda: lab.read_state(run)["attempt"] == 3 and lab.read_state(run)["step"])
-    assert lab.read_state(run)["used_s"] < 8
+    assert lab.read_state(run)["used_s"] < time.monotonic() - resumed_at, "and the third one begins anew"
     lab.launch("cancel", run)
 
 
@@ -339,7 +344,7 @@ def have_rejoined(lab, run, times):
     return len([event for event in lab.events(run, "agent_joined") if "again" in event["text"]]) >= times
 
 
-LEASE_S = 3.0
+LEASE_S = 8.0
 LEASED = f"recovery:\n  lease: {LEASE_S:g}s\n  communication: 5\n"
 
 
@@ -379,6 +384,7 @@ def test_nobody_is_lost_who_stood_still_together_with_the_coordinator(lab):
     run = lab.submit(lab.chain(args="steps: 100000\npause: 0.02", resources="ranks_per_node: 2", more=LEASED))
     state = lab.until_step(run, 3)
     all_of_it = [pid for pid in lab.processes(lab.run_dir(run)) if pid != keeper_of(lab, run)]
+    all_of_it.sort(key=lambda pid: pid not in lab.children(lab.agent_pid(run, 0), b"launcher.agent"))  # its guard first
     assert {lab.agent_pid(run, 0), *(rank["pid"] for rank in state["ranks"])} < {*all_of_it}
     for pid in all_of_it:
         assert kill(pid, signal.SIGSTOP)

@@ -10,6 +10,16 @@ import sys
 import pytest
 from lab import kill
 
+# Rank 1 is at it before its peer says so.
+FAILS_FIRST = """
+import os, pathlib, time
+gone = pathlib.Path("gone-" + os.environ["LAUNCH_GENERATION"])
+if os.environ["RANK"] == "1":
+    gone.touch()
+    raise KeyError("mine")
+while not gone.exists():
+    time.sleep(0.01)
+"""
 PEER_GONE = "raise RuntimeError('[gloo/transport/tcp/pair.cc:534] Connection closed by peer')\n"
 
 
@@ -182,7 +192,7 @@ def test_the_same_crash_at_the_same_step_ends_the_run_with_its_stack(lab):
         ("import socket\nsocket.create_connection(('127.0.0.1', 1), 1)\n", "user_error"),
         ("raise MemoryError('no more')\n", "out_of_memory"),
         ("import sys\nsys.exit(3)\n", "user_error"),
-        ("import os\nif os.environ['RANK'] == '1':\n    raise KeyError('mine')\n" + PEER_GONE, "user_error"),
+        (FAILS_FIRST + PEER_GONE, "user_error"),
     ],
 )  # fmt: skip
 def test_causes_are_named(lab, body, causes):

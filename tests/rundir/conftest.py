@@ -20,6 +20,7 @@ CHANGING = (
     "openat,write,pwrite64,copy_file_range,ftruncate,fsync,rename,link,unlink,unlinkat,mkdir,rmdir,symlink,chmod,"
     "fchmod,flock,syncfs"
 )
+_BOUND_S = 150.0  # against hanging alone
 _OPENS = "/the-window-opens"
 _PROGRAM = """
 import os, sys
@@ -99,7 +100,7 @@ class Strace:
         command = ["strace", "-f", "-qq", "-o", str(log), *options, sys.executable, "-S", "-c", text, str(folder)]
         path = os.pathsep.join(filter(None, sys.path))
         env = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=_BOUND_S)
         assert done.returncode in (0, -9), done.stderr
         return done.returncode, [line.split(" ", 1)[1].lstrip() for line in log.read_text().splitlines()]
 
@@ -146,7 +147,7 @@ def writer() -> type[Writer]:
 
 def _racer(barrier: Any, results: Any, operation: Callable[[int], Any], rounds: int) -> None:
     for number in range(rounds):
-        barrier.wait(30)
+        barrier.wait(_BOUND_S)
         try:
             results.put((number, operation(number)))
         except Exception as error:
@@ -165,10 +166,10 @@ def race() -> Iterator[Callable[..., list[list[Any]]]]:
             child.start()
         got: list[list[Any]] = [[] for _ in range(rounds)]
         for _ in range(racers * rounds):
-            number, result = results.get(timeout=30)
+            number, result = results.get(timeout=_BOUND_S)
             got[number].append(result)
         for child in children:
-            child.join(30)
+            child.join(_BOUND_S)
         return got
 
     yield run

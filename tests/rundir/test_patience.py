@@ -99,7 +99,7 @@ def test_all_that_is_written_comes_through_whole_once_there_is_room(full):
     assert read_lines(full / "lines", Note) == [Note("first")]  # what of the second is there counts for nothing
     assert read_record(full / "record", Note) is None
     (full / "filler").unlink()
-    thread.join(30)
+    thread.join(150)
     assert not thread.is_alive()
     assert read_lines(full / "lines", Note) == [Note("first"), Note(text)]
     assert read_record(full / "record", Note) == read_record(full / "made", Note) == Note(text)

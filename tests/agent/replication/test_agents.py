@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import shutil
 import signal
 from pathlib import Path
 
@@ -51,10 +50,10 @@ def test_every_commit_has_a_second_copy_on_the_next_node(hosts):
 
 
 def test_the_last_commit_has_its_second_copy_before_the_run_is_over(hosts):
-    lab = hosts(2, checkpoint=CheckpointOptions(copy_limit_bytes=1_000_000), steps=10, pause=0, size=2_000_000)
+    lab = hosts(2, checkpoint=CheckpointOptions(copy_limit_bytes=1_000_000), steps=10, pause=0, size=5_000_000)
     lab.start(0, 1)
-    until("word of the copies", lambda: "second copies" in lab.state().get("message", ""))
-    assert lab.state()["state"] == "running"
+    told = until("word of the copies", lambda: "second copies" in (told := lab.state()).get("message", "") and told)
+    assert told["state"] == "running"
     assert lab.end() == {0: 0, 1: 0}
     assert lab.state()["safe_checkpoint"] == 10
     for node in (0, 1):
@@ -76,8 +75,7 @@ def test_a_disk_that_is_lost_for_good_costs_nothing_that_was_safe(hosts):
     lab = hosts(2, 1, steps=150, pause=0.03, hold=149)
     lab.start(0, 1, 2)
     safe = until("a safe checkpoint", lambda: lab.state().get("safe_checkpoint"))
-    lab.kill(1)
-    shutil.rmtree(lab.run_dir(1))
+    lab.lose(1)
     lab.let_go()
     assert lab.end()[0] == 0
     assert lab.state()["fingerprint"] == fingerprint(150)
@@ -96,8 +94,7 @@ def test_a_commit_without_copies_is_passed_over_while_its_files_may_come_back(ho
     lab.kill(1, signal.SIGSTOP)  # its rank goes on, but nothing is copied any more
     lab.hold(25)
     lost = until("a commit that has no copies", lambda: newest_alone(lab))
-    lab.kill(1)
-    shutil.rmtree(lab.run_dir(1))
+    lab.lose(1)
     lab.let_go()
     assert lab.end()[0] == 0
     assert lab.state()["fingerprint"] == fingerprint(150)
@@ -130,8 +127,7 @@ def test_a_host_that_does_not_come_back_ends_the_run_and_nothing_begins_anew(hos
     lab = hosts(2, 1, checkpoint=checkpoint, gone_after_s=3.0, steps=150, pause=0.03, hold=149)
     lab.start(0, 1, 2)
     until("a checkpoint", lambda: (lab.state().get("checkpoint") or 0) >= 20)
-    lab.kill(1)
-    shutil.rmtree(lab.run_dir(1))
+    lab.lose(1)
     assert lab.end()[0] == 24
     state = lab.state()
     assert (state["state"], state["cause"], state["exit_code"]) == ("failed", "no_checkpoint", 24)
@@ -147,8 +143,7 @@ def test_a_training_that_loses_a_disk_ends_as_if_it_had_been_left_alone(hosts):
     lab = hosts(2, 1, script=TRAINING, checkpoint=checkpoint, epochs=3, pause=0.1, hold=23)
     lab.start(0, 1, 2)
     until("a safe checkpoint", lambda: lab.state().get("safe_checkpoint"))
-    lab.kill(1)
-    shutil.rmtree(lab.run_dir(1))
+    lab.lose(1)
     lab.let_go()
     assert lab.end(bound_s=250)[0] == 0
     assert lab.state()["restarts"] == {"node_lost": 1}
@@ -163,8 +158,7 @@ def test_copies_slower_than_the_saves_that_are_kept_bound_what_a_lost_disk_costs
     lab.start(0, 1, 2)
     until("a safe checkpoint", lambda: lab.state().get("safe_checkpoint"))
     before = until("copies that are behind", lambda: behind(lab.state(), checkpoint))
-    lab.kill(1)
-    shutil.rmtree(lab.run_dir(1))
+    lab.lose(1)
     until("the next generation", lambda: lab.state()["generation"] == 2 and lab.state()["state"] == "running")
     (fetched,) = [event for event in lab.events("checkpoint_fetched") if event["node"] == 2]
     assert int(fetched["text"].rpartition("step ")[2].split()[0]) >= before["safe_checkpoint"]

@@ -5,8 +5,9 @@ import os
 import shutil
 import socket
 import time
+from types import SimpleNamespace
 
-from replication_lab import Pool, content, held, keep_best, names, save_apart, until
+from replication_lab import BOUND_S, Pool, content, held, keep_best, names, save_apart, until
 
 from launcher.agent.messages import Copied, Noted
 from launcher.agent.replication import copier as copiers
@@ -129,10 +130,11 @@ def test_a_copy_that_fails_is_tried_again_and_then_said_once(tmp_path, monkeypat
     monkeypatch.setattr(copiers, "_PAUSE_S", 0.05)
 
     async def scene():
-        async with Pool(tmp_path, 2, patience_s=0.3) as pool:
+        async with Pool(tmp_path, 2, patience_s=2) as pool:
             await begun(pool, [0, 1])
             save_apart(pool.folders, 20)
             tries = []
+            monkeypatch.setattr(copiers, "time", SimpleNamespace(monotonic=lambda: len(tries)))  # a second each
 
             def full(kind, manifest, name, chunks):
                 tries.append(name)
@@ -146,7 +148,7 @@ def test_a_copy_that_fails_is_tried_again_and_then_said_once(tmp_path, monkeypat
 
     pool, tries = asyncio.run(scene())
     assert set(tries) == {data_name(0)}
-    assert len(tries) > 2
+    assert len(tries) == 3
     assert len(failed(pool, 0)) == 1
     assert failed(pool, 0)[0].startswith("step 20: the files of node 0 have no second copy on node 1")
     assert "No space left on device" in failed(pool, 0)[0]
@@ -196,7 +198,7 @@ def test_a_target_that_comes_back_gets_its_copy(tmp_path, monkeypatch):
     monkeypatch.setattr(copiers, "_PAUSE_S", 0.2)
 
     async def scene():
-        async with Pool(tmp_path, 2) as pool:
+        async with Pool(tmp_path, 2, patience_s=BOUND_S) as pool:
             await begun(pool, [0, 1])
             save_apart(pool.folders, 20)
             server = pool.replications[1]._server

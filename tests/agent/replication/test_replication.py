@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -224,7 +225,7 @@ def test_where_every_source_is_damaged_the_next_generation_chooses_an_older_one(
 
 def test_a_manifest_that_came_wrong_is_no_manifest(tmp_path, monkeypatch):
     async def scene():
-        async with Pool(tmp_path, 2, patience_s=0.5) as pool:
+        async with Pool(tmp_path, 2, patience_s=BOUND_S) as pool:
             save_apart(pool.folders[:1], 10)
             starts = pool.starts([0, 1])
             files = pool.replications[0]._files
@@ -259,16 +260,26 @@ def test_a_full_disk_is_this_nodes_fault(tmp_path, monkeypatch):
     asyncio.run(scene())
 
 
-def test_a_fetch_that_is_called_off_leaves_nothing_and_the_next_one_completes_it(tmp_path):
+def test_a_fetch_that_is_called_off_leaves_nothing_and_the_next_one_completes_it(tmp_path, monkeypatch):
+    called_off = threading.Event()
+
+    def half(peer, file, size, *_):
+        peer.sendfile(file, 0, size // 2)
+        assert called_off.wait(BOUND_S)
+        return False
+
     async def scene():
         async with Pool(tmp_path, 2) as pool:
-            save_apart(pool.folders, 10, size=60_000_000)
+            monkeypatch.setattr("launcher.agent.replication.server.send_file", half)
+            save_apart(pool.folders, 10, size=6_000_000)
             starts = pool.starts([0, 1])
             bringing = [asyncio.create_task(pool.replications[node].bring(starts[node])) for node in (0, 1)]
             await until("a first byte", lambda: pool.replications[1].fetched)
             for task in bringing:
                 task.cancel()
             await asyncio.wait(bringing, timeout=BOUND_S)
+            called_off.set()
+            monkeypatch.undo()
             assert all(task.cancelled() for task in bringing)
             assert not any(is_draft(name) for folder in pool.folders for name in os.listdir(folder))
             assert pool.replications[1].fetched is None
