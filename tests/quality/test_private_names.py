@@ -63,6 +63,10 @@ def outside(name):
     return name.split(".")[0] not in ("launcher", "trainer")
 
 
+def is_compiled(kind):
+    return kind.__module__.startswith("torch._C")
+
+
 class Uses(ast.NodeVisitor):
     """The private names of others in one file."""
 
@@ -113,7 +117,8 @@ class Uses(ast.NodeVisitor):
             return set()
         module, _, kind = name.rpartition(".")
         found = getattr(importlib.import_module(module), kind)
-        sources = [inspect.getsource(one) for one in found.__mro__ if one.__module__.split(".")[0] in USED]
+        theirs = [one for one in found.__mro__ if one.__module__.split(".")[0] in USED and not is_compiled(one)]
+        sources = [inspect.getsource(one) for one in theirs]
         return set(re.findall(r"(?<=[. ])_[a-z]\w*", "\n".join(sources)))
 
     def _note(self, name, counts):

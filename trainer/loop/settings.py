@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import BadSettings
-from trainer.strategies import NAMES, PRECISIONS, Choice
+from trainer.strategies import KEPT, NAMES, PRECISIONS, Choice
 from trainer.wire import Every
 
 _STEPS = re.compile(r"(\d+)\.\.(\d+)")
@@ -43,6 +43,18 @@ def _real(*, above: float = -math.inf, least: float = -math.inf) -> Kind:
 
 def _one_of(*choices: str) -> Kind:
     return Kind(f"one of {', '.join(choices)}", str, lambda value: value in choices, choices)
+
+
+def _some_of(*words: str) -> Kind:
+    return Kind(
+        f"some of {', '.join(words)}",
+        _words,
+        lambda value: isinstance(value, tuple) and all(word in words for word in value),
+    )
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(","))
 
 
 def _yes_or_no() -> Kind:
@@ -96,7 +108,7 @@ _VALIDATION = Kind(
 
 _PARTS = Kind(
     "classes or names of parts of the model, with commas between them",
-    lambda text: tuple(word.strip() for word in text.split(",")),
+    _words,
     lambda value: (
         callable(value) or (isinstance(value, (tuple, list)) and all(type(name) is str and name for name in value))
     ),
@@ -161,6 +173,17 @@ class Settings:
         "skip", _one_of("skip", "rewind"), "leave it out, or go back to the last checkpoint and past these samples"
     )
     activation_checkpointing: bool = _setting(False, _yes_or_no(), "recompute activations instead of keeping them")
+    recompute_every: int = _setting(1, _whole(1), "activation checkpointing: recompute one of so many blocks")
+    recompute_keeps: tuple[str, ...] = _setting(
+        (), _some_of(*KEPT), "activation checkpointing: what to keep of recomputed blocks, as matmul,attention"
+    )
+    sync_batchnorm: bool = _setting(False, _yes_or_no(), "BatchNorm over the samples of all ranks")
+    cudnn_benchmark: bool = _setting(False, _yes_or_no(), "GPUs: try cuDNN's ways for each new shape, take the fastest")
+    gc_every: int | None = _setting(
+        None,
+        _whole(1),
+        "collect Python's garbage after so many steps, on all ranks at once; left out: whenever it likes",
+    )
     compile: bool = _setting(False, _yes_or_no(), "compile the model (torch.compile)")
     seed: int = _setting(0, _whole(0), "decides every random choice")
     deterministic: bool = _setting(False, _yes_or_no(), "refuse operations that differ from run to run")

@@ -21,6 +21,7 @@ from trainer.data import Batch, SharedPlace, TrainData
 from trainer.data.iterable import is_iterable
 from trainer.errors import BadSettings
 from trainer.loop.callbacks import Callback, Callbacks
+from trainer.loop.collecting import Collecting
 from trainer.loop.console import Console
 from trainer.loop.determinism import be_deterministic
 from trainer.loop.evaluation import Evaluation, Metrics, Shares
@@ -303,6 +304,8 @@ class Trainer:
     def _all_callbacks(self, console: Console | None, save_best: Callable[..., None]) -> list[Callback]:
         settings, out = self.settings, _folder(self.settings)
         found = list(self._callbacks)
+        if settings.gc_every is not None:
+            found.append(Collecting(settings.gc_every))
         if settings.patience is not None:
             found.append(EarlyStopping(settings.patience, settings.monitor, settings.mode, settings.min_delta))
         if console is not None:

@@ -4,10 +4,12 @@ from trainer.strategies.build import build, summary
 from trainer.strategies.optimizers import Optimizers
 from trainer.strategies.parameters import Parameters
 from trainer.strategies.precision import warn_of_low_weights
+from trainer.strategies.recompute import KEPT
 from trainer.strategies.settings import NAMES, PRECISIONS, Choice, StrategySettings, needs_group
 from trainer.strategies.strategy import Strategy, number_of
 
 __all__ = [
+    "KEPT",
     "NAMES",
     "PRECISIONS",
     "Choice",

@@ -1,5 +1,6 @@
 """Puts a strategy together: check, place, recompute, compile, wrap, then make the optimizer."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainer.errors import BadSettings
+from trainer.strategies.batch_norm import sync_batch_norm
 from trainer.strategies.blocks import blocks_of, chosen
 from trainer.strategies.compiling import compile_parts
 from trainer.strategies.optimizers import Optimizers, checked
@@ -38,12 +40,16 @@ def build(
     if not module.training:
         module.train()
     set_fp32(settings.precision)
+    if settings.cudnn_benchmark:
+        torch.backends.cudnn.benchmark = True
+    if settings.sync_batchnorm:
+        sync_batch_norm(module, world)
     if rows is None and not settings.offload:  # else block by block, while they are dealt out
         module.to(world.device)
     blocks = _blocks(module, settings)
     if settings.activation_checkpointing:
-        for block in blocks:
-            recompute(block)
+        for block in blocks[:: settings.recompute_every]:
+            recompute(block, settings.recompute_keeps)
     if settings.compile:
         compile_parts(blocks if blocks and (settings.blocks or settings.strategy in SHARDS) else [module])
     wrapped = _wrapped(module, blocks, world, settings, rows)
@@ -71,7 +77,7 @@ def summary(strategy: Strategy) -> str:
     if settings.clip_norm is not None:
         parts.append(f"clipped at {settings.clip_norm:g}")
     if settings.activation_checkpointing:
-        parts.append(f"{strategy.blocks} blocks recomputed")
+        parts.append(f"{math.ceil(strategy.blocks / settings.recompute_every)} blocks recomputed")
     if settings.compile:
         parts.append("compiled")
     return ", ".join(parts)

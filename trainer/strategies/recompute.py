@@ -1,45 +1,60 @@
 """Activation checkpointing: a block's activations are computed again in the backward pass instead of being kept."""
 
 import functools
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 Buffers = list[tuple[nn.Module, str, Tensor]]
-_made: dict[type[nn.Module], type[nn.Module]] = {}
+Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
+KEPT = {  # what torch calls them below autograd; the same word may mean one of several
+    "matmul": ("mm", "addmm", "bmm", "baddbmm"),
+    "attention": (
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+    ),
+    "convolution": ("convolution",),
+}
+_made: dict[tuple[type[nn.Module], tuple[str, ...]], type[nn.Module]] = {}
 
 
-def recompute(block: nn.Module) -> None:
-    """Make the block recompute. In place: names of parameters stay as they are."""
+def recompute(block: nn.Module, kept: tuple[str, ...] = ()) -> None:
+    """Make the block recompute, but for what `kept` says (of KEPT). In place: names of parameters stay as they are."""
     # By its class, as fully_shard does it: nn.DataParallel copies an instance's own `forward` with the wrong self.
-    kind = type(block)
-    if kind not in _made:
-        _made[kind] = _recomputing(kind)
-    block.__class__ = _made[kind]
+    key = type(block), kept
+    if key not in _made:
+        _made[key] = _recomputing(*key)
+    block.__class__ = _made[key]
 
 
-def _recomputing(kind: type[nn.Module]) -> type[nn.Module]:
+def _recomputing(kind: type[nn.Module], kept: tuple[str, ...]) -> type[nn.Module]:
+    operations = [getattr(torch.ops.aten, name).default for word in kept for name in KEPT[word]]
+    plain = functools.partial(create_selective_checkpoint_contexts, operations) if operations else noop_context_fn
+
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         run = functools.partial(kind.forward, self)
         if not torch.is_grad_enabled():
             return run(*args, **kwargs)
         if torch.compiler.is_compiling() or next(self.buffers(), None) is None:
-            return checkpoint(run, *args, use_reentrant=False, **kwargs)
-        return checkpoint(run, *args, use_reentrant=False, context_fn=lambda: _contexts(self), **kwargs)
+            return checkpoint(run, *args, use_reentrant=False, context_fn=plain, **kwargs)
+        return checkpoint(run, *args, use_reentrant=False, context_fn=lambda: _contexts(self, plain), **kwargs)
 
     return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
 
 
-def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+def _contexts(block: nn.Module, plain: Callable[[], Contexts]) -> Contexts:
     """For the forward pass and its repetition, which must see the buffers that the first one saw, and change none.
 
     Without this BatchNorm would count each batch twice.
     """
-    return nullcontext(), _with_buffers([(part, name, buffer.clone()) for part, name, buffer in _buffers(block)])
+    first, again = plain()
+    return first, _with_buffers([(part, name, buffer.clone()) for part, name, buffer in _buffers(block)], again)
 
 
 def _buffers(block: nn.Module) -> Buffers:
@@ -47,12 +62,13 @@ def _buffers(block: nn.Module) -> Buffers:
 
 
 @contextmanager
-def _with_buffers(before: Buffers) -> Iterator[None]:
+def _with_buffers(before: Buffers, inner: AbstractContextManager[Any]) -> Iterator[None]:
     """Others are put in their place, nothing is written into them: autograd may have saved them."""
     now = [(part, name, getattr(part, name)) for part, name, _ in before]
     _place(before)
     try:
-        yield
+        with inner:
+            yield
     finally:
         _place(now)
 

@@ -26,6 +26,7 @@ _ONLY_WITH = {
     "sync_each": SUMS_ONCE,
     "reshard": SUMS_ONCE,
     "bucket_mb": REPLICAS,
+    "sync_batchnorm": REPLICAS + SHARDS,
     "shard_size": ("hsdp",),
 }
 
@@ -40,6 +41,8 @@ class StrategySettings:
     precision: str = "fp32"
     clip_norm: float | None = None
     activation_checkpointing: bool = False
+    recompute_every: int = 1  # of so many blocks the first one is recomputed
+    recompute_keeps: tuple[str, ...] = ()  # operations of recomputed blocks whose results are kept all the same
     compile: bool = False
     shard_size: int | None = None  # hsdp: ranks that share one copy; None: those of a node
     unused_parameters: bool = False  # ddp, zero1: some may have no part in a step's loss
@@ -49,6 +52,8 @@ class StrategySettings:
     by_parts: bool = False  # make the model part by part: no rank ever holds all of it
     reshard: bool = True  # fsdp, hsdp: let go of gathered parameters after a block's forward pass
     offload: bool = False  # sharded: keep parameters, gradients and the optimizer's state in the host's memory
+    sync_batchnorm: bool = False  # BatchNorm over the samples of all ranks
+    cudnn_benchmark: bool = False  # try cuDNN's ways for each new shape, and take the fastest
     bucket_mb: float | None = None  # ddp, zero1: gradients that are sent at once; None: torch's own 25
 
 
@@ -86,13 +91,18 @@ def _problems(settings: StrategySettings, world: World) -> Iterator[str]:
     yield from _out_of_place(settings)
     if settings.bucket_mb is not None and not (math.isfinite(settings.bucket_mb) and settings.bucket_mb > 0):
         yield f"bucket_mb: expected a number above 0, got {settings.bucket_mb}"
+    if settings.cudnn_benchmark and torch.are_deterministic_algorithms_enabled():
+        yield "cudnn_benchmark: expected without deterministic: which way is the fastest differs from run to run"
     if settings.offload and settings.precision == "fp16":
         yield "offload: does not go with precision fp16, whose scaler looks at gradients on GPUs\nhint: use bf16"
 
 
 def _out_of_place(settings: StrategySettings) -> Iterator[str]:
-    """What is asked for of a strategy that knows nothing of it."""
+    """What is asked for of a strategy that knows nothing of it, or of blocks that are not recomputed."""
     plain = StrategySettings()
+    for name in ("recompute_every", "recompute_keeps"):
+        if getattr(settings, name) != getattr(plain, name) and not settings.activation_checkpointing:
+            yield f"{name}: expected with activation_checkpointing only, got it without"
     for name, strategies in _ONLY_WITH.items():
         if getattr(settings, name) != getattr(plain, name) and settings.strategy not in strategies:
             yield f"{name}: expected with strategy {', '.join(strategies)} only, got it with {settings.strategy}"

@@ -19,7 +19,8 @@ def test_every_field_is_an_option_and_comes_back_as_it_was_written():
         *("--max-epochs", "3", "--max-steps", "100", "--max-time-s", "2.5", "--batch-size", "64", "--accumulate", "2"),
         *("--no-shuffle", "--drop-last", "--workers", "4", "--strategy", "fsdp", "--precision", "bf16"),
         *("--blocks", "Block, head", "--units", "embedding", "--sync-each", "--by-parts"),
-        *("--no-reshard", "--offload", "--bucket-mb", "50"),
+        *("--no-reshard", "--offload", "--bucket-mb", "50", "--recompute-every", "2"),
+        *("--recompute-keeps", "matmul,attention", "--sync-batchnorm", "--cudnn-benchmark", "--gc-every", "100"),
         *("--shard-size", "2", "--clip-norm", "1.5", "--activation-checkpointing", "--compile", "--seed", "7"),
         *("--deterministic", "--device", "cpu", "--timeout-s", "30", "--validate-every", "50"),
         *("--validation-batch-size", "9", "--monitor", "val_accuracy", "--mode", "max", "--patience", "2"),
@@ -37,7 +38,8 @@ def test_every_field_is_an_option_and_comes_back_as_it_was_written():
         checkpoint_dir=Path("c"), checkpoint_every="5 steps", checkpoint_keep=4, log_every=3, out=Path("m"),
         tensorboard=True, profile="3..4", lr_find=True, skip_limit=7, resume="must", hyperparameters="given",
             unused_parameters=True, spike_factor=9.0, spike_action="rewind",
-        reshard=False, offload=True, bucket_mb=50.0,
+        reshard=False, offload=True, bucket_mb=50.0, recompute_every=2, recompute_keeps=("matmul", "attention"),
+        sync_batchnorm=True, cudnn_benchmark=True, gc_every=100,
     )  # fmt: skip
     untouched = Settings(max_steps=1)
     kept = {f.name for f in dataclasses.fields(Settings) if getattr(settings, f.name) == getattr(untouched, f.name)}
@@ -79,6 +81,10 @@ def test_all_problems_are_told_at_once_with_what_was_expected():
         ({"max_steps": 1, "clip_norm": float("nan")}, "clip_norm: expected a number above 0, got nan"),
         ({"max_steps": 1, "min_delta": -1.0}, "min_delta: expected a number of at least 0, got -1.0"),
         ({"max_steps": 1, "validate_every": 0}, "validate_every: expected 'epoch' or a number of steps, got 0"),
+        (
+            {"max_steps": 1, "recompute_keeps": ("softmax",)},
+            "recompute_keeps: expected some of matmul, attention, convolution, got ('softmax',)",
+        ),
         ({"max_steps": 1, "profile": "9..3"}, "profile: expected steps like 10..12, got '9..3'"),
         ({"max_steps": 1, "compile": "yes"}, "compile: expected true or false, got 'yes'"),
         ({"max_steps": 1, "batch_size": 2, "accumulate": 3}, "accumulate: expected at most the batch size, 2, got 3"),

@@ -7,6 +7,7 @@ import torch
 from ranks import spawn_ranks
 from strategy_trials import Block, Trial, loss_of, pixel_batch, pixels, run, start, word_batch, words
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.strategies import StrategySettings
 
@@ -49,6 +50,42 @@ def test_gradients_buffers_and_generators_are_bit_equal_and_less_is_kept(model, 
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert torch.equal(with_it[2], without[2])
     assert with_it[3] < 0.6 * without[3]
+
+
+def _flops(**settings):
+    """What the products of one forward and backward pass take, and the gradients."""
+    trial = _trial(recomputed=bool(settings), model=_drops).with_(**settings)
+    strategy, _ = start(trial)
+    torch.manual_seed(7)
+    with FlopCounterMode(display=False) as counted:
+        strategy.backward(loss_of(strategy.model, trial.batch(0)))
+    return counted.get_total_flops(), [parameter.grad for parameter in strategy.module.parameters()]
+
+
+def test_what_is_recomputed_is_chosen_by_block_and_by_operation():
+    plain, wanted = _flops()
+    of_a_block = 2 * (12 * 5) * 10 * 20  # its first layer: nobody asks for what the second one gave
+    for more, settings in [
+        (3 * of_a_block, {"recompute_every": 1}),
+        (2 * of_a_block, {"recompute_every": 2}),  # the first and the third
+        (0, {"recompute_keeps": ("matmul", "attention")}),
+        (3 * of_a_block, {"recompute_keeps": ("convolution",)}),
+    ]:
+        flops, gradients = _flops(**settings)
+        assert flops == plain + more, settings
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(gradients, wanted, strict=True)), settings
+
+
+def test_buffers_are_those_of_the_first_pass_where_operations_are_kept_too():
+    def found(**settings):
+        strategy, _ = start(_trial(model=pixels).with_(**settings))
+        torch.manual_seed(7)
+        strategy.backward(loss_of(strategy.model, pixel_batch(0)))
+        module = strategy.module
+        return [*(parameter.grad for parameter in module.parameters()), *module.buffers()]
+
+    ours, theirs = found(recompute_keeps=("convolution",)), found(activation_checkpointing=False)
+    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
 class _Turning(nn.Module):

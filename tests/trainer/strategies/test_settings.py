@@ -33,6 +33,14 @@ FOUR = World(0, 4, 0, 4, CPU, backend="gloo")
         ({"strategy": "zero2", "reshard": False}, FOUR, "reshard: expected with strategy fsdp, hsdp only, got it with"),
         ({"offload": True}, FOUR, "offload: expected with strategy zero2, fsdp, hsdp only, got it with ddp"),
         ({"strategy": "fsdp", "bucket_mb": 9.0}, FOUR, "bucket_mb: expected with strategy ddp, zero1 only, got it"),
+        (
+            {"strategy": "none", "sync_batchnorm": True},
+            ALONE,
+            "sync_batchnorm: expected with strategy ddp, zero1, zero2",
+        ),
+        ({"sync_batchnorm": True}, ALONE, "sync_batchnorm: found no BatchNorm in Words"),
+        ({"recompute_every": 2}, FOUR, "recompute_every: expected with activation_checkpointing only, got it without"),
+        ({"recompute_keeps": ("matmul",)}, FOUR, "recompute_keeps: expected with activation_checkpointing only"),
         ({"bucket_mb": 0.0}, FOUR, "bucket_mb: expected a number above 0, got 0.0"),
         ({"strategy": "fsdp", "offload": True, "precision": "fp16"}, FOUR, "offload: does not go with precision fp16"),
         ({"strategy": "fspd"}, FOUR, "strategy: expected one of none, dp, ddp, zero1, zero2, fsdp, hsdp, got 'fspd'"),
@@ -52,6 +60,26 @@ def test_what_cannot_work_is_refused(settings, world, says):
     with pytest.raises(BadSettings) as error:
         build(words(), world, StrategySettings(**settings), sgd)
     assert says in str(error.value)
+
+
+def test_the_fastest_way_is_not_looked_for_where_it_has_to_be_the_same_one():
+    torch.use_deterministic_algorithms(mode=True)
+    try:
+        with pytest.raises(BadSettings, match="cudnn_benchmark: expected without deterministic"):
+            check(StrategySettings(strategy="none", cudnn_benchmark=True), ALONE)
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+
+
+def _benchmark(settings):
+    before = torch.backends.cudnn.benchmark
+    build(words(), ALONE, settings, sgd)
+    return before, torch.backends.cudnn.benchmark
+
+
+def test_the_fastest_way_is_looked_for_where_it_is_asked_for():
+    assert spawn_ranks(_benchmark, 1, StrategySettings(strategy="none", cudnn_benchmark=True)) == [(False, True)]
+    assert spawn_ranks(_benchmark, 1, StrategySettings(strategy="none")) == [(False, False)]
 
 
 def test_all_problems_are_told_at_once():
@@ -107,8 +135,8 @@ def test_the_summary_names_what_was_asked_for():
     assert plain == "none, 1 x cpu, fp32, 1.5k parameters"
     said = _said(StrategySettings(strategy="hsdp", shard_size=1, precision="bf16", clip_norm=0.5), 2)
     assert said == "hsdp (2 copies), 2 x cpu, bf16, 1.5k parameters, 3 blocks, clipped at 0.5"
-    said = _said(StrategySettings(strategy="ddp", activation_checkpointing=True), 2)
-    assert said == "ddp, 2 x cpu, fp32, 1.5k parameters, 3 blocks recomputed"
+    said = _said(StrategySettings(strategy="ddp", activation_checkpointing=True, recompute_every=2), 2)
+    assert said == "ddp, 2 x cpu, fp32, 1.5k parameters, 2 blocks recomputed"
 
 
 def _said(settings, ranks):

@@ -1,0 +1,32 @@
+"""When Python looks for circles of objects: at steps of a schedule, on all ranks at once."""
+
+import gc
+
+from trainer.loop.callbacks import Callback
+from trainer.loop.progress import Training
+
+
+class Collecting(Callback):
+    """Left to itself it looks on one rank now and on another one then, and all of them wait each time.
+
+    What is there before the first step stays, and is not looked at again.
+    """
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._was_on = False
+
+    def on_start(self, training: Training) -> None:  # noqa: ARG002 - a hook
+        self._was_on = gc.isenabled()
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+
+    def on_step(self, training: Training) -> None:
+        if training.progress.step % self._every == 0:
+            gc.collect()
+
+    def on_end(self, training: Training) -> None:  # noqa: ARG002 - a hook
+        gc.unfreeze()
+        if self._was_on:
+            gc.enable()

@@ -1,0 +1,84 @@
+"""BatchNorm over the samples of all ranks, as if they were one batch."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trainer.errors import BadSettings
+from trainer.world import World
+
+Norm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
+_made: dict[type[Norm], type[Norm]] = {}
+
+
+def sync_batch_norm(module: nn.Module, world: World) -> None:
+    """In place; names of parameters and buffers stay as they are. All ranks call it."""
+    found = [(name, part) for name, part in module.named_modules() if isinstance(part, Norm)]
+    if not found:
+        raise BadSettings(f"sync_batchnorm: found no BatchNorm in {type(module).__name__}")
+    for name, part in found if world.size > 1 else ():
+        if world.device.type != "cpu" and name:
+            # One kernel, and less to keep for the backward pass. It knows no CPUs.
+            module.set_submodule(name, nn.SyncBatchNorm.convert_sync_batchnorm(part))
+        else:
+            kind = type(part)
+            if kind not in _made:
+                _made[kind] = _over_ranks(kind)
+            part.__class__ = _made[kind]
+
+
+def _over_ranks(kind: type[Norm]) -> type[Norm]:
+    def forward(self: Norm, x: Tensor) -> Tensor:
+        return _normed(self, x) if self.training else kind.forward(self, x)
+
+    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+
+
+def _normed(norm: Norm, x: Tensor) -> Tensor:
+    """A training batch, by mean and variance over all ranks."""
+    values = x.float()
+    dims, shape = [0, *range(2, x.ndim)], [1, -1] + [1] * (x.ndim - 2)
+    count = _sum(torch.tensor(values.numel() / values.shape[1], device=x.device))
+    mean = _sum(values.sum(dims)) / count
+    centered = values - mean.view(shape)
+    variance = _sum(centered.square().sum(dims)) / count
+    _note(norm, mean.detach(), variance.detach() * count / (count - 1))
+    normal = centered * (variance + norm.eps).rsqrt().view(shape)
+    if norm.affine:
+        normal = normal * norm.weight.view(shape) + norm.bias.view(shape)
+    return normal.to(x.dtype)
+
+
+@torch.no_grad()
+def _note(norm: Norm, mean: Tensor, variance: Tensor) -> None:
+    if norm.running_mean is None or norm.running_var is None or norm.num_batches_tracked is None:
+        return
+    norm.num_batches_tracked.add_(1)
+    part = 1 / int(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
+    norm.running_mean.lerp_(mean.to(norm.running_mean), part)
+    norm.running_var.lerp_(variance.to(norm.running_var), part)
+
+
+class _Sum(torch.autograd.Function):
+    """Over all ranks; what each rank had part in is changed by what all ranks made of it."""
+
+    @staticmethod
+    def forward(_: Any, values: Tensor) -> Tensor:
+        return _reduced(values)
+
+    @staticmethod
+    def backward(_: Any, *gradients: Tensor) -> Tensor:
+        return _reduced(gradients[0])
+
+
+def _sum(values: Tensor) -> Tensor:
+    summed: Tensor = _Sum.apply(values)
+    return summed
+
+
+def _reduced(values: Tensor) -> Tensor:
+    values = values.clone()
+    dist.all_reduce(values)
+    return values
