@@ -113,8 +113,8 @@ def _of_bytes(checkpoint: Checkpoint) -> str:
 
 def _what_follows(found: Sequence[Checkpoint], damaged: int) -> str:
     whole = [one.step for one in found if one.kind == "step" and one.state in (Condition.OK, Condition.VERIFIED)]
-    where = f"goes on from step {max(whole)}" if whole else "begins anew"
-    return f"{figures.count(damaged, 'checkpoint')} damaged; as it is, the next start {where}"
+    where = f"the next start goes on from step {max(whole)}" if whole else "training begins anew"
+    return f"{figures.count(damaged, 'checkpoint')} damaged; as it is, {where}"
 
 
 def _moment(at: float) -> str:

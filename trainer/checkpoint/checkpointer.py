@@ -270,7 +270,7 @@ class Checkpointer:
             entry, manifest = found
             reader = Reader(entry.path, manifest, self._subjects, self._world)
             reader.prepare()
-            told = self._team.exchange(read_patiently(reader))
+            told = self._team.exchange(read_patiently(reader.read))
             problems = [problem for problem, _ in told if problem]
             if not problems:
                 reader.apply()
@@ -357,19 +357,28 @@ class Checkpointer:
         if step <= newest_on_disk:
             return None
         manifest = memory.manifest(step, self._world)
-        problem = "it has gone"
-        if manifest is not None:
-            reader = Reader(memory.entry(step).path, manifest, self._subjects, self._world)
+        reader = Reader(memory.entry(step).path, manifest, self._subjects, self._world) if manifest else None
+        if reader is not None:
             reader.prepare()
-            problem, _ = read_patiently(reader)
-        problems = [said for said in self._team.exchange(problem) if said]
-        if problems or manifest is None:
+        # Nothing on disk could be put over what a damaged one leaves in the objects: look first, and read then.
+        if newest_on_disk == 0 and not self._is_sound(
+            step, reader.compare if reader else None, "the training begins anew"
+        ):
+            return None
+        sound = self._is_sound(step, reader.read if reader else None, "the disk has an older one")
+        if not sound or reader is None or manifest is None:
             self._spoilt = True
-            if self._team.is_first:
-                log.warning("the snapshot of step %d in memory is not whole: %s", step, problems[0])
             return None
         reader.apply(self._team if len(memory.node.ranks) < self._world.size else None)
         return Loaded(step, memory.entry(step).path, manifest.world_size, from_memory=True, info=manifest.info)
+
+    def _is_sound(self, step: int, read: Callable[[], None] | None, otherwise: str) -> bool:
+        """Whether all ranks can read their parts of a snapshot in memory."""
+        problem, _ = read_patiently(read) if read is not None else ("it has gone", True)
+        problems = [said for said in self._team.exchange(problem) if said]
+        if problems and self._team.is_first:
+            log.warning("the snapshot of step %d in memory is not whole: %s; %s", step, problems[0], otherwise)
+        return not problems
 
     def _prepare(self) -> None:
         """Once, after the first step, when optimizers have their state: find out now, not at the end, what cannot be

@@ -23,7 +23,7 @@ from trainer.checkpoint.optimizers import OptimizerNames, home_of, sharded_again
 from trainer.checkpoint.planning import Need, needs
 from trainer.checkpoint.team import Team
 from trainer.checkpoint.tree import dtype_of, from_json, is_sharded, to_json
-from trainer.checkpoint_files.durable import read_into
+from trainer.checkpoint_files.durable import hash_file, read_into
 from trainer.checkpoint_files.manifest import Manifest, TensorEntry, Value
 from trainer.errors import CheckpointDamaged, TrainerError
 from trainer.world import World
@@ -108,6 +108,13 @@ class Reader:
         for number in sorted(pieces):
             file = self.manifest.files[number]
             read_into(self.path / file.name, file.size, file.digest, places(pieces[number], self._scratch))
+
+    def compare(self) -> None:
+        """What `read` compares, and change nothing. Raises CheckpointDamaged, OSError."""
+        trees = {tree.file for name, tree in self.manifest.trees.items() if self._wants(name)}
+        for number in sorted(trees | {item.chunk.file for item in self._items}):
+            file = self.manifest.files[number]
+            hash_file(self.path / file.name, file.size, file.digest)
 
     def apply(self, team: Team | None = None) -> None:
         """Put the rest into the objects. `team`: whose first rank's word counts, where each node has one of its own.
@@ -257,13 +264,15 @@ def _layout(tensor: Tensor) -> tuple[object, ...]:
     return tensor.shape, tensor.dtype, tensor.device, tensor.stride()
 
 
-def read_patiently(reader: Reader, now: Callable[[], float] = time.monotonic) -> tuple[str, bool]:
-    """Read and compare: the problem, if there is one, and whether it is damage. Over NFS a name that another node has
-    just made may be unknown here for a while."""
+def read_patiently(read: Callable[[], None], now: Callable[[], float] = time.monotonic) -> tuple[str, bool]:
+    """Read, or compare alone: the problem, if there is one, and whether it is damage.
+
+    Over NFS a name that another node has just made may be unknown here for a while.
+    """
     end = now() + _NEWS_TAKES_S
     while True:
         try:
-            reader.read()
+            read()
         except CheckpointDamaged as error:
             return str(error), True
         except OSError as error:

@@ -149,13 +149,35 @@ def test_a_node_that_has_lost_its_memory_sends_all_to_the_disk(base):
 
 
 def test_a_damaged_snapshot_sends_all_to_the_disk(base):
+    damage_a_snapshot(base)
+    step, from_memory, said = load_after(base, ranks_of_node=1)
+    assert (step, from_memory) == (2, False)
+    assert "the snapshot of step 4 in memory is not whole" in said[0]
+
+
+def damage_a_snapshot(base):
+    """Of one of the nodes."""
     path = base / "memory-1" / folder_name(4) / data_name(1)
     data = bytearray(path.read_bytes())
     data[7] ^= 1
     path.write_bytes(data)
-    step, from_memory, said = load_after(base, ranks_of_node=1)
-    assert (step, from_memory) == (2, False)
-    assert "the snapshot of step 4 in memory is not whole" in said[0]
+
+
+def begin_anew(folder):
+    training = Training.begin(Recipe("ddp"))
+    before = [parameter.detach().clone() for parameter in training.module.parameters()]
+    said = heard()
+    step = training.checkpointer(folder, every="").load()
+    return step, all(map(torch.equal, before, training.module.parameters())), said
+
+
+def test_a_damaged_snapshot_before_there_is_anything_on_disk_changes_nothing_and_training_begins_anew(base):
+    shutil.rmtree(base / "disk")
+    damage_a_snapshot(base)
+    for rank, (step, same, said) in enumerate(start(begin_anew, 2, base, ranks_of_node=1).results()):
+        assert (step, same) == (0, True)
+        assert [line.endswith("; the training begins anew") for line in said] == [True] * (rank == 0), said
+    assert catalog.steps(base / "memory-0") == [], "what is damaged is not tried again"
 
 
 def test_another_world_goes_to_the_disk(base):
