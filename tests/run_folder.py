@@ -49,8 +49,11 @@ class RunFolder:
         return self.run.path
 
     def write(self, path, record):
+        """At once, as processes do: another one may be reading it."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.encode(record))
+        draft = path.with_name(f".{path.name}.draft")
+        draft.write_bytes(msgspec.json.encode(record))
+        draft.replace(path)
         return self
 
     def plan(self, nodes=1, ranks=2):
@@ -107,8 +110,9 @@ class RunFolder:
 
     def running(self, **more):
         """A run whose keeper, this process, lives."""
-        values = {"step": 40, "total_steps": 100, "rate": 2.0, "started_at": time.time() - 20, "world_size": 2, **more}
-        return self.plan().attempt().state(State.RUNNING, **values)
+        values = {"step": 40, "total_steps": 100, "rate": 2.0, "started_at": time.time() - 20, "world_size": 2}
+        values["monotonic_s"] = boottime() + 120  # it is no old word yet when a slow machine comes to read it
+        return self.plan().attempt().state(State.RUNNING, **values | more)
 
     def failed(self, failure=None, **more):
         self.plan().attempt(keeper=dead_process()).end(State.FAILED, Cause.USER_ERROR, 10)

@@ -41,7 +41,7 @@ def complete(request, desk):
     def candidates(*words):
         done = subprocess.run(
             [*SHELLS[request.param], str(script), "launch", *words],
-            env=env, cwd=desk.root, capture_output=True, text=True, check=False, timeout=60,
+            env=env, cwd=desk.root, capture_output=True, text=True, check=False, timeout=150,
         )  # fmt: skip
         assert done.stderr == ""
         return {line.partition("\t")[0] for line in done.stdout.splitlines() if line}
@@ -66,15 +66,24 @@ def test_a_shell_completes(complete, desk):
 
 @pytest.mark.parametrize("what", ["runs", "clusters"])
 def test_candidates_are_there_at_once(desk, what):
-    """By the time of the processor: what else this machine does is not counted. The best of some."""
+    """By the time of the processor: what else this machine does is not counted. The best of some, and on a slow one
+    measured by what Python itself takes there."""
     for number in range(100):
         desk.run(f"job-{number:04d}").succeeded()
     (desk.root / "clusters.yaml").write_text("mypool: {kind: ssh, hosts: [gpu01]}\n")
-    took = []
+    took, alone = [], []
     for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        began = spent()
+        subprocess.run([sys.executable, "-c", ""], check=True)
+        alone.append(spent() - began)
+        began = spent()
         shown = desk.launch("_complete", what, env={"LAUNCH_CLUSTERS": str(desk.root / "clusters.yaml")}).stdout
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        took.append(spent() - began)
     assert ("job-0099" if what == "runs" else "mypool") in shown.split()
-    assert min(took) < _BUDGET_S
+    assert min(took) < max(_BUDGET_S, 8 * min(alone))
+
+
+def spent():
+    """Of the processor, by all that was started here and has ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return children.ru_utime + children.ru_stime

@@ -122,7 +122,7 @@ def test_a_reader_that_leaves_is_no_error(desk):
     process.stdout.close()
     assert process.stderr.read() == b""
     process.stderr.close()
-    assert process.wait(30) == 128 + signal.SIGPIPE
+    assert process.wait(150) == 128 + signal.SIGPIPE
 
 
 def test_ctrl_c_ends_without_a_traceback(desk):
@@ -131,7 +131,7 @@ def test_ctrl_c_ends_without_a_traceback(desk):
     with subprocess.Popen(words, env=desk.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == Exit.INTERRUPTED
+        assert process.wait(150) == Exit.INTERRUPTED
         assert process.stderr.read() == b""
 
 
@@ -174,7 +174,7 @@ def closed(desk, redirection, *words, env=None):
     line = f'exec "$0" -m launcher.cli.main "$@" {redirection}'
     return subprocess.run(
         ["/bin/sh", "-c", line, sys.executable, *words], env={**desk.env, **(env or {})}, cwd=desk.root,
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=150,
     )  # fmt: skip
 
 
@@ -215,7 +215,7 @@ def test_a_reader_of_what_is_said_aside_that_leaves(desk):
     os.close(reading)
     for words, code in ((("status",), 0), (("status", "none"), 3), (("nonsense",), 2)):
         line = [sys.executable, "-m", "launcher.cli.main", *words]
-        done = subprocess.run(line, env=desk.env, stdout=subprocess.DEVNULL, stderr=writing, timeout=60, check=False)
+        done = subprocess.run(line, env=desk.env, stdout=subprocess.DEVNULL, stderr=writing, timeout=150, check=False)
         assert done.returncode == code
     os.close(writing)
 
@@ -282,7 +282,7 @@ def test_a_disk_without_space(desk, tmp_path):
     (desk.root / "large.bin").write_bytes(b"x" * 100_000)
     done = subprocess.run(
         [*words, sys.executable, "-m", "launcher.cli.main", "submit", "job.yaml"], cwd=desk.root,
-        env={**desk.env, "LAUNCH_RUNS": str(small)}, capture_output=True, text=True, check=False, timeout=60,
+        env={**desk.env, "LAUNCH_RUNS": str(small)}, capture_output=True, text=True, check=False, timeout=150,
     )  # fmt: skip
     assert done.returncode == 4
     assert done.stderr.startswith(f"launch: {small}")

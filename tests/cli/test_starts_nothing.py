@@ -80,7 +80,7 @@ def started(desk, *words):
         cwd=desk.root,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
     )  # fmt: skip
     programs = re.findall(r'execve\("([^"]+)".* = 0$', told.read_text(), re.MULTILINE)
     assert programs[0] == sys.executable, done.stderr

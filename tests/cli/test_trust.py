@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from doors import MISSING, Door, keygen
+from doors import BOUND_S, MISSING, Door, keygen
 
 from launcher.cli.trust import trust_hosts
 from launcher.errors import Exit
@@ -49,7 +49,7 @@ def on_terminal(door, answer):
     near, far = pty.openpty()
     process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdin=far, stdout=far, stderr=far)
     os.close(far)
-    said, deadline = b"", time.monotonic() + 30
+    said, deadline = b"", time.monotonic() + BOUND_S
     while b"is it the right one?" not in said:
         assert time.monotonic() < deadline, said
         piece = read_terminal(near)
@@ -59,7 +59,7 @@ def on_terminal(door, answer):
     while piece := read_terminal(near):
         said += piece
     os.close(near)
-    return process.wait(30), said.decode().replace("\r", "")
+    return process.wait(BOUND_S), said.decode().replace("\r", "")
 
 
 def read_terminal(fd):

@@ -103,12 +103,18 @@ def test_more_keys_than_sshd_lets_one_try(door, tmp_path):
     assert "Too many authentication failures" not in door.log
 
 
+def listens(path):
+    """Its file is there a little before anybody can call."""
+    with socket.socket(socket.AF_UNIX) as caller:
+        return caller.connect_ex(str(path)) == 0
+
+
 @pytest.fixture
 def agent(tmp_path, door):
     """An ssh-agent with eight keys, of which the last opens the door."""
     path = tmp_path / "agent"
     process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
-    until("the agent listens", path.exists)
+    until("the agent listens", lambda: listens(path))
     for number in range(7):
         keygen(tmp_path / f"held{number}", comment=f"held{number}")
     for key in (*(tmp_path / f"held{number}" for number in range(7)), door.key):
@@ -171,17 +177,15 @@ def test_ten_at_once_and_not_more(line):
 
 
 def test_a_frozen_host_is_given_up(door, monkeypatch):
-    monkeypatch.setattr(transport, "_ASKS_S", 0.3)
-    monkeypatch.setattr(transport, "CUT_S", 1.0)
     line = connect(door.target())
-    talk = line.start(["sleep", "60"])
+    talk = line.start(["sleep", "600"])
     serving = door.serving()
     for pid in serving:
         os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr(transport, "_ASKS_S", 0.3)  # once it is frozen: nobody else is given up so soon
+    monkeypatch.setattr(transport, "CUT_S", 1.0)
     try:
-        began = time.monotonic()
         assert talk.finish(BOUND_S).code is None
-        assert 0.5 < time.monotonic() - began < 30  # the last word came a little before
     finally:
         for pid in serving:
             os.kill(pid, signal.SIGCONT)
@@ -207,10 +211,15 @@ def test_it_is_asked_for_a_word_and_given_up_after_ten_seconds_in_all(monkeypatc
 
 
 def test_silence_alone_ends_nothing(door, monkeypatch):
+    asked, ask = [], transport.ParamikoConnection._send_user_message
     monkeypatch.setattr(transport, "_ASKS_S", 0.1)
-    monkeypatch.setattr(transport, "CUT_S", 0.5)
-    with connect(door.target()) as line:
-        assert line.run(["sleep", "2"]).code == 0
+    monkeypatch.setattr(
+        transport.ParamikoConnection, "_send_user_message", lambda side, said: asked.append(1) or ask(side, said)
+    )
+    with connect(door.target()) as line, line.start(["cat"]) as talk:
+        began = len(asked)
+        until("it was asked again and again, and answered", lambda: len(asked) > began + 5)
+        assert talk.finish(BOUND_S).code == 0
 
 
 @contextmanager
@@ -271,16 +280,14 @@ def test_a_program_that_ends_waits_for_nobody(door, says):
             "from launcher.hostlink.target import Target\n"
             "from launcher.hostlink.connect import connect\n"
             f"open_ = connect(eval({repr_of(door.target())}))\n"
-            f"hole = eval({repr_of(door.target(port=port, connect_timeout_s=60.0))})\n"
+            f"hole = eval({repr_of(door.target(port=port, connect_timeout_s=600.0))})\n"
             "threading.Thread(target=connect, args=(hole,), daemon=True).start()\n"
             "def versions(): return [getattr(one, 'remote_version', None) for one in threading.enumerate()]\n"
             f"while versions().count({says.decode().strip()!r}) != 1: time.sleep(0.01)\n"
-            "open_.start(['sleep', '60'])\n"
+            "open_.start(['sleep', '600'])\n"
         )
-        began = time.monotonic()
         done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=BOUND_S)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-        assert time.monotonic() - began < 30
 
 
 def test_ctrl_c_ends_a_wait(door):
@@ -292,7 +299,7 @@ def test_ctrl_c_ends_a_wait(door):
             "from launcher.hostlink.target import Target\n"
             "from launcher.hostlink.connect import connect\n"
             "from launcher.hostlink.parallel import connect_all\n"
-            f"hole = eval({repr_of(door.target(port=port, connect_timeout_s=60.0))})\n"
+            f"hole = eval({repr_of(door.target(port=port, connect_timeout_s=600.0))})\n"
             "print('ready', flush=True)\n"
             "connect_all([hole], print) if sys.argv[1] == 'all' else connect(hole)\n"
         )
@@ -302,10 +309,8 @@ def test_ctrl_c_ends_a_wait(door):
             )
             assert process.stdout.readline() == "ready\n"
             until("it waits", lambda pid=process.pid: len(os.listdir(f"/proc/{pid}/task")) > 1)
-            began = time.monotonic()
             process.send_signal(signal.SIGINT)
             assert "KeyboardInterrupt" in process.communicate(timeout=BOUND_S)[1]
-            assert time.monotonic() - began < 30
 
 
 def repr_of(target):
@@ -366,12 +371,12 @@ def test_a_host_that_the_one_before_cannot_reach(behind):
 
 def test_a_cut_behind_the_jump_is_noticed(behind, monkeypatch):
     jump, inner, _ = behind
-    monkeypatch.setattr(transport, "_ASKS_S", 0.3)
-    monkeypatch.setattr(transport, "CUT_S", 1.0)
-    with connect(target_of(SshHost("inner"))) as line, line.start(["sleep", "20"]) as talk:
+    with connect(target_of(SshHost("inner"))) as line, line.start(["sleep", "600"]) as talk:
         serving = inner.serving()
         for pid in serving:
             os.kill(pid, signal.SIGSTOP)
+        monkeypatch.setattr(transport, "_ASKS_S", 0.3)  # once it is frozen: the jump host is not given up so soon
+        monkeypatch.setattr(transport, "CUT_S", 1.0)
         try:
             assert talk.finish(BOUND_S).code is None
         finally:

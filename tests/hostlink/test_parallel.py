@@ -4,7 +4,7 @@ import threading
 import time
 
 import pytest
-from doors import keygen, until
+from doors import BOUND_S, keygen, until
 
 from launcher.errors import Unreachable
 from launcher.hostlink import connect as connecting
@@ -120,7 +120,7 @@ def test_one_that_does_not_answer_holds_nobody_else(door):
     close_all(lines)
     assert isinstance(lines["away"], Unreachable)
     assert [type(line) for line in lines.values()][1:] == [Line] * 3
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < BOUND_S
 
 
 def test_what_is_done_with_each_fails_for_each(door):
@@ -129,7 +129,7 @@ def test_what_is_done_with_each_fails_for_each(door):
 
         def work(name, line):
             if name == "gpu01":
-                return line.run(["sleep", "20"], limit_s=0.2)
+                return line.run(["sleep", "600"], limit_s=0.2)
             return line.run(["true"]).code
 
         results = for_all(lines, work)

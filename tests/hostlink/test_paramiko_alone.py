@@ -15,4 +15,4 @@ assert config.lookup("anywhere") == {"user": "bob", "hostname": "anywhere"}
 import invoke.context
 assert paramiko.config.invoke.run("exit 3", hide=True, warn=True).exited == 3
 """
-    subprocess.run([sys.executable, "-c", lines], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", lines], check=True, timeout=150)

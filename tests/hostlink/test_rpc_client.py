@@ -103,7 +103,7 @@ def test_nothing_of_a_connection_is_left(monkeypatch, tmp_path):
     connection.close()
     assert connection._running._channel.process.returncode is not None
     assert not lives(connection._running._channel.process.pid)
-    until("the end of its child, which has its signal", lambda: not lives(child), timeout_s=30)
+    until("the end of its child, which has its signal", lambda: not lives(child))
 
 
 def lives(pid):

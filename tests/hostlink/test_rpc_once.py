@@ -61,7 +61,7 @@ def never(_):
 def in_a_process(target):
     process = multiprocessing.get_context("fork").Process(target=target)
     process.start()
-    process.join(30)
+    process.join(150)
     assert process.exitcode is not None
     return process.exitcode
 
@@ -147,7 +147,7 @@ def test_two_at_once_start_one_run(tmp_path):
     for process in processes:
         process.start()
     for process in processes:
-        process.join(30)
+        process.join(150)
     assert calls.read_text() == "x"
     assert {(tmp_path / f"answer-{number}").read_text() for number in range(4)} == {"job-0000"}
 

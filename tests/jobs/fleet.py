@@ -13,19 +13,41 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.agent.ranks.ports import HeldPort
+from trainer.wire import Wire
 
 BOUND_S = 200.0
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.checkpoint", "torchvision"])
 
 
-def become_rank(script, args, env, folder, log):
+@dataclass(frozen=True)
+class Strike:
+    """A signal that a rank gives itself right after it has told of a step: nobody has to be quick enough to hit it."""
+
+    rank: int
+    step: int
+    number: int = signal.SIGKILL
+
+    def prepare(self):
+        tell = Wire.report_step
+
+        def report_step(wire, step, *more, **metrics):
+            tell(wire, step, *more, **metrics)
+            if step == self.step:
+                os.kill(os.getpid(), self.number)
+
+        Wire.report_step = report_step
+
+
+def become_rank(script, args, env, folder, log, strike):
     """In the child: run the script as `python script` would."""
     with open(log, "ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.environ.update(env)
     os.chdir(folder)
+    if strike is not None and int(env["RANK"]) == strike.rank:
+        strike.prepare()
     sys.argv[:] = [script, *args]
     runpy.run_path(script, run_name="__main__")
 
@@ -37,6 +59,7 @@ class Fleet:
     script: Path
     folder: Path
     world: int = 2
+    strike: Strike | None = None
     env: dict = field(default_factory=dict)
 
     def __post_init__(self):
@@ -79,7 +102,8 @@ class Fleet:
                 **self.env,
             }
             words = [str(arg) for arg in args]
-            process = FORKS.Process(target=become_rank, args=(str(self.script), words, env, self.folder, self.log))
+            said = (str(self.script), words, env, self.folder, self.log, self.strike)
+            process = FORKS.Process(target=become_rank, args=said)
             process.start()
             self.ranks.append(process)
         return self
@@ -87,22 +111,14 @@ class Fleet:
     def step(self, rank):
         return max((report["step"] for report in self.reports[rank] if "step" in report), default=0)
 
-    def wait(self, condition=lambda: False):
-        """Listen until the condition holds or all ranks have ended; True where the condition came."""
+    def wait(self):
+        """Listen until all ranks have ended."""
         deadline = time.monotonic() + BOUND_S
-        while not condition():
+        alive = True
+        while alive:
             assert time.monotonic() < deadline, f"ranks took over {BOUND_S} s:\n{self.log.read_text()}"
             alive = any(process.is_alive() for process in self.ranks)
             self._listen()
-            if not alive:
-                return condition()
-        return True
-
-    def kill_at(self, rank, step, number=signal.SIGKILL):
-        """Send the signal once that rank has reported that step; fails where it never came to that."""
-        assert self.wait(lambda: self.step(rank) >= step), f"rank {rank} never reached step {step}"
-        os.kill(self.ranks[rank].pid, number)
-        self.wait()
 
     def codes(self):
         self.wait()

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from fleet import Fleet
+from fleet import Fleet, Strike
 
 from trainer.checkpoint_files import catalog
 
@@ -23,16 +23,15 @@ EVERY = 2
 ARGS = ("--steps", STEPS, "--batch-size", 8, "--images", 48, "--checkpoint-every", f"{EVERY} steps")
 
 
-def run(folder, world=2, text=SMALL, disturb=None):
+def run(folder, world=2, text=SMALL, strike=None):
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "plain_ddp.py"
     script.write_text(text)
-    with Fleet(script, folder, world) as fleet:
-        fleet.start(*ARGS)
-        if disturb is not None:
-            disturb(fleet)
-        codes = fleet.codes()
-        return fleet, codes
+    with Fleet(script, folder, world, strike) as fleet:
+        codes = fleet.start(*ARGS).codes()
+    if strike is not None and strike.number == signal.SIGKILL:
+        assert codes[strike.rank] == -signal.SIGKILL, fleet.log.read_text()
+    return fleet, codes
 
 
 def finished(folder, world=2, text=SMALL):
@@ -70,14 +69,13 @@ def test_a_run_that_is_killed_twice_ends_with_the_same_bytes(undisturbed, tmp_pa
     chance = random.Random(seed)
     for bounds in ((1, 5), (6, STEPS - 1)):
         victim, step = chance.randrange(2), chance.randint(*bounds)
-        _, codes = run(tmp_path, disturb=lambda fleet, victim=victim, step=step: fleet.kill_at(victim, step))
-        assert codes[victim] == -signal.SIGKILL
+        _, codes = run(tmp_path, strike=Strike(victim, step))
         assert codes[1 - victim] not in (0, None), "the survivor went on alone"
     assert finished(tmp_path).last("fingerprint") == undisturbed.last("fingerprint")
 
 
 def test_asked_to_stop_on_any_rank_all_save_and_leave_with_75(undisturbed, tmp_path):
-    fleet, codes = run(tmp_path, disturb=lambda fleet: fleet.kill_at(1, 3, signal.SIGTERM))
+    fleet, codes = run(tmp_path, strike=Strike(1, 3, signal.SIGTERM))
     assert codes == [75, 75]
     assert newest(tmp_path).step == fleet.last("checkpoint") >= fleet.step(0)
     resumed = finished(tmp_path)
@@ -92,7 +90,8 @@ def newest(folder):
 @pytest.mark.dealt(3)
 @pytest.mark.parametrize("damage", ["flipped bit", "cut short", "no manifest"])
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(undisturbed, tmp_path, damage):
-    run(tmp_path, disturb=lambda fleet: fleet.kill_at(0, 5, signal.SIGTERM))
+    _, codes = run(tmp_path, strike=Strike(0, 5, signal.SIGTERM))
+    assert codes == [75, 75]
     damaged = newest(tmp_path)
     path = damaged.path / "rank-00001.data"
     data = bytearray(path.read_bytes())
@@ -112,7 +111,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(undisturbed, tmp
 def four_ranks(folder, text=SHIPPED):
     """Fingerprints of a run on four ranks left alone, and of one that lost a rank."""
     whole = finished(folder / "whole", world=4, text=text)
-    run(folder / "killed", world=4, text=text, disturb=lambda fleet: fleet.kill_at(2, 5))
+    run(folder / "killed", world=4, text=text, strike=Strike(2, 5))
     return whole.last("fingerprint"), finished(folder / "killed", world=4, text=text).last("fingerprint")
 
 
@@ -134,5 +133,5 @@ def test_four_ranks_would_not_without_the_pass_that_settles_the_buckets(tmp_path
 
 def test_the_fingerprint_tells_when_something_is_not_kept(undisturbed, tmp_path):
     text = without(SMALL, 'state={"scheduler": scheduler},', "")
-    run(tmp_path, text=text, disturb=lambda fleet: fleet.kill_at(0, 5))
+    run(tmp_path, text=text, strike=Strike(0, 5))
     assert finished(tmp_path, text=text).last("fingerprint") != undisturbed.last("fingerprint")

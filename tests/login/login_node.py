@@ -1,5 +1,6 @@
 """A login node on this machine: a real sshd, and a user there whose home, programs and state are not those here."""
 
+import base64
 import contextlib
 import json
 import os
@@ -13,6 +14,7 @@ import time
 from pathlib import Path
 
 from launcher.agent.processes import TAG, end_all
+from launcher.agent.ranks.ports import HeldPort
 
 BOUND_S = 150.0
 ROOT = Path(__file__).parents[2]
@@ -47,9 +49,8 @@ class LoginNode:
         self.home.mkdir(parents=True)
         self.bin.mkdir()
         self.commands = root / "commands"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self._held = HeldPort("127.0.0.1")  # also while its sshd is down
+        self.port = self._held.number
         self.key = root / "key"
         (root / "authorized_keys").write_text(keygen(self.key))
         self.host_key = " ".join(keygen(root / "host_key").split()[:2])
@@ -148,6 +149,7 @@ class LoginNode:
         for pid in self.connections():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        self._held.release()
 
 
 class Laptop:
@@ -198,11 +200,18 @@ class Laptop:
     def relay(self, **cut):
         """Have ssh go through a relay that writes down what passes, and may cut the connection once."""
         (self.root / "cut").write_text(json.dumps(cut))
+        (self.root / "passed").mkdir(exist_ok=True)
         script(self.bin / "ssh", f'exec {sys.executable} {RELAY} {shutil.which("ssh")} {self.root} "$@"')
 
     def passed(self):
         """What each call of ssh was given and what passed: dicts of argv, env, up and down."""
-        return [json.loads(line) for line in (self.root / "passed").read_text().splitlines()]
+        return [self._call(path) for path in sorted((self.root / "passed").iterdir())]
+
+    @staticmethod
+    def _call(path):
+        first, *parts = map(json.loads, path.read_text().splitlines())
+        ways = {way: [base64.b64decode(data) for one, data in parts if one == way] for way in ("up", "down")}
+        return {**first, **{way: b"".join(pieces) for way, pieces in ways.items()}}
 
     def script(self, name, text):
         (self.project / name).write_text(text)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from hostile import no_canary
 from lies import fields
-from login_node import ROOT, Laptop, programs, script
+from login_node import BOUND_S, ROOT, Laptop, programs, script
 from saved_checkpoints import save
 from shares import todays
 
@@ -55,7 +55,7 @@ class Hostile:
         )  # fmt: skip
 
     def close(self):
-        self._verbs.communicate(timeout=30)
+        self._verbs.communicate(timeout=BOUND_S)
 
     def _honest(self):
         """Every verb once, with what the real one answers."""

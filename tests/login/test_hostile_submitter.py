@@ -89,7 +89,7 @@ def far(tmp_path_factory):
     assert far.good(Tree(FOLDER, far.digest, files), bool, SCRIPT)
     [made] = far.good(far.opening(), Outcome).runs
     far.run = made.run
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + BOUND_S
     look = say.LookAtRuns((say.KnownRun(far.run, 1, 0, ""),))
     while far.good(look, dict[str, say.RunNews])[far.run].state != "succeeded":
         assert time.monotonic() < deadline

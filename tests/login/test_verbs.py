@@ -6,7 +6,7 @@ import signal
 import subprocess
 
 import pytest
-from login_node import read, read_terminal, until
+from login_node import BOUND_S, read, read_terminal, until
 from saved_checkpoints import save, save_model
 
 SCRIPT = """
@@ -154,7 +154,7 @@ def test_ctrl_c_ends_the_following_and_not_the_run(laptop, login_node, jobs):
         while b"is up" not in follower.stdout.readline():
             pass
         follower.send_signal(signal.SIGINT)
-        assert follower.wait(30) == 130
+        assert follower.wait(BOUND_S) == 130
         assert f"stopped following; {run} goes on".encode() in follower.stderr.read()
     until("the end of what served it", lambda: not serving(login_node))
     assert laptop.status(run)["state"] == "running"
@@ -178,7 +178,7 @@ def test_a_connection_that_breaks_is_no_end_of_the_run_nor_of_the_wait(laptop, l
         until("launch there", lambda: serving(login_node))
         login_node.cut()
         jobs.gate.touch()
-        assert waiter.wait(60) == 0
+        assert waiter.wait(BOUND_S) == 0
         assert waiter.stdout.read().startswith(f"{run} succeeded".encode())
 
 
@@ -192,7 +192,7 @@ def test_on_a_terminal_it_looks_as_it_does_here(laptop, jobs):
     with laptop.start("logs", run, stdin=theirs, stdout=theirs, stderr=theirs) as shown:
         os.close(theirs)
         text = b"".join(iter(lambda: read_terminal(ours), b""))
-        assert shown.wait(30) == 0
+        assert shown.wait(BOUND_S) == 0
     os.close(ours)
     assert b"\x1b[3" in text, "ranks have their colours"
     assert b"\r\r\n" not in text

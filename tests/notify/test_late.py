@@ -101,7 +101,7 @@ def test_the_command_looks_at_all_runs_and_is_quiet_where_there_is_nothing(lost,
 
     def due():
         words = [sys.executable, "-m", "launcher.cli.main", "notify", "--due"]
-        done = subprocess.run(words, env=dict(os.environ), capture_output=True, text=True, timeout=60)
+        done = subprocess.run(words, env=dict(os.environ), capture_output=True, text=True, timeout=150)
         return done.returncode, done.stdout, done.stderr
 
     web.answers = [500]

@@ -23,16 +23,22 @@ while True:
 """
 
 
+def asleep(desk, index):
+    """For how long, each that sleeps on a host by now."""
+    lines = [command_line(pid).split(b"\0") for pid in desk.hosts.nodes[index].started()]
+    return {line[1] for line in lines if line[0] == b"sleep"}
+
+
 def test_nothing_is_left_of_stubborn_ranks(desk):
     desk.script("stay.py", STAY)
     spec = "name: stay\nrun:\n  script: stay.py\n  preload: []\nresources: {nodes: 2, ranks_per_node: 1}\n"
     run = desk.submit(desk.spec(spec + "recovery: {grace: 1s}\n"), "--on", "pool")
     desk.until_step_there(0, run, 5)
     strangers = [desk.hosts.ssh(index, "setsid sleep 605 >/dev/null 2>&1 & echo $!") for index in (0, 1)]
-    assert sum(b"sleep\x0060" in command_line(pid) for pid in desk.everything()) >= 6
+    desk.until("all that they have started", lambda: {b"601", b"602", b"605"} <= asleep(desk, 0) & asleep(desk, 1))
     desk.launch("cancel", run)
-    asleep = [line for pid in desk.everything() if b"sleep" in (line := command_line(pid))]
-    assert (asleep, desk.left()) == ([b"sleep\x00605\x00"] * 2, [])
+    left = [line for pid in desk.everything() if b"sleep" in (line := command_line(pid))]
+    assert (left, desk.left()) == ([b"sleep\x00605\x00"] * 2, [])
     for index, pid in enumerate(strangers):
         desk.hosts.ssh(index, f"kill {pid.strip()}")
     assert "already ended" in desk.launch("cancel", run).stdout

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from lab import BOUND_S
 
 from launcher.clusters.ssh.doctor_checks import SeenHost, crontab_line, host_findings, together
 from launcher.clusters.ssh.facts import Facts, Surveyed
@@ -58,13 +59,14 @@ def test_a_pool_that_is_well(desk):
     before = files(desk.hosts)
     found = doctor(desk, pool=desk.hosts.clusters_yaml(python=sys.executable))
     assert found["problem"] == []
-    assert {one["about"] for one in found["warning"]} <= {"network"}  # a busy machine may be slow
+    slow = [one for one in found["warning"] if one["about"] == "network" or "a login takes" in one["text"]]
+    assert slow == found["warning"]  # as on a busy machine
     hosts, reboot, network = found["ok"]
     assert hosts["text"] == "4 of 4 can be looked at"
     assert reboot["hint"].endswith(f": {crontab_line('~/launch')}")
     assert column(hosts, "KEY") == {f"node{index}": str(desk.hosts.key) for index in range(4)}
     assert set(column(hosts, "PYTHON").values()) == {".".join(map(str, sys.version_info[:3]))}
-    assert all(float(took.split()[0]) < 5 for took in column(hosts, "LOGIN").values())
+    assert all(float(took.split()[0]) < BOUND_S for took in column(hosts, "LOGIN").values())
     assert network["text"].startswith("12 of 12 ways measured")
     assert set(column(network, "WITH").values()) == {"3"}
     assert all(speed.endswith("/s") for speed in column(network, "SENDS").values())
@@ -368,7 +370,7 @@ class There:
 
     def __exit__(self, *_):
         self.process.stdin.close()
-        assert self.process.wait(10) == 0
+        assert self.process.wait(BOUND_S) == 0
         self.process.stdout.close()
 
 
@@ -383,9 +385,9 @@ def test_two_measure_the_way_between_them():
 def test_it_listens_on_its_address_alone():
     with There("127.0.0.2") as one:
         for port in one.opened["ports"]:
-            socket.create_connection(("127.0.0.2", port), 5).close()
+            socket.create_connection(("127.0.0.2", port), BOUND_S).close()
             with pytest.raises(ConnectionRefusedError):
-                socket.create_connection(("127.0.0.1", port), 5)
+                socket.create_connection(("127.0.0.1", port), BOUND_S)
         master, _ = one.opened["ports"]
         assert 20_000 <= master <= 32_000
 
@@ -400,7 +402,7 @@ def test_strangers_learn_nothing_and_disturb_nobody():
     with There() as one, There(token="cd" * 32) as stranger, There() as friend:
         assert "hangs up" in stranger.call(one)["error"]
         for noise in (b"", b"[" * 2000, b"{}\n", b'{"nonce": 1, "mac": 2}\n', b"\xff\n"):
-            with socket.create_connection(("127.0.0.1", one.opened["ports"][0]), 5) as caller:
+            with socket.create_connection(("127.0.0.1", one.opened["ports"][0]), BOUND_S) as caller:
                 caller.sendall(noise)
                 assert friend.call(one)["bytes_per_s"] > 0
 
@@ -429,7 +431,7 @@ def test_whoever_repeats_what_it_hears_is_not_believed():
 
 
 def test_a_listener_says_nothing_of_the_token_to_whom_has_not_proved_it():
-    with There() as one, socket.create_connection(("127.0.0.1", one.opened["ports"][0]), 5) as stranger:
+    with There() as one, socket.create_connection(("127.0.0.1", one.opened["ports"][0]), BOUND_S) as stranger:
         stranger.sendall(bytes(48))
         heard = b""
         while said := stranger.recv(512):
@@ -457,5 +459,5 @@ def test_a_host_that_counts_wrongly_is_an_error(counted):
         liar = threading.Thread(target=lie, daemon=True)
         liar.start()
         found = one.ask(do="call", address="127.0.0.1", ports=[door.getsockname()[1]] * 2, **one.own)
-        liar.join(10)
+        liar.join(BOUND_S)
         assert found["error"] and found["bytes_per_s"] == 0

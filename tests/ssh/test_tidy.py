@@ -58,6 +58,7 @@ def test_a_live_run_is_refused_and_so_is_one_of_which_a_process_lives(desk, over
     desk.launch("cancel", run)
     tag = f"LAUNCH_RUN_DIR=$HOME/launch/runs/{run}"
     pid = int(desk.hosts.ssh(1, f"{tag} setsid sleep 605 >/dev/null 2>&1 </dev/null & echo $!"))
+    desk.until("its start", lambda: desk.own("sleep\x00605", 1))
     refused = desk.launch("rm", over, run, check=4).stderr
     assert f"node1: processes of {run} are there" in refused
     assert all(desk.there(index, one).exists() for index in (0, 1) for one in (run, over))

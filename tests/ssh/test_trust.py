@@ -92,9 +92,9 @@ def test_no_agent_is_forwarded(desk, hosts, tmp_path):
     spec = desk.spec("name: sees\nrun: {script: sees.py, preload: []}\nresources: {nodes: 2, ranks_per_node: 1}\n")
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", tmp_path / "agent"], stdout=subprocess.DEVNULL)
     try:
-        desk.until("the agent", (tmp_path / "agent").exists)
         env = {"LAUNCH_SSH_CONFIG": str(config), "SSH_AUTH_SOCK": str(tmp_path / "agent")}
-        subprocess.run(["ssh-add", "-q", hosts.key], env={**desk.env, **env}, check=True)
+        add = ["ssh-add", "-q", hosts.key]
+        desk.until("the agent", lambda: subprocess.run(add, env={**desk.env, **env}).returncode == 0)
         run = desk.submit(spec, "--on", "pool", env=env)
         desk.wait(run)
         desk.launch("logs", run, env=env)

@@ -1,7 +1,8 @@
 """Stands between the launcher and ssh: writes down what passes, and cuts the connection once where it is told to.
 
 relay.py SSH FOLDER ARGUMENT...; FOLDER/cut is JSON: {"up": bytes} or {"down": bytes}, with {"parent": true} to end who
-called, too. The cut is made when so many bytes have passed; it is used up then.
+called, too. The cut is made when so many bytes have passed; it is used up then. What passes is in a file of this call's
+in FOLDER/passed before anybody gets it: whoever ends this program, and when, is all the same.
 """
 
 import base64
@@ -11,43 +12,34 @@ import select
 import signal
 import subprocess
 import sys
+import time
 
 ssh, folder, *arguments = sys.argv[1:]
 caller = os.getppid()
 with open(f"{folder}/cut") as file:
     cut = json.load(file)
+notes = os.open(f"{folder}/passed/{time.time_ns()}-{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+
+def note(what):
+    os.write(notes, json.dumps(what).encode() + b"\n")
+
+
+note({"argv": arguments, "env": dict(os.environ)})
 child = subprocess.Popen([ssh, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-passed = {"up": b"", "down": b""}
+passed = {"up": 0, "down": 0}
 ways = {0: ("up", child.stdin.fileno()), child.stdout.fileno(): ("down", 1)}
-
-
-def note():
-    record = {
-        "argv": arguments,
-        "env": {name: value for name, value in os.environ.items()},
-        **{way: base64.b64encode(data).decode() for way, data in passed.items()},
-    }
-    with open(f"{folder}/passed", "a") as file:
-        file.write(json.dumps(record) + "\n")
 
 
 def cut_off():
     with open(f"{folder}/cut", "w") as file:
         file.write("{}")
-    note()
     if cut.get("parent") and os.getppid() == caller:
         os.kill(caller, signal.SIGKILL)
     child.kill()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def leave(*_):
-    note()
-    child.kill()
-    os._exit(255)
-
-
-signal.signal(signal.SIGTERM, leave)  # the launcher has heard all it wanted
 if cut.get("up") == 0 or cut.get("down") == 0:
     cut_off()
 while child.stdout.fileno() in ways:
@@ -55,8 +47,9 @@ while child.stdout.fileno() in ways:
     for source in ready:
         way, sink = ways[source]
         data = os.read(source, 65536)
-        left = cut.get(way, 1 << 62) - len(passed[way])
-        passed[way] += data[:left]
+        left = cut.get(way, 1 << 62) - passed[way]
+        passed[way] += len(data[:left])
+        note([way, base64.b64encode(data[:left]).decode()])
         try:
             os.write(sink, data[:left])
         except BrokenPipeError:
@@ -68,5 +61,4 @@ while child.stdout.fileno() in ways:
             if way == "up":
                 child.stdin.close()
 code = child.wait()
-note()
 sys.exit(code if code >= 0 else 255)

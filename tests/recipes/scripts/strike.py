@@ -19,7 +19,7 @@ def strike(*_):
     struck = Path(os.environ["STRUCK"])
     if steps == 12 and os.environ["RANK"] == "1" and not struck.exists():
         folder = Path(os.environ["LAUNCH_CHECKPOINT_DIR"])
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while time.monotonic() < deadline and not any(folder.glob("[!.d]*")):
             time.sleep(0.02)
         struck.touch()
