@@ -23,7 +23,6 @@ import msgspec
 
 from launcher.clusters.kinds import kind_named, of_kind
 from launcher.clusters.protocol import (
-    BringsOutputs,
     CancelReport,
     Discovers,
     Forgives,
@@ -210,9 +209,6 @@ class Run:
         try:
             found = [(run.outputs, run.code)]
             for place in _places_of(run):
-                if not isinstance(place, BringsOutputs):
-                    hint = f"hint: they lie in {run.code.name} of the run's folder there"
-                    raise Refused("what ranks have written beside their code is not brought from there", hint)
                 folders = place.bring_outputs(run, draft, frozen)
                 found += [(run.outputs / one.parent.name if len(folders) > 1 else run.outputs, one) for one in folders]
             wanted = plan.spec.run.outputs

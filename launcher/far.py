@@ -26,6 +26,7 @@ from launcher.clusters.login.messages import (
     AskCheckpoints,
     AskLogs,
     AskMachine,
+    AskOutputs,
     AskPreview,
     AskStock,
     AttemptNews,
@@ -49,7 +50,7 @@ from launcher.clusters.login.records import events_after
 from launcher.clusters.mirror import tails
 from launcher.clusters.mirror.holders import keep_file
 from launcher.clusters.mirror.logs import FOLDERS
-from launcher.clusters.protocol import KeptThere
+from launcher.clusters.protocol import KeepsFilesElsewhere, KeptThere
 from launcher.errors import BadInput, Exit, LaunchError, NoSuchRun, Refused
 from launcher.hostlink.rpc.once import Runs, Token, tidy
 from launcher.hostlink.rpc.server import folder_of, projects_in, serve, take_stdio
@@ -57,7 +58,8 @@ from launcher.hostlink.rpc.wire import Outcome, encoded, greeting
 from launcher.hostlink.shipping import kept_trees
 from launcher.ids import RunId, parse_run_id
 from launcher.rundir import registry
-from launcher.rundir.attempts import attempts, read_intent
+from launcher.rundir.attempts import attempts, read_intent, read_plan
+from launcher.rundir.code import outputs
 from launcher.rundir.durable import make_dir, readable, write_all, write_bytes
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import AttemptEnd, RunState, StopRequest
@@ -109,6 +111,8 @@ def answer(request: Request) -> Any:
             return _look(request.runs)
         case AskLogs():
             return _logs(request)
+        case AskOutputs():
+            return _outputs(request)
         case EndRun():
             return _run(request.run).cancel()
         case ForgiveNodes():
@@ -262,6 +266,20 @@ def _logs(request: AskLogs) -> LogNews:
     one.renew()
     found, more = tails.grown(one.path, FOLDERS, request.known)
     return LogNews(tuple(found), more)
+
+
+def _outputs(request: AskOutputs) -> LogNews:
+    run = RunDir(_run(request.run).path)
+    last = attempts(run)[-1]
+    if isinstance(of_kind(read_intent(last).cluster_kind), KeepsFilesElsewhere):
+        hint = f"hint: on the login node: launch fetch {run.id} --outputs"
+        raise Refused("what ranks have written is on other machines behind the login node", hint)
+    plan = read_plan(run, last.number)
+    names = outputs.written(run.code, outputs.frozen_names(run, plan), plan.spec.run.outputs)
+    found = [run.code / name for name in names if tails.is_text(name)]
+    whole = [path for path in found if path.is_file() and not path.is_symlink()]
+    grown, more = tails.grown_of(run.path, whole, request.known)
+    return LogNews(tuple(grown), more)
 
 
 def _piece(request: GivePiece) -> bytes:

@@ -115,6 +115,9 @@ class KeepsFilesElsewhere(Protocol):
     def bring_newest(self, run: RunDir) -> None:
         """Have the newest checkpoint and the logs here: the run is to go on somewhere else."""
 
+    def bring_outputs(self, run: RunDir, draft: Path, frozen: Collection[str]) -> list[Path]:
+        """Have what ranks have written beside their code, the frozen files, below this folder; one for each machine."""
+
 
 @dataclass(frozen=True, slots=True)
 class KeptThere:
@@ -133,14 +136,6 @@ class TidiesElsewhere(Protocol):
 
     def tidy(self, runs: Sequence[RunDir], *, remove: bool) -> list[KeptThere]:
         """What each machine keeps of these; `remove`: it is taken away there, but for what lives, and that was it."""
-
-
-@runtime_checkable
-class BringsOutputs(Protocol):
-    """Kinds that can bring what ranks write beside their code on other machines."""
-
-    def bring_outputs(self, run: RunDir, draft: Path, frozen: Collection[str]) -> list[Path]:
-        """Have all files there but the frozen ones below this folder; gives a folder for each machine."""
 
 
 @runtime_checkable

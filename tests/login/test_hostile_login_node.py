@@ -43,7 +43,7 @@ class Hostile:
         (self.way / "real").write_text(json.dumps({"argv": argv, "env": env}))
         program = PROGRAMS / "hostile_login_node.py"
         script(self.laptop.bin / "ssh", f'exec {sys.executable} -I -S {program} {self.way} "$@"')
-        self.laptop.script("train.py", "print('up')\n")
+        self.laptop.script("train.py", "print('up')\nopen('written.txt', 'w').write('what a rank wrote')\n")
         self.laptop.spec(
             "name: job\nrun: {script: train.py, preload: []}\nresources: {ranks_per_node: 1}\nrecovery: {grace: 1s}\n"
         )
@@ -74,7 +74,7 @@ class Hostile:
         laptop.launch("logs", self.run)
         self._keep("ended")
         laptop.launch("checkpoints", self.run)
-        laptop.launch("fetch", self.run)
+        laptop.launch("fetch", self.run, "--outputs")
         laptop.launch("submit", "job.yaml", "--on", "hpc", "--dry-run")
         laptop.launch("resume", self.run)
         laptop.launch("wait", self.run)
@@ -176,6 +176,7 @@ TURNS = {
     "resume": (("resume", "RUN"), "ended", ("resume",)),
     "checkpoints": (("checkpoints", "RUN"), "ended", ("checkpoints",)),
     "fetch": (("fetch", "RUN"), "ended", ("logs", "stock", "give")),
+    "fetch outputs": (("fetch", "RUN", "--outputs", "--checkpoint", "none"), "ended", ("outputs",)),
     "pardon": (("pardon", "RUN"), "new", ("forgive", "look")),
 }
 

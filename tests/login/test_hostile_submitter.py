@@ -110,6 +110,7 @@ def requests(far):
         "void": say.VoidTokens(FOLDER, (far.token(),)),
         "look": say.LookAtRuns((say.KnownRun(far.run, 1, 0, ""),)),
         "logs": say.AskLogs(far.run, {"logs/a0001.g0001/rank-00000.log": 1}),
+        "outputs": say.AskOutputs(far.run, {"code/written.txt": 1}),
         "cancel": say.EndRun(far.run),
         "forgive": say.ForgiveNodes(far.run, ("n1",)),
         "checkpoints": say.AskCheckpoints(far.run, False),
@@ -130,8 +131,8 @@ def with_lie(request, at, value):
     return made
 
 
-@pytest.mark.parametrize("kind", ["machine", "preview", "open", "resume", "void", "look", "logs", "cancel", "forgive",
-                                  "checkpoints", "stock", "give", "keep", "have"])  # fmt: skip
+@pytest.mark.parametrize("kind", ["machine", "preview", "open", "resume", "void", "look", "logs", "outputs", "cancel",
+                                  "forgive", "checkpoints", "stock", "give", "keep", "have"])  # fmt: skip
 def test_every_field_of_a_request_is_lied_about(far, kind):
     lies = [lie for lie in fields(json.loads(encoded(requests(far)[kind]))) if lie[0] and lie[0][0] != "type"]
     before, wrong = far.outside(), []

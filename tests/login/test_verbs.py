@@ -307,6 +307,30 @@ def test_a_checkpoint_comes_home(laptop, login_node, jobs):
     assert "has no whole checkpoint of step 8" in laptop.launch("fetch", run, "--checkpoint", "8", check=4).stderr
 
 
+WRITES = """
+import os, pathlib
+pathlib.Path("results", "deep").mkdir(parents=True, exist_ok=True)
+pathlib.Path("results", "deep", f"rank {os.environ['RANK']}.bin").write_bytes(b"x" * 9_000_000)
+pathlib.Path("scratch.txt").touch()
+pathlib.Path("results", "link").symlink_to("/etc/hostname")
+"""
+
+
+def test_what_ranks_write_beside_their_code_comes_home(laptop):
+    """More than fits into one answer; of what a spec names that alone, and again what there is by then."""
+    laptop.script("train.py", WRITES)
+    spec = "name: job\nrun: {script: train.py, preload: [], outputs: [results/]}\nresources: {ranks_per_node: 1}\n"
+    laptop.spec(spec)
+    run = laptop.submit()
+    laptop.launch("wait", run)
+    folder = laptop.folder(run) / "fetched-outputs"
+    for _ in range(2):
+        said = laptop.launch("fetch", run, "--outputs", "--checkpoint", "none").stdout
+        assert f"outputs, 1 file: {folder}\n" in said
+        found = {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+        assert found == {"results/deep/rank 0.bin": 9_000_000}
+
+
 @pytest.mark.parametrize("transport", ["openssh", "paramiko"])
 def test_looking_inside(laptop, jobs, transport):
     """By the login node's own way to the rank, with its refusals and exit codes."""

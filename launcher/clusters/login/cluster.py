@@ -212,6 +212,9 @@ class LoginCluster:
     def fetch(self, run: RunDir, checkpoint: str) -> list[str]:
         return files.fetch(run, checkpoint)
 
+    def bring_outputs(self, run: RunDir, draft: Path, frozen: Collection[str]) -> list[Path]:
+        return files.bring_outputs(run, draft, frozen)
+
     def bring_newest(self, run: RunDir) -> None:
         files.bring_newest(run)
 

@@ -1,8 +1,9 @@
 """What a run on a login node has written comes here: logs and metrics as they grow, checkpoints that are chosen."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from launcher.clusters.login.messages import (
     PIECE_BYTES,
     AskCheckpoints,
     AskLogs,
+    AskOutputs,
     AskStock,
     GivePiece,
     KeepPiece,
@@ -140,6 +142,24 @@ def _is_of(stay: Stay, name: str) -> bool:
     """Logs of attempts before it are not a login node's to write."""
     found = parse_log_folder(name.split("/")[1])
     return name.startswith("metrics/") or (found is not None and found[0] >= stay.first)
+
+
+# -- what ranks have written beside their code
+
+
+def bring_outputs(run: RunDir, draft: Path, _frozen: Collection[str]) -> list[Path]:
+    """Have it below this folder; gives the folder of each login node, which tells code from outputs itself."""
+    folders = []
+    for number, stay in enumerate(stays(run)):
+        folder = draft / f"{number:03d}" / stay.address.login.replace("/", "_")
+        tails.bring(folder, (run.code.name,), {}, partial(_outputs_of, stay), str(stay.address))
+        folders.append(folder / run.code.name)
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def _outputs_of(stay: Stay, known: dict[str, int]) -> tuple[tuple[tails.Tail, ...], bool]:
+    answer = ask(stay.address, AskOutputs(stay.there, known), LogNews, timeout_s=_ANSWER_S)
+    return answer.tails, answer.more
 
 
 # -- checkpoints

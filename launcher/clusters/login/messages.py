@@ -151,6 +151,13 @@ class LogNews(msgspec.Struct, frozen=True):
     more: bool  # there is more than fits into one answer
 
 
+class AskOutputs(msgspec.Struct, frozen=True, tag="outputs"):
+    """What is new in the files that its ranks have written beside their code? → LogNews"""
+
+    run: RunId
+    known: dict[str, Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]]  # as of logs
+
+
 class EndRun(msgspec.Struct, frozen=True, tag="cancel"):
     """→ CancelReport"""
 
@@ -210,6 +217,6 @@ class TidyRuns(msgspec.Struct, frozen=True, tag="tidy"):
 
 
 Request = (
-    AskMachine | AskPreview | OpenRuns | OpenAttempt | VoidTokens | LookAtRuns | AskLogs | EndRun | ForgiveNodes
-    | AskCheckpoints | AskStock | GivePiece | KeepPiece | TidyRuns
+    AskMachine | AskPreview | OpenRuns | OpenAttempt | VoidTokens | LookAtRuns | AskLogs | AskOutputs | EndRun
+    | ForgiveNodes | AskCheckpoints | AskStock | GivePiece | KeepPiece | TidyRuns
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -13,6 +13,8 @@ from launcher.hostlink.rpc.wire import Size
 from launcher.rundir.durable import make_dir, write_all
 
 _MOST, _MOST_FILES = 8 << 20, 5000  # of one answer
+_MOST_AT_ONCE = 16 << 30
+_MOST_ANSWERS = 4096  # of eight mebibytes or of a few thousand files each
 _FILE = re.compile(r"[a-z]+(/(?!\.{1,2}(/|\Z))[^/\x00-\x1f\x7f]{1,200}){1,6}")
 
 
@@ -29,6 +31,10 @@ class Tail(NamedTuple):
         return _FILE.fullmatch(self.name) is not None
 
 
+# What is there, but for so many bytes of each file by name; and whether there is more.
+Ask = Callable[[dict[str, int]], tuple[Iterable[Tail], bool]]
+
+
 class Part(msgspec.Struct, frozen=True):
     """What one is, where its bytes follow."""
 
@@ -43,9 +49,14 @@ def parts_of(found: Iterable[Tail]) -> tuple[Part, ...]:
 
 def grown(root: Path, folders: Sequence[str], known: Mapping[str, int]) -> tuple[list[Tail], bool]:
     """The new ends of all files below these folders, as much as one answer may hold; and whether there is more."""
+    return grown_of(root, _files(root, folders), known)
+
+
+def grown_of(root: Path, files: Iterable[Path], known: Mapping[str, int]) -> tuple[list[Tail], bool]:
+    """Likewise of these files."""
     found: list[Tail] = []
     left = _MOST
-    for path in _files(root, folders):
+    for path in files:
         name = str(path.relative_to(root))
         at = known.get(name, 0)
         try:
@@ -92,6 +103,32 @@ def put(root: Path, folders: Sequence[str], tail: Tail) -> None:
         os.close(fd)
 
 
+def bring(root: Path, folders: Sequence[str], known: Mapping[str, int], ask: Ask, who: str) -> None:
+    """Put all that `who` has below these folders, and that is not known, under this one, answer by answer.
+
+    Raises LaunchError for what was not asked for, and for more than is brought at once.
+    """
+    mine, left = dict(known), _MOST_AT_ONCE
+    for _ in range(_MOST_ANSWERS):
+        found, more = ask(mine)
+        brought = False
+        for tail in found:
+            if tail.at != mine.get(tail.name, 0):
+                raise LaunchError(f"{who}: {tail.name[:100]!r} from byte {tail.at} on was not asked for")
+            try:
+                put(root, folders, tail)
+            except LaunchError as error:
+                raise LaunchError(f"{who}: {error}") from error
+            brought = brought or bool(tail.content) or tail.name not in mine
+            mine[tail.name] = tail.at + len(tail.content)
+            left -= len(tail.content)
+        if left <= 0:
+            break
+        if not more or not brought:
+            return
+    raise LaunchError(f"{who}: has more than is brought at once")
+
+
 def sizes(root: Path, folders: Sequence[str]) -> dict[str, int]:
     """How much of each file there is."""
     return {str(path.relative_to(root)): path.stat().st_size for path in _files(root, folders)}
@@ -104,10 +141,10 @@ def _files(root: Path, folders: Sequence[str]) -> list[Path]:
             raise LaunchError(f"{folder[:100]!r} is no folder of a run")
         place = root / folder
         found += sorted(path for path in place.rglob("*") if path.is_file() and not path.is_symlink())
-    return [path for path in found if _is_text(str(path.relative_to(root)))]
+    return [path for path in found if is_text(str(path.relative_to(root)))]
 
 
-def _is_text(name: str) -> bool:
+def is_text(name: str) -> bool:
     """A name that is none cannot be told to the other side."""
     try:
         name.encode()

@@ -17,7 +17,7 @@ from launcher.ids import RunId
 from launcher.rundir.durable import NOT_JSON
 from launcher.words import VERSION
 
-WIRE = 5
+WIRE = 6
 _MARK = b"launch-far "
 _OLD_MARK = b"launch-there"  # all that a server of a host said up to wire 3
 _LONGEST_LINE = 64 << 20

@@ -14,9 +14,6 @@ from launcher.errors import LaunchError, Unreachable
 from launcher.hostlink.parallel import failures, reasons
 from launcher.rundir.layout import AttemptDir, RunDir
 
-_MOST_AT_ONCE = 16 << 30
-_MOST_ANSWERS = 4096  # of eight mebibytes or of a few thousand files each
-
 
 def bring_logs(run: RunDir) -> None:
     """Copy what is new of the logs, until the run has ended and all is here."""
@@ -67,23 +64,10 @@ def _bring(run: RunDir, places: Iterable[Place]) -> dict[str, LaunchError]:
 
 def _follow(client: HostClient, run: RunDir, folders: tuple[str, ...], known: Mapping[str, int], root: Path) -> None:
     """What is new in these folders of the run on a host, put below this one."""
-    mine, left = dict(known), _MOST_AT_ONCE
-    for _ in range(_MOST_ANSWERS):
+
+    def ask(mine: dict[str, int]) -> tuple[list[tails.Tail], bool]:
         question = AskTails(run.id, client.place.workdir, folders, mine)
         grown, files = client.ask_with_files(question, Tails, lambda one: one.parts, MOST_OF_TAILS, LIMIT_S)
-        brought = False
-        for tail in files:
-            if tail.at != mine.get(tail.name, 0):
-                raise client.confused(f"{tail.name[:100]!r} from byte {tail.at} on was not asked for")
-            try:
-                tails.put(root, folders, tail)
-            except LaunchError as error:
-                raise LaunchError(f"{client.place.host.name}: {error}") from error
-            brought = brought or bool(tail.content) or tail.name not in mine
-            mine[tail.name] = tail.at + len(tail.content)
-            left -= len(tail.content)
-        if left <= 0:
-            break
-        if not grown.more or not brought:
-            return
-    raise LaunchError(f"{client.place.host.name}: has more than is brought at once")
+        return files, grown.more
+
+    tails.bring(root, folders, known, ask, client.place.host.name)
