@@ -19,7 +19,7 @@ from launcher.clusters.clusters_file import ClusterEntry, as_reached_now, entry,
 from launcher.clusters.keeping import news
 from launcher.clusters.keeping.attempt_end import first_state, write_end
 from launcher.clusters.kinds import of_kind
-from launcher.clusters.protocol import ChecksFirst, Cluster, KeepsFilesElsewhere, SubmitsTogether
+from launcher.clusters.protocol import ChecksFirst, Cluster, CopiesCode, KeepsFilesElsewhere, SubmitsTogether
 from launcher.errors import BadInput, Exit, LaunchError, NotStarted, Refused, Unreachable, some_exist, with_runs
 from launcher.ids import RunId, new_run_id, new_ticket
 from launcher.interpreter import OLDEST, interpreter, is_program, is_too_old, version_of
@@ -32,10 +32,10 @@ from launcher.project import ProjectCode, code_of, live_imports, look_at, projec
 from launcher.rundir import drafts, registry
 from launcher.rundir.attempts import new_attempt, read_plan
 from launcher.rundir.code.diffing import changes, shown
-from launcher.rundir.code.freezing import freeze
+from launcher.rundir.code.freezing import bring_code, freeze
 from launcher.rundir.code.listing import CodeFile, CodeList, list_frozen
 from launcher.rundir.code.origin import origin_of
-from launcher.rundir.code.renewing import as_frozen, finish_swap, frozen_digest, stage, swap
+from launcher.rundir.code.renewing import as_frozen, finish_swap, folder_as_frozen, frozen_digest, stage, swap
 from launcher.rundir.durable import (
     append_line,
     make_dir,
@@ -47,7 +47,7 @@ from launcher.rundir.durable import (
     write_record,
 )
 from launcher.rundir.fence import raise_fence
-from launcher.rundir.layout import BATCH_PREFIX, AttemptDir, BatchDir, RunDir
+from launcher.rundir.layout import BATCH_PREFIX, STORE, AttemptDir, BatchDir, RunDir
 from launcher.rundir.ownership import is_ours_alone
 from launcher.rundir.records import ANEW, AttemptEnd, Event, Gone
 from launcher.secret_values import read_secret_values, unset_secrets
@@ -436,7 +436,7 @@ def reopen(
     with it, be it by the same name, with those that the cluster has now. `defaults` are those of the cluster as another
     machine, from which the run is resumed, knows it by now.
     """
-    if not run.code.is_dir() and not run.attempt(after).code.is_dir():
+    if not run.attempt(after).code.is_dir() and not _has_code(run):
         hint = "hint: launch resume there; launch cancel and launch fetch work from here too"
         raise Refused(f"{run.id} was submitted from another machine, and its code is not here", hint)
     if not is_ours_alone(run.path.resolve()):
@@ -444,6 +444,7 @@ def reopen(
         raise BadInput(f"{run.path}: other users own it or can write to it: the code in it may be theirs", hint)
     before = read_plan(run, after)
     finish_swap(run, run.attempt(after))
+    bring_code(run, before.code.digest, _told)
     place = entry(on) if on is not None else _place_of(before)
     if defaults is not None:
         place = ClusterEntry(place.kind, place.name, (*entry(place.name).defaults, *defaults))
@@ -486,6 +487,14 @@ def reopen(
         end = AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.LAUNCHER_FAULT, time.time(), str(refusal))
         write_end(run, attempt, end, plan)
         raise
+
+
+def _has_code(run: RunDir) -> bool:
+    """A copy, or what was frozen here and nobody has copied yet."""
+    plan = readable(run.plan, Plan)
+    if run.code.is_dir() or plan is None:
+        return run.code.is_dir()
+    return isinstance(of_kind(plan.cluster_kind), CopiesCode) and folder_as_frozen(run, plan.code.digest).is_dir()
 
 
 def _note_resumed(run: RunDir, attempt: AttemptDir, place: ClusterEntry, told: Notifying | None, *, anew: bool) -> None:
@@ -546,7 +555,8 @@ def _place_of(before: Plan) -> ClusterEntry:
 def _write(draft: RunDir, wish: Request, unfrozen: Plan, ticket: str, batch: Path | None) -> None:
     """All that is in its folder at first; the caller makes it durable."""
     make_dir(draft.path)
-    frozen = freeze(wish.code, Path(unfrozen.run_dir).parent / ".code", draft.code, fsync=False, watch=_told).code
+    place = None if _is_copied_later(wish) else draft.code
+    frozen = freeze(wish.code, Path(unfrozen.run_dir).parent / STORE, place, fsync=False, watch=_told).code
     plan = msgspec.structs.replace(unfrozen, code=frozen)
     write_bytes(draft.spec, wish.file.read_bytes(), fsync=False)
     if wish.spec.secrets:
@@ -570,6 +580,11 @@ def _write(draft: RunDir, wish: Request, unfrozen: Plan, ticket: str, batch: Pat
         shutil.copytree(wish.as_run.checkpoints, draft.path / wish.spec.checkpoint.dir)
     write_record(draft.state, first_state(plan, first), fsync=False)
     write_record(draft.plan, plan, fsync=False)
+
+
+def _is_copied_later(wish: Request) -> bool:
+    """Whether the store is all that has the code when the submit is over."""
+    return isinstance(wish.cluster, CopiesCode) and len(wish.code.files) > wish.cluster.most_files_at_once
 
 
 def _told(files: Sequence[CodeFile]) -> Iterator[CodeFile]:

@@ -1,6 +1,7 @@
 """What is submitted and resumed, with a cluster that only notes down what it is asked for."""
 
 import os
+import shutil
 from dataclasses import replace
 
 import msgspec
@@ -19,6 +20,7 @@ from launcher.rundir.attempts import newest, read_plan
 from launcher.rundir.durable import write_record
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import AttemptEnd
+from launcher.rundir.removal import unused_code
 from launcher.submission import Shipped, open_runs, prepare, reopen
 from launcher.words import Cause, State
 
@@ -53,6 +55,12 @@ class Noted:
 
     def engage(self, _plan):
         return Engagement()
+
+
+class Copying(Noted):
+    """One that has the code copied behind the submit."""
+
+    most_files_at_once = 0
 
 
 @pytest.fixture
@@ -235,3 +243,22 @@ def test_a_secret_that_is_no_text_is_refused_before_anything_is(job, monkeypatch
     with pytest.raises(BadInput, match="secrets: TOKEN: expected text"):
         opened(job)
     assert registry.registered() == []
+
+
+def test_code_that_a_cluster_copies_is_in_the_store_alone_until_it_is_needed(job, monkeypatch):
+    monkeypatch.setitem(kinds.OURS, "ssh", replace(kinds.OURS["ssh"], path=f"{__name__}:Copying"))
+    run = opened(job)
+    digest = read_plan(run, 1).code.digest
+    assert not run.code.exists() and (run.path.parent / ".code" / digest / "train.py").is_file()
+    assert unused_code([run.path.parent]) == []
+    (job.parent / "train.py").write_text("edited\n")
+    resumed(run)
+    assert (run.code / "train.py").read_text() == ""
+
+
+def test_a_run_whose_code_nobody_has_is_not_resumed(job, monkeypatch):
+    monkeypatch.setitem(kinds.OURS, "ssh", replace(kinds.OURS["ssh"], path=f"{__name__}:Copying"))
+    run = opened(job)
+    shutil.rmtree(run.path.parent / ".code")
+    with pytest.raises(Refused, match="its code is not here"):
+        resumed(run)

@@ -103,6 +103,13 @@ class SubmitsTogether(Protocol):
 
 
 @runtime_checkable
+class CopiesCode(Protocol):
+    """Kinds that have a run's code copied from the store before its ranks start, where the submit left that to them."""
+
+    most_files_at_once: int  # of code that a submit still copies itself
+
+
+@runtime_checkable
 class KeepsFilesElsewhere(Protocol):
     """Kinds whose runs write on other machines: the run's folder here holds what was brought."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from launcher.ids import RunId, parse_run_id
 
+STORE = ".code"  # of frozen code, shared by all runs of a folder
 BATCH_PREFIX = ".batch-"  # and a ticket: the name of a folder of runs in one job
 _LOG_FOLDER = re.compile(r"a([0-9]{4,18})\.(?:g([0-9]{4,18})|setup)")
 _LOG_FILE = re.compile(r"(?:rank|node)-([0-9]{2,18})\.log")

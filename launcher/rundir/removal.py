@@ -14,9 +14,8 @@ import msgspec
 from launcher.ids import RunId
 from launcher.rundir import drafts, registry
 from launcher.rundir.durable import readable, sync_dir
-from launcher.rundir.layout import BATCH_PREFIX, BatchDir, RunDir
+from launcher.rundir.layout import BATCH_PREFIX, STORE, BatchDir, RunDir
 
-_STORE = ".code"
 _DIGEST = 64
 
 
@@ -88,7 +87,7 @@ def forget_gone() -> list[RunId]:
 
 def unused_code(roots: Collection[Path]) -> list[Path]:
     """Trees in the stores of these folders of runs that no run there was frozen from. Runs have copies of their own."""
-    return [tree for root in roots for tree in unneeded(root / _STORE, root)]
+    return [tree for root in roots for tree in unneeded(root / STORE, root)]
 
 
 def unneeded(store: Path, root: Path, without: Collection[str] = ()) -> list[Path]:

@@ -12,7 +12,7 @@ from launcher.errors import LaunchError
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import read_plan
 from launcher.rundir.code.diffing import FileChange, changes
-from launcher.rundir.code.renewing import as_frozen
+from launcher.rundir.code.renewing import as_frozen, folder_as_frozen
 from launcher.rundir.durable import readable
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Environment
@@ -205,8 +205,8 @@ def _code(first: Side, other: Side) -> CodeComparison:
     digests = first.plan.code.digest, other.plan.code.digest
     if digests[0] == digests[1]:
         return CodeComparison(name)
-    for side in (first, other):
-        if not side.run.code.is_dir():
+    for side, digest in zip((first, other), digests, strict=True):
+        if not folder_as_frozen(side.run, digest).is_dir():
             return CodeComparison(name, unknown=f"the code of {side.run.id} is not here")
     try:
         before, now = (as_frozen(side.run, digest) for side, digest in zip((first, other), digests, strict=True))

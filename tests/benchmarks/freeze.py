@@ -1,9 +1,10 @@
-"""How long the code of a large project takes on its way into a run: found, frozen for the first time, frozen again.
+"""How long the code of a large project takes on its way into a run: found, frozen for the first time, frozen again, and
+copied for its ranks, which nobody waits for in `submit` on this machine.
 
 uv run python tests/benchmarks/freeze.py [--files 50000] [--turns 5] [--write]
 
-Beside `cp -r` of the same files. What the sides make is only taken away at the end: ext4 is slow to make files for
-minutes after many were removed.
+Beside `cp -r` of the same files, and `git status`, which looks at each. What the sides make is only taken away at the
+end: ext4 is slow to make files for minutes after many were removed.
 """
 
 import argparse
@@ -16,8 +17,9 @@ from pathlib import Path
 
 from results import publish
 
-from launcher.rundir.code.freezing import freeze
+from launcher.rundir.code.freezing import bring_code, freeze
 from launcher.rundir.code.listing import list_code
+from launcher.rundir.layout import STORE, RunDir
 from launcher.spec.model import Code
 
 _IN_A_FOLDER = 100
@@ -45,10 +47,23 @@ def measured(work):
 
 def turn(project, scratch):
     """Seconds and seconds of CPU of each side, by what it is."""
-    code = list_code(project, Code(max_bytes=_LIMIT_BYTES))
+    run = RunDir(scratch / "runs" / "run-2345")
+    run.path.mkdir(parents=True)
 
-    def freeze_it(name):
-        return lambda: freeze(code, scratch / "store", scratch / name / "code")
+    store = run.path.parent / STORE
+
+    def ask_git():
+        subprocess.run(["git", "status", "-s"], cwd=project, check=True, stdout=subprocess.DEVNULL)
+
+    def list_it():
+        return list_code(project, Code(max_bytes=_LIMIT_BYTES))
+
+    def freeze_it():
+        freeze(list_it(), store, None)
+
+    def bring_it():
+        [digest] = [tree.name for tree in store.iterdir() if tree.is_dir()]
+        bring_code(run, digest)
 
     def copy_it():
         subprocess.run(["cp", "-r", *sorted(project.glob("d*")), scratch / "copy"], check=True)
@@ -56,10 +71,12 @@ def turn(project, scratch):
 
     (scratch / "copy").mkdir(parents=True)
     return {
-        "list the files": measured(lambda: list_code(project, Code(max_bytes=_LIMIT_BYTES))),
-        "freeze, first time": measured(freeze_it("one")),
-        "freeze, nothing changed": measured(freeze_it("two")),
+        "list the files": measured(list_it),
+        "list and freeze, first time": measured(freeze_it),
+        "list and freeze, nothing changed": measured(freeze_it),
+        "copy for the ranks, after the submit": measured(bring_it),
         "cp -r and sync": measured(copy_it),
+        "git status": measured(ask_git),
     }
 
 

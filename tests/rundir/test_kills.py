@@ -7,7 +7,7 @@ import pytest
 
 from launcher.plan.model import FrozenCode
 from launcher.rundir.attempts import attempts, new_attempt, newest, read_intent
-from launcher.rundir.code.freezing import freeze
+from launcher.rundir.code.freezing import bring_code, freeze
 from launcher.rundir.code.listing import list_frozen
 from launcher.rundir.durable import append_line, create_record, read_lines, read_record, write_record
 from launcher.rundir.fence import fence, raise_fence
@@ -145,6 +145,31 @@ def test_freeze(strace, writer):
         writer(_FREEZE, 'freeze(code, folder / "store", folder / "code", LATER)'), project, frozen_whole
     )
     assert fired["rename"] == 3 and fired["symlink"] == 2 and sum(fired.values()) > 50
+
+
+def test_bring_code(strace, writer):
+    setup = (
+        "from launcher.rundir.code.freezing import bring_code\nfrom launcher.rundir.layout import RunDir\n"
+        "from launcher.rundir.identity import this_process\nthis_process()\nrun = RunDir(folder / 'run-2345')\n"
+        "digest = next(one.name for one in (folder / '.code').iterdir() if len(one.name) == 64)"
+    )
+
+    def prepare(folder):
+        project(folder)
+        freeze(list_frozen(folder / "project"), folder / ".code", None)
+        (folder / "run-2345").mkdir()
+
+    def check(folder):
+        run = RunDir(folder / "run-2345")
+        assert not run.code.exists() or list_frozen(run.code).files == list_frozen(folder / "project").files
+        [digest] = [one.name for one in (folder / ".code").iterdir() if len(one.name) == 64]
+        bring_code(run, digest)
+        assert list_frozen(run.code).files == list_frozen(folder / "project").files
+        assert (run.code / "train.py").read_bytes() == (folder / "project" / "train.py").read_bytes()
+        assert os.listdir(run.path) == ["code"], "what the killed one left is taken away"
+
+    fired = strace.kill_everywhere(writer(setup, "bring_code(run, digest)"), prepare, check)
+    assert fired["rename"] >= 1 and fired["symlink"] == 1
 
 
 def test_register(strace, writer, monkeypatch):

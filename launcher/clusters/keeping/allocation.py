@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -76,12 +76,14 @@ class Allocation:
         requests: EndRequests,
         agents: Sequence[AgentProcess],  # node 0's, which coordinates, comes first
         *,
+        prepare: Callable[[], AttemptEnd | None] = lambda: None,  # before agents; how it ended, where that was all
         told_within_s: float = 0.0,  # what ends everything here when the run has ended waits so long for the messenger
     ) -> None:
         self._run = run
         self._attempt = attempt
         self._plan = plan
         self._requests = requests
+        self._prepare = prepare
         self._told_within_s = told_within_s
         self._messenger = Messenger(run, attempt, told_within_s or LINGER_S)
         self._agents = AgentProcesses(agents, wakeup, spared=self._messenger.pids)
@@ -97,6 +99,9 @@ class Allocation:
             self._messenger.close(wait_s)
 
     def _carried_out(self) -> AttemptEnd:
+        end = self._prepare()
+        if end is not None:
+            return end
         self._agents.start()
         status = self._watch()
         if readable(self._attempt.end, AttemptEnd) is not None:

@@ -8,7 +8,10 @@ the moment a run exists there is exactly one keeper for it, and before that mome
 """
 
 import sys
+import time
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.agent.memory_tier import close_tier
 from launcher.clusters.keeping.agent_processes import agent_process
@@ -17,15 +20,21 @@ from launcher.clusters.keeping.attempt_end import cut_short, write_end
 from launcher.clusters.keeping.own_log import log_to
 from launcher.clusters.keeping.standby import detach, report
 from launcher.clusters.keeping.wakeup import Wakeup
-from launcher.errors import Fenced
+from launcher.errors import BadInput, Exit, Fenced
+from launcher.plan.model import Plan
 from launcher.rundir.attempts import new_attempt, newest, read_plan
 from launcher.rundir.durable import write_record
 from launcher.rundir.fence import raise_fence
 from launcher.rundir.identity import this_process
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.patience import waiting_for_disks
-from launcher.rundir.records import Handle
-from launcher.words import State
+from launcher.rundir.patience import patiently, waiting_for_disks
+from launcher.rundir.records import AttemptEnd, Handle
+from launcher.words import Cause, State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from launcher.rundir.code.listing import CodeFile
 
 
 def main() -> int:
@@ -57,7 +66,8 @@ def keep(run: RunDir, attempt: AttemptDir) -> None:
         plan = read_plan(run, attempt.number)
         agents = [agent_process(plan, attempt, node.index) for node in plan.nodes]
         stop = StopSignal(wakeup, attempt, before)
-        end = Allocation(run, attempt, plan, wakeup, stop, agents).carry_out()
+        prepare = partial(have_code, run, attempt, plan, stop)
+        end = Allocation(run, attempt, plan, wakeup, stop, agents, prepare=prepare).carry_out()
         if end.state is State.QUEUED:
             wakeup.wait(end.delay_s)
             if wakeup.stop_asked:
@@ -68,6 +78,34 @@ def keep(run: RunDir, attempt: AttemptDir) -> None:
             return
         before = attempt
         attempt, _ = new_attempt(run, plan.cluster, "requeue", end.cause)
+
+
+class _StopAsked(Exception):
+    """While the code was being copied."""
+
+
+def have_code(run: RunDir, attempt: AttemptDir, plan: Plan, stop: StopSignal) -> AttemptEnd | None:
+    """Copy the code, where the submit left that to us; gives how the attempt has ended where that cannot be."""
+    if run.code.is_dir():
+        return None
+    from launcher.rundir.code.freezing import bring_code  # late: few runs have so much code
+
+    def until_stopped(files: "Sequence[CodeFile]") -> "Iterator[CodeFile]":
+        for file in files:
+            if stop.to_end():
+                raise _StopAsked
+            yield file
+
+    try:
+        patiently(lambda: bring_code(run, plan.code.digest, until_stopped))
+    except _StopAsked:
+        end = cut_short(attempt, "its code was being copied", time.time())
+    except (BadInput, OSError) as error:
+        end = AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.LAUNCHER_FAULT, time.time(), str(error))
+    else:
+        return None
+    write_end(run, attempt, end, plan)
+    return end
 
 
 def _named(run: RunDir, word: bytes) -> AttemptDir | None:

@@ -81,12 +81,12 @@ class CopiedFile(NamedTuple):
     kept: os.stat_result  # its first copy
 
 
-def copy_hashed(code: CodeList, first: NewTree, second: NewTree, watch: Watch = iter) -> Iterator[CopiedFile]:
-    """Copy these files into two trees. Raises CodeChanged for one that is not what was listed."""
+def copy_hashed(code: CodeList, first: NewTree, second: NewTree | None, watch: Watch = iter) -> Iterator[CopiedFile]:
+    """Copy these files into one tree or two. Raises CodeChanged for one that is not what was listed."""
     for file in watch(code.files):
         if file.link is not None:
-            os.symlink(file.link, first.place(file.path))
-            os.symlink(file.link, second.place(file.path))
+            for tree in filter(None, (first, second)):
+                os.symlink(file.link, tree.place(file.path))
             continue
         path = f"{code.root}/{file.path}"
         with _opened(os.open(path, READ)) as reader, _opened(first.create(file)) as out:
@@ -98,7 +98,8 @@ def copy_hashed(code: CodeList, first: NewTree, second: NewTree, watch: Watch = 
             kept = os.fstat(out)
             if looked.st_size != file.size or kept.st_size != file.size:
                 raise CodeChanged(path, "frozen")
-            _write(second, file, out)
+            if second is not None:
+                _write(second, file, out)
         yield CopiedFile(file.path, digest, looked, kept)
 
 

@@ -119,10 +119,10 @@ def _listed(root: Path, names: set[str]) -> CodeList:
 def folders_of(paths: Iterable[str]) -> set[str]:
     """The folders that these files lie in, and those above them up to "."."""
     folders = {"."}
-    waiting = {os.path.dirname(path) for path in paths} - {""}
+    waiting = {path.rpartition("/")[0] for path in paths} - {""}
     while waiting:
         folders |= waiting
-        waiting = {os.path.dirname(folder) for folder in waiting} - {""} - folders
+        waiting = {folder.rpartition("/")[0] for folder in waiting} - {""} - folders
     return folders
 
 

@@ -11,12 +11,12 @@ from collections.abc import Collection
 from pathlib import Path
 
 from launcher.rundir.code.copying import Watch
-from launcher.rundir.code.freezing import freeze
+from launcher.rundir.code.freezing import freeze, stored
 from launcher.rundir.code.hashes import content_hashes, tree_digest
 from launcher.rundir.code.listing import CodeList, list_frozen
 from launcher.rundir.code.names import walk
 from launcher.rundir.durable import make_dir, sync_dir
-from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.layout import STORE, AttemptDir, RunDir
 
 
 def frozen_digest(code: CodeList) -> str:
@@ -26,13 +26,18 @@ def frozen_digest(code: CodeList) -> str:
 
 def as_frozen(run: RunDir, digest: str) -> CodeList:
     """The code that a run had, as it was frozen; where the store has lost it, as the run's ranks have left it."""
-    pristine = run.path.parent / ".code" / digest
-    return list_frozen(pristine if digest and pristine.is_dir() else run.code)
+    return list_frozen(folder_as_frozen(run, digest))
+
+
+def folder_as_frozen(run: RunDir, digest: str) -> Path:
+    """Where that is."""
+    pristine = stored(run, digest)
+    return pristine if digest and pristine.is_dir() else run.code
 
 
 def stage(run: RunDir, attempt: AttemptDir, code: CodeList, watch: Watch = iter) -> None:
     """Have the code lie ready for an attempt, durable."""
-    freeze(code, run.path.parent / ".code", attempt.code, watch=watch)
+    freeze(code, run.path.parent / STORE, attempt.code, watch=watch)
     sync_dir(attempt.path)
 
 

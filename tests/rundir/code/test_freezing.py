@@ -1,4 +1,5 @@
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -10,8 +11,9 @@ import pytest
 
 from launcher.errors import BadInput
 from launcher.rundir.code import hashes
-from launcher.rundir.code.freezing import freeze
+from launcher.rundir.code.freezing import bring_code, freeze
 from launcher.rundir.code.listing import list_frozen
+from launcher.rundir.layout import RunDir
 
 LATER_NS = 10**10
 
@@ -290,6 +292,69 @@ def test_a_file_that_cannot_be_read_is_named():
             finally:
                 os._exit(2)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
+
+
+@pytest.fixture
+def submitted(project, tmp_path):
+    """A run of which only the store has the code, and what that is called."""
+    run = RunDir(tmp_path / "runs" / "once-2345")
+    digest = freeze(list_frozen(project), tmp_path / "runs" / ".code", None).code.digest
+    run.path.mkdir()
+    return run, digest
+
+
+def test_code_that_only_the_store_has_is_copied_as_it_was_frozen(project, submitted):
+    run, digest = submitted
+    before = list_frozen(project)
+    for name in ("train.py", "lib/net.py"):
+        with (project / name).open("r+") as file:  # in place: whatever shares the file would see it
+            file.write("EDITED")
+    (project / "lib" / "late.py").touch()
+    bring_code(run, digest)
+    assert list_frozen(run.code).files == before.files
+    assert (run.code / "train.py").read_text() == "import lib\n"
+    assert (run.code / "lib" / "net.py").read_text() == "net = 1\n"
+    (run.code / "train.py").write_text("by a rank")
+    bring_code(run, digest)
+    assert (run.code / "train.py").read_text() == "by a rank"
+    assert os.listdir(run.path) == ["code"]
+
+
+def test_the_second_that_is_frozen_so_is_copied_by_nobody(project, submitted, tmp_path):
+    _, digest = submitted
+    again = freeze(list_frozen(project), tmp_path / "runs" / ".code", None, later(project))
+    assert (again.code.digest, again.stored_bytes) == (digest, 0)
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [".code", "once-2345"]
+
+
+@pytest.mark.parametrize("damage", ["edited", "added", "lost a file", "lost"])
+def test_what_was_not_frozen_is_never_copied(submitted, tmp_path, damage):
+    run, digest = submitted
+    pristine = tmp_path / "runs" / ".code" / digest
+    match damage:
+        case "edited":
+            (pristine / "train.py").chmod(0o600)
+            (pristine / "train.py").write_text("import bad\n")
+        case "added":
+            (pristine / "sitecustomize.py").touch()
+        case "lost a file":
+            (pristine / "train.py").unlink()
+        case "lost":
+            shutil.rmtree(pristine)
+    with pytest.raises(BadInput, match=f"{digest}: is not the code any more that was frozen for once-2345"):
+        bring_code(run, digest)
+    assert os.listdir(run.path) == []
+
+
+def test_code_that_is_copied_while_somebody_else_does_so_is_there_once(submitted):
+    run, digest = submitted
+
+    def overtaken(files):
+        yield from files
+        bring_code(run, digest)
+
+    bring_code(run, digest, overtaken)
+    assert os.listdir(run.path) == ["code"]
 
 
 def test_no_code_at_all_can_be_frozen(store, tmp_path):
