@@ -15,11 +15,11 @@ from pathlib import Path
 from launcher.agent.wire import wire_key
 from launcher.clusters.keeping.standby import detach, report
 from launcher.clusters.keeping.wakeup import Wakeup
+from launcher.clusters.ssh.host import presence
 from launcher.clusters.ssh.host.keeper import carry_on, slots_for, to_its_end
 from launcher.clusters.ssh.host.keeper_messages import Propose, Rejoin
 from launcher.clusters.ssh.host.keeper_rpc import WIRE, KeeperRpc
 from launcher.clusters.ssh.host.keeper_state import KeeperState
-from launcher.clusters.ssh.host.presence import Seat
 from launcher.clusters.ssh.messages import Opened, Peer
 from launcher.errors import Exit, LaunchError
 from launcher.hostlink.rpc.wire import encoded
@@ -34,7 +34,7 @@ def main() -> int:
     run, number, up_fd, go_fd = RunDir(Path(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     os.close(go_fd)
     detach()
-    seat = read_record(run.attempt(number).seat, Seat)
+    seat = presence.taken(run.attempt(number))
     peers = read_record(run.attempt(number).keepers, tuple[Peer, ...])
     if seat is None or peers is None:
         raise LaunchError(f"{run.attempt(number).path}: does not say as whom this host takes part")

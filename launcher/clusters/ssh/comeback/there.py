@@ -12,10 +12,8 @@ import time
 from pathlib import Path
 
 from launcher.clusters.ssh.host import presence, receive
-from launcher.clusters.ssh.host.presence import Seat
 from launcher.errors import Exit, LaunchError
 from launcher.ids import is_run_id
-from launcher.rundir.durable import readable
 from launcher.rundir.layout import RunDir
 
 _ME = "launcher.clusters.ssh.comeback.there"
@@ -39,7 +37,7 @@ def main() -> int:
 def _brought_back(run: RunDir) -> bool:
     """Or there is nothing to bring back."""
     found = presence.begun(run)
-    seat = readable(found[0].seat, Seat) if found is not None else None
+    seat = presence.taken(found[0]) if found is not None else None
     if seat is None:
         return True
     words = [seat.python, "-P", "-m", _ME, str(run.path.parent.parent), run.id]

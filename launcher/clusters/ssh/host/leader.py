@@ -208,7 +208,7 @@ def propose(keeper: KeeperState, others: list[int], cause: Cause | None, *, lead
     bad = {blame.host for blame in avoided(keeper.run)}
     names = [keeper.rpc.peer(number).host for number in others]
     here = [keeper.host, *sorted(names, key=lambda name: name in bad)]
-    away = [name for name in keeper.first_nodes if name not in here] if keeper.plan.disks_apart else []
+    away = [name for name in keeper.first_nodes if name not in here]
     plan = reseated(keeper.plan, keeper.first_nodes, here, away)
     attempt, _ = new_attempt(keeper.run, plan.cluster, "requeue", cause, plan, secret=keeper.secret)
     took = granted(keeper.rpc.ask(Propose(attempt.number, tuple(here), cause, tuple(away)), others))

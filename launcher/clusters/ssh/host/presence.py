@@ -10,13 +10,14 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
 
 from launcher.clusters.ssh.messages import Peer
 from launcher.errors import LaunchError
 from launcher.rundir.attempts import attempts, newest
-from launcher.rundir.durable import read_record
+from launcher.rundir.durable import read_record, readable
 from launcher.rundir.layout import AttemptDir, RunDir
 
 _LEAVES_S = 45.0  # a keeper that was left without a word asks the others for 30 s, and leaves after their answers
@@ -48,6 +49,16 @@ def is_held(run: RunDir) -> bool:
     """A keeper lives, or is being made."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asker:
         return asker.connect_ex(_name(run)) == 0
+
+
+def seat_of(attempt: AttemptDir, *, apart: bool) -> Path:
+    """Where this host's is. On one disk for all each has its own: there they go by the hosts' own names."""
+    return attempt.seat if apart else attempt.path / f"seat-{hashlib.sha256(_own_name()).hexdigest()[:16]}.json"
+
+
+def taken(attempt: AttemptDir) -> Seat | None:
+    """As whom this host takes part in the attempt, as far as that can be read."""
+    return readable(seat_of(attempt, apart=True), Seat) or readable(seat_of(attempt, apart=False), Seat)
 
 
 def began(attempt: AttemptDir) -> bool:
@@ -89,5 +100,9 @@ def _bound(name: socket.socket, run: RunDir) -> bool:
 
 def _name(run: RunDir) -> str:
     """Short enough for a socket; containers that share a network have names of their own."""
-    whole = f"{os.uname().nodename}\0{run.path}".encode(errors="surrogateescape")
+    whole = _own_name() + f"\0{run.path}".encode(errors="surrogateescape")
     return f"\0launch-keeper/{os.getuid()}/{hashlib.sha256(whole).hexdigest()[:32]}"
+
+
+def _own_name() -> bytes:
+    return os.uname().nodename.encode(errors="surrogateescape")

@@ -66,7 +66,8 @@ class AttemptReceiver:
             if _on_one_disk(run, opening):
                 return Opened(None, on_one_disk=True)
             words = [str(_add_attempt(run, opening)), str(opening.node), ",".join(opening.gpus)]
-            write_record(run.attempt(opening.intent.attempt).seat, Seat(opening.node, opening.gpus, sys.executable))
+            seat = presence.seat_of(run.attempt(opening.intent.attempt), apart=_disks(opening).disks_apart)
+            write_record(seat, Seat(opening.node, opening.gpus, sys.executable))
             self._keeper = StandbyKeeper(_KEEPER, run.path, words, keep=[lock.fileno()])
         return msgspec.json.decode(self._keeper.report(), type=Opened)
 
@@ -81,7 +82,7 @@ def come_back(run: RunDir) -> str:
     if presence.is_held(run):
         return "its keeper is there"
     found, last = presence.begun(run), newest(run)
-    if found is None or last is None or not found[0].seat.exists() or has_ended(run, last):
+    if found is None or last is None or presence.taken(found[0]) is None or has_ended(run, last):
         return "nothing of it goes on here, as far as this host knows"
     with presence.held(run) as lock:
         keeper = StandbyKeeper(_COMES_BACK, run.path, [str(found[0].number)], keep=[lock.fileno()])
@@ -146,9 +147,13 @@ def _is_of(line: bytes, attempt: int) -> bool:
     return False
 
 
+def _disks(opening: Open) -> _Disks:
+    return msgspec.json.decode(opening.plan, type=_Disks)
+
+
 def _on_one_disk(run: RunDir, opening: Open) -> bool:
     """Another host has opened the attempt on this very disk, where each is said to have one of its own."""
-    plan = msgspec.json.decode(opening.plan, type=_Disks)
+    plan = _disks(opening)
     if not plan.disks_apart:
         return False
     attempt, me = run.attempt(opening.intent.attempt), plan.nodes[opening.node].host
