@@ -84,6 +84,11 @@ def pace(notes, ranks, since, until):
     return useful_steps(notes, ranks, since, until) / (until - since)
 
 
+def at_gap(share, every_s, gap_s):
+    """What the goodput would be with one fault per `gap_s`, where each costs what it did with one per `every_s`."""
+    return 1 - (1 - share) * every_s / gap_s
+
+
 def costs(notes, ranks, blows, decisions, rate):
     """Of each fault that made ranks start anew; where a second one came meanwhile, both are left out."""
     found = []

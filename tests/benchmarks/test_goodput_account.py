@@ -6,6 +6,7 @@ from tests.benchmarks.goodput_account import (
     Blow,
     Decided,
     Note,
+    at_gap,
     costs,
     first_of_all,
     middle_costs,
@@ -119,3 +120,8 @@ def test_medians_by_fault():
     count, phases, again, whole = middle_costs(found * 3)["kill-rank"]
     assert (count, again, whole) == (3, 2, pytest.approx(5.5))
     assert list(phases) == ["noticed", "decided", "begun", "imported", "met", "loaded", "step"]
+
+
+def test_seldom_faults_cost_as_much_each():
+    assert at_gap(0.7, 20, 60) == pytest.approx(0.9)
+    assert at_gap(0.7, 20, 20) == pytest.approx(0.7)
