@@ -12,7 +12,7 @@ import pytest
 from tests.lab import claims
 from tests.lab.fixtures import open_folder
 from tests.lab.hosts import HostLab
-from tests.lab.nodes import BOUND_S, Cut, LabError, until
+from tests.lab.nodes import BOUND_S, Cut, LabError, command_of, until
 
 ROOT = Path(__file__).parents[2]
 HOLD = "nohup setsid sleep 600 >/dev/null 2>&1 </dev/null & echo $!"
@@ -35,6 +35,8 @@ def test_a_session_has_what_sshd_gives_and_nothing_of_the_tests(hosts, monkeypat
 def test_each_host_has_its_own_disk_memory_processes_and_boot(hosts):
     for index in range(4):
         hosts.ssh(index, f"echo {index} > {hosts.place}/mine; echo {index} > /dev/shm/mine; {HOLD}")
+    for node in hosts.nodes:
+        until("its process", lambda node=node: "sleep" in map(command_of, node.started()))
     assert [(hosts.disk(index) / "mine").read_text() for index in range(4)] == ["0\n", "1\n", "2\n", "3\n"]
     assert not list(hosts.place.iterdir())  # here nobody has a disk
     see = f"cat {hosts.place}/mine /dev/shm/mine; pgrep -c sleep; ls {hosts.disk(0).parent}"

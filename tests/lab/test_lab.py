@@ -90,7 +90,7 @@ def test_sacct_answers_with_accounting_and_not_without(lab, accounted_lab):
 
 def test_two_labs_side_by_side(lab, tmp_path):
     with SlurmLab(tmp_path / "other", nodes=1, MinJobAge="7") as other:
-        job = submit(lab, "sleep 60", "-w", "node0")
+        job = submit(lab, "sleep 600", "-w", "node0")
         assert other.ask("squeue", "-h") == ""
         assert re.search(r"^MinJobAge += 7 sec$", other.ask("scontrol", "show", "config"), re.MULTILINE)
         assert lab.ask("squeue", "-h", "-o", "%i") == job
@@ -150,9 +150,9 @@ def test_every_cut_cuts_and_is_mended(lab, tmp_path):
 
 
 def test_an_urgent_job_has_another_requeued(lab, tmp_path):
-    job = submit(lab, f"date > {tmp_path}/started.$SLURM_RESTART_COUNT; sleep 60", "-N4", "--exclusive", "--requeue")
+    job = submit(lab, f"date > {tmp_path}/started.$SLURM_RESTART_COUNT; sleep 600", "-N4", "--exclusive", "--requeue")
     until("its start", (tmp_path / "started.0").exists)
-    urgent = submit(lab, f"touch {tmp_path}/urgent; sleep 60", "-N4", "--exclusive", "-p", "urgent")
+    urgent = submit(lab, f"touch {tmp_path}/urgent; sleep 600", "-N4", "--exclusive", "-p", "urgent")
     until("the urgent start", (tmp_path / "urgent").exists)
     assert lab.ask("squeue", "-h", "-j", job, "-o", "%T") == "PENDING"
     lab.ask("scancel", urgent)
@@ -178,7 +178,7 @@ def test_the_controller_killed_frozen_and_back(lab, tmp_path):
 
 def test_clear_undoes_everything(lab):
     submit(lab, STUBBORN, "-N1", "-w", "node0")
-    submit(lab, "sleep 60", "-N4", "--exclusive")
+    submit(lab, "sleep 600", "-N4", "--exclusive")
     until("a stubborn child", lambda: len(lab.nodes[0].job_pids()) >= 3)
     lab.nodes[1].power_off()
     lab.nodes[2].kill_slurmd()

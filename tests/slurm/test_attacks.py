@@ -195,7 +195,7 @@ def test_a_poisoned_environment_makes_the_same_job(desk, slurm):
 
 
 def test_a_poisoned_environment_repeats_and_cancels_the_same(desk, slurm):
-    slurm.ask("sbatch", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 100")
+    slurm.ask("sbatch", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
     desk.until("a full cluster", lambda: "RUNNING" in slurm.ask("squeue", "--noheader", "--format=%T"))
     spec = witness(desk, PLACED)
     clean, poisoned = (
@@ -214,7 +214,7 @@ def test_a_poisoned_environment_repeats_and_cancels_the_same(desk, slurm):
 
 @pytest.mark.parametrize("words", [(), ("--repeat", "2")])
 def test_a_secret_is_nowhere_but_in_its_file_and_in_the_ranks(desk, slurm, tmp_path, words):
-    desk.script("keeps.py", "import os, time\nprint('has', len(os.environ['TOKEN']), flush=True)\ntime.sleep(60)\n")
+    desk.script("keeps.py", "import os, time\nprint('has', len(os.environ['TOKEN']), flush=True)\ntime.sleep(600)\n")
     spec = desk.spec(
         "name: keeps\nrun:\n  script: keeps.py\n  preload: []\nsecrets: [TOKEN]\n"
         "resources: {nodes: 2, ranks_per_node: 1, cpus_per_rank: 1, gpus_per_node: 0}\n"

@@ -75,7 +75,7 @@ def kill_the_job(desk, slurm, run):
 
 def cancelled_while_it_waits(desk, slurm):
     """A run whose job a person ends before any process of it exists."""
-    slurm.ask("sbatch", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 100")
+    slurm.ask("sbatch", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
     desk.until("a full cluster", lambda: "RUNNING" in slurm.ask("squeue", "--noheader", "--format=%T"))
     run = desk.submit(two_nodes(desk, 100_000), "--on", "slurm")
     slurm.ask("scancel", job_of(desk, run))

@@ -66,7 +66,7 @@ def test_before_the_time_limit_it_saves_and_goes_on(desk, slurm):
     assert status["attempt"] >= 2  # as many as a machine needs that has more to do
     assert status["restarts"]["by_cause"] == {"time_limit": status["attempt"] - 1}
     assert status["fingerprint"] == fingerprint_here(desk, 360)
-    first, last = (next(e["at"] for e in desk.events(run, kind)) for kind in ("generation_opened", "stop_asked"))
+    first, last = (next(e["at"] for e in desk.events(run, kind)) for kind in ("submitted", "stop_asked"))
     assert last - first > 20  # not at Slurm's first, early word
 
 

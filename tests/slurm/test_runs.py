@@ -49,7 +49,7 @@ def test_a_cancel_finds_the_job_of_a_run_whose_records_are_gone(desk, slurm):
 
 
 def test_a_job_that_waits_says_why_and_is_cancelled_without_having_run(desk, slurm):
-    slurm.ask("sbatch", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 100")
+    slurm.ask("sbatch", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
     desk.until("a full cluster", lambda: "RUNNING" in slurm.ask("squeue", "--noheader", "--format=%T"))
     run = desk.submit(two_nodes(desk), "--on", "slurm")
     status = desk.status(run)

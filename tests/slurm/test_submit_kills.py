@@ -204,7 +204,7 @@ def test_of_two_jobs_with_one_ticket_one_does_it(ledger, sbatch, desk, words):
 
 
 def test_of_two_that_wait_the_other_is_cancelled(ledger, sbatch, desk, slurm):
-    slurm.ask("sbatch", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 100")
+    slurm.ask("sbatch", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
     desk.until("a full cluster", lambda: "RUNNING" in slurm.ask("squeue", "--noheader", "--format=%T"))
     run = submit(desk, sbatch('"$REAL" "$@" >/dev/null; "$REAL" "$@"'), 0).stdout.strip()
     desk.launch("status")
@@ -242,6 +242,7 @@ def test_while_sbatch_lives_nobody_else_submits_even_when_its_submitter_is_dead(
     late.chmod(0o755)
     desk.launch("status", env=env)
     late.unlink()
+    desk.until("its job", ledger.jobs)
     assert len(ledger.jobs()) == 1
     assert len(ledger.check("after a late answer")) == 1
 
@@ -253,7 +254,7 @@ def test_several_who_look_at_once_submit_once(ledger, sbatch, desk):
         subprocess.Popen(words, cwd=desk.project, env=desk.env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         for _ in range(4)
     ]
-    assert [(one.wait(60), one.stderr.read()) for one in lookers] == [(0, b"")] * 4
+    assert [(one.wait(BOUND_S), one.stderr.read()) for one in lookers] == [(0, b"")] * 4
     for one in lookers:
         one.stderr.close()
     ledger.check_jobs("several lookers")
