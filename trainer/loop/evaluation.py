@@ -63,7 +63,7 @@ def _dealt_out(length: int, samples: int, world: World) -> list[int]:
 class Evaluation:
     """A pass over the validation data that leaves no trace in the training."""
 
-    def __init__(self, training: Training, shares: Shares, loss: LossFunction, metrics: Metrics | None) -> None:
+    def __init__(self, training: Training, shares: Shares, loss: LossFunction | None, metrics: Metrics | None) -> None:
         strategy = training.strategy
         self._strategy, self._world = strategy, training.world
         # Not through DDP: ranks may have unequally many batches. But through DataParallel, which is one process.
@@ -109,10 +109,11 @@ class Evaluation:
         for batch in batches:
             data = placed(batch.data, self._world.device)
             with self._strategy.forward_context(sync=True):
-                answer = answer_of(self._loss(self._model, data))
+                answer = answer_of(self._loss(self._model, data)) if self._loss is not None else None
                 found = self._metrics(self._model, data) if self._metrics is not None else {}
             if batch.samples:
-                for name, value in {**answer.sums(batch.samples), **found}.items():
+                losses = answer.sums(batch.samples) if answer is not None else {}
+                for name, value in {**losses, **found}.items():
                     sums.add(name, value, batch.samples)
             after_batch()
         return sums

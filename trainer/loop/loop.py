@@ -13,6 +13,7 @@ from trainer.errors import EXIT_RESUME_ME, NotFinite, TrainerError
 from trainer.loop.callbacks import Callbacks
 from trainer.loop.evaluation import Evaluation
 from trainer.loop.losses import Answer, LossFunction, StepCount, StepLosses, answer_of
+from trainer.loop.own_step import OwnStep
 from trainer.loop.phases import VALIDATION, Phases
 from trainer.loop.placing import placed
 from trainer.loop.progress import Progress, Training
@@ -44,6 +45,7 @@ class Loop:
     phases: Phases
     late: Votes  # whether some rank's time is up
     spikes: Spikes | None = None
+    own_step: OwnStep | None = None
 
     strategy: Strategy = field(init=False)
     progress: Progress = field(init=False)
@@ -125,7 +127,8 @@ class Loop:
         with self.strategy.forward_context(sync=batch.ends_step):
             answer = self.answer(batch)
         self.phases.lap("forward")
-        self.strategy.backward(self.count.weighted(answer, batch))
+        if self.own_step is None:
+            self.strategy.backward(self.count.weighted(answer, batch))
         self.phases.lap("backward")
         if self.gathers:
             self.losses.add(answer, batch)
@@ -134,6 +137,8 @@ class Loop:
         """A forward pass: what the user's function says."""
         data = placed(batch.data, self.training.world.device)
         try:
+            if self.own_step is not None:
+                return self.own_step.run(self.strategy.module, data, batch, self.progress.step + 1)
             return answer_of(self.strategy.do(lambda model: self.loss(model, data)))
         except ValueError as error:
             if not str(error).startswith(_TOO_FEW):
@@ -147,7 +152,9 @@ class Loop:
         if self.logs:
             self.rates = self.schedules.rates  # before they are scheduled anew
         factor = self.count.factor(batch.step_samples)
-        if self._is_spike():
+        if self.own_step is not None:
+            self.norm = self.own_step.end()
+        elif self._is_spike():
             self.strategy.leave_out()
         else:
             self.norm = self.strategy.step(factor)

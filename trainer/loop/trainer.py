@@ -32,6 +32,7 @@ from trainer.loop.lr_finder import learning_rate_finder, put_back
 from trainer.loop.metrics import JsonLines, TensorBoard
 from trainer.loop.monitors import BestModel, EarlyStopping, check_name
 from trainer.loop.own_loss import own_loss
+from trainer.loop.own_step import StepFunction, own_step_of, refuse_beside_own_step
 from trainer.loop.phases import phases_on
 from trainer.loop.profiling import Profiler
 from trainer.loop.progress import Training
@@ -58,6 +59,7 @@ class Trainer:
         *,
         model: nn.Module | Callable[[], nn.Module],
         loss: LossFunction = own_loss,
+        step: StepFunction | None = None,
         data: Dataset[Any],
         validation: Dataset[Any] | None = None,
         metrics: Metrics | None = None,
@@ -72,6 +74,7 @@ class Trainer:
         `loss(model, batch)` is the mean over the batch, or a pair of a sum and a count; alone or with more such values
         by name. Left out, it is what the model gives by itself: `model(**batch).loss`. `metrics(model, batch)` gives
         sums over a validation batch by name, or pairs of sum and count; what is reported is the mean.
+        `step(model, batch, turns)` is a training step of your own; `loss` is what is validated then, if it is given.
         `optimizer(parameters)` makes one, or several by name; `parameters` is a list that can be chosen from by name.
         `schedule(optimizer, total_steps)` makes a scheduler that is stepped after each optimizer step; a
         ReduceLROnPlateau after each validation, with the monitored value. Of several optimizers each has its own: made
@@ -87,7 +90,13 @@ class Trainer:
                 )
         if validation is None and (settings.patience is not None or settings.keep_best):
             raise BadSettings("patience, keep_best: expected validation data, got none")
-        self.settings = settings
+        if step is not None:
+            refuse_beside_own_step(settings)
+            if validation is not None and loss is own_loss and metrics is None:
+                raise BadSettings(
+                    "validation: with a step of your own expected loss or metrics to validate by, got none"
+                )
+        self.settings, self._step = settings, step
         self._model, self._loss, self._metrics = model, loss, metrics
         self._dataset, self._validation, self._collate = data, validation, collate
         self._make_optimizer, self._make_schedule = optimizer, schedule
@@ -150,7 +159,8 @@ class Trainer:
         wanted = {one.monitor for one in self._callbacks if isinstance(one, (EarlyStopping, BestModel))}
         if self.settings.patience is not None or self.settings.keep_best or loop.schedules.needs_validation:
             wanted.add(self.settings.monitor)
-        names = loop.evaluation.names() if loop.evaluation is not None and wanted - {"val_loss"} else None
+        known = set() if self._validated_loss is None else {"val_loss"}
+        names = loop.evaluation.names() if loop.evaluation is not None and wanted - known else None
         for name in sorted(wanted) if names is not None else ():
             check_name(names or (), name)
 
@@ -252,6 +262,7 @@ class Trainer:
                 phases=phases_on(world.device),
                 late=Votes(world.control),
                 spikes=spikes,
+                own_step=own_step_of(self._step, strategy),
             )
             _settle(loop)
             yield loop
@@ -264,7 +275,9 @@ class Trainer:
             seed_all(settings.seed)
             # What a strategy may be told is a setting of the same name.
             wanted = {field.name: getattr(settings, field.name) for field in dataclasses.fields(StrategySettings)}
-            self._built = build(self._model, world, StrategySettings(**wanted), self._make_optimizer)
+            self._built = build(
+                self._model, world, StrategySettings(**wanted), self._make_optimizer, own_step=self._step is not None
+            )
             if world.is_first:
                 warn_of_low_weights(self._built.module)
         seed_all(settings.seed, world.rank)  # so that dropout differs from rank to rank
@@ -299,7 +312,12 @@ class Trainer:
         settings, world = self.settings, training.world
         samples = settings.validation_samples(world.size)
         shares = Shares(self._validation, samples, world, settings.workers, self._collate)
-        return Evaluation(training, shares, self._loss, self._metrics)
+        return Evaluation(training, shares, self._validated_loss, self._metrics)
+
+    @property
+    def _validated_loss(self) -> LossFunction | None:
+        """None: a training by a step of one's own has none that was given."""
+        return None if self._step is not None and self._loss is own_loss else self._loss
 
     def _all_callbacks(self, console: Console | None, save_best: Callable[..., None]) -> list[Callback]:
         settings, out = self.settings, _folder(self.settings)

@@ -7,6 +7,7 @@ from trainer.strategies.precision import warn_of_low_weights
 from trainer.strategies.recompute import KEPT
 from trainer.strategies.settings import NAMES, PRECISIONS, Choice, StrategySettings, needs_group
 from trainer.strategies.strategy import Strategy, number_of
+from trainer.strategies.turns import Turns, refuse_to_turn
 
 __all__ = [
     "KEPT",
@@ -17,9 +18,11 @@ __all__ = [
     "Parameters",
     "Strategy",
     "StrategySettings",
+    "Turns",
     "build",
     "needs_group",
     "number_of",
+    "refuse_to_turn",
     "summary",
     "warn_of_low_weights",
 ]

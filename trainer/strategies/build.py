@@ -15,7 +15,7 @@ from trainer.strategies.optimizers import Optimizers, checked
 from trainer.strategies.parameters import Parameters, parameters_of
 from trainer.strategies.precision import low_dtype, scaler_for, set_fp32
 from trainer.strategies.recompute import recompute
-from trainer.strategies.replicas import over_all_gpus, replicated
+from trainer.strategies.replicas import alike, over_all_gpus, replicated
 from trainer.strategies.settings import REPLICAS, SHARDS, StrategySettings, check, shard_size
 from trainer.strategies.strategy import Strategy
 from trainer.strategies.wrapped import Wrapped
@@ -30,10 +30,12 @@ def build(
     world: World,
     settings: StrategySettings,
     make_optimizer: MakeOptimizer,
+    *,
+    own_step: bool = False,
 ) -> Strategy:
     """All ranks call it, each with the same model, or with what makes it; rank 0's weights count.
 
-    A module is changed in place.
+    A module is changed in place. `own_step`: gradients are added up by `Turns`, part by part, in the user's order.
     """
     check(settings, world)
     module, rows = _made(model, world, settings)
@@ -52,7 +54,7 @@ def build(
             recompute(block, settings.recompute_keeps)
     if settings.compile:
         compile_parts(blocks if blocks and (settings.blocks or settings.strategy in SHARDS) else [module])
-    wrapped = _wrapped(module, blocks, world, settings, rows)
+    wrapped = alike(module, world) if own_step else _wrapped(module, blocks, world, settings, rows)
     optimizers = checked(make_optimizer(parameters_of(module)), module, world)
     if settings.strategy == "zero1" and world.size > 1:
         optimizers = {name: shared_out(optimizer) for name, optimizer in optimizers.items()}

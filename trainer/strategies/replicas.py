@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from trainer.errors import TrainerError
+from trainer.strategies.agreement import PersistentBuffers, take_from_first
 from trainer.strategies.precision import autocasting
 from trainer.strategies.settings import StrategySettings
 from trainer.strategies.wrapped import Wrapped
@@ -36,6 +37,13 @@ def replicated(module: nn.Module, world: World, settings: StrategySettings) -> W
         return _NOTHING if sync else model.no_sync()
 
     return Wrapped(model, syncing, model.do)
+
+
+def alike(module: nn.Module, world: World) -> Wrapped:
+    """Copies that begin alike. Their gradients somebody else adds up, so any part may be called by itself."""
+    if world.size > 1:
+        take_from_first([*module.parameters(), *PersistentBuffers(module).tensors()])
+    return Wrapped(module, follows_first_rank=False)
 
 
 class _Work:

@@ -1,6 +1,6 @@
 """A model, its optimizer and all that is special about how they are run; the loop asks nothing else."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -105,7 +105,7 @@ class Strategy:
                 self.scaler.unscale_(optimizer)
         group = self.world.control if self.settings.offload else None
         finite = are_finite(self._gradients(), shared=self.is_sharded, group=group)
-        norm = self._clip()
+        norm = self.clip(self._parameters)
         if self.scaler is None:
             self.skips.note(step_where(finite, self.optimizers.values()))
         else:
@@ -130,7 +130,7 @@ class Strategy:
         After its first backward pass DDP deals gradients out to its buckets anew, and with more than two ranks the
         order of a sum depends on the bucket. Without this the first step after a resume would differ in its last bits.
         """
-        if self.settings.strategy not in REPLICAS or self.world.size <= 2:
+        if self.settings.strategy not in REPLICAS or self.wrapped.do is None or self.world.size <= 2:
             return
         with undone(self.module, self.world.device):
             with self.forward_context(sync=True):
@@ -150,13 +150,14 @@ class Strategy:
         for optimizer in self.optimizers.values():
             optimizer.zero_grad(set_to_none=True)
 
-    def _clip(self) -> Tensor | None:
+    def clip(self, parameters: Iterable[Tensor]) -> Tensor | None:
+        """Their gradients, as it is set."""
         if self.settings.clip_norm is None:
             return None
         if self.settings.offload:
             copies = self.world.size // shard_size(self.settings, self.world)
             return clip_offloaded(self._gradients(), self.settings.clip_norm, self.world, copies)
-        return clip_grad_norm_(self._parameters, self.settings.clip_norm)
+        return clip_grad_norm_(parameters, self.settings.clip_norm)
 
     def _gradients(self) -> Iterator[Tensor]:
         return (parameter.grad for parameter in self._parameters if parameter.grad is not None)

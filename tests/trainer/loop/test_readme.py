@@ -7,13 +7,15 @@ from pathlib import Path
 import torch
 from ranks import Ranks
 from strategy_trials import words
-from tiny_training import Noisy, make_model, run_tiny
+from tiny_training import Noisy, make_model, run_tiny, settings_for
+from torch import nn
 
-from trainer.loop import Callback, read_metrics
+from trainer.loop import Callback, Trainer, read_metrics
 from trainer.strategies.parameters import parameters_of
+from trainer.world import World
 
 PAGE = Path(__file__).parents[3] / "trainer" / "loop" / "README.md"
-EXAMPLE, SEVERAL, LOGGER = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+EXAMPLE, SEVERAL, STEP, LOGGER = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 def run_example(folder):
@@ -35,6 +37,26 @@ def test_several_optimizers_share_the_parameters():
         "muon": [2],
         "adamw": [3, 3],
     }
+
+
+class Gan(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.maker, self.critic = nn.Linear(64, 4), nn.Linear(4, 1)
+
+
+def test_a_step_of_ones_own_steps_both(tmp_path):
+    names = {"torch": torch}
+    exec(STEP, names)
+    trainer = Trainer(
+        settings_for(tmp_path, max_epochs=None, max_steps=5, strategy="none"),
+        model=Gan,
+        step=names["step"],
+        data=[torch.ones(4) * number for number in range(48)],
+        optimizer=lambda some: {name: torch.optim.SGD(some.split(f"{name}.*")[0]) for name in ("critic", "maker")},
+    )
+    assert trainer.fit(World(0, 1, 0, 1, torch.device("cpu"))) == 0
+    assert {"loss", "maker_loss"} < set(read_metrics(tmp_path / "metrics")[-1])
 
 
 def run_with_logger(folder):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from ranks import Ranks, spawn_ranks
-from tiny_training import KILL, Noisy, history, loss_of, make_model, run_tiny, settings_for
+from tiny_training import KILL, Noisy, Saved, history, loss_of, make_model, run_tiny, settings_for
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR
 
 from trainer.errors import BadSettings
@@ -29,7 +29,9 @@ def halved(optimizer, _):
 def run_two(folder, settings=None, disturb=()):
     schedule = {"muon": halved, "adamw": lambda one, _: LambdaLR(one, lambda step: 1 / (1 + step))}
     settings = {"max_steps": 8, **(settings or {})}
-    return run_tiny(folder, settings, disturb, optimizer=muon_and_adamw, schedule=schedule)
+    return run_tiny(
+        folder, settings, disturb, optimizer=muon_and_adamw, schedule=schedule, callbacks=[Saved(folder, 6)]
+    )
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp"])

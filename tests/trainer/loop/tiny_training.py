@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import Dataset, IterableDataset
 
+from trainer.checkpoint_files import catalog
 from trainer.loop import Callback, Settings, Trainer, read_metrics
 
 SAMPLES = 88
@@ -137,6 +138,19 @@ class Disturb(Callback):
         if self.armed and int(os.environ["RANK"]) == self.rank and not self.mark.exists():
             self.mark.touch()
             os.kill(os.getpid(), self.number)
+
+
+class Saved(Callback):
+    """Waits at a step until there is a checkpoint: whoever is killed later has one to go on from."""
+
+    def __init__(self, folder, step):
+        self.folder, self.step = Path(folder) / "checkpoints", step
+
+    def on_step(self, training):
+        until = time.monotonic() + 150
+        while training.step == self.step and not catalog.entries(self.folder):
+            assert time.monotonic() < until, "nothing was saved"
+            time.sleep(0.005)
 
 
 class Slow(Callback):

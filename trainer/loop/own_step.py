@@ -1,0 +1,44 @@
+"""A training step that the user has written: with several losses and optimizers, as GANs want it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from trainer.data import Batch
+from trainer.errors import BadSettings
+from trainer.loop.losses import Answer, answer_of
+from trainer.loop.settings import Settings
+from trainer.strategies import Strategy, Turns, refuse_to_turn
+
+StepFunction = Callable[[nn.Module, Any, Turns], Any]  # returns what a loss function does, for the lines of metrics
+
+
+@dataclass(frozen=True, slots=True)
+class OwnStep:
+    """The user's function, micro-batch by micro-batch."""
+
+    function: StepFunction
+    turns: Turns
+
+    def run(self, model: nn.Module, data: Any, batch: Batch, number: int) -> Answer:
+        """Inside of the forward pass's context."""
+        self.turns.begin(number, batch.scale, ends_step=batch.ends_step)
+        return answer_of(self.function(model, data, self.turns))
+
+    def end(self) -> Tensor | None:
+        """After the last micro-batch. The norm of the gradients, where they are clipped."""
+        return self.turns.end()
+
+
+def own_step_of(function: StepFunction | None, strategy: Strategy) -> OwnStep | None:
+    return None if function is None else OwnStep(function, Turns(strategy))
+
+
+def refuse_beside_own_step(settings: Settings) -> None:
+    """Raise BadSettings where something is asked for that only a step of the loop's own can do."""
+    refuse_to_turn(settings.strategy)
+    for name in ("spike_factor", "lr_find"):
+        if getattr(settings, name):
+            raise BadSettings(f"{name}: a step of your own is stepped by nobody else\nhint: leave {name} out, or step")

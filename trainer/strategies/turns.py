@@ -1,0 +1,127 @@
+"""Backward passes and optimizer steps in the order that a user's own training step gives them, as GANs want it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.amp.autocast_mode import autocast
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from trainer.errors import BadSettings, TrainerError
+from trainer.strategies.finite import are_finite, first_gradient, step_where
+from trainer.strategies.optimizers import parameters_in
+from trainer.strategies.strategy import Strategy
+from trainer.world import World
+
+STRATEGIES = ("none", "ddp", "zero1")  # each rank has all parameters: any part of the model may be called by itself
+
+
+@dataclass(slots=True, eq=False)
+class Turns:
+    """What a step of one's own works with. It is called with each micro-batch: `number` is that of the step, from 1,
+    and `ends_step` says whether this is its last micro-batch."""
+
+    strategy: Strategy
+    number: int = 0
+    ends_step: bool = True
+    _weight: float = 1.0  # of a loss of this micro-batch in the mean over the step's samples and ranks
+    _finite: dict[str, Tensor] = field(default_factory=dict)  # of those optimizers that were stepped
+    _norms: list[Tensor] = field(default_factory=list)
+
+    @property
+    def optimizers(self) -> Mapping[str, Optimizer]:
+        """By name; an only one without a name is `""`."""
+        return self.strategy.optimizers
+
+    def begin(self, number: int, weight: float, *, ends_step: bool) -> None:
+        """A micro-batch."""
+        self.number, self._weight, self.ends_step = number, weight, ends_step
+
+    def backward(self, loss: Tensor, name: str = "", *, retain_graph: bool = False) -> None:
+        """Add up gradients of the parameters of one optimizer, and of no others. `loss`: the mean over the batch."""
+        wanted = [one for one in parameters_in(self._optimizer(name)) if one.requires_grad]
+        scaler, weighted = self.strategy.scaler, loss * self._weight
+        first = first_gradient(weighted)
+        with autocast(loss.device.type, enabled=False):
+            scaled = weighted if scaler is None else scaler.scale(weighted)
+            torch.autograd.backward(scaled, first, retain_graph=retain_graph, inputs=wanted)
+
+    def step(self, name: str = "") -> None:
+        """Step one optimizer: in the step's last micro-batch, in the others nothing. All ranks do so in the same order.
+
+        Gradients meet here over ranks, are clipped, and let go of. Where one is not finite nothing is learned.
+        """
+        optimizer = self._optimizer(name)
+        if name in self._finite:
+            raise TrainerError(f"step: {_title(name)} was stepped twice in one step\nhint: it may be once a step")
+        if not self.ends_step:
+            return
+        strategy, parameters = self.strategy, list(parameters_in(optimizer))
+        add_up(parameters, strategy.world)
+        if strategy.scaler is not None:
+            strategy.scaler.unscale_(optimizer)
+        finite = are_finite([one.grad for one in parameters if one.grad is not None], shared=False)
+        norm = strategy.clip(parameters)
+        self._norms += [] if norm is None else [norm]
+        self._finite[name] = finite
+        _step(optimizer, finite, strategy.scaler)
+        optimizer.zero_grad(set_to_none=True)
+        torch.clear_autocast_cache()  # it has the weights as they were
+
+    def end(self) -> Tensor | None:
+        """The step is over: gradients that no optimizer has used are dropped. The norm of those that were clipped."""
+        strategy, norms = self.strategy, self._norms
+        if self._finite:
+            finite = torch.stack([*self._finite.values()]).all()
+            strategy.skips.note(finite)
+            if strategy.scaler is not None:
+                strategy.scaler.update()
+                strategy.has_stepped = bool(finite)
+        self._finite, self._norms = {}, []
+        strategy.leave_out()
+        return torch.linalg.vector_norm(torch.stack(norms)) if norms else None
+
+    def _optimizer(self, name: str) -> Optimizer:
+        if name not in self.optimizers:
+            known = ", ".join(map(repr, self.optimizers))
+            raise TrainerError(f"step: expected the name of an optimizer, {known}, got {name!r}")
+        return self.optimizers[name]
+
+
+def refuse_to_turn(strategy: str) -> None:
+    """Raise BadSettings where parts of the model cannot be called by themselves."""
+    if strategy not in STRATEGIES:
+        raise BadSettings(f"step: expected with strategy {', '.join(STRATEGIES)} only, got it with {strategy}")
+
+
+def add_up(parameters: Sequence[nn.Parameter | Tensor], world: World) -> None:
+    """The mean of the gradients over ranks, in one message; a rank that has none of a parameter counts as zero."""
+    if world.size == 1:
+        return
+    some = torch.tensor([one.grad is not None for one in parameters], dtype=torch.uint8)
+    dist.all_reduce(some, dist.ReduceOp.MAX, group=world.control)  # on the host: a GPU is not waited for
+    wanted = [one for one, has in zip(parameters, some.tolist(), strict=True) if has]
+    for one in wanted:
+        one.grad = torch.zeros_like(one) if one.grad is None else one.grad
+    for dtype in dict.fromkeys(one.dtype for one in wanted):
+        gradients = [one.grad for one in wanted if one.dtype == dtype and one.grad is not None]
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        dist.all_reduce(flat)
+        flat /= world.size
+        parts = flat.split([gradient.numel() for gradient in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+
+def _step(optimizer: Optimizer, finite: Tensor, scaler: GradScaler | None) -> None:
+    if scaler is None:
+        step_where(finite, [optimizer])
+    else:
+        scaler.step(optimizer)
+
+
+def _title(name: str) -> str:
+    return f"the optimizer {name!r}" if name else "the optimizer"
