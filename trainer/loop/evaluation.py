@@ -15,12 +15,13 @@ from trainer.checkpoint.generators import restore_generators, state_of_generator
 from trainer.data import Batch, EvalData
 from trainer.data.iterable import is_iterable
 from trainer.loop.losses import LossFunction, answer_of
+from trainer.loop.metric_objects import MetricObjects, is_of_object
 from trainer.loop.placing import placed
 from trainer.loop.progress import Training
 from trainer.loop.sums import Sum, Sums, gathered, means, sum_over_ranks
 from trainer.world import World
 
-Metrics = Callable[[nn.Module, Any], Mapping[str, Sum]]
+Metrics = Callable[[nn.Module, Any], Mapping[str, Sum | tuple[Any, ...]]]
 
 
 class Shares:
@@ -73,16 +74,17 @@ class Evaluation:
     def run(self, after_batch: Callable[[], None]) -> dict[str, float]:
         """`val_loss`, and what else the user's functions say; the same on all ranks."""
         with self._without_trace():
-            sums = self._sums(self._in_step(self._shares.batches()), after_batch)
-        return {_name(name): value for name, value in means(gathered(sums.terms(), self._world)).items()}
+            sums, objects = self._found(self._in_step(self._shares.batches()), after_batch)
+            found = {**means(gathered(sums.terms(), self._world)), **objects.values(self._world)}
+        return {_name(name): value for name, value in found.items()}
 
     def names(self) -> list[str] | None:
         """What values there will be, found out with a single batch; None of a stream, which would lose it."""
         if self._shares.are_of_a_stream:
             return None
         with self._without_trace():
-            sums = self._sums(iter([replace(self._shares.filler(), samples=1)]), lambda: None)
-        return [_name(name) for name in sums.terms()]
+            sums, objects = self._found(iter([replace(self._shares.filler(), samples=1)]), lambda: None)
+        return [_name(name) for name in (*sums.terms(), *objects.names)]
 
     @contextmanager
     def _without_trace(self) -> Iterator[None]:
@@ -104,8 +106,8 @@ class Evaluation:
         """End its workers."""
         self._shares.close()
 
-    def _sums(self, batches: Iterator[Batch], after_batch: Callable[[], None]) -> Sums:
-        sums = Sums()
+    def _found(self, batches: Iterator[Batch], after_batch: Callable[[], None]) -> tuple[Sums, MetricObjects]:
+        sums, objects = Sums(), MetricObjects()
         for batch in batches:
             data = placed(batch.data, self._world.device)
             with self._strategy.forward_context(sync=True):
@@ -114,9 +116,12 @@ class Evaluation:
             if batch.samples:
                 losses = answer.sums(batch.samples) if answer is not None else {}
                 for name, value in {**losses, **found}.items():
-                    sums.add(name, value, batch.samples)
+                    if is_of_object(value):
+                        objects.update(name, *value)
+                    else:
+                        sums.add(name, value, batch.samples)
             after_batch()
-        return sums
+        return sums, objects
 
     def _in_step(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """With fillers at the end where ranks meet in every forward pass, until all have had theirs."""

@@ -73,7 +73,8 @@ class Trainer:
 
         `loss(model, batch)` is the mean over the batch, or a pair of a sum and a count; alone or with more such values
         by name. Left out, it is what the model gives by itself: `model(**batch).loss`. `metrics(model, batch)` gives
-        sums over a validation batch by name, or pairs of sum and count; what is reported is the mean.
+        sums over a validation batch by name, or pairs of sum and count; what is reported is the mean. Or tuples of a
+        metric of torchmetrics and what it is updated with.
         `step(model, batch, turns)` is a training step of your own; `loss` is what is validated then, if it is given.
         `optimizer(parameters)` makes one, or several by name; `parameters` is a list that can be chosen from by name.
         `schedule(optimizer, total_steps)` makes a scheduler that is stepped after each optimizer step; a

@@ -1,0 +1,97 @@
+"""Metrics of torchmetrics give what they give of all the data at once, however many ranks share it."""
+
+import pytest
+import torch
+from ranks import spawn_ranks
+from tiny_training import Noisy, history, hits, run_tiny
+
+from trainer.errors import TrainerError
+from trainer.loop.metric_objects import MetricObjects
+from trainer.world import World, join
+
+pytest.importorskip("torchmetrics", reason="comes with lightning, of the group of recipes")
+
+from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics.classification import BinaryAUROC, MulticlassConfusionMatrix, MulticlassF1Score
+from torchmetrics.regression import PearsonCorrCoef
+
+ALONE = World(0, 1, 0, 1, torch.device("cpu"))
+SCORES = torch.rand(40, generator=torch.Generator().manual_seed(4))
+WANTED = (SCORES + 0.5 * torch.rand(40, generator=torch.Generator().manual_seed(5)) > 0.7).long()
+
+
+def some():
+    return {
+        "auroc": BinaryAUROC(),
+        "pearson": PearsonCorrCoef(),
+        "both": MetricCollection({"macro": MulticlassF1Score(2), "micro": MulticlassF1Score(2, average="micro")}),
+        "mean": MeanMetric(),
+    }
+
+
+def updated(places):
+    """A pass over these batches of ten."""
+    objects, metrics = MetricObjects(), some()
+    for place in places:
+        scores, wanted = SCORES[10 * place : 10 * place + 10], WANTED[10 * place : 10 * place + 10]
+        objects.update("auroc", metrics["auroc"], scores, wanted)
+        objects.update("pearson", metrics["pearson"], scores, wanted.float())
+        objects.update("both", metrics["both"], (scores > 0.6).long(), wanted)
+        objects.update("mean", metrics["mean"], scores)
+    return objects
+
+
+def of_this_rank(places_of):
+    world = join(group=True, device="cpu", timeout_s=200)
+    objects = updated(places_of[world.rank])
+    return objects.values(world)
+
+
+def expected():
+    whole = some()
+    whole["auroc"].update(SCORES, WANTED)
+    whole["pearson"].update(SCORES, WANTED.float())
+    whole["both"].update((SCORES > 0.6).long(), WANTED)
+    whole["mean"].update(SCORES)
+    both = whole.pop("both").compute()
+    found = {name: one.compute() for name, one in whole.items()}
+    return {name: float(value) for name, value in {**found, **{f"both_{key}": both[key] for key in both}}.items()}
+
+
+@pytest.mark.parametrize("places_of", [[[0, 2], [1, 3]], [[0, 1, 2], [3], []]])
+def test_the_same_as_of_all_at_once(places_of):
+    for found in spawn_ranks(of_this_rank, len(places_of), places_of):
+        assert found == pytest.approx(expected(), rel=1e-5)
+
+
+def test_each_pass_begins_anew():
+    objects, metric = MetricObjects(), MeanMetric()
+    metric.update(100.0)
+    objects.update("mean", metric, torch.ones(3))
+    assert objects.values(ALONE) == {"mean": 1.0}
+    assert metric.update_count == 0
+
+
+def test_more_than_one_number_is_refused():
+    objects = MetricObjects()
+    objects.update("confused", MulticlassConfusionMatrix(2), torch.tensor([0, 1]), torch.tensor([1, 1]))
+    with pytest.raises(TrainerError, match="metrics: confused: expected one number, got tensor"):
+        objects.values(ALONE)
+
+
+def train(folder):
+    auroc = BinaryAUROC()
+
+    def metrics(model, batch):
+        x, y = batch
+        return {**hits(model, batch), "auroc": (auroc, model(x).softmax(1)[:, 1], y)}
+
+    settings = {"max_steps": 6, "monitor": "val_auroc", "mode": "max", "keep_best": True, "validation_batch_size": 8}
+    return run_tiny(folder, settings, metrics=metrics, validation=Noisy(33, noise=0.0))
+
+
+def test_a_training_reports_them_and_goes_by_them(tmp_path):
+    spawn_ranks(train, 2, tmp_path)
+    last = history(tmp_path)[-1]
+    assert 0.0 < last["val_auroc"] <= 1.0
+    assert {"val_loss", "val_accuracy"} < set(last)
