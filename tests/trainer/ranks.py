@@ -81,9 +81,12 @@ class Ranks:
             self.processes.append(process)
 
     def kill(self, rank: int | None = None, sig: int = signal.SIGKILL) -> None:
-        for number, process in enumerate(self.processes):
-            if rank in (None, number) and process.pid is not None:
-                os.kill(process.pid, sig)
+        """One of them, or all at once: none is to notice the death of another before its own."""
+        struck = [each.pid for number, each in enumerate(self.processes) if rank in (None, number)]
+        held = [signal.SIGSTOP] if sig == signal.SIGKILL and rank is None else []
+        for number in [*held, sig]:
+            for pid in filter(None, struck):
+                os.kill(pid, number)
 
     def outcomes(self, limit_s: float = _LIMIT_S) -> list[tuple[str, Any]]:
         """("returned", value), ("exited", code), ("raised", traceback) or ("killed", exit code), by rank."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from holding import hold_saves
 from ranks import Ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -259,15 +260,25 @@ class Training:
 
 
 def train(
-    folder: Path, recipe: Recipe, log: Path | None = None, progress_fd: int | None = None, stop_at: int | None = None
+    folder: Path,
+    recipe: Recipe,
+    log: Path | None = None,
+    progress_fd: int | None = None,
+    stop_at: int | None = None,
+    saves: int | None = None,
 ) -> Ended:
-    """The loop of somebody who uses Checkpointer; what `log` gets survives a kill."""
+    """The loop of somebody who uses Checkpointer; what `log` gets survives a kill.
+
+    `saves`: those of so many steps get through, counted from where it goes on; then it stands still to be killed.
+    """
     training = Training.begin(recipe)
     if recipe.strategy in ("ddp", "zero1") and not recipe.unused:
         training.settle()
     torch.manual_seed(100 + training.world.rank)
     checkpointer = training.checkpointer(folder)
     start = step = checkpointer.load()
+    if saves is not None:
+        hold_saves(start + saves + 1)
     losses = {}
     with _appending(log, training.world.rank) as say:
         while step < recipe.steps:
@@ -319,9 +330,10 @@ def train_killed(folder: Path, recipe: Recipe, size: int, log: Path, seed: int, 
     draw = random.Random(seed)
     caught = reached = 0
     for _ in range(kills):
-        ranks, progress = start_watched(folder, recipe, size, log)
         # Each save waits for the one before: after two of them, one is there.
-        await_steps(progress, 2 * (Every.parse(recipe.every).steps or 0) + draw.randint(1, 2))
+        steps = 2 * (Every.parse(recipe.every).steps or 0) + draw.randint(1, 2)
+        ranks, progress = start_watched(folder, recipe, size, log, steps)
+        await_steps(progress, steps)
         time.sleep(draw.uniform(0, 0.008))  # no condition: the instant is what is drawn
         ranks.kill()
         assert [kind for kind, _ in ranks.outcomes()] == ["killed"] * size
@@ -332,17 +344,17 @@ def train_killed(folder: Path, recipe: Recipe, size: int, log: Path, seed: int, 
     return Disturbed(kills, Ranks(train, size, folder, recipe, log).results(), caught)
 
 
-def start_watched(folder: Path, recipe: Recipe, size: int, log: Path, **options: Any) -> tuple[Ranks, int]:
+def start_watched(folder: Path, recipe: Recipe, size: int, log: Path, saves: int | None = None) -> tuple[Ranks, int]:
     """Ranks, and a pipe with a byte for each step that the first one has made."""
     progress, theirs = os.pipe()
-    ranks = Ranks(train, size, folder, recipe, log, theirs, **options)
+    ranks = Ranks(train, size, folder, recipe, log, theirs, None, saves)
     os.close(theirs)
     return ranks, progress
 
 
 def await_steps(progress: int, steps: int) -> None:
     for _ in range(steps):
-        ready, _, _ = select.select([progress], [], [], 60)
+        ready, _, _ = select.select([progress], [], [], 150)
         assert ready and os.read(progress, 1), "the training ended, or stood still, before it could be killed"
 
 

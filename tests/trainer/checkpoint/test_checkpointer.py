@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from holding import hold_saves
 from ranks import Ranks, spawn_ranks
 from small_trainings import (
     Recipe,
@@ -104,6 +105,8 @@ def train_rivals(folder, steps, progress_fd=None):
         folder, model=models, optimizer=optimizers, state=schedulers, world=world, every="2 steps", keep=1
     )
     step, losses = checkpointer.load(), []
+    if progress_fd is not None:
+        hold_saves(8)  # it is to be killed before the end
     while step < steps:
         real, noise = torch.randn(4, 5), torch.randn(4, 3)
         against = models["critic"](models["artist"](noise).detach()).mean() - models["critic"](real).mean()

@@ -58,7 +58,7 @@ class Slow:
 
     def _wait(self, _step):
         self.arrived.release()
-        assert self.gate.acquire(timeout=30)
+        assert self.gate.acquire(timeout=150)
 
     def save(self, step, tensor, **options):
         self.saver.save(step, Contents({"a": tensor}, {"shared": b"{}"}), {}, **options)
@@ -83,13 +83,13 @@ def test_the_state_may_change_as_soon_as_save_returns(tmp_path):
 def test_one_save_at_a_time(tmp_path):
     slow, tensor = Slow(tmp_path), torch.full((4,), 1.0)
     slow.save(1, tensor)
-    assert slow.arrived.acquire(timeout=30)
+    assert slow.arrived.acquire(timeout=150)
     second = threading.Thread(target=slow.save, args=(2, tensor + 1))
     second.start()
     second.join(0.1)
     assert second.is_alive() and catalog.steps(tmp_path) == [1]
     slow.gate.release(2)
-    second.join(30)
+    second.join(150)
     slow.saver.wait()
     assert kept(tmp_path, 1) == [1.0] * 4 and kept(tmp_path, 2) == [2.0] * 4
 
@@ -101,9 +101,9 @@ def test_who_waits_for_a_save_speaks_only_while_it_goes_on(tmp_path, monkeypatch
     def write(path, parts, after_piece):
         for _ in range(pieces):
             after_piece()
-            assert spoke.acquire(timeout=30)
+            assert spoke.acquire(timeout=150)
         stuck.set()
-        assert freed.wait(30)
+        assert freed.wait(150)
         return write_new(path, parts, after_piece)
 
     write_new = saving.write_new
@@ -114,11 +114,11 @@ def test_who_waits_for_a_save_speaks_only_while_it_goes_on(tmp_path, monkeypatch
     slow.save(1, torch.ones(4))
     waiting = threading.Thread(target=slow.saver.wait)
     waiting.start()
-    assert stuck.wait(30)
+    assert stuck.wait(150)
     waiting.join(0.1)
     assert waiting.is_alive() and len(said) == pieces
     freed.set()
-    waiting.join(30)
+    waiting.join(150)
     assert catalog.steps(tmp_path) == [1]
 
 

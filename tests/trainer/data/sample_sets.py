@@ -176,7 +176,7 @@ def is_running(pid):
         return False
 
 
-def until(what, condition, limit_s=60.0):
+def until(what, condition, limit_s=150.0):
     end = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end, f"not within {limit_s} s: {what}"

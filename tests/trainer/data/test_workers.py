@@ -274,7 +274,7 @@ def test_a_signal_to_the_group_stops_the_rank_when_it_wants_and_not_its_workers(
     os.killpg(rank.pid, signal.SIGTERM)
     assert ours.recv() == 40
     assert ours.recv() == []
-    rank.join(30)
+    rank.join(150)
     assert rank.exitcode == 0
 
 
@@ -323,9 +323,10 @@ print(*children(), flush=True)
 {how}
 """
     )
-    out, _ = rank.communicate(timeout=60)
+    out, _ = rank.communicate(timeout=200)
     assert rank.returncode == (1 if how else 0), out
-    assert not any(is_running(int(pid)) for pid in out.splitlines()[0].split())
+    pids = [int(pid) for pid in out.splitlines()[0].split()]
+    until("its workers are gone", lambda: not any(map(is_running, pids)))
 
 
 def test_close_ends_workers_in_the_middle_of_a_fetch(tmp_path):
@@ -343,8 +344,8 @@ def test_close_ends_workers_in_the_middle_of_a_fetch(tmp_path):
     until("two workers fetch", lambda: len(list(tmp_path.iterdir())) == 2)
     began = time.monotonic()
     data._source.close()
-    thread.join(30)
-    assert time.monotonic() - began < 30
+    thread.join(150)
+    assert time.monotonic() - began < 150
     assert ended and not multiprocessing.active_children()
 
 
@@ -375,6 +376,6 @@ def lose_workers(folder):
 def test_no_socket_folder_is_left_of_killed_workers(fork, tmp_path):
     multiprocessing.current_process()._config.pop("tempdir", None)  # of an earlier test; the rank makes its own
     rank = fork(lose_workers, tmp_path)
-    rank.join(60)
+    rank.join(150)
     assert rank.exitcode == 0
     assert not list(tmp_path.glob("pymp-*"))

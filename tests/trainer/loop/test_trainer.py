@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import pytest
 import torch
+from holding import hold_saves
 from ranks import Ranks, spawn_ranks
 from tiny_training import (
     KILL,
@@ -147,6 +148,7 @@ def test_killed_at_random_instants_equals_undisturbed(tmp_path, size):
             time.sleep(dice.uniform(0, 0.03))  # anywhere in a step, a validation or a save
             with suppress(ProcessLookupError):  # it may just have ended
                 ranks.kill(dice.randrange(size))
+            (folder / "struck").touch()
             outcomes = ranks.outcomes()
         finally:
             ranks.end()
@@ -161,7 +163,7 @@ def wait_for_lines(folder, more, processes):
     """Until so many more lines of metrics are written, or a rank has ended."""
     path = folder / "metrics" / "metrics.jsonl"
     size = path.stat().st_size if path.exists() else 0
-    until = time.monotonic() + 30
+    until = time.monotonic() + 150
     while all(process.is_alive() for process in processes):
         assert time.monotonic() < until, "ranks that write nothing"
         if path.exists():
@@ -173,6 +175,7 @@ def wait_for_lines(folder, more, processes):
 
 
 def run_slowly(folder, settings):
+    hold_saves(40, (folder / "struck").exists)  # not to its end before a rank was killed
     return run_tiny(folder, settings, callbacks=[Slow()])
 
 

@@ -128,7 +128,7 @@ def world_of(settings: StrategySettings) -> World:
     """The world in whose environment this process is: a plain one for strategies that know no other."""
     if settings.strategy in ("none", "dp"):
         return World(0, 1, 0, 1, torch.device("cpu"))
-    return join(group=True, device="cpu", timeout_s=60)
+    return join(group=True, device="cpu", timeout_s=150)
 
 
 def start(trial: Trial) -> tuple[Strategy, World]:

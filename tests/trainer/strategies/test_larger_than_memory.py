@@ -54,7 +54,7 @@ def data_bytes():
 
 
 def _train(folder, steps):
-    world = join(group=True, device="cpu", timeout_s=80)
+    world = join(group=True, device="cpu", timeout_s=150)
     allowance = _Allowance()
 
     def model():

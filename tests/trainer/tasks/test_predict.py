@@ -1,6 +1,7 @@
 """Predictions: the same file whatever the number of ranks, killed or not; each sample once."""
 
 import json
+import os
 import random
 import re
 import signal
@@ -8,6 +9,7 @@ import time
 
 import pytest
 import torch
+from holding import wait_until
 from ranks import Ranks, spawn_ranks
 from torch.utils.data import TensorDataset
 
@@ -16,6 +18,7 @@ from trainer.metrics_files import read_metrics
 from trainer.stopping import StopRequest
 from trainer.tasks import gpt, resnet
 from trainer.tasks.predict import Prediction, Queue, _answered
+from trainer.tasks.shards import Answers
 from trainer.world import World
 
 pytestmark = pytest.mark.dealt(2)
@@ -73,13 +76,32 @@ def test_each_image_has_its_line_in_order(net, whole):
 
 def killed_midway(ranks, out, chance, sig, rank=None):
     """Strike when some shards are there and others are not; how many were."""
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 150
     wanted = chance.randint(1, 25)
     while len(shards(out)) < wanted:
         assert time.monotonic() < limit, "no shards appear"
         time.sleep(0.001)
     ranks.kill(rank, sig)
+    (out.parent / f"struck {rank}").touch()
     return wanted
+
+
+def held(out, args):
+    """No further than it can be struck in time, and on from there when this rank was, or all are to end."""
+    struck = [out.parent / f"struck {rank}" for rank in (None, os.environ["RANK"], "elsewhere")]
+    put, close = Answers.put, Queue.close
+
+    def stand_still(answers, shard, *said):
+        if shard.start >= 30 * len(shard):
+            wait_until(lambda: any(path.exists() for path in struck))
+        put(answers, shard, *said)
+
+    def tell(queue):
+        close(queue)
+        struck[-1].touch()
+
+    Answers.put, Queue.close = stand_still, tell
+    return resnet.main(args)
 
 
 def shards(out):
@@ -92,7 +114,7 @@ def test_killed_and_resumed_with_another_number_of_ranks(net, whole, tmp_path, c
     seed = random.randrange(1 << 30)
     print("seed", seed)
     out = tmp_path / "out.jsonl"
-    ranks = Ranks(resnet.main, before, arguments(net[0], out))
+    ranks = Ranks(held, before, out, arguments(net[0], out))
     killed_midway(ranks, out, random.Random(seed), signal.SIGKILL)
     assert {kind for kind, _ in ranks.outcomes()} <= {"killed", "raised"}, "the fault did not fire"
     assert not out.exists()
@@ -110,7 +132,7 @@ def test_asked_to_stop_it_keeps_what_is_done(net, whole, tmp_path, asked):
     seed = random.randrange(1 << 30)
     print("seed", seed)
     out = tmp_path / "out.jsonl"
-    ranks = Ranks(resnet.main, 2, arguments(net[0], out))
+    ranks = Ranks(held, 2, out, arguments(net[0], out))
     at_least = killed_midway(ranks, out, random.Random(seed), signal.SIGTERM, asked)
     assert ranks.results() == [75, 75]
     assert at_least <= len(shards(out)) < 58 and not out.exists()

@@ -3,8 +3,10 @@
 import random
 import signal
 import time
+from functools import partial
 
 import pytest
+from holding import hold_saves
 from ranks import Ranks
 from shares import todays
 
@@ -41,9 +43,10 @@ def test_it_ends_alike(tmp_path, task, sig):
     print("seed", seed)
     chance = random.Random(seed)
     main, args, wanted = task
-    ranks = started(main, args, tmp_path)
+    ranks = started(partial(held, main, (tmp_path / "struck").exists), args, tmp_path)
     until_step(tmp_path / "metrics.jsonl", chance.randint(1, 25))
     ranks.kill(chance.choice([0, 1]), sig)
+    (tmp_path / "struck").touch()
     outcomes = ranks.outcomes(limit_s=200)
     if sig == signal.SIGTERM:
         assert outcomes == [("returned", 75)] * 2
@@ -56,6 +59,12 @@ def test_it_ends_alike(tmp_path, task, sig):
 def started(main, args, folder):
     where = ["--checkpoint-dir", str(folder / "checkpoints"), "--out", str(folder)]
     return Ranks(main, 2, [*args, *ALWAYS, *where])
+
+
+def held(main, released, args):
+    """No further than it can be struck in time."""
+    hold_saves(26, released)
+    return main(args)
 
 
 def until_step(path, step):
