@@ -114,6 +114,8 @@ class Hosts:
         return {node: agent.wait(max(0.1, deadline - time.monotonic())) for node, agent in self._agents.items()}
 
     def tidy(self):
+        """End all of it; a test that has failed shows what the run was at."""
+        print(json.dumps(self.state()), *self.lines_of_events()[-20:], sep="\n")
         for agent in self._agents.values():
             agent.kill()
             agent.wait()
@@ -130,8 +132,13 @@ class Hosts:
             return {}
 
     def events(self, kind):
-        lines = (self.run_dir(0) / "events.jsonl").read_text().splitlines()
-        return [event for event in map(json.loads, lines) if event["kind"] == kind]
+        return [event for event in map(json.loads, self.lines_of_events()) if event["kind"] == kind]
+
+    def lines_of_events(self):
+        try:
+            return (self.run_dir(0) / "events.jsonl").read_text().splitlines()
+        except FileNotFoundError:
+            return []
 
     def rank_log(self, node, generation):
         (log,) = (self.run_dir(node) / "logs" / f"a0001.g{generation:04d}").glob("rank-*.log")
