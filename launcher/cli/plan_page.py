@@ -45,7 +45,7 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
         ("project", f"{safe(plan.project)}: paths of the spec begin there, and its code is frozen"),
         ("in", f"{safe(plan.run_dir)}/{safe(plan.workdir)}: the frozen code; relative outputs land there"),
         ("world", f"{world} ({each})"),
-        ("run folder", safe(plan.run_dir)),
+        ("run folder", f"{safe(plan.run_dir)}, for example: the end of its name is drawn anew by every submit"),
     ]
     if plan.setup is not None:
         rows.insert(0, ("setup", safe(plan.setup.strip().replace("\n", "; "))))

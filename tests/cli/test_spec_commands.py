@@ -145,7 +145,7 @@ def test_a_dry_run_shows_everything_and_does_nothing(project):
     before = entries(project.root)
     done = project.launch("submit", "good.yaml", "--dry-run", env={"TOKEN": "canary-1234"})
     for text in ("mine would run on local", "train.py", "node 1", "127.0.0.2", "3 ranks", "ANSWER", "42", "TOKEN",
-                 "files", str(project.root / ".launch" / "runs")):  # fmt: skip
+                 "files", str(project.root / ".launch" / "runs"), "for example: the end of its name"):  # fmt: skip
         assert text in done.stdout
     assert "canary" not in done.stdout + done.stderr
     assert entries(project.root) == before

@@ -340,6 +340,12 @@ def test_looking_inside(laptop, jobs, transport):
     assert (done.stdout, done.stderr) == ("1\n", "aside\n")
     found = json.loads(laptop.launch("stacks", run, "--json").stdout)
     assert [(each["rank"], each["problem"], bool(each["stacks"])) for each in found] == [(0, "", True), (1, "", True)]
+    until("a sample", lambda: [len(node["ranks"]) for node in sampled(laptop, run)] == [2])
     jobs.gate.touch()
     laptop.launch("wait", run)
     assert "no rank of it runs" in laptop.launch("exec", run, "--", "true", check=4).stderr
+
+
+def sampled(laptop, run):
+    """What `launch top` shows of each node."""
+    return json.loads(laptop.launch("top", run, "--json").stdout)["nodes"]

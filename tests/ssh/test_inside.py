@@ -21,5 +21,12 @@ def test_beside_ranks_on_two_hosts(desk, transport):
         (rank, rank // 2, "") for rank in range(4)
     ]
     assert all(any("chain.py" in line for line in each["stacks"]) for each in found)
+    desk.until("a sample of both hosts", lambda: sampled(desk, run, named) == [0, 1])
     desk.launch("cancel", run, env=named)
     assert "no rank of it runs" in desk.launch("exec", run, "--", "true", env=named, check=4).stderr
+
+
+def sampled(desk, run, env):
+    """The nodes whose ranks `launch top` shows at work."""
+    told = json.loads(desk.launch("top", run, "--json", env=env).stdout)
+    return [node["node"] for node in told["nodes"] if [one["memory"] > 0 for one in node["ranks"]] == [True] * 2]
