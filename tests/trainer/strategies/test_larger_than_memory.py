@@ -19,8 +19,9 @@ RANKS, WIDTH, BLOCKS = 4, 1024, 24
 MODEL_BYTES = BLOCKS * WIDTH * (WIDTH + 1) * 4  # 101 MB
 # Parameters, gradients and momentum; and parameters and momentum once more while they are saved.
 TRAINING_BYTES = 5 * MODEL_BYTES
-WHILE_MADE, WHILE_TRAINED = 2 * MODEL_BYTES // 3, 3 * MODEL_BYTES
+WHILE_MADE, WHILE_TRAINED = 2 * MODEL_BYTES // 3, TRAINING_BYTES // 3
 _M_MMAP_THRESHOLD = -3
+_ATTRIBUTES_BYTES = 64  # pthread_attr_t has 56
 
 
 class Tall(nn.Module):
@@ -40,8 +41,14 @@ class _Allowance:
     """How much more memory than now this process may have."""
 
     def __init__(self):
+        libc = ctypes.CDLL(None)
         # Large blocks go back to the system when they are freed, and count no more.
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+        # The stack of a thread counts in full, however little of it is used: 8 MB for each that waits for messages.
+        attributes = ctypes.create_string_buffer(_ATTRIBUTES_BYTES)
+        assert libc.pthread_attr_init(attributes) == 0
+        assert libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(1 << 20)) == 0
+        assert libc.pthread_setattr_default_np(attributes) == 0
         self._now = data_bytes()
 
     def set(self, more):
