@@ -22,6 +22,7 @@ class MetricObjects:
     """Those of one pass over the validation data."""
 
     def __init__(self) -> None:
+        self._begun: set[str] = set()
         self._parts: dict[str, Any] = {}  # collections: each of theirs by itself
 
     @property
@@ -30,7 +31,8 @@ class MetricObjects:
 
     def update(self, name: str, metric: Any, *args: Any) -> None:
         """With a batch; with the first one of the pass it begins anew."""
-        if name not in self._parts and not any(one.startswith(f"{name}_") for one in self._parts):
+        if name not in self._begun:
+            self._begun.add(name)
             metric.reset()
             device = next((one.device for one in args if isinstance(one, Tensor)), None)
             metric.to(device)

@@ -67,8 +67,9 @@ def test_the_same_as_of_all_at_once(places_of):
 def test_each_pass_begins_anew():
     objects, metric = MetricObjects(), MeanMetric()
     metric.update(100.0)
+    objects.update("mean_of_all", MeanMetric(), torch.zeros(3))
     objects.update("mean", metric, torch.ones(3))
-    assert objects.values(ALONE) == {"mean": 1.0}
+    assert objects.values(ALONE) == {"mean_of_all": 0.0, "mean": 1.0}
     assert metric.update_count == 0
 
 
