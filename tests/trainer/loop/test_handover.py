@@ -9,6 +9,7 @@ from tiny_training import Noisy, loss_of, make_model, settings_for
 from trainer import load_weights
 from trainer.errors import TrainerError
 from trainer.loop import Trainer
+from trainer.strategies import paging
 
 
 def training(folder, given, **more):
@@ -48,3 +49,21 @@ def test_it_starts_from_given_weights_and_hands_over_what_it_has(tmp_path):
     copy = make_model()
     load_weights(copy, tmp_path / "left")
     assert torch.equal(copy[4].weight, model[4].weight)
+
+
+def hand_over_what_was_made_by_parts(folder):
+    paging._SMALLEST_BYTES = 1
+    begun = training(folder, folder / "given.safetensors", by_parts=True, offload=True)
+    begun.fit()
+    begun.export(folder / "left.safetensors")
+
+
+def test_what_no_rank_has_whole_is_handed_over_whole(tmp_path):
+    torch.manual_seed(7)
+    model = make_model()
+    save_file(model.state_dict(), tmp_path / "given.safetensors")
+    spawn_ranks(hand_over_what_was_made_by_parts, 2, tmp_path)
+    left = load_file(tmp_path / "left.safetensors")
+    assert left.keys() == model.state_dict().keys()
+    assert all(torch.equal(left[name], parameter) for name, parameter in model.named_parameters())
+    assert left["1.num_batches_tracked"] > 0, "buffers are those of the training"
