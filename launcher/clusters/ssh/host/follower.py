@@ -98,14 +98,19 @@ class Follower:
 
     def _is_deserted(self) -> bool:
         """Our agent was told that the attempt is over, and the leader, who would say what follows, is gone."""
-        if not self._is_left() or self._agent.last != Exit.OK:
+        if not self._is_left():
             return False
         keeper = self._keeper
         leader = keeper.rpc.ask_one(Ask(), self._leader, _ASK_S)
         if isinstance(leader, KeeperStatus):
             self._leader_heard_at = boottime()
             keeper.check_part_in(leader.attempt)
-        return boottime() > self._leader_heard_at + keeper.plan.spec.recovery.lease_s
+        if boottime() <= self._leader_heard_at + keeper.plan.spec.recovery.lease_s:
+            return False
+        if self._agent.last == Exit.OK:
+            return True
+        self._take_over.open()  # an agent that left for a newer attempt does not miss the coordinator any more
+        return False
 
     def _stopped(self) -> None:
         """Ended here by somebody who may not have reached the leader."""

@@ -192,6 +192,20 @@ def agents(monkeypatch):
     return AgentProcesses
 
 
+def test_who_has_no_agent_any_more_notices_a_lost_leader_itself(tmp_path, agents):
+    """Its agent had left for an attempt that came to nothing, then the leader was heard again. It waited for ever."""
+    table = Table(tmp_path, lease_s=1000.0)
+    follows = Follower(table.keepers[1], table.wakeups[1])
+    follows._agent.last = Exit.FENCED << 8
+    follows._leader_heard_at -= 2000.0
+    assert not follows._is_deserted()  # it is heard
+    assert not table.keepers[1].election.leaderless
+    table.silent = {0}
+    follows._leader_heard_at -= 2000.0
+    assert not follows._is_deserted()
+    assert table.keepers[1].election.leaderless
+
+
 class Slots:
     """Of a host on which an older run waits."""
 
