@@ -4,11 +4,15 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tests.chaos import worlds
+from tests.lab.fixtures import hosts, lab_possible, shared_hosts
+
+__all__ = ["hosts", "lab_possible", "shared_hosts"]
 
 ASK = "import time; print(time.time())"
 
@@ -38,6 +42,25 @@ def test_a_clock_is_wrong_on_one_host(world):
     world.clock_names = [os.uname().nodename]
     with worlds.wrong_clock(world, 1):
         assert abs(shown(world) - time.time()) > 7_000.0
+
+
+def test_all_that_a_run_has_on_a_host_has_the_clock_of_that_host(hosts, tmp_path):
+    with worlds.pool_world(tmp_path, hosts) as pool:
+        with worlds.wrong_clock(pool, 1):
+            asked = [float(hosts.ssh(index, f"{sys.executable} -c '{ASK}'")) for index in (0, 1)]
+            assert [abs(clock - time.time()) > 3_000.0 for clock in asked] == [False, True]
+        pool.submit(steps=1_000_000, every=5, pause_s=0.05)
+        pool.desk.until("ranks at work", lambda: len(pool.newest_ranks()) == pool.nodes)
+        for words in (*pool.own.values(), b"zygote.py"):  # of which ranks are forked
+            found = [pid for pid in pool.processes() if words in worlds.command(pid)]
+            assert len(found) >= pool.nodes, words
+            assert all(str(pool.clocks) in python_path(pid) for pid in found), words
+
+
+def python_path(pid):
+    """Where the Python of this process looks for modules first."""
+    words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return next((word.decode()[11:].split(":") for word in words if word.startswith(b"PYTHONPATH=")), [])
 
 
 def test_a_zygote_was_there_before_its_standby(monkeypatch):

@@ -358,6 +358,7 @@ class Pool(World):
         "freeze-keeper": Kind(2, lasts_s=(1.0, 40.0)),
         "kill-keeper": Kind(1, most=1, group="host"),
         "power": Kind(1, most=1, group="host", lasts_s=(5.0, 20.0)),
+        "clock": Kind(1, lasts_s=(2.0, 20.0)),
         **WIRES,
     }
     faults: ClassVar = {
@@ -369,6 +370,7 @@ class Pool(World):
         "freeze-keeper": frozen("keeper"),
         "kill-keeper": killed("keeper"),
         "power": no_power,
+        "clock": wrong_clock,
         **CUTS,
     }
     own: ClassVar = {"agent": b"launcher.agent\0", "keeper": b"ssh.host.keeper"}
@@ -380,6 +382,7 @@ class Pool(World):
     def __init__(self, desk: Desk, folder: Path) -> None:
         super().__init__(desk, folder)
         self.machines = desk.hosts.nodes
+        self.clock_names = [node.name for node in self.machines]
         (folder / "elsewhere").mkdir()
         self.observers["another machine"] = Desk(folder / "elsewhere", desk.hosts)
 
@@ -398,7 +401,11 @@ class Pool(World):
 
 @contextlib.contextmanager
 def pool_world(folder: Path, hosts: HostLab) -> Iterator[World]:
+    """What a run has on a host begins in a login, and has from there where the clock is looked up."""
     world = Pool(Desk(folder, hosts), folder)
+    lay_clocks(world, BY_HOST)
+    for index in range(hosts.size):
+        (hosts.home(index) / ".bashrc").write_text(f"export PYTHONPATH={world.clocks}\n")
     try:
         yield world
     finally:
