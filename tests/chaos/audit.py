@@ -54,6 +54,7 @@ class Promise:
     """What the spec and the faults of a run leave of what is promised."""
 
     kept: str = "save"  # rank 0 has done this with a checkpoint: it is not lost
+    damaged: frozenset[int] = frozenset()  # but for the steps that a fault has damaged
     answer_s: float = 60.0
 
 
@@ -86,7 +87,7 @@ def lost_steps(deeds: Sequence[Deed], promise: Promise) -> Iterator[str]:
     """Every incarnation goes on from a checkpoint no older than the newest that was safe before it began."""
     safe: int | None = None
     for deed in (deed for deed in deeds if deed.rank == 0):
-        if deed.what == promise.kept:
+        if deed.what == promise.kept and deed.step not in promise.damaged:
             safe = max(deed.step, safe or 0)
         elif deed.what == "start" and deed.step < (safe or 0):
             yield f"progress lost: {deed.incarnation} began at step {deed.step}, and {safe} was safe"

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from lab import Lab
@@ -52,7 +52,7 @@ def disturb(world: World, schedule: Schedule) -> Outcome:
             _strike_all(world, schedule, outcome, watch, undo)
         _until("the end of the run", _END_S, outcome, lambda: watch.all_told_an_end(since=time.monotonic()))
     deeds = world.deeds()
-    outcome.wrong += violations(deeds, watch.told, world.promise)
+    outcome.wrong += violations(deeds, watch.told, replace(world.promise, damaged=frozenset(world.damaged)))
     outcome.wrong += _end(world, steps)
     outcome.lost_steps = steps_lost(deeds)
     if not _until("the end of all its processes", _LEFT_S, outcome, lambda: not world.left()):

@@ -48,6 +48,15 @@ def test_what_has_no_second_copies_is_not_safe():
     assert "progress lost" in violations([*begun_anew, deed(3.5, "safe", 1)], WORDS, apart)[0]
 
 
+def test_what_a_fault_has_damaged_may_be_passed_over():
+    saved = [*RIGHT, deed(4.5, "save", 2)]
+    assert "began at step 1, and 2 was safe" in violations(saved, WORDS, PROMISE)[0]
+    assert violations(saved, WORDS, replace(PROMISE, damaged=frozenset({2}))) == []
+    begun_anew = [replace(one, step=0) if one.what == "start" else one for one in saved]
+    (said,) = violations(begun_anew, WORDS, replace(PROMISE, damaged=frozenset({2})))
+    assert "began at step 0, and 1 was safe" in said
+
+
 @pytest.mark.parametrize("state", ["failed", "lost", "cancelled", "succeeded"])
 def test_an_end_that_is_none(state):
     assert "before the last step" in violations(RIGHT, [told(4, state)], PROMISE)[0]

@@ -11,6 +11,8 @@ import pytest
 
 from tests.chaos import worlds
 from tests.lab.fixtures import hosts, lab_possible, shared_hosts
+from trainer.checkpoint_files import catalog
+from trainer.checkpoint_files.layout import folder_name
 
 __all__ = ["hosts", "lab_possible", "shared_hosts"]
 
@@ -55,6 +57,22 @@ def test_all_that_a_run_has_on_a_host_has_the_clock_of_that_host(hosts, tmp_path
             found = [pid for pid in pool.processes() if words in worlds.command(pid)]
             assert len(found) >= pool.nodes, words
             assert all(str(pool.clocks) in python_path(pid) for pid in found), words
+
+
+def test_what_is_damaged_on_a_host_is_passed_over_by_all_ranks(hosts, tmp_path):
+    with worlds.pool_world(tmp_path, hosts) as pool:
+        pool.submit(steps=1_000_000, every=5, pause_s=0.05)
+        pool.desk.until("two checkpoints", lambda: any(deed.what == "save" and deed.step > 5 for deed in pool.deeds()))
+        rank = pool.newest_ranks()[1]
+        with worlds.damaged_file(pool, 1) as hit:
+            assert hit
+        (step,) = pool.damaged
+        later = pool.desk.until(
+            "a start", lambda: [deed for deed in pool.deeds() if deed.incarnation > rank.incarnation]
+        )
+        assert later[0].step == step - 5
+        (aside,) = catalog.set_aside(pool.checkpoints(rank.host))
+        assert folder_name(step) in aside.name
 
 
 def python_path(pid):

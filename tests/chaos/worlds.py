@@ -25,6 +25,8 @@ from tests.chaos.schedule import Kind
 from tests.lab.hosts import HostLab
 from tests.lab.nodes import Cut, Node
 from tests.lab.slurm import SlurmLab
+from trainer.checkpoint_files import catalog
+from trainer.checkpoint_files.layout import data_name
 
 APART = Path(__file__).parents[1] / "agent" / "scripts" / "project" / "apart.py"
 Fault = Callable[["World", int], contextlib.AbstractContextManager[bool]]
@@ -54,6 +56,7 @@ class World:
         self.desk, self.audit, self.clocks = desk, folder / "audit.jsonl", folder / "clocks"
         self.observers = {"the user": desk}
         self.run = ""
+        self.damaged: set[int] = set()  # steps whose checkpoint has a changed file
 
     # -- the run
 
@@ -346,6 +349,20 @@ CUTS: dict[str, Fault] = {
 }
 
 
+@contextlib.contextmanager
+def damaged_file(world: World, target: int) -> Iterator[bool]:
+    """A byte of a host's newest checkpoint is another one, and its rank is killed, as only a start reads checkpoints:
+    stopped before, as it would soon have saved a newer one."""
+    assert isinstance(world, Pool)
+    found = world.newest_ranks()
+    rank = found[target % len(found)] if found else None
+    if rank is None or not world.strike_rank(rank, signal.SIGSTOP):
+        yield False
+        return
+    damaged = world.damage(rank)
+    yield world.strike_rank(rank, signal.SIGKILL if damaged else signal.SIGCONT) and damaged
+
+
 class Pool(World):
     """Four hosts, of which a run uses two and has one to spare: one may go for good, as none comes back by itself."""
 
@@ -359,6 +376,7 @@ class Pool(World):
         "kill-keeper": Kind(1, most=1, group="host"),
         "power": Kind(1, most=1, group="host", lasts_s=(5.0, 20.0)),
         "clock": Kind(1, lasts_s=(2.0, 20.0)),
+        "damage": Kind(1, most=1, group="host"),
         **WIRES,
     }
     faults: ClassVar = {
@@ -368,6 +386,7 @@ class Pool(World):
         "kill-guard": killed("guard"),
         "freeze-agent": frozen("agent"),
         "freeze-keeper": frozen("keeper"),
+        "damage": damaged_file,
         "kill-keeper": killed("keeper"),
         "power": no_power,
         "clock": wrong_clock,
@@ -397,6 +416,20 @@ class Pool(World):
     def strike_rank(self, deed: Deed, number: int) -> bool:
         node = next(node for node in self.machines if node.name == deed.host)
         return node.up and node.exec("kill", f"-{number}", str(deed.pid)).returncode == 0
+
+    def damage(self, deed: Deed) -> bool:
+        """The first byte of what this rank has saved last; False where that is nothing yet."""
+        newest = catalog.entries(self.checkpoints(deed.host))[-1:]
+        for entry in newest:
+            with (entry.path / data_name(deed.rank)).open("r+b", buffering=0) as file:
+                self.damaged.add(entry.step)
+                os.pwrite(file.fileno(), bytes([file.read(1)[0] ^ 1]), 0)
+        return bool(newest)
+
+    def checkpoints(self, host: str) -> Path:
+        """Where that host has those of the run."""
+        there: Path = self.desk.there(self.clock_names.index(host), self.run, "checkpoints")
+        return there
 
 
 @contextlib.contextmanager

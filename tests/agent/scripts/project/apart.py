@@ -20,7 +20,7 @@ from trainer.checkpoint_files.durable import make_folder, sync_folder, write_new
 from trainer.checkpoint_files.layout import MANIFEST, data_name, draft_name, folder_name, is_draft
 from trainer.checkpoint_files.manifest import FileEntry, Manifest, encode
 from trainer.checkpoint_files.retention import Parts, Save, expired, safest, spared
-from trainer.errors import CheckpointDamaged
+from trainer.errors import CheckpointDamaged, CheckpointPartial
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)
@@ -92,15 +92,26 @@ def content(weights):
     return (weights * (args.size // 64 + 1)).encode()[: args.size]
 
 
-def load():
-    for entry in reversed(catalog.entries(folder)):
+def whole():
+    """The steps whose files are here as they were written; what is damaged is set aside, as the trainer does it."""
+    steps = []
+    for entry in catalog.entries(folder):
         try:
             catalog.verify(entry)
+        except CheckpointPartial as error:
+            print(f"passes over step {entry.step}: {error}", flush=True)
         except CheckpointDamaged as error:
             print(f"passes over step {entry.step}: {error}", flush=True)
-            continue
-        return entry.step, [(entry.path / data_name(one)).read_text()[:64] for one in range(world)]
-    return 0, [f"start {one}" for one in range(world)]
+            commit.set_aside(entry)
+        else:
+            steps.append(entry.step)
+    return steps
+
+
+def load(step):
+    if step == 0:
+        return [f"start {one}" for one in range(world)]
+    return [(folder / folder_name(step) / data_name(one)).read_text()[:64] for one in range(world)]
 
 
 def save(step, chains):
@@ -143,8 +154,9 @@ make_folder(folder)
 for name in os.listdir(folder):
     if is_draft(name):
         commit.discard(folder / name)
-step, chains = load()
 peers = meet()
+step = max(set.intersection(*map(set, exchange(whole()))), default=0)
+chains = load(step)
 print(f"starts at step {step}", flush=True)
 note = audit()
 note("start", step)
@@ -159,6 +171,7 @@ while step < args.steps:
     say(step=step, total_steps=args.steps)
     if step % args.every == 0:
         save(step, chains)
+chains = [chain for _, chain in sorted(exchange([rank, chains[rank]]))]  # each its own: others' were reckoned here
 say(fingerprint=hashlib.sha256(" ".join(chains).encode()).hexdigest(), done=True)
 note("end", step)
 sys.exit(0)
