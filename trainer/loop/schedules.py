@@ -1,5 +1,6 @@
 """The schedules of all optimizers: each has its own."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,6 +8,7 @@ from trainer.errors import BadSettings
 from trainer.loop.schedule import MakeSchedule, Schedule
 from trainer.strategies import Optimizers
 
+log = logging.getLogger("trainer")
 MakeSchedules = MakeSchedule | Mapping[str, MakeSchedule]
 
 
@@ -50,8 +52,20 @@ class Schedules:
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Who was not there when it was saved begins anew, and is told of."""
+        saved = _saved_by_name(state)
         for name, one in self.each.items():
-            one.load_state_dict(state.get(name, {}) if name else state)
+            mine = saved.get(name, {})
+            if one.state_dict() and not mine:
+                title = f"the schedule of {name!r}" if name else "the schedule"
+                log.warning("schedule: nothing was saved for %s: it begins anew", title)
+            one.load_state_dict(mine)
+
+
+def _saved_by_name(state: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """That of an only optimizer without a name was saved as it is, with numbers among its values."""
+    several = bool(state) and all(isinstance(value, Mapping) for value in state.values())
+    return state if several else {"": state}
 
 
 def _by_name(make: MakeSchedules | None, optimizers: Optimizers) -> dict[str, MakeSchedule | None]:

@@ -77,6 +77,35 @@ def test_who_has_none_keeps_its_rate_and_all_come_back():
     assert again.state_dict()["b"]["last_epoch"] == 2
 
 
+@pytest.mark.parametrize("named", [("a", "b"), ("optimizer",)])
+def test_from_one_to_several_and_back_each_begins_anew_and_is_told_of(named, caplog):
+    def one_without_a_name():
+        return {"": several()["a"]}
+
+    def by_name():
+        return {name: several()["a"] for name in named}
+
+    for before, after in ((one_without_a_name, by_name), (by_name, one_without_a_name)):
+        saved, optimizers = Schedules(halved, before(), None), after()
+        saved.step()
+        begun, fresh = Schedules(halved, optimizers, None), Schedules(halved, optimizers, None).state_dict()
+        begun.load_state_dict(saved.state_dict())
+        assert begun.state_dict() == fresh
+        begun.step()
+        assert {one.param_groups[0]["lr"] for one in optimizers.values()} == {0.25}
+    titles = [*(f"the schedule of '{name}'" for name in named), "the schedule"]
+    assert [one.getMessage() for one in caplog.records] == [
+        f"schedule: nothing was saved for {title}: it begins anew" for title in titles
+    ]
+
+
+def test_who_had_no_schedule_and_has_none_is_not_told_of(caplog):
+    schedules = Schedules({"b": halved}, several(), None)
+    schedules.load_state_dict(Schedules({"b": halved}, several(), None).state_dict())
+    Schedules(None, several(), None).load_state_dict(schedules.state_dict())
+    assert not caplog.records
+
+
 @pytest.mark.parametrize(
     ("optimizers", "known"),
     [(several(), "a, b"), ({"": several()["a"]}, "an optimizer without a name")],
