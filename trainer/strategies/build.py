@@ -11,7 +11,7 @@ from trainer.errors import BadSettings
 from trainer.strategies.batch_norm import sync_batch_norm
 from trainer.strategies.blocks import blocks_of, chosen
 from trainer.strategies.compiling import compile_parts
-from trainer.strategies.optimizers import Optimizers, checked
+from trainer.strategies.optimizers import Optimizers, checked, refuse_offloaded
 from trainer.strategies.parameters import Parameters, parameters_of
 from trainer.strategies.precision import low_dtype, scaler_for, set_fp32
 from trainer.strategies.recompute import recompute
@@ -56,6 +56,8 @@ def build(
         compile_parts(blocks if blocks and (settings.blocks or settings.strategy in SHARDS) else [module])
     wrapped = alike(module, world) if own_step else _wrapped(module, blocks, world, settings, rows)
     optimizers = checked(make_optimizer(parameters_of(module)), module, world)
+    if settings.offload:
+        refuse_offloaded(optimizers, world, shard_size(settings, world))
     if settings.strategy == "zero1" and world.size > 1:
         optimizers = {name: shared_out(optimizer) for name, optimizer in optimizers.items()}
     scaler = scaler_for(settings.precision, world.device)

@@ -5,13 +5,14 @@ import re
 from collections.abc import Iterator, Mapping
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import Adafactor, Muon, Optimizer
 
 from trainer.errors import BadSettings
 from trainer.strategies.parameters import few, parameters_of
 from trainer.world import World
 
 Optimizers = Mapping[str, Optimizer]  # an only one may go without a name: ""
+_MEET = (Muon, Adafactor)  # of a shard alone they cannot tell its step: they gather it, or its norms
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 
 
@@ -26,7 +27,7 @@ def checked(made: Optimizer | Optimizers, module: nn.Module, world: World) -> Op
             f"optimizer: {strangers} of its parameters are not the model's\n"
             "hint: make it inside of make_optimizer, of the parameters that are handed to it"
         )
-    if len(optimizers) > 1 and world.is_first:
+    if world.is_first:
         _tell_of_the_left(
             [names[id(one)] for one in module.parameters() if one.requires_grad and id(one) not in owners]
         )
@@ -36,6 +37,23 @@ def checked(made: Optimizer | Optimizers, module: nn.Module, world: World) -> Op
 def parameters_in(optimizer: Optimizer) -> Iterator[Tensor]:
     """All that it steps, group by group."""
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def has_gradients(optimizer: Optimizer) -> bool:
+    """Whether there is anything to step by."""
+    return any(one.grad is not None for one in parameters_in(optimizer))
+
+
+def refuse_offloaded(optimizers: Optimizers, world: World, shards: int) -> None:
+    """Raise BadSettings where ranks would meet in a step with what lies in the host's memory, where no GPU sends it."""
+    if world.device.type != "cuda" or shards == 1:
+        return
+    for optimizer in optimizers.values():
+        if isinstance(optimizer, _MEET):
+            raise BadSettings(
+                f"offload: does not go with {type(optimizer).__name__}, whose step wants more of a parameter than a "
+                "rank has, and GPUs send nothing out of the host's memory\nhint: AdamW, or without offload"
+            )
 
 
 def _named(made: object) -> Optimizers:
@@ -63,8 +81,8 @@ def _owners(optimizers: Optimizers, names: Mapping[int, str]) -> dict[int, str]:
 
 
 def _tell_of_the_left(names: list[str]) -> None:
-    """Of several optimizers each has only some, and one is soon forgotten."""
+    """What a function picks out by name is soon too little."""
     if names:
         logging.getLogger("trainer").warning(
-            "optimizer: none of them has %s: nothing is learned there\nhint: requires_grad_(False) says so", few(names)
+            "optimizer: none has %s: nothing is learned there\nhint: requires_grad_(False) says so", few(names)
         )

@@ -15,7 +15,7 @@ from trainer.strategies.agreement import PersistentBuffers, take_from_first
 from trainer.strategies.clipping import clip_offloaded
 from trainer.strategies.compiling import told_of_eager_parts
 from trainer.strategies.finite import Skips, are_finite, first_gradient, multiply, step_where
-from trainer.strategies.optimizers import Optimizers
+from trainer.strategies.optimizers import Optimizers, has_gradients, parameters_in
 from trainer.strategies.precision import autocasting, low_dtype
 from trainer.strategies.settings import REPLICAS, SHARDS, StrategySettings, shard_size
 from trainer.strategies.undone import undone
@@ -98,14 +98,15 @@ class Strategy:
         Where a loss or a gradient of any rank is not finite the step is left out, and counted in `skips`; with fp16 the
         scale falls then, too.
         """
+        learned = self._learned()
         if factor is not None:
-            multiply(self._gradients(), factor)
+            multiply(_gradients(learned), factor)
         if self.scaler is not None:
-            for optimizer in self.optimizers.values():
+            for optimizer in self._with_gradients():
                 self.scaler.unscale_(optimizer)
         group = self.world.control if self.settings.offload else None
-        finite = are_finite(self._gradients(), shared=self.is_sharded, group=group)
-        norm = self.clip(self._parameters)
+        finite = are_finite(_gradients(learned), shared=self.is_sharded, group=group)
+        norm = self.clip(learned)
         if self.scaler is None:
             self.skips.note(step_where(finite, self.optimizers.values()))
         else:
@@ -138,17 +139,24 @@ class Strategy:
             self.backward(loss)
 
     def _step_scaled(self, scaler: GradScaler, finite: Tensor) -> None:
-        """The scaler looks at the gradients of each optimizer by itself, and all step or none."""
+        """The scaler looks at the gradients of each optimizer by itself, and all step or none.
+
+        Of one that had no part in the loss it has seen nothing, and would not step it.
+        """
+        some = list(self._with_gradients())
         if len(self.optimizers) == 1 or bool(finite):
-            for optimizer in self.optimizers.values():
+            for optimizer in some:
                 scaler.step(optimizer)
-        scaler.update()
+        if some:
+            scaler.update()
         self.skips.note(finite)
         self.has_stepped = bool(finite)  # no wait: the scaler has just had one
 
     def _drop_gradients(self) -> None:
         for optimizer in self.optimizers.values():
             optimizer.zero_grad(set_to_none=True)
+        for one in self._parameters:  # or those that no optimizer has would be added to for ever
+            one.grad = None
 
     def clip(self, parameters: Iterable[Tensor]) -> Tensor | None:
         """Their gradients, as it is set."""
@@ -156,11 +164,20 @@ class Strategy:
             return None
         if self.settings.offload:
             copies = self.world.size // shard_size(self.settings, self.world)
-            return clip_offloaded(self._gradients(), self.settings.clip_norm, self.world, copies)
+            return clip_offloaded(_gradients(parameters), self.settings.clip_norm, self.world, copies)
         return clip_grad_norm_(parameters, self.settings.clip_norm)
 
-    def _gradients(self) -> Iterator[Tensor]:
-        return (parameter.grad for parameter in self._parameters if parameter.grad is not None)
+    def _with_gradients(self) -> Iterator[Optimizer]:
+        return (optimizer for optimizer in self.optimizers.values() if has_gradients(optimizer))
+
+    def _learned(self) -> list[nn.Parameter]:
+        """What the optimizers have, which may be more than at the start, in the model's order: sums round by it."""
+        owned = {id(one) for optimizer in self.optimizers.values() for one in parameters_in(optimizer)}
+        return [one for one in self._parameters if id(one) in owned]
+
+
+def _gradients(parameters: Iterable[Tensor]) -> Iterator[Tensor]:
+    return (one.grad for one in parameters if one.grad is not None)
 
 
 def number_of(norm: Tensor) -> float:

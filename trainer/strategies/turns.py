@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from trainer.errors import BadSettings, TrainerError
 from trainer.strategies.finite import are_finite, first_gradient, step_where
-from trainer.strategies.optimizers import parameters_in
+from trainer.strategies.optimizers import has_gradients, parameters_in
 from trainer.strategies.strategy import Strategy
 from trainer.world import World
 
@@ -28,7 +28,8 @@ class Turns:
     number: int = 0
     ends_step: bool = True
     _weight: float = 1.0  # of a loss of this micro-batch in the mean over the step's samples and ranks
-    _finite: dict[str, Tensor] = field(default_factory=dict)  # of those optimizers that were stepped
+    _stepped: set[str] = field(default_factory=set)
+    _finite: list[Tensor] = field(default_factory=list)  # of those that had gradients
     _norms: list[Tensor] = field(default_factory=list)
 
     @property
@@ -52,21 +53,25 @@ class Turns:
     def step(self, name: str = "") -> None:
         """Step one optimizer: in the step's last micro-batch, in the others nothing. All ranks do so in the same order.
 
-        Gradients meet here over ranks, are clipped, and let go of. Where one is not finite nothing is learned.
+        Gradients meet here over ranks, are clipped, and let go of. Where one is not finite nothing is learned; where
+        no rank has one nothing is done.
         """
         optimizer = self._optimizer(name)
-        if name in self._finite:
+        if name in self._stepped:
             raise TrainerError(f"step: {_title(name)} was stepped twice in one step\nhint: it may be once a step")
         if not self.ends_step:
             return
         strategy, parameters = self.strategy, list(parameters_in(optimizer))
         add_up(parameters, strategy.world)
+        self._stepped.add(name)
+        if not has_gradients(optimizer):
+            return
         if strategy.scaler is not None:
             strategy.scaler.unscale_(optimizer)
         finite = are_finite([one.grad for one in parameters if one.grad is not None], shared=False)
         norm = strategy.clip(parameters)
         self._norms += [] if norm is None else [norm]
-        self._finite[name] = finite
+        self._finite.append(finite)
         _step(optimizer, finite, strategy.scaler)
         optimizer.zero_grad(set_to_none=True)
         torch.clear_autocast_cache()  # it has the weights as they were
@@ -74,13 +79,14 @@ class Turns:
     def end(self) -> Tensor | None:
         """The step is over: gradients that no optimizer has used are dropped. The norm of those that were clipped."""
         strategy, norms = self.strategy, self._norms
+        strategy.has_stepped = True
         if self._finite:
-            finite = torch.stack([*self._finite.values()]).all()
+            finite = torch.stack(self._finite).all()
             strategy.skips.note(finite)
             if strategy.scaler is not None:
                 strategy.scaler.update()
                 strategy.has_stepped = bool(finite)
-        self._finite, self._norms = {}, []
+        self._stepped, self._finite, self._norms = set(), [], []
         strategy.leave_out()
         return torch.linalg.vector_norm(torch.stack(norms)) if norms else None
 

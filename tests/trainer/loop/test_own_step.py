@@ -197,6 +197,30 @@ def test_a_step_that_is_not_finite_is_left_out_and_counted(tmp_path):
     assert [line.get("skipped", 0) for line in history(tmp_path)] == [0, 1, 1, 1]
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_an_optimizer_without_gradients_is_stepped_by_nothing(tmp_path, precision):
+    def critic_alone(model, batch, turns):
+        critic, _ = losses_of(model, batch)
+        if turns.number == 2:
+            turns.backward(1e-6 * critic.float(), "critic")  # times the scale of fp16 it is finite
+        turns.step("maker")
+        turns.step("critic")
+        return critic
+
+    given = {"optimizer": one_each, "model": Gan, "step": critic_alone}
+    assert trainer(tmp_path, settings={"precision": precision}, **given).fit(ALONE) == 0
+    assert [line["norm"] > 0 for line in history(tmp_path) if "norm" in line] == [True]
+
+
+def test_stepped_twice_is_told_without_gradients_too(tmp_path):
+    def nothing_twice(model, batch, turns):
+        turns.step()
+        turns.step()
+
+    with pytest.raises(TrainerError, match="was stepped twice"):
+        trainer(tmp_path, step=nothing_twice, settings={"accumulate": 1}).fit(ALONE)
+
+
 def twice(model, batch, turns):
     plain(model, batch, turns)
     return plain(model, batch, turns)

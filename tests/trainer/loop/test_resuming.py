@@ -22,14 +22,18 @@ STEPS_OF_EPOCH = 6
 
 def train(folder, lr=0.1, schedule=None, **changes):
     """One start in this process; the trainer."""
-    parts = {name: changes.pop(name) for name in ("metrics", "callbacks", "data") if name in changes}
-    given = {"data": Noisy(noise=0.0), "metrics": hits, **parts}
+    parts = {name: changes.pop(name) for name in ("metrics", "callbacks", "data", "optimizer") if name in changes}
+    given = {
+        "data": Noisy(noise=0.0),
+        "metrics": hits,
+        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=lr),
+        **parts,
+    }
     trainer = Trainer(
         settings_for(folder, **{"max_epochs": 2, "accumulate": 1, "checkpoint_every": "1000 steps", **changes}),
         model=lambda: nn.Linear(4, 2),
         loss=loss_of,
         validation=Noisy(33, noise=0.0),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=lr),
         schedule=schedule,
         **given,
     )
@@ -64,6 +68,20 @@ def test_must_means_that_something_is_there(tmp_path):
     train(tmp_path)
     train(tmp_path, resume="must", max_epochs=3)
     assert steps(tmp_path) == 18
+
+
+def test_what_no_optimizer_has_changes_nothing_by_a_resume(tmp_path):
+    for name, ends in (("straight", [2]), ("resumed", [1, 2])):
+        for end in ends:
+            trainer = train(
+                tmp_path / name,
+                max_epochs=end,
+                clip_norm=0.01,
+                optimizer=lambda parameters: torch.optim.SGD(parameters.split("weight")[0], lr=0.1),
+            )
+        if name == "straight":
+            expected = trainer.fingerprint
+    assert trainer.fingerprint == expected
 
 
 def test_a_resume_says_from_where_and_what_is_other_now(tmp_path, capsys):

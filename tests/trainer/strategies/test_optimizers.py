@@ -1,6 +1,7 @@
 """Several optimizers of one model, and groups of parameters by name."""
 
 import logging
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 from trainer.errors import BadSettings
 from trainer.strategies import StrategySettings, build
+from trainer.strategies.optimizers import refuse_offloaded
 from trainer.strategies.parameters import parameters_of
 from trainer.world import World
 
@@ -83,14 +85,30 @@ def test_what_cannot_train_the_model_is_refused(make, said):
     assert str(caught.value).splitlines()[0] == said
 
 
-def test_what_no_optimizer_has_is_told(caplog):
-    def forgetful(parameters):
-        chosen, _ = parameters.split("embedding.*")
-        return {"one": torch.optim.SGD(chosen[:1])}
-
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda some: torch.optim.SGD(some[:-1]),
+        lambda some: {"a": torch.optim.SGD(some[:1]), "b": torch.optim.SGD(some[1:-1])},
+    ],
+    ids=["one", "several"],
+)
+def test_what_no_optimizer_has_is_told(make, caplog):
     with caplog.at_level(logging.WARNING, "trainer"):
-        built(lambda some: {"a": torch.optim.SGD(some[:1]), "b": torch.optim.SGD(some[1:-1])})
-    assert "optimizer: none of them has head.weight: nothing is learned there" in caplog.text
+        built(make)
+    assert "optimizer: none has head.weight: nothing is learned there" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_one_whose_step_meets_other_gpus_is_refused_with_offload(kind):
+    world = World(0, 2, 0, 2, torch.device(kind))
+    weight = nn.Parameter(torch.zeros(2, 2))
+    for made in (torch.optim.Muon([weight]), torch.optim.Adafactor([weight])):
+        refused = pytest.raises(BadSettings, match=f"offload: does not go with {type(made).__name__}")
+        with refused if kind == "cuda" else nullcontext():
+            refuse_offloaded({"": made}, world, 2)
+        refuse_offloaded({"": made}, world, 1)
+    refuse_offloaded({"": torch.optim.AdamW([weight])}, world, 2)
 
 
 def test_one_infinity_leaves_out_the_step_of_all_with_fp16_too():
