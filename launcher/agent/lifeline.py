@@ -69,8 +69,10 @@ class Lifeline:
         self.say(msgspec.structs.replace(pulse, seq=self._sequence))
 
     def welcomed(self, lease_s: float) -> None:
+        """Who has lost our ranks welcomes us too: a lease that has run out is renewed by a pulse's answer alone."""
         self._lease_s = min(lease_s, self._home.plan.spec.recovery.lease_s)
-        self._leased_from(self._joined_at)  # when it was sent: the coordinator heard it later
+        if self._lease.until > boottime():
+            self._leased_from(self._joined_at)  # when it was sent: the coordinator heard it later
 
     def answered(self, sequence: int) -> None:
         self._leased_from(max(self._leased_at, self._sent_at.pop(sequence, self._leased_at)))

@@ -38,6 +38,10 @@ def running(nodes: int = 2, **how: object) -> Cluster:
     return cluster
 
 
+def told(cluster: Cluster, node: int) -> set[object]:
+    return {message for _, to, message in cluster.sent if to == node and isinstance(message, PulseAck)}
+
+
 # -- starting
 
 
@@ -482,16 +486,32 @@ def test_a_frozen_agent_is_lost_at_the_end_of_its_lease_and_must_stop_its_ranks_
     cluster.feed(Pulse(1, 100, 1))
     cluster.feed(Ready(1))
     assert cluster.stops(1)[-1][0] == 1
-    said = [message for _, node, message in cluster.sent if node == 1]
-    assert PulseAck(99) not in said, "what it holds still until it is answered would go on"
-    assert PulseAck(100) in said[said.index(Stop(1, 0.0)) :]
+    assert not {PulseAck(99), PulseAck(100)} & told(cluster, 1), "what it holds still until it is answered would go on"
     cluster.end_rank(0, signal=9)
     cluster.advance(1)
     assert sorted(cluster.starts(3)) == [0]
     cluster.feed(Stopped(1, 1))
+    cluster.feed(Pulse(1, 101, 0))
+    assert PulseAck(101) in told(cluster, 1)
     cluster.end_rank(0, signal=9)
     cluster.advance(2)
     assert sorted(cluster.starts(4)) == [0, 1]
+
+
+def test_ranks_that_were_replaced_have_no_grace_and_no_leave_to_go_on_if_their_agent_joins_again() -> None:
+    cluster = running(2, least=1)
+    cluster.freeze(1)
+    cluster.advance(LEASE + 1)
+    cluster.ask_stop("preempt")
+    cluster.deliver(0, up=True)
+    assert cluster.stops(2) == [(0, Stop(2, cluster.plan.spec.recovery.grace_s))]
+    cluster.feed(Join(1, "127.0.0.2", cluster.agents[1].process, 20_001, 1))
+    cluster.feed(Pulse(1, 99, 1))
+    assert cluster.stops(1)[-1] == (1, Stop(1, 0.0))
+    assert PulseAck(99) not in told(cluster, 1)
+    cluster.feed(Stopped(1, 1))
+    cluster.feed(Pulse(1, 100, 0))
+    assert PulseAck(100) in told(cluster, 1)
 
 
 def test_a_new_agent_on_a_node_proves_nothing_about_the_one_before() -> None:

@@ -19,6 +19,7 @@ from launcher.agent.lifeline import Lifeline, check_start
 from launcher.agent.messages import ReplicaAddress, Start
 from launcher.agent.ranks.lease import Lease
 from launcher.agent.wire import WireError, WireServer, parsed, wire_key
+from launcher.clock import boottime
 from launcher.errors import Exit
 from launcher.rundir.durable import write_record
 from launcher.rundir.identity import this_process
@@ -138,6 +139,17 @@ def test_why_there_is_no_line_to_the_coordinator_is_said_and_once(tmp_path, caps
     port = asyncio.run(scene())
     said = f"launch: no line to the coordinator: 127.0.0.1:{port}: it speaks version 99 of the wire, not 4\n"
     assert capsys.readouterr().err == said
+
+
+def test_a_welcome_renews_no_lease_that_has_run_out():
+    plan, lease = plan_of(2), Lease()
+    line = Lifeline(SimpleNamespace(plan=plan, attempt=SimpleNamespace(number=1)), TOKEN, lease)
+    line.join(messages.Join(1, "127.0.0.2", this_process(), 20_000))
+    line.welcomed(30.0)
+    assert lease.until > boottime(), "the first one ends the wait for it"
+    lease.until = ran_out = boottime() - 1
+    line.welcomed(30.0)
+    assert lease.until == ran_out
 
 
 def test_an_agent_leaves_a_coordinator_that_lies_and_says_so(tmp_path):

@@ -64,6 +64,16 @@ def test_what_is_slept_through_just_after_a_renewal_is_forgiven_too(clock):
     assert watch.left_s(renewed) == LEASE_S - STEP_S
 
 
+def test_an_answer_from_before_the_sleep_takes_no_forgiveness_away(clock):
+    watch, until = LeaseWatch(Slept.ASKED, clock), clock.now + LEASE_S
+    looks(watch, clock, until, 5)
+    clock.now += 3600
+    assert watch.left_s(until) == 10 - STEP_S
+    late = until + 1
+    assert watch.left_s(late) == 11 - STEP_S
+    assert watch.asks(late)
+
+
 def test_old_sleep_does_not_stretch_a_lease_that_is_renewed(clock):
     watch, until = LeaseWatch(Slept.FORGIVEN, clock), clock.now + LEASE_S
     looks(watch, clock, until, 1)

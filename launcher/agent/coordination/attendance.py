@@ -117,11 +117,12 @@ class Attendance:
 
     def _lose(self, node: KnownNode, evidence: str) -> Loss:
         node.link, node.ready, node.lost_at = Presence.LOST, False, self._ledger.mono
+        node.given_up = max(node.given_up, node.holds)
         return self._loss(node, f"node {node.index} is lost: {evidence}", evidence, node.holds)
 
     def _lose_ghost(self, node: KnownNode, evidence: str) -> Loss:
         self._nodes.lay(node)
-        held, node.holds = node.holds, 0
+        held, node.given_up, node.holds = node.holds, max(node.given_up, node.holds), 0
         return self._loss(node, f"the agent that node {node.index} had before is gone: {evidence}", evidence, held)
 
     def _loss(self, node: KnownNode, text: str, evidence: str, held: int) -> Loss:

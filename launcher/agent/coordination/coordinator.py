@@ -18,7 +18,7 @@ from launcher.agent.coordination.attempt import Attempt, AttemptPhase
 from launcher.agent.coordination.attendance import Attendance, Loss
 from launcher.agent.coordination.closing import Aftermath, Closer
 from launcher.agent.coordination.effects import Disconnected, In, Now, Out, ProvenDead, StoodStill, Tick
-from launcher.agent.coordination.nodes import KnownNode, Presence
+from launcher.agent.coordination.nodes import KnownNode
 from launcher.agent.coordination.opening import Opener
 from launcher.agent.coordination.verdict import Verdict
 from launcher.agent.coordination.watching import Watch
@@ -129,7 +129,7 @@ class Coordinator:
             self._closer.close(Verdict(Cause.NODE_LOST, text, node=node.index))
         elif node.holds:
             closing = self._attempt.closing
-            grace_s = closing.grace_s if closing else 0.0
+            grace_s = closing.grace_s if closing and not node.is_replaced else 0.0
             self._ledger.send(node.index, messages.Stop(node.holds, grace_s))
 
     def _lost(self, loss: Loss) -> None:
@@ -154,7 +154,7 @@ class Coordinator:
     def _heard(self, message: messages.ToCoordinator) -> None:
         node = self._nodes.get(message.node)
         if isinstance(message, messages.Pulse) and node is not None:
-            if node.link is not Presence.LOST:  # its ranks may be held still until they have leave to go on
+            if not node.is_replaced:  # its ranks may be held still until they have leave to go on: until Stopped
                 self._ledger.send(node.index, messages.PulseAck(message.seq))
             node.prepares(message.preparing, self._ledger.mono)
         if node is None or node.process is None:

@@ -34,6 +34,7 @@ class KnownNode:
     heard_at: float = 0.0
     lost_at: float = 0.0
     holds: int = 0  # the generation whose ranks may still live there; 0: surely none
+    given_up: int = 0  # the newest generation whose ranks there were given up
     ghost: ProcessId | None = None  # the agent before this one, with ranks, of which nobody knows whether it lives
     ghost_until: float = 0.0
     load: NodeLoad | None = None  # its newest sample
@@ -44,6 +45,11 @@ class KnownNode:
     def prepares(self, what: str, mono: float) -> None:
         if what != self.preparing:
             self.preparing, self.preparing_since = what, mono
+
+    @property
+    def is_replaced(self) -> bool:
+        """Others may have the places of the ranks that it holds."""
+        return 0 < self.holds <= self.given_up
 
     @property
     def usable(self) -> bool:

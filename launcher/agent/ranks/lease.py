@@ -73,8 +73,9 @@ class LeaseWatch:
     def left_s(self, until: float) -> float:
         slept_s = self._waking.slept_s
         self._waking.now()
-        if until != self._until:
-            self._until, self._slept_before_s = until, slept_s
+        if until != self._until and until > self._clock():  # else it says of before the sleep that all was well then
+            self._slept_before_s = slept_s
+        self._until = until
         forgiven_s = 0.0 if self._slept is Slept.COUNTS else self._waking.slept_s - self._slept_before_s
         return until + forgiven_s - self._clock()
 
