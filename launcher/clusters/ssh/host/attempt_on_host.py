@@ -63,9 +63,10 @@ class AttemptOnHost:
         `again`: the one that did is gone.
         """
         self.log_to()
-        if not again and not claim_attempt(
-            self.attempt.started if self.leads else self.attempt.node_started(self.index)
-        ):
+        place = self.attempt.started if self.leads else self.attempt.node_started(self.index)
+        if again:
+            write_record(place, this_process())  # who ends the run here asks us
+        elif not claim_attempt(place):
             raise Fenced(f"attempt {self.attempt.number} of {self.run.path.name} has its keeper already")
         self.register()
         raise_fence(self.run, self.attempt.number)

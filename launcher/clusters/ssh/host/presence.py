@@ -3,13 +3,13 @@
 There is one keeper a run and host: it holds a name that the kernel frees with the last process that has it.
 """
 
+import contextlib
 import errno
 import hashlib
 import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -33,7 +33,7 @@ class Seat(msgspec.Struct, frozen=True):
     python: str  # of our environment that keepers were started with
 
 
-@contextmanager
+@contextlib.contextmanager
 def held(run: RunDir) -> Iterator[socket.socket]:
     """The name, until the end of whoever inherits the socket. Raises LaunchError where a keeper stays."""
     deadline = time.monotonic() + _LEAVES_S
@@ -59,6 +59,16 @@ def seat_of(attempt: AttemptDir, *, apart: bool) -> Path:
 def taken(attempt: AttemptDir) -> Seat | None:
     """As whom this host takes part in the attempt, as far as that can be read."""
     return readable(seat_of(attempt, apart=True), Seat) or readable(seat_of(attempt, apart=False), Seat)
+
+
+def is_here(address: str) -> bool:
+    """One of this machine's own: hosts that call themselves the same have one seat on one disk, the last one's."""
+    with contextlib.suppress(OSError):
+        for family, kind, _, _, place in socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as asker:
+                asker.bind(place)
+                return True
+    return False
 
 
 def began(attempt: AttemptDir) -> bool:

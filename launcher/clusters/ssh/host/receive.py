@@ -82,8 +82,11 @@ def come_back(run: RunDir) -> str:
     if presence.is_held(run):
         return "its keeper is there"
     found, last = presence.begun(run), newest(run)
-    if found is None or last is None or presence.taken(found[0]) is None or has_ended(run, last):
+    seat = presence.taken(found[0]) if found is not None else None
+    if found is None or last is None or seat is None or has_ended(run, last):
         return "nothing of it goes on here, as far as this host knows"
+    if not presence.is_here(found[1][seat.node].address):
+        return "the seat is another host's, which calls itself as this one does"
     with presence.held(run) as lock:
         keeper = StandbyKeeper(_COMES_BACK, run.path, [str(found[0].number)], keep=[lock.fileno()])
         keeper.report(_STARTS_S)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from run_folder import plan_of, state_of
+from run_folder import dead_process, plan_of, state_of
 
 from launcher.agent.environment import node_environment
 from launcher.agent.wire import proof_of
@@ -38,9 +38,9 @@ from launcher.rundir.attempts import new_attempt, newest, read_plan
 from launcher.rundir.avoided import avoid, avoided
 from launcher.rundir.durable import append_line, read_record, write_record
 from launcher.rundir.fence import fence, raise_fence
-from launcher.rundir.identity import boot_id
+from launcher.rundir.identity import boot_id, this_process
 from launcher.rundir.layout import RunDir
-from launcher.rundir.records import AttemptEnd, Blame, Event, Intent, RunState
+from launcher.rundir.records import AttemptEnd, Blame, Event, Intent, ProcessId, RunState
 from launcher.spec.model import Budget, Recovery
 from launcher.words import Cause, State
 
@@ -586,6 +586,16 @@ def test_ranks_see_the_gpus_that_their_keeper_holds_and_no_others(table, monkeyp
 
 
 # -- a stop
+
+
+def test_a_keeper_that_comes_back_is_the_one_that_a_cancel_asks(table):
+    """On one disk nobody knew of it, and its ranks were killed without their grace."""
+    member = table.keepers[2]
+    member.here.plan = msgspec.structs.replace(member.plan, disks_apart=False)
+    member.here.open()
+    write_record(member.attempt.node_started(2), dead_process())
+    member.here.open(again=True)
+    assert read_record(member.attempt.node_started(2), ProcessId) == this_process()
 
 
 def test_a_stop_whose_ring_was_heard_elsewhere_is_heard(table, agents):

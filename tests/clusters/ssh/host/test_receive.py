@@ -1,13 +1,16 @@
 """A host that has the run already hears what has happened to it elsewhere."""
 
 import io
+import sys
 
 import msgspec
 import pytest
 
-from launcher.clusters.ssh.host.receive import bring_up_to_date, take_code
+from launcher.clusters.ssh.host import presence
+from launcher.clusters.ssh.host.presence import Seat
+from launcher.clusters.ssh.host.receive import bring_up_to_date, come_back, take_code
 from launcher.clusters.ssh.host.server import HostServer
-from launcher.clusters.ssh.messages import CodeTree, ListRuns, Pardon, Request
+from launcher.clusters.ssh.messages import CodeTree, ListRuns, Pardon, Peer, Request
 from launcher.errors import LaunchError
 from launcher.hostlink.rpc.server import Body, answer_all
 from launcher.hostlink.rpc.wire import Incoming, Reply, encoded
@@ -17,6 +20,8 @@ from launcher.rundir.code.listing import list_frozen
 from launcher.rundir.durable import read_lines
 from launcher.rundir.records import Blame, Event
 from tests.run_folder import RunFolder
+
+NOWHERE = "192.0.2.1"  # an address that this machine has not
 
 
 def line(text, attempt=1):
@@ -60,6 +65,15 @@ def test_what_a_person_forgave_is_not_held_against_anybody_there(run):
     assert len(avoided(run)) == 2
     bring_up_to_date(run, 2, {"avoided.json": msgspec.json.encode(blames[1:])})
     assert [blame.host for blame in avoided(run)] == ["node2"]
+
+
+def test_nobody_comes_back_in_the_seat_of_a_host_that_calls_itself_the_same(tmp_path):
+    folder = RunFolder(tmp_path / "runs" / "job-1a2b").plan(2).attempt()
+    attempt = folder.run.attempt(1)
+    folder.write(attempt.keepers, (Peer("host0", "127.0.0.1", 1), Peer("host1", NOWHERE, 1)))
+    folder.write(presence.seat_of(attempt, apart=False), Seat(1, (), sys.executable))
+    assert "another host's" in come_back(folder.run)
+    assert presence.is_here("127.0.0.1") and not presence.is_here(NOWHERE)
 
 
 def sent(code):
