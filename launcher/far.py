@@ -57,6 +57,7 @@ from launcher.hostlink.rpc.server import folder_of, projects_in, serve, take_std
 from launcher.hostlink.rpc.wire import Outcome, encoded, greeting
 from launcher.hostlink.shipping import kept_trees
 from launcher.ids import RunId, parse_run_id
+from launcher.plan.model import Plan
 from launcher.rundir import registry
 from launcher.rundir.attempts import attempts, read_intent, read_plan
 from launcher.rundir.code import outputs
@@ -73,6 +74,9 @@ from trainer.checkpoint_files.partial import inventory, open_file, read_manifest
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 _LONGEST_NAME = 200
 _LONGEST_NUMBER = 7  # digits
+_MOST_LISTED = 4  # runs
+
+_listed: dict[RunId, list[str]] = {}  # what their ranks have written, for the next answers to who asks for it
 
 
 def serve_far() -> int:
@@ -269,17 +273,28 @@ def _logs(request: AskLogs) -> LogNews:
 
 
 def _outputs(request: AskOutputs) -> LogNews:
+    """Who knows nothing yet is the first to ask, and is told of what is there now; that is listed once."""
     run = RunDir(_run(request.run).path)
     last = attempts(run)[-1]
     if isinstance(of_kind(read_intent(last).cluster_kind), KeepsFilesElsewhere):
         hint = f"hint: on the login node: launch fetch {run.id} --outputs"
         raise Refused("what ranks have written is on other machines behind the login node", hint)
-    plan = read_plan(run, last.number)
-    names = outputs.written(run.code, outputs.frozen_names(run, plan), plan.spec.run.outputs)
-    found = [run.code / name for name in names if tails.is_text(name)]
-    whole = [path for path in found if path.is_file() and not path.is_symlink()]
+    if not request.known or run.id not in _listed:
+        _list_outputs(run, read_plan(run, last.number))
+    found = (run.code / name for name in _listed[run.id])
+    whole = (path for path in found if path.is_file() and not path.is_symlink())
     grown, more = tails.grown_of(run.path, whole, request.known)
+    if not more:
+        del _listed[run.id]
     return LogNews(tuple(grown), more)
+
+
+def _list_outputs(run: RunDir, plan: Plan) -> None:
+    names = outputs.written(run.code, outputs.frozen_names(run, plan), plan.spec.run.outputs)
+    _listed.pop(run.id, None)
+    while len(_listed) >= _MOST_LISTED:
+        del _listed[next(iter(_listed))]
+    _listed[run.id] = [name for name in names if tails.is_text(name)]
 
 
 def _piece(request: GivePiece) -> bytes:

@@ -141,5 +141,5 @@ def _carry_out(going: Sequence[Going], roots: set[Path]) -> int:
     told = api.remove(whole)
     for name in forget_gone():
         print(f"{name}: its folder had been taken away; its name is forgotten", file=sys.stderr)
-    remove_unused_code(unused_code(roots))
+    remove_unused_code(roots)
     return say_what_stays(whole, told)

@@ -93,18 +93,36 @@ def unused_code(roots: Collection[Path]) -> list[Path]:
 def unneeded(store: Path, root: Path, without: Collection[str] = ()) -> list[Path]:
     """Trees of a store that no run of this folder was frozen from, but for the runs of these names."""
     trees = [tree for tree in store.glob("*") if len(tree.name) == _DIGEST and tree.is_dir()]
-    if not trees:
-        return []
-    files = [*root.glob("*/plan.json"), *root.glob("*/attempts/*/plan.json")]  # of a resume with other code too
-    plans = (readable(file, _Plan) for file in files if file.relative_to(root).parts[0] not in without)
-    used = {plan.code.digest for plan in plans if plan is not None}
+    used = _digests(root, without) if trees else set()
     return sorted(tree for tree in trees if tree.name not in used)
 
 
-def remove_unused_code(trees: Collection[Path]) -> int:
-    """Gives how many went. None of a folder of runs into which somebody is submitting now."""
-    drafts_of = {tree: tree.parent.parent for tree in trees}
-    idle = [tree for tree, root in drafts_of.items() if not drafts.in_work(root)]
-    for tree in idle:
-        remove_tree(tree)
-    return len(idle)
+def _digests(root: Path, without: Collection[str] = ()) -> set[str]:
+    """The code that runs of this folder were frozen from."""
+    files = [*root.glob("*/plan.json"), *root.glob("*/attempts/*/plan.json")]  # of a resume with other code too
+    plans = (readable(file, _Plan) for file in files if file.relative_to(root).parts[0] not in without)
+    return {plan.code.digest for plan in plans if plan is not None}
+
+
+def remove_unused_code(roots: Collection[Path]) -> None:
+    """Take away what `unused_code` tells; nothing of a folder of runs into which somebody is submitting."""
+    for root in roots:
+        trees = unneeded(root / STORE, root)
+        if trees and not drafts.in_work(root):
+            _remove_unused(trees, root)
+
+
+def _remove_unused(trees: Collection[Path], root: Path) -> None:
+    """Whoever begins a submit once they are aside does not find them. Whoever had begun is at work still, or else has a
+    plan there: work is asked for first, and then the plans are read."""
+    store = root / STORE
+    aside = {tree: drafts.new_draft(store) for tree in trees}
+    for tree, draft in aside.items():
+        os.rename(tree, draft)
+    sync_dir(store)
+    used = {tree.name for tree in trees} if drafts.in_work(root) else _digests(root)
+    for tree, draft in aside.items():
+        if tree.name in used:
+            with contextlib.suppress(OSError):  # somebody has stored it anew meanwhile
+                os.rename(draft, tree)
+        drafts.remove(draft)

@@ -101,6 +101,7 @@ class SlurmLab(Lab):
         self.env = {"SLURM_CONF": str(self.slurm_conf)}
         self.munge_socket = self.folder / "munge.sock"
         self.nodes: list[SlurmNode] = []
+        self._counts_again = 0.0  # from when on its controller may be told to
 
     # -- up and down
 
@@ -266,7 +267,7 @@ class SlurmLab(Lab):
         for node in self._deaf():
             if "slurmd" in node.running():
                 node.kill_slurmd()
-            node.start_slurmd()
+            node.start(node.programs["slurmd"])
 
     def _boot_deaf_nodes(self) -> None:
         for node in self._deaf():
@@ -279,7 +280,8 @@ class SlurmLab(Lab):
             self.start_controller()
 
     def _cleared(self, impatient: bool) -> bool:
-        if jobs := self.run("squeue", "-h", "-o", "%A").stdout.split():
+        listed = self.run("squeue", "-h", "-o", "%A")
+        if jobs := listed.stdout.split():
             self.run("scancel", *set(jobs))
         for node in self.nodes:
             for pid in node.job_pids():
@@ -288,15 +290,21 @@ class SlurmLab(Lab):
             name, state = line.split()
             if state in {"down", "drained", "draining"}:
                 self.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
-            elif state.startswith("completing") and not jobs:
-                # Killed after it had saved that a node is down, and before that its job has ended, the controller
-                # takes another node of that job for one that ends it, for ever. Now it counts anew.
-                self.run("scontrol", "reconfigure")
-            elif impatient and state.startswith("completing"):
-                # Told to end a job, it had no power; it is told again after a minute only. The job of a node that is
-                # said to be down is over.
-                self.run("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=lab")
+            elif state.startswith("completing"):
+                if impatient:
+                    # Told to end a job, it had no power; it is told again after a minute only. The job of a node that
+                    # is said to be down is over.
+                    self.run("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=lab")
+                if listed.returncode == 0 and not jobs:
+                    self._count_anew()
         return self.idle()
+
+    def _count_anew(self) -> None:
+        """Killed after it had saved that a node is down, and before that its job has ended, the controller takes
+        another node of that job for one that ends it, for ever, until it reads its configuration."""
+        if time.monotonic() > self._counts_again:
+            self.run("scontrol", "reconfigure")
+            self._counts_again = time.monotonic() + _REPAIR_S
 
     def idle(self) -> bool:
         nodes = self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%T")

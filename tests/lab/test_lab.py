@@ -231,6 +231,39 @@ def test_clear_ends_the_end_of_a_job_that_is_gone(lab_possible, tmp_path):
         until("a clear cluster", lambda: lab._cleared(impatient=False))
 
 
+def test_clear_counts_anew_only_where_no_job_is_known_to_be_left(tmp_path, monkeypatch):
+    lab, told = SlurmLab(tmp_path / "lab", nodes=0), []
+    said = {"squeue": (1, ""), "sinfo": (0, "node0 completing\n")}
+
+    def run(*argv):
+        told.append(argv[1])
+        return subprocess.CompletedProcess(argv, *said.get(argv[0], (0, "")))
+
+    monkeypatch.setattr(lab, "run", run)
+    lab._cleared(impatient=False)
+    assert "reconfigure" not in told
+    said["squeue"] = (0, "")
+    for _ in range(3):
+        lab._cleared(impatient=True)
+    assert (told.count("reconfigure"), told.count("update")) == (1, 3)
+
+
+def test_a_daemon_that_does_not_come_up_does_not_end_the_repair(tmp_path, monkeypatch):
+    class Deaf:
+        name, programs, started = "node0", {"slurmd": "slurmd"}, 0
+
+        def running(self):
+            return {}
+
+        def start(self, _program):
+            self.started += 1
+
+    lab, node = SlurmLab(tmp_path / "lab", nodes=0), Deaf()
+    monkeypatch.setattr(lab, "_deaf", lambda: [node])
+    lab._restart_deaf_nodes()
+    assert node.started == 1
+
+
 def test_up_and_down_leave_nothing(lab_possible, tmp_path):
     lab = SlurmLab(tmp_path / "lab")
     lab.up()

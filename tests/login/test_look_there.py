@@ -4,8 +4,10 @@ import pytest
 from run_folder import RunFolder
 
 from launcher import far
-from launcher.clusters.login.messages import KnownRun
+from launcher.clusters.login.messages import AskOutputs, KnownRun, LogNews
+from launcher.clusters.mirror import tails
 from launcher.rundir import registry
+from launcher.rundir.code import outputs
 from launcher.words import State
 
 
@@ -40,3 +42,34 @@ def test_a_damaged_run_keeps_no_other_from_being_told_of(run):
     assert told["job-aaaa"].last is None
     assert told["job-bbbb"].state is State.UNKNOWN and "not a record" in told["job-bbbb"].message
     assert told["job-cccc"].state is State.SUCCEEDED and told["job-cccc"].last is not None
+
+
+def test_what_ranks_wrote_is_listed_once_for_all_answers(run, monkeypatch):
+    """Each answer looked at all of the run's code again."""
+    monkeypatch.setattr(tails, "_MOST_FILES", 1)
+    wrote = run("job-aaaa")
+    wrote.code.mkdir()
+    for number in range(3):
+        (wrote.code / f"{number}.txt").write_text("x")
+    listed = []
+    monkeypatch.setattr(outputs, "written", lambda *asked, look=outputs.written: listed.append(1) or look(*asked))
+    for times in (1, 2):
+        known, more = {}, True
+        while more:
+            answer = far.answer(AskOutputs("job-aaaa", dict(known)))
+            known |= {tail.name: len(tail.content) for tail in answer.tails}
+            more = answer.more
+        assert len(known) == 3 * times and len(listed) == times
+        for number in range(3, 6):  # there for who asks anew
+            (wrote.code / f"{number}.txt").write_text("x")
+
+
+def test_the_runs_whose_outputs_are_half_told_are_few(run, monkeypatch):
+    monkeypatch.setattr(tails, "_MOST_FILES", 1)
+    for name in ("job-aaaa", "job-bbbb", "job-cccc", "job-dddd", "job-eeee"):
+        wrote = run(name)
+        wrote.code.mkdir()
+        (wrote.code / "0.txt").write_text("x")
+        assert far.answer(AskOutputs(name, {})).more
+    assert len(far._listed) == 4
+    assert far.answer(AskOutputs("job-aaaa", {"code/0.txt": 1})) == LogNews((), False)

@@ -13,7 +13,7 @@ from launcher.hostlink.rpc.wire import Size
 from launcher.rundir.durable import make_dir, write_all
 
 _MOST, _MOST_FILES = 8 << 20, 5000  # of one answer
-_MOST_AT_ONCE = 16 << 30
+_MOST_AT_ONCE, _MOST_NEW_FILES = 16 << 30, 100_000
 _MOST_ANSWERS = 4096  # of eight mebibytes or of a few thousand files each
 _FILE = re.compile(r"[a-z]+(/(?!\.{1,2}(/|\Z))[^/\x00-\x1f\x7f]{1,200}){1,6}")
 
@@ -115,6 +115,8 @@ def bring(root: Path, folders: Sequence[str], known: Mapping[str, int], ask: Ask
         for tail in found:
             if tail.at != mine.get(tail.name, 0):
                 raise LaunchError(f"{who}: {tail.name[:100]!r} from byte {tail.at} on was not asked for")
+            if tail.name not in mine and len(mine) - len(known) >= _MOST_NEW_FILES:
+                raise LaunchError(f"{who}: has more than {_MOST_NEW_FILES} files that are not here")
             try:
                 put(root, folders, tail)
             except LaunchError as error:

@@ -142,11 +142,13 @@ def _entry(root: str, name: str, looks: dict[str, os.stat_result]) -> CodeFile |
 
 
 def _moved(root: Path, entry: CodeFile, frozen: set[str]) -> CodeFile:
-    """A link to something that is frozen too leads to the copy; any other leads to where it always did."""
+    """A link to something that is frozen too leads to the copy, also one that leaves the project and comes back by its
+    name; any other leads to where it always did."""
     home, folder, link = os.path.realpath(root), os.path.dirname(entry.path), entry.link or ""
     target = os.path.normpath(os.path.join(home, folder, link))
     inside = os.path.relpath(target, home)
-    if (inside in frozen) != os.path.isabs(link):
+    stays_within = os.path.normpath(os.path.join(folder, link)) == inside
+    if (inside in frozen and stays_within) or (inside not in frozen and os.path.isabs(link)):
         return entry
     return CodeFile(entry.path, 0, False, os.path.relpath(inside, folder or ".") if inside in frozen else target)
 

@@ -63,3 +63,25 @@ def test_links_are_not_followed(tmp_path):
     assert tails.grown(tmp_path / "there", ["logs"], {}) == ([], False)
     with pytest.raises(LaunchError):
         tails.grown(tmp_path / "there", [".."], {})
+
+
+def test_only_so_many_files_that_are_new_come_at_once(tmp_path, monkeypatch):
+    """Each takes a file of this disk, however small it is there."""
+    monkeypatch.setattr(tails, "_MOST_NEW_FILES", 3)
+    monkeypatch.setattr(tails, "_MOST_FILES", 2)
+    there, here = tmp_path / "there", tmp_path / "here"
+    (there / "logs").mkdir(parents=True)
+    here.mkdir()
+
+    def bring():
+        tails.bring(here, ["logs"], tails.sizes(here, ["logs"]), lambda mine: tails.grown(there, ["logs"], mine), "hpc")
+
+    for wave in ("ab", "cde"):
+        for name in wave:
+            (there / "logs" / f"{name}.log").write_text(wave)
+        bring()
+    for name in "fghi":
+        (there / "logs" / f"{name}.log").touch()
+    with pytest.raises(LaunchError, match="hpc: has more than 3 files that are not here"):
+        bring()
+    assert len([*here.rglob("*.log")]) == 8

@@ -304,6 +304,15 @@ def test_links_are_kept_and_lead_where_they_should(project, tmp_path):
     }
 
 
+def test_a_link_that_leaves_the_project_and_comes_back_leads_to_the_copy(project, tmp_path):
+    project.write("lib/net.py")
+    (project.path / "back").symlink_to("../project/lib/net.py")
+    (project.path / "lib" / "back").symlink_to("../../project/lib")
+    (project.path / "lib" / "roundabout").symlink_to("./../lib/net.py")
+    found = {file.path: file.link for file in list_code(project.path, Code()).files if file.link is not None}
+    assert found == {"back": "lib/net.py", "lib/back": ".", "lib/roundabout": "./../lib/net.py"}
+
+
 def test_what_is_neither_file_nor_link_is_left_out(project, monkeypatch):
     project.write("train.py")
     os.mkfifo(project.path / "fifo")
