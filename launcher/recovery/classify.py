@@ -3,7 +3,8 @@
 import os
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 from launcher.errors import Exit
 from launcher.rundir.patience import DISK_ERRORS
@@ -44,6 +45,7 @@ _OF_A_DISK = re.compile(
     rf"|^(?:RuntimeError|(?:[\w.]+\.)?SaveFailed): .*\b(?:{'|'.join(map(os.strerror, sorted(DISK_ERRORS)))})\b",
     re.IGNORECASE,
 )
+_MANNER: Callable[[RankExit], object] = attrgetter("code", "signal", "error", "where", "raised", "oom", "hung")
 _TYPE = re.compile(r"[A-Za-z_][\w.]*(?:::\w+)*(?=: |$)")
 
 
@@ -99,13 +101,21 @@ def _is_of_a_peer(raised: Raised) -> bool:
 
 
 def culprit(exits: Sequence[RankExit]) -> RankExit:
-    """Who failed first by itself, of one or more in order of arrival.
+    """Who is named: the one that failed first by itself, of one or more in order of arrival; of equal ones the lowest.
 
-    A rank that failed only because another did, or because it was told to stop, is not to blame.
+    A rank that failed only because another did, or because it was told to stop, is not to blame. Which of those that
+    fail alike at once is heard of first is chance: a run that fails so again should not name another.
     """
     failures = [end for end in exits if failed(end)] or list(exits)
     own = (end for end in failures if not end.stopping and classify(end) is not Cause.COMMUNICATION)
-    return next(own, failures[0])
+    first = next(own, failures[0])
+    return min((first, *(end for end in failures if _is_like(end, first))), key=lambda end: end.rank)
+
+
+def _is_like(end: RankExit, first: RankExit) -> bool:
+    """It failed in the same way; where it had been told to stop, only its own exit code and exception show that."""
+    by_itself = not end.stopping or (end.code is not None and end.error is not None)
+    return by_itself and _MANNER(end) == _MANNER(first)
 
 
 def describe(end: RankExit, cause: Cause) -> str:

@@ -253,6 +253,25 @@ def test_the_first_to_fail_by_itself_is_named_though_its_peers_fell_first() -> N
     assert shown.log == "logs/a0001.g0001/rank-00003.log"
 
 
+def test_ranks_that_fail_at_once_are_named_alike_by_the_restart_and_by_the_end() -> None:
+    """Whichever of them is heard of first."""
+    cluster = running(2)
+    cluster.training = False
+    for order in ((1, 2), (2, 1)):
+        for rank in order:
+            cluster.end_rank(rank, code=1, error="KeyError: 'x'", where="train.py:4 in step")
+        for rank in order:
+            cluster.deliver(rank // 2, up=True)
+        cluster.settle()
+    (restart,) = cluster.recorded("regroup")
+    assert restart.brief == "restart 1 of 3: KeyError in train.py:4, rank 1"
+    state = cluster.state()
+    assert state.state is State.FAILED
+    assert state.failure is not None
+    assert (state.failure.rank, state.failure.summary) == (1, "rank 1 on node 0: KeyError: 'x' (train.py:4 in step)")
+    assert state.failure.log == "logs/a0001.g0002/rank-00001.log"
+
+
 def test_a_broken_connection_without_a_culprit_is_a_failure_of_its_own_after_a_second() -> None:
     cluster = running(2)
     cluster.end_rank(2, code=1, error="torch.distributed.DistNetworkError: Connection reset by peer")

@@ -159,6 +159,34 @@ def test_the_culprit_failed_first_and_by_itself() -> None:
     assert culprit([told]) is told
 
 
+def test_of_those_that_failed_alike_the_lowest_is_named() -> None:
+    how = {"code": 1, "error": "KeyError: 'x'", "where": "train.py:4"}
+    lower, first = end(1, **how), end(3, **how)
+    assert culprit([first, lower]) is culprit([lower, first]) is lower
+    assert culprit([first, late := end(2, **how, stopping=True)]) is late  # it fell before the word reached it
+    assert culprit([end(2, signal=11), killed := end(1, signal=11)]) is killed
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"code": 1, "error": "KeyError: 'y'", "where": "train.py:4"},
+        {"code": 1, "error": "KeyError: 'x'", "where": "train.py:5"},
+        {"code": 2, "error": "KeyError: 'x'", "where": "train.py:4"},
+        {"signal": 9, "error": "KeyError: 'x'", "where": "train.py:4", "stopping": True},  # it may have caught that
+        {"code": 1, "error": "KeyError: 'x'", "where": "train.py:4", "done": True},
+    ],
+)
+def test_what_failed_in_another_way_is_not_named_for_the_first(how: dict[str, Any]) -> None:
+    first = end(3, code=1, error="KeyError: 'x'", where="train.py:4")
+    assert culprit([first, end(0, **how)]) is first
+
+
+def test_a_rank_that_leaves_as_it_was_told_is_not_named_for_one_with_that_code() -> None:
+    first = end(3, code=1)
+    assert culprit([first, end(0, code=1, stopping=True)]) is first
+
+
 def test_failed_and_finished() -> None:
     assert not failed(end(signal=6, done=True))
     assert finished(end(signal=6, done=True))
