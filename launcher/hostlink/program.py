@@ -36,6 +36,7 @@ class ProgramChannel:
         self._stdin, self._stdout = _pipe(self.process.stdin), _pipe(self.process.stdout)
         os.set_blocking(self._stdin.fileno(), False)
         self._told = 0  # bytes of the complaints that were given out
+        self._ended = False  # its stdout is kept open all the same: whoever waits for it hears of that
 
     @property
     def ready_fd(self) -> int:
@@ -57,12 +58,12 @@ class ProgramChannel:
             self._stdin.close()
 
     def take(self, wait_s: float) -> tuple[bytes, bytes] | None:
-        if self._stdout.closed:
+        if self._ended:
             return None
         ready, _, _ = select.select([self._stdout.fileno()], [], [], wait_s)
         data = os.read(self._stdout.fileno(), _CHUNK) if ready else b""
         if ready and not data:
-            self._stdout.close()
+            self._ended = True
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(_LEAVE_S)
         return data, self._complained()
@@ -78,6 +79,7 @@ class ProgramChannel:
         """Nothing of it is left here on return; what it has started on another machine ends by itself."""
         _end(self.process)
         self.end_input()
+        self._ended = True
         self._stdout.close()
         self._complaints.close()
 

@@ -1,6 +1,8 @@
 """What every transport keeps, over real sshds: paramiko, and the user's own OpenSSH program."""
 
+import contextlib
 import os
+import select
 import sys
 import threading
 import time
@@ -11,7 +13,7 @@ from doors import BOUND_S, attempts, keygen, listed, until
 
 from launcher.errors import Exit, Unreachable
 from launcher.hostlink.connect import connect, host_key
-from launcher.hostlink.failures import Lost, NoAccess
+from launcher.hostlink.failures import Lost, NoAccess, Silent
 from launcher.hostlink.known_hosts import ChangedKey, RevokedKey, UnknownKey
 
 WORDS = ["a b", "'", '"', "$HOME", "`id`", "\\", "\\\\n", "!!", "%s%b", "new\nline", "\ttab", "*", "~", "ü€", "", "-n",
@@ -168,6 +170,20 @@ def test_what_came_before_the_end_is_there(to, door):
         assert talk.finish(BOUND_S).code is None
         with pytest.raises(Lost):
             talk.write(b"more")
+
+
+def test_who_looks_only_when_there_may_be_something_hears_of_the_end(to, door):
+    with connect(to(door)) as line, line.start(["sh", "-c", "echo early; read line"]) as talk:
+        assert talk.readline(BOUND_S) == b"early\n"
+        door.cut()
+        assert said_next(talk) == b""
+
+
+def said_next(talk):
+    while select.select([talk.ready_fd], [], [], BOUND_S)[0]:
+        with contextlib.suppress(Silent):
+            return talk.read(100, 0.0)
+    pytest.fail("it was never ready")
 
 
 @pytest.mark.parametrize(
