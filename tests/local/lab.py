@@ -76,9 +76,10 @@ class Lab:
 
     # -- the command
 
-    def launch(self, *words, check=0, env=None, timeout=BOUND_S, cwd=None):
+    def launch(self, *words, check=0, env=None, timeout=BOUND_S, cwd=None, typed=None):
         done = subprocess.run(
             [sys.executable, "-m", "launcher.cli.main", *words],
+            input=typed,
             cwd=cwd or self.project,
             env={**self.env, **(env or {})},
             capture_output=True,

@@ -220,9 +220,10 @@ class Laptop:
     def spec(self, text, name="job.yaml"):
         return self.script(name, text)
 
-    def launch(self, *words, check=0, env=None, timeout=BOUND_S):
+    def launch(self, *words, check=0, env=None, timeout=BOUND_S, typed=None):
         done = subprocess.run(
             self.command(*words),
+            input=typed,
             cwd=self.project,
             env={**self.env, **(env or {})},
             capture_output=True,

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 
+import at_breakpoint
 import pytest
 from login_node import BOUND_S, read, read_terminal, until
 from saved_checkpoints import save, save_model
@@ -344,6 +345,15 @@ def test_looking_inside(laptop, jobs, transport):
     jobs.gate.touch()
     laptop.launch("wait", run)
     assert "no rank of it runs" in laptop.launch("exec", run, "--", "true", check=4).stderr
+
+
+def test_a_shell_and_a_debugger_there(laptop):
+    laptop.script("stops.py", at_breakpoint.SCRIPT)
+    laptop.spec(at_breakpoint.RUN + "resources: {ranks_per_node: 2}\n")
+    run = laptop.submit()
+    until("a rank that waits", lambda: at_breakpoint.waits_in(laptop.status(run)))
+    until("what it says then", at_breakpoint.look_inside(laptop, run))
+    laptop.launch("cancel", run)
 
 
 def sampled(laptop, run):

@@ -2,6 +2,7 @@
 
 import json
 
+import at_breakpoint
 import pytest
 
 
@@ -24,6 +25,16 @@ def test_beside_ranks_on_two_hosts(desk, transport):
     desk.until("a sample of both hosts", lambda: sampled(desk, run, named) == [0, 1])
     desk.launch("cancel", run, env=named)
     assert "no rank of it runs" in desk.launch("exec", run, "--", "true", env=named, check=4).stderr
+
+
+def test_a_shell_and_a_debugger_on_a_host(desk):
+    """Of the rank on the second one."""
+    desk.script("stops.py", at_breakpoint.SCRIPT)
+    spec = desk.spec(at_breakpoint.RUN + "resources: {nodes: 2, ranks_per_node: 1}\n")
+    run = desk.submit(spec, "--on", "pool")
+    desk.until("a rank that waits", lambda: at_breakpoint.waits_in(desk.status(run)))
+    desk.until("what it says then", at_breakpoint.look_inside(desk, run))
+    desk.launch("cancel", run)
 
 
 def sampled(desk, run, env):
