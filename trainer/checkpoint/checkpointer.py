@@ -365,7 +365,8 @@ class Checkpointer:
             step, reader.compare if reader else None, "the training begins anew"
         ):
             return None
-        sound = self._is_sound(step, reader.read if reader else None, "the disk has an older one")
+        on_disk = "an older one" if newest_on_disk else "none"
+        sound = self._is_sound(step, reader.read if reader else None, f"the disk has {on_disk}")
         if not sound or reader is None or manifest is None:
             self._spoilt = True
             return None

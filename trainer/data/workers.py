@@ -162,6 +162,7 @@ def _serve(life: _Life, open_work: Callable[[int], Work], tasks: Any, answers: A
     for end in ours:
         end.close()
     gc.freeze()  # what the rank owns is not ours to collect, nor to copy page by page
+    gc.enable()  # the rank may have it off, and look at steps of its own
     torch.set_num_threads(1)  # as torch's own workers; and OpenMP's threads do not survive a fork
     seed_draws(life.number)
     # Where data sets look for their share of the work: get_worker_info().

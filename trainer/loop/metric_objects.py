@@ -1,16 +1,18 @@
 """Metrics that keep a state of their own, as torchmetrics has them: updated batch by batch, then reduced over ranks."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from numbers import Real
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer.errors import TrainerError
 from trainer.loop.sums import gathered
 from trainer.world import World
 
 State = dict[str, Any]  # a tensor, or a list of them, by the name that the metric gives it
+States = dict[str, State]  # of a metric and of those that it is made of, by their names in it
 
 
 def is_of_object(found: object) -> bool:
@@ -33,7 +35,8 @@ class MetricObjects:
         """With a batch; with the first one of the pass it begins anew."""
         if name not in self._begun:
             self._begun.add(name)
-            metric.reset()
+            _check(name, metric)
+            _reset(metric)
             device = next((one.device for one in args if isinstance(one, Tensor)), None)
             metric.to(device)
         metric.update(*args)
@@ -41,13 +44,13 @@ class MetricObjects:
 
     def values(self, world: World) -> dict[str, float]:
         """The same on all ranks, which meet here: of each the first rank that has a state of it calculates."""
-        of_ranks = gathered({name: _state(metric) for name, metric in self._parts.items()}, world)
+        of_ranks = gathered({name: _states(metric) for name, metric in self._parts.items()}, world)
         mine: dict[str, float] = {}
         for name, metric in self._parts.items():
             states = {rank: one[name] for rank, one in enumerate(of_ranks) if name in one}
             if min(states) == world.rank:
                 mine[name] = _value(name, _computed(metric, list(states.values())))
-            metric.reset()
+            _reset(metric)
         return {name: value for one in gathered(mine, world) for name, value in one.items()}
 
 
@@ -59,43 +62,92 @@ def _parts(name: str, metric: Any) -> Iterator[tuple[str, Any]]:
         yield name, metric
 
 
-def _state(metric: Any) -> State:
-    return {key: _on_the_host(value) for key, value in metric.metric_state.items()}
+def _check(name: str, metric: Any) -> None:
+    """What keeps its state in other ways would be calculated of nothing, or of one rank's data."""
+    for part, one in _parts(name, metric):
+        if not any(held.metric_state for held in _held(one).values()):
+            raise TrainerError(
+                f"metrics: {part}: found no state in {type(one).__name__}, to reduce over ranks\n"
+                "hint: give a torchmetrics.Metric, with add_state or with metrics as attributes, or (sum, count)"
+            )
+
+
+def _held(metric: Any) -> dict[str, Any]:
+    """The metric itself, and those that it is made of, as `1 - metric` is of one."""
+    found = dict(metric.named_modules()) if isinstance(metric, nn.Module) else {}
+    found = {name: part for name, part in found.items() if not isinstance(part, nn.ModuleDict)}  # no collections
+    return {name: part for name, part in found.items() if hasattr(part, "metric_state")}
+
+
+def _reset(metric: Any) -> None:
+    """Not every metric resets those that it is made of."""
+    metric.reset()
+    for part in _held(metric).values():
+        part.reset()
+
+
+def _states(metric: Any) -> States:
+    return {name: _state(part) for name, part in _held(metric).items()}
+
+
+def _state(part: Any) -> State:
+    return {key: _on_the_host(value) for key, value in part.metric_state.items()}
 
 
 def _on_the_host(value: Any) -> Any:
     return [one.detach().cpu() for one in value] if isinstance(value, list) else value.detach().cpu()
 
 
-def _computed(metric: Any, states: list[State]) -> Any:
-    """By the metric's own rules of reduction; what it keeps in lists is put together in the order of ranks."""
-    metric.reset()
+def _computed(metric: Any, of_ranks: list[States]) -> Any:
+    _reset(metric)
     metric.to("cpu")
-    key_of: dict[int, str] = {}
-    for key, value in states[0].items():
-        if isinstance(value, list):
-            setattr(metric, key, [one for state in states for one in state[key]])
-        else:
-            setattr(metric, key, value)
-            key_of[id(value)] = key
-
-    def of_all(mine: Tensor, **_: Any) -> list[Tensor]:
-        """In the place of what would ask all ranks once more."""
-        return [state[key_of[id(mine)]] for state in states] if id(mine) in key_of else [mine]
-
-    kept = metric.dist_sync_fn, metric.distributed_available_fn
-    metric.dist_sync_fn, metric.distributed_available_fn = of_all, lambda: True
+    parts = _held(metric)
+    plain = {name: _reduce(part, [states[name] for states in of_ranks]) for name, part in parts.items()}
+    kept = {name: part.distributed_available_fn for name, part in parts.items()}
+    for part in parts.values():
+        part.distributed_available_fn = _nobody_else
     try:
         with warnings.catch_warnings():  # it does not know that it was updated elsewhere
             warnings.filterwarnings("ignore", "The ``compute`` method of metric", UserWarning)
             return metric.compute()
     finally:
-        metric.dist_sync_fn, metric.distributed_available_fn = kept
+        for name, part in parts.items():
+            part.distributed_available_fn = kept[name]
+            _set(part, plain[name])  # what is reduced may be of another kind, which no metric can reset
+
+
+def _nobody_else() -> bool:
+    """What would ask all ranks once more has no others to ask."""
+    return False
+
+
+def _set(part: Any, state: State) -> None:
+    for key, value in state.items():
+        setattr(part, key, value)
+
+
+def _reduce(part: Any, states: list[State]) -> State:
+    """By the metric's own rules; what is kept in lists is put together in the order of ranks. Gives what was before."""
+    key_of: dict[int, str] = {}
+    for key, value in states[0].items():
+        if isinstance(value, list):
+            setattr(part, key, [one for state in states for one in state[key]])
+        else:
+            setattr(part, key, value)
+            key_of[id(value)] = key
+
+    def of_all(mine: Tensor, **_: Any) -> list[Tensor]:
+        return [state[key_of[id(mine)]] for state in states] if id(mine) in key_of else [mine]
+
+    part.sync(dist_sync_fn=of_all, distributed_available=lambda: True)
+    reduced = dict(part.metric_state)
+    part.unsync()
+    plain = dict(part.metric_state)
+    _set(part, reduced)
+    return plain
 
 
 def _value(name: str, found: Any) -> float:
-    if isinstance(found, Mapping) or not isinstance(found, Tensor) or found.numel() != 1:
-        raise TrainerError(
-            f"metrics: {name}: expected one number, got {found!r}\nhint: average='macro', or another one"
-        )
-    return float(found)
+    if isinstance(found, Real) or (isinstance(found, Tensor) and found.numel() == 1):
+        return float(found)
+    raise TrainerError(f"metrics: {name}: expected one number, got {found!r}\nhint: average='macro', or another one")

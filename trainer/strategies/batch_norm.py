@@ -11,6 +11,7 @@ from trainer.world import World
 
 Norm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 _made: dict[type[Norm], type[Norm]] = {}
+_OF_TORCH = nn.BatchNorm1d.forward  # the same of all three
 
 
 def sync_batch_norm(module: nn.Module, world: World) -> None:
@@ -18,6 +19,8 @@ def sync_batch_norm(module: nn.Module, world: World) -> None:
     found = [(name, part) for name, part in module.named_modules() if isinstance(part, Norm)]
     if not found:
         raise BadSettings(f"sync_batchnorm: found no BatchNorm in {type(module).__name__}")
+    for name, part in found:
+        _check(name, type(part))
     for name, part in found if world.size > 1 else ():
         if world.device.type != "cpu" and name:
             # One kernel, and less to keep for the backward pass. It knows no CPUs.
@@ -27,6 +30,15 @@ def sync_batch_norm(module: nn.Module, world: World) -> None:
             if kind not in _made:
                 _made[kind] = _over_ranks(kind)
             part.__class__ = _made[kind]
+
+
+def _check(name: str, kind: type[Norm]) -> None:
+    """What a forward of its own does besides, as an activation after it, would be left out."""
+    if kind.forward is not _OF_TORCH and kind not in _made.values():
+        raise BadSettings(
+            f"sync_batchnorm: {name or 'the model'}: expected torch's own forward, got that of {kind.__qualname__}\n"
+            "hint: use torch's BatchNorm there, or have such a layer meet the other ranks itself"
+        )
 
 
 def _over_ranks(kind: type[Norm]) -> type[Norm]:

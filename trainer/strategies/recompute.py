@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
+from trainer.errors import TrainerError
+
 Buffers = list[tuple[nn.Module, str, Tensor]]
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 KEPT = {  # what torch calls them below autograd; the same word may mean one of several
@@ -20,6 +22,10 @@ KEPT = {  # what torch calls them below autograd; the same word may mean one of 
         "_scaled_dot_product_cudnn_attention",
     ),
     "convolution": ("convolution",),
+}
+_HINTS = {  # by what torch says
+    "has been mutated": "change nothing in place after an operation that is kept (inplace=True), or keep others",
+    "Trying to backward an extra time": "go backward once only (no retain_graph), or keep no operations",
 }
 _made: dict[tuple[type[nn.Module], tuple[str, ...]], type[nn.Module]] = {}
 
@@ -41,7 +47,7 @@ def _recomputing(kind: type[nn.Module], kept: tuple[str, ...]) -> type[nn.Module
         run = functools.partial(kind.forward, self)
         if not torch.is_grad_enabled():
             return run(*args, **kwargs)
-        if torch.compiler.is_compiling() or next(self.buffers(), None) is None:
+        if torch.compiler.is_compiling() or (not operations and next(self.buffers(), None) is None):
             return checkpoint(run, *args, use_reentrant=False, context_fn=plain, **kwargs)
         return checkpoint(run, *args, use_reentrant=False, context_fn=lambda: _contexts(self, plain), **kwargs)
 
@@ -54,11 +60,29 @@ def _contexts(block: nn.Module, plain: Callable[[], Contexts]) -> Contexts:
     Without this BatchNorm would count each batch twice.
     """
     first, again = plain()
-    return first, _with_buffers([(part, name, buffer.clone()) for part, name, buffer in _buffers(block)], again)
+    return first, _Repetition(_copied(_buffers(block)), again)
+
+
+class _Repetition(AbstractContextManager[None]):
+    """Entered for each backward pass: there is more than one where the graph is retained."""
+
+    def __init__(self, before: Buffers, inner: AbstractContextManager[Any]) -> None:
+        self._before, self._inner = before, inner
+
+    def __enter__(self) -> None:
+        self._entered = _with_buffers(_copied(self._before), self._inner)
+        self._entered.__enter__()
+
+    def __exit__(self, *raised: object) -> bool | None:
+        return self._entered.__exit__(*raised)  # type: ignore[arg-type]
 
 
 def _buffers(block: nn.Module) -> Buffers:
     return [(part, name, buffer) for part in block.modules() for name, buffer in part.named_buffers(recurse=False)]
+
+
+def _copied(buffers: Buffers) -> Buffers:
+    return [(part, name, buffer.clone()) for part, name, buffer in buffers]
 
 
 @contextmanager
@@ -69,6 +93,11 @@ def _with_buffers(before: Buffers, inner: AbstractContextManager[Any]) -> Iterat
     try:
         with inner:
             yield
+    except RuntimeError as error:
+        for said, hint in _HINTS.items():
+            if said in str(error):
+                raise TrainerError(f"recompute_keeps: {error}\nhint: {hint}") from error
+        raise
     finally:
         _place(now)
 

@@ -12,8 +12,10 @@ from small_trainings import Recipe, Training, heard, logged, train
 from torch import nn
 
 from trainer.checkpoint import Checkpointer, saving
+from trainer.checkpoint import checkpointer as checkpointer_module
 from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.layout import data_name, folder_name
+from trainer.errors import CheckpointDamaged, TrainerError
 from trainer.world import join
 
 pytestmark = pytest.mark.dealt(3)
@@ -178,6 +180,25 @@ def test_a_damaged_snapshot_before_there_is_anything_on_disk_changes_nothing_and
         assert (step, same) == (0, True)
         assert [line.endswith("; the training begins anew") for line in said] == [True] * (rank == 0), said
     assert catalog.steps(base / "memory-0") == [], "what is damaged is not tried again"
+
+
+def spoil_while_reading(folder):
+    """A snapshot that was sound a moment ago: its first words are in the objects already."""
+
+    def read(_):
+        raise CheckpointDamaged("it has changed")
+
+    checkpointer_module.Reader.read = read
+    said = heard()
+    with pytest.raises(TrainerError, match="no checkpoint is sound"):
+        Training.begin(Recipe("ddp")).checkpointer(folder, every="").load()
+    return said
+
+
+def test_of_a_snapshot_that_is_damaged_while_it_is_read_nothing_is_told_that_is_not_so(base):
+    shutil.rmtree(base / "disk")
+    said, _ = start(spoil_while_reading, 2, base, ranks_of_node=1).results()
+    assert said == ["the snapshot of step 4 in memory is not whole: it has changed; the disk has none"]
 
 
 def test_another_world_goes_to_the_disk(base):

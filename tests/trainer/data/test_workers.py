@@ -1,6 +1,7 @@
 """Worker processes: how they answer, how they fail, and how they end."""
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -356,6 +357,16 @@ def test_workers_started_by_a_thread_outlive_it(crew):
     thread.start()
     thread.join()
     assert [answer for _, answer in in_turn(made[0], range(4), 1)] == [0, 1, 2, 3]
+
+
+def test_workers_collect_garbage_whatever_the_rank_does(crew):
+    gc.disable()
+    try:
+        workers = crew(lambda _: gc.isenabled(), 1)
+    finally:
+        gc.enable()
+    workers.ask(0, "is it on?")
+    assert workers.take(0)
 
 
 def test_the_parents_mask_and_handlers_are_as_before(crew):

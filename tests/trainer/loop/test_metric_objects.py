@@ -11,9 +11,24 @@ from trainer.world import World, join
 
 pytest.importorskip("torchmetrics", reason="comes with lightning, of the group of recipes")
 
-from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics import MeanMetric, Metric, MetricCollection
 from torchmetrics.classification import BinaryAUROC, MulticlassConfusionMatrix, MulticlassF1Score
 from torchmetrics.regression import PearsonCorrCoef
+
+
+class Twice(Metric):
+    """Made of another one, which it does not reset; its value is no tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean = MeanMetric()
+
+    def update(self, values):
+        self.mean.update(values)
+
+    def compute(self):
+        return 2 * self.mean.compute().item()
+
 
 ALONE = World(0, 1, 0, 1, torch.device("cpu"))
 SCORES = torch.rand(40, generator=torch.Generator().manual_seed(4))
@@ -26,6 +41,8 @@ def some():
         "pearson": PearsonCorrCoef(),
         "both": MetricCollection({"macro": MulticlassF1Score(2), "micro": MulticlassF1Score(2, average="micro")}),
         "mean": MeanMetric(),
+        "error": 1 - BinaryAUROC() * BinaryAUROC(),
+        "twice": Twice(),
     }
 
 
@@ -38,6 +55,8 @@ def updated(places):
         objects.update("pearson", metrics["pearson"], scores, wanted.float())
         objects.update("both", metrics["both"], (scores > 0.6).long(), wanted)
         objects.update("mean", metrics["mean"], scores)
+        objects.update("error", metrics["error"], scores, wanted)
+        objects.update("twice", metrics["twice"], scores)
     return objects
 
 
@@ -53,6 +72,8 @@ def expected():
     whole["pearson"].update(SCORES, WANTED.float())
     whole["both"].update((SCORES > 0.6).long(), WANTED)
     whole["mean"].update(SCORES)
+    whole["error"].update(SCORES, WANTED)
+    whole["twice"].update(SCORES)
     both = whole.pop("both").compute()
     found = {name: one.compute() for name, one in whole.items()}
     return {name: float(value) for name, value in {**found, **{f"both_{key}": both[key] for key in both}}.items()}
@@ -65,11 +86,13 @@ def test_the_same_as_of_all_at_once(places_of):
 
 
 def test_each_pass_begins_anew():
-    objects, metric = MetricObjects(), MeanMetric()
+    objects, metric, made_of_it = MetricObjects(), MeanMetric(), Twice()
     metric.update(100.0)
+    made_of_it.update(torch.tensor(100.0))
     objects.update("mean_of_all", MeanMetric(), torch.zeros(3))
     objects.update("mean", metric, torch.ones(3))
-    assert objects.values(ALONE) == {"mean_of_all": 0.0, "mean": 1.0}
+    objects.update("twice", made_of_it, torch.ones(3))
+    assert objects.values(ALONE) == {"mean_of_all": 0.0, "mean": 1.0, "twice": 2.0}
     assert metric.update_count == 0
 
 
@@ -78,6 +101,34 @@ def test_more_than_one_number_is_refused():
     objects.update("confused", MulticlassConfusionMatrix(2), torch.tensor([0, 1]), torch.tensor([1, 1]))
     with pytest.raises(TrainerError, match="metrics: confused: expected one number, got tensor"):
         objects.values(ALONE)
+
+
+class Hidden(Metric):
+    """Nobody finds what it is made of."""
+
+    def __init__(self):
+        super().__init__()
+        self.means = [MeanMetric()]
+
+    def update(self, values):
+        self.means[0].update(values)
+
+    def compute(self):
+        return self.means[0].compute()
+
+
+class Another:
+    """As another library has them."""
+
+    def update(self, values): ...
+
+    def compute(self): ...
+
+
+@pytest.mark.parametrize("metric", [Hidden(), Another()])
+def test_a_metric_whose_state_is_not_to_be_found_is_refused(metric):
+    with pytest.raises(TrainerError, match=f"metrics: odd: found no state in {type(metric).__name__}"):
+        MetricObjects().update("odd", metric, torch.ones(3))
 
 
 def train(folder):

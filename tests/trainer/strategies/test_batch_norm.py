@@ -6,7 +6,10 @@ from ranks import spawn_ranks
 from strategy_trials import Trial, one_step, pixel_batch, pixels, start, whole
 from torch import nn
 
+from trainer.errors import BadSettings
 from trainer.strategies import StrategySettings
+from trainer.strategies.batch_norm import sync_batch_norm
+from trainer.world import World
 
 pytestmark = pytest.mark.dealt(3)
 
@@ -54,3 +57,25 @@ def _is_left_alone(settings):
 
 def test_a_world_of_one_and_an_evaluation_need_nobody():
     assert spawn_ranks(_is_left_alone, 1, StrategySettings(sync_batchnorm=True)) == [(True, (1, 7))]
+
+
+class Rectified(nn.BatchNorm2d):
+    """With an activation in it."""
+
+    def forward(self, x):
+        return super().forward(x).relu()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_layer_with_a_forward_of_its_own_is_refused(size):
+    model = nn.Sequential(nn.BatchNorm2d(3), nn.Sequential(Rectified(3)))
+    with pytest.raises(BadSettings, match=r"sync_batchnorm: 1\.0: expected torch's own forward, got that of Rectified"):
+        sync_batch_norm(model, World(0, size, 0, size, torch.device("cpu")))
+    assert type(model[0]) is nn.BatchNorm2d
+
+
+def test_a_model_that_is_prepared_twice_is_the_same():
+    model, world = nn.Sequential(nn.BatchNorm2d(3)), World(0, 2, 0, 2, torch.device("cpu"))
+    for _ in range(2):
+        sync_batch_norm(model, world)
+    assert isinstance(model[0], nn.BatchNorm2d)

@@ -9,6 +9,7 @@ from strategy_trials import Block, Trial, loss_of, pixel_batch, pixels, run, sta
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from trainer.errors import TrainerError
 from trainer.strategies import StrategySettings
 
 pytestmark = pytest.mark.dealt(3)
@@ -106,7 +107,9 @@ def test_the_repetition_sees_the_buffers_of_the_first_pass():
         torch.manual_seed(5)
         model = nn.Sequential(_Turning(), nn.Tanh(), _Turning())
         strategy, _ = start(_trial(recomputed=recomputed, model=lambda: model))
-        strategy.model(torch.ones(2, 4)).square().sum().backward()
+        loss = strategy.model(torch.ones(2, 4)).square().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
         return [parameter.grad for parameter in model.parameters()], [buffer.clone() for buffer in model.buffers()]
 
     for ours, theirs in zip(gradients(True), gradients(False), strict=True):
@@ -144,3 +147,16 @@ def test_a_copy_recomputes_with_its_own_weights():
     loss_of(twin, word_batch(0)).backward()
     assert all(parameter.grad is None for parameter in strategy.module.parameters())
     assert all(parameter.grad is not None for parameter in twin.parameters())
+
+
+@pytest.mark.parametrize(
+    ("inplace", "passes", "hint"), [(True, 1, "change nothing in place"), (False, 2, "go backward once only")]
+)
+def test_what_does_not_go_with_kept_operations_is_told(inplace, passes, hint):
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace), nn.Linear(4, 4)))
+    strategy, _ = start(_trial(model=lambda: model).with_(recompute_keeps=("matmul",), blocks=("0",)))
+    loss = strategy.model(torch.ones(2, 4)).square().sum()
+    for _ in range(passes - 1):
+        loss.backward(retain_graph=True)
+    with pytest.raises(TrainerError, match=f"recompute_keeps: .*\nhint: {hint}"):
+        loss.backward()
