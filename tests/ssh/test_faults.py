@@ -1,5 +1,6 @@
 """Ranks, agents, keepers and hosts are lost: the run goes on without anybody at the submitter, to the same weights."""
 
+import contextlib
 import signal
 
 import pytest
@@ -76,7 +77,8 @@ def test_a_frozen_coordinator_is_replaced(desk, guarded):
     if not guarded:
         desk.until_step_there(1, run, 25, attempt=2)
         for pid in frozen:
-            strike(pid, signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):  # the first to go on may end the other
+                strike(pid, signal.SIGCONT)
         desk.until("the end of what was frozen", lambda: not agents(desk, 0))
     status = desk.wait(run)
     assert (status["state"], status["attempt"]) == ("succeeded", 2)

@@ -47,8 +47,12 @@ def _recomputing(kind: type[nn.Module], kept: tuple[str, ...]) -> type[nn.Module
         run = functools.partial(kind.forward, self)
         if not torch.is_grad_enabled():
             return run(*args, **kwargs)
+        if torch.compiler.is_compiling() and operations:
+            # Made here: the compiler does not take it from outside.
+            keeping = functools.partial(create_selective_checkpoint_contexts, operations)
+            return checkpoint(run, *args, use_reentrant=False, context_fn=keeping, **kwargs)
         if torch.compiler.is_compiling() or (not operations and next(self.buffers(), None) is None):
-            return checkpoint(run, *args, use_reentrant=False, context_fn=plain, **kwargs)
+            return checkpoint(run, *args, use_reentrant=False, **kwargs)
         return checkpoint(run, *args, use_reentrant=False, context_fn=lambda: _contexts(self, plain), **kwargs)
 
     return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})

@@ -35,10 +35,14 @@ def _compiled(trial, kernels):
 
 @pytest.mark.parametrize(
     ("strategy", "ranks", "recomputed", "batch"),
-    [("none", 1, False, word_batch), ("ddp", 2, True, _smaller_at_last), ("fsdp", 2, True, _smaller_at_last)],
+    [
+        ("none", 1, {}, word_batch),
+        ("ddp", 2, {"activation_checkpointing": True}, _smaller_at_last),
+        ("fsdp", 2, {"activation_checkpointing": True, "recompute_keeps": ("matmul", "attention")}, _smaller_at_last),
+    ],
 )
 def test_compiled_training_is_the_same(strategy, ranks, recomputed, batch):
-    settings = StrategySettings(strategy=strategy, compile=True, activation_checkpointing=recomputed)
+    settings = StrategySettings(strategy=strategy, compile=True, **recomputed)
     trial = Trial(settings, model=_tiny, batch=batch, steps=2)
     eager = run(Trial(StrategySettings(strategy="none"), model=_tiny, batch=batch, steps=2))
     found = spawn_ranks(_compiled, ranks, trial, strategy == "none")
