@@ -179,8 +179,7 @@ def test_a_folder_with_a_name_that_a_shell_would_misread(desk, slurm, doctor, tm
 
 
 def test_no_node_is_free(desk, slurm, doctor):
-    other = slurm.ask("sbatch", "--parsable", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
-    desk.until("its start", lambda: slurm.ask("squeue", "--noheader", "--format=%t", f"--jobs={other}") == "R")
+    other = fill(desk, slurm)
     done = desk.launch("doctor", "slurm", "--try", "--within", "6")
     assert "warning  trial          no node was free within 6 s; job " in done.stdout
     assert "was cancelled: waiting for nodes to become free" in done.stdout
@@ -281,7 +280,7 @@ def test_nodes_that_have_just_died(desk, slurm, doctor, tmp_path):
 
 
 def test_a_controller_that_dies_meanwhile(desk, slurm, doctor):
-    slurm.ask("sbatch", "--parsable", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
+    fill(desk, slurm)
     with well_again(desk, slurm), asking(desk, "--within", "60") as process:
         job = own_job(process)
         slurm.stop_controller()
@@ -292,7 +291,7 @@ def test_a_controller_that_dies_meanwhile(desk, slurm, doctor):
 
 
 def test_whoever_has_had_enough_leaves_nothing(desk, slurm, doctor):
-    other = slurm.ask("sbatch", "--parsable", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
+    other = fill(desk, slurm)
     with asking(desk, "--within", "60") as process:
         own_job(process)
         process.send_signal(signal.SIGINT)
@@ -301,17 +300,23 @@ def test_whoever_has_had_enough_leaves_nothing(desk, slurm, doctor):
     assert_nothing_is_left(desk, slurm, [other])
 
 
+def fill(desk, slurm):
+    """A job that has all nodes: until it has, another one would be let in before it."""
+    job = slurm.ask("sbatch", "--parsable", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
+    desk.until("a full cluster", lambda: slurm.ask("squeue", "--noheader", "--format=%T", "--jobs", job) == "RUNNING")
+    return job
+
+
 @contextlib.contextmanager
 def asking(desk, *words):
     """The command while it runs."""
     command = [sys.executable, "-m", "launcher.cli.main", "doctor", "slurm", "--try", *words]
     pipe = subprocess.PIPE
-    process = subprocess.Popen(command, cwd=desk.project, env=desk.env, stdout=pipe, stderr=pipe, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+    with subprocess.Popen(command, cwd=desk.project, env=desk.env, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def own_job(process):
