@@ -283,6 +283,7 @@ def test_a_controller_that_dies_meanwhile(desk, slurm, doctor):
     fill(desk, slurm)
     with well_again(desk, slurm), asking(desk, "--within", "60") as process:
         job = own_job(process)
+        slurm.save_state()  # else the next test's job gets a number again, and is ended for the one before
         slurm.stop_controller()
         out, _ = process.communicate(timeout=BOUND_S)
     assert process.returncode == 5
