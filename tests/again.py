@@ -1,7 +1,7 @@
 """Try a test again that failed among five others: `python tests/again.py`, after a run of the tests that failed.
 
 On a small machine that runs five tests at a time now and then one is starved, or what a whole file shares. So failed
-tests of at most three files are run again, alone, three times in a row, with the numbers that were drawn. Only where
+tests of at most five files are run again, alone, three times in a row, with the numbers that were drawn. Only where
 each passes each time the whole is good, and they are named as FLAKY: such a test is to be mended. What the quality
 tests say is never tried again: nothing of it depends on the machine.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 LAST_RUN = Path(__file__).parent.parent / ".pytest_cache" / "v" / "launch" / "last_run"
-MOST_FILES, MOST, TIMES = 3, 40, 3
+MOST_FILES, MOST, TIMES = 5, 40, 3
 FINAL = "tests/quality/"
 
 
