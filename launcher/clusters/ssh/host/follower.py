@@ -62,7 +62,9 @@ class Follower:
                 self._stopped()
                 return None
             if self._is_deserted():
-                return None
+                if self._agent.last == Exit.OK:
+                    return None  # it was told that the attempt is over, and nobody will say what follows
+                self._take_over.open()  # it left for a newer attempt, and does not miss the coordinator any more
             if keeper.election.leaderless and (taken := self._take_over.look()) is not None:
                 return taken
 
@@ -97,7 +99,7 @@ class Follower:
         return end is not None and end.state.ended
 
     def _is_deserted(self) -> bool:
-        """Our agent was told that the attempt is over, and the leader, who would say what follows, is gone."""
+        """Our agent has left, and the leader, who would say what follows, is gone."""
         if not self._is_left():
             return False
         keeper = self._keeper
@@ -105,12 +107,7 @@ class Follower:
         if isinstance(leader, KeeperStatus):
             self._leader_heard_at = boottime()
             keeper.check_part_in(leader.attempt)
-        if boottime() <= self._leader_heard_at + keeper.plan.spec.recovery.lease_s:
-            return False
-        if self._agent.last == Exit.OK:
-            return True
-        self._take_over.open()  # an agent that left for a newer attempt does not miss the coordinator any more
-        return False
+        return boottime() > self._leader_heard_at + keeper.plan.spec.recovery.lease_s
 
     def _stopped(self) -> None:
         """Ended here by somebody who may not have reached the leader."""

@@ -200,9 +200,10 @@ def test_who_has_no_agent_any_more_notices_a_lost_leader_itself(tmp_path, agents
     follows._leader_heard_at -= 2000.0
     assert not follows._is_deserted()  # it is heard
     assert not table.keepers[1].election.leaderless
-    table.silent = {0}
+    table.lose(0)
+    table.keepers[1].election.leaderless = False
     follows._leader_heard_at -= 2000.0
-    assert not follows._is_deserted()
+    assert follows._keep() == 2  # with the third host, which hears no leader either
     assert table.keepers[1].election.leaderless
 
 
