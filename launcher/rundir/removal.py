@@ -86,7 +86,7 @@ def forget_gone() -> list[RunId]:
 
 
 def unused_code(roots: Collection[Path]) -> list[Path]:
-    """Trees in the stores of these folders of runs that no run there was frozen from. Runs have copies of their own."""
+    """Trees in the stores of these folders of runs that no run there was frozen from."""
     return [tree for root in roots for tree in unneeded(root / STORE, root)]
 
 

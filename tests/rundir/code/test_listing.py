@@ -30,6 +30,16 @@ class Project:
         return [file.path for file in list_code(self.path, Code(**code)).files]
 
 
+def library(path):
+    """A repository with a commit, which others may have in theirs."""
+    lib = Project(path)
+    lib.git("init")
+    lib.write("net.py")
+    lib.git("add", ".")
+    lib.git("commit", "-m", "x")
+    return lib
+
+
 @pytest.fixture(autouse=True)
 def alone(tmp_path, monkeypatch):
     monkeypatch.delenv("LAUNCH_RUNS", raising=False)
@@ -83,11 +93,7 @@ def test_a_tracked_file_that_became_a_folder_is_what_is_in_it(repository):
 
 
 def test_a_submodule_that_became_a_file_is_that_file(repository, tmp_path):
-    lib = Project(tmp_path / "lib")
-    lib.git("init")
-    lib.write("net.py")
-    lib.git("add", ".")
-    lib.git("commit", "-m", "x")
+    lib = library(tmp_path / "lib")
     repository.git("submodule", "add", str(lib.path), "sub")
     shutil.rmtree(repository.path / "sub")
     repository.write("sub")
@@ -109,9 +115,7 @@ def test_a_folder_that_its_repository_ignores_is_walked(repository):
 
 
 def test_submodules_and_inner_repositories_are_descended_into(repository, tmp_path):
-    lib = Project(tmp_path / "lib")
-    lib.git("init")
-    lib.write("net.py")
+    lib = library(tmp_path / "lib")
     lib.write(".gitignore", "*.bin\n")
     lib.git("add", ".")
     lib.git("commit", "-m", "x")
@@ -123,11 +127,7 @@ def test_submodules_and_inner_repositories_are_descended_into(repository, tmp_pa
 
 
 def test_a_submodule_that_was_never_fetched_is_empty(repository, tmp_path):
-    lib = Project(tmp_path / "lib")
-    lib.git("init")
-    lib.write("net.py")
-    lib.git("add", ".")
-    lib.git("commit", "-m", "x")
+    lib = library(tmp_path / "lib")
     repository.git("submodule", "add", str(lib.path), "sub")
     repository.git("submodule", "deinit", "-f", "sub")
     assert repository.names() == [".gitmodules"]
