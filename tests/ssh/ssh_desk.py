@@ -17,10 +17,10 @@ class Desk(Lab):  # type: ignore[misc] # found on pytest's path
         self.hosts = hosts
         self.env |= hosts.env
 
-    def job(self, steps=60, nodes="2", more="", **args):
-        """A spec that runs chain.py on so many hosts, two ranks each."""
+    def job(self, steps=60, nodes="2", more="", hold=None, **args):
+        """A spec that runs chain.py on so many hosts, two ranks each; held at a step where it is to be alive still."""
         words = "\n".join([f"steps: {steps}", *(f"{name}: {value}" for name, value in args.items())])
-        return self.chain(args=words, resources=f"nodes: {nodes}\nranks_per_node: 2", more=more)
+        return self.chain(args=words, resources=f"nodes: {nodes}\nranks_per_node: 2", more=more, hold=hold)
 
     # -- on the hosts
 

@@ -4,27 +4,30 @@ import contextlib
 import signal
 
 import pytest
-from ssh_desk import strike
+from ssh_desk import command_line, strike
 
 from launcher.rundir.identity import alive, process_id
 from tests.lab.nodes import pid_inside
 
+SPARE = "recovery: {spares: 1, lease: 10s}\n"  # shorter ones run out on a machine that is merely busy
+
 
 def agents(desk, index):
     """The agent, then its guard."""
-    return [pid for pid in desk.own("launcher.agent", index) if b"zygote" not in desk_command(pid)]
+    return [pid for pid in desk.own("launcher.agent", index) if b"zygote" not in command_line(pid)]
 
 
-def desk_command(pid):
-    with open(f"/proc/{pid}/cmdline", "rb") as file:
-        return file.read()
+def at_work(desk, steps, more="", **args):
+    """A run on the pool, and its state: it stays at a step until it is let go, as what is struck has to live."""
+    run = desk.submit(desk.job(steps, more=more, hold=25, **args), "--on", "pool")
+    return run, desk.until_step_there(0, run, 20)
 
 
 def test_a_rank_killed_on_another_host(desk):
-    run = desk.submit(desk.job(150), "--on", "pool")
-    state = desk.until_step_there(0, run, 20)
+    run, state = at_work(desk, 150)
     inside = next(rank["pid"] for rank in state["ranks"] if rank["node"] == 1)
     desk.hosts.nodes[1].exec("kill", "-9", str(inside))
+    desk.let_go()
     status = desk.wait(run)
     assert (status["restarts"]["by_cause"], status["attempt"]) == ({"killed": 1}, 1)
     assert status["fingerprint"] == desk.fingerprint_here(150)
@@ -33,9 +36,9 @@ def test_a_rank_killed_on_another_host(desk):
 @pytest.mark.parametrize("host", [0, 1])
 def test_an_agent_killed(desk, host):
     """The first one's brings a new attempt, which all hosts take up; another one's is back at once."""
-    run = desk.submit(desk.job(200), "--on", "pool")
-    desk.until_step_there(0, run, 20)
+    run, _ = at_work(desk, 200)
     strike(agents(desk, host)[0])
+    desk.let_go()
     status = desk.wait(run)
     assert status["attempt"] == (2 if host == 0 else 1)
     assert status["restarts"]["by_cause"] == {"node_lost": 1}
@@ -51,13 +54,12 @@ def ended(desk, index, state):
 
 
 def test_an_agent_frozen_its_ranks_end_with_its_lease(desk):
-    spec = desk.job(400, more="recovery: {spares: 1, lease: 3s}\n")
-    run = desk.submit(spec, "--on", "pool")
-    state = desk.until_step_there(0, run, 20)
+    run, state = at_work(desk, 400, SPARE)
     agent = agents(desk, 1)[0]
     desk.freeze(agent)
     desk.until("its loss", lambda: "agent_lost" in desk.there(0, run, "events.jsonl").read_text())
     assert ended(desk, 1, state), "beside the next generation they would write on"
+    desk.let_go()
     desk.until("the end of the agent, which stays frozen", lambda: agent not in agents(desk, 1))
     status = desk.wait(run)
     assert (status["attempt"], status["restarts"]["by_cause"]) == (1, {"node_lost": 1})
@@ -67,9 +69,7 @@ def test_an_agent_frozen_its_ranks_end_with_its_lease(desk):
 @pytest.mark.parametrize("guarded", [True, False])
 def test_a_frozen_coordinator_is_replaced(desk, guarded):
     """Its guard ends it; where that is frozen too the others do not believe its keeper, which answers as ever."""
-    spec = desk.job(400, more="recovery: {spares: 1, lease: 3s}\n")
-    run = desk.submit(spec, "--on", "pool")
-    desk.until_step_there(0, run, 20)
+    run, _ = at_work(desk, 400, SPARE)
     frozen = agents(desk, 0)[: 1 if guarded else 2]
     for pid in frozen:
         desk.freeze(pid)
@@ -80,28 +80,27 @@ def test_a_frozen_coordinator_is_replaced(desk, guarded):
             with contextlib.suppress(ProcessLookupError):  # the first to go on may end the other
                 strike(pid, signal.SIGCONT)
         desk.until("the end of what was frozen", lambda: not agents(desk, 0))
+    desk.let_go()
     status = desk.wait(run)
     assert (status["state"], status["attempt"]) == ("succeeded", 2)
     assert status["fingerprint"] == desk.fingerprint_here(400)
 
 
 def test_a_host_gone_it_goes_on_with_a_spare(desk):
-    spec = desk.job(250, more="recovery: {spares: 1, lease: 3s}\n")
-    run = desk.submit(spec, "--on", "pool")
-    desk.until_step_there(0, run, 20)
+    run, _ = at_work(desk, 250, SPARE)
     desk.hosts.nodes[1].power_off()
+    desk.let_go()
     status = desk.wait(run)
     assert [node["state"] for node in status["nodes"]] == ["left", "lost", "left"]
     assert status["fingerprint"] == desk.fingerprint_here(250)
 
 
 def test_the_first_host_gone_the_next_in_line_takes_over(desk):
-    spec = desk.job(400, more="recovery: {spares: 1, lease: 3s}\n")
-    run = desk.submit(spec, "--on", "pool")
-    desk.until_step_there(0, run, 20)
+    run, _ = at_work(desk, 400, SPARE)
     desk.hosts.nodes[0].power_off()
     desk.until("a leader", lambda: desk.state_there(1, run).get("attempt") == 2)
     assert desk.record_there(1, run, "avoided.json")[0]["host"] == "node0"
+    desk.let_go()
     status = desk.wait(run)
     assert (status["state"], status["attempt"]) == ("succeeded", 2)
     assert [(node["host"], node["state"]) for node in status["nodes"]] == [
@@ -112,7 +111,7 @@ def test_the_first_host_gone_the_next_in_line_takes_over(desk):
 
 def test_cut_off_from_the_others_the_first_host_stops(desk):
     """It is fenced by the majority; what it had is gone once its lease is over, and it may not write any more."""
-    spec = desk.job(100_000, more="recovery: {spares: 1, lease: 3s}\n")
+    spec = desk.job(100_000, more=SPARE)
     run = desk.submit(spec, "--on", "pool")
     desk.until_step_there(0, run, 20)
     cut = desk.hosts.nodes[0]
@@ -128,7 +127,8 @@ def test_cut_off_from_the_others_the_first_host_stops(desk):
 
 def test_the_leader_s_keeper_killed(desk):
     """Its agent goes on; the run is only without somebody who would start it anew."""
-    run = desk.submit(desk.job(300, more="recovery: {lease: 3s}\n"), "--on", "pool")
-    desk.until_step_there(0, run, 20)
+    steps = 250  # of which what is left takes longer than a lease
+    run, _ = at_work(desk, steps, "recovery: {lease: 10s}\n", pause=0.05)
     strike(desk.own("ssh.host.keeper", 0)[0], signal.SIGKILL)
-    assert desk.wait(run)["fingerprint"] == desk.fingerprint_here(300)
+    desk.let_go()
+    assert desk.wait(run)["fingerprint"] == desk.fingerprint_here(steps)

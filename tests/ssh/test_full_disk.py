@@ -37,9 +37,10 @@ def disk_of_node1(desk):
 
 @pytest.mark.dealt(3)
 def test_a_full_disk_of_one_host(desk, disk_of_node1):
-    run = desk.submit(desk.job(500, more="recovery: {spares: 1, lease: 3s}\n"), "--on", "pool")
+    run = desk.submit(desk.job(100, more="recovery: {spares: 1, lease: 10s}\n", hold=25), "--on", "pool")
     desk.until_step_there(0, run, 20)
     disk_of_node1.fill()
+    desk.hold(50)  # until there it saves again
 
     def at_work(attempt):
         state = desk.state_there(0, run)
@@ -53,5 +54,6 @@ def test_a_full_disk_of_one_host(desk, disk_of_node1):
     state = desk.until("the spare at work again", lambda: at_work(2))
     assert [node["host"] for node in state["nodes"]] == ["node0", "node2", "node1"]
     disk_of_node1.free()
+    desk.let_go()
     status = desk.wait(run)
-    assert status["fingerprint"] == desk.fingerprint_here(500)
+    assert status["fingerprint"] == desk.fingerprint_here(100)

@@ -11,12 +11,13 @@ def test_where_the_first_host_is_lost_the_next_tells_the_rest_and_nothing_twice(
         return [json.loads(line)["kind"] for line in lines if line]
 
     notify = f"notify: {{to: {{command: '(cat; echo) >> {heard}'}}, on: [started, ended]}}\n"
-    spec = desk.job(400, more=f"recovery: {{spares: 1, lease: 3s}}\n{notify}")
+    spec = desk.job(100, more=f"recovery: {{spares: 1, lease: 10s}}\n{notify}", hold=25)
     run = desk.submit(spec, "--on", "pool")
     desk.until_step_there(0, run, 20)
     assert (desk.there(0, run, "notify.json").stat().st_mode & 0o777) == 0o600
     desk.until("its start is told, as the next in line knows", lambda: "notified" in told(desk, 1, run))
     desk.hosts.nodes[0].power_off()
+    desk.let_go()
     status = desk.wait(run)
     assert (status["state"], status["attempt"]) == ("succeeded", 2)
     desk.until("its end is told", lambda: "ended" in kinds())
