@@ -7,13 +7,29 @@ from pathlib import Path
 
 import pytest
 from fleet import Fleet
-from lab import kill
 
 ROOT = Path(__file__).parents[2]
 SPEC = "jobs/resnet_ddp.yaml"
 TINY = {"max-steps": 24, "batch-size": 8, "train-images": 48, "validation-images": 16}
 TINY_GPT = {"max-steps": 6, "batch-size": 4, "layers": 2, "width": 32, "context": 32, "sample": 0}
 TINY_PLAIN = {"steps": 6, "batch-size": 8, "images": 48}
+
+# A rank gives itself the signal right after it has told of a step: nobody has to be quick enough to hit it.
+STRIKE = """
+import os, signal
+from trainer.wire import Wire
+
+tell = Wire.report_step
+
+
+def report_step(wire, step, *more, **metrics):
+    tell(wire, step, *more, **metrics)
+    if (os.environ["LAUNCH_GENERATION"], int(os.environ["RANK"]), step) == ("1", {rank}, {step}):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+Wire.report_step = report_step
+"""
 
 
 @pytest.fixture
@@ -44,11 +60,11 @@ def test_killed_on_the_way_it_ends_as_a_plain_run_of_the_module_does(checkout, t
     with Fleet(ROOT / "trainer" / "tasks" / "resnet.py", tmp_path / "plain") as fleet:
         assert fleet.start(*args, "--lr", 0.01, "--seed", 1, "--deterministic").codes() == [0, 0], fleet.log.read_text()
         plain = fleet.last("fingerprint")
-    run = checkout.submit(SPEC, *overrides(TINY), "--set", "checkpoint.every=4 steps")
-    state = checkout.until_step(run, chance.randint(2, 16))
-    assert kill(chance.choice(state["ranks"])["pid"]), "the fault did not fire"
+    (tmp_path / "strike.py").write_text(STRIKE.format(rank=chance.randrange(2), step=chance.randint(2, 16)))
+    struck = ("--set", f"env.PYTHONPATH={tmp_path}", "--set", "run.preload=[torch, strike]")
+    run = checkout.submit(SPEC, *overrides(TINY), "--set", "checkpoint.every=4 steps", *struck)
     status = checkout.wait(run, timeout=190)
-    assert status["restarts"]["total"] == 1
+    assert status["restarts"] == {"total": 1, "by_cause": {"killed": 1}}, "the fault did not fire"
     assert status["fingerprint"] == plain
 
 
