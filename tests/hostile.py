@@ -1,10 +1,11 @@
 """What bad neighbours do wherever a run goes: hostile words, strangers who read what they may, and how to see that."""
 
 import json
+import os
 import random
 import stat
 import subprocess
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
 
@@ -18,7 +19,7 @@ NASTY = [
     "{{x}}", "!!python/object:os.system", "a" * 3000, "../../x", "/etc/passwd", "${IFS}touch${IFS}canary", "!!", "^x^y",
     "#SBATCH --wrap=x",
 ]  # fmt: skip
-CANARY = "canary-5f0c91"
+CANARY = f"canary-{os.getpid():08x}"  # of these tests alone: all on this machine see what others have in the open
 
 _WITNESS = "import json, os, sys\nprint(json.dumps({'argv': sys.argv[1:], 'env': dict(os.environ)}), flush=True)\n"
 
@@ -52,27 +53,35 @@ def heard(desk, run):
     return sorted(said, key=lambda one: one["env"]["RANK"])
 
 
+def below(folder):
+    """All that is in it, at any depth; what somebody takes away meanwhile, as a run that lives does, may be missing."""
+    return [Path(at, name) for at, folders, files in os.walk(folder) for name in (*folders, *files)]
+
+
 def no_canary(*folders):
     for folder in folders:
-        assert not [*Path(folder).rglob("canary")], folder
+        assert not [path for path in below(folder) if path.name == "canary"], folder
     assert not [path for path in (Path("/"), Path.cwd(), Path("/tmp"), Path.home()) if (path / "canary").exists()]
 
 
 def open_to_others(folder):
     """What of it somebody else could read, write or enter if the folder itself were open."""
-    return [
-        f"{stat.S_IMODE(path.lstat().st_mode):o} {path.relative_to(folder)}"
-        for path in [folder, *folder.rglob("*")]
-        if not path.is_symlink() and path.lstat().st_mode & 0o077
-    ]
+    found = []
+    for path in [folder, *below(folder)]:
+        with suppress(FileNotFoundError):
+            mode = path.lstat().st_mode
+            if not stat.S_ISLNK(mode) and mode & 0o077:
+                found.append(f"{stat.S_IMODE(mode):o} {path.relative_to(folder)}")
+    return found
 
 
 def files_with(text, *folders):
     found = []
     for folder in folders:
-        for path in sorted(Path(folder).rglob("*")):
-            if path.is_file() and not path.is_symlink() and text.encode() in path.read_bytes():
-                found.append(path)
+        for path in sorted(below(folder)):
+            with suppress(FileNotFoundError):
+                if path.is_file() and not path.is_symlink() and text.encode() in path.read_bytes():
+                    found.append(path)
     return found
 
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import msgspec
+from lab import whole_lines
 from replication_lab import TOKEN
 from run_folder import RunFolder, plan_of
 
@@ -135,10 +136,7 @@ class Hosts:
         return [event for event in map(json.loads, self.lines_of_events()) if event["kind"] == kind]
 
     def lines_of_events(self):
-        try:
-            return (self.run_dir(0) / "events.jsonl").read_text().splitlines()
-        except FileNotFoundError:
-            return []
+        return whole_lines(self.run_dir(0) / "events.jsonl")
 
     def rank_log(self, node, generation):
         (log,) = (self.run_dir(node) / "logs" / f"a0001.g{generation:04d}").glob("rank-*.log")

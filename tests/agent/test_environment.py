@@ -41,7 +41,7 @@ def test_nothing_that_torchrun_sets_is_missing(tmp_path):
     show.write_text("import json, os, sys\njson.dump(dict(os.environ), open(sys.argv[1], 'w'))\n")
     shell = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "OMP_NUM_THREADS": "1", "LC_CTYPE": "C.UTF-8"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
-    subprocess.run([*torchrun, show, tmp_path / "seen"], env=shell, check=True, timeout=60)
+    subprocess.run([*torchrun, show, tmp_path / "seen"], env=shell, check=True, timeout=250)
     theirs = json.loads((tmp_path / "seen").read_text())
     ours = {**of_node(), **rank_environment(START, 1, "/fifo", "/error")}
     assert {*theirs} - {*shell} - {*ours} == set()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lab import SCRIPTS, Lab, all_pids, command, parent
+from lab import SCRIPTS, Lab, all_pids, command, parent, whole_lines
 from ssh_desk import Desk, is_of_a_login
 
 from launcher.agent.processes import end_all
@@ -76,8 +76,7 @@ class World:
         return chain_fingerprint(steps, self.nodes * self.ranks)
 
     def deeds(self) -> list[Deed]:
-        lines = self.audit.read_text().splitlines() if self.audit.exists() else []
-        return [Deed(**json.loads(line)) for line in lines]
+        return [Deed(**json.loads(line)) for line in whole_lines(self.audit)]
 
     def status(self, desk: Lab, timeout_s: float) -> dict[str, Any] | None:
         done = desk.launch("status", self.run, "--json", check=None, timeout=timeout_s)

@@ -11,9 +11,9 @@ PE = "gridengine: {pe: launch}\n"
 SHORT = "recovery:\n  lease: 4s\n  wait: 20s\n"
 
 
-def two_nodes(desk, steps=STEPS, more=""):
+def two_nodes(desk, steps=STEPS, more="", hold=None):
     resources = "nodes: 2\nranks_per_node: 2\ngpus_per_node: 0\ncpus_per_rank: 1"
-    return desk.chain(args=f"steps: {steps}", resources=resources, more=PE + more)
+    return desk.chain(args=f"steps: {steps}", resources=resources, more=PE + more, hold=hold)
 
 
 def fingerprint_here(desk, steps=STEPS):
@@ -31,11 +31,12 @@ def causes(desk, run):
 
 
 def test_two_nodes_give_the_bytes_of_one_machine_and_secrets_are_not_shown(desk, grid):
-    run = desk.submit(two_nodes(desk, 400), "--on", "gridengine", env={"MY_TOKEN": "hush"})
+    run = desk.submit(two_nodes(desk, 400, hold=399), "--on", "gridengine", env={"MY_TOKEN": "hush"})
     desk.until_step(run, 5)
     status = desk.status(run)
     assert len({node["host"] for node in status["nodes"]} & {"node0", "node1", "node2"}) == 2
     assert "hush" not in grid.ask("qstat", "-j", job_of(desk, run))
+    desk.let_go()
     status = desk.wait(run)
     assert (status["state"], status["attempt"], status["generation"]) == ("succeeded", 1, 1)
     assert status["fingerprint"] == fingerprint_here(desk, 400)
@@ -92,10 +93,11 @@ def test_at_each_time_limit_the_run_goes_on_in_a_new_job_or_of_one_host_in_the_s
 
 
 def test_after_a_lost_node_the_run_ends_right_on_others(desk, grid):
-    run = desk.submit(two_nodes(desk, STEPS, SHORT), "--on", "gridengine")
+    run = desk.submit(two_nodes(desk, STEPS, SHORT, hold=STEPS - 1), "--on", "gridengine")
     desk.until_step(run, 20)
     lost = desk.status(run)["nodes"][1]["host"]
     next(node for node in grid.nodes if node.name == lost).power_off()
+    desk.let_go()
     status = desk.wait(run)
     assert (status["state"], status["attempt"], causes(desk, run)) == ("succeeded", 2, ["node_lost"])
     assert lost not in [node["host"] for node in status["nodes"]]
@@ -104,10 +106,11 @@ def test_after_a_lost_node_the_run_ends_right_on_others(desk, grid):
 
 def test_a_run_whose_only_host_is_lost_is_put_back_and_ends_right_on_another(new_desk, new_grid):
     one = ["--set", "resources.nodes=1", "--set", "gridengine.pe=single"]
-    run = new_desk.submit(two_nodes(new_desk), "--on", "gridengine", *one)
+    run = new_desk.submit(two_nodes(new_desk, hold=STEPS - 1), "--on", "gridengine", *one)
     new_desk.until_step(run, 20)
     lost = new_desk.status(run)["nodes"][0]["host"]
     next(node for node in new_grid.nodes if node.name == lost).power_off()
+    new_desk.let_go()
     status = new_desk.wait(run)
     assert (status["state"], status["attempt"], causes(new_desk, run)) == ("succeeded", 2, ["node_lost"])
     assert lost not in [node["host"] for node in status["nodes"]]

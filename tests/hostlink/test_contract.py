@@ -164,7 +164,7 @@ def test_a_connection_that_is_killed_is_never_success(to, door, tmp_path):
 
 
 def test_what_came_before_the_end_is_there(to, door):
-    with connect(to(door)) as line, line.start(["sh", "-c", "echo early; sleep 3"]) as talk:
+    with connect(to(door)) as line, line.start(["sh", "-c", "echo early; exec sleep 600"]) as talk:
         assert talk.readline(BOUND_S) == b"early\n"
         door.cut()
         assert talk.finish(BOUND_S).code is None

@@ -127,7 +127,7 @@ class Lab:
         return json.loads((self.run_dir(run) / "state.json").read_text())
 
     def events(self, run, kind=None):
-        lines = (self.run_dir(run) / "events.jsonl").read_text().splitlines()
+        lines = whole_lines(self.run_dir(run) / "events.jsonl")
         return [event for event in map(json.loads, lines) if kind is None or event["kind"] == kind]
 
     def rank_logs(self, run):
@@ -149,6 +149,11 @@ class Lab:
         """End what a failed test left, and say what that was."""
         ended, _ = end_all(self.processes)
         return ended
+
+
+def whole_lines(path):
+    """None of a file that is not there yet, and not what is only half written."""
+    return path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
 
 
 def all_pids():

@@ -113,7 +113,7 @@ while True:
 
 
 def test_while_the_agents_are_still_starting(lab):
-    run = lab.submit(lab.chain(args="steps: 1000", resources="nodes: 3\nranks_per_node: 1"))
+    run = lab.submit(lab.chain(args="steps: 100000", resources="nodes: 3\nranks_per_node: 1"))
     lab.launch("cancel", run)
     assert lab.status(run)["state"] == "cancelled"
     assert lab.processes() == []

@@ -8,9 +8,11 @@ import threading
 import time
 
 import pytest
+from hostile import files_with
 from login_node import BOUND_S, read, until
 
-CANARY = "canary-7f3a-secret value'\"$(x)\n end"
+NEEDLE = f"canary-of-login-{os.getpid():08x}"  # other tests of this machine have canaries of their own in the open
+CANARY = f"{NEEDLE}-secret value'\"$(x)\n end"
 HOSTILE = [
     "",
     " ",
@@ -148,7 +150,7 @@ class Watch(threading.Thread):
 def test_a_secret_is_in_no_command_line_environment_or_log(laptop, login_node, shown, tmp_path):
     laptop.relay()
     laptop.configure("SendEnv TOKEN")
-    (laptop.project / "token").write_text("from-file-canary-91bc")
+    (laptop.project / "token").write_text(f"from-file-{NEEDLE}")
     (laptop.project / ".gitignore").write_text("token\n")
     git(laptop, "init", "-q", ".")
     spec = f"{RUN}secrets: [TOKEN, {{FROM_FILE: token}}]\n"
@@ -157,22 +159,21 @@ def test_a_secret_is_in_no_command_line_environment_or_log(laptop, login_node, s
         """The user's own command, and the ranks that are to have it."""
         return b"submit\0" in line or b"\0LAUNCH_RUN_ID=" in b"\0" + environ
 
-    watch = Watch(b"canary", allowed)
+    watch = Watch(NEEDLE.encode(), allowed)
     watch.start()
     try:
         run, seen = shown(spec, "hpc", env={"TOKEN": CANARY})
     finally:
         watch.stop()
-    assert seen["env"] == {"PLAIN": None, "HOSTILE": None, "TOKEN": CANARY, "FROM_FILE": "from-file-canary-91bc"}
+    assert seen["env"] == {"PLAIN": None, "HOSTILE": None, "TOKEN": CANARY, "FROM_FILE": f"from-file-{NEEDLE}"}
     assert watch.found == {}
     assert watch.looks > 20
     for call in laptop.passed():
-        assert "canary" not in json.dumps([call["argv"], call["env"]])
+        assert NEEDLE not in json.dumps([call["argv"], call["env"]])
     keeps = login_node.home / "launch" / "runs" / run / "secrets.json"
     here = laptop.folder(run) / "secrets.json"
     ours = {keeps, here, laptop.project / "token", *(laptop.root / "passed").iterdir(), tmp_path / "seen-hpc"}
-    holding = [path for path in tmp_path.rglob("*") if path.is_file() and b"canary" in path.read_bytes()]
-    assert {path for path in holding if not path.is_symlink()} <= ours
+    assert {*files_with(NEEDLE, tmp_path)} <= ours
     assert stat.S_IMODE(keeps.stat().st_mode) == stat.S_IMODE(here.stat().st_mode) == 0o600
 
 

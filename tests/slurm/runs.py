@@ -7,9 +7,9 @@ import signal
 from lab import Lab, parent
 
 
-def two_nodes(desk, steps=60, more="", **args):
+def two_nodes(desk, steps=60, more="", hold=None, **args):
     words = "\n".join([f"steps: {steps}", *(f"{name}: {value}" for name, value in args.items())])
-    return desk.chain(args=words, resources="nodes: 2\nranks_per_node: 2", more=more)
+    return desk.chain(args=words, resources="nodes: 2\nranks_per_node: 2", more=more, hold=hold)
 
 
 def record(desk, run, name, attempt=1):

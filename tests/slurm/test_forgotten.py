@@ -97,10 +97,11 @@ def test_without_accounts_a_job_that_fell_silent_is_lost_and_never_a_success_or_
 
 
 def test_a_batch_process_that_is_killed_is_followed_by_another_in_the_same_job(desk, slurm):
-    run = desk.submit(two_nodes(desk, 300), "--on", "slurm")
+    run = desk.submit(two_nodes(desk, 300, hold=299), "--on", "slurm")
     for attempt in (1, 2):
         desk.until("its ranks", lambda now=attempt: desk.until_step(run, 20)["attempt"] == now)
         kill(batch_process(desk, run))
+    desk.let_go()
     status = desk.wait(run)
     assert (status["state"], status["attempt"], causes(desk, run)) == ("succeeded", 3, ["node_lost"] * 2)
     assert job_of(desk, run, 1) == job_of(desk, run, 3)
@@ -109,13 +110,14 @@ def test_a_batch_process_that_is_killed_is_followed_by_another_in_the_same_job(d
 
 
 def test_without_its_guard_a_run_ends_on_all_nodes_and_can_be_resumed(desk, slurm):
-    run = desk.submit(two_nodes(desk, 300), "--on", "slurm")
+    run = desk.submit(two_nodes(desk, 300, hold=299), "--on", "slurm")
     desk.until_step(run, 20)
     kill(parent(batch_process(desk, run)))
     desk.until("the end of every process", lambda: not desk.processes())
     desk.until("the end of the job", lambda: state_by_slurm(slurm, job_of(desk, run)) == "FAILED")
     assert desk.status(run)["state"] == "lost"
     desk.launch("wait", run, check=21)
+    desk.let_go()
     desk.launch("resume", run)
     assert (desk.wait(run)["state"], desk.status(run)["attempt"]) == ("succeeded", 2)
 

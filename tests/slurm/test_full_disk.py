@@ -35,12 +35,15 @@ def fill(desk):
 
 def test_a_run_waits_for_room_on_the_disk_and_goes_on(small):
     """Whoever finds no room waits or is started again: neither a node nor the job is given up for it."""
-    run = small.submit(two_nodes(small, STEPS, "recovery: {disk: {backoff: 500ms..1s}}\n"), "--on", "slurm")
+    run = small.submit(
+        two_nodes(small, STEPS, "recovery: {disk: {backoff: 500ms..1s}}\n", hold=STEPS - 1), "--on", "slurm"
+    )
     small.until_step(run, 20)
     filler = fill(small)
     said = small.until("the word of it", lambda: "no space" in (now := small.status(run))["message"] and now)
     assert said["state"] in ("running", "regrouping"), said
     filler.unlink()
+    small.let_go()
     status = small.wait(run)
     assert (status["state"], status["attempt"]) == ("succeeded", 1)
     assert avoided(RunDir(small.run_dir(run))) == []

@@ -15,22 +15,24 @@ SHORT = "recovery:\n  lease: 4s\n  wait: 20s\n"
 
 
 def test_an_agent_that_is_killed_is_back_at_once(desk, slurm):
-    run = desk.submit(two_nodes(desk, STEPS), "--on", "slurm")
+    run = desk.submit(two_nodes(desk, STEPS, hold=STEPS - 1), "--on", "slurm")
     desk.until_step(run, 20)
     for generation in (1, 2, 3):
         pid = own(desk, run, f"launcher.agent\0{desk.run_dir(run)}\0{1}\0{1}")[0]
         strike(pid)
         desk.until("the next generation", lambda now=generation: desk.read_state(run)["generation"] > now)
         desk.until("ranks", lambda: desk.read_state(run)["state"] == "running")
+    desk.let_go()
     status = desk.wait(run)
     assert (status["attempt"], status["generation"]) == (1, 4)
     assert status["fingerprint"] == fingerprint_here(desk, STEPS)
 
 
 def test_the_coordinators_agent_is_followed_by_another_attempt_in_the_same_allocation(desk, slurm):
-    run = desk.submit(two_nodes(desk, STEPS), "--on", "slurm")
+    run = desk.submit(two_nodes(desk, STEPS, hold=STEPS - 1), "--on", "slurm")
     desk.until_step(run, 20)
     strike(own(desk, run, f"launcher.agent\0{desk.run_dir(run)}\0{1}\0{0}")[0])
+    desk.let_go()
     status = desk.wait(run)
     assert (status["attempt"], causes(desk, run)) == (2, ["node_lost"])
     assert job_of(desk, run, 1) == job_of(desk, run, 2)
@@ -51,9 +53,10 @@ def test_with_a_range_of_nodes_the_run_goes_on_without_the_lost_one(desk, slurm)
 
 
 def test_without_one_it_moves_to_other_nodes_and_avoids_the_lost_one(desk, slurm):
-    run = desk.submit(two_nodes(desk, STEPS, SHORT), "--on", "slurm")
+    run = desk.submit(two_nodes(desk, STEPS, SHORT, hold=STEPS - 1), "--on", "slurm")
     desk.until_step(run, 20)
     slurm.nodes[1].power_off()
+    desk.let_go()
     status = desk.wait(run)
     assert (status["attempt"], causes(desk, run)) == (2, ["node_lost"])
     assert "node1" not in [node["host"] for node in status["nodes"]]
@@ -115,11 +118,12 @@ def test_a_job_that_waited_for_ever_starts_when_the_time_of_its_nodes_is_over(de
 
 def test_a_cut_that_has_healed_by_the_end_of_the_attempt_blames_no_node(desk, slurm):
     """The first node heard nobody: neither the other, nor Slurm, which would have said whose fault that was."""
-    run = desk.submit(two_nodes(desk, STEPS, SHORT), "--on", "slurm")
+    run = desk.submit(two_nodes(desk, STEPS, SHORT, hold=STEPS - 1), "--on", "slurm")
     desk.until_step(run, 20)
     slurm.nodes[0].cut(Cut.BOTH)
     desk.until("the end of the first attempt", lambda: record(desk, run, "exit.json"))
     slurm.nodes[0].mend()
+    desk.let_go()
     status = desk.wait(run)
     assert (status["state"], avoided(RunDir(desk.run_dir(run)))) == ("succeeded", [])
     assert status["fingerprint"] == fingerprint_here(desk, STEPS)
@@ -140,9 +144,10 @@ def test_a_cancel_names_the_node_that_cannot_be_asked_and_nothing_lives_there_af
 
 
 def test_the_first_node_gone_slurm_starts_the_job_anew(desk, slurm):
-    run = desk.submit(two_nodes(desk, STEPS, SHORT), "--on", "slurm")
+    run = desk.submit(two_nodes(desk, STEPS, SHORT, hold=STEPS - 1), "--on", "slurm")
     desk.until_step(run, 20)
     slurm.nodes[0].power_off()
+    desk.let_go()
     status = desk.wait(run, timeout=180)
     assert (status["attempt"], causes(desk, run)) == (2, ["node_lost"])
     assert "node0" in desk.events(run, "failure")[0]["text"]
@@ -167,10 +172,11 @@ def test_a_first_copy_that_lives_on_is_fenced(desk, slurm):
 
 def test_the_first_of_a_range_of_nodes_gone_another_node_has_the_job_started_anew(desk, slurm):
     """Slurm lets such a job be, without its batch process: it was told not to kill it for a lost node."""
-    spec = desk.chain(args=f"steps: {STEPS}", resources="nodes: 1..2\nranks_per_node: 2", more=SHORT)
+    spec = desk.chain(args=f"steps: {STEPS}", resources="nodes: 1..2\nranks_per_node: 2", more=SHORT, hold=STEPS - 1)
     run = desk.submit(spec, "--on", "slurm")
     desk.until("both nodes", lambda: desk.until_step(run, 10)["world_size"] == 4)
     slurm.nodes[0].power_off()
+    desk.let_go()
     status = desk.wait(run, timeout=200)
     assert (status["state"], status["attempt"], causes(desk, run)) == ("succeeded", 2, ["node_lost"])
     slurm.nodes[0].power_on()

@@ -8,11 +8,12 @@ STEPS = 400
 
 @pytest.mark.parametrize("partition", ["main", "graceful", "cancelled"])
 def test_preempted_it_goes_on_in_the_same_job(desk, slurm, partition):
-    run = desk.submit(two_nodes(desk, STEPS, f"slurm:\n  partition: {partition}\n"), "--on", "slurm")
+    run = desk.submit(two_nodes(desk, STEPS, f"slurm:\n  partition: {partition}\n", hold=STEPS - 1), "--on", "slurm")
     desk.until_step(run, 40)
     job = job_of(desk, run)
     urgent = take_all_nodes(slurm)
     desk.until("the end of the first attempt", lambda: record(desk, run, "exit.json"))
+    desk.let_go()
     status = desk.wait(run)
     assert (status["state"], status["attempt"], status["job"]) == ("succeeded", 2, job)
     assert causes(desk, run) == ["preempted"]
@@ -44,13 +45,14 @@ def test_on_one_node_too(desk, slurm):
 
 
 def test_a_signal_by_hand_moves_the_run(desk, slurm):
-    run = desk.submit(two_nodes(desk, STEPS), "--on", "slurm")
+    run = desk.submit(two_nodes(desk, STEPS, hold=STEPS - 1), "--on", "slurm")
     desk.until_step(run, 20)
     for attempt, words in ((1, ("--batch", "--signal=USR1")), (2, ("--signal=USR2",)), (3, ("--signal=TERM",))):
         slurm.ask("scancel", *words, job_of(desk, run, attempt))
         desk.until("the next attempt", lambda attempt=attempt: record(desk, run, "handle.json", attempt + 1))
         desk.until("life", lambda attempt=attempt: desk.read_state(run)["attempt"] == attempt + 1)
         desk.until("ranks", lambda: desk.read_state(run)["state"] != "starting")
+    desk.let_go()
     status = desk.wait(run)
     assert (status["attempt"], set(causes(desk, run))) == (4, {"preempted"})
     assert status["fingerprint"] == fingerprint_here(desk, STEPS)

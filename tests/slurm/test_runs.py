@@ -71,12 +71,13 @@ def test_a_person_who_uses_scancel_has_cancelled_the_run(desk, slurm):
 
 
 def test_resumed_here_and_back_on_slurm_it_ends_with_the_same_weights(desk):
-    run = desk.submit(two_nodes(desk, 400), "--on", "slurm")
+    run = desk.submit(two_nodes(desk, 400, hold=399), "--on", "slurm")
     desk.until_step(run, 40)
     desk.launch("cancel", run)
     desk.launch("resume", run, "--on", "local")
     desk.until_step(run, 120)
     desk.launch("cancel", run)
+    desk.let_go()
     desk.launch("resume", run, "--on", "slurm")
     status = desk.wait(run)
     assert (status["attempt"], status["cluster"]) == (3, "slurm")

@@ -2,13 +2,14 @@
 
 import json
 
+from lab import whole_lines
+
 
 def test_where_the_first_host_is_lost_the_next_tells_the_rest_and_nothing_twice(desk, tmp_path):
     heard = tmp_path / "heard"
 
     def kinds():
-        lines = heard.read_text().splitlines() if heard.exists() else []
-        return [json.loads(line)["kind"] for line in lines if line]
+        return [json.loads(line)["kind"] for line in whole_lines(heard) if line]
 
     notify = f"notify: {{to: {{command: '(cat; echo) >> {heard}'}}, on: [started, ended]}}\n"
     spec = desk.job(100, more=f"recovery: {{spares: 1, lease: 10s}}\n{notify}", hold=25)

@@ -34,12 +34,13 @@ def pool_of(tmp_path, lab_possible):
 def test_one_disk_for_all_hosts(pool_of):
     """The run is there once; what happens to agents and to the first host is survived as without a common disk."""
     desk = pool_of(hosts=3, shared=True)
-    run = desk.submit(desk.job(400, more="recovery: {spares: 1, lease: 3s}\n"), "--on", "pool")
+    run = desk.submit(desk.job(400, more="recovery: {spares: 1, lease: 3s}\n", hold=399), "--on", "pool")
     desk.until_step_there(0, run, 20)
     assert len(list((desk.hosts.home(0) / "launch" / "runs").iterdir())) == 1
     strike(next(pid for pid in desk.own("launcher.agent", 0)))
     desk.until_step_there(0, run, 40, attempt=2)
     desk.hosts.nodes[0].power_off()
+    desk.let_go()
     status = desk.wait(run)
     assert (status["state"], status["attempt"]) == ("succeeded", 3)
     assert status["fingerprint"] == desk.fingerprint_here(400)
@@ -71,13 +72,14 @@ def test_over_the_users_own_ssh(pool_of):
         json.dumps({"pool": {"kind": "ssh", "hosts": ["node0", "node1"], "transport": "openssh"}}), "open.yaml"
     )
     os.chmod(desk.project / theirs, 0o600)
-    run = desk.submit(desk.job(400), "--on", "pool", "--clusters", theirs)
+    run = desk.submit(desk.job(400, hold=399), "--on", "pool", "--clusters", theirs)
     desk.until_step_there(0, run, 20)
     looked = subprocess.run(
         [sys.executable, "-c", LOOK, "status", run], cwd=desk.project, env=desk.env, capture_output=True, text=True
     )
     assert looked.returncode == 0, looked.stderr
     assert "running" in looked.stdout
+    desk.let_go()
     status = desk.wait(run)
     assert (status["state"], len(status["nodes"])) == ("succeeded", 2)
     assert "logs and metrics, " in desk.launch("fetch", run).stdout

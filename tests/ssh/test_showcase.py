@@ -1,5 +1,6 @@
 """A real training on hosts without a common disk: a rank, a host and the leader are lost, the weights are the same."""
 
+import json
 import re
 import sys
 
@@ -11,7 +12,7 @@ LESSONS = f"""
 name: lessons
 run:
   script: lessons.py
-  args: {{pause: 0.1}}
+  args: {{pause: 0.1, hold: HELD}}
 resources: {{nodes: 2, ranks_per_node: 1, gpus_per_node: 0, cpus_per_rank: 1}}
 checkpoint: {{every: 4 steps}}
 recovery: {{lease: 4s}}
@@ -24,10 +25,16 @@ def small_resnet(desk, name="job.yaml", *, steps, spares):
     return desk.small_resnet(steps=steps, ranks=1, every=10, more=more, name=name)
 
 
+def lessons(desk):
+    """A spec of 48 steps, of which the last waits until it is let go."""
+    desk.script("lessons.py")
+    desk.hold(47)
+    return desk.spec(LESSONS.replace("HELD", json.dumps(str(desk.held))))
+
+
 def lessons_with_copies(desk):
     """A spec, and its run on two hosts of four: each has its ranks' files and a copy of the other's."""
-    desk.script("lessons.py")
-    spec = desk.spec(LESSONS)
+    spec = lessons(desk)
     run = desk.submit(spec, "--on", "pool")
     desk.until("a copy of everything", lambda: (desk.state_there(0, run).get("safe_checkpoint") or 0) >= 8)
     return spec, run
@@ -61,8 +68,7 @@ def test_a_rank_a_host_and_the_first_host_lost_it_ends_with_the_undisturbed_weig
 def test_taken_from_here_to_hosts_to_slurm_and_back_it_is_the_same_training(desk, shared_lab):
     shared_lab.well()
     desk.env |= shared_lab.env
-    desk.script("lessons.py")
-    spec = desk.spec(LESSONS)
+    spec = lessons(desk)
     run = desk.submit(spec)
     desk.until_step(run, 6)
     desk.launch("cancel", run)
@@ -74,6 +80,7 @@ def test_taken_from_here_to_hosts_to_slurm_and_back_it_is_the_same_training(desk
     desk.until("steps on Slurm", lambda: (s := desk.read_state(run))["attempt"] == 3 and (s["step"] or 0) >= 26)
     desk.launch("cancel", run)
     shared_lab.clear()
+    desk.let_go()
     desk.launch("resume", run, "--on", "local")
     status = desk.wait(run)
     assert (status["attempt"], status["cluster"]) == (4, "local")
@@ -89,6 +96,7 @@ def test_a_host_gone_for_good_resume_goes_on_without_it(desk):
     desk.until("word of who may know better", lambda: "node1" in desk.status(run)["message"])
     assert f"launch cancel {run} --gone HOST" in desk.launch("resume", run, check=4).stderr
     assert f"{run} is cancelled" in desk.launch("cancel", run, "--gone", "node1").stdout
+    desk.let_go()
     desk.launch("resume", run)
     status = desk.wait(run)
     assert "node1" not in [node["host"] for node in status["nodes"]]
@@ -107,6 +115,7 @@ def test_both_hosts_gone_for_good_resume_goes_on_from_what_was_fetched(desk):
     assert f"launch cancel {run} --gone HOST" in desk.launch("resume", run, check=4).stderr
     said = desk.launch("cancel", run, "--gone", "node0", "--gone", "node1").stdout
     assert f"{run} is cancelled" in said
+    desk.let_go()
     desk.launch("resume", run)
     status = desk.wait(run)
     assert [node["host"] for node in status["nodes"]] == ["node2", "node3"]

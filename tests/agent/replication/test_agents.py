@@ -154,7 +154,7 @@ def test_a_training_that_loses_a_disk_ends_as_if_it_had_been_left_alone(hosts):
 def test_copies_slower_than_the_saves_that_are_kept_bound_what_a_lost_disk_costs(hosts):
     """By the time that a copy is done all that are kept are newer."""
     checkpoint = CheckpointOptions(every_steps=2, keep=2, copy_limit_bytes=8_000)
-    lab = hosts(2, 1, script=TRAINING, checkpoint=checkpoint, epochs=12, pause=0.1)
+    lab = hosts(2, 1, script=TRAINING, checkpoint=checkpoint, epochs=12, pause=0.1, hold=95)
     lab.start(0, 1, 2)
     until("a safe checkpoint", lambda: lab.state().get("safe_checkpoint"))
     before = until("copies that are behind", lambda: behind(lab.state(), checkpoint))
@@ -162,6 +162,7 @@ def test_copies_slower_than_the_saves_that_are_kept_bound_what_a_lost_disk_costs
     until("the next generation", lambda: lab.state()["generation"] == 2 and lab.state()["state"] == "running")
     (fetched,) = [event for event in lab.events("checkpoint_fetched") if event["node"] == 2]
     assert int(fetched["text"].rpartition("step ")[2].split()[0]) >= before["safe_checkpoint"]
+    lab.let_go()
     assert lab.end()[0] == 0
 
 

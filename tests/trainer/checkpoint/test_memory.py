@@ -42,11 +42,13 @@ def start(work, size, base, *args, ranks_of_node=None, every="1 step", limit=1 <
 
 
 def train_and_kill(size, base, recipe, log, steps, **options):
-    """Kill all ranks while they save what comes after this step, of which every node has a snapshot."""
+    """Kill all ranks while they save what comes after this step, of which every node has a snapshot; what was to be
+    saved to the disk before, which is written meanwhile, is there by then."""
     ranks = start(train, size, base, recipe, log, None, None, steps, **options)
     nodes = size // (options["ranks_of_node"] or size)
     memories = [base / f"memory-{node}" for node in range(nodes)]
     until("all have it", lambda: all(memory.is_dir() and steps in catalog.steps(memory) for memory in memories))
+    until("the disk has the one before", lambda: catalog.steps(base / "disk"))
     ranks.kill()
     assert {kind for kind, _ in ranks.outcomes()} == {"killed"}
 
