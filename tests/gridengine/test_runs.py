@@ -21,9 +21,12 @@ def fingerprint_here(desk, steps=STEPS):
     return desk.wait(desk.submit(two_nodes(desk, steps)))["fingerprint"]
 
 
+def handle_of(desk, run, attempt):
+    return desk.run_dir(run) / "attempts" / f"{attempt:04d}" / "handle.json"
+
+
 def job_of(desk, run, attempt=1):
-    path = desk.run_dir(run) / "attempts" / f"{attempt:04d}" / "handle.json"
-    return json.loads(path.read_text())["job_id"]
+    return json.loads(handle_of(desk, run, attempt).read_text())["job_id"]
 
 
 def causes(desk, run):
@@ -83,7 +86,7 @@ def test_at_each_time_limit_the_run_goes_on_in_a_new_job_or_of_one_host_in_the_s
     two = desk.submit(two_nodes(desk, 100_000, more), "--on", "gridengine", "--set", "resources.time=20s")
     one = ["--on", "gridengine", "--set", "resources.time=20s", "--set", "resources.nodes=1"]
     alone = desk.submit(two_nodes(desk, 100_000, more).replace(PE, ""), *one, "--set", "gridengine.pe=single")
-    desk.until("third attempts", lambda: min(desk.status(run)["attempt"] for run in (two, alone)) >= 3)
+    desk.until("third attempts", lambda: all(handle_of(desk, run, 3).exists() for run in (two, alone)))
     for run in (two, alone):  # one of them may be ahead
         assert set(causes(desk, run)) == {"time_limit"} and len(causes(desk, run)) >= 2
     assert job_of(desk, two, 1) != job_of(desk, two, 3)
