@@ -30,10 +30,10 @@ LEASE_S = 8.0  # a machine that is busy for seconds loses nobody by itself
 class Hosts:
     """Machines with nothing in common but the network: 127.0.0.1, .2, ..."""
 
-    def __init__(self, root, script, nodes, spares=0, checkpoint=None, gone_after_s=900.0, **args):
+    def __init__(self, root, script, nodes, spares=0, checkpoint=None, gone_after_s=900.0, lease_s=LEASE_S, **args):
         self._root, self._script = root, Path(script)
         self._checkpoint = checkpoint or CheckpointOptions()
-        self._gone_after_s = gone_after_s
+        self._gone_after_s, self._lease_s = gone_after_s, lease_s
         self._agents = {}
         self.held = root / "held"
         words = tuple(word for name, value in args.items() for word in (f"--{name}", str(value)))
@@ -46,7 +46,7 @@ class Hosts:
         shutil.copy(self._script, folder.path / "code")
         rules = Recovery(
             spares=spares,
-            lease_s=LEASE_S,
+            lease_s=self._lease_s,
             gone_after_s=self._gone_after_s,
             node_lost=Budget(5, 0.0),
             killed=Budget(5, 0.0),

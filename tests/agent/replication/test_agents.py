@@ -88,7 +88,7 @@ def test_a_disk_that_is_lost_for_good_costs_nothing_that_was_safe(hosts):
 
 
 def test_a_commit_without_copies_is_passed_over_while_its_files_may_come_back(hosts):
-    lab = hosts(2, 1, steps=150, pause=0.03, hold=15)
+    lab = hosts(2, 1, lease_s=25.0, steps=150, pause=0.03, hold=15)  # in which ten steps are made, and one is saved
     lab.start(0, 1, 2)
     safe = until("a safe checkpoint", lambda: lab.state().get("safe_checkpoint"))
     lab.kill(1, signal.SIGSTOP)  # its rank goes on, but nothing is copied any more
