@@ -54,7 +54,7 @@ class Web:
     def taken(self):
         return [said for _, said, code in self.posts if code < 300]
 
-    def wait_for(self, count, limit_s=60):
+    def wait_for(self, count, limit_s=150):
         with self.heard:
             assert self.heard.wait_for(lambda: len(self.taken) >= count, limit_s), self.posts
         return self.taken
