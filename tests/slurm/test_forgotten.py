@@ -3,10 +3,9 @@
 import json
 import os
 import signal
-from pathlib import Path
 
 import pytest
-from lab import all_pids, command, kill
+from lab import all_pids, command, kill, parent
 from runs import causes, fingerprint_here, job_of, record, two_nodes
 
 from launcher.clusters.batch.queue import Phase
@@ -47,21 +46,17 @@ def by_accounts(slurm, job):
 
 
 def batch_process(desk, run):
-    """It carries no tag of the run: its command line tells whose it is."""
+    """It carries no tag of the run: its command line tells whose it is, and is for a moment that of what it forks."""
     words = f"launcher.clusters.batch.job.batch_process\0slurm\0{desk.run_dir(run)}\0".encode()
-    (pid,) = [pid for pid in all_pids() if words in command(pid)]
+    found = [pid for pid in all_pids() if words in command(pid)]
+    (pid,) = [pid for pid in found if parent(pid) not in found]
     return pid
-
-
-def parent(pid):
-    """Its guard, with which the job ends."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def kill_the_job(desk, slurm, run):
     """kill -9 of everything of the run: nobody writes a last word."""
     batch = batch_process(desk, run)
-    guard = parent(batch)
+    guard = parent(batch)  # with which the job ends
     for pid in (guard, batch):
         assert kill(pid, signal.SIGSTOP)  # or it, or Slurm at its end, would have the others say something
     for pid in desk.processes(desk.run_dir(run)):

@@ -203,7 +203,7 @@ def test_a_host_writes_nothing_here_but_its_records(tmp_path, name):
 
 
 def test_a_secret_is_nowhere_but_in_its_files_and_in_the_ranks(desk, hosts, tmp_path):
-    desk.script("keeps.py", "import os, time\nprint('has', len(os.environ['TOKEN']), flush=True)\ntime.sleep(60)\n")
+    desk.script("keeps.py", "import os, time\nprint('has', len(os.environ['TOKEN']), flush=True)\ntime.sleep(600)\n")
     spec = desk.spec(
         "name: keeps\nrun:\n  script: keeps.py\n  preload: []\nsecrets: [TOKEN]\n"
         "resources: {nodes: 2, ranks_per_node: 1}\n"

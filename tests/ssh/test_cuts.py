@@ -19,7 +19,7 @@ from shares import SEED, SHARE
 from tests.lab.nodes import Cut, pid_inside
 
 LIMIT_S = 100.0  # 30, and what a busy machine adds
-LEASE_S = 3.0
+LEASE_S = 10.0
 FROZEN = "frozen"
 LONG = f"recovery: {{lease: {LEASE_S:g}s, grace: 1s}}\n"
 ALL = ("--set", "resources.nodes=4", "--set", "resources.ranks_per_node=1")

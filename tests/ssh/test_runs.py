@@ -45,7 +45,8 @@ def test_what_ranks_write_beside_their_code_comes_home_by_host(desk):
 def test_nothing_of_ours_and_no_code_is_sent_twice(desk):
     first = desk.launch("submit", desk.job(5), "--on", "pool")
     assert "node0: code, " in first.stderr
-    desk.wait(first.stdout.strip())  # else its hosts are taken, and others are chosen
+    desk.wait(first.stdout.strip())
+    desk.until("free hosts", lambda: not desk.left())  # else others are chosen
 
     def kept():
         homes = [desk.hosts.home(index) / "launch" for index in (0, 1)]
