@@ -254,8 +254,10 @@ class GridEngineLab(Lab):
         return self.run("qconf", "-sh").returncode == 0
 
     def stop_master(self) -> None:
-        """kill -9."""
+        """kill -9. It writes down late which number the last job had: none is to be a job's again, and ended for it."""
         self.control.kill_program("sge_qmaster")
+        last = self.spool / "qmaster" / "jobseqnum"
+        last.write_text(f"{(int(last.read_text()) if last.exists() else 0) + 100}\n")
 
     def freeze_master(self) -> None:
         """It takes connections and never answers."""
