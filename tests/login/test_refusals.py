@@ -203,7 +203,7 @@ def test_watching_keeps_its_connection(laptop, login_node, tmp_path):
         shown = b""
         while watch.poll() is None:
             shown += read_terminal(ours)
-            if shown.count(run.encode()) >= 3:
+            if shown.count(run.encode()) >= 3 and b" running " in shown:
                 gate.touch()
         assert watch.returncode == 0
     shown += read_terminal(ours)
