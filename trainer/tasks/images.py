@@ -19,6 +19,7 @@ KINDS = ("generated", "cifar10", "fashion_mnist", "image_folder")
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+_GREATEST = 30  # magnitude of RandAugment
 _VALIDATION_FOLDERS = ("val", "validation", "test")
 
 Sample = tuple[Tensor, int]
@@ -45,6 +46,7 @@ class Wanted:
     seed: int = 0
     train_images: int = 4096
     validation_images: int = 500
+    rand_augment: int | None = None  # its magnitude
 
 
 class Pictures(Dataset[Sample]):
@@ -64,6 +66,7 @@ class Pictures(Dataset[Sample]):
 
 def open_images(wanted: Wanted) -> Images:
     """Raises BadSettings where files are missing or are not what they should be."""
+    more = _rand_augment(wanted)
     if wanted.kind == "generated":
         return _generated(wanted)
     if wanted.kind not in KINDS:
@@ -74,11 +77,26 @@ def open_images(wanted: Wanted) -> Images:
     if not root.is_dir():
         raise BadSettings(f"--root: expected a folder, found none at {root}")
     if wanted.kind == "image_folder":
-        return _image_folder(root, wanted.pixels or 224)
+        return _image_folder(root, wanted.pixels or 224, more)
     if wanted.kind == "cifar10":
         statistics = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-        return _in_memory(read_cifar10, root, wanted.pixels, _CIFAR10, statistics)
-    return _in_memory(read_fashion_mnist, root, wanted.pixels, _FASHION, ((0.2860,) * 3, (0.3530,) * 3))
+        return _in_memory(read_cifar10, root, wanted.pixels, _CIFAR10, statistics, more)
+    return _in_memory(read_fashion_mnist, root, wanted.pixels, _FASHION, ((0.2860,) * 3, (0.3530,) * 3), more)
+
+
+def _rand_augment(wanted: Wanted) -> list[Any]:
+    """What changes colours and shapes, between the crop and the numbers."""
+    magnitude = wanted.rand_augment
+    if magnitude is None:
+        return []
+    if not 0 <= magnitude <= _GREATEST:
+        raise BadSettings(f"--rand-augment: expected a magnitude from 0 to {_GREATEST}, got {magnitude}")
+    if wanted.kind == "generated":
+        raise BadSettings(
+            "--rand-augment: expected with images of files, got generated ones, which are no bytes\n"
+            "hint: --data cifar10, fashion_mnist or image_folder"
+        )
+    return [v2.RandAugment(magnitude=magnitude)]
 
 
 def _generated(wanted: Wanted) -> Images:
@@ -100,6 +118,7 @@ def _in_memory(
     pixels: int | None,
     classes: tuple[str, ...],
     statistics: Statistics,
+    more: list[Any],
 ) -> Images:
     images, labels = read(root, train=True)
     unseen, their_labels = read(root, train=False)
@@ -107,16 +126,17 @@ def _in_memory(
     resize = [v2.Resize(pixels, antialias=True)] if pixels not in (None, own) else []
     crop = [v2.RandomCrop(own, padding=4), v2.RandomHorizontalFlip()]
     return Images(
-        Pictures(images, labels, v2.Compose([*crop, *resize, *_to_numbers(statistics)])),
+        Pictures(images, labels, v2.Compose([*crop, *more, *resize, *_to_numbers(statistics)])),
         Pictures(unseen, their_labels, v2.Compose([*resize, *_to_numbers(statistics)])),
         classes,
         pixels or own,
     )
 
 
-def _image_folder(root: Path, pixels: int) -> Images:
+def _image_folder(root: Path, pixels: int, more: list[Any]) -> Images:
     """`root/train/CLASS/*` and `root/val/CLASS/*`, as ImageNet is laid out."""
-    seen = v2.Compose([v2.ToImage(), v2.RandomResizedCrop(pixels), v2.RandomHorizontalFlip(), *_to_numbers(_IMAGENET)])
+    crop = [v2.ToImage(), v2.RandomResizedCrop(pixels), v2.RandomHorizontalFlip()]
+    seen = v2.Compose([*crop, *more, *_to_numbers(_IMAGENET)])
     whole = [v2.ToImage(), v2.Resize(round(pixels * 256 / 224)), v2.CenterCrop(pixels), *_to_numbers(_IMAGENET)]
     validation_folder = next((root / name for name in _VALIDATION_FOLDERS if (root / name).is_dir()), root / "val")
     train = _open_folder(root / "train", seen)

@@ -9,12 +9,15 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.optim import SGD, Optimizer
+from torch.utils.data import Dataset
 
+from trainer.errors import BadSettings
 from trainer.loop.settings import Settings, add_options
 from trainer.loop.trainer import Trainer
 from trainer.tasks.classifiers import build_classifier, check_name
 from trainer.tasks.command import add_prediction_options, add_schedule_options, number, run, schedule, settings_of
 from trainer.tasks.images import KINDS, Images, Wanted, open_images
+from trainer.tasks.mixing import Mixed
 from trainer.tasks.predict import Prediction, predict
 from trainer.tasks.shards import Line
 
@@ -35,8 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             settings.seed,
             options.train_images,
             options.validation_images,
+            options.rand_augment,
         )
     )
+    loss = loss_with(options.label_smoothing)
 
     def model() -> nn.Module:
         return build_classifier(options.model, classes=len(images.classes), pixels=images.pixels)
@@ -47,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings,
         model=model,
         loss=loss,
-        data=images.train,
+        data=_mixed(images, options.mixup, options.cutmix),
         validation=images.validation,
         optimizer=_optimizer(options),
         schedule=schedule(options.schedule, options.warmup_steps),
@@ -67,6 +72,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     group.add_argument("--pixels", type=int, metavar="N", help="width and height of the images; left out: as they are")
     group.add_argument("--train-images", type=int, default=4096, metavar="N", help="how many are drawn for an epoch")
     group.add_argument("--validation-images", type=int, default=500, metavar="N", help="how many more are drawn")
+    group = parser.add_argument_group("against learning by heart, in training only")
+    group.add_argument(
+        "--label-smoothing", type=number, default=0.0, metavar="X", help="share of a label given to all classes, as 0.1"
+    )
+    group.add_argument("--mixup", type=number, default=0.0, metavar="ALPHA", help="mix images and labels, as 0.2")
+    group.add_argument("--cutmix", type=number, default=0.0, metavar="ALPHA", help="paste parts of others, as 1.0")
+    group.add_argument(
+        "--rand-augment", type=int, metavar="N", help="change colours and shapes, at a magnitude of 0 to 30, as 9"
+    )
     add_schedule_options(parser, lr=0.01, weight_decay=5e-4, warmup=0)
     parser.add_argument("--momentum", type=number, default=0.9, metavar="X", help="(default: 0.9)")
     add_prediction_options(parser)
@@ -74,11 +88,28 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def loss(model: nn.Module, batch: Pair) -> tuple[Tensor, dict[str, Tensor]]:
-    """Cross entropy, and the share of right answers."""
-    images, labels = batch
-    logits = model(images)
-    return F.cross_entropy(logits, labels), {"accuracy": (logits.argmax(dim=1) == labels).float().mean()}
+def loss_with(smoothing: float) -> Callable[[nn.Module, Pair], tuple[Tensor, dict[str, Tensor]]]:
+    """Cross entropy, and the share of right answers: where a label is a mixture, of the larger part of it.
+
+    Smoothed in training only: what is validated can be compared with other trainings.
+    """
+    if smoothing >= 1:
+        raise BadSettings(f"--label-smoothing: expected a share below 1, got {smoothing:g}")
+
+    def loss(model: nn.Module, batch: Pair) -> tuple[Tensor, dict[str, Tensor]]:
+        images, labels = batch
+        logits = model(images)
+        found = F.cross_entropy(logits, labels, label_smoothing=smoothing if model.training else 0.0)
+        wanted = labels.argmax(dim=1) if labels.ndim > 1 else labels
+        return found, {"accuracy": (logits.argmax(dim=1) == wanted).float().mean()}
+
+    return loss
+
+
+def _mixed(images: Images, mixup: float, cutmix: float) -> Dataset[Any]:
+    if not mixup and not cutmix:
+        return images.train
+    return Mixed(images.train, classes=len(images.classes), mixup=mixup, cutmix=cutmix)
 
 
 def answer(model: nn.Module, batch: Pair) -> tuple[list[Line], list[float]]:

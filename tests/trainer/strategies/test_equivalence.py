@@ -94,6 +94,7 @@ def test_the_norm_is_torchs():
     """What `none` reports and does, against clip_grad_norm_ by hand: the others are compared with `none`."""
     from strategy_trials import loss_of, word_batch
 
+    found = run(Trial(_settings("none", clip_norm=1.0), scale=30.0))  # first: it says how fp32 is calculated here
     model, optimizer = (module := words()), sgd(module.parameters())
     norms = []
     for step in range(4):
@@ -101,7 +102,6 @@ def test_the_norm_is_torchs():
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
         optimizer.step()
         optimizer.zero_grad()
-    found = run(Trial(_settings("none", clip_norm=1.0), scale=30.0))
     assert found.norms == norms
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, found.parameters[name])
