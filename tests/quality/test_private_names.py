@@ -33,6 +33,8 @@ USED = {
         ("trainer/checkpoint_files/weight_files.py", "torch._utils"),  # in files that torch.load reads: it has to stay
         ("trainer/data/workers.py", "_worker_info"),
         ("trainer/strategies/finite.py", "_amp_foreach_non_finite_check_and_unscale_"),
+        ("trainer/strategies/clipping.py", "_foreach_clamp_max_"),
+        ("trainer/strategies/clipping.py", "_foreach_clamp_min_"),
         ("trainer/strategies/finite.py", "_foreach_mul_"),
         ("trainer/strategies/finite.py", "_step_supports_amp_scaling"),
         ("trainer/strategies/finite.py", "_values"),

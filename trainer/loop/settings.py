@@ -163,6 +163,9 @@ class Settings:
         None, _real(above=0), "ddp, zero1: megabytes of gradients to send at once; left out: 25"
     )
     clip_norm: float | None = _setting(None, _real(above=0), "clip gradients to this total norm")
+    clip_value: float | None = _setting(
+        None, _real(above=0), "clip each number of the gradients to this size, before clip_norm"
+    )
     skip_limit: int = _setting(
         5, _whole(1), "end after so many steps in a row that were left out: their loss or gradients were not finite"
     )

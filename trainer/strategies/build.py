@@ -78,6 +78,8 @@ def summary(strategy: Strategy) -> str:
         parts.append(f"{strategy.blocks} blocks")
     if settings.offload:
         parts.append("offloaded")
+    if settings.clip_value is not None:
+        parts.append(f"values clipped at {settings.clip_value:g}")
     if settings.clip_norm is not None:
         parts.append(f"clipped at {settings.clip_norm:g}")
     if settings.activation_checkpointing:

@@ -1,4 +1,4 @@
-"""Clipping of gradients that lie in the host's memory, where the messages of GPUs do not reach."""
+"""Clipping of gradients by value; by norm where they lie in the host's memory, which messages of GPUs do not reach."""
 
 from collections.abc import Iterable
 
@@ -6,10 +6,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.strategies.finite import multiply, plain
+from trainer.strategies.finite import alike, multiply, plain
 from trainer.world import World
 
 _LEAST = 1e-6  # as torch's own has it: no division by zero
+
+
+def clip_values(gradients: Iterable[Tensor], most: float) -> None:
+    """Each number of this rank's, in place: to `most` where it is greater, to `-most` where it is less."""
+    for numbers in alike(gradients).values():
+        torch._foreach_clamp_min_(numbers, -most)
+        torch._foreach_clamp_max_(numbers, most)
 
 
 def clip_offloaded(gradients: Iterable[Tensor], most: float, world: World, copies: int) -> Tensor:

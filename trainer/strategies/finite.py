@@ -50,7 +50,7 @@ def first_gradient(loss: Tensor) -> Tensor | None:
 
 def are_finite(gradients: Iterable[Tensor], *, shared: bool, group: dist.ProcessGroup | None = None) -> Tensor:
     """Whether all gradients are, on the device. `shared`: each rank has a part of them; ranks meet here, in `group`."""
-    flags = [_infinite(tensors, device) for (device, _), tensors in _alike(gradients).items()]
+    flags = [_infinite(tensors, device) for (device, _), tensors in alike(gradients).items()]
     flag = flags[0] if flags else torch.zeros(())
     for other in flags[1:]:
         flag = torch.maximum(flag, other.to(flag.device))
@@ -99,11 +99,11 @@ def step_with_zeros(finite: Tensor, optimizer: Optimizer, parameters: Iterable[T
 
 def multiply(gradients: Iterable[Tensor], factor: Tensor) -> None:
     """In place, few kernels for all of them."""
-    for (device, _), tensors in _alike(gradients).items():
+    for (device, _), tensors in alike(gradients).items():
         torch._foreach_mul_(tensors, factor.to(device))
 
 
-def _alike(gradients: Iterable[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[Tensor]]:
+def alike(gradients: Iterable[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[Tensor]]:
     """This rank's numbers of them, by where and what they are."""
     found: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:

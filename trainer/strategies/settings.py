@@ -40,6 +40,7 @@ class StrategySettings:
     strategy: str = "ddp"
     precision: str = "fp32"
     clip_norm: float | None = None
+    clip_value: float | None = None  # of each number of a gradient by itself, before clip_norm
     activation_checkpointing: bool = False
     recompute_every: int = 1  # of so many blocks the first one is recomputed
     recompute_keeps: tuple[str, ...] = ()  # operations of recomputed blocks whose results are kept all the same
@@ -85,12 +86,11 @@ def _problems(settings: StrategySettings, world: World) -> Iterator[str]:
         yield _unknown("precision", settings.precision, PRECISIONS)
     elif settings.precision in ("bf16", "fp16"):
         yield from _too_precise(settings.precision, world.device)
-    norm = settings.clip_norm
-    if norm is not None and not (math.isfinite(norm) and norm > 0):
-        yield f"clip_norm: expected a number above 0, got {norm}"
+    for name in ("clip_norm", "clip_value", "bucket_mb"):
+        value = getattr(settings, name)
+        if value is not None and not (math.isfinite(value) and value > 0):
+            yield f"{name}: expected a number above 0, got {value}"
     yield from _out_of_place(settings)
-    if settings.bucket_mb is not None and not (math.isfinite(settings.bucket_mb) and settings.bucket_mb > 0):
-        yield f"bucket_mb: expected a number above 0, got {settings.bucket_mb}"
     if settings.cudnn_benchmark and torch.are_deterministic_algorithms_enabled():
         yield "cudnn_benchmark: expected without deterministic: which way is the fastest differs from run to run"
     if settings.offload and settings.precision == "fp16":

@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from trainer.strategies.agreement import PersistentBuffers, take_from_first
-from trainer.strategies.clipping import clip_offloaded
+from trainer.strategies.clipping import clip_offloaded, clip_values
 from trainer.strategies.compiling import told_of_eager_parts
 from trainer.strategies.finite import Skips, are_finite, first_gradient, multiply, step_where
 from trainer.strategies.optimizers import Optimizers, has_gradients, parameters_in
@@ -90,7 +90,7 @@ class Strategy:
         (loss if self.scaler is None else self.scaler.scale(loss)).backward(first)
 
     def step(self, factor: Tensor | None = None) -> Tensor | None:
-        """Clip, step the optimizer, drop the gradients. The norm of the gradients before clipping, if they are clipped:
+        """Clip, step the optimizer, drop the gradients. The norm of the gradients before it is clipped, if it is:
         for `number_of`, since to wait for it in every step would leave a GPU without work.
 
         `factor`, the same on all ranks, is what gradients are multiplied by first.
@@ -159,7 +159,10 @@ class Strategy:
             one.grad = None
 
     def clip(self, parameters: Iterable[Tensor]) -> Tensor | None:
-        """Their gradients, as it is set."""
+        """Their gradients, as it is set: each number by itself first, then all together, of which this is the norm."""
+        parameters = list(parameters)
+        if self.settings.clip_value is not None:
+            clip_values(_gradients(parameters), self.settings.clip_value)
         if self.settings.clip_norm is None:
             return None
         if self.settings.offload:

@@ -22,6 +22,7 @@ def test_every_field_is_an_option_and_comes_back_as_it_was_written():
         *("--no-reshard", "--offload", "--bucket-mb", "50", "--recompute-every", "2"),
         *("--recompute-keeps", "matmul,attention", "--sync-batchnorm", "--cudnn-benchmark", "--gc-every", "100"),
         *("--shard-size", "2", "--clip-norm", "1.5", "--activation-checkpointing", "--compile", "--seed", "7"),
+        *("--clip-value", "0.5"),
         *("--deterministic", "--device", "cpu", "--timeout-s", "30", "--validate-every", "50"),
         *("--validation-batch-size", "9", "--monitor", "val_accuracy", "--mode", "max", "--patience", "2"),
         *("--min-delta", "0.01", "--keep-best", "--checkpoint-dir", "c", "--checkpoint-every", "5 steps"),
@@ -31,7 +32,7 @@ def test_every_field_is_an_option_and_comes_back_as_it_was_written():
     )
     assert settings == Settings(
         max_epochs=3, max_steps=100, max_time_s=2.5, batch_size=64, accumulate=2, shuffle=False, drop_last=True,
-        workers=4, strategy="fsdp", precision="bf16", shard_size=2, clip_norm=1.5,
+        workers=4, strategy="fsdp", precision="bf16", shard_size=2, clip_norm=1.5, clip_value=0.5,
         blocks=("Block", "head"), units=("embedding",), sync_each=True, by_parts=True, activation_checkpointing=True,
         compile=True, seed=7, deterministic=True, device="cpu", timeout_s=30.0, validate_every=50,
         validation_batch_size=9, monitor="val_accuracy", mode="max", patience=2, min_delta=0.01, keep_best=True,

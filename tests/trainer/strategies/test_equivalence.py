@@ -107,6 +107,31 @@ def test_the_norm_is_torchs():
         assert torch.equal(parameter, found.parameters[name])
 
 
+def test_values_are_clipped_as_torch_does_it_and_then_the_norm():
+    from strategy_trials import loss_of, word_batch
+
+    model, optimizer = (module := words()), sgd(module.parameters())
+    norms = []
+    for step in range(4):
+        (30.0 * loss_of(model, word_batch(step))).backward()
+        torch.nn.utils.clip_grad_value_(model.parameters(), 0.25)
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    found = run(Trial(_settings("none", clip_value=0.25, clip_norm=1.0), scale=30.0))
+    assert found.norms == pytest.approx(norms)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found.parameters[name], parameter.detach(), **CLOSE)
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), [("ddp", 2), ("fsdp", 2)])
+def test_values_are_clipped_after_they_are_summed(strategy, ranks):
+    trial = Trial(_settings(strategy, clip_value=0.05), scale=30.0, accumulate=2)
+    alone = run(trial.with_(strategy="none"))
+    _same(spawn_ranks(run, ranks, trial), alone)
+    assert run(trial.with_(strategy="none", clip_value=None)).losses != alone.losses, "nothing was clipped"
+
+
 @pytest.mark.parametrize(("strategy", "ranks"), [("zero1", 4), ("fsdp", 4), ("zero2", 4)])
 def test_more_ranks_than_some_have_work_for(strategy, ranks):
     """Two parameters on four ranks: some optimize nothing, some shards are empty."""

@@ -54,6 +54,7 @@ FOUR = World(0, 4, 0, 4, CPU, backend="gloo")
         ({"strategy": "dp", "compile": True}, ALONE, "compile: does not go with strategy dp"),
         ({"clip_norm": 0.0}, FOUR, "clip_norm: expected a number above 0, got 0.0"),
         ({"clip_norm": float("nan")}, FOUR, "clip_norm: expected a number above 0, got nan"),
+        ({"clip_value": -1.0}, FOUR, "clip_value: expected a number above 0, got -1.0"),
     ],
 )
 def test_what_cannot_work_is_refused(settings, world, says):
@@ -133,8 +134,10 @@ def _summary(settings):
 def test_the_summary_names_what_was_asked_for():
     plain = summary(build(words(), ALONE, StrategySettings(strategy="none"), sgd))
     assert plain == "none, 1 x cpu, fp32, 1.5k parameters"
-    said = _said(StrategySettings(strategy="hsdp", shard_size=1, precision="bf16", clip_norm=0.5), 2)
-    assert said == "hsdp (2 copies), 2 x cpu, bf16, 1.5k parameters, 3 blocks, clipped at 0.5"
+    settings = StrategySettings(strategy="hsdp", shard_size=1, precision="bf16", clip_value=2.0, clip_norm=0.5)
+    assert _said(settings, 2) == (
+        "hsdp (2 copies), 2 x cpu, bf16, 1.5k parameters, 3 blocks, values clipped at 2, clipped at 0.5"
+    )
     said = _said(StrategySettings(strategy="ddp", activation_checkpointing=True, recompute_every=2), 2)
     assert said == "ddp, 2 x cpu, fp32, 1.5k parameters, 2 blocks recomputed"
 
