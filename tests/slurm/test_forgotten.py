@@ -141,7 +141,8 @@ def test_with_accounts_their_word_holds_when_squeue_has_forgotten(accounted_desk
 
 @pytest.mark.parametrize("holes", [lambda index: index % 2 == 0, lambda index: index % 3 == 0 or index % 7 == 0])
 def test_of_an_array_that_waits_in_pieces_no_element_is_forgotten(slurm, holes):
-    job = slurm.ask("sbatch", "--parsable", "--hold", "--array=0-199", "--output=/dev/null", "--wrap=true").strip()
+    later = ("--hold", "--begin=now+1hour")  # the second for the element that is changed: it is held no more
+    job = slurm.ask("sbatch", "--parsable", *later, "--array=0-199", "--output=/dev/null", "--wrap=true").strip()
     slurm.ask("scontrol", "update", f"JobId={job}_100", "Nice=1")  # has a row of its own from now on
     slurm.ask("scancel", *(f"{job}_{index}" for index in range(200) if holes(index)))
     seen = read_jobs(ask(squeue_jobs(), environ={**os.environ, **slurm.env}).out)
