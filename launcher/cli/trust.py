@@ -10,8 +10,6 @@ from launcher.hostlink.connect import host_key
 from launcher.hostlink.known_hosts import ChangedKey, HostKey, UnknownKey, add, check, fingerprint, known_keys
 from launcher.hostlink.target import Target, who
 
-YES_HELP = "take this key without asking, if it is the one that the host shows; known from elsewhere, say the console"
-
 
 def trust_hosts(targets: Sequence[Target], fingerprints: Collection[str] = ()) -> int:
     """Get to know each of them, and the hosts on the way there. Asks on the terminal, but for keys that were given."""

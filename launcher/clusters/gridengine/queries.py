@@ -5,7 +5,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from xml.etree import ElementTree as ET
 
 from launcher.agent.environment import cleaned
@@ -84,22 +84,21 @@ def read_jobs(listed: str, detailed: str) -> list[QueuedJob]:
 
 def _job(name: str, rows: Sequence[ET.Element], details: ET.Element, messages: Sequence[str]) -> QueuedJob:
     masters_first = sorted(rows, key=lambda row: _text(row, "master") != "MASTER")
-    hosts = ",".join(
-        dict.fromkeys(filter(None, (_text(row, "queue_name").rpartition("@")[2] for row in masters_first)))
-    )
+    names = (_text(row, "queue_name").rpartition("@")[2] for row in masters_first)
+    hosts = ",".join(dict.fromkeys(filter(None, names)))
     state = _text(masters_first[0], "state")
+    phase = phase_of(state)
     context = {_text(one, "VA_variable"): _text(one, "VA_value") for one in details.iterfind("JB_context/*")}
     limits = {_text(one, "CE_name"): _text(one, "CE_doubleval") for one in details.iter("qstat_l_requests")}
     started = next((at for one in _all(details, "JAT_start_time") if (at := _number(one))), None)
-    waits = phase_of(state) is Phase.QUEUED
     return QueuedJob(
         id=name,
         name=_text(rows[0], "JB_name"),
-        phase=phase_of(state),
+        phase=phase,
         word=state,
-        text=plain(state, _all(details, "QIM_message"), messages) if waits else f"on {hosts}",
+        text=plain(state, _all(details, "QIM_message"), messages) if phase is Phase.QUEUED else f"on {hosts}",
         hosts=hosts,
-        suspended=phase_of(state) is Phase.RUNNING and bool(set(state) & set("sST")),
+        suspended=phase is Phase.RUNNING and bool(set(state) & set("sST")),
         tickets=frozenset({context.get(TICKET, "")} - {""}),
         ends_at=started + limit if started and (limit := _number(limits.get("h_rt", ""))) is not None else None,
     )
@@ -136,8 +135,8 @@ class ExecHost:
     name: str
     cpus: int
     up: bool
-    queues: frozenset[str] = frozenset()
-    free: Mapping[str, float] = field(default_factory=dict)
+    queues: frozenset[str]
+    free: Mapping[str, float]
 
 
 def read_hosts(text: str) -> list[ExecHost]:

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from launcher.agent.processes import TAG
 from launcher.clusters.batch.job import environment
 from launcher.clusters.batch.job.nodes import resolved
 from launcher.clusters.batch.queue import Fate, JobStart, NodeWord, Phase, Queue, QueuedJob, Ticket, node_command
@@ -24,7 +23,7 @@ from launcher.clusters.gridengine.queries import (
     read_jobs,
     read_settings,
 )
-from launcher.clusters.keeping.agent_processes import AgentProcess, agent_process
+from launcher.clusters.keeping.agent_processes import AgentProcess, agent_process, starter_process
 from launcher.errors import LaunchError, NotStarted, Unreachable
 from launcher.plan.model import Plan
 from launcher.rundir.layout import AttemptDir
@@ -147,15 +146,9 @@ class GridEngineQueue(Queue):
     def processes(self, plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
         """Node 0's agent here, and on each other host, by a qrsh, the keeper of the agent there."""
         file, command = os.environ[environment.FILE], node_command(self.kind, plan, attempt)
-        qrsh = ("qrsh", "-inherit", "-nostdin")
-        self._others = [
-            AgentProcess(
-                (*qrsh, node.host, *environment.packed(file, node.host, command)),
-                {**os.environ, TAG: plan.run_dir},
-                attempt.others_log,
-            )
-            for node in plan.nodes[1:]
-        ]
+        hosts = [node.host for node in plan.nodes[1:]]
+        argvs = [("qrsh", "-inherit", "-nostdin", host, *environment.packed(file, host, command)) for host in hosts]
+        self._others = [starter_process(argv, plan, attempt) for argv in argvs]
         return [agent_process(plan, attempt, 0), *self._others]
 
     def nodes(self, hosts: Sequence[str], *, limit_s: float = _LIMIT_S) -> dict[str, NodeWord]:

@@ -93,6 +93,11 @@ def agent_process(
     return AgentProcess(argv, environment, attempt.agent_log(node), keep)
 
 
+def starter_process(argv: Sequence[str], plan: Plan, attempt: AttemptDir) -> AgentProcess:
+    """What starts agents on other machines."""
+    return AgentProcess(argv, {**os.environ, TAG: plan.run_dir}, attempt.others_log)
+
+
 class AgentProcesses:
     """All of this machine. Whatever they leave behind is ours to end: we are the parent of orphans."""
 

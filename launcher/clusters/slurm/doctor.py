@@ -16,7 +16,7 @@ from launcher.clusters.slurm.queries.fate import show_job
 from launcher.clusters.slurm.queries.jobs import read_sacct, read_test_only, sacct_jobs
 from launcher.clusters.slurm.queries.reasons import plain
 from launcher.clusters.slurm.queries.states import read_state
-from launcher.clusters.slurm.queries.values import read_number, read_time, read_word
+from launcher.clusters.slurm.queries.values import read_fields, read_number, read_time, read_word
 from launcher.clusters.slurm.queue import SlurmQueue
 from launcher.clusters.slurm.reach import ask
 from launcher.clusters.trial_jobs import TrialJobs
@@ -28,7 +28,6 @@ from launcher.doctor.wish import DoctorWish
 from launcher.errors import Unreachable
 
 _LEAST_MEMORY_MB, _MEMORY_MB = 4000, 2000  # torch with CUDA needs 1 GB
-_FIELD = re.compile(r"(?:^|\s)(\w+)=(\S*)")
 WORDS = QueueWords(
     called="Slurm",
     kind="slurm",
@@ -164,7 +163,7 @@ def options(wish: DoctorWish, shape: Shape, nodes: int) -> list[str]:
 
 def read_job(text: str) -> TrialJob:
     """What `scontrol show job` says of ours."""
-    fields = dict(_FIELD.findall(text))
+    fields = read_fields(text)
     state = read_state(fields.get("JobState", ""))
     return TrialJob(
         waits=state.phase in (Phase.QUEUED, Phase.UNKNOWN),

@@ -1,13 +1,11 @@
 """The processes of an attempt on its machines: node 0's agent as a child of the batch process, the others by srun."""
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.agent.processes import TAG
 from launcher.clusters.batch.queue import node_command
-from launcher.clusters.keeping.agent_processes import AgentProcess, agent_process
+from launcher.clusters.keeping.agent_processes import AgentProcess, agent_process, starter_process
 from launcher.clusters.slurm.container import Container, container_of
 from launcher.clusters.slurm.script import gres_of
 from launcher.plan.model import Plan
@@ -27,7 +25,7 @@ def processes(plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
     argv = node_command("slurm", plan, attempt)
     options, prefix = (container.srun_options, container.prefix) if container is not None else ((), ())
     words = (*_srun([node.host for node in plan.nodes], plan), *options, *_UNWARNED, *prefix, *argv)
-    step = AgentProcess(words, {**os.environ, TAG: plan.run_dir}, attempt.others_log)
+    step = starter_process(words, plan, attempt)
     return [_inside(agent_process(plan, attempt, 0), container, plan, attempt), step]
 
 
@@ -52,7 +50,7 @@ def _inside(agent: AgentProcess, container: Container | None, plan: Plan, attemp
     if not container.srun_options:
         return AgentProcess((*container.prefix, *agent.argv), agent.environment, agent.log)
     words = (*_srun([plan.nodes[0].host], plan), *container.srun_options, *_UNWARNED, *agent.argv)
-    return AgentProcess(words, {**os.environ, TAG: plan.run_dir}, attempt.others_log)
+    return starter_process(words, plan, attempt)
 
 
 def _srun(hosts: Sequence[str], plan: Plan) -> tuple[str, ...]:

@@ -1,11 +1,8 @@
 """Why Slurm ends a job whose batch process has got SIGTERM. Pure."""
 
-import re
-
 from launcher.clusters.batch.queue import Fate
-from launcher.clusters.slurm.queries.values import read_number
+from launcher.clusters.slurm.queries.values import read_fields, read_number
 
-_FIELD = re.compile(r"(?:^|\s)(\w+)=(\S*)")
 _UNSET = ("", "None", "N/A", "(null)", "Unknown")
 
 
@@ -16,7 +13,7 @@ def show_job(job: str) -> list[str]:
 
 def fate_of(text: str, restarts: int) -> Fate:
     """From `scontrol show job`; `restarts`: how often the job had been put back when this start of it began."""
-    fields = dict(_FIELD.findall(text))
+    fields = read_fields(text)
     counted = read_number(fields.get("Restarts", ""))
     if counted is None:
         return Fate.UNKNOWN

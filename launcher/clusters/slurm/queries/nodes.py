@@ -9,6 +9,7 @@ from launcher.clusters.slurm.queries.values import (
     FIELD,
     ROW,
     read_duration,
+    read_fields,
     read_number,
     read_rows,
     read_time,
@@ -113,7 +114,7 @@ _SIGNED = re.compile(r" \[[^\s\[\]@]+@[^\s\[\]]+\].*")  # who gave a reason and 
 
 def _node(line: str) -> Node:
     head, _, free = line.partition(" Reason=")  # what administrators write comes last, and may look like fields
-    fields = dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", head))
+    fields = read_fields(head)
     name, gres = fields["NodeName"], read_word(fields.get("Gres", ""))
     return Node(
         name=name,

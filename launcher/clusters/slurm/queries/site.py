@@ -4,7 +4,7 @@ import re
 
 import msgspec
 
-from launcher.clusters.slurm.queries.values import read_number
+from launcher.clusters.slurm.queries.values import read_fields, read_number
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ def read_rules(text: str) -> dict[str, PartitionRules]:
     """By the name of the partition."""
     found = {}
     for line in text.splitlines():
-        fields = dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", line))
+        fields = read_fields(line)
         if name := fields.get("PartitionName"):
             grace_s = _seconds(fields.get("GraceTime", ""))
             found[name] = PartitionRules(fields.get("PreemptMode", ""), grace_s or 0.0)

@@ -55,6 +55,11 @@ def read_rows(text: str, width: int, first: re.Pattern[str] = JOB_ID) -> tuple[l
     return rows, damaged
 
 
+def read_fields(text: str) -> dict[str, str]:
+    """Those of a line that scontrol shows: `NodeName=n0 CPUTot=8`."""
+    return dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", text))
+
+
 def read_word(text: str) -> str:
     """What a field says; nothing where Slurm writes that there is nothing."""
     return "" if text.strip().lower() in _NOTHING else text.strip()
