@@ -4,7 +4,7 @@ import pytest
 from run_folder import RunFolder, of_another_machine
 
 from launcher import api
-from launcher.cli.follow import follow
+from launcher.cli.looking.follow import follow
 from launcher.errors import Exit
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import ClusterWord, Handle, Intent

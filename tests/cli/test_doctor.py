@@ -180,5 +180,5 @@ def test_its_modules_cost_other_commands_nothing(desk, command):
     look = "import sys; from launcher.cli.main import main; main(sys.argv[1:]); print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", look, command], env=desk.env, capture_output=True, text=True)
     loaded = done.stdout.splitlines()[-1].split()
-    assert "launcher.cli.main" in loaded and ("launcher.cli.status" in loaded) == (command == "status")
+    assert "launcher.cli.main" in loaded and ("launcher.cli.looking.status" in loaded) == (command == "status")
     assert not [name for name in loaded if "doctor" in name]

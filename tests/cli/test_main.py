@@ -109,7 +109,7 @@ def _sabotage(root, error="ZeroDivisionError('sabotaged')"):
         "import sys, types\n"
         "class Broken(types.ModuleType):\n"
         f"    def __getattr__(self, name): raise {error}\n"
-        "sys.modules['launcher.cli.log_lines'] = Broken('launcher.cli.log_lines')\n"
+        "sys.modules['launcher.cli.looking.log_lines'] = Broken('launcher.cli.looking.log_lines')\n"
     )
     return root
 

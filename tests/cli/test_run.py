@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from separate_hosts import until
 
-from launcher.cli.spec_text import flow, job_name, scalar
+from launcher.cli.starting.spec_text import flow, job_name, scalar
 from launcher.spec.read import parse_spec
 from tests.conftest import tagged_processes
 

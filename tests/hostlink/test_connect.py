@@ -390,7 +390,8 @@ def test_a_cut_behind_the_jump_is_noticed(behind, monkeypatch):
 
 def test_local_runs_never_meet_paramiko():
     program = (
-        "import sys, launcher.cli.main, launcher.cli.status, launcher.cli.submit, launcher.cli.logs\n"
+        "import sys, launcher.cli.main\n"
+        "import launcher.cli.looking.logs, launcher.cli.looking.status, launcher.cli.starting.submit\n"
         "sys.exit('paramiko' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)

@@ -84,7 +84,7 @@ def test_docstrings_say_what_a_thing_is():
     assert not riddles, "\n".join(riddles)
 
 
-@pytest.mark.parametrize("folder", ["clusters", "hostlink", "doctor", "agent"])
+@pytest.mark.parametrize("folder", ["cli", "clusters", "hostlink", "doctor", "agent"])
 def test_no_folder_is_crowded(folder):
     rooms = [path for path in (LAUNCHER / folder, *(LAUNCHER / folder).rglob("*")) if path.is_dir()]
     counts = {inside(room): len([*room.glob("*.py")]) for room in rooms}

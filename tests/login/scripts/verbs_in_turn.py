@@ -15,7 +15,10 @@ import time
 
 import launcher.submission  # noqa: F401
 from launcher import api  # noqa: F401
-from launcher.cli import cancel, checkpoints, fetch, logs, main, pardon, resume, status, submit, wait  # noqa: F401
+from launcher.cli import main
+from launcher.cli.keeping import cancel, fetch, pardon, wait  # noqa: F401
+from launcher.cli.looking import checkpoints, logs, status  # noqa: F401
+from launcher.cli.starting import resume, submit  # noqa: F401
 from launcher.clusters.login import cluster, files, handover, lines
 from launcher.hostlink.rpc import client
 

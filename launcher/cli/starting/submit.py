@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
         raise
     _name(options, [(opened.id, str(opened.path)) for opened in runs], one=one)
     if options.follow:
-        from launcher.cli.follow import follow  # late: only for --follow
+        from launcher.cli.looking.follow import follow  # late: only for --follow
 
         return follow(runs[0])
     print(f"watch it: launch logs {runs[0].id} -f" if one else "watch them: launch status", file=sys.stderr)
@@ -71,7 +71,7 @@ def _count(text: str) -> int:
 
 
 def _dry_run(options: argparse.Namespace) -> int:
-    from launcher.cli.plan_page import plan_page  # late: only for --dry-run
+    from launcher.cli.starting.plan_page import plan_page  # late: only for --dry-run
 
     shown = []
     for spec in options.specs:

@@ -7,7 +7,7 @@ from pathlib import Path
 from launcher import api
 from launcher.cli import figures
 from launcher.cli.arguments import Arguments
-from launcher.cli.checkpoints import noted_text
+from launcher.cli.looking.checkpoints import noted_text
 from launcher.cli.terminal import is_terminal, safe, show_news
 from launcher.errors import Exit
 from launcher.exporting import Exported

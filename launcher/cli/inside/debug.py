@@ -4,8 +4,8 @@ import argparse
 
 from launcher import api
 from launcher.cli.arguments import Arguments
-from launcher.cli.exec import node_of, takes_rank
-from launcher.cli.session import converse
+from launcher.cli.inside.exec import node_of, takes_rank
+from launcher.cli.inside.session import converse
 from launcher.clusters.inside.words import AttachDebugger
 
 EXAMPLES = """

@@ -7,8 +7,8 @@ import time
 
 from launcher import api
 from launcher.cli.arguments import Arguments
-from launcher.cli.follow import follow
-from launcher.cli.log_lines import Prefix, json_line, with_restarts
+from launcher.cli.looking.follow import follow
+from launcher.cli.looking.log_lines import Prefix, json_line, with_restarts
 from launcher.errors import Exit
 from launcher.rundir.layout import RunDir
 from launcher.status.derive import exit_code_of

@@ -6,8 +6,8 @@ import time
 from math import inf
 
 from launcher.cli.arguments import Arguments, seconds
-from launcher.cli.page import headline
-from launcher.cli.selection import chosen
+from launcher.cli.looking.page import headline
+from launcher.cli.looking.selection import chosen
 from launcher.cli.terminal import safe
 from launcher.errors import Exit, Refused
 from launcher.status.derive import exit_code_of

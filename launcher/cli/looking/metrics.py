@@ -11,7 +11,7 @@ from pathlib import Path
 from launcher import api
 from launcher.cli import figures
 from launcher.cli.arguments import RUN_HELP, Arguments
-from launcher.cli.plot import Curve, in_letters, letters, plot
+from launcher.cli.looking.plot import Curve, in_letters, letters, plot
 from launcher.cli.terminal import fitting, in_colour, paint, safe, size, to_json, width_of
 from launcher.errors import BadInput, Exit
 from launcher.status.series import AT, STEP, Figure, Rows, better, figures_of, names_in

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from launcher import api
 from launcher.cli.arguments import Arguments
-from launcher.cli.run_columns import RunRow
+from launcher.cli.looking.run_columns import RunRow
 from launcher.words import State
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}

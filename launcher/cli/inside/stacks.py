@@ -7,7 +7,7 @@ import msgspec
 
 from launcher import api
 from launcher.cli.arguments import Arguments
-from launcher.cli.logs import numbers
+from launcher.cli.looking.logs import numbers
 from launcher.cli.terminal import paint, safe, to_json
 from launcher.clusters.inside.words import AskStacks, RankStacks
 from launcher.errors import Exit, LaunchError, Refused

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.cli.run_columns import USUAL, RunRow, cell, with_about
+from launcher.cli.looking.run_columns import USUAL, RunRow, cell, with_about
 from launcher.cli.terminal import fitting, paint, state_colour
 from launcher.rundir.layout import RunDir
 from launcher.status.derive import RunStatus

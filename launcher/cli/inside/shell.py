@@ -3,7 +3,7 @@
 import argparse
 
 from launcher.cli.arguments import Arguments
-from launcher.cli.exec import beside, takes_rank
+from launcher.cli.inside.exec import beside, takes_rank
 
 EXAMPLES = """
   launch shell last              on the node of rank 0, in its folder, with its environment

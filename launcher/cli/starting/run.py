@@ -10,7 +10,7 @@ from pathlib import Path
 
 from launcher import api
 from launcher.cli.arguments import Arguments
-from launcher.cli.spec_text import flow, job_name, scalar
+from launcher.cli.starting.spec_text import flow, job_name, scalar
 from launcher.cli.terminal import safe, show_news
 from launcher.errors import BadInput, Exit
 from launcher.words import LOCAL
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
     if options.detach:
         print(f"watch it: launch logs {one.id} -f", file=sys.stderr)
         return Exit.OK
-    from launcher.cli.follow import follow  # late: not for --detach
+    from launcher.cli.looking.follow import follow  # late: not for --detach
 
     return follow(one)
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from launcher.cli import figures
-from launcher.cli.run_columns import duration_text
+from launcher.cli.looking.run_columns import duration_text
 from launcher.cli.terminal import columns, paint, safe, state_colour
 from launcher.errors import LaunchError
 from launcher.rundir.durable import read_lines

@@ -8,10 +8,10 @@ import msgspec
 
 from launcher import api
 from launcher.cli.arguments import Arguments
-from launcher.cli.page import page
-from launcher.cli.run_columns import MORE, USUAL, RunRow, place, unknown, with_about
-from launcher.cli.run_table import Table, table
-from launcher.cli.selection import age, declare_selection, selected, selects
+from launcher.cli.looking.page import page
+from launcher.cli.looking.run_columns import MORE, USUAL, RunRow, place, unknown, with_about
+from launcher.cli.looking.run_table import Table, table
+from launcher.cli.looking.selection import age, declare_selection, selected, selects
 from launcher.cli.terminal import Screen, is_terminal, to_json, width_of
 from launcher.errors import BadInput, Exit, NoSuchRun
 from launcher.status.derive import RunStatus

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from launcher import api
 from launcher.cli.arguments import Arguments
-from launcher.cli.selection import chosen
+from launcher.cli.looking.selection import chosen
 from launcher.cli.terminal import safe, show_news
 from launcher.errors import Exit
 

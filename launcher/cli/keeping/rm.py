@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from launcher import api
 from launcher.cli import figures
 from launcher.cli.arguments import Arguments
-from launcher.cli.selection import chosen
+from launcher.cli.looking.selection import chosen
 from launcher.cli.terminal import safe
 from launcher.clusters.elsewhere import kept_elsewhere
 from launcher.clusters.protocol import KeptThere

@@ -6,8 +6,8 @@ from typing import TextIO
 
 from launcher.api import Run
 from launcher.cli import figures
-from launcher.cli.log_lines import Prefix, with_restarts
-from launcher.cli.page import failure_lines, headline, not_finite
+from launcher.cli.looking.log_lines import Prefix, with_restarts
+from launcher.cli.looking.page import failure_lines, headline, not_finite
 from launcher.cli.terminal import cut, is_terminal, safe, size
 from launcher.errors import Exit
 from launcher.rundir.layout import RunDir

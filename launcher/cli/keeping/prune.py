@@ -10,9 +10,9 @@ from pathlib import Path
 from launcher import api
 from launcher.cli import figures
 from launcher.cli.arguments import Arguments
-from launcher.cli.rm import say_what_stays
-from launcher.cli.run_columns import RunRow, with_about
-from launcher.cli.selection import age, declare_selection, selected, selects
+from launcher.cli.keeping.rm import say_what_stays
+from launcher.cli.looking.run_columns import RunRow, with_about
+from launcher.cli.looking.selection import age, declare_selection, selected, selects
 from launcher.cli.terminal import columns, paint, safe
 from launcher.clusters.elsewhere import kept_elsewhere
 from launcher.clusters.protocol import KeptThere

@@ -5,7 +5,7 @@ import os
 
 from launcher import api
 from launcher.cli.arguments import Arguments
-from launcher.cli.session import converse, window_here
+from launcher.cli.inside.session import converse, window_here
 from launcher.clusters.inside.words import RunCommand
 from launcher.errors import BadInput, Refused
 

@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _trust(pools: "dict[str, Ssh]", names: Sequence[str], fingerprints: Sequence[str]) -> int:
     """Hosts by their names, of a pool where one has them; a pool means all of its hosts."""
-    from launcher.cli.trust import trust_hosts  # late: paramiko costs 0.3 s
+    from launcher.cli.places.trust import trust_hosts  # late: paramiko costs 0.3 s
     from launcher.clusters.ssh.pool import hosts_of  # late: paramiko costs 0.3 s
     from launcher.hostlink.target import target_of  # late: paramiko costs 0.3 s
     from launcher.spec.model import SshHost  # late: other commands do without

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.cli.spec_text import scalar
+from launcher.cli.starting.spec_text import scalar
 from launcher.errors import BadInput, said_by_the_system
 from launcher.status.text import plain
 

@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     one = api.run(options.run).resume(on=options.on, overrides=options.overrides, anew=options.anew, code=options.code)
     print(one.id, flush=True)
     if options.follow:
-        from launcher.cli.follow import follow  # late: only for --follow
+        from launcher.cli.looking.follow import follow  # late: only for --follow
 
         return follow(one)
     print(f"watch it: launch logs {one.id} -f", file=sys.stderr)

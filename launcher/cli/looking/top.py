@@ -10,7 +10,7 @@ import msgspec
 from launcher import api
 from launcher.cli import figures
 from launcher.cli.arguments import Arguments
-from launcher.cli.page import headline
+from launcher.cli.looking.page import headline
 from launcher.cli.terminal import Screen, columns, is_terminal, paint, safe, to_json
 from launcher.errors import Exit, Refused
 from launcher.rundir.records import GpuLoad, NodeLoad, RankLoad

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from launcher import api
 from launcher.cli import figures
 from launcher.cli.arguments import RUN_HELP, Arguments
-from launcher.cli.metrics import best_text, value_text
+from launcher.cli.looking.metrics import best_text, value_text
 from launcher.cli.terminal import columns, cut, is_terminal, paint, safe, size, to_json
 from launcher.errors import BadInput, Exit
 from launcher.rundir.code.diffing import FileChange, shown
