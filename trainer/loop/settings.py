@@ -156,6 +156,9 @@ class Settings:
     reshard: bool = _setting(
         True, _yes_or_no(), "fsdp, hsdp: let go of a block's whole parameters after its forward pass"
     )
+    prefetch: int | None = _setting(
+        None, _whole(1), "sharded strategies: gather so many blocks ahead of the one at work; left out: as torch does"
+    )
     offload: bool = _setting(
         False, _yes_or_no(), "sharded strategies: keep parameters and optimizer in the host's memory, not a GPU's"
     )

@@ -25,6 +25,7 @@ _ONLY_WITH = {
     "offload": SHARDS,
     "sync_each": SUMS_ONCE,
     "reshard": SUMS_ONCE,
+    "prefetch": SHARDS,
     "bucket_mb": REPLICAS,
     "sync_batchnorm": REPLICAS + SHARDS,
     "shard_size": ("hsdp",),
@@ -51,6 +52,7 @@ class StrategySettings:
     units: Choice = ()  # more that is sharded each by itself, and not recomputed: an embedding, a head
     sync_each: bool = False  # fsdp, hsdp: deal gradients out after every micro-batch, so that none is ever whole
     by_parts: bool = False  # make the model part by part: no rank ever holds all of it
+    prefetch: int | None = None  # sharded: gather so many parts ahead of the one at work; None: as torch does
     reshard: bool = True  # fsdp, hsdp: let go of gathered parameters after a block's forward pass
     offload: bool = False  # sharded: keep parameters, gradients and the optimizer's state in the host's memory
     sync_batchnorm: bool = False  # BatchNorm over the samples of all ranks
@@ -91,6 +93,8 @@ def _problems(settings: StrategySettings, world: World) -> Iterator[str]:
         if value is not None and not (math.isfinite(value) and value > 0):
             yield f"{name}: expected a number above 0, got {value}"
     yield from _out_of_place(settings)
+    if settings.prefetch is not None and settings.prefetch < 1:
+        yield f"prefetch: expected a whole number of at least 1, got {settings.prefetch}"
     if settings.cudnn_benchmark and torch.are_deterministic_algorithms_enabled():
         yield "cudnn_benchmark: expected without deterministic: which way is the fastest differs from run to run"
     if settings.offload and settings.precision == "fp16":

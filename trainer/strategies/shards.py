@@ -53,9 +53,27 @@ def sharded(
     root = fully_shard(
         module, mesh=mesh, mp_policy=_outermost(policy), offload_policy=offload, reshard_after_forward=False
     )
+    if settings.prefetch is not None:
+        _gather_ahead(module, root, alone, settings.prefetch)
     if rows is not None:
         fill(module, rows, torch.device("cpu") if settings.offload else world.device)
     return Wrapped(module, _Syncing(root, settings), follows_first_rank=False)
+
+
+def _gather_ahead(module: nn.Module, root: FSDPModule, parts: Sequence[nn.Module], count: int) -> None:
+    """Each part asks for the next ones as soon as it is whole itself; in the backward pass for those before it.
+
+    In the order in which the model has them, which is mostly that of the forward pass. What is asked for in vain is put
+    away at the end of the backward pass.
+    """
+    wanted = set(parts)
+    order: list[FSDPModule] = [part for part in module.modules() if part in wanted and isinstance(part, FSDPModule)]
+    root.set_modules_to_forward_prefetch(order[:count])
+    root.set_modules_to_backward_prefetch(order[::-1][:count])
+    for place, part in enumerate(order):
+        part.set_modules_to_forward_prefetch(order[place + 1 :][:count])
+        if place:  # an empty list would be torch's own choice
+            part.set_modules_to_backward_prefetch(order[:place][::-1][:count])
 
 
 class _Syncing:

@@ -18,7 +18,7 @@ def test_every_field_is_an_option_and_comes_back_as_it_was_written():
     settings = parsed(
         *("--max-epochs", "3", "--max-steps", "100", "--max-time-s", "2.5", "--batch-size", "64", "--accumulate", "2"),
         *("--no-shuffle", "--drop-last", "--workers", "4", "--strategy", "fsdp", "--precision", "bf16"),
-        *("--blocks", "Block, head", "--units", "embedding", "--sync-each", "--by-parts"),
+        *("--blocks", "Block, head", "--units", "embedding", "--sync-each", "--by-parts", "--prefetch", "2"),
         *("--no-reshard", "--offload", "--bucket-mb", "50", "--recompute-every", "2"),
         *("--recompute-keeps", "matmul,attention", "--sync-batchnorm", "--cudnn-benchmark", "--gc-every", "100"),
         *("--shard-size", "2", "--clip-norm", "1.5", "--activation-checkpointing", "--compile", "--seed", "7"),
@@ -33,7 +33,8 @@ def test_every_field_is_an_option_and_comes_back_as_it_was_written():
     assert settings == Settings(
         max_epochs=3, max_steps=100, max_time_s=2.5, batch_size=64, accumulate=2, shuffle=False, drop_last=True,
         workers=4, strategy="fsdp", precision="bf16", shard_size=2, clip_norm=1.5, clip_value=0.5,
-        blocks=("Block", "head"), units=("embedding",), sync_each=True, by_parts=True, activation_checkpointing=True,
+        blocks=("Block", "head"), units=("embedding",), sync_each=True, by_parts=True, prefetch=2,
+        activation_checkpointing=True,
         compile=True, seed=7, deterministic=True, device="cpu", timeout_s=30.0, validate_every=50,
         validation_batch_size=9, monitor="val_accuracy", mode="max", patience=2, min_delta=0.01, keep_best=True,
         checkpoint_dir=Path("c"), checkpoint_every="5 steps", checkpoint_keep=4, log_every=3, out=Path("m"),

@@ -5,8 +5,10 @@ from collections import Counter
 import pytest
 import torch
 from ranks import spawn_ranks
-from strategy_trials import Trial, loss_of, pixel_batch, pixels, share, start
+from strategy_trials import Trial, loss_of, pixel_batch, pixels, run, share, start, whole, words
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer.strategies import StrategySettings
 from trainer.strategies.settings import SHARDS
@@ -89,6 +91,73 @@ def test_zero2_keeps_gathered_parameters_until_the_step_and_fsdp_does_not():
 def test_parameters_that_are_kept_after_the_forward_pass_are_gathered_once():
     settings = StrategySettings(strategy="fsdp", reshard=False)
     assert [_count(messages, GATHERS) for messages in spawn_ranks(_talk, 2, Trial(settings))[0]] == [4, 4, 4, 0]
+
+
+class _Order(TorchDispatchMode):
+    """What is asked for and what begins, in the order of the program."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.seen = []
+        for number, block in enumerate(model.blocks):
+            block.register_forward_pre_hook(self._noting(f"{number}"))
+            block.register_forward_hook(self._noting_backward(f"-{number}"))
+
+    def _noting(self, name):
+        return lambda *_: self.seen.append(name)
+
+    def _noting_backward(self, name):
+        return lambda block, given, out: out.register_hook(lambda _: self.seen.append(name)) and None
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if "allgather" in str(function):
+            self.seen.append("gather")
+        return function(*args, **(kwargs or {}))
+
+
+def _gathered_when(trial):
+    torch.set_num_threads(1)
+    strategy, world = start(trial)
+    order = _Order(strategy.module)
+    for step in range(2):
+        order.seen.clear()
+        with order:
+            with strategy.forward_context(sync=True):
+                loss = loss_of(strategy.model, share(trial.batch(step), world.rank, world.size))
+            strategy.backward(loss)
+        strategy.step()
+    return " ".join(order.seen), loss.item(), whole(strategy.module)
+
+
+def test_blocks_are_gathered_as_far_ahead_as_it_is_asked_for():
+    fsdp = Trial(StrategySettings(strategy="fsdp"))
+    (alone, loss, weights), _ = spawn_ranks(_gathered_when, 2, fsdp)
+    (ahead, same_loss, same_weights), _ = spawn_ranks(_gathered_when, 2, fsdp.with_(prefetch=2))
+    assert alone == "gather gather 0 gather 1 gather 2 gather gather -2 gather -1 -0"
+    assert ahead == "gather gather gather gather 0 1 2 gather gather gather -2 -1 -0"
+    assert loss == same_loss and all(torch.equal(weights[name], same_weights[name]) for name in weights)
+
+
+class _Shuffled(nn.Module):
+    """Its blocks come in another order than it has them, and now and then one does not come at all."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.calls = words(), 0
+
+    def forward(self, tokens):
+        self.calls += 1
+        x, blocks = self.words.embedding(tokens), self.words.blocks
+        for block in (blocks[2], blocks[0], blocks[1])[: 2 + self.calls % 2]:
+            x = block(x)
+        return self.words.head(x)
+
+
+def test_what_was_gathered_ahead_in_vain_is_gathered_anew_after_the_step():
+    fsdp = Trial(StrategySettings(strategy="fsdp"), model=_Shuffled, steps=6)
+    wanted, found = (spawn_ranks(run, 2, trial)[0] for trial in (fsdp, fsdp.with_(prefetch=2)))
+    assert found.losses == wanted.losses
+    assert all(torch.equal(found.parameters[name], each) for name, each in wanted.parameters.items())
 
 
 def test_smaller_buckets_are_more_messages():

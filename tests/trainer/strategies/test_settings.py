@@ -31,6 +31,8 @@ FOUR = World(0, 4, 0, 4, CPU, backend="gloo")
         ({"by_parts": True}, FOUR, "by_parts: expected with strategy zero2, fsdp, hsdp only, got it with ddp"),
         ({"strategy": "zero2", "sync_each": True}, FOUR, "sync_each: expected with strategy fsdp, hsdp only, got it"),
         ({"strategy": "zero2", "reshard": False}, FOUR, "reshard: expected with strategy fsdp, hsdp only, got it with"),
+        ({"prefetch": 2}, FOUR, "prefetch: expected with strategy zero2, fsdp, hsdp only, got it with ddp"),
+        ({"strategy": "fsdp", "prefetch": 0}, FOUR, "prefetch: expected a whole number of at least 1, got 0"),
         ({"offload": True}, FOUR, "offload: expected with strategy zero2, fsdp, hsdp only, got it with ddp"),
         ({"strategy": "fsdp", "bucket_mb": 9.0}, FOUR, "bucket_mb: expected with strategy ddp, zero1 only, got it"),
         (
