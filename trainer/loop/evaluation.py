@@ -16,7 +16,7 @@ from trainer.data import Batch, EvalData
 from trainer.data.iterable import is_iterable
 from trainer.loop.losses import LossFunction, answer_of
 from trainer.loop.metric_objects import MetricObjects, is_of_object
-from trainer.loop.placing import placed
+from trainer.loop.placing import Placing
 from trainer.loop.progress import Training
 from trainer.loop.sums import Sum, Sums, gathered, means, sum_over_ranks
 from trainer.world import World
@@ -66,7 +66,7 @@ class Evaluation:
 
     def __init__(self, training: Training, shares: Shares, loss: LossFunction | None, metrics: Metrics | None) -> None:
         strategy = training.strategy
-        self._strategy, self._world = strategy, training.world
+        self._strategy, self._world, self._place = strategy, training.world, Placing(training.world.device)
         # Not through DDP: ranks may have unequally many batches. But through DataParallel, which is one process.
         self._model = strategy.model if strategy.settings.strategy == "dp" else strategy.module
         self._shares, self._loss, self._metrics = shares, loss, metrics
@@ -109,7 +109,7 @@ class Evaluation:
     def _found(self, batches: Iterator[Batch], after_batch: Callable[[], None]) -> tuple[Sums, MetricObjects]:
         sums, objects = Sums(), MetricObjects()
         for batch in batches:
-            data = placed(batch.data, self._world.device)
+            data = self._place(batch.data)
             with self._strategy.forward_context(sync=True):
                 answer = answer_of(self._loss(self._model, data)) if self._loss is not None else None
                 found = self._metrics(self._model, data) if self._metrics is not None else {}

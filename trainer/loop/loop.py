@@ -15,7 +15,7 @@ from trainer.loop.evaluation import Evaluation
 from trainer.loop.losses import Answer, LossFunction, StepCount, StepLosses, answer_of
 from trainer.loop.own_step import OwnStep
 from trainer.loop.phases import VALIDATION, Phases
-from trainer.loop.placing import placed
+from trainer.loop.placing import Placing
 from trainer.loop.progress import Progress, Training
 from trainer.loop.resuming import Given
 from trainer.loop.schedules import Schedules
@@ -51,6 +51,7 @@ class Loop:
     progress: Progress = field(init=False)
     losses: StepLosses = field(init=False)
     count: StepCount = field(init=False)
+    place: Placing = field(init=False)  # on this rank's device
     logs: bool = False  # the step under way is one to log
     gathers: bool = False  # its losses are to be known
     rates: dict[str, float] = field(default_factory=dict)  # of the last step that was logged
@@ -67,6 +68,7 @@ class Loop:
     def __post_init__(self) -> None:
         self.strategy, self.progress = self.training.strategy, self.training.progress
         self.losses, self.count = StepLosses(self.training.world), StepCount(self.training.world)
+        self.place = Placing(self.training.world.device)
 
     def run(self) -> int:
         """Train until it is over: 0. Or 75: everything is saved, start me again."""
@@ -135,7 +137,7 @@ class Loop:
 
     def answer(self, batch: Batch) -> Answer:
         """A forward pass: what the user's function says."""
-        data = placed(batch.data, self.training.world.device)
+        data = self.place(batch.data)
         try:
             if self.own_step is not None:
                 return self.own_step.run(self.strategy.module, data, batch, self.progress.step + 1)

@@ -1,22 +1,51 @@
 """Batches of any nesting to a device."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def placed(data: Any, device: torch.device) -> Any:
-    """The same with every tensor on the device. Pinned ones travel while the GPU works."""
+def placed(data: Any, device: torch.device, move: Callable[[Tensor], Tensor] | None = None) -> Any:
+    """The same with every tensor on the device. `move` is how one gets there."""
     if isinstance(data, Tensor):
-        return data.to(device, non_blocking=True)
+        return data.to(device, non_blocking=True) if move is None else move(data)
     if isinstance(data, Mapping):
-        return {key: placed(value, device) for key, value in data.items()}
+        return {key: placed(value, device, move) for key, value in data.items()}
     if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(placed(value, device) for value in data))
+        return type(data)(*(placed(value, device, move) for value in data))
     if isinstance(data, (list, tuple)):
-        return type(data)(placed(value, device) for value in data)
+        return type(data)(placed(value, device, move) for value in data)
     if hasattr(data, "to"):
         return data.to(device)
     return data
+
+
+class Placing:
+    """To a GPU on a stream of its own: so a batch travels while the GPU still works on those before it.
+
+    The stream that calculates waits for all of the batch and for nothing else.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def __call__(self, data: Any) -> Any:
+        if self._stream is None:
+            return placed(data, self._device)
+        moved = placed(data, self._device, self._move)
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        return moved
+
+    def _move(self, tensor: Tensor) -> Tensor:
+        if (
+            tensor.device.type != "cpu"
+        ):  # from another GPU, or here already: whoever made it did so on this one's stream
+            return tensor.to(self._device, non_blocking=True)
+        with torch.cuda.stream(self._stream):
+            moved = tensor.to(self._device, non_blocking=True)
+        # Its memory is the copying stream's, which may take it again only when what calculates with it is done.
+        moved.record_stream(torch.cuda.current_stream(self._device))
+        return moved
