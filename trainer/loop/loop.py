@@ -3,8 +3,9 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer.checkpoint import Checkpointer
 from trainer.checkpoint_files import catalog
@@ -20,6 +21,8 @@ from trainer.loop.progress import Progress, Training
 from trainer.loop.resuming import Given
 from trainer.loop.schedules import Schedules
 from trainer.loop.spikes import Spikes
+from trainer.loop.stragglers import Stragglers, in_line, own_seconds, peak_memory_gb
+from trainer.loop.sums import gathered
 from trainer.stopping import Votes
 from trainer.strategies import Strategy, number_of
 from trainer.world import from_first
@@ -44,6 +47,7 @@ class Loop:
     checkpointer: Checkpointer
     phases: Phases
     late: Votes  # whether some rank's time is up
+    stragglers: Stragglers
     spikes: Spikes | None = None
     own_step: OwnStep | None = None
 
@@ -61,7 +65,7 @@ class Loop:
     left: int | None = None  # samples of the epoch that are still to come
     steps: int = 0  # since the last line of metrics
     samples: int = 0
-    norm: Tensor | None = None  # of the last step's gradients, where they are clipped; not read
+    norm: Tensor | None = None  # of the last step's gradients, where they are clipped or logged; not read
     fingerprint: str = ""
     info: Info = field(default_factory=dict)  # what is noted with a checkpoint
 
@@ -140,8 +144,9 @@ class Loop:
         data = self.place(batch.data)
         try:
             if self.own_step is not None:
+                self.phases.lap("copy")
                 return self.own_step.run(self.strategy.module, data, batch, self.progress.step + 1)
-            return answer_of(self.strategy.do(lambda model: self.loss(model, data)))
+            return answer_of(self.strategy.do(lambda model: self._own_work(model, data)))
         except ValueError as error:
             if not str(error).startswith(_TOO_FEW):
                 raise
@@ -149,6 +154,11 @@ class Loop:
                 f"a micro-batch of {batch.samples} sample: BatchNorm knows no variance of one: {error}\n"
                 "hint: drop_last=True leaves out an epoch's last, smaller batch; or another batch_size or accumulate"
             ) from error
+
+    def _own_work(self, model: nn.Module, data: Any) -> Any:
+        """Inside of DDP's forward pass, after the buffers of the first rank have come."""
+        self.phases.lap("copy")
+        return self.loss(model, data)
 
     def _optimizer_step(self, batch: Batch) -> None:
         if self.logs:
@@ -158,8 +168,9 @@ class Loop:
             self.norm = self.own_step.end()
         elif self._is_spike():
             self.strategy.leave_out()
+            self.norm = None
         else:
-            self.norm = self.strategy.step(factor)
+            self.norm = self.strategy.step(factor, measured=self.logs)
         if self.strategy.has_stepped:
             self.schedules.step()
         self.progress.step += 1
@@ -264,8 +275,9 @@ class Loop:
         self.checkpointer.still_at(self.progress.step)
 
     def _log(self) -> None:
-        means = self.losses.take() if self.spikes is None else self.means
-        seconds, passed = self.phases.take()
+        sums, passed = self.phases.take()
+        seconds = {phase: spent / self.steps for phase, spent in sums.items()}
+        means, told = self._told(seconds)
         line = {
             "step": self.progress.step,
             "epoch": self.progress.epoch,
@@ -273,14 +285,26 @@ class Loop:
             **self.rates,
             **({} if self.norm is None else {"norm": number_of(self.norm)}),
             "samples_per_s": self.samples / passed if passed else 0.0,
-            "seconds": {phase: spent / self.steps for phase, spent in seconds.items()},
+            "seconds": seconds,
             "elapsed_s": self.progress.seconds,
+            **in_line(told),
             **self._skipped(),
         }
+        if slow := self.stragglers.take(line, passed / self.steps):
+            self.training.say(f"step {self.progress.step}: {slow}")
         self.steps = self.samples = 0
         self.info.update(noted({"loss": means["loss"], **self.rates}))
         self.callbacks.on_log(self.training, line)
         self._refuse_to_go_on()
+
+    def _told(self, seconds: Mapping[str, float]) -> tuple[dict[str, float], list[list[float]]]:
+        """The losses of the step, and what each rank says of itself. Ranks meet here, once."""
+        world, settings = self.training.world, self.training.settings
+        meets = self.strategy.is_sharded or settings.sync_batchnorm or self.own_step is not None
+        mine = [own_seconds(seconds, meets_in_forward=meets), peak_memory_gb(world.device)]
+        if self.spikes is not None:  # the losses are known by now
+            return self.means, gathered(mine, world)
+        return self.losses.take(mine), self.losses.told
 
     def _skipped(self) -> dict[str, int]:
         total, _ = self.strategy.skips.read()

@@ -1,6 +1,6 @@
 """What a loss function gives, and the loss of one optimizer step over its micro-batches and ranks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,20 +62,23 @@ class StepLosses:
         self._world = world
         self._names: tuple[str, ...] = ()
         self._sums: list[dict[str, tuple[Tensor, Count]]] = []
+        self.told: list[list[float]] = []  # what each rank had to say when they met last
 
     def add(self, answer: Answer, batch: Batch) -> None:
         self._names = ("loss", *answer.said)
         if batch.samples:  # one that only fills up has no part in it, whatever its loss is
             self._sums.append(answer.sums(batch.samples))
 
-    def take(self) -> dict[str, float]:
-        """The means over all that the step is about, the same on all ranks. Ranks meet here."""
+    def take(self, say: Sequence[float] = ()) -> dict[str, float]:
+        """The means over all that the step is about, the same on all ranks. Ranks meet here, and may say more."""
         numbers = read([one for sums in self._sums for pair in sums.values() for one in pair])
         width = 2 * len(self._names)
-        rows = [numbers[place : place + width] for place in range(0, len(numbers), width)]
-        mine = [exact_sum(column) for column in zip(*rows, strict=True)] or [0.0] * width
+        batches = [numbers[place : place + width] for place in range(0, len(numbers), width)]
+        mine = [exact_sum(column) for column in zip(*batches, strict=True)] or [0.0] * width
         self._sums.clear()
-        sums = [exact_sum(column) for column in zip(*self._of_all(mine), strict=True)]
+        rows = self._of_all([*mine, *say])
+        self.told = [row[width:] for row in rows]
+        sums = [exact_sum(column) for column in zip(*(row[:width] for row in rows), strict=True)]
         return {name: divided(sums[2 * place], sums[2 * place + 1]) for place, name in enumerate(self._names)}
 
     def _of_all(self, mine: list[float]) -> list[list[float]]:

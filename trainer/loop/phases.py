@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 VALIDATION = "validation"  # a phase that no step has
-PHASES = ("data", "forward", "backward", "optimizer", "checkpoint", "other")
+PHASES = ("data", "copy", "forward", "backward", "optimizer", "checkpoint", "other")
 
 
 class Phases(Protocol):

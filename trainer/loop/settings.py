@@ -227,6 +227,9 @@ class Settings:
         "whose count after a resume, those of optimizer and schedule in the checkpoint or in the script",
     )
 
+    straggler_factor: float = _setting(
+        1.5, _real(above=1), "say so where a rank's own work takes so many times as long as the usual rank's"
+    )
     log_every: int = _setting(10, _whole(1), "steps between two lines of metrics")
     out: Path | None = _setting(  # noqa: RUF009 - the same
         None, _PATH, "where metrics go; left out: metrics in the run directory, else here"

@@ -41,6 +41,7 @@ from trainer.loop.resuming import Given, refuse_to_begin, refuse_to_resume
 from trainer.loop.schedules import MakeSchedules, Schedules
 from trainer.loop.settings import Settings, first_and_last
 from trainer.loop.spikes import Spikes
+from trainer.loop.stragglers import Stragglers
 from trainer.loop.sums import sum_over_ranks
 from trainer.stopping import Votes
 from trainer.strategies import Optimizers, Strategy, StrategySettings, build, needs_group, summary, warn_of_low_weights
@@ -262,6 +263,7 @@ class Trainer:
                 checkpointer=checkpointer,
                 phases=phases_on(world.device),
                 late=Votes(world.control),
+                stragglers=Stragglers(settings.straggler_factor),
                 spikes=spikes,
                 own_step=own_step_of(self._step, strategy),
             )

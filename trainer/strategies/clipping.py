@@ -19,12 +19,13 @@ def clip_values(gradients: Iterable[Tensor], most: float) -> None:
         torch._foreach_clamp_max_(numbers, most)
 
 
-def clip_offloaded(gradients: Iterable[Tensor], most: float, world: World, copies: int) -> Tensor:
-    """As clip_grad_norm_ does it: scale this rank's shards, and give the norm of all. `copies`: of each shard."""
+def clip_offloaded(gradients: Iterable[Tensor], most: float | None, world: World, copies: int) -> Tensor:
+    """As clip_grad_norm_ does it: scale this rank's shards, and give the norm of all. `copies`: of each."""
     shards = [plain(gradient) for gradient in gradients]
     norms = [torch.linalg.vector_norm(shard, dtype=torch.double) for shard in shards]
     squares = torch.stack([torch.zeros((), dtype=torch.double), *norms]).square().sum()
     dist.all_reduce(squares, group=world.control)
     norm = (squares / copies).sqrt()
-    multiply(shards, (most / (norm + _LEAST)).clamp(max=1.0))
+    if most is not None:
+        multiply(shards, (most / (norm + _LEAST)).clamp(max=1.0))
     return norm

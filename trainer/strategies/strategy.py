@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from trainer.strategies.agreement import PersistentBuffers, take_from_first
@@ -89,9 +89,9 @@ class Strategy:
         first = first_gradient(loss)
         (loss if self.scaler is None else self.scaler.scale(loss)).backward(first)
 
-    def step(self, factor: Tensor | None = None) -> Tensor | None:
-        """Clip, step the optimizer, drop the gradients. The norm of the gradients before it is clipped, if it is:
-        for `number_of`, since to wait for it in every step would leave a GPU without work.
+    def step(self, factor: Tensor | None = None, *, measured: bool = False) -> Tensor | None:
+        """Clip, step the optimizer, drop the gradients. The norm of the gradients before it is clipped, if it is or is
+        `measured`: for `number_of`, since to wait for it in every step would leave a GPU without work.
 
         `factor`, the same on all ranks, is what gradients are multiplied by first.
 
@@ -106,7 +106,7 @@ class Strategy:
                 self.scaler.unscale_(optimizer)
         group = self.world.control if self.settings.offload else None
         finite = are_finite(_gradients(learned), shared=self.is_sharded, group=group)
-        norm = self.clip(learned)
+        norm = self.clip(learned, measured=measured)
         if self.scaler is None:
             self.skips.note(step_where(finite, self.optimizers.values()))
         else:
@@ -158,16 +158,20 @@ class Strategy:
         for one in self._parameters:  # or those that no optimizer has would be added to for ever
             one.grad = None
 
-    def clip(self, parameters: Iterable[Tensor]) -> Tensor | None:
-        """Their gradients, as it is set: each number by itself first, then all together, of which this is the norm."""
+    def clip(self, parameters: Iterable[Tensor], *, measured: bool = False) -> Tensor | None:
+        """Their gradients, as it is set: each number by itself first, then all together. Their norm before the latter,
+        where it is clipped or asked for.
+        """
         parameters = list(parameters)
         if self.settings.clip_value is not None:
             clip_values(_gradients(parameters), self.settings.clip_value)
-        if self.settings.clip_norm is None:
+        if self.settings.clip_norm is None and not measured:
             return None
         if self.settings.offload:
             copies = self.world.size // shard_size(self.settings, self.world)
             return clip_offloaded(_gradients(parameters), self.settings.clip_norm, self.world, copies)
+        if self.settings.clip_norm is None:
+            return get_total_norm(list(_gradients(parameters)))
         return clip_grad_norm_(parameters, self.settings.clip_norm)
 
     def _with_gradients(self) -> Iterator[Optimizer]:

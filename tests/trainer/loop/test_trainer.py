@@ -488,7 +488,7 @@ def test_a_line_has_the_mean_of_all_that_the_loss_function_says(tmp_path):
     lines = read_metrics(tmp_path / "metrics")
     for line in lines:
         assert 0.5 <= line["certainty"] <= 1
-        assert list(line["seconds"])[:4] == ["data", "forward", "backward", "optimizer"]
+        assert list(line["seconds"])[:5] == ["data", "copy", "forward", "backward", "optimizer"]
         assert line["norm"] > 0
         assert line["samples_per_s"] > 0
     assert 0.5 <= lines[-1]["val_certainty"] <= 1

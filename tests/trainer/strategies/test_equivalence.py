@@ -3,9 +3,9 @@
 import pytest
 import torch
 from ranks import spawn_ranks
-from strategy_trials import Trial, adamw, mean_losses, pixel_batch, pixels, run, sgd, words
+from strategy_trials import Trial, adamw, mean_losses, one_step, pixel_batch, pixels, run, sgd, start, whole, words
 
-from trainer.strategies import StrategySettings
+from trainer.strategies import StrategySettings, number_of
 
 pytestmark = pytest.mark.dealt(3)
 
@@ -130,6 +130,29 @@ def test_values_are_clipped_after_they_are_summed(strategy, ranks):
     alone = run(trial.with_(strategy="none"))
     _same(spawn_ranks(run, ranks, trial), alone)
     assert run(trial.with_(strategy="none", clip_value=None)).losses != alone.losses, "nothing was clipped"
+
+
+def _norms(trial, measured):
+    torch.set_num_threads(1)
+    strategy, _ = start(trial)
+    norms = []
+    for step in range(3):
+        one_step(strategy, trial, step)
+        norm = strategy.step(measured=measured)
+        norms.append(None if norm is None else number_of(norm))
+    return norms, whole(strategy.module)
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_norm_is_measured_without_a_trace(offload):
+    fsdp = Trial(_settings("fsdp", offload=offload), scale=30.0)
+    wanted = run(fsdp.with_(strategy="none", offload=False, clip_norm=1e9)).norms[:3]
+    [(norms, weights), _] = spawn_ranks(_norms, 2, fsdp, True)
+    [(nothing, same_weights), _] = spawn_ranks(_norms, 2, fsdp, False)
+    assert norms == pytest.approx(wanted, rel=1e-4) and nothing == [None] * 3
+    assert all(torch.equal(weights[name], each) for name, each in same_weights.items())
+    if not offload:
+        assert _norms(fsdp.with_(strategy="none"), True)[0] == pytest.approx(wanted, rel=1e-6)
 
 
 @pytest.mark.parametrize(("strategy", "ranks"), [("zero1", 4), ("fsdp", 4), ("zero2", 4)])
