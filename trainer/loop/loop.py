@@ -13,6 +13,7 @@ from trainer.data import Batch, TrainData
 from trainer.errors import EXIT_RESUME_ME, NotFinite, TrainerError
 from trainer.loop.callbacks import Callbacks
 from trainer.loop.evaluation import Evaluation
+from trainer.loop.flops import Flops
 from trainer.loop.losses import Answer, LossFunction, StepCount, StepLosses, answer_of
 from trainer.loop.own_step import OwnStep
 from trainer.loop.phases import VALIDATION, Phases
@@ -50,6 +51,7 @@ class Loop:
     stragglers: Stragglers
     spikes: Spikes | None = None
     own_step: OwnStep | None = None
+    flops: Flops | None = None
 
     strategy: Strategy = field(init=False)
     progress: Progress = field(init=False)
@@ -278,13 +280,15 @@ class Loop:
         sums, passed = self.phases.take()
         seconds = {phase: spent / self.steps for phase, spent in sums.items()}
         means, told = self._told(seconds)
+        speed = self.samples / passed if passed else 0.0
         line = {
             "step": self.progress.step,
             "epoch": self.progress.epoch,
             **means,
             **self.rates,
             **({} if self.norm is None else {"norm": number_of(self.norm)}),
-            "samples_per_s": self.samples / passed if passed else 0.0,
+            "samples_per_s": speed,
+            **({} if self.flops is None else self.flops.in_line(speed)),
             "seconds": seconds,
             "elapsed_s": self.progress.seconds,
             **in_line(told),

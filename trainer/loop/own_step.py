@@ -39,6 +39,6 @@ def own_step_of(function: StepFunction | None, strategy: Strategy) -> OwnStep | 
 def refuse_beside_own_step(settings: Settings) -> None:
     """Raise BadSettings where something is asked for that only a step of the loop's own can do."""
     refuse_to_turn(settings.strategy)
-    for name in ("spike_factor", "lr_find"):
+    for name in ("spike_factor", "lr_find", "count_flops"):
         if getattr(settings, name):
             raise BadSettings(f"{name}: a step of your own is stepped by nobody else\nhint: leave {name} out, or step")

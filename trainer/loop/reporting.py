@@ -4,7 +4,7 @@ from trainer.loop.callbacks import Callback, Line, Values
 from trainer.loop.progress import Training
 from trainer.wire import Wire
 
-_SAID = ("loss", "lr", "samples_per_s", "skipped")
+_SAID = ("loss", "lr", "samples_per_s", "mfu", "skipped")
 
 
 class Reports(Callback):

@@ -230,6 +230,14 @@ class Settings:
     straggler_factor: float = _setting(
         1.5, _real(above=1), "say so where a rank's own work takes so many times as long as the usual rank's"
     )
+    count_flops: bool = _setting(
+        False,
+        _yes_or_no(),
+        "count the operations of a sample once, before the first step; lines have flops_per_s and mfu",
+    )
+    peak_tflops: float | None = _setting(
+        None, _real(above=0), "10**12 operations a second of one device; left out: what is known of the GPU by its name"
+    )
     log_every: int = _setting(10, _whole(1), "steps between two lines of metrics")
     out: Path | None = _setting(  # noqa: RUF009 - the same
         None, _PATH, "where metrics go; left out: metrics in the run directory, else here"
@@ -310,6 +318,10 @@ def _problems(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     wrong = {name for name, _ in found}
     if all(values[name] is None for name in ("max_epochs", "max_steps", "max_time_s")):
         found.append(("max_steps", "expected an end: max_epochs, max_steps or max_time_s"))
+    if values["count_flops"] is True and values["strategy"] == "dp":
+        found.append(("count_flops", "does not go with strategy dp, whose threads are not counted\nhint: use ddp"))
+    if values["peak_tflops"] is not None and values["count_flops"] is False:
+        found.append(("peak_tflops", "expected with count_flops only, got it without"))
     if not wrong & {"accumulate", "batch_size"} and values["accumulate"] > values["batch_size"]:
         found.append(
             ("accumulate", f"expected at most the batch size, {values['batch_size']}, got {values['accumulate']}")

@@ -1,13 +1,13 @@
 """Trainer: model, loss and data from the user, the rest done."""
 
 import dataclasses
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
@@ -17,7 +17,7 @@ from trainer.checkpoint.models import load_model_together
 from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.export import Shape, Written
 from trainer.checkpoint_files.manifest import BEST_BY
-from trainer.data import Batch, SharedPlace, TrainData
+from trainer.data import SharedPlace, TrainData
 from trainer.data.iterable import is_iterable
 from trainer.errors import BadSettings
 from trainer.loop.callbacks import Callback, Callbacks
@@ -28,7 +28,6 @@ from trainer.loop.evaluation import Evaluation, Metrics, Shares
 from trainer.loop.handover import StartFrom, begin_with, hand_over
 from trainer.loop.loop import Loop, noted
 from trainer.loop.losses import LossFunction
-from trainer.loop.lr_finder import learning_rate_finder, put_back
 from trainer.loop.metrics import JsonLines, TensorBoard
 from trainer.loop.monitors import BestModel, EarlyStopping, check_name
 from trainer.loop.own_loss import own_loss
@@ -36,6 +35,7 @@ from trainer.loop.own_step import StepFunction, own_step_of, refuse_beside_own_s
 from trainer.loop.phases import phases_on
 from trainer.loop.profiling import Profiler
 from trainer.loop.progress import Training
+from trainer.loop.rehearsing import find_rate, settle
 from trainer.loop.reporting import Reports
 from trainer.loop.resuming import Given, refuse_to_begin, refuse_to_resume
 from trainer.loop.schedules import MakeSchedules, Schedules
@@ -47,6 +47,9 @@ from trainer.stopping import Votes
 from trainer.strategies import Optimizers, Strategy, StrategySettings, build, needs_group, summary, warn_of_low_weights
 from trainer.wire import Launched, Wire
 from trainer.world import Membership, World, barrier, from_first
+
+if TYPE_CHECKING:
+    from trainer.loop.flops import Flops
 
 MakeOptimizer = Callable[[Any], Optimizer | Optimizers]  # of trainer.strategies.Parameters
 
@@ -106,6 +109,7 @@ class Trainer:
         self.fingerprint = ""  # of the end; SHA-256 of model and optimizer
         self._membership: Membership | None = None  # for life: ranks meet once
         self._built: Strategy | None = None
+        self._flops: Flops | None = None
 
     def fit(self, world: World | None = None) -> int:
         """Train to the end: 0. Or 75 (EX_TEMPFAIL): asked to stop, everything is saved, start me again."""
@@ -131,7 +135,7 @@ class Trainer:
             begin_with(self._start_from, loop)
         self._check_monitors(loop)
         if self.settings.lr_find and start == 0:
-            _find_rate(loop)
+            find_rate(loop)
         return start
 
     def _check_that_it_leads_on(self, loop: Loop, starts: Sequence[int]) -> None:
@@ -267,7 +271,7 @@ class Trainer:
                 spikes=spikes,
                 own_step=own_step_of(self._step, strategy),
             )
-            _settle(loop)
+            self._flops = loop.flops = settle(loop, settings, self._flops)
             yield loop
 
     def _strategy(self, world: World) -> Strategy:
@@ -380,44 +384,3 @@ def _total_steps(settings: Settings, steps_per_epoch: int | None) -> int | None:
     if settings.max_epochs is not None and steps_per_epoch is not None:
         limits.append(settings.max_epochs * steps_per_epoch)
     return min(limits, default=None)
-
-
-def _settle(loop: Loop) -> None:
-    """Before anything is loaded: what is loaded counts, and the data is where it was."""
-    place = loop.data.state_dict()
-    used: list[Batch] = []
-
-    def run_micro_batch() -> Tensor:
-        used.append(next(loop.data.epoch_batches()))
-        return loop.answer(used[0]).loss
-
-    loop.strategy.settle(run_micro_batch)
-    if used:
-        loop.data.load_state_dict(place)
-
-
-def _find_rate(loop: Loop) -> None:
-    strategy, device = loop.strategy, loop.training.world.device
-    schedule, *others = loop.schedules.each.values()
-    if others:
-        raise BadSettings(
-            f"lr_find: expected one optimizer, got {', '.join(strategy.optimizers)}\nhint: set their rates yourself"
-        )
-    if not schedule.follows_the_rate:
-        raise BadSettings(
-            "lr_find: the schedule has a learning rate of its own, and one that is found would not be used\n"
-            "hint: make it from optimizer.param_groups[0]['lr'], as OneCycleLR's max_lr; or lr_find=False"
-        )
-
-    def endless() -> Generator[Batch, None, None]:
-        while True:
-            yield from loop.data.epoch_batches()
-
-    skips = strategy.skips.state_dict()
-    with put_back(strategy.module, strategy.optimizer, strategy.scaler, loop.data, device):
-        batches = endless()
-        sweep = learning_rate_finder(lambda: loop.try_step(batches), strategy.optimizer)
-        batches.close()
-    strategy.skips.load_state_dict(skips)
-    schedule.start_from(sweep.suggestion)
-    loop.training.say(f"learning rate {sweep.suggestion:.3g}: where the loss fell fastest of {len(sweep.rates)} tried")

@@ -4,7 +4,7 @@ from trainer.strategies.build import build, summary
 from trainer.strategies.optimizers import Optimizers
 from trainer.strategies.parameters import Parameters
 from trainer.strategies.precision import warn_of_low_weights
-from trainer.strategies.recompute import KEPT
+from trainer.strategies.recompute import KEPT, repetitions_told
 from trainer.strategies.settings import NAMES, PRECISIONS, Choice, StrategySettings, needs_group
 from trainer.strategies.strategy import Strategy, number_of
 from trainer.strategies.turns import Turns, refuse_to_turn
@@ -23,6 +23,7 @@ __all__ = [
     "needs_group",
     "number_of",
     "refuse_to_turn",
+    "repetitions_told",
     "summary",
     "warn_of_low_weights",
 ]

@@ -27,6 +27,7 @@ _HINTS = {  # by what torch says
     "has been mutated": "change nothing in place after an operation that is kept (inplace=True), or keep others",
     "Trying to backward an extra time": "go backward once only (no retain_graph), or keep no operations",
 }
+_tell: list[Callable[[bool], None]] = []  # who wants to know where a repetition begins and ends
 _made: dict[tuple[type[nn.Module], tuple[str, ...]], type[nn.Module]] = {}
 
 
@@ -37,6 +38,16 @@ def recompute(block: nn.Module, kept: tuple[str, ...] = ()) -> None:
     if key not in _made:
         _made[key] = _recomputing(*key)
     block.__class__ = _made[key]
+
+
+@contextmanager
+def repetitions_told(tell: Callable[[bool], None]) -> Iterator[None]:
+    """Of passes made inside: True where a block begins to be recomputed, False where it is done."""
+    _tell.append(tell)
+    try:
+        yield
+    finally:
+        _tell.remove(tell)
 
 
 def _recomputing(kind: type[nn.Module], kept: tuple[str, ...]) -> type[nn.Module]:
@@ -51,7 +62,7 @@ def _recomputing(kind: type[nn.Module], kept: tuple[str, ...]) -> type[nn.Module
             # Made here: the compiler does not take it from outside.
             keeping = functools.partial(create_selective_checkpoint_contexts, operations)
             return checkpoint(run, *args, use_reentrant=False, context_fn=keeping, **kwargs)
-        if torch.compiler.is_compiling() or (not operations and next(self.buffers(), None) is None):
+        if torch.compiler.is_compiling() or not (operations or _tell or next(self.buffers(), None) is not None):
             return checkpoint(run, *args, use_reentrant=False, **kwargs)
         return checkpoint(run, *args, use_reentrant=False, context_fn=lambda: _contexts(self, plain), **kwargs)
 
@@ -74,11 +85,17 @@ class _Repetition(AbstractContextManager[None]):
         self._before, self._inner = before, inner
 
     def __enter__(self) -> None:
+        for tell in _tell:
+            tell(True)
         self._entered = _with_buffers(_copied(self._before), self._inner)
         self._entered.__enter__()
 
     def __exit__(self, *raised: object) -> bool | None:
-        return self._entered.__exit__(*raised)  # type: ignore[arg-type]
+        try:
+            return self._entered.__exit__(*raised)  # type: ignore[arg-type]
+        finally:
+            for tell in _tell:
+                tell(False)
 
 
 def _buffers(block: nn.Module) -> Buffers:

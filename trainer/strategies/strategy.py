@@ -133,8 +133,12 @@ class Strategy:
         """
         if self.settings.strategy not in REPLICAS or self.wrapped.do is None or self.world.size <= 2:
             return
+        self.rehearse(run_micro_batch, sync=True)
+
+    def rehearse(self, run_micro_batch: Callable[[], Tensor], *, sync: bool) -> None:
+        """A forward and a backward pass that leave no trace."""
         with undone(self.module, self.world.device):
-            with self.forward_context(sync=True):
+            with self.forward_context(sync=sync):
                 loss = run_micro_batch()
             self.backward(loss)
 

@@ -1,0 +1,87 @@
+"""How many floating-point operations a sample takes, and which share of what the devices can do that makes (MFU)."""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from trainer.loop.settings import Settings
+from trainer.loop.sums import gathered
+from trainer.strategies import Strategy, repetitions_told
+
+# Of 10**12 a second, without sparsity, as the makers' data sheets have them: 16 bits, tf32, fp32. The first name that
+# is in the device's.
+_PEAKS = (
+    ("H200", 989.0, 494.0, 67.0),
+    ("H100 PCIe", 756.0, 378.0, 51.0),
+    ("H100 NVL", 835.0, 417.0, 60.0),
+    ("H100", 989.0, 494.0, 67.0),
+    ("A100", 312.0, 156.0, 19.5),
+    ("L40S", 362.0, 183.0, 91.6),
+    ("V100-SXM2", 125.0, 15.7, 15.7),
+    ("T4", 65.0, 8.1, 8.1),
+)
+
+
+def peak_tflops(device: str, precision: str) -> float | None:
+    """None: not known."""
+    column = {"fp16": 1, "bf16": 1, "tf32": 2, "fp32": 3}[precision]
+    words = device.split()
+    return next((float(row[column]) for row in _PEAKS if _is_in(row[0], device, words)), None)
+
+
+def _is_in(name: str, device: str, words: list[str]) -> bool:
+    """As words, or the beginning of one (`A100-SXM4-80GB`): a `T4` is no `T400`."""
+    return any(word == name or word.startswith(f"{name}-") for word in words) or f" {name} " in f" {device} "
+
+
+@dataclass(frozen=True, slots=True)
+class Flops:
+    """What was counted, and what all devices could do in a second, where that is known."""
+
+    per_sample: float
+    peak_per_s: float | None = None
+
+    def in_line(self, samples_per_s: float) -> dict[str, float]:
+        done = self.per_sample * samples_per_s
+        return {"flops_per_s": done, **({} if self.peak_per_s is None else {"mfu": done / self.peak_per_s})}
+
+
+def count(strategy: Strategy, run_micro_batch: Callable[[], Tensor]) -> int:
+    """Those of a forward and backward pass of this rank that leaves no trace; what is recomputed counts once."""
+    eager: AbstractContextManager[None] = nullcontext()
+    if strategy.settings.compile:
+        eager = torch.compiler.set_stance("force_eager")  # compiled code is not counted
+    counter, before, repeated = FlopCounterMode(display=False), 0, 0
+
+    def tell(begins: bool) -> None:
+        nonlocal before, repeated
+        now = counter.get_total_flops()
+        before, repeated = (now, repeated) if begins else (before, repeated + now - before)
+
+    with eager, repetitions_told(tell), counter:
+        # With shards as in a step without accumulation, which needs the least memory; else no other rank is met.
+        strategy.rehearse(run_micro_batch, sync=strategy.is_sharded)
+    return counter.get_total_flops() - repeated
+
+
+def counted(
+    strategy: Strategy, settings: Settings, samples: Callable[[], int], run: Callable[[], Tensor]
+) -> tuple[Flops, str]:
+    """Over all ranks, which meet here; and what is to be said of it. `samples`: of the micro-batch that was run."""
+    began = time.perf_counter()
+    of_ranks = gathered((count(strategy, run), samples()), strategy.world)
+    per_sample = sum(flops for flops, _ in of_ranks) / max(1, sum(some for _, some in of_ranks))
+    said = f"a sample takes {per_sample:.4g} FLOPs, counted in {time.perf_counter() - began:.1f} s"
+    device, peak = strategy.world.device, settings.peak_tflops
+    if peak is None and device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        peak = peak_tflops(name, settings.precision)
+        said += (
+            "" if peak is not None else f"\nhint: nobody here knows the peak of {name}: with peak_tflops there is mfu"
+        )
+    return Flops(per_sample, None if peak is None else peak * 1e12 * strategy.world.size), said
