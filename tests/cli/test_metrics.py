@@ -2,6 +2,7 @@ import csv
 import io
 import json
 import re
+import time
 
 import pytest
 
@@ -125,3 +126,17 @@ def test_the_page_of_a_run_says_which_was_best(desk):
     state = json.loads((one.path / "state.json").read_text())
     (one.path / "state.json").write_text(json.dumps(state | {"metrics": {"loss": 0.3}}))
     assert "loss 0.3 (best 0.25 at 2)" in desk.launch("status", one.run.id).stdout
+
+
+def test_prometheus_is_told_of_all_or_of_those_that_are_named(desk):
+    old, lately = desk.run("old-bcde").succeeded(ended_at=1.0), desk.run("new-bcde").succeeded(ended_at=time.time())
+    everything = desk.launch("metrics", "--openmetrics").stdout
+    assert 'launch_runs{state="succeeded"} 2\n' in everything and everything.endswith("# EOF\n")
+    assert lately.run.id in everything and old.run.id not in everything
+    one = desk.launch("metrics", "--openmetrics", old.run.id).stdout
+    assert f'launch_run_state{{run="{old.run.id}",state="succeeded"}} 1\n' in one and lately.run.id not in one
+
+
+def test_a_run_is_asked_for(desk):
+    done = desk.launch("metrics", check=Exit.BAD_INPUT)
+    assert "of which run?" in done.stderr and "launch metrics last" in done.stderr

@@ -5,6 +5,7 @@ import csv
 import gc
 import math
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -22,17 +23,19 @@ EXAMPLES = """
   launch metrics lr1 lr2                     the last and the best value of each run
   launch metrics lr1 lr2 --plot --name loss  their curves, here
   launch metrics last --csv > run.csv        or --json; --png FILE needs `pip install 'launch-anywhere[plot]'`
+  launch metrics --openmetrics               states, steps, rates, restarts and loads as Prometheus reads them
 
 Any number that a script reports beside its step is a metric; the trainer's are there, too. Of steps that were done
 again after a restart the last time counts. `best` is told of names that say which way is better: loss, accuracy, ...
 """
 _ROWS = 20
 _MOST_HEIGHT = 20
+_LATELY_S = 3600.0
 _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 
 
 def declare(arguments: Arguments) -> None:
-    arguments.add_argument("run", metavar="RUN", nargs="+", help=RUN_HELP)
+    arguments.add_argument("run", metavar="RUN", nargs="*", help=RUN_HELP)
     arguments.add_argument("--name", metavar="NAME", action="append", help="this metric; again for more (default: all)")
     arguments.add_argument("--all", action="store_true", help="every step, instead of about twenty rows")
     how = arguments.add_mutually_exclusive_group()
@@ -40,9 +43,17 @@ def declare(arguments: Arguments) -> None:
     how.add_argument("--json", action="store_true", help="all of it as JSON")
     how.add_argument("--plot", action="store_true", help="curves in the terminal, one for each run")
     how.add_argument("--png", metavar="FILE", type=Path, help="curves as a picture")
+    how.add_argument(
+        "--openmetrics", action="store_true", help="how runs are, these or all, as text that Prometheus reads"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.openmetrics:
+        sys.stdout.write(_for_prometheus(options.run))
+        return Exit.OK
+    if not options.run:
+        raise BadInput("of which run?", "hint: launch metrics last; --openmetrics tells of all")
     gc.disable()  # of a million rows none is part of a circle, and looking for that takes as long as reading them
     reported = {str(one.id): one.metrics() for one in map(api.run, dict.fromkeys(options.run))}
     measured = {run_id: _chosen(rows, options.name) for run_id, rows in reported.items()}
@@ -76,6 +87,17 @@ def _chosen(rows: Rows, names: Sequence[str] | None) -> Rows:
 def _names(measured: dict[str, Rows]) -> list[str]:
     """Of all runs, in the order in which they came."""
     return [*dict.fromkeys(name for rows in measured.values() for name in names_in(rows))]
+
+
+def _for_prometheus(named: Sequence[str]) -> str:
+    """Without names all are counted, and those told of that go on or ended a while ago: old ones would only pile up."""
+    from launcher.status.openmetrics import exposition  # late: only for this
+
+    chosen = [*map(api.run, dict.fromkeys(named))] if named else api.runs()
+    statuses = api.statuses(chosen, api.WATCH_S)
+    since = time.time() - _LATELY_S
+    shown = [one for one in statuses if named or not one.state.ended or (one.ended_at or one.submitted_at) >= since]
+    return exposition(statuses, shown)
 
 
 # -- as text

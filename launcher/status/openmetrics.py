@@ -1,0 +1,155 @@
+"""What is known of runs as OpenMetrics text, for Prometheus and what reads its format.
+
+The older text format, which node_exporter's textfile collector reads, has no `info`: what would be one is a gauge.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from launcher.rundir.records import NodeLoad
+from launcher.status.derive import RunStatus
+from launcher.words import State
+
+Labels = dict[str, str]
+Sample = tuple[Labels, float | None]  # None: not known, and left out
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Samples of one name."""
+
+    name: str
+    help: str
+    samples: Sequence[Sample]
+    unit: str = ""  # the name ends with it
+    type: str = "gauge"
+
+
+def exposition(statuses: Sequence[RunStatus], shown: Sequence[RunStatus]) -> str:
+    """All of `statuses` are counted by state, each of `shown` is told of."""
+    families = [_by_state(statuses), *_of_runs(shown), *_of_nodes(shown), *_of_gpus(shown), *_of_ranks(shown)]
+    return "".join(line for family in families for line in _lines(family)) + "# EOF\n"
+
+
+def _lines(family: Family) -> Iterator[str]:
+    """None of a family where nothing is known."""
+    known = [(labels, value) for labels, value in family.samples if value is not None]
+    if not known:
+        return
+    yield f"# TYPE {family.name} {family.type}\n"
+    if family.unit:
+        yield f"# UNIT {family.name} {family.unit}\n"
+    yield f"# HELP {family.name} {_escaped(family.help)}\n"
+    suffix = "_total" if family.type == "counter" else ""
+    for labels, value in known:
+        told = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels.items())
+        yield f"{family.name}{suffix}{{{told}}} {_number(value)}\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+def _number(value: float) -> str:
+    """`NaN`, `+Inf` and `-Inf` as the format has them."""
+    return {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}.get(text := repr(value), text)
+
+
+# -- runs
+
+
+def _by_state(statuses: Sequence[RunStatus]) -> Family:
+    """States in which none is too, so that an alert has something to compare."""
+    found = Counter(status.state for status in statuses)
+    return Family("launch_runs", "Runs by state.", [({"state": state}, found[state]) for state in State])
+
+
+def _of_runs(shown: Sequence[RunStatus]) -> Iterator[Family]:
+    def of_each(name: str, help_: str, samples: Iterable[float | None], unit: str = "") -> Family:
+        labels = ({"run": status.run} for status in shown)
+        return Family(f"launch_run_{name}", help_, [*zip(labels, samples, strict=True)], unit)
+
+    about: list[Sample] = [({"run": one.run, "name": one.name, "cluster": one.cluster}, 1) for one in shown]
+    yield Family("launch_run_info", "What a run is called, and where it runs.", about)
+    states: list[Sample] = [({"run": one.run, "state": one.state}, 1) for one in shown]
+    yield Family("launch_run_state", "The state of a run, as a label.", states)
+    yield of_each("step", "The newest step.", (one.step for one in shown))
+    yield of_each("steps", "The steps that the run is to have.", (one.total_steps for one in shown))
+    yield of_each("step_rate", "Steps a second.", (one.rate for one in shown))
+    yield of_each("left_seconds", "The time that is left by this rate.", (one.eta_s for one in shown), "seconds")
+    yield of_each("checkpoint_step", "The step of the newest checkpoint.", (one.checkpoint for one in shown))
+    safe = (one.safe_checkpoint for one in shown)
+    yield of_each("safe_checkpoint_step", "The step of the newest checkpoint that survives the loss of a disk.", safe)
+    yield of_each("world_size", "The ranks of the run.", (one.world_size for one in shown))
+    yield of_each("attempt", "How often it was begun.", (one.attempt for one in shown))
+    for what in ("submitted", "started", "ended"):
+        when = (getattr(one, f"{what}_at") for one in shown)
+        yield of_each(f"{what}_timestamp_seconds", f"When the run {_HAS[what]}.", when, "seconds")
+    known = (one.as_of for one in shown)
+    help_ = "When this was last known to be so, of a run that cannot be asked now."
+    yield of_each("as_of_timestamp_seconds", help_, known, "seconds")
+    restarts: list[Sample] = [
+        ({"run": one.run, "cause": cause}, count) for one in shown for cause, count in one.restarts.by_cause.items()
+    ]
+    yield Family("launch_run_restarts", "Restarts by cause.", restarts, type="counter")
+    measured: list[Sample] = [
+        ({"run": one.run, "metric": name}, value) for one in shown for name, value in _measured(one).items()
+    ]
+    yield Family("launch_run_metric", "The last value of what the run has measured.", measured)
+
+
+def _measured(status: RunStatus) -> dict[str, float]:
+    return status.metrics | {name: float(one.value) for name, one in status.not_finite.items()}
+
+
+_HAS = {"submitted": "was submitted", "started": "first started", "ended": "ended"}
+
+
+# -- what is in use
+
+
+def _of_nodes(shown: Sequence[RunStatus]) -> Iterator[Family]:
+    loads = [*_loads(shown)]
+
+    def of_each(name: str, help_: str, field: str, unit: str = "") -> Family:
+        return Family(f"launch_node_{name}", help_, [(labels, getattr(load, field)) for labels, load in loads], unit)
+
+    yield of_each("cores", "The cores of a node's machine.", "cores")
+    yield of_each("cores_used", "Of its cores those in use, by whomever.", "cpu")
+    yield of_each("memory_bytes", "The memory of a node's machine.", "memory_total", "bytes")
+    yield of_each("memory_used_bytes", "Of its memory what is in use, by whomever.", "memory", "bytes")
+    for field in ("received", "sent", "read", "written"):
+        where = "networks" if field in ("received", "sent") else "disks"
+        yield of_each(f"{field}_bytes_per_second", f"What is {field}, by its {where}.", field)
+
+
+def _of_gpus(shown: Sequence[RunStatus]) -> Iterator[Family]:
+    gpus = [(labels | {"gpu": str(gpu.index)}, gpu) for labels, load in _loads(shown) for gpu in load.gpus]
+    busy = [(labels, None if gpu.busy is None else gpu.busy / 100) for labels, gpu in gpus]
+    yield Family("launch_gpu_busy_ratio", "The share of the time that a GPU is busy.", busy, "ratio")
+    totals: list[Sample] = [(labels, gpu.memory_total) for labels, gpu in gpus]
+    yield Family("launch_gpu_memory_bytes", "The memory of a GPU.", totals, "bytes")
+    used: list[Sample] = [(labels, gpu.memory) for labels, gpu in gpus]
+    yield Family("launch_gpu_memory_used_bytes", "Of it what is in use.", used, "bytes")
+
+
+def _of_ranks(shown: Sequence[RunStatus]) -> Iterator[Family]:
+    steps: list[Sample] = [
+        ({"run": one.run, "rank": str(rank.rank)}, rank.step) for one in shown if one.loads for rank in one.ranks
+    ]
+    yield Family("launch_rank_step", "The newest step of a rank that runs.", steps)
+    ranks = [(labels | {"rank": str(rank.rank)}, rank) for labels, load in _loads(shown) for rank in load.ranks]
+    cores: list[Sample] = [(labels, rank.cpu) for labels, rank in ranks]
+    yield Family("launch_rank_cores_used", "The cores that a rank uses, with all its processes.", cores)
+    memory: list[Sample] = [(labels, rank.memory) for labels, rank in ranks]
+    yield Family("launch_rank_memory_used_bytes", "The memory that a rank uses.", memory, "bytes")
+    on_gpus: list[Sample] = [(labels, rank.gpu_memory if rank.gpus else None) for labels, rank in ranks]
+    yield Family("launch_rank_gpu_memory_used_bytes", "The memory of GPUs that a rank uses.", on_gpus, "bytes")
+
+
+def _loads(shown: Sequence[RunStatus]) -> Iterator[tuple[Labels, NodeLoad]]:
+    for status in shown:
+        hosts = {node.node: node.host or node.address for node in status.nodes}
+        for load in status.loads:
+            yield {"run": status.run, "node": str(load.node), "host": hosts.get(load.node, "")}, load
