@@ -23,7 +23,7 @@ def test_a_job_that_was_suspended_for_longer_than_its_leases_goes_on_as_it_was(d
     slurm.ask("scontrol", "resume", job_of(desk, run))
     after = desk.until_step(run, desk.read_state(run)["step"] + 20)
     assert [rank["pid"] for rank in after["ranks"]] == [rank["pid"] for rank in before["ranks"]]
-    assert desk.events(run, "coordinator_stalled")
+    desk.until("the stall to be written down", lambda: desk.events(run, "coordinator_stalled"))
     assert desk.events(run, "agent_lost") == desk.events(run, "failure") == []
     status = desk.status(run)
     assert (status["attempt"], status["generation"], status["restarts"]["total"]) == (1, 1, 0)
