@@ -14,7 +14,7 @@ from trainer.checkpoint.tree import dtype_of
 from trainer.checkpoint_files.manifest import ITEM_BYTES, Manifest, TensorEntry
 
 Read = Callable[[int, memoryview, int], object]  # of a file by its number, into this, from there on
-OF_TRAINING = ("model/", "optimizer/")
+OF_TRAINING = ("average/", "model/", "optimizer/")
 _BLOCK_BYTES = 64 << 20
 
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 
@@ -53,6 +53,7 @@ class Checkpointer:
         optimizer: Optimizer | Mapping[str, Optimizer] | None = None,
         state: Mapping[str, Stateful] | None = None,
         per_rank: Mapping[str, Stateful] | None = None,
+        averages: Mapping[str, Tensor] | None = None,
         every: str | None = None,
         keep: int | None = None,
         total_steps: int | None = None,
@@ -76,6 +77,7 @@ class Checkpointer:
             optimizers={} if optimizer is None else {"": optimizer} if isinstance(optimizer, Optimizer) else optimizer,
             shared=state or {},
             per_rank=per_rank or {},
+            averages=averages or {},
         )
         if self._world.is_first:
             _warn_of_own_state(self._subjects)
@@ -281,6 +283,7 @@ class Checkpointer:
                     from_memory=False,
                     info=manifest.info,
                     finite=manifest.finite,
+                    averages=reader.averages,
                 )
             self._spoilt = True
             passed_over.add(entry.step)
@@ -371,7 +374,8 @@ class Checkpointer:
             self._spoilt = True
             return None
         reader.apply(self._team if len(memory.node.ranks) < self._world.size else None)
-        return Loaded(step, memory.entry(step).path, manifest.world_size, from_memory=True, info=manifest.info)
+        path, size = memory.entry(step).path, manifest.world_size
+        return Loaded(step, path, size, from_memory=True, info=manifest.info, averages=reader.averages)
 
     def _is_sound(self, step: int, read: Callable[[], None] | None, otherwise: str) -> bool:
         """Whether all ranks can read their parts of a snapshot in memory."""

@@ -44,6 +44,7 @@ class Subjects:
     optimizers: Mapping[str, Optimizer]
     shared: Mapping[str, Stateful]
     per_rank: Mapping[str, Stateful]
+    averages: Mapping[str, Tensor] = field(default_factory=dict)  # of parameters, by `name_of_average`
 
     @property
     def buffers_follow_first_rank(self) -> bool:
@@ -79,6 +80,7 @@ def gather(subjects: Subjects, world: World, *, speaks: bool | None = None) -> C
     names = ModelNames(subjects.models)
     optimizers = {key: OptimizerNames(key, value, names) for key, value in subjects.optimizers.items()}
     contents = Contents(names.parameters(), weights=names.trained())
+    contents.tensors |= subjects.averages
     buffers = names.buffers()
     if speaks:
         contents.tensors |= buffers

@@ -43,6 +43,7 @@ class Loaded:
     from_memory: bool
     info: Mapping[str, Value]
     finite: bool = True  # its weights
+    averages: frozenset[str] = frozenset()  # those of parameters that were in it
 
 
 @dataclass(slots=True)
@@ -51,6 +52,7 @@ class Targets:
 
     models: dict[str, Tensor] = field(default_factory=dict)
     optimizers: dict[str, dict[str, dict[str, Tensor]]] = field(default_factory=dict)  # optimizer, parameter, key
+    averages: dict[str, Tensor] = field(default_factory=dict)
     kept: dict[str, Tensor] = field(default_factory=dict)
     by_name: dict[str, Tensor] = field(default_factory=dict)
 
@@ -79,9 +81,15 @@ class Reader:
         self._compare()
         for key, optimizer in self._optimizers.items():
             targets.optimizers[key] = self._optimizer_targets(optimizer)
+        targets.averages = {
+            name: tensor
+            for name, tensor in self._subjects.averages.items()
+            if (entry := self.manifest.tensors.get(name)) and entry.shape == tuple(tensor.shape)
+        }
         targets.kept = self._kept_targets()
         targets.by_name = {
             **targets.models,
+            **targets.averages,
             **targets.kept,
             **{
                 self._optimizers[key].prefix_of(name) + part: tensor
@@ -91,6 +99,11 @@ class Reader:
             },
         }
         self._items = needs(targets.by_name, self.manifest.tensors)
+
+    @property
+    def averages(self) -> frozenset[str]:
+        """Those that are in it, of those that are wanted."""
+        return frozenset(self._targets.averages)
 
     def read(self) -> None:
         """Read every file that holds something for this rank, compare it, and fill the tensors with it on the way.

@@ -14,20 +14,22 @@ from trainer.checkpoint.names import ModelNames
 from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.catalog import Entry
 from trainer.checkpoint_files.choice import first_whole
+from trainer.checkpoint_files.weights import averaged
 from trainer.world import World, from_first
 
 log = logging.getLogger("trainer")
 
 
 def load_model(module: nn.Module, folder: str | Path, step: int | None = None) -> int:
-    """Put the weights of a checkpoint into the module, every byte compared on the way; returns its step.
+    """Put the weights of a checkpoint into the module, every byte compared on the way; returns its step. Where an
+    average of them was kept, that.
 
     `folder` holds checkpoints, or is one. Without a step it is the newest that is whole. Changes nothing on disk. After
     CheckpointDamaged, or where none was whole, the module holds anything.
     """
 
     def use(entry: Entry) -> int:
-        reader = Reader(entry.path, catalog.read_manifest(entry), Subjects({"": module}, {}, {}, {}), None)
+        reader = Reader(entry.path, averaged(catalog.read_manifest(entry)), Subjects({"": module}, {}, {}, {}), None)
         reader.prepare()
         reader.read()
         reader.apply()

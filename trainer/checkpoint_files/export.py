@@ -20,6 +20,7 @@ from trainer.checkpoint_files.layout import Kind
 from trainer.checkpoint_files.manifest import Value
 from trainer.checkpoint_files.weight_files import index, split, write_safetensors, write_torch
 from trainer.checkpoint_files.weights import Weights
+from trainer.checkpoint_files.weights import averaged as with_averages
 from trainer.errors import BadSettings
 
 log = logging.getLogger("trainer")
@@ -51,6 +52,7 @@ class Shape:
     model: str | None = None  # of several that are kept
     most_bytes_per_file: int | None = None  # where a folder may have more than one; None: 5 GB
     overwrite: bool = False
+    averaged: bool = True  # the average of the weights, where one was kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +70,14 @@ class Written:
 
 def export(
     folder: str | Path, target: str | Path, *, step: int | None = None, best: bool = False, dtype: str | None = None,
-    model: str | None = None, most_bytes_per_file: int | None = None, overwrite: bool = False,
+    model: str | None = None, most_bytes_per_file: int | None = None, overwrite: bool = False, averaged: bool = True,
 ) -> Written:  # fmt: skip
     """Write the weights of the newest whole checkpoint, of the best one, or of that of a step.
 
     The target's ending says as what: `.safetensors`, `.pt`, `.dcp`, or none for a Hugging Face folder. Raises
     TrainerError.
     """
-    shape, target = Shape(dtype, model, most_bytes_per_file, overwrite), Path(target)
+    shape, target = Shape(dtype, model, most_bytes_per_file, overwrite, averaged), Path(target)
     check(target, shape)
     return first_whole(Path(folder), lambda entry: export_entry(entry, target, shape, {}), log.warning, step, best=best)
 
@@ -105,6 +107,7 @@ def export_entry(entry: Entry, target: Path, shape: Shape, notes: Mapping[str, s
     """Those of this one, every byte of which is compared first. `notes` go into the metadata of safetensors."""
     form = check(target, shape)
     manifest = catalog.read_manifest(entry)
+    manifest = with_averages(manifest) if shape.averaged else manifest
     with Weights(entry.path, manifest, shape.model, shape.dtype) as weights:
         weights.verify()
         draft = target.with_name(f".{target.name[:100]}.tmp-{os.urandom(6).hex()}")

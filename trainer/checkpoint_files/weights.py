@@ -10,12 +10,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, Self
 
+import msgspec
+
 from trainer.checkpoint_files.durable import hash_file, open_to_read, read_exactly, unreadable_is_damaged
 from trainer.checkpoint_files.float_types import FLOATS, convert
 from trainer.checkpoint_files.manifest import ITEM_BYTES, Chunk, Manifest, TensorEntry
 from trainer.errors import TrainerError
 
-_OF_MODEL, _SHARED = "model/", "shared"
+_OF_MODEL, _OF_AVERAGE, _SHARED = "model/", "average/", "shared"
 _PIECE_BYTES = 4 << 20  # a multiple of every element's size
 _MOST_WORDS = 1 << 28
 
@@ -123,6 +125,18 @@ class Weights:
             if isinstance(kept, str) and other.startswith(prefix) and kept.startswith(prefix)
         }  # fmt: skip
         return {other: kept for other, kept in names.items() if kept in self.tensors and other not in self.tensors}
+
+
+def name_of_average(name: str) -> str:
+    """Of `model/NAME`: where the average of this parameter is kept."""
+    return _OF_AVERAGE + name.removeprefix(_OF_MODEL)
+
+
+def averaged(manifest: Manifest) -> Manifest:
+    """As if those weights of which there is an average were that."""
+    tensors = manifest.tensors
+    instead = {name: tensors.get(name_of_average(name), entry) for name, entry in tensors.items()}
+    return msgspec.structs.replace(manifest, tensors=instead)
 
 
 def entries_of(manifest: Manifest, model: str | None = None) -> dict[str, TensorEntry]:

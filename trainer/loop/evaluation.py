@@ -1,7 +1,7 @@
 """Means over all samples of a data set, exact however many ranks share it."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from torch.utils.data import Subset
 from trainer.checkpoint.generators import restore_generators, state_of_generators
 from trainer.data import Batch, EvalData
 from trainer.data.iterable import is_iterable
+from trainer.loop.average import Average
 from trainer.loop.losses import LossFunction, answer_of
 from trainer.loop.metric_objects import MetricObjects, is_of_object
 from trainer.loop.placing import Placing
@@ -64,16 +65,24 @@ def _dealt_out(length: int, samples: int, world: World) -> list[int]:
 class Evaluation:
     """A pass over the validation data that leaves no trace in the training."""
 
-    def __init__(self, training: Training, shares: Shares, loss: LossFunction | None, metrics: Metrics | None) -> None:
+    def __init__(
+        self,
+        training: Training,
+        shares: Shares,
+        loss: LossFunction | None,
+        metrics: Metrics | None,
+        average: Average | None = None,
+    ) -> None:
         strategy = training.strategy
         self._strategy, self._world, self._place = strategy, training.world, Placing(training.world.device)
         # Not through DDP: ranks may have unequally many batches. But through DataParallel, which is one process.
         self._model = strategy.model if strategy.settings.strategy == "dp" else strategy.module
         self._shares, self._loss, self._metrics = shares, loss, metrics
+        self._weights = average.in_place if average is not None else nullcontext
 
     def run(self, after_batch: Callable[[], None]) -> dict[str, float]:
         """`val_loss`, and what else the user's functions say; the same on all ranks."""
-        with self._without_trace():
+        with self._weights(), self._without_trace():
             sums, objects = self._found(self._in_step(self._shares.batches()), after_batch)
             found = {**means(gathered(sums.terms(), self._world)), **objects.values(self._world)}
         return {_name(name): value for name, value in found.items()}

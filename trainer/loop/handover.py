@@ -28,6 +28,13 @@ def begin_with(start: StartFrom | None, loop: Loop) -> None:
     loop.training.say(f"starts from given weights: {told}")
 
 
+def begin_average(loop: Loop) -> None:
+    """From the weights as they are, where the checkpoint has none, or there is no checkpoint."""
+    loaded = loop.checkpointer.loaded
+    if loop.average is not None and loop.average.begin(loaded.averages if loaded else ()) and loaded is not None:
+        loop.training.say("ema: the checkpoint has no average of the weights, which begins from them now")
+
+
 def hand_over(
     folder: Path, target: Path, world: World, module: nn.Module | None, shape: Shape, step: int | None, *, best: bool
 ) -> Written:

@@ -11,6 +11,7 @@ from trainer.checkpoint import Checkpointer
 from trainer.checkpoint_files import catalog
 from trainer.data import Batch, TrainData
 from trainer.errors import EXIT_RESUME_ME, NotFinite, TrainerError
+from trainer.loop.average import Average
 from trainer.loop.callbacks import Callbacks
 from trainer.loop.evaluation import Evaluation
 from trainer.loop.flops import Flops
@@ -52,6 +53,7 @@ class Loop:
     spikes: Spikes | None = None
     own_step: OwnStep | None = None
     flops: Flops | None = None
+    average: Average | None = None
 
     strategy: Strategy = field(init=False)
     progress: Progress = field(init=False)
@@ -176,6 +178,8 @@ class Loop:
         if self.strategy.has_stepped:
             self.schedules.step()
         self.progress.step += 1
+        if self.average is not None:
+            self.average.update(self.progress.step, self.strategy.skips.learned)
         self.phases.lap("optimizer")
 
     def _is_spike(self) -> bool:

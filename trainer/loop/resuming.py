@@ -13,7 +13,10 @@ from trainer.wire import Launched
 from trainer.world import World, from_first
 
 OF_CHECKPOINT = ("optimizer", "schedule")  # what is restored with them, whatever the script says now
-_OF_SCRIPT = ("batch_size", "shuffle", "drop_last", "precision", "clip_norm", "clip_value", "seed", "monitor", "mode")
+_OF_SCRIPT = (
+    *("batch_size", "shuffle", "drop_last", "precision", "clip_norm", "clip_value"),
+    *("ema", "seed", "monitor", "mode"),
+)
 _HOW = ("params", "foreach", "fused", "capturable", "differentiable")  # an optimizer works, not what it does
 
 

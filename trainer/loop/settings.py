@@ -32,12 +32,13 @@ def _whole(least: int) -> Kind:
     return Kind(f"a whole number of at least {least}", int, lambda value: type(value) is int and value >= least)
 
 
-def _real(*, above: float = -math.inf, least: float = -math.inf) -> Kind:
+def _real(*, above: float = -math.inf, least: float = -math.inf, below: float = math.inf) -> Kind:
     bound = f"of at least {least:g}" if least > -math.inf else f"above {above:g}"
+    bound += f" and below {below:g}" if below < math.inf else ""
     return Kind(
         f"a number {bound}",
         float,
-        lambda value: type(value) in (int, float) and math.isfinite(value) and value > above and value >= least,
+        lambda value: type(value) in (int, float) and math.isfinite(value) and above < value < below and value >= least,
     )
 
 
@@ -168,6 +169,11 @@ class Settings:
     clip_norm: float | None = _setting(None, _real(above=0), "clip gradients to this total norm")
     clip_value: float | None = _setting(
         None, _real(above=0), "clip each number of the gradients to this size, before clip_norm"
+    )
+    ema: float | None = _setting(
+        None,
+        _real(above=0, below=1),
+        "keep an exponential average of the weights with this decay, as 0.999; it is what is validated and exported",
     )
     skip_limit: int = _setting(
         5, _whole(1), "end after so many steps in a row that were left out: their loss or gradients were not finite"

@@ -20,12 +20,13 @@ from trainer.checkpoint_files.manifest import BEST_BY
 from trainer.data import SharedPlace, TrainData
 from trainer.data.iterable import is_iterable
 from trainer.errors import BadSettings
+from trainer.loop.average import Average
 from trainer.loop.callbacks import Callback, Callbacks
 from trainer.loop.collecting import Collecting
 from trainer.loop.console import Console
 from trainer.loop.determinism import be_deterministic
 from trainer.loop.evaluation import Evaluation, Metrics, Shares
-from trainer.loop.handover import StartFrom, begin_with, hand_over
+from trainer.loop.handover import StartFrom, begin_average, begin_with, hand_over
 from trainer.loop.loop import Loop, noted
 from trainer.loop.losses import LossFunction
 from trainer.loop.metrics import JsonLines, TensorBoard
@@ -133,6 +134,7 @@ class Trainer:
             loop.data.load_state_dict(past)
         if loop.checkpointer.loaded is None:
             begin_with(self._start_from, loop)
+        begin_average(loop)
         self._check_monitors(loop)
         if self.settings.lr_find and start == 0:
             find_rate(loop)
@@ -183,18 +185,21 @@ class Trainer:
                 load_model_together(loop.strategy.module, folder, here)
             else:
                 begin_with(self._start_from, loop)
+            begin_average(loop)
             return loop.evaluation.run(loop.still_here)
 
     def export(
         self, target: str | Path, *, step: int | None = None, best: bool = False, dtype: str | None = None,
-        most_bytes_per_file: int | None = None, overwrite: bool = False, world: World | None = None,
+        most_bytes_per_file: int | None = None, overwrite: bool = False, averaged: bool = True,
+        world: World | None = None,
     ) -> Written:  # fmt: skip
         """Write the weights of the newest whole checkpoint, of the best one, or of that of a step, as `trainer.export`
-        does. All ranks call it; the first one writes. A folder has a Hugging Face model's configuration in it too.
+        does; with `ema` their average, unless it is not to be `averaged`. All ranks call it; the first one writes. A
+        folder has a Hugging Face model's configuration in it too.
         """
         given = self.settings.checkpoint_dir or Launched.from_environment().checkpoint_dir or "checkpoints"
         module = self._model if isinstance(self._model, nn.Module) else self._built.module if self._built else None
-        shape = Shape(dtype, None, most_bytes_per_file, overwrite)
+        shape = Shape(dtype, None, most_bytes_per_file, overwrite, averaged)
         with self._world(world) as here:
             return hand_over(Path(given), Path(target), here, module, shape, step, best=best)
 
@@ -227,7 +232,8 @@ class Trainer:
             data = self._train_data(world)
             stack.callback(data.close)
             training.total_steps = _total_steps(settings, data.steps_per_epoch)
-            evaluation = self._evaluation(training)
+            average = Average(strategy.module, settings.ema) if settings.ema is not None else None
+            evaluation = self._evaluation(training, average)
             if evaluation is not None:
                 stack.callback(evaluation.close)
             schedules = Schedules(self._make_schedule, strategy.optimizers, training.total_steps)
@@ -253,6 +259,7 @@ class Trainer:
                     **({"spikes": spikes} if spikes is not None else {}),
                 },
                 data,
+                average,
             )
             stack.enter_context(checkpointer)  # after an error it waits for nobody
             loop = Loop(
@@ -270,6 +277,7 @@ class Trainer:
                 stragglers=Stragglers(settings.straggler_factor),
                 spikes=spikes,
                 own_step=own_step_of(self._step, strategy),
+                average=average,
             )
             self._flops = loop.flops = settle(loop, settings, self._flops)
             yield loop
@@ -313,13 +321,13 @@ class Trainer:
         whole = data.steps_per_epoch * self.settings.batch_size
         return min(whole, len(self._dataset))  # type: ignore[arg-type] # it has a length
 
-    def _evaluation(self, training: Training) -> Evaluation | None:
+    def _evaluation(self, training: Training, average: Average | None) -> Evaluation | None:
         if self._validation is None:
             return None
         settings, world = self.settings, training.world
         samples = settings.validation_samples(world.size)
         shares = Shares(self._validation, samples, world, settings.workers, self._collate)
-        return Evaluation(training, shares, self._validated_loss, self._metrics)
+        return Evaluation(training, shares, self._validated_loss, self._metrics, average)
 
     @property
     def _validated_loss(self) -> LossFunction | None:
@@ -343,7 +351,9 @@ class Trainer:
             found.append(BestModel(save_best, settings.monitor, settings.mode))
         return found
 
-    def _checkpointer(self, training: Training, state: dict[str, Any], data: TrainData) -> Checkpointer:
+    def _checkpointer(
+        self, training: Training, state: dict[str, Any], data: TrainData, average: Average | None
+    ) -> Checkpointer:
         settings, strategy = self.settings, training.strategy
         state["skips"] = strategy.skips
         if strategy.scaler is not None:
@@ -355,6 +365,7 @@ class Trainer:
             optimizer=strategy.optimizers,
             state=state,
             per_rank={"data": data} if data.per_rank else None,
+            averages=average.tensors if average is not None else None,
             every=settings.checkpoint_every,
             keep=settings.checkpoint_keep,
             total_steps=training.total_steps,

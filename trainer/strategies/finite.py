@@ -18,8 +18,10 @@ class Skips:
     def __init__(self) -> None:
         self._total: int | Tensor = 0
         self._in_a_row: int | Tensor = 0
+        self.learned: bool | Tensor = False  # whether the last step was none of them
 
     def note(self, finite: bool | Tensor) -> None:
+        self.learned = finite
         skipped = (~finite).long() if isinstance(finite, Tensor) else int(not finite)
         self._total = self._total + skipped
         self._in_a_row = (self._in_a_row + skipped) * skipped

@@ -118,6 +118,7 @@ class Strategy:
 
     def leave_out(self) -> None:
         """Instead of `step`: nothing is learned from the gradients."""
+        self.skips.learned = False
         self._drop_gradients()
 
     def share_buffers(self) -> None:

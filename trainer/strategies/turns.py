@@ -79,6 +79,7 @@ class Turns:
     def end(self) -> Tensor | None:
         """The step is over: gradients that no optimizer has used are dropped. The norm of those that were clipped."""
         strategy, norms = self.strategy, self._norms
+        strategy.leave_out()
         strategy.has_stepped = True
         if self._finite:
             finite = torch.stack(self._finite).all()
@@ -87,7 +88,6 @@ class Turns:
                 strategy.scaler.update()
                 strategy.has_stepped = bool(finite)
         self._stepped, self._finite, self._norms = set(), [], []
-        strategy.leave_out()
         return torch.linalg.vector_norm(torch.stack(norms)) if norms else None
 
     def _optimizer(self, name: str) -> Optimizer:

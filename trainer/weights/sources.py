@@ -13,7 +13,7 @@ from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.catalog import Entry
 from trainer.checkpoint_files.choice import candidates, first_whole
 from trainer.checkpoint_files.dcp_files import METADATA
-from trainer.checkpoint_files.weights import Weights
+from trainer.checkpoint_files.weights import Weights, averaged
 from trainer.errors import TrainerError
 from trainer.weights.dcp import open_dcp
 from trainer.weights.files import Source, open_safetensors, open_torch, read_index
@@ -69,7 +69,7 @@ def _joined(parts: list[Source]) -> Source:
 
 def _open_ours(entry: Entry, which: Which, stack: ExitStack) -> Source:
     """Every byte is compared before any is given out."""
-    weights = Weights(entry.path, catalog.read_manifest(entry), which.part)
+    weights = Weights(entry.path, averaged(catalog.read_manifest(entry)), which.part)
     with ExitStack() as held:
         held.enter_context(weights)
         weights.verify()

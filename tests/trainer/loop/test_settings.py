@@ -29,11 +29,11 @@ def test_every_field_is_an_option_and_comes_back_as_it_was_written():
         *("--checkpoint-keep", "4", "--log-every", "3", "--out", "m", "--tensorboard", "--profile", "3..4"),
         *("--lr-find", "--skip-limit", "7", "--resume", "must", "--hyperparameters", "given"),
         *("--unused-parameters", "--spike-factor", "9", "--spike-action", "rewind", "--straggler-factor", "3"),
-        *("--count-flops", "--peak-tflops", "312"),
+        *("--count-flops", "--peak-tflops", "312", "--ema", "0.999"),
     )
     assert settings == Settings(
         max_epochs=3, max_steps=100, max_time_s=2.5, batch_size=64, accumulate=2, shuffle=False, drop_last=True,
-        workers=4, strategy="fsdp", precision="bf16", shard_size=2, clip_norm=1.5, clip_value=0.5,
+        workers=4, strategy="fsdp", precision="bf16", shard_size=2, clip_norm=1.5, clip_value=0.5, ema=0.999,
         blocks=("Block", "head"), units=("embedding",), sync_each=True, by_parts=True, prefetch=2,
         activation_checkpointing=True,
         compile=True, seed=7, deterministic=True, device="cpu", timeout_s=30.0, validate_every=50,
@@ -81,6 +81,7 @@ def test_all_problems_are_told_at_once_with_what_was_expected():
         ({"max_steps": 0}, "max_steps: expected a whole number of at least 1, got 0"),
         ({"max_steps": 1, "batch_size": "32"}, "batch_size: expected a whole number of at least 1, got '32'"),
         ({"max_steps": 1, "batch_size": True}, "batch_size: expected a whole number of at least 1, got True"),
+        ({"max_steps": 1, "ema": 1.0}, "ema: expected a number above 0 and below 1, got 1.0"),
         ({"max_steps": 1, "clip_norm": 0.0}, "clip_norm: expected a number above 0, got 0.0"),
         ({"max_steps": 1, "clip_norm": float("nan")}, "clip_norm: expected a number above 0, got nan"),
         ({"max_steps": 1, "min_delta": -1.0}, "min_delta: expected a number of at least 0, got -1.0"),

@@ -1,0 +1,74 @@
+"""An average of the weights over the steps, which is steadier than they are: what is validated and handed over."""
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from trainer.checkpoint.names import ModelNames
+from trainer.checkpoint_files.weights import name_of_average
+from trainer.errors import BadSettings
+from trainer.strategies.finite import plain
+
+_LEAST_BYTES = 4  # of a number: in fewer a small change of the average would be rounded away
+
+
+class Average:
+    """Of each parameter that is trained, as this rank has it: all of it, or its shard. Buffers are those of the model.
+
+    An older step counts `decay` times as much as the one after it. In the first steps it counts less, or the first,
+    random weights would be in the average for long: step n has a share of at least 9 / (10 + n).
+    """
+
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        names = ModelNames({"": module})
+        self._decay = decay
+        # The parameters themselves: while FSDP2 calculates, the module shows others.
+        self._weights = {
+            name_of_average(names.of_parameter[id(one)]): one for one in module.parameters() if one.requires_grad
+        }
+        for name, one in self._weights.items():
+            if one.element_size() < _LEAST_BYTES:
+                raise BadSettings(
+                    f"ema: expected weights of 32 bits, {name} is {str(one.dtype).removeprefix('torch.')}\n"
+                    "hint: precision=bf16 calculates in 16 bits and keeps weights in 32; or no ema"
+                )
+        self.tensors: dict[str, Tensor] = {name: one.detach().clone() for name, one in self._weights.items()}
+
+    @torch.no_grad()
+    def begin(self, known: Collection[str] = ()) -> int:
+        """From the weights as they are, but for those of `known` names. How many have begun."""
+        begun = [name for name in self.tensors if name not in known]
+        for name in begun:
+            self.tensors[name].copy_(self._weights[name])
+        return len(begun)
+
+    @torch.no_grad()
+    def update(self, step: int, learned: bool | Tensor) -> None:
+        """After an optimizer step. `learned`: whether it has changed the weights; on a GPU it is not waited for."""
+        if learned is False:
+            return
+        share = 1 - min(self._decay, (1 + step) / (10 + step))
+        for average, weight in self._pairs():
+            average.lerp_(weight, share if learned is True else (learned * share).to(weight.device, weight.dtype))
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Inside, the model has the averaged weights; afterwards, to the bit, those that it had."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        for average, weight in self._pairs():
+            held = weight.clone()
+            weight.copy_(average)
+            average.copy_(held)
+
+    def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for name, weight in self._weights.items():
+            yield plain(self.tensors[name]), plain(weight)
