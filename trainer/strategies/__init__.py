@@ -1,11 +1,11 @@
 """How the ranks of a training share the work: one word in the settings, one object for the loop."""
 
-from trainer.strategies.build import build, summary
+from trainer.strategies.build import build, build_to_ask, summary
 from trainer.strategies.optimizers import Optimizers
 from trainer.strategies.parameters import Parameters
 from trainer.strategies.precision import warn_of_low_weights
 from trainer.strategies.recompute import KEPT, repetitions_told
-from trainer.strategies.settings import NAMES, PRECISIONS, Choice, StrategySettings, needs_group
+from trainer.strategies.settings import NAMES, PRECISIONS, SHARDS, Choice, StrategySettings, needs_group
 from trainer.strategies.strategy import Strategy, number_of
 from trainer.strategies.turns import Turns, refuse_to_turn
 
@@ -13,6 +13,7 @@ __all__ = [
     "KEPT",
     "NAMES",
     "PRECISIONS",
+    "SHARDS",
     "Choice",
     "Optimizers",
     "Parameters",
@@ -20,6 +21,7 @@ __all__ = [
     "StrategySettings",
     "Turns",
     "build",
+    "build_to_ask",
     "needs_group",
     "number_of",
     "refuse_to_turn",

@@ -39,6 +39,8 @@ def build(
     """
     check(settings, world)
     module, rows = _made(model, world, settings)
+    if rows is None:
+        _check_module(module)
     if not module.training:
         module.train()
     set_fp32(settings.precision)
@@ -62,6 +64,21 @@ def build(
         optimizers = {name: shared_out(optimizer) for name, optimizer in optimizers.items()}
     scaler = scaler_for(settings.precision, world.device)
     return Strategy(settings, world, module, wrapped, optimizers, scaler, len(blocks))
+
+
+def build_to_ask(model: nn.Module | Callable[[], nn.Module], world: World, settings: StrategySettings) -> nn.Module:
+    """The model alone, for who does not train it: sharded where the strategy does that, or whole on each rank.
+
+    All ranks call it. Sharded, ranks meet in every forward pass, and all have to do equally many.
+    """
+    if settings.strategy not in SHARDS:
+        return (model if isinstance(model, nn.Module) else model()).to(world.device).eval()
+    check(settings, world)
+    module, rows = _made(model, world, settings)
+    if rows is None and not settings.offload:
+        module.to(world.device)
+    _wrapped(module, _blocks(module, settings), world, settings, rows)
+    return module.eval()
 
 
 def summary(strategy: Strategy) -> str:
@@ -94,9 +111,7 @@ def _made(
 ) -> tuple[nn.Module, dict[str, Tensor] | None]:
     """The module; with this rank's rows of its parameters, where it has nothing but these."""
     if not settings.by_parts:
-        module = model if isinstance(model, nn.Module) else model()
-        _check_module(module)
-        return module, None
+        return (model if isinstance(model, nn.Module) else model()), None
     if isinstance(model, nn.Module):
         raise BadSettings(
             "by_parts: expected a function that makes the model, got the model\nhint: model=lambda: MyModel()"

@@ -127,16 +127,13 @@ def _optimizer(options: argparse.Namespace) -> Callable[[Any], Optimizer]:
 def _prediction(settings: Settings, shape: Shape, text: Text) -> Prediction:
     return Prediction(
         task=f"gpt {shape}",
-        model=Transformer(shape),
+        model=lambda: Transformer(shape),
         dataset=text.validation,
         data=text.describe(),
         answer=answer,
         mean="bits_per_byte",
         batch_size=settings.validation_batch_size or _PREDICTED_AT_ONCE,
-        workers=settings.workers,
-        device=settings.device,
-        precision=settings.precision,
-        deterministic=settings.deterministic,
+        settings=settings,
     )
 
 

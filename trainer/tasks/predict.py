@@ -11,15 +11,20 @@ import torch
 import torch.distributed as dist
 import xxhash
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset
 
+from trainer.checkpoint.generators import seed_all
 from trainer.checkpoint.models import load_model_together
 from trainer.checkpoint.staging import bytes_of
 from trainer.checkpoint_files.layout import new_nonce
 from trainer.errors import EXIT_RESUME_ME, BadSettings
 from trainer.loop.determinism import be_deterministic
 from trainer.loop.placing import placed
+from trainer.loop.settings import Settings
+from trainer.loop.sums import sum_over_ranks
 from trainer.stopping import StopRequest
+from trainer.strategies import SHARDS, StrategySettings, build_to_ask, needs_group
 from trainer.tasks.shards import Answers, Job, Line
 from trainer.wire import Launched, Wire
 from trainer.world import World, barrier, from_first, join, leave
@@ -30,16 +35,13 @@ class Prediction:
     """What to ask of which model. `answer(model, batch)` gives a line for each sample, and what counts for the mean."""
 
     task: str
-    model: nn.Module
+    model: nn.Module | Callable[[], nn.Module]
     dataset: Dataset[Any]
     data: str  # the data set in words: with others nobody may go on
     answer: Callable[[nn.Module, Any], tuple[list[Line], list[float]]]
     mean: str  # what the mean over all samples is called
     batch_size: int
-    workers: int = 0
-    device: str | None = None
-    precision: str = "fp32"
-    deterministic: bool = False
+    settings: Settings  # of the training; what is of no use here does not count
 
 
 def checkpoints_at(wanted: str) -> Path:
@@ -52,13 +54,14 @@ def checkpoints_at(wanted: str) -> Path:
 
 def predict(prediction: Prediction, out: Path, checkpoint: str) -> int:
     """All ranks call it. 0: `out` is there. 75: asked to stop, what is done is kept; start again."""
-    if prediction.precision not in ("fp32", "bf16"):
-        raise BadSettings(f"--precision: expected fp32 or bf16 for predictions, got {prediction.precision}")
-    if prediction.deterministic:
+    settings = prediction.settings
+    if settings.precision not in ("fp32", "bf16"):
+        raise BadSettings(f"--precision: expected fp32 or bf16 for predictions, got {settings.precision}")
+    if settings.deterministic:
         be_deterministic()
     stop = StopRequest()
     stop.listen()
-    world = join(device=prediction.device)
+    world = join(group=needs_group(settings.strategy), device=settings.device)
     try:
         code = _predict(prediction, out, checkpoints_at(checkpoint), world, stop)
     finally:
@@ -69,16 +72,17 @@ def predict(prediction: Prediction, out: Path, checkpoint: str) -> int:
 
 
 def _predict(prediction: Prediction, out: Path, checkpoint: Path, world: World, stop: StopRequest) -> int:
-    model = prediction.model.to(world.device).eval()
+    seed_all(prediction.settings.seed)  # who makes a model by parts has to make the same one
+    model = build_to_ask(prediction.model, world, _sharing(prediction.settings))
     step = load_model_together(model, checkpoint, world)
     job = Job(
         task=prediction.task,
         data=prediction.data,
         samples=_length(prediction.dataset),
         batch_size=prediction.batch_size,
-        precision=prediction.precision,
+        precision=prediction.settings.precision,
         step=step,
-        weights=_digest(model),
+        weights=_digest(model, world.device),
     )
     answers = Answers(out, job)
     todo = from_first(world, lambda: answers.missing() if answers.begin() else None)
@@ -93,11 +97,11 @@ def _predict(prediction: Prediction, out: Path, checkpoint: Path, world: World, 
     def done() -> int:
         return total - len(todo) + queue.taken  # by all ranks, but for the last few
 
-    answered = _answered(prediction, model, queue, world.device, stop, lambda: wire.report_step(done(), total))
+    answered = _answered(prediction, model, queue, world, stop, lambda: wire.report_step(done(), total))
     for shard, lines, values in answered:
         answers.put(shard, lines, values)
         wire.report(step=done(), total_steps=total, checkpoint=done())
-    if _on_any_rank(world, queue.closed):
+    if sum_over_ranks(world, int(queue.closed)):
         _say(world, "stopped, to be resumed")
         return EXIT_RESUME_ME
     value = from_first(world, lambda: answers.merge(prediction.mean))
@@ -139,32 +143,70 @@ def _answered(
     prediction: Prediction,
     model: nn.Module,
     queue: Queue,
-    device: torch.device,
+    world: World,
     stop: StopRequest,
     after_batch: Callable[[], None],
 ) -> Iterator[tuple[range, list[Line], list[float]]]:
     """One shard after the other, until there are no more or someone was asked to stop."""
+    settings = prediction.settings
+    sharded = settings.strategy in SHARDS
+    batches = _fetched(prediction, queue, stop)
+    if sharded:
+        batches = _in_step(batches, prediction.dataset, world)
+    precision = torch.autocast(
+        world.device.type,
+        torch.bfloat16,
+        enabled=settings.precision == "bf16",
+        cache_enabled=not sharded,  # or all blocks would be there at once after all
+    )
+    lines: list[Line] = []
+    values: list[float] = []
+    for batch, counts in batches:
+        with torch.no_grad(), precision:
+            some, their_values = prediction.answer(model, placed(batch, world.device))
+        after_batch()
+        if not counts:
+            continue
+        lines += some
+        values += their_values
+        if len(lines) == len(queue.in_hand[0]):
+            yield queue.in_hand.popleft(), lines, values
+            lines, values = [], []
+
+
+def _fetched(prediction: Prediction, queue: Queue, stop: StopRequest) -> Iterator[tuple[Any, bool]]:
+    """This rank's batches; all of them count."""
     loader = DataLoader(
         prediction.dataset,
         batch_sampler=queue,
-        num_workers=prediction.workers,
+        num_workers=prediction.settings.workers,
         generator=torch.Generator(),  # not the global one
     )
-    precision = torch.autocast(device.type, torch.bfloat16, enabled=prediction.precision == "bf16")
-    lines: list[Line] = []
-    values: list[float] = []
     for batch in loader:
         if stop.asked:
             queue.close()
             return
-        with torch.no_grad(), precision:
-            some, their_values = prediction.answer(model, placed(batch, device))
-        lines += some
-        values += their_values
-        after_batch()
-        if len(lines) == len(queue.in_hand[0]):
-            yield queue.in_hand.popleft(), lines, values
-            lines, values = [], []
+        yield batch, True
+
+
+def _in_step(batches: Iterator[tuple[Any, bool]], dataset: Dataset[Any], world: World) -> Iterator[tuple[Any, bool]]:
+    """For a model in whose forward pass ranks meet: who has no batch left takes part until all have had theirs."""
+    filler: tuple[Any, bool] | None = None
+    while True:
+        batch = next(batches, None)
+        if not sum_over_ranks(world, int(batch is not None)):
+            return
+        if batch is None:
+            batch = filler = filler or (next(iter(DataLoader(dataset, generator=torch.Generator()))), False)
+        yield batch
+
+
+def _sharing(settings: Settings) -> StrategySettings:
+    """Weights travel in fp32, whatever is calculated in: so they are those of one rank that has the whole model."""
+    if settings.strategy not in SHARDS:
+        return StrategySettings(settings.strategy)
+    names = ("strategy", "shard_size", "by_parts", "offload", "blocks", "units")
+    return StrategySettings(**{name: getattr(settings, name) for name in names})
 
 
 def _length(dataset: Any) -> int:
@@ -174,21 +216,23 @@ def _length(dataset: Any) -> int:
     return count
 
 
-def _digest(model: nn.Module) -> str:
+def _digest(model: nn.Module, device: torch.device) -> str:
+    """Of the weights, tensor by tensor: of a sharded model none is whole for longer. All ranks call it."""
     digest = xxhash.xxh3_128()
     for name, value in sorted(model.state_dict().items()):
         if isinstance(value, Tensor):
             digest.update(name.encode())
-            digest.update(bytes_of(value.detach().cpu().reshape(-1).view(torch.uint8)))
+            digest.update(bytes_of(_whole(value.detach(), device).cpu().reshape(-1).view(torch.uint8)))
     return digest.hexdigest()
 
 
-def _on_any_rank(world: World, flag: bool) -> bool:
-    if world.control is None:
-        return flag
-    vote = torch.tensor(int(flag))
-    dist.all_reduce(vote, dist.ReduceOp.MAX, group=world.control)
-    return bool(vote)
+def _whole(value: Tensor, device: torch.device) -> Tensor:
+    """Gathered on the device, where ranks meet: it may be in the host's memory."""
+    if not isinstance(value, DTensor):
+        return value
+    there: Any = value.to(device)
+    gathered: Tensor = there.full_tensor()
+    return gathered
 
 
 def _say(world: World, text: str) -> None:

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return build_classifier(options.model, classes=len(images.classes), pixels=images.pixels)
 
     if options.predict is not None:
-        return predict(_prediction(options, settings, images, model()), options.predict, options.checkpoint)
+        return predict(_prediction(options, settings, images, model), options.predict, options.checkpoint)
     return Trainer(
         settings,
         model=model,
@@ -131,7 +131,9 @@ def _optimizer(options: argparse.Namespace) -> Callable[[Any], Optimizer]:
     return make
 
 
-def _prediction(options: argparse.Namespace, settings: Settings, images: Images, model: nn.Module) -> Prediction:
+def _prediction(
+    options: argparse.Namespace, settings: Settings, images: Images, model: Callable[[], nn.Module]
+) -> Prediction:
     where = f" {options.root.resolve()}" if options.root else f" seed {settings.seed} from {options.train_images}"
     return Prediction(
         task=f"resnet {options.model}",
@@ -141,10 +143,7 @@ def _prediction(options: argparse.Namespace, settings: Settings, images: Images,
         answer=answer,
         mean="accuracy",
         batch_size=settings.validation_batch_size or _PREDICTED_AT_ONCE,
-        workers=settings.workers,
-        device=settings.device,
-        precision=settings.precision,
-        deterministic=settings.deterministic,
+        settings=settings,
     )
 
 

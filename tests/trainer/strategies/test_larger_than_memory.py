@@ -1,7 +1,10 @@
-"""A model that no process could hold is made, trained, validated, saved, loaded and trained on by four of them."""
+"""A model that no process could hold is made, trained, validated, saved, loaded and trained on by four of them; they
+predict with it, too."""
 
 import ctypes
+import json
 import resource
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,8 +12,10 @@ import torch
 from ranks import spawn_ranks
 from torch import nn
 
+from trainer.checkpoint.models import load_model
 from trainer.loop.settings import Settings
 from trainer.loop.trainer import Trainer
+from trainer.tasks.predict import Prediction, predict
 from trainer.world import join
 
 pytestmark = pytest.mark.dealt(3)
@@ -64,33 +69,70 @@ def _train(folder, steps):
     world = join(group=True, device="cpu", timeout_s=150)
     allowance = _Allowance()
 
-    def model():
-        allowance.set(WHILE_MADE)
-        with pytest.raises(RuntimeError, match="allocate memory"):
-            torch.empty(MODEL_BYTES, dtype=torch.uint8)
-        return Tall()
-
     def optimizer(parameters):
         allowance.set(WHILE_TRAINED)
         return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, foreach=False)
 
-    settings = Settings(
+    model, data = partial(_made, allowance), _data()
+    trainer = Trainer(
+        _settings(folder, steps), model=model, loss=_loss, data=data, validation=data[:RANKS], optimizer=optimizer
+    )
+    assert trainer.fit(world) == 0
+    return trainer.fingerprint
+
+
+def _predict(folder):
+    join(group=True, device="cpu", timeout_s=150)
+    prediction = Prediction(
+        task="tall",
+        model=partial(_made, _Allowance()),
+        dataset=_data(),
+        data="a few",
+        answer=_answer,
+        mean="mean",
+        batch_size=1,
+        settings=_settings(folder, 1),
+    )
+    return predict(prediction, folder / "predicted", str(folder / "checkpoints"))
+
+
+def _made(allowance):
+    allowance.set(WHILE_MADE)
+    with pytest.raises(RuntimeError, match="allocate memory"):
+        torch.empty(MODEL_BYTES, dtype=torch.uint8)
+    return Tall()
+
+
+def _settings(folder, steps):
+    return Settings(
         max_steps=steps, strategy="fsdp", by_parts=True, batch_size=RANKS, validate_every=2,
         checkpoint_dir=folder / "checkpoints", out=folder / "metrics", device="cpu",
     )  # fmt: skip
-    data = [torch.full((WIDTH,), 0.01 * number) for number in range(2 * RANKS)]
-    trainer = Trainer(settings, model=model, loss=_loss, data=data, validation=data[:RANKS], optimizer=optimizer)
-    assert trainer.fit(world) == 0
-    return trainer.fingerprint
+
+
+def _data():
+    return [torch.full((WIDTH,), 0.01 * number) for number in range(2 * RANKS)]
+
+
+def _answer(model, batch):
+    values = model(batch).mean(dim=1).tolist()
+    return [{"mean": value} for value in values], values
 
 
 def _loss(model, batch):
     return (model(batch) - 1).square().mean()
 
 
-def test_a_model_that_no_process_could_hold_is_trained(tmp_path):
+def test_a_model_that_no_process_could_hold_is_trained_and_asked(tmp_path):
     first = spawn_ranks(_train, RANKS, tmp_path, 2)
     then = spawn_ranks(_train, RANKS, tmp_path, 3)
     assert len({*first}) == len({*then}) == 1, "all ranks have saved the same"
     assert first[0] != then[0]
     assert {path.name for path in (tmp_path / "checkpoints").glob("step-*")} == {"step-00000002", "step-00000003"}
+    assert spawn_ranks(_predict, RANKS, tmp_path) == [0] * RANKS
+    model = Tall()
+    assert load_model(model, tmp_path / "checkpoints") == 3
+    with torch.no_grad():
+        alone = [line for row in _data() for line in _answer(model, row[None])[0]]
+    lines = [json.loads(line) for line in (tmp_path / "predicted").read_text().splitlines()]
+    assert [line["mean"] for line in lines] == pytest.approx([line["mean"] for line in alone], abs=1e-6)

@@ -14,12 +14,13 @@ from ranks import Ranks, spawn_ranks
 from torch.utils.data import TensorDataset
 
 from trainer.checkpoint_files import catalog
+from trainer.loop.settings import Settings
 from trainer.metrics_files import read_metrics
 from trainer.stopping import StopRequest
 from trainer.tasks import gpt, resnet
-from trainer.tasks.predict import Prediction, Queue, _answered
+from trainer.tasks.predict import Prediction, Queue, _answered, _in_step
 from trainer.tasks.shards import Answers
-from trainer.world import World
+from trainer.world import World, join
 
 pytestmark = pytest.mark.dealt(2)
 
@@ -54,8 +55,8 @@ def arguments(folder, out):
     return [*NET, "--predict", str(out), "--checkpoint", str(folder)]
 
 
-def predicted(folder, out, size):
-    return spawn_ranks(resnet.main, size, arguments(folder, out))
+def predicted(folder, out, size, *more):
+    return spawn_ranks(resnet.main, size, [*arguments(folder, out), *more])
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -109,30 +110,34 @@ def shards(out):
     return list(folder.glob("0*")) if folder.exists() else []
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1)])
-def test_killed_and_resumed_with_another_number_of_ranks(net, whole, tmp_path, capfd, before, after):
+@pytest.mark.parametrize(("before", "first", "after", "then"), [(2, "ddp", 3, "fsdp"), (3, "fsdp", 1, "ddp")])
+def test_killed_and_resumed_with_others(net, whole, tmp_path, capfd, before, first, after, then):
     seed = random.randrange(1 << 30)
     print("seed", seed)
     out = tmp_path / "out.jsonl"
-    ranks = Ranks(held, before, out, arguments(net[0], out))
+    ranks = Ranks(held, before, out, [*arguments(net[0], out), "--strategy", first])
     killed_midway(ranks, out, random.Random(seed), signal.SIGKILL)
     assert {kind for kind, _ in ranks.outcomes()} <= {"killed", "raised"}, "the fault did not fire"
     assert not out.exists()
     kept = {path.name: path.stat().st_mtime_ns for path in shards(out)}
     capfd.readouterr()
-    ranks = Ranks(resnet.main, after, arguments(net[0], out))
+    ranks = Ranks(resnet.main, after, [*arguments(net[0], out), "--strategy", then])
     assert ranks.results() == [0] * after
     assert out.read_bytes() == whole
     said = re.search(r"230 samples in 58 shards, (\d+) of them to do", capfd.readouterr().out)
     assert said is not None and int(said[1]) == 58 - len(kept) < 58
 
 
-@pytest.mark.parametrize("asked", [None, 0, 1], ids=["all", "first", "second"])
-def test_asked_to_stop_it_keeps_what_is_done(net, whole, tmp_path, asked):
+@pytest.mark.parametrize(
+    ("asked", "strategy"),
+    [(None, "ddp"), (0, "ddp"), (1, "ddp"), (None, "fsdp")],
+    ids=["all", "first", "second", "all that share a model"],
+)
+def test_asked_to_stop_it_keeps_what_is_done(net, whole, tmp_path, asked, strategy):
     seed = random.randrange(1 << 30)
     print("seed", seed)
     out = tmp_path / "out.jsonl"
-    ranks = Ranks(held, 2, out, arguments(net[0], out))
+    ranks = Ranks(held, 2, out, [*arguments(net[0], out), "--strategy", strategy])
     at_least = killed_midway(ranks, out, random.Random(seed), signal.SIGTERM, asked)
     assert ranks.results() == [75, 75]
     assert at_least <= len(shards(out)) < 58 and not out.exists()
@@ -150,12 +155,26 @@ def test_each_batch_is_a_sign_of_life():
         answer=lambda model, batch: ([{} for _ in batch[0]], []),
         mean="nothing",
         batch_size=3,
+        settings=Settings(max_steps=1),
     )
     queue, signs = Queue([range(10)], 3, world), []
-    [(shard, lines, _)] = _answered(
-        prediction, prediction.model, queue, world.device, StopRequest(), lambda: signs.append(1)
-    )
+    [(shard, lines, _)] = _answered(prediction, prediction.model, queue, world, StopRequest(), lambda: signs.append(1))
     assert (shard, len(lines), len(signs)) == (range(10), 10, 4)
+
+
+def rounds(most):
+    """What this rank computes, of as many batches as it has: which batches, and which of them count."""
+    world = join(device="cpu")
+    own = most[world.rank]
+    return list(_in_step(((10 * world.rank + number, True) for number in range(own)), ["some"], world))
+
+
+def test_who_has_no_batch_left_goes_on_taking_part():
+    filler = (["some"], False)
+    many, none, few = spawn_ranks(rounds, 3, [3, 0, 1])
+    assert many == [(0, True), (1, True), (2, True)]
+    assert none == [filler] * 3
+    assert few == [(20, True), filler, filler]
 
 
 def test_a_second_start_finds_it_done(net, whole, tmp_path, capfd):
@@ -205,12 +224,12 @@ def test_bits_per_byte_of_each_window(tmp_path):
     args = [*TEXT, "--text", str(text), "--batch-size", "8", "--validation-batch-size", "7"]
     info = train(gpt.main, tmp_path / "checkpoints", *args, "--max-steps", "20")
     found = []
-    for size in (1, 2):
+    for size, strategy in ((1, "none"), (2, "ddp"), (3, "fsdp")):
         out = tmp_path / f"out-{size}"
-        ask = [*args, "--predict", str(out), "--checkpoint", str(tmp_path / "checkpoints")]
+        ask = [*args, "--predict", str(out), "--checkpoint", str(tmp_path / "checkpoints"), "--strategy", strategy]
         assert spawn_ranks(gpt.main, size, ask) == [0] * size
         found.append(out.read_bytes())
-    assert found[0] == found[1]
+    assert len({*found}) == 1
     lines = [json.loads(line) for line in found[0].splitlines()]
     assert [line["index"] for line in lines] == list(range((1760 - 1) // 32))
     mean = sum(line["bits_per_byte"] for line in lines) / len(lines)
