@@ -8,7 +8,7 @@ from trainer.data.batch import Batch
 from trainer.data.crew import Fetching
 from trainer.data.fetch import Collate
 from trainer.data.indexed import Indexed
-from trainer.data.iterable import Reading, is_iterable, shards_itself
+from trainer.data.iterable import Reading, has_shards, is_iterable, shards_itself
 from trainer.data.order import Sharing
 from trainer.data.streamed import Streamed
 from trainer.errors import BadSettings, TrainerError
@@ -41,9 +41,9 @@ class EvalData:
         self._turn = 0
         self._source: Indexed | Streamed
         if is_iterable(dataset):
-            if fillers and shards_itself(dataset) and world_size > 1:
+            if fillers and (shards_itself(dataset) or has_shards(dataset)) and world_size > 1:
                 raise BadSettings(
-                    "data: fillers: a stream that shards itself does not know what the other ranks have left"
+                    "data: fillers: a stream of which ranks read parts does not know what the other ranks have left"
                 )
             reading = Reading(dataset, sharing, seed, collate)
             self._source = Streamed(reading, fetching)

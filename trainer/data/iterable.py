@@ -68,17 +68,26 @@ class Reading:
 
 
 def is_iterable(dataset: Any) -> bool:
-    return isinstance(dataset, IterableDataset) or (
-        hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")
+    return (
+        isinstance(dataset, IterableDataset)
+        or has_shards(dataset)
+        or (hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"))
     )
 
 
+def has_shards(dataset: Any) -> bool:
+    """Canonical ones: as many `shards` on any number of ranks, and `read_shard` to go on in each."""
+    return callable(getattr(dataset, "read_shard", None))
+
+
 def shards_itself(dataset: Any) -> bool:
-    return bool(getattr(dataset, "shards_itself", False))
+    return bool(getattr(dataset, "shards_itself", False)) and not has_shards(dataset)
 
 
 def keeps_its_place(dataset: Any) -> bool:
-    return all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict"))
+    return has_shards(dataset) or all(
+        callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict")
+    )
 
 
 @dataclass(slots=True)

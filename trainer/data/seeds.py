@@ -21,11 +21,20 @@ _numbers = np.random.RandomState(_bits)  # data sets draw from NumPy's global Ra
 
 def seed_draws(*words: int) -> None:
     """Seed the three generators, of which NumPy's is from now on ours: inside of `Apart`, or in a worker."""
-    number = xxhash.xxh3_64_intdigest(repr(words).encode())
+    number = _digest(words)
     random.seed(number)
     _numbers.seed(number >> 32)  # 32 bits: more take NumPy five times as long
     set_bit_generator(_bits)  # and forget a normal deviate that waits
     torch.default_generator.manual_seed(number >> 1)
+
+
+def seed_of(*words: int) -> int:
+    """A seed of 32 bits for whoever has a generator of its own."""
+    return _digest(words) >> 32
+
+
+def _digest(words: tuple[int, ...]) -> int:
+    return xxhash.xxh3_64_intdigest(repr(words).encode())
 
 
 class Apart:

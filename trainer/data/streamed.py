@@ -1,4 +1,5 @@
-"""Batches of a stream: of one that all ranks read whole, or of one that gives each rank its own samples."""
+"""Batches of a stream: of one that all ranks read whole, of one in canonical shards (canonical.py), or of one that
+gives each rank its own samples."""
 
 import logging
 from collections.abc import Callable, Generator
@@ -7,6 +8,7 @@ from itertools import repeat
 from typing import Any, Protocol
 
 from trainer.data.batch import Batch
+from trainer.data.canonical import Canonical
 from trainer.data.crew import Crew, Fetching, hire, in_turn
 from trainer.data.iterable import (
     Part,
@@ -16,6 +18,7 @@ from trainer.data.iterable import (
     SharedReader,
     Step,
     Turns,
+    has_shards,
     keeps_its_place,
     shards_itself,
 )
@@ -126,8 +129,7 @@ class Streamed:
 
     def __init__(self, reading: Reading, fetching: Fetching, total: Callable[[int], int] | None = None) -> None:
         self._reading, self._fetching, self._total = reading, fetching, total or _as_it_is
-        kind = Sharded if shards_itself(reading.dataset) else Shared
-        self._how: Steps = kind(reading, fetching)
+        self._how: Steps = _kind(reading.dataset)(reading, fetching)
         self.steps_per_epoch = _steps_per_epoch(reading)
         self._crew: Crew | None = None
         self._steps: Generator[Step, None, None] | None = None
@@ -201,13 +203,19 @@ class Streamed:
         self._steps = None
 
 
+def _kind(dataset: Any) -> Callable[[Reading, Fetching], Steps]:
+    if has_shards(dataset):
+        return Canonical
+    return Sharded if shards_itself(dataset) else Shared
+
+
 def _as_it_is(samples: int) -> int:
     return samples
 
 
 def _steps_per_epoch(reading: Reading) -> int | None:
     dataset = reading.dataset
-    if shards_itself(dataset) or not hasattr(dataset, "__len__"):
+    if has_shards(dataset) or shards_itself(dataset) or not hasattr(dataset, "__len__"):
         return None  # the length of a part says nothing of the others'
     return steps_in(len(dataset), reading.sharing.batch_size, drop_last=reading.drop_last)
 

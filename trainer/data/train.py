@@ -6,10 +6,11 @@ from contextlib import closing
 from typing import Any
 
 from trainer.data.batch import Batch
+from trainer.data.canonical import checked, whole_steps_of
 from trainer.data.crew import Fetching
 from trainer.data.fetch import Collate
 from trainer.data.indexed import Indexed
-from trainer.data.iterable import Reading, is_iterable, keeps_its_place, shards_itself
+from trainer.data.iterable import Reading, has_shards, is_iterable, keeps_its_place, shards_itself
 from trainer.data.order import Sharing
 from trainer.data.streamed import Streamed
 from trainer.errors import BadSettings, TrainerError
@@ -24,8 +25,8 @@ class TrainData:
     of ranks nor `accumulate` changes the training.
 
     The place is the same on all ranks, and one rank's word is enough; unless `per_rank`: a stream that shards itself
-    has a place on each, and a `SharedPlace` for all. With more than one rank such a stream also needs
-    `sum_over_ranks`, by which all find out together that none has samples left; it is called once a step.
+    has a place on each, and a `SharedPlace` for all. With more than one rank such a stream, or one in canonical shards,
+    also needs `sum_over_ranks`, by which all find out together that none has samples left; it is called once a step.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class TrainData:
         if is_iterable(dataset):
             _say_what_is_lost(dataset, rank)
             reading = Reading(dataset, sharing, seed, collate, drop_last)
-            self._source = Streamed(reading, fetching, _total(sharing, sum_over_ranks) if self.per_rank else None)
+            self._source = Streamed(reading, fetching, _total(reading, sum_over_ranks))
         else:
             self._source = Indexed(dataset, collate, sharing, fetching, seed=seed, shuffle=shuffle, drop_last=drop_last)
 
@@ -132,21 +133,27 @@ class SharedPlace:
         self._data.load_state_dict(state)
 
 
-def _total(sharing: Sharing, sum_over_ranks: Callable[[int], int] | None) -> Callable[[int], int] | None:
-    """What a stream that shards itself needs to know of the others."""
-    if sharing.batch_size < sharing.world_size * sharing.accumulate:
+def _total(reading: Reading, sum_over_ranks: Callable[[int], int] | None) -> Callable[[int], int] | None:
+    """What a stream of which each rank reads a part needs to know of the others."""
+    sharing, dataset = reading.sharing, reading.dataset
+    if has_shards(dataset):
+        checked(dataset, sharing)
+    elif not shards_itself(dataset):
+        return None
+    elif sharing.batch_size < sharing.world_size * sharing.accumulate:
         raise BadSettings(
             f"data: batch_size: expected {sharing.world_size * sharing.accumulate} or more for a stream that shards "
             f"itself (a sample for each rank and micro-batch), got {sharing.batch_size}"
         )
-    if sharing.world_size == 1:
-        return None
-    if sum_over_ranks is None:
+    if sharing.world_size > 1 and sum_over_ranks is None:
         raise BadSettings(
-            f"data: a stream that shards itself needs sum_over_ranks with {sharing.world_size} ranks: "
+            f"data: a stream of which ranks read parts needs sum_over_ranks with {sharing.world_size} ranks: "
             "one may have samples left when another has none"
         )
-    return sum_over_ranks
+    total = sum_over_ranks if sharing.world_size > 1 else None
+    if has_shards(dataset) and reading.drop_last:
+        return whole_steps_of(total or int, sharing.batch_size)
+    return total
 
 
 def _say_what_is_lost(dataset: Any, rank: int) -> None:

@@ -154,6 +154,21 @@ class UnplacedShards(Stream):
     shards_itself = True
 
 
+class InShards:
+    """Has shards of these lengths; item i of shard s is 1000 s + i. Each epoch they come in another order."""
+
+    def __init__(self, lengths):
+        self.lengths, self.shards = lengths, len(lengths)
+
+    def numbers(self):
+        return [1000 * shard + number for shard, length in enumerate(self.lengths) for number in range(length)]
+
+    def read_shard(self, shard, *, start, seed):
+        length = self.lengths[shard]
+        for number in random.Random(seed).sample(range(length), length)[start:]:
+            yield torch.tensor([1000.0 * shard + number, *three_draws()], dtype=torch.float64)
+
+
 def generator_states():
     return random.getstate(), repr(np.random.get_state(legacy=False)), torch.get_rng_state().tolist()
 

@@ -14,6 +14,7 @@ from ranks import Ranks, spawn_ranks
 from tiny_training import (
     KILL,
     TERM,
+    InShards,
     Noisy,
     Slow,
     Stream,
@@ -214,6 +215,17 @@ def test_a_stream_that_shards_itself_begins_the_next_epoch_on_another_number_of_
     done = train(tmp_path, 1, settings | {"max_epochs": 3}, train_on_stream)
     assert (done["steps"], done["epochs"]) == (18, 3)
     assert [line["epoch"] for line in history(tmp_path)] == [step // 6 for step in range(18)]
+
+
+def train_on_shards(folder, settings, disturb=()):
+    return run_tiny(folder, settings, disturb, data=InShards(), validation=InShards(), schedule=falling)
+
+
+def test_a_stream_in_shards_goes_on_in_the_middle_of_an_epoch_on_another_number_of_ranks(tmp_path):
+    train(tmp_path, 2, {"max_steps": 4, "accumulate": 1}, train_on_shards)
+    done = train(tmp_path, 1, {"max_epochs": 2, "accumulate": 1}, train_on_shards)
+    assert (done["steps"], done["epochs"]) == (12, 2)
+    assert [line["epoch"] for line in history(tmp_path)] == [step // 6 for step in range(12)]
 
 
 def test_early_stopping_comes_at_the_same_step(tmp_path):

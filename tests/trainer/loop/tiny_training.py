@@ -68,6 +68,19 @@ class Stream(IterableDataset):
         self.at = state["at"]
 
 
+class InShards:
+    """A stream in shards, of which each number of ranks reads its own."""
+
+    shards = 8
+
+    def __init__(self):
+        self.data = Noisy()
+
+    def read_shard(self, shard, *, start, seed):
+        order = random.Random(seed).sample(range(shard, SAMPLES, self.shards), SAMPLES // self.shards)
+        yield from (self.data[index] for index in order[start:])
+
+
 def make_model():
     return nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
 

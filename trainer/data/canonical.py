@@ -1,0 +1,144 @@
+"""Streams in canonical shards: as many as the data set says, whatever the number of ranks that read them.
+
+Slot p of an epoch is the next sample of shard p % shards, and is empty where that shard is at its end. A step is
+`batch_size` slots, and a rank reads every world_size-th shard. So what is in a step follows from the shards alone, and
+one number, the same on all ranks, is a place from which any number of them goes on.
+"""
+
+from collections.abc import Callable, Generator, Iterator
+from itertools import repeat
+from typing import Any
+
+from trainer.data.crew import Crew, Fetching, hire, in_turn
+from trainer.data.iterable import Part, Reading, Step
+from trainer.data.order import Sharing
+from trainer.data.seeds import seed_draws, seed_of
+from trainer.errors import BadSettings
+
+# What is seeded, beside the place in the epoch.
+_SHARD, _READING, _COLLATING = range(10, 13)
+
+
+class Canonical:
+    """The steps of such a stream. One reader a rank: its shards take turns."""
+
+    def __init__(self, reading: Reading, fetching: Fetching) -> None:
+        self._reading, self._fetching = reading, fetching
+
+    def hire(self, epoch: int, done: int, after: int | None) -> Crew:
+        slot = after or 0 if done else 0
+        return hire(
+            lambda _: CanonicalReader(self._reading, epoch, slot), self._fetching, self._reading.dataset, most=1
+        )
+
+    def read(self, crew: Crew, epoch: int, _after: int | None) -> Generator[Step, None, None]:
+        for _, step in in_turn(crew, repeat(epoch), self._fetching.ahead):
+            yield step
+
+    def saved(self, after: int | None) -> Any:
+        return after and {"slot": after, "shards": self._reading.dataset.shards}
+
+    def loaded(self, saved: Any, epoch: int, done: int) -> int | None:
+        if saved is None or not done:
+            return None
+        shards = self._reading.dataset.shards
+        if saved.get("shards") != shards:
+            raise BadSettings(
+                f"data: in the middle of epoch {epoch} a stream in shards goes on only with as many as it was saved "
+                f"with: expected {saved.get('shards', 'another kind of stream')}, got {shards}\n"
+                "hint: the number of shards is to stay as it is, whatever the number of ranks"
+            )
+        return int(saved["slot"])
+
+
+class CanonicalReader:
+    """Takes this rank's part of one step after the other off its shards."""
+
+    def __init__(self, reading: Reading, epoch: int, slot: int) -> None:
+        self._reading, self._epoch, self._slot = reading, epoch, slot
+        self._own = range(reading.sharing.rank, reading.dataset.shards, reading.sharing.world_size)
+        self._items: dict[int, Iterator[Any]] = {}  # of the shards that are not at their ends
+        self._open(slot)
+        self._filler: Any = None
+
+    def __call__(self, epoch: int) -> Step:
+        if epoch != self._epoch:
+            self._epoch, self._slot = epoch, 0
+            self._open(0)
+        while True:
+            start, self._slot = self._slot, self._slot + self._reading.sharing.batch_size
+            own = self._taken(start, self._slot)
+            if own or not self._items:  # a validation's few slots may be those of others
+                break
+        return Step(tuple(self._parts(own, start)), len(own), self._slot)
+
+    def _open(self, slot: int) -> None:
+        dataset = self._reading.dataset
+        if callable(getattr(dataset, "set_epoch", None)):
+            dataset.set_epoch(self._epoch)
+        self._items = {shard: self._opened(shard, _slots(shard, 0, slot, dataset.shards)) for shard in self._own}
+
+    def _opened(self, shard: int, slots: range) -> Iterator[Any]:
+        words = (self._reading.seed, self._epoch, _SHARD, shard)
+        seed_draws(*words)
+        return iter(self._reading.dataset.read_shard(shard, start=len(slots), seed=seed_of(*words)))
+
+    def _taken(self, start: int, stop: int) -> dict[int, Any]:
+        """By slot. What a shard draws does not depend on who reads it."""
+        own: dict[int, Any] = {}
+        for shard, items in list(self._items.items()):
+            slots = _slots(shard, start, stop, self._reading.dataset.shards)
+            seed_draws(self._reading.seed, self._epoch, _READING, shard, start)
+            found = dict(zip(slots, items, strict=False))
+            if len(found) < len(slots):
+                del self._items[shard]
+            own |= found
+        return own
+
+    def _parts(self, own: dict[int, Any], start: int) -> Iterator[Part]:
+        reading = self._reading
+        if own:
+            self._filler = next(iter(own.values()))
+        elif self._filler is None:
+            self._filler = self._any_item()
+        if self._filler is None:
+            return
+        stop = start + reading.sharing.batch_size
+        for number, (lo, hi) in enumerate(reading.sharing.micro_batches(start, stop)):
+            items = [own[slot] for slot in range(lo, hi) if slot in own]
+            seed_draws(reading.seed, self._epoch, _COLLATING, start, number, reading.sharing.rank)
+            yield Part(reading.into_batch(items or [self._filler]), len(items))
+
+    def _any_item(self) -> Any:
+        """For a rank that begins where its shards are at their ends: it computes with the others."""
+        shards = (*self._own, *range(self._reading.dataset.shards))
+        return next((item for shard in shards for item in self._opened(shard, range(0))), None)
+
+
+def checked(dataset: Any, sharing: Sharing) -> None:
+    """Raise BadSettings where the shards cannot be read like this in a training."""
+    shards = dataset.shards
+    if type(shards) is not int or shards < sharing.world_size:
+        raise BadSettings(
+            f"data: shards: expected at least as many as ranks, {sharing.world_size}, got {shards!r}\n"
+            "hint: choose a number that many numbers of ranks divide, as 48"
+        )
+    if sharing.batch_size < shards:
+        raise BadSettings(
+            f"data: batch_size: expected at least as much as the stream has shards, {shards}, got {sharing.batch_size}"
+        )
+
+
+def whole_steps_of(total: Callable[[int], int], batch_size: int) -> Callable[[int], int]:
+    """For drop_last: a step with an empty slot is the end."""
+
+    def samples(own: int) -> int:
+        found = total(own)
+        return found if found == batch_size else 0
+
+    return samples
+
+
+def _slots(shard: int, start: int, stop: int, shards: int) -> range:
+    """Those of a shard in [start, stop)."""
+    return range(start + (shard - start) % shards, stop, shards)
