@@ -18,6 +18,8 @@ from trainer.checkpoint_files import partial
 from trainer.checkpoint_files.layout import Kind, folder_name
 from trainer.checkpoint_files.partial import Held
 
+_AGAIN = 3  # a run that lets its checkpoints go faster than they can be fetched is not chased for ever
+
 
 def checkpoint_folder(run: RunDir) -> str:
     """Inside the run's folder, on every machine that has one."""
@@ -44,12 +46,12 @@ def fetch(
     if checkpoint == "newest" and moved_on:
         lines.append(f"checkpoints are written here: {run.path / checkpoint_folder(run)}")
     elif checkpoint == "newest":
-        lines += _newest_and_best(holders(), passed_over)
+        lines += _newest_and_best(holders, passed_over)
     elif checkpoint != "none":
         if moved_on and not derive(read_facts(run.path)).state.ended:
             hint = "hint: again, once it has ended; or --checkpoint none"
             raise Refused(f"{run.path.name} runs from the checkpoints that are here: no other is put among them", hint)
-        lines += _that_of(int(checkpoint), run, holders(), passed_over)
+        lines += _that_of(int(checkpoint), run, holders, passed_over)
     if passed_over:
         raise _less_came(passed_over[0], lines) from passed_over[0]
     if troubles:
@@ -58,28 +60,42 @@ def fetch(
     return lines
 
 
-def _newest_and_best(holders: Holders, passed_over: list[LaunchError]) -> list[str]:
-    lines = _brought(holders, None, "step", passed_over) or ["no checkpoint yet"]
-    return lines + _brought(holders, None, "best", passed_over)
+def _newest_and_best(look: Callable[[], Holders], passed_over: list[LaunchError]) -> list[str]:
+    lines = _brought(look, None, "step", passed_over) or ["no checkpoint yet"]
+    return lines + _brought(look, None, "best", passed_over)
 
 
-def _that_of(step: int, run: RunDir, holders: Holders, passed_over: list[LaunchError]) -> list[str]:
+def _that_of(step: int, run: RunDir, look: Callable[[], Holders], passed_over: list[LaunchError]) -> list[str]:
     """The best one of that step is as good: it may be all that is left of it."""
-    lines = _brought(holders, step, "step", passed_over) or _brought(holders, step, "best", passed_over)
+    lines = _brought(look, step, "step", passed_over) or _brought(look, step, "best", passed_over)
     if not lines:
         raise Refused(f"{run.path.name} has no whole checkpoint of step {step} on the hosts that answer")
     return lines
 
 
-def _brought(holders: Holders, step: int | None, kind: Kind, passed_over: list[LaunchError]) -> list[str]:
-    """The newest, or that of this step; nothing where there is none."""
-    brought = first_that_comes(holders.newest_first(step, kind), holders.bring_home, passed_over.append)
+def _brought(look: Callable[[], Holders], step: int | None, kind: Kind, passed_over: list[LaunchError]) -> list[str]:
+    """The newest, or that of this step; nothing where there is none. Again where a run that goes on has let all go that
+    was there, for newer ones."""
+    holders = look()
+    found = holders.newest_first(step, kind)
+    for _ in range(_AGAIN):
+        try:
+            return _told(first_that_comes(found, holders.bring_home, passed_over.append), holders)
+        except NotTransferred:
+            seen, holders = found, look()
+            found = holders.newest_first(step, kind)
+            if all(held in seen for held in found[:1]):
+                raise
+    return _told(first_that_comes(found, holders.bring_home, passed_over.append), holders)
+
+
+def _told(brought: tuple[Held, int] | None, holders: Holders) -> list[str]:
     if brought is None:
         return []
     held, count = brought
-    what = f"{'best checkpoint, ' if kind == 'best' else 'checkpoint '}of step {held.step}"
+    what = f"{'best checkpoint, ' if held.kind == 'best' else 'checkpoint '}of step {held.step}"
     files = f"{count} files" if count else "here already"
-    return [f"{what}, {files}: {holders.home / folder_name(held.step, kind)}"]
+    return [f"{what}, {files}: {holders.home / folder_name(held.step, held.kind)}"]
 
 
 def _less_came(trouble: LaunchError, lines: Sequence[str]) -> LaunchError:

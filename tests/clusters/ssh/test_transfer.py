@@ -110,6 +110,39 @@ def test_a_checkpoint_that_is_damaged_everywhere_is_passed_over(hosts, said, tmp
     assert any("rank-00001.data" in line and line.endswith("the one before it is taken") for line in said), said
 
 
+def moves_on(hosts, tmp_path, kind, times):
+    """A run that lets its checkpoint go for a newer one as soon as somebody begins to fetch it, so often."""
+    left = iter(range(times))
+
+    def newer(line):
+        folder = hosts.on("node0").path / FOLDER
+        for old in [path for path in folder.glob(f"{kind}-*") if f"step {int(path.name[-8:])}," in line]:
+            if (number := next(left, None)) is not None:
+                put(folder, kind, 20 + number)
+                shutil.rmtree(old)
+
+    put(hosts.on("node0").path / FOLDER, kind, 5)
+    return newer
+
+
+def put(folder, kind, step):
+    saved = save_part(folder, step, range(2))
+    if kind == "best":
+        saved.rename(folder / f"best-{step:08d}")
+
+
+@pytest.mark.parametrize("kind", ["step", "best"])
+@pytest.mark.parametrize(("times", "came"), [(1, [20]), (3, [22]), (4, [])])
+def test_what_a_run_lets_go_meanwhile_is_looked_for_anew(hosts, monkeypatch, tmp_path, kind, times, came):
+    monkeypatch.setattr(news, "_listeners", [moves_on(hosts, tmp_path, kind, times)])
+    if came:
+        fetch.fetch(hosts.run, "newest")
+    else:
+        with pytest.raises(NotTransferred, match="nobody who can be reached"):
+            fetch.fetch(hosts.run, "newest")
+    assert at_home(hosts) == [(kind, step) for step in came]
+
+
 def test_a_host_that_refuses_is_named(hosts):
     place = hosts.place("node1")
     wish = SendFile(RUN, place.workdir, "checkpoints", 7, "")
