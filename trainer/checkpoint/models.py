@@ -20,12 +20,12 @@ from trainer.world import World, from_first
 log = logging.getLogger("trainer")
 
 
-def load_model(module: nn.Module, folder: str | Path, step: int | None = None) -> int:
+def load_model(module: nn.Module, folder: str | Path, step: int | None = None, *, best: bool = False) -> int:
     """Put the weights of a checkpoint into the module, every byte compared on the way; returns its step. Where an
     average of them was kept, that.
 
-    `folder` holds checkpoints, or is one. Without a step it is the newest that is whole. Changes nothing on disk. After
-    CheckpointDamaged, or where none was whole, the module holds anything.
+    `folder` holds checkpoints, or is one. Without a step it is the newest that is whole; or the best one. Changes
+    nothing on disk. After CheckpointDamaged, or where none was whole, the module holds anything.
     """
 
     def use(entry: Entry) -> int:
@@ -35,15 +35,17 @@ def load_model(module: nn.Module, folder: str | Path, step: int | None = None) -
         reader.apply()
         return entry.step
 
-    return first_whole(Path(folder), use, log.warning, step)
+    return first_whole(Path(folder), use, log.warning, step, best=best)
 
 
-def load_model_together(module: nn.Module, folder: Path, world: World) -> int:
-    """load_model() on all ranks, whose module may be sharded: the newest step that the first rank finds whole."""
-    step = from_first(world, lambda: load_model(module, folder))
+def load_model_together(
+    module: nn.Module, folder: Path, world: World, step: int | None = None, *, best: bool = False
+) -> int:
+    """load_model() on all ranks, whose module may be sharded: the step that the first rank finds whole."""
+    found = from_first(world, lambda: load_model(module, folder, step, best=best))
     if not world.is_first:
-        load_model(module, folder, step)
-    return step
+        load_model(module, folder, found, best=best)
+    return found
 
 
 def whole_weights(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:

@@ -29,6 +29,9 @@ class Callback:
     def on_validation(self, training: Training, values: Values) -> None:
         """After each validation, with the means over all samples."""
 
+    def on_test(self, training: Training, values: Values) -> None:
+        """After Trainer.test(), which is no part of a training: `training.step` is that of the weights."""
+
     def on_epoch(self, training: Training) -> None:
         """After each epoch; `training.epoch` are done."""
 
@@ -65,6 +68,9 @@ class Callbacks:
 
     def on_validation(self, training: Training, values: Values) -> None:
         self._each(lambda one: one.on_validation(training, values))
+
+    def on_test(self, training: Training, values: Values) -> None:
+        self._each(lambda one: one.on_test(training, values))
 
     def on_epoch(self, training: Training) -> None:
         self._each(lambda one: one.on_epoch(training))

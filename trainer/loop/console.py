@@ -42,6 +42,9 @@ class Console(Callback):
     def on_validation(self, training: Training, values: Values) -> None:
         self.say(_at(training.step, training.total_steps) + _named(values))
 
+    def on_test(self, training: Training, values: Values) -> None:
+        self.on_validation(training, values)
+
     def on_step(self, training: Training) -> None:
         if self._live and self._clock() >= self._next:
             self._next = self._clock() + _LEAST_S

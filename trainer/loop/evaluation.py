@@ -26,7 +26,7 @@ Metrics = Callable[[nn.Module, Any], Mapping[str, Sum | tuple[Any, ...]]]
 
 
 class Shares:
-    """The validation data of this rank.
+    """The validation or test data of this rank.
 
     Batches are cut before they are dealt out: each is the same, and so is what is calculated from it, to the last bit,
     however many ranks there are.
@@ -63,7 +63,7 @@ def _dealt_out(length: int, samples: int, world: World) -> list[int]:
 
 
 class Evaluation:
-    """A pass over the validation data that leaves no trace in the training."""
+    """A pass over validation or test data that leaves no trace in the training."""
 
     def __init__(
         self,
@@ -72,20 +72,21 @@ class Evaluation:
         loss: LossFunction | None,
         metrics: Metrics | None,
         average: Average | None = None,
+        prefix: str = "val_",
     ) -> None:
         strategy = training.strategy
         self._strategy, self._world, self._place = strategy, training.world, Placing(training.world.device)
         # Not through DDP: ranks may have unequally many batches. But through DataParallel, which is one process.
         self._model = strategy.model if strategy.settings.strategy == "dp" else strategy.module
-        self._shares, self._loss, self._metrics = shares, loss, metrics
+        self._shares, self._loss, self._metrics, self._prefix = shares, loss, metrics, prefix
         self._weights = average.in_place if average is not None else nullcontext
 
     def run(self, after_batch: Callable[[], None]) -> dict[str, float]:
-        """`val_loss`, and what else the user's functions say; the same on all ranks."""
+        """`val_loss` or `test_loss`, and what else the user's functions say; the same on all ranks."""
         with self._weights(), self._without_trace():
             sums, objects = self._found(self._in_step(self._shares.batches()), after_batch)
             found = {**means(gathered(sums.terms(), self._world)), **objects.values(self._world)}
-        return {_name(name): value for name, value in found.items()}
+        return {self._prefix + name: value for name, value in found.items()}
 
     def names(self) -> list[str] | None:
         """What values there will be, found out with a single batch; None of a stream, which would lose it."""
@@ -93,7 +94,7 @@ class Evaluation:
             return None
         with self._without_trace():
             sums, objects = self._found(iter([replace(self._shares.filler(), samples=1)]), lambda: None)
-        return [_name(name) for name in (*sums.terms(), *objects.names)]
+        return [self._prefix + name for name in (*sums.terms(), *objects.names)]
 
     @contextmanager
     def _without_trace(self) -> Iterator[None]:
@@ -145,7 +146,3 @@ class Evaluation:
             if batch is None:
                 batch = filler = filler or self._shares.filler()
             yield batch
-
-
-def _name(name: str) -> str:
-    return f"val_{name}"

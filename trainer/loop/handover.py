@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from trainer.checkpoint.models import load_model_together
+from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.choice import first_whole
 from trainer.checkpoint_files.export import Form, Shape, Written, check, export_entry
 from trainer.errors import TrainerError
@@ -33,6 +35,18 @@ def begin_average(loop: Loop) -> None:
     loaded = loop.checkpointer.loaded
     if loop.average is not None and loop.average.begin(loaded.averages if loaded else ()) and loaded is not None:
         loop.training.say("ema: the checkpoint has no average of the weights, which begins from them now")
+
+
+def take_weights(start: StartFrom | None, loop: Loop, step: int | None = None, *, best: bool = False) -> None:
+    """Those of the newest whole checkpoint, of the best one, or of that of a step. Where there is none, and none was
+    asked for, those that a training begins with.
+    """
+    folder, world, module = loop.checkpointer.folder, loop.training.world, loop.strategy.module
+    if step is not None or best or from_first(world, lambda: bool(catalog.entries(folder))):
+        loop.progress.step = load_model_together(module, folder, world, step, best=best)
+    else:
+        begin_with(start, loop)
+    begin_average(loop)
 
 
 def hand_over(

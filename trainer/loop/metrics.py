@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class JsonLines(Callback):
-    """Appends a line for each step that is logged and each validation. For the first rank."""
+    """Appends a line for each step that is logged, each validation and each test. For the first rank."""
 
     def __init__(self, folder: Path, launched: Launched | None = None) -> None:
         self._folder, self._launched = folder, launched or Launched()
@@ -27,12 +27,7 @@ class JsonLines(Callback):
 
     def on_start(self, training: Training) -> None:
         attempt = self._launched.attempt
-        self._folder.mkdir(parents=True, exist_ok=True)
-        name = of_attempt(attempt) if self._launched.disks_apart else FILE
-        self._fd = os.open(self._folder / name, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        end = os.lseek(self._fd, 0, os.SEEK_END)
-        if end and os.pread(self._fd, 1, end - 1) != b"\n":
-            self._append(b"\n")  # a kill came in the middle of a line
+        self._open()
         of_launch = {ATTEMPT: attempt} if attempt else {}
         self._write({START: training.step, "world": training.world.size, **of_launch})
 
@@ -42,10 +37,23 @@ class JsonLines(Callback):
     def on_validation(self, training: Training, values: Values) -> None:
         self._write({"step": training.step, "epoch": training.epoch, **values})
 
+    def on_test(self, training: Training, values: Values) -> None:
+        self._open()  # and no line of a start: it makes nothing void
+        self._write({"step": training.step, **values})
+        self.on_end(training)
+
     def on_end(self, _training: Training) -> None:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+    def _open(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        name = of_attempt(self._launched.attempt) if self._launched.disks_apart else FILE
+        self._fd = os.open(self._folder / name, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        end = os.lseek(self._fd, 0, os.SEEK_END)
+        if end and os.pread(self._fd, 1, end - 1) != b"\n":
+            self._append(b"\n")  # a kill came in the middle of a line
 
     def _write(self, line: Line) -> None:
         self._append(json.dumps(_plain(line), allow_nan=False).encode() + b"\n")
@@ -76,20 +84,28 @@ class TensorBoard(Callback):
         self._writer: SummaryWriter | None = None
 
     def on_start(self, training: Training) -> None:
+        # The display drops what a killed start had written of later steps.
+        self._open(training.step + 1)
+
+    def _open(self, purge_step: int | None) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter  # late: an optional package, and slow to import
         except ImportError as error:
             raise BadSettings(
                 f"tensorboard: the package is missing: {error}\nhint: pip install 'launch-anywhere[tensorboard]'"
             ) from error
-        # purge_step: the display drops what a killed start had written of later steps.
-        self._writer = SummaryWriter(str(self._folder), purge_step=training.step + 1)
+        self._writer = SummaryWriter(str(self._folder), purge_step=purge_step)
 
     def on_log(self, training: Training, line: Line) -> None:
         self._write(training.step, line)
 
     def on_validation(self, training: Training, values: Values) -> None:
         self._write(training.step, values)
+
+    def on_test(self, training: Training, values: Values) -> None:
+        self._open(None)
+        self._write(training.step, values)
+        self.on_end(training)
 
     def on_end(self, _training: Training) -> None:
         if self._writer is not None:

@@ -20,5 +20,9 @@ class Reports(Callback):
     def on_validation(self, _training: Training, values: Values) -> None:
         self._wire.report(**values)
 
+    def on_test(self, training: Training, values: Values) -> None:
+        self.on_validation(training, values)
+        self.on_end(training)
+
     def on_end(self, _training: Training) -> None:
         self._wire.close()

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from trainer.checkpoint import Checkpointer
 from trainer.checkpoint.generators import seed_all
-from trainer.checkpoint.models import load_model_together
-from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.export import Shape, Written
 from trainer.checkpoint_files.manifest import BEST_BY
 from trainer.data import SharedPlace, TrainData
@@ -26,7 +24,7 @@ from trainer.loop.collecting import Collecting
 from trainer.loop.console import Console
 from trainer.loop.determinism import be_deterministic
 from trainer.loop.evaluation import Evaluation, Metrics, Shares
-from trainer.loop.handover import StartFrom, begin_average, begin_with, hand_over
+from trainer.loop.handover import StartFrom, begin_average, begin_with, hand_over, take_weights
 from trainer.loop.loop import Loop, noted
 from trainer.loop.losses import LossFunction
 from trainer.loop.metrics import JsonLines, TensorBoard
@@ -47,7 +45,7 @@ from trainer.loop.sums import sum_over_ranks
 from trainer.stopping import Votes
 from trainer.strategies import Optimizers, Strategy, StrategySettings, build, needs_group, summary, warn_of_low_weights
 from trainer.wire import Launched, Wire
-from trainer.world import Membership, World, barrier, from_first
+from trainer.world import Membership, World, barrier
 
 if TYPE_CHECKING:
     from trainer.loop.flops import Flops
@@ -87,13 +85,7 @@ class Trainer:
         by this function, or by that of the same name where several are given.
         `start_from`: weights to begin with where there is no checkpoint, a path for `load_weights` or what calls it.
         """
-        for name, given in (("data", data), ("validation", validation)):
-            if isinstance(given, DataLoader):
-                raise BadSettings(
-                    f"{name}: expected a data set, got a DataLoader, whose batches would be batched again\n"
-                    f"hint: {name}=loader.dataset, and its batch_size, num_workers and collate_fn as batch_size and "
-                    "workers in the settings and collate here"
-                )
+        _refuse_loaders(data=data, validation=validation)
         if validation is None and (settings.patience is not None or settings.keep_best):
             raise BadSettings("patience, keep_best: expected validation data, got none")
         if step is not None:
@@ -180,13 +172,29 @@ class Trainer:
         with self._world(world) as here, self._loop(here) as loop:
             if loop.evaluation is None:
                 raise BadSettings("validate: expected validation data, got none")
-            folder = loop.checkpointer.folder
-            if from_first(here, lambda: bool(catalog.entries(folder))):
-                load_model_together(loop.strategy.module, folder, here)
-            else:
-                begin_with(self._start_from, loop)
-            begin_average(loop)
+            take_weights(self._start_from, loop)
             return loop.evaluation.run(loop.still_here)
+
+    def test(
+        self, data: Dataset[Any], *, step: int | None = None, best: bool = False, world: World | None = None
+    ) -> dict[str, float]:
+        """What the newest whole checkpoint, the best one, or that of a step is worth on data that had no part in the
+        training; without a checkpoint the model as it is. Values are named `test_loss`, … and written down at its step.
+
+        Measured as a validation is, by the same loss and metrics. Changes nothing in the checkpoint folder.
+        """
+        _refuse_loaders(data=data)
+        if self._validated_loss is None and self._metrics is None:
+            raise BadSettings("test: with a step of your own expected loss or metrics to test by, got none")
+        with (
+            self._world(world) as here,
+            self._loop(here) as loop,
+            closing(self._evaluation(loop.training, data, "test_")) as evaluation,
+        ):
+            take_weights(self._start_from, loop, step, best=best)
+            values = evaluation.run(loop.still_here)
+            loop.callbacks.on_test(loop.training, values)
+            return values
 
     def export(
         self, target: str | Path, *, step: int | None = None, best: bool = False, dtype: str | None = None,
@@ -233,8 +241,9 @@ class Trainer:
             stack.callback(data.close)
             training.total_steps = _total_steps(settings, data.steps_per_epoch)
             average = Average(strategy.module, settings.ema) if settings.ema is not None else None
-            evaluation = self._evaluation(training, average)
-            if evaluation is not None:
+            evaluation = None
+            if self._validation is not None:
+                evaluation = self._evaluation(training, self._validation, "val_", average)
                 stack.callback(evaluation.close)
             schedules = Schedules(self._make_schedule, strategy.optimizers, training.total_steps)
             if schedules.needs_validation and evaluation is None:
@@ -321,13 +330,13 @@ class Trainer:
         whole = data.steps_per_epoch * self.settings.batch_size
         return min(whole, len(self._dataset))  # type: ignore[arg-type] # it has a length
 
-    def _evaluation(self, training: Training, average: Average | None) -> Evaluation | None:
-        if self._validation is None:
-            return None
+    def _evaluation(
+        self, training: Training, data: Dataset[Any], prefix: str, average: Average | None = None
+    ) -> Evaluation:
         settings, world = self.settings, training.world
         samples = settings.validation_samples(world.size)
-        shares = Shares(self._validation, samples, world, settings.workers, self._collate)
-        return Evaluation(training, shares, self._validated_loss, self._metrics, average)
+        shares = Shares(data, samples, world, settings.workers, self._collate)
+        return Evaluation(training, shares, self._validated_loss, self._metrics, average, prefix)
 
     @property
     def _validated_loss(self) -> LossFunction | None:
@@ -376,6 +385,16 @@ class Trainer:
         total = loop.training.total_steps
         where = f"step {start}" + (f" of {total}" if total is not None else "")
         loop.training.say(f"{summary(loop.strategy)}, {where}")
+
+
+def _refuse_loaders(**given: Any) -> None:
+    for name, data in given.items():
+        if isinstance(data, DataLoader):
+            raise BadSettings(
+                f"{name}: expected a data set, got a DataLoader, whose batches would be batched again\n"
+                f"hint: {name}=loader.dataset, and its batch_size, num_workers and collate_fn as batch_size and "
+                "workers in the settings and collate here"
+            )
 
 
 def _silence(_: str) -> None:
