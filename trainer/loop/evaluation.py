@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -33,10 +34,18 @@ class Shares:
     """
 
     def __init__(
-        self, dataset: Any, samples: int, world: World, workers: int, collate: Callable[[list[Any]], Any] | None
+        self,
+        dataset: Any,
+        samples: int,
+        world: World,
+        workers: int,
+        collate: Callable[[list[Any]], Any] | None,
+        most: int | None = None,
     ) -> None:
+        """`most`: so many batches are enough."""
         open_data = partial(EvalData, workers=workers, collate=collate, pin_memory=world.device.type == "cuda")
         self._data: EvalData | None = None
+        self._most = most
         self.are_of_a_stream = is_iterable(dataset)
         if self.are_of_a_stream:
             self._data = open_data(dataset, batch_size=samples * world.size, rank=world.rank, world_size=world.size)
@@ -45,7 +54,7 @@ class Shares:
         self._open_any = partial(EvalData, dataset, batch_size=samples, collate=collate)
 
     def batches(self) -> Iterator[Batch]:
-        return iter(()) if self._data is None else self._data.batches()
+        return iter(()) if self._data is None else islice(self._data.batches(), self._most)
 
     def filler(self) -> Batch:
         """Some batch, for a rank that has none left and has to keep step."""

@@ -250,6 +250,12 @@ class Settings:
     )
     tensorboard: bool = _setting(False, _yes_or_no(), "write metrics for TensorBoard too")
     profile: str | None = _setting(None, Kind("steps like 10..12", str, _is_range), "steps to trace with the profiler")
+    overfit_batches: int | None = _setting(
+        None, _whole(1), "train on the first so many batches again and again, and validate on them"
+    )
+    fast_dev_run: int | None = _setting(
+        None, _whole(1), "only try: so many batches of each kind; neither checkpoints nor metrics are kept"
+    )
     lr_find: bool = _setting(False, _yes_or_no(), "look for a good learning rate first, and use it")
 
     def __post_init__(self) -> None:
@@ -322,7 +328,7 @@ def _problems(values: Mapping[str, Any]) -> list[tuple[str, str]]:
         if not kind.holds(value) and not (value is None and field.default is None):
             found.append((name, _unfit(value, kind)))
     wrong = {name for name, _ in found}
-    if all(values[name] is None for name in ("max_epochs", "max_steps", "max_time_s")):
+    if all(values[name] is None for name in ("max_epochs", "max_steps", "max_time_s", "fast_dev_run")):
         found.append(("max_steps", "expected an end: max_epochs, max_steps or max_time_s"))
     if values["count_flops"] is True and values["strategy"] == "dp":
         found.append(("count_flops", "does not go with strategy dp, whose threads are not counted\nhint: use ddp"))

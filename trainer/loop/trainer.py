@@ -42,6 +42,7 @@ from trainer.loop.settings import Settings, first_and_last
 from trainer.loop.spikes import Spikes
 from trainer.loop.stragglers import Stragglers
 from trainer.loop.sums import sum_over_ranks
+from trainer.loop.trials import begin_anew, first_batches, in_short
 from trainer.stopping import Votes
 from trainer.strategies import Optimizers, Strategy, StrategySettings, build, needs_group, summary, warn_of_low_weights
 from trainer.wire import Launched, Wire
@@ -94,9 +95,10 @@ class Trainer:
                 raise BadSettings(
                     "validation: with a step of your own expected loss or metrics to validate by, got none"
                 )
-        self.settings, self._step = settings, step
+        self.settings, self._as_given, self._step = in_short(settings), settings, step
         self._model, self._loss, self._metrics = model, loss, metrics
-        self._dataset, self._validation, self._collate = data, validation, collate
+        self._dataset, self._collate = first_batches(settings, data), collate
+        self._validation = validation if validation is None or settings.overfit_batches is None else self._dataset
         self._make_optimizer, self._make_schedule = optimizer, schedule
         self._callbacks, self._start_from = callbacks, start_from
         self.fingerprint = ""  # of the end; SHA-256 of model and optimizer
@@ -107,6 +109,7 @@ class Trainer:
     def fit(self, world: World | None = None) -> int:
         """Train to the end: 0. Or 75 (EX_TEMPFAIL): asked to stop, everything is saved, start me again."""
         with self._world(world) as here:
+            begin_anew(self, self.settings, here)
             past: dict[str, Any] | None = None
             starts: list[int] = []
             while True:
@@ -207,6 +210,8 @@ class Trainer:
         """
         given = self.settings.checkpoint_dir or Launched.from_environment().checkpoint_dir or "checkpoints"
         module = self._model if isinstance(self._model, nn.Module) else self._built.module if self._built else None
+        # What a dev run has made takes the place of nothing.
+        overwrite = overwrite and self.settings.fast_dev_run is None
         shape = Shape(dtype, None, most_bytes_per_file, overwrite, averaged)
         with self._world(world) as here:
             return hand_over(Path(given), Path(target), here, module, shape, step, best=best)
@@ -245,7 +250,8 @@ class Trainer:
             if self._validation is not None:
                 evaluation = self._evaluation(training, self._validation, "val_", average)
                 stack.callback(evaluation.close)
-            schedules = Schedules(self._make_schedule, strategy.optimizers, training.total_steps)
+            scheduled = _total_steps(self._as_given, data.steps_per_epoch) or training.total_steps
+            schedules = Schedules(self._make_schedule, strategy.optimizers, scheduled)
             if schedules.needs_validation and evaluation is None:
                 raise BadSettings("schedule: ReduceLROnPlateau expected validation data, got none")
             given = Given(settings, schedules)
@@ -335,7 +341,7 @@ class Trainer:
     ) -> Evaluation:
         settings, world = self.settings, training.world
         samples = settings.validation_samples(world.size)
-        shares = Shares(data, samples, world, settings.workers, self._collate)
+        shares = Shares(data, samples, world, settings.workers, self._collate, settings.fast_dev_run)
         return Evaluation(training, shares, self._validated_loss, self._metrics, average, prefix)
 
     @property
@@ -351,7 +357,8 @@ class Trainer:
         if settings.patience is not None:
             found.append(EarlyStopping(settings.patience, settings.monitor, settings.mode, settings.min_delta))
         if console is not None:
-            found += [console, JsonLines(out, Launched.from_environment()), Reports(Wire.from_environment())]
+            lines = [JsonLines(out, Launched.from_environment())] if settings.fast_dev_run is None else []
+            found += [console, *lines, Reports(Wire.from_environment())]
             if settings.tensorboard:
                 found.append(TensorBoard(out / "tensorboard"))
         if settings.profile is not None:
@@ -385,6 +392,8 @@ class Trainer:
         total = loop.training.total_steps
         where = f"step {start}" + (f" of {total}" if total is not None else "")
         loop.training.say(f"{summary(loop.strategy)}, {where}")
+        if self.settings.fast_dev_run is not None:
+            loop.training.say("fast_dev_run: neither checkpoints nor metrics are kept")
 
 
 def _refuse_loaders(**given: Any) -> None:

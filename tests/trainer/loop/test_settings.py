@@ -29,6 +29,7 @@ def test_every_field_is_an_option_and_comes_back_as_it_was_written():
         *("--checkpoint-keep", "4", "--log-every", "3", "--out", "m", "--tensorboard", "--profile", "3..4"),
         *("--lr-find", "--skip-limit", "7", "--resume", "must", "--hyperparameters", "given"),
         *("--unused-parameters", "--spike-factor", "9", "--spike-action", "rewind", "--straggler-factor", "3"),
+        *("--overfit-batches", "2", "--fast-dev-run", "1"),
         *("--count-flops", "--peak-tflops", "312", "--ema", "0.999"),
     )
     assert settings == Settings(
@@ -41,7 +42,7 @@ def test_every_field_is_an_option_and_comes_back_as_it_was_written():
         checkpoint_dir=Path("c"), checkpoint_every="5 steps", checkpoint_keep=4, log_every=3, out=Path("m"),
         tensorboard=True, profile="3..4", lr_find=True, skip_limit=7, resume="must", hyperparameters="given",
             unused_parameters=True, spike_factor=9.0, spike_action="rewind", straggler_factor=3.0,
-        count_flops=True, peak_tflops=312.0,
+        count_flops=True, peak_tflops=312.0, overfit_batches=2, fast_dev_run=1,
         reshard=False, offload=True, bucket_mb=50.0, recompute_every=2, recompute_keeps=("matmul", "attention"),
         sync_batchnorm=True, cudnn_benchmark=True, gc_every=100,
     )  # fmt: skip

@@ -1,0 +1,61 @@
+"""Trainings made small, to see whether they work: on a few batches again and again, or of a few steps."""
+
+import dataclasses
+import shutil
+import weakref
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import Dataset, Subset
+
+from trainer.data.iterable import is_iterable, shards_itself
+from trainer.errors import BadSettings
+from trainer.loop.settings import Settings
+from trainer.wire import Launched
+from trainer.world import World, barrier
+
+_SUFFIX = ".fast-dev-run"
+
+
+def in_short(settings: Settings) -> Settings:
+    """What a training goes by that is a trial."""
+    if settings.overfit_batches is not None:
+        settings = dataclasses.replace(settings, shuffle=False)
+    if settings.fast_dev_run is not None:
+        folder = Path(settings.checkpoint_dir or Launched.from_environment().checkpoint_dir or "checkpoints")
+        settings = dataclasses.replace(
+            settings,
+            max_steps=min(settings.fast_dev_run, settings.max_steps or settings.fast_dev_run),
+            checkpoint_dir=folder.with_name(folder.name + _SUFFIX),  # on the same disk as the real ones
+            log_every=1,
+            resume="auto",
+            lr_find=False,
+            tensorboard=False,
+        )
+    return settings
+
+
+def first_batches(settings: Settings, data: Dataset[Any]) -> Dataset[Any]:
+    """Those that a training is to learn by heart; without such a wish all."""
+    if settings.overfit_batches is None:
+        return data
+    count = settings.overfit_batches * settings.batch_size
+    if not is_iterable(data):
+        return Subset(data, range(min(count, len(data))))  # type: ignore[arg-type] # it has a length
+    if shards_itself(data):
+        raise BadSettings(
+            "overfit_batches: expected data of which all ranks see the same, got a stream that shards itself"
+        )
+    few: Any = list(islice(iter(data), count))
+    return few  # type: ignore[no-any-return] # a list is a data set
+
+
+def begin_anew(trainer: object, settings: Settings, world: World) -> None:
+    """A dev run goes on from nothing, and what it saves goes when its Trainer does. All ranks call it."""
+    if settings.fast_dev_run is None or settings.checkpoint_dir is None:
+        return
+    if world.local_rank == 0:
+        shutil.rmtree(settings.checkpoint_dir, ignore_errors=True)  # of one that was killed
+        weakref.finalize(trainer, shutil.rmtree, settings.checkpoint_dir, ignore_errors=True)
+    barrier(world)
