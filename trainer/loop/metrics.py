@@ -4,18 +4,36 @@ import json
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.errors import BadSettings
 from trainer.loop.callbacks import Callback, Line, Values
 from trainer.loop.progress import Training
+from trainer.loop.settings import Settings
 from trainer.metrics_files import ATTEMPT, FILE, START, of_attempt
 from trainer.wire import Launched
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
+
+
+def metrics_folder(settings: Settings) -> Path:
+    """Where metrics go."""
+    if settings.out is not None:
+        return Path(settings.out)
+    run_dir = Launched.from_environment().run_dir
+    return (run_dir or Path()) / "metrics"
+
+
+def numbers_of(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """All of a line but its step, parts as `seconds/data`."""
+    for name, value in line.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}/{part}", number) for part, number in numbers_of(value))
+        elif name != "step" and isinstance(value, (int, float)):
+            yield name, value
 
 
 class JsonLines(Callback):
@@ -113,11 +131,6 @@ class TensorBoard(Callback):
             self._writer = None
 
     def _write(self, step: int, line: Mapping[str, Any]) -> None:
-        if self._writer is None:
-            return
-        for name, value in line.items():
-            if isinstance(value, Mapping):
-                for part, number in value.items():
-                    self._writer.add_scalar(f"{name}/{part}", number, step)
-            elif name != "step" and isinstance(value, (int, float)):
+        if self._writer is not None:
+            for name, value in numbers_of(line):
                 self._writer.add_scalar(name, value, step)

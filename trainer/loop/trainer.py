@@ -27,7 +27,7 @@ from trainer.loop.evaluation import Evaluation, Metrics, Shares
 from trainer.loop.handover import StartFrom, begin_average, begin_with, hand_over, take_weights
 from trainer.loop.loop import Loop, noted
 from trainer.loop.losses import LossFunction
-from trainer.loop.metrics import JsonLines, TensorBoard
+from trainer.loop.metrics import JsonLines, TensorBoard, metrics_folder
 from trainer.loop.monitors import BestModel, EarlyStopping, check_name
 from trainer.loop.own_loss import own_loss
 from trainer.loop.own_step import StepFunction, own_step_of, refuse_beside_own_step
@@ -350,7 +350,7 @@ class Trainer:
         return None if self._step is not None and self._loss is own_loss else self._loss
 
     def _all_callbacks(self, console: Console | None, save_best: Callable[..., None]) -> list[Callback]:
-        settings, out = self.settings, _folder(self.settings)
+        settings, out = self.settings, metrics_folder(self.settings)
         found = list(self._callbacks)
         if settings.gc_every is not None:
             found.append(Collecting(settings.gc_every))
@@ -408,14 +408,6 @@ def _refuse_loaders(**given: Any) -> None:
 
 def _silence(_: str) -> None:
     """The other ranks say nothing."""
-
-
-def _folder(settings: Settings) -> Path:
-    """Where metrics go."""
-    if settings.out is not None:
-        return Path(settings.out)
-    run_dir = Launched.from_environment().run_dir
-    return (run_dir or Path()) / "metrics"
 
 
 def _total_steps(settings: Settings, steps_per_epoch: int | None) -> int | None:

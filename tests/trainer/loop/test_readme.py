@@ -62,7 +62,7 @@ def test_a_step_of_ones_own_steps_both(tmp_path):
 def run_with_logger(folder):
     names = {"Callback": Callback}
     exec(LOGGER, names)
-    return run_tiny(folder, {"max_epochs": 1}, callbacks=[names["CsvLogger"](folder / "log.csv")])
+    return run_tiny(folder, {"max_epochs": 1}, callbacks=[names["LossLogger"](folder / "log.csv")])
 
 
 def test_the_logger_of_ten_lines_logs(tmp_path):

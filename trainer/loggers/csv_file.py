@@ -1,0 +1,98 @@
+"""A table of metrics that spreadsheets and data frames read: one row a step."""
+
+import csv
+import io
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import BadSettings
+from trainer.loop.callbacks import Callback, Line, Values
+from trainer.loop.metrics import metrics_folder, numbers_of
+from trainer.loop.progress import Training
+
+_STEP = "step"
+Row = dict[str, Any]
+
+
+class CsvLogger(Callback):
+    """What is logged of a step, and what a validation or a test found there, in one row. The first rank writes.
+
+    A start that goes back to a checkpoint takes out the rows of later steps: each step is there once.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        """`path`: left out, `metrics.csv` beside the other metrics."""
+        self._given = path
+        self._path: Path | None = None  # None: nothing is written
+        self._columns: list[str] = []
+        self._rows: dict[int, Row] = {}
+
+    def on_start(self, training: Training) -> None:
+        self._open(training)
+        kept = {step: row for step, row in self._rows.items() if step <= training.step}
+        if len(kept) < len(self._rows):
+            self._rows = kept
+            self._carefully(self._write_all)
+
+    def on_log(self, training: Training, line: Line) -> None:
+        self._add(training.step, line)
+
+    def on_validation(self, training: Training, values: Values) -> None:
+        self._add(training.step, values)
+
+    def on_test(self, training: Training, values: Values) -> None:
+        self._open(training)
+        self._add(training.step, values)
+
+    def _open(self, training: Training) -> None:
+        if training.world.is_first and training.settings.fast_dev_run is None:
+            given = self._given
+            self._path = Path(given) if given is not None else metrics_folder(training.settings) / "metrics.csv"
+            self._carefully(self._read)
+
+    def _read(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = path.read_text() if path.exists() else ""
+        whole = text[: text.rfind("\n") + 1]  # a kill may have cut the last row short, but never the first
+        table = csv.DictReader(io.StringIO(whole or text))
+        self._columns = list(table.fieldnames or [_STEP])
+        if self._columns[0] != _STEP:
+            raise BadSettings(
+                f"CsvLogger: {path}: expected a table with `step` as its first column, got {self._columns[0]!r}\n"
+                "hint: another path"
+            )
+        self._rows = {int(row[_STEP]): row for row in table}
+        if not text.endswith("\n"):
+            self._write_all(path)
+
+    def _add(self, step: int, values: Mapping[str, Any]) -> None:
+        row = {_STEP: step, **self._rows.get(step, {}), **dict(numbers_of(values))}
+        appends = step not in self._rows and row.keys() <= set(self._columns)
+        self._columns += [name for name in row if name not in self._columns]
+        self._rows[step] = row
+        self._carefully(lambda path: self._append(path, row) if appends else self._write_all(path))
+
+    def _append(self, path: Path, row: Row) -> None:
+        with path.open("a", newline="") as file:
+            csv.DictWriter(file, self._columns, restval="").writerow(row)
+
+    def _write_all(self, path: Path) -> None:
+        draft = path.with_name(path.name + ".draft")
+        with draft.open("w", newline="") as file:
+            table = csv.DictWriter(file, self._columns, restval="")
+            table.writeheader()
+            table.writerows(self._rows[step] for step in sorted(self._rows))
+        draft.replace(path)
+
+    def _carefully(self, act: Callable[[Path], None]) -> None:
+        """A full disk must not end a training."""
+        if self._path is None:
+            return
+        try:
+            act(self._path)
+        except OSError as error:
+            logging.getLogger("trainer").warning("CsvLogger: no more is written: %s", error)
+            self._path = None
