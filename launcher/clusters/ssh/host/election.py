@@ -59,9 +59,21 @@ class Election:
         counts = [(len(roll & together), len(roll)) for roll in self.rolls]
         return all(there >= quorum(size) if leads else may_take_over(there, size) for there, size in counts)
 
-    def is_next_in_line(self, leaderless: Collection[int]) -> bool:
-        """Of those that hear no leader nobody comes before us."""
-        return not any(number < self.me for number in self.members.intersection(leaderless))
+    def roll_of(self, heard: frozenset[int], fewest: int) -> frozenset[int]:
+        """Who is to count from now on. `fewest`: with so many hosts the run goes on.
+
+        Nobody is counted out in vain: where that many of the roll decide anyway, the others gain nothing by it, and who
+        is silent may yet be needed to replace the leader.
+        """
+        roll, *more = self.rolls
+        decide_anyway = not more and may_take_over(fewest, len(roll))
+        return roll if decide_anyway and heard < roll else heard
+
+    def is_next_in_line(self, leaderless: Mapping[int, KeeperStatus]) -> bool:
+        """Of those that hear no leader nobody comes before us. Who missed the newest attempt comes last: others refuse
+        it what they have promised since, and it has none of its records."""
+        others = self.members.intersection(leaderless)
+        return not any((-leaderless[number].attempt, number) < (-self.attempt, self.me) for number in others)
 
     def without_dead_leaders(self, heard: Mapping[int, KeeperStatus], patience_s: float) -> dict[int, KeeperStatus]:
         """A keeper that answers for a coordinator which says nothing does not lead, whatever it takes itself for."""

@@ -1,6 +1,7 @@
 """A host's part where it does not lead: its agent, and readiness to take the run over when the leader is gone."""
 
 import time
+from collections.abc import Mapping
 
 from launcher.clock import boottime
 from launcher.clusters.keeping.agent_processes import RETURN_AT_ONCE_S, AgentProcesses
@@ -9,7 +10,7 @@ from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.clusters.ssh.host.courier import GIVE_UP_WAITS
 from launcher.clusters.ssh.host.keeper_messages import Ask, KeeperStatus, Promise, granted, statuses
 from launcher.clusters.ssh.host.keeper_state import KeeperState
-from launcher.clusters.ssh.host.leader import enough, propose, tell_others
+from launcher.clusters.ssh.host.leader import enough, pass_over_promised, propose, tell_others
 from launcher.errors import Exit
 from launcher.rundir.attempts import attempts, newest
 from launcher.rundir.avoided import avoid
@@ -144,11 +145,12 @@ class TakeOver:
         if any(one.leads and one.attempt == keeper.attempt.number for one in answers.values()):
             keeper.hear_leader()
             return None
-        answers = {number: one for number, one in answers.items() if number in keeper.election.counted}
-        without = sorted(number for number, one in answers.items() if one.leaderless)
+        counted = keeper.election.counted
+        answers = {number: one for number, one in answers.items() if number in counted and not one.is_guest}
+        without = {number: one for number, one in answers.items() if one.leaderless}
         if not keeper.election.is_next_in_line(without) or len(without) < len(answers):
             return None  # theirs to do, or there are some that hear a leader
-        if enough(keeper, without, leads=False):
+        if not keeper.is_guest and enough(keeper, [*without], leads=False):
             return self._take_over(without)
         nobody_is_there = keeper.rpc.all_gone(keeper.plan.spec.recovery.lease_s + keeper.patience_s)
         if nobody_is_there or time.monotonic() > self._give_up_at:
@@ -157,7 +159,7 @@ class TakeOver:
             keeper.here.end(AttemptEnd(State.FAILED, Cause.NODE_LOST, Exit.NODE_LOST, time.time(), text))
         return None
 
-    def _take_over(self, others: list[int]) -> int | None:
+    def _take_over(self, others: Mapping[int, KeeperStatus]) -> int | None:
         """With the promise of a majority that nobody of the old attempt writes any more."""
         keeper = self._keeper
         number = 1 + max(attempt.number for attempt in attempts(keeper.run))
@@ -165,6 +167,7 @@ class TakeOver:
             return None
         promised = granted(keeper.rpc.ask(Promise(number, keeper.node), others))
         if not enough(keeper, promised, leads=False):
+            pass_over_promised(keeper, {number: one for number, one in others.items() if number not in promised})
             return None
         end = self._end = self._end or self._write_failure(len(promised) + 1)
         if end.state is State.QUEUED:

@@ -34,6 +34,7 @@ class KeeperStatus(msgspec.Struct, frozen=True, tag="status", tag_field="t"):
     began: bool
     leads: bool
     leaderless: bool  # it has not heard the leader for a whole lease
+    is_guest: bool = False  # it has no vote in its attempt
     waits_for: Text = ""
     pledged: bool = False  # it keeps what it has; the leader: it asks whether all do
     promised: Number = 0  # the newest attempt that had its vote

@@ -222,14 +222,16 @@ class KeeperState:
             raise Fenced(f"attempt {attempt} goes on without {self.host}")
 
     def status(self) -> KeeperStatus:
+        leads, is_guest = self._part()
         return KeeperStatus(
             node=self.node,
             attempt=self.attempt.number,
             has_slots=self.ready.gpus is not None,
             told=self.ready.told,
             began=self.ready.began,
-            leads=self._leads_now(),
+            leads=leads,
             leaderless=self.election.leaderless,
+            is_guest=is_guest,
             waits_for=self.ready.waits_for,
             pledged=self.ready.pledged,
             promised=self.election.promised[0] if self.election.promised is not None else 0,
@@ -338,8 +340,9 @@ class KeeperState:
             record_copies.put(self.run, replica)
         return why
 
-    def _leads_now(self) -> bool:
+    def _part(self) -> tuple[bool, bool]:
+        """Whether it leads the attempt, and whether it has no vote in it."""
         try:
-            return self.leads
+            return self.leads, self.is_guest
         except Fenced:
-            return False
+            return False, True

@@ -40,6 +40,7 @@ class Membership:
         self._heard_at = dict.fromkeys(keeper.rpc.others, self._clock.now())
         self._version = 0
         self._guests = {node.host for node in keeper.plan.nodes if node.index in keeper.plan.away}
+        self._blamed: frozenset[int] = frozenset()  # for the silence that they are in
         self._unsettled = frozenset(keeper.rpc.others)  # who may count by other rolls than we do
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="roll", daemon=True)
@@ -70,8 +71,13 @@ class Membership:
 
     def _count(self, there: frozenset[int]) -> None:
         election = self._keeper.election
-        if election.rolls != (there,) and election.decides(there, leads=False):
-            self._change(there)
+        if election.decides(there, leads=False):
+            gone = election.counted - there
+            self._blame(gone - self._blamed)
+            self._blamed = gone
+            members = election.roll_of(there, self._keeper.plan.nodes_min)
+            if election.rolls != (members,):
+                self._change(members)
         if behind := self._unsettled & there:
             self._unsettled -= self._told(election.rolls, behind)
 
@@ -80,9 +86,7 @@ class Membership:
         others = members - {election.me}
         self._unsettled |= others
         if self._told((*election.rolls, members), others) >= others:
-            gone = election.counted - members
             self._keeper.count_by(members)
-            self._blame(gone)
 
     def _told(self, rolls: tuple[frozenset[int], ...], others: Collection[int]) -> frozenset[int]:
         """Who has agreed to count by these."""

@@ -7,6 +7,7 @@ from math import inf
 import msgspec
 import pytest
 
+from launcher.clusters.ssh.comeback import keeper as comeback
 from launcher.clusters.ssh.host.election import Election
 from launcher.clusters.ssh.host.follower import TakeOver
 from launcher.clusters.ssh.host.keeper_messages import (
@@ -22,10 +23,11 @@ from launcher.clusters.ssh.host.keeper_messages import (
 )
 from launcher.clusters.ssh.host.leader import Membership, enough, propose
 from launcher.rundir.attempts import read_intent, read_plan
+from launcher.rundir.avoided import pardon
 from launcher.spec.model import Budget
 from launcher.words import Cause, State
 from tests.clusters.ssh.host import test_keepers
-from tests.clusters.ssh.host.test_keepers import Table
+from tests.clusters.ssh.host.test_keepers import Table, started_again
 
 
 @pytest.fixture
@@ -98,6 +100,95 @@ def test_who_takes_over_amid_a_change_needs_both_rolls_and_brings_it_to_an_end(t
     assert members(table, 1, 4) == [[{0, 1, 2, 3, 4}, {0, 1, 2, 4}], [{0, 1, 2, 3, 4}]]
     roll_of(table.keepers[1])._count(frozenset({1, 2, 4}))
     assert members(table, 1, 2, 4) == [[{1, 2, 4}]] * 3
+
+
+# -- hosts that are silent for a while, and may be needed later
+
+
+@pytest.fixture
+def spared(tmp_path):
+    """Any two of three hosts can carry the run on."""
+    return Table(tmp_path, size=3, nodes_min=2)
+
+
+@pytest.mark.parametrize("frozen", [1, 2])
+def test_two_of_three_go_on_where_the_leader_was_lost_while_one_of_them_was_frozen(spared, frozen):
+    """Had it been counted out, the third could not have gone on with it, and the leader gained nothing by that."""
+    roll, other = roll_of(spared.keepers[0]), 3 - frozen
+    spared.silent = {frozen}
+    roll._count(frozenset({0, other}))
+    spared.lose(0)
+    took = [number for number in (1, 2) if TakeOver(spared.keepers[number]).look() == 2]
+    assert took == [1]
+    assert [node.host for node in read_plan(spared.keepers[2].run, 2).nodes] == ["host1", "host2", "host0"]
+
+
+def test_who_is_silent_and_counts_all_the_same_is_blamed_once(spared):
+    member = spared.keepers[0]
+    roll = roll_of(member)
+    told = [({0, 1}, ["host2"]), ({0, 1}, []), ({0, 1, 2}, []), ({0, 1}, ["host2"]), ({0, 1, 2}, []), ({0}, [])]
+    for there, blamed in told:
+        roll._count(frozenset(there))
+        assert [blame.host for blame in pardon(member.run)] == blamed
+        assert members(spared, 0) == [[{0, 1, 2}]]
+
+
+def test_who_missed_an_attempt_while_it_was_frozen_votes_for_one_that_has_it(spared):
+    """Its own records are older: the others would not have its attempt, nor it theirs, had they waited for it."""
+    spared.silent = {1}
+    assert propose(spared.keepers[0], [2], Cause.NODE_LOST, leads=True) == 2
+    for number in (0, 2):
+        spared.keepers[number].move(2)
+    spared.lose(0)
+    assert TakeOver(spared.keepers[1]).look() is None, "host2 has attempt 2, and comes before it"
+    assert TakeOver(spared.keepers[2]).look() == 3
+    assert spared.keepers[1].election.proposal.hosts == ("host2", "host1")
+
+
+def test_a_number_that_somebody_else_has_promised_is_not_asked_for_for_ever(tmp_path):
+    """They had asked at the same time, each cut off from the other: every one has its own vote for attempt 2."""
+    table = Table(tmp_path, size=4, nodes_min=2)
+    table.lose(0)
+    assert table.keepers[2].stand(2) and table.keepers[3].stand(2)
+    candidate = TakeOver(table.keepers[1])
+    assert [candidate.look(), candidate.look()] == [None, 3]
+
+
+def test_a_guest_holds_nobody_up(tmp_path):
+    """It has no vote, so it takes nothing over, and nobody waits for it to."""
+    table = Table(tmp_path, size=4, nodes_min=3)
+    table.lose(0)
+    assert TakeOver(table.keepers[1]).look() == 2
+    for member in table.keepers[1:]:
+        member.move(2)
+    table.silent = set()
+    table.keepers[1].ready.began = True
+    guest = started_again(table, 0)
+    guest.rejoin(comeback.what_goes_on(guest))
+    guest.returning = False
+    table.lose(1)
+    for number in (0, 2):
+        one = TakeOver(table.keepers[number])
+        one._give_up_at = 0.0
+        assert one.look() is None
+        assert table.end(number).state is State.FAILED, "there are two of the three that it needs"
+
+
+@pytest.mark.parametrize(
+    ("rolls", "heard", "fewest", "then"),
+    [
+        (["0123"], "012", 2, "012"),  # two of four would not decide, two of three do
+        (["012"], "01", 2, "012"),  # any two decide anyway
+        (["012"], "01", 1, "01"),  # one alone may go on
+        (["01234"], "0123", 3, "01234"),
+        (["012"], "013", 2, "013"),  # who has come back counts
+        (["012"], "0123", 2, "0123"),
+        (["0123", "012"], "012", 3, "012"),  # a change that was begun is brought to an end
+    ],
+)
+def test_nobody_is_counted_out_in_vain(rolls, heard, fewest, then):
+    one = election(rolls=tuple(frozenset(map(int, roll)) for roll in rolls))
+    assert one.roll_of(frozenset(map(int, heard)), fewest) == frozenset(map(int, then))
 
 
 # -- one keeper's vote, by itself
