@@ -91,6 +91,18 @@ async def prepared(home):
     return preparation
 
 
+def play(scene):
+    """Children that die as the loop closes are nothing to it: asyncio takes the pipe away before the handler."""
+
+    async def to_its_end():
+        try:
+            await scene()
+        finally:
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+
+    asyncio.run(to_its_end())
+
+
 def left(preparation):
     return ranks.descendants(os.getpid(), preparation.own_pids)
 
@@ -109,7 +121,7 @@ def test_all_are_started_and_all_are_ended(home):
         assert all(end.stopping and end.signal == 9 for end in ears.exits)
         await preparation.close()
 
-    asyncio.run(scene())
+    play(scene)
 
 
 def test_a_stop_in_the_middle_of_a_start_leaves_no_late_fork(home):
@@ -135,7 +147,7 @@ def test_a_stop_in_the_middle_of_a_start_leaves_no_late_fork(home):
         await preparation.close()
 
     try:
-        asyncio.run(scene())
+        play(scene)
     finally:
         end_all(lambda: [pid for pid in descendants(os.getpid()) if b"zygote.py" in cmdline(pid)])
 
@@ -190,7 +202,7 @@ def test_a_killed_zygote_is_replaced_without_an_import(counted, tmp_path):
         await preparation.close()
         assert left(preparation) == []
 
-    asyncio.run(scene())
+    play(scene)
 
 
 def test_without_zygote_and_standby_there_is_a_new_one(counted, tmp_path):
@@ -203,7 +215,7 @@ def test_without_zygote_and_standby_there_is_a_new_one(counted, tmp_path):
         assert not set(before) & set(preparation.own_pids)
         await preparation.close()
 
-    asyncio.run(scene())
+    play(scene)
 
 
 def test_a_frozen_standby_is_not_waited_for(counted, tmp_path, monkeypatch):
@@ -222,7 +234,7 @@ def test_a_frozen_standby_is_not_waited_for(counted, tmp_path, monkeypatch):
             while left(preparation):
                 await asyncio.sleep(0.01)
 
-    asyncio.run(scene())
+    play(scene)
 
 
 def parent(pid):
@@ -248,7 +260,7 @@ def test_stacks_of_hung_ranks_are_waited_for_no_longer_than_they_take(home, monk
         assert all("most recent call first" in log.read_text() for log in logs[1:])
         await preparation.close()
 
-    asyncio.run(scene())
+    play(scene)
 
 
 async def look(group):

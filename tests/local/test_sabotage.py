@@ -55,7 +55,7 @@ SABOTAGES = {
         "agent/replication/test_replication.py", "wait_for_the_last",
     ),
     "what came damaged is counted on again": (
-        "agent/replication/replication.py", "                    await self._doubt(server, get)\n", "",
+        "agent/replication/replication.py", "                        await self._doubt(server, get)\n", "",
         "agent/replication/test_replication.py", "chooses_an_older",
     ),
     "a long fetch is a hang": (
