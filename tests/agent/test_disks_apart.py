@@ -10,6 +10,8 @@ from launcher.rundir.records import ANEW, KEPT, Event
 from launcher.spec.model import Recovery
 from launcher.words import Cause, State
 
+LEASE = Recovery().lease_s
+
 
 def apart(nodes: int = 2, **how: object) -> Cluster:
     return Cluster(msgspec.structs.replace(plan_of(nodes, **how), disks_apart=True))  # type: ignore[arg-type]
@@ -432,3 +434,52 @@ def test_cancelled_while_it_waits_it_is_cancelled() -> None:
     cluster.ask_stop("cancel")
     cluster.advance(3)
     assert ended(cluster) is State.CANCELLED
+
+
+# -- too few hosts to go on: the others may have taken the run over
+
+
+def elected(nodes: int, *, spares: int, quorum: int, away: tuple[int, ...] = ()) -> Cluster:
+    plan = plan_of(nodes, spares=spares, least=1)
+    plan = msgspec.structs.replace(plan, disks_apart=True, quorum=quorum, away=away)
+    cluster = Cluster(plan, attempt=2)
+    cluster.boot()
+    cluster.advance(10)
+    assert cluster.state().state is State.RUNNING
+    return cluster
+
+
+def test_ranks_that_need_nobody_else_are_ended_where_the_others_are_more_than_half() -> None:
+    """Two spares that are cut off are two of three hosts, and elect a leader of their own."""
+    cluster = elected(1, spares=2, quorum=2)
+    cluster.cut(1)
+    cluster.advance(LEASE + 3)
+    assert cluster.state().state is State.RUNNING
+    cluster.cut(2)
+    cluster.advance(LEASE + 3)
+    assert cluster.end is not None
+    assert (cluster.end.state, cluster.end.cause) == (State.QUEUED, Cause.NODE_LOST)
+    assert "fewer than 2 nodes are heard" in cluster.recorded("failure")[0].text
+    assert not cluster.agents[0].live
+
+
+def test_spares_whose_agents_are_back_within_their_lease_end_nothing() -> None:
+    cluster = elected(1, spares=2, quorum=2)
+    cluster.kill(1)
+    cluster.kill(2)
+    cluster.advance(LEASE / 2)
+    cluster.boot(1, 2)
+    cluster.advance(2 * LEASE)
+    assert (cluster.state().state, cluster.state().generation) == (State.RUNNING, 1)
+
+
+def test_with_guests_alone_nobody_goes_on() -> None:
+    """They have no vote: the three that are cut off are more than half of those that have."""
+    cluster = elected(5, spares=0, quorum=2, away=(4,))
+    for number in (1, 2, 3):
+        cluster.cut(number)
+    opened = len(cluster.recorded("generation_opened"))
+    cluster.advance(LEASE + 3)
+    assert cluster.end is not None and cluster.end.state is State.QUEUED
+    assert len(cluster.recorded("generation_opened")) == opened
+    assert not cluster.agents[0].live

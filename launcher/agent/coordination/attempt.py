@@ -97,6 +97,12 @@ class Attempt:
             raise AssertionError("no generation has been opened")
         return self.generation
 
+    @property
+    def has_quorum(self) -> bool:
+        """The others are too few to go on without us. Nodes of the generation or not: any may have been cut off."""
+        plan = self.plan
+        return not plan.quorum or len(self.nodes.heard(self.mono).difference(plan.away)) >= plan.quorum
+
     def is_current(self, number: int) -> bool:
         return self.generation is not None and number == self.generation.number
 

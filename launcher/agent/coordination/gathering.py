@@ -29,11 +29,13 @@ class Gathering:
 
     def may_succeed(self, mono: float) -> bool:
         """False where too few nodes are left that are, or may become, usable."""
-        groups = [self._nodes.usable, self._nodes.hopeful]
+        left = self._nodes.usable | self._nodes.hopeful
         if self._first and mono < self._give_up_at:
-            groups.append(self._nodes.absent)
-        head = self._plan.nodes[0].index
-        return any(head in group for group in groups) and sum(map(len, groups)) >= self._least
+            left |= self._nodes.absent
+        return self._plan.nodes[0].index in left and self._suffice(left)
+
+    def _suffice(self, nodes: set[int]) -> bool:
+        return len(nodes) >= self._least and len(nodes.difference(self._plan.away)) >= self._plan.quorum
 
     @property
     def _awaited(self) -> set[int]:
@@ -45,7 +47,7 @@ class Gathering:
     def complete(self, mono: float) -> bool:
         """True where a generation can be opened now."""
         nodes, plan = self._nodes, self._plan
-        if mono < self._open_at or plan.nodes[0].index not in nodes.usable or len(nodes.usable) < self._least:
+        if mono < self._open_at or plan.nodes[0].index not in nodes.usable or not self._suffice(nodes.usable):
             return False
         if not self._first or not self._awaited:
             return True  # after a failure whoever is left goes on at once
@@ -58,7 +60,8 @@ class Gathering:
 
     def shortage(self) -> Verdict:
         """Why it cannot succeed."""
-        least, left = self._least, len(self._nodes.usable) + len(self._nodes.hopeful)
+        least, nodes = self._least, self._nodes.usable | self._nodes.hopeful
+        left = len(nodes if len(nodes) < least else nodes.difference(self._plan.away))  # guests have no weight
         text = f"{left} of at least {least} node{'s' if least > 1 else ''} can be used"
         faulty = next((node for node in self._nodes if node.fault), None)
         if faulty is None:

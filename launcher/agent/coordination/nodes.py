@@ -102,6 +102,12 @@ class NodeTable:
             if node.link in (Presence.ABSENT, Presence.UNKNOWN) or (node.link is Presence.LOST and node.lost_at > since)
         ]
 
+    def heard(self, mono: float) -> set[int]:
+        """Those that may still take us for their coordinator, agents that were replaced a moment ago too."""
+        return {
+            node.index for node in self if node.link is not Presence.ABSENT and node.heard_at + self._lease_s > mono
+        }
+
     @property
     def here(self) -> set[int]:
         return {node.index for node in self if node.link is Presence.UP}

@@ -192,6 +192,9 @@ class Watch:
             self._closer.close_gracefully(verdict.of_limit(attempt.plan), "the time limit is reached")
         elif attempt.mono >= attempt.blame_at:
             self._closer.close()
+        elif not attempt.has_quorum:
+            text = f"fewer than {attempt.plan.quorum} nodes are heard: the others may go on without these"
+            self._closer.close(Verdict(Cause.NODE_LOST, text))
         elif attempt.phase is AttemptPhase.STARTING and attempt.mono >= attempt.start_by:
             self._start_timed_out()
 

@@ -5,6 +5,8 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from math import inf
 
+import msgspec
+
 from launcher.clock import WakingClock, boottime
 from launcher.clusters.keeping.allocation import Allocation, StopSignal
 from launcher.clusters.keeping.attempt_end import cut_short
@@ -214,6 +216,8 @@ def propose(keeper: KeeperState, others: list[int], cause: Cause | None, *, lead
     here = [keeper.host, *sorted(names, key=lambda name: name in bad)]
     away = [name for name in keeper.first_nodes if name not in here]
     plan = reseated(keeper.plan, keeper.first_nodes, here, away)
+    if plan.disks_apart:
+        plan = msgspec.structs.replace(plan, quorum=keeper.election.quorum_of({*others, keeper.node}))
     attempt, _ = new_attempt(keeper.run, plan.cluster, "requeue", cause, plan, secret=keeper.secret)
     took = granted(keeper.rpc.ask(Propose(attempt.number, tuple(here), cause, tuple(away)), others))
     if keeper.plan.disks_apart and not enough(keeper, took, leads=leads):

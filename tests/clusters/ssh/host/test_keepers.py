@@ -34,6 +34,7 @@ from launcher.clusters.ssh.host.leader import Leader, Membership, enough, propos
 from launcher.clusters.ssh.host.record_copies import RecordReplicator
 from launcher.errors import Exit, Fenced
 from launcher.plan.model import NodePlan
+from launcher.plan.on_hosts import quorum
 from launcher.rundir.attempts import new_attempt, newest, read_plan
 from launcher.rundir.avoided import avoid, avoided
 from launcher.rundir.durable import append_line, read_record, write_record
@@ -111,6 +112,7 @@ class Table:
         nodes = tuple(NodePlan(one, f"127.0.0.{one + 1}", False, None, host=f"host{one}") for one in range(self.size))
         spec = msgspec.structs.replace(plan.spec, recovery=Recovery(**{"wait_s": 0.0, "lease_s": 0.0, **recovery}))
         more = {"nodes": nodes, "spec": spec, "nodes_min": nodes_min, "nodes_max": self.size, "disks_apart": True}
+        more["quorum"] = quorum(self.size)
         run = RunDir(path)
         attempt, _ = new_attempt(run, "pool", "submit", None, msgspec.structs.replace(plan, **more), secret=SECRET)
         raise_fence(run, attempt.number)
