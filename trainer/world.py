@@ -3,11 +3,12 @@
 Everything comes from the variables that torchrun and launch set; without them it is a world of one.
 """
 
+import atexit
 import datetime as dt
 import os
 import socket
-import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -94,37 +95,63 @@ def leave(world: World) -> None:
 
 
 class Membership:
-    """This process's place in a process group: it leaves when nobody holds this any more, or at its end.
+    """This process's place in a process group, kept whoever took it until the process exits, and closed then.
 
-    One at a time, shared by all who take part: a port on which ranks have met can be listened on only once.
+    One at a time, shared by all who take part. Ranks meet only once on a port: who left, to meet there again, would
+    find it still taken, or a rank that is yet to leave.
     """
 
-    _latest: "weakref.ref[Membership] | None" = None
+    _kept: "Membership | None" = None
 
     def __init__(self, world: World, *, ours: bool) -> None:
-        self.world = world
-        self._leaving = weakref.finalize(self, leave, world) if ours else None
+        self.world, self._ours = world, ours
+        self._group = dist.group.WORLD
+        if ours:
+            atexit.register(self._leave)
 
     @classmethod
     def take(cls, *, group: bool, timeout_s: float | None = None, device: str | None = None) -> "Membership":
         """The one there is, where it fits; else as `join`. A group that the script has made stays the script's."""
-        known = cls._latest() if cls._latest is not None else None
-        if known is not None and known.fits(group, device):
-            return known
+        if cls._kept is not None and cls._kept.fits(device):
+            return cls._kept
+        cls._kept = None  # its group is gone, and with this its store
         met = dist.is_initialized()
-        taken = cls(join(group=group, timeout_s=timeout_s, device=device), ours=not met)
-        cls._latest = weakref.ref(taken)
+        taken = cls(join(group=group, timeout_s=timeout_s, device=device), ours=not met and dist.is_initialized())
+        if taken.world.backend is not None:  # who is alone has nothing to keep, and may fork ranks that are not
+            cls._kept = taken
         return taken
 
     def stay(self) -> None:
         """Leave no more: after an error the others may be anywhere, and to part from them might wait for them."""
-        if self._leaving is not None:
-            self._leaving.detach()
+        atexit.unregister(self._leave)
 
-    def fits(self, group: bool, device: str | None) -> bool:
-        """Whether who wants this can take part in it."""
-        there = self.world.backend is None or dist.is_initialized()
-        return there and (self.world.backend is not None or not group) and device in (None, self.world.device.type)
+    def fits(self, device: str | None) -> bool:
+        """Whether who wants this can take part in it; BadSettings where the others cannot be met in another way."""
+        if dist.group.WORLD is not self._group:  # the script has left it
+            return False
+        wanted, here = device or ("cuda" if torch.cuda.is_available() else "cpu"), self.world.device.type
+        if wanted != here and self._ours and self.world.size > 1:
+            raise BadSettings(
+                f"device: expected {here}, on which this process has met the other ranks, got {wanted}\n"
+                "hint: train on one kind of device in one run, and on the other in another run"
+            )
+        return wanted == here
+
+    def _leave(self) -> None:
+        leave(self.world)
+        Membership._kept = None
+
+
+@contextmanager
+def membership(*, group: bool, timeout_s: float | None = None, device: str | None = None) -> Iterator[World]:
+    """Take part with the other ranks, all of which go on together from the end of this."""
+    taken = Membership.take(group=group, timeout_s=timeout_s, device=device)
+    try:
+        yield taken.world
+    except BaseException:
+        taken.stay()
+        raise
+    barrier(taken.world)
 
 
 def barrier(world: World) -> None:

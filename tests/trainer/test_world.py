@@ -1,3 +1,5 @@
+import atexit
+import contextlib
 import datetime as dt
 import os
 import socket
@@ -10,7 +12,7 @@ import torch.distributed as dist
 from ranks import Ranks, spawn_ranks
 
 from trainer.errors import BadSettings
-from trainer.world import World, barrier, join, leave
+from trainer.world import World, barrier, join, leave, membership
 
 
 def meet():
@@ -73,6 +75,61 @@ def use_a_group_that_is_there():
 
 def test_a_group_that_the_script_has_made_is_used():
     assert spawn_ranks(use_a_group_that_is_there, 2) == [(True, 2, True, True)] * 2
+
+
+def take_part_twice():
+    """Then the process exits, as far as what is done at exit goes."""
+    atexit._clear()  # what the process has registered from which this one was forked
+    groups = []
+    for _ in range(2):
+        with membership(group=False, device="cpu"):
+            groups.append(dist.group.WORLD)
+    with pytest.raises(BadSettings) as other, membership(group=False, device="meta"):
+        pass
+    same, there = groups[0] is groups[1], dist.is_initialized()
+    atexit._run_exitfuncs()
+    return same, there, dist.is_initialized(), str(other.value).partition("\n")[0]
+
+
+def test_a_process_takes_part_in_one_group_until_it_exits():
+    refused = "device: expected cpu, on which this process has met the other ranks, got meta"
+    assert spawn_ranks(take_part_twice, 2) == [(True, True, False, refused)] * 2
+
+
+def fail_in_the_midst():
+    atexit._clear()
+    with contextlib.suppress(ZeroDivisionError), membership(group=False, device="cpu"):
+        raise ZeroDivisionError
+    atexit._run_exitfuncs()
+    return dist.is_initialized()
+
+
+def test_who_failed_waits_for_nobody_at_its_exit():
+    assert spawn_ranks(fail_in_the_midst, 2) == [True, True]
+
+
+def take_part_in_a_group_of_the_script():
+    atexit._clear()
+    dist.init_process_group("gloo")
+    with membership(group=False, device="cpu") as world:
+        size = world.size
+    atexit._run_exitfuncs()
+    return size, dist.is_initialized()
+
+
+def test_a_group_that_the_script_has_made_is_left_by_the_script():
+    assert spawn_ranks(take_part_in_a_group_of_the_script, 2) == [(2, True)] * 2
+
+
+def test_who_was_alone_may_fork_ranks():
+    with membership(group=False, device="cpu") as world:
+        assert world.size == 1
+    assert spawn_ranks(meet_as_a_member, 2) == [2, 2]
+
+
+def meet_as_a_member():
+    with membership(group=False, device="cpu") as world:
+        return world.size
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ from trainer.loop.trials import begin_anew, first_batches, in_short
 from trainer.stopping import Votes
 from trainer.strategies import Optimizers, Strategy, StrategySettings, build, needs_group, summary, warn_of_low_weights
 from trainer.wire import Launched, Wire
-from trainer.world import Membership, World, barrier
+from trainer.world import World, membership
 
 if TYPE_CHECKING:
     from trainer.loop.flops import Flops
@@ -102,7 +102,6 @@ class Trainer:
         self._make_optimizer, self._make_schedule = optimizer, schedule
         self._callbacks, self._start_from = callbacks, start_from
         self.fingerprint = ""  # of the end; SHA-256 of model and optimizer
-        self._membership: Membership | None = None  # for life: ranks meet once
         self._built: Strategy | None = None
         self._flops: Flops | None = None
 
@@ -222,15 +221,9 @@ class Trainer:
             yield given
             return
         settings = self.settings
-        self._membership = Membership.take(
-            group=needs_group(settings.strategy), timeout_s=settings.timeout_s, device=settings.device
-        )
-        try:
-            yield self._membership.world
-        except BaseException:
-            self._membership.stay()
-            raise
-        barrier(self._membership.world)
+        group = needs_group(settings.strategy)
+        with membership(group=group, timeout_s=settings.timeout_s, device=settings.device) as world:
+            yield world
 
     @contextmanager
     def _loop(self, world: World) -> Iterator[Loop]:

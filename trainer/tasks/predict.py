@@ -27,7 +27,7 @@ from trainer.stopping import StopRequest
 from trainer.strategies import SHARDS, StrategySettings, build_to_ask, needs_group
 from trainer.tasks.shards import Answers, Job, Line
 from trainer.wire import Launched, Wire
-from trainer.world import World, barrier, from_first, join, leave
+from trainer.world import World, from_first, membership
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +61,11 @@ def predict(prediction: Prediction, out: Path, checkpoint: str) -> int:
         be_deterministic()
     stop = StopRequest()
     stop.listen()
-    world = join(group=needs_group(settings.strategy), device=settings.device)
     try:
-        code = _predict(prediction, out, checkpoints_at(checkpoint), world, stop)
+        with membership(group=needs_group(settings.strategy), device=settings.device) as world:
+            return _predict(prediction, out, checkpoints_at(checkpoint), world, stop)
     finally:
         stop.unlisten()
-    barrier(world)
-    leave(world)
-    return code
 
 
 def _predict(prediction: Prediction, out: Path, checkpoint: Path, world: World, stop: StopRequest) -> int:

@@ -368,6 +368,26 @@ def test_one_script_fits_and_validates_and_fits_again(tmp_path, strategy, size, 
     assert second["val_loss"] != first["val_loss"], "of the newest checkpoint, which another trainer has made since"
 
 
+def train_one_after_another(folder, settings):
+    """As a script does that tries one thing after another: each Trainer is freed when the next one takes its name."""
+    codes = []
+    for seed in (1, 2, 3):
+        trainer = Trainer(
+            settings_for(folder / str(seed), seed=seed, **settings),
+            model=make_model,
+            loss=loss_of,
+            data=Noisy(),
+            optimizer=torch.optim.AdamW,
+        )
+        codes.append(trainer.fit())
+    return codes
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_one_script_trains_one_after_another_under_the_same_name(tmp_path, strategy):
+    assert train(tmp_path, 2, {"strategy": strategy, "max_steps": 1}, train_one_after_another) == [0, 0, 0]
+
+
 def run_torn(folder, settings, torn):
     return run_tiny(folder, settings, data=Torn(torn), model=lambda: nn.Linear(4, 2), schedule=None)
 
