@@ -191,7 +191,6 @@ def settings_for(folder, **changes):
 
 def run_tiny(folder, settings=None, disturb=(), **parts):
     """Train, or go on training, on this rank: exit code, fingerprint, and what the counter has counted."""
-    faulthandler.dump_traceback_later(60, file=2)  # a rank that hangs says where
     steps = Steps()
     disturbances = [Disturb(folder, **one) for one in disturb]
     # One a start: a kill might come before the ranks have agreed on the stop that was asked for.
@@ -211,7 +210,11 @@ def run_tiny(folder, settings=None, disturb=(), **parts):
         "callbacks": [steps, *disturbances, *parts.pop("callbacks", ())],
     }
     trainer = Trainer(settings_for(folder, **(settings or {})), **{**given, **parts})
-    code = trainer.fit()
+    faulthandler.dump_traceback_later(60, file=2)  # a rank that hangs says where
+    try:
+        code = trainer.fit()
+    finally:
+        faulthandler.cancel_dump_traceback_later()  # a process forked beside its thread would wait for that for ever
     return {"code": code, "fingerprint": trainer.fingerprint, "steps": steps.steps, "epochs": steps.epochs}
 
 
