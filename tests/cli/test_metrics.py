@@ -133,7 +133,8 @@ def test_prometheus_is_told_of_all_or_of_those_that_are_named(desk):
     everything = desk.launch("metrics", "--openmetrics").stdout
     assert 'launch_runs{state="succeeded"} 2\n' in everything and everything.endswith("# EOF\n")
     assert lately.run.id in everything and old.run.id not in everything
-    one = desk.launch("metrics", "--openmetrics", old.run.id).stdout
+    one = desk.launch("metrics", "--openmetrics", old.run.id, "old").stdout
+    assert 'launch_runs{state="succeeded"} 1\n' in one, "named in two ways"
     assert f'launch_run_state{{run="{old.run.id}",state="succeeded"}} 1\n' in one and lately.run.id not in one
 
 

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -59,9 +60,12 @@ class Checkpointer:
         total_steps: int | None = None,
         world: World | None = None,
         asynchronous: bool = True,
+        in_memory: bool = True,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         launched = Launched.from_environment()
+        if not in_memory:
+            launched = replace(launched, memory_dir=None)
         self.folder = Path(folder or launched.checkpoint_dir or "checkpoints")
         self.total_steps = total_steps
         self.loaded: Loaded | None = None

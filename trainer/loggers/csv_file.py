@@ -48,6 +48,7 @@ class CsvLogger(Callback):
         self._add(training.step, values)
 
     def _open(self, training: Training) -> None:
+        self._path = None
         if training.world.is_first and training.settings.fast_dev_run is None:
             given = self._given
             self._path = Path(given) if given is not None else metrics_folder(training.settings) / "metrics.csv"
@@ -64,7 +65,10 @@ class CsvLogger(Callback):
                 f"CsvLogger: {path}: expected a table with `step` as its first column, got {self._columns[0]!r}\n"
                 "hint: another path"
             )
-        self._rows = {int(row[_STEP]): row for row in table}
+        rows = list(table)
+        if not all(row[_STEP].isdecimal() and None not in row for row in rows):
+            raise BadSettings(f"CsvLogger: {path}: expected rows of its own\nhint: another path, or remove that file")
+        self._rows = {int(row[_STEP]): row for row in rows}
         if not text.endswith("\n"):
             self._write_all(path)
 

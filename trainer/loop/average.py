@@ -56,19 +56,23 @@ class Average:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Inside, the model has the averaged weights; afterwards, to the bit, those that it had."""
-        self._exchange()
+        exchanged: list[tuple[Tensor, Tensor]] = []  # of an exchange that fails on its way what was done is undone
         try:
+            for pair in self._pairs():
+                _exchange(*pair)
+                exchanged.append(pair)
             yield
         finally:
-            self._exchange()
-
-    @torch.no_grad()
-    def _exchange(self) -> None:
-        for average, weight in self._pairs():
-            held = weight.clone()
-            weight.copy_(average)
-            average.copy_(held)
+            for pair in exchanged:
+                _exchange(*pair)
 
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         for name, weight in self._weights.items():
             yield plain(self.tensors[name]), plain(weight)
+
+
+@torch.no_grad()
+def _exchange(average: Tensor, weight: Tensor) -> None:
+    held = weight.clone()
+    weight.copy_(average)
+    average.copy_(held)

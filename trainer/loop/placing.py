@@ -40,9 +40,8 @@ class Placing:
         return moved
 
     def _move(self, tensor: Tensor) -> Tensor:
-        if (
-            tensor.device.type != "cpu"
-        ):  # from another GPU, or here already: whoever made it did so on this one's stream
+        # What is here already, or on another GPU, was made on this one's stream; what is sparse no stream can keep.
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
             return tensor.to(self._device, non_blocking=True)
         with torch.cuda.stream(self._stream):
             moved = tensor.to(self._device, non_blocking=True)

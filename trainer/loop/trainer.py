@@ -379,6 +379,7 @@ class Trainer:
             keep=settings.checkpoint_keep,
             total_steps=training.total_steps,
             world=training.world,
+            in_memory=settings.fast_dev_run is None,  # those are of the real training
         )
 
     def _say_hello(self, loop: Loop, start: int) -> None:

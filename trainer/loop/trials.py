@@ -9,7 +9,8 @@ from typing import Any
 
 from torch.utils.data import Dataset, Subset
 
-from trainer.data.iterable import is_iterable, shards_itself
+from trainer.data.iterable import has_shards, is_iterable, shards_itself
+from trainer.data.seeds import Apart, seed_draws
 from trainer.errors import BadSettings
 from trainer.loop.settings import Settings
 from trainer.wire import Launched
@@ -23,7 +24,7 @@ def in_short(settings: Settings) -> Settings:
     if settings.overfit_batches is not None:
         settings = dataclasses.replace(settings, shuffle=False)
     if settings.fast_dev_run is not None:
-        folder = Path(settings.checkpoint_dir or Launched.from_environment().checkpoint_dir or "checkpoints")
+        folder = Path(settings.checkpoint_dir or Launched.from_environment().checkpoint_dir or "checkpoints").absolute()
         settings = dataclasses.replace(
             settings,
             max_steps=min(settings.fast_dev_run, settings.max_steps or settings.fast_dev_run),
@@ -43,11 +44,11 @@ def first_batches(settings: Settings, data: Dataset[Any]) -> Dataset[Any]:
     count = settings.overfit_batches * settings.batch_size
     if not is_iterable(data):
         return Subset(data, range(min(count, len(data))))  # type: ignore[arg-type] # it has a length
-    if shards_itself(data):
-        raise BadSettings(
-            "overfit_batches: expected data of which all ranks see the same, got a stream that shards itself"
-        )
-    few: Any = list(islice(iter(data), count))
+    if shards_itself(data) or has_shards(data):
+        raise BadSettings("overfit_batches: expected data of which all ranks see the same, got a stream in shards")
+    with Apart():  # all ranks, and each start, draw alike
+        seed_draws(settings.seed)
+        few: Any = list(islice(iter(data), count))
     return few  # type: ignore[no-any-return] # a list is a data set
 
 

@@ -169,6 +169,9 @@ class Strategy:
         """
         parameters = list(parameters)
         if self.settings.clip_value is not None:
+            for one in parameters:
+                if one.grad is not None and one.grad.is_sparse:
+                    one.grad = one.grad.coalesce()  # each number once: else parts of one are clipped, and then summed
             clip_values(_gradients(parameters), self.settings.clip_value)
         if self.settings.clip_norm is None and not measured:
             return None

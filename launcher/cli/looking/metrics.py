@@ -93,7 +93,7 @@ def _for_prometheus(named: Sequence[str]) -> str:
     """Without names all are counted, and those told of that go on or ended a while ago: old ones would only pile up."""
     from launcher.status.openmetrics import exposition  # late: only for this
 
-    chosen = [*map(api.run, dict.fromkeys(named))] if named else api.runs()
+    chosen = [*{one.id: one for one in map(api.run, named)}.values()] if named else api.runs()
     statuses = api.statuses(chosen, api.WATCH_S)
     since = time.time() - _LATELY_S
     shown = [one for one in statuses if named or not one.state.ended or (one.ended_at or one.submitted_at) >= since]

@@ -88,6 +88,26 @@ def test_a_file_of_somebody_else_is_left_alone(tmp_path, text):
     assert path.read_text() == text
 
 
+@pytest.mark.parametrize("row", ["1,2,3", "early,2", "-1,2"])
+def test_rows_that_it_has_not_written_are_refused(tmp_path, row):
+    path = tmp_path / "table.csv"
+    path.write_text(text := f"step,loss\n{row}\n")
+    with pytest.raises(BadSettings, match=r"table\.csv: expected rows of its own"):
+        CsvLogger(path).on_start(idle_training())
+    assert path.read_text() == text
+
+
+def test_a_dev_run_writes_nothing_into_the_table_of_a_training_before_it(tmp_path):
+    path = tmp_path / "table.csv"
+    logger = CsvLogger(path)
+    log(logger, 0, [1.0])
+    before = path.read_text()
+    trial = idle_training(step=1, fast_dev_run=1)
+    logger.on_start(trial)
+    logger.on_log(trial, {"epoch": 0, "loss": 9.0, "seconds": {}})
+    assert path.read_text() == before
+
+
 def test_a_disk_that_is_full_ends_the_rows_and_not_the_training(tmp_path, caplog):
     path = tmp_path / "table.csv"
     log(CsvLogger(path), 0, [1.0])

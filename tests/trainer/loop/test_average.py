@@ -8,7 +8,7 @@ from torch import nn
 
 from trainer.checkpoint.models import load_model
 from trainer.errors import BadSettings
-from trainer.loop import Callback, Trainer, read_metrics
+from trainer.loop import Callback, Trainer, average, read_metrics
 from trainer.loop.average import Average
 from trainer.world import World
 
@@ -53,6 +53,27 @@ def test_the_model_has_the_average_for_a_while_and_then_its_own():
     with average.in_place():
         assert module.weight.item() == 0.0
     assert (module.weight.item(), average.tensors["average/weight"].item()) == (1.0, 0.0)
+
+
+def test_an_exchange_that_fails_on_its_way_leaves_the_model_as_it_was(monkeypatch):
+    module = nn.Linear(1, 1)
+    both = module.weight, module.bias
+    before = [one.item() for one in both]
+    taken = Average(module, 0.5)
+    for one in both:
+        nn.init.constant_(one, 7.0)
+    exchange, turns = average._exchange, iter([True, False, True])
+
+    def of_the_first_alone(mean, weight):
+        if not next(turns):
+            raise MemoryError
+        exchange(mean, weight)
+
+    monkeypatch.setattr(average, "_exchange", of_the_first_alone)
+    with pytest.raises(MemoryError), taken.in_place():
+        pass
+    assert [one.item() for one in both] == [7.0, 7.0]
+    assert [mean.item() for mean in taken.tensors.values()] == before
 
 
 def test_weights_of_sixteen_bits_are_refused():

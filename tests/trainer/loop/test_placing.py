@@ -94,6 +94,12 @@ def test_a_gpu_gets_a_batch_on_a_stream_of_its_own_and_waits_for_it_once(monkeyp
     assert moved["x"].is_meta and moved["y"][1] == "text"
 
 
+def test_what_no_stream_can_keep_is_copied_by_the_one_that_calculates(monkeypatch):
+    device = Device(monkeypatch)
+    Placing(torch.device("cuda", 0))(torch.eye(2).to_sparse())
+    assert device.said == ["calculating: 2 to cuda", "calculating: waits for copying"]
+
+
 def test_a_processor_needs_no_stream():
     tensor = torch.zeros(3)
     assert Placing(torch.device("cpu"))([tensor])[0] is tensor

@@ -1,15 +1,18 @@
 """Trainings that only try: a few batches by heart, and everything once."""
 
+import dataclasses
 import gc
+import random
 from pathlib import Path
 
 import pytest
 import torch
 from ranks import spawn_ranks
-from tiny_training import Noisy, Steps, Stream, history, hits, loss_of, make_model, run_tiny, settings_for
+from tiny_training import InShards, Noisy, Steps, Stream, history, hits, loss_of, make_model, run_tiny, settings_for
 
 from trainer.errors import BadSettings
 from trainer.loop import Settings, Trainer
+from trainer.loop.trials import first_batches
 
 
 def learn_by_heart(folder, stream):
@@ -40,14 +43,26 @@ def test_the_same_batches_are_trained_on_again_and_again_and_validated(tmp_path,
     assert [line["step"] for line in history(tmp_path) if "val_loss" in line] == [2, 4, 6]
 
 
-def test_a_stream_that_shards_itself_has_no_batches_that_all_know(tmp_path):
+@pytest.mark.parametrize("data", [Stream(shards_itself=True), InShards()])
+def test_a_stream_in_shards_has_no_batches_that_all_know(tmp_path, data):
     with pytest.raises(BadSettings, match="overfit_batches: expected data of which all ranks see the same"):
-        Trainer(
-            settings_for(tmp_path, overfit_batches=2),
-            model=make_model,
-            data=Stream(shards_itself=True),
-            optimizer=torch.optim.AdamW,
-        )
+        Trainer(settings_for(tmp_path, overfit_batches=2), model=make_model, data=data, optimizer=torch.optim.AdamW)
+
+
+class Drawn(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        while True:
+            yield random.random(), torch.rand(1).item()
+
+
+def test_what_a_stream_draws_is_alike_on_all_ranks_and_at_each_start(tmp_path):
+    settings = settings_for(tmp_path, overfit_batches=1)
+    before = random.getstate()
+    first = list(first_batches(settings, Drawn()))
+    assert random.getstate() == before
+    torch.rand(3)
+    assert list(first_batches(settings, Drawn())) == first
+    assert list(first_batches(dataclasses.replace(settings, seed=99), Drawn())) != first
 
 
 def everything_in(folder):
@@ -103,16 +118,21 @@ def test_everything_is_tried_once_and_nothing_is_kept(tmp_path, strategy):
     assert [path.name for path in tmp_path.iterdir() if "dev-run" in path.name] == []
 
 
-def test_it_is_an_end_of_its_own_and_the_folder_goes_with_the_trainer(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize("where", ["checkpoints", "."])
+def test_it_is_an_end_of_its_own_and_the_folder_goes_with_the_trainer(tmp_path, monkeypatch, where):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     model = torch.nn.Linear(4, 2)
     parts = {"model": model, "loss": loss_of, "data": Noisy(), "optimizer": torch.optim.AdamW}
-    trainer = Trainer(Settings(fast_dev_run=1, device="cpu"), **parts)
+    monkeypatch.setenv("LAUNCH_CHECKPOINT_MEMORY_DIR", str(tmp_path / "memory"))
+    monkeypatch.setenv("LAUNCH_CHECKPOINT_MEMORY_EVERY", "1 steps")
+    trainer = Trainer(Settings(fast_dev_run=1, checkpoint_dir=Path(where), device="cpu"), **parts)
     assert trainer.fit() == 0
-    assert Path("checkpoints.fast-dev-run").is_dir()
+    folder = Path(where).absolute()
+    assert folder.with_name(f"{folder.name}.fast-dev-run").is_dir()
     first = model.weight.clone()
     assert trainer.fit() == 0, "it goes on from nothing, and so is not over yet"
     assert not torch.equal(model.weight, first)
     del trainer
     gc.collect()
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.rglob("*")) == [tmp_path / "here"], "nor snapshots in memory"

@@ -23,6 +23,18 @@ def test_a_step_reads_nothing_from_the_device(clip_norm):
     assert (norm is None) == (clip_norm is None)
 
 
+def test_a_number_of_a_sparse_gradient_is_clipped_once():
+    """It comes in parts, one for each time that a token was there."""
+    strategy = build(
+        nn.EmbeddingBag(4, 1, mode="sum", sparse=True), ALONE, StrategySettings(strategy="none", clip_value=1.0),
+        lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+    )  # fmt: skip
+    before = strategy.module.weight.detach().clone()
+    strategy.backward(strategy.model(torch.tensor([[1, 1, 1]])).sum())
+    strategy.step()
+    assert (before - strategy.module.weight.detach()).flatten().tolist() == pytest.approx([0, 1, 0, 0])
+
+
 class Pair(nn.ModuleDict):
     """The sum of both; of `right` a thousand times as much."""
 
