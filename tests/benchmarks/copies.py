@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parent / "agent")]
+sys.path[:0] = [str(HERE.parent), str(HERE.parent / "agent"), str(HERE.parent / "local")]
 
 import idle
 from replica import folder_for_all, spread

@@ -54,7 +54,11 @@ TABLES = [
         ],
         ["local | rank kills | 5 s | launch"],
     ),
-    ("freeze", ["--files", "30", "--turns", "1"], ["list the files", "freeze, nothing changed", "cp -r and sync"]),
+    (
+        "freeze",
+        ["--files", "30", "--turns", "1"],
+        ["list the files", "list and freeze, first time", "cp -r and sync"],
+    ),
     ("many_ranks", ["--ranks", "4", "70", "--layers", "1"], ["4", "70"]),
     ("resume_step", ["--ranks", "2", "--kills", "1", "--peers", "launch"], ["2 | launch | 1 of 1"]),
 ]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.loop.settings import Settings
 from trainer.loop.sums import gathered
@@ -53,6 +52,8 @@ class Flops:
 
 def count(strategy: Strategy, run_micro_batch: Callable[[], Tensor]) -> int:
     """Those of a forward and backward pass of this rank that leaves no trace; what is recomputed counts once."""
+    from torch.utils.flop_counter import FlopCounterMode  # late: only who asks for it
+
     eager: AbstractContextManager[None] = nullcontext()
     if strategy.settings.compile:
         eager = torch.compiler.set_stance("force_eager")  # compiled code is not counted

@@ -1,6 +1,5 @@
 """What ranks tell each other with each line of metrics: the time of their own work, and their memory."""
 
-import resource
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,8 @@ def peak_memory_gb(device: torch.device) -> float:
     """Since the start: of the tensors on a GPU; on a CPU of the whole process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
+    import resource  # late: no rank is to have more of the standard library from its zygote than scripts have
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9
 
 

@@ -2,7 +2,6 @@
 
 import atexit
 import threading
-import time
 import weakref
 
 
@@ -11,7 +10,7 @@ class Held:
 
 
 def late():
-    time.sleep(0.05)
+    threading.main_thread().join()  # which is over then, and the program is not
     print("thread done", __name__, threading.main_thread().is_alive())
 
 
