@@ -7,10 +7,11 @@ import atexit
 import datetime as dt
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -98,14 +99,17 @@ class Membership:
     """This process's place in a process group, kept whoever took it until the process exits, and closed then.
 
     One at a time, shared by all who take part. Ranks meet only once on a port: who left, to meet there again, would
-    find it still taken, or a rank that is yet to leave.
+    find it still taken, or a rank that is yet to leave. A process that was forked from this one has no part in it, and
+    meets ranks of its own.
     """
 
     _kept: "Membership | None" = None
+    _of_parents: ClassVar[list[Any]] = []  # never freed: that would wait for threads that a fork leaves behind
 
     def __init__(self, world: World, *, ours: bool) -> None:
         self.world, self._ours = world, ours
-        self._group = dist.group.WORLD
+        self._group, self._process = dist.group.WORLD, os.getpid()
+        self._at_a_port = "RANK" in os.environ  # else alone, with a store that nobody else sees
         if ours:
             atexit.register(self._leave)
 
@@ -126,18 +130,37 @@ class Membership:
         atexit.unregister(self._leave)
 
     def fits(self, device: str | None) -> bool:
-        """Whether who wants this can take part in it; BadSettings where the others cannot be met in another way."""
+        """Whether who wants this can take part in it; BadSettings where the others cannot be met in another way.
+
+        Who is alone without a port can: this is left then, and so is what a forked process has from its parent.
+        """
+        if self._process != os.getpid():
+            self._forget()
+            return False
         if dist.group.WORLD is not self._group:  # the script has left it
             return False
         wanted, here = device or ("cuda" if torch.cuda.is_available() else "cpu"), self.world.device.type
-        if wanted != here and self._ours and self.world.size > 1:
+        if wanted != here and self._ours:
+            if not self._at_a_port:
+                self.stay()
+                leave(self.world)
+                return False
             raise BadSettings(
                 f"device: expected {here}, on which this process has met the other ranks, got {wanted}\n"
                 "hint: train on one kind of device in one run, and on the other in another run"
             )
         return wanted == here
 
+    def _forget(self) -> None:
+        """In a forked process: it is the parent's, and RANK may be another one here."""
+        if self._ours and dist.group.WORLD is self._group:
+            Membership._of_parents.extend([self, *dist.distributed_c10d._world.pg_map.items()])  # noqa: SLF001 - no public way to all of them
+            leave(self.world)
+
     def _leave(self) -> None:
+        """At exit. Not in a forked process, nor after an error that nobody caught, for the reason that `stay` has."""
+        if self._process != os.getpid() or getattr(sys, "last_value", None) is not None:
+            return
         leave(self.world)
         Membership._kept = None
 

@@ -4,6 +4,7 @@ import datetime as dt
 import os
 import socket
 import subprocess
+import sys
 import time
 
 import pytest
@@ -77,9 +78,15 @@ def test_a_group_that_the_script_has_made_is_used():
     assert spawn_ranks(use_a_group_that_is_there, 2) == [(True, 2, True, True)] * 2
 
 
+def be_a_new_process():
+    """As far as what is done at exit goes, and what the process knows from which this one was forked."""
+    atexit._clear()
+    sys.last_value = None  # of a test that has failed
+
+
 def take_part_twice():
     """Then the process exits, as far as what is done at exit goes."""
-    atexit._clear()  # what the process has registered from which this one was forked
+    be_a_new_process()
     groups = []
     for _ in range(2):
         with membership(group=False, device="cpu"):
@@ -97,7 +104,7 @@ def test_a_process_takes_part_in_one_group_until_it_exits():
 
 
 def fail_in_the_midst():
-    atexit._clear()
+    be_a_new_process()
     with contextlib.suppress(ZeroDivisionError), membership(group=False, device="cpu"):
         raise ZeroDivisionError
     atexit._run_exitfuncs()
@@ -109,7 +116,7 @@ def test_who_failed_waits_for_nobody_at_its_exit():
 
 
 def take_part_in_a_group_of_the_script():
-    atexit._clear()
+    be_a_new_process()
     dist.init_process_group("gloo")
     with membership(group=False, device="cpu") as world:
         size = world.size
@@ -130,6 +137,78 @@ def test_who_was_alone_may_fork_ranks():
 def meet_as_a_member():
     with membership(group=False, device="cpu") as world:
         return world.size
+
+
+def be_alone():
+    """With no port, as a script that was started by nobody else."""
+    be_a_new_process()
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
+
+
+def fork_ranks_from_a_group_of_one():
+    be_alone()
+    with membership(group=True, device="cpu"):
+        group = dist.group.WORLD
+    met = spawn_ranks(meet_in_a_group, 2)
+    return met, dist.group.WORLD is group
+
+
+def meet_in_a_group():
+    with membership(group=True, device="cpu") as world:
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        return world.size, total.item()
+
+
+def test_who_was_alone_in_a_group_may_fork_ranks():
+    assert spawn_ranks(fork_ranks_from_a_group_of_one, 1) == [([(2, 2.0)] * 2, True)]
+
+
+def fork_one_that_exits():
+    be_alone()
+    with membership(group=True, device="cpu"):
+        pass
+    return spawn_ranks(exit_with_the_group_of_the_parent, 1), dist.is_initialized()
+
+
+def exit_with_the_group_of_the_parent():
+    atexit._run_exitfuncs()
+    return dist.is_initialized()
+
+
+def test_a_forked_process_does_not_leave_for_the_one_it_was_forked_from():
+    assert spawn_ranks(fork_one_that_exits, 1) == [([True], True)]
+
+
+def take_part_on_another_device(alone):
+    (be_alone if alone else be_a_new_process)()
+    with membership(group=True, device="cpu"):
+        group = dist.group.WORLD
+    try:
+        with membership(group=True, device="meta") as world:
+            return world.device.type, dist.group.WORLD is group
+    except BadSettings as error:
+        return str(error).partition("\n")[0], dist.group.WORLD is group
+
+
+def test_who_is_alone_makes_another_group_for_another_device_but_not_at_the_same_port():
+    assert spawn_ranks(take_part_on_another_device, 1, True) == [("meta", False)]
+    refused = "device: expected cpu, on which this process has met the other ranks, got meta"
+    assert spawn_ranks(take_part_on_another_device, 1, False) == [(refused, True)]
+
+
+def fail_between():
+    be_a_new_process()
+    with membership(group=False, device="cpu"):
+        pass
+    sys.last_value = ZeroDivisionError()  # as the interpreter does where nobody catches it, before what is done at exit
+    atexit._run_exitfuncs()
+    return dist.is_initialized()
+
+
+def test_who_failed_between_two_trainings_waits_for_nobody_at_its_exit():
+    assert spawn_ranks(fail_between, 2) == [True, True]
 
 
 @pytest.mark.parametrize(
