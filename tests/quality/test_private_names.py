@@ -51,6 +51,7 @@ USED = {
         ("trainer/strategies/paging.py", "torch.utils._python_dispatch"),
         ("trainer/strategies/paging.py", "torch.utils._pytree"),
         ("trainer/tasks/predict.py", "_get_default_store"),
+        ("trainer/world.py", "_world"),
     },
 }
 # Python's own: documented in spite of their names, but for the last.
