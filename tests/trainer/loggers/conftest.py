@@ -1,0 +1,8 @@
+"""A training without settings of its own writes beside where it is: not into the checkout."""
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)

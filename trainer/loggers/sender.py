@@ -1,0 +1,133 @@
+"""A thread that hands what is known of steps to a server, in their order, and tries again where it is away."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Protocol
+
+log = logging.getLogger("trainer")
+_AT_ONCE = 50
+_MOST = 10_000  # that wait for a server: some megabytes
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What is known of a step."""
+
+    step: int
+    values: Mapping[str, float]
+    at: float  # seconds since 1970
+    of_test: bool = False  # measured on the weights of that step, whenever that was
+
+
+Earlier = Callable[[int | None], list[Row]]  # what was written down of the steps up to this one, or of all
+
+
+class Tracker(Protocol):
+    """A server, as one start of a training uses it. Whatever it raises is tried again, with the same rows."""
+
+    def open(self) -> None:
+        """Begin a run, or go on with one."""
+
+    def send(self, rows: Sequence[Row]) -> None:
+        """In their order. What the run has already is left out."""
+
+    def close(self, *, done: bool) -> None:
+        """This start writes no more; `done`: trained to the end."""
+
+
+class Sender:
+    """Never raises, and makes nobody wait but at its end."""
+
+    def __init__(self, name: str, tracker: Tracker, earlier: Earlier) -> None:
+        """`earlier`: what the starts before this one wrote down, of which the server may have missed some."""
+        self._name, self._tracker = name, tracker
+        self._earlier: Earlier | None = earlier
+        self._waiting: deque[Row] = deque()
+        self._changed = threading.Condition()  # holds for all of these
+        self._lost = 0
+        self._ending = threading.Event()
+        self._done = False
+        self._warned = False
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, row: Row) -> None:
+        with self._changed:
+            if len(self._waiting) < _MOST:
+                self._waiting.append(row)
+            else:
+                self._lost += 1
+            self._changed.notify()
+
+    def end(self, patience_s: float, *, done: bool) -> None:
+        """Send what is left, and say what could not be sent."""
+        with self._changed:
+            self._done = done
+            self._ending.set()
+            self._changed.notify()
+        self._thread.join(patience_s)
+        with self._changed:
+            left = len(self._waiting) + self._lost
+        if left:
+            log.warning("%s: what is known of %d steps was not sent", self._name, left)
+        elif self._thread.is_alive():
+            log.warning("%s: no answer within %g s of the end", self._name, patience_s)
+
+    def _work(self) -> None:
+        opened, wait_s = False, _FIRST_WAIT_S
+        while True:
+            last = self._wait_for_work() if opened else self._ending.is_set()
+            try:
+                if not opened:
+                    self._tracker.open()
+                    opened = True
+                self._send_some()
+                wait_s = _FIRST_WAIT_S
+                if last and not self._waiting:
+                    self._tracker.close(done=self._done)
+                    return
+            except Exception as error:  # noqa: BLE001 - whatever a service may raise, the training goes on
+                self._warn(error)
+                if last:  # it was tried once more after the end had come
+                    return
+                self._ending.wait(wait_s)
+                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+    def _wait_for_work(self) -> bool:
+        """True: no more will come."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._ending.is_set())
+            return self._ending.is_set()
+
+    def _send_some(self) -> None:
+        if self._earlier is not None and (self._waiting or self._done):
+            self._send_earlier(self._earlier)
+            self._earlier = None
+        with self._changed:
+            rows = list(islice(self._waiting, _AT_ONCE))
+        if rows:
+            self._tracker.send(rows)
+        with self._changed:
+            for _ in rows:
+                self._waiting.popleft()
+
+    def _send_earlier(self, earlier: Earlier) -> None:
+        """What was known of the first step of this start before it joins what is known now: a step is sent once."""
+        first = self._waiting[0] if self._waiting else None
+        rows = earlier(None if first is None or first.of_test else first.step)
+        if first is not None and not first.of_test and rows and rows[-1].step == first.step:
+            self._waiting[0] = replace(first, values={**rows.pop().values, **first.values})
+        for begin in range(0, len(rows), _AT_ONCE):
+            self._tracker.send(rows[begin : begin + _AT_ONCE])
+
+    def _warn(self, error: Exception) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "%s: nothing can be sent now; the training goes on, and it is tried again: %s", self._name, error
+            )

@@ -1,0 +1,133 @@
+"""What loggers for tracking servers have in common."""
+
+import hashlib
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from trainer.errors import BadSettings
+from trainer.loggers.sender import Row, Sender, Tracker
+from trainer.loop.callbacks import Callback, Line, Values
+from trainer.loop.metrics import metrics_folder, numbers_of
+from trainer.loop.progress import Training
+from trainer.loop.settings import Settings
+from trainer.metrics_files import files_in, read_metrics
+
+PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a server hears of a training beside its numbers."""
+
+    training_id: str
+    settings: Mapping[str, Any]
+    folder: Path  # of its metrics
+
+
+class TrackingLogger(Callback):
+    """Sends from a thread of the first rank: neither a slow server nor one that is away holds up the training.
+
+    Which training it is stands in the checkpoint: what goes on from there writes into the same run, and leaves out the
+    steps that the run has. What a kill took on its way to the server is sent again from `metrics.jsonl`, which has each
+    line as soon as it is known. All that is known of a step is sent as one, when the next one comes or all is done:
+    else a validation that was cut short and is made again would be left out with its step.
+    """
+
+    package = ""
+
+    def __init__(self, run_id: str | None, patience_s: float) -> None:
+        spec = find_spec(self.package)
+        if spec is None or spec.origin is None:  # none: a folder of that name, as W&B leaves one behind
+            raise BadSettings(
+                f"{type(self).__name__}: the package {self.package} is missing\n"
+                f"hint: pip install 'launch-anywhere[{self.package}]'"
+            )
+        self._given, self._patience_s = run_id, patience_s
+        self._training_id: str | None = None
+        self._row: Row | None = None  # of the newest step
+        self._loaded_id: str | None = None
+        self._sender: Sender | None = None
+        self._done = False
+
+    def tracker(self, about: About) -> Tracker:
+        """For one start."""
+        raise NotImplementedError
+
+    def on_start(self, training: Training) -> None:
+        self._training_id, self._loaded_id = self._loaded_id, None
+        self._begin(training)
+
+    def on_log(self, training: Training, line: Line) -> None:
+        self._add(training.step, line)
+
+    def on_validation(self, training: Training, values: Values) -> None:
+        self._add(training.step, values)
+
+    def on_test(self, training: Training, values: Values) -> None:
+        self._begin(training)
+        if self._sender is not None:
+            self._sender.put(Row(training.step, dict(numbers_of(values)), time.time(), of_test=True))
+        self._done = True
+        self.on_end(training)
+
+    def on_done(self, _training: Training) -> None:
+        self._send_row()
+        self._done = True
+
+    def on_end(self, _training: Training) -> None:
+        self._row = None  # where it is not done it comes back: from metrics.jsonl, or by doing it again
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.end(self._patience_s, done=self._done)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._training_id is None else {"training": self._training_id}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._loaded_id = state["training"]
+
+    def _begin(self, training: Training) -> None:
+        self._done = False
+        if not training.world.is_first or training.settings.fast_dev_run is not None:
+            return
+        if self._training_id is None or self._given is not None:
+            self._training_id = self._given or training_id(training.settings, os.environ)
+        told = {**asdict(training.settings), "world_size": training.world.size}
+        folder = metrics_folder(training.settings)
+        tracker = self.tracker(About(self._training_id, told, folder))
+        self._sender = Sender(type(self).__name__, tracker, lambda last: rows_in(folder, last))
+
+    def _add(self, step: int, values: Mapping[str, Any]) -> None:
+        if self._sender is None:
+            return
+        if self._row is not None and self._row.step != step:
+            self._send_row()
+        before = {} if self._row is None else self._row.values
+        self._row = Row(step, {**before, **dict(numbers_of(values))}, time.time())
+
+    def _send_row(self) -> None:
+        row, self._row = self._row, None
+        if self._sender is not None and row is not None:
+            self._sender.put(row)
+
+
+def training_id(settings: Settings, environ: Mapping[str, str]) -> str:
+    """Under launch the run's, so that it is known again before there is a checkpoint; of each of several trainings in
+    one run another one."""
+    run = environ.get("LAUNCH_RUN_ID")
+    if not run:
+        return uuid4().hex[:16]
+    folder = settings.checkpoint_dir
+    return run if folder is None else f"{run}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]}"
+
+
+def rows_in(folder: Path, last: int | None) -> list[Row]:
+    """What a training wrote down of its steps, up to the last one that counts, or of all."""
+    known, now = read_metrics(folder) if files_in(folder) else [], time.time()
+    return [Row(line["step"], dict(numbers_of(line)), now) for line in known if last is None or line["step"] <= last]

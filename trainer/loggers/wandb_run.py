@@ -1,0 +1,69 @@
+"""Weights & Biases."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainer.loggers.sender import Row
+from trainer.loggers.tracking import PATIENCE_S, About, TrackingLogger
+
+
+class WandbLogger(TrackingLogger):
+    """A run of Weights & Biases, with the id of the training.
+
+    A step that a run has cannot be written again there. With mode="offline" each start has a folder of its own with the
+    same id and all steps from the first one on, as W&B lets one folder take the place of the other: the newest one is
+    the whole run.
+    """
+
+    package = "wandb"
+
+    def __init__(
+        self,
+        project: str | None = None,
+        *,
+        run_id: str | None = None,
+        patience_s: float = PATIENCE_S,
+        **options: Any,
+    ) -> None:
+        """`options`: what else `wandb.init` takes, as `name`, `entity`, `group`, `tags`, `mode`, `dir`.
+
+        `patience_s`: how long the end waits for what is not sent yet.
+        """
+        super().__init__(run_id, patience_s)
+        self._options = {"project": project, **options}
+
+    def tracker(self, about: About) -> "WandbRun":
+        # What W&B itself waits for, also when the process ends; no wait at all is no limit there.
+        finish_s = max(0.8 * self._patience_s, 0.1)
+        return WandbRun(about, {"settings": {"finish_timeout": finish_s}, **self._options})
+
+
+class WandbRun:
+    """One start's use of it."""
+
+    def __init__(self, about: About, options: Mapping[str, Any]) -> None:
+        import wandb  # late: an optional package, and slow to import
+
+        config = {**about.settings, **options.get("config", {})}
+        self._folder = os.environ.get("WANDB_DIR", about.folder)  # never the working folder, which may be a copy
+        usual = {"id": about.training_id, "resume": "allow", "reinit": "create_new", "dir": self._folder}
+        self._wandb, self._options = wandb, {**usual, **options, "config": config}
+        self._run: Any = None
+        self._next = 0  # the first step that the run does not have
+
+    def open(self) -> None:
+        os.makedirs(self._folder, exist_ok=True)  # W&B takes a temporary folder where there is none
+        self._run = self._wandb.init(**self._options)
+        self._next = self._run.starting_step
+
+    def send(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            if row.of_test:
+                self._run.summary.update(row.values)
+            elif row.step >= self._next:
+                self._run.log(dict(row.values), step=row.step, commit=True)  # not when the next one comes
+                self._next = row.step + 1
+
+    def close(self, *, done: bool) -> None:
+        self._run.finish(exit_code=0 if done else 1)
