@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Coroutine
 
 from launcher.agent import messages
 from launcher.agent.coordination.coordinator import Coordinator
@@ -18,23 +19,25 @@ from launcher.agent.coordination.effects import (
     StoodStill,
     Tick,
 )
+from launcher.agent.coordination.nodes import NOBODY_VOTES
 from launcher.agent.messages import ToAgent, ToCoordinator
 from launcher.agent.scribe import Scribe
 from launcher.agent.wire import HANDSHAKE_S, Wire, WireError, WireServer, wire_key
 from launcher.clock import WakingClock, boottime
-from launcher.errors import Exit, Fenced
+from launcher.errors import Exit, Fenced, LaunchError
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import used_s_of
-from launcher.rundir.durable import Damaged, read_lines, read_record, write_record
+from launcher.rundir.durable import Damaged, read_lines, read_record, readable, write_record
 from launcher.rundir.identity import alive, this_process
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.patience import waiting_for_disks
-from launcher.rundir.records import Endpoint, Event, Handle, ProcessId, RunState
+from launcher.rundir.records import Endpoint, Event, Handle, ProcessId, Rolls, RunState
 from launcher.words import State
 
 _STATE_S = 1.0
 _STATE_SOON_S = 0.05
 _WORTH_A_WORD_S = 1.0
+_ROLLS_S = 0.5
 _SPARE_WIRES = 64  # beyond two for each node: one that was cut off comes anew before its old wire is known to be gone
 _LOOKS_S = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
 
@@ -53,7 +56,8 @@ class CoordinatorServer:
         job = handle.job_id if handle is not None else None
         used_s = time_used(run, attempt)
         self._clock, self._told_of_s = WakingClock(), 0.0
-        self._coordinator = Coordinator(plan, attempt.number, read_lines(run.events, Event), self._now(), job, used_s)
+        history, self._counts = read_lines(run.events, Event), who_counts(attempt, plan)
+        self._coordinator = Coordinator(plan, attempt.number, history, self._now(), job, used_s, self._counts)
         self._scribe = Scribe(run, attempt, self._scribe_failed)
         self._wires: dict[int, Wire[ToCoordinator, ToAgent]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -68,6 +72,8 @@ class CoordinatorServer:
             write_record(self._attempt.endpoint, Endpoint(self._address, port, this_process()))
         self._write_state()
         self._wind()
+        if self._counts.rolls:
+            self._keep_until_done(self._hear_who_counts())
 
     async def close(self) -> None:
         """Stop listening; agents have been told to leave."""
@@ -103,9 +109,21 @@ class CoordinatorServer:
 
     def _look_for(self, node: int, process: ProcessId) -> None:
         """Off the wire is not dead; the process table of this machine can tell, also when another took its place."""
-        task = self._loop.create_task(self._prove_death(node, process))
+        self._keep_until_done(self._prove_death(node, process))
+
+    def _keep_until_done(self, work: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _hear_who_counts(self) -> None:
+        """The keeper writes it down, again and again until our state says that we count so."""
+        while not self.ended.done():
+            await asyncio.sleep(_ROLLS_S)
+            said = await asyncio.to_thread(readable, self._attempt.rolls, Rolls)
+            if said is not None and said != self._counts:
+                self._handle(said)
+                self._counts = said if self._coordinator.counts_by(said) else self._counts
 
     async def _prove_death(self, node: int, process: ProcessId) -> None:
         for pause_s in _LOOKS_S:
@@ -194,6 +212,16 @@ class CoordinatorServer:
                 self.ended.set_result(Exit.FENCED)
             else:
                 self.ended.set_exception(error)
+
+
+def who_counts(attempt: AttemptDir, plan: Plan) -> Rolls:
+    """As our keeper says. Raises LaunchError where nobody has said it, and the others may choose another leader."""
+    if not (plan.elects and plan.disks_apart):  # on a disk that all share, FENCE says who is the newest
+        return NOBODY_VOTES
+    said = read_record(attempt.rolls, Rolls)
+    if said is None:
+        raise LaunchError(f"{attempt.rolls}: expected who counts among the hosts, got no file")
+    return said
 
 
 def time_used(run: RunDir, attempt: AttemptDir) -> float:

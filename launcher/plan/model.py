@@ -57,7 +57,6 @@ class Plan(msgspec.Struct, frozen=True):
     env: dict[str, str]  # what every rank gets beside its own variables; no secret is ever here
     secrets: tuple[str, ...]  # names only
     code: FrozenCode
-    quorum: int = 0  # nodes, spares too, below which no generation goes on: the others may have taken the run over
     defaults: tuple[tuple[str, str], ...] = ()  # what the cluster says of options that neither spec nor --set name
     limit_per_job: bool = (
         False  # spec.resources.time_s is for each job, and the cluster ends it; else for the whole run

@@ -18,8 +18,7 @@ def with_hosts(plan: Plan, hosts: Sequence[tuple[str, str]], away: Sequence[tupl
         NodePlan(index, address, spare=index >= min(plan.nodes_max, here), gpus=None, host=name)
         for index, (name, address) in enumerate((*hosts, *away))
     )
-    least = quorum(here) if plan.disks_apart else 0
-    return msgspec.structs.replace(plan, nodes=nodes, away=tuple(range(here, len(nodes))), quorum=least)
+    return msgspec.structs.replace(plan, nodes=nodes, away=tuple(range(here, len(nodes))))
 
 
 def kept_at(plan: Plan, run_dir: str, python: str = "") -> Plan:
@@ -42,6 +41,9 @@ def may_take_over(there: int, hosts: int) -> bool:
 
 
 def leader_may_be_replaced(plan: Plan) -> bool:
-    """Whether others may go on without the first node while its agent still lives: that of a frozen one does."""
-    here = len(plan.nodes) - len(plan.away)
-    return plan.elects and may_take_over(here - 1, here)
+    """Whether others may go on without the first node while its agent still lives: that of a frozen one does.
+
+    Those that are away too: who was only cut off while the attempt was opened may vote for another leader.
+    """
+    hosts = len(plan.nodes)
+    return plan.elects and may_take_over(hosts - 1, hosts)

@@ -45,6 +45,7 @@ class AttemptDir:
     keeper_log = NamedFile("keeper.log")
     messenger_log = NamedFile("messenger.log")
     keepers = NamedFile("keepers.json")  # how those that were started with it on hosts reach each other
+    rolls = NamedFile("rolls.json")  # on the host of a pool that leads: who counts, for the coordinator there
     seat = NamedFile("seat.json")  # on a host of a pool: as which of them it takes part, and with which GPUs
     fetched = NamedFile("fetched")  # there once all that its ranks wrote on other machines has been copied here
     opened_on = NamedFile(

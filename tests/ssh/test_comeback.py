@@ -22,9 +22,9 @@ def one_disk(tmp_path, lab_possible):
         lab.down()
 
 
-def growing(desk):
+def growing(desk, least=2):
     """A run without an end that wants three hosts and goes on with two."""
-    run = desk.submit(desk.job(100_000, nodes="2..3", more=RULES), "--on", "pool")
+    run = desk.submit(desk.job(100_000, nodes=f"{least}..3", more=RULES), "--on", "pool")
     desk.until_step_there(0, run, 10)
     return run
 
@@ -48,9 +48,21 @@ def until_it_grows(desk, leader, run, world):
     desk.until("a larger world", lambda: desk.state_there(leader, run).get("world_size") == world)
 
 
+def until_these_count(desk, run, *hosts):
+    """For the keepers, and for the coordinator."""
+
+    def known():
+        told = desk.record_there(0, run, "attempts/0001/rolls.json")
+        taken = desk.state_there(0, run).get("counts_by") == told["id"]
+        keepers = [desk.record_there(host, run, "votes.json") for host in (0, 1)]
+        return taken and [told, *keepers] == [one and one | {"rolls": [[*hosts]]} for one in (told, *keepers)]
+
+    desk.until(f"hosts {hosts} to count", known)
+
+
 @pytest.mark.parametrize("lost", ["machine", "keeper and agent"])
 def test_a_host_that_was_lost_is_in_the_next_generation(desk, lost):
-    run = growing(desk)
+    run = growing(desk, least=1)
     node = desk.hosts.nodes[2]
     if lost == "machine":
         node.power_off()
@@ -59,9 +71,11 @@ def test_a_host_that_was_lost_is_in_the_next_generation(desk, lost):
             with contextlib.suppress(ProcessLookupError):  # what an agent has goes with it
                 strike(pid)
     desk.until("a smaller world", lambda: desk.state_there(0, run).get("world_size") == 4)
+    until_these_count(desk, run, 0, 1)
     if lost == "machine":
         node.power_on()
     until_it_is_back(desk, 0, run, "node2")
+    until_these_count(desk, run, 0, 1, 2)
     until_it_grows(desk, 0, run, 6)
     assert desk.state_there(0, run)["attempt"] == 1
     desk.launch("cancel", run)

@@ -15,7 +15,7 @@ from launcher.agent.coordination.snapshot import Standing, run_state
 from launcher.agent.coordination.verdict import Verdict
 from launcher.plan.model import Plan
 from launcher.recovery.policy import as_explained, restarts_by_cause
-from launcher.rundir.records import ANEW, KEPT, Event, RunState
+from launcher.rundir.records import ANEW, KEPT, Event, Rolls, RunState
 
 
 class AttemptPhase(Enum):
@@ -51,12 +51,19 @@ class Awaited:
 
 class Attempt:
     def __init__(
-        self, plan: Plan, number: int, history: Sequence[Event], now: Now, job: str | None, used_s: float
+        self,
+        plan: Plan,
+        number: int,
+        history: Sequence[Event],
+        now: Now,
+        job: str | None,
+        used_s: float,
+        counts: Rolls,
     ) -> None:
         self.plan = plan
         self.rules = plan.spec.recovery
         self.history = [event for event in as_explained(history) if event.kind in ("failure", "resumed")]
-        self.nodes = NodeTable(plan.nodes, self.rules.lease_s + ENDING_S, {*plan.away}, now.mono)
+        self.nodes = NodeTable(plan.nodes, self.rules.lease_s + ENDING_S, {*plan.away}, now.mono, counts)
         self.pace = pace_of(self.history)
         self.ledger = Ledger(number, self.pace, now)
         self.standing = Standing(number, restarts=restarts_by_cause(history, number), job=job)
@@ -97,11 +104,12 @@ class Attempt:
             raise AssertionError("no generation has been opened")
         return self.generation
 
-    @property
-    def has_quorum(self) -> bool:
-        """The others are too few to go on without us. Nodes of the generation or not: any may have been cut off."""
-        plan = self.plan
-        return not plan.quorum or len(self.nodes.heard(self.mono).difference(plan.away)) >= plan.quorum
+    def outvoted(self, counts: Rolls | None = None) -> tuple[int, int] | None:
+        """How many of how many are heard, where the others may go on without us: now, or once these count.
+
+        Nodes of the generation or not: any may have been cut off.
+        """
+        return self.nodes.short_of(self.nodes.heard(self.mono), counts)
 
     def is_current(self, number: int) -> bool:
         return self.generation is not None and number == self.generation.number

@@ -7,7 +7,7 @@ import msgspec
 
 from launcher.agent.coordination.pace import Pace
 from launcher.agent.messages import ToAgent, ToCoordinator
-from launcher.rundir.records import AttemptEnd, Event, RankExit
+from launcher.rundir.records import AttemptEnd, Event, RankExit, Rolls
 from launcher.words import Cause, State
 
 
@@ -75,7 +75,7 @@ class Finish:
     event: Event
 
 
-In = ToCoordinator | Disconnected | ProvenDead | StoodStill | Tick
+In = ToCoordinator | Disconnected | ProvenDead | StoodStill | Rolls | Tick
 Out = Send | Record | RecordExit | Finish
 
 

@@ -14,7 +14,7 @@ class Gathering:
 
     def __init__(self, plan: Plan, nodes: NodeTable, mono: float, open_at: float, *, first: bool) -> None:
         self._plan = plan
-        self._least = max(plan.nodes_min, plan.quorum)
+        self._least = plan.nodes_min
         self._nodes = nodes
         self._wait_until = mono + plan.spec.recovery.wait_s
         self._give_up_at = mono + GIVE_UP_WAITS * plan.spec.recovery.wait_s
@@ -35,7 +35,7 @@ class Gathering:
         return self._plan.nodes[0].index in left and self._suffice(left)
 
     def _suffice(self, nodes: set[int]) -> bool:
-        return len(nodes) >= self._least and len(nodes.difference(self._plan.away)) >= self._plan.quorum
+        return len(nodes) >= self._least and self._nodes.short_of(nodes) is None
 
     @property
     def _awaited(self) -> set[int]:
@@ -61,8 +61,9 @@ class Gathering:
     def shortage(self) -> Verdict:
         """Why it cannot succeed."""
         least, nodes = self._least, self._nodes.usable | self._nodes.hopeful
-        left = len(nodes if len(nodes) < least else nodes.difference(self._plan.away))  # guests have no weight
-        text = f"{left} of at least {least} node{'s' if least > 1 else ''} can be used"
+        text = f"{len(nodes)} of at least {least} node{'s' if least > 1 else ''} can be used"
+        if len(nodes) >= least and (short := self._nodes.short_of(nodes)) is not None:
+            text = f"{short[0]} of the {short[1]} nodes that count can be used: the others may go on without them"
         faulty = next((node for node in self._nodes if node.fault), None)
         if faulty is None:
             return Verdict(Cause.NODE_LOST, text)

@@ -6,7 +6,10 @@ from enum import Enum, auto
 from math import inf
 
 from launcher.plan.model import NodePlan
-from launcher.rundir.records import NodeLoad, ProcessId
+from launcher.plan.on_hosts import quorum
+from launcher.rundir.records import NodeLoad, ProcessId, Rolls
+
+NOBODY_VOTES = Rolls("", ())
 
 
 class Presence(Enum):
@@ -71,13 +74,19 @@ class NodeTable:
     """All nodes, sorted by what can be done with them. After any change to a node: `settle` it."""
 
     def __init__(
-        self, nodes: tuple[NodePlan, ...], lease_s: float, lost: Collection[int] = (), mono: float = 0.0
+        self,
+        nodes: tuple[NodePlan, ...],
+        lease_s: float,
+        lost: Collection[int] = (),
+        mono: float = 0.0,
+        counts: Rolls = NOBODY_VOTES,
     ) -> None:
-        """`lost`: those that were so before, and count as lost from now on."""
+        """`lost`: those that were so before, and count as lost from now on; where nodes have votes, these have none."""
         self._nodes = {plan.index: KnownNode(plan.index, plan.address, plan.spare, plan.host) for plan in nodes}
         for index in lost:
             self[index].link, self[index].lost_at = Presence.LOST, mono
-        self._lease_s = lease_s
+        self._lease_s, self._guests = lease_s, frozenset(lost)
+        self.counts = counts
         self.absent = self._nodes.keys() - lost
         self.usable: set[int] = set()
         self.hopeful: set[int] = set()
@@ -107,6 +116,14 @@ class NodeTable:
         return {
             node.index for node in self if node.link is not Presence.ABSENT and node.heard_at + self._lease_s > mono
         }
+
+    def short_of(self, nodes: set[int], counts: Rolls | None = None) -> tuple[int, int] | None:
+        """How many of how many they are, where the others of a roll might choose another leader; None: they cannot."""
+        for roll in (counts or self.counts).rolls:
+            there = len((nodes - self._guests).intersection(roll))
+            if there < quorum(len(roll)):
+                return there, len(roll)
+        return None
 
     @property
     def here(self) -> set[int]:

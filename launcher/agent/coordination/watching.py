@@ -192,8 +192,8 @@ class Watch:
             self._closer.close_gracefully(verdict.of_limit(attempt.plan), "the time limit is reached")
         elif attempt.mono >= attempt.blame_at:
             self._closer.close()
-        elif not attempt.has_quorum:
-            text = f"fewer than {attempt.plan.quorum} nodes are heard: the others may go on without these"
+        elif (heard := attempt.outvoted()) is not None:
+            text = f"{heard[0]} of the {heard[1]} nodes that count are heard: the others may go on without them"
             self._closer.close(Verdict(Cause.NODE_LOST, text))
         elif attempt.phase is AttemptPhase.STARTING and attempt.mono >= attempt.start_by:
             self._start_timed_out()

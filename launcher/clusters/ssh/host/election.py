@@ -59,13 +59,6 @@ class Election:
         counts = [(len(roll & together), len(roll)) for roll in self.rolls]
         return all(there >= quorum(size) if leads else may_take_over(there, size) for there, size in counts)
 
-    def quorum_of(self, hosts: Collection[int]) -> int:
-        """How many of these our coordinator needs: whichever they are, enough of them are in each roll.
-
-        The rolls are what the others vote by: where they are larger than the attempt, half of its hosts are too few.
-        """
-        return max(len({*hosts} - roll) + quorum(len(roll)) for roll in self.rolls)
-
     def roll_of(self, heard: frozenset[int], fewest: int) -> frozenset[int]:
         """Who is to count from now on. `fewest`: with so many hosts the run goes on.
 

@@ -1,11 +1,10 @@
 """The leader's part of an attempt: the coordinator's agent, the records for all, and the attempt that follows."""
 
+import secrets
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from math import inf
-
-import msgspec
 
 from launcher.clock import WakingClock, boottime
 from launcher.clusters.keeping.allocation import Allocation, StopSignal
@@ -19,10 +18,10 @@ from launcher.clusters.ssh.host.record_copies import RecordReplicator
 from launcher.errors import Exit
 from launcher.rundir.attempts import new_attempt
 from launcher.rundir.avoided import avoid, avoided
-from launcher.rundir.durable import append_line, make_dir, read_lines
+from launcher.rundir.durable import append_line, make_dir, read_lines, readable, write_record
 from launcher.rundir.layout import AttemptDir
 from launcher.rundir.patience import waiting_for_disks
-from launcher.rundir.records import AttemptEnd, Blame, Event
+from launcher.rundir.records import AttemptEnd, Blame, Event, Rolls, RunState
 from launcher.words import Cause, State
 
 _AGAIN_S = 1.0
@@ -32,8 +31,8 @@ _ROLL_S = 1.0
 class Membership:
     """Who still counts: those that answered the leader within a lease. Changed only with the word of more than half.
 
-    In two words: all who are to count agree to count by the old roll and by the new one; then the old one is forgotten.
-    Who misses a word is told again. README.md says why that is safe.
+    In two words: all who are to count, and before them our coordinator, agree to count by the old roll and by the new
+    one; then the old one is forgotten. Who misses a word is told again. README.md says why that is safe.
     """
 
     def __init__(self, keeper: KeeperState) -> None:
@@ -44,6 +43,8 @@ class Membership:
         self._guests = {node.host for node in keeper.plan.nodes if node.index in keeper.plan.away}
         self._blamed: frozenset[int] = frozenset()  # for the silence that they are in
         self._unsettled = frozenset(keeper.rpc.others)  # who may count by other rolls than we do
+        self._word = Rolls("", ())  # to our coordinator
+        self._told_coordinator(keeper.election.rolls)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="roll", daemon=True)
         self._thread.start()
@@ -80,15 +81,34 @@ class Membership:
             members = election.roll_of(there, self._keeper.plan.nodes_min)
             if election.rolls != (members,):
                 self._change(members)
+            else:
+                self._told_coordinator(election.rolls)
         if behind := self._unsettled & there:
             self._unsettled -= self._told(election.rolls, behind)
 
     def _change(self, members: frozenset[int]) -> None:
         election = self._keeper.election
-        others = members - {election.me}
+        others, both = members - {election.me}, (*election.rolls, members)
+        if not self._told_coordinator(both):
+            return
         self._unsettled |= others
-        if self._told((*election.rolls, members), others) >= others:
+        if self._told(both, others) >= others:
             self._keeper.count_by(members)
+
+    def _told_coordinator(self, rolls: tuple[frozenset[int], ...]) -> bool:
+        """Whether ours counts by these already; else it is told, and looked at again when the roll is called next."""
+        keeper = self._keeper
+        if not keeper.plan.disks_apart:
+            return True
+        nodes = {keeper.election.hosts.index(node.host): node.index for node in keeper.plan.nodes}
+        said = tuple(tuple(sorted(nodes[one] for one in roll)) for roll in rolls)
+        if said != self._word.rolls:
+            self._word = Rolls(secrets.token_hex(8), said)
+        state = readable(keeper.run.state, RunState)
+        if state is not None and state.counts_by == self._word.id:
+            return True
+        write_record(keeper.attempt.rolls, self._word)
+        return False
 
     def _told(self, rolls: tuple[frozenset[int], ...], others: Collection[int]) -> frozenset[int]:
         """Who has agreed to count by these."""
@@ -216,8 +236,6 @@ def propose(keeper: KeeperState, others: list[int], cause: Cause | None, *, lead
     here = [keeper.host, *sorted(names, key=lambda name: name in bad)]
     away = [name for name in keeper.first_nodes if name not in here]
     plan = reseated(keeper.plan, keeper.first_nodes, here, away)
-    if plan.disks_apart:
-        plan = msgspec.structs.replace(plan, quorum=keeper.election.quorum_of({*others, keeper.node}))
     attempt, _ = new_attempt(keeper.run, plan.cluster, "requeue", cause, plan, secret=keeper.secret)
     took = granted(keeper.rpc.ask(Propose(attempt.number, tuple(here), cause, tuple(away)), others))
     if keeper.plan.disks_apart and not enough(keeper, took, leads=leads):

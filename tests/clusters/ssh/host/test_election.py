@@ -27,7 +27,7 @@ from launcher.rundir.avoided import pardon
 from launcher.spec.model import Budget
 from launcher.words import Cause, State
 from tests.clusters.ssh.host import test_keepers
-from tests.clusters.ssh.host.test_keepers import Table, started_again
+from tests.clusters.ssh.host.test_keepers import Table, called, started_again
 
 
 @pytest.fixture
@@ -50,9 +50,9 @@ def test_a_host_that_missed_a_change_does_not_keep_the_next_one_from_being_made(
     """The last two are lost a moment apart, and the first of them seemed to be there for a moment longer."""
     roll = roll_of(table.keepers[0])
     table.silent = {3, 4}
-    roll._count(frozenset({0, 1, 2, 3}))
+    called(roll, {0, 1, 2, 3})
     assert members(table, 0, 1) == [[{0, 1, 2, 3, 4}], [{0, 1, 2, 3, 4}]], "a change that came to nothing is forgotten"
-    roll._count(frozenset({0, 1, 2}))
+    called(roll, {0, 1, 2})
     assert members(table, 0, 1, 2) == [[{0, 1, 2}]] * 3
     table.lose(0, 3, 4)
     assert TakeOver(table.keepers[1]).look() == 2
@@ -68,10 +68,10 @@ def test_who_missed_the_second_word_counts_by_both_rolls_until_it_is_told_again(
     table.silent = {3, 4}
     with monkeypatch.context() as patch:
         patch.setattr(table, "said", misses_the_second)
-        roll._count(frozenset({0, 1, 2}))
+        called(roll, {0, 1, 2})
     assert members(table, 0, 1, 2) == [[{0, 1, 2}], [{0, 1, 2}], [{0, 1, 2, 3, 4}, {0, 1, 2}]]
     assert enough(table.keepers[1], [2], leads=False) and not enough(table.keepers[2], [1], leads=False)
-    roll._count(frozenset({0, 1, 2}))
+    called(roll, {0, 1, 2})
     assert members(table, 2) == [[{0, 1, 2}]]
 
 
@@ -83,7 +83,7 @@ def test_who_has_given_its_vote_agrees_to_no_change(table):
     table.keepers[3].election.leaderless = False
     assert isinstance(table.said(3, Members(1, 9, ((0, 2, 3),))), Declined)
     assert isinstance(table.said(2, Members(2, 9, ((0, 2, 3),))), Declined), "a leader of another attempt"
-    roll_of(table.keepers[0])._count(frozenset({0, 2, 3}))
+    called(roll_of(table.keepers[0]), {0, 2, 3})
     assert members(table, 0, 3) == [[{0, 1, 2, 3, 4}]] * 2
 
 
@@ -98,7 +98,7 @@ def test_who_takes_over_amid_a_change_needs_both_rolls_and_brings_it_to_an_end(t
         table.keepers[number].move(2)
     table.deafen(4)
     assert members(table, 1, 4) == [[{0, 1, 2, 3, 4}, {0, 1, 2, 4}], [{0, 1, 2, 3, 4}]]
-    roll_of(table.keepers[1])._count(frozenset({1, 2, 4}))
+    called(roll_of(table.keepers[1]), {1, 2, 4})
     assert members(table, 1, 2, 4) == [[{1, 2, 4}]] * 3
 
 
@@ -116,7 +116,7 @@ def test_two_of_three_go_on_where_the_leader_was_lost_while_one_of_them_was_froz
     """Had it been counted out, the third could not have gone on with it, and the leader gained nothing by that."""
     roll, other = roll_of(spared.keepers[0]), 3 - frozen
     spared.silent = {frozen}
-    roll._count(frozenset({0, other}))
+    called(roll, {0, other})
     spared.lose(0)
     took = [number for number in (1, 2) if TakeOver(spared.keepers[number]).look() == 2]
     assert took == [1]
@@ -128,7 +128,7 @@ def test_who_is_silent_and_counts_all_the_same_is_blamed_once(spared):
     roll = roll_of(member)
     told = [({0, 1}, ["host2"]), ({0, 1}, []), ({0, 1, 2}, []), ({0, 1}, ["host2"]), ({0, 1, 2}, []), ({0}, [])]
     for there, blamed in told:
-        roll._count(frozenset(there))
+        called(roll, there)
         assert [blame.host for blame in pardon(member.run)] == blamed
         assert members(spared, 0) == [[{0, 1, 2}]]
 
@@ -279,7 +279,7 @@ def unrest(table, chance, leader, leaders, seen):
     follow = [one.node for one in table.keepers if one.attempt.number == member.attempt.number]
     roll = roll_of(member)
     for _ in range(40):
-        roll._count(frozenset({leader, *(one for one in follow if chance.random() < 0.7)}))
+        called(roll, {leader, *(one for one in follow if chance.random() < 0.7)})
         now = tuple((one.election.rolls, one.attempt.number, one.election.promised) for one in table.keepers)
         if now not in seen:
             assert [split for split in SPLITS if all(could_go_on(table, side, leaders) for side in split)] == [], now
@@ -287,7 +287,7 @@ def unrest(table, chance, leader, leaders, seen):
     return len(seen) - before
 
 
-@pytest.mark.parametrize("seed", [0, 1, 3, 4])
+@pytest.mark.parametrize("seed", [6, 15, 16, 22])
 @pytest.mark.parametrize("frozen", [False, True])
 def test_never_could_two_parts_go_on(table, monkeypatch, seed, frozen):
     """Nor after the leader was lost amid a change, when it comes back and another one leads.

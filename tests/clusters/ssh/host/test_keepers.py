@@ -34,14 +34,13 @@ from launcher.clusters.ssh.host.leader import Leader, Membership, enough, propos
 from launcher.clusters.ssh.host.record_copies import RecordReplicator
 from launcher.errors import Exit, Fenced
 from launcher.plan.model import NodePlan
-from launcher.plan.on_hosts import quorum
 from launcher.rundir.attempts import new_attempt, newest, read_plan
 from launcher.rundir.avoided import avoid, avoided
 from launcher.rundir.durable import append_line, read_record, write_record
 from launcher.rundir.fence import fence, raise_fence
 from launcher.rundir.identity import boot_id, this_process
 from launcher.rundir.layout import RunDir
-from launcher.rundir.records import AttemptEnd, Blame, Event, Intent, ProcessId, RunState
+from launcher.rundir.records import AttemptEnd, Blame, Event, Intent, ProcessId, Rolls, RunState
 from launcher.spec.model import Budget, Recovery
 from launcher.words import Cause, State
 
@@ -112,7 +111,6 @@ class Table:
         nodes = tuple(NodePlan(one, f"127.0.0.{one + 1}", False, None, host=f"host{one}") for one in range(self.size))
         spec = msgspec.structs.replace(plan.spec, recovery=Recovery(**{"wait_s": 0.0, "lease_s": 0.0, **recovery}))
         more = {"nodes": nodes, "spec": spec, "nodes_min": nodes_min, "nodes_max": self.size, "disks_apart": True}
-        more["quorum"] = quorum(self.size)
         run = RunDir(path)
         attempt, _ = new_attempt(run, "pool", "submit", None, msgspec.structs.replace(plan, **more), secret=SECRET)
         raise_fence(run, attempt.number)
@@ -229,6 +227,21 @@ class Slots:
 
     def release(self):
         self.released = True
+
+
+def coordinator_hears(member):
+    """What the keeper says of who counts, and takes it."""
+    word = read_record(member.attempt.rolls, Rolls)
+    state = state_of(member.run.id, attempt=member.attempt.number, counts_by=word.id, boot_id="")
+    write_record(member.run.state, state)
+    return word
+
+
+def called(roll, there):
+    """Twice, with these, and the coordinator hears of it in between."""
+    roll._count(frozenset(there))
+    coordinator_hears(roll._keeper)
+    roll._count(frozenset(there))
 
 
 def taken_over(table):
@@ -402,7 +415,7 @@ def test_who_comes_back_takes_part_in_what_goes_on_and_has_no_vote_before_the_ne
     member.returning = False
     assert (member.attempt.number, member.leads, member.is_guest) == (2, False, True)
     assert [node.host for node in member.plan.nodes] == ["host1", "host2", "host0"]
-    assert (member.plan.away, member.plan.quorum) == ((2,), 1)
+    assert member.plan.away == (2,)
     assert (
         read_record(member.attempt.intent, Intent).token == read_record(table.keepers[1].attempt.intent, Intent).token
     )
