@@ -32,11 +32,12 @@ def run(
     limit_s: float = 10.0,
     stdin: str | None = None,
     pass_fds: Sequence[int] = (),
+    in_job: bool = False,
 ) -> Answer:
     """What the client of this scheduler leaves. Raises Unreachable where it is missing, too slow, or was killed.
 
     That is no refusal: a controller that was frozen submits, requeues or cancels the job when it wakes. `who`: whom
-    the program asks.
+    the program asks. `in_job`: it may be asked from inside a job that is ended at that moment.
     """
     with (
         _memory(b"" if stdin is None else stdin.encode(errors="surrogateescape")) as given,
@@ -47,7 +48,7 @@ def run(
             # Files, not pipes: a pipe ends only when the last process has let go that a client left behind.
             # The mask is the job's too: what the scheduler itself writes into the run's folder is for its user alone.
             client = subprocess.Popen(
-                argv,
+                deaf(argv) if in_job else argv,
                 stdin=given,
                 stdout=out,
                 stderr=err,
@@ -68,6 +69,11 @@ def run(
     if answer.code < 0:
         raise Unreachable(f"{os.path.basename(argv[0])} was killed by signal {-answer.code}")
     return answer
+
+
+def deaf(argv: Sequence[str]) -> list[str]:
+    """A command that is deaf to SIGTERM, which a scheduler sends to every process of a job that it ends."""
+    return ["/bin/sh", "-c", "trap '' TERM; exec \"$@\"", "sh", *argv]
 
 
 def silent(called: str, who: str, program: str, said: str) -> Unreachable:

@@ -12,6 +12,7 @@ from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 
+from launcher.clusters.batch.client import deaf
 from launcher.clusters.batch.queue import Fate, JobStart, NodeWord, Phase, Queue, QueuedJob, Ticket
 from launcher.clusters.keeping.agent_processes import AgentProcess
 from launcher.clusters.slurm import script, steps
@@ -111,10 +112,10 @@ class SlurmQueue(Queue):
         return f"squeue -j {job}", f"scancel {job}"
 
     def fate(self, job: str) -> Fate:
-        return fate_of(ask(show_job(job)).out, int(os.environ.get("SLURM_RESTART_COUNT") or 0))
+        return fate_of(ask(show_job(job), in_job=True).out, int(os.environ.get("SLURM_RESTART_COUNT") or 0))
 
     def requeue(self, job: str) -> str:
-        answer = ask(_deaf(requeue(job)))
+        answer = ask(requeue(job), in_job=True)
         return "" if answer.code == 0 else answer.err.strip() or f"scontrol requeue left with {answer.code}"
 
     def start_again(self, plan: Plan, job: str, avoid: Sequence[str], delay_s: float | None = None) -> None:
@@ -124,9 +125,7 @@ class SlurmQueue(Queue):
             return
         argv = [sys.executable, "-P", "-m", "launcher.clusters.slurm.nudge", job, str(delay_s), *left_out]
         nowhere, environ = subprocess.DEVNULL, clean_environment(os.environ)
-        subprocess.Popen(
-            _deaf(argv), env=environ, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True
-        )
+        subprocess.Popen(deaf(argv), env=environ, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
 
     def _bearable(self, plan: Plan, avoid: Sequence[str]) -> list[str]:
         """Those that can be avoided with enough nodes left for the run, the one that was lost last first of all: a job
@@ -135,7 +134,7 @@ class SlurmQueue(Queue):
             return []
         partition = plan.spec.slurm.partition
         try:
-            nodes = read_partition_nodes(ask(partition_nodes(partition)).out)
+            nodes = read_partition_nodes(ask(partition_nodes(partition), in_job=True).out)
         except Unreachable:
             return []
         usable = {node.name for node in nodes if node.takes_jobs and (partition or node.default)}
@@ -161,7 +160,7 @@ class SlurmQueue(Queue):
         return steps.processes(plan, attempt)
 
     def nodes(self, hosts: Sequence[str], *, limit_s: float = _LIMIT_S) -> dict[str, NodeWord]:
-        known = read_nodes(ask(show_nodes(hosts), limit_s=limit_s).out)
+        known = read_nodes(ask(show_nodes(hosts), limit_s=limit_s, in_job=True).out)
         return {host: _word_on(known[host]) for host in hosts if host in known}
 
     def warn_before_s(self, plan: Plan) -> float:
@@ -198,8 +197,3 @@ def _queued(job: SlurmJob) -> QueuedJob:
 def _word_on(node: Node) -> NodeWord:
     reason = f": {node.reason}" if node.reason else ""
     return NodeWord(node.is_down, f"{'+'.join(node.state).lower()}{reason}", node.booted_at)
-
-
-def _deaf(argv: Sequence[str]) -> list[str]:
-    """A command that is deaf to SIGTERM: what it asks for makes Slurm send that to every process of the job."""
-    return ["/bin/sh", "-c", "trap '' TERM; exec \"$@\"", "sh", *argv]

@@ -55,14 +55,16 @@ def ask(
     environ: Mapping[str, str] | None = None,
     stdin: str | None = None,
     pass_fds: Sequence[int] = (),
+    in_job: bool = False,
 ) -> Answer:
     """What the client answers. Raises Unreachable where it is missing, too slow, or got no answer itself."""
     environment = clean_environment(os.environ if environ is None else environ)
     if os.path.basename(argv[0]) != "sbatch" or "--test-only" in argv:  # else the job would inherit them
         environment |= _FOR_ANSWERS
     program = os.path.basename(argv[0])
+    who = _asked_by(program)
     answer = run(
-        argv, environment, called=CALLED, who=_asked_by(program), limit_s=limit_s, stdin=stdin, pass_fds=pass_fds
+        argv, environment, called=CALLED, who=who, limit_s=limit_s, stdin=stdin, pass_fds=pass_fds, in_job=in_job
     )
     _check(program, answer)
     return answer

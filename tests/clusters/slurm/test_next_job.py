@@ -111,6 +111,19 @@ def test_a_requeued_job_stays_until_slurm_ends_it(moves, slurm_programs, job):
     until_asked(slurm_programs, "scontrol update")
 
 
+def test_the_word_of_slurm_that_ends_the_job_is_heard_though_it_ends_who_asks_too(begun, moves, slurm_programs):
+    """Slurm sends SIGTERM to every process of the job: a killed question was nobody's answer, and a job that a person
+    had cancelled was put into the queue again."""
+    assert moves(Cause.PREEMPTED, scontrol=f"kill -TERM $$; {scontrol(CANCELLED)}") == []
+    assert read_record(begun.attempt.end, AttemptEnd).state is State.CANCELLED
+    assert "scontrol requeue 7" not in slurm_programs.asked()
+
+
+def test_a_lost_node_is_blamed_where_whoever_asks_gets_a_sigterm(begun, moves):
+    moves(Cause.NODE_LOST, scontrol=f"kill -TERM $$; {scontrol(RUNS)}")
+    assert [blame.host for blame in avoided(begun.run)] == ["node1"]
+
+
 def test_a_scheduler_that_is_silent_about_the_job_makes_it_neither_cancelled_nor_lost(begun, moves, slurm_programs):
     assert moves(Cause.PREEMPTED, scontrol=scontrol(SILENT)) == [120.0]
     assert "scontrol requeue 7" in slurm_programs.asked()
