@@ -1,0 +1,53 @@
+// Machines: what is free, who has what, who waits and why, what doctor found. Each answer with its age.
+import { button, h } from "../parts/dom.js";
+import { ask, follow } from "../parts/data.js";
+import { ago, duration } from "../parts/format.js";
+
+const AGAIN_MS = 10000; // the machines' answers have no stream of their own: the server asks them, and this is the reading of its notes
+
+export function clustersView(main, { say }) {
+  const place = h("div", { class: "clusters" }, h("p", { class: "empty" }, "Asking\u2026"));
+  main.replaceChildren(h("h1", { class: "unseen" }, "Clusters"), place);
+  let gone = false;
+  const load = async () => {
+    try {
+      const { clusters, at } = await ask("/api/clusters");
+      if (gone) return;
+      const opened = new Set([...place.querySelectorAll("details[open]")].map((one) => one.dataset.name));
+      place.replaceChildren(...(clusters.length ? clusters.map((one) => clusterCard(one, at, opened)) : [h("p", { class: "empty" }, "No clusters are known here. `launch help clusters` tells how to name one.")]));
+    } catch (error) {
+      say(error.message);
+    }
+  };
+  load();
+  const timer = setInterval(() => document.hidden || load(), AGAIN_MS);
+  const stop = follow("", { runs: () => {}, connected: (now) => main.classList.toggle("cut-off", !now) });
+  return { stop: () => ((gone = true), clearInterval(timer), stop()) };
+}
+
+function clusterCard(cluster, at, opened) {
+  const gpus = cluster.hosts.reduce((sum, host) => sum + (host.gpus ?? 0), 0);
+  const free = cluster.hosts.reduce((sum, host) => sum + (host.free_gpus ?? 0), 0);
+  const free_hosts = cluster.hosts.filter((host) => host.state === "free").length;
+  const age = cluster.at === null ? (cluster.asking ? "asking" : "no answer yet") : `${ago(cluster.at, at)}${cluster.asking ? ", asking" : ""}`;
+  return h("article", { class: "cluster" },
+    h("h2", {}, cluster.name, h("span", { class: "second" }, ` ${cluster.kind}, ${age}`)),
+    cluster.error ? h("p", { class: "note wrong" }, cluster.error) : null,
+    cluster.hosts.length ? h("p", { class: "sum" }, gpus ? [h("b", {}, `${free}`), ` of ${gpus} GPUs free, `] : "", h("b", {}, String(free_hosts)), ` of ${cluster.hosts.length} hosts free`) : null,
+    h("div", { class: "hosts" }, cluster.hosts.map(hostCell)),
+    cluster.waiting.length ? [h("h3", {}, `${cluster.waiting.length} waiting`), h("ul", { class: "plain" }, cluster.waiting.map((one) =>
+      h("li", {}, runLink(one.run), ` ${one.why}`, one.since ? h("span", { class: "second" }, ` since ${duration(at - one.since)}`) : null)))] : null,
+    cluster.findings.length ? h("details", { class: "events", "data-name": cluster.name, open: opened.has(cluster.name) }, h("summary", {}, `findings of doctor: ${cluster.findings.length}`),
+      h("ul", { class: "plain" }, cluster.findings.map((one) => h("li", {}, h("b", { class: one.level === "warning" || one.level === "error" ? "wrong" : null }, `${one.level}: ${one.about} `), one.text, one.hint ? h("div", { class: "second" }, one.hint) : null)))) : null);
+}
+
+function hostCell(host) {
+  const squares = host.gpus ? h("span", { class: "gpus", role: "img", "aria-label": `${host.free_gpus ?? 0} of ${host.gpus} GPUs free` },
+    Array.from({ length: host.gpus }, (_, at) => h("i", { class: at < host.gpus - (host.free_gpus ?? 0) ? "taken" : "free" }))) : null;
+  return h("div", { class: `host host-${host.state}` }, h("b", { class: "cut", title: host.host }, host.host), squares,
+    h("span", { class: "second cut", title: host.text || host.state }, host.runs.length ? host.runs.map(runLink) : host.text || host.state));
+}
+
+function runLink(id) {
+  return h("a", { href: `#/run/${encodeURIComponent(id)}` }, id);
+}

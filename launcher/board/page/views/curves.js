@@ -1,0 +1,102 @@
+// The curves of one run: all that was measured, live.
+import { chart, onlyLine, readCurve } from "../parts/chart.js";
+import { chartBar } from "../parts/chart_bar.js";
+import { afterPause, button, h, oncePerFrame } from "../parts/dom.js";
+import { ask } from "../parts/data.js";
+import { real } from "../parts/format.js";
+
+const AT_FIRST = 12; // charts that are shown without being asked for
+const MOST_APPENDED = 300; // points that are put behind a curve before it is asked for anew
+
+export function curvesPart(id, { say, names, marks }) {
+  const charts = new Map(); // name -> {made, curve}
+  const grid = h("div", { class: "charts" });
+  const filter = h("input", { type: "search", placeholder: "metrics", "aria-label": "filter metrics", on: { input: afterPause(150, () => arrange()) } });
+  const more = button("", () => (all = true, arrange()), { class: "more" });
+  const none = h("p", { class: "empty" }, "Nothing measured yet: what a script reports by `trainer` or `launch.report` appears here.");
+  const bar = chartBar([["step", "by step"], ["time", "by time"]], (newRange) => (newRange ? load() : draw()));
+  bar.element.prepend(filter);
+  const element = h("section", { "aria-label": "curves" }, bar.element, grid, more, none);
+  let all = false;
+  let known = names;
+  let appended = 0;
+  let asking = null;
+  let noted = marks;
+
+  const wanted = () => {
+    const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const found = known.filter((name) => words.every((word) => name.toLowerCase().includes(word)));
+    return { found, shown: all || words.length ? found : found.slice(0, AT_FIRST) };
+  };
+  const arrange = () => {
+    const { found, shown } = wanted();
+    for (const [name, one] of charts) {
+      if (shown.includes(name)) continue;
+      one.made.stop();
+      charts.delete(name);
+    }
+    for (const name of shown) if (!charts.has(name)) charts.set(name, { made: chart(name, bar.setRange), curve: null });
+    grid.replaceChildren(...shown.map((name) => charts.get(name).made.element));
+    more.hidden = found.length === shown.length;
+    more.textContent = `${found.length - shown.length} more`;
+    none.hidden = known.length > 0;
+    bar.element.hidden = known.length === 0;
+    load();
+  };
+
+  const load = async () => {
+    asking?.abort();
+    asking = new AbortController();
+    const { by, range } = bar.options();
+    if (!charts.size) return;
+    try {
+      const px = Math.round(Math.min(2000, (grid.firstChild?.clientWidth || 600) * Math.min(2, devicePixelRatio)));
+      const answer = await ask(`/api/runs/${encodeURIComponent(id)}/curves`,
+        { names: [...charts.keys()].join(","), by, px, from: range?.[0], to: range?.[1] }, asking.signal);
+      appended = 0;
+      for (const [name, one] of charts) if (answer.curves[name]) one.curve = readCurve(answer.curves[name]);
+      draw();
+    } catch (error) {
+      if (error.name !== "AbortError") say(error.message);
+    }
+  };
+  const loadSoon = afterPause(400, () => load());
+
+  const draw = oncePerFrame(() => {
+    const options = bar.options();
+    const shownMarks = noted.map((mark) => ({ ...mark, x: options.by === "step" ? mark.step : mark.at }));
+    for (const { made, curve } of charts.values()) {
+      if (curve) made.show([{ name: "", curve, style: onlyLine() }], shownMarks, { ...options });
+    }
+  });
+
+  const add = (points) => {
+    const fresh = Object.keys(points).filter((name) => !known.includes(name));
+    if (fresh.length) return (known = [...known, ...fresh]), arrange();
+    const { by, range } = bar.options();
+    for (const [name, told] of Object.entries(points)) {
+      const curve = charts.get(name)?.curve;
+      if (!curve || range) continue;
+      const places = by === "step" ? told.x : told.at;
+      if (places.some((x, at) => x === null || x <= (at ? places[at - 1] : curve.x.at(-1) ?? -Infinity))) return loadSoon();
+      places.forEach((x, at) => append(curve, x, real(told.y[at])));
+      appended += places.length;
+    }
+    if (appended > MOST_APPENDED * charts.size) loadSoon();
+    else draw();
+  };
+
+  arrange();
+  return {
+    element, add, rewind: loadSoon,
+    mark: (all_marks) => ((noted = all_marks), draw()),
+    stop: () => (asking?.abort(), charts.forEach((one) => one.made.stop())),
+  };
+}
+
+function append(curve, x, value) {
+  if (!Number.isFinite(value)) curve.odd.add(curve.x.length);
+  curve.x.push(x);
+  curve.low.push(value);
+  if (curve.high !== curve.low) curve.high.push(value);
+}

@@ -1,0 +1,70 @@
+// The strip of a run's life: where its time went, what happened when, and how much of it was of use.
+import { button, h } from "../parts/dom.js";
+import { clockTime, duration, number, percent } from "../parts/format.js";
+
+const KINDS = ["training", "running", "starting", "recovering", "waiting", "lost", "idle"];
+const SMALL = new Set(["checkpoint", "validation", "validating", "generation", "attempt", "training", "started"]);
+const MOST_MARKS = 400; // of the small ones; more than that are a grey wall
+
+// `onLog(mark)` jumps to the lines about a mark.
+export function lifePart(life, onLog) {
+  const from = life.from;
+  const span = Math.max(1e-9, life.to - from);
+  const place = (at) => `${(100 * Math.min(1, Math.max(0, (at - from) / span))).toFixed(3)}%`;
+  const segments = life.segments.map((segment) => {
+    const words = `${segment.kind}${segment.text ? `: ${segment.text}` : ""}, ${duration(segment.to - segment.from)}, from ${clockTime(segment.from)}, ${numbered(segment)}`;
+    const element = h("div", { class: `segment kind-${segment.kind}`, title: words });
+    element.style.left = place(segment.from);
+    element.style.width = `${(100 * (segment.to - segment.from)) / span}%`;
+    return element;
+  });
+  const small = life.marks.filter((mark) => SMALL.has(mark.kind)).slice(-MOST_MARKS);
+  const big = life.marks.filter((mark) => !SMALL.has(mark.kind));
+  const ticks = [...small, ...big].map((mark) => {
+    const big_one = !SMALL.has(mark.kind);
+    const element = big_one
+      ? button("", () => onLog(mark), { class: `mark mark-${mark.kind}`, title: markWords(mark), "aria-label": `${markWords(mark)}: to the log` })
+      : h("div", { class: `tick mark-${mark.kind}`, title: markWords(mark) });
+    element.style.left = place(mark.at);
+    return element;
+  });
+  const bar = h("div", { class: "strip" }, h("div", { class: "marks" }, ticks),
+    h("div", { class: "segments", role: "img", "aria-label": `where the time went: ${spentWords(life)}` }, segments),
+    h("div", { class: "ends" }, h("time", {}, clockTime(from)), h("time", {}, clockTime(life.to))));
+  const told = life.marks.filter((mark) => !["generation", "training"].includes(mark.kind));
+  return h("section", { class: "life", "aria-label": "life of the run" },
+    h("div", { class: "goodput", title: "share of its life that went into steps that counted" },
+      h("strong", {}, life.goodput === null ? "\u2013" : percent(life.goodput)), h("span", {}, "goodput")),
+    h("div", { class: "grow" }, bar, legend(life), events(told, onLog)));
+}
+
+function legend(life) {
+  const whole = Object.values(life.seconds).reduce((sum, one) => sum + one, 0) || 1;
+  return h("ul", { class: "legend" }, KINDS.filter((kind) => life.seconds[kind] > 0).map((kind) =>
+    h("li", {}, h("span", { class: `swatch kind-${kind}` }), `${kind} `, h("b", {}, duration(life.seconds[kind])), ` ${percent(life.seconds[kind] / whole)}`)));
+}
+
+function spentWords(life) {
+  return KINDS.filter((kind) => life.seconds[kind] > 0).map((kind) => `${kind} ${duration(life.seconds[kind])}`).join(", ");
+}
+
+// All that happened, in words: what the strip shows, for those who read rather than see.
+function events(marks, onLog) {
+  if (!marks.length) return null;
+  const rows = marks.slice(-MOST_MARKS).reverse().map((mark) => h("tr", {},
+    h("td", {}, h("time", {}, clockTime(mark.at))), h("td", {}, h("span", { class: `mark-word mark-${mark.kind}` }, mark.kind.replaceAll("_", " "))),
+    h("td", { class: "numeric" }, number(mark.step)), h("td", {}, mark.text || (mark.cause ?? "")),
+    h("td", {}, button("log", () => onLog(mark), { class: "small", "aria-label": `log at ${clockTime(mark.at)}` }))));
+  return h("details", { class: "events" }, h("summary", {}, `${marks.length} events`),
+    h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, ["when", "what", "step", "words", ""].map((title) => h("th", { scope: "col" }, title)))),
+      h("tbody", {}, rows))));
+}
+
+function numbered(one) {
+  return `attempt ${one.attempt}, generation ${one.generation}`;
+}
+
+function markWords(mark) {
+  const parts = [mark.kind.replaceAll("_", " "), mark.text || mark.cause, mark.step === null || mark.step === undefined ? null : `step ${number(mark.step)}`, clockTime(mark.at)];
+  return parts.filter(Boolean).join(", ");
+}

@@ -1,0 +1,162 @@
+// One run: how it is and what to do next, its life, and all that is known of it behind tabs.
+import { afterPause, button, h } from "../parts/dom.js";
+import { ask, follow } from "../parts/data.js";
+import { ago, clockTime, duration, number, pace, plainText } from "../parts/format.js";
+import { stateChip } from "../parts/state.js";
+import { actionsPart } from "./actions.js";
+import { checkpointsPart } from "./checkpoints.js";
+import { curvesPart } from "./curves.js";
+import { lifePart } from "./life.js";
+import { logsPart } from "./logs.js";
+import { ranksPart } from "./ranks.js";
+import { setupPart } from "./setup.js";
+
+const TABS = [["curves", "Curves"], ["ranks", "Nodes and ranks"], ["logs", "Logs"], ["checkpoints", "Checkpoints"], ["setup", "Setup"]];
+
+const LIFE_MS = 10000; // how old the strip of a run that goes on may be
+
+export function runView(main, { say, go, parts: [id, firstTab] }) {
+  const here = `#/run/${encodeURIComponent(id)}`;
+  const path = `/api/runs/${encodeURIComponent(id)}`;
+  const headPlace = h("header", { class: "run-head" });
+  const lifePlace = h("div");
+  const panel = h("div", { role: "tabpanel", id: "panel", class: "panel" });
+  const tabs = h("div", { class: "tabs", role: "tablist", "aria-label": "parts of the run" });
+  const made = {}; // tab -> its part
+  let tab = TABS.some(([key]) => key === firstTab) ? firstTab : "curves";
+  let run = null; // {head, sheet}
+  let marks = [];
+  let gone = false;
+  let lifeRead = 0; // when the strip was asked for, in milliseconds
+
+  const onLog = (mark) => (openTab("logs"), made.logs.jump(mark.at, mark.rank));
+  const onRank = (rank) => (openTab("logs"), made.logs.jump(run.head.row.ended ? run.head.row.ended_at ?? Date.now() / 1000 : Date.now() / 1000, rank));
+  const makers = {
+    curves: () => curvesPart(id, { say, names: run.sheet.names, marks }),
+    ranks: () => ranksPart(onRank),
+    logs: () => logsPart(id, { say }),
+    checkpoints: () => checkpointsPart(id, { say }),
+    setup: () => ({ element: setupPart(id, run.sheet, { say }) }),
+  };
+  const openTab = (name, focus = false) => {
+    tab = name;
+    history.replaceState(null, "", name === "curves" ? here : `${here}/${name}`);
+    made[name] ??= makers[name]();
+    if (name === "ranks") made.ranks.show(run.head);
+    panel.replaceChildren(made[name].element);
+    panel.setAttribute("aria-labelledby", `tab-${name}`);
+    tabs.replaceChildren(...TABS.map(([key, title]) => button(title, () => openTab(key, true),
+      { role: "tab", id: `tab-${key}`, "aria-controls": "panel", "aria-selected": String(key === name), tabindex: key === name ? "0" : "-1" })));
+    if (focus) tabs.querySelector("[aria-selected=true]").focus();
+  };
+  const beside = (way) => {
+    const at = TABS.findIndex(([key]) => key === tab);
+    openTab(TABS[(at + way + TABS.length) % TABS.length][0], tabs.contains(document.activeElement));
+  };
+  const showHead = () => {
+    document.title = `${run.head.row.state} \u00b7 ${run.head.row.called || id}`;
+    headPlace.replaceChildren(...headParts(run.head, { say, onLog }));
+  };
+  const loadLife = async () => {
+    lifeRead = Date.now();
+    try {
+      const life = await ask(`${path}/life`);
+      if (gone) return;
+      marks = life.marks;
+      const opened = lifePlace.querySelector("details")?.open;
+      lifePlace.replaceChildren(lifePart(life, onLog));
+      if (opened && lifePlace.querySelector("details")) lifePlace.querySelector("details").open = true;
+      made.curves?.mark(marks);
+    } catch {
+      lifePlace.replaceChildren(); // a run that has not begun has no life yet
+    }
+  };
+  const loadLifeSoon = afterPause(300, loadLife);
+  const load = async () => {
+    try {
+      run = await ask(path);
+      if (gone) return;
+      showHead();
+      if (!panel.firstChild) main.replaceChildren(headPlace, lifePlace, tabs, panel);
+      openTab(tab);
+      await loadLife();
+    } catch (error) {
+      if (!run) main.replaceChildren(h("p", { class: "empty" }, error.message, " ", h("a", { href: "#/runs" }, "all runs")));
+      else say(error.message);
+    }
+  };
+  load();
+  let lost = false;
+  const stop = follow(id, {
+    head: (head) => {
+      if (!run) return;
+      const [ended, saved] = [head.row.ended !== run.head.row.ended, head.checkpoint !== run.head.checkpoint];
+      run.head = head;
+      showHead();
+      if (tab === "ranks") made.ranks.show(head);
+      if (saved) made.checkpoints?.load();
+      if (ended || Date.now() - lifeRead > LIFE_MS) loadLifeSoon(); // the strip grows with time too
+    },
+    points: (points) => made.curves?.add(points),
+    rewind: () => made.curves?.rewind(),
+    log: (told) => made.logs?.add(told),
+    mark: () => loadLifeSoon(),
+    connected: (now) => {
+      if (now && lost) restart();
+      lost = !now;
+      main.classList.toggle("cut-off", lost);
+    },
+  });
+  // After a break all is asked for anew: what changed in between was told to nobody.
+  const restart = () => {
+    for (const [name, part] of Object.entries(made)) part.stop?.(), delete made[name];
+    load();
+  };
+  return {
+    stop: () => ((gone = true), stop(), Object.values(made).forEach((part) => part.stop?.())),
+    keys: { Escape: () => go("#/runs"), ArrowLeft: () => run && beside(-1), ArrowRight: () => run && beside(1), "/": () => run && searchLog() },
+  };
+
+  function searchLog() {
+    openTab("logs");
+    document.getElementById("search").focus();
+  }
+}
+
+function headParts(head, { say, onLog }) {
+  const { row } = head;
+  const numbers = [
+    ["step", row.step === null ? "" : number(row.step) + (row.total ? ` / ${number(row.total)}` : "")], ["rate", pace(row.rate)], ["to go", duration(row.eta_s)],
+    ["loss", number(row.metrics?.loss ?? null)], ["restarts", head.restarts.total ? restartWords(head.restarts) : ""], ["checkpoint", head.checkpoint === null ? "" : number(head.checkpoint)],
+    ["ran for", row.started_at ? duration((row.ended_at ?? Date.now() / 1000) - row.started_at) : ""], ["submitted", ago(row.submitted_at)],
+    ["on", [row.cluster, row.nodes > 1 ? `${row.nodes} nodes` : "", row.world_size ? `${row.world_size} ranks` : ""].filter(Boolean).join(", ")],
+  ];
+  return [
+    h("div", { class: "title" }, h("h1", { class: "cut", title: row.id }, row.called || row.id), stateChip(row.state),
+      (row.tags ?? []).map((tag) => h("span", { class: "tag" }, tag)), h("span", { class: "grow" }), actionsPart(row, { say })),
+    row.called && row.called !== row.id ? h("p", { class: "second" }, row.id) : null,
+    head.words ? h("p", { class: `words words-${row.state}` }, plainText(head.words), head.cause_text ? h("span", { class: "second" }, ` ${head.cause_text}`) : null) : null,
+    row.as_of ? h("p", { class: "note" }, `The cluster is silent: this was last known at ${clockTime(row.as_of)}.`) : null,
+    Object.entries(head.not_finite ?? {}).map(([name, one]) => h("p", { class: "note wrong" }, `${name} is ${one.value} since step ${number(one.since)}`)),
+    head.failure ? failurePart(head.failure, onLog) : null,
+    head.next ? h("p", { class: "next" }, "next: ", h("code", {}, head.next), copyButton(head.next, say)) : null,
+    row.note ? h("p", { class: "note" }, row.note) : null,
+    h("dl", { class: "numbers" }, numbers.filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
+  ].flat().filter(Boolean);
+}
+
+function restartWords({ total, by_cause }) {
+  const causes = Object.entries(by_cause).map(([cause, many]) => `${many} ${cause.replaceAll("_", " ")}`);
+  return `${total} (${causes.join(", ")})`;
+}
+
+function failurePart(failure, onLog) {
+  const where = [failure.rank === null ? "" : `rank ${failure.rank}`, failure.where].filter(Boolean).join(", ");
+  return h("details", { class: "events failure" }, h("summary", {}, `last failure: ${failure.cause.replaceAll("_", " ")}${where ? `, ${where}` : ""}`),
+    h("p", {}, plainText(failure.summary), " ", failure.at ? button("show in the log", () => onLog({ at: failure.at, rank: failure.rank }), { class: "small" }) : null),
+    failure.tail.length ? h("pre", { tabindex: "0", "aria-label": "end of the log" }, plainText(failure.tail.join("\n"))) : null);
+}
+
+function copyButton(text, say) {
+  return button("copy", () => navigator.clipboard?.writeText(text).then(() => say("copied"), () => say("the browser does not let pages copy here")), { class: "small" });
+}

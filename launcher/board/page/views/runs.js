@@ -1,0 +1,125 @@
+// All runs of all clusters, live.
+import { afterPause, button, h, oncePerFrame, remember, remembered } from "../parts/dom.js";
+import { ask, follow } from "../parts/data.js";
+import { selection } from "../parts/selection.js";
+import { themed } from "../parts/colours.js";
+import { bigTable } from "../parts/table.js";
+import { columnChooser, columnsFor } from "./run_columns.js";
+
+const MOST_COMPARED = 20;
+const picked = new Set(); // ids that are to be compared; they stay chosen while one looks at a run
+let words = remembered("words", "");
+
+export function runsView(main, { say, go }) {
+  let rows = new Map();
+  let shown = remembered("columns", []);
+  let sorted = remembered("sort", { key: "submitted", down: true });
+  let columns = [];
+  let made = ""; // for which choice and width the columns were made
+
+  const search = h("input", {
+    type: "search", id: "search", value: words, placeholder: "words, state:active, name:lr*, tag:sweep, cluster:a, since:2d",
+    "aria-label": "search runs", autocomplete: "off", spellcheck: "false",
+    on: { input: afterPause(60, () => (remember("words", (words = search.value)), draw())),
+      keydown: (event) => event.key === "ArrowDown" && (table.enter(), event.preventDefault()) },
+  });
+  const count = h("span", { class: "count", role: "status" });
+  const compare = button("", () => go(`#/compare/${[...picked].map(encodeURIComponent).join(",")}`), { class: "primary" });
+  const clear = button("none", () => (picked.clear(), draw()), { title: "choose none" });
+  const pick = (row) => {
+    if (!picked.delete(row.id)) {
+      if (picked.size === MOST_COMPARED) return say(`${MOST_COMPARED} runs at most are compared`);
+      picked.add(row.id);
+    }
+    draw();
+  };
+  const table = bigTable({
+    label: "runs", keyOf: (row) => row.id, rowHeight: parseInt(themed("row")), onOpen: (row) => go(`#/run/${encodeURIComponent(row.id)}`),
+    onPick: pick, isPicked: (row) => picked.has(row.id),
+    onSort: (column) => {
+      sorted = { key: column.key, down: sorted.key === column.key ? !sorted.down : column.key !== "name" };
+      remember("sort", sorted);
+      draw();
+    },
+  });
+  const chooser = columnChooser(() => rows.values(), () => shown, (names) => (remember("columns", (shown = names)), draw()));
+  const states = h("div", { class: "tally", role: "group", "aria-label": "states" });
+  const empty = h("p", { class: "empty", hidden: true });
+
+  const draw = oncePerFrame(() => {
+    const width = table.element.clientWidth;
+    const wanted = JSON.stringify([shown, width < 700, width]);
+    if (wanted !== made) [columns, made] = [columnsFor(shown, width, pick, picked), wanted];
+    const matches = selection(words);
+    const found = [...rows.values()].filter(matches);
+    table.show(inOrder(found, columns, sorted), columns, sorted);
+    count.textContent = found.length === rows.size ? `${rows.size} runs` : `${found.length} of ${rows.size} runs`;
+    compare.hidden = clear.hidden = picked.size === 0;
+    compare.textContent = `compare ${picked.size}`;
+    empty.hidden = found.length > 0;
+    empty.textContent = rows.size ? "No run is like that." : "No runs yet. `launch submit` or `launch run` begins one, and it appears here.";
+    tally(states, rows, (word) => (search.value = words = toggled(words, word), remember("words", words), draw()));
+  });
+
+  main.replaceChildren(
+    h("h1", { class: "unseen" }, "Runs"),
+    h("div", { class: "bar" }, search, states, count, h("span", { class: "grow" }), compare, clear, chooser),
+    table.element, empty);
+  const load = async () => {
+    try {
+      rows = new Map((await ask("/api/runs")).runs.map((row) => [row.id, row]));
+      draw();
+    } catch (error) {
+      say(error.message);
+    }
+  };
+  load();
+  const watcher = new ResizeObserver(draw);
+  watcher.observe(table.element);
+  let lost = false;
+  const stop = follow("", {
+    runs: (change) => {
+      for (const row of change.runs) rows.set(row.id, row);
+      for (const id of change.gone) rows.delete(id), picked.delete(id);
+      draw();
+    },
+    connected: (now) => {
+      if (now && lost) load(); // what changed in between was told to nobody
+      lost = !now;
+      main.classList.toggle("cut-off", lost);
+    },
+  });
+  return { stop: () => (watcher.disconnect(), stop()), keys: { c: () => picked.size && compare.click() } };
+}
+
+function inOrder(rows, columns, { key, down }) {
+  const by = columns.find((column) => column.key === key)?.sort ?? ((row) => row.submitted_at ?? 0);
+  const keyed = rows.map((row) => [by(row), row]);
+  const way = down ? -1 : 1;
+  keyed.sort(([a, one], [b, other]) => {
+    if (a === b) return one.id < other.id ? 1 : -1;
+    if (a === null || a === undefined || Number.isNaN(a)) return 1; // what is not known comes last, either way
+    if (b === null || b === undefined || Number.isNaN(b)) return -1;
+    return (a < b ? -1 : 1) * way;
+  });
+  return keyed.map(([, row]) => row);
+}
+
+// How many are in each state, each a button that shows only those.
+function tally(element, rows, onChoose) {
+  const counts = new Map();
+  for (const row of rows.values()) counts.set(row.state, (counts.get(row.state) ?? 0) + 1);
+  const chosen = words.split(/\s+/);
+  const signs = [...counts].sort(([a], [b]) => (a < b ? -1 : 1));
+  const now = JSON.stringify([signs, chosen]);
+  if (element.dataset.now === now) return;
+  element.dataset.now = now;
+  element.replaceChildren(...signs.map(([state, many]) =>
+    button(h("span", { class: `state state-${state}` }, `${many} ${state}`), () => onChoose(`state:${state}`),
+      { "aria-pressed": String(chosen.includes(`state:${state}`)) })));
+}
+
+function toggled(text, word) {
+  const all = text.split(/\s+/).filter(Boolean);
+  return (all.includes(word) ? all.filter((one) => one !== word) : [...all.filter((one) => !one.startsWith("state:")), word]).join(" ");
+}

@@ -1,0 +1,53 @@
+// With what a run was made: command, spec, what was overridden, code, environment, versions.
+import { button, h } from "../parts/dom.js";
+import { ask } from "../parts/data.js";
+import { plainText } from "../parts/format.js";
+
+export function setupPart(id, sheet, { say }) {
+  const facts = [
+    ["command", h("code", {}, sheet.command.join(" "))],
+    ["overridden", sheet.overrides.length ? sheet.overrides.map((one) => h("code", { class: "block" }, one)) : "nothing"],
+    ["project", sheet.project],
+    ["commit", sheet.commit ? [h("code", {}, sheet.commit.slice(0, 12)), sheet.dirty ? " and changes that were not committed" : ""] : "none"],
+  ];
+  return h("section", { class: "setup", "aria-label": "setup" },
+    h("dl", { class: "facts" }, facts.filter(([, value]) => value).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
+    h("h2", {}, "Spec"), h("pre", { tabindex: "0", "aria-label": "spec" }, plainText(sheet.spec)),
+    h("h2", {}, "Environment"), sheet.environments.length ? sheet.environments.map(environment) : h("p", { class: "empty" }, "Not noted yet."),
+    h("h2", {}, "Code"), codePart(id, { say }));
+}
+
+function environment(one) {
+  const facts = [["host", one.host], ["system", one.system], ["Python", `${one.version} (${one.python})`], ["CPUs", one.cpus], ["GPUs", (one.gpus ?? []).join(", ")], ["driver", one.driver]];
+  const packages = Object.entries(one.packages ?? {}).sort(([a], [b]) => (a < b ? -1 : 1));
+  return [
+    h("dl", { class: "facts" }, facts.filter(([, value]) => value).map(([name, value]) => [h("dt", {}, name), h("dd", {}, String(value))])),
+    h("details", { class: "events" }, h("summary", {}, `${packages.length} packages`),
+      h("ul", { class: "packages" }, packages.map(([name, version]) => h("li", {}, name, " ", h("b", {}, version))))),
+  ];
+}
+
+// What is other in the code of another run.
+function codePart(id, { say }) {
+  const place = h("div");
+  const other = h("input", { type: "text", list: "other-runs", placeholder: "id of another run", "aria-label": "compare the code with run" });
+  const known = h("datalist", { id: "other-runs" });
+  const compare = async () => {
+    if (!other.value.trim()) return;
+    try {
+      const told = await ask(`/api/runs/${encodeURIComponent(id)}/code`, { with: other.value.trim() });
+      place.replaceChildren(...(told.unknown ? [h("p", { class: "note" }, told.unknown)] : []),
+        ...(told.changes.length ? told.changes.map(change) : [h("p", { class: "note" }, told.unknown ? "" : "The code is equal.")]));
+    } catch (error) {
+      say(error.message);
+    }
+  };
+  ask("/api/runs").then(({ runs }) => known.append(...runs.filter((row) => row.id !== id).slice(0, 200).map((row) => h("option", { value: row.id }))), () => {});
+  other.addEventListener("keydown", (event) => event.key === "Enter" && compare());
+  return h("div", {}, h("div", { class: "bar" }, other, known, button("show what is other", compare)), place);
+}
+
+function change({ path, kind, diff }) {
+  const lines = diff.map((line) => h("span", { class: line.startsWith("+") ? "added" : line.startsWith("-") ? "removed" : line.startsWith("@") ? "where" : null }, plainText(line), "\n"));
+  return h("details", { class: "events", open: true }, h("summary", {}, `${path} (${kind})`), h("pre", { class: "diff", tabindex: "0", "aria-label": `changes of ${path}` }, lines));
+}
