@@ -50,6 +50,7 @@ class World:
     more = ""  # of the spec
     preload = "[]"
     where: Sequence[str] = ()
+    machines: Sequence[Node] = ()  # of nodes that are computers of their own
     clock_names: Sequence[str] = ()  # of nodes, or hosts, whose clock can be wrong
 
     def __init__(self, desk: Lab, folder: Path) -> None:
@@ -292,7 +293,6 @@ def local_world(folder: Path) -> Iterator[World]:
 
 def node_of(world: World, target: int) -> Node:
     """A node that has something of the run."""
-    assert isinstance(world, Pool | Slurm)
     used = [node for node in world.machines if node.up and node.started()]
     return (used or list(world.machines))[target % len(used or world.machines)]
 
@@ -320,7 +320,6 @@ def cut_off(how: Cut) -> Fault:
 @contextlib.contextmanager
 def cut_pair(world: World, target: int) -> Iterator[bool]:
     """Two nodes do not hear each other, and everybody else does."""
-    assert isinstance(world, Pool | Slurm)
     node, other = random.Random(target).sample(list(world.machines), 2)
     if node.up:
         node.cut(Cut.BOTH, peers=[other])
