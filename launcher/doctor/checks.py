@@ -23,18 +23,18 @@ def gpus_finding(gpus: tuple[str, ...]) -> Finding:
     return ok("GPUs", f"{len(gpus)} ({', '.join(gpus)})" if gpus else "none: ranks compute on the cores")
 
 
-def torch_finding(torch: Torch, python: str, gpus: int) -> Finding:
+def torch_finding(torch: Torch, where: str, gpus: int, *, of_the_job: bool = False) -> Finding:
+    """`where`: which interpreter that is; `gpus`: as many as the machine, or the job, has of them."""
     if torch.error == "not installed":
-        hint = (
-            "a job that trains needs it: pip install torch there, or run.python in the spec names another interpreter"
-        )
-        return warning("torch", f"not installed in {python}", hint)
+        hint = "a job that trains needs it: pip install torch there, or run.python names another interpreter"
+        return warning("torch", f"not installed in {where}", hint)
     if torch.error:
-        return warning("torch", f"{python}: {torch.error}", f"`{python} -c 'import torch'` shows all of it")
+        return warning("torch", f"does not work in {where}: {torch.error}", "importing it there shows all of it")
     if gpus > torch.gpus:
-        why = "its build is for CPUs alone" if not torch.built_for else "`nvidia-smi` shows whether the driver works"
-        return warning("torch", f"{torch.words}, but {gpus} there; in {python}", why)
-    return ok("torch", f"{torch.words}; in {python}")
+        why = "`nvidia-smi` there shows whether the driver works" if torch.built_for else "its build is for CPUs alone"
+        has = f"the job has {gpus}" if of_the_job else f"{gpus} there"
+        return warning("torch", f"{torch.words}, but {has}; in {where}", why)
+    return ok("torch", f"{torch.words} in {where}")
 
 
 def memory_finding(memory: tuple[int, int] | None) -> Finding:

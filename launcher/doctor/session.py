@@ -1,7 +1,7 @@
 """A machine that answers questions for as long as it is asked any; what it answers is data of a declared type.
 
 Here: over a connection, by a program of ours that is sent as text. Nothing is installed for it, nothing of it is left.
-In a batch queue's job it goes through a folder: see `trial`.
+In a batch queue's job it goes through a folder: see clusters.batch.trial.mailbox.
 """
 
 import contextlib

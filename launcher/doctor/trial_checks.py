@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
+from launcher.doctor.checks import torch_finding
 from launcher.doctor.findings import Finding, all_of, ok, problem, warning
 from launcher.doctor.machine_there import Torch
 from launcher.doctor.ways import Way
@@ -270,15 +271,7 @@ def _python_findings(trial: Trial, expected: Expected) -> Iterable[Finding]:
 
 def _torch_findings(trial: Trial, expected: Expected) -> Iterable[Finding]:
     for report, nodes in _alike(trial, {name: one.report for name, one in trial.seen.items() if one.report}):
-        where, torch = f"{expected.rank_python} on {all_of(nodes)}", report.torch
-        if torch.error:
-            text = torch.error if torch.error == "not installed" else f"does not work: {torch.error}"
-            yield warning("torch", f"{where}: {text}", "a job that trains needs it; run.python names an interpreter")
-        elif report.gpus > torch.gpus:
-            why = "`nvidia-smi` on the node shows the driver" if torch.built_for else "its build is for CPUs alone"
-            yield warning("torch", f"{where}: {torch.words}, but the job has {report.gpus}", why)
-        else:
-            yield ok("torch", f"{torch.words} in {where}")
+        yield torch_finding(report.torch, f"{expected.rank_python} on {all_of(nodes)}", report.gpus, of_the_job=True)
 
 
 def _clock_findings(trial: Trial) -> Iterable[Finding]:

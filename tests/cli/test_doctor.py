@@ -36,7 +36,7 @@ def test_this_machine(desk, ranks, tmp_path):
     assert abouts(done.stdout) == ABOUT
     assert all(line.startswith(("ok ", "warning ", " ")) for line in done.stdout.splitlines())
     assert f"runs root      {tmp_path}/runs (not there yet), " in done.stdout
-    assert f"2.10.0 (CPU only); in {tmp_path}/theirs/bin/python" in done.stdout
+    assert f"2.10.0 (CPU only) in {tmp_path}/theirs/bin/python" in done.stdout
     assert desk.launch("doctor", "local").stdout.splitlines()[0] == done.stdout.splitlines()[0]
     assert sorted(tmp_path.rglob("*")) == before
 

@@ -4,12 +4,12 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 
+from launcher.clusters.batch.trial.carry_out import minutes, tried
+from launcher.clusters.batch.trial.trial_jobs import TrialJobs
 from launcher.clusters.gridengine.queries import CALLED, ask, hosts_of, read_settings
 from launcher.clusters.gridengine.queue import GridEngineQueue
-from launcher.clusters.trial_jobs import TrialJobs
 from launcher.doctor.checks import shared_findings
 from launcher.doctor.findings import Finding, ok, problem, warning
-from launcher.doctor.trial import minutes, tried
 from launcher.doctor.trial_checks import QueueWords
 from launcher.doctor.wish import DoctorWish
 from launcher.errors import Unreachable

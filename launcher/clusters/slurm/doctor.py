@@ -9,6 +9,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from launcher.clusters.batch.queue import Phase
+from launcher.clusters.batch.trial.carry_out import minutes, tried
+from launcher.clusters.batch.trial.trial_jobs import TrialJobs
 from launcher.clusters.slurm import doctor_checks as checks
 from launcher.clusters.slurm.hosts import hosts_of
 from launcher.clusters.slurm.queries import nodes, site
@@ -19,10 +21,8 @@ from launcher.clusters.slurm.queries.states import read_state
 from launcher.clusters.slurm.queries.values import read_fields, read_number, read_time, read_word
 from launcher.clusters.slurm.queue import SlurmQueue
 from launcher.clusters.slurm.reach import ask
-from launcher.clusters.trial_jobs import TrialJobs
 from launcher.doctor.checks import shared_findings
 from launcher.doctor.findings import Finding
-from launcher.doctor.trial import minutes, tried
 from launcher.doctor.trial_checks import QueueWords, TrialJob
 from launcher.doctor.wish import DoctorWish
 from launcher.errors import Unreachable

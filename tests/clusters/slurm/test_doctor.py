@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from launcher.clusters.batch.trial.carry_out import batch_script
 from launcher.clusters.slurm import doctor_checks
 from launcher.clusters.slurm.doctor import WORDS, Shape, options, read_job, trial_of
 from launcher.clusters.slurm.queries.nodes import Node, Partition
@@ -17,7 +18,6 @@ from launcher.clusters.slurm.queries.site import read_config, read_ping, read_ru
 from launcher.doctor.checks import place_finding
 from launcher.doctor.findings import Level, time_words
 from launcher.doctor.machine_there import Torch
-from launcher.doctor.trial import batch_script
 from launcher.doctor.trial_checks import (
     Expected,
     Hello,
@@ -307,7 +307,7 @@ def test_the_script_takes_any_path_as_it_is(tmp_path, name):
     env = {"PATH": f"{programs}:/usr/bin:/bin", "SLURMD_NODENAME": "node0"}
     done = subprocess.run(["/bin/sh"], input=text, cwd=tmp_path, env=env, text=True, check=False)
     assert done.returncode == 0
-    assert (path / "steps.log").read_text() == f"-P|-m|launcher.clusters.trial_jobs|slurm|{path}|50|node0|"
+    assert (path / "steps.log").read_text() == f"-P|-m|launcher.clusters.batch.trial.on_node|slurm|{path}|50|node0|"
     assert (path / "seen").exists() and (path / "seen-node0").exists()
     assert not (tmp_path / "canary").exists()
 
@@ -486,8 +486,8 @@ def test_other_versions_there(python, ours, level):
 @pytest.mark.parametrize(
     ("torch", "gpus", "said"),
     [
-        (Torch(error="not installed"), 1, "/theirs/bin/python on n2: not installed"),
-        (Torch(error="ImportError: x"), 1, "does not work: ImportError: x"),
+        (Torch(error="not installed"), 1, "not installed in /theirs/bin/python on n2"),
+        (Torch(error="ImportError: x"), 1, "does not work in /theirs/bin/python on n2: ImportError: x"),
         (Torch("2.10.0", "CUDA 12.8", 0), 1, "sees 0 GPUs, but the job has 1"),
         (Torch("2.10.0"), 1, "2.10.0 (CPU only), but the job has 1"),
     ],

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.doctor import trial
+from launcher.clusters.batch.trial import carry_out
+from launcher.clusters.batch.trial.carry_out import try_nodes
+from launcher.clusters.batch.trial.trial_jobs import NoTrial
 from launcher.doctor.findings import Level
-from launcher.doctor.trial import NoTrial, try_nodes
 from launcher.doctor.trial_checks import Expected, QueueWords, TrialJob, refused_finding, trial_findings
 from launcher.doctor.wish import DoctorWish
 
@@ -80,7 +81,7 @@ class Here:
 
 @pytest.fixture(autouse=True)
 def on_node(monkeypatch):
-    monkeypatch.setattr(trial, "_ON_NODE", "trial_node_here")
+    monkeypatch.setattr(carry_out, "_ON_NODE", "trial_node_here")
 
 
 @pytest.fixture

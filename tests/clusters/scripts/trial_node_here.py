@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from launcher.doctor.trial import answer_questions
+from launcher.clusters.batch.trial.on_node import answer_questions
 
 _kind, folder, limit_s, node = sys.argv[1:]
 answer_questions(Path(folder), float(limit_s), node, node.replace("node", "127.0.0.1"))
