@@ -2,13 +2,15 @@
 
 import contextlib
 import os
+import re
 import select
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from launcher.agent.environment import cleaned
 from launcher.errors import Unreachable
 
 _DEAD_WITHIN_S = 2.0
@@ -23,52 +25,79 @@ class Answer(msgspec.Struct, frozen=True):
     err: str
 
 
-def run(
-    argv: Sequence[str],
-    environ: Mapping[str, str],
-    *,
-    called: str,
-    who: str = "controller",
-    limit_s: float = 10.0,
-    stdin: str | None = None,
-    pass_fds: Sequence[int] = (),
-    in_job: bool = False,
-) -> Answer:
-    """What the client of this scheduler leaves. Raises Unreachable where it is missing, too slow, or was killed.
+class Programs(msgspec.Struct, frozen=True):
+    """The programs of a scheduler that ask one of its servers."""
 
-    That is no refusal: a controller that was frozen submits, requeues or cancels the job when it wakes. `who`: whom
-    the program asks. `in_job`: it may be asked from inside a job that is ended at that moment.
-    """
-    with (
-        _memory(b"" if stdin is None else stdin.encode(errors="surrogateescape")) as given,
-        _memory() as out,
-        _memory() as err,
-    ):
-        try:
-            # Files, not pipes: a pipe ends only when the last process has let go that a client left behind.
-            # The mask is the job's too: what the scheduler itself writes into the run's folder is for its user alone.
-            client = subprocess.Popen(
-                deaf(argv) if in_job else argv,
-                stdin=given,
-                stdout=out,
-                stderr=err,
-                env=environ,
-                start_new_session=True,
-                pass_fds=pass_fds,
-                umask=0o077,
-            )
-        except OSError as error:
-            raise _no_client(argv[0], called, error) from error
-        if not _ends(client, limit_s):
-            raise silent(called, who, argv[0], f"nothing within {limit_s:g} s")
-        if max(os.fstat(out).st_size, os.fstat(err).st_size) > _MOST_BYTES:
-            raise Unreachable(
-                f"{os.path.basename(argv[0])} writes more than {_MOST_BYTES >> 20} MB, which is no answer"
-            )
-        answer = Answer(client.returncode, _text(out), _text(err))
-    if answer.code < 0:
-        raise Unreachable(f"{os.path.basename(argv[0])} was killed by signal {-answer.code}")
-    return answer
+    called: str  # the scheduler, for people
+    server: str
+    silence: Sequence[str]  # in what they say where no server took the question, or where they cannot tell if one did
+    environment: Callable[[Mapping[str, str]], Mapping[str, str]] = cleaned  # what they get of the caller's
+
+    def ask(
+        self,
+        argv: Sequence[str],
+        *,
+        limit_s: float = 10.0,
+        environ: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+        pass_fds: Sequence[int] = (),
+        in_job: bool = False,
+    ) -> Answer:
+        """What a program answers. Raises Unreachable where it is missing, too slow, killed, or got no answer itself.
+
+        That is no refusal: a controller that was frozen submits, requeues or cancels the job when it wakes.
+        `in_job`: it may be asked from inside a job that is ended at that moment.
+        """
+        given = self.environment(os.environ if environ is None else environ)
+        answer = self._run(argv, given, limit_s, stdin, pass_fds, in_job=in_job)
+        lines = said_by(argv[0], answer.err)
+        if answer.code and (unheard := [line for line in lines if any(sign in line.lower() for sign in self.silence)]):
+            raise self._silent(argv[0], unheard[0])
+        return answer
+
+    def _run(
+        self,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        limit_s: float,
+        stdin: str | None,
+        pass_fds: Sequence[int],
+        *,
+        in_job: bool,
+    ) -> Answer:
+        with (
+            _memory(b"" if stdin is None else stdin.encode(errors="surrogateescape")) as given,
+            _memory() as out,
+            _memory() as err,
+        ):
+            try:
+                # Files, not pipes: a pipe ends only when the last process has let go that a client left behind.
+                # The mask is the job's too: what the scheduler writes into the run's folder is for its user alone.
+                client = subprocess.Popen(
+                    deaf(argv) if in_job else argv,
+                    stdin=given,
+                    stdout=out,
+                    stderr=err,
+                    env=environ,
+                    start_new_session=True,
+                    pass_fds=pass_fds,
+                    umask=0o077,
+                )
+            except OSError as error:
+                raise _no_client(argv[0], self.called, error) from error
+            if not _ends(client, limit_s):
+                raise self._silent(argv[0], f"nothing within {limit_s:g} s")
+            if max(os.fstat(out).st_size, os.fstat(err).st_size) > _MOST_BYTES:
+                raise Unreachable(
+                    f"{os.path.basename(argv[0])} writes more than {_MOST_BYTES >> 20} MB, which is no answer"
+                )
+            answer = Answer(client.returncode, _text(out), _text(err))
+        if answer.code < 0:
+            raise Unreachable(f"{os.path.basename(argv[0])} was killed by signal {-answer.code}")
+        return answer
+
+    def _silent(self, program: str, said: str) -> Unreachable:
+        return Unreachable(f"the {self.called} {self.server} does not answer ({os.path.basename(program)}: {said})")
 
 
 def deaf(argv: Sequence[str]) -> list[str]:
@@ -76,9 +105,10 @@ def deaf(argv: Sequence[str]) -> list[str]:
     return ["/bin/sh", "-c", "trap '' TERM; exec \"$@\"", "sh", *argv]
 
 
-def silent(called: str, who: str, program: str, said: str) -> Unreachable:
-    """The error to raise where the program got no answer."""
-    return Unreachable(f"the {called} {who} does not answer ({program}: {said})")
+def said_by(program: str, text: str) -> list[str]:
+    """The lines of an error, without the name of the program that writes them."""
+    said = re.sub(rf"^(?:{re.escape(os.path.basename(program))}: )?(?:error: |fatal: )?", "", text, flags=re.MULTILINE)
+    return [line.strip()[:200] for line in said.splitlines() if line.strip()]
 
 
 def _ends(client: subprocess.Popen[bytes], limit_s: float) -> bool:

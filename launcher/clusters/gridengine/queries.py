@@ -1,15 +1,13 @@
 """Asking Grid Engine's clients, and reading what they answer."""
 
 import calendar
-import os
 import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree as ET
 
-from launcher.agent.environment import cleaned
-from launcher.clusters.batch.client import Answer, run, silent
+from launcher.clusters.batch.client import Programs
 from launcher.clusters.batch.queue import Phase, QueuedJob
 from launcher.clusters.gridengine.reasons import plain
 from launcher.errors import Unreachable
@@ -19,37 +17,13 @@ CALLED = "Grid Engine"
 TICKET = "launch"  # the variable in a job's context that has the ticket
 NO_SUBMIT_HOST = "denied: host"
 _NO_ANSWER = (
-    "commlib error",
-    "to contact qmaster",
-    "to qmaster using",
-    "cannot connect to qmaster",
-    "failed receiving gdi",
-    "receive timeout",
-    "got no response",
-    NO_SUBMIT_HOST,
-    "sge_root",
-)
+    "commlib error", "to contact qmaster", "to qmaster using", "cannot connect to qmaster", "failed receiving gdi",
+    "receive timeout", "got no response", NO_SUBMIT_HOST, "sge_root",
+)  # fmt: skip
 JOB_ID = re.compile(r"[0-9]{1,10}")
 _TIME_LIMIT = "37"  # `failed` of qacct
 _ZONES_S = 26 * 3600.0  # between the first place on earth where a day begins and the last
-
-
-def ask(
-    argv: Sequence[str],
-    *,
-    limit_s: float = 10.0,
-    environ: Mapping[str, str] | None = None,
-    stdin: str | None = None,
-    pass_fds: Sequence[int] = (),
-) -> Answer:
-    """What the client answers. Raises Unreachable where it is missing, too slow, or got no answer from the qmaster."""
-    environment = cleaned(os.environ if environ is None else environ)
-    answer = run(argv, environment, called=CALLED, who="qmaster", limit_s=limit_s, stdin=stdin, pass_fds=pass_fds)
-    lines = [line.strip().removeprefix("error: ") for line in answer.err.splitlines()]
-    unheard = [line for line in lines if any(sign in line.lower() for sign in _NO_ANSWER)]
-    if answer.code and unheard:
-        raise silent(CALLED, "qmaster", argv[0], unheard[-1][:200])
-    return answer
+ask = Programs(CALLED, "qmaster", _NO_ANSWER).ask
 
 
 def phase_of(state: str) -> Phase:

@@ -5,14 +5,13 @@ import os
 import pwd
 import re
 import signal
-import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 from launcher.clusters.batch.job import environment
 from launcher.clusters.batch.job.nodes import resolved
-from launcher.clusters.batch.queue import Fate, JobStart, NodeWord, Phase, Queue, QueuedJob, Ticket, node_command
+from launcher.clusters.batch.queue import JobStart, NodeWord, Queue, QueuedJob, Ticket, node_command
 from launcher.clusters.gridengine import script
 from launcher.clusters.gridengine.queries import (
     CALLED,
@@ -30,7 +29,6 @@ from launcher.rundir.layout import AttemptDir
 
 _SUBMIT_S = 60.0
 _LIMIT_S = 10.0
-_REACHED_S = 5.0
 _WARNINGS = (signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)  # our own clock's, and Grid Engine's
 
 
@@ -107,17 +105,6 @@ class GridEngineQueue(Queue):
 
     def by_hand(self, job: str) -> tuple[str, str]:
         return f"qstat -j {job}", f"qdel {job}"
-
-    def fate(self, job: str) -> Fate:
-        """Nothing tells of a preemption: Grid Engine stops jobs that make room, and goes on with them."""
-        shown = next(iter(self.jobs([job])), None)
-        if shown is None:
-            return Fate.UNKNOWN
-        if shown.phase is Phase.ENDING:
-            return Fate.CANCELLED
-        if shown.phase is Phase.QUEUED or shown.hosts.split(",")[0] not in self.hosts():
-            return Fate.QUEUED_AGAIN
-        return Fate.TIMED_OUT if shown.ends_at and time.time() > shown.ends_at - _REACHED_S else Fate.RUNS
 
     def requeue(self, job: str) -> str:
         """Leaving with its exit code does it. A job that was on several hosts is better followed by a new one: Grid

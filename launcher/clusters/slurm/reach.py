@@ -1,11 +1,10 @@
 """Asking Slurm's clients: in an environment without strangers' settings; what they say where nobody answers."""
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 
 from launcher.agent.environment import cleaned
-from launcher.clusters.batch.client import Answer, run, silent
+from launcher.clusters.batch.client import Answer, Programs, said_by
 from launcher.errors import Unreachable
 
 CALLED = "Slurm"
@@ -20,6 +19,7 @@ _WHICH_CLUSTER = "SLURM_CONF"
 _FOR_ANSWERS = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 # What a client says where nobody took its question, or where it cannot tell whether somebody did.
 _NO_ANSWER = (
+    "munge encode failed",
     "unable to contact slurm controller",
     "socket timed out",
     "unexpected message received",  # all that scontrol requeue says of a controller that is down
@@ -48,6 +48,15 @@ def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return kept
 
 
+def _readable_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    return clean_environment(environ) | _FOR_ANSWERS
+
+
+_CONTROLLER = Programs(CALLED, "controller", _NO_ANSWER, _readable_environment)
+_DATABASE = Programs(CALLED, "accounting database", _NO_ANSWER, _readable_environment)
+_SUBMITTING = Programs(CALLED, "controller", _NO_ANSWER, clean_environment)  # a job inherits what sbatch gets
+
+
 def ask(
     argv: Sequence[str],
     *,
@@ -58,32 +67,19 @@ def ask(
     in_job: bool = False,
 ) -> Answer:
     """What the client answers. Raises Unreachable where it is missing, too slow, or got no answer itself."""
-    environment = clean_environment(os.environ if environ is None else environ)
-    if os.path.basename(argv[0]) != "sbatch" or "--test-only" in argv:  # else the job would inherit them
-        environment |= _FOR_ANSWERS
     program = os.path.basename(argv[0])
-    who = _asked_by(program)
-    answer = run(
-        argv, environment, called=CALLED, who=who, limit_s=limit_s, stdin=stdin, pass_fds=pass_fds, in_job=in_job
-    )
+    is_submit = program == "sbatch" and "--test-only" not in argv
+    asked = _DATABASE if program == "sacct" else _SUBMITTING if is_submit else _CONTROLLER
+    answer = asked.ask(argv, limit_s=limit_s, environ=environ, stdin=stdin, pass_fds=pass_fds, in_job=in_job)
     _check(program, answer)
     return answer
 
 
-def _asked_by(program: str) -> str:
-    return "accounting database" if program == "sacct" else "controller"
-
-
 def _check(program: str, answer: Answer) -> None:
-    """Raise where the answer is none."""
-    said = re.sub(rf"^{re.escape(program)}: (error: |fatal: )?", "", answer.err, flags=re.MULTILINE)
-    lines = [line.strip()[:200] for line in said.splitlines() if line.strip()]
-    if answer.code > 0 and (unheard := [line for line in lines if any(sign in line.lower() for sign in _NO_ANSWER)]):
-        munge = [line for line in lines if "munge encode failed" in line.lower()]
-        raise silent(CALLED, _asked_by(program), program, (munge or unheard)[0])
-    # Where these two fail, jobs are unseen and not gone: but for a single id that squeue has forgotten, and for a
-    # cluster that keeps no accounts. Of a user that it does not know squeue says so with exit code 0.
+    """Raise where these two fail: then jobs are unseen and not gone. But for a single id that squeue has forgotten, and
+    for a cluster that keeps no accounts. Of a user that it does not know squeue says so with exit code 0."""
+    lines = said_by(program, answer.err)
     known = {"squeue": "invalid job id specified", "sacct": "accounting storage is disabled"}.get(program)
     stranger = [line for line in lines if program == "squeue" and "invalid user" in line.lower()]
-    if stranger or (answer.code > 0 and known is not None and known not in said.lower()):
+    if stranger or (answer.code > 0 and known is not None and known not in answer.err.lower()):
         raise Unreachable(f"{program} cannot tell: {(stranger or lines[-1:] or [f'exit code {answer.code}'])[0]}")

@@ -333,4 +333,4 @@ def test_what_is_endless_is_no_answer(tmp_path, monkeypatch):
     program.chmod(0o755)
     monkeypatch.setattr(client, "_MOST_BYTES", 1 << 20)
     with pytest.raises(Unreachable, match="more than 1 MB"):
-        client.run([str(program)], {}, called="Slurm")
+        client.Programs("Slurm", "controller", ()).ask([str(program)], environ={})
