@@ -308,7 +308,7 @@ class Run:
 
         `anew`: it may begin from nothing where no checkpoint is whole. `code`: with the project's code as it is now.
         """
-        from launcher.submission import reopen  # late: it reads YAML, which `status` must not pay for
+        from launcher.submission.reopening import reopen  # late: it reads YAML, which `status` must not pay for
 
         status = self.status()
         if status.state is State.UNKNOWN:
@@ -444,7 +444,7 @@ def submit_many(
     The ranks of a repeated run find which one it is in LAUNCH_REPEAT, from 0 on. A LaunchError's `runs` are the ids and
     folders of those that were started before it.
     """
-    from launcher.submission import open_runs  # late: it reads YAML, which `status` must not pay for
+    from launcher.submission.opening import open_runs  # late: it reads YAML, which `status` must not pay for
 
     with _as_files(specs) as (files, roots):
         opened = open_runs(files, on=on, overrides=tuple(overrides), repeat=repeat, roots=roots)
@@ -453,7 +453,7 @@ def submit_many(
 
 def prepare(spec: str | Path, *, on: str = LOCAL, overrides: Sequence[str] = ()) -> "tuple[Plan, CodeList]":
     """What `submit` would do, as data: the plan, and the code that would be frozen. Starts and writes nothing."""
-    from launcher.submission import prepare as prepare_run  # late: it reads YAML, which `status` must not pay for
+    from launcher.submission.requests import prepare as prepare_run  # late: it reads YAML: see above
 
     return prepare_run(_file(spec), on=on, overrides=tuple(overrides))
 
@@ -465,7 +465,7 @@ def preview(plan: "Plan") -> Preview | None:
 
 def validate(spec: Spec, *, overrides: Sequence[str] = ()) -> None:
     """Raise BadInput with every problem of a spec, as far as they do not depend on where it will run."""
-    from launcher.submission import validate as validate_spec  # late: it reads YAML, which `status` must not pay for
+    from launcher.submission.requests import validate as validate_spec  # late: it reads YAML: see above
 
     with _as_files([spec]) as ([file], roots):
         validate_spec(file, tuple(overrides), roots.get(file))
@@ -509,7 +509,7 @@ def _renamed(line: str, names: Mapping[str, str]) -> str:
 
 def notifying(spec: str | Path) -> "Notifying | None":
     """Who would hear of a run of this spec. Raises BadInput."""
-    from launcher.submission import notifying_in  # late: it reads YAML, which `status` must not pay for
+    from launcher.submission.requests import notifying_in  # late: it reads YAML, which `status` must not pay for
 
     return notifying_in(_file(spec))
 

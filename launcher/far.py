@@ -67,7 +67,9 @@ from launcher.rundir.records import AttemptEnd, RunState, StopRequest
 from launcher.rundir.removal import remove_tree, size_of
 from launcher.status.checkpoints import checkpoint_folder
 from launcher.status.derive import RunStatus
-from launcher.submission import Shipped, ShippedRun, open_shipped, prepare, reopen
+from launcher.submission.opening import open_shipped
+from launcher.submission.reopening import reopen
+from launcher.submission.requests import Shipped, ShippedRun, prepare
 from launcher.words import State
 from trainer.checkpoint_files.partial import inventory, open_file, read_manifest
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from launcher import submission
 from launcher.api import Run
 from launcher.cli.main import main
 from launcher.clusters import kinds
@@ -21,7 +20,10 @@ from launcher.rundir.durable import write_record
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import AttemptEnd
 from launcher.rundir.removal import unused_code
-from launcher.submission import Shipped, open_runs, prepare, reopen
+from launcher.submission import reopening
+from launcher.submission.opening import open_runs
+from launcher.submission.reopening import reopen
+from launcher.submission.requests import Shipped, prepare
 from launcher.words import Cause, State
 
 POOLS = """
@@ -162,7 +164,7 @@ def test_of_two_resumes_that_saw_the_same_end_one_goes_on(job, monkeypatch):
             resume(overrides=("resources.nodes=1",))
             return Noted.machine(self, spec)
 
-    monkeypatch.setattr(submission, "of_kind", lambda _: SlowToLook())
+    monkeypatch.setattr(reopening, "of_kind", lambda _: SlowToLook())
     with pytest.raises(Refused, match="was resumed meanwhile, as attempt 2"):
         resume()
     assert (Engagement.went, read_plan(run, 2).nodes_max) == ([1, 2], 1)

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 from launcher.plan.facts import Project
 from launcher.spec.model import JobSpec, Resources, RunOptions, Slurm
-from launcher.submission import Request, _together
+from launcher.submission.opening import _together
+from launcher.submission.requests import Request
 
 
 @dataclass

@@ -13,7 +13,8 @@ import sys
 import tempfile
 import time
 
-import launcher.submission  # noqa: F401
+import launcher.submission.opening
+import launcher.submission.reopening  # noqa: F401
 from launcher import api  # noqa: F401
 from launcher.cli import main
 from launcher.cli.keeping import cancel, fetch, pardon, wait  # noqa: F401

@@ -1,0 +1,240 @@
+"""From requests to runs that exist: every check first, then one rename that makes each real.
+
+read spec ─ facts ─ check ─► keeper boots ─► freeze code, write plan and intent in .tmp-… ─ rename ─► go
+                                                                                       the run exists
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+
+import msgspec
+
+from launcher.clusters.keeping import news
+from launcher.clusters.keeping.attempt_end import first_state
+from launcher.clusters.protocol import CopiesCode, SubmitsTogether
+from launcher.errors import LaunchError, NotStarted, Unreachable, some_exist, with_runs
+from launcher.ids import RunId, new_run_id, new_ticket
+from launcher.plan.model import Plan
+from launcher.rundir import drafts, registry
+from launcher.rundir.attempts import new_attempt
+from launcher.rundir.code.freezing import freeze
+from launcher.rundir.code.listing import CodeFile
+from launcher.rundir.code.origin import origin_of
+from launcher.rundir.durable import (
+    append_line,
+    make_dir,
+    sync_dir,
+    sync_trees,
+    write_bytes,
+    write_record,
+)
+from launcher.rundir.fence import raise_fence
+from launcher.rundir.layout import BATCH_PREFIX, STORE, BatchDir, RunDir
+from launcher.rundir.records import Event
+from launcher.secret_values import read_secret_values
+from launcher.spec.cluster_fields import OPTIONS_OF
+from launcher.submission.requests import (
+    Request,
+    Shipped,
+    ShippedRun,
+    all_or_none,
+    looked_at_first,
+    plan_of,
+    taken,
+)
+
+Opened = Sequence[tuple[RunId, Path]]  # ids and folders
+
+
+def open_runs(
+    files: Sequence[Path],
+    *,
+    on: str,
+    overrides: tuple[str, ...],
+    repeat: int | None = None,
+    roots: Mapping[Path, Path] = MappingProxyType({}),
+) -> list[tuple[RunId, Path]]:
+    """Start a run of each file, or `repeat` runs; gives their ids and folders. Checks all before any exists.
+
+    Those that a cluster can take as one job become one. What fails after some exist names them (`LaunchError.runs`).
+    `roots`: the projects of files that lie somewhere else.
+    """
+    looks = [partial(looked_at_first, file, on=on, overrides=overrides, root=roots.get(file)) for file in files]
+    wishes = all_or_none(looks)
+    if repeat is not None:
+        wishes = [replace(wish, as_run=ShippedRun(repeat=index)) for wish in wishes for index in range(repeat)]
+    return _open_all(wishes)
+
+
+def open_shipped(specs: Sequence[Shipped], *, on: str, choose: Callable[[Opened], None]) -> list[tuple[RunId, Path]]:
+    """Start runs that were submitted on another machine; `choose` is told of them before there is anything of them."""
+    asked = [partial(looked_at_first, one.file, on=on, overrides=one.overrides, shipped=one) for one in specs]
+    wishes = zip(all_or_none(asked), specs, strict=True)
+    return _open_all([replace(wish, as_run=run) for wish, spec in wishes for run in spec.runs], choose)
+
+
+def _open_all(wishes: Sequence[Request], choose: Callable[[Opened], None] = lambda _: None) -> list[tuple[RunId, Path]]:
+    opened = list[tuple[RunId, Path]]()
+    for group in _together(wishes):
+        try:
+            opened += _open_group(group, choose)
+        except (LaunchError, OSError) as error:
+            if not opened:
+                raise
+            raise some_exist(error, _named(opened), len(wishes)) from error
+    return opened
+
+
+def _together(wishes: Sequence[Request]) -> list[list[Request]]:
+    """Neighbours that may share one job: of one project, with the same demands, as many as the cluster takes."""
+    groups: list[list[Request]] = []
+    for wish in wishes:
+        place = wish.cluster
+        most = place.most_together() if len(wishes) > 1 and isinstance(place, SubmitsTogether) else 1
+        if groups and len(groups[-1]) < most and _demands(groups[-1][-1]) == _demands(wish):
+            groups[-1].append(wish)
+        else:
+            groups.append([wish])
+    return groups
+
+
+def _demands(wish: Request) -> tuple[object, ...]:
+    spec = wish.spec
+    options = [getattr(spec, kind) for kind in OPTIONS_OF]
+    return wish.on, wish.project.path, spec.resources, options, spec.plugins, spec.recovery.spares, spec.secrets
+
+
+def _open_group(group: Sequence[Request], choose: Callable[[Opened], None]) -> list[tuple[RunId, Path]]:
+    """The runs of one job: they exist, one rename each, and then the cluster is told."""
+    root = registry.runs_root(Path(group[0].project.path), create=True)
+    drafts.remove_orphans(root)  # of submitters that were killed
+    ticket, opened, first = new_ticket(), list[tuple[RunId, Path]](), group[0].as_run.first
+
+    def is_taken(name: RunId) -> bool:
+        return taken(root)(name) or (name, root / name) in opened
+
+    for wish in group:
+        named = wish.as_run.run_id
+        run_id = named if named and not is_taken(named) else new_run_id(wish.spec.name, is_taken)
+        opened.append((run_id, root / run_id))
+    choose(opened)
+    batch = root / f"{BATCH_PREFIX}{ticket}" if len(group) > 1 else None
+    plans = [plan_of(wish, *one, time.time()) for wish, one in zip(group, opened, strict=True)]
+    engagements = [wish.cluster.engage(plan) for wish, plan in zip(group, plans, strict=True)]
+    try:
+        if batch is not None:
+            make_dir(batch)
+            write_record(BatchDir(batch).runs, [str(path) for _, path in opened])
+        _make(root, group, plans, ticket, batch)
+    except BaseException:
+        for engagement in engagements:
+            engagement.abandon()
+        _unmake((), batch)
+        raise
+    try:
+        for engagement in engagements if batch is None else engagements[:1]:
+            engagement.go(first)
+    except NotStarted:
+        _unmake(opened, batch)
+        raise
+    except (LaunchError, OSError) as error:
+        raise with_runs(error, _named(opened), _what_next(error, opened)) from error
+    return opened
+
+
+def _named(opened: Sequence[tuple[str, Path]]) -> tuple[tuple[str, str], ...]:
+    return tuple((run_id, str(path)) for run_id, path in opened)
+
+
+def _what_next(error: Exception, opened: Sequence[tuple[str, Path]]) -> str:
+    """With runs that exist, and of which nobody knows whether the cluster has them."""
+    ref, them = (opened[0][0], "it") if len(opened) == 1 else ("RUN", "them")
+    there = f"{ref} exists all the same" if len(opened) == 1 else f"{len(opened)} runs exist all the same"
+    if isinstance(error, Unreachable):
+        return f"{there}: `launch status` hands {them} over, `launch cancel {ref}` gives {them} up"
+    return f"{there}: `launch status {ref}` shows what became of {them}"
+
+
+def _make(root: Path, group: Sequence[Request], plans: Sequence[Plan], ticket: str, batch: Path | None) -> None:
+    """All of these runs or none: whole and durable under names that nobody knows, then with one rename each."""
+    folders = [drafts.new_draft(root) for _ in plans]
+    runs = [(plan.run_id, Path(plan.run_dir)) for plan in plans]
+    made = list[tuple[RunId, Path]]()
+    origin = origin_of(Path(group[0].project.path)) if group[0].shipped is None else None
+    try:
+        for draft, wish, plan in zip(folders, group, plans, strict=True):
+            _write(RunDir(draft), wish, plan, ticket, batch)
+            if origin is not None:
+                write_record(RunDir(draft).origin, origin, fsync=False)
+        sync_trees(root, folders)
+        registry.register_all(runs)
+        try:
+            for draft, (run_id, path) in zip(folders, runs, strict=True):
+                os.rename(draft, path)
+                made.append((run_id, path))
+            sync_dir(root)
+        except BaseException:
+            _unmake(made, None)
+            for run_id, _ in runs:
+                registry.forget(run_id)
+            raise
+    except BaseException:
+        for draft in folders:
+            drafts.remove(draft)
+        raise
+
+
+def _unmake(made: Opened, batch: Path | None) -> None:
+    """Nothing was started: nothing is to be left."""
+    for run_id, path in made:
+        aside = drafts.new_draft(path.parent)
+        os.rename(path, aside)
+        registry.forget(run_id)
+        drafts.remove(aside)
+    if batch is not None:
+        drafts.remove(batch)
+
+
+def _write(draft: RunDir, wish: Request, unfrozen: Plan, ticket: str, batch: Path | None) -> None:
+    """All that is in its folder at first; the caller makes it durable."""
+    make_dir(draft.path)
+    place = None if _is_copied_later(wish) else draft.code
+    frozen = freeze(wish.code, Path(unfrozen.run_dir).parent / STORE, place, fsync=False, watch=counted).code
+    plan = msgspec.structs.replace(unfrozen, code=frozen)
+    write_bytes(draft.spec, wish.file.read_bytes(), fsync=False)
+    if wish.spec.secrets:
+        shipped = wish.shipped
+        values = (
+            read_secret_values(wish.spec, Path(wish.project.path), os.environ) if shipped is None else shipped.secrets
+        )
+        write_record(draft.secrets, {one.name: values[one.name] for one in wish.spec.secrets}, fsync=False)
+    if wish.notifying is not None:
+        write_record(draft.notify, wish.notifying, fsync=False)
+    shared = str(batch) if batch is not None else ""
+    first, told = wish.as_run.first, f"submitted {wish.file.name} to {wish.on}"
+    new_attempt(
+        draft, wish.on, "submit", None, kind=wish.cluster.kind, ticket=ticket, batch=shared, first=first, fsync=False
+    )
+    raise_fence(draft, first, fsync=False)
+    if wish.as_run.events:
+        write_bytes(draft.events, wish.as_run.events, fsync=False)
+    append_line(draft.events, Event(time.time(), first, "submitted", told), fsync=False)
+    if wish.as_run.checkpoints is not None:
+        shutil.copytree(wish.as_run.checkpoints, draft.path / wish.spec.checkpoint.dir)
+    write_record(draft.state, first_state(plan, first), fsync=False)
+    write_record(draft.plan, plan, fsync=False)
+
+
+def _is_copied_later(wish: Request) -> bool:
+    """Whether the store is all that has the code when the submit is over."""
+    return isinstance(wish.cluster, CopiesCode) and len(wish.code.files) > wish.cluster.most_files_at_once
+
+
+def counted(files: Sequence[CodeFile]) -> Iterator[CodeFile]:
+    return news.counted(files, "freezing the code")

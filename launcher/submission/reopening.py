@@ -1,0 +1,191 @@
+"""A new attempt of a run that has ended: on the same cluster or another, with the same code or the project's own."""
+
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from launcher.clusters.clusters_file import ClusterEntry, as_reached_now, entry
+from launcher.clusters.keeping import news
+from launcher.clusters.keeping.attempt_end import write_end
+from launcher.clusters.kinds import of_kind
+from launcher.clusters.protocol import Cluster, CopiesCode, KeepsFilesElsewhere
+from launcher.errors import BadInput, Exit, NotStarted, Refused
+from launcher.interpreter import interpreter
+from launcher.notify.record import Notifying
+from launcher.notify.settings import notifying_of
+from launcher.plan.build import check
+from launcher.plan.model import FrozenCode, Plan
+from launcher.project import ProjectCode, code_of, look_at
+from launcher.rundir.attempts import new_attempt, read_plan
+from launcher.rundir.code.diffing import changes, shown
+from launcher.rundir.code.freezing import bring_code
+from launcher.rundir.code.listing import CodeList, list_frozen
+from launcher.rundir.code.renewing import as_frozen, finish_swap, folder_as_frozen, frozen_digest, stage, swap
+from launcher.rundir.durable import (
+    append_line,
+    read_record,
+    readable,
+    write_record,
+)
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.ownership import is_ours_alone
+from launcher.rundir.records import ANEW, AttemptEnd, Event, Gone
+from launcher.spec.model import JobSpec
+from launcher.submission.opening import counted
+from launcher.submission.requests import Defaults, Request, plan_of, python_problems, read_with_defaults, refuse
+from launcher.words import Cause, State
+
+_CHANGES = 8
+_CHANGED_LINES = 40
+
+
+def reopen(
+    run: RunDir,
+    *,
+    after: int,
+    on: str | None,
+    overrides: tuple[str, ...],
+    defaults: Defaults | None = None,
+    anew: bool = False,
+    renew: bool = False,
+) -> None:
+    """A new attempt of a run whose attempt `after` has ended: the frozen code, the spec as submitted, these changes.
+    `renew`: with the project's code as it is now.
+
+    Without `on` where it was and with the options that the cluster had then, whatever the clusters file says by now;
+    with it, be it by the same name, with those that the cluster has now. `defaults` are those of the cluster as another
+    machine, from which the run is resumed, knows it by now.
+    """
+    _check_code_is_here(run, after)
+    before = read_plan(run, after)
+    finish_swap(run, run.attempt(after))
+    bring_code(run, before.code.digest, counted)
+    wish = _asked_again(run, before, _place(before, on, defaults), overrides, renew=renew)
+    plan = _plan_again(wish, run, before, renew=renew)
+    was = of_kind(before.cluster_kind)
+    if was.kind != wish.cluster.kind and isinstance(was, KeepsFilesElsewhere):
+        was.bring_newest(run)
+    engagement = wish.cluster.engage(plan)
+    try:
+        attempt, _ = new_attempt(run, wish.on, "resume", None, plan, kind=wish.cluster.kind, after=after)
+        gone = any(one.attempt >= after for one in read_record(run.gone, list[Gone]) or [])
+        _note_resumed(run, attempt, wish, anew=anew or gone)
+        if renew:
+            _take(run, attempt, wish.code, before)
+    except BaseException:
+        engagement.abandon()
+        raise
+    try:
+        engagement.go(attempt.number)
+    except NotStarted as refusal:
+        end = AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.LAUNCHER_FAULT, time.time(), str(refusal))
+        write_end(run, attempt, end, plan)
+        raise
+
+
+def _check_code_is_here(run: RunDir, after: int) -> None:
+    """And nobody else's."""
+    if not run.attempt(after).code.is_dir() and not _has_code(run):
+        hint = "hint: launch resume there; launch cancel and launch fetch work from here too"
+        raise Refused(f"{run.id} was submitted from another machine, and its code is not here", hint)
+    if not is_ours_alone(run.path.resolve()):
+        hint = f"hint: ls -ld {run.path}; where it is yours, chmod go-w gives it back to you alone"
+        raise BadInput(f"{run.path}: other users own it or can write to it: the code in it may be theirs", hint)
+
+
+def _place(before: Plan, on: str | None, defaults: Defaults | None) -> ClusterEntry:
+    """Without `on` the cluster as it was then; a login node may have moved since, and is got to as the clusters file
+    says now."""
+    then = ClusterEntry(before.cluster_kind, before.cluster, before.defaults)
+    place = as_reached_now(then) if on is None else entry(on)
+    if defaults is None:
+        return place
+    return ClusterEntry(place.kind, place.name, (*entry(place.name).defaults, *defaults))
+
+
+def _asked_again(run: RunDir, before: Plan, place: ClusterEntry, overrides: tuple[str, ...], *, renew: bool) -> Request:
+    """The run's own spec with these changes, and the code that its next attempt gets. Raises BadInput, Refused."""
+    where, overrides = of_kind(place.kind), (*before.overrides, *overrides)
+    spec = read_with_defaults(run.spec, overrides, place.defaults)
+    _may_renew(run, renew, spec, before, where)
+    python = before.entry.python
+    if spec.run.python != before.spec.run.python:
+        python = interpreter(spec, Path(before.project), os.environ)
+    found = _code_for(run, spec, python, before, renew=renew)
+    project = look_at(spec, found.listed.root, found.listed, python, found.own_folders)
+    return Request(
+        run.spec, spec, overrides, place.name, where, project, found.listed, python,
+        defaults=place.defaults, notifying=_notifying_again(run, spec, before),
+    )  # fmt: skip
+
+
+def _plan_again(wish: Request, run: RunDir, before: Plan, *, renew: bool) -> Plan:
+    """Raises BadInput with all problems where the cluster does not offer what it needs."""
+    machine, code = wish.cluster.machine(wish.spec), wish.code
+    problems = check(wish.spec, machine, wish.project, ())
+    refuse(run.spec, [*problems, *python_problems(wish.python, machine, wish.spec)])
+    unfrozen = plan_of(wish, before.run_id, run.path, before.submitted_at)
+    if renew:
+        frozen = FrozenCode(frozen_digest(code), len(code.files), code.bytes)
+        return msgspec.structs.replace(unfrozen, code=frozen)
+    return msgspec.structs.replace(unfrozen, code=before.code, project=before.project)
+
+
+def _has_code(run: RunDir) -> bool:
+    """A copy, or what was frozen here and nobody has copied yet."""
+    plan = readable(run.plan, Plan)
+    if run.code.is_dir() or plan is None:
+        return run.code.is_dir()
+    return isinstance(of_kind(plan.cluster_kind), CopiesCode) and folder_as_frozen(run, plan.code.digest).is_dir()
+
+
+def _note_resumed(run: RunDir, attempt: AttemptDir, wish: Request, *, anew: bool) -> None:
+    append_line(run.events, Event(time.time(), attempt.number, "resumed", f"resumed on {wish.on}"))
+    if wish.notifying is not None:
+        write_record(run.notify, wish.notifying)
+    else:
+        run.notify.unlink(missing_ok=True)
+    if anew:
+        text = "a person has said that it may begin anew where no checkpoint is whole"
+        append_line(run.events, Event(time.time(), attempt.number, ANEW, text))
+
+
+def _may_renew(run: RunDir, renew: bool, spec: JobSpec, before: Plan, where: Cluster) -> None:
+    if not renew and spec.code != before.spec.code:
+        hint = f"hint: launch resume {run.id} --code takes the code as it is now"
+        raise BadInput("code: its options say what is frozen, and the code of this run is frozen already", hint)
+    if renew and isinstance(where, KeepsFilesElsewhere):
+        hint = "hint: `--on` a cluster that has the run's folder in common with this machine, or submit anew"
+        raise Refused("other code cannot be brought to where the files of this run are", hint)
+
+
+def _notifying_again(run: RunDir, spec: JobSpec, before: Plan) -> Notifying | None:
+    """Who hears of a resumed run: as before, unless the spec says otherwise now."""
+    if spec.notify != before.spec.notify:
+        return notifying_of(spec.notify, Path(before.spec_file), Path(before.project), os.environ)
+    return readable(run.notify, Notifying)
+
+
+def _code_for(run: RunDir, spec: JobSpec, python: str, before: Plan, *, renew: bool) -> ProjectCode:
+    """The code that the next attempt gets: what the run has, or that of the project it was submitted from."""
+    if not renew:
+        return ProjectCode(list_frozen(run.code), before.own_folders, ())
+    first = read_record(run.plan, Plan)
+    if first is None or not Path(first.project).is_dir():
+        raise Refused(f"the project that {run.id} was submitted from is not here", "hint: submit it anew")
+    return code_of(Path(first.project), spec, python, frozen=False)
+
+
+def _take(run: RunDir, attempt: AttemptDir, code: CodeList, before: Plan) -> None:
+    """Other code for a new attempt, and a word of what it differs in."""
+    old = as_frozen(run, before.code.digest)
+    found = changes(old, code)
+    stage(run, attempt, code, counted)
+    swap(run, attempt, {file.path for file in old.files})
+    told = ", ".join(map(str, found[:_CHANGES])) + (f" and {len(found) - _CHANGES} more" if found[_CHANGES:] else "")
+    text = f"code as it is now: {told or 'nothing has changed'}"
+    append_line(run.events, Event(time.time(), attempt.number, "code", text))
+    for line in (text, *shown(found, _CHANGED_LINES)):
+        news.say(line)

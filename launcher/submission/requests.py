@@ -1,0 +1,243 @@
+"""What somebody asks for, read and found able to run: every check, before anything exists."""
+
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from launcher.clusters.clusters_file import entry, plugin_sections, with_defaults
+from launcher.clusters.keeping import news
+from launcher.clusters.kinds import of_kind
+from launcher.clusters.protocol import ChecksFirst, Cluster
+from launcher.errors import BadInput
+from launcher.ids import RunId, new_run_id
+from launcher.interpreter import OLDEST, interpreter, is_program, is_too_old, version_of
+from launcher.notify.record import Notifying
+from launcher.notify.settings import notifying_of
+from launcher.plan.build import build, check, check_code, crowded, secret_problems
+from launcher.plan.facts import Machine, Misfit, Project, RunIdentity
+from launcher.plan.model import FrozenCode, Plan
+from launcher.project import code_of, live_imports, look_at, project_of
+from launcher.rundir import registry
+from launcher.rundir.code.listing import CodeList
+from launcher.secret_values import unset_secrets
+from launcher.spec.fields import JOB, with_plugins
+from launcher.spec.model import JobSpec
+from launcher.spec.read import position, read_spec
+
+Defaults = tuple[tuple[str, str], ...]  # options of the spec and their YAML text
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedRun:
+    """A run as another machine knows it."""
+
+    run_id: RunId | None = None  # which it gets here too, where that is free
+    repeat: int | None = None  # which of several runs of one spec
+    first: int = 1  # the number of its first attempt here
+    events: bytes = b""  # what happened to it before, elsewhere
+    checkpoints: Path | None = None  # a folder with what it goes on from
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """A spec that came from another machine with its project: all of that is code, and the secrets came along."""
+
+    file: Path
+    overrides: tuple[str, ...]
+    root: Path
+    secrets: Mapping[str, str]
+    defaults: Defaults  # of the cluster as it is known there: they win over those that it has here
+    runs: tuple[ShippedRun, ...] = ()
+    notifying: Notifying | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A spec that was read and found able to run."""
+
+    file: Path
+    spec: JobSpec
+    overrides: tuple[str, ...]
+    on: str
+    cluster: Cluster
+    project: Project
+    code: CodeList
+    python: str
+    as_run: ShippedRun = ShippedRun()
+    shipped: Shipped | None = None
+    defaults: Defaults = ()
+    notifying: Notifying | None = None
+    live: Sequence[str] = ()  # words about what the interpreter here would import from where it is edited
+
+
+def validate(file: Path, overrides: tuple[str, ...], root: Path | None = None) -> None:
+    """Everything that can be said of a spec without knowing where it will run. Raises BadInput with all problems.
+
+    `root`: the project, where it is not the one that the file lies in.
+    """
+    spec = read_with_defaults(file, overrides)
+    root = project_of(file) if root is None else root
+    python = interpreter(spec, root, os.environ)
+    code = code_of(root, spec, python, frozen=False)
+    project = look_at(spec, root, code.listed, python, code.own_folders)
+    elsewhere = bool(spec.ssh.hosts or spec.login.node)
+    refuse(file, check_code(spec, project, own_python=elsewhere))
+    _say_warnings([f"{file}: {_worded(one)}" for one in project.lacking if not elsewhere])
+
+
+def notifying_in(file: Path) -> Notifying | None:
+    """Who would hear of a run of this spec if it were submitted now. Raises BadInput with all problems."""
+    return notifying_of(read_with_defaults(file, ()).notify, file, project_of(file), os.environ)
+
+
+def looked_at_first(
+    file: Path, *, on: str, overrides: tuple[str, ...], shipped: Shipped | None = None, root: Path | None = None
+) -> Request:
+    """What can be found without asking the cluster."""
+    place = entry(on)
+    defaults = place.defaults if shipped is None else (*place.defaults, *shipped.defaults)
+    spec = read_with_defaults(file, overrides, defaults)
+    where = of_kind(place.kind)
+    root = shipped.root if shipped is not None else project_of(file) if root is None else root
+    python = interpreter(spec, root, os.environ)
+    code = code_of(root, spec, python, frozen=shipped is not None)
+    project = look_at(spec, root, code.listed, python, code.own_folders)
+    live = live_imports(project, code) if shipped is None else []
+    notifying = notifying_of(spec.notify, file, root, os.environ) if shipped is None else shipped.notifying
+    wish = Request(
+        file, spec, overrides, on, where, project, code.listed, python,
+        shipped=shipped, defaults=defaults, notifying=notifying, live=live,
+    )  # fmt: skip
+    if isinstance(where, ChecksFirst):
+        where.check_first(code.listed)
+        refuse(file, [*check_code(spec, project, own_python=True), *secret_problems(_unset(wish))])
+    return wish
+
+
+def able(wish: Request) -> Request:
+    """The request, if the cluster offers what it needs. Raises BadInput with all problems."""
+    machine = wish.cluster.machine(wish.spec)
+    problems = check(wish.spec, machine, wish.project, _unset(wish))
+    refuse(wish.file, [*problems, *python_problems(wish.python, machine, wish.spec)])
+    _warn(wish, machine)
+    return wish
+
+
+def _warn(wish: Request, machine: Machine) -> None:
+    """Say what may work, and not as it is meant."""
+    words = [] if machine.own_python else [*wish.live]
+    if machine.apart and not machine.own_python and _is_everywhere(wish):
+        words += map(_worded, wish.project.lacking)
+    words += filter(None, [crowded(wish.spec.resources, machine)])
+    _say_warnings(words)
+
+
+def _say_warnings(words: Sequence[str]) -> None:
+    for text in words:
+        for line in f"warning: {text}".splitlines():
+            news.say(line)
+
+
+def _worded(problem: Misfit) -> str:
+    return f"{problem.reason}\nhint: {problem.hint}"
+
+
+def _is_everywhere(wish: Request) -> bool:
+    """Whether nodes surely have the interpreter that was looked at here: where the run's folder is."""
+    return Path(wish.python).is_relative_to(wish.project.path) and wish.spec.slurm.container is None
+
+
+def python_problems(python: str, machine: Machine, spec: JobSpec) -> list[Misfit]:
+    if machine.own_python:
+        return []
+    if not os.path.isfile(python):
+        hint = "a name is looked for on PATH, a path begins at the folder of the project"
+        return [Misfit("run.python", f"no interpreter at {python}", hint)]
+    if not is_program(python):
+        return [Misfit("run.python", f"{python} is no program that can be run", f"chmod +x {python}")]
+    version = version_of(python)
+    if spec.run.command is None and is_too_old(version):
+        return [Misfit("run.python", f"{python} is Python {version}: ranks need {OLDEST} or newer")]
+    return []
+
+
+def _unset(wish: Request) -> Collection[str]:
+    """Secrets that have no value here; those of a project that was shipped came along."""
+    return unset_secrets(wish.spec, Path(wish.project.path), os.environ) if wish.shipped is None else ()
+
+
+def read_with_defaults(file: Path, overrides: Sequence[str], defaults: Defaults = ()) -> JobSpec:
+    """With the cluster's defaults. Kinds of other packages are only looked for where a spec cannot be read without."""
+    if file.suffix == ".py":
+        hint = f"hint: `launch run {file}` runs it without one, `launch init --from {file}` writes one"
+        raise BadInput(f"{file}: a Python script is no spec", hint)
+    try:
+        return read_spec(file, with_defaults(defaults, file, overrides))
+    except BadInput:
+        job = with_plugins(plugin_sections())
+        if job == JOB:
+            raise
+        return read_spec(file, with_defaults(defaults, file, overrides, job), job)
+
+
+def refuse(file: Path, problems: Collection[Misfit]) -> None:
+    lines = []
+    for problem in problems:
+        line, column = position(file.read_text(), problem.key)
+        lines.append(f"{file}:{line}:{column}: {problem.key}: {problem.reason}")
+        lines += [f"hint: {problem.hint}"] if problem.hint else []
+    if lines:
+        raise BadInput(*lines)
+
+
+def plan_of(wish: Request, run_id: RunId, run_dir: Path, submitted_at: float) -> Plan:
+    """Everything but what the frozen code is called: that is known once it is frozen."""
+    file = str(wish.file.resolve())
+    place = RunIdentity(
+        run_id, str(run_dir), wish.on, wish.cluster.kind, file, submitted_at, wish.defaults, wish.as_run.repeat
+    )
+    code = FrozenCode("", len(wish.code.files), wish.code.bytes)
+    plan = build(wish.spec, wish.overrides, place, wish.cluster.machine(wish.spec), wish.project, code, wish.python)
+    told = wish.notifying.recipients if wish.notifying is not None else ()
+    return msgspec.structs.replace(plan, told=tuple(one.label for one in told))
+
+
+def prepare(
+    file: Path, *, on: str, overrides: tuple[str, ...], shipped: Shipped | None = None
+) -> tuple[Plan, CodeList]:
+    """What `submit` would do, as data: the plan, and the files that would be frozen. Starts and writes nothing."""
+    wish = able(looked_at_first(file, on=on, overrides=overrides, shipped=shipped))
+    root = registry.runs_root(Path(wish.project.path))
+    run_id = new_run_id(wish.spec.name, taken(root))
+    return plan_of(wish, run_id, root / run_id, time.time()), wish.code
+
+
+def all_or_none(looks: Sequence[Callable[[], Request]]) -> list[Request]:
+    wishes, problems = _each(looks, alone=len(looks) == 1)
+    if not problems or not any(isinstance(wish.cluster, ChecksFirst) for wish in wishes):
+        wishes, more = _each([partial(able, wish) for wish in wishes], alone=len(looks) == 1)
+        problems += more
+    if problems:
+        raise BadInput(*problems)
+    return wishes
+
+
+def _each(steps: Sequence[Callable[[], Request]], *, alone: bool) -> tuple[list[Request], list[str]]:
+    wishes, problems = list[Request](), list[str]()
+    for step in steps:
+        try:
+            wishes.append(step())
+        except BadInput as error:
+            if alone:
+                raise
+            problems += error.lines
+    return wishes, problems
+
+
+def taken(root: Path) -> Callable[[RunId], bool]:
+    return lambda run_id: (root / run_id).exists() or registry.is_registered(run_id)
