@@ -86,8 +86,14 @@ class RunFolder:
     def stop(self, kind="cancel", attempt=1):
         return self.write(self.run.attempt(attempt).stop, StopRequest(kind, time.time(), this_process()))
 
-    def event(self, text, kind="generation_opened", **more):
-        return self._append(self.run.events, Event(time.time(), 1, kind, text, **more))
+    def event(self, text, kind="generation_opened", ago_s=0.0, **more):
+        return self._append(self.run.events, Event(time.time() - ago_s, 1, kind, text, **more))
+
+    def trained(self, *, for_s, starting_s):
+        """The events of a run that nothing befell."""
+        self.event("job", "submitted", for_s + starting_s)
+        self.event("node 0", "agent_joined", for_s + starting_s)
+        return self.event("generation 1 trains", "training", for_s, generation=1, step=1)
 
     def exit(self, rank, node, generation=1, attempt=1):
         return self._append(self.run.attempt(attempt).exits, RankExit(generation, rank, 0, node, pid=1))

@@ -329,7 +329,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
 
     at: float
     attempt: int
-    kind: str  # submitted, agent_joined, agent_lost, generation_opened, failure, stopped, ended, ...
+    kind: str  # submitted, agent_joined, agent_lost, generation_opened, training, failure, ended, ...
     text: str  # for people, one line
     generation: int = 0
     node: int | None = None
@@ -342,4 +342,5 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     step: int | None = None  # newest step known then
     checkpoint: int | None = None  # newest checkpoint known then
     ran_s: float = 0.0  # of a failure: how long its generation had been open
+    still_s: float = 0.0  # of a failure: how long its generation had made no step
     evidence: str = ""

@@ -4,12 +4,15 @@ The older text format, which node_exporter's textfile collector reads, has no `i
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.rundir.records import NodeLoad
 from launcher.status.derive import RunStatus
+from launcher.status.life import Life, read_life
 from launcher.words import State
+
+_LATELY_S = 3600.0
 
 Labels = dict[str, str]
 Sample = tuple[Labels, float | None]  # None: not known, and left out
@@ -26,9 +29,17 @@ class Family:
     type: str = "gauge"
 
 
-def exposition(statuses: Sequence[RunStatus], shown: Sequence[RunStatus]) -> str:
-    """All of `statuses` are counted by state, each of `shown` is told of."""
-    families = [_by_state(statuses), *_of_runs(shown), *_of_nodes(shown), *_of_gpus(shown), *_of_ranks(shown)]
+def exposition_now(statuses: Sequence[RunStatus], now: float) -> str:
+    """All are counted, and told of are those that go on or ended a while ago: old ones would only pile up."""
+    since = now - _LATELY_S
+    shown = [one for one in statuses if not one.state.ended or (one.ended_at or one.submitted_at) >= since]
+    return exposition(statuses, shown, {one.run: read_life(one, now) for one in shown})
+
+
+def exposition(statuses: Sequence[RunStatus], shown: Sequence[RunStatus], lives: Mapping[str, Life]) -> str:
+    """All of `statuses` are counted by state, each of `shown` is told of; `lives` are by run."""
+    of_runs = (*_of_runs(shown), *_of_lives(lives))
+    families = [_by_state(statuses), *of_runs, *_of_nodes(shown), *_of_gpus(shown), *_of_ranks(shown)]
     return "".join(line for family in families for line in _lines(family)) + "# EOF\n"
 
 
@@ -97,6 +108,15 @@ def _of_runs(shown: Sequence[RunStatus]) -> Iterator[Family]:
         ({"run": one.run, "metric": name}, value) for one in shown for name, value in _measured(one).items()
     ]
     yield Family("launch_run_metric", "The last value of what the run has measured.", measured)
+
+
+def _of_lives(lives: Mapping[str, Life]) -> Iterator[Family]:
+    shares: list[Sample] = [({"run": run}, life.goodput) for run, life in lives.items()]
+    yield Family("launch_run_goodput_ratio", "The share of its time that went into steps which count.", shares, "ratio")
+    spent: list[Sample] = [
+        ({"run": run, "on": kind}, seconds) for run, life in lives.items() for kind, seconds in life.seconds.items()
+    ]
+    yield Family("launch_run_spent_seconds", "What the time of a run went into.", spent, "seconds")
 
 
 def _measured(status: RunStatus) -> dict[str, float]:

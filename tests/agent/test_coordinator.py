@@ -59,7 +59,12 @@ def test_a_run_from_start_to_success() -> None:
     assert [node for _, node, message in cluster.sent if isinstance(message, End)] == [0, 1, 2]
     assert len(cluster.exits) == 6
     assert cluster.state().state is State.SUCCEEDED
-    assert [event.kind for event in cluster.own_events] == [*["agent_joined"] * 3, "generation_opened", "ended"]
+    assert [event.kind for event in cluster.own_events] == [
+        *["agent_joined"] * 3,
+        "generation_opened",
+        "training",
+        "ended",
+    ]
     assert cluster.recorded("generation_opened")[0].text == "generation 1: 6 ranks on node 0, 1, 2"
 
 
@@ -208,12 +213,37 @@ def test_a_killed_rank_closes_the_generation_and_opens_the_next_at_once() -> Non
     assert (failure.cause, failure.rank, failure.node, failure.step) == (Cause.KILLED, 1, 0, 3)
     assert cluster.state().restarts == {"killed": 1}
     assert cluster.state().state is State.RUNNING
-    assert [event.kind for event in cluster.own_events][-4:] == [
+    assert [event.kind for event in cluster.own_events][-5:] == [
         "generation_opened",
+        "training",
         "failure",
         "regroup",
         "generation_opened",
     ]
+
+
+def test_the_first_step_of_each_generation_is_noted() -> None:
+    cluster = running(2)
+    cluster.checkpoint = 3
+    cluster.advance(2)
+    cluster.end_rank(1, signal=9)
+    cluster.settle()
+    assert [(event.generation, event.step) for event in cluster.recorded("training")] == [(1, 1)]
+    pulses = [RankPulse(rank, 0.0, True, False, step=3) for rank in (0, 1)]  # that was loaded, and is no new one
+    cluster.feed(Pulse(0, 1, 2, tuple(pulses)))
+    assert len(cluster.recorded("training")) == 1
+    cluster.advance(3)
+    assert [(event.generation, event.step) for event in cluster.recorded("training")][1:] == [(2, 4)]
+
+
+def test_a_failure_tells_how_long_no_step_was_made() -> None:
+    cluster = running(2)
+    cluster.training = False
+    cluster.advance(7)
+    cluster.end_rank(1, signal=9)
+    cluster.settle()
+    (failure,) = cluster.recorded("failure")
+    assert 6 <= failure.still_s <= 8
 
 
 def test_the_next_generation_gets_the_port_that_node_0_holds_now() -> None:

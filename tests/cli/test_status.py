@@ -171,6 +171,13 @@ def test_json_has_what_is_promised(desk):
     assert (status["exit_code"], status["checkpoint"]) == (10, None)
 
 
+def test_how_much_of_its_time_a_run_has_trained(desk):
+    desk.run().trained(for_s=9 * 3600, starting_s=3600).running()
+    assert "90% of 10h 00m, starting 1h 00m\n" in desk.launch("status", "last").stdout
+    told = json.loads(desk.launch("status", "last", "--json").stdout)
+    assert 0.89 < told["goodput"] < 0.91 and 3599 < told["spent_s"]["starting"] < 3601
+
+
 def test_a_run_on_another_machine(desk):
     desk.run().plan().attempt(keeper=of_another_machine()).state()
     page = desk.launch("status", "last").stdout

@@ -1,6 +1,7 @@
 """What Prometheus is told, read by its own parser."""
 
 import math
+import time
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ from run_folder import RunFolder
 from launcher.rundir.records import GpuLoad, NodeLoad, NodeState, NotFinite, RankLoad, RankState
 from launcher.status.derive import Restarts, derive
 from launcher.status.facts import read_facts
-from launcher.status.openmetrics import exposition
+from launcher.status.openmetrics import exposition, exposition_now
 from launcher.words import State
 
 EVIL = 'a "b"\\c\nd'
@@ -38,7 +39,7 @@ def running(folder):
 
 def test_states_are_counted_those_that_none_is_in_too(tmp_path, running):
     ended = derive(read_facts(RunFolder(tmp_path / "job-wxyz").succeeded().path))
-    text = exposition([running, ended], [])
+    text = exposition([running, ended], [], {})
     counted = {state: of(text, "launch_runs", state=state) for state in State}
     assert counted == {state: float(state in ("running", "succeeded")) for state in State}
     assert len(samples(text)) == len(State)
@@ -48,7 +49,7 @@ def test_how_a_run_is(running):
     status = msgspec.structs.replace(
         running, step=40, total_steps=100, rate=2.5, checkpoint=30, restarts=Restarts(3, {"killed": 2, "hang": 1})
     )
-    text = exposition([status], [status])
+    text = exposition([status], [status], {})
     run = {"run": status.run}
     assert of(text, "launch_run_info", **run, name=status.name, cluster="local") == 1
     assert of(text, "launch_run_state", **run, state="running") == 1
@@ -72,7 +73,7 @@ def test_what_nodes_gpus_and_ranks_use(running):
     load = NodeLoad(0, 1.0, 8, 1.5, 20, 40, received=2, gpus=(gpu, GpuLoad(4, 1, 2)), ranks=(rank,))
     nodes, ranks = (NodeState(0, "10.0.0.1", "up", host="gpu-a"),), (RankState(1, 0, 99, "running", step=12),)
     status = msgspec.structs.replace(running, loads=(load,), nodes=nodes, ranks=ranks)
-    text = exposition([status], [status])
+    text = exposition([status], [status], {})
     node = {"run": status.run, "node": "0", "host": "gpu-a"}
     assert of(text, "launch_node_cores_used", **node) == 1.5
     assert of(text, "launch_node_memory_bytes", **node) == 40
@@ -84,8 +85,18 @@ def test_what_nodes_gpus_and_ranks_use(running):
     assert of(text, "launch_rank_step", run=status.run, rank="1") == 12
 
 
+def test_what_the_time_of_a_run_went_into(folder, tmp_path):
+    old = RunFolder(tmp_path / "old-wxyz").succeeded(ended_at=1.0)
+    folder.trained(for_s=3000, starting_s=1000).running()
+    text = exposition_now([derive(read_facts(one.path)) for one in (folder, old)], time.time())
+    run = {"run": folder.path.name}
+    assert of(text, "launch_run_goodput_ratio", **run) == pytest.approx(0.75, abs=0.02)
+    assert of(text, "launch_run_spent_seconds", **run, on="starting") == pytest.approx(1000, abs=0.1)
+    assert "old-wxyz" not in text
+
+
 def test_words_of_a_run_stay_words(running):
     status = msgspec.structs.replace(running, name=EVIL, metrics={EVIL: 1.0})
-    text = exposition([status], [status])
+    text = exposition([status], [status], {})
     assert of(text, "launch_run_info", run=status.run, name=EVIL, cluster="local") == 1
     assert of(text, "launch_run_metric", run=status.run, metric=EVIL) == 1

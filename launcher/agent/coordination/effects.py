@@ -141,4 +141,5 @@ class Ledger:
             step=self._pace.step,
             checkpoint=self._pace.checkpoint,
             ran_s=round(self.mono - self.opened_at, 1) if kind == "failure" else 0.0,
+            still_s=round(self._pace.still_s(self.mono), 3) if kind == "failure" else 0.0,
         )

@@ -21,6 +21,8 @@ class Pace:
         self._speakers: dict[str, int] = {}
         self._samples: deque[tuple[float, int]] = deque()
         self._fresh = True
+        self._began_at = checkpoint or 0
+        self.moves = False  # this generation has made a step: ranks may report the one that they load, too
 
     def restart(self) -> None:
         """A new generation begins: it goes on from its checkpoint, and other ranks may speak."""
@@ -28,6 +30,7 @@ class Pace:
         self._speakers.clear()
         self.not_finite.clear()
         self._fresh = True
+        self._began_at, self.moves = self.checkpoint or 0, False
 
     def hear(self, ranks: Iterable[RankPulse], mono: float) -> None:
         for news in ranks:
@@ -58,11 +61,16 @@ class Pace:
         span_s = max(last_at - first_at, mono - first_at - 2 * usual_gap_s)
         return (last - first) / span_s if span_s > 0 else None
 
+    def still_s(self, mono: float) -> float:
+        """For how long it has made none since."""
+        return mono - self._samples[-1][0] if self._samples else 0.0
+
     def _reach(self, step: int, mono: float) -> None:
         if not self._fresh and self.step is not None and step <= self.step:
             return
         self._fresh = False
         self.step = step
+        self.moves = self.moves or step != self._began_at
         if self._samples and self._samples[-1][0] == mono:
             self._samples.pop()  # two ranks of one node in one pulse
         self._samples.append((mono, step))

@@ -1,5 +1,6 @@
 """The open generation: what is heard of its ranks, and what is not heard in time."""
 
+from collections.abc import Sequence
 from typing import assert_never
 
 from launcher.agent import messages
@@ -106,7 +107,7 @@ class Watch:
         if pulse.keeps and not attempt.kept:
             attempt.kept, attempt.may_begin_anew = True, False
             attempt.ledger.record(KEPT, "the run has a checkpoint: it does not begin anew by itself", node=pulse.node)
-        attempt.pace.hear(generation.hear(pulse, attempt.mono), attempt.mono)
+        self._hear_steps(generation.hear(pulse, attempt.mono))
         if pulse.fetched is not None and starting and generation.fetch(pulse.node, pulse.fetched):
             attempt.start_by = attempt.mono + START_S
             megabytes = sum(generation.fetched.values()) / 1e6
@@ -116,6 +117,13 @@ class Watch:
             self._catch_up(pulse)
         if attempt.phase is AttemptPhase.RUNNING and generation.stalls(pulse.node):
             self._check_hang()
+
+    def _hear_steps(self, news: Sequence[messages.RankPulse]) -> None:
+        attempt, moved = self._attempt, self._attempt.pace.moves
+        attempt.pace.hear(news, attempt.mono)
+        if attempt.is_open and attempt.pace.moves and not moved:
+            text = f"generation {attempt.current.number} trains: step {attempt.pace.step} is done"
+            attempt.ledger.record("training", text)
 
     def _catch_up(self, pulse: messages.Pulse) -> None:
         """After a cut the pulse tells what messages were lost in it."""

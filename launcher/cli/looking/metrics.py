@@ -30,7 +30,6 @@ again after a restart the last time counts. `best` is told of names that say whi
 """
 _ROWS = 20
 _MOST_HEIGHT = 20
-_LATELY_S = 3600.0
 _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 
 
@@ -90,14 +89,16 @@ def _names(measured: dict[str, Rows]) -> list[str]:
 
 
 def _for_prometheus(named: Sequence[str]) -> str:
-    """Without names all are counted, and those told of that go on or ended a while ago: old ones would only pile up."""
-    from launcher.status.openmetrics import exposition  # late: only for this
+    """Those that are named, or all."""
+    from launcher.status.life import read_life  # late: only for this
+    from launcher.status.openmetrics import exposition, exposition_now  # late: only for this
 
-    chosen = [*{one.id: one for one in map(api.run, named)}.values()] if named else api.runs()
+    now = time.time()
+    if not named:
+        return exposition_now(api.statuses(api.runs(), api.WATCH_S), now)
+    chosen = [*{one.id: one for one in map(api.run, named)}.values()]
     statuses = api.statuses(chosen, api.WATCH_S)
-    since = time.time() - _LATELY_S
-    shown = [one for one in statuses if named or not one.state.ended or (one.ended_at or one.submitted_at) >= since]
-    return exposition(statuses, shown)
+    return exposition(statuses, statuses, {one.run: read_life(one, now) for one in statuses})
 
 
 # -- as text

@@ -86,6 +86,7 @@ def _facts(status: RunStatus, now: float) -> list[tuple[str, str]]:
     rows += _said(status)
     if status.started_at is not None:
         rows.append(("ran for", duration_text(status, now)))
+        rows += _trained(status, now)
     if status.as_of is not None:
         rows.append(("as of", f"{_moment(status.as_of)} ({figures.duration(now - status.as_of)} ago)"))
     if status.failure is not None and status.state is not State.FAILED:
@@ -95,6 +96,18 @@ def _facts(status: RunStatus, now: float) -> list[tuple[str, str]]:
     if status.exit_code is not None:
         rows.append(("exit code", str(int(status.exit_code))))
     return rows
+
+
+def _trained(status: RunStatus, now: float) -> list[tuple[str, str]]:
+    """The goodput, and where the rest of the time is."""
+    from launcher.status.life import Doing, read_life  # late: the table of runs does without
+
+    life = read_life(status, now)
+    if life.goodput is None:
+        return []
+    gone = {kind: life.seconds[kind] for kind in (Doing.STARTING, Doing.RECOVERING, Doing.LOST)}
+    rest = "".join(f", {kind} {figures.duration(seconds)}" for kind, seconds in gone.items() if seconds >= 1)
+    return [("trained", f"{life.goodput:.0%} of {figures.duration(life.counted_s)}{rest}")]
 
 
 def _metrics(status: RunStatus) -> str:

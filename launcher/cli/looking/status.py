@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
         return _watch(options)
     if options.run is not None:
         status = _one(options.run)
-        print(to_json(_whole(with_about(RunRow(status)))) if options.json else "\n".join(page(status, time.time())))
+        print(to_json(_of_one(status)) if options.json else "\n".join(page(status, time.time())))
         return Exit.OK
     rows = _rows(options)
     if options.json:
@@ -108,6 +108,13 @@ def _table(rows: list[RunRow], options: argparse.Namespace) -> Table:
 def _whole(row: RunRow) -> dict[str, object]:
     """For programs: the status, and what is said of the run."""
     return {**msgspec.structs.asdict(row.status), **(msgspec.structs.asdict(row.about) if row.about else {})}
+
+
+def _of_one(status: RunStatus) -> dict[str, object]:
+    from launcher.status.life import read_life  # late: the table of runs does without
+
+    life = read_life(status, time.time())
+    return {**_whole(with_about(RunRow(status))), "goodput": life.goodput, "spent_s": life.seconds}
 
 
 def _names(text: str) -> tuple[str, ...]:

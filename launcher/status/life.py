@@ -1,0 +1,260 @@
+"""The life of a run: what each second of it went into, what happened when, and its goodput.
+
+Goodput is the share of the time that went into steps which count. A step counts once: what was trained after the last
+checkpoint and had to be trained again is `lost`. From the failure, or the last step before it, until the first step
+after it is `recovering`; that first step itself is in it. Left out of the reckoning is what no launcher can mend: the
+queue before a start that a person asked for, and the time between an end and a person's `resume`. Validations, saves
+and a slow input pipeline are part of the training here. Of a script that reports no steps there is no goodput.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import fsum, inf
+from pathlib import Path
+
+import msgspec
+
+from launcher.rundir.durable import Damaged, read_lines
+from launcher.rundir.layout import RunDir
+from launcher.rundir.records import NOT_TOLD, TOLD, Event
+from launcher.status.derive import RunStatus
+from launcher.words import Cause
+
+
+class Doing(StrEnum):
+    """What a stretch of a run's time went into."""
+
+    WAITING = "waiting"  # in a queue, for a delay to pass, for nodes
+    STARTING = "starting"  # until the first step after a person's word
+    TRAINING = "training"
+    RECOVERING = "recovering"  # from a failure until the first step after it
+    LOST = "lost"  # training, and all of its steps had to be made again
+    RUNNING = "running"  # ranks run, and nobody reports a step
+    IDLE = "idle"  # it had ended, until somebody resumed it
+
+
+class Segment(msgspec.Struct, frozen=True, rename={"since": "from", "until": "to"}):
+    """A stretch of time that went into one thing."""
+
+    kind: Doing
+    since: float
+    until: float
+    attempt: int
+    generation: int
+    text: str = ""  # what it began with, for people
+
+
+class LifeMark(msgspec.Struct, frozen=True):
+    """One thing that happened, at its moment on the strip."""
+
+    at: float
+    kind: str  # as in events.jsonl
+    text: str
+    attempt: int
+    generation: int
+    step: int | None = None
+    rank: int | None = None
+    node: int | None = None
+    cause: Cause | None = None
+    log: str | None = None  # of the rank that failed, relative to the run directory
+
+
+class Life(msgspec.Struct, frozen=True, rename={"since": "from", "until": "to"}):
+    """All of it, from the submit to the end, or until now. The segments follow one another without a gap."""
+
+    since: float
+    until: float
+    goodput: float | None  # None: not known, as no step is
+    counted_s: float  # of the whole, the time that goodput is a share of
+    seconds: dict[Doing, float]  # that went into each
+    segments: tuple[Segment, ...]
+    marks: tuple[LifeMark, ...]
+
+
+def read_life(status: RunStatus, now: float) -> Life:
+    """Of the run's folder: until its end, or until it was last known to be as it is. Where its events cannot be read
+    there are none."""
+    try:
+        events = read_lines(RunDir(Path(status.run_dir)).events, Event)
+    except (Damaged, OSError):
+        events = []
+    return life_of(events, status.ended_at or status.as_of or now, status.step)
+
+
+def life_of(events: Sequence[Event], until: float, step: int | None = None) -> Life:
+    """`until`: when the run ended, or was last known to go on; `step`: the newest that is known then."""
+    with_steps = step is not None or any(event.step is not None for event in events)
+    strip = _Strip(with_steps=with_steps)
+    for event in events:
+        strip.take(event)
+    stretches = strip.ended(until, step)
+    segments = tuple(_segments(stretches))
+    seconds = {kind: fsum(one.until - one.since for one in segments if one.kind is kind) for kind in Doing}
+    counted_s = fsum(one.until - one.since for one in stretches if one.counts)
+    return Life(
+        since=segments[0].since if segments else until,
+        until=segments[-1].until if segments else until,
+        goodput=seconds[Doing.TRAINING] / counted_s if with_steps and counted_s else None,
+        counted_s=counted_s,
+        seconds=seconds,
+        segments=segments,
+        marks=tuple(marks_of(events)),
+    )
+
+
+def marks_of(events: Iterable[Event]) -> Iterator[LifeMark]:
+    """What happened; that somebody was told of it is left out."""
+    return (_mark(event) for event in events if event.kind not in (TOLD, NOT_TOLD))
+
+
+def _mark(event: Event) -> LifeMark:
+    log = None
+    if event.kind == "failure" and event.rank is not None and event.generation:
+        log = str(RunDir(Path()).rank_log(event.attempt, event.generation, event.rank))
+    return LifeMark(
+        event.at, event.kind, event.brief or event.text, event.attempt, event.generation,
+        event.step, event.rank, event.node, event.cause, log,
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """A segment in the making."""
+
+    kind: Doing
+    since: float
+    attempt: int
+    generation: int
+    text: str
+    asked: bool  # a person wanted this start, and nothing has failed since
+    until: float = inf
+    first: int = 0  # of training: its steps, both included
+    last: int = 0
+
+    @property
+    def counts(self) -> bool:
+        return self.kind is not Doing.IDLE and not (self.kind is Doing.WAITING and self.asked)
+
+
+class _Strip:
+    """Takes one event after the other. No moment is before the one before it, whatever clocks say."""
+
+    def __init__(self, *, with_steps: bool) -> None:
+        self._with_steps = with_steps
+        self._stretches: list[_Stretch] = []
+        self._asked = True
+        self._heard_at = 0.0
+        self._opened_at = 0.0  # the newest generation
+        self._goes_on_from = 0  # the checkpoint that was the newest then
+        self._newest: int | None = None  # step that was known when the last generation ended
+
+    def take(self, event: Event) -> None:
+        if not self._stretches:
+            self._enter(Doing.WAITING, event.at, event)
+        if event.attempt < self._now.attempt:
+            return  # said late, of an attempt that others have followed
+        if event.attempt > self._now.attempt and self._now.kind not in (Doing.WAITING, Doing.IDLE):
+            # The attempt before left no last word: what nobody has written down is not called training.
+            self._enter(Doing.IDLE if event.kind == "resumed" else Doing.WAITING, self._heard_at, event)
+        match event.kind:
+            case "submitted" | "resumed":
+                self._asked = True
+                self._enter(Doing.WAITING, event.at, event)
+            case "agent_joined" if self._awaits_agents(event):
+                self._enter(self._getting_ready, event.at, event)
+            case "generation_opened":
+                self._opened_at, self._goes_on_from = event.at, event.checkpoint or 0
+                self._enter(self._getting_ready if self._with_steps else Doing.RUNNING, event.at, event)
+            case "training":
+                self._enter(Doing.TRAINING, event.at, event)
+                self._now.first = self._now.last = event.step or 0
+            case "failure":
+                self._fail(event)
+            case "regroup" | "requeue" | "ended":
+                self._reach(event.step)
+                self._asked = False
+                self._enter(Doing.IDLE if event.kind == "ended" else Doing.WAITING, event.at, event)
+            case _:
+                pass
+        self._heard_at = max(self._heard_at, event.at)
+
+    def ended(self, until: float, step: int | None) -> list[_Stretch]:
+        """All of them; after the end of a run that nobody has resumed there is nothing."""
+        if not self._stretches:
+            return []
+        self._reach(step)
+        if self._now.kind is Doing.IDLE:
+            self._stretches.pop()
+        else:
+            self._now.until = max(until, self._now.since)
+        return self._stretches
+
+    @property
+    def _now(self) -> _Stretch:
+        return self._stretches[-1]
+
+    @property
+    def _getting_ready(self) -> Doing:
+        return Doing.STARTING if self._asked else Doing.RECOVERING
+
+    def _awaits_agents(self, event: Event) -> bool:
+        """Those of an attempt that begins; others come and go while a run waits to regroup."""
+        begins = event.attempt > self._now.attempt or not self._now.generation
+        return begins and self._now.kind in (Doing.WAITING, Doing.IDLE)
+
+    def _fail(self, event: Event) -> None:
+        """Training ended with the last step that was made, however late the failure was seen."""
+        self._reach(event.step)
+        at = event.at
+        if self._now.kind in (Doing.TRAINING, Doing.RUNNING):
+            heard_until = self._opened_at + event.ran_s if event.ran_s else at
+            at = max(self._now.since, min(at, heard_until) - event.still_s)
+        self._asked = False
+        self._enter(Doing.RECOVERING, at, event)
+
+    def _reach(self, step: int | None) -> None:
+        """How far the generation has come that now ends, or goes on."""
+        if step is None:
+            return
+        now = self._now
+        if now.kind in (Doing.STARTING, Doing.RECOVERING) and now.generation and step != self._newest:
+            # By a coordinator that does not tell when the first step was made: all since the ranks began.
+            now.kind, now.first = Doing.TRAINING, self._goes_on_from + 1
+        if now.kind is Doing.TRAINING:
+            now.last = max(now.first, step)
+            self._newest = step
+
+    def _enter(self, kind: Doing, at: float, event: Event) -> None:
+        if self._stretches:
+            at = max(at, self._now.since)
+            self._now.until = at
+        text = event.brief or event.text
+        self._stretches.append(_Stretch(kind, at, event.attempt, event.generation, text, self._asked))
+
+
+def _segments(stretches: Iterable[_Stretch]) -> Iterator[Segment]:
+    """Those of some length; of training the part that was made again later is one of its own."""
+    parts: list[Segment] = []
+    made_again_from = inf
+    for one in reversed([*stretches]):
+        cut = one.until
+        if one.kind is Doing.TRAINING:
+            cut = max(one.since, cut - _lost_share(one, made_again_from) * (cut - one.since))
+            made_again_from = min(made_again_from, one.first)
+            parts.append(_part(one, Doing.LOST, cut, one.until))
+        parts.append(_part(one, one.kind, one.since, cut))
+    return (part for part in reversed(parts) if part.until > part.since)
+
+
+def _lost_share(one: _Stretch, made_again_from: float) -> float:
+    """Each step is taken to have been as long as the others; the first one is not in the stretch."""
+    if one.last < made_again_from:
+        return 0.0
+    if one.first >= made_again_from:
+        return 1.0
+    return (one.last - made_again_from + 1) / (one.last - one.first)
+
+
+def _part(one: _Stretch, kind: Doing, since: float, until: float) -> Segment:
+    return Segment(kind, since, until, one.attempt, one.generation, one.text)
