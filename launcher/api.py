@@ -247,11 +247,6 @@ class Run:
         place = _carrier(newest(RunDir(self.path)))
         return isinstance(place, KeepsFilesElsewhere) and not isinstance(place, ListsCheckpoints)
 
-    @property
-    def wrote_elsewhere(self) -> bool:
-        """An attempt of it was on other machines, where its files stay whatever becomes of those here."""
-        return bool(_places_of(RunDir(self.path)))
-
     def pardon(self, hosts: Collection[str] = ()) -> "list[Blame]":
         """Let lost nodes be used again, these or all; gives what was held against them."""
         from launcher.rundir.avoided import pardon  # late: nothing else needs it
