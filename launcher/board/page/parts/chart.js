@@ -126,7 +126,7 @@ function plan(lines, state, width, { tell, onRange }) {
     width, height: CHART_HEIGHT, series, bands, legend: { show: false }, padding: [8, 20, 0, 0],
     scales: { x: { time: by === "time", distr: logX ? 3 : 1, range: logX ? undefined : span }, y: { distr: logY ? 3 : 1 } },
     axes: [
-      { ...axis, size: 30, values: by === "time" ? undefined : (_, ticks) => ticks.map((one) => (one === null ? "" : by === "since" ? duration(one) : shortNumber(one))) },
+      { ...axis, size: 30, values: (_, ticks, __, ___, apart) => ticks.map((one) => (one === null ? "" : placeWords(one, by, apart))) },
       { ...axis, size: 58, values: (_, ticks) => ticks.map((one) => (one === null ? "" : shortNumber(one))) },
     ],
     cursor: { sync: { key: "board" }, drag: { x: true, y: false, setScale: false }, points: { show: false }, bind: { dblclick: () => () => onRange(null) } },
@@ -140,6 +140,14 @@ function plan(lines, state, width, { tell, onRange }) {
       draw: [(plot) => drawMarks(plot, state().marks), (plot) => drawOdd(plot, lines)],
     },
   };
+}
+
+// A place on the horizontal axis, where places are so far apart.
+function placeWords(value, by, apart) {
+  if (by === "step") return shortNumber(value);
+  if (by === "since") return duration(value);
+  const when = new Date(value * 1000).toLocaleString("sv"); // `2026-01-31 14:05:59`
+  return apart >= 86400 ? when.slice(5, 10) : apart >= 60 ? when.slice(11, 16) : when.slice(11);
 }
 
 // 12 000 000 on an axis is 12M.

@@ -1,4 +1,4 @@
-// Machines: what is free, who has what, who waits and why, what doctor found. Each answer with its age.
+// Machines: what is free, who has what, who waits and why. Each answer with its age.
 import { button, h } from "../parts/dom.js";
 import { ask, follow } from "../parts/data.js";
 import { ago, duration } from "../parts/format.js";
@@ -13,8 +13,7 @@ export function clustersView(main, { say }) {
     try {
       const { clusters, at } = await ask("/api/clusters");
       if (gone) return;
-      const opened = new Set([...place.querySelectorAll("details[open]")].map((one) => one.dataset.name));
-      place.replaceChildren(...(clusters.length ? clusters.map((one) => clusterCard(one, at, opened)) : [h("p", { class: "empty" }, "No clusters are known here. `launch help clusters` tells how to name one.")]));
+      place.replaceChildren(...(clusters.length ? clusters.map((one) => clusterCard(one, at)) : [h("p", { class: "empty" }, "No clusters are known here. `launch help clusters` tells how to name one.")]));
     } catch (error) {
       say(error.message);
     }
@@ -25,7 +24,7 @@ export function clustersView(main, { say }) {
   return { stop: () => ((gone = true), clearInterval(timer), stop()) };
 }
 
-function clusterCard(cluster, at, opened) {
+function clusterCard(cluster, at) {
   const gpus = cluster.hosts.reduce((sum, host) => sum + (host.gpus ?? 0), 0);
   const free = cluster.hosts.reduce((sum, host) => sum + (host.free_gpus ?? 0), 0);
   const free_hosts = cluster.hosts.filter((host) => host.state === "free").length;
@@ -37,8 +36,7 @@ function clusterCard(cluster, at, opened) {
     h("div", { class: "hosts" }, cluster.hosts.map(hostCell)),
     cluster.waiting.length ? [h("h3", {}, `${cluster.waiting.length} waiting`), h("ul", { class: "plain" }, cluster.waiting.map((one) =>
       h("li", {}, runLink(one.run), ` ${one.why}`, one.since ? h("span", { class: "second" }, ` since ${duration(at - one.since)}`) : null)))] : null,
-    cluster.findings.length ? h("details", { class: "events", "data-name": cluster.name, open: opened.has(cluster.name) }, h("summary", {}, `findings of doctor: ${cluster.findings.length}`),
-      h("ul", { class: "plain" }, cluster.findings.map((one) => h("li", {}, h("b", { class: one.level === "warning" || one.level === "error" ? "wrong" : null }, `${one.level}: ${one.about} `), one.text, one.hint ? h("div", { class: "second" }, one.hint) : null)))) : null);
+    cluster.running?.length ? h("p", { class: "sum" }, "running: ", cluster.running.map((run) => [runLink(run), " "])) : null);
 }
 
 function hostCell(host) {

@@ -55,7 +55,7 @@ function build(main, told, state, say) {
     }
   });
   const table = resultTable(told, runs, state, draw);
-  main.append(bar.element, grid, table, differences(told), plotsPart(told, runs, (at) => table.see(at)));
+  main.append(bar.element, h("h2", { class: "unseen" }, "Curves"), grid, table, differences(told), plotsPart(told, runs, (at) => table.see(at)));
   load();
 }
 

@@ -13,7 +13,7 @@ export function curvesPart(id, { say, names, marks }) {
   const grid = h("div", { class: "charts" });
   const filter = h("input", { type: "search", placeholder: "metrics", "aria-label": "filter metrics", on: { input: afterPause(150, () => arrange()) } });
   const more = button("", () => (all = true, arrange()), { class: "more" });
-  const none = h("p", { class: "empty" }, "Nothing measured yet: what a script reports by `trainer` or `launch.report` appears here.");
+  const none = h("p", { class: "empty" }, "Nothing measured yet: what a `Trainer` measures, or a script reports to LAUNCH_PROGRESS, appears here.");
   const bar = chartBar([["step", "by step"], ["time", "by time"]], (newRange) => (newRange ? load() : draw()));
   bar.element.prepend(filter);
   const element = h("section", { "aria-label": "curves" }, bar.element, grid, more, none);

@@ -9,7 +9,7 @@ const MOST_CHARACTERS = 2000; // of a line before one asks for all of it
 
 export function logsPart(id, { say }) {
   const lines = h("div", { class: "lines", role: "log", "aria-label": "log", tabindex: "0", "aria-live": "off" });
-  const search = h("input", { type: "search", id: "search", placeholder: "search the log", "aria-label": "search the log", on: { input: afterPause(250, () => load()) } });
+  const search = h("input", { type: "search", id: "search", placeholder: "search the log", "aria-label": "search the log", on: { input: afterPause(250, () => ((around = null), load())) } });
   const ranks = h("input", { type: "text", class: "ranks", placeholder: "ranks: 0,3-5", "aria-label": "ranks", on: { input: afterPause(400, () => load()) } });
   const older = button("older lines", () => loadOlder(), { class: "more" });
   const following = toggle("follow", true, (on) => on && load());

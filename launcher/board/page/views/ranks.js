@@ -42,7 +42,7 @@ function rankCell(rank, onRank) {
 
 function rankWords(rank) {
   const parts = [`rank ${rank.rank}`, rank.state, rank.step === null || rank.step === undefined ? "" : `step ${number(rank.step)}`,
-    rank.behind > 0 ? `${rank.behind} behind` : "", rank.straggler ? "slower than the others" : "", rank.memory ? bytes(rank.memory) : ""];
+    rank.behind > 0 ? `${rank.behind} behind` : "", rank.straggler ? "slow: behind the others" : "", rank.memory ? bytes(rank.memory) : ""];
   return parts.filter(Boolean).join(", ");
 }
 

@@ -43,7 +43,7 @@ export function runView(main, { say, go, parts: [id, firstTab] }) {
     history.replaceState(null, "", name === "curves" ? here : `${here}/${name}`);
     made[name] ??= makers[name]();
     if (name === "ranks") made.ranks.show(run.head);
-    panel.replaceChildren(made[name].element);
+    panel.replaceChildren(h("h2", { class: "unseen" }, TABS.find(([key]) => key === name)[1]), made[name].element);
     panel.setAttribute("aria-labelledby", `tab-${name}`);
     tabs.replaceChildren(...TABS.map(([key, title]) => button(title, () => openTab(key, true),
       { role: "tab", id: `tab-${key}`, "aria-controls": "panel", "aria-selected": String(key === name), tabindex: key === name ? "0" : "-1" })));

@@ -63,7 +63,7 @@ export function runsView(main, { say, go }) {
 
   main.replaceChildren(
     h("h1", { class: "unseen" }, "Runs"),
-    h("div", { class: "bar" }, search, states, count, h("span", { class: "grow" }), compare, clear, chooser),
+    h("div", { class: "bar" }, search, states, count, compare, clear, chooser),
     table.element, empty);
   const load = async () => {
     try {
