@@ -1,6 +1,6 @@
 """Batches of a data set with a length and indices, from any position of any epoch."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -52,6 +52,9 @@ class Indexed:
 
     def state_dict(self) -> dict[str, Any]:
         return {"length": self._length, "shuffle": self._shuffle, "seed": self._seed}
+
+    def shared(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        return state
 
     def settled(self, done: int) -> int:
         """How many samples of the epoch are done with: all, where not enough are left for a step."""

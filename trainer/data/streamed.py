@@ -2,7 +2,7 @@
 gives each rank its own samples."""
 
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from itertools import repeat
 from typing import Any, Protocol
@@ -163,6 +163,11 @@ class Streamed:
 
     def state_dict(self) -> dict[str, Any]:
         return {"stream": self._how.saved(self._after)}
+
+    def shared(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Of a place what another number of ranks may be told."""
+        stream = state["stream"]
+        return {"stream": stream and {name: stream[name] for name in ("world_size", "readers_of_rank")}}
 
     def settled(self, done: int) -> int:
         return done  # whether there is more of a stream is known only when it is read on

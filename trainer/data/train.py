@@ -1,5 +1,6 @@
 """The endless source of micro-batches, with a place that can be saved and gone back to."""
 
+import inspect
 import logging
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
@@ -11,6 +12,7 @@ from trainer.data.crew import Fetching
 from trainer.data.fetch import Collate
 from trainer.data.indexed import Indexed
 from trainer.data.iterable import Reading, has_shards, is_iterable, keeps_its_place, shards_itself
+from trainer.data.loaders import LoaderBatches, is_loader
 from trainer.data.order import Sharing
 from trainer.data.streamed import Streamed
 from trainer.errors import BadSettings, TrainerError
@@ -27,6 +29,9 @@ class TrainData:
     The place is the same on all ranks, and one rank's word is enough; unless `per_rank`: a stream that shards itself
     has a place on each, and a `SharedPlace` for all. With more than one rank such a stream, or one in canonical shards,
     also needs `sum_over_ranks`, by which all find out together that none has samples left; it is called once a step.
+
+    In place of a data set also a loader that keeps its own place (loaders.py): `shuffle`, `drop_last`, `workers` and
+    the like are its own then, and `per_rank` and `sum_over_ranks` are as for a stream that shards itself.
     """
 
     def __init__(
@@ -50,11 +55,16 @@ class TrainData:
         fetching = Fetching(workers, prefetch, pin_memory)
         self.epoch = 0
         self.samples_done = 0  # of the epoch, over all ranks
-        self.per_rank = is_iterable(dataset) and shards_itself(dataset)
+        self.per_rank = is_loader(dataset) or (is_iterable(dataset) and shards_itself(dataset))
         self._turn = 0
         self._running: Generator[Batch, None, None] | None = None
-        self._source: Indexed | Streamed
-        if is_iterable(dataset):
+        self._source: Indexed | Streamed | LoaderBatches
+        if is_loader(dataset):
+            if collate is not None:
+                raise BadSettings("data: collate: expected none beside a loader, which collates by itself")
+            self._source = LoaderBatches(dataset, sharing, seed, _sum_for(sharing, sum_over_ranks) or int)
+        elif is_iterable(dataset):
+            _refuse_arguments(dataset)
             _say_what_is_lost(dataset, rank)
             reading = Reading(dataset, sharing, seed, collate, drop_last)
             self._source = Streamed(reading, fetching, _total(reading, sum_over_ranks))
@@ -101,6 +111,11 @@ class TrainData:
         epoch, done = int(state["epoch"]), int(state["samples_done"])
         self.epoch, self.samples_done = epoch, self._source.load_state_dict(dict(state), epoch, done)
 
+    def shared_state(self) -> dict[str, Any]:
+        """Where each rank has a place of its own: what they have in common."""
+        state = self.state_dict()
+        return {**state, **self._source.shared(state)}
+
     def close(self) -> None:
         """End the workers. The next epoch_batches() would start new ones."""
         self._source.close()  # first: a thread that pins may wait for them
@@ -125,9 +140,7 @@ class SharedPlace:
         self._data = data
 
     def state_dict(self) -> dict[str, Any]:
-        state = self._data.state_dict()
-        stream = state["stream"]
-        return {**state, "stream": stream and {name: stream[name] for name in ("world_size", "readers_of_rank")}}
+        return self._data.shared_state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._data.load_state_dict(state)
@@ -145,15 +158,36 @@ def _total(reading: Reading, sum_over_ranks: Callable[[int], int] | None) -> Cal
             f"data: batch_size: expected {sharing.world_size * sharing.accumulate} or more for a stream that shards "
             f"itself (a sample for each rank and micro-batch), got {sharing.batch_size}"
         )
+    total = _sum_for(sharing, sum_over_ranks)
+    if has_shards(dataset) and reading.drop_last:
+        return whole_steps_of(total or int, sharing.batch_size)
+    return total
+
+
+def _sum_for(sharing: Sharing, sum_over_ranks: Callable[[int], int] | None) -> Callable[[int], int] | None:
     if sharing.world_size > 1 and sum_over_ranks is None:
         raise BadSettings(
             f"data: a stream of which ranks read parts needs sum_over_ranks with {sharing.world_size} ranks: "
             "one may have samples left when another has none"
         )
-    total = sum_over_ranks if sharing.world_size > 1 else None
-    if has_shards(dataset) and reading.drop_last:
-        return whole_steps_of(total or int, sharing.batch_size)
-    return total
+    return sum_over_ranks if sharing.world_size > 1 else None
+
+
+def _refuse_arguments(dataset: Any) -> None:
+    """Of a stream whose state depends on how much of it was used, as MosaicML's, only its loader can tell the state."""
+    if not keeps_its_place(dataset) or has_shards(dataset):
+        return
+    wanted = [
+        one.name
+        for one in inspect.signature(dataset.state_dict).parameters.values()
+        if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+    ]
+    if wanted:
+        name = type(dataset).__name__
+        raise BadSettings(
+            f"data: state_dict() of {name} wants {', '.join(wanted)}: expected a loader, which knows them\n"
+            f"hint: data=StreamingDataLoader(dataset, batch_size=...) where this is MosaicML's"
+        )
 
 
 def _say_what_is_lost(dataset: Any, rank: int) -> None:

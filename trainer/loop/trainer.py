@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from trainer.checkpoint.generators import seed_all
 from trainer.checkpoint_files.export import Shape, Written
 from trainer.checkpoint_files.manifest import BEST_BY
 from trainer.data import SharedPlace, TrainData
-from trainer.data.iterable import is_iterable
+from trainer.data.loaders import is_loader
 from trainer.errors import BadSettings
 from trainer.loop.average import Average
 from trainer.loop.callbacks import Callback, Callbacks
@@ -39,9 +38,9 @@ from trainer.loop.reporting import Reports
 from trainer.loop.resuming import Given, refuse_to_begin, refuse_to_resume
 from trainer.loop.schedules import MakeSchedules, Schedules
 from trainer.loop.settings import Settings, first_and_last
+from trainer.loop.sources import epoch_samples, refuse_loaders, train_data
 from trainer.loop.spikes import Spikes
 from trainer.loop.stragglers import Stragglers
-from trainer.loop.sums import sum_over_ranks
 from trainer.loop.trials import begin_anew, first_batches, in_short
 from trainer.stopping import Votes
 from trainer.strategies import Optimizers, Strategy, StrategySettings, build, needs_group, summary, warn_of_low_weights
@@ -64,7 +63,7 @@ class Trainer:
         model: nn.Module | Callable[[], nn.Module],
         loss: LossFunction = own_loss,
         step: StepFunction | None = None,
-        data: Dataset[Any],
+        data: Dataset[Any] | DataLoader[Any],
         validation: Dataset[Any] | None = None,
         metrics: Metrics | None = None,
         optimizer: MakeOptimizer,
@@ -84,9 +83,10 @@ class Trainer:
         `schedule(optimizer, total_steps)` makes a scheduler that is stepped after each optimizer step; a
         ReduceLROnPlateau after each validation, with the monitored value. Of several optimizers each has its own: made
         by this function, or by that of the same name where several are given.
+        `data`: a data set, or a loader that keeps its own place, as torchdata's StatefulDataLoader.
         `start_from`: weights to begin with where there is no checkpoint, a path for `load_weights` or what calls it.
         """
-        _refuse_loaders(data=data, validation=validation)
+        refuse_loaders(validation=validation, **({} if is_loader(data) else {"data": data}))
         if validation is None and (settings.patience is not None or settings.keep_best):
             raise BadSettings("patience, keep_best: expected validation data, got none")
         if step is not None:
@@ -185,7 +185,7 @@ class Trainer:
 
         Measured as a validation is, by the same loss and metrics. Changes nothing in the checkpoint folder.
         """
-        _refuse_loaders(data=data)
+        refuse_loaders(data=data)
         if self._validated_loss is None and self._metrics is None:
             raise BadSettings("test: with a step of your own expected loss or metrics to test by, got none")
         with (
@@ -235,7 +235,7 @@ class Trainer:
         console = Console() if world.is_first else None
         training = Training(settings, world, strategy, console.say if console is not None else _silence)
         with ExitStack() as stack:
-            data = self._train_data(world)
+            data = train_data(settings, self._dataset, self._collate, world)
             stack.callback(data.close)
             training.total_steps = _total_steps(settings, data.steps_per_epoch)
             average = Average(strategy.module, settings.ema) if settings.ema is not None else None
@@ -274,7 +274,7 @@ class Trainer:
                 training=training,
                 loss=self._loss,
                 data=data,
-                epoch_samples=self._epoch_samples(data),
+                epoch_samples=epoch_samples(settings, self._dataset, data),
                 schedules=schedules,
                 given=given,
                 evaluation=evaluation,
@@ -306,32 +306,7 @@ class Trainer:
         seed_all(settings.seed, world.rank)  # so that dropout differs from rank to rank
         return self._built
 
-    def _train_data(self, world: World) -> TrainData:
-        settings = self.settings
-        return TrainData(
-            self._dataset,
-            batch_size=settings.batch_size,
-            rank=world.rank,
-            world_size=world.size,
-            accumulate=settings.accumulate,
-            seed=settings.seed,
-            shuffle=settings.shuffle,
-            drop_last=settings.drop_last,
-            workers=settings.workers,
-            collate=self._collate,
-            pin_memory=world.device.type == "cuda",
-            sum_over_ranks=partial(sum_over_ranks, world),
-        )
-
-    def _epoch_samples(self, data: TrainData) -> int | None:
-        if is_iterable(self._dataset) or data.steps_per_epoch is None:
-            return None
-        whole = data.steps_per_epoch * self.settings.batch_size
-        return min(whole, len(self._dataset))  # type: ignore[arg-type] # it has a length
-
-    def _evaluation(
-        self, training: Training, data: Dataset[Any], prefix: str, average: Average | None = None
-    ) -> Evaluation:
+    def _evaluation(self, training: Training, data: Any, prefix: str, average: Average | None = None) -> Evaluation:
         settings, world = self.settings, training.world
         samples = settings.validation_samples(world.size)
         shares = Shares(data, samples, world, settings.workers, self._collate, settings.fast_dev_run)
@@ -388,16 +363,6 @@ class Trainer:
         loop.training.say(f"{summary(loop.strategy)}, {where}")
         if self.settings.fast_dev_run is not None:
             loop.training.say("fast_dev_run: neither checkpoints nor metrics are kept")
-
-
-def _refuse_loaders(**given: Any) -> None:
-    for name, data in given.items():
-        if isinstance(data, DataLoader):
-            raise BadSettings(
-                f"{name}: expected a data set, got a DataLoader, whose batches would be batched again\n"
-                f"hint: {name}=loader.dataset, and its batch_size, num_workers and collate_fn as batch_size and "
-                "workers in the settings and collate here"
-            )
 
 
 def _silence(_: str) -> None:

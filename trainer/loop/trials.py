@@ -7,9 +7,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from trainer.data.iterable import has_shards, is_iterable, shards_itself
+from trainer.data.loaders import is_loader
 from trainer.data.seeds import Apart, seed_draws
 from trainer.errors import BadSettings
 from trainer.loop.settings import Settings
@@ -37,10 +38,12 @@ def in_short(settings: Settings) -> Settings:
     return settings
 
 
-def first_batches(settings: Settings, data: Dataset[Any]) -> Dataset[Any]:
+def first_batches(settings: Settings, data: Dataset[Any] | DataLoader[Any]) -> Dataset[Any] | DataLoader[Any]:
     """Those that a training is to learn by heart; without such a wish all."""
     if settings.overfit_batches is None:
         return data
+    if is_loader(data):
+        raise BadSettings("overfit_batches: expected a data set, got a loader, which takes batches as it likes")
     count = settings.overfit_batches * settings.batch_size
     if not is_iterable(data):
         return Subset(data, range(min(count, len(data))))  # type: ignore[arg-type] # it has a length

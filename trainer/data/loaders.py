@@ -1,0 +1,208 @@
+"""Batches of a loader that keeps its own place: torchdata's StatefulDataLoader, MosaicML's StreamingDataLoader.
+
+The loader says what is in a batch, in which order they come, and by state_dict() where it is. Here steps are made of
+its batches: `accumulate` of each rank. None is read ahead, so what it says after a step is where to go on.
+"""
+
+import copy
+import logging
+from collections.abc import Callable, Generator, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from trainer.data.batch import Batch
+from trainer.data.iterable import keeps_its_place
+from trainer.data.order import Sharing, steps_in
+from trainer.data.seeds import Apart, seed_draws
+from trainer.errors import BadSettings, TrainerError
+
+log = logging.getLogger("trainer")
+_OPENING, _READING = range(20, 22)  # what is seeded, beside the place in the epoch
+_OF_ONE_RANK = ("RandomSampler", "SequentialSampler")  # torch's and torchdata's: they know of no other ranks
+_OF_ALL_RANKS = "sample_in_epoch"  # MosaicML's word: so many samples of the epoch are done, on whatever ranks
+
+
+def is_loader(data: Any) -> bool:
+    """Whether it gives batches, and keeps its place in them."""
+    return keeps_its_place(data) and hasattr(data, "batch_size") and hasattr(data, "dataset")
+
+
+class LoaderBatches:
+    """A loader as a source of batches."""
+
+    def __init__(self, loader: Any, sharing: Sharing, seed: int, total: Callable[[int], int]) -> None:
+        """`total`: over all ranks."""
+        _check(loader, sharing)
+        self._loader, self._sharing, self._seed, self._total = loader, sharing, seed, total
+        self._length = _length(loader)
+        self.steps_per_epoch = None if not self._length else steps_in(self._length, sharing.accumulate, drop_last=False)
+        self._items: Iterator[Any] | None = None  # of the epoch under way
+        self._step: list[Any] | None = None  # read, and not yet given out whole
+        self._before: Any = None  # the loader's state before that step
+        self._state: Any = None  # where no epoch is under way
+        self._loads = False  # whether the loader has to be told that state
+        self._may_be_at_end = False  # of the epoch before, in which case the next pass is meant
+        # What a stream says of its length need not be so.
+        self._certain = None if isinstance(getattr(loader, "dataset", None), IterableDataset) else self._length
+        self._given = 0  # batches of the epoch
+        self._ended = False  # whether the loader was seen to have no more
+        self._over = False  # the epoch; what is left of it is nothing
+        self._filler: Any = None
+
+    def place(self, _epoch: int, done: int) -> int:
+        return done
+
+    def settled(self, done: int) -> int:
+        return done
+
+    def batches(self, epoch: int, done: int) -> Generator[Batch, None, None]:
+        if self._over:
+            self._over, self._given = False, 0
+            return
+        if self._items is None:
+            self._before, self._items = self._state, self._opened(epoch, done)
+        while True:
+            step = self._step = self._step or self._read(epoch, done)
+            samples = [samples_in(batch) for batch in step]
+            total = self._total(sum(samples))
+            if not total:
+                break
+            for batch in self._parts(step, samples, total):
+                if batch.ends_step:
+                    self._given += len(step)
+                    self._step = None
+                    done += total
+                    if self._sharing.accumulate > 1:  # else nobody asks in the middle of a step
+                        self._before = self._state_of_loader()
+                yield batch
+        self._state, self._items, self._step, self._given, self._ended = self._state_of_loader(), None, None, 0, False
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self._state
+        if self._items is not None:
+            state = self._state_of_loader() if self._step is None else self._before
+        ended = self._over or self._ended or (self._certain is not None and self._given >= self._certain)
+        of_rank = {"world_size": self._sharing.world_size, "given": self._given, "ended": ended, "state": state}
+        return {"loader": of_rank}
+
+    def shared(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Of a place what another number of ranks may go on with."""
+        of_rank = state["loader"]
+        kept = {name: of_rank[name] for name in ("world_size", "given", "ended")}
+        return {"loader": {**kept, "state": of_rank["state"]} if is_of_all_ranks(of_rank["state"]) else kept}
+
+    def load_state_dict(self, state: Mapping[str, Any], epoch: int, done: int) -> int:
+        self._items = self._step = None
+        saved = state["loader"]
+        own, world_size = saved.get("state"), self._sharing.world_size
+        self._state, self._loads, self._given, self._ended = own, own is not None, saved["given"], False
+        self._over = bool(done) and saved["ended"]
+        if is_of_all_ranks(own) or not done:
+            return done
+        if saved["world_size"] != world_size:
+            if not saved["ended"]:
+                raise BadSettings(
+                    f"data: in the middle of epoch {epoch} a {type(self._loader).__name__} goes on only on as many "
+                    f"ranks as it was saved by: expected {saved['world_size']}, got {world_size}\n"
+                    "hint: go on with as many ranks as before until the epoch is over"
+                )
+            self._state, self._loads = None, False
+        elif "state" in saved and own is None:  # else the rank's own is still to come
+            name = type(self._loader).__name__
+            log.warning("data: epoch %d begins again: %s did not say where it was", epoch, name)
+            self._given = 0
+            return 0
+        return done
+
+    def close(self) -> None:
+        """Its workers are the loader's own: they end with it."""
+        if self._items is not None:
+            self._state, self._loads = self.state_dict()["loader"]["state"], True
+        self._items = self._step = None
+
+    def _opened(self, epoch: int, done: int) -> Iterator[Any]:
+        with Apart():
+            self._seed_for(_OPENING, epoch, done)
+            for part in ("dataset", "sampler", "batch_sampler"):
+                if callable(enter := getattr(getattr(self._loader, part, None), "set_epoch", None)):
+                    enter(epoch)
+            self._may_be_at_end = self._loads and not done
+            if self._loads:
+                self._loader.load_state_dict(copy.deepcopy(self._state))
+                self._loads = False
+            return iter(self._loader)
+
+    def _read(self, epoch: int, done: int) -> list[Any]:
+        step = self._next_batches(epoch, done)
+        if self._may_be_at_end and not step:
+            self._items = self._opened(epoch, done)
+            step = self._next_batches(epoch, done)
+        self._may_be_at_end = False
+        self._ended = len(step) < self._sharing.accumulate
+        return step
+
+    def _next_batches(self, epoch: int, done: int) -> list[Any]:
+        with Apart():
+            self._seed_for(_READING, epoch, done)
+            return list(islice(self._items or (), self._sharing.accumulate))
+
+    def _parts(self, step: list[Any], samples: list[int], total: int) -> Iterator[Batch]:
+        """On each rank as many, as models may meet the other ranks in each."""
+        sharing = self._sharing
+        parts = list(zip(step, samples, strict=True))
+        if step:
+            self._filler = step[0]
+        elif self._filler is None:
+            raise TrainerError(f"data: rank {sharing.rank} got no batch from its loader")
+        if sharing.world_size > 1:
+            parts += [(self._filler, 0)] * (sharing.accumulate - len(parts))
+        for number, (data, count) in enumerate(parts, 1):
+            yield Batch(data, count, count * sharing.world_size / total, number == len(parts), total, ())
+
+    def _seed_for(self, what: int, epoch: int, done: int) -> None:
+        seed_draws(self._seed, epoch, what, done, self._sharing.rank)
+
+    def _state_of_loader(self) -> Any:
+        return copy.deepcopy(self._loader.state_dict())
+
+
+def is_of_all_ranks(state: Any) -> bool:
+    """Whether any number of ranks can go on from it."""
+    return isinstance(state, Mapping) and _OF_ALL_RANKS in state
+
+
+def samples_in(batch: Any) -> int:
+    """How many samples a batch has: the length of the first tensor that is found in it."""
+    if shape := getattr(batch, "shape", None):
+        return int(shape[0])
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
+    first = next(iter(parts), None)
+    if first is None:
+        raise BadSettings(f"data: expected a batch with tensors in it, got {type(batch).__name__}")
+    return len(parts) if isinstance(first, (str, bytes, int, float)) else samples_in(first)
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _check(loader: Any, sharing: Sharing) -> None:
+    """Raise BadSettings where its batches would not be what the settings say."""
+    name, world_size, own = type(loader).__name__, sharing.world_size, loader.batch_size
+    if own is not None and (expected := own * sharing.accumulate * world_size) != sharing.batch_size:
+        raise BadSettings(
+            f"data: batch_size: expected {expected} with a {name} of {own} samples a batch, {world_size} ranks and "
+            f"accumulate {sharing.accumulate}, got {sharing.batch_size}"
+        )
+    sampler = type(getattr(loader, "sampler", None)).__name__
+    if world_size > 1 and sampler in _OF_ONE_RANK:
+        raise BadSettings(
+            f"data: with {world_size} ranks expected a {name} that gives each its own samples, got one with "
+            f"{sampler}, by which each would train on all\n"
+            "hint: sampler=DistributedSampler(dataset), or torchdata's StatefulDistributedSampler"
+        )

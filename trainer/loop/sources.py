@@ -1,0 +1,51 @@
+"""The data that a Trainer is given to learn from, and what a loader in its place has to be."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from trainer.data import TrainData
+from trainer.data.iterable import is_iterable
+from trainer.errors import BadSettings
+from trainer.loop.settings import Settings
+from trainer.loop.sums import sum_over_ranks
+from trainer.world import World
+
+
+def refuse_loaders(**given: Any) -> None:
+    """Raise BadSettings where a data set is to be, and a loader is."""
+    for name, data in given.items():
+        if isinstance(data, DataLoader):
+            kind = type(data).__name__
+            raise BadSettings(
+                f"{name}: expected a data set, got a {kind}, whose batches would be batched again\n"
+                f"hint: {name}=loader.dataset, and its batch_size, num_workers and collate_fn as batch_size and "
+                "workers in the settings and collate here; as `data` also torchdata's StatefulDataLoader"
+            )
+
+
+def train_data(settings: Settings, dataset: Any, collate: Callable[[list[Any]], Any] | None, world: World) -> TrainData:
+    """What this rank learns from, as the settings say."""
+    return TrainData(
+        dataset,
+        batch_size=settings.batch_size,
+        rank=world.rank,
+        world_size=world.size,
+        accumulate=settings.accumulate,
+        seed=settings.seed,
+        shuffle=settings.shuffle,
+        drop_last=settings.drop_last,
+        workers=settings.workers,
+        collate=collate,
+        pin_memory=world.device.type == "cuda",
+        sum_over_ranks=partial(sum_over_ranks, world),
+    )
+
+
+def epoch_samples(settings: Settings, dataset: Any, data: TrainData) -> int | None:
+    """Samples of a whole epoch; None: nobody knows before it is over."""
+    if is_iterable(dataset) or data.steps_per_epoch is None:
+        return None
+    return min(data.steps_per_epoch * settings.batch_size, len(dataset))
