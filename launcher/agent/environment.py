@@ -84,7 +84,8 @@ def _with_own_folders(environ: Mapping[str, str], plan: Plan) -> dict[str, str]:
 
 def _defaults(interface: str | None) -> dict[str, str]:
     """What holds where neither the spec, nor the user's exports, nor the cluster say otherwise."""
-    found = {"PYTHONUNBUFFERED": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    # Huge pages for large tensors: in small ones a process that starts or ends spends much of its time on its pages.
+    found = {"PYTHONUNBUFFERED": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "THP_MEM_ALLOC_ENABLE": "1"}
     if interface is not None:
         found["GLOO_SOCKET_IFNAME"] = interface
     if interface is not None and interface != "lo":

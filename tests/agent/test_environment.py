@@ -181,9 +181,38 @@ def test_where_nobody_says_otherwise_threads_and_cards_are_ours_to_choose():
     assert found["GLOO_SOCKET_IFNAME"] == "eth0"
 
 
+FLAGS_OF_A_TENSOR = """
+import torch
+
+tensor = torch.zeros(32 << 20, dtype=torch.uint8)
+inside = False
+for line in open("/proc/self/smaps"):
+    place = line.split(maxsplit=1)[0].split("-")
+    if len(place) == 2:
+        begin, end = (int(number, 16) for number in place)
+        inside = begin <= tensor.data_ptr() + (16 << 20) < end
+    elif inside and line.startswith("VmFlags:"):
+        print(line)
+"""
+
+
+def test_torch_asks_for_huge_pages_for_a_large_tensor_of_a_rank():
+    """In the middle of it: where it begins and ends there may be a part that is no whole huge page."""
+
+    def flags(environment):
+        words = [sys.executable, "-c", FLAGS_OF_A_TENSOR]
+        shell = {"PATH": os.environ["PATH"], **environment}
+        return subprocess.run(words, env=shell, check=True, capture_output=True, text=True, timeout=250).stdout.split()
+
+    has_them = Path("/sys/kernel/mm/transparent_hugepage").is_dir()
+    assert ("hg" in flags(of_node())) == has_them
+    usual = flags({})
+    assert usual[0] == "VmFlags:" and "hg" not in usual
+
+
 CHOICE = {
     "OMP_NUM_THREADS": "9", "NCCL_SOCKET_IFNAME": "ib0", "GLOO_SOCKET_IFNAME": "ib1", "PYTHONUNBUFFERED": "",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "THP_MEM_ALLOC_ENABLE": "0",
 }  # fmt: skip
 
 
