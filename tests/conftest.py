@@ -29,6 +29,7 @@ PROGRAMS = {
     "losetup": "mount",
     "mkfs.ext4": "e2fsprogs",
     "mount": "mount",
+    "prometheus": "prometheus",
     "setpriv": "util-linux",
     "ss": "iproute2",
     "strace": "strace",

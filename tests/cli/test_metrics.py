@@ -138,6 +138,10 @@ def test_prometheus_is_told_of_all_or_of_those_that_are_named(desk):
     assert f'launch_run_state{{run="{old.run.id}",state="succeeded"}} 1\n' in one and lately.run.id not in one
 
 
+def test_the_dashboard_needs_no_run(desk):
+    assert json.loads(desk.launch("metrics", "--grafana").stdout)["panels"]
+
+
 def test_a_run_is_asked_for(desk):
     done = desk.launch("metrics", check=Exit.BAD_INPUT)
     assert "of which run?" in done.stderr and "launch metrics last" in done.stderr

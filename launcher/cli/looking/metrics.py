@@ -15,6 +15,7 @@ from launcher.cli.arguments import RUN_HELP, Arguments
 from launcher.cli.looking.plot import Curve, in_letters, letters, plot
 from launcher.cli.terminal import fitting, in_colour, paint, safe, size, to_json, width_of
 from launcher.errors import BadInput, Exit
+from launcher.shipped import shipped
 from launcher.status.series import AT, STEP, Figure, Rows, better, figures_of, names_in
 
 EXAMPLES = """
@@ -24,6 +25,7 @@ EXAMPLES = """
   launch metrics lr1 lr2 --plot --name loss  their curves, here
   launch metrics last --csv > run.csv        or --json; --png FILE needs `pip install 'launch-anywhere[plot]'`
   launch metrics --openmetrics               states, steps, rates, restarts and loads as Prometheus reads them
+  launch metrics --grafana > trainings.json  a dashboard that shows them in Grafana
 
 Any number that a script reports beside its step is a metric; the trainer's are there, too. Of steps that were done
 again after a restart the last time counts. `best` is told of names that say which way is better: loss, accuracy, ...
@@ -45,11 +47,15 @@ def declare(arguments: Arguments) -> None:
     how.add_argument(
         "--openmetrics", action="store_true", help="how runs are, these or all, as text that Prometheus reads"
     )
+    how.add_argument("--grafana", action="store_true", help="a dashboard of that for Grafana to import")
 
 
 def run(options: argparse.Namespace) -> int:
     if options.openmetrics:
         sys.stdout.write(_for_prometheus(options.run))
+        return Exit.OK
+    if options.grafana:
+        sys.stdout.write((shipped("templates") / "grafana.json").read_text(encoding="utf-8"))
         return Exit.OK
     if not options.run:
         raise BadInput("of which run?", "hint: launch metrics last; --openmetrics tells of all")

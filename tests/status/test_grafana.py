@@ -1,0 +1,115 @@
+"""The dashboard that ships, asked of a real Prometheus that has read what launch tells it."""
+
+import json
+import re
+import shutil
+import subprocess
+import threading
+import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlencode
+from urllib.request import urlopen
+
+import msgspec
+import pytest
+
+from launcher.rundir.records import GpuLoad, NodeLoad, NodeState, RankState
+from launcher.shipped import shipped
+from launcher.status.derive import Restarts, derive
+from launcher.status.facts import read_facts
+from launcher.status.openmetrics import exposition_now
+
+BOUND_S = 120.0
+CONFIG = """
+global: {{scrape_interval: 1s}}
+scrape_configs: [{{job_name: launch, static_configs: [{{targets: ["127.0.0.1:{port}"]}}]}}]
+"""
+
+
+@pytest.fixture
+def told(folder):
+    """All that can be told of a run."""
+    folder.trained(for_s=3000, starting_s=1000).running(metrics={"loss": 0.25})
+    load = NodeLoad(0, 1.0, 8, 1.5, 20, 40, gpus=(GpuLoad(3, memory=5, memory_total=10, busy=25),))
+    ranks = (RankState(0, 0, 98, "running", step=12), RankState(1, 0, 99, "running", step=10))
+    status = msgspec.structs.replace(
+        derive(read_facts(folder.path)), loads=(load,), nodes=(NodeState(0, "10.0.0.1", "up"),), ranks=ranks,
+        step=40, total_steps=100, rate=2.0, eta_s=30.0, checkpoint=30, restarts=Restarts(1, {"hang": 1}),
+    )  # fmt: skip
+    return exposition_now([status], time.time())
+
+
+def asked():
+    """The questions of the dashboard, of all runs and metrics."""
+    dashboard = json.loads((shipped("templates") / "grafana.json").read_text())
+    panels = {panel["title"]: [target["expr"] for target in panel["targets"]] for panel in dashboard["panels"]}
+    return {(title, re.sub(r"\$(run|metric)\b", ".*", question)) for title, asks in panels.items() for question in asks}
+
+
+def test_all_that_the_dashboard_asks_for_is_told(told):
+    named = {name for _, question in asked() for name in re.findall(r"\blaunch_[a-z_]+", question)}
+    samples = {line.partition("{")[0] for line in told.splitlines() if not line.startswith("#")}
+    assert named and named <= samples
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="apt-get install prometheus")
+def test_a_prometheus_that_has_read_it_answers_the_dashboard(told, tmp_path):
+    with serving(told) as port, prometheus(tmp_path, port) as ask:
+        until(lambda: ask("up == 1"))
+        unanswered = [title for title, question in asked() if not ask(question) and "increase(" not in question]
+        assert not unanswered
+        assert ask("launch_run_goodput_ratio")[0]["value"][1].startswith("0.7")
+
+
+@contextmanager
+def serving(text):
+    class Telling(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Type", "application/openmetrics-text; version=1.0.0; charset=utf-8")
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Telling) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+@contextmanager
+def prometheus(folder, port):
+    """A function that asks it, and gives the samples."""
+    (folder / "prometheus.yml").write_text(CONFIG.format(port=port))
+    places = [f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(["prometheus", *places, "--web.listen-address=127.0.0.1:0"], stderr=log)
+    try:
+        address = until(lambda: address_of(server.pid))
+
+        def ask(question):
+            with urlopen(f"http://{address}/api/v1/query?{urlencode({'query': question})}", timeout=BOUND_S) as answer:
+                return json.load(answer)["data"]["result"]
+
+        yield ask
+    finally:
+        server.terminate()
+        server.wait(BOUND_S)
+
+
+def address_of(pid):
+    found = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True).stdout.splitlines()
+    return next((line.split()[3] for line in found if f"pid={pid}," in line), None)
+
+
+def until(condition):
+    deadline = time.monotonic() + BOUND_S
+    while not (answer := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return answer
