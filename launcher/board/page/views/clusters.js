@@ -28,7 +28,7 @@ function clusterCard(cluster, at) {
   const gpus = cluster.hosts.reduce((sum, host) => sum + (host.gpus ?? 0), 0);
   const free = cluster.hosts.reduce((sum, host) => sum + (host.free_gpus ?? 0), 0);
   const free_hosts = cluster.hosts.filter((host) => host.state === "free").length;
-  const age = cluster.at === null ? (cluster.asking ? "asking" : "no answer yet") : `${ago(cluster.at, at)}${cluster.asking ? ", asking" : ""}`;
+  const age = cluster.at === null ? (cluster.asking ? "asking" : "not asked") : `${ago(cluster.at, at)}${cluster.asking ? ", asking" : ""}`;
   return h("article", { class: "cluster" },
     h("h2", {}, cluster.name, h("span", { class: "second" }, ` ${cluster.kind}, ${age}`)),
     cluster.error ? h("p", { class: "note wrong" }, cluster.error) : null,

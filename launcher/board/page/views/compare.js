@@ -4,7 +4,7 @@ import { chartBar } from "../parts/chart_bar.js";
 import { lineStyle } from "../parts/colours.js";
 import { h, oncePerFrame, picker, toggle } from "../parts/dom.js";
 import { ask, exported, follow } from "../parts/data.js";
-import { number } from "../parts/format.js";
+import { duration, number } from "../parts/format.js";
 import { parallelCoordinates, scatter } from "../parts/plots.js";
 import { stateChip } from "../parts/state.js";
 
@@ -63,7 +63,7 @@ function build(main, told, state, say) {
 function resultTable(told, runs, state, draw) {
   const metrics = Object.keys(told.metrics);
   const args = Object.keys(told.arguments);
-  const results = Object.keys(told.results).filter((name) => name !== "state");
+  const results = Object.keys(told.results).filter((name) => name !== "state" && told.results[name].some((value) => value !== null && value !== ""));
   const rows = runs.map((run, at) => {
     const shown = h("input", { type: "checkbox", checked: true, "aria-label": `show the curves of ${run.name}`, on: { change: () => {
       if (shown.checked) state.hidden.delete(run.id);
@@ -76,9 +76,9 @@ function resultTable(told, runs, state, draw) {
     return h("tr", {}, h("td", {}, shown), h("th", { scope: "row" }, line, h("a", { href: `#/run/${encodeURIComponent(run.id)}` }, run.name)),
       h("td", {}, told.results.state?.[at] ? stateChip(told.results.state[at]) : ""),
       metrics.map((name) => h("td", { class: "numeric", title: cellTitle(told.metrics[name][at]) }, number(told.metrics[name][at]?.best ?? told.metrics[name][at]?.last))),
-      args.map((name) => h("td", {}, text(told.arguments[name][at]))), results.map((name) => h("td", {}, text(told.results[name][at]))));
+      args.map((name) => h("td", {}, text(told.arguments[name][at]))), results.map((name) => h("td", { class: "numeric" }, name === "duration_s" ? duration(told.results[name][at]) : text(told.results[name][at]))));
   });
-  const titles = [["shown"], ["run"], ["state"], ...metrics.map((name) => [name, "numeric"]), ...[...args, ...results].map((name) => [name])];
+  const titles = [["shown"], ["run"], ["state"], ...metrics.map((name) => [name, "numeric"]), ...args.map((name) => [name]), ...results.map((name) => [name === "duration_s" ? "ran for" : name.replaceAll("_", " "), "numeric"])];
   const element = h("section", { "aria-label": "results and arguments" }, h("h2", {}, "Results beside what differs"),
     h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, titles.map(([title, numeric]) => h("th", { scope: "col", class: numeric ?? null }, title)))), h("tbody", {}, rows))));
   element.see = (at) => rows.forEach((row, place) => row.classList.toggle("seen", place === at));
