@@ -20,7 +20,7 @@ from launcher.errors import Exit, Fenced, LaunchError
 from launcher.plan.model import NodePlan, Plan
 from launcher.plan.on_hosts import leader_may_be_replaced
 from launcher.rundir.attempts import read_intent, read_plan
-from launcher.rundir.durable import make_dir, read_record, write_record
+from launcher.rundir.durable import make_dir, readable, write_record
 from launcher.rundir.fence import check_fence
 from launcher.rundir.identity import alive, this_process
 from launcher.rundir.layout import AttemptDir, RunDir
@@ -97,7 +97,7 @@ def slept_through(plan: Plan, index: int) -> Slept:
 
 def predecessor(attempt: AttemptDir, index: int) -> ProcessId | None:
     """The agent that this node had before, where it is surely gone; whoever starts us has ended what it left."""
-    record = read_record(attempt.agent(index), AgentRecord)
+    record = readable(attempt.agent(index), AgentRecord)
     return record.process if record is not None and alive(record.process) is False else None
 
 

@@ -52,7 +52,7 @@ class CoordinatorServer:
         self._address = address
         key = wire_key(token, messages.WIRE, plan.run_id, attempt.number)
         self._listener = WireServer(key, messages.TO_COORDINATOR, self._attend, 2 * len(plan.nodes) + _SPARE_WIRES)
-        handle = read_record(attempt.handle, Handle)
+        handle = readable(attempt.handle, Handle)
         job = handle.job_id if handle is not None else None
         used_s = time_used(run, attempt)
         self._clock, self._told_of_s = WakingClock(), 0.0

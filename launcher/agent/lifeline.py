@@ -12,7 +12,7 @@ from launcher.agent.ranks.lease import Lease, LeaseWatch
 from launcher.agent.wire import Wire, WireError, complain, dial, wire_key
 from launcher.clock import boottime
 from launcher.plan.model import Plan
-from launcher.rundir.durable import read_record
+from launcher.rundir.durable import Damaged, read_record
 from launcher.rundir.records import Endpoint
 
 _RETRY_S = 0.05
@@ -112,12 +112,12 @@ class Lifeline:
 
     async def _reach(self) -> Wire[ToAgent, ToCoordinator] | None:
         """A proved connection to whoever the run directory names as coordinator now; None: not yet."""
-        endpoint = read_record(self._home.attempt.endpoint, Endpoint)
-        if endpoint is None:
-            return None
         try:
+            endpoint = read_record(self._home.attempt.endpoint, Endpoint)
+            if endpoint is None:
+                return None
             return await dial(endpoint.address, endpoint.port, self._home.node.address, self._key, messages.TO_AGENT)
-        except WireError as error:  # the lease decides how long this may go on
+        except (WireError, Damaged) as error:  # the lease decides how long this may go on
             if str(error) != self._refusal:
                 self._refusal = str(error)
                 complain(f"no line to the coordinator: {error}")

@@ -1,9 +1,11 @@
-"""Nodes that a run avoids for a while because it lost them, with the evidence; a person may pardon them."""
+"""Nodes that a run avoids for a while because it lost them, with the evidence; a person may pardon them.
+
+A list that is damaged is none: it is a preference, and no run ends for it."""
 
 import time
 from collections.abc import Collection
 
-from launcher.rundir.durable import read_record, write_record
+from launcher.rundir.durable import readable, write_record
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Blame
 
@@ -11,12 +13,12 @@ from launcher.rundir.records import Blame
 def avoided(run: RunDir, now: float | None = None) -> list[Blame]:
     """What is not to be used at this moment."""
     now = time.time() if now is None else now
-    return [blame for blame in read_record(run.avoided, list[Blame]) or [] if blame.until > now]
+    return [blame for blame in readable(run.avoided, list[Blame]) or [] if blame.until > now]
 
 
 def is_over(run: RunDir, now: float) -> bool:
     """Whether the time of any is over that a job may still have been told to avoid."""
-    return any(blame.until <= now for blame in read_record(run.avoided, list[Blame]) or [])
+    return any(blame.until <= now for blame in readable(run.avoided, list[Blame]) or [])
 
 
 def forget(run: RunDir, now: float) -> None:

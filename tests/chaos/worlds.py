@@ -21,6 +21,7 @@ from ssh_desk import Desk, is_of_a_login
 from launcher.agent.processes import end_all
 from launcher.rundir.identity import process_id
 from tests.chaos.audit import Deed, Promise, apart_fingerprint, chain_fingerprint
+from tests.chaos.records import harm, records
 from tests.chaos.schedule import Kind
 from tests.lab.hosts import HostLab
 from tests.lab.nodes import Cut, Node
@@ -58,6 +59,7 @@ class World:
         self.observers = {"the user": desk}
         self.run = ""
         self.damaged: set[int] = set()  # steps whose checkpoint has a changed file
+        self.harmed: dict[str, str] = {}  # records that have been damaged, by their names, and how
 
     # -- the run
 
@@ -84,6 +86,10 @@ class World:
         return json.loads(done.stdout) if done.returncode == 0 else None
 
     # -- what there is to hit
+
+    def folders(self) -> list[Path]:
+        """Where there are records of the run."""
+        return [self.desk.run_dir(self.run)]
 
     def processes(self) -> list[int]:
         """All of the run, as this machine knows them."""
@@ -175,6 +181,17 @@ def strike(pid: int, number: int) -> bool:
     return True
 
 
+@contextlib.contextmanager
+def harmed_record(world: "World", target: int) -> Iterator[bool]:
+    """Nothing undoes it but whoever writes that record anew."""
+    draw = random.Random(target)
+    found = list(records(world.folders()))
+    path = draw.choice(found) if found else None
+    if path is not None:
+        world.harmed[path.name] = harm(path, draw)
+    yield path is not None
+
+
 CLOCKS = """
 import os, sys, time
 true_time, here = time.time, os.path.dirname(__file__)
@@ -247,6 +264,7 @@ class Local(World):
         "full-disk": Kind(1, lasts_s=(0.5, 6.0)),
         "starve": Kind(1, lasts_s=(1.0, 12.0)),
         "clock": Kind(1, lasts_s=(2.0, 20.0)),
+        "record": Kind(1),
     }
     faults: ClassVar = {
         "kill-rank": rank_signal(signal.SIGKILL),
@@ -261,6 +279,7 @@ class Local(World):
         "full-disk": full_disk,
         "starve": starved,
         "clock": wrong_clock,
+        "record": harmed_record,
     }
     own: ClassVar = {"agent": b"launcher.agent\0", "zygote": b"zygote.py", "keeper": b"local.keeper"}
     clock_names = ("0", "1")
@@ -375,6 +394,7 @@ class Pool(World):
         "power": Kind(1, most=1, group="host", lasts_s=(5.0, 20.0)),
         "clock": Kind(1, lasts_s=(2.0, 20.0)),
         "damage": Kind(1, most=1, group="host"),
+        "record": Kind(1),
         **WIRES,
     }
     faults: ClassVar = {
@@ -388,6 +408,7 @@ class Pool(World):
         "kill-keeper": killed("keeper"),
         "power": no_power,
         "clock": wrong_clock,
+        "record": harmed_record,
         **CUTS,
     }
     own: ClassVar = {"agent": b"launcher.agent\0", "keeper": b"ssh.host.keeper"}
@@ -423,6 +444,9 @@ class Pool(World):
                 self.damaged.add(entry.step)
                 os.pwrite(file.fileno(), bytes([file.read(1)[0] ^ 1]), 0)
         return bool(newest)
+
+    def folders(self) -> list[Path]:
+        return [*super().folders(), *(self.desk.there(index, self.run) for index in range(len(self.machines)))]
 
     def checkpoints(self, host: str) -> Path:
         """Where that host has those of the run."""
@@ -502,6 +526,7 @@ class Slurm(World):
         "freeze-controller": Kind(1, lasts_s=(1.0, 15.0)),
         "no-munge": Kind(1, lasts_s=(1.0, 10.0)),
         "clock": Kind(1, lasts_s=(2.0, 20.0)),
+        "record": Kind(1),
         **WIRES,
     }
     faults: ClassVar = {
@@ -518,6 +543,7 @@ class Slurm(World):
         "freeze-controller": frozen_controller,
         "no-munge": no_munge,
         "clock": wrong_clock,
+        "record": harmed_record,
         **CUTS,
     }
     own: ClassVar = {"agent": b"launcher.agent\0", "batch": b"job.batch_process\0"}

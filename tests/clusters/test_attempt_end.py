@@ -7,10 +7,10 @@ from run_folder import plan_of
 from launcher.agent.coordinator_server import time_used
 from launcher.clusters.keeping.attempt_end import ask_to_stop, first_state, is_cancelled, write_failure
 from launcher.rundir.attempts import new_attempt
-from launcher.rundir.durable import append_line, read_lines, write_record
+from launcher.rundir.durable import append_line, read_lines, read_record, write_record
 from launcher.rundir.layout import RunDir
-from launcher.rundir.records import Event
-from launcher.words import Cause
+from launcher.rundir.records import Event, RunState
+from launcher.words import Cause, State
 
 
 @pytest.mark.parametrize(("reason", "used_s"), [("resume", 0.0), ("requeue", 50.0)])
@@ -51,3 +51,12 @@ def test_a_wish_to_end_is_written_where_its_folder_is_gone_and_raises_nowhere(tm
     run.attempt(3).stop.mkdir(parents=True)
     ask_to_stop(run.attempt(3), "cancel")
     assert not is_cancelled(run.attempt(3))
+
+
+def test_a_failure_is_told_where_the_state_before_it_is_damaged(tmp_path):
+    """The keeper ended by that, and the run was lost."""
+    run, plan = RunDir(tmp_path), plan_of(tmp_path)
+    attempt, _ = new_attempt(run, "local", "submit", None)
+    run.state.write_bytes(b"\0" * 100)
+    assert write_failure(run, attempt, plan, Cause.NODE_LOST, "its agent is gone").state is State.QUEUED
+    assert read_record(run.state, RunState).state is State.QUEUED

@@ -135,6 +135,33 @@ def test_any_process_of_ours_may_die(lab, undisturbed, victim, nodes):
     assert status["restarts"]["total"] == 1
 
 
+@pytest.mark.parametrize(("victim", "record"), [(0, "state.json"), (1, "attempts/0001/node-01/agent.json")])
+def test_records_that_can_be_missed_are_damaged_and_it_goes_on(lab, victim, record):
+    """Whoever starts anew reads them."""
+    run = lab.submit(lab.chain(args="steps: 50", resources="nodes: 2\nranks_per_node: 1", hold=49))
+    lab.until_step(run, 7)
+    agent = lab.agent_pid(run, victim)
+    (lab.run_dir(run) / record).write_bytes(bytes(50))
+    assert kill(agent)
+    lab.let_go()
+    status = lab.wait(run)
+    assert (status["state"], status["restarts"]["total"]) == ("succeeded", 1)
+
+
+@pytest.mark.parametrize("record", ["FENCE", "plan.json"])
+def test_a_record_is_damaged_without_which_it_cannot_go_on_and_its_last_word_says_so(lab, record):
+    """It was lost, and nobody knew why."""
+    run = lab.submit(lab.chain(args="steps: 100000", resources="nodes: 2\nranks_per_node: 1"))
+    lab.until_step(run, 7)
+    (lab.run_dir(run) / record).write_bytes(bytes(50))
+    kill(lab.agent_pid(run, 0))
+    end = lab.run_dir(run) / "attempts/0002/exit.json"
+    lab.until("its last word", end.exists)
+    assert record in end.read_text()
+    lab.until("the end of its processes", lambda: not lab.processes(lab.run_dir(run)))
+    assert record in lab.launch("status", run, check=None).stderr + lab.launch("status", run, check=None).stdout
+
+
 def test_a_lost_node_leaves_a_smaller_world_where_the_spec_allows(lab):
     run = lab.submit(lab.chain(args="steps: 150", resources="nodes: 1..3\nranks_per_node: 1", hold=149))
     lab.until_step(run, 5)

@@ -32,3 +32,12 @@ def test_pardoned_one_or_all_may_be_used_again(tmp_path):
     assert [one.host for one in avoided(run)] == ["gpu01", "gpu03"]
     assert [one.host for one in pardon(run)] == ["gpu01", "gpu03"]
     assert avoided(run) == pardon(run) == []
+
+
+def test_a_damaged_list_is_none_and_is_written_anew(tmp_path):
+    """A run ended for it, though it is a preference."""
+    run = RunDir(tmp_path)
+    run.avoided.write_bytes(b"\0" * 10)
+    assert avoided(run) == [] == pardon(run)
+    avoid(run, [blame("gpu01", 5e9)])
+    assert [one.host for one in avoided(run)] == ["gpu01"]

@@ -131,7 +131,7 @@ def write_failure(
     run: RunDir, attempt: AttemptDir, plan: Plan, cause: Cause, text: str, *, evidence: str = ""
 ) -> AttemptEnd:
     """The attempt is gone without a last word: note the failure of its first node, and say what follows it."""
-    last, history = read_record(run.state, RunState), read_lines(run.events, Event)
+    last, history = readable(run.state, RunState), read_lines(run.events, Event)
     event = Event(
         at=time.time(),
         attempt=attempt.number,

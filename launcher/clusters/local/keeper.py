@@ -20,10 +20,10 @@ from launcher.clusters.keeping.attempt_end import cut_short, write_end
 from launcher.clusters.keeping.own_log import log_to
 from launcher.clusters.keeping.standby import detach, report
 from launcher.clusters.keeping.wakeup import Wakeup
-from launcher.errors import BadInput, Exit, Fenced
+from launcher.errors import BadInput, Exit, LaunchError
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import new_attempt, newest, read_plan
-from launcher.rundir.durable import write_record
+from launcher.rundir.durable import Damaged, write_record
 from launcher.rundir.fence import raise_fence
 from launcher.rundir.identity import this_process
 from launcher.rundir.layout import AttemptDir, RunDir
@@ -48,11 +48,21 @@ def main() -> int:
     if attempt is not None:
         try:
             with waiting_for_disks():
-                keep(run, attempt)
-        except Fenced as fenced:
-            print(fenced, file=sys.stderr)
-            return fenced.exit_code
+                kept(run, attempt)
+        except LaunchError as error:
+            print(error, file=sys.stderr)
+            return error.exit_code
     return 0
+
+
+def kept(run: RunDir, attempt: AttemptDir) -> None:
+    """Where a record is damaged without which the run cannot go on, its last word says which."""
+    try:
+        keep(run, attempt)
+    except Damaged as error:
+        said = AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.LAUNCHER_FAULT, time.time(), str(error))
+        write_end(run, newest(run) or attempt, said, None)
+        raise
 
 
 def keep(run: RunDir, attempt: AttemptDir) -> None:

@@ -15,7 +15,7 @@ from launcher.errors import Exit, Fenced
 from launcher.plan.model import NodePlan, Plan
 from launcher.plan.on_hosts import with_hosts
 from launcher.rundir.attempts import attempts, read_plan
-from launcher.rundir.durable import make_dir, read_record, sync_dir, write_record
+from launcher.rundir.durable import make_dir, read_record, readable, sync_dir, write_record
 from launcher.rundir.fence import raise_fence
 from launcher.rundir.identity import this_process
 from launcher.rundir.layout import AttemptDir, RunDir
@@ -109,7 +109,7 @@ class AttemptOnHost:
         write_end(self.run, self.attempt, msgspec.structs.replace(end, alone=alone), self.plan)
 
     def _starting(self) -> RunState:
-        before = read_record(self.run.state, RunState)
+        before = readable(self.run.state, RunState)
         if before is None:
             return first_state(self.plan, self.attempt.number)
         if before.attempt == self.attempt.number and before.state is State.QUEUED:

@@ -14,7 +14,7 @@ from launcher.clusters.ssh.host.leader import enough, pass_over_promised, propos
 from launcher.errors import Exit
 from launcher.rundir.attempts import attempts, newest
 from launcher.rundir.avoided import avoid
-from launcher.rundir.durable import read_record
+from launcher.rundir.durable import readable
 from launcher.rundir.records import AttemptEnd, Blame
 from launcher.words import Cause, State
 
@@ -96,7 +96,7 @@ class Follower:
         return None
 
     def _is_over(self) -> bool:
-        end = read_record(self._keeper.attempt.end, AttemptEnd)
+        end = readable(self._keeper.attempt.end, AttemptEnd)
         return end is not None and end.state.ended
 
     def _is_deserted(self) -> bool:

@@ -37,7 +37,7 @@ from launcher.errors import Exit, Fenced, LaunchError
 from launcher.hostlink.rpc.wire import decoded, encoded
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import used_s_of
-from launcher.rundir.durable import read_record, write_record
+from launcher.rundir.durable import readable, write_record
 from launcher.rundir.layout import RunDir
 from launcher.rundir.patience import waiting_for_disks
 from launcher.rundir.records import AttemptEnd, RunState
@@ -153,7 +153,7 @@ def _carried_out(keeper: KeeperState, wakeup: Wakeup) -> int | None:
 
 
 def _exit_code(keeper: KeeperState, unsaid: Exit) -> int:
-    end = read_record(keeper.attempt.end, AttemptEnd)
+    end = readable(keeper.attempt.end, AttemptEnd)
     return end.exit_code if end is not None else unsaid
 
 
@@ -203,7 +203,7 @@ class QueueWatch:
         if keeper.election.proposal is not None:
             self._move(keeper.election.proposal.attempt)
         keeper.check_part_in(keeper.election.outrun_by)
-        end = read_record(keeper.attempt.end, AttemptEnd)
+        end = readable(keeper.attempt.end, AttemptEnd)
         if end is not None and end.state.ended:
             return False
         if time.monotonic() < self._next:
@@ -281,7 +281,7 @@ def _open_anew(keeper: KeeperState, there: Mapping[int, KeeperStatus]) -> None:
 
 
 def _say_queued(keeper: KeeperState, text: str) -> None:
-    state = read_record(keeper.run.state, RunState)
+    state = readable(keeper.run.state, RunState)
     if state is not None and (state.state is not State.QUEUED or state.message != text):
         used_s, number = used_s_of(keeper.run, keeper.attempt, state), keeper.attempt.number
         queued = msgspec.structs.replace(state, attempt=number, state=State.QUEUED, message=text, used_s=used_s)

@@ -32,7 +32,7 @@ from launcher.clusters.ssh.host.keeper_messages import (
 )
 from launcher.clusters.ssh.host.keeper_rpc import KeeperRpc, addresses_of
 from launcher.clusters.ssh.slots.take import Alone, Slots
-from launcher.errors import Fenced, said_by_the_system
+from launcher.errors import Fenced, LaunchError, said_by_the_system
 from launcher.ids import attempt_token
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import read_intent
@@ -264,6 +264,8 @@ class KeeperState:
                     wakeup.stop_asked |= isinstance(question, Cancelled) and not why
             except OSError as error:  # the peer asks again; here nobody may wait, or this host would seem to be gone
                 why = said_by_the_system(error)
+            except LaunchError as error:  # such as a damaged record of ours
+                why = str(error)
             finally:
                 wakeup.wake()
             return Declined(why) if why else Agreed()

@@ -1,6 +1,7 @@
 """Records of the leader that every host keeps, so that any of them can say how the run is and take it over.
 
-The leader looks at them often and sends what is new; hosts that share its disk have them anyway.
+The leader looks at them often and sends what is new; hosts that share its disk have them anyway. A record that is
+damaged on its disk is not sent: the others have the one before it. A history is: of that each line counts.
 """
 
 import contextlib
@@ -9,10 +10,12 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
+
 from launcher.clusters.ssh.host.keeper_messages import Replica, granted
 from launcher.clusters.ssh.host.keeper_rpc import KeeperRpc
 from launcher.errors import LaunchError
-from launcher.rundir.durable import make_dir, sync_dir, write_bytes
+from launcher.rundir.durable import NOT_JSON, make_dir, sync_dir, write_bytes
 from launcher.rundir.layout import AttemptDir, RunDir
 
 _WHOLE = -1
@@ -110,22 +113,28 @@ class RecordReplicator:
                 self._sent[number][name] = mark
 
     def _send_whole(self, name: str, path: Path, whom: list[int]) -> list[int]:
-        with contextlib.suppress(FileNotFoundError):
-            return self._told(self._replica(name, _WHOLE, path.read_text()), whom)
+        with contextlib.suppress(FileNotFoundError, *NOT_JSON):
+            data = path.read_bytes()
+            msgspec.json.decode(data)
+            return self._told(self._replica(name, _WHOLE, data.decode()), whom)
         return []
 
     def _send_events(self, name: str, path: Path, whom: list[int]) -> list[int]:
-        """The part that each has not; those that have it all afterwards."""
+        """The part that each has not; those that have it all afterwards. Who refuses a part may have lost what comes
+        before it, as we may have: then all is told again."""
         done = []
         for number in whom:
             at = self._sent[number].get("bytes", 0)
             if not isinstance(at, int):
                 raise TypeError("expected a number of bytes")
             with path.open("rb") as file:
-                file.seek(at)
+                file.seek(max(0, at - 1))
+                if at and file.read(1) != b"\n":
+                    at = file.seek(0)
                 piece = file.read(_PIECE)
             whole = piece[: piece.rfind(b"\n") + 1]
-            if whole and not self._told(self._replica(name, at, whole.decode()), [number]):
+            if whole and not self._told(self._replica(name, at, _text(whole)), [number]):
+                self._sent[number]["bytes"] = 0
                 continue
             self._sent[number]["bytes"] = at + len(whole)
             if len(piece) < _PIECE:
@@ -140,3 +149,10 @@ class RecordReplicator:
         now = time.monotonic()
         self._quiet_until |= {number: now + _QUIET_S for number in whom if number not in taken}
         return taken
+
+
+def _text(piece: bytes) -> str:
+    """As many bytes: a line that is no text is no record, and others come after it."""
+    with contextlib.suppress(UnicodeDecodeError):
+        return piece.decode()
+    return bytes(byte if byte < 128 else ord("?") for byte in piece).decode()

@@ -2,12 +2,14 @@
 
 import msgspec
 import pytest
+from run_folder import state_of
 
 from launcher.clusters.ssh.host.keeper_messages import Replica
-from launcher.clusters.ssh.host.record_copies import EVENTS, put
+from launcher.clusters.ssh.host.record_copies import EVENTS, RecordReplicator, put
 from launcher.errors import LaunchError
-from launcher.rundir.durable import read_lines
-from launcher.rundir.records import Event
+from launcher.rundir.durable import append_line, read_lines, read_record, write_record
+from launcher.rundir.records import Event, RunState
+from tests.clusters.ssh.host.test_keepers import Table
 from tests.run_folder import RunFolder
 
 
@@ -63,3 +65,65 @@ def test_a_history_grows_and_a_torn_end_is_mended(run):
     assert texts(run) == ["a", "b", "c"]
     with pytest.raises(LaunchError, match="is not here"):
         tell(run, 10_000, "x\n")
+
+
+# -- records that are damaged on one of the disks
+
+
+@pytest.fixture
+def told(tmp_path):
+    """The runs of a leader and of a host that has all its records, and how the leader tells it what is new."""
+    table = Table(tmp_path, size=2, nodes_min=1)
+    leader, other = table.keepers
+    replicator = RecordReplicator(leader.run, leader.attempt, leader.rpc)
+    replicator.close()
+    for text in "ab":
+        append_line(leader.run.events, Event(1.0, 1, "failure", text))
+    write_record(leader.run.state, state_of(leader.run.id, message="well"))
+    replicator._send()
+    assert texts(other.run) == ["a", "b"]
+
+    def tell():
+        replicator._quiet_until.clear()
+        replicator._send()
+
+    return leader.run, other.run, tell
+
+
+@pytest.mark.parametrize("damage", [b"\xff\xfe{}", b"\0" * 100, b'{"run": '], ids=["no text", "zeros", "cut"])
+def test_a_record_that_is_damaged_on_the_leader_s_disk_is_not_spread_and_keeps_no_other_from_being_sent(told, damage):
+    """What is no text ended the thread that sends, and then the keeper."""
+    ours, theirs, tell = told
+    ours.state.write_bytes(damage)
+    append_line(ours.events, Event(1.0, 1, "failure", "c"))
+    tell()
+    assert read_record(theirs.state, RunState).message == "well"
+    assert texts(theirs) == ["a", "b", "c"]
+    write_record(ours.state, state_of(ours.id, message="again"))
+    tell()
+    assert read_record(theirs.state, RunState).message == "again"
+
+
+def test_lines_of_a_history_that_are_damaged_before_they_are_sent_do_not_hold_up_the_next(told):
+    ours, theirs, tell = told
+    with ours.events.open("ab") as file:
+        file.write(b'{"at": \xff\x80\n')
+    append_line(ours.events, Event(1.0, 1, "failure", "c"))
+    tell()
+    assert texts(theirs) == ["a", "b", "c"]
+    assert theirs.events.stat().st_size == ours.events.stat().st_size
+
+
+@pytest.mark.parametrize("on", ["the leader's disk", "another disk"])
+def test_a_history_that_was_cut_short_is_told_again(told, on):
+    """A host of which the end was missing refused all that came after it, and did not hear of the state any more."""
+    ours, theirs, tell = told
+    cut = (ours if on == "the leader's disk" else theirs).events
+    cut.write_bytes(cut.read_bytes()[:-20])
+    append_line(ours.events, Event(1.0, 1, "failure", "c"))
+    write_record(ours.state, state_of(ours.id, message="news"))
+    tell()
+    tell()
+    assert texts(theirs) == texts(ours)
+    assert texts(theirs)[-1] == "c"
+    assert read_record(theirs.state, RunState).message == "news"
