@@ -1,9 +1,11 @@
 // What all charts of a view have in common: axes, smoothing, the part that is seen. Kept from page to page.
+import { exported } from "./data.js";
 import { button, choice, h, remember, remembered, toggle } from "./dom.js";
 
 // Gives {element, options(), setRange(range)}; `onChange(newRange)` is called whenever the charts are to be drawn anew.
-export function chartBar(ways, onChange) {
+export function chartBar(all, onChange) {
   const kept = { by: "step", smooth: 0, logY: false, logX: false, ...remembered("curves", {}) };
+  const ways = exported ? all.slice(0, 1) : all; // an exported page has the curves by step alone
   const known = ways.some(([by]) => by === kept.by);
   const options = { ...kept, by: known ? kept.by : "step", range: null };
   const set = (change, newRange = false) => {

@@ -58,7 +58,10 @@ export function follow(run, listeners) {
     for (const kind of kinds) source.addEventListener(kind, (event) => listeners[kind](JSON.parse(event.data)));
   };
   const close = () => (source?.close(), (source = null));
-  const turn = () => (document.hidden ? close() : source ?? open());
+  const turn = () => {
+    if (!document.hidden) source ?? open();
+    else close(), listeners.connected?.(false); // what changes meanwhile is not told: the view asks anew
+  };
   document.addEventListener("visibilitychange", turn);
   turn();
   return () => (document.removeEventListener("visibilitychange", turn), close());

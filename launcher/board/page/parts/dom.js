@@ -77,6 +77,14 @@ export function afterPause(wait, work) {
   };
 }
 
+// Runs `work` soon after it was asked for, and at most once in `wait` milliseconds, however often that is.
+export function atMostEvery(wait, work) {
+  let timer = 0;
+  return () => {
+    timer ||= setTimeout(() => ((timer = 0), work()), wait);
+  };
+}
+
 // What a person has chosen, kept by the browser where it keeps things.
 export function remembered(key, fallback) {
   try {

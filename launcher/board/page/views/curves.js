@@ -1,7 +1,7 @@
 // The curves of one run: all that was measured, live.
 import { chart, onlyLine, readCurve } from "../parts/chart.js";
 import { chartBar } from "../parts/chart_bar.js";
-import { afterPause, button, h, oncePerFrame } from "../parts/dom.js";
+import { afterPause, atMostEvery, button, h, oncePerFrame } from "../parts/dom.js";
 import { ask } from "../parts/data.js";
 import { real } from "../parts/format.js";
 
@@ -60,7 +60,7 @@ export function curvesPart(id, { say, names, marks }) {
       if (error.name !== "AbortError") say(error.message);
     }
   };
-  const loadSoon = afterPause(400, () => load());
+  const loadSoon = atMostEvery(1000, () => load());
 
   const draw = oncePerFrame(() => {
     const options = bar.options();

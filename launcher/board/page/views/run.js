@@ -1,5 +1,5 @@
 // One run: how it is and what to do next, its life, and all that is known of it behind tabs.
-import { afterPause, button, h } from "../parts/dom.js";
+import { atMostEvery, button, h } from "../parts/dom.js";
 import { ask, follow } from "../parts/data.js";
 import { ago, clockTime, duration, number, pace, plainText } from "../parts/format.js";
 import { stateChip } from "../parts/state.js";
@@ -71,7 +71,7 @@ export function runView(main, { say, go, parts: [id, firstTab] }) {
       lifePlace.replaceChildren(); // a run that has not begun has no life yet
     }
   };
-  const loadLifeSoon = afterPause(300, loadLife);
+  const loadLifeSoon = atMostEvery(300, loadLife);
   const load = async () => {
     try {
       run = await ask(path);

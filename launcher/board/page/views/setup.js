@@ -1,6 +1,6 @@
 // With what a run was made: command, spec, what was overridden, code, environment, versions.
 import { button, h } from "../parts/dom.js";
-import { ask } from "../parts/data.js";
+import { ask, exported } from "../parts/data.js";
 import { plainText } from "../parts/format.js";
 
 export function setupPart(id, sheet, { say }) {
@@ -14,7 +14,7 @@ export function setupPart(id, sheet, { say }) {
     h("dl", { class: "facts" }, facts.filter(([, value]) => value).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
     h("h2", {}, "Spec"), h("pre", { tabindex: "0", "aria-label": "spec" }, plainText(sheet.spec)),
     h("h2", {}, "Environment"), sheet.environments.length ? sheet.environments.map(environment) : h("p", { class: "empty" }, "Not noted yet."),
-    h("h2", {}, "Code"), codePart(id, { say }));
+    exported ? null : [h("h2", {}, "Code"), codePart(id, { say })]);
 }
 
 function environment(one) {
