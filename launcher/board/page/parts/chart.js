@@ -3,7 +3,7 @@ import { isDark, lineStyle, themed } from "./colours.js";
 import { h, oncePerFrame } from "./dom.js";
 import { duration, number, real } from "./format.js";
 
-const MARKED = { failure: "bad", preemption: "warn", lost: "bad", generation: "muted", attempt: "muted", restart: "muted" };
+const MARKED = { failure: "bad", agent_lost: "bad", training: "muted" }; // `training`: a generation has done its first step
 const CHART_HEIGHT = 210;
 
 // A curve of the server as arrays of numbers: {x, low, high, odd}; `odd` has the places of NaN and infinite values.
@@ -127,7 +127,7 @@ function plan(lines, state, width, { tell, onRange }) {
     scales: { x: { time: by === "time", distr: logX ? 3 : 1, range: logX ? undefined : span }, y: { distr: logY ? 3 : 1 } },
     axes: [
       { ...axis, size: 30, values: (_, ticks, __, ___, apart) => ticks.map((one) => (one === null ? "" : placeWords(one, by, apart))) },
-      { ...axis, size: 58, values: (_, ticks) => ticks.map((one) => (one === null ? "" : shortNumber(one))) },
+      { ...axis, size: 68, values: (_, ticks) => ticks.map((one) => (one === null ? "" : shortNumber(one))) },
     ],
     cursor: { sync: { key: "board" }, drag: { x: true, y: false, setScale: false }, points: { show: false }, bind: { dblclick: () => () => onRange(null) } },
     hooks: {

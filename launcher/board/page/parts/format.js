@@ -19,6 +19,7 @@ export function real(value) {
 // `47 s`, `12 min`, `3 h 05 min`, `2 d 4 h`
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "";
+  if (seconds > 0 && seconds < 9.95) return `${Number(seconds.toFixed(1))} s`;
   const s = Math.max(0, Math.round(seconds));
   if (s < 60) return `${s} s`;
   const min = Math.floor(s / 60);

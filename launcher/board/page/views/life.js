@@ -3,7 +3,7 @@ import { button, h } from "../parts/dom.js";
 import { clockTime, duration, number, percent } from "../parts/format.js";
 
 const KINDS = ["training", "running", "starting", "recovering", "waiting", "lost", "idle"];
-const SMALL = new Set(["checkpoint", "validation", "validating", "generation", "attempt", "training", "started"]);
+const GRAVE = new Set(["failure", "agent_lost", "agent_fault", "coordinator_stalled", "disk"]); // what else happens is a small tick
 const MOST_MARKS = 400; // of the small ones; more than that are a grey wall
 
 // `onLog(mark)` jumps to the lines about a mark.
@@ -18,12 +18,11 @@ export function lifePart(life, onLog) {
     element.style.width = `${(100 * (segment.to - segment.from)) / span}%`;
     return element;
   });
-  const small = life.marks.filter((mark) => SMALL.has(mark.kind)).slice(-MOST_MARKS);
-  const big = life.marks.filter((mark) => !SMALL.has(mark.kind));
+  const small = life.marks.filter((mark) => !GRAVE.has(mark.kind)).slice(-MOST_MARKS);
+  const big = life.marks.filter((mark) => GRAVE.has(mark.kind));
   const ticks = [...small, ...big].map((mark) => {
-    const big_one = !SMALL.has(mark.kind);
-    const element = big_one
-      ? button("", () => onLog(mark), { class: `mark mark-${mark.kind}`, title: markWords(mark), "aria-label": `${markWords(mark)}: to the log` })
+    const element = GRAVE.has(mark.kind)
+      ? button("", () => onLog(mark), { class: `mark mark-${mark.kind}${mark.cause === "preempted" ? " mark-preemption" : ""}`, title: markWords(mark), "aria-label": `${markWords(mark)}: to the log` })
       : h("div", { class: `tick mark-${mark.kind}`, title: markWords(mark) });
     element.style.left = place(mark.at);
     return element;
@@ -31,11 +30,10 @@ export function lifePart(life, onLog) {
   const bar = h("div", { class: "strip" }, h("div", { class: "marks" }, ticks),
     h("div", { class: "segments", role: "img", "aria-label": `where the time went: ${spentWords(life)}` }, segments),
     h("div", { class: "ends" }, h("time", {}, clockTime(from)), h("time", {}, clockTime(life.to))));
-  const told = life.marks.filter((mark) => !["generation", "training"].includes(mark.kind));
   return h("section", { class: "life", "aria-label": "life of the run" },
     h("div", { class: "goodput", title: "share of its life that went into steps that counted" },
       h("strong", {}, life.goodput === null ? "\u2013" : percent(life.goodput)), h("span", {}, "goodput")),
-    h("div", { class: "grow" }, bar, legend(life), events(told, onLog)));
+    h("div", { class: "grow" }, bar, legend(life), events(life.marks, onLog)));
 }
 
 function legend(life) {
