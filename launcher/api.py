@@ -547,6 +547,12 @@ def as_it_lies(run: Run) -> RunStatus:
     return msgspec.structs.replace(derive(facts), next="")
 
 
+def asked_of(run: Run) -> str:
+    """The kind of cluster that has to be asked about it, which may take its time; "": all is known here."""
+    facts = read_facts(run.path)
+    return facts.asks if _is_asked(facts) else ""
+
+
 def _called(ref: str) -> Run | None:
     """The one run that a person has named so."""
     found = [one for one in runs() if (said := readable(RunDir(one.path).labels, Labels)) and said.name == ref]

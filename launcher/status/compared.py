@@ -85,11 +85,11 @@ def _side(run: RunDir, status: RunStatus) -> Side:
     with contextlib.suppress(LaunchError, OSError):
         plan = read_plan(run, status.attempt)
     figures = {one.name: one for one in figures_of(read_rows(run))}
-    return Side(run, status, about(run, status.attempt), figures, plan, _found(run, status.attempt))
+    return Side(run, status, about(run, status.attempt), figures, plan, environments(run, status.attempt))
 
 
-def _found(run: RunDir, attempt: int) -> tuple[Environment, ...]:
-    """Of its newest attempt that has left any, node by node."""
+def environments(run: RunDir, attempt: int) -> tuple[Environment, ...]:
+    """What nodes found there, of its newest attempt that has left any, node by node."""
     for number in range(attempt, 0, -1):
         files = sorted(run.metrics.glob(run.environment(number, 0).name.replace(".n000.", ".n*.")))
         if found := tuple(one for file in files if (one := readable(file, Environment)) is not None):

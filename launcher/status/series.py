@@ -61,7 +61,7 @@ def read_rows(run: RunDir) -> Rows:
     found = {path.name: path for path in run.metrics.glob("*.jsonl")}
     rows = _reported({name: path for name, path in found.items() if _REPORTED.fullmatch(name)})
     for line in read_metrics(run.metrics) if files_in(run.metrics) else ():
-        rows.setdefault(line[STEP], {}).update(_flat(line))
+        rows.setdefault(line[STEP], {}).update(flat(line))
     steps = [*rows]
     return (
         rows
@@ -157,10 +157,10 @@ def _put(rows: Rows, lines: list[_Line]) -> None:
             row[name] = value if not isinstance(value, str) else _NOT_FINITE.get(value, math.nan)
 
 
-def _flat(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+def flat(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
     for name, value in line.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}/")
+            yield from flat(value, f"{prefix}{name}/")
         elif isinstance(value, str) and value in _NOT_FINITE:  # of a mapping; others are numbers by now
             yield f"{prefix}{name}", _NOT_FINITE[value]
         elif isinstance(value, int | float) and not isinstance(value, bool) and (prefix or name not in _PLACE):

@@ -1,0 +1,33 @@
+"""What the board's server gives to a page: JSON, in which a number that is none is a word."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+Number = float | str  # "nan", "inf" or "-inf" where JSON has no number for it
+_encoder = msgspec.json.Encoder()
+
+
+class NoAnswer(msgspec.Struct, frozen=True):
+    """Why there is no answer."""
+
+    error: str
+    hint: str = ""
+
+
+def encode(answer: Any) -> bytes:
+    return _encoder.encode(answer)
+
+
+def number(value: float) -> Number:
+    return value if math.isfinite(value) else repr(float(value))
+
+
+def numbers(values: Iterable[float]) -> list[Number]:
+    return [value if math.isfinite(value) else repr(value) for value in values]
+
+
+def named_numbers(values: Mapping[str, float]) -> dict[str, Number]:
+    return {name: number(value) for name, value in values.items()}

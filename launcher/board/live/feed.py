@@ -1,0 +1,137 @@
+"""One look for all open pages: what changed on disk, sent to each page that it is about."""
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+
+from launcher import api
+from launcher.board.answers import encode
+from launcher.board.live.all_runs import AllRuns, RowChanges
+from launcher.board.live.watched import Message, WatchedRun
+from launcher.board.measured.shelf import MeasuredRuns
+
+_LOOK_S = 0.4  # with open pages
+_IDLE_S = 2.0  # without any
+_DRAW_S = 0.15  # of each look, at most, for metrics that nobody has read yet
+_ALIVE_S = 15.0  # a word so often, by which both sides notice that the other one is gone
+_MOST_WAITING = 1000  # messages for a page that takes none
+
+
+@dataclass(eq=False)
+class _Page:
+    """An open page: what it looks at, and what it has not been sent yet. None in the queue: it is to begin anew."""
+
+    run_id: str
+    loop: asyncio.AbstractEventLoop
+    met: bool = False  # it has been told how its run is
+    waiting: "asyncio.Queue[bytes | None]" = field(default_factory=asyncio.Queue)
+
+    def send(self, data: bytes) -> None:
+        """From another thread."""
+        with contextlib.suppress(RuntimeError):  # the server is about to end
+            self.loop.call_soon_threadsafe(self._put, data)
+
+    def _put(self, data: bytes) -> None:
+        if self.waiting.qsize() < _MOST_WAITING:
+            self.waiting.put_nowait(data)
+        else:
+            self.waiting.put_nowait(None)
+
+
+class Feed:
+    """A thread that looks; `live` is what a page hears of it."""
+
+    def __init__(self, measured: MeasuredRuns) -> None:
+        self.runs = AllRuns(measured)
+        self._measured = measured
+        self._pages: set[_Page] = set()
+        self._watched: dict[str, WatchedRun] = {}
+        self._wake = threading.Event()
+        self._ends = False
+        self._thread = threading.Thread(target=self._work, name="feed", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ends = True
+        self._wake.set()
+        self._thread.join()
+        self.runs.close()
+
+    def dismiss(self) -> None:
+        """End what open pages listen to. From the loop that serves them."""
+        for page in list(self._pages):
+            page.waiting.put_nowait(None)
+
+    async def live(self, run_id: str) -> AsyncIterator[bytes]:
+        """Events as a page takes them, until it goes away or has to begin anew."""
+        page = _Page(run_id, asyncio.get_running_loop())
+        self._pages.add(page)
+        self._wake.set()
+        try:
+            yield _event("hello", {"at": time.time()})
+            while True:
+                try:
+                    data = await asyncio.wait_for(page.waiting.get(), _ALIVE_S)
+                except TimeoutError:
+                    data = b": still here\n\n"
+                if data is None:
+                    return
+                yield data
+        finally:
+            self._pages.discard(page)
+
+    def _work(self) -> None:
+        while not self._ends:
+            self._wake.clear()
+            try:
+                self._look()
+            except Exception:
+                logging.getLogger(__name__).exception("a look at the runs failed; there is another one soon")
+            self._wake.wait(_LOOK_S if self._pages else _IDLE_S)
+
+    def _look(self) -> None:
+        self._tell_all(self.runs.look())
+        pages = list(self._pages)
+        wanted = {page.run_id for page in pages if page.run_id}
+        self._watched = {run_id: one for run_id, one in self._watched.items() if run_id in wanted}
+        for run_id in wanted:
+            self._tell(run_id, [page for page in pages if page.run_id == run_id])
+        self._tell_all(self.runs.draw(time.monotonic() + _DRAW_S))
+
+    def _tell(self, run_id: str, pages: list[_Page]) -> None:
+        for name, what in self._news_of(run_id):
+            data = _event(name, what)
+            for page in pages:
+                page.met = page.met or name == "head"
+                page.send(data)
+        watched = self._watched.get(run_id)
+        for page in pages:
+            if not page.met and watched is not None and watched.head is not None:
+                page.met = True
+                page.send(_event("head", watched.head))
+
+    def _tell_all(self, changes: RowChanges) -> None:
+        if (changes.runs or changes.gone) and self._pages:
+            data = _event("runs", changes)
+            for page in list(self._pages):
+                page.send(data)
+
+    def _news_of(self, run_id: str) -> Iterator[Message]:
+        status, row = self.runs.status(run_id), self.runs.rows.get(run_id)
+        if status is None or row is None:
+            return
+        self.runs.bring(run_id)
+        if run_id not in self._watched:
+            self._watched[run_id] = WatchedRun(api.run(run_id), self._measured)
+        with contextlib.suppress(OSError):  # its folder may be taken away meanwhile
+            yield from self._watched[run_id].look(status, row)
+
+
+def _event(name: str, what: object) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + encode(what) + b"\n\n"

@@ -1,0 +1,101 @@
+"""One run that a page looks at: what is new in its numbers, its log and its events since the last look."""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from launcher import api
+from launcher.board.answers import Number, numbers
+from launcher.board.log_view import BoardLine, board_line
+from launcher.board.measured.shelf import MeasuredRuns
+from launcher.board.rows import BoardRow
+from launcher.board.run_view import RunHead, run_head
+from launcher.rundir.durable import NOT_JSON
+from launcher.rundir.layout import RunDir
+from launcher.rundir.records import Event
+from launcher.status.derive import RunStatus
+from launcher.status.life import LifeMark, marks_of
+from launcher.status.log_choice import LogChoice
+from launcher.status.logs import LogReader
+from launcher.status.rank_log import GrowingFile
+
+_MOST_LINES = 500  # in one message: a page that is looked at needs no more in half a second
+
+Message = tuple[str, Any]  # the name of what happened, and what is sent of it
+
+
+class NewPoints(msgspec.Struct, frozen=True):
+    x: list[int]
+    at: list[float]
+    y: list[Number]
+
+
+class Rewind(msgspec.Struct, frozen=True):
+    """A start does steps again: what a page has from this step on is void."""
+
+    step: int
+
+
+class NewLines(msgspec.Struct, frozen=True):
+    lines: list[BoardLine]
+    skipped: int = 0  # older ones that came in the same moment and are to be asked for
+
+
+class WatchedRun:
+    """Begins with what comes after it was made; a page asks for what was before."""
+
+    def __init__(self, one: api.Run, measured: MeasuredRuns) -> None:
+        self.run = one
+        self._measured = measured
+        self.head: RunHead | None = None
+        with measured.renewed(one) as numbers_:
+            self._step, self._rewinds = numbers_.last(), len(numbers_.rewinds)
+        at = RunDir(one.path)
+        self._log = LogReader(at, choice=LogChoice(since=time.time()))
+        deque(self._log.read(final=False), 0)  # what nobody has noted the time of
+        self._events = GrowingFile(at.events, at.events.stat().st_size if at.events.exists() else 0)
+        self._rest = b""
+
+    def look(self, status: RunStatus, row: BoardRow) -> Iterator[Message]:
+        """All that is new."""
+        head = run_head(status, row)
+        if head != self.head:
+            self.head = head
+            yield "head", head
+        yield from self._points()
+        yield from (("mark", mark) for mark in self._marks())
+        lines = [board_line(line) for line in self._log.read(final=False)]
+        if lines:
+            yield "log", NewLines(lines[-_MOST_LINES:], max(0, len(lines) - _MOST_LINES))
+
+    def _points(self) -> Iterator[Message]:
+        with self._measured.renewed(self.run) as measured:
+            void = min(measured.rewinds[self._rewinds :], default=self._step + 1)
+            self._rewinds = len(measured.rewinds)
+            if void <= self._step:
+                self._step = void - 1
+                yield "rewind", Rewind(void)
+            found = {name: measured.since(name, self._step) for name in measured.names}
+            self._step = measured.last()
+        new = {name: points for name, points in found.items() if points}
+        if new:
+            yield "points", {name: _as_points(points) for name, points in new.items()}
+
+    def _marks(self) -> Iterator[LifeMark]:
+        while data := self._events.read():
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            yield from marks_of(event for event in map(_event_in, lines) if event is not None)
+
+
+def _event_in(line: bytes) -> Event | None:
+    try:
+        return msgspec.json.decode(line, type=Event)
+    except NOT_JSON:
+        return None  # torn, or of another version
+
+
+def _as_points(points: list[tuple[int, float, float]]) -> NewPoints:
+    return NewPoints([step for step, _, _ in points], [at for _, at, _ in points], numbers(y for _, _, y in points))

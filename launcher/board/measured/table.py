@@ -1,0 +1,78 @@
+"""Measured numbers in memory: shared steps and times, and a column of eight bytes a step for each metric."""
+
+import sys
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+
+MISSING = -sys.float_info.max  # of a step at which this metric was not measured
+NO_TIME = 0.0
+
+
+class StepTable:
+    """Rows in the order of their steps, each step once."""
+
+    def __init__(self) -> None:
+        self.steps: array[int] = array("q")
+        self.at: array[float] = array("d")
+        self.columns: dict[str, array[float]] = {}
+        self.ranks: dict[str, array[int]] = {}  # beside each value: who said it
+
+    @property
+    def last(self) -> int:
+        return self.steps[-1] if self.steps else -1
+
+    def cut(self, first: int, before: int | None = None) -> bool:
+        """Let go of what is from this step on, or up to another one. Whether there was any."""
+        start = bisect_left(self.steps, first)
+        end = len(self.steps) if before is None else bisect_left(self.steps, before)
+        if start >= end:
+            return False
+        del self.steps[start:end], self.at[start:end]
+        for name, column in self.columns.items():
+            del column[start:end], self.ranks[name][start:end]
+        return True
+
+    def extend(
+        self, steps: Sequence[int], at: Sequence[float], columns: Mapping[str, "array[float]"], rank: int = 0
+    ) -> None:
+        """Many rows behind the last one, of one rank. Each of the columns is as long as `steps`."""
+        for name in columns:
+            self._make(name)
+        self.steps.extend(steps)
+        self.at.extend(at)
+        for name, column in self.columns.items():
+            column.extend(columns.get(name) or array("d", (MISSING,)) * len(steps))
+            self.ranks[name].extend(array("H", (rank,)) * len(steps))
+
+    def row(self, step: int, at: float) -> int:
+        """The place of this step's row, which is made where there is none."""
+        place = bisect_left(self.steps, step)
+        if place < len(self.steps) and self.steps[place] == step:
+            return place
+        self.steps.insert(place, step)
+        self.at.insert(place, at)
+        for name, column in self.columns.items():
+            column.insert(place, MISSING)
+            self.ranks[name].insert(place, 0)
+        return place
+
+    def put(self, place: int, name: str, value: float, rank: int = 0) -> None:
+        """Unless a lower rank has said something else: it speaks for all."""
+        self._make(name)
+        if self.columns[name][place] == MISSING or rank <= self.ranks[name][place]:
+            self.columns[name][place], self.ranks[name][place] = value, rank
+
+    def _make(self, name: str) -> None:
+        if name not in self.columns:
+            self.columns[name] = array("d", (MISSING,)) * len(self.steps)
+            self.ranks[name] = array("H", (0,)) * len(self.steps)
+
+    def points(self, name: str) -> Iterator[tuple[int, float, float]]:
+        """Step, time and value of each step at which it was measured."""
+        rows = zip(self.steps, self.at, self.columns[name], strict=True)
+        return (row for row in rows if row[2] != MISSING)
+
+    def time_of(self, step: int) -> float:
+        place = bisect_left(self.steps, step)
+        return self.at[place] if place < len(self.steps) and self.steps[place] == step else NO_TIME

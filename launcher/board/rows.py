@@ -1,0 +1,114 @@
+"""A run as a line of the table of all runs."""
+
+import msgspec
+
+from launcher.board.answers import Number, named_numbers
+from launcher.board.measured.curves import thumbnail
+from launcher.board.measured.reading import MeasuredRun
+from launcher.status.about import About, options_in
+from launcher.status.derive import RunStatus
+from launcher.status.series import better
+from launcher.status.text import plain
+from launcher.words import Cause, State
+
+_POINTS = 40
+_LONGEST = 2000  # characters of a headline, a note or an argument that somebody wrote without end
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """What its metrics say in short; as long as nobody has read them, nothing."""
+
+    best: dict[str, tuple[float, int]] = {}  # value and step
+    spark: list[float | None] = []
+    spark_of: str = ""
+
+
+class BoardRow(msgspec.Struct, frozen=True):
+    """One line."""
+
+    id: str
+    name: str
+    called: str
+    tags: tuple[str, ...]
+    note: str
+    description: str
+    cluster: str
+    state: State
+    ended: bool
+    cause: Cause | None
+    headline: str
+    step: int | None
+    total: int | None
+    rate: float | None
+    eta_s: float | None
+    submitted_at: float
+    started_at: float | None
+    ended_at: float | None
+    as_of: float | None
+    args: dict[str, str]
+    metrics: dict[str, Number]
+    best: dict[str, tuple[float, int]]
+    restarts: int
+    nodes: int
+    world_size: int | None
+    spark: list[float | None]
+    spark_of: str
+
+
+def board_row(status: RunStatus, about: About, figures: Figures) -> BoardRow:
+    failed = status.state is State.FAILED and status.failure is not None
+    said = status.failure.summary if failed and status.failure is not None else status.message
+    return BoardRow(
+        id=status.run,
+        name=status.name,
+        called=about.called,
+        tags=about.tags,
+        note=_short(about.note),
+        description=_short(about.description),
+        cluster=status.cluster,
+        state=status.state,
+        ended=status.state.ended,
+        cause=status.cause,
+        headline=_short(said),
+        step=status.step,
+        total=status.total_steps,
+        rate=status.rate,
+        eta_s=status.eta_s,
+        submitted_at=status.submitted_at,
+        started_at=status.started_at,
+        ended_at=status.ended_at,
+        as_of=status.as_of,
+        args={_short(name): _short(value) for name, value in options_in(about.args).items()},
+        metrics=_metrics(status),
+        best=figures.best,
+        restarts=status.restarts.total,
+        nodes=len(status.nodes),
+        world_size=status.world_size,
+        spark=figures.spark,
+        spark_of=figures.spark_of,
+    )
+
+
+def _metrics(status: RunStatus) -> dict[str, Number]:
+    """The newest values; of one that is no number any more, the word for it."""
+    words = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
+    odd = {name: words[one.value] for name, one in status.not_finite.items()}
+    return {**named_numbers(status.metrics), **odd}
+
+
+def _short(text: str) -> str:
+    return plain(" ".join(text.split()))[:_LONGEST]
+
+
+def figures_of(measured: MeasuredRun) -> Figures:
+    """The best of each metric whose name says which way is better, and a small curve of the loss."""
+    best, names = {}, measured.names
+    for name in names:
+        if way := better(name):
+            points = ((value, step) for step, _, value in measured.points(name) if value - value == 0.0)
+            found = min(points, key=lambda point: (-way * point[0], point[1]), default=None)
+            if found is not None:
+                best[name] = found
+    shown = next((name for name in names if name == "loss" or name.endswith("/loss")), names[0] if names else "")
+    values = [value for _, _, value in measured.points(shown)]
+    return Figures(best, thumbnail(values, _POINTS), shown)

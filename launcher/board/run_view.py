@@ -1,0 +1,200 @@
+"""Everything about one run: what changes while one looks at it (RunHead), and what does not (RunSheet)."""
+
+import contextlib
+import statistics
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from launcher import api
+from launcher.board.answers import Number, named_numbers
+from launcher.board.rows import BoardRow
+from launcher.errors import MEANING, LaunchError
+from launcher.rundir.attempts import read_plan
+from launcher.rundir.layout import RunDir
+from launcher.rundir.records import Blame, Environment, Failure, GpuLoad, NodeLoad, NotFinite, RankState
+from launcher.status.about import About
+from launcher.status.checkpoints import Checkpoint
+from launcher.status.compared import environments
+from launcher.status.derive import Restarts, RunStatus, state_text
+from launcher.status.text import plain
+from launcher.words import exit_of
+
+if TYPE_CHECKING:
+    from launcher.plan.model import Plan
+
+_BEHIND_STEPS = 2  # behind most others by so many, a rank holds them up: one step is the width of a report
+_MOST_SPEC_BYTES = 1 << 20
+
+
+class BoardRank(msgspec.Struct, frozen=True):
+    """A rank, with what it takes of its node as far as that is sampled."""
+
+    rank: int
+    node: int
+    pid: int | None
+    state: str
+    step: int | None
+    behind: int  # steps, behind most others
+    straggler: bool
+    cpu: float | None = None
+    memory: int | None = None
+    gpus: tuple[int, ...] = ()
+    gpu_memory: int | None = None
+    gpu_busy: float | None = None
+
+
+class BoardNode(msgspec.Struct, frozen=True):
+    node: int
+    host: str
+    address: str
+    state: str
+    ranks: tuple[int, ...]
+    load: NodeLoad | None
+
+
+class RunHead(msgspec.Struct, frozen=True):
+    """What changes: sent anew whenever it has."""
+
+    row: BoardRow
+    state_text: str
+    words: str
+    cause_text: str
+    next: str
+    attempt: int
+    generation: int
+    exit_code: int | None
+    job: str | None
+    run_dir: str
+    checkpoint: int | None
+    safe_checkpoint: int | None
+    restarts: Restarts
+    failure: Failure | None
+    not_finite: dict[str, NotFinite]
+    nodes: list[BoardNode]
+    ranks: list[BoardRank]
+    avoided: tuple[Blame, ...]
+
+
+class RunSheet(msgspec.Struct, frozen=True):
+    """What stays."""
+
+    spec: str
+    overrides: tuple[str, ...]
+    command: tuple[str, ...]
+    project: str
+    commit: str
+    dirty: bool | None
+    environments: tuple[Environment, ...]
+    names: list[str]
+
+
+class BoardCheckpoint(msgspec.Struct, frozen=True):
+    """A line of the table of checkpoints; its path says nothing to who looks from elsewhere."""
+
+    step: int
+    kind: str
+    state: str
+    reason: str
+    saved_at: float | None
+    size_bytes: int | None
+    world_size: int | None
+    attempt: int | None
+    finite: bool | None
+    info: dict[str, str | Number | bool | None]
+
+
+def run_head(status: RunStatus, row: BoardRow) -> RunHead:
+    failure = status.failure
+    return RunHead(
+        row=row,
+        state_text=state_text(status),
+        words=row.headline,
+        cause_text="" if status.cause is None else MEANING[exit_of(status.cause)],
+        next=status.next,
+        attempt=status.attempt,
+        generation=status.generation,
+        exit_code=status.exit_code,
+        job=status.job,
+        run_dir=status.run_dir,
+        checkpoint=status.checkpoint,
+        safe_checkpoint=status.safe_checkpoint,
+        restarts=status.restarts,
+        failure=None if failure is None else _shown(failure),
+        not_finite=status.not_finite,
+        nodes=_nodes(status),
+        ranks=_ranks(status),
+        avoided=status.avoided,
+    )
+
+
+def _shown(failure: Failure) -> Failure:
+    """Without what would steer a terminal, which is noise on a page."""
+    tail = tuple(plain(line) for line in failure.tail)
+    return msgspec.structs.replace(failure, summary=plain(failure.summary), tail=tail)
+
+
+def _nodes(status: RunStatus) -> list[BoardNode]:
+    loads = {load.node: msgspec.structs.replace(load, ranks=()) for load in status.loads}
+    return [
+        BoardNode(one.node, one.host, one.address, one.state, one.ranks, loads.get(one.node)) for one in status.nodes
+    ]
+
+
+def _ranks(status: RunStatus) -> list[BoardRank]:
+    steps = [rank.step for rank in status.ranks if rank.step is not None and rank.state == "running"]
+    usual = statistics.median_high(steps) if steps else 0
+    loads = {load.node: load for load in status.loads}
+    return [_rank(rank, usual, loads.get(rank.node)) for rank in status.ranks]
+
+
+def _rank(rank: RankState, usual: int, node: NodeLoad | None) -> BoardRank:
+    behind = max(0, usual - rank.step) if rank.step is not None and rank.state == "running" else 0
+    load = next((one for one in node.ranks if one.rank == rank.rank), None) if node is not None else None
+    row = BoardRank(rank.rank, rank.node, rank.pid, rank.state, rank.step, behind, behind >= _BEHIND_STEPS)
+    if load is None or node is None:
+        return row
+    busy = _busy(gpu for gpu in node.gpus if gpu.index in load.gpus)
+    return msgspec.structs.replace(
+        row, cpu=load.cpu, memory=load.memory, gpus=load.gpus, gpu_memory=load.gpu_memory, gpu_busy=busy
+    )
+
+
+def _busy(gpus: Iterable[GpuLoad]) -> float | None:
+    told = [gpu.busy for gpu in gpus if gpu.busy is not None]
+    return sum(told) / len(told) if told else None
+
+
+def run_sheet(run: api.Run, attempt: int, about: About, names: list[str]) -> RunSheet:
+    """As far as it can be read."""
+    at = RunDir(run.path)
+    plan: Plan | None = None
+    with contextlib.suppress(LaunchError, OSError):
+        plan = read_plan(at, attempt)
+    return RunSheet(
+        spec=_spec(at),
+        overrides=plan.overrides if plan is not None else (),
+        command=(plan.entry.target, *plan.entry.args) if plan is not None else (),
+        project=plan.project if plan is not None else "",
+        commit=about.commit,
+        dirty=about.dirty,
+        environments=environments(at, attempt),
+        names=names,
+    )
+
+
+def _spec(run: RunDir) -> str:
+    try:
+        with run.spec.open("rb") as file:
+            return file.read(_MOST_SPEC_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def board_checkpoint(one: Checkpoint) -> BoardCheckpoint:
+    told = {name: value for name, value in one.info.items() if isinstance(value, float)}
+    return BoardCheckpoint(
+        one.step, one.kind, one.state, one.reason, one.saved_at, one.size_bytes, one.world_size, one.attempt,
+        one.finite, {**one.info, **named_numbers(told)},
+    )  # fmt: skip
