@@ -12,6 +12,7 @@ COMMANDS = {
     ),
     "logs": ("launcher.cli.looking.logs", "the merged log of all ranks of a run"),
     "top": ("launcher.cli.looking.top", "what a run uses now: CPU, memory, GPUs, disk and network, by node and rank"),
+    "board": ("launcher.cli.looking.board", "a page of all runs in the browser: live curves, logs, what each one does"),
     "exec": ("launcher.cli.inside.exec", "run a command beside a rank: on its node, in its environment and folder"),
     "shell": ("launcher.cli.inside.shell", "open a shell beside a rank"),
     "stacks": ("launcher.cli.inside.stacks", "have the ranks write their Python stacks now, and show them"),

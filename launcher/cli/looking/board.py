@@ -1,0 +1,96 @@
+"""`launch board`: a page of all runs in the browser, live, served on this machine alone."""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from launcher.cli.arguments import Arguments
+from launcher.cli.terminal import safe
+from launcher.errors import BadInput, Exit
+
+EXAMPLES = """
+  launch board                      opens the browser, or says how to get there from yours; Ctrl-C ends it
+  launch board --port 8123          at this port, so that a tunnel can stay
+  launch board --actions            cancel, resume, tag and note from the page, which asks before it does
+  launch board --no-open            prints the address alone
+
+It is reached from this machine alone, by who has the token in the address. It needs Starlette and uvicorn:
+`pip install 'launch-anywhere[board]'`.
+"""
+_OPENERS = ("xdg-open", "open", "wslview")
+_MOST_PORT = 65535
+
+
+def declare(arguments: Arguments) -> None:
+    arguments.add_argument("--port", metavar="N", type=_port, default=0, help="0, the usual: one that is free")
+    arguments.add_argument(
+        "--host", metavar="ADDR", default="127.0.0.1",
+        help="the address to listen on; with another than the usual, others on the network get as far as the token",
+    )  # fmt: skip
+    arguments.add_argument("--no-open", action="store_true", help="open no browser")
+    arguments.add_argument("--actions", action="store_true", help="let the page cancel, resume, tag and note runs")
+
+
+def run(options: argparse.Namespace) -> int:
+    try:
+        from launcher.board import server  # late: optional packages, and slow to import
+    except ImportError as error:
+        raise BadInput(f"board needs packages: {error}", "hint: pip install 'launch-anywhere[board]'") from error
+    board = server.Board(actions=options.actions)
+    with server.listen(options.host, options.port) as listening:
+        port = listening.getsockname()[1]
+        address = f"http://{_in_address(options.host)}:{port}/?token={board.keys.token}"
+        print(address, flush=True)
+        way = None if options.no_open else _open(address)
+        if way is None and os.environ.get("SSH_CONNECTION"):
+            print(f"from your own machine: ssh -L {port}:{_in_address(options.host)}:{port} {_this_machine()}, "
+                  "then open this address there", file=sys.stderr)  # fmt: skip
+        print("Ctrl-C ends it; runs go on", file=sys.stderr)
+        try:
+            server.serve(listening, options.host, board, welcomed=lambda: _forget(way))
+        finally:
+            _forget(way)
+    return Exit.OK
+
+
+def _in_address(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _this_machine() -> str:
+    """As who came by ssh calls it: the address that they reached."""
+    words = os.environ["SSH_CONNECTION"].split()
+    return safe(words[2]) if len(words) == 4 else "this-machine"
+
+
+def _open(address: str) -> Path | None:
+    """Show it in the browser of this desktop. None where there is none.
+
+    By a file that leads there, which only its user can read: a command line is for everybody to see.
+    """
+    opener = next((found for name in _OPENERS if (found := shutil.which(name))), None)
+    here = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if opener is None or not here or os.environ.get("SSH_CONNECTION"):
+        return None
+    fd, name = tempfile.mkstemp(prefix="launch-board-", suffix=".html")  # 0600
+    with os.fdopen(fd, "w") as file:
+        file.write(f'<!doctype html><meta http-equiv="refresh" content="0;url={address}"><title>launch board</title>')
+    quiet = subprocess.DEVNULL
+    subprocess.Popen([opener, name], stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+    return Path(name)
+
+
+def _forget(way: Path | None) -> None:
+    """The browser has come, or never will."""
+    if way is not None:
+        way.unlink(missing_ok=True)
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= _MOST_PORT):
+        raise argparse.ArgumentTypeError(f"expected a port, 0 to {_MOST_PORT}, got {text!r}")
+    return int(text)
