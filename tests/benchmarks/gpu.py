@@ -1,10 +1,14 @@
-"""What one NVIDIA GPU shows: the gpt job's speed and memory, and what a checkpoint costs there.
+"""What one NVIDIA GPU shows: the gpt job's speed and memory, what hides behind backward, what a checkpoint costs there.
 
     uv run python tests/benchmarks/gpu.py [--write]
 
 Without a GPU it says so and ends. One GPU is a world of one: FSDP has nobody to share with, so its memory beside DDP's
 says what it costs, not what it saves. Each figure comes from a process of its own; the sides take turns.
-- training: tokens/s of the steps after the first ones, and the most memory that tensors took in them;
+- training: tokens/s of the steps after the first ones, how much the Trainer's own `samples_per_s` is of what CUDA
+  events say of the same steps (1.00 is the truth), its MFU, and the most memory that tensors took;
+- overlap: DDP's buckets of gradients are handed on while backward goes on. One GPU has no other to send to: a copy of
+  each bucket, again and again on a stream of its own, is in the place of the all-reduce, which NCCL does for a world of
+  one without any work. Hidden is the part of that work by which a step did not become longer;
 - saving: a model and its Adam. What the call holds up the host for, and how much longer as many steps took with a save
   among them than without (the device waits for the copy, the host for nothing). The copy goes into pinned memory;
 - loading: every byte compared, against reading as many bytes into memory that is there already.
@@ -23,9 +27,11 @@ import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from checkpoint_load import memory, read
 from replica import Replica, folder_for_all, ratio, spread
 from results import publish
+from torch.nn.parallel import DistributedDataParallel
 
 from trainer import Checkpointer
 from trainer.checkpoint_files.layout import folder_name
@@ -47,6 +53,7 @@ SPEEDS = {
     "bf16, dp": ["--precision", "bf16", "--strategy", "dp"],
 }
 WARMUP = 20
+LOG_EVERY = 10
 WAIT_S = 1800
 
 
@@ -59,42 +66,141 @@ class Enough(Exception):
     """All that was to be measured is measured."""
 
 
+class Clock:
+    """Seconds between marks: of the GPU's own clock, or on a CPU of this process's."""
+
+    def __init__(self, device):
+        self._on_gpu = device == "cuda"
+
+    def mark(self):
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def between(self, one, other):
+        if not self._on_gpu:
+            return other - one
+        other.synchronize()
+        return one.elapsed_time(other) / 1000
+
+
 class Watch(Callback):
     """Times the steps after the first ones, and ends the training."""
 
-    def __init__(self, device, steps):
-        self._device, self._steps = device, steps
-        self._count, self._began = 0, 0.0
+    def __init__(self, args):
+        self._args, self._clock = args, Clock(args.device)
+        self._count = 0
+        self._began = self._logged = None
         self.step_s = 0.0
         self.peak_bytes = 0
+        self.told = []  # samples_per_s of the Trainer, as part of what the clock says of the same steps
+        self.mfu = []
 
     def on_step(self, training):
         self._count += 1
         if self._count == WARMUP:
-            synchronize(self._device)
-            if self._device == "cuda":
+            synchronize(self._args.device)
+            if self._args.device == "cuda":
                 torch.cuda.reset_peak_memory_stats()
-            self._began = time.perf_counter()
-        elif self._count == WARMUP + self._steps:
-            synchronize(self._device)
-            self.step_s = (time.perf_counter() - self._began) / self._steps
-            self.peak_bytes = torch.cuda.max_memory_allocated() if self._device == "cuda" else 0
+            self._began = self._clock.mark()
+        elif self._count == WARMUP + self._args.steps:
+            self.step_s = self._clock.between(self._began, self._clock.mark()) / self._args.steps
+            self.peak_bytes = torch.cuda.max_memory_allocated() if self._args.device == "cuda" else 0
             raise Enough
+
+    def on_log(self, training, line):
+        now = self._clock.mark()
+        if self._logged is not None and training.step > WARMUP:
+            true = LOG_EVERY * self._args.batch_size / self._clock.between(self._logged, now)
+            self.told.append(line["samples_per_s"] / true)
+            self.mfu += [line["mfu"]] if "mfu" in line else []
+        self._logged = now
 
 
 def train(args, words):
-    watch = Watch(args.device, args.steps)
-    gpt.Trainer = functools.partial(Trainer, callbacks=[watch])
+    watch = Watch(args)
+    gpt.Trainer = lambda *parts, **named: Trainer(*parts, **{**named, "callbacks": [watch]})
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(Enough):
         gpt.main(
             [
-                *("--max-steps", str(WARMUP + args.steps + 1), "--validate-every", "1000000", "--log-every", "1000000"),
+                *("--max-steps", str(WARMUP + args.steps + 1), "--validate-every", "1000000"),
+                *("--log-every", str(LOG_EVERY), *([] if "dp" in words else ["--count-flops"])),
                 *("--checkpoint-dir", f"{folder}/checkpoints", "--out", folder, "--device", args.device),
                 *("--layers", str(args.layers), "--width", str(args.width), "--heads", str(args.width // 64)),
                 *("--context", str(args.context), "--batch-size", str(args.batch_size), *words),
             ]
         )
-    return {"tokens_per_s": args.batch_size * args.context / watch.step_s, "peak_bytes": watch.peak_bytes}
+    return {
+        "tokens_per_s": args.batch_size * args.context / watch.step_s,
+        "peak_bytes": watch.peak_bytes,
+        "told": statistics.median(watch.told),
+        "mfu": statistics.median(watch.mfu) if watch.mfu else None,
+    }
+
+
+def again_and_again(args, bucket):
+    """In the place of an all-reduce: reads and writes a bucket as often as one over a slow network would take."""
+    copy = bucket.clone()
+    for _ in range(args.copies):
+        copy.copy_(bucket)
+    return copy
+
+
+def overlap(args):
+    """Milliseconds of a backward pass without sending, with it, and of sending alone, by round."""
+    on_gpu, clock = args.device == "cuda", Clock(args.device)
+    with tempfile.TemporaryDirectory() as folder:
+        backend = "nccl" if on_gpu else "gloo"
+        dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=0, world_size=1)
+        layers = [torch.nn.Linear(args.width, args.width, device=args.device) for _ in range(4 * args.layers)]
+        model = DistributedDataParallel(torch.nn.Sequential(*layers), gradient_as_bucket_view=True)
+        side = torch.cuda.Stream() if on_gpu else None
+        buckets, sends = [], True
+
+        def hook(_, bucket):
+            future = torch.futures.Future(devices=[torch.device("cuda", 0)] if on_gpu else [])
+            if sends:
+                if on_gpu:
+                    side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side) if on_gpu else contextlib.nullcontext():
+                    again_and_again(args, bucket.buffer())
+                    future.set_result(bucket.buffer())
+            else:
+                future.set_result(bucket.buffer())
+            buckets.append(bucket.buffer().numel())
+            return future
+
+        model.register_comm_hook(None, hook)
+        data = torch.randn(args.batch_size * 32, args.width, device=args.device)
+
+        def timed(work):
+            synchronize(args.device)
+            first = clock.mark()
+            work()
+            return 1000 * clock.between(first, clock.mark())
+
+        def backward():
+            loss = model(data).square().mean()
+            buckets.clear()
+            return timed(loss.backward)
+
+        def alone():
+            for bucket in sizes:
+                again_and_again(args, bucket)
+
+        for _ in range(3):  # the first one shapes the buckets
+            backward()
+        sizes = [torch.zeros(count, device=args.device) for count in buckets]
+        rounds = []
+        for _ in range(args.rounds):
+            sends = False
+            without = backward()
+            sends = True
+            rounds.append([without, backward(), timed(alone)])
+        dist.destroy_process_group()
+    return {"buckets": len(sizes), "bytes": 4 * sum(map(len, sizes)), "rounds": rounds}
 
 
 def save_and_load(args, megabytes):
@@ -150,7 +256,7 @@ def save_and_load(args, megabytes):
 
 def child(args, *words):
     """The JSON of a process of its own."""
-    own = ["device", "steps", "save_steps", "rounds", "layers", "width", "context", "batch_size"]
+    own = ["device", "steps", "save_steps", "rounds", "layers", "width", "context", "batch_size", "copies"]
     options = [word for name in own for word in (f"--{name.replace('_', '-')}", str(getattr(args, name)))]
     if args.folder:
         options += ["--folder", str(args.folder)]
@@ -171,7 +277,18 @@ def speed_rows(args):
         speeds = [one["tokens_per_s"] for one in ones]
         peak = statistics.median(one["peak_bytes"] for one in ones) / 1e9
         middle = f"{statistics.median(speeds):,.0f} | {min(speeds):,.0f}-{max(speeds):,.0f}"
-        yield f"| {name} | {middle} | {ratio(speeds, base):.2f} | {peak:.2f} |"
+        told = statistics.median(one["told"] for one in ones)
+        shares = [one["mfu"] for one in ones if one["mfu"] is not None]
+        mfu = f"{100 * statistics.median(shares):.1f} %" if shares else "not known"
+        yield f"| {name} | {middle} | {ratio(speeds, base):.2f} | {told:.2f} | {mfu} | {peak:.2f} |"
+
+
+def overlap_row(args):
+    found = child(args, "overlap")
+    without, beside, alone = (statistics.median(ones) for ones in zip(*found["rounds"], strict=True))
+    hidden = 100 * (1 - max(0.0, beside - without) / alone)
+    what = f"{found['buckets']} of together {found['bytes'] / 1e6:.0f} MB"
+    return f"| {what} | {without:.2f} | {beside:.2f} | {alone:.2f} | {hidden:.0f} % |"
 
 
 def save_rows(args):
@@ -195,21 +312,27 @@ def main():
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--copies", type=int, default=20, help="of a bucket, in the place of its all-reduce")
     parser.add_argument("--folder", type=Path, help="where checkpoints are written; left out: the temporary folder")
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--write", action="store_true", help="put the tables into RESULTS.md")
     args = parser.parse_args()
     if args.child:
         what, *words = args.child
-        print(json.dumps(train(args, words) if what == "train" else save_and_load(args, int(words[0]))))
+        work = {"train": train, "overlap": lambda args, _: overlap(args)}
+        print(json.dumps(work[what](args, words) if what in work else save_and_load(args, int(words[0]))))
         return
     if args.device == "cuda" and not torch.cuda.is_available():
         print("gpu.py: there is no NVIDIA GPU here: nothing was measured")
         return
     table = [
-        "| gpt | tokens/s | range | of the first | most memory, GB |",
-        "|---|---|---|---|---|",
+        "| gpt | tokens/s | range | of the first | samples_per_s, of the truth | MFU | most memory, GB |",
+        "|---|---|---|---|---|---|---|",
         *speed_rows(args),
+        "",
+        "| buckets | backward, ms | and sent meanwhile, ms | sent alone, ms | hidden |",
+        "|---|---|---|---|---|",
+        overlap_row(args),
         "",
         "| state | host blocked, ms | lost, ms | on disk, s | range | loaded, s | range | loaded / read |",
         "|---|---|---|---|---|---|---|---|",

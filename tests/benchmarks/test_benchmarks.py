@@ -60,6 +60,27 @@ TABLES = [
         ["list the files", "list and freeze, first time", "cp -r and sync"],
     ),
     ("many_ranks", ["--ranks", "4", "70", "--layers", "1"], ["4", "70"]),
+    (
+        "gpu",
+        [
+            *(
+                "--device",
+                "cpu",
+                "--rounds",
+                "1",
+                "--steps",
+                "20",
+                "--speeds",
+                "fp32",
+                "bf16, fsdp",
+                "--megabytes",
+                "1",
+            ),
+            *("--save-steps", "1", "--layers", "1", "--width", "64", "--context", "16", "--batch-size", "2"),
+            *("--copies", "2"),
+        ],
+        ["fp32", "bf16, fsdp", "1 of together 0 MB", "0.00 GB"],
+    ),
     ("resume_step", ["--ranks", "2", "--kills", "1", "--peers", "launch"], ["2 | launch | 1 of 1"]),
 ]
 
