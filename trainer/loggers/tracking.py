@@ -101,7 +101,8 @@ class TrackingLogger(Callback):
         told = {**asdict(training.settings), "world_size": training.world.size}
         folder = metrics_folder(training.settings)
         tracker = self.tracker(About(self._training_id, told, folder))
-        self._sender = Sender(type(self).__name__, tracker, lambda last: rows_in(folder, last))
+        began = time.time()
+        self._sender = Sender(type(self).__name__, tracker, lambda last: rows_in(folder, last, began))
 
     def _add(self, step: int, values: Mapping[str, Any]) -> None:
         if self._sender is None:
@@ -127,7 +128,10 @@ def training_id(settings: Settings, environ: Mapping[str, str]) -> str:
     return run if folder is None else f"{run}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]}"
 
 
-def rows_in(folder: Path, last: int | None) -> list[Row]:
-    """What a training wrote down of its steps, up to the last one that counts, or of all."""
-    known, now = read_metrics(folder) if files_in(folder) else [], time.time()
-    return [Row(line["step"], dict(numbers_of(line)), now) for line in known if last is None or line["step"] <= last]
+def rows_in(folder: Path, last: int | None, at: float) -> list[Row]:
+    """What a training wrote down of its steps, up to the last one that counts, or of all.
+
+    `at`: as their time, each time that they are sent: MLflow takes what has another time for another value.
+    """
+    known = read_metrics(folder) if files_in(folder) else []
+    return [Row(line["step"], dict(numbers_of(line)), at) for line in known if last is None or line["step"] <= last]

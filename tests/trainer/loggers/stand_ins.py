@@ -24,12 +24,12 @@ class Run:
 
 
 class Server:
-    """`away`: refuses everything. `holds`: answers nothing until it is let go."""
+    """`away`: refuses everything. `holds`: answers nothing until it is let go. `loses`: the next answer of MLflow."""
 
     def __init__(self):
         self.runs = {}
         self.experiments = []  # MLflow's
-        self.away = False
+        self.away = self.loses = False
         self.refused = threading.Event()
         self.holds = None
 
@@ -75,7 +75,7 @@ def wandb(monkeypatch):
 
 
 def mlflow(monkeypatch):
-    server = Server()
+    server, known = Server(), set()
 
     class Client:
         def __init__(self, tracking_uri):
@@ -114,8 +114,15 @@ def mlflow(monkeypatch):
             server.reach()
             assert len(metrics) <= 1000 and len(params) <= 100
             server.runs[run_id].params.update(dict(params))
-            for name, value, _, step in metrics:
-                server.runs[run_id].write(step, {name: value})
+            for metric in metrics:
+                name, value, _, step = metric
+                if (run_id, *metric) not in known:  # as the server's database has it
+                    server.runs[run_id].write(step, {name: value})
+            known.update((run_id, *metric) for metric in metrics)
+            if metrics and server.loses:
+                server.loses = False
+                server.refused.set()
+                raise ConnectionError("no answer")
 
         def set_terminated(self, run_id, status):
             server.runs[run_id].ended.append(status)

@@ -1,5 +1,10 @@
 """What MLflow takes, and what is told to it beside the numbers."""
 
+import json
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import stand_ins
 from trainings import idle_training
@@ -50,3 +55,21 @@ def test_many_numbers_go_in_requests_that_a_server_takes(monkeypatch):
     logger.on_end(idle_training())
     [run] = server.runs.values()
     assert list(run.rows[1]) == [*names, "step"]
+
+
+def test_steps_of_a_start_before_whose_answer_is_lost_are_there_once(monkeypatch):
+    server = stand_ins.mlflow(monkeypatch)
+    server.loses = True
+    monkeypatch.setattr("trainer.loggers.tracking.time", SimpleNamespace(time=count(1).__next__))
+    Path("metrics").mkdir()
+    lines = (json.dumps({"step": step, "loss": 1 / step}) for step in (1, 2))
+    Path("metrics/metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    logger = MlflowLogger()
+    logger.on_start(idle_training(step=2))
+    for step in (3, 4):
+        logger.on_log(idle_training(step=step), {"loss": 1 / step})
+    assert server.refused.wait(120)
+    logger.on_done(idle_training(step=4))
+    logger.on_end(idle_training(step=4))
+    [run] = server.runs.values()
+    assert list(run.rows) == [1, 2, 3, 4] and not run.again
