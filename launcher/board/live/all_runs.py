@@ -42,6 +42,7 @@ class SeenRun:
     about: About
     figures: Figures = field(default_factory=Figures)
     drawn: int = -1  # bytes of metrics that the figures are of
+    drawn_last: tuple[int, ...] | None = None  # how its records were when it had ended and was drawn: nothing follows
 
     def row(self) -> BoardRow:
         return board_row(self.status, self.about, self.figures)
@@ -178,8 +179,11 @@ class AllRuns:
             known.status, known.seen = status, records
 
     def _draw(self, known: SeenRun) -> None:
-        bytes_now = size(RunDir(known.run.path))
         ended = known.status.state.ended
+        if ended and known.drawn_last == known.seen:
+            return
+        bytes_now = size(RunDir(known.run.path))
+        known.drawn_last = known.seen if ended else None
         grown = bytes_now > _GROWN * known.drawn or bytes_now < known.drawn or (ended and bytes_now != known.drawn)
         if not grown or (ended and bytes_now > _MOST_BYTES):
             return

@@ -14,7 +14,7 @@ from launcher.board.live.all_runs import AllRuns, RowChanges
 from launcher.board.live.watched import Message, WatchedRun
 from launcher.board.measured.shelf import MeasuredRuns
 
-_LOOK_S = 0.4  # with open pages
+_LOOK_S = 0.5  # with open pages
 _IDLE_S = 2.0  # without any
 _DRAW_S = 0.15  # of each look, at most, for metrics that nobody has read yet
 _ALIVE_S = 15.0  # a word so often, by which both sides notice that the other one is gone

@@ -10,7 +10,7 @@ from launcher import api
 from launcher.board.measured.reading import MeasuredRun
 from launcher.rundir.layout import RunDir
 
-_MOST_NUMBERS = 6_000_000  # of eight bytes; one run may have more
+_MOST_NUMBERS = 12_000_000  # of eight bytes; one run may have more
 
 
 @dataclass(slots=True)
