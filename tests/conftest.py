@@ -24,6 +24,8 @@ settings.load_profile("project")
 
 _FUZZING_S = 120.0  # for a target, at the share of CI
 PROGRAMS = {
+    "chromedriver": "chromium-driver",
+    "chromium": "chromium",
     "fish": "fish",
     "git": "git",
     "losetup": "mount",

@@ -31,7 +31,10 @@ _ALWAYS = {
 }
 _CLOSED = "launch board: open the address that `launch board` printed\n"
 # Not a redirect: a browser keeps a strict cookie back from one that began in a file or on another site.
-_WELCOME = '<!doctype html><meta http-equiv="refresh" content="0;url=/"><title>launch board</title>'
+_WELCOME = (
+    '<!doctype html><meta http-equiv="refresh" content="0;url=/"><link rel="icon" href="data:,">'
+    "<title>launch board</title>"
+)
 _POST_HEADER = "x-launch-token"
 
 
