@@ -30,6 +30,7 @@ class Outcome:
     schedule: Schedule
     fired: Counter[str] = field(default_factory=Counter)
     harmed: dict[str, str] = field(default_factory=dict)  # records, and how
+    ended_early: bool = False  # before all faults had come
     wrong: list[str] = field(default_factory=list)
     lost_steps: int = 0
     took_s: float = 0.0
@@ -93,6 +94,7 @@ def _strike_all(
         now += strike.after_s
         _undo(undone, now)
         if watch.is_over():
+            outcome.ended_early = True
             break
         fault, deadline = world.faults[strike.fault], time.monotonic() + _HIT_S
         while True:

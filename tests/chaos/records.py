@@ -1,4 +1,8 @@
-"""Records of a run that are damaged while it goes on: cut short, with bytes that are others, or zeros."""
+"""Records of a run that are damaged while it goes on: cut short, with bytes that are others, or zeros.
+
+So that it can be seen: a record that says something else is none that anybody could know for damaged, as they have no
+checksums; its run may do what it says.
+"""
 
 import random
 from collections.abc import Iterable, Iterator
@@ -31,5 +35,5 @@ def harm(path: Path, draw: random.Random) -> str:
         places = range(first, len(data)) if how == "zeros" else draw.sample(range(first, len(data)), min(3, len(data)))
         for at in places:
             file.seek(at)
-            file.write(b"\0" if how == "zeros" else bytes([data[at] ^ 1 << draw.randrange(8)]))
+            file.write(b"\0" if how == "zeros" else bytes([data[at] ^ 0x80]))
     return how

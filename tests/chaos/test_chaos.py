@@ -27,4 +27,5 @@ def test_nothing_wrong_ever(kind, turn, request):
     outcome = Soak(kind, place and request.getfixturevalue(place)).outcome(schedule)
     print(outcome)
     assert outcome.wrong == []
-    assert sum(outcome.fired.values()) >= STRIKES - 1
+    ended_for_a_record = outcome.ended_early and outcome.harmed
+    assert ended_for_a_record or sum(outcome.fired.values()) >= STRIKES - 1
