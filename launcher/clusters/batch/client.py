@@ -14,6 +14,7 @@ from launcher.agent.environment import cleaned
 from launcher.errors import Unreachable
 
 _DEAD_WITHIN_S = 2.0
+_NOT_FOUND = 127  # how a shell leaves that was to become a program which is missing
 _MOST_BYTES = 256 << 20  # of 200,000 jobs squeue writes about a tenth of that
 
 
@@ -92,6 +93,8 @@ class Programs(msgspec.Struct, frozen=True):
                     f"{os.path.basename(argv[0])} writes more than {_MOST_BYTES >> 20} MB, which is no answer"
                 )
             answer = Answer(client.returncode, _text(out), _text(err))
+        if in_job and answer.code == _NOT_FOUND:
+            raise _no_client(argv[0], self.called, FileNotFoundError())
         if answer.code < 0:
             raise Unreachable(f"{os.path.basename(argv[0])} was killed by signal {-answer.code}")
         return answer

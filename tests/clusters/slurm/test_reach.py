@@ -228,10 +228,11 @@ def test_a_client_that_is_killed_has_not_answered(programs):
         ask(["sbatch"])
 
 
-def test_a_missing_client_is_named_with_what_to_do(monkeypatch, tmp_path):
+@pytest.mark.parametrize("in_job", [False, True])
+def test_a_missing_client_is_named_with_what_to_do(monkeypatch, tmp_path, in_job):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Unreachable) as caught:
-        ask(["squeue", "--me"])
+        ask(["squeue", "--me"], in_job=in_job)
     assert caught.value.lines[0] == "no `squeue` on PATH"
     assert caught.value.lines[1].startswith("hint: ")
 
