@@ -16,7 +16,8 @@ def test_a_kill_shows_on_the_strip_with_the_steps_that_were_made_again(lab):
     name = lab.submit(lab.chain(args="steps: 12\nevery: 5", hold=2))
     lab.until_step(name, 2)  # of the first steps the coordinator has heard
     lab.hold(8)
-    lab.until_step(name, 8)
+    lab.until_step(name, 8)  # as one rank has said
+    lab.until("step 8 of both", lambda: lab.rank_logs(name).count("step 8\n") == 2)
     assert kill(next(one["pid"] for one in lab.read_state(name)["ranks"] if one["rank"] == 1))
     lab.until("a step of the second generation", lambda: len(lab.events(name, "training")) == 2)
     lab.let_go()
