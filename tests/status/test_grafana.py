@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
@@ -91,6 +92,7 @@ def prometheus(folder, port):
         server = subprocess.Popen(["prometheus", *places, "--web.listen-address=127.0.0.1:0"], stderr=log)
     try:
         address = until(lambda: address_of(server.pid))
+        until(lambda: is_ready(address))
 
         def ask(question):
             with urlopen(f"http://{address}/api/v1/query?{urlencode({'query': question})}", timeout=BOUND_S) as answer:
@@ -100,6 +102,15 @@ def prometheus(folder, port):
     finally:
         server.terminate()
         server.wait(BOUND_S)
+
+
+def is_ready(address):
+    """It listens before it has opened its database, and answers 503 until then."""
+    try:
+        with urlopen(f"http://{address}/-/ready", timeout=BOUND_S) as answer:
+            return answer.status == 200
+    except HTTPError:
+        return False
 
 
 def address_of(pid):
