@@ -43,7 +43,7 @@ def page(window, board, request):
 @pytest.fixture
 def training(house):
     """A run with a curve and a log, whose name, metric and log are hostile."""
-    folder = house.run().trained(for_s=300, starting_s=100).running(message=EVIL, metrics={"loss": 0.5})
+    folder = house.run().trained(for_s=30_000, starting_s=10_000).running(message=EVIL, metrics={"loss": 0.5})
     measure(folder, {step: {"loss": 1 / step, EVIL: 1.0} for step in range(1, 200)})
     return folder.log(0, f"{EVIL}\n\033]0;evil\007\033[31mred\033[0m\n{'x' * 1_000_000}\n")
 
