@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import re
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -187,6 +188,17 @@ def _count(request: Request, name: str, usual: int) -> int:
     return int(max(0.0, min(_number(request, name, usual), 1e12)))
 
 
+def _ranks(request: Request) -> frozenset[int] | None:
+    """`0,3-5`; None: all of them."""
+    found = set[int]()
+    for word in _words(request, "ranks"):
+        part = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", word)
+        if part is None:
+            raise BadInput(f"ranks: expected numbers such as 0 or 0,3-5, got {word[:100]!r}")
+        found.update(range(int(part[1]), int(part[2] or part[1]) + 1))
+    return frozenset(found) or None
+
+
 # -- the page
 
 
@@ -201,9 +213,11 @@ def _page_file(request: Request) -> Response:
 def _file(name: str) -> Response:
     """Only what is in the folder of the page, whatever the name says."""
     path = (PAGE / name.replace("\0", "")).resolve()
-    if not path.is_relative_to(PAGE.resolve()) or path.suffix not in _TYPES or not path.is_file():
-        return PlainTextResponse("launch board: no such file\n", 404)
-    return FileResponse(path, media_type=_TYPES[path.suffix])
+    if path.is_relative_to(PAGE.resolve()) and path.suffix in _TYPES:
+        with contextlib.suppress(OSError):  # a name that is too long is no file either
+            if path.is_file():
+                return FileResponse(path, media_type=_TYPES[path.suffix])
+    return PlainTextResponse("launch board: no such file\n", 404)
 
 
 # -- all runs
@@ -291,10 +305,9 @@ def _curves(request: Request) -> Curves:
 
 @_answering
 def _logs(request: Request) -> LogPage:
-    ranks = [word for word in _words(request, "ranks") if word.isascii() and word.isdigit()]
     around = _number(request, "around", math.inf)
     wish = LogWish(
-        ranks=frozenset(map(int, ranks)) if ranks else None,
+        ranks=_ranks(request),
         search=request.query_params.get("search", ""),
         before=_count(request, "before", 0),
         around=around if math.isfinite(around) else None,

@@ -76,8 +76,17 @@ def test_the_log_page_by_page(board, house):
     page = board.get(f"/api/runs/job-abcd/logs?ranks=0&limit=4&before={page['before']}").json()
     assert [line["text"] for line in page["lines"]] == ["line 0", "line 1"]
     assert page["before"] is None
+    page = board.get("/api/runs/job-abcd/logs?ranks=1-3").json()
+    assert [line["rank"] for line in page["lines"]] == [1]
     found = board.get("/api/runs/job-abcd/logs?search=SCRIPT").json()["lines"]
     assert [line["text"] for line in found] == ["<script>alert(1)</script>"]
+
+
+@pytest.mark.parametrize("ranks", ["x", "1-", "9" * 5000])
+def test_ranks_that_are_none_are_said(board, house, ranks):
+    house.run().succeeded()
+    answer = board.get(f"/api/runs/job-abcd/logs?ranks={ranks}")
+    assert (answer.status, "expected numbers" in answer.json()["error"]) == (400, True)
 
 
 def test_a_line_without_end_is_cut(board, house):
@@ -118,6 +127,7 @@ def test_a_run_that_is_taken_away_leaves_the_table(board, house):
     folder = house.run().succeeded()
     board.rows(lambda rows: [row["state"] for row in rows] == ["succeeded"])
     with board.live() as told:
+        until(told, "hello")
         (house.root / "state" / "launch" / "runs" / "job-abcd").unlink()
         assert until(told, "runs", lambda data: data["gone"])["gone"] == ["job-abcd"]
     assert folder.path.exists()
