@@ -1,8 +1,10 @@
 """The page in a real browser: what people see, and that nothing which ranks or names say is more than text."""
 
+import asyncio
 import json
 import os
 import shutil
+import threading
 import time
 from pathlib import Path
 
@@ -10,7 +12,9 @@ import pytest
 from axe_core_python import selenium
 from browser import PROGRAMS, browsing
 
+from launcher.board.live import feed
 from launcher.words import Cause
+from tests.board.conftest import BOUND_S
 
 pytestmark = pytest.mark.skipif(
     any(shutil.which(program) is None for program in PROGRAMS), reason="apt-get install chromium chromium-driver"
@@ -85,6 +89,47 @@ def test_a_kill_appears_as_a_mark(training, page):
         "rank 1 on node 0 was killed by SIGKILL", "failure", cause=Cause.KILLED, rank=1, generation=1, step=199
     )
     page.until("return document.body.textContent.includes('killed by SIGKILL')")
+
+
+@pytest.fixture
+def late():
+    """What the board waits for before it tells a page anything."""
+    released = threading.Event()
+    yield released
+    released.set()
+
+
+def test_what_changed_before_the_table_was_told_of_it_is_seen(training, board, page, late, monkeypatch):
+    told = feed.Feed.live
+
+    async def live(self, run_id):
+        await asyncio.to_thread(late.wait, BOUND_S)
+        async for data in told(self, run_id):
+            yield data
+
+    monkeypatch.setattr(feed.Feed, "live", live)
+    page.open(board.address)
+    page.until_text("40")
+    training.running(message=EVIL, step=77, metrics={"loss": 0.25})
+    board.rows(lambda rows: [row["step"] for row in rows] == [77])
+    late.set()
+    page.until_text("77")
+
+
+def test_a_kill_before_the_run_was_watched_is_seen(training, page, late, monkeypatch):
+    watched = feed.WatchedRun
+
+    def watched_late(*args):
+        late.wait(BOUND_S)
+        return watched(*args)
+
+    monkeypatch.setattr(feed, "WatchedRun", watched_late)
+    look_at_run(page)
+    training.event("rank 1 on node 0 was killed", "failure", cause=Cause.KILLED, rank=1, generation=1, step=199)
+    measure(training, {200: {"loss": 0.0625}})
+    late.set()
+    page.until("return document.body.textContent.includes('rank 1 on node 0 was killed')")
+    page.until_text("0.0625")
 
 
 def test_what_ranks_and_names_say_is_text(training, page):

@@ -27,6 +27,7 @@ export function runView(main, { say, go, parts: [id, firstTab] }) {
   let run = null; // {head, sheet}
   let marks = [];
   let gone = false;
+  let met = false; // from the first head on all that happens is told
   let lifeRead = 0; // when the strip was asked for, in milliseconds
 
   const onLog = (mark) => (openTab("logs"), made.logs.jump(mark.at, mark.rank));
@@ -89,13 +90,16 @@ export function runView(main, { say, go, parts: [id, firstTab] }) {
   let lost = false;
   const stop = follow(id, {
     head: (head) => {
-      if (!run) return;
+      const [before, begins] = [run, !met];
+      met = true;
+      if (!before) return;
       const [ended, saved] = [head.row.ended !== run.head.row.ended, head.checkpoint !== run.head.checkpoint];
       run.head = head;
       showHead();
       if (tab === "ranks") made.ranks.show(head);
       if (saved) made.checkpoints?.load();
-      if (ended || Date.now() - lifeRead > LIFE_MS) loadLifeSoon(); // the strip grows with time too
+      if (begins) made.curves?.rewind();
+      if (begins || ended || Date.now() - lifeRead > LIFE_MS) loadLifeSoon(); // the strip grows with time too
     },
     points: (points) => made.curves?.add(points),
     rewind: () => made.curves?.rewind(),
@@ -109,6 +113,7 @@ export function runView(main, { say, go, parts: [id, firstTab] }) {
   });
   // After a break all is asked for anew: what changed in between was told to nobody.
   const restart = () => {
+    met = false;
     for (const [name, part] of Object.entries(made)) part.stop?.(), delete made[name];
     load();
   };

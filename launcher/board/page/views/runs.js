@@ -76,18 +76,14 @@ export function runsView(main, { say, go }) {
   load();
   const watcher = new ResizeObserver(draw);
   watcher.observe(table.element);
-  let lost = false;
   const stop = follow("", {
+    hello: load, // what changed before this page was heard was told to nobody
     runs: (change) => {
       for (const row of change.runs) rows.set(row.id, row);
       for (const id of change.gone) rows.delete(id), picked.delete(id);
       draw();
     },
-    connected: (now) => {
-      if (now && lost) load(); // what changed in between was told to nobody
-      lost = !now;
-      main.classList.toggle("cut-off", lost);
-    },
+    connected: (now) => main.classList.toggle("cut-off", !now),
   });
   return { stop: () => (watcher.disconnect(), stop()), keys: { c: () => picked.size && compare.click() } };
 }
