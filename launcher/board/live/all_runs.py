@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from launcher import api
+from launcher.board.live.apart import apart
 from launcher.board.measured.shelf import MeasuredRuns
 from launcher.board.rows import BoardRow, Figures, board_row, figures_of
 from launcher.rundir.layout import RunDir
@@ -114,7 +115,7 @@ class AllRuns:
         for known in sorted(self._known.values(), key=lambda one: (one.status.state.ended, -one.status.submitted_at)):
             if self._clock() >= until:
                 break
-            with contextlib.suppress(OSError):
+            with apart(known.run.id), contextlib.suppress(OSError):
                 self._draw(known)
         return self._changes([])
 
@@ -169,14 +170,18 @@ class AllRuns:
         for one, status in seen:
             if status.submitted_at <= 0 and status.state == "unknown" and not one.path.exists():
                 continue  # its folder was taken away behind our back
-            known, records = self._known.get(one.id), _records(one)
-            self._touched.add(one.id)
-            if known is None:
-                self._known[one.id] = SeenRun(one, status, records, one.about())
-                continue
+            with apart(one.id):
+                self._take_one(one, status)
+
+    def _take_one(self, one: api.Run, status: RunStatus) -> None:
+        known, records = self._known.get(one.id), _records(one)
+        if known is None:
+            self._known[one.id] = SeenRun(one, status, records, one.about())
+        else:
             if records[1:] != known.seen[1:] or status.attempt != known.status.attempt:
                 known.about = one.about()
             known.status, known.seen = status, records
+        self._touched.add(one.id)
 
     def _draw(self, known: SeenRun) -> None:
         ended = known.status.state.ended

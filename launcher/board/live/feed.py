@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from launcher import api
 from launcher.board.answers import encode
 from launcher.board.live.all_runs import AllRuns, RowChanges
+from launcher.board.live.apart import apart
 from launcher.board.live.watched import Message, WatchedRun
 from launcher.board.measured.shelf import MeasuredRuns
 
@@ -18,28 +19,43 @@ _LOOK_S = 0.5  # with open pages
 _IDLE_S = 2.0  # without any
 _DRAW_S = 0.15  # of each look, at most, for metrics that nobody has read yet
 _ALIVE_S = 15.0  # a word so often, by which both sides notice that the other one is gone
-_MOST_WAITING = 1000  # messages for a page that takes none
+MOST_HELD_BYTES = 16 << 20  # for a page that takes nothing
 
 
 @dataclass(eq=False)
-class _Page:
+class OpenPage:
     """An open page: what it looks at, and what it has not been sent yet. None in the queue: it is to begin anew."""
 
     run_id: str
     loop: asyncio.AbstractEventLoop
     met: bool = False  # it has been told how its run is
     waiting: "asyncio.Queue[bytes | None]" = field(default_factory=asyncio.Queue)
+    held: int = 0  # bytes that wait
+    is_behind: bool = False  # too many did: it is to begin anew, and gets nothing before
 
     def send(self, data: bytes) -> None:
         """From another thread."""
         with contextlib.suppress(RuntimeError):  # the server is about to end
-            self.loop.call_soon_threadsafe(self._put, data)
+            self.loop.call_soon_threadsafe(self.put, data)
 
-    def _put(self, data: bytes) -> None:
-        if self.waiting.qsize() < _MOST_WAITING:
-            self.waiting.put_nowait(data)
-        else:
+    def put(self, data: bytes) -> None:
+        if self.is_behind:
+            return
+        self.is_behind = self.held > 0 and self.held + len(data) > MOST_HELD_BYTES
+        if self.is_behind:
+            self.waiting = asyncio.Queue()
             self.waiting.put_nowait(None)
+        else:
+            self.held += len(data)
+            self.waiting.put_nowait(data)
+
+    async def take(self) -> bytes | None:
+        try:
+            data = await asyncio.wait_for(self.waiting.get(), _ALIVE_S)
+        except TimeoutError:
+            return b": still here\n\n"
+        self.held -= len(data or b"")
+        return data
 
 
 class Feed:
@@ -48,7 +64,7 @@ class Feed:
     def __init__(self, measured: MeasuredRuns) -> None:
         self.runs = AllRuns(measured)
         self._measured = measured
-        self._pages: set[_Page] = set()
+        self._pages: set[OpenPage] = set()
         self._watched: dict[str, WatchedRun] = {}
         self._wake = threading.Event()
         self._ends = False
@@ -70,18 +86,12 @@ class Feed:
 
     async def live(self, run_id: str) -> AsyncIterator[bytes]:
         """Events as a page takes them, until it goes away or has to begin anew."""
-        page = _Page(run_id, asyncio.get_running_loop())
+        page = OpenPage(run_id, asyncio.get_running_loop())
         self._pages.add(page)
         self._wake.set()
         try:
             yield _event("hello", {"at": time.time()})
-            while True:
-                try:
-                    data = await asyncio.wait_for(page.waiting.get(), _ALIVE_S)
-                except TimeoutError:
-                    data = b": still here\n\n"
-                if data is None:
-                    return
+            while (data := await page.take()) is not None:
                 yield data
         finally:
             self._pages.discard(page)
@@ -101,10 +111,11 @@ class Feed:
         wanted = {page.run_id for page in pages if page.run_id}
         self._watched = {run_id: one for run_id, one in self._watched.items() if run_id in wanted}
         for run_id in wanted:
-            self._tell(run_id, [page for page in pages if page.run_id == run_id])
+            with apart(run_id):
+                self._tell(run_id, [page for page in pages if page.run_id == run_id])
         self._tell_all(self.runs.draw(time.monotonic() + _DRAW_S))
 
-    def _tell(self, run_id: str, pages: list[_Page]) -> None:
+    def _tell(self, run_id: str, pages: list[OpenPage]) -> None:
         for name, what in self._news_of(run_id):
             data = _event(name, what)
             for page in pages:

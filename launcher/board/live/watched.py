@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -19,10 +19,11 @@ from launcher.rundir.records import Event
 from launcher.status.derive import RunStatus
 from launcher.status.life import LifeMark, marks_of
 from launcher.status.log_choice import LogChoice
-from launcher.status.logs import LogReader
+from launcher.status.logs import LogLine, LogReader
 from launcher.status.rank_log import GrowingFile
 
 _MOST_LINES = 500  # in one message: a page that is looked at needs no more in half a second
+MOST_CHARACTERS = 1 << 20  # in all of them, unless one line has more
 
 Message = tuple[str, Any]  # the name of what happened, and what is sent of it
 
@@ -67,9 +68,9 @@ class WatchedRun:
             yield "head", head
         yield from self._points()
         yield from (("mark", mark) for mark in self._marks())
-        lines = [board_line(line) for line in self._log.read(final=False)]
-        if lines:
-            yield "log", NewLines(lines[-_MOST_LINES:], max(0, len(lines) - _MOST_LINES))
+        told = newest_lines(self._log.read(final=False))
+        if told.lines:
+            yield "log", told
 
     def _points(self) -> Iterator[Message]:
         with self._measured.renewed(self.run) as measured:
@@ -88,6 +89,18 @@ class WatchedRun:
         while data := self._events.read():
             *lines, self._rest = (self._rest + data).split(b"\n")
             yield from marks_of(event for event in map(_event_in, lines) if event is not None)
+
+
+def newest_lines(lines: Iterable[LogLine]) -> NewLines:
+    """In little memory, however much was written since the last look."""
+    kept, characters, skipped = deque[BoardLine](), 0, 0
+    for line in map(board_line, lines):
+        kept.append(line)
+        characters += len(line.text)
+        while len(kept) > _MOST_LINES or (characters > MOST_CHARACTERS and len(kept) > 1):
+            characters -= len(kept.popleft().text)
+            skipped += 1
+    return NewLines([*kept], skipped)
 
 
 def _event_in(line: bytes) -> Event | None:

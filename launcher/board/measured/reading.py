@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from operator import lt
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 
-from launcher.board.measured.table import MISSING, NO_TIME, StepTable
+from launcher.board.measured.table import MISSING, MOST_STEP, NO_TIME, StepTable
 from launcher.rundir.durable import NOT_JSON
 from launcher.rundir.layout import RunDir
 from launcher.status.series import AT, STEP, flat
@@ -28,6 +28,7 @@ _NO_START = -1  # what is reported before any is nobody's
 _MOST_RANKS = (1 << 16) - 1
 _REPORTED = re.compile(r"reported\.n[0-9]+\.a([0-9]+)\.jsonl")
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+Step = Annotated[int, msgspec.Meta(ge=-MOST_STEP, le=MOST_STEP)]
 _Key = tuple[int, int]  # attempt and generation, which put starts in order
 
 
@@ -35,9 +36,9 @@ class ReportLine(msgspec.Struct):
     """Of a file of reports: a start, or what one rank said."""
 
     generation: int | None = None
-    step: int = 0
+    step: Step = 0
     at: float = NO_TIME
-    rank: int = 0
+    rank: Annotated[int, msgspec.Meta(ge=0)] = 0
     values: dict[str, float | str] = {}
 
 
@@ -233,7 +234,7 @@ class MeasuredRun:
         if isinstance(start, int):
             if self._written.cut(start + 1):
                 self.rewinds.append(start + 1)
-        elif isinstance(step, int):
+        elif isinstance(step, int) and -MOST_STEP <= step <= MOST_STEP:
             values = dict(flat(line))
             place = self._written.row(step, values.pop(AT, NO_TIME))
             for name, value in values.items():

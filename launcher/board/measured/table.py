@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 MISSING = -sys.float_info.max  # of a step at which this metric was not measured
 NO_TIME = 0.0
+MOST_STEP = sys.maxsize  # that a row can be of
 
 
 class StepTable:
