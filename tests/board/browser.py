@@ -6,10 +6,12 @@ import subprocess
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 PROGRAMS = ("chromium", "chromedriver")
 BOUND_S = 60.0
+CUT_OFF = "ERR_NETWORK_CHANGED"  # another test made an interface, or took one away: it drops what it was loading
 ARGUMENTS = [
     "--headless=new",
     "--no-sandbox",  # of its own, which root may not have
@@ -28,13 +30,16 @@ class Browser:
 
     def __init__(self, driver: str) -> None:
         self._driver = driver
+        self._complaints: list[str] = []
         options = {"args": ARGUMENTS}
         wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
         answer = self._post("/session", {"capabilities": {"alwaysMatch": wanted}})
         self._session = f"/session/{answer['sessionId']}"
 
     def open(self, address):
-        self._post(f"{self._session}/url", {"url": address})
+        bound = time.monotonic() + BOUND_S
+        while not self._opened(address):
+            assert time.monotonic() < bound, f"cannot be opened: {address}"
 
     def run(self, script, *args):
         """What the body of a function gives that is run in the page."""
@@ -50,6 +55,8 @@ class Browser:
         bound = time.monotonic() + BOUND_S
         while not (answer := self.run(script, *args)):
             assert time.monotonic() < bound, f"never came: {script}\n{self.text()}\n{self.errors()}"
+            if self._listen():
+                self.run("location.reload()")
             time.sleep(0.05)
         return answer
 
@@ -66,8 +73,9 @@ class Browser:
         self.until(f"const found = {find}; if (found) found.click(); return Boolean(found)", text, selector)
 
     def errors(self):
-        entries = self._post(f"{self._session}/se/log", {"type": "browser"})
-        return [entry["message"] for entry in entries if entry["level"] in ("SEVERE", "WARNING")]
+        self._listen()
+        told, self._complaints = self._complaints, []
+        return told
 
     def hosts(self):
         """Of whom it has asked anything."""
@@ -80,6 +88,21 @@ class Browser:
     def close(self):
         with urlopen(Request(f"{self._driver}{self._session}", method="DELETE"), timeout=BOUND_S) as answer:
             answer.read()
+
+    def _opened(self, address):
+        try:
+            self._post(f"{self._session}/url", {"url": address})
+        except HTTPError as error:
+            assert CUT_OFF in error.read().decode()
+            return False
+        return True
+
+    def _listen(self):
+        """To its console; whether it was cut off from what it was loading."""
+        entries = self._post(f"{self._session}/se/log", {"type": "browser"})
+        told = [entry["message"] for entry in entries if entry["level"] in ("SEVERE", "WARNING")]
+        self._complaints += [message for message in told if CUT_OFF not in message]
+        return any(CUT_OFF in message for message in told)
 
     def _post(self, path, wish):
         asked = Request(f"{self._driver}{path}", json.dumps(wish).encode(), {"Content-Type": "application/json"})

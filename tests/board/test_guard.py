@@ -59,7 +59,9 @@ def test_every_answer_forbids_what_a_page_of_ours_does_not_do(board, path, key):
     assert not [name for name in headers if name.lower().startswith("access-control-")]
 
 
-@pytest.mark.parametrize("name", ["../server.py", "%2e%2e/server.py", "..%2f..%2fapi.py", "/etc/passwd", "%00", ".", f"{'a' * 300}.js"])
+@pytest.mark.parametrize(
+    "name", ["../server.py", "%2e%2e/server.py", "..%2f..%2fapi.py", "/etc/passwd", "%00", ".", f"{'a' * 300}.js"]
+)
 def test_only_the_files_of_the_page_are_given(board, name):
     answer = board.get(f"/page/{name}")
     assert answer.status == 404
