@@ -90,6 +90,14 @@ class RunSheet(msgspec.Struct, frozen=True):
     names: list[str]
 
 
+class RunView(msgspec.Struct, frozen=True):
+    """Both, as of one moment."""
+
+    at: float
+    head: RunHead
+    sheet: RunSheet
+
+
 class BoardCheckpoint(msgspec.Struct, frozen=True):
     """A line of the table of checkpoints; its path says nothing to who looks from elsewhere."""
 
@@ -103,6 +111,13 @@ class BoardCheckpoint(msgspec.Struct, frozen=True):
     attempt: int | None
     finite: bool | None
     info: dict[str, str | Number | bool | None]
+
+
+class BoardCheckpoints(msgspec.Struct, frozen=True):
+    """All that could be read, and why the others could not."""
+
+    checkpoints: list[BoardCheckpoint]
+    error: str
 
 
 def run_head(status: RunStatus, row: BoardRow) -> RunHead:
@@ -192,7 +207,17 @@ def _spec(run: RunDir) -> str:
         return ""
 
 
-def board_checkpoint(one: Checkpoint) -> BoardCheckpoint:
+def board_checkpoints(run: api.Run) -> BoardCheckpoints:
+    found = list[BoardCheckpoint]()
+    try:
+        for one in run.checkpoints():
+            found.append(_checkpoint(one))
+    except (LaunchError, OSError) as trouble:
+        return BoardCheckpoints(found, str(trouble))
+    return BoardCheckpoints(found, "")
+
+
+def _checkpoint(one: Checkpoint) -> BoardCheckpoint:
     told = {name: value for name, value in one.info.items() if isinstance(value, float)}
     return BoardCheckpoint(
         one.step, one.kind, one.state, one.reason, one.saved_at, one.size_bytes, one.world_size, one.attempt,

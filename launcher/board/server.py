@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import wraps
-from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -24,20 +23,20 @@ from starlette.types import ASGIApp
 from launcher import api
 from launcher.board.actions import ACTIONS, ActionReport, ActionWish
 from launcher.board.answers import NoAnswer, encode
+from launcher.board.bundle import PAGE
 from launcher.board.clusters_view import Survey
 from launcher.board.guard import BoardGuard, Keys
 from launcher.board.live.feed import Feed
 from launcher.board.log_view import LogPage, LogWish, log_page
 from launcher.board.measured.curves import By, Curves, CurveWindow, curves
 from launcher.board.measured.shelf import MeasuredRuns
-from launcher.board.run_view import board_checkpoint, run_head, run_sheet
+from launcher.board.run_view import BoardCheckpoints, RunView, board_checkpoints, run_head, run_sheet
 from launcher.errors import BadInput, LaunchError, NoSuchRun, Refused, Unreachable
 from launcher.rundir.durable import NOT_JSON
 from launcher.status.life import Life, read_life
 from launcher.status.openmetrics import exposition_now
 from launcher.words import VERSION
 
-PAGE = Path(__file__).parent / "page"
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _MOST_COMPARED = 20
 _MOST_BODY = 1 << 20
@@ -267,13 +266,13 @@ def _metrics(request: Request) -> Response:
 
 
 @_answering
-def _run(request: Request) -> dict[str, object]:
+def _run(request: Request) -> RunView:
     one = _asked_run(request)
     known = _feed(request).runs.known(one)
     with _board(request).measured.renewed(one) as measured:
         names = measured.names
     sheet = run_sheet(one, known.status.attempt, known.about, names)
-    return {"at": time.time(), "head": run_head(known.status, known.row()), "sheet": sheet}
+    return RunView(time.time(), run_head(known.status, known.row()), sheet)
 
 
 @_answering
@@ -282,14 +281,8 @@ def _life(request: Request) -> Life:
 
 
 @_answering
-def _checkpoints(request: Request) -> dict[str, object]:
-    found, error = [], ""
-    try:
-        for one in _asked_run(request).checkpoints():
-            found.append(board_checkpoint(one))
-    except (LaunchError, OSError) as trouble:
-        error = str(trouble)
-    return {"checkpoints": found, "error": error}
+def _checkpoints(request: Request) -> BoardCheckpoints:
+    return board_checkpoints(_asked_run(request))
 
 
 @_answering

@@ -12,6 +12,8 @@ import pytest
 from axe_core_python import selenium
 from browser import PROGRAMS, browsing
 
+from launcher import api
+from launcher.board.export import export_page
 from launcher.board.live import feed
 from launcher.words import Cause
 from tests.board.conftest import BOUND_S
@@ -150,3 +152,28 @@ def test_a_screen_reader_can_tell_what_is_there(training, page, view):
     found = page.run_later("axe.run().then(done)")
     assert found["passes"]
     assert [one["id"] for one in found["violations"] if one["impact"] in ("serious", "critical")] == []
+
+
+def test_an_exported_page_opens_from_disk(training, house, window, tmp_path):
+    house.run("other-efgh").succeeded(metrics={"loss": 0.25})
+    index = export_page([api.run("job-abcd"), api.run("other-efgh")], tmp_path / "page")
+    window.errors()
+    window.open(index.as_uri())
+    try:
+        window.until_text("other-efgh")
+        look_at_run(window)
+        window.until_text("75 %")
+        window.until("return document.querySelector('.charts canvas') !== null")
+        window.click("Logs")
+        window.until_text(EVIL)
+        window.click("Setup")
+        window.until_text("Environment")
+        window.run("location.hash = '#/compare'")
+        window.until("return document.querySelectorAll('.charts canvas').length > 0")
+        if PICTURES:
+            window.picture(Path(PICTURES) / "exported.png")
+        assert window.run("return document.title.includes('evil')") is False
+        assert window.errors() == []
+        assert window.hosts() <= {""}
+    finally:
+        window.open("about:blank")

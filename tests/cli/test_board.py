@@ -39,3 +39,17 @@ def test_the_address_that_is_printed_leads_to_the_page(desk):
 def test_a_port_that_cannot_be_is_said(desk):
     said = desk.launch("board", "--no-open", "--port", "65536", check=2).stderr
     assert "expected a port, 0 to 65535" in said
+
+
+def test_runs_are_exported_without_a_server(desk):
+    desk.run().succeeded().log(0, "hello\n")
+    said = desk.launch("board", "--export", "page", "job-abcd")
+    assert said.stdout == "page/index.html\n"
+    assert "hello" in (desk.root / "page" / "index.html").read_text()
+    probe = "import launcher.board.export, sys; sys.exit(bool({'starlette', 'uvicorn'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0
+
+
+def test_which_runs_are_exported_is_said_together_with_where(desk):
+    assert "launch board --export page last" in desk.launch("board", "--export", "page", check=2).stderr
+    assert "launch board --export DIR last" in desk.launch("board", "last", check=2).stderr

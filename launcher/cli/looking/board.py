@@ -1,4 +1,4 @@
-"""`launch board`: a page of all runs in the browser, live, served on this machine alone."""
+"""`launch board`: a page of all runs in the browser, live, served on this machine alone; or of some, to give away."""
 
 import argparse
 import os
@@ -8,7 +8,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from launcher.cli.arguments import Arguments
+from launcher import api
+from launcher.cli.arguments import RUN_HELP, Arguments
 from launcher.cli.terminal import safe
 from launcher.errors import BadInput, Exit
 
@@ -17,8 +18,13 @@ EXAMPLES = """
   launch board --port 8123          at this port, so that a tunnel can stay
   launch board --actions            cancel, resume, tag and note from the page, which asks before it does
   launch board --no-open            prints the address alone
+  launch board --export page last   writes this run, or several, as a page that opens from disk or any web server
 
-It is reached from this machine alone, by who has the token in the address. It needs Starlette and uvicorn:
+An exported page has the curves, the life of the run, tables and the last part of the logs as they are now. Values of
+`secrets:`, addresses of `notify:` and what `env:` sets for names such as API_KEY or TOKEN are blotted out wherever they
+occur; read it before you give it away: what else a script prints stays. It needs neither server nor package.
+
+The live page is reached from this machine alone, by who has the token in the address. It needs Starlette and uvicorn:
 `pip install 'launch-anywhere[board]'`.
 """
 _OPENERS = ("xdg-open", "open", "wslview")
@@ -32,10 +38,33 @@ def declare(arguments: Arguments) -> None:
         help="the address to listen on; with another than the usual, others on the network get as far as the token",
     )  # fmt: skip
     arguments.add_argument("--no-open", action="store_true", help="open no browser")
-    arguments.add_argument("--actions", action="store_true", help="let the page cancel, resume, tag and note runs")
+    what = arguments.add_mutually_exclusive_group()
+    what.add_argument("--actions", action="store_true", help="let the page cancel, resume, tag and note runs")
+    what.add_argument(
+        "--export", metavar="DIR", type=Path, help="serve nothing: write these runs into a folder, as a page"
+    )  # fmt: skip
+    arguments.add_argument("runs", metavar="RUN", nargs="*", help=f"{RUN_HELP}; with --export")
 
 
 def run(options: argparse.Namespace) -> int:
+    return _serve(options) if options.export is None else _export(options)
+
+
+def _export(options: argparse.Namespace) -> int:
+    from launcher.board.export import export_page  # late: a page that is served does without
+
+    runs = [*dict.fromkeys(map(api.run, options.runs))]
+    if not runs:
+        raise BadInput("expected runs to export, got none", f"hint: launch board --export {options.export} last")
+    print(export_page(runs, options.export))
+    print("open it in a browser, or put the folder on any web server", file=sys.stderr)
+    return Exit.OK
+
+
+def _serve(options: argparse.Namespace) -> int:
+    if options.runs:
+        hint = f"hint: launch board --export DIR {options.runs[0]}"
+        raise BadInput("expected no run: the page shows all of them", hint)
     try:
         from launcher.board import server  # late: optional packages, and slow to import
     except ImportError as error:

@@ -1,0 +1,149 @@
+"""Runs as a page that opens from disk or from any web server: what our server would answer lies in it."""
+
+import contextlib
+import re
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from launcher import api
+from launcher.board.answers import encode
+from launcher.board.bundle import PAGE, bundled
+from launcher.board.log_view import LogPage, LogWish, log_page
+from launcher.board.measured.curves import CurveWindow, curves
+from launcher.board.measured.reading import MeasuredRun
+from launcher.board.rows import BoardRow, board_row, figures_of
+from launcher.board.run_view import RunView, board_checkpoints, run_head, run_sheet
+from launcher.errors import BadInput, LaunchError, Refused
+from launcher.notify.record import Notifying, without_secrets
+from launcher.rundir.attempts import read_plan
+from launcher.rundir.durable import read_record
+from launcher.rundir.layout import RunDir
+from launcher.status.derive import RunStatus
+from launcher.status.life import read_life
+
+MOST_RUNS = 20
+_MOST_LINES, _MOST_CHARACTERS = 2000, 2_000_000  # of a run's log
+_PIXELS = 1000  # that a curve is drawn for: one can zoom, but not see more than these
+_SCRIPT = "board.js"
+_MODULES = '<script type="module" src="page/app.js"></script>'
+_CHARSET = '<meta charset="utf-8">'
+# `file:` is what 'self' would mean on a page from disk.
+_POLICY = "default-src 'none'; script-src 'self' file:; style-src 'self' file:; img-src 'self' file: data:"
+_OF_A_SECRET = re.compile(r"(?:key|token|secret|passw(?:or)?d|credentials?)$", re.IGNORECASE)  # a variable's name
+
+
+def export_page(runs: Sequence[api.Run], folder: Path) -> Path:
+    """The file that a browser opens. An earlier export is written over; a folder with anything else is refused."""
+    if not 1 <= len(runs) <= MOST_RUNS:
+        raise BadInput(f"expected 1 to {MOST_RUNS} runs to export, got {len(runs)}")
+    _check(folder)
+    for one in runs:
+        with contextlib.suppress(LaunchError):  # what is here can be shown without what is elsewhere
+            one.renew()
+    statuses = api.statuses(runs, api.WATCH_S)
+    secrets = tuple({found for status in statuses for found in _secrets(status)})
+    answers = _without(msgspec.to_builtins(dict(_answers(runs, statuses))), secrets)
+    return _written(folder, encode(answers).decode())
+
+
+def _check(folder: Path) -> None:
+    try:
+        names = {path.name for path in folder.iterdir()}
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        raise Refused(f"{folder}: is no folder") from None
+    if names and not (names <= {"index.html", "page"} and (folder / "page" / _SCRIPT).is_file()):
+        raise Refused(
+            f"{folder}: holds other things", "hint: a page is exported into a new or empty folder, or over an older one"
+        )
+
+
+# -- what lies in it
+
+
+def _answers(runs: Sequence[api.Run], statuses: Sequence[RunStatus]) -> Iterator[tuple[str, Any]]:
+    """By the path under which the page asks for it."""
+    now, rows = time.time(), list[BoardRow]()
+    for one, status in zip(runs, statuses, strict=True):
+        measured, about, path = MeasuredRun(RunDir(one.path)), one.about(), f"/api/runs/{one.id}"
+        measured.renew()
+        row = board_row(status, about, figures_of(measured))
+        head = msgspec.structs.replace(run_head(status, row), run_dir="")  # the page does not show it
+        rows.append(row)
+        yield path, RunView(now, head, run_sheet(one, status.attempt, about, measured.names))
+        yield f"{path}/life", read_life(status, now)
+        yield f"{path}/curves", curves(measured, measured.names, CurveWindow(px=_PIXELS))
+        yield f"{path}/logs", _last_part(one)
+        yield f"{path}/checkpoints", board_checkpoints(one)
+    yield "/api/runs", {"at": now, "complete": True, "runs": rows}
+    if len(runs) > 1:
+        yield "/api/compare", api.compare(runs)
+
+
+def _last_part(one: api.Run) -> LogPage:
+    """As many of the last lines as a page can well carry."""
+    lines = log_page(one, LogWish(limit=_MOST_LINES)).lines
+    left, first = _MOST_CHARACTERS, len(lines)
+    while first and left >= len(lines[first - 1].text):
+        first -= 1
+        left -= len(lines[first].text)
+    return LogPage(lines[first:], None)
+
+
+# -- what does not
+
+
+def _secrets(status: RunStatus) -> Iterator[str]:
+    """What nobody else may read, should a rank have printed it. Raises what keeps the records of it from being read."""
+    run = RunDir(Path(status.run_dir))
+    for value in (read_record(run.secrets, dict[str, str]) or {}).values():
+        yield value
+        yield from value.splitlines()
+    if (told := read_record(run.notify, Notifying)) is not None:
+        yield from told.secrets()
+    for attempt in range(1, max(1, status.attempt) + 1):
+        spelled_out = read_plan(run, attempt).spec.env
+        yield from (value for name, value in spelled_out.items() if _OF_A_SECRET.search(name))
+
+
+def _without(answer: Any, secrets: tuple[str, ...]) -> Any:
+    match answer:
+        case str():
+            return without_secrets(answer, secrets)
+        case dict():
+            return {_without(name, secrets): _without(value, secrets) for name, value in answer.items()}
+        case list() | tuple():
+            return [_without(value, secrets) for value in answer]
+        case _:
+            return answer
+
+
+# -- its files
+
+
+def _written(folder: Path, answers: str) -> Path:
+    page = folder / "page"
+    page.mkdir(parents=True, exist_ok=True)
+    (page / _SCRIPT).write_text(bundled("app.js"), encoding="utf-8")
+    for path in PAGE.rglob("*"):
+        name = path.relative_to(PAGE)
+        if path.is_file() and (name.parts[0] == "vendor" or path.suffix in (".css", ".svg")):
+            (page / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, page / name)
+    index = folder / "index.html"
+    index.write_text(_index(answers), encoding="utf-8")
+    return index
+
+
+def _index(answers: str) -> str:
+    """Data that no text in it can end: it holds no `<`."""
+    data = f'<script type="application/json" id="board-data">{answers.replace("<", chr(92) + "u003c")}</script>'
+    policy = f'{_CHARSET}\n<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+    html = (PAGE / "index.html").read_text(encoding="utf-8").replace(_CHARSET, policy)
+    return html.replace(_MODULES, f'{data}\n<script src="page/{_SCRIPT}" defer></script>')
