@@ -1,9 +1,11 @@
 """`launch board` as a user starts it: the address leads to the page, and Ctrl-C ends it."""
 
 import http.client
+import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import closing
 from urllib.parse import urlsplit
 
@@ -53,3 +55,37 @@ def test_runs_are_exported_without_a_server(desk):
 def test_which_runs_are_exported_is_said_together_with_where(desk):
     assert "launch board --export page last" in desk.launch("board", "--export", "page", check=2).stderr
     assert "launch board --export DIR last" in desk.launch("board", "last", check=2).stderr
+
+
+def test_the_browser_is_led_there_by_a_file_that_only_its_user_can_read(desk):
+    """A command line is for everybody to see."""
+    programs, seen = desk.root / "programs", desk.root / "seen"
+    programs.mkdir()
+    opener = programs / "xdg-open"
+    # The test waits for `seen`, so that it is there as a whole.
+    opener.write_text(
+        f'#!/bin/sh\n{{ echo "$#"; stat -c %a "$1"; cat "$1"; }} > {seen}.draft\nmv {seen}.draft {seen}\n'
+    )
+    opener.chmod(0o755)
+    drafts = desk.root / "tmp"
+    drafts.mkdir()
+    path = f"{programs}{os.pathsep}{desk.env['PATH']}"
+    here = {name: value for name, value in desk.env.items() if name != "SSH_CONNECTION"}
+    env = {**here, "PATH": path, "DISPLAY": ":0", "TMPDIR": str(drafts)}
+    command = [sys.executable, "-m", "launcher.cli.main", "board"]
+    with subprocess.Popen(command, env=env, cwd=desk.root, stdout=subprocess.PIPE, text=True) as board:
+        try:
+            address = board.stdout.readline().strip()
+            bound = time.monotonic() + 60
+            while not seen.exists():
+                assert time.monotonic() < bound
+                time.sleep(0.05)
+            words, mode, page = seen.read_text().split("\n", 2)
+            assert (words, mode) == ("1", "600")
+            assert f"url={address}" in page
+            assert len([*drafts.glob("launch-board-*")]) == 1
+            assert ask(urlsplit(address), f"/?{urlsplit(address).query}")[0] == 200
+            assert [*drafts.glob("launch-board-*")] == []  # the browser has come
+        finally:
+            board.send_signal(signal.SIGINT)
+        assert board.wait(60) == 0
