@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from launcher.decoding import decoder_of
 from launcher.errors import Exit, LaunchError
 from launcher.rundir.patience import patiently
 
@@ -146,7 +147,7 @@ def read_record(path: Path, kind: type[T]) -> T | None:
     if data is None:
         return None
     try:
-        return msgspec.json.decode(data, type=kind)
+        return decoder_of(kind).decode(data)
     except NOT_JSON as error:
         raise Damaged(f"{path}: not a record of this version: {error}") from error
 
@@ -222,7 +223,7 @@ def scan_lines(path: Path, kind: type[T]) -> Lines[T]:
     data = read_bytes(path)
     if data is None:
         return Lines([], 0)
-    decoder = msgspec.json.Decoder(kind)
+    decoder = decoder_of(kind)
     records: list[T] = []
     damaged = 0
     whole, _, last = data.rpartition(b"\n")

@@ -10,6 +10,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from launcher.decoding import decoder_of
 from launcher.errors import LaunchError
 from launcher.hostlink.failures import Silent
 from launcher.hostlink.shipping.tree import FileEntry
@@ -106,7 +107,7 @@ def encoded(message: object) -> bytes:
 
 def decoded(line: bytes, kind: type[T] | msgspec.json.Decoder[T]) -> T:
     try:
-        return kind.decode(line) if isinstance(kind, msgspec.json.Decoder) else msgspec.json.decode(line, type=kind)
+        return (kind if isinstance(kind, msgspec.json.Decoder) else decoder_of(kind)).decode(line)
     except NOT_JSON as error:
         raise Garbled(f"not of this wire: {error}") from error
 
