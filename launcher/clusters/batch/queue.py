@@ -7,7 +7,7 @@ raises Unreachable where it does not answer, which is never taken for a no.
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum, StrEnum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -217,13 +217,13 @@ class InTheJob(Scheduler, Protocol):
 class Queue(Submitting, Following, Moving, InTheJob, Protocol):
     """A batch scheduler: what a kind fills in. Who needs a part of it takes that part."""
 
-    def fate(self, job: str) -> Fate:
-        """By what it shows of the job: a scheduler may tell nothing of preemption, stop jobs and go on with them."""
-        shown = next(iter(self.jobs([job])), None)
-        if shown is None:
-            return Fate.UNKNOWN
-        if shown.phase is Phase.ENDING:
-            return Fate.CANCELLED
-        if shown.phase is Phase.QUEUED or shown.hosts.split(",")[0] not in self.hosts():
-            return Fate.QUEUED_AGAIN
-        return Fate.TIMED_OUT if shown.ends_at and time.time() > shown.ends_at - _REACHED_S else Fate.RUNS
+
+def fate_by(shown: QueuedJob | None, ours: Collection[str]) -> Fate:
+    """What becomes of a job by what is shown of it, where nothing tells more. `ours`: the hosts that this start has."""
+    if shown is None:
+        return Fate.UNKNOWN
+    if shown.phase is Phase.ENDING:
+        return Fate.CANCELLED
+    if shown.phase is Phase.QUEUED or shown.hosts.split(",")[0] not in ours:
+        return Fate.QUEUED_AGAIN
+    return Fate.TIMED_OUT if shown.ends_at and time.time() > shown.ends_at - _REACHED_S else Fate.RUNS

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launcher.clusters.batch.job import environment
 from launcher.clusters.batch.job.nodes import resolved
-from launcher.clusters.batch.queue import JobStart, NodeWord, Queue, QueuedJob, Ticket, node_command
+from launcher.clusters.batch.queue import Fate, JobStart, NodeWord, Queue, QueuedJob, Ticket, fate_by, node_command
 from launcher.clusters.gridengine import script
 from launcher.clusters.gridengine.queries import (
     CALLED,
@@ -105,6 +105,9 @@ class GridEngineQueue(Queue):
 
     def by_hand(self, job: str) -> tuple[str, str]:
         return f"qstat -j {job}", f"qdel {job}"
+
+    def fate(self, job: str) -> Fate:
+        return fate_by(next(iter(self.jobs([job])), None), self.hosts())
 
     def requeue(self, job: str) -> str:
         """Leaving with its exit code does it. A job that was on several hosts is better followed by a new one: Grid
