@@ -22,6 +22,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 TAG = "LAUNCH_RUN_DIR"
 _MOST_DESCRIPTORS = 65536
+_EXEC_S = 1.0
+_EXEC_LOOK_S = 0.001
+_ENVIRON_FROM, _ENVIRON_TO = 47, 48  # of the words in /proc/PID/stat after the name
 _before: dict[int, int] = {}  # soft limits as they were when this process was started
 
 
@@ -129,14 +132,32 @@ def tagged_any(run_dirs: Collection[str], uid: int) -> dict[str, list[int]]:
         try:
             if os.stat(f"/proc/{pid}").st_uid != uid:
                 continue
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                environment = set(file.read().split(b"\0"))
+            environment = set(_environment_of(pid).split(b"\0"))
         except OSError:
             continue  # gone, or not ours to read: then it is not ours to end either
         if pid != os.getpid():
             for entry in wanted.keys() & environment:
                 found[wanted[entry]].append(pid)
     return found
+
+
+def _environment_of(pid: int) -> bytes:
+    """In the midst of an exec the kernel shows none for a moment, which is waited for."""
+    deadline = time.monotonic() + _EXEC_S
+    while True:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            environment = file.read()
+        if environment or _has_none(pid) or time.monotonic() > deadline:
+            return environment
+        time.sleep(_EXEC_LOOK_S)
+
+
+def _has_none(pid: int) -> bool:
+    """Its environment is empty, as nobody's is in an exec. What has no program raises OSError."""
+    os.readlink(f"/proc/{pid}/exe")
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        words = file.read().rpartition(b")")[2].split()
+    return words[_ENVIRON_FROM] == words[_ENVIRON_TO] != b"0"
 
 
 def end_all(find: Callable[[], list[int]], timeout_s: float = 10.0) -> tuple[list[ProcessId], list[ProcessId]]:

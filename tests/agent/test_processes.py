@@ -99,6 +99,19 @@ def test_a_tag_is_the_whole_folder_and_nothing_less():
             end(child)
 
 
+def test_a_process_is_found_by_its_tag_while_it_runs_one_program_after_another(tmp_path):
+    script = tmp_path / "again.sh"
+    script.write_text('#!/bin/sh\nexec "$0"\n')
+    script.chmod(0o700)
+    child = subprocess.Popen([script], env={**os.environ, TAG: f"/runs/execs-{os.getpid()}"})
+    try:
+        missed = [look for look in range(1000) if tagged(f"/runs/execs-{os.getpid()}", os.getuid()) != [child.pid]]
+    finally:
+        child.kill()
+        child.wait()
+    assert missed == []
+
+
 def test_a_process_that_forks_while_it_is_being_ended_is_ended_whole():
     code = """
 import os, time
