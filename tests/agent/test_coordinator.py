@@ -236,6 +236,20 @@ def test_the_first_step_of_each_generation_is_noted() -> None:
     assert [(event.generation, event.step) for event in cluster.recorded("training")][1:] == [(2, 4)]
 
 
+def test_a_generation_that_goes_on_from_an_older_checkpoint_trains_from_its_first_step_on() -> None:
+    cluster = running(2)
+    cluster.checkpoint = 3
+    cluster.advance(2)
+    cluster.end_rank(1, signal=9)
+    cluster.settle()
+    for step in (2, 3):  # the one that was loaded, and the first that was made, which is the one of the damaged one
+        noted = len(cluster.recorded("training"))
+        pulses = [RankPulse(rank, 0.0, True, False, step=step, checkpoint=2) for rank in (0, 1)]
+        cluster.feed(Pulse(0, 1, 2, tuple(pulses)))
+        assert len(cluster.recorded("training")) == noted + (step == 3)
+    assert [(event.generation, event.step) for event in cluster.recorded("training")] == [(1, 1), (2, 3)]
+
+
 def test_a_failure_tells_how_long_no_step_was_made() -> None:
     cluster = running(2)
     cluster.training = False

@@ -5,7 +5,7 @@ Slot p of an epoch is the next sample of shard p % shards, and is empty where th
 one number, the same on all ranks, is a place from which any number of them goes on.
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from itertools import repeat
 from typing import Any
 
@@ -127,16 +127,6 @@ def checked(dataset: Any, sharing: Sharing) -> None:
         raise BadSettings(
             f"data: batch_size: expected at least as much as the stream has shards, {shards}, got {sharing.batch_size}"
         )
-
-
-def whole_steps_of(total: Callable[[int], int], batch_size: int) -> Callable[[int], int]:
-    """For drop_last: a step with an empty slot is the end."""
-
-    def samples(own: int) -> int:
-        found = total(own)
-        return found if found == batch_size else 0
-
-    return samples
 
 
 def _slots(shard: int, start: int, stop: int, shards: int) -> range:

@@ -11,6 +11,7 @@ from trainer.data.indexed import Indexed
 from trainer.data.iterable import Reading, has_shards, is_iterable, shards_itself
 from trainer.data.order import Sharing
 from trainer.data.streamed import Streamed
+from trainer.data.together import Together
 from trainer.errors import BadSettings, TrainerError
 
 
@@ -46,7 +47,7 @@ class EvalData:
                     "data: fillers: a stream of which ranks read parts does not know what the other ranks have left"
                 )
             reading = Reading(dataset, sharing, seed, collate)
-            self._source = Streamed(reading, fetching)
+            self._source = Streamed(reading, fetching, Together(sharing, int))
         else:
             self._source = Indexed(dataset, collate, sharing, fetching, seed=seed, fillers=fillers)
 

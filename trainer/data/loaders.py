@@ -6,7 +6,7 @@ its batches: `accumulate` of each rank. None is read ahead, so what it says afte
 
 import copy
 import logging
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -16,7 +16,8 @@ from trainer.data.batch import Batch
 from trainer.data.iterable import keeps_its_place
 from trainer.data.order import Sharing, steps_in
 from trainer.data.seeds import Apart, seed_draws
-from trainer.errors import BadSettings, TrainerError
+from trainer.data.together import Together
+from trainer.errors import BadSettings
 
 log = logging.getLogger("trainer")
 _OPENING, _READING = range(20, 22)  # what is seeded, beside the place in the epoch
@@ -32,10 +33,9 @@ def is_loader(data: Any) -> bool:
 class LoaderBatches:
     """A loader as a source of batches."""
 
-    def __init__(self, loader: Any, sharing: Sharing, seed: int, total: Callable[[int], int]) -> None:
-        """`total`: over all ranks."""
+    def __init__(self, loader: Any, sharing: Sharing, seed: int, together: Together) -> None:
         _check(loader, sharing)
-        self._loader, self._sharing, self._seed, self._total = loader, sharing, seed, total
+        self._loader, self._sharing, self._seed, self._together = loader, sharing, seed, together
         self._length = _length(loader)
         self.steps_per_epoch = None if not self._length else steps_in(self._length, sharing.accumulate, drop_last=False)
         self._items: Iterator[Any] | None = None  # of the epoch under way
@@ -66,7 +66,8 @@ class LoaderBatches:
         while True:
             step = self._step = self._step or self._read(epoch, done)
             samples = [samples_in(batch) for batch in step]
-            total = self._total(sum(samples))
+            able, source = bool(step) or self._filler is not None, f"its {type(self._loader).__name__}"
+            total = self._together.samples(sum(samples), able=able, source=source)
             if not total:
                 break
             for batch in self._parts(step, samples, total):
@@ -146,7 +147,8 @@ class LoaderBatches:
     def _next_batches(self, epoch: int, done: int) -> list[Any]:
         with Apart():
             self._seed_for(_READING, epoch, done)
-            return list(islice(self._items or (), self._sharing.accumulate))
+            # Not `or`: an iterator of a DataLoader has a length, which it may not know.
+            return [] if self._items is None else list(islice(self._items, self._sharing.accumulate))
 
     def _parts(self, step: list[Any], samples: list[int], total: int) -> Iterator[Batch]:
         """On each rank as many, as models may meet the other ranks in each."""
@@ -154,8 +156,6 @@ class LoaderBatches:
         parts = list(zip(step, samples, strict=True))
         if step:
             self._filler = step[0]
-        elif self._filler is None:
-            raise TrainerError(f"data: rank {sharing.rank} got no batch from its loader")
         if sharing.world_size > 1:
             parts += [(self._filler, 0)] * (sharing.accumulate - len(parts))
         for number, (data, count) in enumerate(parts, 1):

@@ -23,7 +23,8 @@ from trainer.data.iterable import (
     shards_itself,
 )
 from trainer.data.order import steps_in
-from trainer.errors import BadSettings, TrainerError
+from trainer.data.together import Together
+from trainer.errors import BadSettings
 
 log = logging.getLogger("trainer")
 
@@ -127,8 +128,8 @@ class Sharded:
 class Streamed:
     """A stream as a source of batches. It goes on where it is, or where it was saved, or from its beginning."""
 
-    def __init__(self, reading: Reading, fetching: Fetching, total: Callable[[int], int] | None = None) -> None:
-        self._reading, self._fetching, self._total = reading, fetching, total or _as_it_is
+    def __init__(self, reading: Reading, fetching: Fetching, together: Together) -> None:
+        self._reading, self._fetching, self._together = reading, fetching, together
         self._how: Steps = _kind(reading.dataset)(reading, fetching)
         self.steps_per_epoch = _steps_per_epoch(reading)
         self._crew: Crew | None = None
@@ -192,14 +193,13 @@ class Streamed:
         """The next step, with the samples of all ranks, and with something to compute while any rank has some."""
         try:
             step = next(steps)
-            samples = self._total(step.samples)
+            able = bool(step.parts or self._fillers)
+            samples = self._together.samples(step.samples, able=able, source="its part of the stream")
         except BaseException:
             self.close()  # what was read is lost: go on from the last state
             raise
         if step.parts:
             self._fillers = tuple(Part(part.data, 0) for part in step.parts)
-        elif samples and not self._fillers:
-            raise TrainerError(f"data: rank {self._reading.sharing.rank} got no sample from its part of the stream")
         return replace(step, parts=step.parts or self._fillers, samples=samples)
 
     def _leave(self) -> None:
@@ -212,10 +212,6 @@ def _kind(dataset: Any) -> Callable[[Reading, Fetching], Steps]:
     if has_shards(dataset):
         return Canonical
     return Sharded if shards_itself(dataset) else Shared
-
-
-def _as_it_is(samples: int) -> int:
-    return samples
 
 
 def _steps_per_epoch(reading: Reading) -> int | None:

@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import Any
 
 from trainer.data.batch import Batch
-from trainer.data.canonical import checked, whole_steps_of
+from trainer.data.canonical import checked
 from trainer.data.crew import Fetching
 from trainer.data.fetch import Collate
 from trainer.data.indexed import Indexed
@@ -15,6 +15,7 @@ from trainer.data.iterable import Reading, has_shards, is_iterable, keeps_its_pl
 from trainer.data.loaders import LoaderBatches, is_loader
 from trainer.data.order import Sharing
 from trainer.data.streamed import Streamed
+from trainer.data.together import Together
 from trainer.errors import BadSettings, TrainerError
 
 log = logging.getLogger("trainer")
@@ -62,12 +63,12 @@ class TrainData:
         if is_loader(dataset):
             if collate is not None:
                 raise BadSettings("data: collate: expected none beside a loader, which collates by itself")
-            self._source = LoaderBatches(dataset, sharing, seed, _sum_for(sharing, sum_over_ranks) or int)
+            self._source = LoaderBatches(dataset, sharing, seed, Together(sharing, _sum_for(sharing, sum_over_ranks)))
         elif is_iterable(dataset):
             _refuse_arguments(dataset)
             _say_what_is_lost(dataset, rank)
             reading = Reading(dataset, sharing, seed, collate, drop_last)
-            self._source = Streamed(reading, fetching, _total(reading, sum_over_ranks))
+            self._source = Streamed(reading, fetching, _together(reading, sum_over_ranks))
         else:
             self._source = Indexed(dataset, collate, sharing, fetching, seed=seed, shuffle=shuffle, drop_last=drop_last)
 
@@ -146,31 +147,30 @@ class SharedPlace:
         self._data.load_state_dict(state)
 
 
-def _total(reading: Reading, sum_over_ranks: Callable[[int], int] | None) -> Callable[[int], int] | None:
-    """What a stream of which each rank reads a part needs to know of the others."""
+def _together(reading: Reading, sum_over_ranks: Callable[[int], int] | None) -> Together:
+    """What a stream needs to know of the other ranks: nothing, unless each reads a part of it."""
     sharing, dataset = reading.sharing, reading.dataset
     if has_shards(dataset):
         checked(dataset, sharing)
     elif not shards_itself(dataset):
-        return None
+        return Together(sharing, int)
     elif sharing.batch_size < sharing.world_size * sharing.accumulate:
         raise BadSettings(
             f"data: batch_size: expected {sharing.world_size * sharing.accumulate} or more for a stream that shards "
             f"itself (a sample for each rank and micro-batch), got {sharing.batch_size}"
         )
-    total = _sum_for(sharing, sum_over_ranks)
-    if has_shards(dataset) and reading.drop_last:
-        return whole_steps_of(total or int, sharing.batch_size)
-    return total
+    return Together(sharing, _sum_for(sharing, sum_over_ranks), only_whole=has_shards(dataset) and reading.drop_last)
 
 
-def _sum_for(sharing: Sharing, sum_over_ranks: Callable[[int], int] | None) -> Callable[[int], int] | None:
-    if sharing.world_size > 1 and sum_over_ranks is None:
+def _sum_for(sharing: Sharing, sum_over_ranks: Callable[[int], int] | None) -> Callable[[int], int]:
+    if sharing.world_size == 1:
+        return int
+    if sum_over_ranks is None:
         raise BadSettings(
             f"data: a stream of which ranks read parts needs sum_over_ranks with {sharing.world_size} ranks: "
             "one may have samples left when another has none"
         )
-    return sum_over_ranks if sharing.world_size > 1 else None
+    return sum_over_ranks
 
 
 def _refuse_arguments(dataset: Any) -> None:

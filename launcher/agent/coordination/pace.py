@@ -34,6 +34,8 @@ class Pace:
 
     def hear(self, ranks: Iterable[RankPulse], mono: float) -> None:
         for news in ranks:
+            if news.checkpoint is not None and not self.moves:
+                self._began_at = news.checkpoint  # that they have loaded: an older one, where the newest is damaged
             if news.step is not None:
                 self._reach(news.step, mono)
             if news.checkpoint is not None and (self.checkpoint is None or news.checkpoint > self.checkpoint):

@@ -1,5 +1,6 @@
 """Streams: shared out over ranks, resumed exactly if they keep their place, and begun anew if they do not."""
 
+import datetime as dt
 import json
 import logging
 
@@ -323,6 +324,46 @@ def test_ranks_with_unequal_parts_take_equally_many_steps(workers):
             assert one[2] == other[2] == one[0] + other[0]
             assert one[1] + other[1] == pytest.approx(2.0)
         assert few_batches[-1][:2] == (0, 0.0)
+
+
+def rank_with_nothing(data_of):
+    """On a rank: how data of which the first rank has no part ends."""
+    import os
+
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", timeout=dt.timedelta(seconds=60))
+
+    def total(samples):
+        tensor = torch.tensor(samples)
+        dist.all_reduce(tensor)
+        return int(tensor)
+
+    with pytest.raises(TrainerError) as caught:
+        list(data_of(int(os.environ["RANK"]), batch_size=4, world_size=2, sum_over_ranks=total).epoch_batches())
+    return str(caught.value)
+
+
+def stream_of_rank(rank, **options):
+    return TrainData(ShardingStream([0, 17], rank), rank=rank, **options)
+
+
+def loader_of_rank(rank, **options):
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return TrainData(StatefulDataLoader(Stream(17 * rank), 2), rank=rank, **options)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # what torchdata calls
+@pytest.mark.parametrize(
+    ("data_of", "source"), [(stream_of_rank, "its part of the stream"), (loader_of_rank, "its StatefulDataLoader")]
+)
+def test_a_rank_that_never_got_a_sample_ends_all_ranks_by_one_word(data_of, source):
+    from ranks import spawn_ranks
+
+    one, other = spawn_ranks(rank_with_nothing, 2, data_of)
+    assert one == other
+    assert one.startswith(f"data: rank 0 got no sample from {source}, while other ranks have some\nhint: ")
 
 
 def test_a_sharding_stream_goes_on_only_as_it_was_saved():
