@@ -38,6 +38,9 @@ PROGRAMS = {
     "zsh": "zsh",
     **LAB_PACKAGES,
 }
+_FETCH_S = 600.0  # at most, for all packages
+# A mirror that is silent, or another program that installs, is waited for that long and no longer.
+_PATIENT = ("-o", "Acquire::Retries=2", "-o", "Acquire::http::Timeout=30", "-o", "DPkg::Lock::Timeout=300")
 SERVICES_POLICY = Path("/usr/sbin/policy-rc.d")  # what Debian's packages ask before they start a service
 
 
@@ -47,10 +50,10 @@ def pytest_sessionstart(session):
         return  # of pytest-xdist: the process that distributes the tests has done it
     missing = sorted({package for program, package in PROGRAMS.items() if shutil.which(program) is None})
     if missing and shutil.which("apt-get") and os.getuid() == 0:
-        environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        quiet = {"stdout": subprocess.DEVNULL, "env": {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}}
         with no_services():
             for words in (["update", "-qq"], ["install", "-qq", "-y", *missing]):
-                subprocess.run(["apt-get", *words], check=True, stdout=subprocess.DEVNULL, env=environ)
+                subprocess.run(["apt-get", *_PATIENT, *words], check=True, timeout=_FETCH_S, **quiet)
 
 
 # What takes longest, in this order: nobody is to begin with it when the others are done.

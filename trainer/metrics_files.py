@@ -4,10 +4,12 @@ Where each node has a disk of its own, an attempt has a file of its own: the fir
 another node, and their files are brought together by their names.
 """
 
+import errno
 import json
 import os
+import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 FILE = "metrics.jsonl"
 START = "start"  # a line that says from which step on a start goes on: what was written of later steps is void
@@ -35,8 +37,17 @@ def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """Those that are there."""
-    return [*folder.glob(FILE), *sorted(folder.glob(of_attempt("*")))]
+    """Those that are there; what has such a name and is no file is left out."""
+    return [path for path in (*folder.glob(FILE), *sorted(folder.glob(of_attempt("*")))) if path.is_file()]
+
+
+def open_file(path: Path) -> BinaryIO:
+    """To read from. Raises OSError for what is no file, and does not wait for it as one waits for a FIFO's writer."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "expected a file", str(path))
+    return os.fdopen(fd, "rb")
 
 
 def _lines(paths: list[Path]) -> list[dict[str, Any]]:
@@ -44,7 +55,9 @@ def _lines(paths: list[Path]) -> list[dict[str, Any]]:
     starts: list[list[dict[str, Any]]] = []
     for path in paths:
         starts.append([])
-        for line in map(_parsed, path.read_bytes().splitlines()):
+        with open_file(path) as file:
+            text = file.read()
+        for line in map(_parsed, text.splitlines()):
             if START in line:
                 starts.append([])
             starts[-1].append(line)

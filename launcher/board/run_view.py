@@ -1,6 +1,7 @@
 """Everything about one run: what changes while one looks at it (RunHead), and what does not (RunSheet)."""
 
 import contextlib
+import os
 import statistics
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from launcher.status.about import About
 from launcher.status.checkpoints import Checkpoint
 from launcher.status.compared import environments
 from launcher.status.derive import Restarts, RunStatus, state_text
+from launcher.status.rank_log import open_log
 from launcher.status.text import plain
 from launcher.words import exit_of
 
@@ -200,11 +202,9 @@ def run_sheet(run: api.Run, attempt: int, about: About, names: list[str]) -> Run
 
 
 def _spec(run: RunDir) -> str:
-    try:
-        with run.spec.open("rb") as file:
-            return file.read(_MOST_SPEC_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return ""
+    with contextlib.suppress(OSError), open_log(run.spec) as fd:
+        return os.read(fd, _MOST_SPEC_BYTES).decode("utf-8", "replace") if fd is not None else ""
+    return ""
 
 
 def board_checkpoints(run: api.Run) -> BoardCheckpoints:

@@ -18,7 +18,7 @@ import msgspec
 
 from launcher.rundir.durable import NOT_JSON
 from launcher.rundir.layout import RunDir
-from trainer.metrics_files import files_in, read_metrics
+from trainer.metrics_files import files_in, open_file, read_metrics
 
 _LOOK_S = 0.5
 AT, STEP = "at", "step"
@@ -158,19 +158,30 @@ def _put(rows: Rows, lines: list[_Line]) -> None:
 
 
 def flat(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    for name, value in line.items():
+    """The numbers of a line, by names that can be written down: JSON has some that are no text."""
+    for key, value in line.items():
+        name = f"{prefix}{key.encode(errors='replace').decode()}"
         if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{name}/")
+            yield from flat(value, f"{name}/")
         elif isinstance(value, str) and value in _NOT_FINITE:  # of a mapping; others are numbers by now
-            yield f"{prefix}{name}", _NOT_FINITE[value]
-        elif isinstance(value, int | float) and not isinstance(value, bool) and (prefix or name not in _PLACE):
-            yield f"{prefix}{name}", float(value)
+            yield name, _NOT_FINITE[value]
+        elif isinstance(value, int | float) and not isinstance(value, bool) and (prefix or key not in _PLACE):
+            yield name, _as_float(value)
+
+
+def _as_float(value: float) -> float:
+    """Infinite where it is an integer of hundreds of digits."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _decoded(path: Path) -> Iterable[_Line]:
     """Whole lines that are what they should be."""
     try:
-        data = path.read_bytes()
+        with open_file(path) as file:
+            data = file.read()
     except OSError:
         return
     try:

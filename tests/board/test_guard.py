@@ -28,6 +28,21 @@ def test_the_address_gives_a_cookie_that_no_script_and_no_other_site_can_use(boa
     assert board.ask("/api/runs", Cookie=cookie.split(";")[0][:-1]).status == 401
 
 
+def test_the_cookie_of_another_board_opens_nothing(board):
+    """A browser sends a cookie to each port of this machine, whoever listens there."""
+    with opened() as other:
+        name, _, theirs = cookie_of(other).partition("=")
+        own, _, ours = cookie_of(board).partition("=")
+        assert (name, own) == (f"launch_board_{other.port}", f"launch_board_{board.port}")
+        for cookie in (f"{name}={theirs}", f"{own}={theirs}", f"{name}={ours}", f"{name}={ours}; {own}={theirs}"):
+            assert board.ask("/api/runs", Cookie=cookie).status == 401, cookie
+        assert board.ask("/api/runs", Cookie=f"{name}={theirs}; {own}={ours}").status == 200
+
+
+def cookie_of(board):
+    return board.ask(f"/?token={board.board.keys.token}").headers["set-cookie"].split(";")[0]
+
+
 def test_the_token_opens_nothing_but_the_front_door(board):
     assert board.ask(f"/api/runs?token={board.board.keys.token}").status == 401
 

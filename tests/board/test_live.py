@@ -1,6 +1,8 @@
 """What goes wrong with one run, or with one page, is no matter of the others."""
 
 import asyncio
+import json
+import os
 
 import pytest
 
@@ -8,6 +10,7 @@ from launcher.board.live.feed import MOST_HELD_BYTES, OpenPage
 from launcher.board.live.watched import MOST_CHARACTERS, newest_lines
 from launcher.board.measured.reading import MeasuredRun
 from launcher.status.logs import LogLine
+from launcher.status.series import read_rows
 from tests.board.conftest import until
 from tests.board.test_server import reported
 
@@ -55,3 +58,47 @@ def test_a_step_that_is_none_is_left_out(board, house, line):
     reported(folder, [{"loss": 0.5}], first=line["step"])
     reported(folder, [{"loss": 0.25}], generation=2)
     assert board.get("/api/runs/job-abcd/curves").json()["curves"]["loss"] == {"x": [1], "y": [0.25]}
+
+
+def written(folder, lines):
+    """As a trainer writes its metrics, which is how Python writes JSON."""
+    with folder.run.metrics.joinpath("metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def test_numbers_and_names_that_cannot_be_written_down_stop_no_answer(board, house):
+    folder = house.run().succeeded()
+    reported(folder, [{"loss": 0.5}])
+    many = 10**400
+    first = [
+        {"start": -many},
+        {"step": 1, "\ud800": 2.0, "huge": many, "parts": {"least": -many}},
+        {"step": 2, "at": many, "mine": 1.0},
+    ]
+    then = [{"start": -many, "attempt": 2}, {"step": 3, "mine": 2.0, "parts": {"\udc00": "nan"}}]
+    written(folder, first)
+    with board.live("job-abcd") as told:
+        assert until(told, "head")["row"]["id"] == "job-abcd"
+        answer = board.get("/api/runs/job-abcd/curves?names=huge,parts/least,%3F")
+        assert answer.status == 200, answer.body
+        curves = answer.json()["curves"]
+        assert [curves[name]["y"] for name in ("huge", "parts/least", "?")] == [["inf"], ["-inf"], [2.0]]
+        written(folder, then)
+        assert until(told, "points", lambda points: "mine" in points)["mine"]["y"][-1] == 2.0
+    for path in ("/api/runs", "/api/runs/job-abcd", "/api/compare?runs=job-abcd,job-abcd", "/metrics"):
+        assert board.get(path).status == 200, path
+
+
+@pytest.mark.parametrize("name", ["metrics/metrics.jsonl", "metrics/reported.n000.a0001.jsonl", "spec.yaml"])
+def test_a_pipe_in_the_place_of_a_file_holds_up_nobody(board, house, name):
+    """Nobody will ever write into it."""
+    odd, good = house.run("odd-aaaa").running(), house.run("good-bbbb").running()
+    reported(good, [{"loss": 0.5}, {"loss": 0.25}])
+    reported(odd, [{"loss": 0.5}])
+    odd.path.joinpath(name).unlink(missing_ok=True)
+    os.mkfifo(odd.path / name)
+    assert {row["id"]: row["spark"] for row in board.rows(lambda rows: any(row["spark"] for row in rows))}
+    for path in ("odd-aaaa", "odd-aaaa/curves", "good-bbbb/curves"):
+        assert board.get(f"/api/runs/{path}").status == 200
+    assert read_rows(good.run)
+    assert list(read_rows(odd.run)) == ([1] if name != "metrics/reported.n000.a0001.jsonl" else [])

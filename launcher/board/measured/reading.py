@@ -21,7 +21,7 @@ from launcher.board.measured.table import MISSING, MOST_STEP, NO_TIME, StepTable
 from launcher.rundir.durable import NOT_JSON
 from launcher.rundir.layout import RunDir
 from launcher.status.series import AT, STEP, flat
-from trainer.metrics_files import ATTEMPT, START, files_in
+from trainer.metrics_files import ATTEMPT, START, files_in, open_file
 
 _CHUNK_BYTES = 1 << 20
 _NO_START = -1  # what is reported before any is nobody's
@@ -59,7 +59,7 @@ class _Growing:
 
     def chunks(self) -> Iterator[bytes]:
         try:
-            file = self.path.open("rb")
+            file = open_file(self.path)
         except OSError:
             return
         with file:
@@ -232,8 +232,9 @@ class MeasuredRun:
     def _write(self, line: Mapping[str, Any]) -> None:
         start, step = line.get(START), line.get(STEP)
         if isinstance(start, int):
-            if self._written.cut(start + 1):
-                self.rewinds.append(start + 1)
+            first = max(start + 1, -MOST_STEP)
+            if self._written.cut(first):
+                self.rewinds.append(first)
         elif isinstance(step, int) and -MOST_STEP <= step <= MOST_STEP:
             values = dict(flat(line))
             place = self._written.row(step, values.pop(AT, NO_TIME))
