@@ -26,7 +26,7 @@ LIVING = (
     *("bin", "dev", "disk", "disks", "etc", "mariadb", "sge", "spool", "state"),
     *("munge.*", "*.sock", "*.sock.lock", "*.pid"),
 )
-LEFT = ("log", "hosts", "cgroup.conf", "gres.conf", "slurm.conf", "slurmdbd.conf")
+LEFT = ("log", "own-etc", "cgroup.conf", "gres.conf", "slurm.conf", "slurmdbd.conf")
 
 
 class Claim(msgspec.Struct, frozen=True):

@@ -126,9 +126,10 @@ class GridEngineLab(Lab):
             "SGE_EXECD_PORT": str(port + 1),
         }
         self.env = {**self.cell, "PATH": f"{self.bin}:{os.environ['PATH']}"}
-        self.control = Namespace("control", self.hosts, self.claim, net=False, env=self.cell)
+        self.control = Namespace("control", self.own_etc, self.claim, net=False, env=self.cell)
         self.nodes = [
-            GridEngineNode(index, self.claim, self.hosts, [self._execd(index)], self.cell) for index in range(self.size)
+            GridEngineNode(index, self.claim, self.own_etc, [self._execd(index)], self.cell)
+            for index in range(self.size)
         ]
         self.parts = [*self.nodes, self.control]
         write_hosts(self.hosts, {"control": self.claim.address(1), **{node.name: node.address for node in self.nodes}})

@@ -140,11 +140,10 @@ class HostLab(Lab):
             ["--bind", str(disk), str(self.place)],
             ["-t", "tmpfs", "-o", "mode=755,size=4k", "none", str(disk.parent)],  # no way round it to another's
             ["-t", "tmpfs", "-o", "mode=1777", "none", "/dev/shm"],
-            ["--bind", str(self.files / "passwd"), "/etc/passwd"],
             ["--bind", str(boot_id), BOOT_ID],
         ]
         sshd = Program("sshd", argv, self.logs / f"sshd-{name}.log")
-        node = HostNode(index, self.claim, self.hosts, [sshd], name=name, mounts=mounts)
+        node = HostNode(index, self.claim, self.own_etc, [sshd], name=name, mounts=mounts)
         node.boot_id = boot_id
         return node
 
@@ -167,7 +166,7 @@ class HostLab(Lab):
         self.clusters.chmod(0o600)
         others = [line for line in Path("/etc/passwd").read_text().splitlines() if line.split(":")[0] not in HOMES]
         ours = [f"{user}:*:{uid}:{uid}::{self.place / HOMES[user]}:/bin/bash" for user, uid in UIDS.items()]
-        (self.files / "passwd").write_text("".join(f"{line}\n" for line in (*ours, *others)))
+        (self.own_etc / "passwd").write_text("".join(f"{line}\n" for line in (*ours, *others)))
 
     def _ssh_config(self) -> str:
         lines = []

@@ -1,10 +1,11 @@
 """The first process of a node: own process table, host name, mounts and network; it starts programs and reaps.
 
-Run as `python -I init.py NAME HOSTS_FILE MOUNTS [--net] [--stay]`, with nothing of this project on its path; MOUNTS is
-JSON, a list of what `mount` is given, each a list of words. It prints its pid as the machine knows it, waits for one
-line (what `ip -batch` is to do, `;` between commands) while the cable is plugged in, and then answers one JSON request
-a line: {"start": name, "argv": [...], "env": {...}, "log": path}, {"signal": name, "number": 9} and {"running": null}.
-When nobody is left to ask, it ends, and with it everything in the node; with --stay it goes on.
+Run as `python -I init.py NAME ETC MOUNTS [--net] [--stay]`, with nothing of this project on its path; ETC is a folder
+of files that the node has in /etc instead of this machine's, MOUNTS is JSON, a list of what `mount` is given, each a
+list of words. It prints its pid as the machine knows it, waits for one line (what `ip -batch` is to do, `;` between
+commands) while the cable is plugged in, and then answers one JSON request a line: {"start": name, "argv": [...],
+"env": {...}, "log": path}, {"signal": name, "number": 9} and {"running": null}. When nobody is left to ask, it ends,
+and with it everything in the node; with --stay it goes on.
 """
 
 import ctypes
@@ -19,7 +20,7 @@ CLONE = {"mount": 0x00020000, "uts": 0x04000000, "pid": 0x20000000, "net": 0x400
 
 
 def main():
-    name, hosts, mounts, *flags = sys.argv[1:]
+    name, etc, mounts, *flags = sys.argv[1:]
     libc = ctypes.CDLL(None, use_errno=True)
     wanted = CLONE["mount"] | CLONE["uts"] | CLONE["pid"] | (CLONE["net"] if "--net" in flags else 0)
     if libc.unshare(wanted) != 0:
@@ -31,7 +32,7 @@ def main():
             os.close(stream)  # they are the child's alone: the other end sees it go
         os.waitpid(pid, 0)
         return
-    setup(name, hosts, json.loads(mounts))
+    setup(name, etc, json.loads(mounts))
     commands = sys.stdin.readline().replace(";", "\n")
     if commands.strip():
         done = run(["ip", "-batch", "-"], commands)
@@ -40,12 +41,13 @@ def main():
     Init(stay="--stay" in flags).serve()
 
 
-def setup(name, hosts, mounts):
+def setup(name, etc, mounts):
     socket.sethostname(name)
     for words in (
         ["--make-rslave", "/"],  # a disk that this machine mounts later is seen, nothing of ours gets out
         ["-t", "proc", "proc", "/proc"],
-        ["--bind", hosts, "/etc/hosts"],
+        # Not file by file: what is mounted on a file goes with it when this machine replaces that, as adduser does.
+        ["-t", "overlay", "-o", f"lowerdir={etc}:/etc", "none", "/etc"],
         *mounts,
     ):
         if done := run(["mount", *words]):

@@ -67,7 +67,7 @@ class Namespace:
     def __init__(
         self,
         name: str,
-        hosts: Path,
+        etc: Path,
         claim: Claim,
         *,
         net: bool,
@@ -76,7 +76,7 @@ class Namespace:
     ):
         self.name = name
         self.mounts = mounts  # what `mount` is given, one after the other
-        self.hosts = hosts
+        self.etc = etc  # a folder: what it has in /etc instead of this machine's
         self.claim = claim
         self.net = net
         self.env = {TAG: claim.folder, **(env or {})}  # of what exec() runs inside
@@ -97,7 +97,7 @@ class Namespace:
         flags = ["--net"] * self.net + ["--stay"] * (self.claim.owner is None)
         with (Path(self.claim.folder) / "log" / f"init-{self.name}.log").open("a") as log:
             self.outer = subprocess.Popen(
-                [sys.executable, "-I", str(INIT), self.name, str(self.hosts), json.dumps(self.mounts), *flags],
+                [sys.executable, "-I", str(INIT), self.name, str(self.etc), json.dumps(self.mounts), *flags],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,  # not the caller's, who may wait for the end of it
@@ -218,14 +218,14 @@ class Node(Namespace):
         self,
         index: int,
         claim: Claim,
-        hosts: Path,
+        etc: Path,
         programs: Sequence[Program] = (),
         env: Mapping[str, str] | None = None,
         *,
         name: str = "",
         mounts: Sequence[Sequence[str]] = (),
     ):
-        super().__init__(name or f"node{index}", hosts, claim, net=True, env=env, mounts=mounts)
+        super().__init__(name or f"node{index}", etc, claim, net=True, env=env, mounts=mounts)
         self.address = claim.address(10 + index)
         self.card = claim.card(index)
         self.cable = claim.cable(index)

@@ -108,9 +108,9 @@ class SlurmLab(Lab):
     def come_up(self) -> None:
         self.address = self.claim.address(1)
         self.port = 20000 + 10 * self.claim.subnet
-        self.control = Namespace("control", self.hosts, self.claim, net=False)
+        self.control = Namespace("control", self.own_etc, self.claim, net=False)
         self.nodes = [
-            SlurmNode(index, self.claim, self.hosts, [self._slurmd(index)], self.env) for index in range(self.size)
+            SlurmNode(index, self.claim, self.own_etc, [self._slurmd(index)], self.env) for index in range(self.size)
         ]
         for node in self.nodes:
             node.port = self.port + 1

@@ -71,7 +71,7 @@ def test_up_and_down_leave_nothing(lab_possible, tmp_path):
     assert lab.traces()
     lab.down()
     assert lab.traces() == []
-    assert sorted(path.name for path in lab.folder.iterdir()) == ["hosts", "log"]
+    assert sorted(path.name for path in lab.folder.iterdir()) == ["log", "own-etc"]
 
 
 def test_by_hand(lab_possible, tmp_path):

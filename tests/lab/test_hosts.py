@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -185,6 +186,34 @@ def test_what_the_last_test_left_does_not_reach_the_next(hosts, capfd):
     assert [node.started() for node in hosts.nodes] == [[]] * 4
 
 
+NEW_USER = """
+mount --bind "$1" /etc && exec "$2" -c '
+import os, shutil
+from tests.lab.fixtures import open_folder
+from tests.lab.hosts import HostLab
+
+with open_folder() as folder, HostLab(folder, hosts=1) as lab:
+    assert "disk/home" in lab.ssh(0, "echo ~"), lab.ssh(0, "echo ~")
+    for name in ("passwd", "hosts"):
+        shutil.copy(f"/etc/{name}", f"/etc/{name}+")
+        os.rename(f"/etc/{name}+", f"/etc/{name}")
+    print(lab.ssh(0, "echo ~; cat /etc/hosts"))
+'
+"""
+
+
+def test_a_host_keeps_its_home_while_a_package_adds_a_user_to_this_machine(lab_possible, tmp_path):
+    """Its /etc/passwd was mounted on this machine's file, and gone when that was replaced: then all hosts had the real
+    home of root, and so one disk."""
+    etc = shutil.copytree("/etc", tmp_path / "etc", symlinks=True)  # seen by what runs below alone
+    words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", NEW_USER, "sh", etc, sys.executable]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=BOUND_S)
+    assert done.returncode == 0, done.stderr
+    home, *hosts_file = done.stdout.splitlines()
+    assert home.endswith("/disk/home")
+    assert any(line.endswith(" node0") for line in hosts_file)
+
+
 # -- it leaves nothing
 
 
@@ -196,7 +225,7 @@ def test_up_and_down_leave_nothing(lab_possible):
         assert lab.traces()
         lab.down()
         assert lab.traces() == []
-        assert sorted(path.name for path in folder.iterdir()) == ["hosts", "log"]
+        assert sorted(path.name for path in folder.iterdir()) == ["log", "own-etc"]
 
 
 def test_what_cannot_come_up_says_why_and_leaves_nothing(lab_possible):

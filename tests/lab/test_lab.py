@@ -275,8 +275,8 @@ def test_up_and_down_leave_nothing(lab_possible, tmp_path):
     assert sorted(path.name for path in lab.folder.iterdir()) == [
         "cgroup.conf",
         "gres.conf",
-        "hosts",
         "log",
+        "own-etc",
         "slurm.conf",
     ]
 

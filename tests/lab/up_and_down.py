@@ -23,7 +23,8 @@ class Lab(ABC):
         self.folder = folder.absolute()
         self.stays = stays
         self.logs = self.folder / "log"
-        self.hosts = self.folder / "hosts"  # the file
+        self.own_etc = self.folder / "own-etc"  # what nodes have in /etc instead of this machine's
+        self.hosts = self.own_etc / "hosts"
         self.env: Mapping[str, str] = {}  # what its users have in theirs
         self.parts: Sequence[Namespace] = ()
 
@@ -42,6 +43,8 @@ class Lab(ABC):
 
     def up(self) -> None:
         self.logs.mkdir(parents=True, exist_ok=True)
+        self.own_etc.mkdir(exist_ok=True)
+        self.own_etc.chmod(0o755)  # it becomes their /etc
         self.claim = claim(self.folder, stays=self.stays)
         try:
             self.come_up()
