@@ -2,15 +2,23 @@
 
 import base64
 import json
+import shutil
 import subprocess
 import time
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+import pytest
+
 PROGRAMS = ("chromium", "chromedriver")
+needs_browser = pytest.mark.skipif(
+    any(shutil.which(program) is None for program in PROGRAMS), reason="apt-get install chromium chromium-driver"
+)
 BOUND_S = 60.0
+KEYS = {"Enter": "\ue007", "Escape": "\ue00c", "ArrowDown": "\ue015", "ArrowRight": "\ue014", "End": "\ue010"}
 CUT_OFF = "ERR_NETWORK_CHANGED"  # another test made an interface, or took one away: it drops what it was loading
 ARGUMENTS = [
     "--headless=new",
@@ -25,21 +33,53 @@ ARGUMENTS = [
 ]
 
 
+class CutOff(Exception):
+    """The browser has dropped what it was loading."""
+
+
+def again_if_cut_off(test):
+    """A test of several steps, which begins with opening a page: from its beginning, as what was typed is gone."""
+
+    @wraps(test)
+    def whole(**given):
+        window = next(one for one in given.values() if isinstance(one, Browser))
+        for _ in range(20):
+            try:
+                with window.in_steps():
+                    return test(**given)
+            except CutOff:
+                window.reload()
+        return test(**given)
+
+    return whole
+
+
 class Browser:
     """One window. `errors` are what its console has complained of since it was asked last."""
 
     def __init__(self, driver: str) -> None:
         self._driver = driver
         self._complaints: list[str] = []
+        self._in_steps = False
         options = {"args": ARGUMENTS}
         wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
         answer = self._post("/session", {"capabilities": {"alwaysMatch": wanted}})
         self._session = f"/session/{answer['sessionId']}"
 
     def open(self, address):
-        bound = time.monotonic() + BOUND_S
-        while not self._opened(address):
-            assert time.monotonic() < bound, f"cannot be opened: {address}"
+        self._load("url", {"url": address})
+
+    def reload(self):
+        self._load("refresh", {})
+
+    @contextmanager
+    def in_steps(self):
+        """It is no use to load a page again."""
+        self._in_steps = True
+        try:
+            yield
+        finally:
+            self._in_steps = False
 
     def run(self, script, *args):
         """What the body of a function gives that is run in the page."""
@@ -56,7 +96,9 @@ class Browser:
         while not (answer := self.run(script, *args)):
             assert time.monotonic() < bound, f"never came: {script}\n{self.text()}\n{self.errors()}"
             if self._listen():
-                self.run("location.reload()")
+                if self._in_steps:
+                    raise CutOff
+                self.reload()
             time.sleep(0.05)
         return answer
 
@@ -71,6 +113,37 @@ class Browser:
         """The first of these with this text."""
         find = "[...document.querySelectorAll(arguments[1])].find(one => one.textContent.trim() === arguments[0])"
         self.until(f"const found = {find}; if (found) found.click(); return Boolean(found)", text, selector)
+
+    def press(self, *keys):
+        """As a person does, one after the other, wherever the focus is."""
+        self._do({"type": "key", "id": "keys", "actions": [
+            {"type": way, "value": KEYS.get(key, key)} for key in keys for way in ("keyDown", "keyUp")
+        ]})  # fmt: skip
+
+    def drag(self, selector, start, end):
+        """With the pointer over the first of these, from one part of its width to another."""
+        box = self.until("const found = document.querySelector(arguments[0]); found?.scrollIntoView({block: 'center'});"
+                         "return found && found.getBoundingClientRect().toJSON()", selector)  # fmt: skip
+        across = [round(box["x"] + box["width"] * part) for part in (start, (start + end) / 2, end)]
+        places = [{"type": "pointerMove", "x": x, "y": round(box["y"] + box["height"] / 2)} for x in across]
+        first, *others = places
+        actions = [first, {"type": "pointerDown", "button": 0}, *others, {"type": "pointerUp", "button": 0}]
+        self._do({"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": actions})
+
+    def look(self, width, height, theme="light"):
+        """As somebody with such a screen does."""
+        self._command(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+        )
+        self._command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+
+    def as_usual(self):
+        self._command("Emulation.clearDeviceMetricsOverride")
+        self._command("Emulation.setEmulatedMedia", features=[])
+
+    def drawn(self):
+        """Waits until what was asked for is on the screen."""
+        self.run_later("requestAnimationFrame(() => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def errors(self):
         self._listen()
@@ -89,13 +162,24 @@ class Browser:
         with urlopen(Request(f"{self._driver}{self._session}", method="DELETE"), timeout=BOUND_S) as answer:
             answer.read()
 
-    def _opened(self, address):
+    def _load(self, verb, wish):
+        bound = time.monotonic() + BOUND_S
+        while not self._loaded(verb, wish):
+            assert time.monotonic() < bound, f"cannot be loaded: {wish}"
+
+    def _loaded(self, verb, wish):
         try:
-            self._post(f"{self._session}/url", {"url": address})
+            self._post(f"{self._session}/{verb}", wish)
         except HTTPError as error:
             assert CUT_OFF in error.read().decode()
             return False
         return True
+
+    def _do(self, actions):
+        self._post(f"{self._session}/actions", {"actions": [actions]})
+
+    def _command(self, name, **words):
+        self._post(f"{self._session}/goog/cdp/execute", {"cmd": name, "params": words})
 
     def _listen(self):
         """To its console; whether it was cut off from what it was loading."""

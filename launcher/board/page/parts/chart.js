@@ -4,7 +4,12 @@ import { h, oncePerFrame } from "./dom.js";
 import { duration, number, real } from "./format.js";
 
 const MARKED = { failure: "bad", agent_lost: "bad", training: "muted" }; // `training`: a generation has done its first step
-const CHART_HEIGHT = 210;
+const CHART_HEIGHT_REM = 15;
+
+// Pixels of this many times the size of the page's letters, which is larger on a large screen.
+function rem(many) {
+  return Math.round(many * parseFloat(getComputedStyle(document.documentElement).fontSize));
+}
 
 // A curve of the server as arrays of numbers: {x, low, high, odd}; `odd` has the places of NaN and infinite values.
 export function readCurve(curve) {
@@ -73,7 +78,7 @@ export function chart(title, onRange) {
       structure = now;
       drawn = new globalThis.uPlot(plan(lines, () => shown, plot.clientWidth, { tell, onRange }), data, plot);
     } else {
-      drawn.setSize({ width: plot.clientWidth, height: CHART_HEIGHT });
+      drawn.setSize({ width: plot.clientWidth, height: rem(CHART_HEIGHT_REM) });
       drawn.setData(data);
     }
     const words = lines.length === 1 ? lastWords(lines[0].curve) : `${lines.length} runs`;
@@ -112,7 +117,7 @@ function joined(lines, { smooth, logY, logX }) {
 
 function plan(lines, state, width, { tell, onRange }) {
   const { by, logY, logX, smooth } = state().options;
-  const axis = { stroke: themed("muted"), grid: { stroke: themed("grid"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
+  const axis = { stroke: themed("muted"), grid: { stroke: themed("grid"), width: 1 }, ticks: { show: false }, font: `${rem(0.86)}px system-ui, sans-serif` };
   const series = [{}];
   const bands = [];
   for (const { style, curve } of lines) {
@@ -123,11 +128,11 @@ function plan(lines, state, width, { tell, onRange }) {
   }
   const span = (_, low, high) => state().options.range ?? (low === high ? [low - 0.5, high + 0.5] : [low, high]);
   return {
-    width, height: CHART_HEIGHT, series, bands, legend: { show: false }, padding: [8, 20, 0, 0],
+    width, height: rem(CHART_HEIGHT_REM), series, bands, legend: { show: false }, padding: [8, 20, 0, 0],
     scales: { x: { time: by === "time", distr: logX ? 3 : 1, range: logX ? undefined : span }, y: { distr: logY ? 3 : 1 } },
     axes: [
-      { ...axis, size: 30, values: (_, ticks, __, ___, apart) => ticks.map((one) => (one === null ? "" : placeWords(one, by, apart))) },
-      { ...axis, size: 68, values: (_, ticks) => ticks.map((one) => (one === null ? "" : shortNumber(one))) },
+      { ...axis, size: rem(2.1), values: (_, ticks, __, ___, apart) => ticks.map((one) => (one === null ? "" : placeWords(one, by, apart))) },
+      { ...axis, size: rem(4.6), values: (_, ticks) => ticks.map((one) => (one === null ? "" : shortNumber(one))) },
     ],
     cursor: { sync: { key: "board" }, drag: { x: true, y: false, setScale: false }, points: { show: false }, bind: { dblclick: () => () => onRange(null) } },
     hooks: {
@@ -214,11 +219,19 @@ function drawOdd(plot, lines) {
       ctx.lineTo(x + size, foot);
       ctx.lineTo(x, foot - 2 * size);
       ctx.fill();
-      if (!labelled) ctx.fillText("NaN", Math.min(x - 2 * size, bbox.left + bbox.width - 5 * size), foot - 2 * size - 3);
+      if (!labelled) outlined(ctx, "NaN", Math.min(x + 1.5 * size, bbox.left + bbox.width - 5 * size), foot - 3);
       labelled = true;
     }
   }
   ctx.restore();
+}
+
+// Words that can be read over a curve.
+function outlined(ctx, words, x, y) {
+  ctx.strokeStyle = themed("surface");
+  ctx.lineWidth = 4 * devicePixelRatio;
+  ctx.strokeText(words, x, y);
+  ctx.fillText(words, x, y);
 }
 
 // The style for the only line of a chart.

@@ -38,7 +38,7 @@ export function lifePart(life, onLog) {
 
 function legend(life) {
   const whole = Object.values(life.seconds).reduce((sum, one) => sum + one, 0) || 1;
-  return h("ul", { class: "legend" }, KINDS.filter((kind) => life.seconds[kind] > 0).map((kind) =>
+  return h("ul", { class: "legend" }, KINDS.filter((kind) => life.seconds[kind] >= 0.05).map((kind) =>
     h("li", {}, h("span", { class: `swatch kind-${kind}` }), `${kind} `, h("b", {}, duration(life.seconds[kind])), ` ${percent(life.seconds[kind] / whole)}`)));
 }
 

@@ -27,16 +27,16 @@ function choosing(pick, picked) {
 function standing(width) {
   const narrow = width < NARROW;
   return [
-    { key: "name", title: "run", width: narrow ? 190 : 270, cell: (row) => nameCell(row, narrow), sort: (row) => row.called || row.name },
+    { key: "name", title: "run", width: narrow ? 190 : 248, cell: (row) => nameCell(row, narrow), sort: (row) => row.called || row.name },
     { key: "state", title: "state", width: 118, cell: (row) => stateChip(row.state), sort: (row) => row.state },
     { key: "spark", title: "loss", width: 112, cell: (row) => spark(row.spark, lossWords(row)), sort: (row) => real(row.metrics?.loss ?? null) },
     { key: "step", title: "step", width: 150, numeric: true, cell: stepCell, sort: (row) => row.step },
-    { key: "eta", title: "to go", width: 104, numeric: true, cell: (row) => duration(row.eta_s), sort: (row) => row.eta_s },
+    { key: "eta", title: "to go", width: 100, numeric: true, cell: (row) => duration(row.eta_s), sort: (row) => row.eta_s },
     { key: "rate", title: "rate", width: 96, numeric: true, cell: (row) => pace(row.rate), sort: (row) => row.rate },
-    { key: "took", title: "ran for", width: 108, numeric: true, cell: (row) => duration(ranFor(row)), sort: ranFor },
-    { key: "submitted", title: "submitted", width: 128, numeric: true, cell: (row) => timeCell(row.submitted_at), sort: (row) => row.submitted_at },
+    { key: "took", title: "ran for", width: 100, numeric: true, cell: (row) => duration(ranFor(row)), sort: ranFor },
+    { key: "submitted", title: "submitted", width: 118, numeric: true, cell: (row) => timeCell(row.submitted_at), sort: (row) => row.submitted_at },
     { key: "restarts", title: "restarts", width: 84, numeric: true, cell: (row) => number(row.restarts || null), sort: (row) => row.restarts },
-    { key: "cluster", title: "cluster", width: 110, cell: (row) => clusterCell(row), sort: (row) => row.cluster },
+    { key: "cluster", title: "cluster", width: 100, cell: (row) => clusterCell(row), sort: (row) => row.cluster },
   ];
 }
 

@@ -57,7 +57,7 @@ export function runsView(main, { say, go }) {
     compare.hidden = clear.hidden = picked.size === 0;
     compare.textContent = `compare ${picked.size}`;
     empty.hidden = found.length > 0;
-    empty.textContent = rows.size ? "No run is like that." : "No runs yet. `launch submit` or `launch run` begins one, and it appears here.";
+    empty.textContent = !answered ? "Looking\u2026" : rows.size ? "No run is like that." : "No runs yet. `launch submit` or `launch run` begins one, and it appears here.";
     tally(states, rows, (word) => (search.value = words = toggled(words, word), remember("words", words), draw()));
   });
 
@@ -65,13 +65,25 @@ export function runsView(main, { say, go }) {
     h("h1", { class: "unseen" }, "Runs"),
     h("div", { class: "bar" }, search, states, count, compare, clear, chooser),
     table.element, empty);
+  const take = (change) => {
+    for (const row of change.runs) rows.set(row.id, row);
+    for (const id of change.gone) rows.delete(id), picked.delete(id);
+  };
+  let answered = false;
+  let asked = 0; // questions for all of them that are under way
+  let meanwhile = []; // what was told since the first of these: an answer may be older
   const load = async () => {
+    asked += 1;
     try {
       rows = new Map((await ask("/api/runs")).runs.map((row) => [row.id, row]));
+      meanwhile.forEach(take);
+      answered = true;
       draw();
     } catch (error) {
       say(error.message);
     }
+    asked -= 1;
+    if (!asked) meanwhile = [];
   };
   load();
   const watcher = new ResizeObserver(draw);
@@ -79,8 +91,8 @@ export function runsView(main, { say, go }) {
   const stop = follow("", {
     hello: load, // what changed before this page was heard was told to nobody
     runs: (change) => {
-      for (const row of change.runs) rows.set(row.id, row);
-      for (const id of change.gone) rows.delete(id), picked.delete(id);
+      if (asked) meanwhile.push(change);
+      take(change);
       draw();
     },
     connected: (now) => main.classList.toggle("cut-off", !now),
@@ -96,6 +108,7 @@ function inOrder(rows, columns, { key, down }) {
     if (a === b) return one.id < other.id ? 1 : -1;
     if (a === null || a === undefined || Number.isNaN(a)) return 1; // what is not known comes last, either way
     if (b === null || b === undefined || Number.isNaN(b)) return -1;
+    if (typeof a !== typeof b) return (typeof a === "number" ? -1 : 1) * way; // numbers, then words
     return (a < b ? -1 : 1) * way;
   });
   return keyed.map(([, row]) => row);

@@ -1,67 +1,24 @@
 """The page in a real browser: what people see, and that nothing which ranks or names say is more than text."""
 
 import asyncio
-import json
-import os
-import shutil
 import threading
-import time
 from pathlib import Path
 
 import pytest
 from axe_core_python import selenium
-from browser import PROGRAMS, browsing
+from browser import needs_browser
 
 from launcher import api
+from launcher.board import server
 from launcher.board.export import export_page
 from launcher.board.live import feed
 from launcher.words import Cause
 from tests.board.conftest import BOUND_S
+from tests.board.page.conftest import EVIL, PICTURES, measure, picture
 
-pytestmark = pytest.mark.skipif(
-    any(shutil.which(program) is None for program in PROGRAMS), reason="apt-get install chromium chromium-driver"
-)
+pytestmark = needs_browser
+
 AXE = Path(selenium.__file__).with_name("axe.min.js")
-PICTURES = os.environ.get("LAUNCH_TEST_PICTURES")  # a folder for people to look at
-EVIL = "<script>document.title = 'evil'</script><img src=x onerror=\"document.title = 'evil'\">"
-
-
-@pytest.fixture(scope="module")
-def window():
-    with browsing() as one:
-        yield one
-
-
-@pytest.fixture
-def page(window, board, request):
-    """The board in the browser; nothing is complained of, and nobody else is asked."""
-    window.errors()
-    window.open(board.address)
-    yield window
-    if PICTURES:
-        window.picture(Path(PICTURES) / f"{request.node.name}.png")
-    asked = window.hosts()
-    window.open("about:blank")  # a board that ends while a page listens would wait for it
-    assert window.errors() == []
-    assert asked <= {f"127.0.0.1:{board.port}"}
-
-
-@pytest.fixture
-def training(house):
-    """A run with a curve and a log, whose name, metric and log are hostile."""
-    folder = house.run().trained(for_s=30_000, starting_s=10_000).running(message=EVIL, metrics={"loss": 0.5})
-    measure(folder, {step: {"loss": 1 / step, EVIL: 1.0} for step in range(1, 200)})
-    return folder.log(0, f"{EVIL}\n\033]0;evil\007\033[31mred\033[0m\n{'x' * 1_000_000}\n")
-
-
-def measure(folder, values):
-    folder.run.metrics.mkdir(exist_ok=True)
-    path = folder.run.reported(1, 0)
-    with path.open("a") as file:
-        if path.stat().st_size == 0:
-            file.write('{"generation":1,"at":1}\n')
-        for step, row in values.items():
-            file.write(json.dumps({"step": step, "at": time.time(), "rank": 0, "values": row}) + "\n")
 
 
 def look_at_run(page):
@@ -118,6 +75,25 @@ def test_what_changed_before_the_table_was_told_of_it_is_seen(training, board, p
     page.until_text("77")
 
 
+def test_what_is_told_while_the_table_is_on_its_way_stays(house, page, board, late, monkeypatch):
+    encode = server.encode
+
+    def encode_late(answer):
+        written = encode(answer)
+        late.wait(BOUND_S)
+        return written
+
+    monkeypatch.setattr(server, "encode", encode_late)
+    page.open(board.address)
+    page.until_text("Looking")
+    house.run().succeeded()
+    page.until_text("job-abcd")
+    late.set()
+    page.until("return performance.getEntriesByName(`${location.origin}/api/runs`).length >= 2")
+    page.drawn()
+    assert "job-abcd" in page.text()
+
+
 def test_a_kill_before_the_run_was_watched_is_seen(training, page, late, monkeypatch):
     watched = feed.WatchedRun
 
@@ -171,7 +147,7 @@ def test_an_exported_page_opens_from_disk(training, house, window, tmp_path):
         window.run("location.hash = '#/compare'")
         window.until("return document.querySelectorAll('.charts canvas').length > 0")
         if PICTURES:
-            window.picture(Path(PICTURES) / "exported.png")
+            picture(window, "exported")
         assert window.run("return document.title.includes('evil')") is False
         assert window.errors() == []
         assert window.hosts() <= {""}

@@ -1,0 +1,119 @@
+"""The table of all runs in a real browser: found, sorted, chosen, by mouse and by keys."""
+
+import pytest
+from browser import again_if_cut_off, needs_browser
+
+from launcher.rundir.records import Labels
+from tests.board.page.conftest import EVIL, look_at, started_with
+
+pytestmark = needs_browser
+SHOWN = "[...document.querySelectorAll('tr[data-key] .named a')].map(one => one.textContent)"
+THREE = ["lr1-aaaa", "lr2-bbbb", "vit-cccc"]
+
+
+@pytest.fixture
+def three(house, page):
+    """Of which one fails, and one has a hostile note."""
+    started_with(house.run("lr1-aaaa").succeeded(step=7, metrics={"loss": 0.5}), "--lr", "9")
+    run = house.run("lr2-bbbb").running(step=40, message=EVIL, metrics={"loss": 0.25})
+    started_with(run, "--lr", "10")
+    run.write(run.run.labels, Labels(tags=("sweep",), note=EVIL))
+    started_with(house.run("vit-cccc").failed(step=1000, message="out of luck"), "--lr", EVIL)
+    shows(page, *THREE, in_order=False)
+    return page
+
+
+def begin(page):
+    page.run("localStorage.clear(); location.hash = '#/runs'")
+    page.reload()
+    shows(page, *THREE, in_order=False)
+
+
+def shows(page, *runs, in_order=True):
+    found = SHOWN if in_order else f"{SHOWN}.sort()"
+    page.until(f"return {found}.join() === arguments[0]", ",".join(runs if in_order else sorted(runs)))
+
+
+def search(page, words):
+    page.run("document.body.focus()")
+    page.press("/")
+    page.until("return document.activeElement.id === 'search'")
+    page.press(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("state:active", ["lr2-bbbb"]),
+        ("name:lr*", ["lr1-aaaa", "lr2-bbbb"]),
+        ("-tag:sweep", ["lr1-aaaa", "vit-cccc"]),
+        ("luck", ["vit-cccc"]),
+        ("<script>", ["lr2-bbbb"]),
+        ("name:[", []),
+    ],
+)
+@again_if_cut_off
+def test_words_find_runs(three, words, found):
+    begin(three)
+    search(three, words)
+    shows(three, *found, in_order=False)
+
+
+@again_if_cut_off
+def test_a_column_sorts_either_way(three):
+    begin(three)
+    three.click("step", "th button")
+    shows(three, "vit-cccc", "lr2-bbbb", "lr1-aaaa")
+    three.until("return document.querySelector('[aria-sort=descending]')?.textContent.includes('step')")
+    three.run("[...document.querySelectorAll('th button')].find(one => one.textContent.startsWith('step')).click()")
+    shows(three, "lr1-aaaa", "lr2-bbbb", "vit-cccc")
+
+
+@again_if_cut_off
+def test_an_argument_is_a_column_and_its_numbers_sort_as_numbers(three):
+    begin(three)
+    three.click("columns", "summary")
+    three.until("return document.querySelector('.menu label') !== null")
+    three.run(
+        "[...document.querySelectorAll('.menu label')].find(one => one.textContent === '--lr').firstChild.click()"
+    )
+    three.click("--lr", "th button")
+    shows(three, "vit-cccc", "lr2-bbbb", "lr1-aaaa")
+    assert three.run("return document.title.includes('evil')") is False
+
+
+@again_if_cut_off
+def test_all_of_it_goes_by_keys(three):
+    begin(three)
+    search(three, "lr")
+    shows(three, "lr1-aaaa", "lr2-bbbb", in_order=False)
+    three.press("ArrowDown")
+    three.press("x", "ArrowDown", "x")
+    three.until_text("compare 2")
+    three.press("c")
+    three.until_text("Results beside what differs")
+    three.press("?")
+    three.until("return document.querySelector('dialog[open]') !== null")
+    three.press("1")  # of what is behind the dialog nothing happens
+    three.press("Escape")
+    three.until("return document.querySelector('dialog') === null && location.hash.startsWith('#/compare/')")
+    three.press("1")
+    shows(three, "lr1-aaaa", "lr2-bbbb", in_order=False)  # the words stay
+    three.run("document.querySelector('tr[data-key]').focus()")
+    three.press("Enter")
+    three.until("return location.hash.startsWith('#/run/')")
+    three.press("Escape")
+    three.until("return location.hash === '#/runs'")
+
+
+@pytest.mark.parametrize(
+    "view", ["runs", "run/lr2-bbbb", "run/lr2-bbbb/logs", "compare/lr1-aaaa,lr2-bbbb,vit-cccc", "clusters"]
+)
+@again_if_cut_off
+def test_a_telephone_shows_it_without_scrolling_aside(three, view):
+    three.look(400, 800)
+    words = {"runs": "vit-cccc", "clusters": "local"}.get(view, "lr2-bbbb")
+    look_at(three, view, words)
+    three.drawn()
+    wide = "[document.documentElement, document.querySelector('main')].map(one => one.scrollWidth - one.clientWidth)"
+    assert three.run(f"return {wide}") == [0, 0]
