@@ -33,6 +33,7 @@ from launcher.clusters.protocol import (
     Mends,
     Preview,
     Reaches,
+    Releases,
 )
 from launcher.errors import BadInput, LaunchError, NoSuchRun, Refused, Unreachable
 from launcher.ids import LAST, RunId, parse_run_id
@@ -322,6 +323,17 @@ class Run:
         return run_html(self.status(WATCH_S), time.time())
 
 
+def release(one: Run) -> None:
+    """Let a run go that is held (`queue.hold`). Raises Refused where it is not."""
+    run, status = RunDir(one.path), one.status()
+    attempt = newest(run)
+    place = _carrier(attempt)
+    held = attempt is not None and not status.state.ended and read_plan(run, attempt.number).spec.queue.hold
+    if attempt is None or not held or not isinstance(place, Releases):
+        raise Refused(f"{one.id} is {status.state}, and not held", f"hint: launch status {one.id}")
+    place.release(run, attempt)
+
+
 def remove(runs_: "Sequence[Run]", *, anyway: bool = False) -> list[KeptThere]:
     """Take away these, which have ended: first on other machines, then here; but none that lives somewhere after all,
     nor, unless `anyway`, one of which a silent machine may keep something. Gives what other machines say."""
@@ -523,8 +535,6 @@ def run(ref: str) -> Run:
     try:
         return Run(*registry.find(ref))
     except NoSuchRun:
-        if (called := _called(ref)) is not None:
-            return called
         found = _discovered(ref) if ref != LAST else None
         if found is None:
             if others := unlisted("" if ref == LAST else ref):
@@ -551,12 +561,6 @@ def asked_of(run: Run) -> str:
     """The kind of cluster that has to be asked about it, which may take its time; "": all is known here."""
     facts = read_facts(run.path)
     return facts.asks if _is_asked(facts) else ""
-
-
-def _called(ref: str) -> Run | None:
-    """The one run that a person has named so."""
-    found = [one for one in runs() if (said := readable(RunDir(one.path).labels, Labels)) and said.name == ref]
-    return found[0] if len(found) == 1 else None
 
 
 def _discovered(ref: str) -> Path | None:

@@ -22,6 +22,7 @@ COMMANDS = {
         "launcher.cli.keeping.cancel",
         "end runs: the ranks are asked first, then no process is left; files stay",
     ),
+    "release": ("launcher.cli.keeping.release", "let runs go that wait because they were submitted with --hold"),
     "resume": ("launcher.cli.starting.resume", "continue an ended or lost run from its newest checkpoint"),
     "tag": ("launcher.cli.keeping.tag", "give runs tags, or take some away, to find them by"),
     "note": ("launcher.cli.keeping.note", "write down what there is to say of a run"),

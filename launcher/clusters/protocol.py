@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from launcher.doctor.findings import Finding
     from launcher.doctor.wish import DoctorWish
     from launcher.hostlink.running import Running
-    from launcher.plan.facts import Machine
+    from launcher.plan.facts import Machine, Misfit
     from launcher.plan.model import Plan
     from launcher.rundir.code.listing import CodeList
-    from launcher.spec.model import JobSpec
+    from launcher.spec.model import JobSpec, QueueOptions
     from launcher.status.checkpoints import Checkpoint
 
 
@@ -100,6 +100,29 @@ class SubmitsTogether(Protocol):
 
     def most_together(self) -> int:
         """How many runs with equal demands may be handed over as one."""
+
+
+@runtime_checkable
+class HasQueue(Protocol):
+    """Kinds that can have a run wait as its spec says."""
+
+    def queue_problems(self, queue: "QueueOptions") -> "list[Misfit]":
+        """What of these options cannot be had there."""
+
+
+@runtime_checkable
+class KeepsOrder(Protocol):
+    """Kinds that know of runs which are submitted together, without taking them as one job."""
+
+    most_in_order: int
+
+
+@runtime_checkable
+class Releases(Protocol):
+    """Kinds that hold a run until a person lets it go."""
+
+    def release(self, run: RunDir, attempt: AttemptDir) -> None:
+        """Let it go, whether it was held or not."""
 
 
 @runtime_checkable

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from launcher.plan.facts import Machine, Misfit, Project, RunIdentity
 from launcher.plan.model import FrozenCode, NodePlan, Plan, RankCommand
 from launcher.plan.preload import preload_for
+from launcher.spec.kinds.queueing import moment
 from launcher.spec.model import Budget, JobSpec, Resources
 
 REPEAT = "LAUNCH_REPEAT"  # tells the ranks of a repeated run which one it is
@@ -83,6 +84,7 @@ def build(
         interface=machine.interface,
         one_machine=not machine.apart,
         own_folders=project.own_folders,
+        starts_at=None if spec.queue.at is None else moment(spec.queue.at, place.submitted_at),
     )
 
 

@@ -26,6 +26,15 @@ class NodePlan(msgspec.Struct, frozen=True):
     host: str = ""  # what the cluster calls the machine; "": not known yet, or this one
 
 
+class AwaitedRun(msgspec.Struct, frozen=True):
+    """A run that this one waits for."""
+
+    run_id: RunId
+    run_dir: str  # absolute
+    until: str  # as in Predecessor
+    step: int = 0
+
+
 class FrozenCode(msgspec.Struct, frozen=True):
     """What was frozen of the user's code."""
 
@@ -67,4 +76,6 @@ class Plan(msgspec.Struct, frozen=True):
     elects: bool = False  # its hosts choose another leader where the one that they have falls silent
     told: tuple[str, ...] = ()  # who hears of the run, without addresses that are secrets
     own_folders: tuple[str, ...] = ()  # inside code/: where the project's own packages are imported from
+    starts_at: float | None = None  # Unix time before which it does not start
+    awaited: tuple[AwaitedRun, ...] = ()  # runs that it follows
     away: tuple[int, ...] = ()  # nodes that were lost before the attempt was opened, and may come yet

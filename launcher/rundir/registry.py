@@ -9,9 +9,10 @@ import msgspec
 
 from launcher.errors import BadInput, NoSuchRun
 from launcher.ids import LAST, RunId, is_run_id, parse_run_id
-from launcher.rundir.durable import Damaged, make_dir, read_record, sync_dir, write_bytes
+from launcher.rundir.durable import Damaged, make_dir, read_record, readable, sync_dir, write_bytes
 from launcher.rundir.layout import RunDir
 from launcher.rundir.ownership import is_ours_alone, own_part, refuse_exposed
+from launcher.rundir.records import Labels
 
 _SHOWN = 8
 
@@ -143,7 +144,7 @@ def unlisted(folder: Path) -> list[tuple[RunId, Path]]:
 
 
 def find(ref: str) -> tuple[RunId, Path]:
-    """The run with this id, this unique beginning of an id, or the newest for `last`; and its folder."""
+    """The run with this id, this unique beginning of an id or this name, or the newest for `last`; and its folder."""
     known = dict(registered())
     if ref == LAST:
         return _newest(known)
@@ -153,6 +154,8 @@ def find(ref: str) -> tuple[RunId, Path]:
     there = [run_id for run_id in matches if known[run_id].is_dir()]
     if len(there) == 1:
         return there[0], known[there[0]]
+    if (called := _called(ref, known)) is not None:
+        return called
     if there:
         more = ", ..." if len(there) > _SHOWN else ""
         raise NoSuchRun(
@@ -162,6 +165,13 @@ def find(ref: str) -> tuple[RunId, Path]:
     if matches:
         raise NoSuchRun(f"{matches[0]}: its folder is gone: {known[matches[0]]}")
     raise NoSuchRun(f"{ref[:100]!r}: no such run", f"hint: {_near(ref, list(known))}")
+
+
+def _called(ref: str, known: dict[RunId, Path]) -> tuple[RunId, Path] | None:
+    """The one run that a person has named so."""
+    labels = ((one, readable(RunDir(one[1]).labels, Labels)) for one in known.items())
+    found = [one for one, said in labels if said is not None and said.name == ref]
+    return found[0] if len(found) == 1 else None
 
 
 def _newest(known: dict[RunId, Path]) -> tuple[RunId, Path]:

@@ -10,12 +10,23 @@ from launcher.spec.cluster_fields import OF_KINDS
 from launcher.spec.kinds.groups import WORD, ArgsTable, ByShape, ListOf, TableOf
 from launcher.spec.kinds.leaf import WordOr
 from launcher.spec.kinds.names import SecretSource, VariableName, job_name
-from launcher.spec.kinds.numbers import Integer, Nodes, Number, Size
+from launcher.spec.kinds.numbers import Boolean, Integer, Nodes, Number, Size
+from launcher.spec.kinds.queueing import PredecessorName, Priority, WrittenMoment
 from launcher.spec.kinds.sections import Field, Section, Shorthand
 from launcher.spec.kinds.targets import WhoHears
 from launcher.spec.kinds.text import RUN_DIR_NAMES, Choice, InnerPath, Text, any_path
 from launcher.spec.kinds.times import Duration, DurationRange, Every
-from launcher.spec.model import Budget, CheckpointOptions, Code, JobSpec, NotifyOptions, Recovery, Resources, RunOptions
+from launcher.spec.model import (
+    Budget,
+    CheckpointOptions,
+    Code,
+    JobSpec,
+    NotifyOptions,
+    QueueOptions,
+    Recovery,
+    Resources,
+    RunOptions,
+)
 
 # A name that ends in .py is a file, whatever else it could be.
 _MODULE = r"(?!.*\.py$)[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*"
@@ -184,6 +195,25 @@ def notify_fields(*, spelled_out: bool) -> tuple[Field, ...]:
 
 NOTIFY = Section(NotifyOptions, notify_fields(spelled_out=False))
 
+QUEUE = Section(
+    QueueOptions,
+    (
+        Field("priority", Priority(), "Which of your own waiting runs goes first: the one with the higher number; on "
+              "Slurm and Grid Engine only below 0, behind the jobs of everybody", example="10"),
+        Field("after", ListOf(PredecessorName(), single=True, may_be_blank=True), "Runs that must have succeeded "
+              "before; RUN:ended is any end, RUN:step N so many steps. Where one cannot come to that any more, the run "
+              "ends as cancelled", example="[prep-7k3f, vit-9x2d:step 1000]"),
+        Field("hold", Boolean(), "It waits until `launch release`", example="true"),
+        Field("at", WrittenMoment(), "It waits until then: the next time it is so late, or a date", example="22:00"),
+        Field("now", Boolean(), "Here: it does not wait for GPUs and slots, and shares what others have",
+              example="true"),
+        Field("slots", Integer(0, 4096), "Here: how many cores of this machine it takes for itself, and waits for; "
+              "without any, runs without GPUs take turns on the cores", example="4"),
+        Field("max_parallel", Integer(1, 100_000), "How many of the runs that are submitted together go on at once",
+              example="2"),
+    ),
+)  # fmt: skip
+
 
 class _Job(Section, frozen=True, dict=True):
     """With room for the sections of kinds that other packages bring: their values are kept in `plugins`."""
@@ -210,6 +240,7 @@ JOB = _Job(
         Field("checkpoint", CHECKPOINT, "When and where the trainer saves"),
         Field("recovery", RECOVERY, "What follows a failure"),
         Field("notify", NOTIFY, "Who hears of it; what it does not say is as in ~/.config/launch/notify.yaml"),
+        Field("queue", QUEUE, "What it waits for before it starts, and which of your runs goes first"),
         *OF_KINDS,
     ),
     checks=(checks.env_or_secret, checks.spares_need_nodes, checks.signal_before_time),

@@ -119,6 +119,29 @@ class NotifyOptions(Struct, frozen=True):
     stalled_after_s: float | None = None  # `stalled_after:`
 
 
+class Predecessor(Struct, frozen=True):
+    """A run that another one waits for, and what it has to have come to."""
+
+    run: str  # an id, a unique beginning of one, a name, or `last`
+    until: str = "succeeded"  # succeeded, ended; step: it has made `step` steps
+    step: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.run}:{self.until}" + (f" {self.step}" if self.until == "step" else "")
+
+
+class QueueOptions(Struct, frozen=True):
+    """What a run waits for before it starts, and who goes first."""
+
+    priority: int = 0
+    after: tuple[Predecessor, ...] = ()
+    hold: bool = False
+    at: str | None = None  # a moment as a person writes it; see `kinds.queueing`
+    now: bool = False
+    slots: int = 0
+    max_parallel: int | None = None
+
+
 class Slurm(Struct, frozen=True):
     partition: str | None = None
     account: str | None = None
@@ -197,6 +220,7 @@ class JobSpec(Struct, frozen=True):
     checkpoint: CheckpointOptions = CheckpointOptions()
     recovery: Recovery = Recovery()
     notify: NotifyOptions = NotifyOptions()
+    queue: QueueOptions = QueueOptions()
     slurm: Slurm = Slurm()
     gridengine: GridEngine = GridEngine()
     ssh: Ssh = Ssh()

@@ -17,8 +17,8 @@ import msgspec
 
 from launcher.clusters.keeping import news
 from launcher.clusters.keeping.attempt_end import first_state
-from launcher.clusters.protocol import CopiesCode, SubmitsTogether
-from launcher.errors import LaunchError, NotStarted, Unreachable, some_exist, with_runs
+from launcher.clusters.protocol import CopiesCode, KeepsOrder, SubmitsTogether
+from launcher.errors import BadInput, LaunchError, NotStarted, Unreachable, some_exist, with_runs
 from launcher.ids import RunId, new_run_id, new_ticket
 from launcher.plan.model import Plan
 from launcher.rundir import drafts, registry
@@ -81,7 +81,13 @@ def open_shipped(specs: Sequence[Shipped], *, on: str, choose: Callable[[Opened]
 
 def _open_all(wishes: Sequence[Request], choose: Callable[[Opened], None] = lambda _: None) -> list[tuple[RunId, Path]]:
     opened = list[tuple[RunId, Path]]()
-    for group in _together(wishes):
+    groups = _together(wishes)
+    if len(groups) > 1 and any(wish.spec.queue.max_parallel for wish in wishes):
+        raise BadInput(
+            "queue.max_parallel: these runs cannot be counted together",
+            "hint: submit those alone that differ in cluster, project, resources, queue or max_parallel",
+        )
+    for group in groups:
         try:
             opened += _open_group(group, choose)
         except (LaunchError, OSError) as error:
@@ -95,8 +101,7 @@ def _together(wishes: Sequence[Request]) -> list[list[Request]]:
     """Neighbours that may share one job: of one project, with the same demands, as many as the cluster takes."""
     groups: list[list[Request]] = []
     for wish in wishes:
-        place = wish.cluster
-        most = place.most_together() if len(wishes) > 1 and isinstance(place, SubmitsTogether) else 1
+        most = _most_together(wish) if len(wishes) > 1 else 1
         if groups and len(groups[-1]) < most and _demands(groups[-1][-1]) == _demands(wish):
             groups[-1].append(wish)
         else:
@@ -104,10 +109,28 @@ def _together(wishes: Sequence[Request]) -> list[list[Request]]:
     return groups
 
 
+def _most_together(wish: Request) -> int:
+    place = wish.cluster
+    if isinstance(place, SubmitsTogether):
+        return place.most_together()
+    return place.most_in_order if wish.spec.queue.max_parallel and isinstance(place, KeepsOrder) else 1
+
+
 def _demands(wish: Request) -> tuple[object, ...]:
     spec = wish.spec
     options = [getattr(spec, kind) for kind in OPTIONS_OF]
-    return wish.on, wish.project.path, spec.resources, options, spec.plugins, spec.recovery.spares, spec.secrets
+    if isinstance(wish.cluster, KeepsOrder):
+        return wish.on, wish.project.path, spec.queue.max_parallel
+    return (
+        wish.on,
+        wish.project.path,
+        spec.resources,
+        options,
+        spec.plugins,
+        spec.recovery.spares,
+        spec.secrets,
+        spec.queue,
+    )
 
 
 def _open_group(group: Sequence[Request], choose: Callable[[Opened], None]) -> list[tuple[RunId, Path]]:
@@ -138,7 +161,8 @@ def _open_group(group: Sequence[Request], choose: Callable[[Opened], None]) -> l
         _unmake((), batch)
         raise
     try:
-        for engagement in engagements if batch is None else engagements[:1]:
+        as_one = batch is not None and isinstance(group[0].cluster, SubmitsTogether)
+        for engagement in engagements[:1] if as_one else engagements:
             engagement.go(first)
     except NotStarted:
         _unmake(opened, batch)

@@ -17,6 +17,7 @@ from launcher.notify.record import Notifying
 from launcher.notify.settings import notifying_of
 from launcher.plan.build import check
 from launcher.plan.model import FrozenCode, Plan
+from launcher.plan.queueing import at_once
 from launcher.project import ProjectCode, code_of, look_at
 from launcher.rundir.attempts import new_attempt, read_plan
 from launcher.rundir.code.diffing import changes, shown
@@ -34,7 +35,16 @@ from launcher.rundir.ownership import is_ours_alone
 from launcher.rundir.records import ANEW, AttemptEnd, Event, Gone
 from launcher.spec.model import JobSpec
 from launcher.submission.opening import counted
-from launcher.submission.requests import Defaults, Request, plan_of, python_problems, read_with_defaults, refuse
+from launcher.submission.predecessors import awaited_by
+from launcher.submission.requests import (
+    Defaults,
+    Request,
+    plan_of,
+    python_problems,
+    queue_problems,
+    read_with_defaults,
+    refuse,
+)
 from launcher.words import Cause, State
 
 _CHANGES = 8
@@ -107,18 +117,23 @@ def _place(before: Plan, on: str | None, defaults: Defaults | None) -> ClusterEn
 
 def _asked_again(run: RunDir, before: Plan, place: ClusterEntry, overrides: tuple[str, ...], *, renew: bool) -> Request:
     """The run's own spec with these changes, and the code that its next attempt gets. Raises BadInput, Refused."""
+    waits = any(one.startswith("queue.") for one in overrides)  # else it has waited, or is not to wait any more
     where, overrides = of_kind(place.kind), (*before.overrides, *overrides)
     spec = read_with_defaults(run.spec, overrides, place.defaults)
+    spec = spec if waits else at_once(spec)
     _may_renew(run, renew, spec, before, where)
     python = before.entry.python
     if spec.run.python != before.spec.run.python:
         python = interpreter(spec, Path(before.project), os.environ)
     found = _code_for(run, spec, python, before, renew=renew)
     project = look_at(spec, found.listed.root, found.listed, python, found.own_folders)
-    return Request(
+    awaited, unknown = awaited_by(spec)
+    wish = Request(
         run.spec, spec, overrides, place.name, where, project, found.listed, python,
-        defaults=place.defaults, notifying=_notifying_again(run, spec, before),
+        defaults=place.defaults, notifying=_notifying_again(run, spec, before), awaited=awaited,
     )  # fmt: skip
+    refuse(run.spec, [*queue_problems(wish), *unknown])
+    return wish
 
 
 def _plan_again(wish: Request, run: RunDir, before: Plan, *, renew: bool) -> Plan:

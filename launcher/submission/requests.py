@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import msgspec
 from launcher.clusters.clusters_file import entry, plugin_sections, with_defaults
 from launcher.clusters.keeping import news
 from launcher.clusters.kinds import of_kind
-from launcher.clusters.protocol import ChecksFirst, Cluster
+from launcher.clusters.protocol import ChecksFirst, Cluster, HasQueue
 from launcher.errors import BadInput
 from launcher.ids import RunId, new_run_id
 from launcher.interpreter import OLDEST, interpreter, is_program, is_too_old, version_of
@@ -20,14 +20,17 @@ from launcher.notify.record import Notifying
 from launcher.notify.settings import notifying_of
 from launcher.plan.build import build, check, check_code, crowded, secret_problems
 from launcher.plan.facts import Machine, Misfit, Project, RunIdentity
-from launcher.plan.model import FrozenCode, Plan
+from launcher.plan.model import AwaitedRun, FrozenCode, Plan
+from launcher.plan.queueing import not_taken
 from launcher.project import code_of, live_imports, look_at, project_of
 from launcher.rundir import registry
 from launcher.rundir.code.listing import CodeList
 from launcher.secret_values import unset_secrets
 from launcher.spec.fields import JOB, with_plugins
+from launcher.spec.kinds.queueing import moment
 from launcher.spec.model import JobSpec
 from launcher.spec.read import position, read_spec
+from launcher.submission.predecessors import awaited_by
 
 Defaults = tuple[tuple[str, str], ...]  # options of the spec and their YAML text
 
@@ -72,6 +75,7 @@ class Request:
     shipped: Shipped | None = None
     defaults: Defaults = ()
     notifying: Notifying | None = None
+    awaited: tuple[AwaitedRun, ...] = ()  # runs that it is to follow
     live: Sequence[str] = ()  # words about what the interpreter here would import from where it is edited
 
 
@@ -123,9 +127,20 @@ def able(wish: Request) -> Request:
     """The request, if the cluster offers what it needs. Raises BadInput with all problems."""
     machine = wish.cluster.machine(wish.spec)
     problems = check(wish.spec, machine, wish.project, _unset(wish))
-    refuse(wish.file, [*problems, *python_problems(wish.python, machine, wish.spec)])
+    awaited, unknown = awaited_by(wish.spec)
+    problems += [*python_problems(wish.python, machine, wish.spec), *queue_problems(wish), *unknown]
+    refuse(wish.file, problems)
     _warn(wish, machine)
-    return wish
+    return replace(wish, awaited=awaited)
+
+
+def queue_problems(wish: Request) -> list[Misfit]:
+    """What the cluster cannot do of what the run is to wait for."""
+    queue, where = wish.spec.queue, wish.cluster
+    problems = where.queue_problems(queue) if isinstance(where, HasQueue) else not_taken(queue, (), where.kind)
+    if queue.at is not None and moment(queue.at, time.time()) < time.time():
+        problems.append(Misfit("queue.at", f"{queue.at} is over"))
+    return problems
 
 
 def _warn(wish: Request, machine: Machine) -> None:
@@ -204,7 +219,7 @@ def plan_of(wish: Request, run_id: RunId, run_dir: Path, submitted_at: float) ->
     code = FrozenCode("", len(wish.code.files), wish.code.bytes)
     plan = build(wish.spec, wish.overrides, place, wish.cluster.machine(wish.spec), wish.project, code, wish.python)
     told = wish.notifying.recipients if wish.notifying is not None else ()
-    return msgspec.structs.replace(plan, told=tuple(one.label for one in told))
+    return msgspec.structs.replace(plan, told=tuple(one.label for one in told), awaited=wish.awaited)
 
 
 def prepare(

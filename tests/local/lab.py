@@ -22,6 +22,7 @@ class Lab:
         (self.project / "pyproject.toml").write_text("[project]\nname = 'theirs'\n")
         self.env = {**os.environ, "XDG_STATE_HOME": str(root / "state"), "XDG_CONFIG_HOME": str(root / "config")}
         self.env.pop("LAUNCH_RUNS", None)
+        self.inside: list[str] = []  # what enters a network of its own, before each command
 
     # -- the project
 
@@ -78,7 +79,7 @@ class Lab:
 
     def launch(self, *words, check=0, env=None, timeout=BOUND_S, cwd=None, typed=None):
         done = subprocess.run(
-            [sys.executable, "-m", "launcher.cli.main", *words],
+            [*self.inside, sys.executable, "-m", "launcher.cli.main", *words],
             input=typed,
             cwd=cwd or self.project,
             env={**self.env, **(env or {})},

@@ -16,6 +16,8 @@ from launcher.spec.model import (
     NodeRange,
     NotifyOptions,
     NotifyTarget,
+    Predecessor,
+    QueueOptions,
     Recovery,
     Resources,
     RunOptions,
@@ -87,6 +89,14 @@ def test_every_option() -> None:
                 NotifyTarget("command", argv=("/bin/sh", "-c", "cat > /dev/null")),
             ),
             ("stalled", "ended"), 0, 3600.0,
+        ),
+        queue=QueueOptions(
+            priority=-7,
+            after=(Predecessor("prep-7k3f"), Predecessor("vit", "ended"), Predecessor("last", "step", 1000)),
+            hold=True,
+            at="2027-01-31 22:00",
+            slots=4,
+            max_parallel=2,
         ),
         slurm=Slurm(
             "gpu,long", "acc", "high", "a100|h100", "res", ("n[1-3]",), ("n7", "n8"), "gpu:a100:4",

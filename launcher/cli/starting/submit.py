@@ -8,6 +8,7 @@ import msgspec
 
 from launcher import api
 from launcher.cli.arguments import Arguments
+from launcher.cli.starting.waits import declare_waits, overrides_of
 from launcher.cli.terminal import show_news, to_json
 from launcher.errors import BadInput, Exit, LaunchError
 from launcher.words import LOCAL
@@ -19,6 +20,9 @@ EXAMPLES = """
   launch submit job.yaml --set resources.nodes=4        with a field of the spec overridden
   launch submit job.yaml --repeat 8                     eight runs of it; LAUNCH_REPEAT tells each which it is
   launch submit a.yaml b.yaml                           a run of each; one id a line
+  launch submit job.yaml --repeat 20 --max-parallel 2   twenty runs of it, two at a time
+  launch submit eval.yaml --after train-7k3f            once that run has succeeded; else it is cancelled
+  launch submit job.yaml --at 22:00                     tonight; --hold waits for `launch release`
   launch submit job.yaml --dry-run                      only show what would be done; starts and writes nothing
 """
 _MOST = 10_000
@@ -28,6 +32,7 @@ def declare(arguments: Arguments) -> None:
     arguments.add_argument("specs", metavar="SPEC", nargs="+", help="the YAML file of the job, or several")
     arguments.takes_place(default=LOCAL)
     arguments.add_argument("--repeat", metavar="N", type=_count, help="so many runs of each; on Slurm one job array")
+    declare_waits(arguments)
     arguments.add_argument("--dry-run", action="store_true", help="show the plan; start and write nothing")
     arguments.add_argument("--json", action="store_true", help="the run, or with --dry-run the whole plan, as JSON")
     arguments.add_argument("-f", "--follow", action="store_true", help="show its log; ends with the run's exit code")
@@ -35,6 +40,7 @@ def declare(arguments: Arguments) -> None:
 
 def run(options: argparse.Namespace) -> int:
     show_news()
+    options.overrides = overrides_of(options)
     one = len(options.specs) == 1 and options.repeat is None
     if options.follow and (options.dry_run or options.json or not one):
         other = "--dry-run" if options.dry_run else "--json" if options.json else "several runs"

@@ -1,5 +1,6 @@
 """This machine as a cluster: a keeper process per run, an agent process per node, on loopback addresses."""
 
+import contextlib
 import os
 import select
 import signal
@@ -15,13 +16,13 @@ from launcher.clusters.keeping.attempt_end import ask_to_stop, grace_s_of, has_e
 from launcher.clusters.keeping.standby import StandbyKeeper
 from launcher.clusters.protocol import CancelReport
 from launcher.errors import LaunchError
-from launcher.plan.facts import Machine
+from launcher.plan.facts import Machine, Misfit
 from launcher.plan.model import Plan
-from launcher.rundir.durable import readable
-from launcher.rundir.identity import alive, process_id
+from launcher.rundir.durable import create_record, readable
+from launcher.rundir.identity import alive, process_id, this_process
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import AgentRecord, ClusterWord, Handle, ProcessId, RunState
-from launcher.spec.model import JobSpec
+from launcher.spec.model import JobSpec, QueueOptions
 
 if TYPE_CHECKING:
     from launcher.doctor.findings import Finding
@@ -52,9 +53,21 @@ class LocalCluster:
 
     kind = "local"
     most_files_at_once = 2_000  # copied in a tenth of a second
+    most_in_order = 10_000
 
     def machine(self, _spec: JobSpec) -> Machine:
         return this_machine(os.environ)
+
+    def queue_problems(self, queue: QueueOptions) -> list[Misfit]:
+        """All of it is known here."""
+        cpus = this_machine(os.environ).cpus
+        if queue.slots <= cpus:
+            return []
+        return [Misfit("queue.slots", f"asks for {queue.slots} cores, but this machine has {cpus}")]
+
+    def release(self, _run: RunDir, attempt: AttemptDir) -> None:
+        with contextlib.suppress(FileExistsError):
+            create_record(attempt.released, this_process())
 
     def check_up(self, wish: "DoctorWish", tell: Callable[[str], None]) -> "Iterator[Finding]":
         from launcher.clusters.local.doctor import check_up  # late: nobody else pays for it

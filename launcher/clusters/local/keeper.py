@@ -7,6 +7,7 @@ GO_FD; the keeper then looks whether the attempt's intent is on disk and, if so,
 the moment a run exists there is exactly one keeper for it, and before that moment none that does anything.
 """
 
+import os
 import sys
 import time
 from functools import partial
@@ -17,11 +18,13 @@ from launcher.agent.memory_tier import close_tier
 from launcher.clusters.keeping.agent_processes import agent_process
 from launcher.clusters.keeping.allocation import Allocation, StopSignal, claim_attempt
 from launcher.clusters.keeping.attempt_end import cut_short, write_end
+from launcher.clusters.keeping.messenger import Messenger
 from launcher.clusters.keeping.own_log import log_to
 from launcher.clusters.keeping.standby import detach, report
 from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.errors import BadInput, Exit, LaunchError
 from launcher.plan.model import Plan
+from launcher.plan.queueing import may_wait_here
 from launcher.rundir.attempts import new_attempt, newest, read_plan
 from launcher.rundir.durable import Damaged, write_record
 from launcher.rundir.fence import raise_fence
@@ -68,13 +71,22 @@ def kept(run: RunDir, attempt: AttemptDir) -> None:
 def keep(run: RunDir, attempt: AttemptDir) -> None:
     """Carry out this attempt, and those that must follow it, until the run has ended."""
     wakeup = Wakeup()
-    before = None
+    before, slots = None, tuple[int, ...]()
     while claim_attempt(attempt.started):
         log_to(attempt.keeper_log)
         write_record(attempt.handle, Handle("local", keeper=this_process()))
         raise_fence(run, attempt.number)
         plan = read_plan(run, attempt.number)
-        agents = [agent_process(plan, attempt, node.index) for node in plan.nodes]
+        if before is None and may_wait_here(plan):
+            from launcher.clusters.local.queue import TurnHere  # late: 20 ms that most runs without GPUs do not need
+
+            turn = TurnHere(run, attempt, plan, wakeup, os.environ)
+            come = turn.come()
+            if come is None:
+                Messenger(run, attempt).close()  # no allocation has one
+                return
+            plan, slots = come, turn.fds
+        agents = [agent_process(plan, attempt, node.index, keep=slots) for node in plan.nodes]
         stop = StopSignal(wakeup, attempt, before)
         prepare = partial(have_code, run, attempt, plan, stop)
         end = Allocation(run, attempt, plan, wakeup, stop, agents, prepare=prepare).carry_out()

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from launcher.clusters.slots.table import CPU, GPU, Occupancy, occupancy
 from launcher.clusters.ssh import probe_there
-from launcher.clusters.ssh.slots.table import CPU, GPU, Occupancy, occupancy
 from launcher.errors import LaunchError, Unreachable
 from launcher.hostlink.connect import Line
 from launcher.hostlink.rpc.wire import Garbled, decoded

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from launcher.clusters.mirror.holders import lacking, newest_first
+from launcher.clusters.slots.table import Demand, SlotWaiter, held_name, lock_name, waits_name
 from launcher.clusters.ssh.cluster import offered
 from launcher.clusters.ssh.facts import Facts, Surveyed, completed
 from launcher.clusters.ssh.host.attempt_on_host import reseated
-from launcher.clusters.ssh.slots.table import Demand, SlotWaiter, held_name, lock_name, waits_name
 from launcher.clusters.ssh.submit.handover import choose
 from launcher.plan.build import build
 from launcher.plan.facts import Machine, Project, RunIdentity

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shares import SHARE
 
+from launcher.clusters.slots.table import CPU, GPU, occupancy
 from launcher.clusters.ssh import probe_there
 from launcher.clusters.ssh.facts import Facts, Surveyed, facts_of, survey
-from launcher.clusters.ssh.slots.table import CPU, GPU, occupancy
 from launcher.errors import LaunchError
 from launcher.hostlink.parallel import failures, for_all
 from launcher.hostlink.running import Done

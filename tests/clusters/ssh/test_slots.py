@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.clusters.ssh.slots import table as slot_table
-from launcher.clusters.ssh.slots import take
-from launcher.clusters.ssh.slots.table import alone_name, held_name, lock_name, waits_name
-from launcher.clusters.ssh.slots.take import Demand, SlotHolder, Slots, SlotWaiter, occupancy
+from launcher.clusters.slots import table as slot_table
+from launcher.clusters.slots import take
+from launcher.clusters.slots.table import alone_name, held_name, lock_name, waits_name
+from launcher.clusters.slots.take import Demand, SlotHolder, Slots, SlotWaiter, occupancy
 from launcher.errors import LaunchError
 
 ROOT = Path(__file__).parents[3]
@@ -48,9 +48,39 @@ def test_the_table_is_read_as_the_kernel_writes_it():
     assert seen.waiting == (SlotWaiter(9, "ben", "early", Demand(0, 16)), SlotWaiter(10, "ann", "late", Demand(4, 0)))
 
 
+def waiter(stamp, user, priority=0, gpus=1):
+    return SlotWaiter(stamp, user, f"run-{stamp}", Demand(gpus, 0), priority)
+
+
+def served(*waiting):
+    """Who is served in which order, as each of them finds out for itself."""
+    seen = occupancy("".join(row(waits_name(one)) for one in waiting))
+    return sorted(waiting, key=lambda one: len(seen.before(one)))
+
+
+def test_a_priority_counts_among_the_runs_of_one_user_and_nobody_else_waits_longer_for_it():
+    first, bens, last, low = waiter(1, "ann"), waiter(2, "ben"), waiter(3, "ann", 10), waiter(4, "ann", -10)
+    assert served(low, last, bens, first) == [last, bens, first, low]
+    assert served(waiter(1, "ann", -99), bens) == [waiter(1, "ann", -99), bens]
+    assert served(waiter(5, "ann", 99), bens) == [bens, waiter(5, "ann", 99)]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["ann", "ben"]), st.integers(-99, 99)), max_size=8))
+def test_everybody_finds_the_same_order_and_a_user_has_the_places_that_he_came_for(users):
+    waiting = [waiter(stamp, *one) for stamp, one in enumerate(users)]
+    order = served(*waiting)
+    seen = occupancy("".join(row(waits_name(one)) for one in waiting))
+    assert [len(seen.before(one)) for one in order] == [*range(len(order))]
+    assert [one.user for one in order] == [user for user, _ in users]
+    for user in ("ann", "ben"):
+        own = [(-one.priority, one.stamp) for one in order if one.user == user]
+        assert own == sorted(own)
+
+
 @pytest.mark.parametrize(
     "name",
     [
+        "launch/waits/1.x/gpu/1/ann/run",
         "launch/held/gpu/0/ann/run",  # nobody holds the lock
         "launch/held/cpu/-1/ann/run",
         "launch/held/cpu/8/ann/%1b[31mred",
@@ -407,6 +437,16 @@ def test_who_was_there_or_came_with_us_is_served_in_the_order_of_the_submits(que
     names.append(waits_name(SlotWaiter(4000, "ann", "older", Demand(1, 0))))
     assert honest.try_take() is None
     clock.now += 3600
+    assert honest.try_take() is None and "1 run is ahead" in honest.ahead()
+    names.clear()
+    assert honest.try_take() == ("0",)
+
+
+def test_one_s_own_run_of_a_higher_priority_goes_first_whenever_it_comes(queue):
+    clock, names, honest = queue
+    clock.now += 3600
+    own = SlotWaiter(999_999, take._user(), "urgent", Demand(1, 0), 10)
+    names.append(waits_name(own))
     assert honest.try_take() is None and "1 run is ahead" in honest.ahead()
     names.clear()
     assert honest.try_take() == ("0",)

@@ -9,9 +9,9 @@ import sys
 import pytest
 from separate_hosts import until
 
+from launcher.clusters.slots.table import GPU, Demand, SlotWaiter, held_name, lock_name, waits_name
+from launcher.clusters.slots.take import Slots, _user
 from launcher.clusters.ssh.host import presence
-from launcher.clusters.ssh.slots.table import GPU, Demand, SlotWaiter, held_name, lock_name, waits_name
-from launcher.clusters.ssh.slots.take import Slots, _user
 from launcher.errors import LaunchError
 from launcher.rundir.layout import RunDir
 from tests.other_users import MALLORY

@@ -23,8 +23,10 @@ from launcher.agent.memory_tier import close_tier
 from launcher.agent.wire import wire_key
 from launcher.clock import boottime
 from launcher.clusters.keeping.attempt_end import cut_short
+from launcher.clusters.keeping.queued import say_queued
 from launcher.clusters.keeping.standby import detach, report
 from launcher.clusters.keeping.wakeup import Wakeup
+from launcher.clusters.slots.take import Demand, Slots
 from launcher.clusters.ssh.host import courier
 from launcher.clusters.ssh.host.follower import Follower, TakeOver, leader_of
 from launcher.clusters.ssh.host.keeper_messages import Ask, Begin, Begun, KeeperStatus, granted, statuses
@@ -32,16 +34,13 @@ from launcher.clusters.ssh.host.keeper_rpc import WIRE, KeeperRpc
 from launcher.clusters.ssh.host.keeper_state import KeeperState
 from launcher.clusters.ssh.host.leader import Leader, pass_over_promised, propose, tell, tell_others
 from launcher.clusters.ssh.messages import GoAhead, Keepers, Opened
-from launcher.clusters.ssh.slots.take import Demand, Slots
 from launcher.errors import Exit, Fenced, LaunchError
 from launcher.hostlink.rpc.wire import decoded, encoded
 from launcher.plan.model import Plan
-from launcher.rundir.attempts import used_s_of
 from launcher.rundir.durable import readable, write_record
 from launcher.rundir.layout import RunDir
 from launcher.rundir.patience import waiting_for_disks
-from launcher.rundir.records import AttemptEnd, RunState
-from launcher.words import State
+from launcher.rundir.records import AttemptEnd
 
 _WORDS = msgspec.json.Decoder(Keepers | GoAhead)
 _TURN_S = 0.5
@@ -174,7 +173,7 @@ def _wait_for_slots(keeper: KeeperState, wakeup: Wakeup, slots: Slots) -> bool:
         if ready.gpus is not None and (ready.began or (keeper.leads and _all_begin(keeper))):
             return True
         if keeper.leads and ready.waits_for:
-            _say_queued(keeper, ready.waits_for)
+            say_queued(keeper.run, keeper.attempt, ready.waits_for)
         if not watch.look():
             return False
         if ready.gpus is not None and slots.contested() and ready.let_go(slots):
@@ -258,7 +257,7 @@ def _all_begin(keeper: KeeperState) -> bool:
     too_few = 1 + len(there) - len(waits) < keeper.plan.nodes_min
     if waits or (silent and (too_few or time.monotonic() < keeper.since + keeper.patience_s)):
         waits += [f"{host} does not answer the other hosts (launch doctor finds out why)" for host in silent]
-        _say_queued(keeper, "; ".join(filter(None, waits)) or "waits for the other hosts")
+        say_queued(keeper.run, keeper.attempt, "; ".join(filter(None, waits)) or "waits for the other hosts")
         return False
     if any(one.promised > keeper.attempt.number for one in there.values()):
         _open_anew(keeper, there)
@@ -278,14 +277,6 @@ def _open_anew(keeper: KeeperState, there: Mapping[int, KeeperStatus]) -> None:
     if number is not None:
         keeper.move(number)
         keeper.here.register()
-
-
-def _say_queued(keeper: KeeperState, text: str) -> None:
-    state = readable(keeper.run.state, RunState)
-    if state is not None and (state.state is not State.QUEUED or state.message != text):
-        used_s, number = used_s_of(keeper.run, keeper.attempt, state), keeper.attempt.number
-        queued = msgspec.structs.replace(state, attempt=number, state=State.QUEUED, message=text, used_s=used_s)
-        write_record(keeper.run.state, msgspec.structs.replace(queued, updated_at=time.time()))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from launcher.clock import boottime
 from launcher.clusters.keeping.agent_processes import AgentProcess
 from launcher.clusters.keeping.attempt_end import ask_to_stop
 from launcher.clusters.keeping.wakeup import Wakeup
+from launcher.clusters.slots.take import Alone, Slots
 from launcher.clusters.ssh.host import record_copies
 from launcher.clusters.ssh.host.attempt_on_host import AttemptOnHost
 from launcher.clusters.ssh.host.election import Election, Votes
@@ -31,7 +32,6 @@ from launcher.clusters.ssh.host.keeper_messages import (
     Replica,
 )
 from launcher.clusters.ssh.host.keeper_rpc import KeeperRpc, addresses_of
-from launcher.clusters.ssh.slots.take import Alone, Slots
 from launcher.errors import Fenced, LaunchError, said_by_the_system
 from launcher.ids import attempt_token
 from launcher.plan.model import Plan

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-from launcher.clusters.ssh.slots.take import Demand, Slots
+from launcher.clusters.slots.take import Demand, Slots
 
 path, seed, runs, gpus, cpus, queue = sys.argv[1], *map(int, sys.argv[2:])
 names = [str(number) for number in range(gpus)]

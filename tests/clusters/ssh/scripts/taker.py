@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 
-from launcher.clusters.ssh.slots.take import Demand, Slots
+from launcher.clusters.slots.take import Demand, Slots
 from launcher.errors import LaunchError
 
 run, stamp, gpus, cpus, of_gpus, of_cpus, *uid = sys.argv[1:]

@@ -1,4 +1,4 @@
-"""The slots of a host that a run holds, or its place in the queue for them, where there is no scheduler to ask.
+"""The slots of a machine that a run holds, or its place in the queue for them, where there is no scheduler to ask.
 
 A slot is held by an abstract unix socket: its name is bound once on the machine, by a user of any name, without a file
 or a daemon, and the kernel frees it with the last process that has the socket. Seen are all users of a network
@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from launcher.clusters.ssh.slots.table import (
+from launcher.clusters.slots.table import (
     CPU,
     GPU,
     Demand,
@@ -41,7 +41,15 @@ class Slots:
     """Those of one run on one host: all that it wants, or none."""
 
     def __init__(
-        self, run: str, stamp: int, demand: Demand, gpus: Sequence[str], cpus: int, *, host: str | None = None
+        self,
+        run: str,
+        stamp: int,
+        demand: Demand,
+        gpus: Sequence[str],
+        cpus: int,
+        *,
+        host: str | None = None,
+        priority: int = 0,
     ) -> None:
         self._host = host or os.uname().nodename
         if demand.gpus > len(gpus):
@@ -49,7 +57,7 @@ class Slots:
             raise LaunchError(f"{self._host}: the run wants {demand.gpus} GPUs on each host, and {has} to use")
         self._wanted = demand.gpus or min(demand.cpus, cpus)
         wanted = Demand(demand.gpus, 0) if demand.gpus else Demand(0, self._wanted)
-        self._waiter = SlotWaiter(stamp, _user(), run, wanted)
+        self._waiter = SlotWaiter(stamp, _user(), run, wanted, priority)
         self._gpus, self._cpus = tuple(gpus), cpus
         self._queued: socket.socket | None = None
         self._held: tuple[socket.socket, ...] = ()
@@ -98,7 +106,7 @@ class Slots:
         seen = occupancy()
         if self._before(seen):
             return True
-        return time.monotonic() > self._lets_go_at and seen.before(self._waiter.kind, self._waiter.turn) > 0
+        return time.monotonic() > self._lets_go_at and bool(seen.before(self._waiter))
 
     def ahead(self) -> str:
         """What we wait for, for people."""
@@ -115,13 +123,13 @@ class Slots:
         return f"waits for {self._wanted} of {there} {noun} on {self._host}: {'; '.join(parts) or 'it is next'}"
 
     def _before(self, seen: Occupancy) -> int:
-        """How many came before us. Since when it waits everybody says of itself: of one that was not here when we came,
-        nor soon after, it is not believed."""
-        kind, turn = self._waiter.kind, self._waiter.turn
-        ahead = {one for one in seen.waiting if one.kind == kind and one.turn < turn}
+        """How many are served before us. Since when it waits everybody says of itself: of one that was not here when we
+        came, nor soon after, it is not believed that it came before."""
+        mine, ahead = self._waiter, seen.before(self._waiter)
         if self._came_at is None or time.monotonic() < self._came_at + _LATE_S:
             self._earlier |= ahead
-        return len(ahead & self._earlier)
+        by_priority = {one for one in ahead if one.user == mine.user and one.priority > mine.priority}
+        return len(by_priority | {one for one in ahead if one.turn > mine.turn} | (ahead & self._earlier))
 
     def _in_the_way(self, seen: Occupancy) -> list[SlotHolder]:
         kind = self._waiter.kind

@@ -1,9 +1,10 @@
-"""Who holds slots of a host and who waits for some, as its kernel lists it for every user: names of unix sockets.
+"""Who holds slots of a machine and who waits for some, as its kernel lists it for every user: names of unix sockets.
 
     launch/gpu/3                                the lock of a GPU
     launch/held/gpu/3/ann/vit-9x2d              whose it is
     launch/held/cpu/8/ann/prep-2b4c             eight CPU slots, and whose they are
     launch/waits/19aa5d3f0c1/gpu/4/ann/vit-9x2d     a place in the queue: since when (ms), what for, who
+    launch/waits/19aa5d3f0c1.10/gpu/4/ann/vit-7k3f  one of priority 10 among the runs of its user
     launch/alone/ann/vit-9x2d                   it has lost its leader, and may have been ended elsewhere
 
 The standard library alone, and nothing newer than Python 3.8. A name says what its owner wants it to say.
@@ -23,7 +24,8 @@ _KIND, _WHO = rf"(?P<kind>{GPU}|{CPU})", r"(?P<user>[^/\s]+)/(?P<run>[^/\s]+)"
 _LOCK = re.compile(rf"launch/{_KIND}/(?P<number>[\w.-]{{1,40}})", re.ASCII)
 _HELD = re.compile(rf"launch/held/{_KIND}/(?P<number>[\w.-]{{1,40}})/{_WHO}", re.ASCII)
 _ALONE = re.compile(rf"launch/alone/{_WHO}", re.ASCII)
-_WAITS = re.compile(rf"launch/waits/(?P<stamp>[0-9a-f]{{1,16}})/{_KIND}/(?P<number>\d{{1,6}})/{_WHO}", re.ASCII)
+_SINCE = r"(?P<stamp>[0-9a-f]{1,16})(?:\.(?P<priority>-?\d{1,4}))?"
+_WAITS = re.compile(rf"launch/waits/{_SINCE}/{_KIND}/(?P<number>\d{{1,6}})/{_WHO}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class SlotWaiter:
     user: str
     run: str
     demand: Demand
+    priority: int = 0  # among the runs of its user, who may change places with each other
 
     @property
     def kind(self) -> str:
@@ -74,9 +77,14 @@ class Occupancy:
     def taken(self, kind: str) -> tuple[SlotHolder, ...]:
         return tuple(holder for holder in self.held if holder.kind == kind)
 
-    def before(self, kind: str, turn: tuple[int, str]) -> int:
-        """How many that want the same are served before this turn."""
-        return sum(waiter.kind == kind and waiter.turn < turn for waiter in self.waiting)
+    def before(self, one: SlotWaiter) -> frozenset[SlotWaiter]:
+        """Who wants the same and is served first: of other users who came before, of this one's own who has the higher
+        priority. The runs of a user have the places among them that they came for, so that nobody else waits longer."""
+        same = [other for other in self.waiting if other.kind == one.kind and other.turn != one.turn]
+        own = sorted([one, *(other for other in same if other.user == one.user)], key=lambda other: other.turn)
+        first = [other for other in own if (-other.priority, other.turn) < (-one.priority, one.turn)]
+        place = own[len(first)].turn
+        return frozenset(first) | {other for other in same if other.user != one.user and other.turn < place}
 
 
 def occupancy(table: str | None = None) -> Occupancy:
@@ -98,7 +106,7 @@ def occupancy(table: str | None = None) -> Occupancy:
         kind, number = found["kind"], found["number"]
         if "stamp" in found.groupdict():
             demand = Demand(int(number), 0) if kind == GPU else Demand(0, int(number))
-            waiting.append(SlotWaiter(int(found["stamp"], 16), *who, demand))
+            waiting.append(SlotWaiter(int(found["stamp"], 16), *who, demand, int(found["priority"] or 0)))
         elif number.isdigit() if kind == CPU else locks.pop((kind, number), None) is not None:
             held.append(SlotHolder(kind, number, *who))
     held += [SlotHolder(kind, number, "", "") for kind, number in locks if kind == GPU]
@@ -120,7 +128,8 @@ def alone_name(user: str, run: str) -> str:
 
 def waits_name(waiter: SlotWaiter) -> str:
     number = waiter.demand.gpus or waiter.demand.cpus
-    return _signed(f"launch/waits/{waiter.stamp:x}/{waiter.kind}/{number}", waiter.user, waiter.run)
+    since = f"{waiter.stamp:x}.{waiter.priority}" if waiter.priority else f"{waiter.stamp:x}"
+    return _signed(f"launch/waits/{since}/{waiter.kind}/{number}", waiter.user, waiter.run)
 
 
 def _signed(head: str, user: str, run: str) -> str:

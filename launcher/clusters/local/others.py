@@ -1,0 +1,46 @@
+"""How other runs are, for one that waits for them: wherever they run."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from launcher.clusters.kinds import kind_named, of_kind
+from launcher.clusters.local.turn import OtherRun
+from launcher.errors import LaunchError
+from launcher.rundir.records import ClusterWord
+from launcher.status.derive import derive, state_text
+from launcher.status.facts import RunFacts, read_facts
+
+_ASK_S = 15.0  # how old the word of a cluster may be
+
+
+class OtherRuns:
+    """What folders and processes tell is read each time; a cluster is asked now and then."""
+
+    def __init__(self) -> None:
+        self._words: dict[Path, tuple[float, ClusterWord | None]] = {}
+
+    def look(self, run_dir: Path) -> OtherRun:
+        if not run_dir.is_dir():
+            return OtherRun(None)
+        facts = read_facts(run_dir)
+        status = derive(replace(facts, word=self._word(facts)))
+        return OtherRun(status.state, state_text(status), status.step)
+
+    def _word(self, facts: RunFacts) -> ClusterWord | None:
+        kind = kind_named(facts.asks) if facts.asks else None
+        if kind is None or not kind.asked:
+            return None
+        _, attempt = facts.attempt_dir
+        asked_at, word = self._words.get(attempt.path, (-_ASK_S, None))
+        if time.monotonic() - asked_at >= _ASK_S:
+            word = _asked(facts)
+            self._words[attempt.path] = (time.monotonic(), word)
+        return word
+
+
+def _asked(facts: RunFacts) -> ClusterWord | None:
+    try:
+        return of_kind(facts.asks).look([facts.attempt_dir])[0]
+    except LaunchError as error:
+        return ClusterWord("unknown", "", 0.0, silent=str(error))

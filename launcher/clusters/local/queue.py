@@ -1,0 +1,137 @@
+"""A run of this machine before it starts: held, too early, behind another run, or without room.
+
+What it waits for its own keeper looks at twice a second, so that nothing else has to be there for it to start. Places
+in the queue and slots are sockets of that process and of the run's agents: of whoever is killed nothing is left.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from launcher.agent.machine import this_machine
+from launcher.clusters.keeping.attempt_end import cancelled, cut_short, write_end
+from launcher.clusters.keeping.queued import say_queued, say_starting
+from launcher.clusters.keeping.wakeup import Wakeup
+from launcher.clusters.local.others import OtherRuns
+from launcher.clusters.local.turn import has_come_to_it, never_will, waits_for
+from launcher.clusters.slots.take import Demand, Slots
+from launcher.errors import Exit, LaunchError
+from launcher.plan.model import Plan
+from launcher.plan.queueing import devices_of, with_devices
+from launcher.rundir.attempts import read_intent
+from launcher.rundir.durable import readable, write_record
+from launcher.rundir.layout import AttemptDir, BatchDir, RunDir
+from launcher.rundir.records import AttemptEnd
+from launcher.words import Cause, State
+
+_TURN_S = 0.5
+
+
+class TurnHere:
+    """The wait of one run for its turn, and the slots that it got with it."""
+
+    def __init__(
+        self, run: RunDir, attempt: AttemptDir, plan: Plan, wakeup: Wakeup, environ: Mapping[str, str]
+    ) -> None:
+        self._run, self._attempt, self._plan, self._wakeup = run, attempt, plan, wakeup
+        self._machine = this_machine(environ)
+        self._queue, self._awaited, self._others = plan.spec.queue, [*plan.awaited], OtherRuns()
+        self._before = _submitted_before(run, attempt) if self._queue.max_parallel else []
+        self._slots: Slots | None = None
+        self._held_back = False  # by anything but the slots
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """What holds its slots, as long as any process has it."""
+        return self._slots.fds if self._slots is not None else ()
+
+    def come(self) -> Plan | None:
+        """Returns when it may start, with the plan to follow; None: it has ended here, and its last word is written."""
+        try:
+            found = self._waited()
+        except LaunchError as error:
+            found = AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.LAUNCHER_FAULT, time.time(), str(error))
+        if isinstance(found, Plan):
+            return found
+        write_end(self._run, self._attempt, found, self._plan)
+        return None
+
+    def _waited(self) -> Plan | AttemptEnd:
+        said = False
+        while not self._wakeup.stop_asked:
+            hopeless, reasons = self._look_at_others()
+            if hopeless:
+                return cancelled(hopeless)
+            reasons = [*self._by_itself(), *reasons, *self._by_its_neighbours()]
+            self._held_back = self._held_back or bool(reasons)
+            if not reasons and (devices := self._take()) is not None:
+                if said:
+                    say_starting(self._run, self._attempt)
+                return self._with(devices)
+            say_queued(self._run, self._attempt, "; ".join(reasons) or self._ahead())
+            said = True
+            self._wakeup.sleep(_TURN_S)
+        return cut_short(self._attempt, "it waited for its turn", time.time())
+
+    def _by_itself(self) -> Iterator[str]:
+        if self._queue.hold and not self._attempt.released.exists():
+            yield f"held until `launch release {self._run.id}`"
+        if self._plan.starts_at is not None and time.time() < self._plan.starts_at:
+            yield f"starts at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self._plan.starts_at))}"
+
+    def _look_at_others(self) -> tuple[str, list[str]]:
+        """Why its turn can never come, and what it waits for. What has happened once is not looked at again."""
+        seen = [(one, self._others.look(Path(one.run_dir))) for one in self._awaited]
+        left = [(one, other) for one, other in seen if not has_come_to_it(one, other)]
+        self._awaited = [one for one, _ in left]
+        hopeless = filter(None, (never_will(one, other) for one, other in left))
+        return "; ".join(hopeless), [waits_for(one, other) for one, other in left]
+
+    def _by_its_neighbours(self) -> Iterator[str]:
+        """Of those that were submitted with it and before it, so many must have ended that its number may go on."""
+        most, going = self._queue.max_parallel or 0, list[Path]()
+        for number, path in enumerate(self._before):
+            if not self._others.look(path).over:
+                going.append(path)
+            if len(going) == most:
+                self._before = [*going, *self._before[number + 1 :]]
+                yield f"{most} of the runs that were submitted with it go on: {', '.join(one.name for one in going)}"
+                return
+        self._before = going
+
+    def _take(self) -> tuple[str, ...] | None:
+        """The GPUs that it got, none where it needs none; None: there is no room."""
+        devices = devices_of(self._plan)
+        if self._queue.now or not (devices or self._queue.slots):
+            return ()
+        if self._slots is None:
+            came_at = time.time() if self._held_back else read_intent(self._attempt).created_at
+            demand = Demand(devices, self._queue.slots)
+            self._slots = Slots(
+                self._run.id,
+                int(came_at * 1000),
+                demand,
+                self._machine.gpus,
+                self._machine.cpus,
+                priority=self._queue.priority,
+            )
+            self._slots.enqueue()
+        return self._slots.try_take()
+
+    def _ahead(self) -> str:
+        return self._slots.ahead() if self._slots is not None else ""
+
+    def _with(self, devices: tuple[str, ...]) -> Plan:
+        """Where these are not the GPUs that the plan had in mind, this attempt and those after it follow another."""
+        if not devices or (devices == self._machine.gpus and all(node.gpus is None for node in self._plan.nodes)):
+            return self._plan
+        plan = with_devices(self._plan, devices)
+        if plan != self._plan:
+            write_record(self._attempt.plan, plan)
+        return plan
+
+
+def _submitted_before(run: RunDir, attempt: AttemptDir) -> list[Path]:
+    batch = read_intent(attempt).batch
+    together = [Path(path) for path in readable(BatchDir(Path(batch)).runs, list[str]) or []] if batch else []
+    return together[: together.index(run.path)] if run.path in together else []

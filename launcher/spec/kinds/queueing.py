@@ -1,0 +1,86 @@
+"""What a run waits for, as people write it: a moment, another run; and which of their runs goes first."""
+
+import re
+import time
+
+from launcher.spec.kinds.leaf import Json, Leaf, Unfit
+from launcher.spec.model import Predecessor
+from launcher.spec.tree import Scalar
+
+_DATE, _CLOCK = r"[0-9]{4}-[0-9]{2}-[0-9]{2}", r"(?:[01][0-9]|2[0-3]):[0-5][0-9](?::[0-5][0-9])?"
+_FORMATS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d")
+_RUN = r"[a-z0-9][a-z0-9_-]{0,79}"
+_STEP = r"[1-9][0-9]{0,11}"
+_DAY_S = 86_400.0
+_FAR = 99
+
+
+class WrittenMoment(Leaf, frozen=True):
+    """A time of the day or a date, by the clock of this machine. Kept as it was written: when it is, depends on now."""
+
+    WORDS = "a moment such as 22:00 or 2027-01-31 22:00"
+    PATTERN = f"(?:{_DATE}(?:[ T]{_CLOCK})?|{_CLOCK})"
+
+    def convert(self, scalar: Scalar) -> str:
+        if not re.fullmatch(self.PATTERN, scalar.text):
+            bare = re.fullmatch(r"([0-9]):([0-5][0-9])", scalar.text)
+            raise Unfit(f"write 0{scalar.text}" if bare else "")
+        try:
+            moment(scalar.text, 0.0)
+        except ValueError:
+            raise Unfit("there is no such day") from None
+        return scalar.text
+
+
+def moment(text: str, now: float) -> float:
+    """Unix time of `22:00`, the next one after now, or of a date with or without a time. Raises ValueError."""
+    written = text.replace("T", " ")
+    if re.fullmatch(_CLOCK, written):
+        today = time.strftime("%Y-%m-%d", time.localtime(now))
+        at = _of_date(f"{today} {written}")
+        if at > now:
+            return at
+        tomorrow = time.strftime("%Y-%m-%d", time.localtime(_of_date(f"{today} 12:00") + _DAY_S))
+        return _of_date(f"{tomorrow} {written}")
+    return _of_date(written)
+
+
+def _of_date(text: str) -> float:
+    for form in _FORMATS:
+        try:
+            return time.mktime(time.strptime(text, form))
+        except (ValueError, OverflowError):
+            continue
+    raise ValueError(text)
+
+
+class PredecessorName(Leaf, frozen=True):
+    """`prep-7k3f`, `prep-7k3f:ended`, `prep-7k3f:step 100`."""
+
+    WORDS = "a run, alone or with :succeeded, :ended or :step N"
+    PATTERN = rf"{_RUN}(?::(?:succeeded|ended|step {_STEP}))?"
+
+    def convert(self, scalar: Scalar) -> Predecessor:
+        text = scalar.text
+        if not re.fullmatch(self.PATTERN, text):
+            near = re.fullmatch(rf"({_RUN}):(?:step[:=_-]?)?({_STEP})", text)
+            raise Unfit(f"write {near[1]}:step {near[2]}" if near else "")
+        run, _, wish = text.partition(":")
+        until, _, step = wish.partition(" ")
+        return Predecessor(run, until or "succeeded", int(step or 0))
+
+
+class Priority(Leaf, frozen=True):
+    """A small number, which may be negative."""
+
+    WORDS = f"an integer from -{_FAR} to {_FAR}"
+
+    def convert(self, scalar: Scalar) -> int:
+        if not re.fullmatch("0|-?[1-9][0-9]?", scalar.text):
+            raise Unfit
+        if not scalar.plain:
+            raise Unfit("take the quotes away")
+        return int(scalar.text)
+
+    def schema(self) -> Json:
+        return {"type": "integer", "minimum": -_FAR, "maximum": _FAR}
