@@ -1,7 +1,6 @@
 """Runs as a page that opens from disk or from any web server: what our server would answer lies in it."""
 
 import contextlib
-import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ import msgspec
 
 from launcher import api
 from launcher.board.answers import encode
+from launcher.board.blotted import blotted, blotted_record, secrets_of
 from launcher.board.bundle import PAGE, bundled
 from launcher.board.log_view import LogPage, LogWish, log_page
 from launcher.board.measured.curves import CurveWindow, curves
@@ -19,9 +19,6 @@ from launcher.board.measured.reading import MeasuredRun
 from launcher.board.rows import BoardRow, board_row, figures_of
 from launcher.board.run_view import RunView, board_checkpoints, run_head, run_sheet
 from launcher.errors import BadInput, LaunchError, Refused
-from launcher.notify.record import Notifying, without_secrets
-from launcher.rundir.attempts import read_plan
-from launcher.rundir.durable import read_record
 from launcher.rundir.layout import RunDir
 from launcher.status.derive import RunStatus
 from launcher.status.life import read_life
@@ -34,7 +31,6 @@ _MODULES = '<script type="module" src="page/app.js"></script>'
 _CHARSET = '<meta charset="utf-8">'
 # `file:` is what 'self' would mean on a page from disk.
 _POLICY = "default-src 'none'; script-src 'self' file:; style-src 'self' file:; img-src 'self' file: data:"
-_OF_A_SECRET = re.compile(r"(?:key|token|secret|passw(?:or)?d|credentials?)$", re.IGNORECASE)  # a variable's name
 
 
 def export_page(runs: Sequence[api.Run], folder: Path) -> Path:
@@ -46,8 +42,8 @@ def export_page(runs: Sequence[api.Run], folder: Path) -> Path:
         with contextlib.suppress(LaunchError):  # what is here can be shown without what is elsewhere
             one.renew()
     statuses = api.statuses(runs, api.WATCH_S)
-    secrets = tuple({found for status in statuses for found in _secrets(status)})
-    answers = _without(msgspec.to_builtins(dict(_answers(runs, statuses))), secrets)
+    secrets = {found for status in statuses for found in secrets_of(RunDir(Path(status.run_dir)), status.attempt)}
+    answers = blotted(dict(_answers(runs, statuses, tuple(secrets))), tuple(secrets))
     return _written(folder, encode(answers).decode())
 
 
@@ -67,11 +63,14 @@ def _check(folder: Path) -> None:
 # -- what lies in it
 
 
-def _answers(runs: Sequence[api.Run], statuses: Sequence[RunStatus]) -> Iterator[tuple[str, Any]]:
-    """By the path under which the page asks for it."""
+def _answers(
+    runs: Sequence[api.Run], statuses: Sequence[RunStatus], secrets: Sequence[str]
+) -> Iterator[tuple[str, Any]]:
+    """By the path under which the page asks for it; what is cut short in it is cut when no secret is left in it."""
     now, rows = time.time(), list[BoardRow]()
     for one, status in zip(runs, statuses, strict=True):
-        measured, about, path = MeasuredRun(RunDir(one.path)), one.about(), f"/api/runs/{one.id}"
+        measured, path = MeasuredRun(RunDir(one.path)), f"/api/runs/{one.id}"
+        about = blotted_record(one.about(), secrets)
         measured.renew()
         row = board_row(status, about, figures_of(measured))
         head = msgspec.structs.replace(run_head(status, row), run_dir="")  # the page does not show it
@@ -94,34 +93,6 @@ def _last_part(one: api.Run) -> LogPage:
         first -= 1
         left -= len(lines[first].text)
     return LogPage(lines[first:], None)
-
-
-# -- what does not
-
-
-def _secrets(status: RunStatus) -> Iterator[str]:
-    """What nobody else may read, should a rank have printed it. Raises what keeps the records of it from being read."""
-    run = RunDir(Path(status.run_dir))
-    for value in (read_record(run.secrets, dict[str, str]) or {}).values():
-        yield value
-        yield from value.splitlines()
-    if (told := read_record(run.notify, Notifying)) is not None:
-        yield from told.secrets()
-    for attempt in range(1, max(1, status.attempt) + 1):
-        spelled_out = read_plan(run, attempt).spec.env
-        yield from (value for name, value in spelled_out.items() if _OF_A_SECRET.search(name))
-
-
-def _without(answer: Any, secrets: tuple[str, ...]) -> Any:
-    match answer:
-        case str():
-            return without_secrets(answer, secrets)
-        case dict():
-            return {_without(name, secrets): _without(value, secrets) for name, value in answer.items()}
-        case list() | tuple():
-            return [_without(value, secrets) for value in answer]
-        case _:
-            return answer
 
 
 # -- its files

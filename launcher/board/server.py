@@ -23,6 +23,7 @@ from starlette.types import ASGIApp
 from launcher import api
 from launcher.board.actions import ACTIONS, ActionReport, ActionWish
 from launcher.board.answers import NoAnswer, encode
+from launcher.board.blotted import blotted
 from launcher.board.bundle import PAGE
 from launcher.board.clusters_view import Survey
 from launcher.board.guard import BoardGuard, Keys
@@ -122,12 +123,15 @@ def application(board: Board, feed: Feed, host: str, port: int, welcomed: Callab
 
 
 def _answering(route: Callable[[Request], Any]) -> Callable[[Request], Response]:
-    """What it gives as JSON, and why it cannot as an error. In a thread of its own: it may read disks."""
+    """What it gives as JSON, without secrets of the runs that are asked for, and why it cannot as an error.
+
+    In a thread of its own: it may read disks.
+    """
 
     @wraps(route)
     def answer(request: Request) -> Response:
         try:
-            return _json(route(request))
+            return _json(blotted(route(request), _secrets(request)))
         except LaunchError as error:
             first, *more = error.lines or ("",)
             hint = next((line.removeprefix("hint: ") for line in more if line.startswith("hint: ")), "")
@@ -166,6 +170,12 @@ def _feed(request: Request) -> Feed:
 
 def _asked_run(request: Request) -> api.Run:
     return api.run(request.path_params["run"])
+
+
+def _secrets(request: Request) -> tuple[str, ...]:
+    named = [*_words(request, "runs"), *_words(request, "with"), *filter(None, [request.path_params.get("run")])]
+    runs = _feed(request).runs
+    return tuple(secret for ref in named for secret in runs.known(api.run(ref)).secrets)
 
 
 def _words(request: Request, name: str) -> list[str]:

@@ -20,6 +20,22 @@ HOSTILE = "</script><script>alert(1)</script><!--\u2028"
 DATA = re.compile(r'<script type="application/json" id="board-data">(.*?)</script>', re.DOTALL)
 
 
+SECRET_PARTS = ("sk-un", "pass  word", "pass word", "of-two-lines")
+
+
+def with_secret_arguments(run):
+    """One that its option's name tells of, and one of `secrets:`; where a long text is cut, too."""
+    declared = "pass  word\nof-two-lines"
+    args = ("--api-key", "sk-undeclared", "--pad-token=<|endoftext|>", "--sort-key", "timestamp",
+            f"--user=me:{declared}", f"--long={'x' * 1990}{declared}")  # fmt: skip
+    plan = plan_of(run.path)
+    run.write(run.run.plan, msgspec.structs.replace(plan, entry=msgspec.structs.replace(plan.entry, args=args)))
+    run.write(run.run.secrets, {"TOKEN": declared})
+    run.run.spec.write_text("args: {--api-key: sk-undeclared}\n")
+    run.event("rank 0 said sk-undeclared", "failure", rank=0, cause=Cause.KILLED)
+    return run.log(0, "called with sk-undeclared\n")
+
+
 @pytest.fixture
 def folder(tmp_path):
     return tmp_path / "deep" / "page"
@@ -103,6 +119,19 @@ def test_no_secret_is_in_it(house, folder):
     written = "\n".join(path.read_text() for path in folder.rglob("*") if path.is_file())
     for one in ("s3cret", "second-line", "key-spelled-out", "hooks.example.org", token, os.fspath(run.run.secrets)):
         assert one not in written
+
+
+def test_no_secret_of_the_arguments_is_in_it(house, folder):
+    run = with_secret_arguments(house.run().succeeded())
+    house.run("lr2-bbbb").succeeded()
+    answers = exported(folder, "job-abcd", "lr2-bbbb")
+    assert answers["/api/runs"]["runs"][0]["args"] == {
+        "--api-key": "(secret)", "--pad-token": "<|endoftext|>", "--sort-key": "timestamp", "--user": "me:(secret)",
+        "--long": "x" * 1990 + "(secret)",
+    }  # fmt: skip
+    assert run.path.exists()
+    written = "\n".join(path.read_text() for path in folder.rglob("*") if path.is_file())
+    assert not [part for part in SECRET_PARTS if part in written]
 
 
 def test_a_secret_that_cannot_be_known_keeps_the_run_here(house, folder):

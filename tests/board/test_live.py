@@ -12,6 +12,7 @@ from launcher.board.measured.reading import MeasuredRun
 from launcher.status.logs import LogLine
 from launcher.status.series import read_rows
 from tests.board.conftest import until
+from tests.board.test_export import SECRET_PARTS, with_secret_arguments
 from tests.board.test_server import reported
 
 
@@ -102,3 +103,26 @@ def test_a_pipe_in_the_place_of_a_file_holds_up_nobody(board, house, name):
         assert board.get(f"/api/runs/{path}").status == 200
     assert read_rows(good.run)
     assert list(read_rows(odd.run)) == ([1] if name != "metrics/reported.n000.a0001.jsonl" else [])
+
+
+def test_no_secret_comes_to_a_page(board, house):
+    folder = with_secret_arguments(house.run().running())
+    with_secret_arguments(house.run("lr2-bbbb").succeeded())
+    rows = board.rows(lambda rows: len(rows) == 2)
+    assert [row["args"]["--api-key"] for row in rows] == ["(secret)"] * 2
+    of_run = "/api/runs/job-abcd"
+    paths = [
+        of_run,
+        "/api/compare?runs=job-abcd,lr2-bbbb",
+        *(f"{of_run}/{name}" for name in ("logs", "life", "curves")),
+    ]
+    with board.live("job-abcd") as told:
+        told_of = [until(told, "head")]
+        folder.log(0, "again with sk-undeclared\n")
+        told_of.append(until(told, "log"))
+        folder.event("and sk-undeclared", "failure", rank=1)
+        told_of.append(until(told, "mark"))
+    written = json.dumps([rows, told_of, [board.get(path).json() for path in paths]])
+    assert not [part for part in SECRET_PARTS if part in written]
+    assert told_of[1]["lines"][0]["text"] == "again with (secret)"
+    assert told_of[2]["text"] == "and (secret)"

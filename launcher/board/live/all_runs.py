@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from launcher import api
+from launcher.board.blotted import blotted_record, known_secrets
 from launcher.board.live.apart import apart
 from launcher.board.measured.shelf import MeasuredRuns
 from launcher.board.rows import BoardRow, Figures, board_row, figures_of
@@ -40,13 +41,19 @@ class SeenRun:
     run: api.Run
     status: RunStatus
     seen: tuple[int, ...]  # when its records were changed
-    about: About
+    about: About  # without the secrets
+    secrets: tuple[str, ...]
     figures: Figures = field(default_factory=Figures)
     drawn: int = -1  # bytes of metrics that the figures are of
     drawn_last: tuple[int, ...] | None = None  # how its records were when it had ended and was drawn: nothing follows
 
+    @classmethod
+    def of(cls, one: api.Run, status: RunStatus, seen: tuple[int, ...]) -> "SeenRun":
+        secrets = known_secrets(RunDir(one.path), status.attempt)
+        return cls(one, status, seen, blotted_record(one.about(), secrets), secrets)
+
     def row(self) -> BoardRow:
-        return board_row(self.status, self.about, self.figures)
+        return blotted_record(board_row(self.status, self.about, self.figures), self.secrets)
 
 
 class AllRuns:
@@ -71,6 +78,10 @@ class AllRuns:
         known = self._known.get(run_id)
         return known.status if known is not None else None
 
+    def secrets(self, run_id: str) -> tuple[str, ...]:
+        known = self._known.get(run_id)
+        return known.secrets if known is not None else ()
+
     def statuses(self) -> list[RunStatus]:
         return [known.status for known in list(self._known.values())]
 
@@ -80,7 +91,7 @@ class AllRuns:
         if known is not None:
             return known
         status = _not_asked_yet(one) if api.asked_of(one) else one.status()
-        return SeenRun(one, status, (), one.about())
+        return SeenRun.of(one, status, ())
 
     def bring(self, run_id: str) -> None:
         """Have what its ranks wrote on other machines come home, in a thread: somebody looks at it."""
@@ -176,10 +187,11 @@ class AllRuns:
     def _take_one(self, one: api.Run, status: RunStatus) -> None:
         known, records = self._known.get(one.id), _records(one)
         if known is None:
-            self._known[one.id] = SeenRun(one, status, records, one.about())
+            self._known[one.id] = SeenRun.of(one, status, records)
         else:
             if records[1:] != known.seen[1:] or status.attempt != known.status.attempt:
-                known.about = one.about()
+                fresh = SeenRun.of(one, status, records)
+                known.about, known.secrets = fresh.about, fresh.secrets
             known.status, known.seen = status, records
         self._touched.add(one.id)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from launcher import api
 from launcher.board.answers import encode
+from launcher.board.blotted import blotted
 from launcher.board.live.all_runs import AllRuns, RowChanges
 from launcher.board.live.apart import apart
 from launcher.board.live.watched import Message, WatchedRun
@@ -116,8 +117,9 @@ class Feed:
         self._tell_all(self.runs.draw(time.monotonic() + _DRAW_S))
 
     def _tell(self, run_id: str, pages: list[OpenPage]) -> None:
+        secrets = self.runs.secrets(run_id)
         for name, what in self._news_of(run_id):
-            data = _event(name, what)
+            data = _event(name, blotted(what, secrets))
             for page in pages:
                 page.met = page.met or name == "head"
                 page.send(data)
@@ -125,7 +127,7 @@ class Feed:
         for page in pages:
             if not page.met and watched is not None and watched.head is not None:
                 page.met = True
-                page.send(_event("head", watched.head))
+                page.send(_event("head", blotted(watched.head, secrets)))
 
     def _tell_all(self, changes: RowChanges) -> None:
         if (changes.runs or changes.gone) and self._pages:

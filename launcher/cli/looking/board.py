@@ -21,8 +21,9 @@ EXAMPLES = """
   launch board --export page last   writes this run, or several, as a page that opens from disk or any web server
 
 An exported page has the curves, the life of the run, tables and the last part of the logs as they are now. Values of
-`secrets:`, addresses of `notify:` and what `env:` sets for names such as API_KEY or TOKEN are blotted out wherever they
-occur; read it before you give it away: what else a script prints stays. It needs neither server nor package.
+`secrets:`, addresses of `notify:` and what `env:` or an option of the script sets for names such as API_KEY or --token
+are blotted out wherever they occur, on the live page too; read it before you give it away: what else a script prints
+stays. It needs neither server nor package.
 
 The live page is reached from this machine alone, by who has the token in the address. It needs Starlette and uvicorn:
 `pip install 'launch-anywhere[board]'`.
