@@ -13,6 +13,7 @@ from launcher import api
 from launcher.board.answers import encode
 from launcher.board.blotted import blotted, blotted_record, secrets_of
 from launcher.board.bundle import PAGE, bundled
+from launcher.board.life_view import board_life
 from launcher.board.log_view import LogPage, LogWish, log_page
 from launcher.board.measured.curves import CurveWindow, curves
 from launcher.board.measured.reading import MeasuredRun
@@ -21,7 +22,6 @@ from launcher.board.run_view import RunView, board_checkpoints, run_head, run_sh
 from launcher.errors import BadInput, LaunchError, Refused
 from launcher.rundir.layout import RunDir
 from launcher.status.derive import RunStatus
-from launcher.status.life import read_life
 
 MOST_RUNS = 20
 _MOST_LINES, _MOST_CHARACTERS = 2000, 2_000_000  # of a run's log
@@ -76,7 +76,7 @@ def _answers(
         head = msgspec.structs.replace(run_head(status, row), run_dir="")  # the page does not show it
         rows.append(row)
         yield path, RunView(now, head, run_sheet(one, status.attempt, about, measured.names))
-        yield f"{path}/life", read_life(status, now)
+        yield f"{path}/life", board_life(status, measured, now)
         yield f"{path}/curves", curves(measured, measured.names, CurveWindow(px=_PIXELS))
         yield f"{path}/logs", _last_part(one)
         yield f"{path}/checkpoints", board_checkpoints(one)

@@ -27,6 +27,7 @@ from launcher.board.blotted import blotted
 from launcher.board.bundle import PAGE
 from launcher.board.clusters_view import Survey
 from launcher.board.guard import BoardGuard, Keys
+from launcher.board.life_view import board_life
 from launcher.board.live.feed import Feed
 from launcher.board.log_view import LogPage, LogWish, log_page
 from launcher.board.measured.curves import By, Curves, CurveWindow, curves
@@ -34,7 +35,7 @@ from launcher.board.measured.shelf import MeasuredRuns
 from launcher.board.run_view import BoardCheckpoints, RunView, board_checkpoints, run_head, run_sheet
 from launcher.errors import BadInput, LaunchError, NoSuchRun, Refused, Unreachable
 from launcher.rundir.durable import NOT_JSON
-from launcher.status.life import Life, read_life
+from launcher.status.life import Life
 from launcher.status.openmetrics import exposition_now
 from launcher.words import VERSION
 
@@ -287,7 +288,9 @@ def _run(request: Request) -> RunView:
 
 @_answering
 def _life(request: Request) -> Life:
-    return read_life(_feed(request).runs.known(_asked_run(request)).status, time.time())
+    one = _asked_run(request)
+    with _board(request).measured.renewed(one) as measured:
+        return board_life(_feed(request).runs.known(one).status, measured, time.time())
 
 
 @_answering

@@ -9,6 +9,7 @@ import msgspec
 
 from launcher import api
 from launcher.board.answers import Number, numbers
+from launcher.board.life_view import validations
 from launcher.board.log_view import BoardLine, board_line
 from launcher.board.measured.shelf import MeasuredRuns
 from launcher.board.rows import BoardRow
@@ -62,11 +63,13 @@ class WatchedRun:
 
     def look(self, status: RunStatus, row: BoardRow) -> Iterator[Message]:
         """All that is new."""
-        head = run_head(status, row)
-        if head != self.head:
+        head, before = run_head(status, row), self.head
+        if head != before:
             self.head = head
             yield "head", head
         yield from self._points()
+        if before is not None:
+            yield from (("mark", mark) for mark in _new_checkpoints(before, head))
         yield from (("mark", mark) for mark in self._marks())
         told = newest_lines(self._log.read(final=False))
         if told.lines:
@@ -84,11 +87,20 @@ class WatchedRun:
         new = {name: points for name, points in found.items() if points}
         if new:
             yield "points", {name: _as_points(points) for name, points in new.items()}
+            yield from (("mark", mark) for mark in validations(new))
 
     def _marks(self) -> Iterator[LifeMark]:
         while data := self._events.read():
             *lines, self._rest = (self._rest + data).split(b"\n")
             yield from marks_of(event for event in map(_event_in, lines) if event is not None)
+
+
+def _new_checkpoints(before: RunHead, now: RunHead) -> Iterator[LifeMark]:
+    """Seen now, so that it has just been saved, or is just safe."""
+    found = {"checkpoint": (before.checkpoint, now.checkpoint), "safe": (before.safe_checkpoint, now.safe_checkpoint)}
+    for kind, (old, step) in found.items():
+        if step is not None and step != old:
+            yield LifeMark(time.time(), kind, "", now.attempt, now.generation, step=step)
 
 
 def newest_lines(lines: Iterable[LogLine]) -> NewLines:
