@@ -64,6 +64,8 @@ PARTITIONS = (
 )
 # A requeued job waits for as long as a job's credential lives, and a second; Slurm takes less than 5 as 120.
 REQUEUE_DELAY_S = 5
+_BATCH_STEP = 0xFFFFFFFB  # of a script, in the name of the socket of its slurmstepd
+_MOST_LETTERS = 107  # of the name of a socket
 _GENTLE_S = 5  # how long a cluster may take to get well by itself
 _REPAIR_S = 20  # how long it may take to after what was done last
 
@@ -106,6 +108,9 @@ class SlurmLab(Lab):
     # -- up and down
 
     def come_up(self) -> None:
+        socket = self.folder / "spool" / "node0" / f"node0_9999.{_BATCH_STEP}"
+        if len(os.fsencode(socket)) > _MOST_LETTERS:
+            raise LabError(f"{self.folder} is too long a name: jobs would be held, as slurmstepd cannot have {socket}")
         self.address = self.claim.address(1)
         self.port = 20000 + 10 * self.claim.subnet
         self.control = Namespace("control", self.own_etc, self.claim, net=False)

@@ -288,6 +288,12 @@ def test_what_cannot_come_up_says_why_and_leaves_nothing(lab_possible, tmp_path)
     assert lab.traces() == []
 
 
+def test_a_folder_whose_sockets_would_be_too_long_is_refused(lab_possible, tmp_path):
+    """Slurm itself holds each job there for ever, and says nothing of why."""
+    with pytest.raises(RuntimeError, match="too long a name: jobs would be held"):
+        SlurmLab(tmp_path / ("x" * 80)).up()
+
+
 def test_a_killed_owner_takes_its_processes_along_and_the_next_lab_clears_the_rest(lab_possible, tmp_path):
     body = "import sys; from pathlib import Path; from tests.lab.slurm import SlurmLab"
     body += "; SlurmLab(Path(sys.argv[1]), nodes=1).up(); print('up', flush=True); input()"

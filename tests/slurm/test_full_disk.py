@@ -14,15 +14,16 @@ STEPS = 300
 
 
 @pytest.fixture
-def small(tmp_path, lab_possible):
+def small(tmp_path_factory, lab_possible):
     """A cluster whose users' projects lie on a small disk: nodes see what was mounted before they came up."""
-    (tmp_path / "desk").mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", tmp_path / "desk"], check=True)
+    folder = tmp_path_factory.mktemp("full")  # the sockets of slurmstepd are below it, and theirs are 107 letters
+    (folder / "desk").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", folder / "desk"], check=True)
     try:
-        with SlurmLab(tmp_path / "lab", nodes=2) as slurm:
-            yield from desk_at(tmp_path / "desk", slurm)
+        with SlurmLab(folder / "lab", nodes=2) as slurm:
+            yield from desk_at(folder / "desk", slurm)
     finally:
-        subprocess.run(["umount", "-l", tmp_path / "desk"], check=True)
+        subprocess.run(["umount", "-l", folder / "desk"], check=True)
 
 
 def fill(desk):
