@@ -104,10 +104,10 @@ class Browser:
 
     def text(self):
         """All that one can read."""
-        return self.run("return document.body.innerText")
+        return self.run("return document.body?.innerText")
 
     def until_text(self, text):
-        self.until("return document.body.innerText.includes(arguments[0])", text)
+        self.until("return document.body?.innerText.includes(arguments[0])", text)
 
     def click(self, text, selector="a, button"):
         """The first of these with this text."""

@@ -230,6 +230,8 @@ function drawOdd(plot, lines) {
 function outlined(ctx, words, x, y) {
   ctx.strokeStyle = themed("surface");
   ctx.lineWidth = 4 * devicePixelRatio;
+  ctx.textAlign = "left";
+  ctx.textBaseline = "alphabetic";
   ctx.strokeText(words, x, y);
   ctx.fillText(words, x, y);
 }

@@ -1,97 +1,120 @@
-// Several runs over one another: curves, what differs beside results, arguments against results.
+// Several runs over one another, live: curves, what differs beside results, arguments against results.
+import { followRuns } from "../parts/all_runs.js";
 import { chart, readCurve } from "../parts/chart.js";
 import { chartBar } from "../parts/chart_bar.js";
 import { lineStyle } from "../parts/colours.js";
-import { h, oncePerFrame, picker, toggle } from "../parts/dom.js";
-import { ask, exported, follow } from "../parts/data.js";
-import { duration, number } from "../parts/format.js";
-import { parallelCoordinates, scatter } from "../parts/plots.js";
-import { stateChip } from "../parts/state.js";
+import { atMostEvery, button, h, oncePerFrame } from "../parts/dom.js";
+import { ask, exported } from "../parts/data.js";
+import { argumentsAgainstResults } from "./against.js";
+import { resultTable, valueWords } from "./results.js";
 
-const MOST_CHARTS = 8;
+const CHARTS_AT_FIRST = 8;
+const GOING_ON_MS = 2000; // how often the curves of runs that go on are asked for
 
 export function compareView(main, { say, parts: [chosen] }) {
-  const state = { gone: false, curves: new Map(), rows: new Map(), charts: [], hidden: new Set() };
+  const view = { ids: null, runs: [], told: null, curves: null, results: null, against: null, gone: false, building: false };
+  const changed = new Set(); // runs of which something is other since their curves were asked for
+  const failed = (error) => view.gone || say(error.message);
   main.replaceChildren(h("h1", { class: "unseen" }, "Compare"));
-  const begin = async () => {
-    const { runs } = await ask("/api/runs");
-    runs.forEach((row) => state.rows.set(row.id, row));
-    const ids = (chosen ?? (exported ? runs.map((row) => row.id).join(",") : "")).split(",").filter(Boolean);
-    if (ids.length < 2) return main.append(h("p", { class: "empty" }, "Choose two runs or more in the table of runs, by their boxes or with x, and press c."));
-    const told = await ask("/api/compare", { runs: ids.join(",") });
-    if (!state.gone) build(main, told, state, say);
+
+  const build = async () => {
+    view.building = true;
+    try {
+      const told = await ask("/api/compare", { runs: view.ids.join(",") });
+      if (view.gone) return;
+      view.curves?.stop();
+      Object.assign(view, shownRuns(told, known.rows()));
+      view.curves = comparedCurves(view, known, say);
+      view.results = resultTable(view, () => view.curves.draw());
+      view.against = argumentsAgainstResults(view, (at) => view.results.see(at));
+      main.replaceChildren(h("h1", { class: "unseen" }, "Compare"), ...view.curves.elements, view.results.element, differences(told), view.against.element);
+      renew();
+    } catch (error) {
+      failed(error);
+    }
+    view.building = false;
   };
-  begin().catch((error) => say(error.message));
-  const stop = follow("", { runs: (change) => change.runs.forEach((row) => state.rows.set(row.id, row)), connected: (now) => main.classList.toggle("cut-off", !now) });
-  return { stop: () => ((state.gone = true), stop(), state.charts.forEach(({ made }) => made.stop())) };
+  const renew = () => {
+    if (view.gone || view.building && !view.told) return;
+    const rows = known.rows();
+    const measured = view.ids.flatMap((id) => Object.keys(rows.get(id)?.metrics ?? {}));
+    if (!view.building && measured.some((name) => !(name in view.told.metrics))) return build();
+    view.runs.forEach((run) => (run.row = rows.get(run.id)));
+    view.results.show();
+    view.against.show();
+  };
+  const loadCurves = atMostEvery(GOING_ON_MS, () => {
+    if (!view.gone && view.curves) view.curves.load([...changed].splice(0));
+    changed.clear();
+  });
+  const known = followRuns({
+    changed: (ids) => {
+      if (!view.ids) begin();
+      if (!view.told) return;
+      const mine = ids === null ? view.ids : ids.filter((id) => view.ids.includes(id));
+      if (!mine.length) return;
+      mine.forEach((id) => changed.add(id));
+      renew();
+      loadCurves();
+    },
+    failed, connected: (now) => main.classList.toggle("cut-off", !now),
+  });
+  const begin = () => {
+    view.ids = (chosen ?? (exported ? [...known.rows().keys()].join(",") : "")).split(",").filter(Boolean);
+    if (view.ids.length >= 2) build();
+    else main.append(h("p", { class: "empty" }, "Choose two runs or more in the table of runs, by their boxes or with x, and press c."));
+  };
+  return { stop: () => ((view.gone = true), known.stop(), view.curves?.stop()) };
 }
 
-function build(main, told, state, say) {
-  const runs = told.runs.map((id, at) => ({ id, name: state.rows.get(id)?.called || id, style: lineStyle(at) }));
+function shownRuns(told, rows) {
+  const runs = told.runs.map((id, at) => ({ id, at, name: rows.get(id)?.called || id, row: rows.get(id), style: () => lineStyle(at), hidden: false }));
+  return { told, ids: told.runs, runs };
+}
+
+function comparedCurves({ told, runs }, known, say) {
+  const curves = new Map(); // run -> {metric -> curve}
   const names = Object.keys(told.metrics);
   const grid = h("div", { class: "charts" });
   const bar = chartBar([["step", "by step"], ["since", "by time since start"]], (newRange) => (newRange ? load() : draw()));
-  state.charts = names.slice(0, MOST_CHARTS).map((name) => ({ name, made: chart(name, bar.setRange) }));
-  grid.append(...state.charts.map(({ made }) => made.element));
-
-  const load = async () => {
+  let charts = [];
+  let gone = false;
+  const more = button("", () => (arrange(names.length), load()), { class: "more" });
+  const arrange = (many) => {
+    charts = names.slice(0, many).map((name, at) => charts[at] ?? { name, made: chart(name, bar.setRange) });
+    grid.replaceChildren(...charts.map(({ made }) => made.element));
+    more.hidden = charts.length === names.length;
+    more.textContent = `${names.length - charts.length} more`;
+  };
+  const loadOne = async (id) => {
     const { by, range } = bar.options();
-    const wanted = state.charts.map(({ name }) => name).join(",");
+    const start = by === "since" ? (known.rows().get(id)?.started_at ?? 0) : 0;
     const px = Math.round(Math.min(2000, grid.firstChild?.clientWidth || 600));
-    const some = runs.map(async ({ id }) => {
-      const start = by === "since" ? (state.rows.get(id)?.started_at ?? 0) : 0;
-      const answer = await ask(`/api/runs/${encodeURIComponent(id)}/curves`, { names: wanted, by: by === "since" ? "time" : by, px, from: range && range[0] + start, to: range && range[1] + start });
-      const curves = Object.entries(answer.curves).map(([name, curve]) => [name, readCurve(start ? { ...curve, x: curve.x.map((x) => x - start) } : curve)]);
-      state.curves.set(id, new Map(curves));
-    });
-    for (const one of await Promise.allSettled(some)) if (one.reason) say(one.reason.message);
+    const asked = { names: charts.map(({ name }) => name).join(","), by: by === "since" ? "time" : by, px, from: range && range[0] + start, to: range && range[1] + start };
+    const answer = await ask(`/api/runs/${encodeURIComponent(id)}/curves`, asked);
+    const now = bar.options();
+    if (now.by !== by || now.range !== range) return; // another part was asked for meanwhile
+    curves.set(id, new Map(Object.entries(answer.curves).map(([name, curve]) => [name, readCurve(start ? { ...curve, x: curve.x.map((x) => x - start) } : curve)])));
+  };
+  const load = async (ids = runs.map(({ id }) => id)) => {
+    const failures = (await Promise.allSettled(ids.map(loadOne))).filter((one) => one.reason);
+    if (gone) return;
+    if (failures.length) say(failures[0].reason.message);
     draw();
   };
   const draw = oncePerFrame(() => {
-    if (state.gone) return;
-    for (const { name, made } of state.charts) {
-      const lines = runs.map((run, at) => ({ name: run.name, curve: state.curves.get(run.id)?.get(name), style: lineStyle(at), id: run.id }));
-      made.show(lines.filter((line) => line.curve?.x.length && !state.hidden.has(line.id)), [], { ...bar.options() });
+    if (gone) return;
+    for (const { name, made } of charts) {
+      const lines = runs.filter(({ hidden }) => !hidden).map((run) => ({ name: run.name, curve: curves.get(run.id)?.get(name), style: run.style() }));
+      made.show(lines.filter((line) => line.curve?.x.length), [], { ...bar.options() });
     }
   });
-  const table = resultTable(told, runs, state, draw);
-  main.append(bar.element, h("h2", { class: "unseen" }, "Curves"), grid, table, differences(told), plotsPart(told, runs, (at) => table.see(at)));
+  arrange(CHARTS_AT_FIRST);
   load();
-}
-
-// A row for each run: how it ended, its results, and the arguments in which they differ.
-function resultTable(told, runs, state, draw) {
-  const metrics = Object.keys(told.metrics);
-  const args = Object.keys(told.arguments);
-  const results = Object.keys(told.results).filter((name) => name !== "state" && told.results[name].some((value) => value !== null && value !== ""));
-  const rows = runs.map((run, at) => {
-    const shown = h("input", { type: "checkbox", checked: true, "aria-label": `show the curves of ${run.name}`, on: { change: () => {
-      if (shown.checked) state.hidden.delete(run.id);
-      else state.hidden.add(run.id);
-      draw();
-    } } });
-    const line = h("span", { class: "line-sample" });
-    line.style.borderTopColor = run.style.stroke;
-    line.style.borderTopStyle = ["solid", "dashed", "dotted"][run.style.dash.length && (run.style.dash[0] > 4 ? 1 : 2)];
-    return h("tr", {}, h("td", {}, shown), h("th", { scope: "row" }, line, h("a", { href: `#/run/${encodeURIComponent(run.id)}` }, run.name)),
-      h("td", {}, told.results.state?.[at] ? stateChip(told.results.state[at]) : ""),
-      metrics.map((name) => h("td", { class: "numeric", title: cellTitle(told.metrics[name][at]) }, number(told.metrics[name][at]?.best ?? told.metrics[name][at]?.last))),
-      args.map((name) => h("td", {}, text(told.arguments[name][at]))), results.map((name) => h("td", { class: "numeric" }, name === "duration_s" ? duration(told.results[name][at]) : text(told.results[name][at]))));
-  });
-  const titles = [["shown"], ["run"], ["state"], ...metrics.map((name) => [name, "numeric"]), ...args.map((name) => [name]), ...results.map((name) => [name === "duration_s" ? "ran for" : name.replaceAll("_", " "), "numeric"])];
-  const element = h("section", { "aria-label": "results and arguments" }, h("h2", {}, "Results beside what differs"),
-    h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, titles.map(([title, numeric]) => h("th", { scope: "col", class: numeric ?? null }, title)))), h("tbody", {}, rows))));
-  element.see = (at) => rows.forEach((row, place) => row.classList.toggle("seen", place === at));
-  return element;
-}
-
-function cellTitle(metric) {
-  return metric ? `last ${number(metric.last)} at step ${number(metric.last_step)}${metric.best === null || metric.best === undefined ? "" : `, best ${number(metric.best)} at step ${number(metric.best_step)}`}` : null;
-}
-
-function text(value) {
-  if (value === null || value === undefined) return "";
-  return typeof value === "object" ? JSON.stringify(value) : typeof value === "number" ? number(value) : String(value);
+  return {
+    elements: [bar.element, h("h2", { class: "unseen" }, "Curves"), grid, more], draw, load,
+    stop: () => ((gone = true), charts.forEach(({ made }) => made.stop())),
+  };
 }
 
 function differences(told) {
@@ -99,25 +122,5 @@ function differences(told) {
   if (!groups.length) return h("p", { class: "note" }, "Spec, environment and packages are equal.");
   return h("div", {}, groups.map(([name, rows]) => h("details", { class: "events" }, h("summary", {}, `${name}: ${Object.keys(rows).length} differ`),
     h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, name), told.runs.map((id) => h("th", { scope: "col" }, id)))),
-      h("tbody", {}, Object.entries(rows).map(([key, values]) => h("tr", {}, h("th", { scope: "row" }, key), values.map((value) => h("td", {}, text(value)))))))))));
-}
-
-// Parallel coordinates and a scatter: every argument that differs against one result.
-function plotsPart(told, runs, onSee) {
-  const args = Object.keys(told.arguments);
-  const metrics = Object.keys(told.metrics);
-  if (!args.length || !metrics.length) return h("p", { class: "note" }, "Where arguments differ, they are drawn against results here.");
-  const place = h("div");
-  const kept = { metric: metrics.includes("val_loss") ? "val_loss" : metrics[0], arg: args[0], log: false };
-  const draw = () => {
-    const result = { name: kept.metric, values: told.metrics[kept.metric].map((one) => one?.best ?? one?.last ?? null) };
-    const columns = args.map((name) => ({ name, values: told.arguments[name] }));
-    place.replaceChildren(parallelCoordinates([...columns, result], runs, onSee),
-      scatter(columns.find(({ name }) => name === kept.arg), result, runs, { logX: kept.log, onSee }));
-  };
-  const set = (change) => (Object.assign(kept, change), draw());
-  draw();
-  return h("section", { "aria-label": "arguments against results" }, h("h2", {}, "Arguments against results"),
-    h("div", { class: "bar" }, picker("result", metrics.map((name) => [name, name]), kept.metric, (metric) => set({ metric })),
-      picker("argument", args.map((name) => [name, name]), kept.arg, (arg) => set({ arg })), toggle("log", false, (log) => set({ log }))), place);
+      h("tbody", {}, Object.entries(rows).map(([key, values]) => h("tr", {}, h("th", { scope: "row" }, key), values.map((value) => h("td", {}, valueWords(value)))))))))));
 }

@@ -1,6 +1,6 @@
 // All runs of all clusters, live.
 import { afterPause, button, h, oncePerFrame, remember, remembered } from "../parts/dom.js";
-import { ask, follow } from "../parts/data.js";
+import { followRuns } from "../parts/all_runs.js";
 import { selection } from "../parts/selection.js";
 import { themed } from "../parts/colours.js";
 import { bigTable } from "../parts/table.js";
@@ -11,7 +11,10 @@ const picked = new Set(); // ids that are to be compared; they stay chosen while
 let words = remembered("words", "");
 
 export function runsView(main, { say, go }) {
-  let rows = new Map();
+  const known = followRuns({
+    changed: (_, gone) => (gone.forEach((id) => picked.delete(id)), draw()),
+    failed: (error) => say(error.message), connected: (now) => main.classList.toggle("cut-off", !now),
+  });
   let shown = remembered("columns", []);
   let sorted = remembered("sort", { key: "submitted", down: true });
   let columns = [];
@@ -42,11 +45,12 @@ export function runsView(main, { say, go }) {
       draw();
     },
   });
-  const chooser = columnChooser(() => rows.values(), () => shown, (names) => (remember("columns", (shown = names)), draw()));
+  const chooser = columnChooser(() => known.rows().values(), () => shown, (names) => (remember("columns", (shown = names)), draw()));
   const states = h("div", { class: "tally", role: "group", "aria-label": "states" });
   const empty = h("p", { class: "empty", hidden: true });
 
   const draw = oncePerFrame(() => {
+    const rows = known.rows();
     const width = table.element.clientWidth;
     const wanted = JSON.stringify([shown, width < 700, width]);
     if (wanted !== made) [columns, made] = [columnsFor(shown, width, pick, picked), wanted];
@@ -57,7 +61,7 @@ export function runsView(main, { say, go }) {
     compare.hidden = clear.hidden = picked.size === 0;
     compare.textContent = `compare ${picked.size}`;
     empty.hidden = found.length > 0;
-    empty.textContent = !answered ? "Looking\u2026" : rows.size ? "No run is like that." : "No runs yet. `launch submit` or `launch run` begins one, and it appears here.";
+    empty.textContent = !known.answered() ? "Looking\u2026" : rows.size ? "No run is like that." : "No runs yet. `launch submit` or `launch run` begins one, and it appears here.";
     tally(states, rows, (word) => (search.value = words = toggled(words, word), remember("words", words), draw()));
   });
 
@@ -65,39 +69,9 @@ export function runsView(main, { say, go }) {
     h("h1", { class: "unseen" }, "Runs"),
     h("div", { class: "bar" }, search, states, count, compare, clear, chooser),
     table.element, empty);
-  const take = (change) => {
-    for (const row of change.runs) rows.set(row.id, row);
-    for (const id of change.gone) rows.delete(id), picked.delete(id);
-  };
-  let answered = false;
-  let asked = 0; // questions for all of them that are under way
-  let meanwhile = []; // what was told since the first of these: an answer may be older
-  const load = async () => {
-    asked += 1;
-    try {
-      rows = new Map((await ask("/api/runs")).runs.map((row) => [row.id, row]));
-      meanwhile.forEach(take);
-      answered = true;
-      draw();
-    } catch (error) {
-      say(error.message);
-    }
-    asked -= 1;
-    if (!asked) meanwhile = [];
-  };
-  load();
   const watcher = new ResizeObserver(draw);
   watcher.observe(table.element);
-  const stop = follow("", {
-    hello: load, // what changed before this page was heard was told to nobody
-    runs: (change) => {
-      if (asked) meanwhile.push(change);
-      take(change);
-      draw();
-    },
-    connected: (now) => main.classList.toggle("cut-off", !now),
-  });
-  return { stop: () => (watcher.disconnect(), stop()), keys: { c: () => picked.size && compare.click() } };
+  return { stop: () => (watcher.disconnect(), known.stop()), keys: { c: () => picked.size && compare.click() } };
 }
 
 function inOrder(rows, columns, { key, down }) {
