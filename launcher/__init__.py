@@ -12,13 +12,20 @@ if TYPE_CHECKING:
     from launcher.api import submit as submit
     from launcher.api import submit_many as submit_many
     from launcher.api import wait_any as wait_any
+    from launcher.sweeps.sweep import Sweep as Sweep
+    from launcher.sweeps.sweep import sweep as sweep
 
 __version__ = VERSION
-__all__ = ["Run", "Runs", "compare", "runs", "submit", "submit_many", "wait_any"]
+__all__ = ["Run", "Runs", "Sweep", "compare", "runs", "submit", "submit_many", "sweep", "wait_any"]
+_OF_SWEEPS = ("Sweep", "sweep")
 
 
 def __getattr__(name: str) -> Any:
     # Late, because the agent and `launch status` import this package and must not pay for the API.
+    if name in _OF_SWEEPS:
+        from launcher.sweeps import sweep
+
+        return getattr(sweep, name)
     if name in __all__:
         from launcher import api
 

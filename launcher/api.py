@@ -453,7 +453,7 @@ def submit_many(
     """
     from launcher.submission.opening import open_runs  # late: it reads YAML, which `status` must not pay for
 
-    with _as_files(specs) as (files, roots):
+    with as_files(specs) as (files, roots):
         opened = open_runs(files, on=on, overrides=tuple(overrides), repeat=repeat, roots=roots)
     return Runs(Run(*one) for one in opened)
 
@@ -474,12 +474,12 @@ def validate(spec: Spec, *, overrides: Sequence[str] = ()) -> None:
     """Raise BadInput with every problem of a spec, as far as they do not depend on where it will run."""
     from launcher.submission.requests import validate as validate_spec  # late: it reads YAML: see above
 
-    with _as_files([spec]) as ([file], roots):
+    with as_files([spec]) as ([file], roots):
         validate_spec(file, tuple(overrides), roots.get(file))
 
 
 @contextlib.contextmanager
-def _as_files(specs: Sequence[Spec]) -> Iterator[tuple[list[Path], dict[Path, Path]]]:
+def as_files(specs: Sequence[Spec]) -> Iterator[tuple[list[Path], dict[Path, Path]]]:
     """Each as a file, and the project of each that a program has made; what is wrong with those is said of `spec`."""
     if all(isinstance(spec, str | Path) for spec in specs):
         yield [_file(spec) for spec in specs if isinstance(spec, str | Path)], {}

@@ -3,6 +3,10 @@
 COMMANDS = {
     "submit": ("launcher.cli.starting.submit", "start a run; prints its id"),
     "run": ("launcher.cli.starting.run", "run a script without a spec, in the words of torchrun; shows its log"),
+    "sweep": (
+        "launcher.cli.starting.sweep",
+        "many runs of a spec that differ in some options, chosen by Optuna; status, best, stop, resume, add",
+    ),
     "status": ("launcher.cli.looking.status", "all runs as a table, or everything about one"),
     "checkpoints": ("launcher.cli.looking.checkpoints", "what a run has saved, and whether it is whole"),
     "metrics": ("launcher.cli.looking.metrics", "what runs have measured, step by step: a table, CSV, JSON or curves"),
@@ -54,6 +58,6 @@ ALSO = {"ls": "status", "ps": "status", "stop": "cancel"}
 THEIRS = {
     "delete": "rm", "diff": "compare", "down": "cancel", "inspect": "status", "jobs": "status",
     "kill": "cancel", "list": "status", "queue": "status", "remove": "rm", "restart": "resume", "sbatch": "submit",
-    "scancel": "cancel", "show": "status", "squeue": "status", "start": "submit", "tail": "logs",
-    "torchrun": "run", "up": "submit", "watch": "status",
+    "scancel": "cancel", "search": "sweep", "show": "status", "squeue": "status", "start": "submit", "tail": "logs",
+    "torchrun": "run", "tune": "sweep", "up": "submit", "watch": "status",
 }  # fmt: skip

@@ -3,13 +3,22 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from launcher.ids import RunId, parse_run_id
 
 STORE = ".code"  # of frozen code, shared by all runs of a folder
+SWEEPS = ".sweeps"  # of sweeps, beside the runs that are their trials
 BATCH_PREFIX = ".batch-"  # and a ticket: the name of a folder of runs in one job
 _LOG_FOLDER = re.compile(r"a([0-9]{4,18})\.(?:g([0-9]{4,18})|setup)")
 _LOG_FILE = re.compile(r"(?:rank|node)-([0-9]{2,18})\.log")
+
+
+class Located(Protocol):
+    """What has a folder."""
+
+    @property
+    def path(self) -> Path: ...
 
 
 class NamedFile:
@@ -18,7 +27,7 @@ class NamedFile:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __get__(self, folder: "AttemptDir | BatchDir | RunDir", _: object = None) -> Path:
+    def __get__(self, folder: Located, _: object = None) -> Path:
         return folder.path / self._name
 
 

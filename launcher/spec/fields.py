@@ -27,6 +27,7 @@ from launcher.spec.model import (
     Resources,
     RunOptions,
 )
+from launcher.spec.sweep_fields import SWEEP
 
 # A name that ends in .py is a file, whatever else it could be.
 _MODULE = r"(?!.*\.py$)[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*"
@@ -242,6 +243,7 @@ JOB = _Job(
         Field("notify", NOTIFY, "Who hears of it; what it does not say is as in ~/.config/launch/notify.yaml"),
         Field("queue", QUEUE, "What it waits for before it starts, and which of your runs goes first"),
         *OF_KINDS,
+        Field("sweep", SWEEP, "Many runs that differ in some options; `launch sweep` starts them"),
     ),
     checks=(checks.env_or_secret, checks.spares_need_nodes, checks.signal_before_time),
     required=True,

@@ -209,6 +209,48 @@ class Login(Struct, frozen=True):
     transport: str = "openssh"
 
 
+Word = bool | int | float | str  # one value of an option, as a sweep chooses it
+
+
+class Dimension(Struct, frozen=True):
+    """What a sweep may choose for one option: one of `values`, or a number from `low` to `high`."""
+
+    values: tuple[Word, ...] = ()
+    low: float = 0.0  # `from:`
+    high: float = 0.0  # `to:`
+    step: float | None = None
+    log: bool = False
+    whole: bool = False  # integers only
+    when: tuple[str, Word] | None = None  # chosen only where this other option has this value
+
+
+class EarlyStop(Struct, frozen=True):
+    """When a trial that does worse than others is stopped before its end."""
+
+    early: str = "none"  # asha, hyperband, median, none
+    min_steps: int = 1
+    factor: int = 3
+
+
+class SweepBudget(Struct, frozen=True):
+    time_s: float | None = None  # `time:` after which no new trial begins
+
+
+class SweepOptions(Struct, frozen=True):
+    """Many runs of one spec that differ in some options, and how these are chosen."""
+
+    metric: str
+    mode: str  # min, max
+    search: str = "tpe"  # or the path of a CSV file of points
+    trials: int | None = None  # None: all points of a grid or a file
+    parallel: int = 1
+    space: dict[str, Dimension] = {}
+    stop: EarlyStop = EarlyStop()
+    budget: SweepBudget = SweepBudget()
+    failures: int | None = 5  # None: no limit
+    seed: int | None = None  # None: drawn
+
+
 class JobSpec(Struct, frozen=True):
     name: str
     run: RunOptions
@@ -225,6 +267,7 @@ class JobSpec(Struct, frozen=True):
     gridengine: GridEngine = GridEngine()
     ssh: Ssh = Ssh()
     login: Login = Login()
+    sweep: SweepOptions | None = None  # of no meaning for a single run
     plugins: dict[str, dict[str, Any]] = {}  # by kind: options of clusters of other packages
 
 

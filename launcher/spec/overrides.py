@@ -30,6 +30,24 @@ def apply(root: Mapping, overrides: Texts[str], job: Section = JOB) -> list[Prob
     return gather.problems
 
 
+def keys_of(path: str) -> list[str]:
+    """The keys, from the root on, that lead to what `--set` calls so. Raises Wrong."""
+    return [key for key, _ in _steps(path, JOB)]
+
+
+def problems_of_space(root: Mapping, job: Section) -> list[Problem]:
+    """Of `sweep.space`: keys that `--set` would refuse too."""
+    gather = Gather()
+    space = root.find("sweep", "space")
+    for entry in space.value if space is not None and isinstance(space.value, Mapping) else ():
+        try:
+            _steps(entry.key.text, job)
+        except Wrong as error:
+            named = ("sweep", "space", entry.key.text)
+            gather.problems += [replace(one, mark=entry.key.mark, key=named) for one in error.problems]
+    return gather.problems
+
+
 def _apply(root: Mapping, text: str, job: Section) -> None:
     path, equals, value = text.partition("=")
     adds, path = path.endswith("+"), path.removesuffix("+")

@@ -37,6 +37,7 @@ def parse_spec(text: str, file: str, overrides: Sequence[str] = (), job: Section
             problems.append(Problem(Mark(1, 1), "the file is empty", hint, ("yaml",)))
     except Wrong as error:
         problems += error.problems
+    problems += command_line.problems_of_space(root, job)
     if problems:
         raise BadInput(*lines_of(problems, printable(file), _elsewhere))
     return spec
@@ -54,6 +55,16 @@ def position(text: str, key: str) -> tuple[int, int]:
         mark = node.mark if isinstance(node, Scalar) else entry.key.mark
         line, column = mark.line, mark.column
     return line, column
+
+
+def written_at(text: str, overrides: Sequence[str], key: str) -> Scalar | None:
+    """What a spec that can be read has as one value at a key such as run.args.model; None where there is none."""
+    root = read_tree(text).root
+    if not isinstance(root, Mapping):
+        return None
+    command_line.apply(root, overrides)
+    entry = root.find(*command_line.keys_of(key))
+    return entry.value if entry is not None and isinstance(entry.value, Scalar) else None
 
 
 # What the same thing is called by other launchers.

@@ -18,7 +18,7 @@ import msgspec
 from launcher.clusters.keeping import news
 from launcher.clusters.keeping.attempt_end import first_state
 from launcher.clusters.protocol import CopiesCode, KeepsOrder, SubmitsTogether
-from launcher.errors import BadInput, LaunchError, NotStarted, Unreachable, some_exist, with_runs
+from launcher.errors import BadInput, LaunchError, NotStarted, Refused, Unreachable, some_exist, with_runs
 from launcher.ids import RunId, new_run_id, new_ticket
 from launcher.plan.model import Plan
 from launcher.rundir import drafts, registry
@@ -70,6 +70,22 @@ def open_runs(
     if repeat is not None:
         wishes = [replace(wish, as_run=ShippedRun(repeat=index)) for wish in wishes for index in range(repeat)]
     return _open_all(wishes)
+
+
+def open_named(run_id: RunId, wish: Request) -> Path:
+    """Start the run that has this id, and no other. Nobody else may make it meanwhile: the caller sees to that.
+
+    Killed in the middle, it leaves the run or nothing of it, but perhaps a name that leads nowhere.
+    """
+    root = registry.runs_root(Path(wish.project.path), create=True)
+    if not (root / run_id).exists():
+        registry.forget(run_id)
+
+    def only_this(opened: Opened) -> None:
+        if opened[0][0] != run_id:
+            raise Refused(f"{run_id} is there already")
+
+    return _open_all([replace(wish, as_run=ShippedRun(run_id))], only_this)[0][1]
 
 
 def open_shipped(specs: Sequence[Shipped], *, on: str, choose: Callable[[Opened], None]) -> list[tuple[RunId, Path]]:

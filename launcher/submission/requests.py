@@ -22,7 +22,7 @@ from launcher.plan.build import build, check, check_code, crowded, secret_proble
 from launcher.plan.facts import Machine, Misfit, Project, RunIdentity
 from launcher.plan.model import AwaitedRun, FrozenCode, Plan
 from launcher.plan.queueing import not_taken
-from launcher.project import code_of, live_imports, look_at, project_of
+from launcher.project import ProjectCode, code_of, live_imports, look_at, project_of
 from launcher.rundir import registry
 from launcher.rundir.code.listing import CodeList
 from launcher.secret_values import unset_secrets
@@ -100,17 +100,18 @@ def notifying_in(file: Path) -> Notifying | None:
 
 
 def looked_at_first(
-    file: Path, *, on: str, overrides: tuple[str, ...], shipped: Shipped | None = None, root: Path | None = None
-) -> Request:
-    """What can be found without asking the cluster."""
+    file: Path, *, on: str, overrides: tuple[str, ...], shipped: Shipped | None = None, root: Path | None = None,
+    frozen: ProjectCode | None = None,
+) -> Request:  # fmt: skip
+    """What can be found without asking the cluster. `frozen`: the code of its project, as it was at some time."""
     place = entry(on)
     defaults = place.defaults if shipped is None else (*place.defaults, *shipped.defaults)
     spec = read_with_defaults(file, overrides, defaults)
     where = of_kind(place.kind)
     root = shipped.root if shipped is not None else project_of(file) if root is None else root
     python = interpreter(spec, root, os.environ)
-    code = code_of(root, spec, python, frozen=shipped is not None)
-    project = look_at(spec, root, code.listed, python, code.own_folders)
+    code = frozen or code_of(root, spec, python, frozen=shipped is not None)
+    project = replace(look_at(spec, code.listed.root, code.listed, python, code.own_folders), path=str(root))
     live = live_imports(project, code) if shipped is None else []
     notifying = notifying_of(spec.notify, file, root, os.environ) if shipped is None else shipped.notifying
     wish = Request(

@@ -44,8 +44,8 @@ def test_the_table_sets_every_attribute_once() -> None:
 
 def test_the_table_names_every_class() -> None:
     found = {item for item in vars(models).values() if isinstance(item, type) and issubclass(item, Struct)}
-    # A range, a secret, who is told and what is waited for are each written as one value.
-    values = {models.NodeRange, models.Secret, models.NotifyTarget, models.Predecessor}
+    # A range, a secret, who is told, what is waited for and what a sweep may choose are each written as one value.
+    values = {models.NodeRange, models.Secret, models.NotifyTarget, models.Predecessor, models.Dimension}
     assert found - {Struct} == {section.model for section in sections(JOB)} | values
 
 

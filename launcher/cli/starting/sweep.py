@@ -1,0 +1,162 @@
+"""`launch sweep`: begin a sweep; see how it is, which trial is best; stop it, go on with it, add trials."""
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from launcher.cli.arguments import Arguments
+from launcher.cli.terminal import columns, fitting, safe, show_news, to_json, width_of
+from launcher.errors import BadInput, Exit
+from launcher.ids import LAST
+from launcher.words import LOCAL
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from launcher.sweeps.folder import SweepState, TrialNote
+    from launcher.sweeps.sweep import Sweep
+
+EXAMPLES = """
+  launch sweep jobs/resnet_sweep.yaml             begin it here; prints the sweep's id
+  launch sweep job.yaml --on slurm --follow       on a cluster, and watch its trials
+  launch sweep status                             the newest sweep and its trials
+  launch sweep best resnet-sweep-7k3f             the best trial: its value, its options, its run
+  launch sweep stop last                          save and stop its trials
+  launch sweep resume last                        go on with them, or where the conductor was killed
+  launch sweep add last --trials 20               twenty trials more
+"""
+_VERBS = ("status", "best", "stop", "resume", "add")
+_LESS = ("STEP", "RUN", "WHY")
+
+
+def declare(arguments: Arguments) -> None:
+    words = f"the YAML file of a job with `sweep:`; or one of {', '.join(_VERBS)}"
+    arguments.add_argument("what", metavar="SPEC", help=words)
+    arguments.add_argument("sweep", metavar="SWEEP", nargs="?", default=LAST, help="a sweep's id, or `last`")
+    arguments.takes_place(default=LOCAL)
+    arguments.add_argument("--trials", metavar="N", type=int, help="with add: how many more")
+    arguments.add_argument("-f", "--follow", action="store_true", help="show each trial as it ends, to the last")
+    arguments.add_argument("--json", action="store_true", help="one object, for programs")
+
+
+def run(options: argparse.Namespace) -> int:
+    from launcher.sweeps.sweep import Sweep  # late: the help does without
+
+    show_news()
+    if (options.trials is not None) != (options.what == "add"):
+        raise BadInput("--trials goes with add", "hint: launch sweep add last --trials 20")
+    if options.what not in _VERBS:
+        return _begin(options)
+    sweep = Sweep.get(options.sweep)
+    match options.what:
+        case "status":
+            return _status(sweep, options)
+        case "best":
+            return _best(sweep, as_json=options.json)
+        case "stop":
+            print(_headline(sweep, sweep.stop()))
+            return Exit.OK
+        case "resume":
+            sweep.resume()
+        case _:
+            if options.trials < 1:
+                raise BadInput(f"--trials: expected a number above 0, got {options.trials}")
+            print(f"{sweep.id}: {sweep.add(options.trials)} trials", file=sys.stderr)
+    return _follow(sweep) if options.follow else Exit.OK
+
+
+def _begin(options: argparse.Namespace) -> int:
+    from launcher.sweeps.sweep import sweep as begin  # late: it reads YAML
+
+    if options.sweep != LAST:
+        raise BadInput(f"expected one spec, got {safe(options.sweep)} too")
+    sweep = begin(options.what, on=options.on, overrides=options.overrides)
+    print(to_json({"sweep": sweep.id, "sweep_dir": str(sweep.path)}) if options.json else sweep.id, flush=True)
+    if options.follow:
+        return _follow(sweep)
+    print(f"watch it: launch sweep status {sweep.id}", file=sys.stderr)
+    return Exit.OK
+
+
+def _status(sweep: "Sweep", options: argparse.Namespace) -> int:
+    if options.follow:
+        return _follow(sweep)
+    status = sweep.status()
+    if options.json:
+        print(
+            to_json(
+                {"sweep": sweep.id, "sweep_dir": str(sweep.path), "wanted": sweep.trials_wanted(), "status": status}
+            )
+        )
+        return Exit.OK
+    print(_headline(sweep, status))
+    if status.trials:
+        print("\n".join(fitting(_table(status.trials), _LESS, width_of(sys.stdout))))
+    return Exit.OK
+
+
+def _best(sweep: "Sweep", *, as_json: bool) -> int:
+    best = sweep.best()
+    if as_json:
+        print(to_json(best))
+        return Exit.OK
+    if best is None:
+        print(f"no trial of {sweep.id} is complete yet", file=sys.stderr)
+        return Exit.OK
+    rows = [("trial", str(best.number)), ("value", f"{best.value:.6g}"), ("run", best.run)]
+    print("\n".join(columns([*rows, *((key, safe(str(value))) for key, value in best.params.items())])))
+    print(f"its weights: launch export {best.run} --best -o model.safetensors", file=sys.stderr)
+    return Exit.OK
+
+
+def _follow(sweep: "Sweep") -> int:
+    """A line for each trial as it ends; the exit code says whether the sweep has done what was wanted."""
+    import time  # late: only for this
+
+    told = set[int]()
+    while True:
+        status = sweep.status()
+        for one in status.trials:
+            if one.state != "running" and one.number not in told:
+                told.add(one.number)
+                print(_line(one), flush=True)
+        if status.state != "running":
+            print(_headline(sweep, status), file=sys.stderr)
+            return Exit.OK if status.state == "succeeded" else Exit.REFUSED
+        time.sleep(0.2)
+
+
+def _line(one: "TrialNote") -> str:
+    point = ", ".join(f"{_short(key)} {value}" for key, value in one.params.items())
+    return safe(f"trial {one.number} {one.state}{_value(one)}: {point}{f' ({one.why})' if one.why else ''}")
+
+
+def _value(one: "TrialNote") -> str:
+    return "" if one.value is None else f" {one.value:.6g}"
+
+
+def _headline(sweep: "Sweep", status: "SweepState") -> str:
+    counts = [f"{sum(one.state == state for one in status.trials)} {state}" for state in _STATES]
+    told = ", ".join(text for text in counts if not text.startswith("0 "))
+    said = f": {status.message}" if status.message else ""
+    return safe(f"{sweep.id} {status.state}{said} ({told or 'no trial yet'} of {sweep.trials_wanted()})")
+
+
+_STATES = ("running", "complete", "pruned", "failed")
+
+
+def _table(trials: "Sequence[TrialNote]") -> list[list[str]]:
+    keys = list(dict.fromkeys(key for one in trials for key in one.params))
+    head = ["TRIAL", "STATE", "VALUE", "STEP", *(_short(key).upper() for key in keys), "RUN", "WHY"]
+    return [head, *([safe(cell) for cell in _row(one, keys)] for one in trials)]
+
+
+def _row(one: "TrialNote", keys: "Sequence[str]") -> list[str]:
+    given = (one.params.get(key) for key in keys)
+    params = ("-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value) for value in given)
+    step = "-" if one.step is None else str(one.step)
+    return [str(one.number), one.state, _value(one).strip() or "-", step, *params, one.run, one.why.partition("\n")[0]]
+
+
+def _short(key: str) -> str:
+    return key.rpartition(".")[2]

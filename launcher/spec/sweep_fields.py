@@ -1,0 +1,98 @@
+"""The options of `sweep`: many runs of one spec, and how what they differ in is chosen."""
+
+from collections.abc import Iterator
+from collections.abc import Mapping as Values
+from typing import Any
+
+from launcher.spec.kinds.groups import TableOf
+from launcher.spec.kinds.leaf import Leaf, Unfit, WordOr
+from launcher.spec.kinds.numbers import Integer
+from launcher.spec.kinds.sections import Field, Section, Shorthand
+from launcher.spec.kinds.space import KEY, Choices
+from launcher.spec.kinds.text import Choice, InnerPath, Text
+from launcher.spec.kinds.times import Duration
+from launcher.spec.model import Dimension, EarlyStop, SweepBudget, SweepOptions
+from launcher.spec.problems import Problem
+from launcher.spec.tree import Mapping, Scalar
+
+SEARCHES = ("grid", "random", "tpe", "gp", "cmaes", "qmc")
+_ENDLESS = ("random", "tpe", "gp", "cmaes", "qmc")
+_UNLIMITED = WordOr("unlimited", Integer(1, 1_000_000), ("infinite", "never", "none"))
+
+
+class SearchOrFile(Leaf, frozen=True):
+    """A way to search, or a file of points."""
+
+    def words(self) -> str:
+        return f"one of {', '.join(SEARCHES)}, or the path of a .csv file of points"
+
+    def convert(self, scalar: Scalar) -> str:
+        if scalar.text in SEARCHES:
+            return scalar.text
+        if not scalar.text.endswith(".csv"):
+            lower = scalar.text.lower()
+            raise Unfit(f"write {lower}" if lower in SEARCHES else "")
+        return str(InnerPath("the path of a file of points", "the project").convert(scalar))
+
+    def schema(self) -> dict[str, Any]:
+        return {"anyOf": [{"enum": [*SEARCHES]}, {"type": "string", "pattern": r"\.csv$"}]}
+
+
+def _needs_trials(sweep: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
+    search = values.get("search", "tpe")
+    if search in _ENDLESS and "trials" not in sweep.entries:
+        yield Problem(sweep.mark, f"missing: {search} has no end of its own", "write trials: 40", ("trials",))
+    if search in SEARCHES and not values.get("space") and "space" not in sweep.entries:
+        yield Problem(sweep.mark, "missing", "write space: {run.args.lr: {from: 1e-5, to: 1e-1}}", ("space",))
+
+
+def _space_fits(sweep: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
+    """What a grid or a search over numbers cannot do, and conditions that come too early."""
+    space: Values[str, Dimension] = values.get("space") or {}
+    written = sweep.find("space")
+    entries = written.value.entries if written is not None and isinstance(written.value, Mapping) else {}
+    for at, (key, dimension) in enumerate(space.items()):
+        mark, named = entries[key].key.mark, ("space", key)
+        if values.get("search") == "grid" and not dimension.values and dimension.step is None and not dimension.whole:
+            yield Problem(mark, "a grid needs a list of values, or a step", "add step: 0.1", named)
+        if dimension.when is not None and dimension.when[0] in [*space][at:]:
+            yield Problem(mark, f"{dimension.when[0]} is chosen after it", "write that one above it", named)
+
+
+STOP = Section(
+    EarlyStop,
+    (
+        Field("early", Choice(("asha", "hyperband", "median", "none")), "Which rule ends a trial that does worse than "
+              "others at the same step: asha and hyperband let the best of each round go on, median the better half",
+              example="asha"),
+        Field("min_steps", Integer(1), "No trial is stopped before this step", example="20"),
+        Field("factor", Integer(2, 100), "One of so many goes on into the next round, which is so many times longer",
+              example="3"),
+    ),
+)  # fmt: skip
+
+SWEEP = Section(
+    SweepOptions,
+    (
+        Field("search", SearchOrFile(), "How values are chosen: grid, random, tpe, gp, cmaes, qmc, or a .csv file "
+              "whose head names the options, a line for each trial", example="tpe"),
+        Field("trials", Integer(1, 1_000_000), "How many runs; without it all points of a grid or a file",
+              example="40"),
+        Field("parallel", Integer(1, 10_000), "How many at once", example="2"),
+        Field("metric", Text("the name of a metric", r"[^\s=]+"), "What is compared: a metric that the script reports; "
+              "its last value counts", example="val_accuracy"),
+        Field("mode", Choice(("min", "max")), "Whether less of it is better, or more", example="max"),
+        Field("space", TableOf(KEY, Choices()), "Options, as `--set` names them, and what each may be",
+              example="{run.args.lr: {from: 1e-5, to: 1e-1, log: true}, run.args.batch-size: [32, 64]}"),
+        Field("stop", Shorthand(STOP, "early"), "Which trials are stopped before their end: a rule, or its options",
+              example="{early: asha, min_steps: 20, factor: 3}"),
+        Field("budget", Section(SweepBudget, (
+            Field("time", Duration(zero=False), "After this time no new trial begins", ("time_s",), "8h"),)),
+              "How much the whole may take"),
+        Field("failures", _UNLIMITED, "After so many failed trials no new one begins", example="5"),
+        Field("seed", Integer(0, 2**31 - 1), "With the same one, grid, random and qmc choose the same points; by "
+              "default it is drawn", example="1"),
+    ),
+    checks=(_needs_trials, _space_fits),
+    required=True,
+)  # fmt: skip

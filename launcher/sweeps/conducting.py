@@ -1,0 +1,163 @@
+"""One round of a conductor: look at trials and runs, decide, do. What it does is safe to do again after a kill."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from launcher.errors import BadInput, LaunchError, said_by_the_system
+from launcher.rundir.durable import readable, write_record
+from launcher.rundir.patience import say
+from launcher.sweeps.decide import (
+    Aim,
+    CancelTrial,
+    EndSweep,
+    Next,
+    NextTrial,
+    ReviveTrial,
+    StartTrial,
+    TellTrial,
+    TrialRun,
+    TrialView,
+    next_actions,
+)
+from launcher.sweeps.folder import SweepDir, SweepOrder, SweepRecord, SweepState, TrialNote, Wanted
+from launcher.sweeps.trial_book import FAILED, OPEN, BookedTrial, TrialBook
+from launcher.sweeps.trial_runs import Trials, run_id_of
+from launcher.words import State
+
+_RETRY_S = (1.0, 2.0, 5.0, 15.0, 60.0)  # after a cluster refused a trial or did not answer
+
+
+@dataclass(slots=True)
+class _Patience:
+    """When what failed is tried again."""
+
+    failures: int = 0
+    until: float = 0.0
+    said: str = ""
+
+    def failed(self, now: float, said: str) -> None:
+        self.until = now + _RETRY_S[min(self.failures, len(_RETRY_S) - 1)]
+        self.failures += 1
+        self.said = said
+
+
+@dataclass(slots=True)
+class Round:
+    """All that a conductor knows between two looks is on disk, but for when it tries again."""
+
+    sweep: SweepDir
+    record: SweepRecord
+    book: TrialBook
+    runs: Trials
+    clock: Callable[[], float] = time.time
+    patience: _Patience = field(default_factory=_Patience)
+
+    def go(self) -> tuple[bool, bool]:
+        """One look and what follows it; gives whether anything was done, and whether the sweep is over."""
+        entries = self._chosen(self.book.entries())
+        views = self.runs.look([one.run for one in entries if one.state == OPEN])
+        self._report(entries, views)
+        entries = self.book.entries()
+        asked = self._asked()
+        aim = self._aim(*asked)
+        found = next_actions([_view(one, views) for one in entries], aim)
+        if self.clock() < self.patience.until:
+            found = [one for one in found if not isinstance(one, StartTrial | NextTrial | ReviveTrial)]
+        done = self._do(found, {one.number: one for one in entries})
+        self._clear_order(aim, views)
+        end = next((one for one in found if isinstance(one, EndSweep)), None)
+        self._say(end)
+        # Who asks for more now finds that the sweep has ended, and starts another conductor; who did before is heard.
+        return done, end is not None and self._asked() == asked
+
+    def _chosen(self, entries: Sequence[BookedTrial]) -> list[BookedTrial]:
+        """A trial that a kill left without its values gets them now."""
+        half = [one for one in entries if one.state == OPEN and not one.run]
+        for one in half:
+            self.book.choose(one.number, run_id_of(self.record.id, one.number))
+        return self.book.entries() if half else [*entries]
+
+    def _report(self, entries: Sequence[BookedTrial], views: Mapping[str, TrialRun]) -> None:
+        """Tell Optuna what has been measured, where trials may end early for it; one that has ended may not."""
+        if self.record.options.stop.early == "none":
+            return
+        for one in entries:
+            if one.state == OPEN and one.pruned_at is None and one.run in views:
+                seen = -1 if one.last_step is None else one.last_step
+                news = [(step, value) for step, value in self.runs.reports(one.run) if step > seen]
+                self.book.report(one.number, news, may_prune=not views[one.run].state.ended)
+
+    def _clear_order(self, aim: Aim, views: Mapping[str, TrialRun]) -> None:
+        """All that was stopped goes on: what is cancelled from now on stays so."""
+        if aim.reviving and all(view.state is not State.CANCELLED for view in views.values()):
+            self.sweep.order.unlink(missing_ok=True)
+
+    def _asked(self) -> tuple[Wanted | None, SweepOrder | None]:
+        return readable(self.sweep.wanted, Wanted), readable(self.sweep.order, SweepOrder)
+
+    def _aim(self, wanted: Wanted | None, order: SweepOrder | None) -> Aim:
+        options = self.record.options
+        limit_s = options.budget.time_s
+        return Aim(
+            trials=wanted.trials if wanted is not None else 0,
+            parallel=options.parallel,
+            failures=options.failures,
+            metric=options.metric,
+            in_time=limit_s is None or self.clock() < self.record.began_at + limit_s,
+            stopping=order is not None and order.stop,
+            reviving=order is not None and not order.stop,
+        )
+
+    def _do(self, actions: Sequence[Next], entries: dict[int, BookedTrial]) -> bool:
+        for action in actions:
+            try:
+                self._one(action, entries)
+            except BadInput as error:
+                if not isinstance(action, StartTrial):
+                    raise
+                self.book.tell(action.number, None, pruned=False, why=str(error))
+            except (LaunchError, OSError) as error:
+                said = said_by_the_system(error) if isinstance(error, OSError) else str(error)
+                say(f"to be tried again: {action}: {said}")
+                self.patience.failed(self.clock(), said)
+                return True
+            else:
+                if isinstance(action, StartTrial | ReviveTrial):
+                    self.patience = _Patience()
+        return any(not isinstance(one, CancelTrial | EndSweep) for one in actions)
+
+    def _one(self, action: Next, entries: dict[int, BookedTrial]) -> None:
+        match action:
+            case NextTrial():
+                number = self.book.ask()
+                self.book.choose(number, run_id_of(self.record.id, number))
+            case StartTrial(number):
+                self.runs.start(entries[number].run, entries[number].overrides)
+            case CancelTrial(number):
+                self.runs.cancel(entries[number].run)
+            case ReviveTrial(number):
+                self.runs.revive(entries[number].run)
+            case TellTrial(number, value, pruned, why):
+                self.book.tell(number, value, pruned=pruned, why=why)
+            case EndSweep():
+                return
+            case _:
+                assert_never(action)
+
+    def _say(self, end: EndSweep | None) -> None:
+        notes = tuple(_note(one) for one in self.book.entries())
+        message = end.message if end is not None else self.patience.said
+        said = SweepState(end.state if end is not None else "running", message, notes, self.clock())
+        before = readable(self.sweep.state, SweepState)
+        if before is None or (before.state, before.message, before.trials) != (said.state, said.message, said.trials):
+            write_record(self.sweep.state, said)
+
+
+def _view(one: BookedTrial, views: Mapping[str, TrialRun]) -> TrialView:
+    return TrialView(one.number, one.state == OPEN, one.state == FAILED, one.pruned_at is not None, views.get(one.run))
+
+
+def _note(one: BookedTrial) -> TrialNote:
+    return TrialNote(one.number, one.state, one.run, one.params, one.value, one.last_step, one.why)

@@ -1,0 +1,125 @@
+"""The runs of a sweep's trials: started under ids that follow from the trials' numbers, asked, resumed, cancelled."""
+
+import math
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from launcher import api
+from launcher.api import WATCH_S, Run
+from launcher.errors import LaunchError
+from launcher.ids import RunId, parse_run_id
+from launcher.project import ProjectCode
+from launcher.rundir.code.listing import list_frozen
+from launcher.rundir.layout import RunDir
+from launcher.rundir.patience import say
+from launcher.status.series import read_rows, size
+from launcher.submission.opening import open_named
+from launcher.submission.requests import able, looked_at_first
+from launcher.sweeps.decide import TrialRun
+from launcher.sweeps.folder import SweepDir, SweepRecord
+
+NO_SWEEP = "sweep=null"  # of a trial: it is one run
+Reports = Sequence[tuple[int, float]]  # steps and values
+
+
+class Trials(Protocol):
+    """What a conductor asks of the runs; none of it waits for a run to end."""
+
+    def start(self, run_id: str, overrides: Sequence[str]) -> None:
+        """Once, however often it is asked. Raises LaunchError, and BadInput where it can never be started."""
+
+    def look(self, run_ids: Sequence[str]) -> Mapping[str, TrialRun]:
+        """How these are; of a run that was never started, nothing."""
+
+    def reports(self, run_id: str) -> Reports:
+        """What it has reported of the metric, in the order of steps."""
+
+    def cancel(self, run_id: str) -> None:
+        """Ask it to end; its checkpoint stays."""
+
+    def revive(self, run_id: str) -> None:
+        """Have a run that has ended go on from its newest checkpoint."""
+
+
+def run_id_of(sweep: RunId, number: int) -> RunId:
+    """`resnet-7k3f-t0007`"""
+    return parse_run_id(f"{sweep}-t{number:04d}")
+
+
+class RunsOfTrials:
+    """The real ones, through the Python API."""
+
+    def __init__(self, sweep: SweepDir, record: SweepRecord) -> None:
+        self._sweep, self._record = sweep, record
+        self._root = sweep.runs
+        self._code = ProjectCode(list_frozen(sweep.code), record.own_folders, ())
+        self._cancels: dict[str, subprocess.Popen[bytes]] = {}
+        self._revivals = Counter[str]()
+        self._read: dict[str, tuple[int, Reports]] = {}
+
+    def start(self, run_id: str, overrides: Sequence[str]) -> None:
+        if self._run(run_id) is not None:
+            return  # by a conductor that was killed before it could see it
+        record = self._record
+        words = (*record.overrides, NO_SWEEP, *overrides)
+        root = Path(record.project)
+        wish = looked_at_first(self._sweep.spec, on=record.on, overrides=words, root=root, frozen=self._code)
+        try:
+            open_named(parse_run_id(run_id), able(wish))
+        except LaunchError as error:
+            if not error.runs:
+                raise
+            say(str(error))  # the run is there: whoever looks at it hands it over
+
+    def look(self, run_ids: Sequence[str]) -> dict[str, TrialRun]:
+        there = [run for run in map(self._run, run_ids) if run is not None]
+        found = api.statuses(there, WATCH_S)
+        views: dict[str, TrialRun] = {}
+        for run, one in zip(there, found, strict=True):
+            value = self._value(run) if one.state.ended else None
+            said = one.failure.summary if one.failure is not None else one.message
+            views[run.id] = TrialRun(one.state, value, said, self._revivals[run.id])
+        return views
+
+    def reports(self, run_id: str) -> Reports:
+        run = self._run(run_id)
+        if run is None:
+            return ()
+        run.renew()  # of what is on other machines
+        folder = RunDir(run.path)
+        read, found = self._read.get(run_id, (-1, ()))
+        if (now := size(folder)) != read:
+            metric = self._record.options.metric
+            found = [(step, row[metric]) for step, row in read_rows(folder).items() if metric in row]
+            self._read[run_id] = now, found
+        return found
+
+    def cancel(self, run_id: str) -> None:
+        before = self._cancels.get(run_id)
+        if before is None or before.poll() is not None:
+            words = [sys.executable, "-P", "-m", "launcher.cli.main", "cancel", run_id]
+            self._cancels[run_id] = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+    def revive(self, run_id: str) -> None:
+        run = self._run(run_id)
+        if run is not None:
+            self._revivals[run_id] += 1
+            run.resume()
+
+    def _run(self, run_id: str) -> Run | None:
+        path = self._root / run_id
+        return Run(parse_run_id(run_id), path) if path.is_dir() else None
+
+    def _value(self, run: Run) -> float | None:
+        return last_value(self.reports(run.id))
+
+
+def last_value(reports: Iterable[tuple[int, float]]) -> float | None:
+    """The newest that is a number; NaN where none is."""
+    values = [value for _, value in reports]
+    finite = [value for value in values if math.isfinite(value)]
+    return finite[-1] if finite else (values[-1] if values else None)
