@@ -24,7 +24,7 @@ TAG = "LAUNCH_RUN_DIR"
 _MOST_DESCRIPTORS = 65536
 _EXEC_S = 1.0
 _EXEC_LOOK_S = 0.001
-_ENVIRON_FROM, _ENVIRON_TO = 47, 48  # of the words in /proc/PID/stat after the name
+_CODE_TO, _ENVIRON_FROM, _ENVIRON_TO = 24, 47, 48  # of the words in /proc/PID/stat after the name
 _before: dict[int, int] = {}  # soft limits as they were when this process was started
 
 
@@ -153,11 +153,14 @@ def _environment_of(pid: int) -> bytes:
 
 
 def _has_none(pid: int) -> bool:
-    """Its environment is empty, as nobody's is in an exec. What has no program raises OSError."""
+    """Its environment is empty, and no exec is about to fill it: that says last where the code ends.
+
+    What has no program raises OSError.
+    """
     os.readlink(f"/proc/{pid}/exe")
     with open(f"/proc/{pid}/stat", "rb") as file:
         words = file.read().rpartition(b")")[2].split()
-    return words[_ENVIRON_FROM] == words[_ENVIRON_TO] != b"0"
+    return words[_CODE_TO] != b"0" and words[_ENVIRON_FROM] == words[_ENVIRON_TO] != b"0"
 
 
 def end_all(find: Callable[[], list[int]], timeout_s: float = 10.0) -> tuple[list[ProcessId], list[ProcessId]]:

@@ -17,6 +17,7 @@ PROGRAMS = ("chromium", "chromedriver")
 needs_browser = pytest.mark.skipif(
     any(shutil.which(program) is None for program in PROGRAMS), reason="apt-get install chromium chromium-driver"
 )
+MOST_STARTS = 10
 BOUND_S = 60.0
 KEYS = {"Enter": "\ue007", "Escape": "\ue00c", "ArrowDown": "\ue015", "ArrowRight": "\ue014", "End": "\ue010"}
 CUT_OFF = "ERR_NETWORK_CHANGED"  # another test made an interface, or took one away: it drops what it was loading
@@ -197,15 +198,26 @@ class Browser:
 @contextmanager
 def browsing():
     """A browser, until one has done with it."""
+    for _ in range(MOST_STARTS):
+        with _driving() as port:
+            if port is None:
+                continue
+            browser = Browser(f"http://127.0.0.1:{port}")
+            try:
+                yield browser
+            finally:
+                browser.close()
+            return
+    raise AssertionError("chromedriver found no port")
+
+
+@contextmanager
+def _driving():
+    """A driver's port. None: the port that it chose over IPv6 was somebody's over IPv4, and it has ended."""
     driver = subprocess.Popen(["chromedriver", "--port=0"], stdout=subprocess.PIPE, text=True)
     try:
-        line = next(line for line in driver.stdout if "started successfully on port" in line)
-        port = line.rpartition(" ")[2].strip(".\n")
-        browser = Browser(f"http://127.0.0.1:{port}")
-        try:
-            yield browser
-        finally:
-            browser.close()
+        line = next((line for line in driver.stdout if "started successfully on port" in line), None)
+        yield line and line.rpartition(" ")[2].strip(".\n")
     finally:
         driver.terminate()
         driver.wait(BOUND_S)

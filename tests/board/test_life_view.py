@@ -21,6 +21,7 @@ def test_checkpoints_and_validations_are_marks(board, house):
         save(folder.path / "checkpoints", step)
     keep_best(folder.path / "checkpoints", 10)
     reported(folder, [{"loss": 1.0}, {"loss": 0.5, "val_loss": 0.25, "val_acc": "nan"}, {"valve": 1.0}])
+    board.rows(lambda rows: [row["state"] for row in rows] == ["running"])
     assert marks(board) == [
         ("best", 10, ""), ("checkpoint", 20, ""), ("safe", 10, ""), ("training", 1, "generation 1 trains"),
         ("validation", 2, "val_loss 0.25, val_acc nan"),
