@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from launcher.doctor.wish import DoctorWish
     from launcher.hostlink.running import Running
     from launcher.plan.facts import Machine, Misfit
-    from launcher.plan.model import Plan
+    from launcher.plan.model import AwaitedRun, Plan
     from launcher.rundir.code.listing import CodeList
     from launcher.spec.model import JobSpec, QueueOptions
     from launcher.status.checkpoints import Checkpoint
@@ -106,8 +106,8 @@ class SubmitsTogether(Protocol):
 class HasQueue(Protocol):
     """Kinds that can have a run wait as its spec says."""
 
-    def queue_problems(self, queue: "QueueOptions") -> "list[Misfit]":
-        """What of these options cannot be had there."""
+    def queue_problems(self, queue: "QueueOptions", awaited: "Sequence[AwaitedRun]") -> "list[Misfit]":
+        """What of these options cannot be had there, nor of following these runs."""
 
 
 @runtime_checkable

@@ -129,16 +129,20 @@ def able(wish: Request) -> Request:
     machine = wish.cluster.machine(wish.spec)
     problems = check(wish.spec, machine, wish.project, _unset(wish))
     awaited, unknown = awaited_by(wish.spec)
+    wish = replace(wish, awaited=awaited)
     problems += [*python_problems(wish.python, machine, wish.spec), *queue_problems(wish), *unknown]
     refuse(wish.file, problems)
     _warn(wish, machine)
-    return replace(wish, awaited=awaited)
+    return wish
 
 
 def queue_problems(wish: Request) -> list[Misfit]:
     """What the cluster cannot do of what the run is to wait for."""
     queue, where = wish.spec.queue, wish.cluster
-    problems = where.queue_problems(queue) if isinstance(where, HasQueue) else not_taken(queue, (), where.kind)
+    if isinstance(where, HasQueue):
+        problems = where.queue_problems(queue, wish.awaited)
+    else:
+        problems = not_taken(queue, (), where.kind)
     if queue.at is not None and moment(queue.at, time.time()) < time.time():
         problems.append(Misfit("queue.at", f"{queue.at} is over"))
     return problems

@@ -27,7 +27,7 @@ from tests.lab.nodes import (
 from tests.lab.up_and_down import Lab
 
 LIB, SHARE = Path("/usr/lib/gridengine"), Path("/usr/share/gridengine")
-CLIENTS = ("qacct", "qalter", "qconf", "qdel", "qhost", "qmod", "qrsh", "qselect", "qstat", "qsub")
+CLIENTS = ("qacct", "qalter", "qconf", "qdel", "qhost", "qmod", "qrls", "qrsh", "qselect", "qstat", "qsub")
 SLOTS, GPUS = 8, 2
 
 # What the tests count on; a lab is given others by name. Short times, as a test waits for the end of each.

@@ -11,10 +11,11 @@ from launcher.clusters.batch.mend import forgive, mend
 from launcher.clusters.batch.queue import Queue, Ticket
 from launcher.clusters.kinds import of_kind
 from launcher.clusters.protocol import CancelReport, Preview
-from launcher.errors import Unreachable
+from launcher.errors import Refused, Unreachable
 from launcher.plan.model import Plan
+from launcher.rundir.durable import read_record
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import ClusterWord
+from launcher.rundir.records import ClusterWord, Handle
 
 
 class QueueEngagement:
@@ -63,6 +64,14 @@ class BatchCluster:
 
     def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> CancelReport:
         return Cancelling(self.queue, run, attempt, plan).carry_out()
+
+
+def job_of(run: RunDir, attempt: AttemptDir) -> str:
+    """The id of an attempt's job. Raises Refused where it has none yet."""
+    handle = read_record(attempt.handle, Handle)
+    if handle is None or handle.job_id is None:
+        raise Refused(f"{run.id} has no job yet", f"hint: launch status {run.id} hands it over")
+    return handle.job_id
 
 
 def queue_of(kind: str) -> Queue:

@@ -15,6 +15,7 @@ import msgspec
 
 from launcher.clusters.batch.queue import Following, Phase, Queue, QueuedJob, Scheduler, Submitting, Ticket
 from launcher.clusters.keeping.attempt_end import is_cancelled
+from launcher.plan.queueing import begun
 from launcher.rundir.attempts import attempts, read_intent, read_plan
 from launcher.rundir.avoided import avoided
 from launcher.rundir.durable import create_records, read_record, readable, write_bytes, write_record
@@ -142,6 +143,8 @@ def tickets_of(run: RunDir) -> Iterator[tuple[str, int | None]]:
 def _submit(queue: Submitting, job: BatchJob, lock: int) -> str:
     run, attempt = next((run, attempt) for run, attempt in job.members if run.plan.exists())
     plan = read_plan(run, attempt.number)
+    if read_intent(attempt).reason == "requeue":
+        plan = begun(plan)
     script = queue.script(plan, job.ticket, job.where, [blame.host for blame in avoided(run)])
     write_bytes(job.script, script.encode(), fsync=False)  # it is read now, and never again
     environ = {name: value for name, value in os.environ.items() if name not in plan.secrets}

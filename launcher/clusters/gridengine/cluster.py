@@ -1,17 +1,19 @@
 """A Grid Engine cluster, from any machine that has its programs."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from launcher.clusters.batch.cluster import BatchCluster
-from launcher.clusters.gridengine.queries import hosts_of
+from launcher.clusters.batch.cluster import BatchCluster, job_of
+from launcher.clusters.gridengine.queries import CALLED, ask, hosts_of
 from launcher.clusters.gridengine.queue import GridEngineQueue, rule_of
 from launcher.clusters.gridengine.script import check_rule
 from launcher.errors import BadInput, Refused
-from launcher.plan.facts import Machine
+from launcher.plan.facts import Machine, Misfit
+from launcher.plan.model import AwaitedRun
+from launcher.plan.queueing import not_taken, only_behind
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.spec.model import JobSpec
+from launcher.spec.model import JobSpec, QueueOptions
 
 if TYPE_CHECKING:
     from launcher.doctor.findings import Finding
@@ -38,6 +40,16 @@ class GridEngineCluster(BatchCluster):
         gpus = tuple(map(str, range(max(free, wanted))))
         cpus = min(host.cpus for host in hosts)
         return Machine(cpus, gpus, apart=True, limit_per_job=True, interface=own.interface)
+
+    def queue_problems(self, queue: QueueOptions, _awaited: Sequence[AwaitedRun]) -> list[Misfit]:
+        """Grid Engine waits for the end of a job, whatever that was; it has arrays, which this kind does not use."""
+        return [*not_taken(queue, ("priority", "hold", "at"), self.kind), *only_behind(queue, "Grid Engine")]
+
+    def release(self, run: RunDir, attempt: AttemptDir) -> None:
+        job = job_of(run, attempt)
+        answer = ask(["qrls", job])
+        if answer.code != 0:
+            raise Refused(f"{CALLED} does not release job {job}: {(answer.err or answer.out).strip()[:300]}")
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
         """Raises Refused on any other machine: Grid Engine starts nothing beside a job but from inside of it."""

@@ -3,6 +3,7 @@
 import math
 import re
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -35,7 +36,11 @@ def options(plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str], rule:
     if hosts:
         resources["hostname"] = f"!({'|'.join(hosts)})"
     listed = [f"{name}={value}" for name, value in resources.items()] + [own.extra.get("l", "")]
+    queue, at = plan.spec.queue, plan.starts_at
     found = {
+        "h": "" if queue.hold else None,
+        "a": None if at is None else time.strftime("%Y%m%d%H%M.%S", time.localtime(at)),
+        "p": str(queue.priority) if queue.priority else None,
         "S": "/bin/sh",
         "N": job_name(plan.run_id),
         "j": "y",

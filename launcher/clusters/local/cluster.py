@@ -17,7 +17,7 @@ from launcher.clusters.keeping.standby import StandbyKeeper
 from launcher.clusters.protocol import CancelReport
 from launcher.errors import LaunchError
 from launcher.plan.facts import Machine, Misfit
-from launcher.plan.model import Plan
+from launcher.plan.model import AwaitedRun, Plan
 from launcher.rundir.durable import create_record, readable
 from launcher.rundir.identity import alive, process_id, this_process
 from launcher.rundir.layout import AttemptDir, RunDir
@@ -58,7 +58,7 @@ class LocalCluster:
     def machine(self, _spec: JobSpec) -> Machine:
         return this_machine(os.environ)
 
-    def queue_problems(self, queue: QueueOptions) -> list[Misfit]:
+    def queue_problems(self, queue: QueueOptions, _awaited: Sequence[AwaitedRun]) -> list[Misfit]:
         """All of it is known here."""
         cpus = this_machine(os.environ).cpus
         if queue.slots <= cpus:

@@ -1,21 +1,25 @@
 """A Slurm cluster, from any machine that has sbatch."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from launcher.clusters.batch.cluster import BatchCluster
+from launcher.clusters.batch.cluster import BatchCluster, job_of
 from launcher.clusters.slurm.container import container_problems
+from launcher.clusters.slurm.dependencies import dependency_problems
+from launcher.clusters.slurm.queries.jobs import release
 from launcher.clusters.slurm.queries.nodes import Node, gpu_count, partition_nodes, read_partition_nodes
 from launcher.clusters.slurm.queue import SlurmQueue
 from launcher.clusters.slurm.reach import ask, clean_environment
 from launcher.errors import BadInput, Refused
-from launcher.plan.facts import Machine
+from launcher.plan.facts import Machine, Misfit
+from launcher.plan.model import AwaitedRun
+from launcher.plan.queueing import not_taken, only_behind
 from launcher.rundir.attempts import read_plan
 from launcher.rundir.durable import read_record
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import Handle
-from launcher.spec.model import JobSpec
+from launcher.spec.model import JobSpec, QueueOptions
 
 if TYPE_CHECKING:
     from launcher.doctor.findings import Finding
@@ -60,6 +64,17 @@ class SlurmCluster(BatchCluster):
             interface=spec.slurm.interface,
             limit_per_job=True,
         )
+
+    def queue_problems(self, queue: QueueOptions, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
+        """Slurm has words for all of it; priorities count among the jobs of everybody."""
+        taken = ("priority", "after", "hold", "at", "max_parallel")
+        return [*not_taken(queue, taken, self.kind), *only_behind(queue, "Slurm"), *dependency_problems(awaited)]
+
+    def release(self, run: RunDir, attempt: AttemptDir) -> None:
+        job = job_of(run, attempt)
+        answer = ask(release(job))
+        if answer.code != 0:
+            raise Refused(f"Slurm does not release job {job}: {answer.err.strip()[:300]}")
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
         from launcher.clusters.inside.visit import host_here, machine_of  # late: only who looks inside needs it

@@ -16,6 +16,7 @@ from launcher.clusters.batch.client import deaf
 from launcher.clusters.batch.queue import Fate, JobStart, NodeWord, Phase, Queue, QueuedJob, Ticket
 from launcher.clusters.keeping.agent_processes import AgentProcess
 from launcher.clusters.slurm import script, steps
+from launcher.clusters.slurm.dependencies import dependency_of
 from launcher.clusters.slurm.hosts import addresses_of, hosts_of
 from launcher.clusters.slurm.queries.fate import fate_of, show_job
 from launcher.clusters.slurm.queries.jobs import (
@@ -49,6 +50,7 @@ from launcher.rundir.layout import AttemptDir
 _SUBMIT_S = 60.0
 _EXECUTOR = "launcher.clusters.slurm.executor"
 _LIMIT_S = 10.0
+_DEPENDS = ("Dependency", "DependencyNeverSatisfied")
 
 
 class SlurmQueue(Queue):
@@ -77,7 +79,7 @@ class SlurmQueue(Queue):
         return self.config.cluster or ""
 
     def script(self, plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str]) -> str:
-        return script.script_of(plan, ticket, where, self._bearable(plan, avoid))
+        return script.script_of(plan, ticket, where, self._bearable(plan, avoid), dependency_of(plan.awaited))
 
     def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
         from launcher.clusters.slurm.executor import SbatchExecutor  # late: submitit costs 130 ms, and only a submit
@@ -176,7 +178,7 @@ def _queued(job: SlurmJob) -> QueuedJob:
         case Phase.RUNNING | Phase.ENDING:
             text = f"on {job.hosts}" if job.hosts else ""
         case Phase.ENDED | Phase.UNKNOWN:
-            text = f"by user {job.state.by}" if job.state.by else ""
+            text = f"by user {job.state.by}" if job.state.by else _ended_waiting(job)
     ended_as, cause = end_of(job.state.word) if job.state.phase is Phase.ENDED else (None, None)
     return QueuedJob(
         id=job.id,
@@ -192,6 +194,13 @@ def _queued(job: SlurmJob) -> QueuedJob:
         cause=cause,
         suspended=job.state.word in ("SUSPENDED", "STOPPED"),
     )
+
+
+def _ended_waiting(job: SlurmJob) -> str:
+    """Of a job that ended while it waited for another one its reason is left as it was."""
+    if job.reason not in _DEPENDS:
+        return ""
+    return "while it waited for a job that has ended otherwise than it demands, unless somebody ended it by hand"
 
 
 def _word_on(node: Node) -> NodeWord:

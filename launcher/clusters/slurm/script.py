@@ -5,6 +5,7 @@ submitit renders it; of submitit nothing else goes into the job: no pickle, no h
 
 import math
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,13 +20,16 @@ _LIMIT_SIGNAL = "USR1"
 _DEAF = "trap '' USR1 USR2"
 
 
-def options(plan: Plan, ticket: Ticket, output: str, hosts_to_avoid: Sequence[str] = ()) -> dict[str, str | bool]:
+def options(
+    plan: Plan, ticket: Ticket, output: str, hosts_to_avoid: Sequence[str] = (), dependency: str = ""
+) -> dict[str, str | bool]:
     """The long options of sbatch, without their dashes. `output`: where the batch process's own words go."""
     spec, slurm, resources = plan.spec, plan.spec.slurm, plan.spec.resources
     fewest, most = plan.nodes_min, plan.nodes_max
     spares = spec.recovery.spares
     nodes = f"{fewest}-{most + spares}" if fewest < most else str(fewest_nodes(plan))
     found: dict[str, str | bool | None] = {
+        **_waits(plan, dependency),
         "job-name": plan.run_id if ticket.array is None else plan.name,
         "nodes": nodes,
         # With a range Slurm would take it for the wish to have no more nodes than tasks, and give the fewest.
@@ -54,12 +58,25 @@ def options(plan: Plan, ticket: Ticket, output: str, hosts_to_avoid: Sequence[st
     note = extra.pop("comment", None)
     found["comment"] = ticket.mark if note in (None, True) else f"{ticket.mark} {note}"
     if ticket.array is not None:
-        found["array"] = f"0-{ticket.array - 1}"
+        at_once = f"%{spec.queue.max_parallel}" if spec.queue.max_parallel else ""
+        found["array"] = f"0-{ticket.array - 1}{at_once}"
     chosen = {**extra, **{name: value for name, value in found.items() if value is not None}}
     for name, value in chosen.items():
         if isinstance(value, str) and any(sign in value for sign in _UNQUOTABLE):
             raise ValueError(f"--{name}: expected one line, got {value!r}")
     return chosen
+
+
+def _waits(plan: Plan, dependency: str) -> dict[str, str | bool | None]:
+    """What the job waits for, beside room."""
+    queue, at = plan.spec.queue, plan.starts_at
+    return {
+        "hold": queue.hold or None,
+        "begin": None if at is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at)),
+        "nice": str(-queue.priority) if queue.priority else None,
+        "dependency": dependency or None,
+        "kill-on-invalid-dep": "yes" if dependency else None,
+    }
 
 
 def left_out(plan: Plan, hosts_to_avoid: Sequence[str]) -> list[str]:
@@ -85,9 +102,9 @@ def signal_before_s(plan: Plan) -> float:
     return warned_before_s(plan.spec.resources.time_s, plan.spec.slurm.signal_before_s)
 
 
-def script_of(plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str]) -> str:
+def script_of(plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str], dependency: str = "") -> str:
     """The text that sbatch gets. `where`: what the batch process is told, and where its own words go."""
-    chosen = options(plan, ticket, _output(ticket, str(where)), avoid)
+    chosen = options(plan, ticket, _output(ticket, str(where)), avoid, dependency)
     return render(chosen, f"{_DEAF}\n{keeper_command('slurm', where, 'guard')}")
 
 

@@ -140,3 +140,9 @@ def test_a_command_has_the_users_environment_and_the_jobs(tmp_path):
         check=True,
     )
     assert environment.HOST not in json.loads(plain.stdout)[0]
+
+
+def test_what_a_run_waits_for_is_said_in_grid_engines_words(tmp_path):
+    found = lines(tmp_path, "queue: {hold: true, at: 2027-01-31 22:00, priority: -10}\n")
+    assert {"#$ -h", "#$ -a 202701312200.00", "#$ -p -10"} <= {*found}
+    assert not any(line.startswith(("#$ -h ", "#$ -a ", "#$ -p ")) or line == "#$ -h" for line in lines(tmp_path))

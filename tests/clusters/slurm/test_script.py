@@ -13,6 +13,7 @@ from launcher.clusters.slurm.script import gres_of, options, render, script_of, 
 from launcher.plan.build import build
 from launcher.plan.facts import Machine, Project, RunIdentity
 from launcher.plan.model import FrozenCode
+from launcher.plan.queueing import begun
 from launcher.spec.read import read_spec
 
 RUN = Path("/runs/train-7k3f")
@@ -274,3 +275,15 @@ def test_where_slurm_cannot_write_the_batch_processes_words_are_dropped(tmp_path
     assert all(
         line.startswith(("#!", "#SBATCH --", "# ")) or not line for line in text.partition("\nexport")[0].split("\n")
     )
+
+
+def test_what_a_run_waits_for_is_said_in_slurms_words(tmp_path):
+    plain = written(script(tmp_path))
+    assert not {"hold", "begin", "nice", "dependency", "kill-on-invalid-dep"} & {*plain}
+    waits = plan_of(tmp_path, "queue: {hold: true, at: 2027-01-31 22:00, priority: -10, max_parallel: 3}\n")
+    found = written(script_of(waits, TICKET, RUN, (), "afterok:12,afterany:13_4"))
+    assert found["hold"] is True and found["begin"] == "2027-01-31T22:00:00" and found["nice"] == "10"
+    assert (found["dependency"], found["kill-on-invalid-dep"]) == ("afterok:12,afterany:13_4", "yes")
+    assert written(script_of(waits, Ticket("c0ffee", array=20), RUN, ()))["array"] == "0-19%3"
+    again = written(script_of(begun(waits), TICKET, RUN, ()))
+    assert not {"hold", "begin"} & {*again} and again["nice"] == "10"

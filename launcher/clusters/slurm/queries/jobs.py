@@ -155,6 +155,11 @@ def update(job_id: str, **fields: str) -> list[str]:
     return ["scontrol", "update", f"JobId={_job_id(job_id)}", *(f"{name}={value}" for name, value in fields.items())]
 
 
+def release(job_id: str) -> list[str]:
+    """Let a job go that its user holds."""
+    return ["scontrol", "release", _job_id(job_id)]
+
+
 def cancel(job_id: str, signal: str | None = None, batch: bool = False) -> list[str]:
     """End a job. With a signal: send it instead, to the job's steps, or to its batch script alone."""
     # Without --state, a signal for a job that waits keeps scancel busy for 95 s before it fails.
