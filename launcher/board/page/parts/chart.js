@@ -4,6 +4,7 @@ import { h, oncePerFrame } from "./dom.js";
 import { duration, number, real } from "./format.js";
 
 const MARKED = { failure: "bad", agent_lost: "bad", training: "muted" }; // `training`: a generation has done its first step
+const AT_FOOT = { checkpoint: "muted", validation: "muted", safe: "accent", best: "good" }; // small signs that hide nothing of a curve
 const CHART_HEIGHT_REM = 15;
 
 // Pixels of this many times the size of the page's letters, which is larger on a large screen.
@@ -186,10 +187,14 @@ function drawMarks(plot, marks) {
   ctx.save();
   ctx.lineWidth = devicePixelRatio;
   for (const mark of marks) {
-    const colour = MARKED[mark.kind];
+    const colour = MARKED[mark.kind] ?? AT_FOOT[mark.kind];
     if (!colour || mark.x === null || mark.x === undefined) continue;
     const x = Math.round(plot.valToPos(mark.x, "x", true));
     if (x < bbox.left || x > bbox.left + bbox.width) continue;
+    if (mark.kind in AT_FOOT) {
+      drawSign(ctx, mark.kind, x, bbox.top + bbox.height, themed(colour));
+      continue;
+    }
     ctx.strokeStyle = ctx.fillStyle = themed(colour);
     ctx.setLineDash(colour === "bad" ? [] : [3 * devicePixelRatio, 3 * devicePixelRatio]);
     ctx.beginPath();
@@ -199,6 +204,17 @@ function drawMarks(plot, marks) {
     if (colour === "bad") ctx.fillRect(x - 3 * devicePixelRatio, bbox.top, 6 * devicePixelRatio, 6 * devicePixelRatio);
   }
   ctx.restore();
+}
+
+// A stroke for a validation, a dot for a checkpoint, a diamond for one that is kept.
+function drawSign(ctx, kind, x, foot, colour) {
+  const size = (kind === "best" ? 5 : kind === "safe" ? 4 : 2.5) * devicePixelRatio;
+  ctx.fillStyle = colour;
+  ctx.beginPath();
+  if (kind === "validation") ctx.rect(x - devicePixelRatio / 2, foot - 4 * devicePixelRatio, devicePixelRatio, 4 * devicePixelRatio);
+  else if (kind === "checkpoint") ctx.arc(x, foot, size, 0, 2 * Math.PI);
+  else [[x, foot - size], [x + size, foot], [x, foot + size], [x - size, foot]].forEach(([left, top]) => ctx.lineTo(left, top));
+  ctx.fill();
 }
 
 // A triangle at the foot wherever a value was NaN or infinite.

@@ -12,6 +12,8 @@ const WORDS_TOLD = [
   ["-tag:old", "the opposite"], ["any other word", "is somewhere in name, note, tags or message"],
 ];
 const CURVES_TOLD = [
+  ["red line", "a failure"], ["dashed line", "the first step of a generation"], ["\u25b2", "values that were NaN or infinite"],
+  ["\u2022 \u2502", "at the foot: a checkpoint, a validation"], ["\u25c6", "a checkpoint that is the best (green), or survives the loss of a disk"],
   ["drag", "zoom into a part of all curves"], ["double click", "all of it again"], ["+ \u2212 0", "zoom in, out, all of it, at a curve with the keyboard"],
 ];
 

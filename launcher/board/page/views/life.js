@@ -4,6 +4,7 @@ import { clockTime, duration, number, percent } from "../parts/format.js";
 
 const KINDS = ["training", "running", "starting", "recovering", "waiting", "lost", "idle"];
 const GRAVE = new Set(["failure", "agent_lost", "agent_fault", "coordinator_stalled", "disk"]); // what else happens is a small tick
+const SAVED = { checkpoint: "\u2022", safe: "\u25c6", best: "\u2605", validation: "\u2502" }; // what went well has a row of its own, with these signs
 const MOST_MARKS = 400; // of the small ones; more than that are a grey wall
 
 // `onLog(mark)` jumps to the lines about a mark.
@@ -18,8 +19,9 @@ export function lifePart(life, onLog) {
     element.style.width = `${(100 * (segment.to - segment.from)) / span}%`;
     return element;
   });
-  const small = life.marks.filter((mark) => !GRAVE.has(mark.kind)).slice(-MOST_MARKS);
-  const big = life.marks.filter((mark) => GRAVE.has(mark.kind));
+  const [saved, happened] = [life.marks.filter((mark) => mark.kind in SAVED), life.marks.filter((mark) => !(mark.kind in SAVED))];
+  const small = happened.filter((mark) => !GRAVE.has(mark.kind)).slice(-MOST_MARKS);
+  const big = happened.filter((mark) => GRAVE.has(mark.kind));
   const ticks = [...small, ...big].map((mark) => {
     const element = GRAVE.has(mark.kind)
       ? button("", () => onLog(mark), { class: `mark mark-${mark.kind}${mark.cause === "preempted" ? " mark-preemption" : ""}`, title: markWords(mark), "aria-label": `${markWords(mark)}: to the log` })
@@ -27,19 +29,28 @@ export function lifePart(life, onLog) {
     element.style.left = place(mark.at);
     return element;
   });
+  const signs = saved.slice(-MOST_MARKS).map((mark) => {
+    const element = h("span", { class: `sign sign-${mark.kind}`, title: markWords(mark), "aria-hidden": "true" }, SAVED[mark.kind]);
+    element.style.left = place(mark.at);
+    return element;
+  });
   const bar = h("div", { class: "strip" }, h("div", { class: "marks" }, ticks),
     h("div", { class: "segments", role: "img", "aria-label": `where the time went: ${spentWords(life)}` }, segments),
+    signs.length ? h("div", { class: "signs" }, signs) : null,
     h("div", { class: "ends" }, h("time", {}, clockTime(from)), h("time", {}, clockTime(life.to))));
   return h("section", { class: "life", "aria-label": "life of the run" },
     h("div", { class: "goodput", title: "share of its life that went into steps that counted" },
       h("strong", {}, life.goodput === null ? "\u2013" : percent(life.goodput)), h("span", {}, "goodput")),
-    h("div", { class: "grow" }, bar, legend(life), events(life.marks, onLog)));
+    h("div", { class: "grow" }, bar, legend(life, saved),
+      events("events", happened, onLog), events("checkpoints and validations", saved, onLog)));
 }
 
-function legend(life) {
+function legend(life, saved) {
   const whole = Object.values(life.seconds).reduce((sum, one) => sum + one, 0) || 1;
   return h("ul", { class: "legend" }, KINDS.filter((kind) => life.seconds[kind] >= 0.05).map((kind) =>
-    h("li", {}, h("span", { class: `swatch kind-${kind}` }), `${kind} `, h("b", {}, duration(life.seconds[kind])), ` ${percent(life.seconds[kind] / whole)}`)));
+    h("li", {}, h("span", { class: `swatch kind-${kind}` }), `${kind} `, h("b", {}, duration(life.seconds[kind])), ` ${percent(life.seconds[kind] / whole)}`)),
+    Object.entries(SAVED).filter(([kind]) => saved.some((mark) => mark.kind === kind)).map(([kind, sign]) =>
+      h("li", {}, h("span", { class: `sign-${kind}`, "aria-hidden": "true" }, `${sign} `), kind)));
 }
 
 function spentWords(life) {
@@ -47,14 +58,14 @@ function spentWords(life) {
 }
 
 // All that happened, in words: what the strip shows, for those who read rather than see.
-function events(marks, onLog) {
+function events(title, marks, onLog) {
   if (!marks.length) return null;
   const rows = marks.slice(-MOST_MARKS).reverse().map((mark) => h("tr", {},
     h("td", {}, h("time", {}, clockTime(mark.at))), h("td", {}, h("span", { class: `mark-word mark-${mark.kind}` }, mark.kind.replaceAll("_", " "))),
     h("td", { class: "numeric" }, number(mark.step)), h("td", {}, mark.text || (mark.cause ?? "")),
     h("td", {}, button("log", () => onLog(mark), { class: "small", "aria-label": `log at ${clockTime(mark.at)}` }))));
-  return h("details", { class: "events" }, h("summary", {}, `${marks.length} events`),
-    h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, ["when", "what", "step", "words", ""].map((title) => h("th", { scope: "col" }, title)))),
+  return h("details", { class: "events", "data-part": title }, h("summary", {}, `${marks.length} ${title}`),
+    h("div", { class: "wide", tabindex: "0", role: "group", "aria-label": title }, h("table", {}, h("thead", {}, h("tr", {}, ["when", "what", "step", "words", ""].map((title) => h("th", { scope: "col" }, title)))),
       h("tbody", {}, rows))));
 }
 

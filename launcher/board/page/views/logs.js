@@ -18,6 +18,7 @@ export function logsPart(id, { say }) {
     h("div", { class: "bar" }, search, ranks, following, place), older, lines);
   let before = null; // cursor of what is older
   let around = null; // the moment that is looked at, where it is not the end
+  let sought = ""; // the line that is looked for there, where its words are known
   let asking = null;
   let waiting = [];
 
@@ -59,7 +60,9 @@ export function logsPart(id, { say }) {
     lines.scrollTop += lines.scrollHeight - height;
   });
   const showMoment = () => {
-    const found = [...lines.children].find((one) => Number(one.dataset.at) >= around - 0.001) ?? lines.lastElementChild;
+    const all = [...lines.children];
+    const found = (sought ? all.findLast((one) => one.lastElementChild.textContent.trim() === sought) : null)
+      ?? all.find((one) => Number(one.dataset.at) >= around - 0.001) ?? lines.lastElementChild;
     found?.classList.add("found");
     found?.scrollIntoView({ block: "center" });
   };
@@ -80,9 +83,10 @@ export function logsPart(id, { say }) {
       if (skipped) waiting.push({ text: `(${skipped} more lines: search shows them)`, rank: null, at: null });
       flush();
     },
-    // Shows the lines about a moment, of one rank or all.
-    jump(at, rank) {
+    // Shows the lines about a moment, of one rank or all; and there this line, if it is among them.
+    jump(at, rank, line = "") {
       around = at;
+      sought = plainText(line).trim();
       search.value = "";
       ranks.value = rank === null || rank === undefined ? "" : String(rank);
       setFollowing(false);

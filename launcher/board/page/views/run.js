@@ -30,7 +30,7 @@ export function runView(main, { say, go, parts: [id, firstTab] }) {
   let met = false; // from the first head on all that happens is told
   let lifeRead = 0; // when the strip was asked for, in milliseconds
 
-  const onLog = (mark) => (openTab("logs"), made.logs.jump(mark.at, mark.rank));
+  const onLog = (mark) => (openTab("logs"), made.logs.jump(mark.at, mark.rank, mark.line));
   const onRank = (rank) => (openTab("logs"), made.logs.jump(run.head.row.ended ? run.head.row.ended_at ?? Date.now() / 1000 : Date.now() / 1000, rank));
   const makers = {
     curves: () => curvesPart(id, { say, names: run.sheet.names, marks }),
@@ -64,9 +64,9 @@ export function runView(main, { say, go, parts: [id, firstTab] }) {
       const life = await ask(`${path}/life`);
       if (gone) return;
       marks = life.marks;
-      const opened = lifePlace.querySelector("details")?.open;
+      const opened = [...lifePlace.querySelectorAll("details[open]")].map((one) => one.dataset.part);
       lifePlace.replaceChildren(lifePart(life, onLog));
-      if (opened && lifePlace.querySelector("details")) lifePlace.querySelector("details").open = true;
+      for (const one of lifePlace.querySelectorAll("details")) one.open = opened.includes(one.dataset.part);
       made.curves?.mark(marks);
     } catch {
       lifePlace.replaceChildren(); // a run that has not begun has no life yet
@@ -158,7 +158,7 @@ function restartWords({ total, by_cause }) {
 function failurePart(failure, onLog) {
   const where = [failure.rank === null ? "" : `rank ${failure.rank}`, failure.where].filter(Boolean).join(", ");
   return h("details", { class: "events failure" }, h("summary", {}, `last failure: ${failure.cause.replaceAll("_", " ")}${where ? `, ${where}` : ""}`),
-    h("p", {}, plainText(failure.summary), " ", failure.at ? button("show in the log", () => onLog({ at: failure.at, rank: failure.rank }), { class: "small" }) : null),
+    h("p", {}, plainText(failure.summary), " ", failure.at ? button("show in the log", () => onLog({ at: failure.at, rank: failure.rank, line: failure.tail.at(-1) }), { class: "small" }) : null),
     failure.tail.length ? h("pre", { tabindex: "0", "aria-label": "end of the log" }, plainText(failure.tail.join("\n"))) : null);
 }
 
