@@ -8,7 +8,9 @@ import contextlib
 import os
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -17,6 +19,7 @@ from launcher.clusters.ssh.host.keeper_rpc import KeeperRpc
 from launcher.errors import LaunchError
 from launcher.rundir.durable import NOT_JSON, make_dir, sync_dir, write_bytes
 from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.records import AttemptEnd, Blame, Endpoint, Event, RunState, StopRequest
 
 _WHOLE = -1
 _PIECE = 256 << 10
@@ -27,29 +30,47 @@ EVENTS = "events"
 _READ_AND_WRITE = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def replicated(run: RunDir, attempt: AttemptDir) -> dict[str, Path]:
+@dataclass(frozen=True)
+class KeptRecord:
+    """A file that every host has as the leader has it: one record of this type, or a history of such lines."""
+
+    path: Path
+    kind: Any
+
+    def check(self, data: bytes) -> None:
+        """Raises one of NOT_JSON where this is no such record."""
+        msgspec.json.decode(data, type=self.kind)
+
+
+def replicated(run: RunDir, attempt: AttemptDir) -> dict[str, KeptRecord]:
     """What is replicated, by the name that it has on the wire."""
     return {
-        "endpoint": attempt.endpoint,
-        "avoided": run.avoided,
-        "stop": attempt.stop,
-        "end": attempt.end,  # before what follows from it
-        EVENTS: run.events,
-        "state": run.state,
+        "endpoint": KeptRecord(attempt.endpoint, Endpoint),
+        "avoided": KeptRecord(run.avoided, list[Blame]),
+        "stop": KeptRecord(attempt.stop, StopRequest),
+        "end": KeptRecord(attempt.end, AttemptEnd),  # before what follows from it
+        EVENTS: KeptRecord(run.events, Event),
+        "state": KeptRecord(run.state, RunState),
     }
 
 
 def put(run: RunDir, replica: Replica) -> None:
     """Keep what the leader has sent."""
-    attempt = run.attempt(replica.attempt)
-    path = replicated(run, attempt).get(replica.name)
-    if path is None:
+    copied = replicated(run, run.attempt(replica.attempt)).get(replica.name)
+    if copied is None:
         raise LaunchError(f"no record is called {replica.name[:40]!r}")
-    make_dir(path.parent)
-    if replica.at == _WHOLE:
-        write_bytes(path, replica.data.encode())
+    data, is_history = replica.data.encode(), replica.name == EVENTS
+    if is_history != (replica.at != _WHOLE):
+        raise LaunchError(f"{replica.name}: expected {'a piece' if is_history else 'a whole record'}")
+    make_dir(copied.path.parent)
+    if is_history:
+        _put_piece(copied.path, replica.at, data)
         return
-    _put_piece(path, replica.at, replica.data.encode())
+    try:
+        copied.check(data)
+    except NOT_JSON as error:
+        raise LaunchError(f"{replica.name}: what the leader sent is not such a record: {error}") from error
+    write_bytes(copied.path, data)
 
 
 def _put_piece(path: Path, at: int, piece: bytes) -> None:
@@ -97,9 +118,9 @@ class RecordReplicator:
             self._send()
 
     def _send(self) -> None:
-        for name, path in replicated(self._run, self._attempt).items():
+        for name, copied in replicated(self._run, self._attempt).items():
             try:
-                status = path.stat()
+                status = copied.path.stat()
             except FileNotFoundError:
                 continue
             mark = (status.st_ino, status.st_size, status.st_mtime_ns)
@@ -109,17 +130,17 @@ class RecordReplicator:
             if not behind:
                 continue
             send = self._send_events if name == EVENTS else self._send_whole
-            for number in send(name, path, behind):
+            for number in send(name, copied, behind):
                 self._sent[number][name] = mark
 
-    def _send_whole(self, name: str, path: Path, whom: list[int]) -> list[int]:
+    def _send_whole(self, name: str, copied: KeptRecord, whom: list[int]) -> list[int]:
         with contextlib.suppress(FileNotFoundError, *NOT_JSON):
-            data = path.read_bytes()
-            msgspec.json.decode(data)
+            data = copied.path.read_bytes()
+            copied.check(data)
             return self._told(self._replica(name, _WHOLE, data.decode()), whom)
         return []
 
-    def _send_events(self, name: str, path: Path, whom: list[int]) -> list[int]:
+    def _send_events(self, name: str, copied: KeptRecord, whom: list[int]) -> list[int]:
         """The part that each has not; those that have it all afterwards. Who refuses a part may have lost what comes
         before it, as we may have: then all is told again."""
         done = []
@@ -127,7 +148,7 @@ class RecordReplicator:
             at = self._sent[number].get("bytes", 0)
             if not isinstance(at, int):
                 raise TypeError("expected a number of bytes")
-            with path.open("rb") as file:
+            with copied.path.open("rb") as file:
                 file.seek(max(0, at - 1))
                 if at and file.read(1) != b"\n":
                     at = file.seek(0)

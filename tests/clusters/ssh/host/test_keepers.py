@@ -282,7 +282,7 @@ def test_only_who_leads_an_attempt_writes_its_records(table):
     table.silent = set()
 
     def says(node, attempt):
-        return type(table.said(2, Replica(node, attempt, "state", -1, "{}")))
+        return type(table.said(2, Replica(node, attempt, "avoided", -1, "[]")))
 
     assert [says(0, 1), says(0, 2), says(1, 1), says(9, 2), says(1, 2)] == [Declined] * 4 + [Agreed]
 

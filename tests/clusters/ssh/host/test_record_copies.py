@@ -4,11 +4,12 @@ import msgspec
 import pytest
 from run_folder import state_of
 
+from launcher.clusters.keeping.attempt_end import cancelled
 from launcher.clusters.ssh.host.keeper_messages import Replica
-from launcher.clusters.ssh.host.record_copies import EVENTS, RecordReplicator, put
+from launcher.clusters.ssh.host.record_copies import EVENTS, RecordReplicator, put, replicated
 from launcher.errors import LaunchError
-from launcher.rundir.durable import append_line, read_lines, read_record, write_record
-from launcher.rundir.records import Event, RunState
+from launcher.rundir.durable import append_line, make_dir, read_lines, read_record, write_record
+from launcher.rundir.records import AttemptEnd, Event, RunState
 from tests.clusters.ssh.host.test_keepers import Table
 from tests.run_folder import RunFolder
 
@@ -90,7 +91,10 @@ def told(tmp_path):
     return leader.run, other.run, tell
 
 
-@pytest.mark.parametrize("damage", [b"\xff\xfe{}", b"\0" * 100, b'{"run": '], ids=["no text", "zeros", "cut"])
+DAMAGES = {"no text": b"\xff\xfe{}", "zeros": b"\0" * 100, "cut": b'{"run": ', "another type": b'[{"run": 7}, null]'}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_record_that_is_damaged_on_the_leader_s_disk_is_not_spread_and_keeps_no_other_from_being_sent(told, damage):
     """What is no text ended the thread that sends, and then the keeper."""
     ours, theirs, tell = told
@@ -127,3 +131,32 @@ def test_a_history_that_was_cut_short_is_told_again(told, on):
     assert texts(theirs) == texts(ours)
     assert texts(theirs)[-1] == "c"
     assert read_record(theirs.state, RunState).message == "news"
+
+
+def test_an_end_that_is_damaged_on_the_leader_s_disk_counts_as_untold(tmp_path):
+    """Else whoever got it would not have heard how the run ended, and nobody would tell it again."""
+    table = Table(tmp_path, size=2, nodes_min=1)
+    leader, other = table.keepers
+    leader.attempt.end.write_text("[]")
+    assert RecordReplicator(leader.run, leader.attempt, leader.rpc).close() == [1]
+    assert not other.attempt.end.exists()
+    write_record(leader.attempt.end, cancelled())
+    assert RecordReplicator(leader.run, leader.attempt, leader.rpc).close() == []
+    assert read_record(other.attempt.end, AttemptEnd) == read_record(leader.attempt.end, AttemptEnd)
+
+
+@pytest.mark.parametrize("name", ["state", "end", "avoided", "stop", "endpoint"])
+@pytest.mark.parametrize("data", ["[7]", "{}", "", "\0\0", '{"state": "running"}'])
+def test_what_is_not_such_a_record_takes_the_place_of_none(run, name, data):
+    copied = replicated(run, run.attempt(1))[name]
+    make_dir(copied.path.parent)
+    copied.path.write_text("as it was")
+    with pytest.raises(LaunchError, match=f"{name}: what the leader sent is not such a record"):
+        put(run, Replica(0, 1, name, -1, data))
+    assert copied.path.read_text() == "as it was"
+
+
+@pytest.mark.parametrize(("name", "at"), [("state", 0), ("end", 5), (EVENTS, -1)])
+def test_a_record_comes_whole_and_a_history_in_pieces(run, name, at):
+    with pytest.raises(LaunchError, match=f"{name}: expected"):
+        put(run, Replica(0, 1, name, at, "{}"))
