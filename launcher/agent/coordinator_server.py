@@ -1,8 +1,10 @@
 """The coordinator's shell on node 0: sockets, timers and the pen around the pure state machine."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Coroutine
+from pathlib import Path
 
 from launcher.agent import messages
 from launcher.agent.coordination.coordinator import Coordinator
@@ -27,7 +29,7 @@ from launcher.clock import WakingClock, boottime
 from launcher.errors import Exit, Fenced, LaunchError
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import used_s_of
-from launcher.rundir.durable import Damaged, read_lines, read_record, readable, write_record
+from launcher.rundir.durable import Damaged, read_lines, read_record, read_sealed, readable, write_record
 from launcher.rundir.identity import alive, this_process
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.patience import waiting_for_disks
@@ -38,6 +40,7 @@ _STATE_S = 1.0
 _STATE_SOON_S = 0.05
 _WORTH_A_WORD_S = 1.0
 _ROLLS_S = 0.5
+_KNOWN_S = 1.0
 _SPARE_WIRES = 64  # beyond two for each node: one that was cut off comes anew before its old wire is known to be gone
 _LOOKS_S = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
 
@@ -68,10 +71,12 @@ class CoordinatorServer:
 
     async def start(self) -> None:
         port = await self._listener.start(self._address)
+        here = Endpoint(self._address, port, this_process())
         with waiting_for_disks():  # nobody can have found us yet
-            write_record(self._attempt.endpoint, Endpoint(self._address, port, this_process()))
+            write_record(self._attempt.endpoint, here)
         self._write_state()
         self._wind()
+        self._keep_until_done(self._stay_known(here))
         if self._counts.rolls:
             self._keep_until_done(self._hear_who_counts())
 
@@ -116,11 +121,20 @@ class CoordinatorServer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def _stay_known(self, here: Endpoint) -> None:
+        """Agents that come anew look there: what a disk has damaged, or somebody has taken away, is written again."""
+        while not self.ended.done():
+            await asyncio.sleep(_KNOWN_S)
+            with contextlib.suppress(OSError):  # a disk that takes nothing now may do so a second later
+                await asyncio.to_thread(keep_written, self._attempt.endpoint, here)
+
     async def _hear_who_counts(self) -> None:
-        """The keeper writes it down, again and again until our state says that we count so."""
+        """The keeper writes it down, again and again until our state says that we count so: a damaged word, too."""
         while not self.ended.done():
             await asyncio.sleep(_ROLLS_S)
-            said = await asyncio.to_thread(readable, self._attempt.rolls, Rolls)
+            said = None
+            with contextlib.suppress(Damaged, OSError):
+                said = await asyncio.to_thread(read_sealed, self._attempt.rolls, Rolls)
             if said is not None and said != self._counts:
                 self._handle(said)
                 self._counts = said if self._coordinator.counts_by(said) else self._counts
@@ -218,10 +232,16 @@ def who_counts(attempt: AttemptDir, plan: Plan) -> Rolls:
     """As our keeper says. Raises LaunchError where nobody has said it, and the others may choose another leader."""
     if not (plan.elects and plan.disks_apart):  # on a disk that all share, FENCE says who is the newest
         return NOBODY_VOTES
-    said = read_record(attempt.rolls, Rolls)
+    said = read_sealed(attempt.rolls, Rolls)
     if said is None:
         raise LaunchError(f"{attempt.rolls}: expected who counts among the hosts, got no file")
     return said
+
+
+def keep_written(path: Path, record: Endpoint) -> None:
+    """Write a record again where its file does not say it any more."""
+    if readable(path, Endpoint) != record:
+        write_record(path, record)
 
 
 def time_used(run: RunDir, attempt: AttemptDir) -> float:

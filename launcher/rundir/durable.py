@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import stat
+import zlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -25,6 +26,13 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MANY = 100
 _MOST_BYTES = 1 << 29  # of a record or a log of events; a hole costs whoever makes it nothing
 _NO_FILE = {errno.ELOOP: "a link", errno.EISDIR: "a folder", errno.ENXIO: "a socket"}
+
+
+class Sealed(msgspec.Struct, frozen=True):
+    """A record of which one changed bit, that still leaves a record, would be believed: it comes with a checksum."""
+
+    record: msgspec.Raw
+    crc32: int
 
 
 class Damaged(LaunchError):
@@ -157,6 +165,25 @@ def readable(path: Path, kind: type[T]) -> T | None:
     with contextlib.suppress(Damaged, OSError):
         return read_record(path, kind)
     return None
+
+
+def write_sealed(path: Path, record: Any) -> None:
+    """As write_record, for `read_sealed`."""
+    data = msgspec.json.encode(record)
+    write_record(path, Sealed(msgspec.Raw(data), zlib.crc32(data)))
+
+
+def read_sealed(path: Path, kind: type[T]) -> T | None:
+    """The record just as it was written, or None where there is none. Raises Damaged."""
+    sealed = read_record(path, Sealed)
+    if sealed is None:
+        return None
+    if zlib.crc32(sealed.record) != sealed.crc32:
+        raise Damaged(f"{path}: its checksum is of another record")
+    try:
+        return msgspec.json.decode(sealed.record, type=kind)
+    except NOT_JSON as error:
+        raise Damaged(f"{path}: not a record of this version: {error}") from error
 
 
 def append_line(path: Path, record: Any, *, fsync: bool = True) -> None:

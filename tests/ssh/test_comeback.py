@@ -52,10 +52,12 @@ def until_these_count(desk, run, *hosts):
     """For the keepers, and for the coordinator."""
 
     def known():
-        told = desk.record_there(0, run, "attempts/0001/rolls.json")
+        told = desk.record_there(0, run, "attempts/0001/rolls.json")["record"]
         taken = desk.state_there(0, run).get("counts_by") == told["id"]
-        keepers = [desk.record_there(host, run, "votes.json") for host in (0, 1)]
-        return taken and [told, *keepers] == [one and one | {"rolls": [[*hosts]]} for one in (told, *keepers)]
+        votes = [desk.record_there(host, run, "votes.json") for host in (0, 1)]
+        if not taken or not all(votes):
+            return False
+        return all(one["rolls"] == [[*hosts]] for one in (told, *(vote["record"] for vote in votes)))
 
     desk.until(f"hosts {hosts} to count", known)
 

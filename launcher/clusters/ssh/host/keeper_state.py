@@ -36,7 +36,7 @@ from launcher.errors import Fenced, LaunchError, said_by_the_system
 from launcher.ids import attempt_token
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import read_intent
-from launcher.rundir.durable import make_dir, read_record, readable, write_record
+from launcher.rundir.durable import make_dir, read_sealed, readable, write_sealed
 from launcher.rundir.fence import check_fence, fence, raise_fence
 from launcher.rundir.identity import boot_id
 from launcher.rundir.layout import AttemptDir, RunDir
@@ -126,7 +126,7 @@ class KeeperState:
         self.ready = Readiness(self._lock, self.host)
         self.election = Election(node, [*self.first_nodes], number, self.plan.nodes[0].host)
         self._begun = number
-        votes = read_record(run.votes, Votes)
+        votes = read_sealed(run.votes, Votes)
         if votes is not None and votes.begun == number:
             self.election.recall(votes)
         self.returning = False  # it was started again, and does not know yet what goes on
@@ -326,7 +326,7 @@ class KeeperState:
     def _remember(self, **news: object) -> None:
         """Before any word is given that would bind the keeper that is started after this one."""
         if self.plan.disks_apart:
-            write_record(self.run.votes, msgspec.structs.replace(self.election.votes(self._begun), **news))
+            write_sealed(self.run.votes, msgspec.structs.replace(self.election.votes(self._begun), **news))
 
     def _take_up(self, proposal: Propose) -> str:
         why = self.election.against_proposal(proposal)

@@ -18,7 +18,7 @@ from launcher.clusters.ssh.host.record_copies import RecordReplicator
 from launcher.errors import Exit
 from launcher.rundir.attempts import new_attempt
 from launcher.rundir.avoided import avoid, avoided
-from launcher.rundir.durable import append_line, make_dir, read_lines, readable, write_record
+from launcher.rundir.durable import append_line, make_dir, read_lines, readable, write_sealed
 from launcher.rundir.layout import AttemptDir
 from launcher.rundir.patience import waiting_for_disks
 from launcher.rundir.records import AttemptEnd, Blame, Event, Rolls, RunState
@@ -107,7 +107,7 @@ class Membership:
         state = readable(keeper.run.state, RunState)
         if state is not None and state.counts_by == self._word.id:
             return True
-        write_record(keeper.attempt.rolls, self._word)
+        write_sealed(keeper.attempt.rolls, self._word)
         return False
 
     def _told(self, rolls: tuple[frozenset[int], ...], others: Collection[int]) -> frozenset[int]:

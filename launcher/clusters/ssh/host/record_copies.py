@@ -1,7 +1,8 @@
 """Records of the leader that every host keeps, so that any of them can say how the run is and take it over.
 
 The leader looks at them often and sends what is new; hosts that share its disk have them anyway. A record that is
-damaged on its disk is not sent: the others have the one before it. A history is: of that each line counts.
+damaged on its disk is not sent: the others have the one before it. A history is: of that each line counts. Where the
+coordinator is they are told again and again: nobody finds it by a copy that another disk has damaged.
 """
 
 import contextlib
@@ -24,9 +25,10 @@ from launcher.rundir.records import AttemptEnd, Blame, Endpoint, Event, RunState
 _WHOLE = -1
 _PIECE = 256 << 10
 _ASK_S, _QUIET_S = 1.0, 5.0
+_RENEW_S = 10.0
 _QUICK_S, _SLOW_S, _QUICK_FOR_S = 0.02, 0.5, 20.0
 
-EVENTS = "events"
+EVENTS, ENDPOINT = "events", "endpoint"
 _READ_AND_WRITE = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -45,7 +47,7 @@ class KeptRecord:
 def replicated(run: RunDir, attempt: AttemptDir) -> dict[str, KeptRecord]:
     """What is replicated, by the name that it has on the wire."""
     return {
-        "endpoint": KeptRecord(attempt.endpoint, Endpoint),
+        ENDPOINT: KeptRecord(attempt.endpoint, Endpoint),
         "avoided": KeptRecord(run.avoided, list[Blame]),
         "stop": KeptRecord(attempt.stop, StopRequest),
         "end": KeptRecord(attempt.end, AttemptEnd),  # before what follows from it
@@ -123,8 +125,9 @@ class RecordReplicator:
                 status = copied.path.stat()
             except FileNotFoundError:
                 continue
-            mark = (status.st_ino, status.st_size, status.st_mtime_ns)
             now = time.monotonic()
+            turn = now // _RENEW_S if name == ENDPOINT else 0
+            mark = (status.st_ino, status.st_size, status.st_mtime_ns, turn)
             reached = [number for number in self._sent if self._quiet_until.get(number, 0.0) <= now]
             behind = [number for number in reached if self._sent[number].get(name) != mark]
             if not behind:

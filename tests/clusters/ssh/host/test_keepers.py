@@ -36,7 +36,7 @@ from launcher.errors import Exit, Fenced
 from launcher.plan.model import NodePlan
 from launcher.rundir.attempts import new_attempt, newest, read_plan
 from launcher.rundir.avoided import avoid, avoided
-from launcher.rundir.durable import append_line, read_record, write_record
+from launcher.rundir.durable import Damaged, append_line, read_record, read_sealed, write_record, write_sealed
 from launcher.rundir.fence import fence, raise_fence
 from launcher.rundir.identity import boot_id, this_process
 from launcher.rundir.layout import RunDir
@@ -231,7 +231,7 @@ class Slots:
 
 def coordinator_hears(member):
     """What the keeper says of who counts, and takes it."""
-    word = read_record(member.attempt.rolls, Rolls)
+    word = read_sealed(member.attempt.rolls, Rolls)
     state = state_of(member.run.id, attempt=member.attempt.number, counts_by=word.id, boot_id="")
     write_record(member.run.state, state)
     return word
@@ -482,8 +482,17 @@ def test_its_word_binds_a_keeper_that_is_started_again(table):
     leader = table.keepers[0]
     leader.count_by(frozenset({0, 1}))
     assert started_again(table, 0).election.rolls == (frozenset({0, 1}),)
-    write_record(leader.run.votes, leader.election.votes(4))
+    write_sealed(leader.run.votes, leader.election.votes(4))
     assert len(started_again(table, 0).election.counted) == 3, "of other keepers, whose numbers were others"
+
+
+def test_nobody_comes_back_by_votes_of_which_one_number_is_another(table):
+    """It would have counted hosts that nobody else counts."""
+    leader = table.keepers[0]
+    leader.count_by(frozenset({0, 1}))
+    leader.run.votes.write_bytes(leader.run.votes.read_bytes().replace(b"[0,1]", b"[0,3]"))
+    with pytest.raises(Damaged, match="checksum"):
+        started_again(table, 0)
 
 
 # -- how it ended

@@ -5,11 +5,13 @@ import pytest
 from run_folder import state_of
 
 from launcher.clusters.keeping.attempt_end import cancelled
+from launcher.clusters.ssh.host import record_copies
 from launcher.clusters.ssh.host.keeper_messages import Replica
 from launcher.clusters.ssh.host.record_copies import EVENTS, RecordReplicator, put, replicated
 from launcher.errors import LaunchError
 from launcher.rundir.durable import append_line, make_dir, read_lines, read_record, write_record
-from launcher.rundir.records import AttemptEnd, Event, RunState
+from launcher.rundir.identity import this_process
+from launcher.rundir.records import AttemptEnd, Endpoint, Event, RunState
 from tests.clusters.ssh.host.test_keepers import Table
 from tests.run_folder import RunFolder
 
@@ -143,6 +145,18 @@ def test_an_end_that_is_damaged_on_the_leader_s_disk_counts_as_untold(tmp_path):
     write_record(leader.attempt.end, cancelled())
     assert RecordReplicator(leader.run, leader.attempt, leader.rpc).close() == []
     assert read_record(other.attempt.end, AttemptEnd) == read_record(leader.attempt.end, AttemptEnd)
+
+
+def test_where_the_coordinator_is_they_are_told_again_though_nothing_has_changed(told, monkeypatch):
+    """A host whose copy was damaged has an agent that may need it later."""
+    ours, theirs, tell = told
+    here = Endpoint("127.0.0.1", 1, this_process())
+    write_record(ours.attempt(1).endpoint, here)
+    tell()
+    theirs.attempt(1).endpoint.write_bytes(b"\0" * 40)
+    monkeypatch.setattr(record_copies, "_RENEW_S", 1e-9)
+    tell()
+    assert read_record(theirs.attempt(1).endpoint, Endpoint) == here
 
 
 @pytest.mark.parametrize("name", ["state", "end", "avoided", "stop", "endpoint"])
