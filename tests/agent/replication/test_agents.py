@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from replication_lab import held, names
 from separate_hosts import Hosts, until
 
 from launcher.spec.model import CheckpointOptions
+from trainer.checkpoint_files.layout import data_name, folder_name
 
 TRAINING = Path(__file__).parents[2] / "local" / "scripts" / "lessons.py"
 SCRIPT = Path(__file__).parents[1] / "scripts" / "project" / "apart.py"
@@ -70,6 +72,22 @@ def test_a_rank_that_is_killed_finds_all_at_home(hosts):
     assert lab.end() == {0: 0, 1: 0}
     assert lab.state()["fingerprint"] == fingerprint(100)
     assert lab.began_at(0, 2) == lab.began_at(1, 2) >= 20
+
+
+def test_a_damaged_file_on_the_only_checkpoint_of_a_disk_is_brought_from_its_copy(hosts):
+    """The ranks had no other that all of them had, and began anew beside a checkpoint that was whole on two disks."""
+    lab = hosts(2, steps=60, pause=0.02, hold=25)
+    lab.start(0, 1)
+    until("a safe checkpoint", lambda: lab.state().get("safe_checkpoint") == 20)
+    shutil.rmtree(lab.checkpoints(1) / folder_name(10))
+    with (lab.checkpoints(1) / folder_name(20) / data_name(1)).open("r+b") as file:
+        file.write(b"?")
+    os.kill(lab.rank_pid(1), signal.SIGKILL)
+    lab.let_go()
+    assert lab.end() == {0: 0, 1: 0}
+    assert "no checkpoint is sound on all disks" in lab.rank_log(1, 2)
+    assert lab.began_at(0, 3) == lab.began_at(1, 3) == 20
+    assert lab.state()["fingerprint"] == fingerprint(60)
 
 
 def test_a_disk_that_is_lost_for_good_costs_nothing_that_was_safe(hosts):

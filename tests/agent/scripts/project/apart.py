@@ -93,8 +93,9 @@ def content(weights):
 
 
 def whole():
-    """The steps whose files are here as they were written; what is damaged is set aside, as the trainer does it."""
-    steps = []
+    """The steps whose files are here as they were written, and whether there was one that was damaged: that is set aside,
+    as the trainer does it."""
+    steps, damaged = [], False
     for entry in catalog.entries(folder):
         try:
             catalog.verify(entry)
@@ -103,9 +104,20 @@ def whole():
         except CheckpointDamaged as error:
             print(f"passes over step {entry.step}: {error}", flush=True)
             commit.set_aside(entry)
+            damaged = True
         else:
             steps.append(entry.step)
-    return steps
+    return steps, damaged
+
+
+def agreed():
+    """The newest step that all have whole; 0 where there was none. As the trainer, ranks do not begin anew because of one
+    that is damaged on a disk: the next start looks for copies of it."""
+    told = exchange(whole())
+    common = set.intersection(*(set(steps) for steps, _ in told))
+    if not common and any(damaged for _, damaged in told):
+        sys.exit("no checkpoint is sound on all disks; the next start looks for copies of them")
+    return max(common, default=0)
 
 
 def load(step):
@@ -155,7 +167,7 @@ for name in os.listdir(folder):
     if is_draft(name):
         commit.discard(folder / name)
 peers = meet()
-step = max(set.intersection(*map(set, exchange(whole()))), default=0)
+step = agreed()
 chains = load(step)
 print(f"starts at step {step}", flush=True)
 note = audit()
