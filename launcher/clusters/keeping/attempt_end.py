@@ -24,7 +24,7 @@ from launcher.rundir.durable import (
 from launcher.rundir.fence import check_fence
 from launcher.rundir.identity import this_process
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import AttemptEnd, Event, Failure, RunState, StopRequest
+from launcher.rundir.records import AttemptEnd, Event, Failure, Intent, ProcessId, RunState, StopRequest
 from launcher.spec.model import Recovery
 from launcher.words import Action, Cause, State, exit_of
 
@@ -40,6 +40,18 @@ def write_end(
     make_dir(attempt.path)
     write_record(attempt.end, end)
     settle(run, attempt, end, plan, failure)
+
+
+def say_damage(run: RunDir, error: Damaged) -> None:
+    """The last word of a keeper which cannot go on without a record that is damaged: it says which. Of the newest
+    attempt, and none where that is another's: who was cut off may not know that the run goes on elsewhere."""
+    last, me = newest(run), this_process()
+    if last is None:
+        return
+    intent = readable(last.intent, Intent)
+    if me in (readable(last.started, ProcessId), intent.created_by if intent is not None else None):
+        said = AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.LAUNCHER_FAULT, time.time(), str(error))
+        write_end(run, last, said, None)
 
 
 def settle(

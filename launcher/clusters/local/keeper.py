@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from launcher.agent.memory_tier import close_tier
 from launcher.clusters.keeping.agent_processes import agent_process
 from launcher.clusters.keeping.allocation import Allocation, StopSignal, claim_attempt
-from launcher.clusters.keeping.attempt_end import cut_short, write_end
+from launcher.clusters.keeping.attempt_end import cut_short, say_damage, write_end
 from launcher.clusters.keeping.messenger import Messenger
 from launcher.clusters.keeping.own_log import log_to
 from launcher.clusters.keeping.standby import detach, report
@@ -63,8 +63,7 @@ def kept(run: RunDir, attempt: AttemptDir) -> None:
     try:
         keep(run, attempt)
     except Damaged as error:
-        said = AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.LAUNCHER_FAULT, time.time(), str(error))
-        write_end(run, newest(run) or attempt, said, None)
+        say_damage(run, error)
         raise
 
 

@@ -26,11 +26,12 @@ from launcher.clusters.batch.job.nodes import seated
 from launcher.clusters.batch.job.wishes import BatchWishes
 from launcher.clusters.batch.queue import JobStart, Queue
 from launcher.clusters.keeping.allocation import Allocation
+from launcher.clusters.keeping.attempt_end import say_damage
 from launcher.clusters.keeping.own_log import log_to
 from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.errors import Exit, LaunchError
 from launcher.rundir.attempts import read_plan
-from launcher.rundir.durable import write_record
+from launcher.rundir.durable import Damaged, write_record
 from launcher.rundir.fence import raise_fence
 from launcher.rundir.layout import RunDir
 from launcher.rundir.patience import waiting_for_disks
@@ -54,10 +55,19 @@ def main() -> int:
         run = run_of_element(Path(sys.argv[2]), start.element)
         killed_by = int(sys.argv[3]) if len(sys.argv) > 3 else None
         with waiting_for_disks():
-            return keep(queue, run, start, wakeup, killed_by) if run is not None else Exit.OK
+            return kept(queue, run, start, wakeup, killed_by) if run is not None else Exit.OK
     except LaunchError as error:
         print(error, file=sys.stderr)
         return error.exit_code
+
+
+def kept(queue: Queue, run: RunDir, start: JobStart, wakeup: Wakeup, killed_by: int | None) -> int:
+    """As `keep`; where that cannot go on without a record that is damaged, the run's last word says which one."""
+    try:
+        return keep(queue, run, start, wakeup, killed_by)
+    except Damaged as error:
+        say_damage(run, error)
+        raise
 
 
 def keep(queue: Queue, run: RunDir, start: JobStart, wakeup: Wakeup, killed_by: int | None) -> int:
