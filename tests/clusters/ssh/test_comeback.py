@@ -1,8 +1,10 @@
 """Asking hosts that were lost to come back is a favour: it never costs anybody the status that they asked for."""
 
 import os
+import subprocess
 from types import SimpleNamespace
 
+import pytest
 from run_folder import RunFolder
 
 from launcher.clusters.ssh.comeback.ask import ask_lost
@@ -10,6 +12,7 @@ from launcher.clusters.ssh.host import presence
 from launcher.clusters.ssh.host.presence import Seat
 from launcher.rundir.durable import make_dir, write_record
 from launcher.rundir.records import NodeState
+from launcher.words import Cause, State
 
 
 def test_where_nothing_can_be_written_nobody_is_asked(tmp_path):
@@ -18,6 +21,31 @@ def test_where_nothing_can_be_written_nobody_is_asked(tmp_path):
     folder.run.asked_back.symlink_to(tmp_path / "nowhere")
     ask_lost(folder.run)
     assert folder.run.asked_back.is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("state", "restarts", "asked"),
+    [
+        (State.RUNNING, {}, True),
+        (State.REGROUPING, {Cause.NODE_LOST: 1}, True),
+        (State.QUEUED, {Cause.NODE_LOST: 2}, True),
+        (State.STARTING, {Cause.NODE_LOST: 2}, True),
+        (State.QUEUED, {}, False),
+        (State.FAILED, {Cause.NODE_LOST: 2}, False),
+    ],
+)
+def test_hosts_are_asked_back_while_the_run_goes_on_and_while_it_waits_for_them(
+    tmp_path, monkeypatch, state, restarts, asked
+):
+    """A leader waited for more hosts until it gave the run up, and nobody asked them; nor was one asked without which
+    an attempt had been opened."""
+    words = ("spare", "lost", "waiting", "up")
+    nodes = tuple(NodeState(index, "10.0.0.1", word, host=f"gpu{index}") for index, word in enumerate(words))
+    folder = RunFolder(tmp_path / "train-7k3f").state(state, restarts=restarts, nodes=nodes)
+    started = []
+    monkeypatch.setattr(subprocess, "Popen", lambda argv, **_: started.append(argv))
+    ask_lost(folder.run)
+    assert [argv[-2:] for argv in started] == ([["gpu1", "gpu2"]] if asked else [])
 
 
 def test_on_one_disk_each_host_finds_its_own_place_again(tmp_path, monkeypatch):

@@ -17,16 +17,19 @@ from launcher.rundir.layout import RunDir
 from launcher.rundir.records import RunState
 from launcher.words import State
 
+_GOES_ON = (State.RUNNING, State.REGROUPING)
+_BETWEEN = (State.QUEUED, State.STARTING)  # attempts, where there was one before
+_NOT_HERE = ("lost", "waiting")  # the latter of a host that an attempt went on without
 _EVERY_S = 15.0
 _ANSWER_S = 2 * LIMIT_S  # a keeper has to start there
 
 
 def ask_lost(run: RunDir) -> None:
-    """Where it goes on without some of its hosts, as far as is known here; now and then."""
+    """Where it goes on without some of its hosts, or waits for them to go on, as far as is known here; now and then."""
     last = readable(run.state, RunState)
-    if last is None or last.state not in (State.RUNNING, State.REGROUPING):
+    if last is None or not (last.state in _GOES_ON or (last.state in _BETWEEN and last.restarts)):
         return
-    lost = [node.host for node in last.nodes if node.state == "lost" and node.host]
+    lost = [node.host for node in last.nodes if node.state in _NOT_HERE and node.host]
     if lost and _is_time(run):
         subprocess.Popen(
             [sys.executable, "-P", "-m", __name__, str(run.path), *lost],
