@@ -1,6 +1,7 @@
 """Runs a function on N gloo ranks, each a process of its own, and brings back what each returned."""
 
 import faulthandler
+import gc
 import multiprocessing
 import os
 import pickle
@@ -36,6 +37,7 @@ def world_environment(rank: int, size: int, port: int, local_size: int | None = 
 
 
 def _entry(environ: Mapping[str, str], pipe: Any, stays: bool, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    gc.freeze()  # what the tests before this one left behind may wait, at its end, for threads that a fork has not
     os.environ.update(environ)
     torch.set_num_threads(1)
     faulthandler.register(signal.SIGUSR2, file=2)
@@ -98,8 +100,8 @@ class Ranks:
     def _outcome(self, number: int, limit_s: float) -> tuple[str, Any]:
         pipe, process = self._pipes[number], self.processes[number]
         if not pipe.poll(limit_s):
-            self.kill(number, signal.SIGUSR2)
-            process.join(1.0)  # it writes its stacks, which pytest shows
+            self.kill(sig=signal.SIGUSR2)  # each writes its stacks, which pytest shows: it may be another that is stuck
+            process.join(1.0)
             raise TimeoutError(f"rank {number} has not ended within {limit_s} s")
         try:
             return pickle.loads(pipe.recv_bytes())

@@ -1,8 +1,8 @@
 """Streams: shared out over ranks, resumed exactly if they keep their place, and begun anew if they do not."""
 
-import datetime as dt
 import json
 import logging
+from functools import partial
 
 import pytest
 import torch
@@ -281,20 +281,18 @@ def test_a_sharding_stream_goes_on_exactly_with_the_next_workers_turn(workers):
         same(rest, [batch for batch, _ in states[number + 1 :]])
 
 
+def joined():
+    """On a rank: which one it is, and a real sum over ranks."""
+    from trainer.loop.sums import sum_over_ranks
+    from trainer.world import join
+
+    world = join(device="cpu", timeout_s=60)
+    return world.rank, partial(sum_over_ranks, world)
+
+
 def unequal_ranks(workers, world_size=2):
-    """On a rank: what it saw of streams of unequal length, with a real sum over ranks."""
-    import os
-
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo")
-    rank = int(os.environ["RANK"])
-
-    def total(samples):
-        tensor = torch.tensor(samples)
-        dist.all_reduce(tensor)
-        return int(tensor)
-
+    """On a rank: what it saw of streams of unequal length."""
+    rank, total = joined()
     data = TrainData(
         ShardingStream([5, 17], rank),
         batch_size=4,
@@ -328,19 +326,9 @@ def test_ranks_with_unequal_parts_take_equally_many_steps(workers):
 
 def rank_with_nothing(data_of):
     """On a rank: how data of which the first rank has no part ends."""
-    import os
-
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", timeout=dt.timedelta(seconds=60))
-
-    def total(samples):
-        tensor = torch.tensor(samples)
-        dist.all_reduce(tensor)
-        return int(tensor)
-
+    rank, total = joined()
     with pytest.raises(TrainerError) as caught:
-        list(data_of(int(os.environ["RANK"]), batch_size=4, world_size=2, sum_over_ranks=total).epoch_batches())
+        list(data_of(rank, batch_size=4, world_size=2, sum_over_ranks=total).epoch_batches())
     return str(caught.value)
 
 
