@@ -11,11 +11,12 @@ if TYPE_CHECKING:
     from trainer.checkpoint.models import load_model
     from trainer.checkpoint_files.export import export
     from trainer.errors import EXIT_RESUME_ME, BadSettings, Fenced, SaveFailed, TrainerError
-    from trainer.loop import Settings, Trainer
+    from trainer.loop import Callback, Settings, Trainer
     from trainer.weights import load_weights
     from trainer.world import World, join, leave
 
 _HOMES = {
+    "Callback": "trainer.loop",
     "Checkpointer": "trainer.checkpoint.checkpointer",
     "export": "trainer.checkpoint_files.export",
     "load_model": "trainer.checkpoint.models",
@@ -35,6 +36,7 @@ _HOMES = {
 __all__ = [
     "EXIT_RESUME_ME",
     "BadSettings",
+    "Callback",
     "Checkpointer",
     "Fenced",
     "SaveFailed",

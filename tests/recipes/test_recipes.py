@@ -1,5 +1,6 @@
 """Every recipe of the page is run from the page: on two ranks, one of which is killed on the way, to its end."""
 
+import csv
 import os
 import re
 import signal
@@ -14,7 +15,8 @@ SCRIPTS = Path(__file__).parent / "scripts"
 STRIKE = (SCRIPTS / "strike.py").read_text()
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
 STEPS = 20
-TRAINED = ("A loop of your own", "Lightning", "Accelerate", "Hugging Face Trainer", "As nanoGPT does it")
+LOGGED = "The Trainer, with loggers and a loader"
+TRAINED = ("A loop of your own", LOGGED, "Lightning", "Accelerate", "Hugging Face Trainer", "As nanoGPT does it")
 SHARED_WORK = ("Any program", "A pool of processes")
 
 
@@ -31,20 +33,37 @@ def test_every_recipe_is_run():
     assert list(SECTIONS) == [*TRAINED, *SHARED_WORK]
 
 
-@pytest.mark.dealt(2)
-@pytest.mark.parametrize("recipe", TRAINED)
-def test_a_training_goes_on_after_a_kill(lab, recipe):
+def goes_on_after_a_kill(lab, recipe, *more):
+    """The status of a training that has, and the folder of its run."""
     spec = block(recipe, "yaml")
     [count] = re.findall(r"args: {(\w+): 1000}", spec)
     lab.script(script_of(recipe), f"import strike\n{block(recipe, 'python')}")
     lab.script("strike.py", STRIKE)
-    words = ("--set", f"run.args.{count}={STEPS}", "--set", f"env.STRUCK={lab.project.parent / 'struck'}")
+    words = ("--set", f"run.args.{count}={STEPS}", "--set", f"env.STRUCK={lab.project.parent / 'struck'}", *more)
     status = lab.wait(lab.submit(lab.spec(spec), *words), timeout=280)
     assert status["restarts"] == status["restarts"] | {"total": 1, "by_cause": {"killed": 1}}
     assert (status["step"], status["total_steps"], status["checkpoint"]) == (STEPS, STEPS, STEPS)
     began = re.findall(r"from step (\d+), (\d+) ranks", lab.rank_logs(status["run"]))
     assert {world for _, world in began} == {"2"}
     assert sorted(int(step) for step, _ in began) in ([0, 0, 5, 5], [0, 0, 10, 10])
+    return status
+
+
+@pytest.mark.dealt(2)
+@pytest.mark.parametrize("recipe", [one for one in TRAINED if one != LOGGED])
+def test_a_training_goes_on_after_a_kill(lab, recipe):
+    goes_on_after_a_kill(lab, recipe)
+
+
+@pytest.mark.dealt(2)
+def test_loggers_have_each_step_once_after_a_kill(lab):
+    """W&B offline. MLflow, whose files may be cut short by a kill: tests/trainer/loggers/test_services.py."""
+    words = ("--set", "env.WANDB_PROJECT=recipes", "--set", "env.WANDB_MODE=offline")
+    status = goes_on_after_a_kill(lab, LOGGED, *words)
+    folder = lab.run_dir(status["run"])
+    [table] = folder.rglob("metrics.csv")
+    assert [int(row["step"]) for row in csv.DictReader(table.read_text().splitlines())] == [*range(1, STEPS + 1)]
+    assert {file.name for file in folder.rglob("*.wandb")} == {f"run-{status['run']}.wandb"}
 
 
 @pytest.mark.dealt(2)
