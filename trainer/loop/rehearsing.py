@@ -1,4 +1,4 @@
-"""Passes before the first step that leave no trace: to settle, to count operations, to find a learning rate."""
+"""Passes before the first step that leave no trace: to count operations, to find a learning rate."""
 
 from collections.abc import Generator
 
@@ -12,8 +12,8 @@ from trainer.loop.lr_finder import learning_rate_finder, put_back
 from trainer.loop.settings import Settings
 
 
-def settle(loop: Loop, settings: Settings, known: Flops | None) -> Flops | None:
-    """Before anything is loaded: what is loaded counts, and the data is where it was. Operations are counted once."""
+def count_operations(loop: Loop, settings: Settings) -> Flops:
+    """Of a sample, before anything is loaded: what is loaded counts, and the data is where it was."""
     place = loop.data.state_dict()
     used: list[Batch] = []
 
@@ -22,13 +22,10 @@ def settle(loop: Loop, settings: Settings, known: Flops | None) -> Flops | None:
             used.append(next(loop.data.epoch_batches()))
         return loop.answer(used[0]).loss
 
-    loop.strategy.settle(run_micro_batch)
-    if settings.count_flops and known is None:
-        known, said = counted(loop.strategy, settings, lambda: used[0].samples, run_micro_batch)
-        loop.training.say(said)
-    if used:
-        loop.data.load_state_dict(place)
-    return known
+    flops, said = counted(loop.strategy, settings, lambda: used[0].samples, run_micro_batch)
+    loop.training.say(said)
+    loop.data.load_state_dict(place)
+    return flops
 
 
 def find_rate(loop: Loop) -> None:

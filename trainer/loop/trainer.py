@@ -33,7 +33,7 @@ from trainer.loop.own_step import StepFunction, own_step_of, refuse_beside_own_s
 from trainer.loop.phases import phases_on
 from trainer.loop.profiling import Profiler
 from trainer.loop.progress import Training
-from trainer.loop.rehearsing import find_rate, settle
+from trainer.loop.rehearsing import count_operations, find_rate
 from trainer.loop.reporting import Reports
 from trainer.loop.resuming import Given, refuse_to_begin, refuse_to_resume
 from trainer.loop.schedules import MakeSchedules, Schedules
@@ -287,7 +287,9 @@ class Trainer:
                 own_step=own_step_of(self._step, strategy),
                 average=average,
             )
-            self._flops = loop.flops = settle(loop, settings, self._flops)
+            if settings.count_flops and self._flops is None:
+                self._flops = count_operations(loop, settings)
+            loop.flops = self._flops
             yield loop
 
     def _strategy(self, world: World) -> Strategy:

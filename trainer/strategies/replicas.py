@@ -33,6 +33,8 @@ def replicated(module: nn.Module, world: World, settings: StrategySettings) -> W
         bucket_cap_mb=settings.bucket_mb,
     )
 
+    model.deal_out()
+
     def syncing(sync: bool) -> AbstractContextManager[None]:
         return _NOTHING if sync else model.no_sync()
 
@@ -54,7 +56,23 @@ class _Work:
 
 
 class _Replica(DistributedDataParallel):
-    """Its forward pass is also whatever somebody does with the module: a method of it, or two calls of it."""
+    """Its forward pass is also whatever somebody does with the module: a method of it, or two calls of it.
+
+    Gradients are in buckets from the last parameter to the first, from the first step on. Left to itself DDP has one
+    bucket at first, and then others, in the order in which gradients came in a backward pass; with more than two
+    ranks the last bits of a sum depend on its bucket, so a resumed training would differ from an undisturbed one.
+    """
+
+    def deal_out(self) -> None:
+        """Make the buckets, once, by the order that `_build_params_for_reducer` gives. All ranks call it."""
+        self.reducer._push_all_rebuilt_params()  # noqa: SLF001 - torch has no public way to say which buckets there are
+        self.reducer._rebuild_buckets()  # noqa: SLF001 - nor to make them before the second step
+
+    def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
+        parameters, sparse = super()._build_params_for_reducer()
+        if self.find_unused_parameters:  # DDP keeps to its first buckets then, and goes from the last one by itself
+            return parameters, sparse
+        return parameters[::-1], sparse[::-1]
 
     def do(self, function: Callable[[nn.Module], T]) -> T:
         try:

@@ -17,7 +17,7 @@ from trainer.strategies.compiling import told_of_eager_parts
 from trainer.strategies.finite import Skips, are_finite, first_gradient, multiply, step_where
 from trainer.strategies.optimizers import Optimizers, has_gradients, parameters_in
 from trainer.strategies.precision import autocasting, low_dtype
-from trainer.strategies.settings import REPLICAS, SHARDS, StrategySettings, shard_size
+from trainer.strategies.settings import SHARDS, StrategySettings, shard_size
 from trainer.strategies.undone import undone
 from trainer.strategies.wrapped import Wrapped
 from trainer.world import World
@@ -125,16 +125,6 @@ class Strategy:
         """Give all ranks the buffers of rank 0 (BatchNorm's), the ones that are saved. All ranks call it."""
         if self.world.size > 1:
             take_from_first(self._buffers.tensors())
-
-    def settle(self, run_micro_batch: Callable[[], Tensor]) -> None:
-        """Once at every start, before anything is loaded: a forward and backward pass that leaves no trace.
-
-        After its first backward pass DDP deals gradients out to its buckets anew, and with more than two ranks the
-        order of a sum depends on the bucket. Without this the first step after a resume would differ in its last bits.
-        """
-        if self.settings.strategy not in REPLICAS or self.wrapped.do is None or self.world.size <= 2:
-            return
-        self.rehearse(run_micro_batch, sync=True)
 
     def rehearse(self, run_micro_batch: Callable[[], Tensor], *, sync: bool) -> None:
         """A forward and a backward pass that leave no trace."""
