@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import time
 
 import pytest
 from lab import kill, read
@@ -19,6 +20,9 @@ while step < 20 or not go_on.exists():
     wire.write(json.dumps({{"step": step}}) + "\\n")
     time.sleep(0.05)
 """
+
+
+STATES_S = 5.0  # in each second one is written
 
 
 class Disk:
@@ -84,6 +88,7 @@ def test_a_run_goes_on_while_its_records_wait_for_room(lab, disk, go_on):
     assert said["state"] == "running"
     assert "no space is left on its disk" in said["message"]
     before = lab.read_state(run)["updated_at"]
+    lab.until("a state that waits for room", lambda: time.time() - before > STATES_S)
     go_on.touch()
     lab.until("the end of its rank", lambda: not lab.children(lab.agent_pid(run, 0), b"stepping"))
     assert lab.status(run)["state"] == "running"  # how it ended is not on disk yet
