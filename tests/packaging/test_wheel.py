@@ -75,6 +75,13 @@ def test_the_wheel_carries_the_templates_and_the_jobs(wheel):
         assert {f"launcher/shipped_files/{folder}/{name}" for name in shipped} <= names
 
 
+def test_the_wheel_carries_the_whole_page_of_the_board(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    page = {path.relative_to(ROOT).as_posix() for path in (ROOT / "launcher/board/page").rglob("*") if path.is_file()}
+    assert "launcher/board/page/index.html" in page
+    assert page <= names
+
+
 def test_the_wheel_carries_nothing_that_is_not_the_users(wheel):
     tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"launcher", "trainer"}
