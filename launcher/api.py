@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from launcher.rundir.removal import Usage
     from launcher.status.about import About
     from launcher.status.checkpoints import Checkpoint
-    from launcher.status.compared import Comparison
+    from launcher.status.compared import CodeComparison, Comparison
     from launcher.status.series import Row, Rows
 
 Spec = str | Path | Mapping[str, Any] | Any  # a file, or what would stand in one
@@ -395,6 +395,13 @@ def compare(runs_: "Sequence[Run]") -> "Comparison":
         with contextlib.suppress(LaunchError):  # what is here can be compared without what is elsewhere
             one.renew()
     return compared([(RunDir(one.path), status) for one, status in zip(runs_, statuses(runs_, WATCH_S), strict=True)])
+
+
+def uncommitted(run: Run) -> "CodeComparison":
+    """What of its code was not in the commit that its project was at when it was submitted."""
+    from launcher.status.compared import since_commit  # late: likewise
+
+    return since_commit(RunDir(run.path), run.status().attempt)
 
 
 def _is_asked(fact: RunFacts) -> bool:

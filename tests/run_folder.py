@@ -8,8 +8,9 @@ import msgspec
 
 from launcher.clock import boottime
 from launcher.plan.model import FrozenCode, NodePlan, Plan, RankCommand
+from launcher.rundir.code.origin import origin_of
 from launcher.rundir.identity import boot_id, host, this_process
-from launcher.rundir.layout import RunDir, times_of
+from launcher.rundir.layout import STORE, RunDir, times_of
 from launcher.rundir.records import (
     AgentRecord,
     AttemptEnd,
@@ -55,6 +56,20 @@ class RunFolder:
         draft.write_bytes(msgspec.json.encode(record))
         draft.replace(path)
         return self
+
+    def of_commit(self, committed, code):
+        """The project's one commit, in a repository beside the run, had this train.py; the run's code has that."""
+        project = self.path.parent / f"{self.path.name}-project"
+        project.mkdir()
+        (project / "train.py").write_text(committed)
+        by = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        for words in (["init", "-q"], ["add", "-A"], [*by, "commit", "-qm", "one"]):
+            subprocess.run(["git", *words], cwd=project, check=True)
+        pristine = self.path.parent / STORE / ("c" * 64)
+        pristine.mkdir(parents=True, exist_ok=True)
+        (pristine / "train.py").write_text(code)
+        plan = msgspec.structs.replace(plan_of(self.path), project=str(project), code=FrozenCode(pristine.name, 1, 1))
+        return self.write(self.run.plan, plan).write(self.run.origin, origin_of(project))
 
     def plan(self, nodes=1, ranks=2):
         return self.write(self.run.plan, plan_of(self.path, nodes, ranks))

@@ -324,9 +324,10 @@ def _logs(request: Request) -> LogPage:
 
 @_answering
 def _code(request: Request) -> dict[str, object]:
-    other = api.run(request.query_params.get("with", ""))
-    found = api.compare([other, _asked_run(request)]).code[0]
-    return {"with": other.id, "changes": found.changes, "unknown": found.unknown}
+    """How it differs from that of another run, or, where none is named, from its commit."""
+    run, ref = _asked_run(request), request.query_params.get("with", "")
+    found = api.compare([api.run(ref), run]).code[0] if ref else api.uncommitted(run)
+    return {"changes": found.changes, "unknown": found.unknown}
 
 
 async def _act(request: Request) -> Response:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 import msgspec
 
@@ -12,10 +13,11 @@ from launcher.errors import LaunchError
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import read_plan
 from launcher.rundir.code.diffing import FileChange, changes
+from launcher.rundir.code.origin import changes_since
 from launcher.rundir.code.renewing import as_frozen, folder_as_frozen
 from launcher.rundir.durable import readable
 from launcher.rundir.layout import RunDir
-from launcher.rundir.records import Environment
+from launcher.rundir.records import Environment, Origin
 from launcher.spec.fields import JOB
 from launcher.spec.kinds.sections import Section, Shorthand
 from launcher.spec.model import JobSpec, NodeRange
@@ -28,7 +30,7 @@ Table = dict[str, tuple[Value, ...]]  # a value for each run, in their order
 
 
 class CodeComparison(msgspec.Struct, frozen=True):
-    """How the code of a run differs from that of the first one."""
+    """How the code of a run differs from that of the first one, or from its commit."""
 
     run: str
     changes: tuple[FileChange, ...] = ()
@@ -196,6 +198,23 @@ def _packages(side: Side) -> dict[str, Value]:
 
 def _commit(about: About) -> str:
     return about.commit + ("+changes" if about.dirty else "")
+
+
+def since_commit(run: RunDir, attempt: int) -> CodeComparison:
+    """What of the code of an attempt was not in the commit that its project was at when the run was submitted."""
+    name, origin = str(run.id), readable(run.origin, Origin)
+    if origin is None:
+        return CodeComparison(name, unknown="no commit was known when it was submitted")
+    try:
+        plan = read_plan(run, attempt)
+        if not folder_as_frozen(run, plan.code.digest).is_dir():
+            return CodeComparison(name, unknown=f"the code of {name} is not here")
+        code = as_frozen(run, plan.code.digest)
+        return CodeComparison(
+            name, tuple(changes_since(origin.commit, Path(plan.project), code, plan.spec.code.exclude))
+        )
+    except (LaunchError, OSError) as error:
+        return CodeComparison(name, unknown=str(error).partition("\n")[0])
 
 
 def _code(first: Side, other: Side) -> CodeComparison:

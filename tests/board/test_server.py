@@ -61,6 +61,15 @@ def test_a_question_that_is_none_is_said(board, house, query):
     assert "expected" in answer.json()["error"]
 
 
+def test_code_beside_its_commit_and_beside_another_run(board, house):
+    house.run("one-aaaa").succeeded().of_commit("x = 1\n", "x = 2\n")
+    house.run("two-bbbb").succeeded()
+    told = board.get("/api/runs/one-aaaa/code").json()
+    assert [(one["path"], one["diff"][-2:]) for one in told["changes"]] == [("train.py", ["-x = 1", "+x = 2"])]
+    assert board.get("/api/runs/two-bbbb/code").json()["unknown"] == "no commit was known when it was submitted"
+    assert board.get("/api/runs/one-aaaa/code?with=two-bbbb").json()["unknown"] == "the code of two-bbbb is not here"
+
+
 def test_who_is_not_known_is_not_found(board):
     answer = board.get("/api/runs/nobody-here")
     assert answer.status == 404

@@ -6,8 +6,9 @@ from run_folder import plan_of
 
 from launcher.errors import Exit
 from launcher.plan.model import FrozenCode
+from launcher.rundir.durable import readable
 from launcher.rundir.layout import RunDir
-from launcher.rundir.records import Environment
+from launcher.rundir.records import Environment, Origin
 
 
 @pytest.fixture
@@ -82,6 +83,19 @@ def test_the_same_for_programs(pair):
     found = json.loads(pair.launch("compare", "job-a", "job-b", "--json").stdout)
     assert found["arguments"] == {"--lr": ["0.1", "0.2"]}
     assert found["code"][0]["changes"][0]["path"] == "train.py"
+
+
+def test_of_one_run_what_was_not_committed(desk):
+    commit = readable(desk.run("job-aaaa").succeeded().of_commit("x = 2\n", "x = 1\n").run.origin, Origin).commit
+    lines = desk.launch("compare", "job-a").stdout.splitlines()
+    assert lines[:2] == [f"code: {commit[:10]} → job-aaaa", "  train.py: changed +1 -1"]
+    assert lines[-2:] == ["-x = 2", "+x = 1"]
+    assert json.loads(desk.launch("compare", "job-a", "--json").stdout)["changes"][0]["added"] == 1
+
+
+def test_of_one_run_without_a_commit(pair):
+    said = ["code: no commit → job-aaaa", "  no commit was known when it was submitted"]
+    assert pair.launch("compare", "job-a").stdout.splitlines() == said
 
 
 def test_one_run_is_none_to_compare(pair):

@@ -1,4 +1,5 @@
-"""`launch compare`: what is other between runs: spec, arguments, environment, code, results."""
+"""`launch compare`: what is other between runs: spec, arguments, environment, code, results; of one, what of its code
+was not committed."""
 
 import argparse
 import sys
@@ -21,6 +22,7 @@ EXAMPLES = """
   launch compare lr1 lr2 --stat      only which files are other
   launch compare lr1 lr2 lr3         each with the first
   launch compare lr1 lr2 --json      all of it, for programs
+  launch compare lr1                 what of its code was not in the commit that it was submitted at
 
 Of a run that was resumed its newest attempt counts. Code is compared as it was frozen.
 """
@@ -32,7 +34,7 @@ _COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def declare(arguments: Arguments) -> None:
-    arguments.add_argument("run", metavar="RUN", nargs="+", help=f"{RUN_HELP}; two or more")
+    arguments.add_argument("run", metavar="RUN", nargs="+", help=f"{RUN_HELP}; one: with its commit")
     how = arguments.add_mutually_exclusive_group()
     how.add_argument("--code", action="store_true", help=f"all of the code's diff, not its first {_FEW_LINES} lines")
     how.add_argument("--stat", action="store_true", help="which files are other, without their diff")
@@ -41,6 +43,9 @@ def declare(arguments: Arguments) -> None:
 
 def run(options: argparse.Namespace) -> int:
     runs = [*dict.fromkeys(map(api.run, options.run))]
+    most = 0 if options.stat else None if options.code else _FEW_LINES
+    if len(options.run) == 1:
+        return _with_commit(runs[0], most, as_json=options.json)
     if len(runs) < 2:
         hint = "hint: `launch status` shows all runs; `launch compare lr1 lr2`"
         raise BadInput(f"expected two runs or more to compare, got {runs[0].id} alone", hint)
@@ -49,9 +54,17 @@ def run(options: argparse.Namespace) -> int:
         print(to_json(found))
         return Exit.OK
     print("\n".join(_tables(found)))
-    most = 0 if options.stat else None if options.code else _FEW_LINES
     for lines in (_code(found, one, most) for one in found.code):
         print("\n".join(lines))
+    return Exit.OK
+
+
+def _with_commit(run: api.Run, most: int | None, *, as_json: bool) -> int:
+    found, commit = api.uncommitted(run), run.about().commit
+    if as_json:
+        print(to_json(found))
+    else:
+        print("\n".join(_changes(safe(f"code: {commit[:10] or 'no commit'} → {run.id}"), found, most)))
     return Exit.OK
 
 
@@ -130,12 +143,16 @@ def _code(found: Comparison, one: CodeComparison, most: int | None) -> list[str]
     ]
     if all(between):
         of_two += safe(f" ({' → '.join(dict.fromkeys(between))})")
+    return ["", *_changes(of_two, one, most)]
+
+
+def _changes(title: str, one: CodeComparison, most: int | None) -> list[str]:
     if one.unknown:
-        return ["", paint(of_two, "bold"), f"  {safe(one.unknown)}"]
+        return [paint(title, "bold"), f"  {safe(one.unknown)}"]
     if not one.changes:
-        return ["", f"{paint(of_two, 'bold')}: the same"]
+        return [f"{paint(title, 'bold')}: the same"]
     told = [f"  {safe(str(change))}" for change in one.changes]
-    return ["", paint(of_two, "bold"), *told, *([] if most == 0 else _diff(one.changes, most))]
+    return [paint(title, "bold"), *told, *([] if most == 0 else _diff(one.changes, most))]
 
 
 def _diff(changes: Sequence[FileChange], most: int | None) -> list[str]:

@@ -11,7 +11,7 @@ import msgspec
 from launcher.rundir.code.hashes import READ, content_hashes
 from launcher.rundir.code.listing import CodeFile, CodeList
 
-_MOST_BYTES = 1 << 20  # of a file that is compared line by line
+MOST_BYTES = 1 << 20  # of a file that is compared line by line
 _MOST_IN_ALL = 16 << 20
 _NO_NEWLINE = "\\ no newline at the end of the file"
 Content = tuple[str | None, str | None, bool]
@@ -75,7 +75,7 @@ def _text(path: Path, content: Content | None, most: int) -> str | None:
     link, _, _ = content
     if link is not None:
         return os.fsencode(link).decode(errors="replace")
-    most = max(0, min(most, _MOST_BYTES))
+    most = max(0, min(most, MOST_BYTES))
     try:
         with open(path, "rb", opener=lambda name, _: os.open(name, READ)) as file:
             data = file.read(most + 1)

@@ -20,7 +20,7 @@ _NOT_CODE = frozenset({
     ".venv", "__pycache__", "node_modules", "venv",
 })  # fmt: skip
 _BYTECODE = ".pyc"
-_SUBMODULE = "160000"  # the mode that git gives it
+SUBMODULE = "160000"  # the mode that git gives it
 _MOST_FILES = 100_000
 # A repository may have come from anywhere: none of the programs that its configuration names is started.
 _NO_PROGRAMS = ("-c", "core.fsmonitor=", "-c", f"core.hooksPath={os.devnull}")
@@ -96,17 +96,20 @@ def _ls_files(folder: Path) -> Iterator[tuple[str, bool]]:
             yield entry[2:], entry.endswith("/")
         elif entry:  # a tag, the mode, the object and the stage stand before the tab
             about, _, name = entry.partition("\t")
-            yield name, about[2:].startswith(_SUBMODULE)
+            yield name, about[2:].startswith(SUBMODULE)
 
 
-def git_says(folder: Path, words: Sequence[str], *, timeout_s: float | None = None) -> bytes | None:
-    """What git answers; None where it is not there, or the folder is in no repository, or in one that it refuses."""
+def git_says(folder: Path, words: Sequence[str], *, told: bytes = b"", timeout_s: float | None = None) -> bytes | None:
+    """What git answers; None where it is not there, or the folder is in no repository, or in one that it refuses.
+
+    `told`: what it reads from its standard input.
+    """
     command, env = ["git", *_NO_PROGRAMS, *words], _environment()
     try:
         done = subprocess.run(
-            command, cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=timeout_s
+            command, cwd=folder, env=env, input=told, capture_output=True, check=False, timeout=timeout_s
         )
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return done.stdout if done.returncode == 0 else None
 

@@ -13,7 +13,7 @@ from launcher.board import server
 from launcher.board.export import export_page
 from launcher.board.live import feed
 from launcher.words import Cause
-from tests.board.conftest import BOUND_S
+from tests.board.conftest import BOUND_S, opened
 from tests.board.page.conftest import EVIL, PICTURES, measure, picture
 
 pytestmark = needs_browser
@@ -120,14 +120,49 @@ def test_what_ranks_and_names_say_is_text(training, page):
     assert page.run("return document.querySelectorAll('main script, main img').length") == 0
 
 
-@pytest.mark.parametrize("view", ["#/runs", "#/run/job-abcd", "#/compare", "#/clusters"])
-def test_a_screen_reader_can_tell_what_is_there(training, page, view):
-    look_at_run(page)
-    page.run("location.hash = arguments[0]", view)
+def all_can_read(page):
     page.run(AXE.read_text())
     found = page.run_later("axe.run().then(done)")
     assert found["passes"]
-    assert [one["id"] for one in found["violations"] if one["impact"] in ("serious", "critical")] == []
+    serious = [one for one in found["violations"] if one["impact"] in ("serious", "critical")]
+    assert {one["id"]: [node["html"] for node in one["nodes"]] for one in serious} == {}
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("view", ["#/runs", "#/run/job-abcd", "#/compare/job-abcd,other-efgh", "#/clusters"])
+def test_a_screen_reader_can_tell_what_is_there(training, house, page, view, theme):
+    house.run("other-efgh").succeeded(metrics={"loss": 0.25})
+    page.look(1280, 900, theme)
+    look_at_run(page)
+    page.run("location.hash = arguments[0]", view)
+    page.drawn()
+    all_can_read(page)
+
+
+def test_it_can_tell_what_is_behind_each_tab(training, page):
+    training.of_commit("x = 1\n", f"x = {EVIL}\n")
+    look_at_run(page)
+    for name in page.run("return [...document.querySelectorAll('[role=tab]')].map(one => one.textContent)"):
+        page.click(name)
+        page.until("return document.querySelector('[role=tab][aria-selected=true]').textContent === arguments[0]", name)
+        page.drawn()
+        all_can_read(page)
+
+
+def test_it_can_tell_what_a_dialog_says(training, house, window):
+    with opened(actions=True) as board:
+        window.open(board.address)
+        look_at_run(window)
+        for name, said in {"note": "Note", "tags": "spaces between", "cancel": "its ranks get SIGTERM"}.items():
+            window.click(name)
+            window.until_text(said)
+            all_can_read(window)
+            window.press("Escape")
+            window.until("return document.querySelector('dialog') === null")
+        window.press("?")
+        window.until_text("Words for searching runs")
+        all_can_read(window)
+        window.open("about:blank")
 
 
 def test_an_exported_page_opens_from_disk(training, house, window, tmp_path):

@@ -93,6 +93,16 @@ def test_checkpoints_and_validations_are_marks(house, page):
     page.until_text("24.7 MB")
 
 
+def test_what_was_not_committed(house, page):
+    house.run().trained(for_s=300, starting_s=100).running(step=3).of_commit("x = 1\n", f"x = {EVIL}\n")
+    page.until_text("job-abcd")
+    look_at(page, "run/job-abcd", "goodput")
+    page.click("Setup")
+    page.click("show what was not committed")
+    page.until("return document.querySelector('.diff .added')?.textContent.includes(arguments[0])", f"+x = {EVIL}")
+    page.until_text("train.py (changed)")
+
+
 def test_from_a_failure_to_its_line(house, page):
     said = f"ValueError: {EVIL}"
     failure = Failure(Cause.USER_ERROR, said, 1, 1, rank=1, node=0, tail=("Traceback", said), at=time.time())

@@ -37,7 +37,7 @@ export function smoothed(values, weight) {
 // options: {by, smooth, logY, logX, range: [from, to] or null}; lines: [{name, curve, style}]; marks: [{x, kind, text}].
 export function chart(title, onRange) {
   const readout = h("span", { class: "readout" });
-  const plot = h("div", { class: "plot", tabindex: "0", role: "img", on: { keydown: (event) => steer(event) } });
+  const plot = h("div", { class: "plot", tabindex: "0", role: "img", "aria-label": title, on: { keydown: (event) => steer(event) } });
   const element = h("figure", { class: "chart" }, h("figcaption", {}, h("h3", { class: "cut", title }, title), readout), plot);
   let drawn = null; // the uPlot on the page
   let shown = null; // {lines, marks, options}

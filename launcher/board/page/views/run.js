@@ -159,7 +159,7 @@ function failurePart(failure, onLog) {
   const where = [failure.rank === null ? "" : `rank ${failure.rank}`, failure.where].filter(Boolean).join(", ");
   return h("details", { class: "events failure" }, h("summary", {}, `last failure: ${failure.cause.replaceAll("_", " ")}${where ? `, ${where}` : ""}`),
     h("p", {}, plainText(failure.summary), " ", failure.at ? button("show in the log", () => onLog({ at: failure.at, rank: failure.rank, line: failure.tail.at(-1) }), { class: "small" }) : null),
-    failure.tail.length ? h("pre", { tabindex: "0", "aria-label": "end of the log" }, plainText(failure.tail.join("\n"))) : null);
+    failure.tail.length ? h("pre", { tabindex: "0", role: "group", "aria-label": "end of the log" }, plainText(failure.tail.join("\n"))) : null);
 }
 
 function copyButton(text, say) {

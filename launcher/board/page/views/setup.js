@@ -12,7 +12,7 @@ export function setupPart(id, sheet, { say }) {
   ];
   return h("section", { class: "setup", "aria-label": "setup" },
     h("dl", { class: "facts" }, facts.filter(([, value]) => value).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
-    h("h2", {}, "Spec"), h("pre", { tabindex: "0", "aria-label": "spec" }, plainText(sheet.spec)),
+    h("h2", {}, "Spec"), h("pre", { tabindex: "0", role: "group", "aria-label": "spec" }, plainText(sheet.spec)),
     h("h2", {}, "Environment"), sheet.environments.length ? sheet.environments.map(environment) : h("p", { class: "empty" }, "Not noted yet."),
     exported ? null : [h("h2", {}, "Code"), codePart(id, { say })]);
 }
@@ -27,27 +27,27 @@ function environment(one) {
   ];
 }
 
-// What is other in the code of another run.
+// What of its code was not committed, and what is other in the code of another run.
 function codePart(id, { say }) {
   const place = h("div");
   const other = h("input", { type: "text", list: "other-runs", placeholder: "id of another run", "aria-label": "compare the code with run" });
   const known = h("datalist", { id: "other-runs" });
-  const compare = async () => {
-    if (!other.value.trim()) return;
+  const compare = async (other) => {
     try {
-      const told = await ask(`/api/runs/${encodeURIComponent(id)}/code`, { with: other.value.trim() });
+      const told = await ask(`/api/runs/${encodeURIComponent(id)}/code`, { with: other });
       place.replaceChildren(...(told.unknown ? [h("p", { class: "note" }, told.unknown)] : []),
-        ...(told.changes.length ? told.changes.map(change) : [h("p", { class: "note" }, told.unknown ? "" : "The code is equal.")]));
+        ...(told.changes.length ? told.changes.map(change) : [h("p", { class: "note" }, told.unknown ? "" : other ? "The code is equal." : "All of it was committed.")]));
     } catch (error) {
       say(error.message);
     }
   };
   ask("/api/runs").then(({ runs }) => known.append(...runs.filter((row) => row.id !== id).slice(0, 200).map((row) => h("option", { value: row.id }))), () => {});
-  other.addEventListener("keydown", (event) => event.key === "Enter" && compare());
-  return h("div", {}, h("div", { class: "bar" }, other, known, button("show what is other", compare)), place);
+  const named = () => other.value.trim() && compare(other.value.trim());
+  other.addEventListener("keydown", (event) => event.key === "Enter" && named());
+  return h("div", {}, h("div", { class: "bar" }, button("show what was not committed", () => compare("")), other, known, button("show what is other", named)), place);
 }
 
 function change({ path, kind, diff }) {
   const lines = diff.map((line) => h("span", { class: line.startsWith("+") ? "added" : line.startsWith("-") ? "removed" : line.startsWith("@") ? "where" : null }, plainText(line), "\n"));
-  return h("details", { class: "events", open: true }, h("summary", {}, `${path} (${kind})`), h("pre", { class: "diff", tabindex: "0", "aria-label": `changes of ${path}` }, lines));
+  return h("details", { class: "events", open: true }, h("summary", {}, `${path} (${kind})`), h("pre", { class: "diff", tabindex: "0", role: "group", "aria-label": `changes of ${path}` }, lines));
 }
