@@ -7,7 +7,8 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import cache, wraps
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -16,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -58,9 +59,12 @@ def listen(host: str, port: int) -> socket.socket:
     """Raises BadInput where there is no such address, or it is taken."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=128)
+        listening = socket.create_server((host, port), family=family, backlog=128)
     except (OSError, OverflowError) as error:
         raise BadInput(f"{host}:{port}: {error}", "hint: launch board --port 0 takes a port that is free") from error
+    # Connections have it from here; else an answer's body waits 40 ms until the browser has acknowledged its head.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
 
 
 def serve(listening: socket.socket, host: str, board: Board, welcomed: Callable[[], None] = lambda: None) -> None:
@@ -212,22 +216,27 @@ def _ranks(request: Request) -> frozenset[int] | None:
 # -- the page
 
 
-def _index(_: Request) -> Response:
+async def _index(_: Request) -> Response:
     return _file("index.html")
 
 
-def _page_file(request: Request) -> Response:
+async def _page_file(request: Request) -> Response:
     return _file(request.path_params["name"])
 
 
 def _file(name: str) -> Response:
     """Only what is in the folder of the page, whatever the name says."""
-    path = (PAGE / name.replace("\0", "")).resolve()
-    if path.is_relative_to(PAGE.resolve()) and path.suffix in _TYPES:
-        with contextlib.suppress(OSError):  # a name that is too long is no file either
-            if path.is_file():
-                return FileResponse(path, media_type=_TYPES[path.suffix])
-    return PlainTextResponse("launch board: no such file\n", 404)
+    found = _page().get(name)
+    if found is None:
+        return PlainTextResponse("launch board: no such file\n", 404)
+    return Response(found, media_type=_TYPES[Path(name).suffix])
+
+
+@cache
+def _page() -> dict[str, bytes]:
+    """All files of the page, by name: a browser asks for all of them at once, and is to wait for no disk."""
+    files = (path for path in PAGE.rglob("*") if path.suffix in _TYPES and path.is_file())
+    return {path.relative_to(PAGE).as_posix(): path.read_bytes() for path in files}
 
 
 # -- all runs

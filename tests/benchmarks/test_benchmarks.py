@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+sys.path.append(str(Path(__file__).parents[1] / "board"))
+from browser import needs_browser
+
 HERE = Path(__file__).parent
 OWN_STORE = "torchrun, own store"
 
@@ -92,6 +95,16 @@ def test_it_runs_and_shows_a_table(name, words, rows):
     assert table[1].strip("|-") == ""
     for row in rows:
         assert any(line.startswith(f"| {row} |") for line in table), table
+
+
+@needs_browser
+def test_that_of_the_board_runs_and_shows_both_tables():
+    told = run(
+        HERE / "board.py", "--runs", "2", "--points", "20", "--curves", "2", "--curve-points", "20", "--seconds", "1",
+        "--pairs", "1",
+    )  # fmt: skip
+    for row in ("| 2 runs, 2 live | memory, MB |", "| 2 curves of 20 points |", "| launch board |", "| TensorBoard |"):
+        assert row in told
 
 
 def test_without_a_gpu_it_says_so():

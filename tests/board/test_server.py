@@ -1,10 +1,12 @@
 """The answers of the board's server, asked over loopback."""
 
 import json
+import socket
 import time
 
 import pytest
 
+from launcher.board.server import listen
 from launcher.rundir.records import Failure, NotFinite
 from launcher.words import Cause
 from tests.board.conftest import opened, until
@@ -68,6 +70,19 @@ def test_code_beside_its_commit_and_beside_another_run(board, house):
     assert [(one["path"], one["diff"][-2:]) for one in told["changes"]] == [("train.py", ["-x = 1", "+x = 2"])]
     assert board.get("/api/runs/two-bbbb/code").json()["unknown"] == "no commit was known when it was submitted"
     assert board.get("/api/runs/one-aaaa/code?with=two-bbbb").json()["unknown"] == "the code of two-bbbb is not here"
+
+
+def test_no_answer_waits_for_an_acknowledgement():
+    with listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        connection, _ = listening.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@pytest.mark.parametrize("name", ["..%2Fserver.py", "../server.py", "app.js%00", "vendor", "", "x" * 5000])
+def test_nothing_but_the_files_of_the_page_is_given(board, name):
+    assert board.get("/page/app.js").headers["content-type"].startswith("text/javascript")
+    assert board.get(f"/page/{name}").status == 404
 
 
 def test_who_is_not_known_is_not_found(board):

@@ -32,7 +32,7 @@ Step = Annotated[int, msgspec.Meta(ge=-MOST_STEP, le=MOST_STEP)]
 _Key = tuple[int, int]  # attempt and generation, which put starts in order
 
 
-class ReportLine(msgspec.Struct):
+class ReportLine(msgspec.Struct, gc=False):
     """Of a file of reports: a start, or what one rank said."""
 
     generation: int | None = None
