@@ -33,6 +33,7 @@ class BoardRow(msgspec.Struct, frozen=True):
     note: str
     description: str
     cluster: str
+    job: str | None
     state: State
     ended: bool
     cause: Cause | None
@@ -66,6 +67,7 @@ def board_row(status: RunStatus, about: About, figures: Figures) -> BoardRow:
         note=_short(about.note),
         description=_short(about.description),
         cluster=status.cluster,
+        job=status.job,
         state=status.state,
         ended=status.state.ended,
         cause=status.cause,

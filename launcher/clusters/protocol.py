@@ -41,6 +41,19 @@ class Preview:
     answer: str
 
 
+@dataclass(frozen=True, slots=True)
+class HostNow:
+    """A machine of a cluster as it is now; None: that is not known."""
+
+    host: str
+    state: str  # free, taken, or unknown where it cannot be asked or takes no runs
+    gpus: int | None = None
+    free_gpus: int | None = None
+    runs: tuple[str, ...] = ()  # that have some of it
+    jobs: tuple[str, ...] = ()  # of the user that have some of it, where the cluster knows no runs
+    text: str = ""  # for people: who waits, what is wrong
+
+
 class Engagement(Protocol):
     """Everything that can be done for an attempt before its intent is on disk."""
 
@@ -206,6 +219,14 @@ class Reaches(Protocol):
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
         """Start `launcher.clusters.inside.there` for this node, on it. Raises Unreachable, and Refused."""
+
+
+@runtime_checkable
+class ShowsHosts(Protocol):
+    """Kinds that can say what of their machines is free, and who has the others."""
+
+    def hosts_now(self, spec: "JobSpec") -> list[HostNow]:
+        """Each machine that a job with these options could get. Raises LaunchError where nobody answers."""
 
 
 @runtime_checkable

@@ -199,6 +199,11 @@ def _near(ref: str, known: list[RunId]) -> str:
     return f"did you mean {' or '.join(near)}?" if near else "`launch status` shows all runs"
 
 
-def _folder() -> Path:
+def state_folder() -> Path:
+    """Where it stands what this user has here: runs, sweeps, and what was found of clusters."""
     home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return Path(home) / "launch" / "runs"
+    return Path(home) / "launch"
+
+
+def _folder() -> Path:
+    return state_folder() / "runs"

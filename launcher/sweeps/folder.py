@@ -13,6 +13,7 @@ from launcher.rundir.identity import alive
 from launcher.rundir.layout import NamedFile
 from launcher.rundir.ownership import refuse_exposed
 from launcher.rundir.records import ProcessId
+from launcher.rundir.registry import state_folder
 from launcher.spec.model import SweepOptions, Word
 
 Point = dict[str, Word]  # the value of each option that a trial has
@@ -143,5 +144,4 @@ def find_sweep(ref: str) -> SweepDir:
 
 
 def _links() -> Path:
-    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return Path(home) / "launch" / "sweeps"
+    return state_folder() / "sweeps"

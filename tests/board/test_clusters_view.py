@@ -5,9 +5,18 @@ import time
 
 import pytest
 
+from launcher.agent import machine
 from launcher.board.clusters_view import Survey
+from launcher.clusters.local import cluster as local
+from launcher.clusters.protocol import HostNow
+from launcher.clusters.slots.take import Demand, Slots
 from launcher.clusters.ssh import pool
+from launcher.doctor import last
+from launcher.doctor.findings import ok, problem, warning
 from launcher.errors import LaunchError
+from launcher.rundir.identity import this_process
+from launcher.rundir.records import Handle
+from launcher.rundir.registry import state_folder
 
 BOUND_S = 60.0
 
@@ -73,3 +82,67 @@ def test_what_it_said_last_is_shown_with_its_age(survey, hosts, monkeypatch):
     assert later.error == "the network is down"
     assert [host.host for host in later.hosts] == ["gpu01"]
     assert later.at >= first.at
+
+
+def here(survey):
+    bound = time.monotonic() + BOUND_S
+    while not (one := next(one for one in survey.clusters([]) if one.name == "local")).hosts:
+        assert time.monotonic() < bound, one
+        time.sleep(0.05)
+    return one
+
+
+def test_this_machine_has_its_gpus_and_who_has_some(survey, monkeypatch):
+    gpus = tuple(f"of-a-test-{number}" for number in range(4))  # no other test holds these
+    monkeypatch.setattr(local, "this_machine", lambda _: machine.Machine(cpus=8, gpus=gpus))
+    slots = Slots("vit-9x2d", 1, Demand(3, 0), gpus, 8)
+    slots.enqueue()
+    try:
+        while slots.try_take() is None:  # another test may be taking some
+            time.sleep(0.05)
+        one = here(survey)
+    finally:
+        slots.release()
+    assert [(host.state, host.gpus, host.free_gpus) for host in one.hosts] == [("taken", 4, 1)]
+    assert "vit-9x2d" in one.hosts[0].runs
+    assert (one.sums.hosts, one.sums.gpus, one.sums.free_gpus) == (1, 4, 1)
+
+
+def test_jobs_are_told_as_the_runs_that_they_are(board, house, survey, monkeypatch):
+    nodes = [HostNow("n0", "free", 2, 2), *(HostNow(f"n{at}", "taken", 2, 1, jobs=("7", "9")) for at in range(1, 500))]
+    monkeypatch.setattr(local.LocalCluster, "hosts_now", lambda *_: nodes)
+    house.run().running()
+    folder = house.run("other-bbbb").running()
+    folder.write(folder.run.attempt(1).handle, Handle("local", keeper=this_process(), job_id="9"))
+    board.rows(lambda rows: {row["id"]: row["job"] for row in rows} == {"job-abcd": None, "other-bbbb": "9"})
+    bound = time.monotonic() + BOUND_S
+    while not (one := board.get("/api/clusters").json()["clusters"][0])["hosts"]:
+        assert time.monotonic() < bound
+        time.sleep(0.05)
+    assert (one["hosts"][0]["host"], one["hosts"][0]["runs"]) == ("n1", ["other-bbbb"])
+    assert one["sums"] == {"hosts": 500, "free_hosts": 1, "gpus": 1000, "free_gpus": 501}
+    assert len(one["hosts"]) == 400
+
+
+def test_what_doctor_found_last_is_kept_for_each_cluster(survey, hosts, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert of_pool(survey).doctor is None
+    found = [ok("python", "3.12", [("a", "b")]), warning("clock", "2 s ahead", "chrony"), problem("torch", "none", "x")]
+    last.keep("pool", found, trial=True)
+    kept = of_pool(survey).doctor
+    assert (kept.trial, kept.findings) == (True, tuple(found))
+    assert next(one for one in survey.clusters([]) if one.name == "local").doctor is None
+    hosts.may_answer.set()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[1]", '{"at": "x"}', '{"at":1,"trial":false,"findings":[{"level":"evil"}]}']
+)
+def test_what_is_no_check_up_is_none(tmp_path, monkeypatch, text):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    last.keep("../pool", [], trial=False)
+    (file,) = (state_folder() / "check-ups").iterdir()
+    assert file.parent == state_folder() / "check-ups"
+    assert last.last_check_up("../pool").findings == ()
+    file.write_text(text)
+    assert last.last_check_up("../pool") is None

@@ -38,7 +38,13 @@ def test_this_machine(desk, ranks, tmp_path):
     assert f"runs root      {tmp_path}/runs (not there yet), " in done.stdout
     assert f"2.10.0 (CPU only) in {tmp_path}/theirs/bin/python" in done.stdout
     assert desk.launch("doctor", "local").stdout.splitlines()[0] == done.stdout.splitlines()[0]
-    assert sorted(tmp_path.rglob("*")) == before
+    kept = tmp_path / "state/launch/check-ups/local.json"
+    assert {*tmp_path.rglob("*")} - {*before} == {kept, *[path for path in kept.parents if path not in before]} - {
+        *tmp_path.parents, tmp_path
+    }  # fmt: skip
+    told = json.loads(kept.read_bytes())
+    assert [one["about"] for one in told["findings"]] == ABOUT
+    assert not told["trial"]
 
 
 def test_warnings_are_counted_and_do_no_harm(desk, ranks):

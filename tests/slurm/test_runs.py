@@ -1,7 +1,10 @@
 """The verbs on Slurm: the same words, files and exit codes as on one machine."""
 
+import json
 import re
 import shutil
+import subprocess
+import sys
 import time
 
 from runs import fingerprint_here, job_of, two_nodes
@@ -129,6 +132,28 @@ def test_gpus_are_asked_for_and_ranks_see_them(desk):
     assert [logs.count(f"sees 0,1 {local}") for local in (0, 1)] == [2, 2], logs
     three = desk.launch("submit", spec, "--on", "slurm", "--set", "resources.gpus_per_node=3", check=2)
     assert "no node there has more than 2" in three.stderr
+
+
+HOSTS_NOW = """
+import sys, msgspec
+from launcher.clusters.kinds import of_kind
+from launcher.spec.model import JobSpec, RunOptions
+sys.stdout.buffer.write(msgspec.json.encode(of_kind("slurm").hosts_now(JobSpec("x", RunOptions()))))
+"""
+
+
+def test_a_board_is_told_which_gpus_are_taken_and_by_which_job(desk):
+    one_each = ("--set", "resources.gpus_per_node=1", "--set", "resources.ranks_per_node=1")
+    run = desk.submit(two_nodes(desk, hold=5), "--on", "slurm", *one_each)
+    desk.until_step(run, 2)
+    told = subprocess.run([sys.executable, "-c", HOSTS_NOW], env=desk.env, check=True, capture_output=True).stdout
+    hosts = json.loads(told)
+    assert [one["gpus"] for one in hosts] == [2] * 4
+    taken = [one for one in hosts if one["jobs"]]
+    assert [(one["state"], one["free_gpus"], one["jobs"]) for one in taken] == [("taken", 1, [job_of(desk, run)])] * 2
+    assert {one["state"] for one in hosts if not one["jobs"]} == {"free"}
+    desk.let_go()
+    desk.wait(run)
 
 
 def test_runs_of_one_spec_are_one_array_and_each_knows_which_it_is(desk, slurm):

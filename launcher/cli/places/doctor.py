@@ -16,6 +16,7 @@ from launcher.clusters.clusters_file import ClusterEntry, entry, named_clusters
 from launcher.clusters.kinds import kind_named, of_kind
 from launcher.clusters.protocol import HasDoctor
 from launcher.doctor.findings import Finding, Level, exit_code
+from launcher.doctor.last import keep
 from launcher.doctor.wish import DoctorWish
 from launcher.errors import BadInput
 from launcher.interpreter import interpreter
@@ -65,11 +66,12 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    found = list[Finding]()
-    for finding in _check_up(_place(options.cluster, options.clusters), options):
+    place, found = _place(options.cluster, options.clusters), list[Finding]()
+    for finding in _check_up(place, options):
         found.append(finding)
         if not options.json:
             print("\n".join(_lines(finding)), flush=True)
+    keep(place.name, found, trial=vars(options)["try"])
     if options.json:
         print(json.dumps([asdict(finding) for finding in found], indent=2))
     elif said := _summary(found):

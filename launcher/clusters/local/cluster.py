@@ -14,12 +14,13 @@ from launcher.agent.memory_tier import close_tier
 from launcher.agent.processes import descendants, end_all, open_process, signal_process, tagged
 from launcher.clusters.keeping.attempt_end import ask_to_stop, grace_s_of, has_ended, write_cancelled
 from launcher.clusters.keeping.standby import StandbyKeeper
-from launcher.clusters.protocol import CancelReport
+from launcher.clusters.protocol import CancelReport, HostNow
+from launcher.clusters.slots.table import CPU, GPU, occupancy
 from launcher.errors import LaunchError
 from launcher.plan.facts import Machine, Misfit
 from launcher.plan.model import AwaitedRun, Plan
 from launcher.rundir.durable import create_record, readable
-from launcher.rundir.identity import alive, process_id, this_process
+from launcher.rundir.identity import alive, host, process_id, this_process
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import AgentRecord, ClusterWord, Handle, ProcessId, RunState
 from launcher.spec.model import JobSpec, QueueOptions
@@ -64,6 +65,17 @@ class LocalCluster:
         if queue.slots <= cpus:
             return []
         return [Misfit("queue.slots", f"asks for {queue.slots} cores, but this machine has {cpus}")]
+
+    def hosts_now(self, _spec: JobSpec) -> list[HostNow]:
+        """This machine; runs that need no GPU hold nothing of it, but for the cores that `queue.slots` asks for."""
+        gpus, seen = this_machine(os.environ).gpus, occupancy()
+        taken = [holder for holder in seen.taken(GPU) if holder.number in gpus]
+        cores = seen.taken(CPU)
+        runs = tuple(dict.fromkeys(holder.run for holder in (*taken, *cores) if holder.run))
+        free = len(gpus) - len({holder.number for holder in taken})
+        parts = [f"{sum(int(one.number) for one in cores)} cores taken"] if cores else []
+        parts += [f"{len(seen.waiting)} waiting"] if seen.waiting else []
+        return [HostNow(host(), "taken" if taken or cores else "free", len(gpus), free, runs, text=", ".join(parts))]
 
     def release(self, _run: RunDir, attempt: AttemptDir) -> None:
         with contextlib.suppress(FileExistsError):

@@ -4,28 +4,27 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from launcher.agent.machine import this_machine
 from launcher.doctor import checks
 from launcher.doctor.findings import Finding, ok
 from launcher.doctor.machine_there import look, torch_of
 from launcher.doctor.wish import DoctorWish
+from launcher.rundir.registry import state_folder
 
 
 def check_up(wish: DoctorWish, _tell: object) -> Iterator[Finding]:
     """Everything about this machine, as it is found; torch last, because asking it takes seconds."""
     wish.refuse_all_but()
-    state = Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) / "launch"
-    found = look([str(wish.runs_root), str(state)])
-    runs_root, state_folder = found.folders
+    found = look([str(wish.runs_root), str(state_folder())])
+    runs_root, state = found.folders
     gpus = this_machine(os.environ).gpus
     yield ok("python", f"{platform.python_version()}, {sys.executable}")
     yield ok("cores", str(found.cores))
     yield checks.gpus_finding(gpus)
     yield checks.memory_finding(found.memory)
     yield from checks.folder_findings("runs root", runs_root, "LAUNCH_RUNS")
-    yield from checks.folder_findings("state folder", state_folder, "XDG_STATE_HOME")
+    yield from checks.folder_findings("state folder", state, "XDG_STATE_HOME")
     yield checks.files_finding(*found.open_files)
     yield checks.clock_finding(found.clock, is_synchronised=found.is_synchronised)
     yield checks.torch_finding(torch_of(wish.python, os.environ), wish.python, len(gpus))

@@ -5,10 +5,20 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from launcher.clusters.batch.cluster import BatchCluster, job_of
+from launcher.clusters.batch.queue import Phase, QueuedJob
+from launcher.clusters.protocol import HostNow
 from launcher.clusters.slurm.container import container_problems
 from launcher.clusters.slurm.dependencies import dependency_problems
 from launcher.clusters.slurm.queries.jobs import release
-from launcher.clusters.slurm.queries.nodes import Node, gpu_count, partition_nodes, read_partition_nodes
+from launcher.clusters.slurm.queries.nodes import (
+    Node,
+    gpu_count,
+    is_in_hostlist,
+    partition_nodes,
+    read_nodes,
+    read_partition_nodes,
+    show_nodes,
+)
 from launcher.clusters.slurm.queue import SlurmQueue
 from launcher.clusters.slurm.reach import ask, clean_environment
 from launcher.errors import BadInput, Refused
@@ -65,6 +75,12 @@ class SlurmCluster(BatchCluster):
             limit_per_job=True,
         )
 
+    def hosts_now(self, spec: JobSpec) -> list[HostNow]:
+        """The nodes of its partition, or all; of jobs those of the user, as others' are none of ours to tell."""
+        partition, jobs = spec.slurm.partition, self._slurm.jobs()
+        nodes = read_nodes(ask(show_nodes(details=True)).out).values()
+        return [_now(node, jobs) for node in nodes if partition is None or partition in node.partitions]
+
     def queue_problems(self, queue: QueueOptions, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
         """Slurm has words for all of it; priorities count among the jobs of everybody."""
         taken = ("priority", "after", "hold", "at", "max_parallel")
@@ -96,3 +112,11 @@ class SlurmCluster(BatchCluster):
             if problems := container_problems(text):
                 raise BadInput(*(f"slurm.container: {problem}" for problem in problems))
             self._containers.add(text)
+
+
+def _now(node: Node, jobs: Sequence[QueuedJob]) -> HostNow:
+    there = tuple(job.id for job in jobs if job.phase is Phase.RUNNING and is_in_hostlist(node.name, job.hosts))
+    state = "unknown" if not node.takes_jobs else "taken" if node.taken_cpus or node.taken_gpus else "free"
+    reason = f": {node.reason}" if node.reason else ""
+    text = f"{'+'.join(node.state).lower()}{reason}"
+    return HostNow(node.name, state, node.gpus, max(0, node.gpus - node.taken_gpus), jobs=there, text=text)

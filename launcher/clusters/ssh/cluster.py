@@ -5,7 +5,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.clusters.protocol import CancelReport, Engagement, KeptThere
+from launcher.clusters.protocol import CancelReport, Engagement, HostNow, KeptThere
+from launcher.clusters.slots.table import GPU
 from launcher.clusters.ssh import pool
 from launcher.clusters.ssh.comeback import ask
 from launcher.clusters.ssh.facts import Surveyed
@@ -40,6 +41,15 @@ class SshCluster:
             self._found = _looked_at(spec.ssh)
             self._pool = spec.ssh
         return offered([*self._found.values()], spec.resources.gpus_per_node, shared=spec.ssh.shared)
+
+    def hosts_now(self, spec: JobSpec) -> list[HostNow]:
+        found, troubles = pool.surveyed(spec.ssh)
+        return [
+            _now(found[host.name])
+            if host.name in found
+            else HostNow(host.name, "unknown", text=str(troubles.get(host.name, "")))
+            for host in pool.hosts_of(spec.ssh)
+        ]
 
     def check_up(self, wish: "DoctorWish", tell: Callable[[str], None]) -> "Iterator[Finding]":
         from launcher.clusters.ssh.doctor import check_up  # late: nobody else pays for it
@@ -137,3 +147,11 @@ def _looked_at(ssh: Ssh) -> dict[str, Surveyed]:
         error.exit_code = codes.pop() if len(codes) == 1 else error.exit_code
         raise error
     return found
+
+
+def _now(one: Surveyed) -> HostNow:
+    seen = one.occupancy
+    runs = tuple(dict.fromkeys(holder.run for holder in seen.held if holder.run))
+    waits = f"{len(seen.waiting)} waiting" if seen.waiting else ""
+    free = len(one.gpus) - one.taken(GPU)
+    return HostNow(one.host.name, "taken" if seen.held else "free", len(one.gpus), free, runs, text=waits)

@@ -3,6 +3,10 @@
 import pytest
 from browser import again_if_cut_off, needs_browser
 
+from launcher.clusters.local.cluster import LocalCluster
+from launcher.clusters.protocol import HostNow
+from launcher.doctor.findings import ok, problem
+from launcher.doctor.last import keep
 from launcher.rundir.records import Labels
 from tests.board.page.conftest import EVIL, look_at, started_with
 
@@ -117,3 +121,18 @@ def test_a_telephone_shows_it_without_scrolling_aside(three, view):
     three.drawn()
     wide = "[document.documentElement, document.querySelector('main')].map(one => one.scrollWidth - one.clientWidth)"
     assert three.run(f"return {wide}") == [0, 0]
+
+
+def test_what_doctor_found_and_which_gpus_are_taken(house, page, monkeypatch):
+    house.run("vit-9x2d").running()
+    node = HostNow("n0", "taken", 4, 1, runs=("vit-9x2d",), text=EVIL)
+    monkeypatch.setattr(LocalCluster, "hosts_now", lambda *_: [node])
+    page.until_text("vit-9x2d")
+    look_at(page, "clusters", "Nobody has looked")
+    keep("local", [ok("python", "3.12"), problem("torch", EVIL, "install it")], trial=False)
+    page.run("location.hash = '#/runs'")
+    look_at(page, "clusters", "1 problem")
+    page.until_text(f"torch: {EVIL} hint: install it")
+    page.until("return document.querySelector('.gpus')?.getAttribute('aria-label') === '1 of 4 GPUs free'")
+    assert page.run("return document.querySelector('.host a').getAttribute('href')") == "#/run/vit-9x2d"
+    assert page.run("return document.title.includes('evil')") is False

@@ -25,18 +25,32 @@ export function clustersView(main, { say }) {
 }
 
 function clusterCard(cluster, at) {
-  const gpus = cluster.hosts.reduce((sum, host) => sum + (host.gpus ?? 0), 0);
-  const free = cluster.hosts.reduce((sum, host) => sum + (host.free_gpus ?? 0), 0);
-  const free_hosts = cluster.hosts.filter((host) => host.state === "free").length;
+  const { hosts, free_hosts, gpus, free_gpus } = cluster.sums;
   const age = cluster.at === null ? (cluster.asking ? "asking" : "not asked") : `${ago(cluster.at, at)}${cluster.asking ? ", asking" : ""}`;
+  const more = hosts - cluster.hosts.length;
   return h("article", { class: "cluster" },
     h("h2", {}, cluster.name, h("span", { class: "second" }, ` ${cluster.kind}, ${age}`)),
     cluster.error ? h("p", { class: "note wrong" }, cluster.error) : null,
-    cluster.hosts.length ? h("p", { class: "sum" }, gpus ? [h("b", {}, `${free}`), ` of ${gpus} GPUs free, `] : "", h("b", {}, String(free_hosts)), ` of ${cluster.hosts.length} hosts free`) : null,
+    hosts ? h("p", { class: "sum" }, gpus ? [h("b", {}, `${free_gpus}`), ` of ${gpus} GPUs free, `] : "", h("b", {}, String(free_hosts)), ` of ${hosts} ${hosts === 1 ? "host" : "hosts"} free`) : null,
     h("div", { class: "hosts" }, cluster.hosts.map(hostCell)),
+    more > 0 ? h("p", { class: "second" }, `and ${more} more`) : null,
     cluster.waiting.length ? [h("h3", {}, `${cluster.waiting.length} waiting`), h("ul", { class: "plain" }, cluster.waiting.map((one) =>
       h("li", {}, runLink(one.run), ` ${one.why}`, one.since ? h("span", { class: "second" }, ` since ${duration(at - one.since)}`) : null)))] : null,
-    cluster.running?.length ? h("p", { class: "sum" }, "running: ", cluster.running.map((run) => [runLink(run), " "])) : null);
+    cluster.running?.length ? h("p", { class: "sum" }, "running: ", cluster.running.map((run) => [runLink(run), " "])) : null,
+    checkUp(cluster, at));
+}
+
+// What doctor found the last time: what is not well is read at once, the rest behind it.
+function checkUp({ name, doctor }, at) {
+  if (!doctor) return h("p", { class: "second" }, "Nobody has looked for what is in the way of runs here: ", h("code", {}, name === "local" ? "launch doctor" : `launch doctor ${name}`));
+  const of = (level) => doctor.findings.filter((one) => one.level === level);
+  const [problems, warnings] = [of("problem"), of("warning")];
+  const count = (list, word) => (list.length ? `${list.length} ${word}${list.length === 1 ? "" : "s"}` : "");
+  const said = [count(problems, "problem"), count(warnings, "warning")].filter(Boolean).join(", ") || "all is well";
+  return h("details", { class: `check-up${problems.length ? " wrong" : ""}`, open: problems.length > 0 },
+    h("summary", {}, `doctor${doctor.trial ? " --try" : ""}, ${ago(doctor.at, at)}: ${said}`),
+    h("ul", { class: "plain" }, [...problems, ...warnings, ...of("ok")].map((one) =>
+      h("li", {}, h("b", {}, `${one.level} `), h("span", { class: "second" }, `${one.about}: `), one.text, one.hint ? h("span", { class: "second" }, ` hint: ${one.hint}`) : null))));
 }
 
 function hostCell(host) {

@@ -34,6 +34,9 @@ class Node(msgspec.Struct, frozen=True):
     default: bool = False  # whether that is the default partition
     address: str = ""
     booted_at: float | None = None
+    taken_gpus: int = 0
+    taken_cpus: int = 0
+    partitions: tuple[str, ...] = ()
 
     @property
     def is_down(self) -> bool:
@@ -98,9 +101,13 @@ def _is_in_ranges(number: str, ranges: str) -> bool:
 _DIGITS = re.compile(r"[0-9]{1,9}")
 
 
-def show_nodes(hosts: Sequence[str] = ()) -> list[str]:
-    """The records of these nodes, or of all. It exits 1 where one is not known, and still shows the others."""
-    return ["scontrol", "--oneliner", "show", "node", *([_operand(",".join(hosts))] if hosts else [])]
+def show_nodes(hosts: Sequence[str] = (), *, details: bool = False) -> list[str]:
+    """The records of these nodes, or of all. It exits 1 where one is not known, and still shows the others.
+
+    `details`: also how much of its gres has been given out.
+    """
+    more = ["--details"] if details else []
+    return ["scontrol", "--oneliner", *more, "show", "node", *([_operand(",".join(hosts))] if hosts else [])]
 
 
 def read_nodes(text: str) -> dict[str, Node]:
@@ -126,6 +133,9 @@ def _node(line: str) -> Node:
         reason=_SIGNED.sub("", free).strip(),
         address=read_word(fields.get("NodeAddr", "")) or name,
         booted_at=read_time(fields.get("BootTime", "")),
+        taken_gpus=gpu_count(read_word(fields.get("GresUsed", ""))),
+        taken_cpus=read_number(fields.get("CPUAlloc", "")) or 0,
+        partitions=tuple(filter(None, read_word(fields.get("Partitions", "")).split(","))),
     )
 
 
