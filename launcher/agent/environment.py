@@ -14,6 +14,7 @@ from launcher.spec.model import CheckpointOptions, Recovery
 _OF_ANOTHER_JOB = (
     "SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "PMI_", "PMI2_", "PMIX_", "OMPI_", "PRTE_",
 )  # fmt: skip
+_OF_NO_JOB = "SLURM_CONF"  # says which cluster there is, and is the user's own
 _DEFAULTED = "LAUNCH_DEFAULTED"  # NAME=value of what we chose for a rank: no export of its user's, if it submits a run
 _LEAST_GROUP_TIMEOUT_S = 600.0
 _AFTER_A_HANG_S = 300.0
@@ -28,7 +29,7 @@ def cleaned(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in kept.items()
-        if not name.startswith(_OF_ANOTHER_JOB) and f"{name}={value}" not in ours
+        if (not name.startswith(_OF_ANOTHER_JOB) or name == _OF_NO_JOB) and f"{name}={value}" not in ours
     }
 
 

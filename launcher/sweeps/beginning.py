@@ -25,7 +25,7 @@ from launcher.sweeps.folder import Point, SweepDir, SweepRecord, SweepState, Wan
 from launcher.sweeps.points import grid, override_of, points_in, space_of, values_of
 from launcher.sweeps.trial_runs import NO_SWEEP
 
-_OF_FILES = ("LAUNCH_CLUSTERS", "LAUNCH_SSH_CONFIG")
+_OF_FILES = ("SLURM_CONF", "LAUNCH_CLUSTERS", "LAUNCH_SSH_CONFIG")
 _MOST_TRIED = 64  # of the values of an option, before anything exists
 
 

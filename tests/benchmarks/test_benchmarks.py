@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "board"))
 from browser import needs_browser
 
 HERE = Path(__file__).parent

@@ -14,7 +14,6 @@ _CLIENT_PREFIXES = (
     "SQUEUE_", "SACCT_", "SACCTMGR_", "SCANCEL_", "SCONTROL_", "SINFO_", "SPRIO_", "SSHARE_", "SSTAT_", "SPANK_",
     "_SLURM_",
 )  # fmt: skip
-_WHICH_CLUSTER = "SLURM_CONF"
 # Of the indices of an array that wait squeue would show the first 64 characters alone, and leave out the rest.
 _FOR_ANSWERS = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 # What a client says where nobody took its question, or where it cannot tell whether somebody did.
@@ -42,10 +41,7 @@ _NO_ANSWER = (
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The caller's environment without what another job, or a habit, would tell Slurm's clients."""
-    kept = {name: value for name, value in cleaned(environ).items() if not name.startswith(_CLIENT_PREFIXES)}
-    if _WHICH_CLUSTER in environ:
-        kept[_WHICH_CLUSTER] = environ[_WHICH_CLUSTER]
-    return kept
+    return {name: value for name, value in cleaned(environ).items() if not name.startswith(_CLIENT_PREFIXES)}
 
 
 def _readable_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -57,6 +57,7 @@ def main():
     parser = ArgumentParser()
     parser.add_argument("--steps", type=int)
     parser.add_argument("--brake", type=Path)
+    parser.add_argument("--lr", type=float, default=0.05)
     args = parser.parse_args()
     torch.set_num_threads(1)
     trainer = Trainer(
@@ -64,7 +65,7 @@ def main():
         model=model,
         loss=loss,
         data=Stripes(1200, seed=3, pixels=16, augment=True),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=args.lr, momentum=0.9),
         callbacks=[Brake(args.brake)],
     )
     return trainer.fit()

@@ -1,0 +1,15 @@
+"""The small ResNet swept over a pool of hosts while its ranks and its conductor are killed."""
+
+import sys
+
+import pytest
+from shares import SEED
+from struck_sweep import check, struck_until_over, undisturbed
+
+
+@pytest.mark.timeout(600)
+def test_killed_at_random_it_loses_no_trial_and_starts_none_twice(desk):
+    expected = undisturbed(desk)
+    sweep, status, hits = struck_until_over(desk, SEED, "--on", "pool", "--set", f"ssh.python={sys.executable}")
+    print(f"seed {SEED}: {hits}")
+    check(desk, sweep, status, hits, expected)
