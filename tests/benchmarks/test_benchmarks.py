@@ -82,6 +82,7 @@ TABLES = [
         ],
         ["fp32", "bf16, fsdp", "1 of together 0 MB", "0.00 GB"],
     ),
+    ("search", ["--seeds", "1", "--trials", "3"], ["tpe", "asha"]),
     ("resume_step", ["--ranks", "2", "--kills", "1", "--peers", "launch"], ["2 | launch | 1 of 1"]),
 ]
 

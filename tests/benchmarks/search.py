@@ -1,0 +1,137 @@
+"""What a search finds, of a training that is a formula: TPE beside random, and early stopping beside none.
+
+uv run python tests/benchmarks/search.py [--write]
+
+The accuracy after `step` steps is `A * (1 - exp(-step / 25))`, and `A` is 0.95 at the best point (lr 0.003, depth 5,
+batch 64), less the farther a point is from it: 0.08 times the decades of lr squared, 0.01 times the layers squared, and
+0.02 for another batch. Trials are asked for, reported and ended by what a conductor uses, with its journal, without runs.
+"""
+
+import argparse
+import math
+import statistics
+import tempfile
+from pathlib import Path
+
+from results import publish
+
+from launcher.spec.model import Dimension, EarlyStop, SweepOptions
+from launcher.sweeps.folder import SweepDir, SweepRecord
+from launcher.sweeps.trial_book import TrialBook
+
+BEST, LONGEST = 0.95, 540
+SPACE = {
+    "lr": Dimension(low=1e-5, high=1e-1, log=True),
+    "depth": Dimension(low=2, high=8, whole=True),
+    "batch": Dimension(values=(32, 64, 128)),
+}
+
+
+def reached(point):
+    """The accuracy that a training of these values ends near."""
+    decades = math.log10(point["lr"] / 0.003)
+    return BEST - 0.08 * decades**2 - 0.01 * (point["depth"] - 5) ** 2 - 0.02 * (point["batch"] != 64)
+
+
+def accuracy(point, step):
+    return reached(point) * (1 - math.exp(-step / 25))
+
+
+def book(folder, search, seed, stop, parallel):
+    sweep = SweepDir(Path(tempfile.mkdtemp(dir=folder)))
+    options = SweepOptions("accuracy", "max", search, None, parallel, SPACE, stop=stop)
+    return TrialBook(sweep, SweepRecord("x-abcd", "/p", "local", (), options, 1000 * seed, (), None, 0.0))
+
+
+def searched(trials_in, count, parallel):
+    """The best accuracy of so many trials, so many at a time, a step of each in turn, and the steps that all took."""
+    trials, steps, best = {}, 0, 0.0
+    begun = 0
+    while trials or begun < count:
+        while len(trials) < parallel and begun < count:
+            number = trials_in.ask()
+            trials_in.choose(number, f"x-t{number:04d}")
+            trials[number] = 0
+            begun += 1
+        points = {one.number: one for one in trials_in.entries()}
+        for number in [*trials]:
+            trials[number] += 1
+            steps += 1
+            value = accuracy(points[number].params, trials[number])
+            if trials[number] % 20 == 0 or trials[number] == LONGEST:
+                trials_in.report(number, [(trials[number], value)], may_prune=trials[number] < LONGEST)
+            if trials[number] == LONGEST:
+                best = max(best, value)
+                trials_in.tell(number, value, pruned=False, why="")
+                del trials[number]
+        for one in trials_in.entries():
+            if one.number in trials and one.pruned_at is not None:
+                trials_in.tell(one.number, None, pruned=True, why="")
+                del trials[one.number]
+    return best, steps
+
+
+def chosen(trials_in, count):
+    """The best accuracy of so many trials, one after the other, each to its end."""
+    best = 0.0
+    for _ in range(count):
+        number = trials_in.ask()
+        trials_in.choose(number, f"x-t{number:04d}")
+        value = accuracy(trials_in.entries()[number].params, LONGEST)
+        trials_in.tell(number, value, pruned=False, why="")
+        best = max(best, value)
+    return best
+
+
+def beside_random(folder, seeds, trials):
+    """Of each seed what TPE and a random search have found."""
+    none = EarlyStop("none")
+    return [
+        tuple(chosen(book(folder, search, seed, none, 1), trials) for search in ("tpe", "random")) for seed in seeds
+    ]
+
+
+def beside_no_stop(folder, seeds, trials, parallel):
+    """Of each seed: what is found and how many steps it takes, with asha and without."""
+    return [
+        tuple(
+            searched(book(folder, "random", seed, EarlyStop(early, 20, 3), parallel), trials, parallel)
+            for early in ("asha", "none")
+        )
+        for seed in seeds
+    ]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--trials", type=int, default=40)
+    parser.add_argument("--parallel", type=int, default=4)
+    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        pairs = beside_random(Path(folder), range(args.seeds), args.trials)
+        halved = beside_no_stop(Path(folder), range(args.seeds), args.trials, args.parallel)
+    tpe, plain = zip(*pairs, strict=True)
+    wins = sum(one > other for one, other in pairs)
+    table = [
+        f"| {args.trials} trials | best accuracy | range | better than random |", "|---|---|---|---|",
+        f"| tpe | {statistics.median(tpe):.4f} | {min(tpe):.4f}-{max(tpe):.4f} | {wins} of {len(pairs)} seeds |",
+        f"| random | {statistics.median(plain):.4f} | {min(plain):.4f}-{max(plain):.4f} |  |",
+        "", f"| {args.trials} trials of {LONGEST} steps | steps | share | best accuracy | of that without |",
+        "|---|---|---|---|---|",
+    ]  # fmt: skip
+    shares = [with_stop[1] / without[1] for with_stop, without in halved]
+    found = [with_stop[0] / without[0] for with_stop, without in halved]
+    stopped = statistics.median(one[0][0] for one in halved)
+    whole = statistics.median(one[1][0] for one in halved)
+    table.append(
+        f"| asha | {statistics.median(one[0][1] for one in halved):.0f} | {statistics.median(shares):.3f} "
+        f"({min(shares):.3f}-{max(shares):.3f}) | {stopped:.4f} | {min(found):.4f}-{max(found):.4f} |"
+    )
+    table.append(f"| none | {statistics.median(one[1][1] for one in halved):.0f} | 1 | {whole:.4f} | 1 |")
+    publish("search", "\n".join(table), write=args.write)
+
+
+if __name__ == "__main__":
+    main()
