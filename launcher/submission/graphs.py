@@ -35,6 +35,7 @@ from launcher.rundir.graphs import (
     graph_record,
     known_graphs,
     register_graph,
+    remove_empty_graph,
     step_run,
 )
 from launcher.rundir.layout import GRAPHS, STORE
@@ -82,7 +83,11 @@ def open_graph(file: Path, *, on: str, overrides: tuple[str, ...], root: Path | 
     """Start a run of each step. Raises BadInput with all problems, and then there is nothing."""
     with _checked(file, on, overrides, root) as checked:
         graph = _write(file, checked)
-    start_missing(graph)
+    try:
+        start_missing(graph)
+    except BaseException:
+        remove_empty_graph(graph)
+        raise
     return graph
 
 
@@ -142,7 +147,10 @@ def _start(graph: GraphDir, record: GraphRecord, step: GraphStep, code: ProjectC
         open_named(step.run, able(looked_at_first(file, on=record.on, overrides=(), root=root, frozen=code)))
     except (LaunchError, OSError) as error:
         told = some_exist(error, tuple((run, str(path)) for run, path in before), len(record.steps))
-        told.lines = (*told.lines[:-1], f"hint: launch resume {graph.id} starts what is missing")
+        if not told.runs:
+            raise
+        more = f"hint: launch resume {graph.id} starts the others, launch cancel {graph.id} ends what there is"
+        told.lines = (f"{step.name}: {told.lines[0]}", *told.lines[1:], more)
         raise told from error
 
 

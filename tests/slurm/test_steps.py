@@ -37,3 +37,21 @@ def test_a_step_that_fails_is_resumed_with_those_that_were_to_follow_it(desk, sl
     desk.launch("wait", graph)
     assert ledger.read_text().split() == ["first", "first", "last"]
     assert desk.status(last)["started_at"] >= desk.status(first)["ended_at"]
+
+
+def test_what_slurm_refuses_of_a_first_step_leaves_nothing_and_of_a_later_one_is_told(desk):
+    desk.script("work.py", WORK)
+    spec = desk.spec(TWO)
+    more = ("--on", "slurm", "--hold", "--set", f"env.LEDGER={desk.project}/ledger")
+    first = desk.launch("submit", spec, *more, "--set", "steps.first.slurm.extra={no-such-option: 1}", check=2)
+    assert "no-such-option" in first.stderr
+    told = desk.launch("status")
+    assert (told.stdout, "not started yet" in told.stderr) == ("", False)
+    last = desk.launch("submit", spec, *more, "--set", "steps.last.slurm.extra={no-such-option: 1}", check=4)
+    graph = next(line.split()[3] for line in last.stderr.splitlines() if line.startswith("hint: launch resume"))
+    assert "last: " in last.stderr
+    assert f"{graph}: last not started yet" in desk.launch("status").stderr
+    desk.launch("cancel", graph)
+    desk.launch("rm", graph)
+    told = desk.launch("status")
+    assert (told.stdout, "not started yet" in told.stderr) == ("", False)

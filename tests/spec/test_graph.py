@@ -172,6 +172,11 @@ def test_where_one_job_is_expected_a_file_with_steps_says_who_takes_it(tmp_path:
 def test_a_place_is_looked_for_in_the_step_and_then_in_what_holds_for_all() -> None:
     assert place_of(TWO, "test", "run.script") == (10, 15, "steps.test.run.script")
     assert place_of(TWO, "train", "env.A") == (5, 10, "env.A")
+    assert place_of(TWO, "train", "run.module") == (3, 11, "run.module"), "of the same mapping, and not its own"
+    assert place_of(TWO, "train", "run.python") == (15, 5, "steps.train.run.python")
+    assert place_of(TWO, "train", "queue.after.0")[2] == "queue.after.0", "it needs nothing"
+    needs = TWO.replace("    queue: {after: other-7k3f}\n", "")
+    assert place_of(needs, "test", "queue.after.0") == (8, 12, "steps.test.needs")
 
 
 def as_read(node: Node) -> object:

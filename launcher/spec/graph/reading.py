@@ -73,14 +73,14 @@ def place_of(text: str, step: str, key: str) -> tuple[int, int, str]:
     """
     root = read_tree(text).root
     whole = root if isinstance(root, Mapping) else Mapping({}, Mark(1, 1))
-    if key.startswith("queue.after") and not _says_after(whole) and not _says_after(_own(whole, step)):
+    own = _own(whole, step)
+    said = any(tree.find("queue", "after") is not None for tree in (whole, own))
+    if key.startswith("queue.after") and NEEDS_KEY in own.entries and not said:
         key = NEEDS_KEY
-    key = f"steps.{step}.{key}" if key.partition(".")[0] in _own(whole, step).entries else key
+    names = key.split(".")
+    if names[0] in own.entries and (own.find(*names) is not None or whole.find(*names) is None):
+        key = f"steps.{step}.{key}"
     return *position(text, key), key
-
-
-def _says_after(tree: Mapping) -> bool:
-    return tree.find("queue", "after") is not None
 
 
 def _parsed(text: str, overrides: Texts[str], job: Section) -> GraphSpec:
