@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -17,7 +17,7 @@ _LESS = ("RESTARTS", "PROGRESS", "DURATION", "RUN", "WHY")
 Branches = dict[str, str]  # the lines in front of each step, by the steps' names, in the order of the tree
 
 
-def branches(needs: dict[str, Sequence[str]]) -> Branches:
+def branches(needs: Mapping[str, Sequence[str]]) -> Branches:
     """`needs`: of each step, which comes after those that it needs."""
     order = [*needs]
     below: dict[str | None, list[str]] = {}
