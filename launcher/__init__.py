@@ -12,12 +12,17 @@ if TYPE_CHECKING:
     from launcher.api import submit as submit
     from launcher.api import submit_many as submit_many
     from launcher.api import wait_any as wait_any
+    from launcher.graph import Graph as Graph
+    from launcher.graph import submit_graph as submit_graph
     from launcher.sweeps.sweep import Sweep as Sweep
     from launcher.sweeps.sweep import sweep as sweep
 
 __version__ = VERSION
-__all__ = ["Run", "Runs", "Sweep", "compare", "runs", "submit", "submit_many", "sweep", "wait_any"]
+__all__ = [
+    "Graph", "Run", "Runs", "Sweep", "compare", "runs", "submit", "submit_graph", "submit_many", "sweep", "wait_any",
+]  # fmt: skip
 _OF_SWEEPS = ("Sweep", "sweep")
+_OF_GRAPHS = ("Graph", "submit_graph")
 
 
 def __getattr__(name: str) -> Any:
@@ -26,6 +31,10 @@ def __getattr__(name: str) -> Any:
         from launcher.sweeps import sweep
 
         return getattr(sweep, name)
+    if name in _OF_GRAPHS:
+        from launcher import graph
+
+        return getattr(graph, name)
     if name in __all__:
         from launcher import api
 

@@ -338,6 +338,7 @@ def remove(runs_: "Sequence[Run]", *, anyway: bool = False) -> list[KeptThere]:
     """Take away these, which have ended: first on other machines, then here; but none that lives somewhere after all,
     nor, unless `anyway`, one of which a silent machine may keep something. Gives what other machines say."""
     from launcher.clusters.elsewhere import kept_elsewhere, remove_elsewhere  # late: only for tidying
+    from launcher.rundir.graphs import remove_finished_graphs  # late: only for tidying
     from launcher.rundir.removal import remove_run, remove_unused_code  # late: only for tidying
 
     living = [one for one in kept_elsewhere([RunDir(one.path) for one in runs_]) if one.live]
@@ -347,6 +348,7 @@ def remove(runs_: "Sequence[Run]", *, anyway: bool = False) -> list[KeptThere]:
     for one in runs_:
         if one.id not in kept:
             remove_run(one.id, one.path)
+    remove_finished_graphs()
     remove_unused_code({one.path.parent for one in runs_})
     return [*told, *living]
 

@@ -62,8 +62,10 @@ def complete(what: str) -> int:
     """`launch _complete`: one name a line."""
     if what == "runs":
         from launcher.rundir import registry  # late: not for clusters
+        from launcher.rundir.graphs import known_graphs  # late: likewise
 
-        print("\n".join(["last", *sorted(run_id for run_id, path in registry.registered() if path.is_dir())]))
+        ids = [run_id for run_id, path in registry.registered() if path.is_dir()]
+        print("\n".join(["last", *sorted([*ids, *(graph.id for graph in known_graphs())])]))
         return Exit.OK
     from launcher.clusters.clusters_file import named_clusters  # late: it reads YAML
 

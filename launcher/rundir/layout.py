@@ -9,6 +9,7 @@ from launcher.ids import RunId, parse_run_id
 
 STORE = ".code"  # of frozen code, shared by all runs of a folder
 SWEEPS = ".sweeps"  # of sweeps, beside the runs that are their trials
+GRAPHS = ".graphs"  # of files with several jobs, beside the runs of these
 BATCH_PREFIX = ".batch-"  # and a ticket: the name of a folder of runs in one job
 _LOG_FOLDER = re.compile(r"a([0-9]{4,18})\.(?:g([0-9]{4,18})|setup)")
 _LOG_FILE = re.compile(r"(?:rank|node)-([0-9]{2,18})\.log")

@@ -13,6 +13,7 @@ from launcher.spec.kinds.names import SecretSource, VariableName, job_name
 from launcher.spec.kinds.numbers import Boolean, Integer, Nodes, Number, Size
 from launcher.spec.kinds.queueing import PredecessorName, Priority, WrittenMoment
 from launcher.spec.kinds.sections import Field, Section, Shorthand
+from launcher.spec.kinds.steps import NEEDS, NEEDS_KEY, StepsTable
 from launcher.spec.kinds.targets import WhoHears
 from launcher.spec.kinds.text import RUN_DIR_NAMES, Choice, InnerPath, Text, any_path
 from launcher.spec.kinds.times import Duration, DurationRange, Every
@@ -75,7 +76,6 @@ RUN = Section(
     ),
     checks=(checks.one_entry, checks.preload_needs_python),
     required=True,
-    schema_extra=(("oneOf", [{"required": ["script"]}, {"required": ["module"]}, {"required": ["command"]}]),),
 )  # fmt: skip
 
 RESOURCES = Section(
@@ -216,6 +216,22 @@ QUEUE = Section(
 )  # fmt: skip
 
 
+_OF_ALL_STEPS = ("name", "code", "sweep", "steps")  # what no step says for itself
+_ENTRY = {"oneOf": [{"required": ["script"]}, {"required": ["module"]}, {"required": ["command"]}]}
+
+
+def _with_steps(options: tuple[Field, ...]) -> tuple[Field, ...]:
+    """And `steps`, each of which may have these options too."""
+    keys = tuple(field.key for field in options if field.key not in _OF_ALL_STEPS)
+    kept = tuple(field for field in options if field.key != "steps")
+    doc = (
+        "Several jobs, of which some need others: the name of each, `needs`, and what of its spec is not that which "
+        "stands beside `steps` for all"
+    )
+    example = "{train: {run: {script: train.py}}, test: {needs: train, run: {script: test.py}}}"
+    return (*kept, Field("steps", StepsTable(keys), doc, example=example))
+
+
 class _Job(Section, frozen=True, dict=True):
     """With room for the sections of kinds that other packages bring: their values are kept in `plugins`."""
 
@@ -227,7 +243,7 @@ class _Job(Section, frozen=True, dict=True):
 
 JOB = _Job(
     JobSpec,
-    (
+    _with_steps((
         Field("name", job_name(), "Name of the job; run ids begin with it", example="my-job"),
         Field("description", Text(lines=True, empty=True), "What the job is for", example="baseline, 90 epochs"),
         Field("run", RUN, "What is run: exactly one of script, module and command", example="{script: train.py}"),
@@ -244,9 +260,13 @@ JOB = _Job(
         Field("queue", QUEUE, "What it waits for before it starts, and which of your runs goes first"),
         *OF_KINDS,
         Field("sweep", SWEEP, "Many runs that differ in some options; `launch sweep` starts them"),
-    ),
+    )),
     checks=(checks.env_or_secret, checks.spares_need_nodes, checks.signal_before_time),
     required=True,
+    schema_extra=(
+        ("required", ["name"]),
+        ("anyOf", [{"required": ["steps"]}, {"required": ["run"], "properties": {"run": _ENTRY}}]),
+    ),
 )  # fmt: skip
 
 
@@ -262,4 +282,10 @@ def schema(plugins: Mapping[str, Section]) -> dict[str, Any]:
 def with_plugins(sections: Mapping[str, Section]) -> Section:
     """The table with a section more for each of these kinds."""
     more = (Field(kind, section, f"Options on {kind} clusters") for kind, section in sections.items())
-    return replace(JOB, options=(*JOB.options, *more))
+    return replace(JOB, options=_with_steps((*JOB.options, *more)))
+
+
+def step_section(job: Section) -> Section:
+    """What a step may say for itself, and what it needs; `job` is the table of options."""
+    needs = Field(NEEDS_KEY, NEEDS, "Steps that must have succeeded before")
+    return replace(job, options=(needs, *(field for field in job.options if field.key not in _OF_ALL_STEPS)))

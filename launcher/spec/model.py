@@ -268,6 +268,7 @@ class JobSpec(Struct, frozen=True):
     ssh: Ssh = Ssh()
     login: Login = Login()
     sweep: SweepOptions | None = None  # of no meaning for a single run
+    steps: dict[str, tuple[str, ...]] = {}  # likewise: of a file with several jobs, what each of them needs
     plugins: dict[str, dict[str, Any]] = {}  # by kind: options of clusters of other packages
 
 

@@ -8,10 +8,11 @@ from collections.abc import Sequence as Texts
 
 from msgspec.structs import replace
 
-from launcher.spec.fields import JOB
+from launcher.spec.fields import JOB, step_section
 from launcher.spec.kinds.groups import ArgsTable, ByShape, ListOf, TableOf, option_words
 from launcher.spec.kinds.leaf import Kind
 from launcher.spec.kinds.sections import Section, Shorthand
+from launcher.spec.kinds.steps import StepsTable
 from launcher.spec.problems import Gather, Problem, Wrong, shown, wrong
 from launcher.spec.tree import FROM_COMMAND_LINE, Entry, Mapping, Node, Scalar, Sequence
 from launcher.spec.yaml_reader import read_tree
@@ -77,6 +78,11 @@ def _steps(path: str, job: Section) -> list[Step]:
     rest = path
     while rest:
         section = kind.section if isinstance(kind, Shorthand) else kind
+        if isinstance(section, StepsTable):
+            name, _, rest = rest.partition(".")
+            kind = step_section(job)
+            steps.append((name, kind))
+            continue
         if not isinstance(section, Section):
             if _has_free_keys(kind):
                 return [*steps, (rest, None)]

@@ -9,7 +9,7 @@ from launcher.spec.fields import JOB
 from launcher.spec.kinds.sections import Section
 from launcher.spec.model import JobSpec
 from launcher.spec.problems import Problem, Wrong, lines_of, printable
-from launcher.spec.tree import Mapping, Mark, Scalar
+from launcher.spec.tree import Mapping, Mark, Node, Scalar
 from launcher.spec.yaml_reader import read_tree
 from launcher.spec.yaml_text import read_text
 
@@ -20,7 +20,7 @@ def read_spec(path: Path, overrides: Sequence[str] = (), job: Section = JOB) -> 
     try:
         text = read_text(path, file)
     except Wrong as error:
-        raise BadInput(*lines_of(error.problems, file, _elsewhere)) from None
+        raise BadInput(*lines_of(error.problems, file, elsewhere_of)) from None
     return parse_spec(text, file, overrides, job)
 
 
@@ -29,6 +29,11 @@ def parse_spec(text: str, file: str, overrides: Sequence[str] = (), job: Section
     problems = list(read.problems)
     root = read.root if isinstance(read.root, Mapping) else Mapping({}, Mark(1, 1))
     problems += command_line.apply(root, overrides, job)
+    if steps_of(root) is not None:
+        hint = "`launch submit` starts them, and `launch validate` looks at them"
+        mark = root.entries["steps"].key.mark
+        said = Problem(mark, "several jobs, where a single one is expected", hint, ("steps",))
+        raise BadInput(*lines_of([said], printable(file), elsewhere_of))
     try:
         if read.root is not None:
             spec: JobSpec = job.parse(root if isinstance(read.root, Mapping) else read.root)
@@ -39,8 +44,14 @@ def parse_spec(text: str, file: str, overrides: Sequence[str] = (), job: Section
         problems += error.problems
     problems += command_line.problems_of_space(root, job)
     if problems:
-        raise BadInput(*lines_of(problems, printable(file), _elsewhere))
+        raise BadInput(*lines_of(problems, printable(file), elsewhere_of))
     return spec
+
+
+def steps_of(root: Node | None) -> Node | None:
+    """What stands at `steps`; None for the spec of a single job."""
+    entry = root.entries.get("steps") if isinstance(root, Mapping) else None
+    return None if entry is None or (isinstance(entry.value, Scalar) and entry.value.is_null) else entry.value
 
 
 def position(text: str, key: str) -> tuple[int, int]:
@@ -79,7 +90,7 @@ _KNOWN_AS = {
 }  # fmt: skip
 
 
-def _elsewhere(word: str) -> str:
+def elsewhere_of(word: str) -> str:
     """A hint for a word that is an option of another section, or has another name here."""
     if word in _KNOWN_AS:
         return f"did you mean {_KNOWN_AS[word]}?"

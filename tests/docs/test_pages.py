@@ -147,3 +147,40 @@ def test_the_environment_is_that_of_a_rank(lab):
     lab.wait(run)
     found = set(lab.launch("logs", run).stdout.split()) | set(os.environ)
     assert [name for name in set(reference.OF_A_RANK) - optional if name not in found or name not in page] == []
+
+
+AIRFLOW = """
+def task(function):
+    return function
+
+
+def dag(**options):
+    assert options["schedule"] == "@daily"
+    return task
+"""
+GIVEN_WEIGHTS = "import os, sys\nassert os.path.isdir(os.path.dirname(sys.argv[2])), sys.argv\n"
+
+
+def test_the_tasks_for_airflow(lab, tmp_path):
+    """With decorators that let them be the plain functions that they are."""
+    (tmp_path / "airflow").mkdir()
+    (tmp_path / "airflow" / "sdk.py").write_text(AIRFLOW)
+    lab.script("train.py", TRAIN.replace("sys.argv[2]", "1"))
+    lab.script("predict.py", GIVEN_WEIGHTS)
+    for name in ("train", "predict"):
+        run = f"{{script: {name}.py, preload: []}}"
+        lab.spec(f"name: {name}\nrun: {run}\nresources: {{ranks_per_node: 1}}\n", f"{name}.yaml")
+    program = block(DOCS / "steps.md", "python", "from airflow")
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=lab.project, env={**lab.env, "PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    runs = json.loads(lab.launch("status", "--json").stdout)
+    assert [(run["name"], run["state"]) for run in runs] == [("predict", "succeeded"), ("train", "succeeded")]
+
+
+def test_the_steps_that_it_shows_are_those_of_the_job():
+    shown = block(DOCS / "steps.md", "yaml", "steps:")
+    whole = (ROOT / "jobs" / "train_then_predict.yaml").read_text()
+    assert [one for one in re.findall(r"[\w-]+(?=:)", shown) if f"{one}:" not in whole] == []

@@ -6,14 +6,15 @@ from typing import TypeVar
 
 from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.catalog import Entry
-from trainer.checkpoint_files.layout import parse_folder_name
+from trainer.checkpoint_files.layout import BEST, parse_folder_name
 from trainer.errors import CheckpointDamaged, CheckpointPartial, TrainerError
 
 _Found = TypeVar("_Found")
 
 
 def candidates(folder: Path, step: int | None = None, *, best: bool = False) -> list[Entry]:
-    """Those that will do, the first choice first. `folder` holds checkpoints, or is one."""
+    """Those that will do, the first choice first. `folder` holds checkpoints, or is one, or is FOLDER/best."""
+    folder, best = named_best(folder, best=best)
     parsed = parse_folder_name(folder.name)
     if parsed is not None and folder.is_dir():
         return [Entry(*parsed, folder)]
@@ -21,6 +22,11 @@ def candidates(folder: Path, step: int | None = None, *, best: bool = False) -> 
     # The best one is kept apart and may be older than all others: only where it is asked for, or by its step.
     wanted = [entry for entry in found if entry.kind == ("best" if best else "step")]
     return list(reversed(wanted or ([] if best else found)))
+
+
+def named_best(folder: Path, *, best: bool = False) -> tuple[Path, bool]:
+    """Where `checkpoints/best` is no folder, it stands for the best one in `checkpoints`."""
+    return (folder.parent, True) if folder.name == BEST and not folder.exists() else (folder, best)
 
 
 def first_whole(
@@ -32,6 +38,7 @@ def first_whole(
     Of one that was asked for by its step the damage is raised: CheckpointDamaged. TrainerError where there is none.
     """
     elsewhere: CheckpointPartial | None = None
+    folder, best = named_best(folder, best=best)
     for entry in candidates(folder, step, best=best):
         try:
             return use(entry)

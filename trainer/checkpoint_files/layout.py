@@ -8,6 +8,7 @@ Kind = Literal["step", "best"]
 
 MANIFEST = "MANIFEST.json"
 FENCE = "FENCE"
+BEST = "best"  # no folder: whoever is given this name in a folder takes the best checkpoint of that folder
 FENCE_DRAFT = ".fence-draft"
 FENCE_LOCK = ".fence-lock"
 LAST_STEP = 10**18 - 1  # what a folder's name has room for

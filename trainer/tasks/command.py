@@ -68,7 +68,7 @@ def add_prediction_options(parser: argparse.ArgumentParser) -> None:
         "--checkpoint",
         default="newest",
         metavar="FOLDER",
-        help="whose weights; newest: of the checkpoint folder (default)",
+        help="whose weights; FOLDER/best: the best ones there; newest: of the checkpoint folder (default)",
     )
 
 

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from trainer.checkpoint.generators import seed_all
 from trainer.checkpoint.models import load_model_together
 from trainer.checkpoint.staging import bytes_of
+from trainer.checkpoint_files.choice import named_best
 from trainer.checkpoint_files.layout import new_nonce
 from trainer.errors import EXIT_RESUME_ME, BadSettings
 from trainer.loop.determinism import be_deterministic
@@ -45,9 +46,10 @@ class Prediction:
 
 
 def checkpoints_at(wanted: str) -> Path:
-    """What `--checkpoint` means: a folder of checkpoints, one of them, or `newest` of where a training would save."""
+    """What `--checkpoint` means: a folder of checkpoints, one of them, FOLDER/best, or `newest` of where a training
+    would save."""
     folder = (Launched.from_environment().checkpoint_dir or Path("checkpoints")) if wanted == "newest" else Path(wanted)
-    if not folder.is_dir():
+    if not named_best(folder)[0].is_dir():
         raise BadSettings(f"--checkpoint: expected a folder with checkpoints, found none at {folder}")
     return folder
 

@@ -13,6 +13,7 @@ from launcher.errors import Exit
 EXAMPLES = """
   launch cancel last                 the ranks get SIGTERM and the spec's grace to save, then no process of it is left
   launch cancel lr-4ykr lr-9x2d      both, one after the other
+  launch cancel train-predict-7k3f   all steps of that file
   launch cancel resnet --gone gpu07  the same; gpu07 burnt down, so that nobody waits for its word
 """
 
@@ -30,7 +31,7 @@ def declare(arguments: Arguments) -> None:
 
 def run(options: argparse.Namespace) -> int:
     show_news()
-    for one in chosen(options.runs):
+    for one in chosen(options.runs, last_first=True):
         _cancel(one, options.gone)
     return Exit.OK
 

@@ -12,6 +12,7 @@ from launcher.cli.terminal import safe
 from launcher.clusters.elsewhere import kept_elsewhere
 from launcher.clusters.protocol import KeptThere
 from launcher.errors import Exit, Refused
+from launcher.rundir.graphs import find_graph, remove_empty_graph
 from launcher.rundir.layout import RunDir
 
 EXAMPLES = """
@@ -32,12 +33,15 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    graphs = [*filter(None, map(find_graph, options.runs))]
     runs = chosen(options.runs)
     for status in api.statuses(runs):
         api.refuse_live(status)
     _refuse_live_there(kept_elsewhere([RunDir(one.path) for one in runs]))
     sizes = {one.id: one.usage().total for one in runs}
     told = api.remove(runs, anyway=options.anyway)
+    for graph in graphs:  # of one whose submit was cut off too
+        remove_empty_graph(graph)
     for one in runs:
         if not one.path.exists():
             print(f"{one.id} is gone, with {figures.size(sizes[one.id])}" + there_too(one, told))

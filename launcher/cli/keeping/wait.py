@@ -6,6 +6,7 @@ import time
 from math import inf
 
 from launcher.cli.arguments import Arguments, seconds
+from launcher.cli.graphs.meant import graph_called, refuse_missing
 from launcher.cli.looking.page import headline
 from launcher.cli.looking.selection import chosen
 from launcher.cli.terminal import safe
@@ -27,6 +28,8 @@ def declare(arguments: Arguments) -> None:
 def run(options: argparse.Namespace) -> int:
     end = inf if options.timeout is None else time.monotonic() + options.timeout
     codes = []
+    for graph in filter(None, map(graph_called, options.runs)):
+        refuse_missing(graph)
     for one in chosen(options.runs):
         left_s = end - time.monotonic()
         try:

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import TextIO
 
 from launcher.api import Run
@@ -34,6 +35,17 @@ def follow(run: Run, choice: LogChoice | None = None) -> int:
         footer.clear()
     print("\n".join(_last_words(status)), file=sys.stderr)
     return exit_code_of(status)
+
+
+def follow_all(runs: Sequence[Run]) -> int:
+    """One after the other; gives the exit code of the first one that failed."""
+    codes = list[int]()
+    for run in runs:
+        print(f"--- {run.id}", file=sys.stderr)
+        codes.append(follow(run))
+        if codes[-1] == Exit.INTERRUPTED:
+            return codes[-1]
+    return next((code for code in codes if code != Exit.OK), Exit.OK)
 
 
 def _show(run: Run, choice: LogChoice, footer: "Footer") -> RunStatus:

@@ -7,6 +7,7 @@ import time
 
 from launcher import api
 from launcher.cli.arguments import Arguments
+from launcher.cli.graphs.meant import runs_called
 from launcher.cli.looking.follow import follow
 from launcher.cli.looking.log_lines import Prefix, json_line, with_restarts
 from launcher.errors import Exit
@@ -43,7 +44,16 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    one, choice = api.run(options.run), _choice(options)
+    choice, codes = _choice(options), list[int]()
+    runs = runs_called(options.run)
+    for one in runs:
+        if len(runs) > 1:
+            print(f"--- {one.id}", file=sys.stderr, flush=True)
+        codes.append(_show(one, choice, options))
+    return next((code for code in codes if code != Exit.OK), Exit.OK)
+
+
+def _show(one: api.Run, choice: LogChoice, options: argparse.Namespace) -> int:
     if options.follow and not options.json:
         return follow(one, choice)
     lines = one.logs(follow=options.follow, choice=choice)

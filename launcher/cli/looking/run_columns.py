@@ -1,11 +1,12 @@
 """What can stand in a column of the table of runs, and how runs are put in order by it."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli import figures
+from launcher.cli.graphs.members import GraphMember
 from launcher.cli.terminal import safe
 from launcher.rundir.layout import RunDir
 from launcher.status.derive import RunStatus, duration_s, state_text
@@ -20,6 +21,8 @@ class RunRow:
 
     status: RunStatus
     about: "About | None" = None  # read only where a column, or a choice, needs it
+    member: GraphMember | None = None  # where it is a step of a file with several
+    drawn: bool = False  # below that file's name
 
 
 def duration_text(status: RunStatus, now: float) -> str:
@@ -70,11 +73,13 @@ MORE = tuple(name for name in (*_SHOWN, *_SAID) if name not in USUAL)
 def with_about(row: RunRow) -> RunRow:
     from launcher.status.about import about  # late: the usual table does without
 
-    return RunRow(row.status, about(RunDir(Path(row.status.run_dir)), row.status.attempt))
+    return replace(row, about=about(RunDir(Path(row.status.run_dir)), row.status.attempt))
 
 
 def cell(row: RunRow, column: str, now: float) -> str:
     """`-` where there is nothing. A word that is none of ours is an argument of the script, or a metric."""
+    if column == "run" and row.drawn and row.member is not None:
+        return row.member.branch + safe(row.status.run)
     if column in _SHOWN:
         return _SHOWN[column](row.status, now)
     if column in _SAID:

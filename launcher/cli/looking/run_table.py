@@ -1,9 +1,10 @@
 """The table of runs."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from launcher.cli.graphs.tree import heading
 from launcher.cli.looking.run_columns import USUAL, RunRow, cell, with_about
 from launcher.cli.terminal import fitting, paint, state_colour
 from launcher.rundir.layout import RunDir
@@ -34,8 +35,28 @@ def table(
     )
     lines = _fitting(shown, now, wanted, width)
     coloured = [paint(lines[0], "dim")]
-    coloured += [paint(line, state_colour(row.status.state)) for line, row in zip(lines[1:], shown, strict=True)]
+    for line, row, above in zip(lines[1:], shown, [None, *shown], strict=False):
+        if row.drawn and row.member is not None and (above is None or not _of_one_file(row, above)):
+            coloured.append(heading(row.member.graph, row.member.state))
+        coloured.append(paint(line, state_colour(row.status.state)))
     return Table(coloured, f"{more} more have ended; `launch status --all` shows them" if more else "")
+
+
+def together(rows: Sequence[RunRow]) -> list[RunRow]:
+    """Those of one file with steps beside each other, as a tree, where the first of them was."""
+    first = dict[str, int]()
+    for index, row in enumerate(rows):
+        first.setdefault(row.member.graph if row.member is not None else row.status.run, index)
+    drawn = [replace(row, drawn=row.member is not None) for row in rows]
+    return sorted(drawn, key=lambda row: _place_of(row, first))
+
+
+def _place_of(row: RunRow, first: Mapping[str, int]) -> tuple[int, int]:
+    return (first[row.status.run], 0) if row.member is None else (first[row.member.graph], row.member.place)
+
+
+def _of_one_file(row: RunRow, other: RunRow) -> bool:
+    return row.member is not None and other.member is not None and row.member.graph == other.member.graph
 
 
 def _any_labels(rows: Sequence[RunRow], wanted: Sequence[str]) -> bool:

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 
 from launcher import api
 from launcher.cli.arguments import Arguments
+from launcher.cli.graphs.meant import runs_called
 from launcher.cli.looking.run_columns import RunRow
 from launcher.words import State
 
@@ -27,9 +28,11 @@ def declare_selection(arguments: Arguments) -> None:
     arguments.add_argument("--tag", metavar="TAG", action="append", default=[], help="with this tag; may be repeated")
 
 
-def chosen(refs: Sequence[str]) -> list[api.Run]:
-    """The runs that are named, each once; raises where one of them is not known."""
-    return list({one.id: one for one in map(api.run, refs)}.values())
+def chosen(refs: Sequence[str], *, last_first: bool = False) -> list[api.Run]:
+    """The runs that are named, each once; raises where one of them is not known. Of a file with steps all of them,
+    or `last_first`: each before those that it waits for."""
+    step = -1 if last_first else 1
+    return list({one.id: one for ref in refs for one in runs_called(ref)[::step]}.values())
 
 
 def selects(options: argparse.Namespace) -> bool:

@@ -3,17 +3,24 @@
 import argparse
 import sys
 import time
+from collections.abc import Iterator
+from functools import partial
 
 import msgspec
 
 from launcher import api
 from launcher.cli.arguments import Arguments
+from launcher.cli.graphs.meant import graph_called
+from launcher.cli.graphs.members import members
+from launcher.cli.graphs.tree import graph_facts, graph_page
 from launcher.cli.looking.page import page
 from launcher.cli.looking.run_columns import MORE, USUAL, RunRow, place, unknown, with_about
-from launcher.cli.looking.run_table import Table, table
+from launcher.cli.looking.run_table import Table, table, together
 from launcher.cli.looking.selection import age, declare_selection, selected, selects
 from launcher.cli.terminal import Screen, is_terminal, to_json, width_of
 from launcher.errors import BadInput, Exit, NoSuchRun
+from launcher.graph import Graph
+from launcher.rundir.graphs import known_graphs, missing_of
 from launcher.status.derive import RunStatus
 from launcher.words import State
 
@@ -50,6 +57,9 @@ def run(options: argparse.Namespace) -> int:
         if options.json or not is_terminal(sys.stdout):
             raise BadInput("--watch draws on a terminal", "hint: `launch wait RUN` waits, `launch logs RUN -f` follows")
         return _watch(options)
+    if (graph := graph_called(options.run)) is not None:
+        print(to_json(graph_facts(graph)) if options.json else "\n".join(graph_page(graph)[0]))
+        return Exit.OK
     if options.run is not None:
         status = _one(options.run)
         print(to_json(_of_one(status)) if options.json else "\n".join(page(status, time.time())))
@@ -65,9 +75,19 @@ def run(options: argparse.Namespace) -> int:
         print(shown.note, file=sys.stderr)
     if missing := unknown(rows, [*(options.columns or ()), *([options.sort] if options.sort else [])]):
         print(missing, file=sys.stderr)
-    if others := api.unlisted():
-        print(f"{', '.join(one.id for one in others[:_NAMED])}: {api.UNLISTED}", file=sys.stderr)
+    for note in _of_what_is_not_shown():
+        print(note, file=sys.stderr)
     return Exit.OK
+
+
+def _of_what_is_not_shown() -> Iterator[str]:
+    """Steps that nobody has started, and runs of another HOME."""
+    for graph in known_graphs():
+        if steps := missing_of(graph):
+            names = ", ".join(step.name for step in steps)
+            yield f"{graph.id}: {names} not started yet; launch resume {graph.id} does it"
+    if others := api.unlisted():
+        yield f"{', '.join(one.id for one in others[:_NAMED])}: {api.UNLISTED}"
 
 
 def _one(ref: str) -> RunStatus:
@@ -83,13 +103,16 @@ def _one(ref: str) -> RunStatus:
 def _rows(options: argparse.Namespace, fresh_s: float = 0.0) -> list[RunRow]:
     """Those that were asked for, in the order that was."""
     statuses, now = _newest_first(fresh_s), time.time()
+    of_graphs = members(statuses)
     if options.since is not None:
         statuses = [status for status in statuses if now - status.submitted_at <= options.since]
-    rows = [RunRow(status) for status in statuses]
+    rows = [RunRow(status, member=of_graphs.get(status.run)) for status in statuses]
     if options.json or options.columns or options.sort or selects(options):
         rows = selected([with_about(row) for row in rows], options)
     if options.sort:
         rows.sort(key=lambda row: place(row, options.sort, now))
+    else:
+        rows = together(rows)
     if options.reverse:
         rows.reverse()
     return rows[: options.limit]
@@ -107,7 +130,11 @@ def _table(rows: list[RunRow], options: argparse.Namespace) -> Table:
 
 def _whole(row: RunRow) -> dict[str, object]:
     """For programs: the status, and what is said of the run."""
-    return {**msgspec.structs.asdict(row.status), **(msgspec.structs.asdict(row.about) if row.about else {})}
+    said = {**msgspec.structs.asdict(row.status), **(msgspec.structs.asdict(row.about) if row.about else {})}
+    member = row.member
+    if member is None:
+        return said
+    return {**said, "graph": {"id": member.graph, "step": member.step, "needs": member.needs}}
 
 
 def _of_one(status: RunStatus) -> dict[str, object]:
@@ -135,18 +162,30 @@ def _newest_first(fresh_s: float = 0.0) -> list[RunStatus]:
 
 
 def _watch(options: argparse.Namespace) -> int:
+    graph = graph_called(options.run)
+    if graph is not None:
+        look = partial(_graph_page, graph)
+    elif options.run is not None:
+        look = partial(_run_page, api.run(options.run))
+    else:
+        look = partial(_whole_table, options)
     screen = Screen(sys.stdout)
-    one = api.run(options.run) if options.run is not None else None
     while True:
-        if one is None:
-            lines, ended = _whole_table(options)
-        else:
-            status = one.status(api.WATCH_S)
-            lines, ended = page(status, time.time()), status.state.ended
+        lines, ended = look()
         screen.show(lines, last=ended)
         if ended:
             return Exit.OK
         time.sleep(_WATCH_S)
+
+
+def _graph_page(graph: Graph) -> tuple[list[str], bool]:
+    lines, state = graph_page(graph, api.WATCH_S)
+    return lines, state.ended
+
+
+def _run_page(one: api.Run) -> tuple[list[str], bool]:
+    status = one.status(api.WATCH_S)
+    return page(status, time.time()), status.state.ended
 
 
 def _whole_table(options: argparse.Namespace) -> tuple[list[str], bool]:

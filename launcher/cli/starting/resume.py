@@ -5,8 +5,10 @@ import sys
 
 from launcher import api
 from launcher.cli.arguments import Arguments
+from launcher.cli.graphs.meant import graph_called
 from launcher.cli.terminal import show_news
-from launcher.errors import Exit
+from launcher.errors import BadInput, Exit
+from launcher.graph import Graph
 
 EXAMPLES = """
   launch resume last                                     from the newest verified checkpoint, as it was
@@ -14,6 +16,7 @@ EXAMPLES = """
   launch resume resnet --on pool2                        elsewhere, or there as the clusters file has it by now
   launch resume resnet --set resources.nodes=2           with another world
   launch resume resnet --set run.args.lr=0.01 --follow   with other arguments, and watch it
+  launch resume train-predict-7k3f                       of a file with steps: from the one that failed
 """
 
 
@@ -29,6 +32,8 @@ def declare(arguments: Arguments) -> None:
 
 def run(options: argparse.Namespace) -> int:
     show_news()
+    if (graph := graph_called(options.run)) is not None:
+        return _resume_graph(graph, options)
     one = api.run(options.run).resume(on=options.on, overrides=options.overrides, anew=options.anew, code=options.code)
     print(one.id, flush=True)
     if options.follow:
@@ -36,4 +41,19 @@ def run(options: argparse.Namespace) -> int:
 
         return follow(one)
     print(f"watch it: launch logs {one.id} -f", file=sys.stderr)
+    return Exit.OK
+
+
+def _resume_graph(graph: Graph, options: argparse.Namespace) -> int:
+    if options.on is not None or options.overrides:
+        run = graph.runs()[0].id if graph.runs() else "RUN"
+        hint = f"hint: those of one step are changed by its own run, as in `launch resume {run} --set ...`"
+        raise BadInput(f"{graph.id} is several runs: --on and --set are for one", hint)
+    runs = graph.resume(anew=options.anew, code=options.code)
+    print("\n".join(one.id for one in runs), flush=True)
+    if options.follow:
+        from launcher.cli.looking.follow import follow_all  # late: only for --follow
+
+        return follow_all(runs)
+    print(f"watch it: launch status {graph.id} --watch", file=sys.stderr)
     return Exit.OK

@@ -11,6 +11,7 @@ from launcher.cli.arguments import Arguments
 from launcher.cli.starting.waits import declare_waits, overrides_of
 from launcher.cli.terminal import show_news, to_json
 from launcher.errors import BadInput, Exit, LaunchError
+from launcher.graph import is_graph
 from launcher.words import LOCAL
 
 EXAMPLES = """
@@ -23,6 +24,7 @@ EXAMPLES = """
   launch submit job.yaml --repeat 20 --max-parallel 2   twenty runs of it, two at a time
   launch submit eval.yaml --after train-7k3f            once that run has succeeded; else it is cancelled
   launch submit job.yaml --at 22:00                     tonight; --hold waits for `launch release`
+  launch submit train_then_predict.yaml                 all its `steps`, each once those are done that it needs
   launch submit job.yaml --dry-run                      only show what would be done; starts and writes nothing
 """
 _MOST = 10_000
@@ -45,6 +47,10 @@ def run(options: argparse.Namespace) -> int:
     if options.follow and (options.dry_run or options.json or not one):
         other = "--dry-run" if options.dry_run else "--json" if options.json else "several runs"
         raise BadInput(f"--follow does not go with {other}")
+    if any(map(is_graph, options.specs)):
+        from launcher.cli.starting.submit_steps import submit_steps  # late: most files are of one job
+
+        return submit_steps(options)
     if options.dry_run:
         return _dry_run(options)
     try:

@@ -7,6 +7,7 @@ from launcher import api
 from launcher.cli.arguments import Arguments
 from launcher.cli.terminal import safe, show_news
 from launcher.errors import BadInput, Exit
+from launcher.graph import is_graph, validate_graph
 
 EXAMPLES = """
   launch validate job.yaml           `job.yaml: ok`, or one line for each problem and exit code 2
@@ -29,7 +30,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _is_good(file: str, overrides: list[str]) -> bool:
     try:
-        api.validate(file, overrides=overrides)
+        if is_graph(file):
+            validate_graph(file, overrides=overrides)
+        else:
+            api.validate(file, overrides=overrides)
     except BadInput as error:
         sys.stdout.flush()  # where both go to one place, in the order of the files
         print("\n".join(map(safe, str(error).splitlines())), file=sys.stderr)

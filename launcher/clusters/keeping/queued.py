@@ -27,4 +27,6 @@ def _say(run: RunDir, attempt: AttemptDir, state: State, text: str) -> None:
         return
     used_s = used_s_of(run, attempt, last)
     said = msgspec.structs.replace(last, attempt=attempt.number, state=state, message=text, used_s=used_s)
+    if last.attempt != attempt.number:  # how the one before ended is not how this one is
+        said = msgspec.structs.replace(said, cause=None, exit_code=None, ended_at=None)
     write_record(run.state, msgspec.structs.replace(said, updated_at=time.time()))

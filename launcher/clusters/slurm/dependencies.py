@@ -53,8 +53,11 @@ def _has_happened(one: AwaitedRun) -> bool:
 
 
 def _ended_as(one: AwaitedRun) -> State | None:
-    said = readable(RunDir(Path(one.run_dir)).state, RunState)
-    return said.state if said is not None and said.state.ended else None
+    """None: it has not, or it was resumed since."""
+    run = RunDir(Path(one.run_dir))
+    said, attempt = readable(run.state, RunState), newest(run)
+    resumed = said is not None and attempt is not None and attempt.number > said.attempt
+    return said.state if said is not None and said.state.ended and not resumed else None
 
 
 def _handle_of(one: AwaitedRun) -> Handle | None:

@@ -1,0 +1,1 @@
+"""Runs of one file with `steps:`, as commands take and show them."""

@@ -1,0 +1,26 @@
+"""What a word on the command line means: one run, or all runs of a file with `steps:`."""
+
+from launcher import api
+from launcher.errors import Refused
+from launcher.graph import Graph
+from launcher.rundir.graphs import find_graph
+
+
+def graph_called(ref: str | None) -> Graph | None:
+    """None: the word means a run, or nothing."""
+    found = find_graph(ref) if ref is not None else None
+    return Graph(found.id, found.path) if found is not None else None
+
+
+def runs_called(ref: str) -> list[api.Run]:
+    """The run, or those of all steps, each after those that it needs."""
+    graph = graph_called(ref)
+    return [api.run(ref)] if graph is None else graph.runs()
+
+
+def refuse_missing(graph: Graph) -> None:
+    """Raise Refused where a step has no run: who waits for all of them would not know when."""
+    missing = [step.name for step in graph.steps(api.WATCH_S) if step.status is None]
+    if missing:
+        text = f"{graph.id}: there is no run of {', '.join(missing)}"
+        raise Refused(text, f"hint: launch resume {graph.id}, if nobody is about to start it")

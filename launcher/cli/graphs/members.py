@@ -1,0 +1,35 @@
+"""Which runs of a table are steps of one file, and where each stands in its tree."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.cli.graphs.tree import branches
+from launcher.graph import StepStatus, state_of
+from launcher.rundir.durable import readable
+from launcher.rundir.graphs import GraphRecord, known_graphs
+from launcher.status.derive import RunStatus
+from launcher.words import State
+
+
+@dataclass(frozen=True, slots=True)
+class GraphMember:
+    graph: str
+    state: State  # of all its steps
+    step: str
+    needs: tuple[str, ...]
+    branch: str  # what is drawn in front of it
+    place: int  # in the tree
+
+
+def members(statuses: Sequence[RunStatus]) -> dict[str, GraphMember]:
+    """By the ids of runs; of all other runs nothing."""
+    graphs = [record for one in known_graphs() if (record := readable(one.record, GraphRecord)) is not None]
+    found = {status.run: status for status in statuses} if graphs else {}
+    return {run: member for record in graphs for run, member in _members_of(record, found)}
+
+
+def _members_of(record: GraphRecord, found: Mapping[str, RunStatus]) -> Iterator[tuple[str, GraphMember]]:
+    steps = {one.name: StepStatus(one.name, one.needs, one.run, found.get(one.run)) for one in record.steps}
+    state = state_of([*steps.values()])
+    for place, (name, branch) in enumerate(branches({one.name: one.needs for one in record.steps}).items()):
+        yield steps[name].run, GraphMember(record.id, state, name, steps[name].needs, branch, place)

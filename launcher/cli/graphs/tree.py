@@ -1,0 +1,92 @@
+"""Steps as a tree: each below the last one of those that it needs."""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from launcher.cli import figures
+from launcher.cli.terminal import fitting, paint, safe, state_colour, width_of
+from launcher.graph import Graph, StepStatus, state_of
+from launcher.status.derive import RunStatus, duration_s, state_text
+from launcher.words import State
+
+_HEADS = ("STEP", "RUN", "STATE", "PROGRESS", "RESTARTS", "DURATION", "WHY")
+_LESS = ("RESTARTS", "PROGRESS", "DURATION", "RUN", "WHY")
+Branches = dict[str, str]  # the lines in front of each step, by the steps' names, in the order of the tree
+
+
+def branches(needs: Mapping[str, Sequence[str]]) -> Branches:
+    """`needs`: of each step, which comes after those that it needs."""
+    order = [*needs]
+    below: dict[str | None, list[str]] = {}
+    for name in order:
+        below.setdefault(max(needs[name], key=order.index, default=None), []).append(name)
+    return dict(_drawn(below, None, ""))
+
+
+def _drawn(below: dict[str | None, list[str]], above: str | None, indent: str) -> Iterator[tuple[str, str]]:
+    names = below.get(above, [])
+    for name in names:
+        last = name == names[-1]
+        yield name, f"{indent}{'└─ ' if last else '├─ '}"
+        yield from _drawn(below, name, f"{indent}{'   ' if last else '│  '}")
+
+
+def graph_page(graph: Graph, fresh_s: float = 0.0) -> tuple[list[str], State]:
+    """The lines of the page, and how all of it is."""
+    steps, now = graph.steps(fresh_s), time.time()
+    state = state_of(steps)
+    by_name, drawn = {step.name: step for step in steps}, branches({step.name: step.needs for step in steps})
+    rows = [_HEADS, *(_row(by_name[name], drawn[name], now) for name in drawn)]
+    head, *lines = fitting(rows, _LESS, width_of(sys.stdout))
+    colours = [_colour(by_name[name]) for name in drawn]
+    told = [paint(line, colour) for line, colour in zip(lines, colours, strict=True)]
+    return [heading(graph.id, state), paint(head, "dim"), *told, *_next(graph, steps, state)], state
+
+
+def heading(graph_id: str, state: State) -> str:
+    return paint(f"{graph_id} {state}", state_colour(state))
+
+
+def graph_facts(graph: Graph) -> dict[str, object]:
+    """For programs."""
+    steps = graph.steps()
+    told = [{"step": one.name, "needs": one.needs, "run": one.run, "status": _facts(one.status)} for one in steps]
+    return {"graph": graph.id, "graph_dir": str(graph.path), "state": state_of(steps), "steps": told}
+
+
+def _facts(status: RunStatus | None) -> dict[str, object] | None:
+    return None if status is None else msgspec.structs.asdict(status)
+
+
+def _row(step: StepStatus, branch: str, now: float) -> tuple[str, ...]:
+    status, name = step.status, f"{branch}{step.name}"
+    needs = f"needs {', '.join(step.needs)}" if len(step.needs) > 1 else ""
+    if status is None:
+        return (name, step.run, "-", "-", "-", "-", "; ".join(filter(None, ["no run of it is there", needs])))
+    seconds = duration_s(status, now)
+    said = status.failure.summary if status.failure is not None and status.state is State.FAILED else status.message
+    return (
+        name,
+        step.run,
+        state_text(status),
+        figures.steps(status.step, status.total_steps),
+        str(status.restarts.total),
+        "-" if seconds is None else figures.duration(seconds),
+        "; ".join(filter(None, [safe(said), needs])),
+    )
+
+
+def _colour(step: StepStatus) -> str:
+    return "" if step.status is None else state_colour(step.status.state)
+
+
+def _next(graph: Graph, steps: Sequence[StepStatus], state: State) -> list[str]:
+    """What a person can do about it."""
+    failed = next((step for step in steps if step.status is not None and step.status.state is State.FAILED), None)
+    if state in (State.SUCCEEDED, State.UNKNOWN) or not state.ended:
+        return []
+    look = f"launch status {failed.run} tells more; " if failed is not None else ""
+    return ["", f"{paint('next', 'bold')}  {look}launch resume {graph.id} goes on"]

@@ -1,0 +1,48 @@
+"""`launch submit` of a file with `steps:`: a run of each, or what would be started."""
+
+import argparse
+import sys
+
+import msgspec
+
+from launcher import api
+from launcher.cli.starting.plan_page import plan_page
+from launcher.cli.terminal import paint, to_json
+from launcher.errors import BadInput, Exit
+from launcher.graph import Graph, prepare_graph, submit_graph
+
+
+def submit_steps(options: argparse.Namespace) -> int:
+    if len(options.specs) > 1 or options.repeat is not None:
+        what = "--repeat" if options.repeat is not None else "other files"
+        raise BadInput(f"a file with steps does not go with {what}", "hint: submit it alone")
+    if options.dry_run:
+        return _dry_run(options)
+    graph = submit_graph(options.specs[0], on=options.on, overrides=options.overrides)
+    _name(graph, as_json=options.json)
+    if options.follow:
+        from launcher.cli.looking.follow import follow_all  # late: only for --follow
+
+        return follow_all(graph.runs())
+    print(f"watch it: launch status {graph.id} --watch", file=sys.stderr)
+    return Exit.OK
+
+
+def _name(graph: Graph, *, as_json: bool) -> None:
+    if as_json:
+        runs = [{"run": run.id, "run_dir": str(run.path)} for run in graph.runs()]
+        print(to_json({"graph": graph.id, "graph_dir": str(graph.path), "runs": runs}), flush=True)
+    else:
+        print(graph.id, flush=True)
+
+
+def _dry_run(options: argparse.Namespace) -> int:
+    steps = prepare_graph(options.specs[0], on=options.on, overrides=options.overrides)
+    if options.json:
+        print(to_json([{"step": one.name, "needs": one.needs, **msgspec.to_builtins(one.plan)} for one in steps]))
+        return Exit.OK
+    for one in steps:
+        needs = f", once {' and '.join(one.needs)} {'has' if len(one.needs) == 1 else 'have'} succeeded"
+        print(paint(f"--- {one.name}{needs if one.needs else ''}", "bold"))
+        print("\n".join(plan_page(one.plan, one.code, api.preview(one.plan))))
+    return Exit.OK

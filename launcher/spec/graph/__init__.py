@@ -1,0 +1,1 @@
+"""Specs with `steps:`: several jobs in one file, of which some need others. Pure."""

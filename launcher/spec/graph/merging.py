@@ -1,0 +1,31 @@
+"""What holds for all steps, and what one of them says otherwise, as one spec. Pure."""
+
+from launcher.spec.tree import Entry, Mapping, Scalar
+
+_ENTRIES = ("script", "module", "command")  # of `run`: who names one takes none of the others over
+
+
+def merged(common: Mapping, own: Mapping) -> Mapping:
+    """Mappings are laid over each other, all else is replaced; `null` takes what is common out."""
+    own_run, run = own.find("run"), common.find("run")
+    if own_run is not None and run is not None and _names_an_entry(own_run) and isinstance(run.value, Mapping):
+        kept = {key: entry for key, entry in run.value.entries.items() if key not in _ENTRIES}
+        common = Mapping({**common.entries, "run": Entry(run.key, Mapping(kept, run.value.mark))}, common.mark)
+    return _laid_over(common, own)
+
+
+def _names_an_entry(run: Entry) -> bool:
+    return isinstance(run.value, Mapping) and any(key in run.value.entries for key in _ENTRIES)
+
+
+def _laid_over(common: Mapping, own: Mapping) -> Mapping:
+    entries = dict(common.entries)
+    for key, entry in own.entries.items():
+        there = entries.get(key)
+        if there is not None and isinstance(entry.value, Scalar) and entry.value.is_null:
+            del entries[key]
+        elif there is not None and isinstance(there.value, Mapping) and isinstance(entry.value, Mapping):
+            entries[key] = Entry(entry.key, _laid_over(there.value, entry.value))
+        else:
+            entries[key] = entry
+    return Mapping(entries, own.mark)

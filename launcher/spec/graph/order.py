@@ -1,0 +1,35 @@
+"""Which step comes before which. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+
+def in_order(needs: Mapping[str, Sequence[str]]) -> list[str]:
+    """Every step after those that it needs, else as they stand in the file. There is no circle."""
+    done = dict[str, None]()
+    while len(done) < len(needs):
+        done |= dict.fromkeys([next(name for name in needs if name not in done and done.keys() >= {*needs[name]})])
+    return [*done]
+
+
+def circle(needs: Mapping[str, Sequence[str]]) -> list[str]:
+    """Steps of which each needs the one after it, and the last one the first; empty: there are none."""
+    left = {name: [one for one in some if one in needs] for name, some in needs.items()}
+    while free := [name for name, some in left.items() if not some]:
+        left = {name: [one for one in some if one not in free] for name, some in left.items() if name not in free}
+    if not left:
+        return []
+    path = [next(iter(left))]
+    while (after := left[path[-1]][0]) not in path:
+        path.append(after)
+    return path[path.index(after) :]
+
+
+def needed_by(name: str, needs: Mapping[str, Sequence[str]]) -> set[str]:
+    """Every step that has to have succeeded before this one starts."""
+    found, left = set[str](), [*needs[name]]
+    while left:
+        one = left.pop()
+        if one not in found:
+            found.add(one)
+            left += needs.get(one, ())
+    return found

@@ -1,0 +1,204 @@
+"""A file with `steps:` as one spec for each of them, or all its problems at once."""
+
+from collections.abc import Mapping as Values
+from collections.abc import Sequence as Texts
+from functools import partial
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from launcher.errors import BadInput
+from launcher.spec import overrides as command_line
+from launcher.spec.fields import JOB, step_section
+from launcher.spec.graph.block_text import block_text
+from launcher.spec.graph.merging import merged
+from launcher.spec.graph.order import circle, in_order, needed_by
+from launcher.spec.graph.references import StepOutputs, check_reference, filled_in
+from launcher.spec.kinds.sections import Section
+from launcher.spec.kinds.steps import NEEDS_KEY
+from launcher.spec.model import JobSpec
+from launcher.spec.problems import Gather, Problem, Wrong, lines_of, printable, shown
+from launcher.spec.read import elsewhere_of, position, steps_of
+from launcher.spec.tree import FROM_COMMAND_LINE, Entry, Mapping, Mark, Node, Scalar, Sequence
+from launcher.spec.yaml_reader import read_tree
+from launcher.spec.yaml_text import read_text
+
+BEST = "best"  # in a folder of checkpoints: the name that the trainer takes for the best one
+_JOB_NAME = 63
+_STAND_IN = "/of-another-step"  # for what is known once there are runs
+
+
+class StepSpec(Struct, frozen=True):
+    """One job of several, as it is written: references are not filled in yet."""
+
+    name: str
+    needs: tuple[str, ...]
+    tree: Mapping
+    spec: JobSpec  # with stand-ins for references
+
+
+class GraphSpec(Struct, frozen=True):
+    """Several jobs, in an order in which each comes after those that it needs."""
+
+    name: str
+    steps: tuple[StepSpec, ...]
+
+    def text_of(self, step: StepSpec, outputs: Values[str, StepOutputs], after: Texts[str]) -> str:
+        """The spec of this step's run, which is to follow these runs."""
+        tree = filled_in(step.tree, lambda reference, _: _output(outputs, reference))
+        return block_text(_following(tree, after))
+
+
+def is_graph(path: Path) -> bool:
+    """Whether it has steps. What cannot be read has none: who reads it as a single job tells why."""
+    try:
+        return steps_of(read_tree(read_text(path, str(path))).root) is not None
+    except (BadInput, Wrong):
+        return False
+
+
+def read_graph(path: Path, overrides: Texts[str] = (), job: Section = JOB) -> GraphSpec:
+    file = printable(str(path))
+    try:
+        return _parsed(read_text(path, file), overrides, job)
+    except Wrong as error:
+        raise BadInput(*lines_of(dict.fromkeys(error.problems), file, elsewhere_of)) from None
+
+
+def place_of(text: str, step: str, key: str) -> tuple[int, int, str]:
+    """Line and column of what the step, or else what holds for all, says at a key such as run.script; and that key.
+
+    What a step needs is what its run waits for, where nothing is said of that.
+    """
+    root = read_tree(text).root
+    whole = root if isinstance(root, Mapping) else Mapping({}, Mark(1, 1))
+    own = _own(whole, step)
+    said = any(tree.find("queue", "after") is not None for tree in (whole, own))
+    if key.startswith("queue.after") and NEEDS_KEY in own.entries and not said:
+        key = NEEDS_KEY
+    names = key.split(".")
+    if names[0] in own.entries and (own.find(*names) is not None or whole.find(*names) is None):
+        key = f"steps.{step}.{key}"
+    return *position(text, key), key
+
+
+def _parsed(text: str, overrides: Texts[str], job: Section) -> GraphSpec:
+    read = read_tree(text)
+    root = read.root if isinstance(read.root, Mapping) else Mapping({}, Mark(1, 1))
+    problems = [*read.problems, *command_line.apply(root, overrides, job)]
+    if problems or "steps" not in root.entries:
+        raise Wrong(*problems)
+    gather = Gather()
+    name = gather.take("name", job.by_key["name"].kind.parse, _name_of(root))
+    steps = gather.take("steps", job.by_key["steps"].kind.parse, root.entries["steps"].value)
+    gather.close()
+    if name is None or steps is None:
+        raise Wrong(*gather.problems)
+    _check_needs(gather, root, steps)
+    gather.close()
+    found = {one: gather.take(one, partial(_step, root, job, steps, one), root) for one in steps}
+    if gather.problems:
+        raise Wrong(*(_of_one_or_all(root, problem) for problem in gather.problems))
+    return GraphSpec(name, tuple(step for one in in_order(steps) if (step := found[one]) is not None))
+
+
+def _name_of(root: Mapping) -> Node:
+    entry = root.entries.get("name")
+    return entry.value if entry is not None else Scalar("", True, root.mark)
+
+
+def _check_needs(gather: Gather, root: Mapping, steps: Values[str, tuple[str, ...]]) -> None:
+    for name, needs in steps.items():
+        for other in needs:
+            if other not in steps:
+                key = ("steps", name, NEEDS_KEY)
+                said = f"no step {shown(other)}"
+                gather.add(Problem(_mark(root, *key), said, key=key, word=other, options=tuple(steps)))
+    if around := circle(steps):
+        told = ", ".join(f"{one} needs {other}" for one, other in zip(around, [*around[1:], around[0]], strict=True))
+        key = ("steps", around[0], NEEDS_KEY)
+        gather.add(Problem(_mark(root, *key), f"none of these could ever start: {told}", key=key))
+
+
+def _step(root: Mapping, job: Section, steps: Values[str, tuple[str, ...]], name: str, _: Node) -> StepSpec:
+    """Raises Wrong; keys are those of a spec."""
+    needed = needed_by(name, steps)
+    gather = Gather()
+    gather.take("", partial(_refuse_what_is_not_of_a_step, job), _own(root, name))
+
+    def give(reference: str, mark: Mark) -> str:
+        check_reference(reference, mark, name, steps, needed)
+        return _STAND_IN
+
+    tree = _laid_over_all(root, name)
+    filled = gather.take("", partial(filled_in, give=give), tree)
+    if filled is None or gather.problems:
+        raise Wrong(*(replace(problem, key=problem.key[1:]) for problem in gather.problems))
+    spec: JobSpec = job.parse(filled)
+    for key, said in ((("sweep",), spec.sweep), (("queue", "max_parallel"), spec.queue.max_parallel)):
+        if said is not None:
+            raise Wrong(Problem(_mark(tree, *key), "does not go with steps", "`needs` is what orders them", key))
+    return StepSpec(name, steps[name], tree, spec)
+
+
+def _refuse_what_is_not_of_a_step(job: Section, own: Mapping) -> None:
+    allowed, gather = step_section(job), Gather()
+    for key in (entry.key for entry in own if entry.key.text not in allowed.by_key):
+        above = Problem(key.mark, "is of all steps", f"write {key.text} beside `steps`", (key.text,))
+        gather.add(above if key.text in job.by_key else allowed.unknown(key))
+    gather.close()
+
+
+def _laid_over_all(root: Mapping, name: str) -> Mapping:
+    """What holds for all steps, and over it what this one says; the job has a name of its own."""
+    called = root.entries["name"]
+    text = called.value.text if isinstance(called.value, Scalar) else ""
+    common = {key: entry for key, entry in root.entries.items() if key != "steps"}
+    common["name"] = Entry(called.key, Scalar(f"{text}-{name}"[:_JOB_NAME], False, called.value.mark))
+    own = {key: entry for key, entry in _own(root, name).entries.items() if key != NEEDS_KEY}
+    return merged(Mapping(common, root.mark), Mapping(own, _own(root, name).mark))
+
+
+def _own(root: Mapping, name: str) -> Mapping:
+    entry = root.find("steps", name)
+    return entry.value if entry is not None and isinstance(entry.value, Mapping) else Mapping({}, root.mark)
+
+
+def _of_one_or_all(root: Mapping, problem: Problem) -> Problem:
+    """By the key at which a person finds it: in the step, or in what holds for all of them."""
+    name, *key = problem.key
+    above = bool(key) and str(key[0]) in root.entries and str(key[0]) not in _own(root, str(name)).entries
+    return replace(problem, key=tuple(key) if above else ("steps", name, *key))
+
+
+def _mark(root: Mapping, *key: str) -> Mark:
+    entry = root.find(*key)
+    return entry.value.mark if entry is not None else root.mark
+
+
+def _output(outputs: Values[str, StepOutputs], reference: str) -> str:
+    step, _, word = reference.partition(".")
+    return str(getattr(outputs[step], word))
+
+
+def _following(tree: Mapping, after: Texts[str]) -> Mapping:
+    """With these runs in what it waits for."""
+    if not after:
+        return tree
+    queue = tree.entries.get("queue")
+    said = queue.value if queue is not None and isinstance(queue.value, Mapping) else Mapping({}, FROM_COMMAND_LINE)
+    there = said.entries.get("after")
+    before = [] if there is None else there.value.items if isinstance(there.value, Sequence) else [there.value]
+    runs = [Scalar(run, False, FROM_COMMAND_LINE) for run in after]
+    waits = Sequence([*(one for one in before if not _is_nothing(one)), *runs], FROM_COMMAND_LINE)
+    more = Mapping({**said.entries, "after": Entry(_key("after"), waits)}, said.mark)
+    return Mapping({**tree.entries, "queue": Entry(_key("queue"), more)}, tree.mark)
+
+
+def _is_nothing(node: Node) -> bool:
+    return isinstance(node, Scalar) and node.is_null
+
+
+def _key(text: str) -> Scalar:
+    return Scalar(text, True, FROM_COMMAND_LINE)

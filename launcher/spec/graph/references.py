@@ -1,0 +1,71 @@
+"""`${steps.train.run_dir}`: what a step is given of one that it needs, in its `run` and its `env`. Pure."""
+
+import re
+from collections.abc import Callable, Collection
+
+from msgspec import Struct
+
+from launcher.spec.problems import Gather, Problem, Wrong
+from launcher.spec.tree import Entry, Mapping, Mark, Node, Scalar, Sequence
+
+_SECTIONS = ("run", "env")
+_REFERENCE = re.compile(r"\$\{steps\.([^{}]*)\}")
+
+Give = Callable[[str, Mark], str]  # what stands for `train.run_dir`, written there. Raises Wrong
+
+
+class StepOutputs(Struct, frozen=True):
+    """What others may be given of a step: all of it is known before it starts."""
+
+    run: str  # the id of its run
+    run_dir: str
+    checkpoints: str  # a folder, of which whoever loads weights takes the newest
+    best_checkpoint: str  # a name in it that stands for the best one that is there by then
+
+
+OUTPUTS = StepOutputs.__struct_fields__
+
+
+def filled_in(tree: Mapping, give: Give) -> Mapping:
+    """The spec of a step with every reference replaced. Raises Wrong with all that cannot be given."""
+    gather = Gather()
+    sections = {
+        name: Entry(entry.key, _filled(gather, (name,), entry.value, give))
+        for name, entry in tree.entries.items()
+        if name in _SECTIONS
+    }
+    gather.close()
+    return Mapping({**tree.entries, **sections}, tree.mark)
+
+
+def check_reference(reference: str, mark: Mark, mine: str, known: Collection[str], needed: Collection[str]) -> None:
+    """Raises Wrong where the step `mine` cannot be given that."""
+    step, _, word = reference.partition(".")
+    shown = f"${{steps.{reference}}}"
+    if step not in known:
+        raise Wrong(Problem(mark, f"{shown}: no step {step!r}", word=step, options=tuple(known)))
+    if word not in OUTPUTS:
+        raise Wrong(Problem(mark, f"{shown}: expected one of {', '.join(OUTPUTS)}", word=word, options=OUTPUTS))
+    if step == mine:
+        raise Wrong(Problem(mark, f"{shown}: a step is given nothing of itself", "LAUNCH_RUN_DIR is its own folder"))
+    if step not in needed:
+        raise Wrong(Problem(mark, f"{shown}: {mine} does not need {step}", f"write {step} into its `needs`"))
+
+
+def _filled(gather: Gather, key: tuple[str | int, ...], node: Node, give: Give) -> Node:
+    match node:
+        case Mapping():
+            below = {
+                name: Entry(one.key, _filled(gather, (*key, name), one.value, give))
+                for name, one in node.entries.items()
+            }
+            return Mapping(below, node.mark)
+        case Sequence():
+            items = [_filled(gather, (*key, index), item, give) for index, item in enumerate(node.items)]
+            return Sequence(items, node.mark)
+        case Scalar() if _REFERENCE.search(node.text):
+            try:
+                return Scalar(_REFERENCE.sub(lambda found: give(found[1], node.mark), node.text), False, node.mark)
+            except Wrong as error:
+                gather.blame(error, *key)
+    return node

@@ -1,0 +1,245 @@
+"""From a file with `steps:` to a run for each of them: every check first, then one rename, then one run after another.
+
+read_graph ─ check all steps ─► .graphs/ID, by one rename ─► a run for each step, in order, each `after` those it needs
+
+A run's id follows from its step's name, and a run exists by one rename of its own: so what was killed on the way leaves
+a folder from which anybody starts what is missing, once.
+"""
+
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from launcher.clusters.clusters_file import plugin_sections
+from launcher.errors import BadInput, LaunchError, some_exist
+from launcher.ids import RunId, new_run_id
+from launcher.plan.model import Plan
+from launcher.project import ProjectCode, project_of
+from launcher.rundir import drafts, registry
+from launcher.rundir.code.freezing import freeze
+from launcher.rundir.code.listing import CodeList, list_frozen
+from launcher.rundir.durable import make_dir, sync_dir, sync_trees, write_bytes, write_record
+from launcher.rundir.graphs import (
+    GraphDir,
+    GraphRecord,
+    GraphStep,
+    forget_graph,
+    graph_record,
+    known_graphs,
+    register_graph,
+    remove_empty_graph,
+    step_run,
+)
+from launcher.rundir.layout import GRAPHS, STORE
+from launcher.rundir.locks import locked
+from launcher.spec.fields import JOB, with_plugins
+from launcher.spec.graph.reading import BEST, GraphSpec, StepSpec, place_of, read_graph
+from launcher.spec.graph.references import StepOutputs
+from launcher.spec.model import Predecessor
+from launcher.submission.opening import Opened, counted, open_named
+from launcher.submission.requests import (
+    Request,
+    able,
+    all_or_none,
+    looked_at_first,
+    plan_of,
+    queue_problems,
+    refuse,
+    taken,
+    validate,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A file whose steps can all run, and the first ids for them that were free."""
+
+    graph: GraphSpec
+    id: RunId
+    runs: Path
+    wishes: Mapping[str, Request]  # by the names of steps; none waits for another yet
+
+
+def graph_in(file: Path, overrides: Sequence[str]) -> GraphSpec:
+    """Kinds of other packages are only looked for where a file cannot be read without."""
+    try:
+        return read_graph(file, overrides)
+    except BadInput:
+        job = with_plugins(plugin_sections())
+        if job == JOB:
+            raise
+        return read_graph(file, overrides, job)
+
+
+def open_graph(file: Path, *, on: str, overrides: tuple[str, ...], root: Path | None = None) -> GraphDir:
+    """Start a run of each step. Raises BadInput with all problems, and then there is nothing."""
+    with _checked(file, on, overrides, root) as checked:
+        graph = _write(file, checked)
+    try:
+        start_missing(graph)
+    except BaseException:
+        remove_empty_graph(graph)
+        raise
+    return graph
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What would be started for a step once those that it needs have succeeded."""
+
+    name: str
+    needs: tuple[str, ...]
+    plan: Plan
+    code: CodeList
+
+
+def prepare_steps(file: Path, *, on: str, overrides: tuple[str, ...]) -> list[StepPlan]:
+    """In order; starts and writes nothing."""
+    with _checked(file, on, overrides, None) as checked:
+        return [_step_plan(checked, step) for step in checked.graph.steps]
+
+
+def _step_plan(checked: _Checked, step: StepSpec) -> StepPlan:
+    run, wish = step_run(checked.id, step.name), checked.wishes[step.name]
+    return StepPlan(step.name, step.needs, plan_of(wish, run, checked.runs / run, time.time()), wish.code)
+
+
+def validate_steps(file: Path, overrides: tuple[str, ...]) -> None:
+    """Everything that can be said of it without knowing where it will run."""
+    root, problems = project_of(file), list[str]()
+    with _apart(graph_in(file, overrides), file, root) as (_, files):
+        for one in files.values():
+            try:
+                validate(one, (), root)
+            except BadInput as error:
+                problems += error.lines
+        if problems:
+            raise BadInput(*problems)
+
+
+def start_missing(graph: GraphDir) -> list[RunId]:
+    """A run of each step that has none yet. Raises LaunchError, and whoever asks again goes on there."""
+    record, started = graph_record(graph), list[tuple[RunId, Path]]()
+    with locked(graph.lock, wait=True):
+        if graph.complete.exists():
+            return []
+        code = ProjectCode(list_frozen(graph.code), record.own_folders, ())
+        for step in record.steps:
+            path = graph.runs / step.run
+            if not path.is_dir():
+                _start(graph, record, step, code, started)
+            started.append((step.run, path))
+        write_bytes(graph.complete, b"")
+    return [run for run, _ in started]
+
+
+def _start(graph: GraphDir, record: GraphRecord, step: GraphStep, code: ProjectCode, before: Opened) -> None:
+    file, root = graph.step_spec(step.name), Path(record.project)
+    try:
+        open_named(step.run, able(looked_at_first(file, on=record.on, overrides=(), root=root, frozen=code)))
+    except (LaunchError, OSError) as error:
+        told = some_exist(error, tuple((run, str(path)) for run, path in before), len(record.steps))
+        if not told.runs:
+            raise
+        more = f"hint: launch resume {graph.id} starts the others, launch cancel {graph.id} ends what there is"
+        told.lines = (f"{step.name}: {told.lines[0]}", *told.lines[1:], more)
+        raise told from error
+
+
+@contextmanager
+def _checked(file: Path, on: str, overrides: tuple[str, ...], root: Path | None) -> Iterator[_Checked]:
+    """The files that the requests are of are gone afterwards."""
+    graph = graph_in(file, overrides)
+    root = project_of(file) if root is None else root
+    with _apart(graph, file, root) as (graph_id, files):
+        after = {step.name: [step_run(graph_id, one) for one in step.needs] for step in graph.steps}
+        seen = [_looked_at(one, on, root, after[name]) for name, one in files.items()]  # before the cluster is asked
+        wishes = all_or_none([partial(replace, one) for one in seen])
+        yield _Checked(graph, graph_id, registry.runs_root(root), dict(zip(files, wishes, strict=True)))
+
+
+@contextmanager
+def _apart(graph: GraphSpec, file: Path, root: Path) -> Iterator[tuple[RunId, dict[str, Path]]]:
+    """An id that is free, and each step in a file of its own; what is wrong there is told of the one file with all."""
+    runs = registry.runs_root(root)
+    graph_id = new_run_id(graph.name, partial(_is_taken, graph, runs))
+    with tempfile.TemporaryDirectory(prefix="launch-") as folder:
+        files = {step.name: Path(folder, f"{step.name}.yaml") for step in graph.steps}
+        for step in graph.steps:
+            files[step.name].write_text(graph.text_of(step, _outputs(graph, graph_id, runs), ()))
+        try:
+            yield graph_id, files
+        except BadInput as error:
+            error.lines = tuple(dict.fromkeys(_as_in(file, files, line) for line in error.lines))
+            raise
+
+
+def _is_taken(graph: GraphSpec, runs: Path, one: RunId) -> bool:
+    names = [one, *(step_run(one, step.name) for step in graph.steps)]
+    return any(known.id == one for known in known_graphs()) or any(map(taken(runs), names))
+
+
+def _looked_at(file: Path, on: str, root: Path, after: Sequence[RunId]) -> Request:
+    """The cluster has to know how one waits for another, before the first one is there to be waited for."""
+    wish = looked_at_first(file, on=on, overrides=(), root=root)
+    queue = msgspec.structs.replace(wish.spec.queue, after=tuple(Predecessor(run) for run in after))
+    refuse(file, queue_problems(replace(wish, spec=msgspec.structs.replace(wish.spec, queue=queue))))
+    return wish
+
+
+def _outputs(graph: GraphSpec, graph_id: RunId, runs: Path) -> dict[str, StepOutputs]:
+    found = {}
+    for step in graph.steps:
+        run = step_run(graph_id, step.name)
+        checkpoints = runs / run / step.spec.checkpoint.dir
+        found[step.name] = StepOutputs(run, str(runs / run), str(checkpoints), str(checkpoints / BEST))
+    return found
+
+
+def _as_in(file: Path, steps: Mapping[str, Path], line: str) -> str:
+    """A line about the spec of a step, as one about the file that it is of."""
+    for name, path in steps.items():
+        if found := re.match(rf"{re.escape(str(path))}:\d+:\d+: ([\w.-]+): ", line):
+            row, column, key = place_of(file.read_text(), name, found[1])
+            return f"{file}:{row}:{column}: {key}: {line[found.end() :]}"
+        line = line.replace(str(path), f"{file}: {name}")
+    return line
+
+
+def _write(file: Path, checked: _Checked) -> GraphDir:
+    """Whole and durable under a name that nobody knows; then it is there."""
+    graph, first = checked.graph, next(iter(checked.wishes.values()))
+    runs = registry.runs_root(Path(first.project.path), create=True)
+    folder = runs / GRAPHS
+    make_dir(folder)
+    drafts.remove_orphans(folder)
+    made, draft = GraphDir(folder / checked.id), GraphDir(drafts.new_draft(folder))
+    steps = tuple(GraphStep(step.name, step.needs, step_run(made.id, step.name)) for step in graph.steps)
+    record = GraphRecord(made.id, first.project.path, first.on, first.project.own_folders, steps, time.time())
+    try:
+        make_dir(draft.path)
+        make_dir(draft.step_spec("").parent)
+        freeze(first.code, runs / STORE, draft.code, fsync=False, watch=counted)
+        write_bytes(draft.spec, file.read_bytes(), fsync=False)
+        for step in graph.steps:
+            text = graph.text_of(step, _outputs(graph, made.id, runs), [step_run(made.id, one) for one in step.needs])
+            write_bytes(draft.step_spec(step.name), text.encode(), fsync=False)
+        write_record(draft.record, record, fsync=False)
+        sync_trees(folder, [draft.path])
+        register_graph(made)
+        os.rename(draft.path, made.path)
+        sync_dir(folder)
+    except BaseException:
+        if not made.path.exists():
+            forget_graph(made)
+        drafts.remove(draft.path)
+        raise
+    return made
