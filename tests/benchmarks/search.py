@@ -3,8 +3,8 @@
 uv run python tests/benchmarks/search.py [--write]
 
 The accuracy after `step` steps is `A * (1 - exp(-step / 25))`, and `A` is 0.95 at the best point (lr 0.003, depth 5,
-batch 64), less the farther a point is from it: 0.08 times the decades of lr squared, 0.01 times the layers squared, and
-0.02 for another batch. Trials are asked for, reported and ended by what a conductor uses, its journal too, without runs.
+batch 64), less the farther a point is from it: 0.08 times the decades of lr squared, 0.01 times the layers squared,
+and 0.02 for another batch. Trials are asked for, reported and ended by what a conductor uses, without runs.
 """
 
 import argparse
