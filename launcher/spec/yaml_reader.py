@@ -15,6 +15,8 @@ from launcher.spec.yaml_words import problem_of
 MAX_DEPTH = 20
 MAX_NODES = 10_000
 
+_TOO_DEEP_FOR_LIBYAML = "exceeded maximum nesting depth"
+
 LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 
@@ -126,6 +128,10 @@ class Read(Struct, frozen=True):
     problems: list[Problem]
 
 
+class _TooDeep(Exception):
+    """libyaml, which reads ahead, has met a thousand lists within each other before it told of the first."""
+
+
 def read_tree(text: str, *, at: Mark | None = None, loader: type[Any] = LOADER) -> Read:
     """Read one document. `at` stands for every place where the text is no file."""
     text = text.replace("\r\n", "\n")
@@ -135,6 +141,8 @@ def read_tree(text: str, *, at: Mark | None = None, loader: type[Any] = LOADER) 
             raise Wrong(*unreadable)
         for event in _events(text, loader):
             builder.event(event)
+    except _TooDeep:
+        return read_tree(text, at=at, loader=yaml.SafeLoader)  # which tells where it gets deeper than we take
     except Wrong as error:
         problems = [*builder.problems, *error.problems]
         return Read(None, problems if at is None else [replace(problem, mark=at) for problem in problems])
@@ -147,6 +155,8 @@ def _events(text: str, loader: type[Any]) -> Iterator[yaml.Event]:
         try:
             event = next(events, None)
         except (yaml.YAMLError, ValueError, OverflowError) as error:
+            if getattr(error, "problem", "") == _TOO_DEEP_FOR_LIBYAML:
+                raise _TooDeep from None
             raise Wrong(problem_of(error, text)) from None
         if event is None:
             return
