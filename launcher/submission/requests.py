@@ -143,7 +143,8 @@ def queue_problems(wish: Request) -> list[Misfit]:
         problems = where.queue_problems(queue, wish.awaited)
     else:
         problems = not_taken(queue, (), where.kind)
-    if queue.at is not None and moment(queue.at, time.time()) < time.time():
+    starts_at = None if queue.at is None else moment(queue.at, time.time())
+    if starts_at is not None and starts_at < time.time():
         problems.append(Misfit("queue.at", f"{queue.at} is over"))
     return problems
 

@@ -34,6 +34,24 @@ def test_a_moment_is_the_next_time_of_the_day_or_a_date(text: str, day: int, clo
     assert moment(text, NOON) == time.mktime((2027, 1, day, *clock, 0, 0, -1))
 
 
+@pytest.mark.parametrize(
+    ("day", "clock", "at"),
+    [
+        (1, (8, 0), 18),
+        (5, (17, 59), 18),
+        (1, (7, 59), None),
+        (5, (18, 0), None),
+        (6, (12, 0), None),
+        (7, (12, 0), None),
+    ],
+)
+def test_after_hours_is_when_people_are_not_at_work(day: int, clock: tuple[int, int], at: int | None) -> None:
+    """The first of February 2027 is a Monday."""
+    assert queue("{at: after-hours}").at == "after-hours"
+    found = moment("after-hours", time.mktime((2027, 2, day, *clock, 0, 0, 0, -1)))
+    assert found == (None if at is None else time.mktime((2027, 2, day, at, 0, 0, 0, 0, -1)))
+
+
 @pytest.mark.parametrize("text", ["tonight", "24:00", "12:60", "2027-13-01", "2027-02-30", "2027-02-30 10:00", "22"])
 def test_what_is_no_moment_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match=r"queue\.at: expected a moment"):

@@ -12,6 +12,10 @@ def declare_waits(arguments: Arguments) -> None:
     arguments.add_argument("--hold", action="store_true", help="it waits until `launch release RUN`")
     arguments.add_argument("--at", metavar="WHEN", help="it waits until then: 22:00, or 2027-01-31 22:00")
     arguments.add_argument(
+        "--after-hours", action="store_const", dest="at", const="after-hours",
+        help="it waits until 18:00 on a weekday between 8:00 and then",
+    )  # fmt: skip
+    arguments.add_argument(
         "--after", metavar="RUN[:WHAT]", action="append", default=[],
         help="it starts once that run has `succeeded` (the default), has `ended`, or has come to `step=N`, and is "
         "cancelled where that cannot happen any more; may be repeated",

@@ -15,11 +15,15 @@ _DAY_S = 86_400.0
 _FAR = 99
 
 
+AFTER_HOURS = "after-hours"
+_SATURDAY, _WORK = 5, (8, 18)  # hours
+
+
 class WrittenMoment(Leaf, frozen=True):
     """A time of the day or a date, by the clock of this machine. Kept as it was written: when it is, depends on now."""
 
-    WORDS = "a moment such as 22:00 or 2027-01-31 22:00"
-    PATTERN = f"(?:{_DATE}(?:[ T]{_CLOCK})?|{_CLOCK})"
+    WORDS = f"a moment such as 22:00 or 2027-01-31 22:00, or {AFTER_HOURS}"
+    PATTERN = f"(?:{_DATE}(?:[ T]{_CLOCK})?|{_CLOCK}|{AFTER_HOURS})"
 
     def convert(self, scalar: Scalar) -> str:
         if not re.fullmatch(self.PATTERN, scalar.text):
@@ -32,8 +36,11 @@ class WrittenMoment(Leaf, frozen=True):
         return scalar.text
 
 
-def moment(text: str, now: float) -> float:
-    """Unix time of `22:00`, the next one after now, or of a date with or without a time. Raises ValueError."""
+def moment(text: str, now: float) -> float | None:
+    """Unix time of `22:00`, the next one after now, or of a date with or without a time; of `after-hours`, when people
+    are not at work, as by their weekdays from 8 to 18: None, that is now. Raises ValueError."""
+    if text == AFTER_HOURS:
+        return _end_of_work(time.localtime(now))
     written = text.replace("T", " ")
     if re.fullmatch(_CLOCK, written):
         today = time.strftime("%Y-%m-%d", time.localtime(now))
@@ -43,6 +50,11 @@ def moment(text: str, now: float) -> float:
         tomorrow = time.strftime("%Y-%m-%d", time.localtime(_of_date(f"{today} 12:00") + _DAY_S))
         return _of_date(f"{tomorrow} {written}")
     return _of_date(written)
+
+
+def _end_of_work(now: time.struct_time) -> float | None:
+    working = now.tm_wday < _SATURDAY and _WORK[0] <= now.tm_hour < _WORK[1]
+    return _of_date(time.strftime(f"%Y-%m-%d {_WORK[1]}:00", now)) if working else None
 
 
 def _of_date(text: str) -> float:
