@@ -123,6 +123,15 @@ def test_a_telephone_shows_it_without_scrolling_aside(three, view):
     assert three.run(f"return {wide}") == [0, 0]
 
 
+@again_if_cut_off
+def test_what_is_found_is_compared_such_as_the_trials_of_a_sweep(three):
+    begin(three)
+    three.press("/")
+    three.press(*"lr")
+    three.click("compare these 2", "button:not([hidden])")
+    three.until("return ['#/compare/lr1-aaaa,lr2-bbbb', '#/compare/lr2-bbbb,lr1-aaaa'].includes(location.hash)")
+
+
 def test_what_doctor_found_and_which_gpus_are_taken(house, page, monkeypatch):
     house.run("vit-9x2d").running()
     node = HostNow("n0", "taken", 4, 1, runs=("vit-9x2d",), text=EVIL)

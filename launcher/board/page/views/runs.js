@@ -28,6 +28,8 @@ export function runsView(main, { say, go }) {
   });
   const count = h("span", { class: "count", role: "status" });
   const compare = button("", () => go(`#/compare/${[...picked].map(encodeURIComponent).join(",")}`), { class: "primary" });
+  let first = []; // ids of what is shown, in its order, as many as can be compared
+  const these = button("", () => go(`#/compare/${first.map(encodeURIComponent).join(",")}`), { title: "compare what is found, such as the trials of a sweep" });
   const clear = button("none", () => (picked.clear(), draw()), { title: "choose none" });
   const pick = (row) => {
     if (!picked.delete(row.id)) {
@@ -56,7 +58,11 @@ export function runsView(main, { say, go }) {
     if (wanted !== made) [columns, made] = [columnsFor(shown, width, pick, picked), wanted];
     const matches = selection(words);
     const found = [...rows.values()].filter(matches);
-    table.show(inOrder(found, columns, sorted), columns, sorted);
+    const ordered = inOrder(found, columns, sorted);
+    table.show(ordered, columns, sorted);
+    first = ordered.slice(0, MOST_COMPARED).map((row) => row.id);
+    these.hidden = !words.trim() || first.length < 2 || picked.size > 0;
+    these.textContent = found.length > first.length ? `compare the first ${first.length}` : `compare these ${first.length}`;
     count.textContent = found.length === rows.size ? `${rows.size} runs` : `${found.length} of ${rows.size} runs`;
     compare.hidden = clear.hidden = picked.size === 0;
     compare.textContent = `compare ${picked.size}`;
@@ -67,7 +73,7 @@ export function runsView(main, { say, go }) {
 
   main.replaceChildren(
     h("h1", { class: "unseen" }, "Runs"),
-    h("div", { class: "bar" }, search, states, count, compare, clear, chooser),
+    h("div", { class: "bar" }, search, states, count, these, compare, clear, chooser),
     table.element, empty);
   const watcher = new ResizeObserver(draw);
   watcher.observe(table.element);
