@@ -11,7 +11,7 @@ import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from operator import lt
+from operator import attrgetter, itemgetter, lt
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -42,6 +42,7 @@ class ReportLine(msgspec.Struct, gc=False):
     values: dict[str, float | str] = {}
 
 
+_starts, _step, _rank = attrgetter("generation"), attrgetter("step"), attrgetter("rank")
 _reports = msgspec.json.Decoder(ReportLine)
 _objects = msgspec.json.Decoder(dict[str, Any])
 
@@ -174,9 +175,13 @@ class MeasuredRun:
         return key != newest
 
     def _reports_of(self, file: _Growing) -> Iterator[tuple[_Key, list[ReportLine]]]:
-        for chunk in file.chunks():
+        for whole in map(_decoded, file.chunks()):
+            if whole and [*map(_starts, whole)].count(None) == len(whole):  # nearly always
+                if file.key[1] != _NO_START:
+                    yield file.key, whole
+                continue
             lines: list[ReportLine] = []
-            for line in _decoded(chunk):
+            for line in whole:
                 if line.generation is None:
                     if file.key[1] != _NO_START:
                         lines.append(line)
@@ -188,7 +193,7 @@ class MeasuredRun:
                 yield file.key, lines
 
     def _report(self, lines: list[ReportLine]) -> None:
-        least = min(line.step for line in lines)
+        least = min(map(_step, lines))
         if self._first is None or least < self._first:
             if self._reported.cut(least, self._first):
                 self.rewinds.append(least)
@@ -199,13 +204,14 @@ class MeasuredRun:
 
     def _in_bulk(self, lines: list[ReportLine]) -> bool:
         """The usual case, thirty times faster: one rank says of step after step the same metrics."""
-        steps, names, rank = [line.step for line in lines], lines[0].values.keys(), lines[0].rank
+        steps, rank, values = [*map(_step, lines)], lines[0].rank, [line.values for line in lines]
+        names = (*values[0],)
         ascend = steps[0] > self._reported.last and all(map(lt, steps, islice(steps, 1, None)))
-        if not ascend or any(line.rank != rank or line.values.keys() != names for line in lines):
+        if not ascend or not names or {*map(_rank, lines)} != {rank} or {*map(len, values)} != {len(names)}:
             return False
         try:
-            columns = {name: _column(line.values[name] for line in lines) for name in names}
-        except TypeError:  # a word for a number that is none
+            columns = {name: _column(map(itemgetter(name), values)) for name in names}
+        except (KeyError, TypeError):  # another metric; a word for a number that is none
             return False
         self._reported.extend(steps, [line.at for line in lines], columns, min(rank, _MOST_RANKS))
         return True
