@@ -138,5 +138,4 @@ def remove_empty_graph(graph: GraphDir) -> None:
 
 
 def _links() -> Path:
-    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return Path(home) / "launch" / "graphs"
+    return registry.state_folder() / "graphs"

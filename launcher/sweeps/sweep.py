@@ -66,6 +66,21 @@ class Sweep:
         complete = [one for one in self.status().trials if one.state == "complete" and one.value is not None]
         return max(complete, key=lambda one: (sign * (one.value or 0.0), -one.number), default=None)
 
+    def importances(self) -> dict[str, float]:
+        """How much each option has to do with what came of it, of 1 in all; nothing where that cannot be told yet."""
+        from launcher.sweeps.pictures import importances  # late: Optuna takes a second
+
+        return importances(self._folder)
+
+    def plot(self, out: str | Path, kinds: Sequence[str] = ()) -> list[str]:
+        """Write a page with pictures of it (.html), or one picture; gives a line for each that was left out.
+
+        Kinds: history, parallel, slice, importance; none: all.
+        """
+        from launcher.sweeps.pictures import KINDS, draw  # late: Optuna takes a second
+
+        return draw(self._folder, Path(out), kinds or KINDS)
+
     def trials_wanted(self) -> int:
         wanted = readable(self._folder.wanted, Wanted)
         return wanted.trials if wanted is not None else 0

@@ -82,6 +82,11 @@ TABLES = [
         ],
         ["fp32", "bf16, fsdp", "1 of together 0 MB", "0.00 GB"],
     ),
+    (
+        "sweeps",
+        ["--trials", "2", "--seconds", "0.1", "--pairs", "1", "--peers", "launch", "Optuna"],
+        ["launch", "Optuna"],
+    ),
     ("search", ["--seeds", "1", "--trials", "3"], ["tpe", "asha"]),
     ("resume_step", ["--ranks", "2", "--kills", "1", "--peers", "launch"], ["2 | launch | 1 of 1"]),
 ]

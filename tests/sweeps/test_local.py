@@ -77,6 +77,12 @@ def test_from_its_beginning_to_its_end(lab):
         "RUN",
         "WHY",
     ]
+    shown = lab.launch("sweep", "plot").stdout
+    assert "value by trial; the best is 0, of trial 2" in shown
+    assert "how much each option explains\nx  100%" in shown
+    assert lab.launch("sweep", "plot", "-o", "sweep.html", "--kind", "history").stdout == "sweep.html\n"
+    assert (lab.project / "sweep.html").read_text().count("<svg") == 1
+    assert "go with plot" in lab.launch("sweep", "status", "-o", "x.html", check=2).stderr
     assert "nothing to stop" in lab.launch("sweep", "stop", check=4).stderr
     assert "there are 4 points" in lab.launch("sweep", "add", "--trials", "1", check=2).stderr
     lab.until("the conductor to leave", lambda: not conductor(lab, sweep))

@@ -1,7 +1,8 @@
-"""`launch sweep`: begin a sweep; see how it is, which trial is best; stop it, go on with it, add trials."""
+"""`launch sweep`: begin a sweep; see how it is, what is best, what matters; stop it, go on with it, add trials."""
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.arguments import Arguments
@@ -11,7 +12,7 @@ from launcher.ids import LAST
 from launcher.words import LOCAL
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from launcher.sweeps.folder import SweepState, TrialNote
     from launcher.sweeps.sweep import Sweep
@@ -24,9 +25,13 @@ EXAMPLES = """
   launch sweep stop last                          save and stop its trials
   launch sweep resume last                        go on with them, or where the conductor was killed
   launch sweep add last --trials 20               twenty trials more
+  launch sweep plot last                          values by trial, and which options matter; here
+  launch sweep plot last -o sweep.html            with parallel coordinates and slices, as pictures
 """
-_VERBS = ("status", "best", "stop", "resume", "add")
+_VERBS = ("status", "best", "stop", "resume", "add", "plot")
+_KINDS = ("history", "parallel", "slice", "importance")
 _LESS = ("STEP", "RUN", "WHY")
+_PLOT_ROWS, _BAR = 12, 40
 
 
 def declare(arguments: Arguments) -> None:
@@ -35,6 +40,10 @@ def declare(arguments: Arguments) -> None:
     arguments.add_argument("sweep", metavar="SWEEP", nargs="?", default=LAST, help="a sweep's id, or `last`")
     arguments.takes_place(default=LOCAL)
     arguments.add_argument("--trials", metavar="N", type=int, help="with add: how many more")
+    arguments.add_argument(
+        "-o", "--out", metavar="FILE", type=Path, help="with plot: a page (.html) or a picture (.png)"
+    )
+    arguments.add_argument("--kind", choices=_KINDS, help="with plot: only this picture")
     arguments.add_argument("-f", "--follow", action="store_true", help="show each trial as it ends, to the last")
     arguments.add_argument("--json", action="store_true", help="one object, for programs")
 
@@ -45,6 +54,8 @@ def run(options: argparse.Namespace) -> int:
     show_news()
     if (options.trials is not None) != (options.what == "add"):
         raise BadInput("--trials goes with add", "hint: launch sweep add last --trials 20")
+    if (options.out is not None or options.kind is not None) and options.what != "plot":
+        raise BadInput("--out and --kind go with plot", "hint: launch sweep plot last -o sweep.html")
     if options.what not in _VERBS:
         return _begin(options)
     sweep = Sweep.get(options.sweep)
@@ -53,6 +64,8 @@ def run(options: argparse.Namespace) -> int:
             return _status(sweep, options)
         case "best":
             return _best(sweep, as_json=options.json)
+        case "plot":
+            return _plot(sweep, options)
         case "stop":
             print(_headline(sweep, sweep.stop()))
             return Exit.OK
@@ -107,6 +120,44 @@ def _best(sweep: "Sweep", *, as_json: bool) -> int:
     print("\n".join(columns([*rows, *((key, safe(str(value))) for key, value in best.params.items())])))
     print(f"its weights: launch export {best.run} --best -o model.safetensors", file=sys.stderr)
     return Exit.OK
+
+
+def _plot(sweep: "Sweep", options: argparse.Namespace) -> int:
+    if options.out is not None:
+        for line in sweep.plot(options.out, [options.kind] if options.kind else []):
+            print(safe(line), file=sys.stderr)
+        print(options.out)
+        return Exit.OK
+    if options.kind in ("parallel", "slice"):
+        raise BadInput(f"--kind {options.kind} is a picture", "hint: -o FILE.png says where it goes")
+    valued = [(one.number, one.value) for one in sweep.status().trials if one.value is not None]
+    if not valued:
+        print(f"no trial of {sweep.id} has a value yet", file=sys.stderr)
+        return Exit.OK
+    if options.kind != "importance":
+        print("\n".join(_history(valued, sweep.best())))
+    if options.kind != "history":
+        print("\n".join(_bars(sweep.importances())))
+    return Exit.OK
+
+
+def _history(valued: "Sequence[tuple[int, float]]", best: "TrialNote | None") -> list[str]:
+    from launcher.cli.looking.plot import plot  # late: only for this
+
+    lines = plot({"value": valued}, min(100, width_of(sys.stdout) or 100), _PLOT_ROWS)
+    head = "value by trial" + (f"; the best is {best.value:.6g}, of trial {best.number}" if best is not None else "")
+    return [head, *("".join(text for text, _ in line).rstrip() for line in lines)]
+
+
+def _bars(shares: "Mapping[str, float]") -> list[str]:
+    """How much each option explains."""
+    if not shares:
+        return [
+            "",
+            "which options matter cannot be told yet: it takes more trials that are complete, with other values",
+        ]
+    rows = [[_short(key), f"{share:.0%}", "█" * round(share * _BAR)] for key, share in shares.items()]
+    return ["", "how much each option explains", *columns(rows)]
 
 
 def _follow(sweep: "Sweep") -> int:
