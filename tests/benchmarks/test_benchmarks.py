@@ -102,6 +102,7 @@ def test_it_runs_and_shows_a_table(name, words, rows):
 
 
 @needs_browser
+@pytest.mark.dealt(len(TABLES))
 def test_that_of_the_board_runs_and_shows_both_tables():
     told = run(
         HERE / "board.py", "--runs", "2", "--points", "20", "--curves", "2", "--curve-points", "20", "--seconds", "1",
