@@ -11,7 +11,7 @@ import msgspec
 from launcher.doctor.findings import Finding
 from launcher.errors import LaunchError
 from launcher.rundir.durable import make_dir, readable, write_record
-from launcher.rundir.ownership import refuse_exposed
+from launcher.rundir.ownership import is_ours_alone, refuse_exposed
 from launcher.rundir.registry import state_folder
 
 
@@ -33,8 +33,11 @@ def keep(cluster: str, findings: Sequence[Finding], *, trial: bool) -> None:
 
 
 def last_check_up(cluster: str) -> CheckUp | None:
-    """None where there was none, or what is there cannot be one."""
-    return readable(_file(cluster), CheckUp)
+    """None where there was none, or what is there cannot be one, or others could have written it."""
+    with contextlib.suppress(FileNotFoundError):
+        if is_ours_alone(_file(cluster).parent):
+            return readable(_file(cluster), CheckUp)
+    return None
 
 
 def _file(cluster: str) -> Path:

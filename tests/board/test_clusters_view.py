@@ -146,3 +146,11 @@ def test_what_is_no_check_up_is_none(tmp_path, monkeypatch, text):
     assert last.last_check_up("../pool").findings == ()
     file.write_text(text)
     assert last.last_check_up("../pool") is None
+
+
+def test_what_others_could_have_written_is_not_believed(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    last.keep("pool", [], trial=False)
+    assert last.last_check_up("pool") is not None
+    (state_folder() / "check-ups").chmod(0o777)
+    assert last.last_check_up("pool") is None

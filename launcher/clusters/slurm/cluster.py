@@ -119,4 +119,5 @@ def _now(node: Node, jobs: Sequence[QueuedJob]) -> HostNow:
     state = "unknown" if not node.takes_jobs else "taken" if node.taken_cpus or node.taken_gpus else "free"
     reason = f": {node.reason}" if node.reason else ""
     text = f"{'+'.join(node.state).lower()}{reason}"
-    return HostNow(node.name, state, node.gpus, max(0, node.gpus - node.taken_gpus), jobs=there, text=text)
+    free = max(0, node.gpus - node.taken_gpus) if node.takes_jobs else 0
+    return HostNow(node.name, state, node.gpus, free, jobs=there, text=text)
