@@ -26,9 +26,7 @@ from msgspec.structs import replace
 from launcher.clusters.kinds import LOGIN_KIND, OURS, is_here, kind_named, made, plugins
 from launcher.errors import BadInput
 from launcher.rundir.ownership import refuse_strangers
-from launcher.spec import overrides as command_line
 from launcher.spec.cluster_fields import LOGIN, OPTIONS_OF, SSH
-from launcher.spec.fields import JOB
 from launcher.spec.kinds.groups import TableOf
 from launcher.spec.kinds.leaf import Json, Leaf, Unfit
 from launcher.spec.kinds.names import JOB_NAME
@@ -150,9 +148,12 @@ def _own_options(place: ClusterEntry, section: Section) -> Any:
 
 
 def with_defaults(
-    defaults: Sequence[tuple[str, str]], spec: Path, overrides: Sequence[str], job: Section = JOB
+    defaults: Sequence[tuple[str, str]], spec: Path, overrides: Sequence[str], job: Section | None = None
 ) -> tuple[str, ...]:
     """The overrides, and after them a cluster's defaults for what neither they nor the spec say."""
+    from launcher.spec import overrides as command_line  # late: who completes names of clusters does without
+    from launcher.spec.fields import JOB  # late: likewise
+
     if not defaults:
         return tuple(overrides)
     try:
@@ -160,7 +161,7 @@ def with_defaults(
     except Wrong:
         return tuple(overrides)  # reading the spec tells what is wrong with it
     root = read.root if isinstance(read.root, Mapping) else None
-    if root is None or command_line.apply(root, overrides, job):
+    if root is None or command_line.apply(root, overrides, JOB if job is None else job):
         return tuple(overrides)
     missing = (f"{path}={text}" for path, text in defaults if not _says(root, path))
     return (*overrides, *missing)
@@ -258,14 +259,15 @@ class _ByKind(Struct, frozen=True):
     def parse(self, node: Node) -> ClusterEntry:
         if isinstance(node, Unusable):
             raise Wrong
-        kinds = _kinds_with_entries()
+        ours = _ours_with_entries()
         if not isinstance(node, Mapping):
-            raise wrong(node, f"expected {self.words()}, got {got(node)}", f"write kind: {kinds[0]}")
+            raise wrong(node, f"expected {self.words()}, got {got(node)}", f"write kind: {ours[0]}")
         named = node.entries.get("kind")
         if named is None:
-            raise Wrong(Problem(node.mark, "missing", f"write kind: {' or '.join(kinds)}", ("kind",)))
+            raise Wrong(Problem(node.mark, "missing", f"write kind: {' or '.join(_kinds_with_entries())}", ("kind",)))
+        is_ours = isinstance(named.value, Scalar) and named.value.text in ours  # then nobody looks what is installed
         try:
-            kind = Choice(tuple(kinds)).parse(named.value)
+            kind = Choice(tuple(ours if is_ours else _kinds_with_entries())).parse(named.value)
         except Wrong as error:
             raise Wrong(*(replace(problem, key=("kind",)) for problem in error.problems)) from None
         said = Mapping({key: one for key, one in node.entries.items() if key != "kind"}, node.mark)
@@ -276,7 +278,11 @@ class _ByKind(Struct, frozen=True):
 
 
 def _kinds_with_entries() -> list[str]:
-    return [*(kind for kind in OURS if kind in OPTIONS_OF and kind != LOGIN_KIND), *plugins()]
+    return [*_ours_with_entries(), *plugins()]
+
+
+def _ours_with_entries() -> list[str]:
+    return [kind for kind in OURS if kind in OPTIONS_OF and kind != LOGIN_KIND]
 
 
 def _pool(kind: str, said: Mapping) -> ClusterEntry:
