@@ -255,9 +255,21 @@ class SlurmLab(Lab):
 
         try:
             until("a clear cluster", clear, timeout)
+            self._give_all_nodes()
         except LabError as error:
             logs = "".join(f"{node.name}: {self._log_of(node)}" for node in self._deaf())
             raise LabError(f"{error}: {self.run('sinfo', '-N').stdout}{self.run('squeue').stdout}{logs}") from None
+
+    def _give_all_nodes(self) -> None:
+        """One job gets every node whole. A controller that was killed may call all nodes idle and yet keep some of
+        their processors for a job that is gone, until it is started again."""
+        whole = ("salloc", "-Q", f"-N{self.size}", "--exclusive", f"--gres=gpu:{GPUS}", f"--immediate={_REPAIR_S}")
+        if (asked := self.run(*whole, "true")).returncode:
+            kept = self.run("scontrol", "show", "nodes", "-o").stdout
+            print(f"the lab is repaired: idle nodes are not given, {asked.stderr}{kept}", file=sys.stderr)
+            self.stop_controller()
+            self.start_controller()
+        until("an idle cluster", self.idle)
 
     def _deaf(self) -> list[SlurmNode]:
         lines = self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%N %T").stdout.splitlines()
