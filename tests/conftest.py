@@ -180,6 +180,8 @@ def environment_of_nobody():
                 patch.delenv(name)
         # Without this, every process that a test starts compiles what it imports, again and again.
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+        # Without this, each print writes its text and its end apart, and ranks with one stdout write between the two.
+        patch.delenv("PYTHONUNBUFFERED", raising=False)
         yield
 
 

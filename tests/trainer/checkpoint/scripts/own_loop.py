@@ -38,6 +38,7 @@ while step < 20:
         checkpointer.ask_to_stop()
     if checkpointer.after_step(step):
         sys.exit(EXIT_RESUME_ME)
-print(f"rank {rank} {loss.item()!r} {checkpointer.finish(step)}", flush=True)
+# One write, also where PYTHONUNBUFFERED is set: all ranks of torchrun have one stdout.
+sys.stdout.write(f"rank {rank} {loss.item()!r} {checkpointer.finish(step)}\n")
 if ddp:
     dist.destroy_process_group()
