@@ -36,10 +36,21 @@ class World:
     backend: str | None = None  # None: no process group, a world of one
     control: dist.ProcessGroup | None = None  # over the CPU, for votes and small words; None where there is no group
     group_rank: int | None = None  # which node this is, where somebody said so
+    together: int = 1  # neighbouring ranks that work on the same samples, each on its part of the model
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
+
+    @property
+    def share(self) -> int:
+        """Which share of the samples is this rank's."""
+        return self.rank // self.together
+
+    @property
+    def shares(self) -> int:
+        """Into how many the samples are divided."""
+        return self.size // self.together
 
     @property
     def node(self) -> int:

@@ -16,11 +16,11 @@ from trainer.checkpoint.generators import restore_generators, state_of_generator
 from trainer.data import Batch, EvalData
 from trainer.data.iterable import is_iterable
 from trainer.loop.average import Average
-from trainer.loop.losses import LossFunction, answer_of
+from trainer.loop.losses import LossFunction, answer_of, plain
 from trainer.loop.metric_objects import MetricObjects, is_of_object
 from trainer.loop.placing import Placing
 from trainer.loop.progress import Training
-from trainer.loop.sums import Sum, Sums, gathered, means, sum_over_ranks
+from trainer.loop.sums import Sum, Sums, means, of_shares, sum_over_ranks
 from trainer.world import World
 
 Metrics = Callable[[nn.Module, Any], Mapping[str, Sum | tuple[Any, ...]]]
@@ -48,7 +48,8 @@ class Shares:
         self._most = most
         self.are_of_a_stream = is_iterable(dataset)
         if self.are_of_a_stream:
-            self._data = open_data(dataset, batch_size=samples * world.size, rank=world.rank, world_size=world.size)
+            batch_size = samples * world.shares
+            self._data = open_data(dataset, batch_size=batch_size, rank=world.share, world_size=world.shares)
         elif own := _dealt_out(len(dataset), samples, world):
             self._data = open_data(Subset(dataset, own), batch_size=samples)
         self._open_any = partial(EvalData, dataset, batch_size=samples, collate=collate)
@@ -66,8 +67,8 @@ class Shares:
 
 
 def _dealt_out(length: int, samples: int, world: World) -> list[int]:
-    """This rank's indices: every `world.size`-th batch."""
-    firsts = range(world.rank * samples, length, world.size * samples)
+    """This rank's indices: every `world.shares`-th batch."""
+    firsts = range(world.share * samples, length, world.shares * samples)
     return [index for first in firsts for index in range(first, min(first + samples, length))]
 
 
@@ -94,7 +95,7 @@ class Evaluation:
         """`val_loss` or `test_loss`, and what else the user's functions say; the same on all ranks."""
         with self._weights(), self._without_trace():
             sums, objects = self._found(self._in_step(self._shares.batches()), after_batch)
-            found = {**means(gathered(sums.terms(), self._world)), **objects.values(self._world)}
+            found = {**means(of_shares(sums.terms(), self._world)), **objects.values(self._world)}
         return {self._prefix + name: value for name, value in found.items()}
 
     def names(self) -> list[str] | None:
@@ -131,7 +132,7 @@ class Evaluation:
             data = self._place(batch.data)
             with self._strategy.forward_context(sync=True):
                 answer = answer_of(self._loss(self._model, data)) if self._loss is not None else None
-                found = self._metrics(self._model, data) if self._metrics is not None else {}
+                found = plain(self._metrics(self._model, data)) if self._metrics is not None else {}
             if batch.samples:
                 losses = answer.sums(batch.samples) if answer is not None else {}
                 for name, value in {**losses, **found}.items():

@@ -39,9 +39,9 @@ class Answer:
 
 def answer_of(given: Any) -> Answer:
     """`loss`; `loss, {...}`; `sum, count`; `sum, count, {...}`."""
-    match given:
-        case Tensor():
-            return Answer(given)
+    match plain(given):
+        case Tensor() as loss:
+            return Answer(loss)
         case (Tensor() as loss, Mapping() as said):
             return Answer(loss, None, said)
         case (Tensor() as loss, Tensor() | int() | float() as count):
@@ -53,6 +53,15 @@ def answer_of(given: Any) -> Answer:
         f"loss: expected a tensor, a sum and a count, and perhaps a dict of more values, got {got}\n"
         "hint: `return loss`, `return loss, {'name': value}`, or `return loss_sum, number_of_tokens`"
     )
+
+
+def plain(given: Any) -> Any:
+    """Tensors that ranks have found together, as each has them for itself: of a model that is divided over ranks."""
+    if isinstance(given, Tensor):
+        return given.full_tensor() if hasattr(given, "full_tensor") else given
+    if isinstance(given, Mapping):
+        return {name: plain(value) for name, value in given.items()}
+    return tuple(map(plain, given)) if type(given) is tuple else given
 
 
 class StepLosses:
@@ -78,7 +87,8 @@ class StepLosses:
         self._sums.clear()
         rows = self._of_all([*mine, *say])
         self.told = [row[width:] for row in rows]
-        sums = [exact_sum(column) for column in zip(*(row[:width] for row in rows), strict=True)]
+        of_each = rows[:: self._world.together]
+        sums = [exact_sum(column) for column in zip(*(row[:width] for row in of_each), strict=True)]
         return {name: divided(sums[2 * place], sums[2 * place + 1]) for place, name in enumerate(self._names)}
 
     def _of_all(self, mine: list[float]) -> list[list[float]]:
@@ -109,7 +119,7 @@ class StepCount:
         here = here.reshape(()) if batch.samples else torch.zeros_like(here.reshape(()))
         self._count = here if self._count is None else self._count + here
         # DDP and the shards take the mean over ranks.
-        return answer.loss * (self._world.size / batch.step_samples if batch.samples else 0.0)
+        return answer.loss * (self._world.shares / batch.step_samples if batch.samples else 0.0)
 
     def factor(self, step_samples: int) -> Tensor | None:
         """What the gradients are to be multiplied by; without counts nothing. Ranks meet here."""
@@ -118,4 +128,4 @@ class StepCount:
             return None
         if self._world.size > 1:
             dist.all_reduce(count)
-        return step_samples / count
+        return step_samples * self._world.together / count

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from trainer.errors import TrainerError
-from trainer.loop.sums import gathered
+from trainer.loop.sums import gathered, of_shares
 from trainer.world import World
 
 State = dict[str, Any]  # a tensor, or a list of them, by the name that the metric gives it
@@ -44,11 +44,11 @@ class MetricObjects:
 
     def values(self, world: World) -> dict[str, float]:
         """The same on all ranks, which meet here: of each the first rank that has a state of it calculates."""
-        of_ranks = gathered({name: _states(metric) for name, metric in self._parts.items()}, world)
+        of_each = of_shares({name: _states(metric) for name, metric in self._parts.items()}, world)
         mine: dict[str, float] = {}
         for name, metric in self._parts.items():
-            states = {rank: one[name] for rank, one in enumerate(of_ranks) if name in one}
-            if min(states) == world.rank:
+            states = {share: one[name] for share, one in enumerate(of_each) if name in one}
+            if min(states) == world.share:
                 mine[name] = _value(name, _computed(metric, list(states.values())))
             _reset(metric)
         return {name: value for one in gathered(mine, world) for name, value in one.items()}

@@ -13,6 +13,7 @@ from typing import Any
 
 from trainer.errors import BadSettings
 from trainer.strategies import KEPT, NAMES, PRECISIONS, Choice
+from trainer.strategies.mesh import is_mesh
 from trainer.wire import Every
 
 _STEPS = re.compile(r"(\d+)\.\.(\d+)")
@@ -107,6 +108,7 @@ _VALIDATION = Kind(
 )
 
 
+_MESH = Kind("a mesh of ranks, as tp=2 or dp=2,tp=2", str, is_mesh)
 _PARTS = Kind(
     "classes or names of parts of the model, with commas between them",
     _words,
@@ -139,6 +141,9 @@ class Settings:
     strategy: str = _setting("ddp", _one_of(*NAMES), "how the ranks share the work")
     precision: str = _setting("fp32", _one_of(*PRECISIONS), "what to calculate in")
     shard_size: int | None = _setting(None, _whole(1), "hsdp: ranks that share one copy; left out: those of a node")
+    mesh: str | Mapping[str, int] | None = _setting(
+        None, _MESH, "sharded strategies: ranks that work on the same samples together, each on its part of every layer"
+    )
     unused_parameters: bool = _setting(
         False, _yes_or_no(), "ddp, zero1: some parameters may have no part in a step's loss"
     )

@@ -81,10 +81,15 @@ def gathered(mine: Any, world: World) -> list[Any]:
     return found
 
 
+def of_shares(mine: Any, world: World) -> list[Any]:
+    """What was found of every share of the samples: ranks that work on one have all found the same."""
+    return gathered(mine, world)[:: world.together]
+
+
 def sum_over_ranks(world: World, number: int) -> int:
-    """The same on all ranks, which meet here."""
+    """Of every share of the samples once. The same on all ranks, which meet here."""
     if world.control is None:
         return number
-    total = torch.tensor(number)
+    total = torch.tensor(0 if world.rank % world.together else number)
     dist.all_reduce(total, group=world.control)
     return int(total)

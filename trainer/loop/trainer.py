@@ -44,11 +44,13 @@ from trainer.loop.stragglers import Stragglers
 from trainer.loop.trials import begin_anew, first_batches, in_short
 from trainer.stopping import Votes
 from trainer.strategies import Optimizers, Strategy, StrategySettings, build, needs_group, summary, warn_of_low_weights
+from trainer.strategies.mesh import on_mesh
 from trainer.wire import Launched, Wire
 from trainer.world import World, membership
 
 if TYPE_CHECKING:
     from trainer.loop.flops import Flops
+    from trainer.strategies.tensor_parallel import Plan
 
 MakeOptimizer = Callable[[Any], Optimizer | Optimizers]  # of trainer.strategies.Parameters
 
@@ -71,6 +73,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         start_from: StartFrom | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
+        tp_plan: "Plan | None" = None,
     ) -> None:
         """`model` may be a function that makes it: then `seed` decides its first weights too.
 
@@ -84,6 +87,7 @@ class Trainer:
         ReduceLROnPlateau after each validation, with the monitored value. Of several optimizers each has its own: made
         by this function, or by that of the same name where several are given.
         `data`: a data set, or a loader that keeps its own place, as torchdata's StatefulDataLoader.
+        `tp_plan`: how layers are divided where `mesh` has tp, as `{"blocks.*.up": "colwise"}`; else the model's own.
         `start_from`: weights to begin with where there is no checkpoint, a path for `load_weights` or what calls it.
         """
         refuse_loaders(validation=validation, **({} if is_loader(data) else {"data": data}))
@@ -96,6 +100,7 @@ class Trainer:
                     "validation: with a step of your own expected loss or metrics to validate by, got none"
                 )
         self.settings, self._as_given, self._step = in_short(settings), settings, step
+        self._tp_plan = tp_plan
         self._model, self._loss, self._metrics = model, loss, metrics
         self._dataset, self._collate = first_batches(settings, data), collate
         self._validation = validation if validation is None or settings.overfit_batches is None else self._dataset
@@ -217,13 +222,13 @@ class Trainer:
 
     @contextmanager
     def _world(self, given: World | None) -> Iterator[World]:
-        if given is not None:
-            yield given
-            return
         settings = self.settings
+        if given is not None:
+            yield on_mesh(given, settings.mesh)
+            return
         group = needs_group(settings.strategy)
         with membership(group=group, timeout_s=settings.timeout_s, device=settings.device) as world:
-            yield world
+            yield on_mesh(world, settings.mesh)
 
     @contextmanager
     def _loop(self, world: World) -> Iterator[Loop]:
@@ -301,16 +306,21 @@ class Trainer:
             # What a strategy may be told is a setting of the same name.
             wanted = {field.name: getattr(settings, field.name) for field in dataclasses.fields(StrategySettings)}
             self._built = build(
-                self._model, world, StrategySettings(**wanted), self._make_optimizer, own_step=self._step is not None
+                self._model,
+                world,
+                StrategySettings(**wanted),
+                self._make_optimizer,
+                own_step=self._step is not None,
+                tp_plan=self._tp_plan,
             )
             if world.is_first:
                 warn_of_low_weights(self._built.module)
-        seed_all(settings.seed, world.rank)  # so that dropout differs from rank to rank
+        seed_all(settings.seed, world.share)  # so that dropout differs, but not among ranks that work together
         return self._built
 
     def _evaluation(self, training: Training, data: Any, prefix: str, average: Average | None = None) -> Evaluation:
         settings, world = self.settings, training.world
-        samples = settings.validation_samples(world.size)
+        samples = settings.validation_samples(world.shares)
         shares = Shares(data, samples, world, settings.workers, self._collate, settings.fast_dev_run)
         return Evaluation(training, shares, self._validated_loss, self._metrics, average, prefix)
 

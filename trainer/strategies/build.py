@@ -1,7 +1,11 @@
 """Puts a strategy together: check, place, recompute, compile, wrap, then make the optimizer."""
 
+import logging
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +26,12 @@ from trainer.strategies.wrapped import Wrapped
 from trainer.strategies.zero import shared_out
 from trainer.world import World
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from trainer.strategies.tensor_parallel import Plan
+
+log = logging.getLogger("trainer")
 MakeOptimizer = Callable[[Parameters], Optimizer | Optimizers]
 
 
@@ -32,12 +42,16 @@ def build(
     make_optimizer: MakeOptimizer,
     *,
     own_step: bool = False,
+    tp_plan: "Plan | None" = None,
 ) -> Strategy:
     """All ranks call it, each with the same model, or with what makes it; rank 0's weights count.
 
     A module is changed in place. `own_step`: gradients are added up by `Turns`, part by part, in the user's order.
+    `tp_plan`: how layers are divided where `mesh` has ranks work together; left out, the model's own.
     """
     check(settings, world)
+    if own_step and world.together > 1:
+        raise BadSettings("mesh: tp: does not go with a training step of your own")
     module, rows = _made(model, world, settings)
     if rows is None:
         _check_module(module)
@@ -50,13 +64,14 @@ def build(
         sync_batch_norm(module, world)
     if rows is None and not settings.offload:  # else block by block, while they are dealt out
         module.to(world.device)
+    division = _divided(module, world, settings, tp_plan)
     blocks = _blocks(module, settings)
     if settings.activation_checkpointing:
         for block in blocks[:: settings.recompute_every]:
             recompute(block, settings.recompute_keeps)
     if settings.compile:
         compile_parts(blocks if blocks and (settings.blocks or settings.strategy in SHARDS) else [module])
-    wrapped = alike(module, world) if own_step else _wrapped(module, blocks, world, settings, rows)
+    wrapped = alike(module, world) if own_step else _wrapped(module, blocks, world, settings, rows, division)
     optimizers = checked(make_optimizer(parameters_of(module)), module, world)
     if settings.offload:
         refuse_offloaded(optimizers, world, shard_size(settings, world))
@@ -77,7 +92,7 @@ def build_to_ask(model: nn.Module | Callable[[], nn.Module], world: World, setti
     module, rows = _made(model, world, settings)
     if rows is None and not settings.offload:
         module.to(world.device)
-    _wrapped(module, _blocks(module, settings), world, settings, rows)
+    _wrapped(module, _blocks(module, settings), world, settings, rows, None)
     return module.eval()
 
 
@@ -86,7 +101,8 @@ def summary(strategy: Strategy) -> str:
     settings, world = strategy.settings, strategy.world
     size = shard_size(settings, world)
     parts = [
-        settings.strategy if size == world.size else f"{settings.strategy} ({world.size // size} copies)",
+        settings.strategy if size == world.shares else f"{settings.strategy} ({world.shares // size} copies)",
+        *([f"tp {world.together}"] if world.together > 1 else []),
         f"{world.size} x {_device_name(world)}",
         settings.precision,
         f"{_short(sum(parameter.numel() for parameter in strategy.module.parameters()))} parameters",
@@ -141,12 +157,44 @@ def _blocks(module: nn.Module, settings: StrategySettings) -> list[nn.Module]:
     return blocks
 
 
+@dataclass(frozen=True, slots=True)
+class _Division:
+    """How the layers of a model are divided over ranks."""
+
+    mesh: "DeviceMesh"
+    around: Callable[[], AbstractContextManager[None]]  # forward and backward passes
+
+
+def _divided(module: nn.Module, world: World, settings: StrategySettings, plan: "Plan | None") -> _Division | None:
+    """Divide its layers over the ranks that work on the same samples; None where each works on its own."""
+    if world.together == 1:
+        if plan and not settings.mesh:
+            raise BadSettings("tp_plan: expected with a mesh that has tp, got it without\nhint: mesh='tp=2'")
+        return None
+    from torch.distributed.tensor.parallel import loss_parallel  # late: half a second, and only some want it
+
+    from trainer.strategies import tensor_parallel  # late: the same
+    from trainer.strategies.shards import TOGETHER, mesh_over  # late: FSDP2 takes half a second to import
+
+    if world.local_size % world.together and world.is_first:
+        log.warning(
+            "mesh: tp=%d crosses nodes, %d ranks on each: every layer waits for the network\n"
+            "hint: a tp that divides the ranks of a node",
+            world.together,
+            world.local_size,
+        )
+    mesh, found = mesh_over(world, settings), tensor_parallel.plan_for(module, plan)
+    tensor_parallel.divide(module, mesh[TOGETHER], found)
+    return _Division(mesh, loss_parallel if tensor_parallel.has_divided_vocabulary(found) else nullcontext)
+
+
 def _wrapped(
     module: nn.Module,
     blocks: Sequence[nn.Module],
     world: World,
     settings: StrategySettings,
     rows: dict[str, Tensor] | None,
+    division: _Division | None,
 ) -> Wrapped:
     if settings.strategy in REPLICAS:
         return replicated(module, world, settings)
@@ -154,7 +202,10 @@ def _wrapped(
         from trainer.strategies.shards import sharded  # late: FSDP2 takes half a second to import
 
         units = chosen(module, settings.units, "units") if settings.units else []
-        return sharded(module, list(dict.fromkeys([*units, *blocks])), world, settings, rows)
+        parts = list(dict.fromkeys([*units, *blocks]))
+        if division is None:
+            return sharded(module, parts, world, settings, rows)
+        return replace(sharded(module, parts, world, settings, mesh=division.mesh), around=division.around)
     if settings.strategy == "dp":
         return over_all_gpus(module, world, low_dtype(settings.precision))
     return Wrapped(module)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from trainer.errors import BadSettings
+from trainer.strategies.mesh import Mesh
 from trainer.world import World
 
 NAMES = ("none", "dp", "ddp", "zero1", "zero2", "fsdp", "hsdp")
@@ -29,7 +30,10 @@ _ONLY_WITH = {
     "bucket_mb": REPLICAS,
     "sync_batchnorm": REPLICAS + SHARDS,
     "shard_size": ("hsdp",),
+    "mesh": SHARDS,
 }
+
+_NOT_DIVIDED = ("by_parts", "offload", "sync_batchnorm")  # what knows of shards alone
 
 Choice = tuple[str, ...] | Callable[[str, nn.Module], bool]  # of parts: classes, names (`layers.*`), or a rule
 
@@ -47,6 +51,7 @@ class StrategySettings:
     recompute_keeps: tuple[str, ...] = ()  # operations of recomputed blocks whose results are kept all the same
     compile: bool = False
     shard_size: int | None = None  # hsdp: ranks that share one copy; None: those of a node
+    mesh: str | Mesh | None = None  # sharded: how many ranks work on the same samples, as `tp=2`
     unused_parameters: bool = False  # ddp, zero1: some may have no part in a step's loss
     blocks: Choice = ()  # what is sharded, recomputed and compiled each by itself; empty: found
     units: Choice = ()  # more that is sharded each by itself, and not recomputed: an embedding, a head
@@ -75,8 +80,8 @@ def check(settings: StrategySettings, world: World) -> None:
 def shard_size(settings: StrategySettings, world: World) -> int:
     """Ranks that hold one copy of the parameters between them."""
     if settings.strategy != "hsdp":
-        return world.size
-    return world.local_size if settings.shard_size is None else settings.shard_size
+        return world.shares
+    return world.local_size // world.together if settings.shard_size is None else settings.shard_size
 
 
 def _problems(settings: StrategySettings, world: World) -> Iterator[str]:
@@ -93,6 +98,9 @@ def _problems(settings: StrategySettings, world: World) -> Iterator[str]:
         if value is not None and not (math.isfinite(value) and value > 0):
             yield f"{name}: expected a number above 0, got {value}"
     yield from _out_of_place(settings)
+    for name in _NOT_DIVIDED if world.together > 1 else ():
+        if getattr(settings, name):
+            yield f"{name}: does not go with a mesh that has tp, got {name} and tp={world.together}"
     if settings.prefetch is not None and settings.prefetch < 1:
         yield f"prefetch: expected a whole number of at least 1, got {settings.prefetch}"
     if settings.cudnn_benchmark and torch.are_deterministic_algorithms_enabled():
@@ -124,8 +132,8 @@ def _misfits(settings: StrategySettings, world: World) -> Iterator[str]:
         size, where = shard_size(settings, world), "shard_size"
         if settings.shard_size is None:
             where = "shard_size: the ranks of a node"
-        if size < 1 or world.size % size:
-            yield f"{where}: expected a divisor of the world's {world.size} ranks, got {size}"
+        if size < 1 or world.shares % size:
+            yield f"{where}: expected a divisor of the world's {world.shares} ranks, got {size}"
 
 
 def _too_precise(precision: str, device: torch.device) -> Iterator[str]:

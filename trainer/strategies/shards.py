@@ -18,6 +18,7 @@ from trainer.strategies.wrapped import Wrapped
 from trainer.world import World
 
 log = logging.getLogger("trainer")
+TOGETHER = "tp"  # the dimension of ranks that work on the same samples
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
@@ -27,15 +28,18 @@ def sharded(
     world: World,
     settings: StrategySettings,
     rows: dict[str, Tensor] | None = None,
+    mesh: DeviceMesh | None = None,
 ) -> Wrapped:
     """zero2: parameters are whole from a step's first forward pass to its last backward pass. Others: block by block.
 
-    `rows`: this rank's, of a module whose own parameters are on the meta device.
+    `rows`: this rank's, of a module whose own parameters are on the meta device. `mesh`: by `mesh_over`, where the
+    module is already divided on it.
     """
     # What is not on the device yet travels by the group of the CPUs.
     group = world.control if settings.offload or rows is not None else None
-    take_from_first([*([] if rows is not None else module.parameters()), *PersistentBuffers(module).tensors()], group)
-    mesh = _mesh(world, shard_size(settings, world))
+    own = [] if rows is not None or mesh is not None else module.parameters()  # what is divided is rank 0's by now
+    take_from_first([*own, *PersistentBuffers(module).tensors()], group)
+    mesh = _of_shards(mesh or mesh_over(world, settings))
     policy = _policy(module, low_dtype(settings.precision))
     offload = _offload(world) if settings.offload else OffloadPolicy()
     reshard = settings.reshard and settings.strategy != "zero2"
@@ -104,11 +108,23 @@ def _offload(world: World) -> CPUOffloadPolicy:
     return CPUOffloadPolicy(pin_memory=world.device.type == "cuda")
 
 
-def _mesh(world: World, size: int) -> DeviceMesh:
-    kind = world.device.type
-    if size == world.size:
-        return init_device_mesh(kind, (size,), mesh_dim_names=("shard",))
-    return init_device_mesh(kind, (world.size // size, size), mesh_dim_names=("copy", "shard"))
+def mesh_over(world: World, settings: StrategySettings) -> DeviceMesh:
+    """Copies of shards of what ranks work on together: as many dimensions as there is something to share."""
+    size = shard_size(settings, world)
+    sizes = {"shard": size}
+    if size < world.shares:
+        sizes = {"copy": world.shares // size, **sizes}
+    if world.together > 1:
+        sizes[TOGETHER] = world.together
+    mesh = init_device_mesh(world.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    if world.together > 1:
+        mesh._flatten()  # noqa: SLF001 - so that a norm over all ranks is one message; torch has no public word for it yet
+    return mesh
+
+
+def _of_shards(mesh: DeviceMesh) -> DeviceMesh:
+    names = mesh.mesh_dim_names or ()
+    return mesh[tuple(name for name in names if name != TOGETHER)] if TOGETHER in names else mesh
 
 
 def _policy(module: nn.Module, dtype: torch.dtype | None) -> MixedPrecisionPolicy:

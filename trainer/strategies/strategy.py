@@ -74,7 +74,7 @@ class Strategy:
             if self._buffers_differ:
                 self.share_buffers()
             self._buffers_differ = sync  # as DDP has it: once a step
-        with self.wrapped.syncing(sync), autocasting(self.world.device, self._dtype):
+        with self.wrapped.around(), self.wrapped.syncing(sync), autocasting(self.world.device, self._dtype):
             yield
 
     def do(self, function: Callable[[nn.Module], T]) -> T:
@@ -87,7 +87,8 @@ class Strategy:
     def backward(self, loss: Tensor) -> None:
         """Outside of the forward pass's context."""
         first = first_gradient(loss)
-        (loss if self.scaler is None else self.scaler.scale(loss)).backward(first)
+        with self.wrapped.around():
+            (loss if self.scaler is None else self.scaler.scale(loss)).backward(first)
 
     def step(self, factor: Tensor | None = None, *, measured: bool = False) -> Tensor | None:
         """Clip, step the optimizer, drop the gradients. The norm of the gradients before it is clipped, if it is or is
@@ -166,7 +167,7 @@ class Strategy:
         if self.settings.clip_norm is None and not measured:
             return None
         if self.settings.offload:
-            copies = self.world.size // shard_size(self.settings, self.world)
+            copies = self.world.shares // shard_size(self.settings, self.world)
             return clip_offloaded(_gradients(parameters), self.settings.clip_norm, self.world, copies)
         if self.settings.clip_norm is None:
             return get_total_norm(list(_gradients(parameters)))

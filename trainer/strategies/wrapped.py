@@ -24,3 +24,4 @@ class Wrapped:
     syncing: Syncing = no_syncing
     do: Callable[[Callable[[nn.Module], Any]], Any] | None = None  # with the module inside; None: there is no inside
     follows_first_rank: bool = True  # in its buffers, by itself
+    around: Callable[[], AbstractContextManager[None]] = nullcontext  # forward and backward passes

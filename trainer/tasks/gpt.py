@@ -13,10 +13,12 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.optim import AdamW, Optimizer
 
 from trainer.checkpoint.models import put_weights, whole_weights
+from trainer.errors import BadSettings
 from trainer.loop.callbacks import Callback
 from trainer.loop.progress import Training
 from trainer.loop.settings import Settings, add_options
 from trainer.loop.trainer import Trainer
+from trainer.strategies.mesh import mesh_of, together
 from trainer.tasks.command import add_prediction_options, add_schedule_options, run, schedule, settings_of
 from trainer.tasks.predict import Prediction, predict
 from trainer.tasks.shards import Line
@@ -39,6 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         dropout=options.dropout,
         tied=options.tied,
     )
+    for name, size in (("heads", shape.heads), ("context", shape.context)) if settings.mesh else ():
+        if size % (tp := together(mesh_of(settings.mesh))):
+            raise BadSettings(f"--mesh: tp={tp} does not divide --{name}, {size}")
     text = open_text(options.text, length=options.context)
     if options.predict is not None:
         return predict(_prediction(settings, shape, text), options.predict, options.checkpoint)

@@ -54,6 +54,18 @@ class Transformer(nn.Module):
         logits: Tensor = self.head(self.norm(x))
         return logits
 
+    def tp_plan(self) -> dict[str, str]:
+        """How ranks that work together divide it: heads and hidden numbers, between them the sequence; the logits."""
+        return {
+            "embedding": "rowwise_to_sequence",
+            "*norm": "sequence_parallel",
+            "*.qkv_by_head": "colwise_from_sequence",
+            "*.out": "rowwise_to_sequence",
+            "*.up": "colwise_from_sequence",
+            "*.down": "rowwise_to_sequence",
+            "head": "vocabulary_from_sequence",
+        }
+
     def _draw_weights(self, shape: Shape) -> None:
         for name, parameter in self.named_parameters():
             if parameter.ndim < 2:
@@ -84,17 +96,18 @@ class Block(nn.Module):
 class Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.heads = shape.heads
+        self.size = shape.width // shape.heads  # of a head
         self.dropout = shape.dropout
-        self.qkv = nn.Linear(shape.width, 3 * shape.width, bias=False)
+        # Query, key and value of one head after the other: ranks that divide its rows have whole heads.
+        self.qkv_by_head = nn.Linear(shape.width, 3 * shape.width, bias=False)
         self.out = nn.Linear(shape.width, shape.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, time, width = x.shape
-        q, k, v = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        found: Tensor = self.qkv_by_head(x)
+        q, k, v = found.unflatten(-1, (-1, 3, self.size)).permute(3, 0, 2, 1, 4)
         dropout = self.dropout if self.training else 0.0
         seen = F.scaled_dot_product_attention(_rotate(q), _rotate(k), v, is_causal=True, dropout_p=dropout)
-        y: Tensor = self.out(seen.transpose(1, 2).reshape(batch, time, width))
+        y: Tensor = self.out(seen.transpose(1, 2).flatten(2))
         return F.dropout(y, self.dropout, self.training)
 
 

@@ -1,0 +1,75 @@
+"""A mesh of ranks: `dp=2,tp=2` is two copies of the training, each of which two ranks make together.
+
+Neighbouring ranks are together, so that those of one tensor-parallel group are on one node.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from trainer.errors import BadSettings
+from trainer.world import World
+
+DIMENSIONS = ("dp", "tp")
+_OF_OTHERS = {
+    "pp": "stages of layers (pipeline parallel)",
+    "cp": "parts of a sequence (context parallel), which torch itself still calls experimental,",
+}
+_PART = re.compile(r"\s*([a-z_]+)\s*=\s*(\d+)\s*")
+
+Mesh = Mapping[str, int]
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """`dp=2,tp=2`; `tp=2` leaves dp to the number of ranks. ValueError where it is none."""
+    found = [_PART.fullmatch(part) for part in text.split(",")]
+    pairs = [(match[1], int(match[2])) for match in found if match is not None]
+    if len(pairs) < len(found) or len(dict(pairs)) < len(pairs):
+        raise ValueError(text)
+    return dict(pairs)
+
+
+def mesh_of(given: str | Mesh | None) -> Mesh:
+    """As a dict, however it was written; nothing where there is none."""
+    return parse_mesh(given) if isinstance(given, str) else dict(given or {})
+
+
+def is_mesh(value: object) -> bool:
+    """Whether it says how many ranks there are of each dimension."""
+    if isinstance(value, str):
+        try:
+            value = parse_mesh(value)
+        except ValueError:
+            return False
+    return (
+        isinstance(value, Mapping)
+        and bool(value)
+        and all(isinstance(name, str) and type(size) is int and size >= 1 for name, size in value.items())
+    )
+
+
+def together(mesh: Mesh) -> int:
+    """How many ranks work on the same samples."""
+    return mesh.get("tp", 1)
+
+
+def problems_of(mesh: Mesh, ranks: int) -> Iterator[str]:
+    """What of it cannot be with so many ranks."""
+    for name in mesh:
+        if name in _OF_OTHERS:
+            yield f"mesh: {name}: {_OF_OTHERS[name]} cannot be trained here yet\nhint: dp and tp can"
+        elif name not in DIMENSIONS:
+            yield f"mesh: expected dp and tp, got {name!r}"
+    tp = together(mesh)
+    if ranks % tp:
+        yield f"mesh: tp={tp} does not divide the world's {ranks} ranks"
+    elif mesh.get("dp", ranks // tp) * tp != ranks:
+        yield f"mesh: dp={mesh['dp']} x tp={tp} are {mesh['dp'] * tp} ranks, the world has {ranks}\nhint: leave dp out"
+
+
+def on_mesh(world: World, given: str | Mesh | None) -> World:
+    """The ranks as they work together on a mesh. Raises BadSettings with all that cannot be."""
+    mesh = mesh_of(given)
+    if found := list(problems_of(mesh, world.size)):
+        raise BadSettings("\n".join(found))
+    return replace(world, together=together(mesh))

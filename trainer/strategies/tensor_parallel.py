@@ -1,0 +1,170 @@
+"""Tensor parallel: layers divided over ranks that work on the same samples, by torch's `parallelize_module`.
+
+Each rank has some columns or rows of a layer; what they find is added up or put side by side. What no word divides is
+whole on each of them.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.utils._pytree import tree_map_only
+
+from trainer.errors import BadSettings
+from trainer.strategies.agreement import take_from_first
+
+_SEQUENCE = 1  # of (batch, time, width)
+
+
+def _rowwise(**layouts: Any) -> Callable[[nn.Module], ParallelStyle]:
+    """What comes in is divided already, but for an embedding, which every rank asks for all tokens."""
+
+    def make(part: nn.Module) -> ParallelStyle:
+        return RowwiseParallel(input_layouts=Replicate() if isinstance(part, nn.Embedding) else None, **layouts)
+
+    return make
+
+
+def _colwise(**layouts: Any) -> Callable[[nn.Module], ParallelStyle]:
+    return lambda _: ColwiseParallel(**layouts)
+
+
+# `..._sequence`: between these layers each rank has a part of the sequence alone, as in norms.
+WORDS: dict[str, Callable[[nn.Module], ParallelStyle]] = {
+    "colwise": _colwise(),
+    "colwise_gather_output": _colwise(output_layouts=Replicate()),
+    "rowwise": _rowwise(),
+    "sequence_parallel": lambda _: SequenceParallel(sequence_dim=_SEQUENCE),
+    "colwise_from_sequence": _colwise(input_layouts=Shard(_SEQUENCE)),
+    "rowwise_to_sequence": _rowwise(output_layouts=Shard(_SEQUENCE)),
+    "vocabulary": _colwise(use_local_output=False),
+    "vocabulary_from_sequence": _colwise(input_layouts=Shard(_SEQUENCE), use_local_output=False),
+}
+_OLDER = {"colwise_rep": "colwise_gather_output", "embedding_rowwise": "rowwise"}  # what Hugging Face also says
+_ON_COLUMNS = ("colwise", "vocabulary")  # how such words begin
+
+Plan = Mapping[str, "str | ParallelStyle"]
+
+
+def plan_for(module: nn.Module, given: Plan | None) -> Plan:
+    """The user's, or the one that the model brings, as Hugging Face's do. Raises BadSettings where there is none."""
+    own = getattr(module, "tp_plan", None)
+    found = given or (own() if callable(own) else own)
+    if not found:
+        raise BadSettings(
+            f"mesh: tp: expected a plan of how to divide {type(module).__name__}, got none\n"
+            'hint: tp_plan={"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}'
+        )
+    return dict(found)
+
+
+def has_divided_vocabulary(plan: Plan) -> bool:
+    """Whether the logits stay divided, and with them the loss."""
+    return any(isinstance(word, str) and word.startswith("vocabulary") for word in plan.values())
+
+
+def divide(module: nn.Module, mesh: DeviceMesh, plan: Plan) -> None:
+    """In place: every parameter becomes a DTensor on the mesh of ranks that work on the same samples.
+
+    All ranks call it with the first rank's values or with any: rank 0's count.
+    """
+    take_from_first(module.parameters())
+    words = dict(_words(module, plan, mesh.size()))
+    ties = _ties(module)
+    for name, part in list(module.named_modules()):
+        if name in words:
+            parallelize_module(part, mesh, words[name])
+        elif any(True for _ in part.parameters(recurse=False)):
+            _keep_whole(name, part, mesh)
+    for holders in ties:
+        _tie(holders)
+
+
+def _words(module: nn.Module, plan: Plan, ranks: int) -> Iterator[tuple[str, ParallelStyle]]:
+    """What is to be done with each part. Raises BadSettings with every problem."""
+    problems = []
+    unmet = set(plan)
+    for name, part in module.named_modules():
+        pattern = next((pattern for pattern in plan if fnmatchcase(name, pattern)), None)
+        if pattern is None:
+            continue
+        unmet.discard(pattern)
+        word = plan[pattern]
+        if not isinstance(word, str):
+            yield name, word
+            continue
+        make = WORDS.get(_OLDER.get(word, word))
+        if make is None:
+            problems.append(f"tp_plan: {pattern}: expected one of {', '.join(WORDS)}, got {word!r}")
+        elif problem := _indivisible(name, part, word, ranks):
+            problems.append(problem)
+        else:
+            yield name, make(part)
+    problems += [
+        f"tp_plan: {pattern}: {type(module).__name__} has no part of this name" for pattern in plan if pattern in unmet
+    ]
+    if problems:
+        raise BadSettings("\n".join(dict.fromkeys(problems)))
+
+
+def _indivisible(name: str, part: nn.Module, word: str, ranks: int) -> str:
+    """Why the ranks cannot have equal parts of it; empty where they can."""
+    columns = word.startswith(_ON_COLUMNS)
+    attribute = (
+        {True: "embedding_dim", False: "num_embeddings"}
+        if isinstance(part, nn.Embedding)
+        else {True: "out_features", False: "in_features"}
+    )[columns]
+    size = getattr(part, attribute, 0)
+    return f"mesh: tp={ranks} does not divide {attribute}={size} of {name}" if size % ranks else ""
+
+
+def _keep_whole(name: str, part: nn.Module, mesh: DeviceMesh) -> None:
+    """Each rank does all of it; its parameters are on the mesh with the others, as optimizers and norms want it."""
+    if any(True for _ in part.children()):
+        own = next(key for key, _ in part.named_parameters(recurse=False))
+        raise BadSettings(
+            f"mesh: tp: {f'{name}.' if name else ''}{own} is a parameter of a part that has parts of its own: it can "
+            "be neither divided nor kept\nhint: give it a module of its own, or divide by dp alone"
+        )
+
+    def come_in(_: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
+        return tree_map_only(Tensor, lambda one: DTensor.from_local(one, mesh, [Replicate()], run_check=False), inputs)
+
+    def go_out(_: nn.Module, outputs: Any, mesh: DeviceMesh) -> Any:
+        return tree_map_only(DTensor, lambda one: one.redistribute(mesh, [Replicate()]).to_local(), outputs)
+
+    distribute_module(part, mesh, input_fn=come_in, output_fn=go_out)
+
+
+def _ties(module: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+    """Who has a parameter that others have too."""
+    holders: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
+    for part in module.modules():
+        for key, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
+            holders[id(parameter)].append((part, key))
+    return [found for found in holders.values() if len(found) > 1]
+
+
+def _tie(holders: list[tuple[nn.Module, str]]) -> None:
+    """Each part was divided by itself: they are one again."""
+    (first, key), *others = holders
+    kept = getattr(first, key)
+    for part, name in others:
+        if getattr(part, name).placements != kept.placements:
+            raise BadSettings(
+                f"tp_plan: {type(first).__name__}.{key} and {type(part).__name__}.{name} are one parameter: both have "
+                "to be divided in one way\nhint: an embedding rowwise and its head colwise, or neither"
+            )
+        setattr(part, name, kept)
