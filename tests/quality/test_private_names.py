@@ -53,6 +53,8 @@ USED = {
         ("trainer/strategies/paging.py", "_parameters"),
         ("trainer/strategies/paging.py", "torch.utils._python_dispatch"),
         ("trainer/strategies/paging.py", "torch.utils._pytree"),
+        ("trainer/strategies/shards.py", "_flatten"),
+        ("trainer/strategies/tensor_parallel.py", "torch.utils._pytree"),
         ("trainer/tasks/predict.py", "_get_default_store"),
         ("trainer/world.py", "_world"),
     },

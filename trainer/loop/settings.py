@@ -13,7 +13,7 @@ from typing import Any
 
 from trainer.errors import BadSettings
 from trainer.strategies import KEPT, NAMES, PRECISIONS, Choice
-from trainer.strategies.mesh import is_mesh
+from trainer.strategies.mesh import is_mesh, mesh_of, together
 from trainer.wire import Every
 
 _STEPS = re.compile(r"(\d+)\.\.(\d+)")
@@ -337,6 +337,8 @@ def _problems(values: Mapping[str, Any]) -> list[tuple[str, str]]:
         found.append(("max_steps", "expected an end: max_epochs, max_steps or max_time_s"))
     if values["count_flops"] is True and values["strategy"] == "dp":
         found.append(("count_flops", "does not go with strategy dp, whose threads are not counted\nhint: use ddp"))
+    if values["count_flops"] is True and "mesh" not in wrong and together(mesh_of(values["mesh"])) > 1:
+        found.append(("count_flops", "does not go with a mesh that has tp, whose ranks each do a part of a layer"))
     if values["peak_tflops"] is not None and values["count_flops"] is False:
         found.append(("peak_tflops", "expected with count_flops only, got it without"))
     if not wrong & {"accumulate", "batch_size"} and values["accumulate"] > values["batch_size"]:

@@ -175,7 +175,9 @@ def _same(found, alone):
 
 
 @pytest.mark.dealt(3)
-@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")  # of what is gathered: nothing is changed in place
+@pytest.mark.filterwarnings(
+    "ignore:FSDP2-wrapped module:UserWarning"
+)  # of what is gathered: nothing is changed in place
 @pytest.mark.parametrize(
     ("model", "ranks", "mesh", "others"),
     [
@@ -235,6 +237,7 @@ def refusal(folder, *args, **settings):
     [
         ({"strategy": "ddp"}, "mesh: expected with strategy zero2, fsdp, hsdp only, got it with ddp"),
         ({"offload": True}, "offload: does not go with a mesh that has tp"),
+        ({"count_flops": True}, "count_flops: does not go with a mesh that has tp"),
         ({"tp_plan": {"heat": "colwise"}}, "tp_plan: heat: Transformer has no part of this name"),
         ({"tp_plan": {"head": "columns"}}, "tp_plan: head: expected one of colwise,"),
         ({"tp_plan": {"head": "vocabulary"}}, "both have to be divided in one way"),
