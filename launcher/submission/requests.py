@@ -18,9 +18,10 @@ from launcher.ids import RunId, new_run_id
 from launcher.interpreter import OLDEST, interpreter, is_program, is_too_old, version_of
 from launcher.notify.record import Notifying
 from launcher.notify.settings import notifying_of
-from launcher.plan.build import build, check, check_code, crowded, secret_problems
+from launcher.plan.build import build, check, check_code, crowded, ranks_per_node, secret_problems
 from launcher.plan.facts import Machine, Misfit, Project, RunIdentity
 from launcher.plan.model import AwaitedRun, FrozenCode, Plan
+from launcher.plan.placement import crosses_nodes, tensor_parallel
 from launcher.plan.queueing import not_taken
 from launcher.project import ProjectCode, code_of, live_imports, look_at, project_of
 from launcher.rundir import registry
@@ -154,7 +155,9 @@ def _warn(wish: Request, machine: Machine) -> None:
     words = [] if machine.own_python else [*wish.live]
     if machine.apart and not machine.own_python and _is_everywhere(wish):
         words += map(_worded, wish.project.lacking)
-    words += filter(None, [crowded(wish.spec.resources, machine)])
+    each = ranks_per_node(wish.spec.resources, machine)
+    across = crosses_nodes(tensor_parallel(wish.spec.run.args), each) if wish.spec.resources.nodes.max > 1 else ""
+    words += filter(None, [crowded(wish.spec.resources, machine), across])
     _say_warnings(words)
 
 

@@ -269,6 +269,17 @@ def test_more_ranks_than_cores_are_no_mistake_and_worth_a_word(project):
     assert re.search(r"^warning: 999 ranks take turns on the \d+ cores of this machine$", done.stderr, re.MULTILINE)
 
 
+def test_where_ranks_are_that_divide_layers(project):
+    divided = ("--set", "run.args.mesh=tp=2", "--set", "resources.nodes=2", "--set")
+    done = project.launch("submit", "good.yaml", "--dry-run", *divided, "resources.ranks_per_node=4")
+    assert re.search(
+        r"^  mesh +local ranks 0-1, 2-3 divide each layer \(tp 2\), on one node", done.stdout, re.MULTILINE
+    )
+    done = project.launch("submit", "good.yaml", "--dry-run", *divided, "resources.ranks_per_node=1")
+    said = "tp=2 crosses nodes of 1 rank: every layer waits for the network"
+    assert re.search(f"^  mesh +{said}", done.stdout, re.MULTILINE) and f"warning: {said}" in done.stderr
+
+
 def test_init_from_a_script(project):
     (project.root / "opts.py").write_text(OPTIONS)
     assert project.launch("init", "--from", "opts.py").stdout == "job.yaml\n"

@@ -7,6 +7,7 @@ from launcher.cli import figures
 from launcher.cli.terminal import columns, paint, safe
 from launcher.clusters.protocol import Preview
 from launcher.plan.model import NodePlan, Plan
+from launcher.plan.placement import crosses_nodes, groups_of_node, tensor_parallel
 from launcher.rundir.code.listing import CodeList
 
 _LARGEST = 5
@@ -45,6 +46,7 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
         ("project", f"{safe(plan.project)}: paths of the spec begin there, and its code is frozen"),
         ("in", f"{safe(plan.run_dir)}/{safe(plan.workdir)}: the frozen code; relative outputs land there"),
         ("world", f"{world} ({each})"),
+        *_mesh(plan),
         ("run folder", f"{safe(plan.run_dir)}, for example: the end of its name is drawn anew by every submit"),
     ]
     if plan.setup is not None:
@@ -58,6 +60,14 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
     if plan.entry.preload:
         rows.append(("preloads", safe(", ".join(plan.entry.preload))))
     return rows
+
+
+def _mesh(plan: Plan) -> list[tuple[str, str]]:
+    """Where ranks are that divide layers among them."""
+    tp, ranks = tensor_parallel(plan.entry.args), plan.ranks_per_node
+    if tp == 1:
+        return []
+    return [("mesh", crosses_nodes(tp, ranks) or groups_of_node(tp, ranks))]
 
 
 def _command(plan: Plan) -> str:
