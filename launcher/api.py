@@ -560,10 +560,19 @@ def unlisted(ref: str = "") -> list[Run]:
 
 def as_it_lies(run: Run) -> RunStatus:
     """What the folder of such a run says. No cluster is asked for it, and nothing of it is mended."""
-    facts = read_facts(run.path)
+    return _as_it_lies(read_facts(run.path))
+
+
+def _as_it_lies(facts: RunFacts) -> RunStatus:
     if _is_asked(facts):
         facts = replace(facts, word=ClusterWord("unknown", "", 0.0, silent=UNLISTED))
     return msgspec.structs.replace(derive(facts), next="")
+
+
+def as_far_as_here(run: Run) -> tuple[RunStatus, str]:
+    """What can be said of it without waiting, and the kind of cluster that knows more of it; "": all is known here."""
+    facts = read_facts(run.path)
+    return (_as_it_lies(facts), facts.asks) if _is_asked(facts) else (derive(facts), "")
 
 
 def asked_of(run: Run) -> str:

@@ -124,6 +124,14 @@ def registered() -> list[tuple[RunId, Path]]:
     return found
 
 
+def changed_ns() -> int:
+    """When the list was, by the time of its folder; 0: there is none yet."""
+    try:
+        return _folder().stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
 def gone() -> list[tuple[RunId, Path]]:
     """The runs whose folder was taken away behind our back."""
     return [(run_id, path) for run_id, path in registered() if not path.is_dir()]

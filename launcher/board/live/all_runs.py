@@ -4,8 +4,9 @@ A cluster that is silent holds up nobody: its runs show what was last known of t
 """
 
 import contextlib
+import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ import msgspec
 from launcher import api
 from launcher.board.blotted import blotted_record, known_secrets
 from launcher.board.live.apart import apart
+from launcher.board.live.listed import ListedRuns
 from launcher.board.measured.shelf import MeasuredRuns
 from launcher.board.rows import BoardRow, Figures, board_row, figures_of
 from launcher.rundir.layout import RunDir
@@ -22,6 +24,7 @@ from launcher.status.derive import RunStatus
 from launcher.status.series import size
 
 _ENDED_S = 4.0  # how often those that have ended are looked at: one may be resumed, or given a tag
+_SILENT_S = 1.0  # how often those that go on are read of which no record has changed: a process may have died
 _MOST_BYTES = 4 << 20  # of metrics are read for a line of the table; more only where the run goes on or is looked at
 _GROWN = 1.02  # a small curve is drawn anew once there is so much more of it
 _ASKED_AT_ONCE = 8
@@ -40,17 +43,26 @@ class SeenRun:
 
     run: api.Run
     status: RunStatus
-    seen: tuple[int, ...]  # when its records were changed
+    files: tuple[str, ...]  # its records: its last word, and what people say of it
+    seen: tuple[int, ...]  # when they were changed, before they were read
     about: About  # without the secrets
     secrets: tuple[str, ...]
     figures: Figures = field(default_factory=Figures)
     drawn: int = -1  # bytes of metrics that the figures are of
-    drawn_last: tuple[int, ...] | None = None  # how its records were when it had ended and was drawn: nothing follows
+    changed: tuple[int, ...] = ()  # when they were, at the look that comes next
+    read_at: float = float("-inf")  # by the clock of who looks
 
     @classmethod
-    def of(cls, one: api.Run, status: RunStatus, seen: tuple[int, ...]) -> "SeenRun":
-        secrets = known_secrets(RunDir(one.path), status.attempt)
-        return cls(one, status, seen, blotted_record(one.about(), secrets), secrets)
+    def of(cls, one: api.Run, status: RunStatus) -> "SeenRun":
+        run = RunDir(one.path)
+        files = (os.fspath(run.state), os.fspath(run.labels))
+        seen, secrets = _changed(files), known_secrets(run, status.attempt)
+        return cls(one, status, files, seen, blotted_record(one.about(), secrets), secrets, changed=seen)
+
+    def is_other(self) -> bool:
+        """A record was changed since it was read."""
+        self.changed = _changed(self.files)
+        return self.changed != self.seen
 
     def row(self) -> BoardRow:
         return blotted_record(board_row(self.status, self.about, self.figures), self.secrets)
@@ -63,7 +75,11 @@ class AllRuns:
         self.rows: dict[str, BoardRow] = {}
         self.complete = False  # all were seen once
         self._measured, self._clock = measured, clock
+        self._listed = ListedRuns(clock)
         self._known: dict[str, SeenRun] = {}
+        self._going: set[str] = set()  # of these: that have not ended
+        self._undrawn: set[str] = set()  # that were seen since their figures were made
+        self._elsewhere: dict[str, tuple[str, api.Run]] = {}  # that a cluster knows more of: its kind
         self._asked: dict[str, Future[list[RunStatus]]] = {}
         self._asked_at: dict[str, float] = {}
         self._touched: set[str] = set()
@@ -90,8 +106,8 @@ class AllRuns:
         known = self._known.get(one.id)
         if known is not None:
             return known
-        status = _not_asked_yet(one) if api.asked_of(one) else one.status()
-        return SeenRun.of(one, status, ())
+        status, kind = api.as_far_as_here(one)
+        return SeenRun.of(one, _being_asked(status) if kind else status)
 
     def bring(self, run_id: str) -> None:
         """Have what its ranks wrote on other machines come home, in a thread: somebody looks at it."""
@@ -112,49 +128,60 @@ class AllRuns:
 
     def look(self) -> RowChanges:
         """What is other since the last look."""
-        runs = {str(one.id): one for one in api.runs()}
+        runs = self._listed.now()
         gone = [run_id for run_id in self._known if run_id not in runs]
         for run_id in gone:
             self._known.pop(run_id, None)
+            self._elsewhere.pop(run_id, None)
             self._measured.forget(run_id)
-        self._take([*self._heard(), *self._seen(self._due(runs.values()))])
+        self._going -= {*gone}
+        self._undrawn -= {*gone}
+        self._take([*self._heard(), *self._seen(self._due(runs))])
         self.complete = True
         return self._changes(gone)
 
     def draw(self, until: float) -> RowChanges:
         """Read on in the metrics, of those that go on first, until it is that late."""
-        for known in sorted(self._known.values(), key=lambda one: (one.status.state.ended, -one.status.submitted_at)):
+        undrawn = [self._known[run_id] for run_id in self._undrawn]
+        for known in sorted(undrawn, key=lambda one: (one.status.state.ended, -one.status.submitted_at)):
             if self._clock() >= until:
                 break
+            self._undrawn.discard(known.run.id)
             with apart(known.run.id), contextlib.suppress(OSError):
                 self._draw(known)
         return self._changes([])
 
-    def _due(self, runs: Iterable[api.Run]) -> list[api.Run]:
+    def _due(self, runs: Mapping[str, api.Run]) -> list[api.Run]:
         """Those that may have changed."""
-        at_all = self._clock() - self._looked_at_ended >= _ENDED_S
-        if at_all:
-            self._looked_at_ended = self._clock()
-        due = []
-        for one in runs:
-            known = self._known.get(one.id)
-            if known is None or not known.status.state.ended or (at_all and _records(one) != known.seen):
-                due.append(one)
-        return due
+        now = self._clock()
+        known = [self._known[run_id] for run_id in self._going]
+        due = [one for one in known if one.is_other() or now - one.read_at >= _SILENT_S]
+        if now - self._looked_at_ended >= _ENDED_S:
+            self._looked_at_ended = now
+            ended = (one for run_id, one in self._known.items() if run_id not in self._going)
+            due += [one for one in ended if one.is_other()]
+        for one in due:
+            one.read_at = now
+        return [*(one.run for one in due), *(one for run_id, one in runs.items() if run_id not in self._known)]
 
     def _seen(self, due: Sequence[api.Run]) -> list[tuple[api.Run, RunStatus]]:
         """Of those that are here, and of others what lies here until their cluster has answered."""
-        here, asked = list[api.Run](), dict[str, list[api.Run]]()
+        found = list[tuple[api.Run, RunStatus]]()
         for one in due:
-            kind = api.asked_of(one)
-            (asked.setdefault(kind, []) if kind else here).append(one)
+            with apart(one.id):
+                status, kind = api.as_far_as_here(one)
+                if kind:
+                    self._elsewhere[one.id] = kind, one
+                else:
+                    self._elsewhere.pop(one.id, None)
+                if not kind or one.id not in self._known:
+                    found.append((one, _being_asked(status) if kind else status))
+        asked = dict[str, list[api.Run]]()
+        for kind, one in self._elsewhere.values():
+            asked.setdefault(kind, []).append(one)
         for kind, runs in asked.items():
             self._ask(kind, runs)
-        strangers = [one for runs in asked.values() for one in runs if one.id not in self._known]
-        return [
-            *zip(here, api.statuses(here), strict=True),
-            *((one, _not_asked_yet(one)) for one in strangers),
-        ]
+        return found
 
     def _ask(self, kind: str, runs: list[api.Run]) -> None:
         is_late = self._clock() - self._asked_at.get(kind, float("-inf")) >= api.WATCH_S
@@ -185,22 +212,26 @@ class AllRuns:
                 self._take_one(one, status)
 
     def _take_one(self, one: api.Run, status: RunStatus) -> None:
-        known, records = self._known.get(one.id), _records(one)
+        known = self._known.get(one.id)
         if known is None:
-            self._known[one.id] = SeenRun.of(one, status, records)
+            self._known[one.id] = known = SeenRun.of(one, status)
+            known.read_at = self._clock()
         else:
-            if records[1:] != known.seen[1:] or status.attempt != known.status.attempt:
-                fresh = SeenRun.of(one, status, records)
+            if known.changed[1:] != known.seen[1:] or status.attempt != known.status.attempt:
+                fresh = SeenRun.of(one, status)
                 known.about, known.secrets = fresh.about, fresh.secrets
-            known.status, known.seen = status, records
+            known.status, known.seen = status, known.changed
+        if status.state.ended:
+            self._going.discard(one.id)
+            self._elsewhere.pop(one.id, None)
+        else:
+            self._going.add(one.id)
         self._touched.add(one.id)
+        self._undrawn.add(one.id)
 
     def _draw(self, known: SeenRun) -> None:
         ended = known.status.state.ended
-        if ended and known.drawn_last == known.seen:
-            return
         bytes_now = size(RunDir(known.run.path))
-        known.drawn_last = known.seen if ended else None
         grown = bytes_now > _GROWN * known.drawn or bytes_now < known.drawn or (ended and bytes_now != known.drawn)
         if not grown or (ended and bytes_now > _MOST_BYTES):
             return
@@ -223,20 +254,18 @@ class AllRuns:
         return RowChanges([*other.values()], gone)
 
 
-def _records(one: api.Run) -> tuple[int, ...]:
-    """When its last word, and what people say of it, were written."""
-    run = RunDir(one.path)
+def _changed(files: Sequence[str]) -> tuple[int, ...]:
+    """When each of them was; 0: it is not there."""
     found = []
-    for path in (run.state, run.labels):
+    for path in files:
         try:
-            found.append(path.stat().st_mtime_ns)
+            found.append(os.stat(path).st_mtime_ns)
         except OSError:
             found.append(0)
     return tuple(found)
 
 
-def _not_asked_yet(one: api.Run) -> RunStatus:
-    status = api.as_it_lies(one)
+def _being_asked(status: RunStatus) -> RunStatus:
     return _silent(status, f"{status.cluster} is being asked")
 
 
