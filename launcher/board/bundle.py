@@ -1,9 +1,11 @@
-"""The page's modules as one script: from disk a browser loads no modules, as each would be of another origin."""
+"""The page's modules as one script: a browser has it with one question where it would ask 28 times, each time for what
+the last answer named; and from disk it loads no modules at all, as each would be of another origin."""
 
 import re
 from pathlib import Path
 
 PAGE = Path(__file__).with_name("page")
+SCRIPT = "board.js"  # its name, as the page asks for it
 _IMPORT = re.compile(r'^import \{[^}]*\} from "([^"]+)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export ", re.MULTILINE)
 

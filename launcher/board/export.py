@@ -12,7 +12,7 @@ import msgspec
 from launcher import api
 from launcher.board.answers import encode
 from launcher.board.blotted import blotted, blotted_record, secrets_of
-from launcher.board.bundle import PAGE, bundled
+from launcher.board.bundle import PAGE, SCRIPT, bundled
 from launcher.board.life_view import board_life
 from launcher.board.log_view import LogPage, LogWish, log_page
 from launcher.board.measured.curves import CurveWindow, curves
@@ -26,8 +26,7 @@ from launcher.status.derive import RunStatus
 MOST_RUNS = 20
 _MOST_LINES, _MOST_CHARACTERS = 2000, 2_000_000  # of a run's log
 _PIXELS = 1000  # that a curve is drawn for: one can zoom, but not see more than these
-_SCRIPT = "board.js"
-_MODULES = '<script type="module" src="page/app.js"></script>'
+_SCRIPT_TAG = f'<script src="page/{SCRIPT}" defer></script>'
 _CHARSET = '<meta charset="utf-8">'
 # `file:` is what 'self' would mean on a page from disk.
 _POLICY = "default-src 'none'; script-src 'self' file:; style-src 'self' file:; img-src 'self' file: data:"
@@ -54,7 +53,7 @@ def _check(folder: Path) -> None:
         return
     except NotADirectoryError:
         raise Refused(f"{folder}: is no folder") from None
-    if names and not (names <= {"index.html", "page"} and (folder / "page" / _SCRIPT).is_file()):
+    if names and not (names <= {"index.html", "page"} and (folder / "page" / SCRIPT).is_file()):
         raise Refused(
             f"{folder}: holds other things", "hint: a page is exported into a new or empty folder, or over an older one"
         )
@@ -75,7 +74,7 @@ def _answers(
         row = board_row(status, about, figures_of(measured))
         head = msgspec.structs.replace(run_head(status, row), run_dir="")  # the page does not show it
         rows.append(row)
-        yield path, RunView(now, head, run_sheet(one, status.attempt, about, measured.names))
+        yield path, RunView(now, head, run_sheet(one, status.attempt, about))
         yield f"{path}/life", board_life(status, measured, now)
         yield f"{path}/curves", curves(measured, measured.names, CurveWindow(px=_PIXELS))
         yield f"{path}/logs", _last_part(one)
@@ -101,7 +100,7 @@ def _last_part(one: api.Run) -> LogPage:
 def _written(folder: Path, answers: str) -> Path:
     page = folder / "page"
     page.mkdir(parents=True, exist_ok=True)
-    (page / _SCRIPT).write_text(bundled("app.js"), encoding="utf-8")
+    (page / SCRIPT).write_text(bundled("app.js"), encoding="utf-8")
     for path in PAGE.rglob("*"):
         name = path.relative_to(PAGE)
         if path.is_file() and (name.parts[0] == "vendor" or path.suffix in (".css", ".svg")):
@@ -117,4 +116,4 @@ def _index(answers: str) -> str:
     data = f'<script type="application/json" id="board-data">{answers.replace("<", chr(92) + "u003c")}</script>'
     policy = f'{_CHARSET}\n<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
     html = (PAGE / "index.html").read_text(encoding="utf-8").replace(_CHARSET, policy)
-    return html.replace(_MODULES, f'{data}\n<script src="page/{_SCRIPT}" defer></script>')
+    return html.replace(_SCRIPT_TAG, f"{data}\n{_SCRIPT_TAG}")

@@ -10,7 +10,7 @@ import ipaddress
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
@@ -32,7 +32,7 @@ _ALWAYS = {
 _CLOSED = "launch board: open the address that `launch board` printed\n"
 # Not a redirect: a browser keeps a strict cookie back from one that began in a file or on another site.
 _WELCOME = (
-    '<!doctype html><meta http-equiv="refresh" content="0;url=/"><link rel="icon" href="data:,">'
+    '<!doctype html><meta http-equiv="refresh" content="0;url=/{}"><link rel="icon" href="data:,">'
     "<title>launch board</title>"
 )
 _POST_HEADER = "x-launch-token"
@@ -60,12 +60,18 @@ class BoardGuard:
     """Around the whole application: what it refuses never gets to a route."""
 
     def __init__(
-        self, app: ASGIApp, keys: Keys, port: int, host: str, welcomed: Callable[[], None] = lambda: None
+        self,
+        app: ASGIApp,
+        keys: Keys,
+        port: int,
+        host: str,
+        welcomed: Callable[[], None] = lambda: None,
+        view: str = "",
     ) -> None:
         self._app, self._keys = app, keys
         self._cookie_name = f"launch_board_{port}"  # browsers do not tell ports apart
         self._names = {"localhost", host.lower()}
-        self._welcomed = welcomed
+        self._welcomed, self._view = welcomed, view
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -98,7 +104,7 @@ class BoardGuard:
 
     def _welcome(self) -> Response:
         self._welcomed()
-        answer = HTMLResponse(_WELCOME)
+        answer = HTMLResponse(_WELCOME.format(f"#/{quote(self._view)}" if self._view else ""))
         answer.set_cookie(self._cookie_name, self._keys.cookie, httponly=True, samesite="strict", path="/")
         return answer
 

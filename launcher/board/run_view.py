@@ -17,7 +17,6 @@ from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Blame, Environment, Failure, GpuLoad, NodeLoad, NotFinite, RankState
 from launcher.status.about import About
 from launcher.status.checkpoints import Checkpoint
-from launcher.status.compared import environments
 from launcher.status.derive import Restarts, RunStatus, state_text
 from launcher.status.rank_log import open_log
 from launcher.status.text import plain
@@ -89,7 +88,6 @@ class RunSheet(msgspec.Struct, frozen=True):
     commit: str
     dirty: bool | None
     environments: tuple[Environment, ...]
-    names: list[str]
 
 
 class RunView(msgspec.Struct, frozen=True):
@@ -183,8 +181,10 @@ def _busy(gpus: Iterable[GpuLoad]) -> float | None:
     return sum(told) / len(told) if told else None
 
 
-def run_sheet(run: api.Run, attempt: int, about: About, names: list[str]) -> RunSheet:
+def run_sheet(run: api.Run, attempt: int, about: About) -> RunSheet:
     """As far as it can be read."""
+    from launcher.status.compared import environments  # late: it knows all options of a spec; the first page does not
+
     at = RunDir(run.path)
     plan: Plan | None = None
     with contextlib.suppress(LaunchError, OSError):
@@ -197,7 +197,6 @@ def run_sheet(run: api.Run, attempt: int, about: About, names: list[str]) -> Run
         commit=about.commit,
         dirty=about.dirty,
         environments=environments(at, attempt),
-        names=names,
     )
 
 

@@ -25,7 +25,7 @@ from launcher import api
 from launcher.board.actions import ACTIONS, ActionReport, ActionWish
 from launcher.board.answers import NoAnswer, encode
 from launcher.board.blotted import blotted
-from launcher.board.bundle import PAGE
+from launcher.board.bundle import PAGE, SCRIPT, bundled
 from launcher.board.clusters_view import Survey
 from launcher.board.guard import BoardGuard, Keys
 from launcher.board.life_view import board_life
@@ -50,6 +50,7 @@ class Board:
     """What the routes ask."""
 
     actions: bool = False
+    view: str = ""  # with which a page that is opened by the address begins, as its address says it: run/ID
     keys: Keys = field(default_factory=Keys)
     measured: MeasuredRuns = field(default_factory=MeasuredRuns)
     survey: Survey = field(default_factory=Survey)
@@ -121,7 +122,8 @@ def application(board: Board, feed: Feed, host: str, port: int, welcomed: Callab
     ]
     inner = Starlette(routes=routes, lifespan=life)
     inner.state.board, inner.state.feed = board, feed
-    return BoardGuard(GZipMiddleware(inner, minimum_size=10_000, compresslevel=1), board.keys, port, host, welcomed)
+    guarded = GZipMiddleware(inner, minimum_size=10_000, compresslevel=1)
+    return BoardGuard(guarded, board.keys, port, host, welcomed, board.view)
 
 
 # -- the way in and out of a route
@@ -236,7 +238,8 @@ def _file(name: str) -> Response:
 def _page() -> dict[str, bytes]:
     """All files of the page, by name: a browser asks for all of them at once, and is to wait for no disk."""
     files = (path for path in PAGE.rglob("*") if path.suffix in _TYPES and path.is_file())
-    return {path.relative_to(PAGE).as_posix(): path.read_bytes() for path in files}
+    page = {path.relative_to(PAGE).as_posix(): path.read_bytes() for path in files}
+    return page | {SCRIPT: bundled("app.js").encode()}
 
 
 # -- all runs
@@ -289,9 +292,7 @@ def _metrics(request: Request) -> Response:
 def _run(request: Request) -> RunView:
     one = _asked_run(request)
     known = _feed(request).runs.known(one)
-    with _board(request).measured.renewed(one) as measured:
-        names = measured.names
-    sheet = run_sheet(one, known.status.attempt, known.about, names)
+    sheet = run_sheet(one, known.status.attempt, known.about)
     return RunView(time.time(), run_head(known.status, known.row()), sheet)
 
 

@@ -69,8 +69,8 @@ def serving(command, env):
 
 
 @contextlib.contextmanager
-def board(env):
-    with serving([LAUNCH, "board", "--no-open", "--port", "0"], env) as (process, began):
+def board(env, *runs):
+    with serving([LAUNCH, "board", "--no-open", "--port", "0", *runs], env) as (process, began):
         address = process.stdout.readline().strip()
         with urlopen(address, timeout=BOUND_S) as answer:
             answer.read(1)
@@ -244,15 +244,14 @@ def frames(window, each, count):
 
 
 def beside_tensorboard(window, path, points, pairs):
-    """Seconds from the start of either to its first curve, in turns."""
+    """Seconds from the start of either to its first curve, in turns: both begin with what they are given."""
     env = finished_runs(path, 0)
     measure(path, "long-0001", ("loss",), points)
     write_events(path / "events", points)
     taken = {"launch board": [], "TensorBoard": []}
     for _ in range(pairs):
-        with board(env) as served:
+        with board(env, "long-0001") as served:
             window.open(served.page)
-            go(window, "run/long-0001")
             until(window, CURVE_IS_THERE)
             taken["launch board"].append(time.monotonic() - served.began)
             window.open("about:blank")

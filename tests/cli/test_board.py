@@ -18,7 +18,8 @@ def ask(address, path, **headers):
 
 
 def test_the_address_that_is_printed_leads_to_the_page(desk):
-    command = [sys.executable, "-m", "launcher.cli.main", "board", "--no-open"]
+    desk.run().succeeded()
+    command = [sys.executable, "-m", "launcher.cli.main", "board", "--no-open", "last"]
     here = {name: value for name, value in desk.env.items() if name != "SSH_CONNECTION"}
     with subprocess.Popen(
         command, env=here, cwd=desk.root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -26,8 +27,9 @@ def test_the_address_that_is_printed_leads_to_the_page(desk):
         try:
             address = urlsplit(board.stdout.readline().strip())
             assert address.hostname == "127.0.0.1"
-            status, cookie, _ = ask(address, f"/?{address.query}")
+            status, cookie, welcome = ask(address, f"/?{address.query}")
             assert status == 200
+            assert b'url=/#/run/job-abcd"' in welcome
             status, _, page = ask(address, "/", Cookie=cookie.split(";")[0])
             assert status == 200
             assert b"<title>launch board</title>" in page
@@ -54,7 +56,11 @@ def test_runs_are_exported_without_a_server(desk):
 
 def test_which_runs_are_exported_is_said_together_with_where(desk):
     assert "launch board --export page last" in desk.launch("board", "--export", "page", check=2).stderr
-    assert "launch board --export DIR last" in desk.launch("board", "last", check=2).stderr
+
+
+def test_a_run_that_the_page_is_to_begin_with_has_to_be_one(desk):
+    desk.run().succeeded()
+    assert "did you mean job-abcd?" in desk.launch("board", "--no-open", "job-abce", check=3).stderr
 
 
 def test_the_browser_is_led_there_by_a_file_that_only_its_user_can_read(desk):

@@ -16,7 +16,7 @@ from launcher.board.measured.table import MISSING
 
 By = Literal["step", "time"]
 _POINTS_A_PIXEL = 2  # more than these cannot be told from each other
-_FIRST = 5  # metrics that are shown where none is named
+_FIRST = 12  # metrics that are shown where none is named
 _MOST_NAMES, _MOST_PIXELS = 100, 4000
 
 

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from launcher import api
@@ -15,6 +16,7 @@ from launcher.errors import BadInput, Exit
 
 EXAMPLES = """
   launch board                      opens the browser, or says how to get there from yours; Ctrl-C ends it
+  launch board last                 begins with the curves of this run; with several, compares them
   launch board --port 8123          at this port, so that a tunnel can stay
   launch board --actions            cancel, resume, tag and note from the page, which asks before it does
   launch board --no-open            prints the address alone
@@ -30,6 +32,7 @@ The live page is reached from this machine alone, by who has the token in the ad
 """
 _OPENERS = ("xdg-open", "open", "wslview")
 _MOST_PORT = 65535
+_MOST_COMPARED = 20
 
 
 def declare(arguments: Arguments) -> None:
@@ -44,7 +47,12 @@ def declare(arguments: Arguments) -> None:
     what.add_argument(
         "--export", metavar="DIR", type=Path, help="serve nothing: write these runs into a folder, as a page"
     )  # fmt: skip
-    arguments.add_argument("runs", metavar="RUN", nargs="*", help=f"{RUN_HELP}; with --export")
+    arguments.add_argument(
+        "runs",
+        metavar="RUN",
+        nargs="*",
+        help=f"{RUN_HELP}: what the page begins with, several compared; or what is exported",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -63,14 +71,12 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    if options.runs:
-        hint = f"hint: launch board --export DIR {options.runs[0]}"
-        raise BadInput("expected no run: the page shows all of them", hint)
+    view = _view([*dict.fromkeys(map(api.run, options.runs))])
     try:
         from launcher.board import server  # late: optional packages, and slow to import
     except ImportError as error:
         raise BadInput(f"board needs packages: {error}", "hint: pip install 'launch-anywhere[board]'") from error
-    board = server.Board(actions=options.actions)
+    board = server.Board(actions=options.actions, view=view)
     with server.listen(options.host, options.port) as listening:
         port = listening.getsockname()[1]
         address = f"http://{_in_address(options.host)}:{port}/?token={board.keys.token}"
@@ -85,6 +91,14 @@ def _serve(options: argparse.Namespace) -> int:
         finally:
             _forget(way)
     return Exit.OK
+
+
+def _view(runs: Sequence[api.Run]) -> str:
+    """What the page begins with: these runs, or where none is named all of them."""
+    if len(runs) > _MOST_COMPARED:
+        raise BadInput(f"expected at most {_MOST_COMPARED} runs to compare, got {len(runs)}")
+    ids = ",".join(one.id for one in runs)
+    return f"{'compare' if len(runs) > 1 else 'run'}/{ids}" if runs else ""
 
 
 def _in_address(host: str) -> str:

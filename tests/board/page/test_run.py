@@ -56,6 +56,14 @@ def test_a_part_of_a_curve_is_looked_at_closely(measured):
     shows_the_end(measured)
 
 
+def test_a_page_begins_with_the_run_that_was_named(house, window):
+    measure(house.run().running(), {step: {"loss": 1 / step} for step in range(1, 401)})
+    with opened(view="run/job-abcd") as board:
+        window.open(board.address)
+        window.until(f"return {FIRST_PLOT}?.getAttribute('aria-label')?.includes('0.0025')")
+        window.open("about:blank")
+
+
 @again_if_cut_off
 def test_curves_are_smoothed_and_have_logarithmic_axes(measured):
     begin(measured)

@@ -5,10 +5,10 @@ import { afterPause, atMostEvery, button, h, oncePerFrame } from "../parts/dom.j
 import { ask } from "../parts/data.js";
 import { real } from "../parts/format.js";
 
-const AT_FIRST = 12; // charts that are shown without being asked for
+const AT_FIRST = 12; // charts that are shown without being asked for; so many curves the server gives where none is named
 const MOST_APPENDED = 300; // points that are put behind a curve before it is asked for anew
 
-export function curvesPart(id, { say, names, marks }) {
+export function curvesPart(id, { say, marks }) {
   const charts = new Map(); // name -> {made, curve}
   const grid = h("div", { class: "charts" });
   const filter = h("input", { type: "search", placeholder: "metrics", "aria-label": "filter metrics", on: { input: afterPause(150, () => arrange()) } });
@@ -18,7 +18,9 @@ export function curvesPart(id, { say, names, marks }) {
   bar.element.prepend(filter);
   const element = h("section", { "aria-label": "curves" }, bar.element, grid, more, none);
   let all = false;
-  let known = names;
+  let known = []; // names
+  let met = false; // the server has said which there are
+  let late = false; // something was told before that
   let appended = 0;
   let asking = null;
   let noted = marks;
@@ -28,7 +30,8 @@ export function curvesPart(id, { say, names, marks }) {
     const found = known.filter((name) => words.every((word) => name.toLowerCase().includes(word)));
     return { found, shown: all || words.length ? found : found.slice(0, AT_FIRST) };
   };
-  const arrange = () => {
+  const arrange = () => (place(), load());
+  const place = () => {
     const { found, shown } = wanted();
     for (const [name, one] of charts) {
       if (shown.includes(name)) continue;
@@ -39,21 +42,21 @@ export function curvesPart(id, { say, names, marks }) {
     grid.replaceChildren(...shown.map((name) => charts.get(name).made.element));
     more.hidden = found.length === shown.length;
     more.textContent = `${found.length - shown.length} more`;
-    none.hidden = known.length > 0;
+    none.hidden = !met || known.length > 0;
     bar.element.hidden = known.length === 0;
-    load();
   };
 
   const load = async () => {
     asking?.abort();
     asking = new AbortController();
     const { by, range } = bar.options();
-    if (!charts.size) return;
+    if (met && !charts.size) return;
     try {
       const px = Math.round(Math.min(2000, (grid.firstChild?.clientWidth || 600) * Math.min(2, devicePixelRatio)));
       const answer = await ask(`/api/runs/${encodeURIComponent(id)}/curves`,
         { names: [...charts.keys()].join(","), by, px, from: range?.[0], to: range?.[1] }, asking.signal);
       appended = 0;
+      if (!met) meet(answer.names);
       for (const [name, one] of charts) if (answer.curves[name]) one.curve = readCurve(answer.curves[name]);
       draw();
     } catch (error) {
@@ -61,6 +64,12 @@ export function curvesPart(id, { say, names, marks }) {
     }
   };
   const loadSoon = atMostEvery(1000, () => load());
+  const anew = () => (met ? loadSoon() : (late = true));
+  const meet = (names) => {
+    [met, known] = [true, names];
+    place();
+    if (late) loadSoon();
+  };
 
   const draw = oncePerFrame(() => {
     const options = bar.options();
@@ -71,6 +80,7 @@ export function curvesPart(id, { say, names, marks }) {
   });
 
   const add = (points) => {
+    if (!met) return anew();
     const fresh = Object.keys(points).filter((name) => !known.includes(name));
     if (fresh.length) return (known = [...known, ...fresh]), arrange();
     const { by, range } = bar.options();
@@ -88,7 +98,7 @@ export function curvesPart(id, { say, names, marks }) {
 
   arrange();
   return {
-    element, add, rewind: loadSoon,
+    element, add, rewind: anew,
     mark: (all_marks) => ((noted = all_marks), draw()),
     stop: () => (asking?.abort(), charts.forEach((one) => one.made.stop())),
   };

@@ -33,7 +33,7 @@ export function runView(main, { say, go, parts: [id, firstTab] }) {
   const onLog = (mark) => (openTab("logs"), made.logs.jump(mark.at, mark.rank, mark.line));
   const onRank = (rank) => (openTab("logs"), made.logs.jump(run.head.row.ended ? run.head.row.ended_at ?? Date.now() / 1000 : Date.now() / 1000, rank));
   const makers = {
-    curves: () => curvesPart(id, { say, names: run.sheet.names, marks }),
+    curves: () => curvesPart(id, { say, marks }),
     ranks: () => ranksPart(onRank),
     logs: () => logsPart(id, { say }),
     checkpoints: () => checkpointsPart(id, { say }),
@@ -74,6 +74,7 @@ export function runView(main, { say, go, parts: [id, firstTab] }) {
   };
   const loadLifeSoon = atMostEvery(300, loadLife);
   const load = async () => {
+    if (tab === "curves") made.curves ??= makers.curves(); // they are on their way while the rest is asked for
     try {
       run = await ask(path);
       if (gone) return;
