@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from launcher import api
-from launcher.clusters.clusters_file import entry, merged
+from launcher.clusters.clusters_file import entry, hosts_of, merged
 from launcher.clusters.elsewhere import kept_elsewhere
 from launcher.clusters.inside.visit import relay
 from launcher.clusters.inside.words import VisitDeclined
@@ -24,6 +24,7 @@ from launcher.clusters.login.messages import (
     MOST_ATTEMPTS,
     PIECE_BYTES,
     AskCheckpoints,
+    AskHosts,
     AskLogs,
     AskMachine,
     AskOutputs,
@@ -104,6 +105,8 @@ def answer(request: Request) -> Any:
         case AskMachine(on=on, spec=spec):
             place = entry(on)
             return of_kind(place.kind).machine(merged(place, spec))
+        case AskHosts(on=on, spec=spec):
+            return hosts_of(entry(on), spec)
         case AskPreview():
             return _preview(request)
         case OpenRuns():

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from launcher.board.rows import BoardRow
-from launcher.clusters.kinds import of_kind
-from launcher.clusters.protocol import HostNow, ShowsHosts
+from launcher.clusters.protocol import HostNow
 from launcher.doctor.last import CheckUp, last_check_up
 from launcher.errors import LaunchError
 from launcher.words import State
@@ -119,11 +118,10 @@ class Survey:
 
 
 def _hosts_of(place: "ClusterEntry") -> list[HostNow]:
-    from launcher.clusters.clusters_file import merged  # late: it reads YAML
+    from launcher.clusters.clusters_file import hosts_of  # late: it reads YAML
     from launcher.spec.model import JobSpec, RunOptions  # late: likewise
 
-    cluster = of_kind(place.kind)
-    return cluster.hosts_now(merged(place, JobSpec("board", RunOptions()))) if isinstance(cluster, ShowsHosts) else []
+    return hosts_of(place, JobSpec("board", RunOptions()))
 
 
 def with_runs(host: HostNow, rows: Sequence[BoardRow]) -> HostNow:

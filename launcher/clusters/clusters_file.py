@@ -23,7 +23,8 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from launcher.clusters.kinds import LOGIN_KIND, OURS, is_here, kind_named, made, plugins
+from launcher.clusters.kinds import LOGIN_KIND, OURS, is_here, kind_named, made, of_kind, plugins
+from launcher.clusters.protocol import HostNow, ShowsHosts
 from launcher.errors import BadInput
 from launcher.rundir.ownership import refuse_strangers
 from launcher.spec.cluster_fields import LOGIN, OPTIONS_OF, SSH
@@ -114,6 +115,12 @@ def login_of(place: ClusterEntry) -> Login:
     """How to get to the login node of a cluster; its `node` is None where its programs are here."""
     login: Login = _own_options(place, LOGIN) if place.kind == LOGIN_KIND else Login()
     return login
+
+
+def hosts_of(place: ClusterEntry, spec: JobSpec) -> list[HostNow]:
+    """What of its machines is free, and who has the others; none where its kind cannot say. Raises LaunchError."""
+    cluster = of_kind(place.kind)
+    return cluster.hosts_now(merged(place, spec)) if isinstance(cluster, ShowsHosts) else []
 
 
 def merged(place: ClusterEntry, spec: JobSpec) -> JobSpec:

@@ -104,6 +104,7 @@ def requests(far):
     data = (far.saved / "rank-00000.data").read_bytes()
     return {
         "machine": say.AskMachine("local", read_spec(far.root / "job.yaml", ())),
+        "hosts": say.AskHosts("local", read_spec(far.root / "job.yaml", ())),
         "preview": say.AskPreview(FOLDER, "local", far.digest, far.spec),
         "open": far.opening(),
         "resume": say.OpenAttempt(FOLDER, far.token(), far.run, 1, ("run.args=[x]",)),
@@ -131,12 +132,12 @@ def with_lie(request, at, value):
     return made
 
 
-@pytest.mark.parametrize("kind", ["machine", "preview", "open", "resume", "void", "look", "logs", "outputs", "cancel",
-                                  "forgive", "checkpoints", "stock", "give", "keep", "have"])  # fmt: skip
+@pytest.mark.parametrize("kind", ["machine", "hosts", "preview", "open", "resume", "void", "look", "logs", "outputs",
+                                  "cancel", "forgive", "checkpoints", "stock", "give", "keep", "have"])  # fmt: skip
 def test_every_field_of_a_request_is_lied_about(far, kind):
     lies = [lie for lie in fields(json.loads(encoded(requests(far)[kind]))) if lie[0] and lie[0][0] != "type"]
     before, wrong = far.outside(), []
-    for at, value in todays(lies, 5 if kind in ("machine", "open", "preview") else 2):
+    for at, value in todays(lies, 5 if kind in ("machine", "hosts", "open", "preview") else 2):
         if at == ("folder",) and "\0" not in str(value) and ".." not in str(value):
             continue  # he may have it wherever he can write
         if at == ("runs",) and isinstance(value, dict):

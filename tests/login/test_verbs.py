@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 
 import at_breakpoint
 import pytest
@@ -52,6 +53,24 @@ def test_a_login_node_over_paramiko(laptop, login_node, jobs):
     assert laptop.launch("wait", run).stdout.startswith(f"{run} succeeded")
     assert laptop.launch("logs", run).stdout.count("leaves") == 2
     assert all("-G" in call["argv"] for call in laptop.passed()), "ssh is asked what its configuration means, no more"
+
+
+HOSTS = """
+import dataclasses, json
+from launcher.clusters.clusters_file import entry, hosts_of
+from launcher.spec.model import JobSpec, RunOptions
+print(json.dumps([dataclasses.asdict(host) for host in hosts_of(entry("hpc"), JobSpec("board", RunOptions()))]))
+"""
+
+
+def test_what_of_its_cluster_is_free_is_asked_there(laptop, login_node, jobs):
+    run = jobs.up(jobs.submit(0, "--set", "queue.slots=1"))
+    asked = subprocess.run([sys.executable, "-c", HOSTS], env=laptop.env, capture_output=True, text=True)
+    assert asked.returncode == 0, asked.stderr
+    [host] = json.loads(asked.stdout)
+    assert (host["state"], host["runs"]) == ("taken", [run])
+    jobs.gate.touch()
+    assert laptop.launch("wait", run).stdout.startswith(f"{run} succeeded")
 
 
 def test_a_run_from_end_to_end(laptop, login_node, jobs):

@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from launcher.clusters.batch.cluster import BatchCluster, job_of
-from launcher.clusters.gridengine.queries import CALLED, ask, hosts_of
+from launcher.clusters.batch.queue import Phase, QueuedJob
+from launcher.clusters.gridengine.queries import CALLED, ExecHost, all_hosts_of, ask, hosts_of
 from launcher.clusters.gridengine.queue import GridEngineQueue, rule_of
 from launcher.clusters.gridengine.script import check_rule
+from launcher.clusters.protocol import HostNow
 from launcher.errors import BadInput, Refused
 from launcher.plan.facts import Machine, Misfit
 from launcher.plan.model import AwaitedRun
@@ -41,6 +43,11 @@ class GridEngineCluster(BatchCluster):
         cpus = min(host.cpus for host in hosts)
         return Machine(cpus, gpus, apart=True, limit_per_job=True, interface=own.interface)
 
+    def hosts_now(self, spec: JobSpec) -> list[HostNow]:
+        """The hosts of its queues; of jobs those of the user, as others' are none of ours to tell."""
+        own, jobs = spec.gridengine, self.queue.jobs()
+        return [_now(host, own.gpu_resource, jobs) for host in all_hosts_of(own.queue, own.gpu_resource)]
+
     def queue_problems(self, queue: QueueOptions, _awaited: Sequence[AwaitedRun]) -> list[Misfit]:
         """Grid Engine waits for the end of a job, whatever that was; it has arrays, which this kind does not use."""
         return [*not_taken(queue, ("priority", "hold", "at"), self.kind), *only_behind(queue, "Grid Engine")]
@@ -65,3 +72,12 @@ class GridEngineCluster(BatchCluster):
         from launcher.clusters.gridengine.doctor import check_up  # late: nobody else pays for it
 
         return check_up(wish, tell)
+
+
+def _now(host: ExecHost, resource: str, jobs: Sequence[QueuedJob]) -> HostNow:
+    """Grid Engine tells how many GPUs are free, not how many there are."""
+    there = tuple(job.id for job in jobs if job.phase is Phase.RUNNING and host.name in job.hosts.split(","))
+    state = "unknown" if not host.up else "taken" if host.used else "free"
+    free = int(host.free[resource]) if host.up and resource in host.free else None
+    text = ", ".join(sorted(host.queues)) if host.up else "does not answer"
+    return HostNow(host.name, state, free_gpus=free, jobs=there, text=text)

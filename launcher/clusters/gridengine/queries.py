@@ -111,6 +111,7 @@ class ExecHost:
     up: bool
     queues: frozenset[str]
     free: Mapping[str, float]
+    used: int = 0  # slots, of whomever
 
 
 def read_hosts(text: str) -> list[ExecHost]:
@@ -120,9 +121,14 @@ def read_hosts(text: str) -> list[ExecHost]:
 
 def hosts_of(queue: str | None, resource: str) -> list[ExecHost]:
     """Those that answer, of one of these queues, or of any."""
+    return [host for host in all_hosts_of(queue, resource) if host.up]
+
+
+def all_hosts_of(queue: str | None, resource: str) -> list[ExecHost]:
+    """Those that do not answer too."""
     known = read_hosts(ask(["qhost", "-q", "-F", resource, "-xml"]).out)
     named = {one.partition("@")[0] for one in queue.split(",")} if queue else None
-    return [host for host in known if host.up and (host.queues if named is None else named & host.queues)]
+    return [host for host in known if (host.queues if named is None else named & host.queues)]
 
 
 def _host(host: ET.Element) -> ExecHost:
@@ -130,7 +136,8 @@ def _host(host: ET.Element) -> ExecHost:
     free = {one.get("name") or "": _number(one.text or "") or 0.0 for one in host.iter("resourcevalue")}
     cpus, up = _number(values.get("num_proc", "-")) or 0.0, values.get("load_avg", "-") != "-"
     queues = frozenset(one.get("name") or "" for one in host.iter("queue"))
-    return ExecHost(host.get("name") or "", int(cpus), up, queues, free)
+    used = sum(_number(one.text or "") or 0 for one in host.iter("queuevalue") if one.get("name") == "slots_used")
+    return ExecHost(host.get("name") or "", int(cpus), up, queues, free, int(used))
 
 
 def read_settings(text: str) -> dict[str, str]:

@@ -23,6 +23,7 @@ from launcher.clusters.login.handover import (
 )
 from launcher.clusters.login.lines import ask, ask_all, leave_alone, left_alone, persistently
 from launcher.clusters.login.messages import (
+    AskHosts,
     AskMachine,
     AskPreview,
     EndRun,
@@ -31,7 +32,7 @@ from launcher.clusters.login.messages import (
     PreviewThere,
     RunNews,
 )
-from launcher.clusters.protocol import CancelReport, KeptThere, Preview
+from launcher.clusters.protocol import CancelReport, HostNow, KeptThere, Preview
 from launcher.doctor.findings import Finding
 from launcher.doctor.wish import DoctorWish
 from launcher.errors import LaunchError, Refused, Unreachable
@@ -39,8 +40,10 @@ from launcher.hostlink.parallel import failures, for_all
 from launcher.hostlink.rpc.client import FarLaunch, started
 from launcher.hostlink.running import Running
 from launcher.hostlink.shipping.tree import digest_of, refuse_links_out
+from launcher.ids import is_run_id, parse_run_id
 from launcher.plan.facts import Machine
 from launcher.plan.model import Plan
+from launcher.rundir import registry
 from launcher.rundir.attempts import newest
 from launcher.rundir.code.listing import CodeList, list_code
 from launcher.rundir.durable import read_record
@@ -95,6 +98,12 @@ class LoginCluster:
             )
             self._offered = (spec, replace(machine, own_python=True))
         return self._offered[1]
+
+    def hosts_now(self, spec: JobSpec) -> list[HostNow]:
+        """As its cluster tells the login node. A run has its id there too, where that was free."""
+        address = at(spec.login)
+        hosts = ask(address, AskHosts(address.on, spec), list[HostNow], timeout_s=LIMIT_S)
+        return [replace(host, runs=tuple(filter(_is_known_here, host.runs))) for host in hosts]
 
     def most_together(self) -> int:
         """All: the login node makes of them what its cluster takes."""
@@ -225,6 +234,10 @@ class LoginCluster:
 
     def checkpoints(self, run: RunDir, *, verify: bool) -> list[Checkpoint]:
         return files.checkpoints(run, verify=verify)
+
+
+def _is_known_here(run_id: str) -> bool:
+    return is_run_id(run_id) and registry.is_registered(parse_run_id(run_id))
 
 
 def at(login: Login) -> Address:

@@ -31,6 +31,13 @@ class AskMachine(msgspec.Struct, frozen=True, tag="machine"):
     spec: JobSpec
 
 
+class AskHosts(msgspec.Struct, frozen=True, tag="hosts"):
+    """What of the machines of this cluster there is free, and who has the others? → list[HostNow]"""
+
+    on: str
+    spec: JobSpec
+
+
 class SpecThere(msgspec.Struct, frozen=True):
     """A spec as it was written here, with what belongs to it."""
 
@@ -217,6 +224,6 @@ class TidyRuns(msgspec.Struct, frozen=True, tag="tidy"):
 
 
 Request = (
-    AskMachine | AskPreview | OpenRuns | OpenAttempt | VoidTokens | LookAtRuns | AskLogs | AskOutputs | EndRun
-    | ForgiveNodes | AskCheckpoints | AskStock | GivePiece | KeepPiece | TidyRuns
+    AskMachine | AskHosts | AskPreview | OpenRuns | OpenAttempt | VoidTokens | LookAtRuns | AskLogs | AskOutputs
+    | EndRun | ForgiveNodes | AskCheckpoints | AskStock | GivePiece | KeepPiece | TidyRuns
 )  # fmt: skip

@@ -4,12 +4,18 @@ import calendar
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from launcher.clusters.batch.queue import Phase
+from launcher.clusters.batch.client import Answer
+from launcher.clusters.batch.queue import Phase, QueuedJob
+from launcher.clusters.gridengine import queries
+from launcher.clusters.gridengine.cluster import GridEngineCluster
 from launcher.clusters.gridengine.queries import ask, phase_of, read_account, read_hosts, read_jobs, read_settings
 from launcher.errors import Unreachable
+from launcher.spec.model import GridEngine, JobSpec, RunOptions
 from launcher.words import Cause, State
 
+SPEC = JobSpec("job", RunOptions(script="train.py"))
 RECORDED = Path(__file__).parent / "recorded"
 NOTHING = "<?xml version='1.0'?><job_info><queue_info></queue_info><job_info></job_info></job_info>"
 
@@ -75,6 +81,22 @@ def test_hosts_with_what_is_free_on_them():
     assert {(host.cpus, host.up, host.queues, host.free["gpu"]) for host in hosts} == {
         (2, True, frozenset({"all.q"}), 2.0)
     }
+
+
+def test_hosts_as_they_are_now(monkeypatch):
+    """One has a job of ours, one somebody else's, one does not answer."""
+    text = recorded("qhost.xml").replace("<resourcevalue name='gpu' dominance='hc'>2", "<resourcevalue name='gpu'>0", 1)
+    first, second, third = text.split("<host name='node")[1:]
+    second = second.replace("'slots_used'>0", "'slots_used'>3")
+    third = third.replace("'load_avg'>7.65", "'load_avg'>-")
+    told = "<host name='node".join((text.split("<host name='node")[0], first, second, third))
+    monkeypatch.setattr(queries, "ask", lambda _: Answer(0, told, ""))
+    cluster = GridEngineCluster()
+    monkeypatch.setattr(cluster.queue, "jobs", lambda: [QueuedJob("7", Phase.RUNNING, "r", hosts="node0,node9")])
+    assert [(one.host, one.state, one.free_gpus, one.jobs) for one in cluster.hosts_now(SPEC)] == [
+        ("node0", "taken", 0, ("7",)), ("node1", "taken", 2, ()), ("node2", "unknown", None, ()),
+    ]  # fmt: skip
+    assert cluster.hosts_now(replace(SPEC, gridengine=GridEngine(queue="other.q"))) == []
 
 
 def test_settings():
