@@ -31,7 +31,7 @@ function clusterCard(cluster, at) {
   return h("article", { class: "cluster" },
     h("h2", {}, cluster.name, h("span", { class: "second" }, ` ${cluster.kind}, ${age}`)),
     cluster.error ? h("p", { class: "note wrong" }, cluster.error) : null,
-    hosts ? h("p", { class: "sum" }, gpus ? [h("b", {}, `${free_gpus}`), ` of ${gpus} GPUs free, `] : "", h("b", {}, String(free_hosts)), ` of ${hosts} ${hosts === 1 ? "host" : "hosts"} free`) : null,
+    hosts ? h("p", { class: "sum" }, gpus || free_gpus ? [h("b", {}, `${free_gpus}`), `${gpus ? ` of ${gpus}` : ""} GPUs free, `] : "", h("b", {}, String(free_hosts)), ` of ${hosts} ${hosts === 1 ? "host" : "hosts"} free`) : null,
     h("div", { class: "hosts" }, cluster.hosts.map(hostCell)),
     more > 0 ? h("p", { class: "second" }, `and ${more} more`) : null,
     cluster.waiting.length ? [h("h3", {}, `${cluster.waiting.length} waiting`), h("ul", { class: "plain" }, cluster.waiting.map((one) =>
@@ -55,7 +55,8 @@ function checkUp({ name, doctor }, at) {
 
 function hostCell(host) {
   const squares = host.gpus ? h("span", { class: "gpus", role: "img", "aria-label": `${host.free_gpus ?? 0} of ${host.gpus} GPUs free` },
-    Array.from({ length: host.gpus }, (_, at) => h("i", { class: at < host.gpus - (host.free_gpus ?? 0) ? "taken" : "free" }))) : null;
+    Array.from({ length: host.gpus }, (_, at) => h("i", { class: at < host.gpus - (host.free_gpus ?? 0) ? "taken" : "free" })))
+    : host.free_gpus ? h("span", { class: "second" }, `${host.free_gpus} GPUs free`) : null; // Grid Engine does not say how many there are
   return h("div", { class: `host host-${host.state}` }, h("b", { class: "cut", title: host.host }, host.host), squares,
     h("span", { class: "second cut", title: host.text || host.state }, host.runs.length ? host.runs.map(runLink) : host.text || host.state));
 }
