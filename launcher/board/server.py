@@ -315,8 +315,13 @@ def _curves(request: Request) -> Curves:
         raise BadInput(f"by: expected step or time, got {by[:100]!r}")
     low, high = _number(request, "from", -math.inf), _number(request, "to", math.inf)
     window = CurveWindow(cast("By", by), low, high, _count(request, "px", 800))
-    with _board(request).measured.renewed(_asked_run(request)) as measured:
-        return curves(measured, _words(request, "names"), window)
+    one, names, measured = _asked_run(request), _words(request, "names"), _board(request).measured
+    if request.query_params.get("glimpse"):
+        with measured.glimpsed(one) as glimpsed:
+            if glimpsed is not None:
+                return curves(glimpsed, names, window, glimpse=True)
+    with measured.renewed(one) as whole:
+        return curves(whole, names, window)
 
 
 @_answering

@@ -52,9 +52,10 @@ class Curves(msgspec.Struct, frozen=True, rename={"start": "from", "end": "to"})
     exact: bool
     names: list[str]  # all that there are
     curves: dict[str, ExactCurve | PixelCurve]
+    glimpse: bool = False  # of some of the points: what it is like until all have been read
 
 
-def curves(run: MeasuredRun, names: Sequence[str], window: CurveWindow) -> Curves:
+def curves(run: MeasuredRun, names: Sequence[str], window: CurveWindow, *, glimpse: bool = False) -> Curves:
     """Of these metrics, or of the first few."""
     known = run.names
     wanted = [name for name in names if name in known][:_MOST_NAMES] if names else known[:_FIRST]
@@ -64,8 +65,8 @@ def curves(run: MeasuredRun, names: Sequence[str], window: CurveWindow) -> Curve
     low = min((first for first, _ in ends), default=None)
     high = max((last for _, last in ends), default=None)
     drawn = {name: _drawn(line, low or 0.0, high or 0.0, px) for name, line in lines.items()}
-    exact = all(isinstance(one, ExactCurve) for one in drawn.values())
-    return Curves(window.by, low, high, exact, known, drawn)
+    exact = not glimpse and all(isinstance(one, ExactCurve) for one in drawn.values())
+    return Curves(window.by, low, high, exact, known, drawn, glimpse)
 
 
 _Line = tuple["array[int] | array[float]", "array[float]", int, int]  # where it is, what it is, and which part

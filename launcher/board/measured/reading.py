@@ -7,9 +7,11 @@ and the trainer's own, start by start, where a start makes void what was written
 import heapq
 import json
 import math
+import os
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from operator import attrgetter, itemgetter, lt
 from pathlib import Path
@@ -24,6 +26,7 @@ from launcher.status.series import AT, STEP, flat
 from trainer.metrics_files import ATTEMPT, START, files_in, open_file
 
 _CHUNK_BYTES = 1 << 20
+_GLIMPSE_PLACES, _GLIMPSE_BYTES = 1024, 4096
 _NO_START = -1  # what is reported before any is nobody's
 _MOST_RANKS = (1 << 16) - 1
 _REPORTED = re.compile(r"reported\.n[0-9]+\.a([0-9]+)\.jsonl")
@@ -51,11 +54,12 @@ class _Late(Exception):
     """A line of a start before the newest one: all has to be read again in its order."""
 
 
-class _Growing:
+class GrowingLines:
     """Whole lines of a file, chunk by chunk, from where the last look ended."""
 
-    def __init__(self, path: Path, attempt: int) -> None:
+    def __init__(self, path: Path, attempt: int, pause: Callable[[], object] = lambda: None) -> None:
         self.path, self.key = path, (attempt, _NO_START)
+        self._pause = pause  # before each chunk: somebody else may be in more of a hurry
         self._offset = 0
 
     def chunks(self) -> Iterator[bytes]:
@@ -67,6 +71,7 @@ class _Growing:
             file.seek(self._offset)
             rest = b""
             while data := file.read(_CHUNK_BYTES):
+                self._pause()
                 whole, newline, rest = (rest + data).rpartition(b"\n")
                 self._offset += len(whole) + len(newline)
                 if newline:
@@ -79,16 +84,52 @@ class _Growing:
             return self._offset > 0
 
 
+class GlimpsedLines(GrowingLines):
+    """Lines from places all over a long file, evenly spread, and its last ones: enough to see what it is like."""
+
+    def __init__(self, path: Path, attempt: int, places: int) -> None:
+        super().__init__(path, attempt)
+        self._places = places
+
+    def chunks(self) -> Iterator[bytes]:
+        try:
+            file = open_file(self.path)
+        except OSError:
+            return
+        with file:
+            size, kept = os.fstat(file.fileno()).st_size, list[bytes]()
+            if size <= (self._places + 1) * _GLIMPSE_BYTES:
+                yield from super().chunks()
+                return
+            between = (size - _GLIMPSE_BYTES) / self._places
+            for offset in (int(place * between) for place in range(self._places + 1)):
+                data = os.pread(file.fileno(), _GLIMPSE_BYTES, offset)
+                begin = data.find(b"\n") + 1 if offset else 0
+                if (whole := data[begin : data.rfind(b"\n") + 1]) and (begin or not offset):
+                    kept.append(whole.rstrip(b"\n"))
+        if kept:
+            yield b"\n".join(kept)
+
+
+def glimpse(run: RunDir) -> "MeasuredRun":
+    """What its metrics are like, in a time that does not depend on how many there are. Starts may be missing in it."""
+    places = max(16, _GLIMPSE_PLACES // max(1, len([*run.metrics.glob("*.jsonl")])))
+    found = MeasuredRun(run, partial(GlimpsedLines, places=places))
+    found.renew()
+    return found
+
+
 class MeasuredRun:
     """The metrics of one run, as far as they were read. `renew` reads on."""
 
-    def __init__(self, run: RunDir) -> None:
-        self._run = run
+    def __init__(self, run: RunDir, reader: Callable[[Path, int], GrowingLines] = GrowingLines) -> None:
+        self._run, self._reader = run, reader
+        self.is_read = False  # once, as a whole
         self.rewinds: list[int] = []  # from which step on what was known became void, one entry each time
         self._begin()
 
     def _begin(self) -> None:
-        self._files: dict[str, _Growing] = {}
+        self._files: dict[str, GrowingLines] = {}
         self._reported, self._written = StepTable(), StepTable()
         self._newest: dict[int, _Key] = {}
         self._first: int | None = None
@@ -103,6 +144,7 @@ class MeasuredRun:
             self._begin()
             self.rewinds.append(0)
             self._read(again=True)
+        self.is_read = True
 
     @property
     def names(self) -> list[str]:
@@ -158,13 +200,13 @@ class MeasuredRun:
             for line in written:
                 self._write(line)
 
-    def _known(self, pattern: str) -> list[_Growing]:
+    def _known(self, pattern: str) -> list[GrowingLines]:
         return [self._file(path) for path in sorted(self._run.metrics.glob(pattern)) if _REPORTED.fullmatch(path.name)]
 
-    def _file(self, path: Path) -> _Growing:
+    def _file(self, path: Path) -> GrowingLines:
         if path.name not in self._files:
             found = _REPORTED.fullmatch(path.name)
-            self._files[path.name] = _Growing(path, int(found[1]) if found else 0)
+            self._files[path.name] = self._reader(path, int(found[1]) if found else 0)
         return self._files[path.name]
 
     def _is_new(self, which: int, key: _Key, *, again: bool) -> bool:
@@ -174,7 +216,7 @@ class MeasuredRun:
         self._newest[which] = max(key, newest)
         return key != newest
 
-    def _reports_of(self, file: _Growing) -> Iterator[tuple[_Key, list[ReportLine]]]:
+    def _reports_of(self, file: GrowingLines) -> Iterator[tuple[_Key, list[ReportLine]]]:
         for whole in map(_decoded, file.chunks()):
             if whole and [*map(_starts, whole)].count(None) == len(whole):  # nearly always
                 if file.key[1] != _NO_START:
@@ -222,7 +264,7 @@ class MeasuredRun:
             known = value if not isinstance(value, str) else _NOT_FINITE.get(value, math.nan)
             self._reported.put(place, name, known, min(line.rank, _MOST_RANKS))
 
-    def _written_in(self, file: _Growing) -> Iterator[tuple[_Key, list[dict[str, Any]]]]:
+    def _written_in(self, file: GrowingLines) -> Iterator[tuple[_Key, list[dict[str, Any]]]]:
         for chunk in file.chunks():
             lines: list[dict[str, Any]] = []
             for line in map(_parsed, chunk.split(b"\n")):

@@ -5,11 +5,14 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from launcher import api
-from launcher.board.measured.reading import MeasuredRun
+from launcher.board.measured.reading import GrowingLines, MeasuredRun, glimpse
 from launcher.rundir.layout import RunDir
+from launcher.status.series import size
 
+_LONG_BYTES = 32 << 20  # of metrics: to read them takes longer than one likes to wait for a page
 _MOST_NUMBERS = 12_000_000  # of eight bytes; one run may have more
 
 
@@ -25,12 +28,45 @@ class MeasuredRuns:
     def __init__(self) -> None:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._lock = threading.Lock()
+        self._glimpses = 0  # under way
+        self._nobody_glimpses = threading.Event()
+        self._nobody_glimpses.set()
+
+    @contextmanager
+    def glimpsed(self, one: api.Run) -> Iterator[MeasuredRun | None]:
+        """What it is like, where it takes long to read and has not been read; else None: to wait for it is better.
+
+        Meanwhile whoever reads a run as a whole pauses, as threads of Python take turns.
+        """
+        run = RunDir(one.path)
+        with self._lock:
+            kept = self._kept.get(one.id)
+        if (kept is not None and kept.run.is_read) or size(run) < _LONG_BYTES:
+            yield None
+            return
+        self._count_glimpses(1)
+        try:
+            found = glimpse(run)
+            yield found if found.names else None
+        finally:
+            self._count_glimpses(-1)
+
+    def _count_glimpses(self, more: int) -> None:
+        with self._lock:
+            self._glimpses += more
+            if self._glimpses:
+                self._nobody_glimpses.clear()
+            else:
+                self._nobody_glimpses.set()
 
     @contextmanager
     def renewed(self, one: api.Run) -> Iterator[MeasuredRun]:
         """As it is now; nobody else reads on until it is given back."""
         with self._lock:
-            kept = self._kept.setdefault(one.id, _Kept(MeasuredRun(RunDir(one.path))))
+            if one.id not in self._kept:
+                reader = partial(GrowingLines, pause=self._nobody_glimpses.wait)
+                self._kept[one.id] = _Kept(MeasuredRun(RunDir(one.path), reader))
+            kept = self._kept[one.id]
             self._kept.move_to_end(one.id)
         with kept.lock:
             kept.run.renew()

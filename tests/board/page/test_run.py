@@ -8,6 +8,10 @@ from browser import again_if_cut_off, needs_browser
 from lab import kill
 
 from launcher import api
+from launcher.board import server
+from launcher.board.live import all_runs
+from launcher.board.live.feed import Feed
+from launcher.board.measured import shelf
 from launcher.rundir.records import Failure
 from launcher.words import Cause
 from tests.board.conftest import opened
@@ -62,6 +66,20 @@ def test_a_page_begins_with_the_run_that_was_named(house, window):
         window.open(board.address)
         window.until(f"return {FIRST_PLOT}?.getAttribute('aria-label')?.includes('0.0025')")
         window.open("about:blank")
+
+
+def test_a_long_run_is_drawn_in_outline_until_all_is_read(house, page, monkeypatch):
+    monkeypatch.setattr(shelf, "_LONG_BYTES", 1)
+    monkeypatch.setattr(all_runs, "_MOST_BYTES", 0)
+    monkeypatch.setattr(Feed, "_news_of", lambda *_: iter(()))  # nobody else reads it
+    asked, drawn = [], server.curves
+    monkeypatch.setattr(server, "curves", lambda *a, **more: asked.append(more) or drawn(*a, **more))
+    measure(house.run().succeeded(step=20_000), {step: {"loss": 50 / step} for step in range(1, 20_001)})
+    page.until_text("job-abcd")
+    look_at(page, "run/job-abcd", "by step")
+    page.until(f"return {FIRST_PLOT}?.getAttribute('aria-label')?.includes('0.0025')")
+    page.until("return [...document.querySelectorAll('p[role=status]')].every((one) => one.hidden)")
+    assert asked[:2] == [{"glimpse": True}, {}]
 
 
 @again_if_cut_off

@@ -15,8 +15,9 @@ export function curvesPart(id, { say, marks }) {
   const more = button("", () => (all = true, arrange()), { class: "more" });
   const none = h("p", { class: "empty" }, "Nothing measured yet: what a `Trainer` measures, or a script reports to LAUNCH_PROGRESS, appears here.");
   const bar = chartBar([["step", "by step"], ["time", "by time"]], (newRange) => (newRange ? load() : draw()));
+  const glimpsed = h("p", { class: "second", role: "status", hidden: true }, "Drawn from some of the points: all of them are being read.");
   bar.element.prepend(filter);
-  const element = h("section", { "aria-label": "curves" }, bar.element, grid, more, none);
+  const element = h("section", { "aria-label": "curves" }, bar.element, glimpsed, grid, more, none);
   let all = false;
   let known = []; // names
   let met = false; // the server has said which there are
@@ -54,11 +55,13 @@ export function curvesPart(id, { say, marks }) {
     try {
       const px = Math.round(Math.min(2000, (grid.firstChild?.clientWidth || 600) * Math.min(2, devicePixelRatio)));
       const answer = await ask(`/api/runs/${encodeURIComponent(id)}/curves`,
-        { names: [...charts.keys()].join(","), by, px, from: range?.[0], to: range?.[1] }, asking.signal);
+        { names: [...charts.keys()].join(","), by, px, from: range?.[0], to: range?.[1], glimpse: met ? null : 1 }, asking.signal);
       appended = 0;
       if (!met) meet(answer.names);
+      glimpsed.hidden = !answer.glimpse;
       for (const [name, one] of charts) if (answer.curves[name]) one.curve = readCurve(answer.curves[name]);
       draw();
+      if (answer.glimpse) load();
     } catch (error) {
       if (error.name !== "AbortError") say(error.message);
     }
