@@ -14,15 +14,19 @@ if TYPE_CHECKING:
     from launcher.api import wait_any as wait_any
     from launcher.graph import Graph as Graph
     from launcher.graph import submit_graph as submit_graph
+    from launcher.proof.findings import Proof as Proof
+    from launcher.proof.proving import prove as prove
     from launcher.sweeps.sweep import Sweep as Sweep
     from launcher.sweeps.sweep import sweep as sweep
 
 __version__ = VERSION
 __all__ = [
-    "Graph", "Run", "Runs", "Sweep", "compare", "runs", "submit", "submit_graph", "submit_many", "sweep", "wait_any",
+    "Graph", "Proof", "Run", "Runs", "Sweep", "compare", "prove", "runs", "submit", "submit_graph", "submit_many",
+    "sweep", "wait_any",
 ]  # fmt: skip
 _OF_SWEEPS = ("Sweep", "sweep")
 _OF_GRAPHS = ("Graph", "submit_graph")
+_OF_PROOFS = ("Proof", "prove")
 
 
 def __getattr__(name: str) -> Any:
@@ -35,6 +39,10 @@ def __getattr__(name: str) -> Any:
         from launcher import graph
 
         return getattr(graph, name)
+    if name in _OF_PROOFS:
+        from launcher.proof import proving
+
+        return getattr(proving, name)
     if name in __all__:
         from launcher import api
 

@@ -26,6 +26,7 @@ class Exit(IntEnum):
     REFUSED = 4
     UNREACHABLE = 5
     DAMAGED = 6
+    DIFFERS = 7
     USER_ERROR = 10
     OUT_OF_MEMORY = 11
     KILLED = 12
@@ -53,9 +54,11 @@ MEANING = {
     Exit.BAD_INPUT: "the spec or the command line is wrong; nothing was started",
     Exit.NO_SUCH_RUN: "no run, or more than one, answers to that name",
     Exit.REFUSED: "what is asked for cannot be done now: the run's state does not allow it, `wait --timeout` ran out, "
-    "the doctor found a problem, a key was not trusted, a disk, a folder or a limit of this machine stands in the way",
+    "the doctor found a problem, a key was not trusted, a disk, a folder or a limit of this machine stands in the way, "
+    "`prove` could hit or compare nothing",
     Exit.UNREACHABLE: "the cluster does not answer; nothing is known to have failed",
     Exit.DAMAGED: "a record or, with `checkpoints --verify`, a checkpoint is not what was written",
+    Exit.DIFFERS: "of `launch prove`: a disturbed training is not the undisturbed one",
     Exit.USER_ERROR: "an exception in your code, or it left with a code of its own",
     Exit.OUT_OF_MEMORY: "memory ran out, of the machine or of a GPU",
     Exit.KILLED: "a signal ended a rank, again and again",

@@ -36,6 +36,12 @@ def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return [steps[step] for step in sorted(steps)]
 
 
+def starts_in(folder: str | os.PathLike[str]) -> list[int]:
+    """The steps from which its starts went on, in their order."""
+    found = [line.get(START) for line in _lines(files_in(Path(folder)))]
+    return [start for start in found if isinstance(start, int)]
+
+
 def files_in(folder: Path) -> list[Path]:
     """Those that are there; what has such a name and is no file is left out."""
     return [path for path in (*folder.glob(FILE), *sorted(folder.glob(of_attempt("*")))) if path.is_file()]

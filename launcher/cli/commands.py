@@ -7,6 +7,10 @@ COMMANDS = {
         "launcher.cli.starting.sweep",
         "many runs of a spec that differ in some options, chosen by Optuna; status, best, stop, resume, add",
     ),
+    "prove": (
+        "launcher.cli.starting.prove",
+        "kill a training again and again, and see whether it ends as it does undisturbed",
+    ),
     "status": ("launcher.cli.looking.status", "all runs as a table, or everything about one"),
     "checkpoints": ("launcher.cli.looking.checkpoints", "what a run has saved, and whether it is whole"),
     "metrics": ("launcher.cli.looking.metrics", "what runs have measured, step by step: a table, CSV, JSON or curves"),

@@ -40,8 +40,8 @@ RUN is a run's id, a unique beginning of one, or `last`. `ls` and `ps` are `stat
 
 exit codes:
   0 ok                  1 internal error      2 bad input           3 no such run
-  4 refused             5 unreachable         6 damaged           130 interrupted
-141 reader has left
+  4 refused             5 unreachable         6 damaged             7 differs
+130 interrupted       141 reader has left
   How a run ended (wait, --follow):
  10 user error         11 out of memory      12 killed              13 hang
  14 communication      15 node lost          16 preempted           17 time limit

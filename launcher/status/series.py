@@ -4,7 +4,9 @@ One row a step, as the run went in the end: what was reported of steps that were
 line that a kill cut short.
 """
 
+import contextlib
 import math
+import os
 import re
 import time
 from collections import defaultdict
@@ -21,6 +23,7 @@ from launcher.rundir.layout import RunDir
 from trainer.metrics_files import files_in, open_file, read_metrics
 
 _LOOK_S = 0.5
+_TAIL_BYTES = 4096
 AT, STEP = "at", "step"
 _LEAST = ("loss", "err", "error", "ppl", "perplexity", "mae", "mse", "rmse", "nll", "wer", "cer", "fid", "bpb")
 _MOST = ("acc", "accuracy", "f1", "auc", "bleu", "rouge", "precision", "recall", "iou", "map", "r2", "score", "reward")
@@ -58,8 +61,9 @@ class Figure:
 
 def read_rows(run: RunDir) -> Rows:
     """By step, in their order: the values, and `at`, the time (Unix) where it is known."""
-    found = {path.name: path for path in run.metrics.glob("*.jsonl")}
-    rows = _reported({name: path for name, path in found.items() if _REPORTED.fullmatch(name)})
+    rows: Rows = {}
+    for lines in _starts(run).values():
+        _put(rows, lines)
     for line in read_metrics(run.metrics) if files_in(run.metrics) else ():
         rows.setdefault(line[STEP], {}).update(flat(line))
     steps = [*rows]
@@ -68,6 +72,30 @@ def read_rows(run: RunDir) -> Rows:
         if all(before < after for before, after in pairwise(steps))
         else {step: rows[step] for step in sorted(steps)}
     )
+
+
+def rows_of_ranks(run: RunDir) -> dict[int, Rows]:
+    """What each rank has said by itself, by step. Where the trainer wrote down what holds for all, that alone, as rank
+    0's: what it says at a step is then the same however quickly the steps came."""
+    if files_in(run.metrics):
+        return {0: {line[STEP]: dict(flat(line)) for line in read_metrics(run.metrics)}}
+    ranks: defaultdict[int, Rows] = defaultdict(dict)
+    for lines in _starts(run).values():
+        for rank in sorted({line.rank for line in lines}):
+            _put(ranks[rank], [line for line in lines if line.rank == rank])
+    return dict(ranks)
+
+
+def newest_reported(run: RunDir, attempt: int) -> int:
+    """The last step that a rank of the attempt has reported with a number; records of the run say so later."""
+    steps = [0]
+    for path in run.metrics.glob(run.reported(attempt, 0).name.replace(".n000.", ".n*.")):
+        with contextlib.suppress(OSError), open_file(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            for line in file.read().split(b"\n")[-2:-1]:
+                with contextlib.suppress(*NOT_JSON):
+                    steps.append(_reports.decode(line).step)
+    return max(steps)
 
 
 def each_step(run: RunDir, over: Callable[[], bool]) -> Iterator[tuple[int, Row]]:
@@ -122,25 +150,28 @@ def better(name: str) -> int:
     return -1 if any(word in _LEAST for word in words) else int(any(word in _MOST for word in words))
 
 
-def _reported(paths: Mapping[str, Path]) -> Rows:
-    """Start by start, of all nodes together: the lowest rank that reports a metric speaks for all."""
+def first_steps(run: RunDir) -> dict[tuple[int, int], int]:
+    """The first step that each start of ranks has reported a number of, by attempt and generation."""
+    return {start: min(line.step for line in lines) for start, lines in _starts(run).items() if lines}
+
+
+def _starts(run: RunDir) -> dict[tuple[int, int], list[_Line]]:
+    """What was reported, start by start in their order, of all nodes together."""
     starts: defaultdict[tuple[int, int], list[_Line]] = defaultdict(list)
-    for name, path in paths.items():
-        found = _REPORTED.fullmatch(name)
-        attempt, lines = int(found[1]) if found else 0, []
+    for path in run.metrics.glob("*.jsonl"):
+        if (found := _REPORTED.fullmatch(path.name)) is None:
+            continue
+        attempt, lines = int(found[1]), list[_Line]()
         for line in _decoded(path):
             if line.generation is not None:
                 lines = starts[attempt, line.generation]
             else:
                 lines.append(line)
-    rows: Rows = {}
-    for _, lines in sorted(starts.items()):
-        _put(rows, lines)
-    return rows
+    return dict(sorted(starts.items()))
 
 
 def _put(rows: Rows, lines: list[_Line]) -> None:
-    """From its first step on a start says how it was."""
+    """From its first step on a start says how it was; the lowest rank that reports a metric speaks for all."""
     if not lines:
         return
     first = min(line.step for line in lines)

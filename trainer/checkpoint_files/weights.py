@@ -84,24 +84,8 @@ class Weights:
     def data(self, name: str) -> Iterator[bytes]:
         """The tensor's bytes, row by row, as many at a time as memory takes easily."""
         entry, wanted = self._entries[name], self.tensors[name].dtype
-        for piece in self._pieces(entry):
+        for piece in pieces(entry, self._read):
             yield piece if wanted == entry.dtype else convert(piece, entry.dtype, wanted)
-
-    def _pieces(self, entry: TensorEntry) -> Iterator[bytes]:
-        """Of parts that are scattered many make up one."""
-        buffer = memoryview(bytearray(_PIECE_BYTES))
-        held = 0
-        for file, at, size in places(entry):
-            done = 0
-            while done < size:
-                some = min(size - done, _PIECE_BYTES - held)
-                self._read(file, buffer[held : held + some], at + done)
-                done, held = done + some, held + some
-                if held == _PIECE_BYTES:
-                    yield bytes(buffer)
-                    held = 0
-        if held:
-            yield bytes(buffer[:held])
 
     def _read(self, file: int, view: memoryview, at: int) -> None:
         with unreadable_is_damaged(self._folder / self._manifest.files[file].name):
@@ -157,6 +141,24 @@ def entries_of(manifest: Manifest, model: str | None = None) -> dict[str, Tensor
 
 def _prefix(model: str | None) -> str:
     return _OF_MODEL if model is None else f"{_OF_MODEL}{model}/"
+
+
+def pieces(entry: TensorEntry, read: Callable[[int, memoryview, int], None]) -> Iterator[bytes]:
+    """Its bytes in the order of its elements, in pieces of one size but for the last; of parts that are scattered many
+    make up one. `read` fills a view with what is in a file, by its number in the manifest, from a byte on."""
+    buffer = memoryview(bytearray(_PIECE_BYTES))
+    held = 0
+    for file, at, size in places(entry):
+        done = 0
+        while done < size:
+            some = min(size - done, _PIECE_BYTES - held)
+            read(file, buffer[held : held + some], at + done)
+            done, held = done + some, held + some
+            if held == _PIECE_BYTES:
+                yield bytes(buffer)
+                held = 0
+    if held:
+        yield bytes(buffer[:held])
 
 
 # -- where the bytes of a tensor are: pure

@@ -3,17 +3,28 @@
 It answers one question on its stdin and ends with it, or with who asked: whoever may start programs as this user.
 """
 
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import assert_never
 
-from launcher.agent.processes import become_subreaper
+from launcher.agent.processes import become_subreaper, end_all, signal_process, tagged
 from launcher.clusters.inside.attach import attach
 from launcher.clusters.inside.beside import run_beside, users_shell
 from launcher.clusters.inside.ranks_here import environment_of, folder_of_rank, rank_here, ranks_here
 from launcher.clusters.inside.stacks import stacks_of
 from launcher.clusters.inside.talk import Talk
-from launcher.clusters.inside.words import AskStacks, AttachDebugger, CommandEnded, Question, RunCommand, VisitDeclined
+from launcher.clusters.inside.words import (
+    AskStacks,
+    AttachDebugger,
+    CommandEnded,
+    KilledHere,
+    KillHere,
+    Question,
+    RunCommand,
+    VisitDeclined,
+)
 from launcher.errors import Exit, LaunchError, Refused, said_by_the_system
 from launcher.hostlink.rpc.server import take_stdio
 from launcher.rundir.layout import AttemptDir, RunDir
@@ -47,8 +58,18 @@ class NodeHost:
                     if wanted is None or number in wanted:
                         self._talk.tell(stacks_of(rank, self._run))
                 self._talk.tell(CommandEnded())
+            case KillHere(rank=rank):
+                self._talk.tell(KilledHere(self._all_of_the_run() if rank is None else self._one(rank)))
             case _:
                 assert_never(question)
+
+    def _one(self, rank: int) -> int:
+        return int(signal_process(rank_here(self._attempt, self._node, rank).process, signal.SIGKILL))
+
+    def _all_of_the_run(self) -> int:
+        """But ourselves, who have to answer yet."""
+        ended, _ = end_all(lambda: tagged(str(self._run.path), os.getuid()))
+        return len(ended)
 
     def _run_command(self, asked: RunCommand) -> None:
         rank = rank_here(self._attempt, self._node, asked.rank)

@@ -15,6 +15,8 @@ from launcher.clusters.inside.words import (
     CommandEnded,
     FromHost,
     FromVisitor,
+    KilledHere,
+    KillHere,
     Question,
     RankStacks,
     VisitDeclined,
@@ -31,6 +33,7 @@ from launcher.rundir.records import RunState
 from launcher.words import VERSION
 
 _STACKS_S = 120.0
+_KILL_S = 60.0
 _RELAY_S = 60.0
 _MOST_NOISE = 1000  # lines that a login shell may print before the greeting
 _words: msgspec.json.Decoder[FromHost] = msgspec.json.Decoder(FromHost)
@@ -122,6 +125,14 @@ class Visit(ClosedAtTheEnd):
             if isinstance(word, RankStacks):
                 found.append(word)
         return found
+
+    def kill(self, question: KillHere) -> int:
+        """How many processes it has ended."""
+        self.ask(question)
+        word = self._next(_KILL_S)
+        if not isinstance(word, KilledHere):
+            raise Garbled(f"{self._running.who}: another answer than was asked for")
+        return word.processes
 
     def close(self) -> None:
         self._running.close()

@@ -1,7 +1,7 @@
 """What a visitor and the host on a rank's node say to each other: a greeting, one question, then JSON lines both ways.
 
 ```
-visitor: RunCommand, AskStacks or Attach ─►   then Given, InputEnds, Resized, Signalled
+visitor: RunCommand, AskStacks, … ─►   then Given, InputEnds, Resized, Signalled
                                        ◄─ host: Said, RankStacks …, and last CommandEnded or VisitDeclined
 ```
 """
@@ -46,7 +46,13 @@ class AttachDebugger(msgspec.Struct, frozen=True, tag="attach"):
     rank: _RankNumber
 
 
-Question = RunCommand | AskStacks | AttachDebugger
+class KillHere(msgspec.Struct, frozen=True, tag="kill"):
+    """Have a rank of this node, or all that is of the run there, ended at once, as a fault would end it."""
+
+    rank: _RankNumber | None = None
+
+
+Question = RunCommand | AskStacks | AttachDebugger | KillHere
 
 
 class Given(msgspec.Struct, frozen=True, tag="given"):
@@ -99,4 +105,10 @@ class VisitDeclined(msgspec.Struct, frozen=True, tag="declined"):
     exit_code: int
 
 
-FromHost = Said | RankStacks | CommandEnded | VisitDeclined
+class KilledHere(msgspec.Struct, frozen=True, tag="killed"):
+    """That is all: so many processes were ended."""
+
+    processes: Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
+
+
+FromHost = Said | RankStacks | CommandEnded | VisitDeclined | KilledHere

@@ -1,0 +1,162 @@
+"""`launch prove`: a training undisturbed and killed again and again; whether both are the same."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from launcher.cli.arguments import Arguments
+from launcher.cli.figures import duration
+from launcher.cli.terminal import columns, paint, safe, show_news, to_json
+from launcher.errors import Exit
+
+if TYPE_CHECKING:
+    from launcher.proof.findings import ComparedRun, Departure, Kill, Proof, StateDeparture
+
+EXAMPLES = """
+  launch prove job.yaml --steps 60                the training, 60 steps of it, undisturbed, and killed in each mode
+  launch prove job.yaml --set run.args.epochs=1   where --steps does not know what makes it short
+  launch prove last --steps 60                    what a run has trained, with the code that it had
+  launch prove job.yaml --modes power --kills 5   all of the run is killed five times, and resumed
+  launch prove job.yaml --seed 7                  the same kills again
+  launch prove job.yaml --metric loss --json      what is compared; all that was found, for programs
+
+Modes: warm, one rank is killed; power, all that there is of the run on a node. Ends with 0 where the training is exact,
+with 7 where it differs, with 4 where nothing could be hit or compared, else as the run that failed.
+`launch help proof` is the page.
+"""
+_COLOURS = {"exact": "green", "differs": "red", "failed": "red", "unproven": "yellow"}
+_KEPT_SHOWN = 3
+
+
+def declare(arguments: Arguments) -> None:
+    arguments.add_argument("what", metavar="RUN_OR_SPEC", help="a YAML file; or a run's id, or `last`, with its code")
+    arguments.takes_place(default=None)
+    arguments.add_argument("--steps", metavar="N", type=_number, help="make the training so long, in all its runs")
+    arguments.add_argument("--kills", metavar="N", type=_number, default=3, help="of each mode (default: 3)")
+    arguments.add_argument("--modes", metavar="MODE,...", default="", help="warm, power (default: all)")
+    arguments.add_argument(
+        "--seed", metavar="N", type=int, help="draws when and whom; by default another one each time"
+    )
+    arguments.add_argument(
+        "--metric", metavar="NAME", action="append", default=[],
+        help="compare this reported number at each step; may be repeated (default: losses, accuracies, lr, norm)",
+    )  # fmt: skip
+    arguments.add_argument("--keep", action="store_true", help="keep the runs of a proof that is exact, too")
+    arguments.add_argument("--json", action="store_true", help="all that was found, for programs")
+
+
+def run(options: argparse.Namespace) -> int:
+    from launcher.proof.proving import prove  # late: the help does without
+
+    show_news()
+    proof = prove(
+        options.what,
+        on=options.on,
+        overrides=options.overrides,
+        kills=options.kills,
+        seed=options.seed,
+        modes=[mode.strip() for mode in options.modes.split(",") if mode.strip()],
+        steps=options.steps,
+        metrics=options.metric,
+        keep=options.keep,
+        tell=lambda text: print(safe(text), file=sys.stderr, flush=True),
+    )
+    print(to_json(proof) if options.json else "\n".join(lines_of(proof)))
+    return _exit_of(proof)
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 10**9):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return int(text)
+
+
+def _exit_of(proof: "Proof") -> int:
+    match proof.verdict.value:
+        case "exact":
+            return Exit.OK
+        case "differs":
+            return Exit.DIFFERS
+        case "unproven":
+            return Exit.REFUSED
+        case _:
+            codes = [one.exit_code for one in proof.compared if one.verdict == "failed"] or [proof.exit_code]
+            return next((code for code in codes if code), Exit.LAUNCHER_FAULT)
+
+
+def lines_of(proof: "Proof") -> list[str]:
+    """Kills, results, what differs and why, and last the verdict."""
+    found = [f"{proof.id}: {proof.steps} steps, seed {proof.seed}"]
+    if kills := [(one, kill) for one in proof.compared for kill in one.kills]:
+        found += ["", *columns([_KILL_HEADS, *(_kill_cells(one.mode, kill) for one, kill in kills)])]
+    if proof.compared:
+        found += ["", *columns([_RUN_HEADS, _undisturbed_cells(proof), *(_run_cells(one) for one in proof.compared)])]
+    for one in proof.compared:
+        told = [*_differences(one)]
+        found += ["", f"{one.mode} {one.verdict}:", *(f"  {line}" for line in told)] if told else []
+    if proof.kept:
+        ids = " ".join(proof.kept)
+        found += ["", f"its runs: {ids}"]
+    why = f": {proof.why}" if proof.why else ""
+    return [safe(line) for line in found] + ["", paint(proof.verdict.value, _COLOURS[proof.verdict]) + safe(why)]
+
+
+_KILL_HEADS = ("MODE", "KILLED", "AT STEP", "WENT ON FROM", "STEPS AGAIN", "NEXT STEP AFTER")
+_RUN_HEADS = ("RUN", "TOOK", "STEPS COMPARED", "CHECKPOINTS", "FINGERPRINT", "VERDICT")
+
+
+def _kill_cells(mode: str, kill: "Kill") -> tuple[str, ...]:
+    if kill.missed:
+        return mode, "nobody", str(kill.planned_step), "-", "-", f"- ({kill.missed})"
+    whom = f"all of node {kill.node}" if kill.rank is None else f"rank {kill.rank}"
+    after = "-" if kill.next_step_s is None else f"{kill.next_step_s:.2f} s"
+    return mode, whom, *(_or_dash(one) for one in (kill.step, kill.went_on_from, kill.steps_again)), after
+
+
+def _or_dash(number: int | None) -> str:
+    return "-" if number is None else str(number)
+
+
+def _undisturbed_cells(proof: "Proof") -> tuple[str, ...]:
+    return "undisturbed", duration(proof.undisturbed_s), "-", "-", (proof.fingerprint or "none")[:12], "-"
+
+
+def _run_cells(one: "ComparedRun") -> tuple[str, ...]:
+    checkpoints = ", ".join(map(str, one.checkpoints[-3:])) or "none"
+    mark = (one.fingerprint or "none")[:12]
+    return one.mode, duration(one.took_s), str(one.steps), checkpoints, mark, one.verdict.value
+
+
+def _differences(one: "ComparedRun") -> Iterator[str]:
+    if one.why:
+        yield one.why
+    if one.first is not None:
+        yield _of_number(one.first)
+    if one.first_state is not None:
+        yield from _of_state(one.first_state)
+    if one.again_differs is not None:
+        yield f"a second undisturbed run differs as well, first at step {one.again_differs}"
+    if one.causes:
+        yield "what usually makes it:"
+        yield from (f"- {cause}" for cause in one.causes)
+
+
+def _of_number(first: "Departure") -> str:
+    return (
+        f"first at step {first.step}: {first.metric} of rank {first.rank} is {first.disturbed!r}, "
+        f"undisturbed {first.undisturbed!r}"
+    )
+
+
+def _of_state(state: "StateDeparture") -> Iterator[str]:
+    head = f"first in the checkpoint of step {state.step}: "
+    if state.tensor:
+        place = f"[{', '.join(map(str, state.index))}]" if state.index else ""
+        yield (
+            f"{head}{state.tensor}{place} is {state.disturbed}, undisturbed {state.undisturbed}; "
+            f"{state.different} of {state.tensors} tensors differ{'s'[: state.different == 1]}"
+        )
+    if state.kept:
+        more = f" and {len(state.kept) - _KEPT_SHOWN} more" if len(state.kept) > _KEPT_SHOWN else ""
+        yield f"{'' if state.tensor else head}other state that differs: {', '.join(state.kept[:_KEPT_SHOWN])}{more}"

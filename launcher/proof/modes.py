@@ -1,0 +1,20 @@
+"""The ways in which a training is disturbed: a row each, and nothing else knows them by name."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """What is killed, and what is set for all of a run that is disturbed so."""
+
+    says: str  # of one kill, for people
+    whole_node: bool  # all that is of the run on a node; else one of its ranks
+    overrides: tuple[str, ...] = ()
+
+
+MODES = {
+    "warm": Mode("kill -9 of a rank; all ranks are replaced, and load the newest checkpoint", whole_node=False),
+    "power": Mode(
+        "kill -9 of all that there is of the run on a node, as when the power goes; then it is resumed", whole_node=True
+    ),
+}

@@ -1,0 +1,33 @@
+"""Which kill comes when, drawn from a seed. Pure."""
+
+import itertools
+import random
+from dataclasses import dataclass
+
+from launcher.errors import BadInput
+
+_UNTIL = 0.85  # of all steps: who is killed later may have ended before it is hit
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedKill:
+    """As soon as a step is done; whom, is counted out among those who are there then."""
+
+    step: int
+    pick: float  # from 0 to 1
+
+    def among(self, count: int) -> int:
+        return min(count - 1, int(self.pick * count))
+
+
+def planned(seed: int, mode: str, kills: int, steps: int) -> tuple[PlannedKill, ...]:
+    """One in each of so many stretches of the training, in order. Raises BadInput where these are too short."""
+    last = int(steps * _UNTIL)
+    if last < kills:
+        hint = "hint: fewer --kills, or a longer training: --steps"
+        raise BadInput(f"--kills: expected at most {last} of a training of {steps} steps, got {kills}", hint)
+    draw = random.Random(f"{seed} {mode}")  # noqa: S311 - a lottery that can be repeated
+    edges = [last * number // kills for number in range(kills + 1)]
+    return tuple(
+        PlannedKill(draw.randint(before + 1, after), draw.random()) for before, after in itertools.pairwise(edges)
+    )

@@ -1,0 +1,45 @@
+"""A small training by `Checkpointer` that resumes exactly; or, sabotaged, does not. It waits where it is to be killed."""
+
+import argparse
+import time
+
+import torch
+from awaiting import held_at
+
+from trainer import Checkpointer
+from trainer.wire import Wire
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--noise", action="store_true", help="random numbers by a generator that no checkpoint has")
+    parser.add_argument("--holds", type=int, nargs="*", default=[], help="steps at which starts wait to be killed")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    own = torch.Generator().manual_seed(2)
+    wire = Wire.from_environment()
+    checkpoints = Checkpointer(model=model, optimizer=optimizer)
+    step = checkpoints.load()
+    hold = held_at(args.holds)
+    while step < args.steps:
+        while hold is not None and step >= hold:
+            time.sleep(0.02)
+        x = torch.randn(16, 4)
+        noise = torch.randn(16, 1, generator=own) if args.noise else 0.0
+        loss = (model(x) - x.sum(1, keepdim=True) + 0.1 * noise).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        step += 1
+        time.sleep(0.06)  # else some reports would be left out
+        wire.report_step(step, args.steps, loss=loss.item())
+        checkpoints.after_step(step)
+    checkpoints.finish(step)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""What differs between two checkpoints: tensors, byte by byte, and all else that is kept. Needs no torch."""
+
+import contextlib
+import json
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice, zip_longest
+from typing import Any, Self
+
+from trainer.checkpoint_files.catalog import Entry, read_manifest
+from trainer.checkpoint_files.durable import open_to_read, read_exactly, unreadable_is_damaged
+from trainer.checkpoint_files.float_types import convert
+from trainer.checkpoint_files.manifest import ITEM_BYTES, TensorEntry
+from trainer.checkpoint_files.weights import pieces
+
+_TAG = "~"  # of what JSON itself has no word for
+_CLOCKS = frozenset({"shared/objects/progress/seconds"})  # how long it has taken: no two runs are alike in that
+_MOST_PATHS = 50
+_CODES = {
+    "float64": "d", "float32": "f", "float16": "e", "int64": "q", "int32": "i", "int16": "h", "int8": "b",
+    "uint64": "Q", "uint32": "I", "uint16": "H", "uint8": "B", "bool": "?",
+}  # fmt: skip
+_NO_PLACE = object()
+
+
+@dataclass(frozen=True, slots=True)
+class OtherTensor:
+    """A tensor that is not the same in both: where first, and what stands there in one and in the other."""
+
+    name: str
+    index: tuple[int, ...]
+    one: str
+    other: str
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """Between two checkpoints."""
+
+    tensors: int  # that there are
+    different: tuple[str, ...]  # the names of those that differ, in the order of the first checkpoint
+    first: OtherTensor | None  # of these
+    kept: tuple[str, ...]  # places of other kept state that differ, as `rank/00001/generators/torch`
+
+
+def differences(one: Entry, other: Entry) -> Differences:
+    """Raises CheckpointDamaged, and CheckpointPartial where not all of it is on this disk."""
+    with _Opened(one) as here, _Opened(other) as there:
+        names = [*dict.fromkeys([*here.manifest.tensors, *there.manifest.tensors])]
+        found = [(name, where) for name in names if (where := _of_tensor(name, here, there)) is not None]
+        kept = tuple(islice(_of_documents(here, there), _MOST_PATHS))
+    return Differences(len(names), tuple(name for name, _ in found), found[0][1] if found else None, kept)
+
+
+class _Opened:
+    """A checkpoint whose files are open."""
+
+    def __init__(self, entry: Entry) -> None:
+        self._folder = entry.path
+        self.manifest = read_manifest(entry)
+        self._files: list[int] = []
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as opened:
+            for file in self.manifest.files:
+                self._files.append(open_to_read(self._folder / file.name))
+                opened.callback(os.close, self._files[-1])
+            self._closing = opened.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
+
+    def read(self, file: int, view: memoryview, at: int) -> None:
+        with unreadable_is_damaged(self._folder / self.manifest.files[file].name):
+            read_exactly(self._files[file], view, at)
+
+    def document(self, name: str) -> Any:
+        """What it says as JSON, not decoded any further; nothing where there is none."""
+        tree = self.manifest.trees.get(name)
+        if tree is None:
+            return _NO_PLACE
+        words = memoryview(bytearray(tree.size))
+        self.read(tree.file, words, tree.at)
+        try:
+            return json.loads(words.tobytes())
+        except (ValueError, RecursionError):
+            return words.tobytes()
+
+
+def _of_tensor(name: str, here: _Opened, there: _Opened) -> OtherTensor | None:
+    one, other = here.manifest.tensors.get(name), there.manifest.tensors.get(name)
+    if one is None or other is None or (one.dtype, one.shape) != (other.dtype, other.shape):
+        return OtherTensor(name, (), _described(one), _described(other))
+    before = 0
+    for mine, theirs in zip_longest(pieces(one, here.read), pieces(other, there.read), fillvalue=b""):
+        if mine != theirs:
+            return _first_in(name, one, mine, theirs, before)
+        before += len(mine)
+    return None
+
+
+def _first_in(name: str, entry: TensorEntry, mine: bytes, theirs: bytes, before: int) -> OtherTensor:
+    item = ITEM_BYTES[entry.dtype]
+    at = next(at for at in range(0, len(mine), item) if mine[at : at + item] != theirs[at : at + item])
+    values = (_value(data[at : at + item], entry.dtype) for data in (mine, theirs))
+    return OtherTensor(name, _index((before + at) // item, entry.shape), *values)
+
+
+def _index(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Where the element of this number is, row by row."""
+    found: list[int] = []
+    for length in reversed(shape):
+        number, at = divmod(number, length)
+        found.append(at)
+    return tuple(reversed(found))
+
+
+def _value(data: bytes, dtype: str) -> str:
+    """As a person reads it; where Python knows no such number, its bytes."""
+    if dtype == "bfloat16":
+        data, dtype = convert(data, dtype, "float32"), "float32"
+    code = _CODES.get(dtype)
+    if code is None or len(data) != struct.calcsize(code):
+        return data.hex()
+    number = struct.unpack(f"<{code}", data)[0]
+    return f"{number:.9g}" if isinstance(number, float) and dtype != "float64" else repr(number)
+
+
+def _described(entry: TensorEntry | None) -> str:
+    return "not there" if entry is None else f"{entry.dtype} of shape {list(entry.shape)}"
+
+
+def _of_documents(here: _Opened, there: _Opened) -> Iterator[str]:
+    for name in dict.fromkeys([*here.manifest.trees, *there.manifest.trees]):
+        for path in _other_leaves(here.document(name), there.document(name), name):
+            if path not in _CLOCKS:
+                yield path
+
+
+def _other_leaves(one: Any, other: Any, path: str) -> Iterator[str]:
+    """What is tagged stands for one value."""
+    if one == other and type(one) is type(other):
+        return
+    if isinstance(one, dict) and isinstance(other, dict) and _TAG not in one and _TAG not in other:
+        for key in dict.fromkeys([*one, *other]):
+            yield from _other_leaves(one.get(key, _NO_PLACE), other.get(key, _NO_PLACE), f"{path}/{key}")
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for place, (mine, theirs) in enumerate(zip(one, other, strict=True)):
+            yield from _other_leaves(mine, theirs, f"{path}/{place}")
+    else:
+        yield path
