@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.rundir.layout import RunDir
-from launcher.status.series import AT, Figure, better, figures_of, names_in, read_rows
+from launcher.status.series import (
+    AT,
+    Figure,
+    better,
+    figures_of,
+    first_steps,
+    names_in,
+    newest_reported,
+    read_rows,
+    rows_of_ranks,
+)
 
 
 @pytest.fixture
@@ -112,3 +122,19 @@ def test_no_file_can_make_it_raise(tmp_path_factory, data):
     for name in ("reported.n000.a0001.jsonl", "metrics.jsonl", "metrics.a0001.jsonl"):
         (run.metrics / name).write_bytes(data)
     figures_of(read_rows(run))
+
+
+def test_each_rank_speaks_for_itself(run):
+    report(run, 1, (1, {"loss": 3}), (1, {"loss": 4}, 1), (2, {"loss": 2}), (3, {"loss": 1}), 2, (2, {"loss": 2.5}, 1))
+    found = rows_of_ranks(run)
+    assert {rank: values(rows) for rank, rows in found.items()} == {
+        0: {1: {"loss": 3}, 2: {"loss": 2}, 3: {"loss": 1}}, 1: {1: {"loss": 4}, 2: {"loss": 2.5}},
+    }  # fmt: skip
+    assert first_steps(run) == {(1, 1): 1, (1, 2): 2}
+    assert (newest_reported(run, 1), newest_reported(run, 2)) == (2, 0), "the last line, whatever was before it"
+
+
+def test_what_the_trainer_wrote_down_is_all_that_counts_where_it_did(run):
+    report(run, 1, (1, {"loss": 3}), (2, {"loss": 2}))
+    (run.metrics / "metrics.jsonl").write_text('{"start": 0}\n{"step": 2, "loss": 2.5, "epoch": 0}\n')
+    assert rows_of_ranks(run) == {0: {2: {"loss": 2.5}}}

@@ -15,6 +15,7 @@ from launcher.clusters.inside.words import (
     CommandEnded,
     Given,
     InputEnds,
+    KillHere,
     Resized,
     RunCommand,
     Said,
@@ -217,3 +218,35 @@ def test_stacks_are_read_whole_from_the_log(tmp_path):
     finally:
         rank.process.kill()
         rank.process.wait()
+
+
+def test_a_rank_is_killed_and_nobody_else(tmp_path):
+    rank = FakeRank(tmp_path, ["sleep", "600"])
+    other = subprocess.Popen(["sleep", "600"])
+    try:
+        with rank.host() as visit, pytest.raises(LaunchError, match="rank 2 does not run on node 0"):
+            visit.kill(KillHere(2))
+        assert rank.process.poll() is None
+        with rank.host() as visit:
+            assert visit.kill(KillHere(3)) == 1
+        assert rank.process.wait(BOUND_S) == -signal.SIGKILL
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_all_of_a_run_is_killed_as_by_a_power_cut(tmp_path):
+    """Whatever carries its tag: who asked, and what is of another run, stay."""
+    rank = FakeRank(tmp_path, ["sleep", "600"])
+    tagged = {**os.environ, TAG: str(rank.run.path)}
+    child = subprocess.Popen(["sleep", "600"], env=tagged, start_new_session=True)
+    other = subprocess.Popen(["sleep", "600"], env={**os.environ, TAG: f"{rank.run.path}x"})
+    try:
+        with rank.host() as visit:
+            assert visit.kill(KillHere()) == 2
+        assert (rank.process.wait(BOUND_S), child.wait(BOUND_S)) == (-signal.SIGKILL, -signal.SIGKILL)
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
