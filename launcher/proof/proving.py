@@ -20,7 +20,7 @@ from launcher.proof.findings import ComparedRun, Judgement, Proof
 from launcher.proof.judging import FinishedRun, finished, judged, with_causes
 from launcher.proof.modes import MODES, Mode
 from launcher.proof.schedule import planned
-from launcher.proof.target import Target, as_it_ran, for_a_proof, target_of
+from launcher.proof.target import ProvenJob, as_it_ran, for_a_proof, target_of
 from launcher.rundir import registry
 from launcher.status.derive import exit_code_of
 from launcher.submission.requests import taken
@@ -65,7 +65,7 @@ def _modes(names: Sequence[str]) -> dict[str, Mode]:
 class _Proving:
     """The runs of one proof, and what is known of them."""
 
-    target: Target
+    target: ProvenJob
     id: RunId
     kills: int
     seed: int

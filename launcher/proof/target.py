@@ -32,7 +32,7 @@ _ALWAYS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ProvenJob:
     """What all runs of a proof have in common."""
 
     file: Path
@@ -50,16 +50,16 @@ class Target:
         return api.Run(run_id, open_named(run_id, self.request(more)))
 
 
-def target_of(ref: str, *, on: str | None, overrides: Sequence[str]) -> Target:
+def target_of(ref: str, *, on: str | None, overrides: Sequence[str]) -> ProvenJob:
     """`ref`: a spec's file, or a run; its cluster is taken where none is named. Raises BadInput, and NoSuchRun."""
     file = Path(ref)
     if file.is_file() or file.suffix in (".yaml", ".yml"):
-        return Target(file, on or LOCAL, tuple(overrides))
+        return ProvenJob(file, on or LOCAL, tuple(overrides))
     target = as_it_ran(api.run(ref))
     return replace(target, on=on or target.on, overrides=(*target.overrides, *overrides))
 
 
-def as_it_ran(run: api.Run) -> Target:
+def as_it_ran(run: api.Run) -> ProvenJob:
     """With the spec and the code of its newest attempt."""
     folder = RunDir(run.path)
     attempt = newest(folder)
@@ -67,12 +67,12 @@ def as_it_ran(run: api.Run) -> Target:
     code = as_frozen(folder, plan.code.digest)
     if not code.files:
         raise Refused(f"{run.id}: its code is not here", "hint: name the spec instead")
-    return Target(
+    return ProvenJob(
         folder.spec, plan.cluster, plan.overrides, Path(plan.project), ProjectCode(code, plan.own_folders, ())
     )  # fmt: skip
 
 
-def for_a_proof(target: Target, *, steps: int | None, kills: int) -> Target:
+def for_a_proof(target: ProvenJob, *, steps: int | None, kills: int) -> ProvenJob:
     """With what is set for all of its runs alike, before what the user sets: that wins. Raises BadInput."""
     wish = target.request(_ALWAYS)
     if not isinstance(wish.cluster, Reaches):
