@@ -16,6 +16,7 @@ from launcher.agent.processes import become_subreaper, forbid_core_dumps, raise_
 from launcher.agent.ranks.group import Home
 from launcher.agent.ranks.lease import Guard, Slept, post_guard
 from launcher.agent.ranks.reaper import Reaper
+from launcher.agent.ranks.zygote_link import OfferedZygote
 from launcher.errors import Exit, Fenced, LaunchError
 from launcher.plan.model import NodePlan, Plan
 from launcher.plan.on_hosts import leader_may_be_replaced
@@ -31,6 +32,7 @@ from launcher.rundir.records import AgentRecord, Intent, ProcessId
 def main() -> int:
     """Give an exit code of `launcher.errors.Exit`; anything unforeseen leaves its traceback in agent.log."""
     run, number, index = RunDir(Path(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
+    offered = OfferedZygote.taken_from(os.environ)
     os.umask(0o077)
     forbid_core_dumps()
     raise_descriptors()
@@ -39,13 +41,13 @@ def main() -> int:
         check_fence(run, number)
         plan = read_plan(run, number)
         guard = post_guard(slept_through(plan, index))
-        return asyncio.run(live(run, plan, number, index, guard))
+        return asyncio.run(live(run, plan, number, index, guard, offered))
     except Fenced as fenced:
         print(fenced, file=sys.stderr)
         return Exit.FENCED
 
 
-async def live(run: RunDir, plan: Plan, number: int, index: int, guard: Guard) -> Exit:
+async def live(run: RunDir, plan: Plan, number: int, index: int, guard: Guard, offered: OfferedZygote | None) -> Exit:
     """One agent's life; node 0's carries the coordinator too."""
     attempt = run.attempt(number)
     intent = read_intent(attempt)
@@ -59,7 +61,8 @@ async def live(run: RunDir, plan: Plan, number: int, index: int, guard: Guard) -
     try:
         memory, interface = memory_of(plan, node, intent), interface_of(node.address)
         environment = node_environment(os.environ, plan, node, number, read_secrets(run), memory, interface)
-        code, goes_on = await work(Home(plan, run, attempt, node, environment), intent.token, guard, buried)
+        home = Home(plan, run, attempt, node, environment, offered)
+        code, goes_on = await work(home, intent.token, guard, buried)
         return code
     finally:
         # On this machine alone the next attempt is sure to find it, and its keeper sure to take it away in the end.

@@ -1,6 +1,7 @@
 """Imports once what ranks need and forks ranks on request; or becomes one rank without a fork. See ZYGOTE.md.
 
     PYTHON zygote.py serve FD AGENT_PID     FD: one end of a Unix stream socket pair, JSON lines both ways
+    PYTHON zygote.py lend FD OWNER_PID      likewise, for many runs: it has a copy of itself in the agent of each
     PYTHON zygote.py run FD [AGENT_PID]     FD: a pipe with one order, a JSON line
 
 One self-contained file, run by path under the user's interpreter, which may lack `launcher` and be an older Python:
@@ -21,6 +22,7 @@ import atexit
 import contextlib
 import ctypes
 import faulthandler
+import fcntl
 import functools
 import gc
 import importlib
@@ -41,6 +43,11 @@ from typing import Any, NamedTuple, NoReturn, Optional
 
 PR_SET_PDEATHSIG = 1
 MAX_LINE_BYTES = 1 << 22
+MAX_HANDED = 250  # descriptors that come with one word: the kernel lets no more through
+TAG, ROOM = "LAUNCH_RUN_DIR", "LAUNCH_TAG_ROOM"
+# What of an environment has nothing to do with imports. CUDA reads its variable when it is first used.
+OF_A_RUN = ("LAUNCH_", "TORCHELASTIC_", "PYTHONPATH", "CUDA_VISIBLE_DEVICES")
+PLACE, OFFERED = "LAUNCH_AGENT_PLACE", "LAUNCH_ZYGOTE"  # what a keeper and an agent are told of theirs
 REPORT_BYTES = 4000  # below PIPE_BUF, so that a report reaches the FIFO whole or not at all
 CANNOT_START = 125  # exit code of a rank whose log, folder or environment could not be had
 # The agent decides what ends. Blocked, not ignored: a signal that comes while a newborn rank is still getting ready
@@ -54,6 +61,7 @@ NOTED_RANKS = {"lightning_utilities.core.rank_zero": "RANK", "torchmetrics.utili
 
 FRAME = re.compile(r'\s+File "([^"]+)", line (\d+), in (.+)')  # as a traceback shows one
 
+AT_START = dict(os.environ)
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -89,7 +97,7 @@ class NoFork(Exception):
 
 
 class Standby(Exception):
-    """In a newborn that is to take over one day: the socket on which it will be told to."""
+    """In a newborn that is to serve an agent: the socket on which it will be told to, and the agent's pid."""
 
 
 def order_from(words: Any) -> Order:
@@ -108,10 +116,15 @@ def order_from(words: Any) -> Order:
 
 def die_with(parent: int) -> None:
     """Have the kernel kill this process when the thread that started it ends; end now where that has happened."""
-    if LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    signal_at_death_of_parent(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def signal_at_death_of_parent(number: int) -> None:
+    """0: none."""
+    if LIBC.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
 def open_fds() -> list[int]:
@@ -521,13 +534,144 @@ def hide_our_frames() -> None:
     sys.excepthook = hook
 
 
+# --- one zygote for many runs ---
+
+
+class Keeper(NamedTuple):
+    """What the owner of a zygote wants started: the keeper of a run, with room for an agent that has a warm zygote."""
+
+    argv: Sequence[str]
+    env: dict[str, str]
+    run_dir: str
+    fds: Sequence[int]  # the numbers that the descriptors have in it which come with this word
+
+
+def become_keeper(words: Keeper, fds: Sequence[int], room: "TagRoom") -> NoReturn:
+    """A child waits for the word to become its agent, and has a zygote for a child then: exec leaves children alone.
+
+    So each of them has the parent that it would have had without all this.
+    """
+    os.setsid()
+    keepers_end, agents_end = (one.detach() for one in socket.socketpair())
+    keeper = os.getpid()
+    place = os.fork()
+    if place == 0:
+        die_with(keeper)
+        close([fd for fd in open_fds() if fd != agents_end])
+        room.name(words.run_dir)
+        become_agent(agents_end)
+    gate = give(words.fds, fds, keepers_end)
+    replace_program(words.argv, {**words.env, PLACE: f"{gate} {place}"})
+
+
+def become_agent(keepers_end: int) -> NoReturn:
+    """Once the keeper says what its agent is to be. Raises Standby in the zygote of that agent."""
+    keeper = socket.socket(fileno=keepers_end)
+    data, fds, _, _ = socket.recv_fds(keeper, MAX_LINE_BYTES, MAX_HANDED)
+    while data and not data.endswith(b"\n"):
+        more = keeper.recv(1 << 16)
+        data = data + more if more else b""
+    keeper.detach()
+    if not data:
+        os._exit(0)  # the keeper has no use for it
+    words = json.loads(data)
+    os.setsid()
+    agents_end, ours = (one.detach() for one in socket.socketpair())
+    agent = os.getpid()
+    if os.fork() == 0:
+        os.setsid()
+        close([fd for fd in open_fds() if fd != ours])
+        raise Standby(ours, agent)
+    signal_at_death_of_parent(0)  # an agent that has lost its keeper finds out by itself
+    offered = give(words["fds"], fds, agents_end)
+    replace_program(words["argv"], {**words["env"], OFFERED: f"{offered} {sys.executable}"})
+
+
+def give(numbers: Sequence[int], fds: Sequence[int], more: int) -> int:
+    """Have these descriptors under these numbers, one more under the number that is returned, and no others."""
+    free = max([*numbers, *fds, more, 2]) + 1
+    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, free) for fd in (more, *fds)]
+    close([fd for fd in open_fds() if fd not in moved])
+    for number, fd in zip(numbers, moved[1:]):  # noqa: B905 - Python 3.10 has strict=
+        redirect(fd, number)
+        os.set_inheritable(number, True)
+    return moved[0]
+
+
+def replace_program(argv: Sequence[str], env: dict[str, str]) -> NoReturn:
+    """As a shell would start it."""
+    signal.set_wakeup_fd(-1)
+    usual_signals()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    os.chdir("/")
+    try:
+        os.execve(argv[0], list(argv), env)  # noqa: S606 - the launcher's own words
+    finally:
+        os._exit(127)
+
+
+class TagRoom:
+    """Where the kernel shows of which run a process is: its environment at exec, in which the owner has left room."""
+
+    def __init__(self) -> None:
+        with open("/proc/self/stat", "rb") as file:
+            words = file.read().rpartition(b")")[2].split()
+        self._start, end = int(words[47]), int(words[48])
+        first, second, _ = ctypes.string_at(self._start, end - self._start).split(b"\0", 2)
+        there = first.startswith(f"{TAG}=".encode()) and second.startswith(f"{ROOM}=".encode())
+        self._bytes = len(first) + len(second) + 1 if there else 0
+        os.environ.pop(ROOM, None)
+
+    def fits(self, run_dir: str) -> bool:
+        return len(self._line(run_dir)) <= self._bytes
+
+    def name(self, run_dir: str) -> None:
+        ctypes.memmove(self._start, self._line(run_dir).ljust(self._bytes, b"\0"), self._bytes)
+        os.environ[TAG] = run_dir
+
+    def _line(self, run_dir: str) -> bytes:
+        return f"{TAG}={run_dir}".encode() + b"\0"
+
+
+def settle_in(home: dict[str, Any]) -> None:
+    """Take over the environment, folder and log of an agent that has not started this process.
+
+    Raises NoFork where what was imported could be another thing with that environment.
+    """
+    redirect(os.open(home["log"], os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW, 0o600), 1, 2)
+    env: dict[str, str] = home["env"]
+    names = {name for name in {*env, *AT_START} if env.get(name) != AT_START.get(name)}  # modules set some themselves
+    others = {name for name in names if not name.startswith(OF_A_RUN) and name not in home["may_differ"]}
+    before, after = (part.get("PYTHONPATH", "").split(os.pathsep) for part in (AT_START, env))
+    gone = tuple(folder + os.sep for folder in before if folder and folder not in after)
+    files = [getattr(one, "__file__", None) or "" for one in [*sys.modules.values()]]
+    others |= {file for file in files if file.startswith(gone)} if gone else set()
+    if others:
+        raise NoFork(f"{', '.join(sorted(others))[:500]} is not what it was when modules were imported")
+    sys.path[:] = [*filter(None, after), *(path for path in sys.path if path not in before)]
+    for name in names:
+        os.environ.pop(name, None)
+    os.environ.update((name, env[name]) for name in names if name in env)
+    os.chdir(home["cwd"])
+
+
 # --- the zygote ---
 
 
 class Zygote:
-    """Serves one agent over one socket."""
+    """Serves one agent over one socket, or, with room for the name of a run, whoever has many runs started."""
 
-    def __init__(self, fd: int, inherited: Sequence[int], tried: dict[str, Optional[str]]) -> None:
+    def __init__(
+        self,
+        fd: int,
+        serves: int,
+        inherited: Sequence[int],
+        tried: dict[str, Optional[str]],
+        room: Optional[TagRoom] = None,
+    ) -> None:
+        self._serves = serves  # the pid of who has the other end, and is our parent
+        self._room = room
         os.set_inheritable(fd, False)
         self._agent = socket.socket(fileno=fd)
         self._agent.setblocking(True)
@@ -562,7 +706,7 @@ class Zygote:
 
     def _lines(self) -> Iterator[bytes]:
         try:
-            data, fds, _, _ = socket.recv_fds(self._agent, 1 << 16, 1, socket.MSG_CMSG_CLOEXEC)
+            data, fds, _, _ = socket.recv_fds(self._agent, 1 << 16, MAX_HANDED, socket.MSG_CMSG_CLOEXEC)
             self._handed += fds
         except ConnectionError:
             data = b""
@@ -582,7 +726,11 @@ class Zygote:
             op = error
         if op == "fork":
             return self._fork(words)
-        if op == "preload" and isinstance(words.get("modules"), list):
+        if op == "keeper":
+            self._start_keeper(words)
+        elif op == "preload" and isinstance(words.get("modules"), list):
+            if "home" in words:
+                self._settle_in(words["home"], words["modules"])
             self._preload(words["modules"])
             while self._handed:
                 self._leave_standby(self._handed.pop())
@@ -635,7 +783,50 @@ class Zygote:
         signal.set_wakeup_fd(-1)
         self._agent.close()
         close(self._own)
-        raise Standby(fd)
+        raise Standby(fd, self._serves)
+
+    def _settle_in(self, home: dict[str, Any], modules: Sequence[Any]) -> None:
+        """Serve an agent by which this process was not started; where it is not what that would have started, leave."""
+        try:
+            settle_in(home)
+            if list(self._tried) != modules:
+                raise NoFork("other modules were imported")
+        except (NoFork, OSError) as error:
+            print(f"launch: this zygote cannot be shared: {error}", file=sys.stderr, flush=True)
+            self._end()
+
+    def _start_keeper(self, words: dict[str, Any]) -> None:
+        """Fork what becomes the keeper of a run: nobody's child, because a process between the two ends at once."""
+        fds, self._handed = self._handed, []
+        del words["op"]
+        try:
+            keeper, room = Keeper(**words), self._room
+            self._check_fitness()
+            if room is None or not room.fits(keeper.run_dir):
+                raise NoFork("there is no room for the name of the run")
+            between = os.fork()
+        except (TypeError, NoFork, OSError) as error:
+            self._say(op="refused", id=0, reason=str(error))
+            close(fds)
+            return
+        if between == 0:
+            self._become_keeper(keeper, fds, room)
+        _, status = os.waitpid(between, 0)
+        close(fds)
+        if status == 0:
+            self._say(op="forked", id=0, pid=between)
+        else:
+            self._say(op="refused", id=0, reason="it cannot fork")
+
+    def _become_keeper(self, words: Keeper, fds: Sequence[int], room: TagRoom) -> NoReturn:
+        try:
+            if os.fork():
+                os._exit(0)
+        except OSError:
+            os._exit(1)
+        signal.set_wakeup_fd(-1)
+        self._agent.detach()
+        become_keeper(words, fds, room)
 
     def _import(self, name: str) -> Optional[str]:
         """Why it cannot be imported."""
@@ -731,11 +922,12 @@ def order_for_this_process(mode: str, fd: int, agent_pid: int) -> Order:
     usual_signals()
     die_with(agent_pid)
     tried: dict[str, Optional[str]] = {}
-    while mode == "serve":
+    room = TagRoom() if mode == "lend" else None
+    while mode in ("serve", "lend"):
         try:
-            return Zygote(fd, inherited, tried).serve()
+            return Zygote(fd, agent_pid, inherited, tried, room).serve()
         except Standby as standby:
-            (fd,) = standby.args
+            fd, agent_pid = standby.args
         die_with(agent_pid)
         with contextlib.suppress(BrokenPipeError), socket.socket(fileno=os.dup(fd)) as agent:  # nobody wants it now
             agent.sendall(json.dumps({"op": "standby", "pid": os.getpid()}).encode() + b"\n")

@@ -124,6 +124,17 @@ class HasQueue(Protocol):
 
 
 @runtime_checkable
+class WarmsUp(Protocol):
+    """Kinds where many runs that one process submits can share what they import."""
+
+    def warm_up(self, plan: "Plan", folder: Path) -> bool:
+        """Have it imported for all runs like this which this process submits from now on, or find that it cannot be.
+
+        False as long as it is worth while to wait for that. `folder`: with `code/` as these runs have it.
+        """
+
+
+@runtime_checkable
 class KeepsOrder(Protocol):
     """Kinds that know of runs which are submitted together, without taking them as one job."""
 

@@ -23,7 +23,7 @@ from launcher.sweeps.decide import (
 )
 from launcher.sweeps.folder import SweepDir, SweepOrder, SweepRecord, SweepState, TrialNote, Wanted
 from launcher.sweeps.trial_book import FAILED, OPEN, BookedTrial, TrialBook
-from launcher.sweeps.trial_runs import Trials, run_id_of
+from launcher.sweeps.trial_runs import NotYet, Trials, run_id_of
 from launcher.words import State
 
 _RETRY_S = (1.0, 2.0, 5.0, 15.0, 60.0)  # after a cluster refused a trial or did not answer
@@ -111,9 +111,12 @@ class Round:
         )
 
     def _do(self, actions: Sequence[Next], entries: dict[int, BookedTrial]) -> bool:
+        done = False
         for action in actions:
             try:
                 self._one(action, entries)
+            except NotYet:
+                continue
             except BadInput as error:
                 if not isinstance(action, StartTrial):
                     raise
@@ -126,7 +129,8 @@ class Round:
             else:
                 if isinstance(action, StartTrial | ReviveTrial):
                     self.patience = _Patience()
-        return any(not isinstance(one, CancelTrial | EndSweep) for one in actions)
+            done = done or not isinstance(action, CancelTrial | EndSweep)
+        return done
 
     def _one(self, action: Next, entries: dict[int, BookedTrial]) -> None:
         match action:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from launcher import api
 from launcher.api import WATCH_S, Run
+from launcher.clusters.protocol import WarmsUp
 from launcher.errors import LaunchError
 from launcher.ids import RunId, parse_run_id
 from launcher.project import ProjectCode
@@ -18,7 +19,7 @@ from launcher.rundir.layout import RunDir
 from launcher.rundir.patience import say
 from launcher.status.series import read_rows, size
 from launcher.submission.opening import open_named
-from launcher.submission.requests import able, looked_at_first
+from launcher.submission.requests import able, looked_at_first, plan_of
 from launcher.sweeps.decide import TrialRun
 from launcher.sweeps.folder import SweepDir, SweepRecord
 
@@ -26,11 +27,15 @@ NO_SWEEP = "sweep=null"  # of a trial: it is one run
 Reports = Sequence[tuple[int, float]]  # steps and values
 
 
+class NotYet(Exception):
+    """What runs need is being imported, once for all of them."""
+
+
 class Trials(Protocol):
     """What a conductor asks of the runs; none of it waits for a run to end."""
 
     def start(self, run_id: str, overrides: Sequence[str]) -> None:
-        """Once, however often it is asked. Raises LaunchError, and BadInput where it can never be started."""
+        """Once, however often it is asked. Raises NotYet, LaunchError, and BadInput where it can never be started."""
 
     def look(self, run_ids: Sequence[str]) -> Mapping[str, TrialRun]:
         """How these are; of a run that was never started, nothing."""
@@ -67,9 +72,14 @@ class RunsOfTrials:
         record = self._record
         words = (*record.overrides, NO_SWEEP, *overrides)
         root = Path(record.project)
-        wish = looked_at_first(self._sweep.spec, on=record.on, overrides=words, root=root, frozen=self._code)
+        wish = able(looked_at_first(self._sweep.spec, on=record.on, overrides=words, root=root, frozen=self._code))
+        named, place = parse_run_id(run_id), wish.cluster
+        if isinstance(place, WarmsUp) and not place.warm_up(
+            plan_of(wish, named, self._root / named, 0.0), self._sweep.path
+        ):
+            raise NotYet
         try:
-            open_named(parse_run_id(run_id), able(wish))
+            open_named(named, wish)
         except LaunchError as error:
             if not error.runs:
                 raise

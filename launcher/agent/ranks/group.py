@@ -21,6 +21,7 @@ from launcher.agent.ranks.progress import Progress, ProgressPipe
 from launcher.agent.ranks.reaper import Death
 from launcher.agent.ranks.start import DUMP_SIGNAL, Starter
 from launcher.agent.ranks.tracebacks import error_file_says, last_exception, likeliest
+from launcher.agent.ranks.zygote_link import OfferedZygote
 from launcher.clock import WakingClock
 from launcher.errors import Exit
 from launcher.plan.model import NodePlan, Plan
@@ -44,6 +45,7 @@ class Home:
     attempt: AttemptDir
     node: NodePlan
     environment: Mapping[str, str]
+    offered: OfferedZygote | None = None
 
     @property
     def workdir(self) -> Path:

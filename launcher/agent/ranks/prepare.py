@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import os
 import resource
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -15,7 +17,7 @@ from launcher.agent.ranks.group import Home
 from launcher.agent.ranks.logfile import LogFile
 from launcher.agent.ranks.reaper import Death, Reaper
 from launcher.agent.ranks.start import OrdinaryStarter, Starter, ZygoteStarter
-from launcher.agent.ranks.zygote_link import ZygoteLink, spawn
+from launcher.agent.ranks.zygote_link import Order, ZygoteLink, spawn
 from launcher.errors import LaunchError, said_by_the_system
 from launcher.rundir.durable import make_dir
 from launcher.rundir.patience import AGAIN_S, DISK_ERRORS
@@ -44,6 +46,7 @@ class Preparation:
         self._reaper = reaper
         self._ordinary = OrdinaryStarter(home.plan.entry, home.environment, home.workdir, home.run.code, reaper)
         self._zygote: ZygoteLink | None = None
+        self._offered = home.offered
         self._usable = home.plan.entry.kind != "command"
         self._noting: threading.Thread | None = None
         self._settled = asyncio.Event()
@@ -67,6 +70,7 @@ class Preparation:
 
     async def run(self) -> None:
         if self._home.plan.setup is not None:
+            self._decline()  # setup may change what is imported
             self.doing = "run.setup is at work"
             await self._set_up(self._home.plan.setup)
         self._note_environment()
@@ -94,6 +98,7 @@ class Preparation:
     async def close(self) -> None:
         if self._noting is not None:
             self._noting.join(_LAST_S)
+        self._decline()
         if self._zygote is not None:
             await self._zygote.close()
 
@@ -132,7 +137,7 @@ class Preparation:
         """
         why = ""
         if self._usable:
-            self._zygote = await self._take_over()
+            self._zygote = await self._take_over() or await self._accept()
             if self._zygote is None:
                 why = await self._import_anew()
             self._usable = self._zygote is not None
@@ -145,11 +150,31 @@ class Preparation:
         if standby is None or not standby.pid:
             return None
         await standby.preload(self._home.plan.entry.preload)
-        await _first(standby.ready, standby.gone, within_s=_TAKE_OVER_S)
-        if standby.ready.is_set():
-            return standby
-        await standby.close()  # frozen, or it has died too: nothing is asked of it any more
-        return None
+        return await _come_forward(standby)
+
+    async def _accept(self) -> ZygoteLink | None:
+        """The one that was offered, where it is what this agent would start; its log says why it is not."""
+        offered, entry, home = self._offered, self._home.plan.entry, self._home
+        if offered is None or offered.python != entry.python:
+            self._decline()
+            return None
+        self._offered = None
+        link = ZygoteLink(self._reaper)
+        await link.listen(socket.socket(fileno=offered.fd))
+        words: Order = {
+            "env": dict(home.environment),
+            "may_differ": [one.name for one in home.plan.spec.secrets],
+            "cwd": str(home.workdir),
+            "log": str(home.attempt.zygote_log(home.node.index)),
+        }
+        await link.preload(entry.preload, words)
+        return await _come_forward(link)
+
+    def _decline(self) -> None:
+        """It ends with its stream."""
+        if self._offered is not None:
+            os.close(self._offered.fd)
+            self._offered = None
 
     async def _import_anew(self) -> str:
         entry, zygote = self._home.plan.entry, ZygoteLink(self._reaper)
@@ -163,6 +188,15 @@ class Preparation:
         await _first(zygote.ready, zygote.gone)
         self._zygote = zygote if zygote.ready.is_set() else None
         return "" if zygote.began else await _last_words(zygote, log)
+
+
+async def _come_forward(zygote: ZygoteLink) -> ZygoteLink | None:
+    """One whose imports are through, if it answers."""
+    await _first(zygote.ready, zygote.gone, within_s=_TAKE_OVER_S)
+    if zygote.ready.is_set():
+        return zygote
+    await zygote.close()  # frozen, or it has died too: nothing is asked of it any more
+    return None
 
 
 async def _last_words(zygote: ZygoteLink, log: Path) -> str:

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from launcher.agent import ZYGOTE
 from launcher.agent.processes import users_limits
 from launcher.agent.ranks.reaper import Reaper
-from launcher.agent.ranks.zygote_link import ZYGOTE, ForkRefused, Order, TellDeath, ZygoteLink, spawn
+from launcher.agent.ranks.zygote_link import ForkRefused, Order, TellDeath, ZygoteLink, spawn
 from launcher.plan.model import RankCommand
 from launcher.rundir.layout import debug_socket
 

@@ -6,17 +6,17 @@ import json
 import os
 import socket
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
+from launcher.agent import ZYGOTE
 from launcher.agent.ranks.reaper import Death, Reaper
 from launcher.errors import LaunchError
 
-ZYGOTE = Path(__file__).parents[1] / "zygote.py"
 _LINE_BYTES = 1 << 20
 _Pid = Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
 
@@ -52,6 +52,23 @@ def spawn(
         os.close(out)
     child.returncode = 0  # else subprocess itself would wait for it one day, and take the death from the reaper
     return child.pid
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedZygote:
+    """One whose imports are through: a child of this agent's since before it became the agent."""
+
+    fd: int
+    python: str
+
+    @classmethod
+    def taken_from(cls, environ: MutableMapping[str, str]) -> "OfferedZygote | None":
+        """What `become_agent` in zygote.py has left there, which is nobody else's."""
+        words = environ.pop("LAUNCH_ZYGOTE", "").split(" ", 1)
+        if len(words) != 2:
+            return None
+        os.set_inheritable(int(words[0]), False)
+        return cls(int(words[0]), words[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +108,12 @@ class ZygoteLink:
         await self.listen(ours)
         await self.preload(preload)
 
-    async def preload(self, modules: Sequence[str]) -> None:
-        """The first word to it: what to import. A standby has done that already, and is a zygote from then on."""
-        words: Order = {"op": "preload", "modules": list(modules)}
+    async def preload(self, modules: Sequence[str], home: Order | None = None) -> None:
+        """The first word to it: what to import. A standby has done that already, and is a zygote from then on.
+
+        `home`: where one is to settle in that somebody else has started (`settle_in` in zygote.py).
+        """
+        words: Order = {"op": "preload", "modules": list(modules)} | ({"home": home} if home is not None else {})
         if not modules or self._socket is None:
             self._say(words)  # another one starts as quickly
             return
@@ -101,8 +121,11 @@ class ZygoteLink:
         ours, theirs = socket.socketpair()
         with theirs:
             await self.standby.listen(ours)
+            line, sent = _line(words), 0
             with contextlib.suppress(OSError):  # it has ended: its line says so too
-                socket.send_fds(self._socket, [_line(words)], [theirs.fileno()])
+                sent = socket.send_fds(self._socket, [line], [theirs.fileno()])
+            if self._writer is not None and 0 < sent < len(line):
+                self._writer.write(line[sent:])
 
     async def listen(self, ours: socket.socket) -> None:
         """To whoever has the other end."""

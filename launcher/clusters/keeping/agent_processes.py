@@ -1,11 +1,13 @@
 """The processes of an attempt below its keeper: started, watched, brought back when they die."""
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +40,7 @@ class AgentProcess:
     environment: Mapping[str, str]
     log: Path
     keep: Sequence[int] = ()  # descriptors that it is given: they hold what the run may use
+    place: "AgentPlace | None" = None  # a process that waits to become it, the first time
     pid: int | None = None
     deaths: int = 0
     last: int | None = None  # how it ended the last time: a wait status
@@ -47,7 +50,11 @@ class AgentProcess:
     def start(self) -> None:
         make_dir(self.log.parent)
         log = patiently(lambda: os.open(self.log, _LOG, 0o600))
+        place, self.place = self.place, None
         try:
+            if place is not None and place.take(self.argv, self.environment, log, self.keep):
+                self.pid, self.started_at, self.returns_at = place.pid, time.monotonic(), None
+                return
             with core_dumps_as_before():
                 child = subprocess.Popen(
                     self.argv,
@@ -80,6 +87,38 @@ class AgentProcess:
         if lost:
             self.last = None
         return lost
+
+
+@dataclass(frozen=True, slots=True)
+class AgentPlace:
+    """A child that becomes an agent at a word, and has a warm zygote for a child then (`become_agent` in zygote.py)."""
+
+    socket: socket.socket
+    pid: int
+
+    @classmethod
+    def taken_from(cls, environ: MutableMapping[str, str]) -> "AgentPlace | None":
+        """Where whoever started this keeper has seen to one."""
+        words = environ.pop("LAUNCH_AGENT_PLACE", "").split()
+        if len(words) != 2:
+            return None
+        os.set_inheritable(int(words[0]), False)
+        return cls(socket.socket(fileno=int(words[0])), int(words[1]))
+
+    def take(self, argv: Sequence[str], environment: Mapping[str, str], log: int, keep: Sequence[int]) -> bool:
+        """False where nobody waits there any more."""
+        null = os.open(os.devnull, os.O_RDONLY)
+        words = {"argv": list(argv), "env": dict(environment), "fds": [0, 1, 2, *keep]}
+        line = json.dumps(words).encode() + b"\n"
+        try:
+            sent = socket.send_fds(self.socket, [line], [null, log, log, *keep])
+            self.socket.sendall(line[sent:])
+        except OSError:
+            return False
+        finally:
+            os.close(null)
+            self.socket.close()
+        return True
 
 
 def agent_process(

@@ -10,8 +10,9 @@ import select
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from launcher.agent.environment import cleaned
 from launcher.agent.processes import TAG, forbid_core_dumps
@@ -21,24 +22,34 @@ _LAST_LINES = 10
 
 
 class StandbyKeeper:
-    """The side of whoever starts the keeper. `keep`: descriptors that it inherits."""
+    """The side of whoever starts the keeper. `keep`: descriptors that it inherits; `start`: who may start it for us."""
 
-    def __init__(self, module: str, run_dir: Path, words: Sequence[str] = (), keep: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        module: str,
+        run_dir: Path,
+        words: Sequence[str] = (),
+        keep: Sequence[int] = (),
+        start: "StartsKeepers | None" = None,
+    ) -> None:
         up_read, up_write = os.pipe()
         go_read, self._go = os.pipe()
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as we
         argv = [sys.executable, "-P", "-m", module, str(run_dir), *words, str(up_write), str(go_read)]
+        env, fds = {**cleaned(os.environ), TAG: str(run_dir)}, (up_write, go_read, *keep)
+        self._child: subprocess.Popen[bytes] | None = None
         try:
-            self._child = subprocess.Popen(
-                argv,
-                env={**cleaned(os.environ), TAG: str(run_dir)},
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=self._said,
-                pass_fds=(up_write, go_read, *keep),
-                start_new_session=True,
-            )
+            if start is None or not start(argv, env, run_dir, self._said.fileno(), fds):
+                self._child = subprocess.Popen(
+                    argv,
+                    env=env,
+                    cwd="/",
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=self._said,
+                    pass_fds=fds,
+                    start_new_session=True,
+                )
         finally:
             os.close(up_write)
             os.close(go_read)
@@ -48,9 +59,10 @@ class StandbyKeeper:
         """The line with which it says that it is up; without it, why there is no keeper."""
         ready, _, _ = select.select([self._up], [], [], limit_s)
         line = self._up.readline() if ready else b""
-        if not line:
-            self._child.kill()
-        self._child.wait()
+        if self._child is not None:
+            if not line:
+                self._child.kill()
+            self._child.wait()
         if not line:
             self._said.seek(0)
             complaint = self._said.read().decode(errors="replace").strip().splitlines()
@@ -66,14 +78,24 @@ class StandbyKeeper:
         os.close(self._go)
         self._up.close()
         self._said.close()
-        self._child.wait()
+        if self._child is not None:
+            self._child.wait()
 
 
-def detach() -> None:
+class StartsKeepers(Protocol):
+    """Who may have a keeper started."""
+
+    def __call__(
+        self, argv: Sequence[str], env: Mapping[str, str], run_dir: Path, stderr: int, fds: Sequence[int]
+    ) -> bool:
+        """As subprocess would, detached already; False where it is not started."""
+
+
+def detach(*, already: bool = False) -> None:
     """The keeper's side: from now on nobody has to wait for this process, and what it writes is its user's alone."""
     os.umask(0o077)
     forbid_core_dumps()
-    if os.fork():
+    if not already and os.fork():
         os._exit(0)
 
 

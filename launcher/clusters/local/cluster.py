@@ -14,6 +14,7 @@ from launcher.agent.memory_tier import close_tier
 from launcher.agent.processes import descendants, end_all, open_process, signal_process, tagged
 from launcher.clusters.keeping.attempt_end import ask_to_stop, grace_s_of, has_ended, write_cancelled
 from launcher.clusters.keeping.standby import StandbyKeeper
+from launcher.clusters.local.shared_zygote import lender, warm_up
 from launcher.clusters.protocol import CancelReport, HostNow
 from launcher.clusters.slots.table import CPU, GPU, occupancy
 from launcher.errors import LaunchError
@@ -38,7 +39,9 @@ class KeeperStandingBy:
     """The keeper of a run to be, which boots and waits for its word."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._keeper = StandbyKeeper("launcher.clusters.local.keeper", run_dir)
+        zygote = lender()
+        start = zygote.start_keeper if zygote is not None else None
+        self._keeper = StandbyKeeper("launcher.clusters.local.keeper", run_dir, start=start)
 
     def go(self, attempt: int) -> None:
         self._keeper.report(_BOOT_S)
@@ -88,6 +91,9 @@ class LocalCluster:
 
     def preview(self, _plan: Plan) -> None:
         """Nothing is handed to anybody here."""
+
+    def warm_up(self, plan: Plan, folder: Path) -> bool:
+        return warm_up(plan, folder)
 
     def engage(self, plan: Plan) -> KeeperStandingBy:
         return KeeperStandingBy(Path(plan.run_dir))

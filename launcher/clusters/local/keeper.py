@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.agent.memory_tier import close_tier
-from launcher.clusters.keeping.agent_processes import agent_process
+from launcher.clusters.keeping.agent_processes import AgentPlace, agent_process
 from launcher.clusters.keeping.allocation import Allocation, StopSignal, claim_attempt
 from launcher.clusters.keeping.attempt_end import cut_short, say_damage, write_end
 from launcher.clusters.keeping.messenger import Messenger
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 def main() -> int:
     """Detach, report, wait for the word, keep the run."""
     run, up_fd, go_fd = RunDir(Path(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
-    detach()
+    place = AgentPlace.taken_from(os.environ)
+    detach(already=place is not None)
     report(up_fd, b"up\n")
     with open(go_fd, "rb") as file:
         word = file.read()
@@ -51,23 +52,23 @@ def main() -> int:
     if attempt is not None:
         try:
             with waiting_for_disks():
-                kept(run, attempt)
+                kept(run, attempt, place)
         except LaunchError as error:
             print(error, file=sys.stderr)
             return error.exit_code
     return 0
 
 
-def kept(run: RunDir, attempt: AttemptDir) -> None:
+def kept(run: RunDir, attempt: AttemptDir, place: AgentPlace | None = None) -> None:
     """Where a record is damaged without which the run cannot go on, its last word says which."""
     try:
-        keep(run, attempt)
+        keep(run, attempt, place)
     except Damaged as error:
         say_damage(run, error)
         raise
 
 
-def keep(run: RunDir, attempt: AttemptDir) -> None:
+def keep(run: RunDir, attempt: AttemptDir, place: AgentPlace | None) -> None:
     """Carry out this attempt, and those that must follow it, until the run has ended."""
     wakeup = Wakeup()
     before, slots = None, tuple[int, ...]()
@@ -86,6 +87,7 @@ def keep(run: RunDir, attempt: AttemptDir) -> None:
                 return
             plan, slots = come, turn.fds
         agents = [agent_process(plan, attempt, node.index, keep=slots) for node in plan.nodes]
+        agents[0].place, place = place, None
         stop = StopSignal(wakeup, attempt, before)
         prepare = partial(have_code, run, attempt, plan, stop)
         end = Allocation(run, attempt, plan, wakeup, stop, agents, prepare=prepare).carry_out()
