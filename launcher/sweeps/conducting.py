@@ -14,18 +14,21 @@ from launcher.sweeps.decide import (
     EndSweep,
     Next,
     NextTrial,
+    PromoteTrial,
     ReviveTrial,
     StartTrial,
     TellTrial,
     TrialRun,
     TrialView,
+    is_cancelled,
+    is_paused,
     next_actions,
 )
 from launcher.sweeps.folder import SweepDir, SweepOrder, SweepRecord, SweepState, TrialNote, Wanted
 from launcher.sweeps.trial_book import FAILED, OPEN, BookedTrial, TrialBook
 from launcher.sweeps.trial_runs import NotYet, Trials, run_id_of
-from launcher.words import State
 
+_BEGINS = StartTrial | NextTrial | ReviveTrial | PromoteTrial
 _RETRY_S = (1.0, 2.0, 5.0, 15.0, 60.0)  # after a cluster refused a trial or did not answer
 
 
@@ -62,11 +65,12 @@ class Round:
         entries = self.book.entries()
         asked = self._asked()
         aim = self._aim(*asked)
-        found = next_actions([_view(one, views) for one in entries], aim)
+        trials = [_view(one, views) for one in entries]
+        found = next_actions(trials, aim)
         if self.clock() < self.patience.until:
-            found = [one for one in found if not isinstance(one, StartTrial | NextTrial | ReviveTrial)]
+            found = [one for one in found if not isinstance(one, _BEGINS)]
         done = self._do(found, {one.number: one for one in entries})
-        self._clear_order(aim, views)
+        self._clear_order(aim, trials)
         end = next((one for one in found if isinstance(one, EndSweep)), None)
         self._say(end)
         # Who asks for more now finds that the sweep has ended, and starts another conductor; who did before is heard.
@@ -84,14 +88,14 @@ class Round:
         if self.record.options.stop.early == "none":
             return
         for one in entries:
-            if one.state == OPEN and one.pruned_at is None and one.run in views:
+            if one.state == OPEN and one.pruned_at is None and one.run in views and not one.extension:
                 seen = -1 if one.last_step is None else one.last_step
                 news = [(step, value) for step, value in self.runs.reports(one.run) if step > seen]
                 self.book.report(one.number, news, may_prune=not views[one.run].state.ended)
 
-    def _clear_order(self, aim: Aim, views: Mapping[str, TrialRun]) -> None:
+    def _clear_order(self, aim: Aim, trials: Sequence[TrialView]) -> None:
         """All that was stopped goes on: what is cancelled from now on stays so."""
-        if aim.reviving and all(view.state is not State.CANCELLED for view in views.values()):
+        if aim.reviving and not any(is_cancelled(one) and not is_paused(one, aim) for one in trials):
             self.sweep.order.unlink(missing_ok=True)
 
     def _asked(self) -> tuple[Wanted | None, SweepOrder | None]:
@@ -99,7 +103,7 @@ class Round:
 
     def _aim(self, wanted: Wanted | None, order: SweepOrder | None) -> Aim:
         options = self.record.options
-        limit_s = options.budget.time_s
+        limit_s, stop = options.budget.time_s, options.stop
         return Aim(
             trials=wanted.trials if wanted is not None else 0,
             parallel=options.parallel,
@@ -108,6 +112,7 @@ class Round:
             in_time=limit_s is None or self.clock() < self.record.began_at + limit_s,
             stopping=order is not None and order.stop,
             reviving=order is not None and not order.stop,
+            factor=stop.factor if stop.early == "asha" else None,
         )
 
     def _do(self, actions: Sequence[Next], entries: dict[int, BookedTrial]) -> bool:
@@ -118,7 +123,9 @@ class Round:
             except NotYet:
                 continue
             except BadInput as error:
-                if not isinstance(action, StartTrial):
+                if not isinstance(action, StartTrial | ReviveTrial):
+                    raise
+                if isinstance(action, ReviveTrial) and not entries[action.number].extension:
                     raise
                 self.book.tell(action.number, None, pruned=False, why=str(error))
             except (LaunchError, OSError) as error:
@@ -142,7 +149,9 @@ class Round:
             case CancelTrial(number):
                 self.runs.cancel(entries[number].run)
             case ReviveTrial(number):
-                self.runs.revive(entries[number].run)
+                self.runs.revive(entries[number].run, entries[number].extension)
+            case PromoteTrial(number, after):
+                self.book.promote(number, after)
             case TellTrial(number, value, pruned, why):
                 self.book.tell(number, value, pruned=pruned, why=why)
             case EndSweep():
@@ -151,7 +160,8 @@ class Round:
                 assert_never(action)
 
     def _say(self, end: EndSweep | None) -> None:
-        notes = tuple(_note(one) for one in self.book.entries())
+        halving = self.record.options.stop.early == "asha"
+        notes = tuple(_note(one, halving=halving) for one in self.book.entries())
         message = end.message if end is not None else self.patience.said
         said = SweepState(end.state if end is not None else "running", message, notes, self.clock())
         before = readable(self.sweep.state, SweepState)
@@ -160,8 +170,18 @@ class Round:
 
 
 def _view(one: BookedTrial, views: Mapping[str, TrialRun]) -> TrialView:
-    return TrialView(one.number, one.state == OPEN, one.state == FAILED, one.pruned_at is not None, views.get(one.run))
+    return TrialView(
+        one.number,
+        one.state == OPEN,
+        one.state == FAILED,
+        one.pruned_at is not None,
+        one.rung,
+        one.goes_on_after,
+        views.get(one.run),
+    )
 
 
-def _note(one: BookedTrial) -> TrialNote:
-    return TrialNote(one.number, one.state, one.run, one.params, one.value, one.last_step, one.why)
+def _note(one: BookedTrial, *, halving: bool) -> TrialNote:
+    """One that is stopped at a rung is open, because it may go on."""
+    state = "paused" if halving and one.state == OPEN and one.pruned_at is not None else one.state
+    return TrialNote(one.number, state, one.run, one.params, one.value, one.last_step, one.why)

@@ -12,6 +12,7 @@ from typing import assert_never
 from launcher.words import State
 
 MOST_REVIVALS = 5
+_LATE = "its time is over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,20 @@ class TrialRun:
     value: float | None = None  # the newest of the metric
     message: str = ""
     revivals: int = 0
+    attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """A step of successive halving at which trials are compared, as one of them stands there."""
+
+    number: int
+    better: int  # how many of those that have come to it are better
+    of: int
+
+    def is_climbed(self, factor: int) -> bool:
+        """Whether this trial is among the best of so many; the best one always is."""
+        return self.better < max(1, self.of // factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +47,8 @@ class TrialView:
     open: bool
     failed: bool = False
     pruning: bool = False  # it was decided that it ends early
+    rung: Rung | None = None  # the last one that it has come to, where it may go on from there
+    goes_on_after: int = 0  # the attempt of its run that is to be followed by another one
     run: TrialRun | None = None  # None: not started yet
 
 
@@ -46,6 +63,7 @@ class Aim:
     in_time: bool = True
     stopping: bool = False
     reviving: bool = False  # what was stopped goes on
+    factor: int | None = None  # of successive halving, where who is stopped at a rung may go on later
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +87,14 @@ class ReviveTrial:
 
 
 @dataclass(frozen=True, slots=True)
+class PromoteTrial:
+    """Have one that was stopped at a rung go on: its run's next attempt follows this one."""
+
+    number: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
 class TellTrial:
     """How it ended: with a value, pruned, or, for this reason, failed."""
 
@@ -84,35 +110,65 @@ class EndSweep:
     message: str
 
 
-TrialAction = StartTrial | CancelTrial | ReviveTrial | TellTrial
+TrialAction = StartTrial | CancelTrial | ReviveTrial | PromoteTrial | TellTrial
 Next = NextTrial | EndSweep | TrialAction
 
 
 def next_actions(trials: Sequence[TrialView], aim: Aim) -> list[Next]:
-    """In their order; at most one new trial, whose point may depend on all that is known before."""
+    """In their order; at most one trial begins or goes on, because which one may depend on all that is known before."""
     still_open = [one for one in trials if one.open]
-    found: list[Next] = [action for one in still_open for action in _of(one, aim)]
-    reason = why_no_more(trials, aim)
-    if not reason and len(still_open) < aim.parallel:
-        found.append(NextTrial())
+    paused = [one for one in still_open if is_paused(one, aim)]
+    active = [one for one in still_open if one not in paused]
+    found: list[Next] = [action for one in active for action in _of(one, aim)]
+    closed, reason = why_nothing_begins(trials, aim), why_no_more(trials, aim)
+    if not closed and len(active) < aim.parallel:
+        found += [_promoted(one) for one in promotable(paused, aim)[:1]] or ([] if reason else [NextTrial()])
     if aim.stopping and all(one.run is None or one.run.state.ended for one in still_open) and not found:
         return [EndSweep("stopped", "stopped: launch sweep resume goes on")]
-    if reason and not still_open and not aim.stopping:
+    if reason and not active and not found and not aim.stopping:
+        if paused:
+            return [TellTrial(one.number, pruned=True) for one in paused]
         failed = aim.failures is not None and sum(one.failed for one in trials) >= aim.failures
         return [EndSweep("failed" if failed else "succeeded", reason)]
     return found
 
 
-def why_no_more(trials: Sequence[TrialView], aim: Aim) -> str:
-    """Why no further trial begins; "" where one does."""
+def is_cancelled(trial: TrialView) -> bool:
+    return trial.open and trial.run is not None and trial.run.state is State.CANCELLED
+
+
+def is_paused(trial: TrialView, aim: Aim) -> bool:
+    """Stopped at a rung, with its checkpoint; it goes on from there when it is among the best that have come to it."""
+    return is_cancelled(trial) and trial.pruning and aim.factor is not None and trial.rung is not None
+
+
+def promotable(paused: Sequence[TrialView], aim: Aim) -> list[TrialView]:
+    """Those that may go on, the furthest first."""
+    factor = aim.factor
+    found = [one for one in paused if factor is not None and one.rung is not None and one.rung.is_climbed(factor)]
+    return sorted(found, key=lambda one: (-one.rung.number if one.rung is not None else 0, one.number))
+
+
+def _promoted(trial: TrialView) -> PromoteTrial:
+    return PromoteTrial(trial.number, trial.run.attempt if trial.run is not None else 0)
+
+
+def why_nothing_begins(trials: Sequence[TrialView], aim: Aim) -> str:
+    """Why no trial begins, nor one that was stopped early goes on; "" where that may be."""
     failed = sum(one.failed for one in trials)
     if aim.stopping:
         return "it is being stopped"
     if aim.failures is not None and failed >= aim.failures:
         return f"{failed} trials have failed"
-    if len(trials) >= aim.trials:
+    return "" if aim.in_time else _LATE
+
+
+def why_no_more(trials: Sequence[TrialView], aim: Aim) -> str:
+    """Why no further trial begins; "" where one does."""
+    closed = why_nothing_begins(trials, aim)
+    if len(trials) >= aim.trials and closed in ("", _LATE):
         return f"all {len(trials)} trials are done"
-    return "" if aim.in_time else "its time is over"
+    return closed
 
 
 def _of(trial: TrialView, aim: Aim) -> Iterator[TrialAction]:
@@ -120,6 +176,10 @@ def _of(trial: TrialView, aim: Aim) -> Iterator[TrialAction]:
     if run is None:
         if not aim.stopping:
             yield StartTrial(number)
+        return
+    if run.state.ended and run.attempt == trial.goes_on_after:
+        if not aim.stopping:
+            yield ReviveTrial(number)
         return
     match run.state:
         case State.SUCCEEDED | State.FAILED | State.CANCELLED if trial.pruning:

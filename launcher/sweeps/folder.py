@@ -77,7 +77,7 @@ class TrialNote(msgspec.Struct, frozen=True):
     """One trial, as people are told of it."""
 
     number: int
-    state: str  # running, complete, pruned, failed
+    state: str  # running, paused (it may go on), complete, pruned, failed
     run: str
     params: Point
     value: float | None = None

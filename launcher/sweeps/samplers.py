@@ -24,7 +24,10 @@ def sampler_of(options: SweepOptions, seed: int) -> samplers.BaseSampler:
         warnings.simplefilter("ignore", ExperimentalWarning)
         match options.search:
             case "tpe":
-                return samplers.TPESampler(seed=seed, n_startup_trials=_STARTUP, constant_liar=options.parallel > 1)
+                waits = (
+                    options.parallel > 1 or options.stop.early == "asha"
+                )  # those that are open are not the best ones
+                return samplers.TPESampler(seed=seed, n_startup_trials=_STARTUP, constant_liar=waits)
             case "gp":
                 return samplers.GPSampler(seed=seed, n_startup_trials=_STARTUP)
             case "cmaes":

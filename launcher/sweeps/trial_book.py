@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec.structs import replace
-from optuna import create_study, logging
+from optuna import create_study, load_study, logging
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from launcher.rundir.durable import read_bytes
 from launcher.spec.model import Dimension
-from launcher.sweeps.folder import Point, SweepDir, SweepRecord
+from launcher.sweeps.decide import Rung
+from launcher.sweeps.folder import Point, SweepDir, SweepRecord, TrialNote
 from launcher.sweeps.points import override_of
 from launcher.sweeps.samplers import FORESEEN, foreseen, pruner_of, sampler_of, suggested
 
@@ -32,6 +33,8 @@ _STATES = {
     TrialState.PRUNED: "pruned",
 }
 _RUN, _PRUNED_AT, _WHY, _POINT = "run", "pruned_at", "why", "point"
+_GOES_ON, _EXTENDS = "goes_on", "extends"
+_RUNG = "completed_rung_"  # what Optuna's successive halving notes of a trial, with the number of the rung
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +45,13 @@ class BookedTrial:
     state: str  # running, complete, pruned, failed
     params: Point
     run: str  # "": its values are not chosen yet
-    pruned_at: int | None
+    pruned_at: int | None  # as long as it has not been told to go on from there
     value: float | None
     last_step: int | None  # the newest that was reported
     why: str
+    rung: Rung | None = None
+    goes_on_after: int = 0  # the attempt of its run that is to be followed by another one
+    extension: tuple[str, ...] = ()  # with which changes, where it trains a run of another trial further
 
     @property
     def overrides(self) -> tuple[str, ...]:
@@ -60,8 +66,7 @@ class TrialBook:
         self._record, self._options = record, record.options
         mend(sweep.journal)
         forget_dead_lock(sweep.journal)
-        lock = JournalFileSymlinkLock(str(sweep.journal), grace_period=_STALE_S)
-        self._storage = JournalStorage(JournalFileBackend(str(sweep.journal), lock))
+        self._storage = _storage(sweep)
         self._study = create_study(
             storage=self._storage,
             study_name=record.id,
@@ -74,7 +79,8 @@ class TrialBook:
     def entries(self) -> list[BookedTrial]:
         """Of all trials but those that only wait to be asked for."""
         trials = self._study.get_trials(deepcopy=False)
-        return [_entry(one) for one in trials if one.state in _STATES]
+        sign = 1 if self._options.mode == "max" else -1
+        return [_entry(one, _rung(one, trials, sign)) for one in trials if one.state in _STATES]
 
     def ask(self) -> int:
         """The number of one more trial, whose values may not all be chosen yet."""
@@ -91,7 +97,7 @@ class TrialBook:
         self._study.sampler = sampler_of(self._options, self._record.seed + number)
         trial = self._trial(number)
         suggested(trial, self._space_of(trial))
-        trial.set_user_attr(_RUN, run_id)
+        trial.set_user_attr(_RUN, trial.user_attrs.get(_EXTENDS, {}).get(_RUN, run_id))
 
     def report(self, number: int, values: Sequence[tuple[int, float]], *, may_prune: bool) -> None:
         """What its run has measured, by step; where it does worse than others it is noted that it ends early."""
@@ -101,6 +107,11 @@ class TrialBook:
             if trial.should_prune() and may_prune:
                 trial.set_user_attr(_PRUNED_AT, step)
                 return
+
+    def promote(self, number: int, after: int) -> None:
+        """Note that it goes on from where it was stopped early, with the attempt of its run that follows this one."""
+        trial = self._trial(number)
+        trial.set_user_attr(_GOES_ON, {"after": after, "step": trial.user_attrs.get(_PRUNED_AT)})
 
     def tell(self, number: int, value: float | None, *, pruned: bool, why: str) -> None:
         if why:
@@ -128,10 +139,46 @@ class TrialBook:
         return self._foreseen[index] if index < len(self._foreseen) else None
 
 
-def _entry(one: FrozenTrial) -> BookedTrial:
-    attrs = one.user_attrs
-    run, pruned_at, why = attrs.get(_RUN, ""), attrs.get(_PRUNED_AT), attrs.get(_WHY, "")
-    return BookedTrial(one.number, _STATES[one.state], dict(one.params), run, pruned_at, one.value, one.last_step, why)
+def _entry(one: FrozenTrial, rung: Rung | None) -> BookedTrial:
+    attrs, goes_on = one.user_attrs, one.user_attrs.get(_GOES_ON, {})
+    pruned_at = attrs.get(_PRUNED_AT)
+    return BookedTrial(
+        one.number,
+        _STATES[one.state],
+        dict(one.params),
+        attrs.get(_RUN, ""),
+        None if pruned_at == goes_on.get("step") else pruned_at,
+        one.value,
+        one.last_step,
+        attrs.get(_WHY, ""),
+        rung,
+        goes_on.get("after", 0),
+        tuple(attrs.get(_EXTENDS, {}).get("set", ())),
+    )
+
+
+def _rung(one: FrozenTrial, trials: Sequence[FrozenTrial], sign: int) -> Rung | None:
+    """The last one that this trial has come to. Optuna writes down values by rung, and does not look again later."""
+    number = sum(key.startswith(_RUNG) for key in one.system_attrs) - 1
+    if number < 0:
+        return None
+    key = f"{_RUNG}{number}"
+    values = [other.system_attrs[key] for other in trials if key in other.system_attrs]
+    better = sum(sign * value > sign * one.system_attrs[key] for value in values)
+    return Rung(number, better, len(values))
+
+
+def enqueue_extensions(sweep: SweepDir, trials: Sequence[tuple[TrialNote, int]], overrides: Sequence[str]) -> None:
+    """The next trials train the runs of these further, after those attempts. A conductor may be at work meanwhile."""
+    study = load_study(study_name=sweep.id, storage=_storage(sweep))
+    for note, attempt in trials:
+        extends = {_RUN: note.run, "set": [*overrides]}
+        study.enqueue_trial(note.params, user_attrs={_EXTENDS: extends, _GOES_ON: {"after": attempt}})
+
+
+def _storage(sweep: SweepDir) -> JournalStorage:
+    lock = JournalFileSymlinkLock(str(sweep.journal), grace_period=_STALE_S)
+    return JournalStorage(JournalFileBackend(str(sweep.journal), lock))
 
 
 def mend(journal: Path) -> None:

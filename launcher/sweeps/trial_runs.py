@@ -22,6 +22,7 @@ from launcher.submission.opening import open_named
 from launcher.submission.requests import able, looked_at_first, plan_of
 from launcher.sweeps.decide import TrialRun
 from launcher.sweeps.folder import SweepDir, SweepRecord
+from launcher.words import State
 
 NO_SWEEP = "sweep=null"  # of a trial: it is one run
 Reports = Sequence[tuple[int, float]]  # steps and values
@@ -46,8 +47,8 @@ class Trials(Protocol):
     def cancel(self, run_id: str) -> None:
         """Ask it to end; its checkpoint stays."""
 
-    def revive(self, run_id: str) -> None:
-        """Have a run that has ended go on from its newest checkpoint."""
+    def revive(self, run_id: str, overrides: Sequence[str]) -> None:
+        """Have a run that has ended go on from its newest checkpoint, with these changes."""
 
 
 def run_id_of(sweep: RunId, number: int) -> RunId:
@@ -92,7 +93,7 @@ class RunsOfTrials:
         for run, one in zip(there, found, strict=True):
             value = self._value(run) if one.state.ended else None
             said = one.failure.summary if one.failure is not None else one.message
-            views[run.id] = TrialRun(one.state, value, said, self._revivals[run.id])
+            views[run.id] = TrialRun(one.state, value, said, self._revivals[run.id], one.attempt)
         return views
 
     def reports(self, run_id: str) -> Reports:
@@ -114,11 +115,11 @@ class RunsOfTrials:
             words = [sys.executable, "-P", "-m", "launcher.cli.main", "cancel", run_id]
             self._cancels[run_id] = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
-    def revive(self, run_id: str) -> None:
+    def revive(self, run_id: str, overrides: Sequence[str]) -> None:
         run = self._run(run_id)
         if run is not None:
-            self._revivals[run_id] += 1
-            run.resume()
+            self._revivals[run_id] += run.status().state is State.LOST
+            run.resume(overrides=overrides)
 
     def _run(self, run_id: str) -> Run | None:
         path = self._root / run_id

@@ -8,7 +8,9 @@ from launcher.sweeps.decide import (
     CancelTrial,
     EndSweep,
     NextTrial,
+    PromoteTrial,
     ReviveTrial,
+    Rung,
     StartTrial,
     TellTrial,
     TrialRun,
@@ -85,3 +87,53 @@ def test_the_end():
     late = Aim(trials=3, parallel=1, failures=2, metric="acc", in_time=False)
     assert next_actions(over(1), late) == [EndSweep("succeeded", "its time is over")]
     assert next_actions([*over(1), TrialView(1, True, run=TrialRun(State.RUNNING))], late) == []
+
+
+HALVING = Aim(trials=3, parallel=1, failures=2, metric="acc", factor=2)
+LOW, HIGH = Rung(0, 1, 2), Rung(0, 1, 4)  # of two one goes on, of four two
+
+
+def paused(rung, number=0, attempt=1):
+    run = TrialRun(State.CANCELLED, attempt=attempt)
+    return TrialView(number, True, pruning=True, rung=rung, goes_on_after=attempt - 1, run=run)
+
+
+def test_one_that_was_stopped_at_a_rung_takes_nobodys_place():
+    assert next_actions([paused(LOW)], HALVING) == [NextTrial()]
+    assert next_actions([paused(LOW), TrialView(1, True)], HALVING) == [StartTrial(1)]
+    assert next_actions([paused(None)], HALVING) == [TellTrial(0, pruned=True)], "it has never come to one"
+
+
+def test_one_that_is_among_the_best_by_now_goes_on_before_another_begins():
+    further = paused(Rung(2, 0, 1), 1, attempt=4)
+    assert next_actions([paused(HIGH), paused(LOW, 1)], HALVING) == [PromoteTrial(0, 1)]
+    assert next_actions([paused(HIGH), further], HALVING) == [PromoteTrial(1, 4)], "the furthest first"
+    assert next_actions([*over(2), paused(HIGH, 2)], HALVING) == [PromoteTrial(2, 1)], "no new one is to come"
+    assert next_actions([paused(HIGH), TrialView(1, True, run=TrialRun(State.RUNNING))], HALVING) == []
+
+
+def test_one_that_was_told_to_go_on_does_so_once():
+    def told(state, attempt):
+        return TrialView(0, True, rung=HIGH, goes_on_after=1, run=TrialRun(state, 0.5, attempt=attempt))
+
+    for state in (State.CANCELLED, State.SUCCEEDED, State.FAILED, State.LOST):
+        assert next_actions([told(state, 1)], HALVING) == [ReviveTrial(0)]
+    assert next_actions([told(State.RUNNING, 2)], HALVING) == []
+    assert next_actions([told(State.SUCCEEDED, 2)], HALVING) == [TellTrial(0, 0.5)]
+    assert next_actions([told(State.CANCELLED, 2)], HALVING) == [TellTrial(0, why="its run was cancelled")]
+    assert next_actions([told(State.CANCELLED, 1)], STOPPING) == [
+        EndSweep("stopped", "stopped: launch sweep resume goes on")
+    ]
+
+
+def test_at_the_end_those_that_were_not_good_enough_are_pruned():
+    assert next_actions([*over(1), paused(LOW, 1), paused(LOW, 2)], HALVING) == [
+        TellTrial(1, pruned=True),
+        TellTrial(2, pruned=True),
+    ]
+    late = Aim(trials=9, parallel=1, failures=2, metric="acc", factor=2, in_time=False)
+    assert next_actions([paused(HIGH)], late) == [TellTrial(0, pruned=True)]
+    stopping = Aim(trials=3, parallel=1, failures=2, metric="acc", factor=2, stopping=True)
+    assert next_actions([paused(HIGH)], stopping) == [EndSweep("stopped", "stopped: launch sweep resume goes on")]
+    reviving = Aim(trials=1, parallel=1, failures=2, metric="acc", factor=2, reviving=True)
+    assert next_actions([paused(LOW), TrialView(1, True, run=TrialRun(State.RUNNING))], reviving) == []

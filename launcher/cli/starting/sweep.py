@@ -1,4 +1,4 @@
-"""`launch sweep`: begin a sweep; see how it is, what is best, what matters; stop it, go on with it, add trials."""
+"""`launch sweep`: begin a sweep; see how it is, what is best; stop it, go on with it, add trials, train more."""
 
 import argparse
 import sys
@@ -25,10 +25,11 @@ EXAMPLES = """
   launch sweep stop last                          save and stop its trials
   launch sweep resume last                        go on with them, or where the conductor was killed
   launch sweep add last --trials 20               twenty trials more
+  launch sweep extend last --best 3 --steps 9000  train the best three further, from their checkpoints
   launch sweep plot last                          values by trial, and which options matter; here
   launch sweep plot last -o sweep.html            with parallel coordinates and slices, as pictures
 """
-_VERBS = ("status", "best", "stop", "resume", "add", "plot")
+_VERBS = ("status", "best", "stop", "resume", "add", "extend", "plot")
 _KINDS = ("history", "parallel", "slice", "importance")
 _LESS = ("STEP", "RUN", "WHY")
 _PLOT_ROWS, _BAR = 12, 40
@@ -40,6 +41,10 @@ def declare(arguments: Arguments) -> None:
     arguments.add_argument("sweep", metavar="SWEEP", nargs="?", default=LAST, help="a sweep's id, or `last`")
     arguments.takes_place(default=LOCAL)
     arguments.add_argument("--trials", metavar="N", type=int, help="with add: how many more")
+    arguments.add_argument("--best", metavar="K", type=int, help="with extend: how many are trained further")
+    arguments.add_argument(
+        "--steps", metavar="N", type=int, help="with extend: up to which step, for --set run.args.steps=N"
+    )
     arguments.add_argument(
         "-o", "--out", metavar="FILE", type=Path, help="with plot: a page (.html) or a picture (.png)"
     )
@@ -54,6 +59,8 @@ def run(options: argparse.Namespace) -> int:
     show_news()
     if (options.trials is not None) != (options.what == "add"):
         raise BadInput("--trials goes with add", "hint: launch sweep add last --trials 20")
+    if (options.best is not None) != (options.what == "extend") or (options.steps and options.best is None):
+        raise BadInput("--best and --steps go with extend", "hint: launch sweep extend last --best 3 --steps 9000")
     if (options.out is not None or options.kind is not None) and options.what != "plot":
         raise BadInput("--out and --kind go with plot", "hint: launch sweep plot last -o sweep.html")
     if options.what not in _VERBS:
@@ -71,6 +78,9 @@ def run(options: argparse.Namespace) -> int:
             return Exit.OK
         case "resume":
             sweep.resume()
+        case "extend":
+            more = [f"run.args.steps={options.steps}"] if options.steps else []
+            print("\n".join(sweep.extend(options.best, [*options.overrides, *more])), flush=True)
         case _:
             if options.trials < 1:
                 raise BadInput(f"--trials: expected a number above 0, got {options.trials}")
@@ -168,7 +178,7 @@ def _follow(sweep: "Sweep") -> int:
     while True:
         status = sweep.status()
         for one in status.trials:
-            if one.state != "running" and one.number not in told:
+            if one.state not in ("running", "paused") and one.number not in told:
                 told.add(one.number)
                 print(_line(one), flush=True)
         if status.state != "running":
@@ -193,7 +203,7 @@ def _headline(sweep: "Sweep", status: "SweepState") -> str:
     return safe(f"{sweep.id} {status.state}{said} ({told or 'no trial yet'} of {sweep.trials_wanted()})")
 
 
-_STATES = ("running", "complete", "pruned", "failed")
+_STATES = ("running", "paused", "complete", "pruned", "failed")
 
 
 def _table(trials: "Sequence[TrialNote]") -> list[list[str]]:

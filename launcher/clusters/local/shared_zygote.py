@@ -67,7 +67,9 @@ class SharedZygote:
         self._say({"op": "preload", "modules": list(plan.entry.preload)})
 
     def look(self) -> None:
-        """Take note of what it has said."""
+        """Take note of what it has said, and of its end."""
+        if self._child.poll() is not None:
+            self.close()
         while not (self.ready or self.gone) and self._heard(0.0) is not None:
             pass
         if not self.ready and time.monotonic() > self._overdue_at:
