@@ -5,7 +5,7 @@ COMMANDS = {
     "run": ("launcher.cli.starting.run", "run a script without a spec, in the words of torchrun; shows its log"),
     "sweep": (
         "launcher.cli.starting.sweep",
-        "many runs of a spec that differ in some options, chosen by Optuna; status, best, stop, resume, add",
+        "many runs of a spec that differ in some options, chosen by Optuna; status, best, stop, resume, add, extend",
     ),
     "prove": (
         "launcher.cli.starting.prove",

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from launcher.rundir.durable import make_dir, write_record
-from launcher.spec.model import Dimension, SweepOptions
+from launcher.spec.model import Dimension, EarlyStop, SweepOptions
 from launcher.sweeps.conducting import Round
 from launcher.sweeps.decide import TrialRun
 from launcher.sweeps.folder import SweepDir, SweepRecord, Wanted, record_of
@@ -25,6 +25,8 @@ CHANGES = ("fsync", "symlink", "link", "rename", "unlink", "mkdir")
 SPACE = {"run.args.lr": Dimension(low=1e-4, high=1.0, log=True), "run.args.n": Dimension(values=(1, 2, 3))}
 GRID = {"run.args.a": Dimension(values=(1, 2)), "run.args.n": Dimension(values=(1, 2))}
 TRIALS = 4
+HALVING = "random, halved"
+VALUES, LAST_STEP = (0.9, 0.2, 0.5, 0.1), 4  # of each trial; the third is among the best two as soon as there are four
 
 
 class Pretended:
@@ -54,12 +56,56 @@ class Pretended:
         raise AssertionError("nobody asked for it")
 
 
+class Halved(Pretended):
+    """A run makes steps 1, 2 and 4, each once the one before has been read, and can be cancelled and go on between."""
+
+    def start(self, run_id, overrides):
+        super().start(run_id, overrides)
+        if self._now(run_id) is None:
+            self._note(run_id, "running", 1, 1, read=False)
+
+    def look(self, run_ids):
+        return {one: self._look(one) for one in run_ids if self._now(one) is not None}
+
+    def reports(self, run_id):
+        state, attempt, steps, _ = self._now(run_id)
+        self._note(run_id, state, attempt, steps, read=True)
+        return [(step, VALUES[int(run_id[-1])]) for step in (1, 2, 4) if step <= steps]
+
+    def cancel(self, run_id):
+        state, attempt, steps, read = self._now(run_id)
+        assert state == "running"
+        self._note(run_id, "cancelled", attempt, steps, read=read)
+
+    def revive(self, run_id, overrides):
+        state, attempt, steps, _ = self._now(run_id)
+        assert (state, overrides) == ("cancelled", ()), "it goes on once each time"
+        self._note(run_id, "running", attempt + 1, steps, read=False)
+
+    def _look(self, run_id):
+        state, attempt, steps, read = self._now(run_id)
+        if state == "running" and read:
+            state, steps = ("succeeded", steps) if steps == LAST_STEP else ("running", 2 * steps)
+            self._note(run_id, state, attempt, steps, read=False)
+        return TrialRun(State(state), VALUES[int(run_id[-1])], attempt=attempt)
+
+    def _now(self, run_id):
+        file = self.folder / run_id / "now"
+        return json.loads(file.read_text()) if file.exists() else None
+
+    def _note(self, run_id, state, attempt, steps, *, read):
+        draft = self.folder / run_id / f".{os.getpid()}"
+        draft.write_text(json.dumps([state, attempt, steps, read]))
+        draft.replace(self.folder / run_id / "now")
+
+
 def prepare(folder, search):
     sweep = SweepDir(folder / "x-abcd")
     make_dir(sweep.path)
     make_dir(folder / "runs")
     space = GRID if search == "grid" else SPACE
-    options = SweepOptions("acc", "max", search, TRIALS, 2, space)
+    stop = EarlyStop("asha", 1, 2) if search == HALVING else EarlyStop()
+    options = SweepOptions("acc", "max", "random" if search == HALVING else search, TRIALS, 2, space, stop=stop)
     points = tuple(grid(space)) if search == "grid" else None
     write_record(sweep.record, SweepRecord("x-abcd", "/p", "local", (), options, 7, (), points, 0.0))
     write_record(sweep.wanted, Wanted(TRIALS))
@@ -67,7 +113,8 @@ def prepare(folder, search):
 
 
 def conduct(sweep, record):
-    rounds = Round(sweep, record, TrialBook(sweep, record), Pretended(sweep.path.parent / "runs"))
+    kind = Pretended if record.options.stop.early == "none" else Halved
+    rounds = Round(sweep, record, TrialBook(sweep, record), kind(sweep.path.parent / "runs"))
     while not rounds.go()[1]:
         pass
 
@@ -141,21 +188,42 @@ def check(found, undisturbed, search):
         assert found == undisturbed
 
 
+def check_halved(sweep, record):
+    """Each trial has ended as its run has; who has gone on has done so as often as it was told to."""
+    entries = TrialBook(sweep, record).entries()
+    runs = {one.name: json.loads((one / "now").read_text()) for one in (sweep.path.parent / "runs").glob("x-*")}
+    assert [one.number for one in entries] == list(range(TRIALS)), entries
+    assert sorted(runs) == sorted(one.run for one in entries), (runs, entries)
+    for one in entries:
+        state, attempt, steps, _ = runs[one.run]
+        assert (one.state, state) in (("complete", "succeeded"), ("pruned", "cancelled")), (one, state)
+        assert one.goes_on_after == attempt - 1, (one, attempt)
+        assert (state == "succeeded") == (steps == LAST_STEP) or state == "cancelled", (one, steps)
+    assert json.loads(sweep.state.read_bytes())["state"] == "succeeded"
+    return {one.number: runs[one.run][1] for one in entries}
+
+
 def main():
     folder, search, every, at = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     sweep = prepare(folder / "whole", search)
     record = record_of(sweep)
     counts = folder / "counts"
     assert in_child(lambda: struck(lambda: conduct(sweep, record), 0, counts)) == 0
-    undisturbed = outcome(sweep, record)
-    check(undisturbed, undisturbed, search)
+    undisturbed = None if search == HALVING else outcome(sweep, record)
+    if undisturbed is None:
+        assert check_halved(sweep, record)[2] == 2, "it has gone on"
+    else:
+        check(undisturbed, undisturbed, search)
     total, fired = int(counts.read_text()), 0
     points = range(1 + at % every, total + 1, every)
     for point in points:
         try:
             sweep = prepare(folder / str(point), search)
             fired += killed_and_conducted_anew(sweep, record, point)
-            check(outcome(sweep, record), undisturbed, search)
+            if undisturbed is None:
+                check_halved(sweep, record)
+            else:
+                check(outcome(sweep, record), undisturbed, search)
         except AssertionError:
             print(f"killed before change {point} of {total}")
             raise

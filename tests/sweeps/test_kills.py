@@ -12,7 +12,7 @@ EVERY = 9 if SHARE == 1 else 1
 
 
 @pytest.mark.dealt(3)
-@pytest.mark.parametrize("search", ["random", "tpe", "grid"])
+@pytest.mark.parametrize("search", ["random", "tpe", "grid", struck_conductor.HALVING])
 def test_killed_before_any_change_of_the_disk(tmp_path, search):
     words = [sys.executable, struck_conductor.__file__, str(tmp_path), search, str(EVERY), str(SEED)]
     done = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=280)

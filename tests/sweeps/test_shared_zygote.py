@@ -6,7 +6,8 @@ import signal
 
 import pytest
 
-from launcher.agent.processes import pids, tagged
+from launcher.agent.processes import tagged
+from launcher.rundir.identity import alive, process_id
 
 IMPORTED = """
 import os
@@ -84,6 +85,10 @@ def chain(lab, run):
     return rank, zygote, parent(zygote), parent(parent(zygote))
 
 
+def living(found):
+    return [pid for pid in found if (process := process_id(pid)) is not None and alive(process)]
+
+
 def running(lab, run):
     state = lab.run_dir(run) / "state.json"
     return state.exists() and lab.status(run)["state"] == "running" and bool(lab.status(run)["ranks"])
@@ -124,13 +129,13 @@ def test_whoever_is_killed_takes_its_own_along_and_nobody_elses(warm):
     assert shared not in tagged(str(lab.run_dir(first)), os.getuid())
 
     os.kill(agent, signal.SIGKILL)
-    lab.until("its own to die", lambda: not {rank, zygote, agent} & set(pids()))
+    lab.until("its own to die", lambda: not living([rank, zygote, agent]))
     lab.until("another attempt", lambda: lab.status(first)["attempt"] == 2 and running(lab, first))
     os.kill(shared, signal.SIGKILL)
     others = chain(lab, second)
     lab.launch("cancel", second)
     assert lab.status(second)["state"] == "cancelled"
-    assert not set(others) & set(pids()) and not tagged(str(lab.run_dir(second)), os.getuid())
+    assert not living(others) and not tagged(str(lab.run_dir(second)), os.getuid())
 
     lab.until("the next one", lambda: running(lab, third))
     assert len(warm.importers()) == 3, "one for the attempt, one for the trials that follow"
