@@ -55,6 +55,8 @@ OF_A_LISTENER = {
     "LAUNCH_NOTIFY_TITLE": "the message in one line; all of it is on stdin, as JSON",
 }
 _NO_VARIABLES = {"LAUNCH_FAILED"}  # a state of Slurm's
+# Between two processes of ours, one of which takes it out of the environment: no user and no rank ever sees it.
+_OF_OURS_ALONE = {"LAUNCH_AGENT_PLACE", "LAUNCH_TAG_ROOM", "LAUNCH_ZYGOTE"}
 
 
 def pages() -> dict[str, str]:
@@ -66,7 +68,8 @@ def variables_in_the_code() -> set[str]:
     """Every name of a variable of ours that stands in it."""
     texts = [path.read_text() for folder in ("launcher", "trainer") for path in (ROOT / folder).rglob("*.py")]
     strings = {node.value for text in texts for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)}
-    return {one for one in strings if isinstance(one, str) and re.fullmatch(r"LAUNCH_[A-Z_]+", one)} - _NO_VARIABLES
+    found = {one for one in strings if isinstance(one, str) and re.fullmatch(r"LAUNCH_[A-Z_]+", one)}
+    return found - _NO_VARIABLES - _OF_OURS_ALONE
 
 
 def _commands() -> str:

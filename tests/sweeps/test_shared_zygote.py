@@ -17,6 +17,7 @@ with open({log!r}, "a") as log:
 SCRIPT = """
 import argparse, json, os, sys, time
 assert "imported" in sys.modules
+assert not {"LAUNCH_AGENT_PLACE", "LAUNCH_TAG_ROOM", "LAUNCH_ZYGOTE"} & set(os.environ)
 parser = argparse.ArgumentParser()
 parser.add_argument("--x", type=float)
 parser.add_argument("--held")
