@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from trainer.checkpoint import Checkpointer
 from trainer.checkpoint.generators import seed_all
+from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.export import Shape, Written
 from trainer.checkpoint_files.manifest import BEST_BY
 from trainer.data import SharedPlace, TrainData
@@ -116,9 +117,14 @@ class Trainer:
             begin_anew(self, self.settings, here)
             past: dict[str, Any] | None = None
             starts: list[int] = []
+            restored = self._has_checkpoints()
             while True:
-                with self._loop(here) as loop:
-                    starts.append(self._begin(loop, past))
+                with self._loop(here, restored=restored) as loop:
+                    start = self._begin(loop, past)
+                    if start is None:
+                        restored = False
+                        continue
+                    starts.append(start)
                     code = loop.run()
                     if not loop.goes_back:
                         self.fingerprint = loop.fingerprint
@@ -126,9 +132,13 @@ class Trainer:
                     self._check_that_it_leads_on(loop, starts)
                     past = loop.data.state_dict()
 
-    def _begin(self, loop: Loop, past: Mapping[str, Any] | None) -> int:
-        """Everything up to the first step; `past`: the place in the data that the same fit() has come to before."""
+    def _begin(self, loop: Loop, past: Mapping[str, Any] | None) -> int | None:
+        """Everything up to the first step; `past`: the place in the data that the same fit() has come to before. None:
+        there are no weights, neither drawn nor loaded.
+        """
         start = self._resume(loop, again=past is not None)
+        if start is None:
+            return None
         if past is not None:
             loop.data.load_state_dict(past)
         if loop.checkpointer.loaded is None:
@@ -145,13 +155,23 @@ class Trainer:
         if loop.spikes is not None and starts.count(starts[-1]) > limit + 1:
             raise loop.spikes.hopeless(f"{limit + 1} times after step {starts[-1]}", limit)
 
-    def _resume(self, loop: Loop, *, again: bool) -> int:
-        """Go on from the newest checkpoint, and say so. Its step, or 0."""
+    def _has_checkpoints(self) -> bool:
+        """Whether some seem to be there, as far as this rank can see. To count operations weights are needed before."""
+        return bool(catalog.steps(self._folder)) and not (self.settings.count_flops and self._flops is None)
+
+    @property
+    def _folder(self) -> Path:
+        return Path(self.settings.checkpoint_dir or Launched.from_environment().checkpoint_dir or "checkpoints")
+
+    def _resume(self, loop: Loop, *, again: bool) -> int | None:
+        """Go on from the newest checkpoint, and say so. Its step, or 0; None where there is none, but should be."""
         launched, checkpointer, say = Launched.from_environment(), loop.checkpointer, loop.training.say
         if not again:
             refuse_to_resume(self.settings, checkpointer.folder, loop.training.world, launched)
         start = checkpointer.load()
         refuse_to_begin(self.settings, checkpointer.folder, checkpointer.loaded is not None, launched)
+        if loop.strategy.undrawn and checkpointer.loaded is None:
+            return None
         self._say_hello(loop, start)
         if checkpointer.loaded is not None:
             say(f"goes on from {checkpointer.loaded.path}")
@@ -212,13 +232,12 @@ class Trainer:
         does; with `ema` their average, unless it is not to be `averaged`. All ranks call it; the first one writes. A
         folder has a Hugging Face model's configuration in it too.
         """
-        given = self.settings.checkpoint_dir or Launched.from_environment().checkpoint_dir or "checkpoints"
         module = self._model if isinstance(self._model, nn.Module) else self._built.module if self._built else None
         # What a dev run has made takes the place of nothing.
         overwrite = overwrite and self.settings.fast_dev_run is None
         shape = Shape(dtype, None, most_bytes_per_file, overwrite, averaged)
         with self._world(world) as here:
-            return hand_over(Path(given), Path(target), here, module, shape, step, best=best)
+            return hand_over(self._folder, Path(target), here, module, shape, step, best=best)
 
     @contextmanager
     def _world(self, given: World | None) -> Iterator[World]:
@@ -231,12 +250,12 @@ class Trainer:
             yield on_mesh(world, settings.mesh)
 
     @contextmanager
-    def _loop(self, world: World) -> Iterator[Loop]:
-        """Everything put together, at the beginning: nothing is loaded yet."""
+    def _loop(self, world: World, *, restored: bool = False) -> Iterator[Loop]:
+        """Everything put together, at the beginning: nothing is loaded yet. `restored`: but is going to be."""
         settings = self.settings
         if settings.deterministic:
             be_deterministic()
-        strategy = self._strategy(world)
+        strategy = self._strategy(world, restored=restored)
         console = Console() if world.is_first else None
         training = Training(settings, world, strategy, console.say if console is not None else _silence)
         with ExitStack() as stack:
@@ -297,7 +316,7 @@ class Trainer:
             loop.flops = self._flops
             yield loop
 
-    def _strategy(self, world: World) -> Strategy:
+    def _strategy(self, world: World, *, restored: bool) -> Strategy:
         """A model that was given is wrapped once; one that is made is made anew each time."""
         settings = self.settings
         if self._built is None or self._built.world != world or not isinstance(self._model, nn.Module):
@@ -312,6 +331,7 @@ class Trainer:
                 self._make_optimizer,
                 own_step=self._step is not None,
                 tp_plan=self._tp_plan,
+                restored=restored,
             )
             if world.is_first:
                 warn_of_low_weights(self._built.module)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trainer.checkpoint.generators import restore_generators, state_of_generators
 from trainer.errors import BadSettings
 from trainer.strategies.batch_norm import sync_batch_norm
 from trainer.strategies.blocks import blocks_of, chosen
@@ -22,6 +23,7 @@ from trainer.strategies.recompute import recompute
 from trainer.strategies.replicas import alike, over_all_gpus, replicated
 from trainer.strategies.settings import REPLICAS, SHARDS, StrategySettings, check, shard_size
 from trainer.strategies.strategy import Strategy
+from trainer.strategies.undrawn import WeightsWanted, agreed, done_without_weights, made_undrawn
 from trainer.strategies.wrapped import Wrapped
 from trainer.strategies.zero import shared_out
 from trainer.world import World
@@ -43,15 +45,43 @@ def build(
     *,
     own_step: bool = False,
     tp_plan: "Plan | None" = None,
+    restored: bool = False,
 ) -> Strategy:
     """All ranks call it, each with the same model, or with what makes it; rank 0's weights count.
 
     A module is changed in place. `own_step`: gradients are added up by `Turns`, part by part, in the user's order.
     `tp_plan`: how layers are divided where `mesh` has ranks work together; left out, the model's own.
+    `restored`: a checkpoint is about to replace the weights. If all ranks say so they are not drawn, where nothing else
+    depends on that, and the strategy is `undrawn`.
     """
     check(settings, world)
     if own_step and world.together > 1:
         raise BadSettings("mesh: tp: does not go with a training step of your own")
+    if isinstance(model, nn.Module) or settings.by_parts or world.together > 1:
+        return _built(model, world, settings, make_optimizer, own_step=own_step, tp_plan=tp_plan)
+    generators = state_of_generators(world.device)
+    module = made_undrawn(model) if restored else None
+    if agreed(world, module is not None) and module is not None:
+        try:
+            return _built(module, world, settings, make_optimizer, own_step=own_step, tp_plan=tp_plan, undrawn=True)
+        except WeightsWanted:
+            pass
+    del module  # before there is another one
+    restore_generators(generators, world.device)
+    return _built(model, world, settings, make_optimizer, own_step=own_step, tp_plan=tp_plan)
+
+
+def _built(
+    model: nn.Module | Callable[[], nn.Module],
+    world: World,
+    settings: StrategySettings,
+    make_optimizer: MakeOptimizer,
+    *,
+    own_step: bool,
+    tp_plan: "Plan | None",
+    undrawn: bool = False,
+) -> Strategy:
+    """`undrawn`: weights of the model hold anything. Raises WeightsWanted, on all ranks, where that does not do."""
     module, rows = _made(model, world, settings)
     if rows is None:
         _check_module(module)
@@ -71,14 +101,24 @@ def build(
             recompute(block, settings.recompute_keeps)
     if settings.compile:
         compile_parts(blocks if blocks and (settings.blocks or settings.strategy in SHARDS) else [module])
-    wrapped = alike(module, world) if own_step else _wrapped(module, blocks, world, settings, rows, division)
-    optimizers = checked(make_optimizer(parameters_of(module)), module, world)
+    wrapped = (
+        alike(module, world, undrawn=undrawn)
+        if own_step
+        else _wrapped(module, blocks, world, settings, rows, division, undrawn=undrawn)
+    )
+    if undrawn:
+        made = done_without_weights(module, lambda: make_optimizer(parameters_of(module)))
+        if not agreed(world, made is not None) or made is None:
+            raise WeightsWanted
+    else:
+        made = make_optimizer(parameters_of(module))
+    optimizers = checked(made, module, world)
     if settings.offload:
         refuse_offloaded(optimizers, world, shard_size(settings, world))
     if settings.strategy == "zero1" and world.size > 1:
         optimizers = {name: shared_out(optimizer) for name, optimizer in optimizers.items()}
     scaler = scaler_for(settings.precision, world.device)
-    return Strategy(settings, world, module, wrapped, optimizers, scaler, len(blocks))
+    return Strategy(settings, world, module, wrapped, optimizers, scaler, len(blocks), undrawn)
 
 
 def build_to_ask(model: nn.Module | Callable[[], nn.Module], world: World, settings: StrategySettings) -> nn.Module:
@@ -195,16 +235,18 @@ def _wrapped(
     settings: StrategySettings,
     rows: dict[str, Tensor] | None,
     division: _Division | None,
+    *,
+    undrawn: bool = False,
 ) -> Wrapped:
     if settings.strategy in REPLICAS:
-        return replicated(module, world, settings)
+        return replicated(module, world, settings, undrawn=undrawn)
     if settings.strategy in SHARDS:
         from trainer.strategies.shards import sharded  # late: FSDP2 takes half a second to import
 
         units = chosen(module, settings.units, "units") if settings.units else []
         parts = list(dict.fromkeys([*units, *blocks]))
         if division is None:
-            return sharded(module, parts, world, settings, rows)
+            return sharded(module, parts, world, settings, rows, undrawn=undrawn)
         return replace(sharded(module, parts, world, settings, mesh=division.mesh), around=division.around)
     if settings.strategy == "dp":
         return over_all_gpus(module, world, low_dtype(settings.precision))

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from trainer.errors import TrainerError
@@ -21,8 +21,11 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 _UNUSED = "Expected to have finished reduction in the prior iteration"  # what DDP says of parameters without a gradient
 
 
-def replicated(module: nn.Module, world: World, settings: StrategySettings) -> Wrapped:
-    """DistributedDataParallel. A world of one has nobody to talk to and needs no wrapper."""
+def replicated(module: nn.Module, world: World, settings: StrategySettings, *, undrawn: bool = False) -> Wrapped:
+    """DistributedDataParallel. A world of one has nobody to talk to and needs no wrapper.
+
+    `undrawn`: all ranks are about to load the same weights, and need not send them to each other.
+    """
     if world.size == 1:
         return Wrapped(module)
     model = _Replica(
@@ -31,8 +34,10 @@ def replicated(module: nn.Module, world: World, settings: StrategySettings) -> W
         gradient_as_bucket_view=True,  # gradients are summed where they lie: one copy of them less
         find_unused_parameters=settings.unused_parameters,
         bucket_cap_mb=settings.bucket_mb,
+        init_sync=not undrawn,
     )
-
+    if undrawn:
+        take_from_first(_made_anew(module))
     model.deal_out()
 
     def syncing(sync: bool) -> AbstractContextManager[None]:
@@ -41,9 +46,15 @@ def replicated(module: nn.Module, world: World, settings: StrategySettings) -> W
     return Wrapped(model, syncing, model.do)
 
 
-def alike(module: nn.Module, world: World) -> Wrapped:
+def _made_anew(module: nn.Module) -> list[Tensor]:
+    """Buffers that no checkpoint keeps."""
+    kept = {id(buffer) for buffer in PersistentBuffers(module).tensors()}
+    return [buffer for buffer in module.buffers() if id(buffer) not in kept]
+
+
+def alike(module: nn.Module, world: World, *, undrawn: bool = False) -> Wrapped:
     """Copies that begin alike. Their gradients somebody else adds up, so any part may be called by itself."""
-    if world.size > 1:
+    if world.size > 1 and not undrawn:
         take_from_first([*module.parameters(), *PersistentBuffers(module).tensors()])
     return Wrapped(module, follows_first_rank=False)
 

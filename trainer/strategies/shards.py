@@ -29,16 +29,19 @@ def sharded(
     settings: StrategySettings,
     rows: dict[str, Tensor] | None = None,
     mesh: DeviceMesh | None = None,
+    *,
+    undrawn: bool = False,
 ) -> Wrapped:
     """zero2: parameters are whole from a step's first forward pass to its last backward pass. Others: block by block.
 
     `rows`: this rank's, of a module whose own parameters are on the meta device. `mesh`: by `mesh_over`, where the
-    module is already divided on it.
+    module is already divided on it. `undrawn`: all ranks are about to load the same weights, and need not send them.
     """
     # What is not on the device yet travels by the group of the CPUs.
     group = world.control if settings.offload or rows is not None else None
-    own = [] if rows is not None or mesh is not None else module.parameters()  # what is divided is rank 0's by now
-    take_from_first([*own, *PersistentBuffers(module).tensors()], group)
+    if not undrawn:
+        own = [] if rows is not None or mesh is not None else module.parameters()  # what is divided is rank 0's by now
+        take_from_first([*own, *PersistentBuffers(module).tensors()], group)
     mesh = _of_shards(mesh or mesh_over(world, settings))
     policy = _policy(module, low_dtype(settings.precision))
     offload = _offload(world) if settings.offload else OffloadPolicy()

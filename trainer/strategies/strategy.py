@@ -36,6 +36,7 @@ class Strategy:
     optimizers: Optimizers
     scaler: GradScaler | None
     blocks: int  # how many parts are sharded or recomputed each by itself
+    undrawn: bool = False  # the weights hold anything: a checkpoint has to be loaded, or the strategy built anew
     skips: Skips = field(default_factory=Skips)
     has_stepped: bool = True  # False: the last step was left out while fp16 looks for its scale
     _parameters: list[nn.Parameter] = field(init=False)

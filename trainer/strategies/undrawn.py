@@ -1,0 +1,214 @@
+"""First weights that nobody draws, since a checkpoint is about to replace them.
+
+What is random costs more than all else in making a model, and a restart has no use for it. It is left out only where
+nothing else can tell: as soon as something reads what was not drawn, or draws anything else after it, the model has to
+be made anew, with all its draws.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainer.strategies.agreement import PersistentBuffers
+from trainer.world import World
+
+T = TypeVar("T")
+_aten = torch.ops.aten
+# Of another tensor they take the form alone.
+_FORM_ALONE = {
+    _aten.empty_like.default,
+    _aten.zeros_like.default,
+    _aten.ones_like.default,
+    _aten.full_like.default,
+    _aten.new_empty.default,
+    _aten.new_zeros.default,
+    _aten.new_ones.default,
+    _aten.new_full.default,
+}
+# They lead to a tensor's memory, past all operations.
+_PAST_OPERATIONS = {
+    getattr(Tensor, name)
+    for name in (
+        *("__array__", "__deepcopy__", "__dlpack__", "__reduce_ex__", "data_ptr", "numpy", "pin_memory"),
+        *("share_memory_", "storage", "tolist", "untyped_storage"),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What an operation does."""
+
+    in_place: bool  # it writes numbers into its first argument, and gives that one back
+    draws: bool
+    reads: bool  # numbers
+
+
+@cache
+def _kind(func: Any) -> _Kind:
+    named_so = func.overloadpacket.__name__.endswith("_")
+    return _Kind(
+        in_place=named_so and func._schema.is_mutable and torch.Tag.inplace_view not in func.tags,  # noqa: SLF001 - no public word
+        draws=torch.Tag.nondeterministic_seeded in func.tags,
+        reads=not func.is_view and func not in _FORM_ALONE,
+    )
+
+
+class WeightsWanted(BaseException):
+    """Something depends on weights that were not drawn. Whoever makes a model, and catches errors, is not to see it."""
+
+
+class _Undrawn(TorchDispatchMode):
+    """Leaves draws into fresh memory out, and raises WeightsWanted where somebody would notice."""
+
+    def __init__(self, *, made_before: nn.Module | None = None) -> None:
+        """`made_before`: nothing is left out any more, but its weights hold anything."""
+        super().__init__()
+        self._leaves_out = made_before is None
+        self._memory: dict[int, StorageWeakRef] = {}  # what holds anything
+        self.was_wanted = False
+        self._has_left_out = made_before is not None
+        for tensor in () if made_before is None else _kept(made_before):
+            self._hold(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        kind = _kind(func)
+        if kind.draws:
+            if self._leaves_out and kind.in_place and kwargs.get("generator") is None and _is_fresh(args[0]):
+                self._hold(args[0])
+                self._has_left_out = True
+                return args[0]
+            if self._has_left_out:  # and what those should have got would be drawn here
+                self.give_up()
+        elif kind.in_place and self.holds(args[0]):
+            return args[0]  # what is made of anything stays anything
+        if kind.reads and self._memory and any(map(self.holds, _values(args, kwargs))):
+            self.give_up()
+        return func(*args, **kwargs)
+
+    def _hold(self, tensor: Tensor) -> None:
+        held = StorageWeakRef(_storage(tensor))
+        self._memory[held.cdata] = held  # whose identity is nobody else's as long as this is there
+
+    def holds(self, value: object) -> bool:
+        if not isinstance(value, Tensor) or value.layout is not torch.strided or not self._memory:
+            return False
+        return _storage(value)._cdata in self._memory  # noqa: SLF001 - its identity
+
+    def still_there(self) -> set[int]:
+        """The memory that holds anything, and that somebody has."""
+        return {identity for identity, held in self._memory.items() if not held.expired()}
+
+    def give_up(self) -> None:
+        self.was_wanted = True
+        raise WeightsWanted
+
+
+class _PastOperations(TorchFunctionMode):
+    """What reads memory without an operation that could be seen."""
+
+    def __init__(self, undrawn: _Undrawn) -> None:
+        super().__init__()
+        self._undrawn = undrawn
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _PAST_OPERATIONS and self._undrawn.holds(args[0]):
+            self._undrawn.give_up()
+        return func(*args, **(kwargs or {}))
+
+
+_at_work: list[_Undrawn] = []
+
+
+def is_undrawn() -> bool:
+    """Whether the model that is being made gets its weights from a checkpoint: who would only try it out need not."""
+    return bool(_at_work)
+
+
+def made_undrawn(make: Callable[[], nn.Module]) -> nn.Module | None:
+    """The model, whose parameters hold anything; None where something depends on what they would have been."""
+    undrawn = _Undrawn()
+    with _watched(undrawn):
+        try:
+            module = make()
+        except WeightsWanted:
+            return None
+    return None if undrawn.was_wanted or undrawn.still_there() - _replaced(module) else module
+
+
+def done_without_weights(module: nn.Module, act: Callable[[], T]) -> T | None:
+    """What `act` gives; None where it depends on the weights of a module that are still to come, or draws anything."""
+    undrawn = _Undrawn(made_before=module)
+    with _watched(undrawn):
+        try:
+            done = act()
+        except WeightsWanted:
+            return None
+    return None if undrawn.was_wanted else done
+
+
+def agreed(world: World, word: bool) -> bool:
+    """Whether all ranks say so. All call it."""
+    said = torch.tensor([word], dtype=torch.uint8)
+    if world.control is not None:
+        dist.all_reduce(said, dist.ReduceOp.MIN, group=world.control)
+    return bool(said)
+
+
+@contextmanager
+def _watched(undrawn: _Undrawn) -> Iterator[None]:
+    _at_work.append(undrawn)
+    try:
+        with undrawn, _PastOperations(undrawn):
+            yield
+    finally:
+        _at_work.remove(undrawn)
+
+
+def _replaced(module: nn.Module) -> set[int]:
+    """The memory that a checkpoint fills, to its last byte."""
+    return {
+        tensor.untyped_storage()._cdata  # noqa: SLF001 - its identity
+        for tensor in _kept(module)
+        if tensor.layout is torch.strided and tensor.nbytes == tensor.untyped_storage().nbytes()
+    }
+
+
+def _values(args: Any, kwargs: Any) -> Iterator[Any]:
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, list | tuple):
+            yield from value
+        else:
+            yield value
+
+
+def _kept(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *PersistentBuffers(module).tensors()]
+
+
+def _is_fresh(tensor: object) -> bool:
+    """Memory of a processor that belongs to torch alone; another's, as an array's, is not resizable."""
+    plain = type(tensor) in (Tensor, nn.Parameter, nn.Buffer)
+    return (
+        plain
+        and isinstance(tensor, Tensor)
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and tensor.untyped_storage().resizable()
+    )
+
+
+def _storage(tensor: Tensor) -> torch.UntypedStorage:
+    local = getattr(tensor, "_local_tensor", tensor)  # of a sharded one, what this rank has
+    storage: torch.UntypedStorage = local.untyped_storage()
+    return storage
