@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -55,9 +56,10 @@ class _Kind:
 
 @cache
 def _kind(func: Any) -> _Kind:
-    named_so = func.overloadpacket.__name__.endswith("_")
+    name = func.overloadpacket.__name__
+    changes_form = torch.Tag.inplace_view in func.tags or "resize" in name
     return _Kind(
-        in_place=named_so and func._schema.is_mutable and torch.Tag.inplace_view not in func.tags,  # noqa: SLF001 - no public word
+        in_place=name.endswith("_") and not name.startswith("_") and not changes_form,
         draws=torch.Tag.nondeterministic_seeded in func.tags,
         reads=not func.is_view and func not in _FORM_ALONE,
     )
@@ -209,6 +211,6 @@ def _is_fresh(tensor: object) -> bool:
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage:
-    local = getattr(tensor, "_local_tensor", tensor)  # of a sharded one, what this rank has
+    local = tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor  # of a sharded one, this rank's part
     storage: torch.UntypedStorage = local.untyped_storage()
     return storage
