@@ -35,12 +35,22 @@ _FORM_ALONE = {
     _aten.new_ones.default,
     _aten.new_full.default,
 }
-# They lead to a tensor's memory, past all operations.
+# They lead to a tensor's memory, or show what is in it, past all operations.
 _PAST_OPERATIONS = {
     getattr(Tensor, name)
     for name in (
-        *("__array__", "__deepcopy__", "__dlpack__", "__reduce_ex__", "data_ptr", "numpy", "pin_memory"),
-        *("share_memory_", "storage", "tolist", "untyped_storage"),
+        *(
+            "__array__",
+            "__deepcopy__",
+            "__dlpack__",
+            "__reduce_ex__",
+            "__repr__",
+            "apply_",
+            "data_ptr",
+            "map_",
+            "map2_",
+        ),
+        *("numpy", "pin_memory", "share_memory_", "storage", "tolist", "untyped_storage"),
     )
 }
 

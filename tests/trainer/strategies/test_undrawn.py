@@ -102,6 +102,8 @@ READERS = {
     "an array": lambda model: setattr(model, "array", model[0].weight.detach().numpy()),
     "an array of a view": lambda model: setattr(model, "array", np.asarray(model[0].weight.detach()[1:])),
     "a list": lambda model: setattr(model, "list", model[0].weight.tolist()),
+    "a text": lambda model: setattr(model, "text", str(model[0].weight)),
+    "a function of each number": lambda model: model[0].weight.detach().apply_(abs),
     "an address": lambda model: setattr(model, "address", model[0].weight.data_ptr()),
     "a file": lambda model: torch.save(model.state_dict(), io.BytesIO()),
     "a condition": lambda model: setattr(model, "odd", bool((model[0].weight > 0).any())),
