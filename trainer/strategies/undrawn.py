@@ -221,6 +221,6 @@ def _is_fresh(tensor: object) -> bool:
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage:
-    local = tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor  # of a sharded one, this rank's part
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor  # of a sharded one, this rank's part
     storage: torch.UntypedStorage = local.untyped_storage()
     return storage
