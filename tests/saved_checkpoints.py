@@ -1,5 +1,6 @@
 """Checkpoints as the trainer leaves them, made without torch by its own files' code."""
 
+import json
 import os
 import struct
 import time
@@ -8,7 +9,7 @@ from trainer.checkpoint_files import commit, fence
 from trainer.checkpoint_files.catalog import Entry
 from trainer.checkpoint_files.durable import make_folder, sync_folder, write_new
 from trainer.checkpoint_files.layout import data_name, folder_name, new_nonce
-from trainer.checkpoint_files.manifest import Chunk, FileEntry, Manifest, TensorEntry
+from trainer.checkpoint_files.manifest import Chunk, FileEntry, Manifest, TensorEntry, TreeEntry
 
 
 def save(folder, step, world_size=2, size=1000, attempt=1, finite=True, **info):
@@ -52,6 +53,20 @@ def save_model(folder, step, values=(1.0, 2.0, 3.0), names=("weight",), **info):
     tensors = {f"model/{name}": entry for name in names}
     manifest = Manifest(step, 2, new_nonce(), tuple(files), tensors, {}, info=info)
     return commit.publish(draft, manifest, mine)
+
+
+def save_kept(folder, step, **documents):
+    """A checkpoint of nothing but what is kept beside tensors, as JSON documents."""
+    make_folder(folder)
+    mine = claim(folder)
+    draft = commit.begin(folder, step, mine)
+    texts = [json.dumps(document).encode() for document in documents.values()]
+    written = write_new(draft / data_name(0), texts)
+    sync_folder(draft)
+    places = [sum(map(len, texts[:number])) for number in range(len(texts))]
+    trees = {name: TreeEntry(0, at, len(text)) for name, at, text in zip(documents, places, texts, strict=True)}
+    files = (FileEntry(data_name(0), written.size, written.digest),)
+    return commit.publish(draft, Manifest(step, 1, new_nonce(), files, {}, trees), mine)
 
 
 def claim(folder, attempt=1):

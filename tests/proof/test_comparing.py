@@ -6,7 +6,7 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from saved_checkpoints import save_model
+from saved_checkpoints import save_kept, save_model
 
 from launcher.proof.comparing import compared_rows, compared_states, departure_of, is_of_the_training
 from launcher.proof.findings import Departure
@@ -87,6 +87,22 @@ def test_a_checkpoint_that_cannot_be_read_is_said(tmp_path):
     found = compared_states({4: folder}, {4: folder}, untouched=4, every=True)
     assert (found.steps, found.first) == ((), None)
     assert "expected 4 bytes, got 8" in found.unread
+
+
+def test_what_differs_before_the_first_kill_differs_between_any_two_runs(tmp_path):
+    """A generator that nobody has seeded; the place in the data went lost by the kill."""
+    places = []
+    for run in (0, 1):
+        folders = {}
+        for step in (4, 8, 12):
+            kept = {"generators": {"python": run}, "objects": {"data": {"done": step + run * (step > 8)}}}
+            folders[step] = save_kept(tmp_path / str(run), step, **{"rank/00000": kept})
+        places.append(folders)
+    found = compared_states(*places, untouched=9, every=True)
+    assert found.steps == (4, 8, 12)
+    assert found.first is not None
+    assert (found.first.step, found.first.kept) == (12, ("rank/00000/objects/data/done",))
+    assert compared_states(*places, untouched=3, every=True).first is None, "nobody knows what is usual"
 
 
 KEPT = ("rank/00000/generators/python", "shared/objects/mine/at")
