@@ -4,6 +4,7 @@ import ast
 import re
 from collections import defaultdict
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -13,7 +14,7 @@ FILES = sorted(LAUNCHER.rglob("*.py"))
 KINDS = ("local", "slurm", "gridengine", "ssh", "login")
 # The registry of kinds and the sections of the spec are where kinds have names.
 KNOW_THE_KINDS = ("words.py", "clusters/kinds.py", "spec/cluster_fields.py", "spec/model.py", "spec/checks.py")
-MOST_FILES, MOST_METHODS, MOST_FLOORS = 14, 20, 8
+MOST_FILES, MOST_METHODS, MOST_FLOORS, MEDIAN_LINES = 14, 20, 8, 7
 RIDDLES = re.compile(r"^the same\b|\bsee the module\b|\bas above\b", re.IGNORECASE)
 
 
@@ -70,6 +71,15 @@ def test_no_class_has_too_many_methods():
         for path, node in classes()
     }
     assert not {name: count for name, count in counts.items() if count > MOST_METHODS}
+
+
+def test_functions_are_short():
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    trees = (ast.parse(path.read_text()) for path in FILES)
+    lengths = [
+        one.end_lineno - one.lineno + 1 for tree in trees for one in ast.walk(tree) if isinstance(one, functions)
+    ]
+    assert median(lengths) <= MEDIAN_LINES
 
 
 def test_docstrings_say_what_a_thing_is():
