@@ -244,5 +244,11 @@ class ShowsHosts(Protocol):
 class HasDoctor(Protocol):
     """Kinds that can be looked at for what is in the way of runs."""
 
+    doctor: str  # the module that does it, a Doctor: nobody else pays for it
+
+
+class Doctor(Protocol):
+    """What a module has that looks at a kind of cluster."""
+
     def check_up(self, wish: "DoctorWish", tell: "Callable[[str], None]") -> "Iterator[Finding]":
         """Findings as they are made; `tell` hears what takes long. Raises BadInput of options that are of no use."""

@@ -3,6 +3,7 @@
 import json
 import re
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -112,3 +113,8 @@ def test_a_run_of_a_kind_that_is_gone_is_told_of(toy):
 def test_ours_are_registered_as_those_of_others():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["entry-points"][kinds.GROUP] == {name: kind.path for name, kind in kinds.OURS.items()}
+
+
+@pytest.mark.parametrize("kind", sorted(kinds.OURS))
+def test_each_of_ours_has_a_doctor(kind):
+    assert callable(import_module(kinds.of_kind(kind).doctor).check_up)

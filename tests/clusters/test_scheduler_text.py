@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shares import SHARE
 
+from launcher.clusters.batch.answers import read_settings, read_submitted
 from launcher.clusters.gridengine import queries as gridengine
 from launcher.clusters.gridengine import reasons as gridengine_reasons
 from launcher.clusters.slurm.queries import fate, jobs, nodes, reasons, site, states, values
@@ -26,7 +27,7 @@ LISTED = (HERE / "gridengine/recorded/qstat-running.xml").read_text()
 PARSERS = {
     "squeue": (jobs.read_jobs, SLURM),
     "sacct": (lambda text: jobs.read_sacct(0, text, text), SLURM),
-    "sbatch": (jobs.read_submitted, SLURM),
+    "sbatch": (read_submitted, SLURM),
     "sbatch --test-only": (jobs.read_test_only, SLURM),
     "sbatch --version": (site.read_version, SLURM),
     "scontrol show job": (lambda text: fate.fate_of(text, 0), SLURM),
@@ -47,7 +48,7 @@ PARSERS = {
     "qstat -j": (lambda text: gridengine.read_jobs(LISTED, text), GRIDENGINE),
     "qacct": (gridengine.read_account, GRIDENGINE),
     "qhost": (gridengine.read_hosts, GRIDENGINE),
-    "qconf": (gridengine.read_settings, GRIDENGINE),
+    "qconf": (read_settings, GRIDENGINE),
     "messages": (lambda text: gridengine_reasons.plain("qw", [text], [text]), GRIDENGINE),
 }
 ODD = [

@@ -9,27 +9,29 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from launcher.clusters.batch.trial import carry_out
 from launcher.clusters.batch.trial.carry_out import try_nodes
+from launcher.clusters.batch.trial.checks import Expected, QueueWords, TrialJob, refused_finding, trial_findings
 from launcher.clusters.batch.trial.trial_jobs import NoTrial
 from launcher.doctor.findings import Level
-from launcher.doctor.trial_checks import Expected, QueueWords, TrialJob, refused_finding, trial_findings
 from launcher.doctor.wish import DoctorWish
 
+QUEUE: Any = SimpleNamespace(called="Here", kind="here", sees="hjob", ends="hdel")
 WORDS = QueueWords(
-    called="Here",
-    kind="here",
+    queue=QUEUE,
+    server="server",
+    silent_hint="ask somebody",
     submit="hsub",
-    cancel="hdel",
-    shows="hjob",
     shows_ended="hjob -e",
     shows_nodes="hnodes",
     others="--partition",
     starter="hrun",
-    starter_hint="ask somebody",
+    starts="node",
     complaint=re.compile(r"^hrun: (.+)$", re.MULTILINE),
 )
 EACH = 'for number in 0 1; do (NODE=node$number /bin/sh -c {} 2>&1 | sed "s/^/$number: /") & done; wait'

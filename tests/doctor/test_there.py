@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.clusters.batch.trial.checks import Hello, NodeReport, read_stopped
 from launcher.doctor import machine_there
 from launcher.doctor.machine_there import MachineFacts, Measured, OpenDoors
 from launcher.doctor.network import RankWord
 from launcher.doctor.session import Helper, read_answer
-from launcher.doctor.trial_checks import Hello, NodeReport, read_stopped
 from launcher.errors import Unreachable
 
 PROGRAMS = sorted(Path(machine_there.__file__).parent.glob("*_there.py"))

@@ -7,14 +7,16 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
+from typing import cast
 
 from launcher.cli import figures
 from launcher.cli.arguments import Arguments, seconds
 from launcher.cli.terminal import columns, is_terminal, paint, safe, size
 from launcher.clusters.clusters_file import ClusterEntry, entry, named_clusters
 from launcher.clusters.kinds import kind_named, of_kind
-from launcher.clusters.protocol import HasDoctor
+from launcher.clusters.protocol import Doctor, HasDoctor
 from launcher.doctor.findings import Finding, Level, exit_code
 from launcher.doctor.last import keep
 from launcher.doctor.wish import DoctorWish
@@ -91,7 +93,8 @@ def _check_up(place: ClusterEntry, options: argparse.Namespace) -> Iterator[Find
     cluster = of_kind(place.kind)
     if not isinstance(cluster, HasDoctor):
         raise BadInput(f"{place.name}: nothing is known of how to look at {place.kind}")
-    return cluster.check_up(_wish(place, options), _tell)
+    doctor = cast("Doctor", import_module(cluster.doctor))
+    return doctor.check_up(_wish(place, options), _tell)
 
 
 def _wish(place: ClusterEntry, options: argparse.Namespace) -> DoctorWish:

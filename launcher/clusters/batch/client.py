@@ -25,6 +25,11 @@ class Answer(msgspec.Struct, frozen=True):
     out: str
     err: str
 
+    @property
+    def refusal(self) -> str:
+        """Why the scheduler does not do what it was told, or ""."""
+        return "" if self.code == 0 else (self.err or self.out).strip()[:300] or f"exit code {self.code}"
+
 
 class Programs(msgspec.Struct, frozen=True):
     """The programs of a scheduler that ask one of its servers."""

@@ -1,8 +1,9 @@
 """A cluster whose jobs wait in a queue: what is common to all of them, whichever scheduler they have."""
 
+import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from launcher.clusters.batch.cancelling import Cancelling
 from launcher.clusters.batch.hand_over import batch_job_of, hand_over
@@ -12,10 +13,16 @@ from launcher.clusters.batch.queue import Queue, Ticket
 from launcher.clusters.kinds import of_kind
 from launcher.clusters.protocol import CancelReport, Preview
 from launcher.errors import Refused, Unreachable
-from launcher.plan.model import Plan
+from launcher.plan.facts import Misfit
+from launcher.plan.model import AwaitedRun, Plan
+from launcher.plan.queueing import not_taken, only_behind
 from launcher.rundir.durable import read_record
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import ClusterWord, Handle
+from launcher.spec.model import QueueOptions
+
+if TYPE_CHECKING:
+    from launcher.hostlink.running import Running
 
 
 class QueueEngagement:
@@ -34,6 +41,8 @@ class QueueEngagement:
 class BatchCluster:
     """What a kind adds: what a node offers, and where it has arrays how many runs may share a job."""
 
+    takes: Sequence[str] = ()  # of what a spec says of waiting, `after` and `max_parallel` among it
+
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
         self.kind = queue.kind
@@ -50,6 +59,10 @@ class BatchCluster:
         except Unreachable as error:
             return Preview(script, str(error.lines[0]))
 
+    def queue_problems(self, queue: QueueOptions, _awaited: Sequence[AwaitedRun]) -> list[Misfit]:
+        """Priorities count among the jobs of everybody."""
+        return [*not_taken(queue, self.takes, self.kind), *only_behind(queue, self.queue.called)]
+
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
         """Hand over what a killed submitter left lying, end what was handed over twice."""
         self._heard = list(attempts), of_each(attempts, lambda whole: mend(self.queue, whole))
@@ -61,6 +74,21 @@ class BatchCluster:
 
     def forgive(self, run: RunDir, hosts: Collection[str]) -> None:
         forgive(self.queue, run, hosts)
+
+    def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
+        """Raises Refused on any other machine, where a scheduler starts nothing beside a job but from inside of it."""
+        from launcher.clusters.inside.visit import host_here, machine_of  # late: only who looks inside needs it
+
+        name, called = machine_of(run, node), self.queue.called
+        if name.partition(".")[0] != os.uname().nodename.partition(".")[0]:
+            why = f"node {node} of {run.id} is {name}, and {called} starts nothing beside a job's ranks from here"
+            raise Refused(why, f"hint: the same command on {name} itself works, where its users may log in")
+        return host_here(run, attempt, node, os.environ)
+
+    def release(self, run: RunDir, attempt: AttemptDir) -> None:
+        job = job_of(run, attempt)
+        if refusal := self.queue.release(job):
+            raise Refused(f"{self.queue.called} does not release job {job}: {refusal}")
 
     def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> CancelReport:
         return Cancelling(self.queue, run, attempt, plan).carry_out()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from launcher.clusters.keeping.agent_processes import AgentProcess
     from launcher.plan.model import Plan
 
+LIMIT_S, SUBMIT_S = 10.0, 60.0  # how long a scheduler may take to answer, and to take a job
 _MARK = "launch:"
 _SOONEST_S = 10.0
 _REACHED_S = 5.0  # before its limit a job may be ended for that
@@ -52,6 +53,12 @@ def keeper_command(kind: str, where: Path, module: str = "batch_process") -> str
 def node_command(kind: str, plan: "Plan", attempt: AttemptDir) -> list[str]:
     """What is to run once on every node but the first."""
     return [sys.executable, "-P", "-m", "launcher.clusters.batch.job.on_node", kind, plan.run_dir, str(attempt.number)]
+
+
+def nodes_asked(plan: "Plan", each: int = 1) -> str:
+    """How many nodes a job asks for, or slots, where a node has so many: spares are more than the run needs."""
+    fewest, most = plan.nodes_min * each, (plan.nodes_max + plan.spec.recovery.spares) * each
+    return f"{fewest}-{most}" if plan.nodes_min < plan.nodes_max else str(most)
 
 
 def warned_before_s(limit_s: float | None, wanted_s: float) -> float:
@@ -148,13 +155,17 @@ class Submitting(Scheduler, Protocol):
         """What it says of this script, for people, without taking it."""
 
     def name_of(self, job: str, element: int) -> str:
-        """What an element of the array is called, the first one being 0."""
+        """What an element of the array is called, the first one being 0; where no runs share a job, nobody asks."""
+        return f"{job}[{element}]"
 
 
 class Following(Scheduler, Protocol):
     """How jobs are asked about and ended."""
 
-    def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = 10.0) -> list[QueuedJob]:
+    sees: str  # what a person types to see a job, whose id follows: squeue -j
+    ends: str  # and to end it
+
+    def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = LIMIT_S) -> list[QueuedJob]:
         """These jobs, those of the run that is called so, or all of this user: one question. Raises Unreachable rather
         than leave one out."""
 
@@ -170,6 +181,7 @@ class Following(Scheduler, Protocol):
 
     def by_hand(self, job: str) -> tuple[str, str]:
         """What a person types to see the job, and to end it."""
+        return f"{self.sees} {job}", f"{self.ends} {job}"
 
 
 class Moving(Scheduler, Protocol):
@@ -177,8 +189,10 @@ class Moving(Scheduler, Protocol):
 
     leaves_with: int | None  # with this exit code a job is put back; None: `requeue` ends the job's processes itself
 
-    def fate(self, job: str) -> Fate:
-        """Why this job's batch process was told to leave. Asked in the job."""
+    def fate(self: "Queue", job: str) -> Fate:
+        """Why this job's batch process was told to leave. Asked in the job. By what is shown of it, unless a scheduler
+        tells more."""
+        return fate_by(next(iter(self.jobs([job])), None), self.hosts())
 
     def requeue(self, job: str) -> str:
         """Put this job back into the queue; gives why the scheduler refuses, or ""."""
@@ -186,6 +200,9 @@ class Moving(Scheduler, Protocol):
     def start_again(self, plan: "Plan", job: str, avoid: Sequence[str], delay_s: float | None = None) -> None:
         """The job waits: have it start on other nodes than these, and on those that it was to avoid before, as far as
         that can be had. With a delay it is just being put back, and starts after that; this returns at once."""
+
+    def release(self, job: str) -> str:
+        """Let a job go that its user holds; gives why the scheduler refuses, or ""."""
 
     def warn_before_s(self, plan: "Plan") -> float:
         """How long before the time limit the run is to be told."""
@@ -210,7 +227,7 @@ class InTheJob(Scheduler, Protocol):
         """The processes to start: node 0's agent first (`agent_process`), then what runs `node_command` on each other
         node, such as one srun, or a qrsh for each."""
 
-    def nodes(self, hosts: Sequence[str], *, limit_s: float = 10.0) -> dict[str, NodeWord]:
+    def nodes(self, hosts: Sequence[str], *, limit_s: float = LIMIT_S) -> dict[str, NodeWord]:
         """What is known of these nodes, without those of which nothing is."""
 
 

@@ -1,30 +1,27 @@
 """`launch doctor gridengine`: asks what the site is like, and with `--try` has a job look at its hosts."""
 
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 
-from launcher.clusters.batch.trial.carry_out import minutes, tried
+from launcher.clusters.batch.answers import read_settings
+from launcher.clusters.batch.trial.carry_out import looked_over, minutes
+from launcher.clusters.batch.trial.checks import QueueWords
 from launcher.clusters.batch.trial.trial_jobs import TrialJobs
-from launcher.clusters.gridengine.queries import CALLED, ask, hosts_of, read_settings
+from launcher.clusters.gridengine.queries import CALLED, ask, hosts_of
 from launcher.clusters.gridengine.queue import GridEngineQueue
-from launcher.doctor.checks import shared_findings
 from launcher.doctor.findings import Finding, ok, problem, warning
-from launcher.doctor.trial_checks import QueueWords
 from launcher.doctor.wish import DoctorWish
-from launcher.errors import Unreachable
 
 WORDS = QueueWords(
-    called=CALLED,
-    kind="gridengine",
+    queue=GridEngineQueue,
+    server="qmaster",
+    silent_hint="load the site's module, or set SGE_ROOT",
     submit="qsub",
-    cancel="qdel",
-    shows="qstat -j",
     shows_ended="qacct -j",
     shows_nodes="qhost -q",
     others="`pe`, `queue` and `project` among the defaults of the clusters file",
     starter="qrsh",
-    starter_hint="a run's first host starts the others by `qrsh -inherit`: their execution daemon must answer it",
+    starts="execution daemon",
     complaint=re.compile(r"^[0-9]+: error: (.+)$", re.MULTILINE),
 )
 # By its stdin: what qrsh is told as words a shell on the other side takes apart.
@@ -41,24 +38,21 @@ wait"""
 def check_up(wish: DoctorWish, tell: Callable[[str], None]) -> Iterator[Finding]:
     """Everything about the site, as it is found. `tell`: what goes on meanwhile."""
     wish.refuse_all_but("try", "nodes", "within")
-    chosen, seen_on = wish.chosen, None
-    try:
-        yield ok("qmaster", f"{ask(['qconf', '-sss']).out.strip()} answers")
-        environments = {name: _shown("-sp", name) for name in ask(["qconf", "-spl"]).out.split()}
-        hosts = hosts_of(chosen.get("queue"), chosen.get("gpu_resource", "gpu"))
-        if hosts:
-            rows = [("host", "cores", "free"), *((one.name, str(one.cpus), _free(one.free)) for one in hosts)]
-            yield ok("hosts", f"{len(hosts)} answer", rows)
-        else:
-            yield problem("hosts", "none answers", "`qhost -q` shows what there is")
-        yield from pe_findings(environments)
-        yield from settings_findings(_shown("-sconf"), _shown("-ssconf"))
-        if wish.trial and hosts:
-            seen_on = yield from tried(trial_of(wish, environments, len(hosts)), wish, minutes(math.inf), tell)
-    except Unreachable as error:
-        yield problem("qmaster", str(error.lines[0]), "load the site's module, or set SGE_ROOT", unreachable=True)
-        return
-    yield from shared_findings(wish, seen_on)
+    return looked_over(_site(wish), WORDS, wish, tell)
+
+
+def _site(wish: DoctorWish) -> Generator[Finding, None, TrialJobs | None]:
+    yield ok("qmaster", f"{ask(['qconf', '-sss']).out.strip()} answers")
+    environments = {name: _shown("-sp", name) for name in ask(["qconf", "-spl"]).out.split()}
+    hosts = hosts_of(wish.chosen.get("queue"), wish.chosen.get("gpu_resource", "gpu"))
+    if hosts:
+        rows = [("host", "cores", "free"), *((one.name, str(one.cpus), _free(one.free)) for one in hosts)]
+        yield ok("hosts", f"{len(hosts)} answer", rows)
+    else:
+        yield problem("hosts", "none answers", "`qhost -q` shows what there is")
+    yield from pe_findings(environments)
+    yield from settings_findings(_shown("-sconf"), _shown("-ssconf"))
+    return trial_of(wish, environments, len(hosts)) if hosts else None
 
 
 def usable(environments: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
@@ -97,12 +91,12 @@ def trial_of(wish: DoctorWish, environments: Mapping[str, Mapping[str, str]], ho
     able = usable({chosen["pe"]: environments.get(chosen["pe"], {})} if "pe" in chosen else environments)
     nodes = min(wish.nodes or 2, hosts) if able else 1
     argv = ["qsub", "-terse", "-S", "/bin/sh", "-N", "launch-doctor", "-o", "/dev/null", "-j", "y", "-r", "y"]
-    argv += ["-v", "PATH", "-l", f"h_rt={60 * minutes(math.inf)}"]
+    argv += ["-v", "PATH", "-l", f"h_rt={60 * minutes()}"]
     for name, slots in list(able.items())[:1]:
         argv += ["-pe", name, str(nodes * slots)]
     for option, what in (("-q", "queue"), ("-P", "project")):
         argv += [option, chosen[what]] if what in chosen else []
-    return TrialJobs(GridEngineQueue(), WORDS, ask, argv, _ON_EACH, nodes)
+    return TrialJobs(GridEngineQueue(), WORDS, ask, argv, _ON_EACH, nodes, minutes())
 
 
 def _shown(*option: str) -> dict[str, str]:

@@ -3,32 +3,32 @@
 import contextlib
 import os
 import pwd
-import re
 import signal
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from launcher.clusters.batch.answers import read_settings, read_submitted
+from launcher.clusters.batch.client import Answer
 from launcher.clusters.batch.job import environment
 from launcher.clusters.batch.job.nodes import resolved
-from launcher.clusters.batch.queue import Fate, JobStart, NodeWord, Queue, QueuedJob, Ticket, fate_by, node_command
-from launcher.clusters.gridengine import script
-from launcher.clusters.gridengine.queries import (
-    CALLED,
-    NO_SUBMIT_HOST,
-    ask,
-    read_account,
-    read_hosts,
-    read_jobs,
-    read_settings,
+from launcher.clusters.batch.queue import (
+    LIMIT_S,
+    SUBMIT_S,
+    JobStart,
+    NodeWord,
+    Queue,
+    QueuedJob,
+    Ticket,
+    node_command,
 )
+from launcher.clusters.gridengine import queries, script
+from launcher.clusters.gridengine.queries import CALLED, NO_SUBMIT_HOST, ask
 from launcher.clusters.keeping.agent_processes import AgentProcess, agent_process, starter_process
 from launcher.errors import LaunchError, NotStarted, Unreachable
 from launcher.plan.model import Plan
 from launcher.rundir.layout import AttemptDir
 
-_SUBMIT_S = 60.0
-_LIMIT_S = 10.0
 _WARNINGS = (signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)  # our own clock's, and Grid Engine's
 
 
@@ -37,6 +37,7 @@ class GridEngineQueue(Queue):
 
     kind = "gridengine"
     called = CALLED
+    sees, ends = "qstat -j", "qdel"
     leaves_with: int | None = 99
 
     def __init__(self) -> None:
@@ -56,45 +57,41 @@ class GridEngineQueue(Queue):
         return script.script_of(plan, ticket, where, avoid, rule_of(plan.spec.gridengine.pe))
 
     def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
-        file = script.with_suffix(".environment")
-        environment.save(file, environ)
-        argv = ["qsub", "-terse", "-v", environment.FILE, str(script)]
-        answer = ask(argv, limit_s=_SUBMIT_S, environ={**environ, environment.FILE: str(file)}, pass_fds=[lock])
-        submitted = re.findall(r"^[0-9]{1,10}$", answer.out, re.MULTILINE)
+        argv, given = ["qsub", "-terse", "-v", environment.FILE, str(script)], environment.beside(script, environ)
+        answer = ask(argv, limit_s=SUBMIT_S, environ=given, pass_fds=[lock])
         if answer.code != 0:
-            raise NotStarted(f"{CALLED} refuses the job: {_refusal(answer.err or answer.out)}")
-        if len(submitted) != 1:  # it may have taken the job, so the run is kept
+            raise NotStarted(f"{CALLED} refuses the job: {_last_word(answer)}")
+        if (job := read_submitted(answer.out)) is None:  # it may have taken the job, so the run is kept
             raise LaunchError(f"qsub -terse: expected the number of a job, got {answer.out.strip()[:200]!r}")
-        return str(submitted[0])
+        return job
 
     def may_submit(self) -> bool:
         try:
             ask(["qsub", "-w", "v", "-b", "y", "true"])
         except Unreachable as error:
-            if NO_SUBMIT_HOST in str(error).lower():
-                return False
-            raise
+            if NO_SUBMIT_HOST not in str(error).lower():
+                raise
+            return False
         return True
 
     def try_out(self, script: str) -> str:
         answer = ask(["qsub", "-w", "v"], stdin=script)
-        return f"{CALLED} says: {_refusal(answer.err or answer.out).removeprefix('verification: ')}"
+        return f"{CALLED} says: {_last_word(answer).removeprefix('verification: ')}"
 
-    def name_of(self, job: str, element: int) -> str:
-        return f"{job}.{element + 1}"
-
-    def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = _LIMIT_S) -> list[QueuedJob]:
+    def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = LIMIT_S) -> list[QueuedJob]:
         user = pwd.getpwuid(os.geteuid()).pw_name
         listed = ask(["qstat", "-xml", "-g", "t", "-u", user], limit_s=limit_s).out  # -g t: with all its hosts
         named = script.job_name(called) if called else ""
-        wanted = [one.id for one in read_jobs(listed, "") if (not ids or one.id in ids) and named in ("", one.name)]
+        wanted = [
+            one.id for one in queries.read_jobs(listed, "") if (not ids or one.id in ids) and named in ("", one.name)
+        ]
         if not wanted:
             return []
         details = ask(["qstat", "-xml", "-j", ",".join(wanted)], limit_s=limit_s).out
-        return [job for job in read_jobs(listed, details) if job.id in wanted]
+        return [job for job in queries.read_jobs(listed, details) if job.id in wanted]
 
     def accounts(self, ids: Sequence[str], since: float) -> list[QueuedJob]:
-        found = (read_account(ask(["qacct", "-j", name]).out, since) for name in ids)
+        found = (queries.read_account(ask(["qacct", "-j", name]).out, since) for name in ids)
         return [job for job in found if job is not None]
 
     def warn(self, job: str) -> None:
@@ -102,12 +99,6 @@ class GridEngineQueue(Queue):
 
     def cancel(self, job: str) -> None:
         ask(["qdel", job])
-
-    def by_hand(self, job: str) -> tuple[str, str]:
-        return f"qstat -j {job}", f"qdel {job}"
-
-    def fate(self, job: str) -> Fate:
-        return fate_by(next(iter(self.jobs([job])), None), self.hosts())
 
     def requeue(self, job: str) -> str:
         """Leaving with its exit code does it. A job that was on several hosts is better followed by a new one: Grid
@@ -121,6 +112,9 @@ class GridEngineQueue(Queue):
 
     def start_again(self, plan: Plan, job: str, avoid: Sequence[str], delay_s: float | None = None) -> None:
         """It keeps the hosts that it was submitted with, and starts as soon as there is room."""
+
+    def release(self, job: str) -> str:
+        return ask(["qrls", job]).refusal
 
     def this_start(self) -> JobStart:
         return JobStart(os.environ["JOB_ID"], None)
@@ -141,10 +135,13 @@ class GridEngineQueue(Queue):
         self._others = [starter_process(argv, plan, attempt) for argv in argvs]
         return [agent_process(plan, attempt, 0), *self._others]
 
-    def nodes(self, hosts: Sequence[str], *, limit_s: float = _LIMIT_S) -> dict[str, NodeWord]:
-        known = read_hosts(ask(["qhost", "-q", "-xml"], limit_s=limit_s).out)
-        words = {one.name: NodeWord(not one.up, "up" if one.up else "not heard by the qmaster") for one in known}
-        return {host: words[host] for host in hosts if host in words}
+    def nodes(self, hosts: Sequence[str], *, limit_s: float = LIMIT_S) -> dict[str, NodeWord]:
+        known = queries.read_hosts(ask(["qhost", "-q", "-xml"], limit_s=limit_s).out)
+        return {
+            one.name: NodeWord(not one.up, "up" if one.up else "not heard by the qmaster")
+            for one in known
+            if one.name in hosts
+        }
 
     def warn_before_s(self, plan: Plan) -> float:
         return script.warn_before_s(plan)
@@ -156,6 +153,6 @@ def rule_of(pe: str | None) -> str | None:
     return None if pe is None else read_settings(ask(["qconf", "-sp", pe]).out).get("allocation_rule")
 
 
-def _refusal(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip() not in ("", "Exiting.")]
+def _last_word(answer: Answer) -> str:
+    lines = [line.strip() for line in (answer.err or answer.out).splitlines() if line.strip() not in ("", "Exiting.")]
     return lines[-1].removeprefix("Unable to run job: ") if lines else "it does not say why"

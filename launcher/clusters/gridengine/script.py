@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from launcher.clusters.batch.job.environment import WITH_IT
-from launcher.clusters.batch.queue import Ticket, keeper_command, warned_before_s
+from launcher.clusters.batch.job.environment import with_it
+from launcher.clusters.batch.queue import Ticket, keeper_command, nodes_asked, warned_before_s
 from launcher.clusters.gridengine.queries import TICKET
 from launcher.errors import BadInput
 from launcher.plan.model import Plan
@@ -20,41 +20,42 @@ _HINT = "hint: ask the site for one whose allocation_rule is 1; `launch doctor` 
 
 def script_of(plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str], rule: str | None) -> str:
     """The text that qsub gets. `rule`: how the parallel environment gives out slots; None without one."""
-    lines = [f"#$ -{name} {value}".rstrip() for name, value in options(plan, ticket, where, avoid, rule)]
-    command = f"{shlex.join((*WITH_IT, *_clock(plan)))} {keeper_command('gridengine', where).removeprefix('exec ')}"
-    return "\n".join(["#!/bin/sh", *lines, f"exec {command}", ""])
-
-
-def options(plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str], rule: str | None) -> list[tuple[str, str]]:
-    """Those of qsub, without their dash."""
-    own = plan.spec.gridengine
-    output = f"{where}/gridengine-$JOB_ID.out"
+    lines = [f"#$ -{name} {value}".rstrip() for name, value in options(plan, ticket, where, avoid, rule).items()]
+    # A clock of our own tells that the limit is near: of a job that has been put back once, s_rt is the end.
     limit_s = plan.spec.resources.time_s
-    limit = {} if limit_s is None else {"h_rt": str(math.ceil(limit_s))}
-    resources = {**limit, **_gpus(plan, rule)}
+    environment = shlex.join(with_it(None if limit_s is None else limit_s - warn_before_s(plan)))
+    keeper = keeper_command("gridengine", where).removeprefix("exec ")
+    return "\n".join(["#!/bin/sh", *lines, f"exec {environment} {keeper}", ""])
+
+
+def options(plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str], rule: str | None) -> dict[str, str]:
+    """Those of qsub, without their dash."""
+    own, queue, at, limit_s = plan.spec.gridengine, plan.spec.queue, plan.starts_at, plan.spec.resources.time_s
     hosts = dict.fromkeys((*own.exclude, *avoid))
-    if hosts:
-        resources["hostname"] = f"!({'|'.join(hosts)})"
-    listed = [f"{name}={value}" for name, value in resources.items()] + [own.extra.get("l", "")]
-    queue, at = plan.spec.queue, plan.starts_at
+    resources = {
+        "h_rt": None if limit_s is None else str(math.ceil(limit_s)),
+        **_gpus(plan, rule),
+        "hostname": f"!({'|'.join(hosts)})" if hosts else None,
+    }
+    listed = [*(f"{name}={value}" for name, value in resources.items() if value), own.extra.get("l")]
     found = {
+        **{name: value or "" for name, value in own.extra.items() if name != "l"},
         "h": "" if queue.hold else None,
         "a": None if at is None else time.strftime("%Y%m%d%H%M.%S", time.localtime(at)),
         "p": str(queue.priority) if queue.priority else None,
         "S": "/bin/sh",
         "N": job_name(plan.run_id),
         "j": "y",
-        "o": output if _PLAIN_PATH.fullmatch(str(where)) else "/dev/null",
+        "o": f"{where}/gridengine-$JOB_ID.out" if _PLAIN_PATH.fullmatch(str(where)) else "/dev/null",
         "r": "y",
         "notify": "",
         "ac": f"{TICKET}={ticket.text}",
-        "pe": f"{own.pe} {_slots(plan, rule)}" if own.pe and rule is not None else None,
+        "pe": f"{own.pe} {nodes_asked(plan, _slots_of_a_host(plan, rule))}" if own.pe and rule is not None else None,
         "q": own.queue,
         "P": own.project,
-        "l": ",".join(part for part in listed if part) or None,
+        "l": ",".join(filter(None, listed)) or None,
     }
-    more = {name: value or "" for name, value in own.extra.items() if name != "l"}
-    return [(name, value) for name, value in {**more, **found}.items() if value is not None]
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def job_name(run_id: str) -> str:
@@ -62,46 +63,34 @@ def job_name(run_id: str) -> str:
     return run_id if run_id[0].isalpha() else f"run-{run_id}"
 
 
-def slots_of_a_host(plan: Plan, rule: str | None) -> int:
+def _slots_of_a_host(plan: Plan, rule: str | None) -> int:
     return plan.ranks_per_node * plan.cpus_per_rank if rule == _ONE_HOST else int(rule or 1)
-
-
-def _slots(plan: Plan, rule: str | None) -> str:
-    one, more = slots_of_a_host(plan, rule), plan.spec.recovery.spares
-    fewest, most = plan.nodes_min * one, (plan.nodes_max + more) * one
-    return str(most) if plan.nodes_min == plan.nodes_max else f"{fewest}-{most}"
 
 
 def _gpus(plan: Plan, rule: str | None) -> Mapping[str, str]:
     """Grid Engine counts by slots what it counts: a host's GPUs are asked for in as many parts as it gives slots."""
-    gpus, slots = plan.gpus_per_node, slots_of_a_host(plan, rule)
-    if not gpus:
-        return {}
+    gpus, slots = plan.gpus_per_node, _slots_of_a_host(plan, rule)
     if gpus % slots:
         text = f"{gpus} GPUs on a host cannot be asked for in {slots} equal parts, one for each slot"
         raise BadInput(f"gridengine.pe: {text}", _HINT)
-    return {plan.spec.gridengine.gpu_resource: str(gpus // slots)}
-
-
-def _clock(plan: Plan) -> tuple[str, ...]:
-    """A clock of our own tells that the limit is near: of a job that has been put back once, s_rt is the end. One that
-    is set to 0 never rings."""
-    limit_s = plan.spec.resources.time_s
-    return () if limit_s is None else ("--warn-after", str(max(1, math.ceil(limit_s - warn_before_s(plan)))))
+    return {plan.spec.gridengine.gpu_resource: str(gpus // slots)} if gpus else {}
 
 
 def warn_before_s(plan: Plan) -> float:
+    """How long before the limit the run is told."""
     return warned_before_s(plan.spec.resources.time_s, plan.spec.gridengine.warn_before_s)
 
 
 def check_rule(pe: str | None, rule: str | None, nodes: int) -> None:
     """Raises BadInput where the parallel environment does not give so many hosts to a job for sure."""
-    if pe is None and nodes > 1:
-        raise BadInput(f"gridengine.pe: {nodes} nodes need a parallel environment", _HINT)
-    if pe is not None and rule is None:
-        raise BadInput(f"gridengine.pe: there is no parallel environment {pe}", _HINT)
-    if rule == _ONE_HOST and nodes > 1:
-        raise BadInput(f"gridengine.pe: {pe} gives a job slots on one host alone, and {nodes} are asked for", _HINT)
-    if rule is not None and rule != _ONE_HOST and not rule.isdigit():
-        text = f"{pe} (allocation_rule {rule}) gives slots wherever some are free, on any number of hosts"
-        raise BadInput(f"gridengine.pe: {text}", _HINT)
+    why = ""
+    if pe is None:
+        why = f"{nodes} nodes need a parallel environment" if nodes > 1 else ""
+    elif rule is None:
+        why = f"there is no parallel environment {pe}"
+    elif rule == _ONE_HOST:
+        why = f"{pe} gives a job slots on one host alone, and {nodes} are asked for" if nodes > 1 else ""
+    elif not rule.isdigit():
+        why = f"{pe} (allocation_rule {rule}) gives slots wherever some are free, on any number of hosts"
+    if why:
+        raise BadInput(f"gridengine.pe: {why}", _HINT)

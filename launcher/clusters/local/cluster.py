@@ -5,7 +5,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,8 +27,6 @@ from launcher.rundir.records import AgentRecord, ClusterWord, Handle, ProcessId,
 from launcher.spec.model import JobSpec, QueueOptions
 
 if TYPE_CHECKING:
-    from launcher.doctor.findings import Finding
-    from launcher.doctor.wish import DoctorWish
     from launcher.hostlink.running import Running
 
 _BOOT_S = 30.0
@@ -56,6 +54,7 @@ class LocalCluster:
     """This machine, with as many nodes as the spec asks for."""
 
     kind = "local"
+    doctor = "launcher.clusters.local.doctor"
     most_files_at_once = 2_000  # copied in a tenth of a second
     most_in_order = 10_000
 
@@ -83,11 +82,6 @@ class LocalCluster:
     def release(self, _run: RunDir, attempt: AttemptDir) -> None:
         with contextlib.suppress(FileExistsError):
             create_record(attempt.released, this_process())
-
-    def check_up(self, wish: "DoctorWish", tell: Callable[[str], None]) -> "Iterator[Finding]":
-        from launcher.clusters.local.doctor import check_up  # late: nobody else pays for it
-
-        return check_up(wish, tell)
 
     def preview(self, _plan: Plan) -> None:
         """Nothing is handed to anybody here."""

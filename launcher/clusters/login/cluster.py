@@ -1,14 +1,13 @@
 """A cluster whose programs are on another machine: `launch` there carries the runs out, and is asked about them."""
 
 import atexit
-import shlex
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.clusters.clusters_file import ClusterEntry, login_of, named_clusters
+from launcher.clusters.clusters_file import login_of, named_clusters
 from launcher.clusters.keeping.attempt_end import grace_s_of
 from launcher.clusters.login import files, records
 from launcher.clusters.login.address import KIND, Address, address_of, as_planned, now
@@ -33,8 +32,6 @@ from launcher.clusters.login.messages import (
     RunNews,
 )
 from launcher.clusters.protocol import CancelReport, HostNow, KeptThere, Preview
-from launcher.doctor.findings import Finding
-from launcher.doctor.wish import DoctorWish
 from launcher.errors import LaunchError, Refused, Unreachable
 from launcher.hostlink.parallel import failures, for_all
 from launcher.hostlink.rpc.client import FarLaunch, started
@@ -79,6 +76,7 @@ class LoginCluster:
     """Runs are asked of the login node, which starts each of them once, and mirrored into their folders here."""
 
     kind = KIND
+    doctor = "launcher.clusters.login.doctor"
 
     def __init__(self) -> None:
         self._offered: tuple[JobSpec, Machine] | None = None
@@ -128,14 +126,6 @@ class LoginCluster:
 
     def engage(self, plan: Plan) -> LoginEngagement:
         return LoginEngagement(plan)
-
-    def check_up(self, wish: DoctorWish, _tell: Callable[[str], None]) -> Iterator[Finding]:
-        """Raises Refused: what is in the way of runs is found where they run."""
-        login = login_of(ClusterEntry(KIND, wish.cluster, wish.defaults))
-        address = as_planned(wish.cluster, login)
-        there = shlex.join([address.launch, "doctor", address.on])
-        hint = f"hint: ssh {address.login} {there}"
-        raise Refused(f"{wish.cluster} is looked at from its login node, {address.login}", hint)
 
     # -- runs that are there
 

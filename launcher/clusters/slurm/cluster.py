@@ -1,7 +1,7 @@
 """A Slurm cluster, from any machine that has sbatch."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from launcher.clusters.batch.cluster import BatchCluster, job_of
@@ -9,7 +9,6 @@ from launcher.clusters.batch.queue import Phase, QueuedJob
 from launcher.clusters.protocol import HostNow
 from launcher.clusters.slurm.container import container_problems
 from launcher.clusters.slurm.dependencies import dependency_problems
-from launcher.clusters.slurm.queries.jobs import release
 from launcher.clusters.slurm.queries.nodes import (
     Node,
     gpu_count,
@@ -21,24 +20,22 @@ from launcher.clusters.slurm.queries.nodes import (
 )
 from launcher.clusters.slurm.queue import SlurmQueue
 from launcher.clusters.slurm.reach import ask, clean_environment
-from launcher.errors import BadInput, Refused
+from launcher.errors import BadInput
 from launcher.plan.facts import Machine, Misfit
 from launcher.plan.model import AwaitedRun
-from launcher.plan.queueing import not_taken, only_behind
 from launcher.rundir.attempts import read_plan
-from launcher.rundir.durable import read_record
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.rundir.records import Handle
 from launcher.spec.model import JobSpec, QueueOptions
 
 if TYPE_CHECKING:
-    from launcher.doctor.findings import Finding
-    from launcher.doctor.wish import DoctorWish
     from launcher.hostlink.running import Running
 
 
 class SlurmCluster(BatchCluster):
     """Slurm, as far as submitters see it."""
+
+    doctor = "launcher.clusters.slurm.doctor"
+    takes = ("priority", "after", "hold", "at", "max_parallel")
 
     def __init__(self) -> None:
         self._slurm = SlurmQueue()
@@ -82,30 +79,14 @@ class SlurmCluster(BatchCluster):
         return [_now(node, jobs) for node in nodes if partition is None or partition in node.partitions]
 
     def queue_problems(self, queue: QueueOptions, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
-        """Slurm has words for all of it; priorities count among the jobs of everybody."""
-        taken = ("priority", "after", "hold", "at", "max_parallel")
-        return [*not_taken(queue, taken, self.kind), *only_behind(queue, "Slurm"), *dependency_problems(awaited)]
-
-    def release(self, run: RunDir, attempt: AttemptDir) -> None:
-        job = job_of(run, attempt)
-        answer = ask(release(job))
-        if answer.code != 0:
-            raise Refused(f"Slurm does not release job {job}: {answer.err.strip()[:300]}")
+        return [*super().queue_problems(queue, awaited), *dependency_problems(awaited)]
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
         from launcher.clusters.inside.visit import host_here, machine_of  # late: only who looks inside needs it
         from launcher.clusters.slurm.steps import visit_words  # late: see above
 
-        handle = read_record(attempt.handle, Handle)
-        if handle is None or handle.job_id is None:
-            raise Refused(f"{run.id}: its job is not known", f"hint: launch status {run.id}")
-        words = visit_words(read_plan(run, attempt.number), handle.job_id, machine_of(run, node))
+        words = visit_words(read_plan(run, attempt.number), job_of(run, attempt), machine_of(run, node))
         return host_here(run, attempt, node, clean_environment(os.environ), words)
-
-    def check_up(self, wish: "DoctorWish", tell: Callable[[str], None]) -> "Iterator[Finding]":
-        from launcher.clusters.slurm.doctor import check_up  # late: nobody else pays for it
-
-        return check_up(wish, tell)
 
     def _check_container(self, text: str | None) -> None:
         if text is not None and text not in self._containers:

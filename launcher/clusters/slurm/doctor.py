@@ -9,7 +9,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from launcher.clusters.batch.queue import Phase
-from launcher.clusters.batch.trial.carry_out import minutes, tried
+from launcher.clusters.batch.trial.carry_out import looked_over, minutes
+from launcher.clusters.batch.trial.checks import QueueWords, TrialJob
 from launcher.clusters.batch.trial.trial_jobs import TrialJobs
 from launcher.clusters.slurm import doctor_checks as checks
 from launcher.clusters.slurm.hosts import hosts_of
@@ -21,24 +22,21 @@ from launcher.clusters.slurm.queries.states import read_state
 from launcher.clusters.slurm.queries.values import read_fields, read_number, read_time, read_word
 from launcher.clusters.slurm.queue import SlurmQueue
 from launcher.clusters.slurm.reach import ask
-from launcher.doctor.checks import shared_findings
 from launcher.doctor.findings import Finding
-from launcher.doctor.trial_checks import QueueWords, TrialJob
 from launcher.doctor.wish import DoctorWish
 from launcher.errors import Unreachable
 
 _LEAST_MEMORY_MB, _MEMORY_MB = 4000, 2000  # torch with CUDA needs 1 GB
 WORDS = QueueWords(
-    called="Slurm",
-    kind="slurm",
+    queue=SlurmQueue,
+    server="controller",
+    silent_hint="runs go on without it; `scontrol ping` shows when it is back",
     submit="sbatch",
-    cancel="scancel",
-    shows="squeue -j",
     shows_ended="scontrol show job",
     shows_nodes="sinfo -N -l",
     others="--partition, --account and --qos",
     starter="srun",
-    starter_hint="a run's first node starts the others by srun: their slurmd must answer it",
+    starts="slurmd",
     # The first thing that it says went wrong, and not of a program that ended: what follows comes from that.
     complaint=re.compile(r"^srun: (?:error|fatal): (?!\S+: tasks? )(.+)$", re.MULTILINE),
 )
@@ -57,22 +55,16 @@ class Shape:
 def check_up(wish: DoctorWish, tell: Callable[[str], None]) -> Iterator[Finding]:
     """Everything about the site, as it is found. `tell`: what goes on meanwhile."""
     wish.refuse_all_but("try", "nodes", "within", "partition", "account", "qos", "interface")
+    return looked_over(_site(wish), WORDS, wish, tell)
+
+
+def _site(wish: DoctorWish) -> Generator[Finding, None, TrialJobs | None]:
+    """What its programs and the controller say; gives the job that nodes may be tried with."""
     sbatch = shutil.which("sbatch")
     version = site.read_version(ask(["sbatch", "--version"]).out) if sbatch is not None else None
     yield checks.sbatch_finding(sbatch, version)
-    seen_on: list[str] | None = None
-    if sbatch is not None:
-        try:
-            seen_on = yield from _site_findings(wish, version, tell)
-        except Unreachable as error:
-            yield checks.silence([str(line) for line in error.lines])
-    yield from shared_findings(wish, seen_on)
-
-
-def _site_findings(
-    wish: DoctorWish, version: str | None, tell: Callable[[str], None]
-) -> Generator[Finding, None, list[str] | None]:
-    """What the controller says, and what nodes tell; gives as `tried` does."""
+    if sbatch is None:
+        return None
     wanted, began = wish.chosen.get("partition"), time.monotonic()
     config = site.read_config(ask(site.show_config()).out)
     took_s = time.monotonic() - began
@@ -91,9 +83,7 @@ def _site_findings(
     unkept = _what_keeps_accounts_from_us(config)
     yield checks.accounting_finding(config.accounting, unkept, config.min_job_age_s)
     yield checks.memory_finding(config.min_job_age_s, accounting=config.accounting is not False and not unkept)
-    if strangers or not wish.trial:
-        return None
-    return (yield from tried(trial_of(wish, shape), wish, minutes(shape.max_time_s), tell))
+    return None if strangers else trial_of(wish, shape)
 
 
 def _what_keeps_accounts_from_us(config: site.Config) -> str:
@@ -139,7 +129,8 @@ def trial_of(wish: DoctorWish, shape: Shape) -> SlurmTrials:
         "--kill-on-bad-exit=0", "--wait=0", "--mpi=none", "--input=none", "--quiet",
     ]  # fmt: skip
     on_each = f"exec {' '.join(srun)} /bin/sh -c 'NODE=$SLURMD_NODENAME; eval \"$1\"' each {{program}}"
-    return SlurmTrials(SlurmQueue(), WORDS, ask, ["sbatch", "--parsable", *options(wish, shape, nodes)], on_each, nodes)
+    submits = ["sbatch", "--parsable", *options(wish, shape, nodes)]
+    return SlurmTrials(SlurmQueue(), WORDS, ask, submits, on_each, nodes, minutes(shape.max_time_s))
 
 
 def options(wish: DoctorWish, shape: Shape, nodes: int) -> list[str]:

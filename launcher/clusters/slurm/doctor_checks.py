@@ -42,13 +42,6 @@ def controller_findings(config: Config, took_s: float, up: Mapping[str, bool], c
         yield warning("controller", f"the one on {host} is down", "tell the administrators: nothing is left to step in")
 
 
-def silence(lines: Sequence[str]) -> Finding:
-    """What the client said that got no answer."""
-    hint = "runs go on without it; `scontrol ping` shows when it is back"
-    hint = next((line.removeprefix("hint: ") for line in lines if line.startswith("hint: ")), hint)
-    return problem("controller", lines[0], hint, unreachable=True)
-
-
 # Partitions and nodes
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from submitit import SlurmExecutor
 
-from launcher.clusters.slurm.queries.jobs import read_submitted
+from launcher.clusters.batch.answers import read_submitted
 from launcher.clusters.slurm.queries.refusals import refusal
 from launcher.clusters.slurm.reach import ask
 from launcher.errors import LaunchError, NotStarted
@@ -41,10 +41,10 @@ class SbatchExecutor(SlurmExecutor):
     @staticmethod
     def _get_job_id_from_submission_command(string: bytes | str) -> str:
         text = string if isinstance(string, str) else string.decode(errors="replace")
-        submitted = read_submitted(text)
-        if submitted is None:
+        job = read_submitted(text)
+        if job is None:
             raise LaunchError(f"sbatch --parsable: expected the number of a job, got {text.strip()[:200]!r}")
-        return submitted
+        return job
 
     def text(self) -> str:
         """The whole script, as sbatch gets it."""

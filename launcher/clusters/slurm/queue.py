@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 from launcher.clusters.batch.client import deaf
-from launcher.clusters.batch.queue import Fate, JobStart, NodeWord, Phase, Queue, QueuedJob, Ticket
+from launcher.clusters.batch.queue import LIMIT_S, SUBMIT_S, Fate, JobStart, NodeWord, Phase, Queue, QueuedJob, Ticket
 from launcher.clusters.keeping.agent_processes import AgentProcess
 from launcher.clusters.slurm import script, steps
 from launcher.clusters.slurm.dependencies import dependency_of
@@ -25,6 +25,7 @@ from launcher.clusters.slurm.queries.jobs import (
     read_jobs,
     read_sacct,
     read_test_only,
+    release,
     requeue,
     sacct_jobs,
     squeue_jobs,
@@ -47,9 +48,7 @@ from launcher.errors import Unreachable
 from launcher.plan.model import Plan
 from launcher.rundir.layout import AttemptDir
 
-_SUBMIT_S = 60.0
 _EXECUTOR = "launcher.clusters.slurm.executor"
-_LIMIT_S = 10.0
 _DEPENDS = ("Dependency", "DependencyNeverSatisfied")
 
 
@@ -58,6 +57,7 @@ class SlurmQueue(Queue):
 
     kind = "slurm"
     called = CALLED
+    sees, ends = "squeue -j", "scancel"
     leaves_with: int | None = None  # a requeue ends the job's processes
     warnings: tuple[int, ...] = (signal.SIGUSR1, signal.SIGUSR2)
 
@@ -84,7 +84,7 @@ class SlurmQueue(Queue):
     def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
         from launcher.clusters.slurm.executor import SbatchExecutor  # late: submitit costs 130 ms, and only a submit
 
-        return SbatchExecutor().hand_over(script, environ, lock, limit_s=_SUBMIT_S)
+        return SbatchExecutor().hand_over(script, environ, lock, limit_s=SUBMIT_S)
 
     def try_out(self, script: str) -> str:
         answer = ask(["sbatch", "--test-only"], stdin=script)
@@ -97,7 +97,7 @@ class SlurmQueue(Queue):
     def name_of(self, job: str, element: int) -> str:
         return f"{job}_{element}"
 
-    def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = _LIMIT_S) -> list[QueuedJob]:
+    def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = LIMIT_S) -> list[QueuedJob]:
         return [_queued(job) for job in read_jobs(ask(squeue_jobs(ids, called), limit_s=limit_s).out)]
 
     def accounts(self, ids: Sequence[str], since: float) -> list[QueuedJob]:
@@ -110,15 +110,14 @@ class SlurmQueue(Queue):
     def cancel(self, job: str) -> None:
         ask(cancel(job))
 
-    def by_hand(self, job: str) -> tuple[str, str]:
-        return f"squeue -j {job}", f"scancel {job}"
-
     def fate(self, job: str) -> Fate:
         return fate_of(ask(show_job(job), in_job=True).out, int(os.environ.get("SLURM_RESTART_COUNT") or 0))
 
     def requeue(self, job: str) -> str:
-        answer = ask(requeue(job), in_job=True)
-        return "" if answer.code == 0 else answer.err.strip() or f"scontrol requeue left with {answer.code}"
+        return ask(requeue(job), in_job=True).refusal
+
+    def release(self, job: str) -> str:
+        return ask(release(job)).refusal
 
     def start_again(self, plan: Plan, job: str, avoid: Sequence[str], delay_s: float | None = None) -> None:
         left_out = script.left_out(plan, self._bearable(plan, avoid))
@@ -161,7 +160,7 @@ class SlurmQueue(Queue):
     def processes(self, plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
         return steps.processes(plan, attempt)
 
-    def nodes(self, hosts: Sequence[str], *, limit_s: float = _LIMIT_S) -> dict[str, NodeWord]:
+    def nodes(self, hosts: Sequence[str], *, limit_s: float = LIMIT_S) -> dict[str, NodeWord]:
         known = read_nodes(ask(show_nodes(hosts), limit_s=limit_s, in_job=True).out)
         return {host: _word_on(known[host]) for host in hosts if host in known}
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from launcher.clusters.batch.queue import Ticket, keeper_command, warned_before_s
+from launcher.clusters.batch.queue import Ticket, keeper_command, nodes_asked, warned_before_s
 from launcher.clusters.slurm.queries.nodes import is_in_hostlist
 from launcher.plan.model import Plan
 
@@ -26,12 +26,10 @@ def options(
     """The long options of sbatch, without their dashes. `output`: where the batch process's own words go."""
     spec, slurm, resources = plan.spec, plan.spec.slurm, plan.spec.resources
     fewest, most = plan.nodes_min, plan.nodes_max
-    spares = spec.recovery.spares
-    nodes = f"{fewest}-{most + spares}" if fewest < most else str(fewest_nodes(plan))
     found: dict[str, str | bool | None] = {
         **_waits(plan, dependency),
         "job-name": plan.run_id if ticket.array is None else plan.name,
-        "nodes": nodes,
+        "nodes": nodes_asked(plan),
         # With a range Slurm would take it for the wish to have no more nodes than tasks, and give the fewest.
         "ntasks-per-node": "1" if fewest == most else None,
         "cpus-per-task": str(plan.ranks_per_node * plan.cpus_per_rank),
@@ -49,7 +47,7 @@ def options(
         "mail-user": slurm.mail_user,
         "mail-type": ",".join(slurm.mail_type) or None,
         "requeue": True,
-        "no-kill": True if fewest < most or spares else None,
+        "no-kill": True if fewest < most or spec.recovery.spares else None,
         "open-mode": "append",
         "output": output,
         "chdir": "/",

@@ -1,7 +1,7 @@
 """Plain hosts over SSH as a cluster: no scheduler, no daemon of ours, no root."""
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +21,6 @@ from launcher.rundir.records import ClusterWord
 from launcher.spec.model import JobSpec, Ssh
 
 if TYPE_CHECKING:
-    from launcher.doctor.findings import Finding
-    from launcher.doctor.wish import DoctorWish
     from launcher.hostlink.running import Running
 
 
@@ -30,6 +28,7 @@ class SshCluster:
     """A pool of hosts. Each command makes one of these, which asks the hosts what they have only once."""
 
     kind = "ssh"
+    doctor = "launcher.clusters.ssh.doctor"
 
     def __init__(self) -> None:
         self._pool = Ssh()
@@ -50,11 +49,6 @@ class SshCluster:
             else HostNow(host.name, "unknown", text=str(troubles.get(host.name, "")))
             for host in pool.hosts_of(spec.ssh)
         ]
-
-    def check_up(self, wish: "DoctorWish", tell: Callable[[str], None]) -> "Iterator[Finding]":
-        from launcher.clusters.ssh.doctor import check_up  # late: nobody else pays for it
-
-        return check_up(wish, tell)
 
     def preview(self, _plan: Plan) -> None:
         """Nothing is handed to anybody else here."""

@@ -1,10 +1,12 @@
 """What is said of a site, from its settings."""
 
+import sys
 from pathlib import Path
 
-from launcher.clusters.gridengine.doctor import pe_findings, settings_findings
-from launcher.clusters.gridengine.queries import read_settings
+from launcher.clusters.batch.answers import read_settings
+from launcher.clusters.gridengine.doctor import check_up, pe_findings, settings_findings
 from launcher.doctor.findings import Level
+from launcher.doctor.wish import DoctorWish
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -28,3 +30,10 @@ def test_settings():
     poor = {"reschedule_unknown": "00:00:00", "qmaster_params": "FORBID_RESCHEDULE=1"}
     about = [one.about for one in settings_findings(poor, {"schedd_job_info": "false"})]
     assert about == ["lost hosts", "requeue", "reasons"]
+
+
+def test_without_a_qmaster_the_folders_are_looked_at_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    first, *others = check_up(DoctorWish(tmp_path / "runs", sys.executable, cluster="gridengine"), print)
+    assert (first.level, first.about, first.unreachable) == (Level.PROBLEM, "qmaster", True)
+    assert first.hint and [one.about for one in others] == ["runs root", "programs"]

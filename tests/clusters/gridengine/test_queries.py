@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from launcher.clusters.batch.answers import read_settings
 from launcher.clusters.batch.client import Answer
 from launcher.clusters.batch.queue import Phase, QueuedJob
 from launcher.clusters.gridengine import queries
 from launcher.clusters.gridengine.cluster import GridEngineCluster
-from launcher.clusters.gridengine.queries import ask, phase_of, read_account, read_hosts, read_jobs, read_settings
+from launcher.clusters.gridengine.queries import ask, phase_of, read_account, read_hosts, read_jobs
 from launcher.errors import Unreachable
 from launcher.spec.model import GridEngine, JobSpec, RunOptions
 from launcher.words import Cause, State

@@ -11,14 +11,7 @@ import msgspec
 import pytest
 
 from launcher.clusters.batch.trial.carry_out import batch_script
-from launcher.clusters.slurm import doctor_checks
-from launcher.clusters.slurm.doctor import WORDS, Shape, options, read_job, trial_of
-from launcher.clusters.slurm.queries.nodes import Node, Partition
-from launcher.clusters.slurm.queries.site import read_config, read_ping, read_rules
-from launcher.doctor.checks import place_finding
-from launcher.doctor.findings import Level, time_words
-from launcher.doctor.machine_there import Torch
-from launcher.doctor.trial_checks import (
+from launcher.clusters.batch.trial.checks import (
     Expected,
     Hello,
     NodeClock,
@@ -28,8 +21,16 @@ from launcher.doctor.trial_checks import (
     TrialJob,
     no_nodes_finding,
     read_stopped,
+    silence_finding,
     trial_findings,
 )
+from launcher.clusters.slurm import doctor_checks
+from launcher.clusters.slurm.doctor import WORDS, Shape, options, read_job, trial_of
+from launcher.clusters.slurm.queries.nodes import Node, Partition
+from launcher.clusters.slurm.queries.site import read_config, read_ping, read_rules
+from launcher.doctor.checks import place_finding
+from launcher.doctor.findings import Level, time_words
+from launcher.doctor.machine_there import Torch
 from launcher.doctor.ways import Way
 from launcher.doctor.wish import DoctorWish
 from launcher.rundir.file_systems import FileSystem
@@ -75,9 +76,9 @@ def test_a_second_controller_that_is_down():
 
 
 def test_silence_takes_over_what_there_is_to_do():
-    silent = doctor_checks.silence(["the Slurm controller does not answer (x)", "hint: scancel 7"])
+    silent = silence_finding(["the Slurm controller does not answer (x)", "hint: scancel 7"], WORDS)
     assert silent.unreachable and silent.level is Level.PROBLEM and silent.hint == "scancel 7"
-    assert doctor_checks.silence(["no answer"]).hint
+    assert silence_finding(["no answer"], WORDS).hint
 
 
 # Partitions and nodes

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from launcher.clusters.batch.answers import read_submitted
 from launcher.clusters.batch.queue import Phase
 from launcher.clusters.slurm.queries import jobs, nodes, site
 from launcher.clusters.slurm.queries.jobs import (
     cancel,
     read_jobs,
     read_sacct,
-    read_submitted,
     read_test_only,
     requeue,
     sacct_jobs,

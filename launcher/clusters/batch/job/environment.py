@@ -7,6 +7,7 @@ For schedulers that show a job's environment to everybody, and passwords with it
 """
 
 import json
+import math
 import os
 import signal
 import sys
@@ -25,6 +26,18 @@ _PLAIN = frozenset({"PATH", "SHELL", "LANG", "TERM", "SHLVL", "PWD", "_"})
 # What a submitter in a job has of that one: not every job gets values of its own that would replace these.
 _ANOTHER_JOBS = frozenset({"PE", "PE_HOSTFILE", "JOB_ID", "NHOSTS", "NSLOTS", "QUEUE", FILE, HOST})
 _ANOTHER_JOBS_PREFIXES = ("SGE_TASK_", "SGE_HGR_", "SGE_SHGR_", "SGE_JOB_")
+
+
+def beside(script: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """Keep it in a file beside the script; gives what the submitting client gets, which names that file."""
+    file = script.with_suffix(".environment")
+    save(file, environ)
+    return {**environ, FILE: str(file)}
+
+
+def with_it(warn_after_s: float | None) -> tuple[str, ...]:
+    """The words before the job's command. After that time a clock of our own rings, which for 0 would never."""
+    return WITH_IT if warn_after_s is None else (*WITH_IT, "--warn-after", str(max(1, math.ceil(warn_after_s))))
 
 
 def save(file: Path, environ: Mapping[str, str]) -> None:

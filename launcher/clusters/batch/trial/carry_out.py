@@ -1,24 +1,38 @@
 """A job that a batch queue is given so that its nodes look around: whatever queue it is. Leaves nothing behind.
 
 submit ─ script on the first node ─ on each node a shell looks, then `answer_questions`
-                                       question in a file ─► answer in a file ─► what is known: `trial_checks`
+                                       question in a file ─► answer in a file ─► what is known: `checks`
 
 They meet in a folder where runs will be: that they can is part of what is tried.
 """
 
 import contextlib
+import math
 import shlex
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
+from launcher.clusters.batch.trial.checks import (
+    Expected,
+    Hello,
+    NodeClock,
+    NodeReport,
+    QueueWords,
+    SeenNode,
+    Stage,
+    Trial,
+    silence_finding,
+    trial_findings,
+)
 from launcher.clusters.batch.trial.mailbox import AT_WORK, LOG, Mailbox, said_by_nodes
 from launcher.clusters.batch.trial.trial_jobs import JobOnTrial, NoTrial, TrialJobs
+from launcher.doctor.checks import shared_findings
 from launcher.doctor.findings import Finding
 from launcher.doctor.network import Member, measured
-from launcher.doctor.trial_checks import Expected, Hello, NodeClock, NodeReport, SeenNode, Stage, Trial, trial_findings
 from launcher.doctor.wish import DoctorWish
+from launcher.errors import Unreachable
 from launcher.hostlink.parallel import for_all
 from launcher.rundir import drafts
 from launcher.rundir.durable import make_dir
@@ -30,17 +44,32 @@ _FOR_TALKING = 0.4  # of the time that there is, at most, for a word, and as muc
 _ON_NODE = "launcher.clusters.batch.trial.on_node"
 
 
-def minutes(longest_s: float) -> int:
+def minutes(longest_s: float = math.inf) -> int:
     """So much time the job asks for, where none may have more than that."""
     return int(max(1, min(_MINUTES, longest_s // 60)))
 
 
+def looked_over(
+    site: Generator[Finding, None, TrialJobs | None], words: QueueWords, wish: DoctorWish, tell: Callable[[str], None]
+) -> Iterator[Finding]:
+    """What a site's programs say, as they are asked; what nodes tell, where a trial is wished for and there may be one;
+    what they should share with this machine."""
+    seen_on: list[str] | None = None
+    try:
+        queue = yield from site
+        if queue is not None and wish.trial:
+            seen_on = yield from tried(queue, wish, tell)
+    except Unreachable as error:
+        yield silence_finding(error.lines, words)
+    yield from shared_findings(wish, seen_on)
+
+
 def tried(
-    queue: TrialJobs, wish: DoctorWish, limit_minutes: int, tell: Callable[[str], None]
+    queue: TrialJobs, wish: DoctorWish, tell: Callable[[str], None]
 ) -> Generator[Finding, None, list[str] | None]:
     """What nodes tell, and in the end on which all of our own was found; None where there was no trial."""
     try:
-        trial = try_nodes(queue, wish, limit_minutes, tell)
+        trial = try_nodes(queue, wish, queue.minutes, tell)
     except NoTrial as reason:
         yield reason.finding
         return None
@@ -74,7 +103,7 @@ stopped() {{ echo "stopped $NODE $1"; exit "$1"; }}
 [ -d {where} ] || stopped {Stage.NOT_THERE:d}
 (: > {where}/"seen-$NODE") 2> /dev/null || stopped {Stage.NOT_WRITABLE:d}
 [ -x {interpreter} ] || stopped {Stage.NO_PYTHON:d}
-{interpreter} -P -m {_ON_NODE} {queue.words.kind} {where} {limit_s:g} "$NODE" < /dev/null || stopped $?
+{interpreter} -P -m {_ON_NODE} {queue.words.queue.kind} {where} {limit_s:g} "$NODE" < /dev/null || stopped $?
 """
     return f"""\
 #!/bin/sh

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
+from launcher.clusters.batch.trial.checks import read_stopped
 from launcher.clusters.batch.trial.trial_jobs import ASK_S, LOOK_S, JobOnTrial
 from launcher.doctor.session import read_answer
-from launcher.doctor.trial_checks import read_stopped
 from launcher.errors import Unreachable
 from launcher.rundir.durable import write_record
 

@@ -16,10 +16,10 @@ from launcher.agent.interfaces import address_of
 from launcher.agent.machine import this_machine
 from launcher.clusters.batch.cluster import queue_of
 from launcher.clusters.batch.job.nodes import resolved
+from launcher.clusters.batch.trial.checks import Hello, NodeReport, launcher_version
 from launcher.clusters.batch.trial.mailbox import AT_WORK, file_of, read_end
 from launcher.doctor import machine_there
 from launcher.doctor.session import read_answer
-from launcher.doctor.trial_checks import Hello, NodeReport, launcher_version
 from launcher.errors import LaunchError
 from launcher.rundir.durable import write_record
 

@@ -1,23 +1,22 @@
 """The job of a trial, as batch queues of all kinds have it: submitted, waited for, ended."""
 
 import math
-import re
 import shlex
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from launcher.clusters.batch.client import Answer
+from launcher.clusters.batch.answers import read_submitted
+from launcher.clusters.batch.client import Answer, said_by
 from launcher.clusters.batch.queue import Phase, Queue
+from launcher.clusters.batch.trial.checks import QueueWords, Trial, TrialJob, no_nodes_finding, refused_finding
 from launcher.doctor.findings import Finding
-from launcher.doctor.trial_checks import QueueWords, Trial, TrialJob, no_nodes_finding, refused_finding
 from launcher.errors import Unreachable
 
 LOOK_S, ASK_S = 0.05, 1.0
 _SUBMIT_S = 30.0
 _END_S = 45.0  # Slurm's KillWait, and then some
-_JOB = re.compile(r"^[ \t]*([0-9]{1,10})(?:;[\w.-]+)?[ \t\r]*$", re.MULTILINE)  # with Slurm's name of the cluster
 
 
 class NoTrial(Exception):
@@ -38,18 +37,18 @@ class TrialJobs:
     submits: Sequence[str]  # this command; it gets the script on its stdin
     on_each: str  # see on_each_node; {program} stands for the program
     nodes: int
+    minutes: int  # that a job asks for
     began: float = field(default_factory=time.time)
 
     def submit(self, script: str) -> str:
         """The job's id. Raises NoTrial where it is refused."""
         answer = self.ask(self.submits, limit_s=_SUBMIT_S, stdin=script)
-        job = _JOB.search(answer.out)
+        job = read_submitted(answer.out)
         if answer.code != 0 or job is None:
-            lines = (answer.err or answer.out).strip().splitlines()
-            lines = [line.removeprefix(f"{self.words.submit}: ").removeprefix("error: ")[:200] for line in lines]
+            lines = said_by(self.words.submit, answer.err or answer.out)
             said = "; ".join(dict.fromkeys(lines)) or f"{self.words.submit} leaves with {answer.code}"
             raise NoTrial(refused_finding(said, self.words))
-        return job[1]
+        return job
 
     def on_each_node(self, program: str) -> str:
         """The shell command that runs this program of a shell on every node, with the node's name in $NODE, each line
@@ -116,6 +115,6 @@ class JobOnTrial:
                     return False
                 time.sleep(LOOK_S)
         except Unreachable as error:
-            hint = f"hint: job {self.id} may still wait or run: {self.queue.words.cancel} {self.id}"
+            hint = f"hint: job {self.id} may still wait or run: {self.queue.words.queue.ends} {self.id}"
             raise Unreachable(error.lines[0], hint) from error
         return True

@@ -167,12 +167,6 @@ def cancel(job_id: str, signal: str | None = None, batch: bool = False) -> list[
     return ["scancel", *how, *(["--batch"] if batch else []), _job_id(job_id)]
 
 
-def read_submitted(text: str) -> str | None:
-    """The id that `sbatch --parsable` writes, among a site's banners; None where there is none, or more than one."""
-    found = {line[1] for line in re.finditer(r"^[ \t]*([0-9]{1,10})(?:;[\w.-]+)?[ \t\r]*$", text, re.MULTILINE)}
-    return found.pop() if len(found) == 1 else None
-
-
 _SBATCH_SAYS = re.compile(r"^(?:sbatch: )?(?:fatal: |error: |allocation failure: )?")
 
 

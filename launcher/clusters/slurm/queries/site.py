@@ -4,6 +4,7 @@ import re
 
 import msgspec
 
+from launcher.clusters.batch.answers import read_settings
 from launcher.clusters.slurm.queries.values import read_fields, read_number
 
 
@@ -57,9 +58,7 @@ def show_config() -> list[str]:
 
 def read_config(text: str) -> Config:
     """The fields that we ask for."""
-    fields: dict[str, str] = {}
-    for key, value in re.findall(r"^(\w+)[ \t]*=(.*)", text, re.MULTILINE):
-        fields.setdefault(key, value.strip())
+    fields = read_settings(text, "=")
     storage = fields.get("AccountingStorageType")
     return Config(
         version=fields.get("SLURM_VERSION"),

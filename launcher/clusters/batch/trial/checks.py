@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
+from launcher.clusters.batch.queue import Queue
 from launcher.doctor.checks import torch_finding
 from launcher.doctor.findings import Finding, all_of, ok, problem, warning
 from launcher.doctor.machine_there import Torch
@@ -145,17 +146,16 @@ def read_stopped(log: str) -> dict[str, tuple[int, str]]:
 class QueueWords:
     """What a batch queue and its programs are called in findings."""
 
-    called: str  # Slurm
-    kind: str
+    queue: type[Queue]
+    server: str  # what its programs ask: controller
+    silent_hint: str  # what to do where that does not answer
     submit: str  # sbatch
-    cancel: str
-    shows: str  # what shows a job: its id follows
     shows_ended: str
     shows_nodes: str
     others: str  # which options ask for other nodes
     starter: str  # what starts the nodes' programs
-    starter_hint: str
-    complaint: re.Pattern[str]  # of that, in their log
+    starts: str  # what of a node must answer that
+    complaint: re.Pattern[str]  # of the starter, in the nodes' log
 
 
 def no_nodes_finding(job: str, within_s: float, why: str, starts_at: float | None, words: QueueWords) -> Finding:
@@ -164,12 +164,18 @@ def no_nodes_finding(job: str, within_s: float, why: str, starts_at: float | Non
     if starts_at is None:
         return warning("trial", text, f"--within {within_s * 10:g} waits longer; {words.others} ask for other nodes")
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(starts_at))
-    hint = f"{words.called} expects one at {at}; --within waits longer, {words.others} ask for others"
+    hint = f"{words.queue.called} expects one at {at}; --within waits longer, {words.others} ask for others"
     return warning("trial", text, hint)
 
 
+def silence_finding(lines: Sequence[str], words: QueueWords) -> Finding:
+    """What the client said that got no answer."""
+    hint = next((line.removeprefix("hint: ") for line in lines if line.startswith("hint: ")), words.silent_hint)
+    return problem(words.server, lines[0], hint, unreachable=True)
+
+
 def refused_finding(said: str, words: QueueWords) -> Finding:
-    return problem("trial", f"{words.called} refuses a job: {said}", f"{words.others} ask for others")
+    return problem("trial", f"{words.queue.called} refuses a job: {said}", f"{words.others} ask for others")
 
 
 def trial_findings(trial: Trial, expected: Expected, words: QueueWords) -> Iterable[Finding]:
@@ -186,7 +192,7 @@ def trial_findings(trial: Trial, expected: Expected, words: QueueWords) -> Itera
     yield from _broken_findings(trial, stopped, words)
     if not trial.over:
         text = f"job {trial.job} was cancelled and has not ended yet"
-        yield warning("trial", text, f"`{words.shows} {trial.job}` shows when it has gone")
+        yield warning("trial", text, f"`{words.queue.sees} {trial.job}` shows when it has gone")
     yield from _folder_findings(trial)
     yield from _python_findings(trial, expected)
     yield from _torch_findings(trial, expected)
@@ -206,10 +212,14 @@ def _broken_findings(trial: Trial, stopped: Mapping[str, object], words: QueueWo
     lines = [line.strip()[:200] for line in trial.log.splitlines() if line.strip()]
     last = f"; it last said: {lines[-1]}" if lines else ""
     if state.restarts:
-        began = f"{words.called} began job {trial.job}{where} and put it back"
+        began = f"{words.queue.called} began job {trial.job}{where} and put it back"
         yield problem("trial", f"{began}: a node does not answer, or cannot begin it", gone)
     elif said := words.complaint.search(trial.log):
-        yield problem(words.starter, said[1].strip()[:200], words.starter_hint)
+        yield problem(
+            words.starter,
+            said[1].strip()[:200],
+            f"a run's first node starts the others by {words.starter}: their {words.starts} must answer it",
+        )
     elif trial.seen and (lost := [host for host in trial.hosts if host not in stopped and _is_lost(trial, host)]):
         yield problem(
             "trial", f"nothing more came from {all_of(lost)}", f"`{words.shows_nodes}` shows whether it is well"
@@ -217,7 +227,7 @@ def _broken_findings(trial: Trial, stopped: Mapping[str, object], words: QueueWo
     elif trial.seen or stopped:
         return
     elif state.word in ("RUNNING", "CONFIGURING", "COMPLETING"):
-        text = f"no word came from job {trial.job}{where}, which {words.called} says is there{last}"
+        text = f"no word came from job {trial.job}{where}, which {words.queue.called} says is there{last}"
         yield problem("trial", text, gone)
     else:
         how = f"{state.word.lower()}, exit code {state.exit_code}"
@@ -287,12 +297,12 @@ def _network_findings(trial: Trial, words: QueueWords) -> Iterable[Finding]:
     need = "a run's nodes need each other's TCP ports from 20000 on"
     errors = {name: node.hello.error for name, node in trial.seen.items() if node.hello.error} | trial.closed
     for name, error in errors.items():
-        yield problem("network", f"{name}: {error}", f"{words.kind}.interface names the network of nodes")
+        yield problem("network", f"{name}: {error}", f"{words.queue.kind}.interface names the network of nodes")
     for interface, ways in trial.ways.items():
-        through = f"by {interface}" if interface else f"by the addresses that {words.called} has"
+        through = f"by {interface}" if interface else f"by the addresses that {words.queue.called} has"
         for way in (way for way in ways if way.error):
             text = f"{way.start} does not reach {way.end} {through}{f' ({way.at})' if way.at else ''}: {way.error}"
-            yield problem("network", text, f"{need}; {words.kind}.interface names the network they share")
+            yield problem("network", text, f"{need}; {words.queue.kind}.interface names the network they share")
         if ways and not any(way.error for way in ways):
             slowest_ms = 1000 * max(way.round_trip_s for way in ways)
             addresses, nodes = ", ".join(sorted({way.at for way in ways})), all_of(sorted({way.start for way in ways}))

@@ -1,0 +1,45 @@
+"""What stands in the answers of schedulers' clients, whichever these are: ids of jobs, settings, XML, numbers. Pure."""
+
+import re
+from xml.etree import ElementTree as ET
+
+from launcher.errors import Unreachable
+
+JOB_ID = re.compile(r"[0-9]{1,10}")
+
+
+def read_submitted(text: str) -> str | None:
+    """The id of the job that was taken, among a site's banners; None where there is none, or more than one."""
+    found = {line[1] for line in re.finditer(r"^[ \t]*([0-9]{1,10})(?:;[\w.-]+)?[ \t\r]*$", text, re.MULTILINE)}
+    return found.pop() if len(found) == 1 else None
+
+
+def read_settings(text: str, sign: str | None = None) -> dict[str, str]:
+    """A name and its value on each line, with white space or that sign between them; a backslash carries a line on.
+    What stands first counts."""
+    rows = (line.split(sign, 1) for line in re.sub(r"\\\n\s*", "", text).splitlines() if line.strip())
+    found: dict[str, str] = {}
+    for name, *value in rows:
+        found.setdefault(name.strip(), "".join(value).strip())
+    return found
+
+
+def read_xml(called: str, text: str) -> ET.Element:
+    """Behind a site's banners. Raises Unreachable where it is damaged: what is left out would seem gone."""
+    try:
+        return ET.fromstring(text[max(0, text.find("<?xml")) :])  # noqa: S314 # nosec B314 - the user's own server
+    except ET.ParseError as error:
+        raise Unreachable(f"an answer of {called} is damaged: {error}") from error
+
+
+def word_in(node: ET.Element, name: str) -> str:
+    return (node.findtext(name) or "").strip()
+
+
+def words_in(node: ET.Element, name: str) -> list[str]:
+    return [one.text for one in node.iter(name) if one.text]
+
+
+def number(text: str) -> float | None:
+    """What is no plain number is not known."""
+    return float(text) if re.fullmatch(r"[0-9]{1,15}(\.[0-9]{0,15})?", text.strip()) else None
