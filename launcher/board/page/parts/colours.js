@@ -9,10 +9,12 @@ export function isDark() {
   return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 }
 
-// How the line of this number is drawn: {stroke, dash}; 21 of them differ.
+// How the line of this number is drawn: {stroke, dash}; 21 of them differ. The colour is that of the theme as it is read.
 export function lineStyle(index) {
-  const colours = isDark() ? ON_DARK : ON_LIGHT;
-  return { stroke: colours[index % colours.length], dash: DASHES[Math.floor(index / colours.length) % DASHES.length] };
+  return {
+    get stroke() { return (isDark() ? ON_DARK : ON_LIGHT)[index % ON_LIGHT.length]; },
+    dash: DASHES[Math.floor(index / ON_LIGHT.length) % DASHES.length],
+  };
 }
 
 // A colour of the style sheet, for what is drawn on a canvas.
