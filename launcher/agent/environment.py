@@ -71,10 +71,10 @@ def node_environment(
     defaults = {**_defaults(interface), **plan.env}
     chosen = [name for name in defaults if not any(name in others for others in (base, ours, plan.spec.env, secrets))]
     ours[_DEFAULTED] = " ".join(f"{name}={defaults[name]}" for name in chosen)
-    return _with_own_folders({**defaults, **base, **ours, **plan.spec.env, **secrets}, plan)
+    return with_own_folders({**defaults, **base, **ours, **plan.spec.env, **secrets}, plan)
 
 
-def _with_own_folders(environ: Mapping[str, str], plan: Plan) -> dict[str, str]:
+def with_own_folders(environ: Mapping[str, str], plan: Plan) -> dict[str, str]:
     """Where the project's own packages are imported from comes first: their frozen code, not what was installed."""
     code = Path(plan.run_dir, "code")
     said = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part]

@@ -40,10 +40,10 @@ def exposition(statuses: Sequence[RunStatus], shown: Sequence[RunStatus], lives:
     """All of `statuses` are counted by state, each of `shown` is told of; `lives` are by run."""
     of_runs = (*_of_runs(shown), *_of_lives(lives))
     families = [_by_state(statuses), *of_runs, *_of_nodes(shown), *_of_gpus(shown), *_of_ranks(shown)]
-    return "".join(line for family in families for line in _lines(family)) + "# EOF\n"
+    return "".join(line for family in families for line in lines_of(family)) + "# EOF\n"
 
 
-def _lines(family: Family) -> Iterator[str]:
+def lines_of(family: Family) -> Iterator[str]:
     """None of a family where nothing is known."""
     known = [(labels, value) for labels, value in family.samples if value is not None]
     if not known:

@@ -18,7 +18,9 @@ from trainer.loop.callbacks import Callback
 from trainer.loop.progress import Training
 from trainer.loop.settings import Settings, add_options
 from trainer.loop.trainer import Trainer
+from trainer.serving.service import Service
 from trainer.strategies.mesh import mesh_of, together
+from trainer.tasks.asked_text import text_service
 from trainer.tasks.command import add_prediction_options, add_schedule_options, run, schedule, settings_of
 from trainer.tasks.predict import Prediction, predict
 from trainer.tasks.shards import Line
@@ -33,14 +35,7 @@ _PREDICTED_AT_ONCE = 16
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     settings = settings_of(options, steps=_STEPS)
-    shape = Shape(
-        context=options.context,
-        layers=options.layers,
-        heads=options.heads,
-        width=options.width,
-        dropout=options.dropout,
-        tied=options.tied,
-    )
+    shape = _shape(options)
     for name, size in (("heads", shape.heads), ("context", shape.context)) if settings.mesh else ():
         if size % (tp := together(mesh_of(settings.mesh))):
             raise BadSettings(f"--mesh: tp={tp} does not divide --{name}, {size}")
@@ -61,6 +56,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     if last.weights:
         sys.stdout.write(sample(shape, last.weights, options.sample, settings.seed) + "\n")
     return code
+
+
+def service(args: Sequence[str]) -> Service:
+    """How `launch serve` asks a model that was trained with these arguments."""
+    return text_service(_shape(parse(args)))
+
+
+def _shape(options: argparse.Namespace) -> Shape:
+    return Shape(
+        context=options.context,
+        layers=options.layers,
+        heads=options.heads,
+        width=options.width,
+        dropout=options.dropout,
+        tied=options.tied,
+    )
 
 
 class LastWeights(Callback):

@@ -18,8 +18,12 @@ from trainer.tasks.stripes import CLASSES, Stripes
 KINDS = ("generated", "cifar10", "fashion_mnist", "image_folder")
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
+_CIFAR10_NUMBERS = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+_FASHION_NUMBERS = ((0.2860,) * 3, (0.3530,) * 3)
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _GREATEST = 30  # magnitude of RandAugment
+_STRIPES = tuple(f"{colour}-{36 * angle}" for colour in ("warm", "cold") for angle in range(CLASSES // 2))
+_GENERATED_PIXELS, _FOLDER_PIXELS = 32, 224
 _VALIDATION_FOLDERS = ("val", "validation", "test")
 
 Sample = tuple[Tensor, int]
@@ -77,11 +81,10 @@ def open_images(wanted: Wanted) -> Images:
     if not root.is_dir():
         raise BadSettings(f"--root: expected a folder, found none at {root}")
     if wanted.kind == "image_folder":
-        return _image_folder(root, wanted.pixels or 224, more)
+        return _image_folder(root, wanted.pixels or _FOLDER_PIXELS, more)
     if wanted.kind == "cifar10":
-        statistics = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-        return _in_memory(read_cifar10, root, wanted.pixels, _CIFAR10, statistics, more)
-    return _in_memory(read_fashion_mnist, root, wanted.pixels, _FASHION, ((0.2860,) * 3, (0.3530,) * 3), more)
+        return _in_memory(read_cifar10, root, wanted.pixels, _CIFAR10, _CIFAR10_NUMBERS, more)
+    return _in_memory(read_fashion_mnist, root, wanted.pixels, _FASHION, _FASHION_NUMBERS, more)
 
 
 def _rand_augment(wanted: Wanted) -> list[Any]:
@@ -102,11 +105,10 @@ def _rand_augment(wanted: Wanted) -> list[Any]:
 def _generated(wanted: Wanted) -> Images:
     if min(wanted.train_images, wanted.validation_images) < 1:
         raise BadSettings("--train-images, --validation-images: expected at least 1")
-    pixels, end = wanted.pixels or 32, wanted.train_images
+    pixels, end = wanted.pixels or _GENERATED_PIXELS, wanted.train_images
     train = Stripes(end, seed=wanted.seed, pixels=pixels, augment=True)
     validation = Stripes(wanted.validation_images, seed=wanted.seed, begin=end, pixels=pixels)
-    names = tuple(f"{colour}-{36 * angle}" for colour in ("warm", "cold") for angle in range(CLASSES // 2))
-    return Images(train, validation, names, pixels)
+    return Images(train, validation, _STRIPES, pixels)
 
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
@@ -137,14 +139,48 @@ def _image_folder(root: Path, pixels: int, more: list[Any]) -> Images:
     """`root/train/CLASS/*` and `root/val/CLASS/*`, as ImageNet is laid out."""
     crop = [v2.ToImage(), v2.RandomResizedCrop(pixels), v2.RandomHorizontalFlip()]
     seen = v2.Compose([*crop, *more, *_to_numbers(_IMAGENET)])
-    whole = [v2.ToImage(), v2.Resize(round(pixels * 256 / 224)), v2.CenterCrop(pixels), *_to_numbers(_IMAGENET)]
+    whole = _whole(pixels)
     validation_folder = next((root / name for name in _VALIDATION_FOLDERS if (root / name).is_dir()), root / "val")
     train = _open_folder(root / "train", seen)
-    validation = _open_folder(validation_folder, v2.Compose(whole))
+    validation = _open_folder(validation_folder, whole)
     if train.classes != validation.classes:
         different = ", ".join(sorted(set(train.classes) ^ set(validation.classes)))
         raise BadSettings(f"--root {root}: train and {validation_folder.name} differ in their classes: {different}")
     return Images(train, validation, tuple(train.classes), pixels)
+
+
+def _whole(pixels: int) -> Transform:
+    """Of a picture of any size the middle, as it is measured and asked for."""
+    steps = [v2.ToImage(), v2.Resize(round(pixels * 256 / 224)), v2.CenterCrop(pixels), *_to_numbers(_IMAGENET)]
+    transform: Transform = v2.Compose(steps)
+    return transform
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """What a model that was trained on these images can be asked: pictures of any size, or the numbers themselves."""
+
+    classes: tuple[str, ...]
+    pixels: int
+    from_picture: Transform | None  # None: generated images are no pictures
+
+
+def unseen(wanted: Wanted) -> Unseen:
+    """Known without reading the images; of a folder the names of its classes have to be there."""
+    pixels, root = wanted.pixels, wanted.root
+    if wanted.kind == "generated":
+        return Unseen(_STRIPES, pixels or _GENERATED_PIXELS, None)
+    if wanted.kind == "image_folder":
+        folder = (root or Path()) / "train"
+        if not folder.is_dir():
+            raise BadSettings(f"--root: expected the folder with the classes of the training, found none at {folder}")
+        classes = tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir()))
+        return Unseen(classes, pixels or _FOLDER_PIXELS, _whole(pixels or _FOLDER_PIXELS))
+    kinds = {"cifar10": (_CIFAR10, _CIFAR10_NUMBERS, 32), "fashion_mnist": (_FASHION, _FASHION_NUMBERS, 28)}
+    classes, statistics, own = kinds[wanted.kind]
+    size = pixels or own
+    resize = v2.Resize((size, size), antialias=True)
+    return Unseen(classes, size, v2.Compose([v2.ToImage(), resize, *_to_numbers(statistics)]))
 
 
 def _open_folder(folder: Path, transform: Transform) -> Any:

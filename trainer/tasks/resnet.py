@@ -14,9 +14,11 @@ from torch.utils.data import Dataset
 from trainer.errors import BadSettings
 from trainer.loop.settings import Settings, add_options
 from trainer.loop.trainer import Trainer
+from trainer.serving.service import Service
+from trainer.tasks.asked_classifier import classifier_service
 from trainer.tasks.classifiers import build_classifier, check_name
 from trainer.tasks.command import add_prediction_options, add_schedule_options, number, run, schedule, settings_of
-from trainer.tasks.images import KINDS, Images, Wanted, open_images
+from trainer.tasks.images import KINDS, Images, Wanted, open_images, unseen
 from trainer.tasks.mixing import Mixed
 from trainer.tasks.predict import Prediction, predict
 from trainer.tasks.shards import Line
@@ -30,17 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     settings = settings_of(options, steps=_STEPS)
     check_name(options.model)
-    images = open_images(
-        Wanted(
-            options.data,
-            options.root,
-            options.pixels,
-            settings.seed,
-            options.train_images,
-            options.validation_images,
-            options.rand_augment,
-        )
-    )
+    images = open_images(_wanted(options, settings.seed))
     loss = loss_with(options.label_smoothing)
 
     def model() -> nn.Module:
@@ -86,6 +78,24 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add_prediction_options(parser)
     add_options(parser, batch_size=32, seed=1, validation_batch_size=100)
     return parser.parse_args(argv)
+
+
+def service(args: Sequence[str]) -> Service:
+    """How `launch serve` asks a model that was trained with these arguments."""
+    options = parse(args)
+    return classifier_service(options.model, unseen(_wanted(options, options.seed)))
+
+
+def _wanted(options: argparse.Namespace, seed: int) -> Wanted:
+    return Wanted(
+        options.data,
+        options.root,
+        options.pixels,
+        seed,
+        options.train_images,
+        options.validation_images,
+        options.rand_augment,
+    )
 
 
 def loss_with(smoothing: float) -> Callable[[nn.Module, Pair], tuple[Tensor, dict[str, Tensor]]]:

@@ -1,0 +1,162 @@
+"""`launch serve`: the model of a run answers requests over HTTP."""
+
+import argparse
+import secrets
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher import api
+from launcher.cli.arguments import Arguments
+from launcher.cli.terminal import safe
+from launcher.errors import BadInput, Exit
+from launcher.spec.kinds.leaf import Unfit
+from launcher.spec.kinds.numbers import Size
+from launcher.spec.kinds.times import Duration
+from launcher.spec.tree import FROM_COMMAND_LINE, Scalar
+
+if TYPE_CHECKING:
+    from launcher.serving.engine import Engine
+
+EXAMPLES = """
+  launch serve last                                 the newest checkpoint, at http://127.0.0.1:8000
+  launch serve resnet --best --watch                the best one, and each better one as it comes
+  launch serve resnet --workers 4 --batch 64 --wait 10ms
+  launch serve mine --app serving.py                a model of your own: load(checkpoint), predict(model, inputs)
+  curl http://127.0.0.1:8000/predict -H 'Content-Type: application/json' -d '{"text": "def main("}'
+
+/predict takes one input, /batch-predict a list; /docs shows what an input is, /health and /metrics are for machines.
+Inputs of all clients are computed in batches. Equal ones are computed once, and their answers kept. Where too many wait,
+the answer is 429 with Retry-After. It needs FastAPI and uvicorn: `pip install 'launch-anywhere[serve]'`; torch is needed
+in the run's own Python alone.
+"""
+_MOST_PORT = 65535
+_SHORTEST_TOKEN = 16
+
+
+def declare(arguments: Arguments) -> None:
+    arguments.takes_run()
+    which = arguments.add_mutually_exclusive_group()
+    which.add_argument("--best", action="store_true", help="the checkpoint that was kept apart for its value")
+    which.add_argument(
+        "--checkpoint", metavar="FOLDER", type=Path, help="this one (default: the newest whole one of the run)"
+    )
+    arguments.add_argument(
+        "--app", metavar="MODULE[:NAME]",
+        help="how the model is loaded and asked: a file of here, or a module of the run's code (default: its module)",
+    )  # fmt: skip
+    arguments.add_argument("--workers", metavar="N", type=_count, default=2, help="processes that compute (default: 2)")
+    arguments.add_argument(
+        "--batch", metavar="N", type=_count, default=32, help="most inputs that are computed at once (default: 32)"
+    )
+    arguments.add_argument(
+        "--wait", metavar="TIME", type=_seconds, default=0.005,
+        help="how long an input waits for others at most, while a worker is free (default: 5ms)",
+    )  # fmt: skip
+    arguments.add_argument(
+        "--cache", metavar="N", type=_whole, default=10_000, help="answers that are kept; 0: none (default: 10000)"
+    )
+    arguments.add_argument(
+        "--cache-for", metavar="TIME", type=_seconds, default=3600.0, help="how long they are kept (default: 1h)"
+    )
+    arguments.add_argument(
+        "--queue", metavar="N", type=_count, default=1024, help="most inputs that may wait (default: 1024)"
+    )
+    arguments.add_argument(
+        "--timeout", metavar="TIME", type=_seconds, default=30.0,
+        help="longest time of a request, and of a batch, whose worker is ended then (default: 30s)",
+    )  # fmt: skip
+    arguments.add_argument(
+        "--max-body", metavar="SIZE", type=_size, default=16 << 20, help="largest body of a request (default: 16MiB)"
+    )
+    arguments.add_argument("--watch", action="store_true", help="take a newer checkpoint over as soon as there is one")
+    arguments.add_argument("--port", metavar="N", type=_port, default=8000, help="0: one that is free (default: 8000)")
+    arguments.add_argument(
+        "--host", metavar="ADDR", default="127.0.0.1",
+        help="the address to listen on; with another than this machine's own, requests need a token",
+    )  # fmt: skip
+    arguments.add_argument(
+        "--token-file", metavar="FILE", type=Path, help="its first line is the token (default: a new one, which is shown)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    try:
+        from launcher.serving import server  # late: optional packages, and slow to import
+    except ImportError as error:
+        raise BadInput(f"serve needs packages: {error}", "hint: pip install 'launch-anywhere[serve]'") from error
+    from launcher.serving.engine import ServingOptions  # late: with it
+    from launcher.serving.what_is_served import served  # late: with it
+
+    found = served(api.run(options.run), app=options.app, best=options.best, checkpoint=options.checkpoint)
+    wanted = ServingOptions(
+        options.workers, options.batch, options.wait, options.cache, options.cache_for, options.queue, options.timeout,
+        options.watch,
+    )  # fmt: skip
+    token = _token(options, loopback=server.is_loopback(options.host))
+    with server.listen(options.host, options.port) as listening:
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        address = f"http://{host}:{listening.getsockname()[1]}"
+
+        def ready(engine: "Engine") -> None:
+            step = "" if engine.step is None else f" of step {engine.step}"
+            print(address, flush=True)
+            print(f"{found.run}: {engine.ready} workers have the checkpoint{step}; {address}/docs shows how to ask; "
+                  "Ctrl-C ends it", file=sys.stderr)  # fmt: skip
+            if token is not None and options.token_file is None:
+                print(f"requests need the header Authorization: Bearer {token}", file=sys.stderr)
+
+        print(f"{found.run}: loading the model ...", file=sys.stderr, flush=True)
+        with suppress(KeyboardInterrupt):
+            server.run_server(listening, found, wanted, token=token, most_bytes=options.max_body, ready=ready)
+    return Exit.OK
+
+
+def _token(options: argparse.Namespace, *, loopback: bool) -> str | None:
+    if options.token_file is None:
+        return None if loopback else secrets.token_urlsafe(32)
+    try:
+        token: str = options.token_file.read_text().partition("\n")[0].strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"--token-file: {safe(str(error))}") from error
+    if len(token) < _SHORTEST_TOKEN:
+        raise BadInput(f"--token-file: expected at least {_SHORTEST_TOKEN} characters in its first line")
+    return token
+
+
+def _whole(text: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) <= 9:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
+
+
+def _count(text: str) -> int:
+    if (number := _whole(text)) < 1:
+        raise argparse.ArgumentTypeError("expected at least 1")
+    return number
+
+
+def _port(text: str) -> int:
+    if (number := _whole(text)) > _MOST_PORT:
+        raise argparse.ArgumentTypeError(f"expected a port, 0 to {_MOST_PORT}, got {text!r}")
+    return number
+
+
+def _seconds(text: str) -> float:
+    """`5ms`, or as in a spec: `30s`, `1h`."""
+    number = text.removesuffix("ms")
+    if number != text and number.isascii() and number.isdigit() and len(number) <= 9:
+        return int(number) / 1000
+    return _as_in_a_spec(Duration(), text)
+
+
+def _size(text: str) -> int:
+    return int(_as_in_a_spec(Size(), text))
+
+
+def _as_in_a_spec(kind: Duration | Size, text: str) -> float:
+    try:
+        return kind.convert(Scalar(text, plain=True, mark=FROM_COMMAND_LINE))
+    except Unfit as error:
+        raise argparse.ArgumentTypeError(f"expected {kind.WORDS}, got {text!r}") from error

@@ -1,0 +1,147 @@
+"""Inputs are checked here, by the JSON Schema that the service declares, before a worker sees them.
+
+Of JSON Schema this much is known: `type` (one, or a list with "null"), `properties`, `required`, `default`, `items`,
+`enum` of strings or of whole numbers, minimum, maximum, exclusiveMinimum, exclusiveMaximum, multipleOf, minLength,
+maxLength, pattern, minItems and maxItems. Other words that only describe are passed on to the OpenAPI page; a key that
+would decide, such as `anyOf`, is refused at the start. Objects take no fields but their own.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NoReturn
+
+import msgspec
+
+from launcher.errors import BadInput
+
+Location = tuple[str | int, ...]
+_BOUNDS = {
+    "minimum": "ge", "maximum": "le", "exclusiveMinimum": "gt", "exclusiveMaximum": "lt", "multipleOf": "multiple_of",
+    "minLength": "min_length", "maxLength": "max_length", "minItems": "min_length", "maxItems": "max_length",
+    "pattern": "pattern",
+}  # fmt: skip
+_DECIDING = {
+    "$ref", "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "const", "additionalProperties", "patternProperties",
+    "propertyNames", "prefixItems", "contains", "uniqueItems", "dependentRequired", "minProperties", "maxProperties",
+}  # fmt: skip
+_PLAIN: dict[str, Any] = {"string": str, "number": float, "integer": int, "boolean": bool, "null": None}
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
+_AT = re.compile(r"(.*?)(?: - at `(?:key in )?\$(.*)`)?", re.DOTALL)
+_NAMED = re.compile(r"Object (missing required|contains unknown) field `(.*)`")
+
+
+class WrongInput(Exception):
+    """What a client sent is no input of this service."""
+
+    def __init__(self, where: Location, why: str) -> None:
+        super().__init__(why)
+        self.where, self.why = where, why
+
+
+class Inputs:
+    """Decodes bodies: one input, or a list of them."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        try:
+            kind = _type_of(schema, "input")
+            self._one = msgspec.json.Decoder(kind, strict=True)
+            self._many = msgspec.json.Decoder(list[kind], strict=True)  # type: ignore[valid-type]
+        except TypeError as error:  # bounds that fit no such type
+            raise BadInput(f"the schema of the service's input: {error}") from error
+
+    def one(self, body: bytes) -> Any:
+        """Raises WrongInput."""
+        return _decoded(self._one, body)
+
+    def many(self, body: bytes) -> list[Any]:
+        found: list[Any] = _decoded(self._many, body)
+        return found
+
+
+def location_of(path: str) -> Location:
+    """`.pixels[0][3]` in steps; of "some element" (`[...]`) nothing more is known."""
+    steps = (found[1] or found[2] for found in _STEP.finditer(path))
+    return tuple(int(step) if step.isdigit() else step for step in steps if step != "...")
+
+
+def _decoded(decoder: Any, body: bytes) -> Any:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise WrongInput(*_told(str(error))) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise WrongInput((), f"expected JSON: {error}") from error
+
+
+def _told(text: str) -> tuple[Location, str]:
+    """Where, and what is wrong there, in words of ours."""
+    found = _AT.fullmatch(text)
+    why, path = (found[1], found[2] or "") if found is not None else (text, "")
+    where = location_of(path)
+    if named := _NAMED.fullmatch(why):
+        return (*where, named[2]), "missing" if named[1].startswith("missing") else "there is no such field"
+    return where, f"{why[:1].lower()}{why[1:]}"
+
+
+def _type_of(schema: Mapping[str, Any], where: str) -> Any:
+    """The type by which msgspec checks."""
+    if unknown := sorted(_DECIDING & schema.keys()):
+        _refuse(where, f"of JSON Schema `{unknown[0]}` is not known here")
+    if "enum" in schema:
+        return _one_of(schema["enum"], where)
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        found = None
+        for one in kind:
+            part = _type_of({**schema, "type": one}, where)
+            found = part if found is None and part is not None else found | part if found is not None else part
+        return found
+    if kind == "object":
+        return _object(schema, where)
+    if kind == "array":
+        return _bounded(list[_type_of(schema.get("items", {}), f"{where}[]")], schema, where)  # type: ignore[misc]
+    if kind is None:
+        return Any
+    if kind not in _PLAIN:
+        _refuse(where, f"expected a type of JSON, got {kind!r}")
+    return _PLAIN[kind] if _PLAIN[kind] in (None, bool) else _bounded(_PLAIN[kind], schema, where)
+
+
+def _object(schema: Mapping[str, Any], where: str) -> Any:
+    if "properties" not in schema:
+        return dict[str, Any]
+    required = set(schema.get("required", ()))
+    fields: list[Any] = []
+    for name, inner in schema["properties"].items():
+        if not name.isidentifier():
+            _refuse(where, f"expected names of fields such as `pixels`, got {name!r}")
+        kind = _type_of(inner, f"{where}.{name}")
+        if "default" in inner:
+            fields.append((name, kind, _usual(inner["default"])))
+        elif name in required:
+            fields.append((name, kind))
+        else:
+            fields.append((name, kind | msgspec.UnsetType, msgspec.UNSET))
+    return msgspec.defstruct("ServedInput", fields, kw_only=True, frozen=True, forbid_unknown_fields=True)
+
+
+def _usual(value: Any) -> Any:
+    return msgspec.field(default_factory=lambda: value) if isinstance(value, list | dict) else value
+
+
+def _one_of(values: Any, where: str) -> Any:
+    if not isinstance(values, list) or not values or not all(isinstance(one, str | int) for one in values):
+        _refuse(where, "expected strings or whole numbers in `enum`")
+    return Literal[tuple(values)]
+
+
+def _bounded(kind: Any, schema: Mapping[str, Any], where: str) -> Any:
+    bounds = {ours: schema[theirs] for theirs, ours in _BOUNDS.items() if theirs in schema}
+    try:
+        return Annotated[kind, msgspec.Meta(**bounds)] if bounds else kind
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"the schema of the service's input: {where}: {error}") from error
+
+
+def _refuse(where: str, why: str) -> NoReturn:
+    raise BadInput(f"the schema of the service's input: {where}: {why}")

@@ -1,0 +1,8 @@
+"""`python -m trainer.serving FD`: started by `launch serve`, which has the other end of that socket."""
+
+import sys
+
+from trainer.serving.nursery import serve_server
+
+if __name__ == "__main__":
+    serve_server(int(sys.argv[1]))

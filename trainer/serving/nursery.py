@@ -1,0 +1,171 @@
+"""The warm parent: has torch imported and the model loaded, and forks workers on request.
+
+```
+◄ {"op": "load", "app", "args", "checkpoint"}       ► {"op": "loaded", "input", "output", "unfit"} or {"op": "failed", "message", "damaged"}
+◄ {"op": "fork", "threads", "number"} + a socket    the worker says the rest on that socket
+◄ {"op": "become", ...} + a socket                  this process becomes the worker: where it is not fit to fork
+◄ {"op": "renew", "checkpoint"} + a socket          forks a nursery that loads another checkpoint, and answers there
+```
+
+Fit to fork means one thread and CUDA not initialised: a lock that another thread holds would stay locked in the copy.
+Torch therefore computes with one thread until a worker, which starts threads of its own, says otherwise.
+"""
+
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from trainer.errors import CheckpointDamaged, TrainerError
+from trainer.serving.frames import Talk
+from trainer.serving.service import Service, find_service
+from trainer.serving.worker import answers, serve_batches
+
+_ENDS_NOT_US = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C is for the server, which then lets go of us
+
+
+class Nursery:
+    """One service with one checkpoint; serves one server over one socket."""
+
+    def __init__(self, talk: Talk) -> None:
+        self._talk = talk
+        self._service: Service | None = None
+        self._model: Any = None
+        self._children: set[int] = set()
+        self._bell, self._ring = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # only a signal with a handler rings
+        signal.set_wakeup_fd(self._ring, warn_on_full_buffer=False)
+
+    def run(self) -> NoReturn:
+        """Until the server lets go; its workers end with it."""
+        poll = select.poll()
+        poll.register(self._talk, select.POLLIN)
+        poll.register(self._bell, select.POLLIN)
+        with suppress(ConnectionError):
+            while True:
+                ready = [fd for fd, _ in poll.poll()]
+                if self._bell in ready:
+                    self._reap()
+                if self._talk.fileno() in ready:
+                    message = self._talk.hear()
+                    if message is None:
+                        break
+                    self._do(message)
+        for pid in self._children:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        sys.stdout.flush()
+        os._exit(0)
+
+    def _do(self, message: dict[str, Any]) -> None:
+        match message["op"]:
+            case "load":
+                self._load(lambda: find_service(message["app"], message["args"]), Path(message["checkpoint"]))
+            case "fork":
+                self._fork(message)
+            case "become":
+                end = self._talk.handed()
+                self._talk.close()
+                self._work(end, message)
+            case "renew":
+                self._renew(message)
+
+    def _load(self, find: Any, checkpoint: Path) -> None:
+        try:
+            service = self._service = find()
+            self._model = service.load(checkpoint)
+            if isinstance(self._model, nn.Module):
+                self._model.eval()
+            if service.example is not None:  # what torch prepares at the first computation, workers then have
+                (answer,) = answers(service, self._model, [service.example])
+                if "json" not in answer:
+                    raise TrainerError(f"the example cannot be answered: {answer}")
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code can raise anything
+            if not isinstance(error, TrainerError):
+                traceback.print_exc(file=sys.stderr)
+            words = str(error) if isinstance(error, TrainerError) else "".join(traceback.format_exception_only(error))
+            damaged = isinstance(error, CheckpointDamaged)
+            self._talk.say({"op": "failed", "message": words.strip(), "damaged": damaged})
+            return
+        gc.collect()
+        gc.freeze()  # the collector of a worker then leaves these pages alone, and they stay shared
+        self._talk.say({"op": "loaded", "input": service.input, "output": service.output, "unfit": _unfit()})
+
+    def _fork(self, message: dict[str, Any]) -> None:
+        end = self._talk.handed()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            self._leave()
+            self._work(end, message)
+        end.close()
+        self._children.add(pid)
+
+    def _work(self, end: socket.socket, message: dict[str, Any]) -> NoReturn:
+        code = 1
+        try:
+            assert self._service is not None, "the server asks for workers of what was loaded"  # noqa: S101 - its word
+            serve_batches(Talk(end), self._service, self._model, message["threads"], message["number"])
+            code = 0
+        except BaseException:  # noqa: BLE001 - whatever it is, it ends here and not in the nursery's own code
+            traceback.print_exc(file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    def _renew(self, message: dict[str, Any]) -> None:
+        end = self._talk.handed()
+        pid = os.fork()
+        if pid:
+            end.close()
+            return
+        self._leave()
+        service, self._model = self._service, None
+        young = Nursery(Talk(end))
+        young._load(lambda: service, Path(message["checkpoint"]))  # noqa: SLF001 - one of us
+        young.run()
+
+    def _leave(self) -> None:
+        """In the newborn: nothing of the parent's own stays."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._talk.close()
+        self._children.clear()
+        os.close(self._bell)
+        os.close(self._ring)
+
+    def _reap(self) -> None:
+        """That a worker has ended the server hears on the worker's own socket."""
+        with suppress(BlockingIOError):
+            while os.read(self._bell, 512):
+                continue
+        with suppress(ChildProcessError):
+            while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+                self._children.discard(pid)
+
+
+def _unfit() -> str:
+    """Why this process cannot be forked; nothing where it can."""
+    threads = len(os.listdir("/proc/self/task"))
+    if threads != 1:
+        return f"{threads} threads where one was expected"
+    return "CUDA is initialised" if torch.cuda.is_initialized() else ""
+
+
+def serve_server(fd: int) -> NoReturn:
+    """The life of a nursery; `fd` is its end of the socket."""
+    for number in _ENDS_NOT_US:
+        signal.signal(number, signal.SIG_IGN)
+    os.set_inheritable(fd, False)
+    torch.set_num_threads(1)
+    Nursery(Talk(socket.socket(fileno=fd))).run()

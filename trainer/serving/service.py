@@ -1,0 +1,75 @@
+"""What is asked of a model, what it answers, and how: made by a shipped task, or found in a module of one's own."""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from trainer.errors import BadSettings, TrainerError
+
+Schema = Mapping[str, Any]  # a JSON Schema
+
+
+class Rejected(TrainerError):
+    """Raised by `predict`: one of the inputs fits the schema and cannot be answered all the same."""
+
+    def __init__(self, field: str, why: str) -> None:
+        super().__init__(f"{field}: {why}")
+        self.field, self.why = field, why
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """`load` gets the folder of a checkpoint and gives the model; `predict` gets inputs that fit the schema `input`, as
+    plain dicts, lists, numbers and strings, and gives an answer for each, in order.
+
+    `example`: an input that is computed once before the first request, so that this one need not wait longer.
+    """
+
+    load: Callable[[Path], Any]
+    predict: Callable[[Any, list[Any]], Sequence[Any]]
+    input: Schema = field(default_factory=dict)
+    output: Schema = field(default_factory=dict)
+    example: Any = None
+
+
+def find_service(app: str, args: Sequence[str]) -> Service:
+    """`module`, `module:name` or `file.py[:name]`; what is named is called with the arguments of the training.
+
+    Without a name it is the module's `service`, else its `load`, `predict`, `INPUT`, `OUTPUT` and `EXAMPLE`.
+    """
+    place, _, name = app.partition(":")
+    module = _imported(place)
+    make = getattr(module, name or "service", None)
+    if name and make is None:
+        raise BadSettings(f"{app}: {place} has no {name!r}")
+    if make is not None:
+        found = make(list(args))
+        if not isinstance(found, Service):
+            raise BadSettings(f"{app}: expected a trainer.serving.Service, got {type(found).__name__}")
+        return found
+    lacks = [one for one in ("load", "predict") if not callable(getattr(module, one, None))]
+    if lacks:
+        raise BadSettings(
+            f"{app}: expected `load(checkpoint)` and `predict(model, inputs)`, or `service(args)`; "
+            f"it has no {' and no '.join(lacks)}"
+        )
+    schemas = (getattr(module, one, {}) for one in ("INPUT", "OUTPUT"))
+    return Service(module.load, module.predict, *schemas, getattr(module, "EXAMPLE", None))
+
+
+def _imported(place: str) -> ModuleType:
+    if not place.endswith(".py"):
+        return importlib.import_module(place)
+    path = Path(place)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise BadSettings(f"expected a Python file at {path}, found none")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # as after an import: dataclasses and pickle look there
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,64 @@
+"""A process that computes answers, batch by batch, for as long as the server listens.
+
+```
+◄ {"inputs": [...]}     ► {"answers": [{"json": bytes} | {"field", "why"} | {"error"}]}
+```
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from trainer.serving.frames import Talk
+from trainer.serving.service import Rejected, Service
+
+Answer = dict[str, Any]
+
+
+def serve_batches(talk: Talk, service: Service, model: Any, threads: int, number: int) -> None:
+    """Until the server closes its end."""
+    torch.set_num_threads(threads)
+    model = on_device(model, number)
+    talk.say({"op": "ready", "pid": os.getpid()})
+    with suppress(ConnectionError):
+        while (message := talk.hear()) is not None:
+            talk.say({"answers": answers(service, model, message["inputs"])})
+
+
+def on_device(model: Any, number: int) -> Any:
+    """On a GPU of its own where there are any: not before the fork, which CUDA does not survive."""
+    if not isinstance(model, nn.Module) or not torch.cuda.is_available():
+        return model
+    return model.to(f"cuda:{number % torch.cuda.device_count()}")
+
+
+def answers(service: Service, model: Any, inputs: Sequence[Any]) -> list[Answer]:
+    """One for each input. Where a batch fails, each input is asked alone, so that it is the only one to suffer."""
+    try:
+        return _computed(service, model, inputs)
+    except Exception as error:  # noqa: BLE001 - `predict` can raise anything
+        if len(inputs) == 1:
+            return [_refused(error)]
+        return [one for alone in inputs for one in answers(service, model, [alone])]
+
+
+def _computed(service: Service, model: Any, inputs: Sequence[Any]) -> list[Answer]:
+    with torch.inference_mode():
+        found = service.predict(model, list(inputs))
+    if len(found) != len(inputs):
+        raise ValueError(f"predict: expected {len(inputs)} answers, one for each input, got {len(found)}")
+    return [{"json": msgspec.json.encode(one)} for one in found]
+
+
+def _refused(error: Exception) -> Answer:
+    if isinstance(error, Rejected):
+        return {"field": error.field, "why": error.why}
+    traceback.print_exc(file=sys.stderr)
+    return {"error": traceback.format_exception_only(error)[-1].strip()[:1000]}
