@@ -1,4 +1,4 @@
-"""Which inputs wait, which are computed together and when, and who is told that there are too many. Pure: time is given.
+"""Which inputs wait, which are computed together and when, and who is told that there are too many. Time is given.
 
 Equal inputs that wait, or are being computed, are one: whoever asks for one of them waits for the same answer.
 """

@@ -10,7 +10,6 @@ Crew: a nursery and its workers, of one checkpoint; who dies is replaced; anothe
 import asyncio
 import hashlib
 import os
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -89,9 +88,9 @@ def pause_s(failures: int) -> float:
 class Engine:
     """Answers inputs. Everything happens in one event loop."""
 
-    def __init__(self, served: Served, options: ServingOptions, say: Callable[[str], None] | None = None) -> None:
+    def __init__(self, served: Served, options: ServingOptions, say: Callable[[str], None]) -> None:
         self._served, self.options = served, options
-        self._say = say or (lambda text: print(text, file=sys.stderr, flush=True))
+        self.say = say
         self._batcher: Batcher[Ticket] = Batcher(options.batch, options.wait_s, options.queue)
         self._cache = AnswerCache(options.cache, options.cache_s)
         self._pace = Pace()
@@ -107,6 +106,8 @@ class Engine:
     async def start(self) -> None:
         """Return when all workers are ready. Raises LaunchError where no checkpoint can be loaded."""
         self._take_over(await self._first_whole(self._served.choices() or [None]))
+        if self.loaded.unfit:
+            self.say(f"note: each worker loads the model itself, which takes longer: {self.loaded.unfit}")
         if self.options.watch:
             self._spawn(self._watch())
 
@@ -118,7 +119,7 @@ class Engine:
             except NotLoaded as error:
                 if not error.damaged or choice is choices[-1]:
                     raise
-                self._say(f"warning: passed over: {error}")
+                self.say(f"warning: passed over: {error}")
         raise AssertionError("there is at least one choice")
 
     async def close(self) -> None:
@@ -166,7 +167,10 @@ class Engine:
         if missing and not self._batcher.takes(missing):
             self.figures.refused += 1
             raise Overloaded(self._pace.retry_after_s(self._batcher.waiting, self.ready))
-        found = [self._ticket(key, payload, now) if one is None else one for (key, payload), one in zip(keyed, kept, strict=True)]
+        found = [
+            self._ticket(key, payload, now) if one is None else one
+            for (key, payload), one in zip(keyed, kept, strict=True)
+        ]
         self._pump()
         return await self._answers(keyed, found) if missing else [self._kept(one) for one in found]
 
@@ -249,9 +253,6 @@ class Engine:
         with suppress(ValueError):
             self._idle.remove(worker)
 
-    def say(self, text: str) -> None:
-        self._say(text)
-
     @property
     def _working(self) -> "Crew":
         if self._crew is None:
@@ -281,12 +282,12 @@ class Engine:
             try:
                 crew = await Crew.assembled(self, self._served, self.options, choice, self._working)
             except (NotLoaded, NurseryLost, WorkerLost) as error:
-                self._say(f"warning: {_name(choice)} is passed over: {error}")
+                self.say(f"warning: {_name(choice)} is passed over: {error}")
                 refused.add(_name(choice))
                 continue
             self._take_over(crew)
             self.figures.takeovers += 1
-            self._say(f"{_name(choice)} answers now")
+            self.say(f"{_name(choice)} answers now")
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -304,6 +305,7 @@ class Crew:
         self.step = None if choice is None else choice.step
         self.workers: set[Worker] = set()
         self._nursery: Nursery | None = None
+        self._started: list[Nursery] = []
         self._changing = asyncio.Lock()
         self._slots: list[asyncio.Task[None]] = []
         self._failures = 0
@@ -337,6 +339,7 @@ class Crew:
         await asyncio.gather(*(worker.gone.wait() for worker in [*self.workers]))
         if self._nursery is not None:
             self._nursery.close()
+        await asyncio.gather(*(nursery.has_ended() for nursery in self._started))
 
     async def _load(self, before: "Crew | None" = None) -> None:
         """Have a nursery that has the checkpoint."""
@@ -347,6 +350,7 @@ class Crew:
                 self._nursery, self.loaded = await parent.renewed(where)
                 return
         self._nursery, self.loaded = await Nursery.started(self._served, where)
+        self._started.append(self._nursery)
 
     async def _new_worker(self, number: int) -> Worker:
         """Of the nursery; or, where that cannot be forked, a process of its own."""

@@ -60,7 +60,10 @@ class ServingGuard:
             return _said(421, "not a name of this server")
         if self._token is not None and scope["path"] != _FREE and not self._is_known(headers):
             return _said(401, "expected the header `Authorization: Bearer TOKEN`", {"www-authenticate": "Bearer"})
-        if scope["method"] == "POST" and headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        if (
+            scope["method"] == "POST"
+            and headers.get("content-type", "").partition(";")[0].strip() != "application/json"
+        ):
             return _said(415, "expected the header `Content-Type: application/json`")
         length = headers.get("content-length", "0")
         if not length.isdigit() or int(length[:20]) > self._most_bytes:

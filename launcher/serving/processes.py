@@ -16,6 +16,8 @@ from launcher.serving.what_is_served import Served
 from trainer.serving.frames import HEAD_BYTES, FrameBroken, frame, length_of, message_in
 
 Answer = Mapping[str, Any]  # {"json"}, {"field", "why"} or {"error"}
+_LET_GO_S = 5.0
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}  # else numpy starts one per core as it is imported: nobody could fork then
 _NO_WORD = (
     "the process that loads the model ended without a word",
     "hint: what it says stands above; the run's Python needs launch-anywhere[train] in this version",
@@ -170,7 +172,7 @@ class Nursery:
         words = ("-m", "trainer.serving", str(theirs.fileno()))
         try:
             process = await asyncio.create_subprocess_exec(
-                served.python, *words, cwd=served.cwd, env=dict(served.env), pass_fds=[theirs.fileno()],
+                served.python, *words, cwd=served.cwd, env={**served.env, **_ONE_THREAD}, pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL, stdout=2, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
@@ -209,6 +211,19 @@ class Nursery:
         self._link.close()
         self._on_end()
 
+    async def has_ended(self) -> None:
+        """After it was closed, or became a worker that was; one that does not end by itself is ended. A fork is not
+        ours to wait for.
+        """
+        if self._process is None:
+            return
+        try:
+            async with asyncio.timeout(_LET_GO_S):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
     async def _load(self, order: Mapping[str, Any] | None) -> Loaded:
         try:
             if order is not None:
@@ -217,6 +232,7 @@ class Nursery:
             return await self._loaded
         except BaseException:
             self.close()
+            await self.has_ended()
             raise
 
     def _heard(self, message: Any) -> None:

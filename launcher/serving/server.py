@@ -36,10 +36,10 @@ def is_loopback(host: str) -> bool:
 
 async def serve(
     listening: socket.socket, served: Served, options: ServingOptions, *, token: str | None, most_bytes: int,
-    ready: Callable[[Engine], None] = lambda _: None,
+    ready: Callable[[Engine], None], say: Callable[[str], None],
 ) -> None:  # fmt: skip
     """Until SIGINT or SIGTERM. Raises LaunchError where the model cannot be loaded; `ready` is called once it is."""
-    engine = Engine(served, options)
+    engine = Engine(served, options, say)
     try:
         await engine.start()
         app = ServingGuard(application(engine, served.run), token, most_bytes)
@@ -55,6 +55,6 @@ async def serve(
 
 def run_server(
     listening: socket.socket, served: Served, options: ServingOptions, *, token: str | None, most_bytes: int,
-    ready: Callable[[Engine], None],
+    ready: Callable[[Engine], None], say: Callable[[str], None],
 ) -> None:  # fmt: skip
-    asyncio.run(serve(listening, served, options, token=token, most_bytes=most_bytes, ready=ready))
+    asyncio.run(serve(listening, served, options, token=token, most_bytes=most_bytes, ready=ready, say=say))

@@ -1,7 +1,8 @@
 """The warm parent: has torch imported and the model loaded, and forks workers on request.
 
 ```
-◄ {"op": "load", "app", "args", "checkpoint"}       ► {"op": "loaded", "input", "output", "unfit"} or {"op": "failed", "message", "damaged"}
+◄ {"op": "load", "app", "args", "checkpoint"}       ► {"op": "loaded", "input", "output", "unfit"}
+                                                    ► {"op": "failed", "message", "damaged"}
 ◄ {"op": "fork", "threads", "number"} + a socket    the worker says the rest on that socket
 ◄ {"op": "become", ...} + a socket                  this process becomes the worker: where it is not fit to fork
 ◄ {"op": "renew", "checkpoint"} + a socket          forks a nursery that loads another checkpoint, and answers there
@@ -132,7 +133,7 @@ class Nursery:
         self._leave()
         service, self._model = self._service, None
         young = Nursery(Talk(end))
-        young._load(lambda: service, Path(message["checkpoint"]))  # noqa: SLF001 - one of us
+        young._load(lambda: service, Path(message["checkpoint"]))
         young.run()
 
     def _leave(self) -> None:

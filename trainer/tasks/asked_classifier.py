@@ -1,4 +1,4 @@
-"""A classifier of images as a service: a picture, or the numbers of a generated image, to the classes that it may be."""
+"""A classifier of images as a service: a picture, or the numbers of a generated image, to its likeliest classes."""
 
 import base64
 import binascii
@@ -45,15 +45,13 @@ def classifier_service(name: str, images: Unseen) -> Service:
         load_model(model, checkpoint)
         return model.eval()
 
-    read = _reader(images.pixels, images.from_picture)
+    read = _reader(images.from_picture)
 
     def predict(model: nn.Module, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         device = next(model.parameters()).device
         batch = torch.stack([read(one) for one in inputs]).to(device)
         probabilities, found = model(batch).float().softmax(dim=1).topk(min(_LIKELIEST, len(images.classes)))
-        return [
-            _said(images.classes, *row) for row in zip(probabilities.tolist(), found.tolist(), strict=True)
-        ]
+        return [_said(images.classes, *row) for row in zip(probabilities.tolist(), found.tolist(), strict=True)]
 
     return Service(load, predict, _asked(images), _ANSWER, _example(images))
 
@@ -73,7 +71,7 @@ def _exactly(count: int) -> Schema:
     return {"minItems": count, "maxItems": count}
 
 
-def _reader(pixels: int, from_picture: Transform | None) -> Callable[[dict[str, Any]], Tensor]:
+def _reader(from_picture: Transform | None) -> Callable[[dict[str, Any]], Tensor]:
     if from_picture is None:
         return lambda one: torch.tensor(one["pixels"], dtype=torch.float32)
     return lambda one: from_picture(_picture(one["image"]))

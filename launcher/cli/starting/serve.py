@@ -27,9 +27,9 @@ EXAMPLES = """
   curl http://127.0.0.1:8000/predict -H 'Content-Type: application/json' -d '{"text": "def main("}'
 
 /predict takes one input, /batch-predict a list; /docs shows what an input is, /health and /metrics are for machines.
-Inputs of all clients are computed in batches. Equal ones are computed once, and their answers kept. Where too many wait,
-the answer is 429 with Retry-After. It needs FastAPI and uvicorn: `pip install 'launch-anywhere[serve]'`; torch is needed
-in the run's own Python alone.
+Inputs of all clients are computed in batches. Equal ones are computed once, and their answers kept. Where too many
+wait, the answer is 429 with Retry-After. It needs FastAPI and uvicorn: `pip install 'launch-anywhere[serve]'`; torch is
+needed in the run's own Python alone.
 """
 _MOST_PORT = 65535
 _SHORTEST_TOKEN = 16
@@ -77,7 +77,10 @@ def declare(arguments: Arguments) -> None:
         help="the address to listen on; with another than this machine's own, requests need a token",
     )  # fmt: skip
     arguments.add_argument(
-        "--token-file", metavar="FILE", type=Path, help="its first line is the token (default: a new one, which is shown)"
+        "--token-file",
+        metavar="FILE",
+        type=Path,
+        help="its first line is the token (default: a new one, which is shown)",
     )
 
 
@@ -109,8 +112,14 @@ def run(options: argparse.Namespace) -> int:
 
         print(f"{found.run}: loading the model ...", file=sys.stderr, flush=True)
         with suppress(KeyboardInterrupt):
-            server.run_server(listening, found, wanted, token=token, most_bytes=options.max_body, ready=ready)
+            server.run_server(
+                listening, found, wanted, token=token, most_bytes=options.max_body, ready=ready, say=_say
+            )  # fmt: skip
     return Exit.OK
+
+
+def _say(text: str) -> None:
+    print(safe(text), file=sys.stderr, flush=True)
 
 
 def _token(options: argparse.Namespace, *, loopback: bool) -> str | None:
