@@ -15,7 +15,7 @@ _LONGEST_RETRY_S = 60
 
 
 @dataclass(eq=False, slots=True)
-class Wanted(Generic[Ticket]):
+class WantedAnswer(Generic[Ticket]):
     """One distinct input, and those who wait for its answer."""
 
     key: Key
@@ -29,8 +29,8 @@ class Batcher(Generic[Ticket]):
 
     def __init__(self, size: int, wait_s: float, most_waiting: int) -> None:
         self._size, self._wait_s, self._most = size, wait_s, most_waiting
-        self._queue: OrderedDict[Key, Wanted[Ticket]] = OrderedDict()
-        self._computed: dict[Key, Wanted[Ticket]] = {}
+        self._queue: OrderedDict[Key, WantedAnswer[Ticket]] = OrderedDict()
+        self._computed: dict[Key, WantedAnswer[Ticket]] = {}
         self._tickets = 0
         self.shared = 0  # how often somebody joined those who wait for an equal input
 
@@ -51,7 +51,7 @@ class Batcher(Generic[Ticket]):
     def ask(self, key: Key, payload: Any, ticket: Ticket, now: float) -> None:
         known = self._queue.get(key) or self._computed.get(key)
         if known is None:
-            known = self._queue[key] = Wanted(key, payload, now)
+            known = self._queue[key] = WantedAnswer(key, payload, now)
         else:
             self.shared += 1
         known.tickets.append(ticket)
@@ -74,7 +74,7 @@ class Batcher(Generic[Ticket]):
         first = next(iter(self._queue.values()))
         return first.since if len(self._queue) >= self._size else first.since + self._wait_s
 
-    def take(self, now: float) -> list[Wanted[Ticket]]:
+    def take(self, now: float) -> list[WantedAnswer[Ticket]]:
         """The batch that is due, for a worker that is free; nothing before that."""
         due = self.due_at()
         if due is None or now < due:
@@ -83,14 +83,22 @@ class Batcher(Generic[Ticket]):
         self._computed |= {wanted.key: wanted for wanted in batch}
         return batch
 
-    def settle(self, batch: Sequence[Wanted[Ticket]]) -> None:
+    def put_back(self, batch: "Sequence[WantedAnswer[Ticket]]") -> None:
+        """Their worker ended before it had begun with them: they are the next ones again."""
+        for wanted in reversed(batch):
+            del self._computed[wanted.key]
+            if wanted.tickets:
+                self._queue[wanted.key] = wanted
+                self._queue.move_to_end(wanted.key, last=False)
+
+    def settle(self, batch: Sequence[WantedAnswer[Ticket]]) -> None:
         """They were answered, or never will be."""
         for wanted in batch:
             self._tickets -= len(wanted.tickets)
             del self._computed[wanted.key]
 
 
-class Pace:
+class BatchPace:
     """How long an input takes, by a moving mean over batches: what to tell those who are sent away."""
 
     def __init__(self, weight: float = 0.2) -> None:

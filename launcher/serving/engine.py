@@ -20,10 +20,19 @@ import msgspec
 
 from launcher.errors import Refused
 from launcher.serving.answer_cache import AnswerCache
-from launcher.serving.batching import Batcher, Key, Pace, Wanted
+from launcher.serving.batching import Batcher, BatchPace, Key, WantedAnswer
 from launcher.serving.figures import ServingFigures, ServingState, exposition
 from launcher.serving.input_schema import Inputs
-from launcher.serving.processes import Answer, Loaded, NotLoaded, Nursery, NurseryLost, Worker, WorkerLost
+from launcher.serving.processes import (
+    Answer,
+    Loaded,
+    NotBegun,
+    NotLoaded,
+    Nursery,
+    NurseryLost,
+    ServingWorker,
+    WorkerLost,
+)
 from launcher.serving.what_is_served import Served
 from trainer.checkpoint_files.catalog import Entry
 
@@ -93,8 +102,8 @@ class Engine:
         self.say = say
         self._batcher: Batcher[Ticket] = Batcher(options.batch, options.wait_s, options.queue)
         self._cache = AnswerCache(options.cache, options.cache_s)
-        self._pace = Pace()
-        self._idle: deque[Worker] = deque()
+        self._pace = BatchPace()
+        self._idle: deque[ServingWorker] = deque()
         self._crew: Crew | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -209,11 +218,15 @@ class Engine:
         if self._idle and due is not None:
             self._timer = loop.call_at(due, self._pump)
 
-    async def _run(self, worker: Worker, batch: Sequence[Wanted[Ticket]]) -> None:
+    async def _run(self, worker: ServingWorker, batch: Sequence[WantedAnswer[Ticket]]) -> None:
         loop = asyncio.get_running_loop()
         began, step = loop.time(), worker.step
         try:
             answers = await worker.compute([wanted.payload for wanted in batch], self.options.timeout_s)
+        except NotBegun:
+            self._batcher.put_back(batch)
+            self._pump()
+            return
         except WorkerLost as error:
             self.figures.lost_workers += 1
             self._batcher.settle(batch)
@@ -228,7 +241,7 @@ class Engine:
             self._settle(wanted, answer, step, loop.time())
         self.free(worker)
 
-    def _settle(self, wanted: Wanted[Ticket], answer: Answer, step: int | None, now: float) -> None:
+    def _settle(self, wanted: WantedAnswer[Ticket], answer: Answer, step: int | None, now: float) -> None:
         if "json" in answer and step == self.step:  # of a crew that was relieved meanwhile nothing is kept
             self._cache.put(wanted.key, answer["json"], now)
         for ticket in _waiting([wanted]):
@@ -241,7 +254,7 @@ class Engine:
 
     # -- workers
 
-    def free(self, worker: Worker) -> None:
+    def free(self, worker: ServingWorker) -> None:
         """It may have the next batch; or it has had its last one."""
         if worker.retired:
             worker.close()
@@ -249,7 +262,7 @@ class Engine:
             self._idle.append(worker)
             self._pump()
 
-    def left(self, worker: Worker) -> None:
+    def left(self, worker: ServingWorker) -> None:
         with suppress(ValueError):
             self._idle.remove(worker)
 
@@ -298,12 +311,14 @@ class Engine:
 class Crew:
     """Those who compute with one checkpoint. Who dies is replaced, until it is dismissed."""
 
+    loaded: Loaded
+
     def __init__(self, engine: Engine, served: Served, options: ServingOptions, choice: Entry | None) -> None:
         self._engine, self._served, self._options = engine, served, options
         self._choice = choice
         self.name = _name(choice)
         self.step = None if choice is None else choice.step
-        self.workers: set[Worker] = set()
+        self.workers: set[ServingWorker] = set()
         self._nursery: Nursery | None = None
         self._started: list[Nursery] = []
         self._changing = asyncio.Lock()
@@ -352,7 +367,7 @@ class Crew:
         self._nursery, self.loaded = await Nursery.started(self._served, where)
         self._started.append(self._nursery)
 
-    async def _new_worker(self, number: int) -> Worker:
+    async def _new_worker(self, number: int) -> ServingWorker:
         """Of the nursery; or, where that cannot be forked, a process of its own."""
         async with self._changing:
             if self._nursery is None or self._nursery.ended.is_set():
@@ -372,7 +387,7 @@ class Crew:
     def _threads(self) -> int:
         return max(1, len(os.sched_getaffinity(0)) // self._options.workers)
 
-    async def _keep(self, worker: Worker, number: int) -> None:
+    async def _keep(self, worker: ServingWorker, number: int) -> None:
         """Someone is always in this place."""
         while True:
             await worker.gone.wait()
@@ -381,7 +396,7 @@ class Crew:
             worker = await self._replaced(number)
             self._engine.free(worker)
 
-    async def _replaced(self, number: int) -> Worker:
+    async def _replaced(self, number: int) -> ServingWorker:
         while True:
             await asyncio.sleep(pause_s(self._failures))
             try:
@@ -390,7 +405,7 @@ class Crew:
                 self._failures += 1
                 self._engine.say(f"warning: no worker could be started: {error}")
 
-    def _left(self, worker: Worker) -> None:
+    def _left(self, worker: ServingWorker) -> None:
         self.workers.discard(worker)
         self._engine.left(worker)
 
@@ -401,7 +416,7 @@ def _keyed(one: Any) -> tuple[Key, bytes]:
     return hashlib.blake2b(payload, digest_size=_KEY_BYTES).digest(), payload
 
 
-def _waiting(batch: Sequence[Wanted[Ticket]]) -> list[Ticket]:
+def _waiting(batch: Sequence[WantedAnswer[Ticket]]) -> list[Ticket]:
     return [ticket for wanted in batch for ticket in wanted.tickets if not ticket.done()]
 
 

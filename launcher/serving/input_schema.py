@@ -22,7 +22,8 @@ _BOUNDS = {
 }  # fmt: skip
 _DECIDING = {
     "$ref", "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "const", "additionalProperties",
-    "patternProperties", "propertyNames", "prefixItems", "contains", "uniqueItems", "dependentRequired", "minProperties", "maxProperties",
+    "patternProperties", "propertyNames", "prefixItems", "contains", "uniqueItems", "dependentRequired",
+    "minProperties", "maxProperties",
 }  # fmt: skip
 _PLAIN: dict[str, Any] = {"string": str, "number": float, "integer": int, "boolean": bool, "null": None}
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")

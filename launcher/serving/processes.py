@@ -28,6 +28,10 @@ class WorkerLost(Exception):
     """A worker ended, or was ended, in the middle of a batch."""
 
 
+class NotBegun(WorkerLost):
+    """It ended before it had read the batch: another worker may have it."""
+
+
 class NurseryLost(Exception):
     """The process that forks workers has ended."""
 
@@ -50,9 +54,13 @@ class Loaded:
 
 
 class Link:
-    """Our end of a socket pair: what is heard goes to `heard`, and its end to `ended`, once."""
+    """Our end of a socket pair: what is heard goes to `heard`, and its end to `ended`, once.
+
+    Who has left without reading all that was said resets the connection: that is how one knows what was not begun.
+    """
 
     def __init__(self, end: socket.socket, heard: Callable[[Any], None], ended: Callable[[], None]) -> None:
+        self.unread = False
         self._end, self._heard, self._ended = end, heard, ended
         end.setblocking(False)
         self._task = asyncio.create_task(self._listen())
@@ -70,8 +78,10 @@ class Link:
 
     async def _listen(self) -> None:
         try:
-            with suppress(ConnectionError, FrameBroken):
+            with suppress(FrameBroken):
                 await self._hear()
+        except ConnectionError:
+            self.unread = True
         finally:
             self._end.close()
         self._ended()
@@ -81,16 +91,16 @@ class Link:
         data = bytearray()
         while more := await loop.sock_recv(self._end, 1 << 18):
             data += more
-            while len(data) >= HEAD_BYTES and len(data) >= (end := HEAD_BYTES + length_of(data[:HEAD_BYTES])):
+            while len(data) >= HEAD_BYTES and len(data) >= (end := HEAD_BYTES + length_of(bytes(data[:HEAD_BYTES]))):
                 message = message_in(bytes(data[HEAD_BYTES:end]))
                 del data[:end]
                 self._heard(message)
 
 
-class Worker:
+class ServingWorker:
     """One process that computes one batch at a time."""
 
-    def __init__(self, end: socket.socket, on_end: "Callable[[Worker], None]") -> None:
+    def __init__(self, end: socket.socket, on_end: "Callable[[ServingWorker], None]") -> None:
         self._on_end = on_end
         self._pidfd: int | None = None
         self.pid = 0
@@ -110,9 +120,8 @@ class Worker:
         """An answer to each input. Raises WorkerLost; a worker that takes longer is ended."""
         self._answer = asyncio.get_running_loop().create_future()
         try:
-            with suppress(OSError):  # that it has left is heard
-                await self._link.say({"inputs": [msgspec.Raw(one) for one in payloads]})
             async with asyncio.timeout(most_s):
+                await self._say({"inputs": [msgspec.Raw(one) for one in payloads]})
                 found = await self._answer
         except TimeoutError:
             self.kill()
@@ -121,6 +130,12 @@ class Worker:
             self._answer = None
         self.batches += 1
         return found
+
+    async def _say(self, message: Any) -> None:
+        try:
+            await self._link.say(message)
+        except OSError as error:
+            raise NotBegun(f"it had left: {error}") from error
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):
@@ -149,7 +164,7 @@ class Worker:
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
-        lost = WorkerLost("the process that computed it has ended")
+        lost = (NotBegun if self._link.unread else WorkerLost)("the process that computed it has ended")
         for waiting in (self._answer, self.ready):
             if waiting is not None and not waiting.done():
                 waiting.set_exception(lost)
@@ -193,7 +208,9 @@ class Nursery:
         found = Nursery(ours)
         return found, await found._load(None)
 
-    async def worker(self, op: str, threads: int, number: int, on_end: Callable[[Worker], None]) -> Worker:
+    async def worker(
+        self, op: str, threads: int, number: int, on_end: Callable[[ServingWorker], None]
+    ) -> ServingWorker:
         """`fork` a worker, or have this process `become` one. Raises NurseryLost or WorkerLost."""
         ours, theirs = socket.socketpair()
         try:
@@ -202,7 +219,7 @@ class Nursery:
         except OSError as error:
             ours.close()
             raise NurseryLost from error
-        worker = Worker(ours, on_end)
+        worker = ServingWorker(ours, on_end)
         await worker.ready
         return worker
 

@@ -10,8 +10,8 @@ from fleet import Fleet
 
 ROOT = Path(__file__).parents[2]
 SPEC = "jobs/resnet_ddp.yaml"
-STEPS = ROOT / "jobs" / "train_then_predict.yaml"  # test_train_then_predict.py
-SINGLE = [path for path in sorted(ROOT.glob("jobs/*.yaml")) if path != STEPS]
+STEPS = ("train_then_predict", "serve_resnet")  # in files of their own
+SINGLE = [path for path in sorted(ROOT.glob("jobs/*.yaml")) if path.stem not in STEPS]
 TINY = {"max-steps": 24, "batch-size": 8, "train-images": 48, "validation-images": 16}
 TINY_GPT = {"max-steps": 6, "batch-size": 4, "layers": 2, "width": 32, "context": 32, "sample": 0}
 TINY_PLAIN = {"steps": 6, "batch-size": 8, "images": 48}

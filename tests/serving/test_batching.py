@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.serving.batching import Batcher, Pace
+from launcher.serving.batching import Batcher, BatchPace
 
 
 def batcher(size=3, wait_s=1.0, most=10):
@@ -46,6 +46,17 @@ def test_equal_inputs_are_one_also_while_they_are_computed():
     wanted.settle([batch])
     wanted.ask(b"a", 1, "w", 7.0)
     assert (wanted.queued, wanted.waiting) == (1, 1)
+
+
+def test_what_was_not_begun_comes_next_again():
+    wanted = batcher(size=2)
+    for number in range(4):
+        wanted.ask(bytes([number]), number, f"t{number}", float(number))
+    batch = wanted.take(3.0)
+    wanted.withdraw(b"\0", "t0")
+    wanted.put_back(batch)
+    assert (wanted.queued, wanted.waiting, wanted.due_at()) == (3, 3, 1.0)
+    assert keys(wanted.take(3.0)) == [b"\1", b"\2"]
 
 
 def test_no_more_may_wait_than_there_is_room_for():
@@ -103,7 +114,7 @@ def test_everybody_is_answered_once_and_in_turn(moves, size):
 
 
 def test_who_is_sent_away_hears_when_the_others_will_have_been_served():
-    pace = Pace(weight=0.5)
+    pace = BatchPace(weight=0.5)
     assert pace.retry_after_s(1000, 2) == 1
     pace.took(1.0, 10)
     assert pace.retry_after_s(100, 2) == 5

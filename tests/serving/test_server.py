@@ -130,6 +130,13 @@ def test_one_that_dies_of_an_input_answers_503_and_is_replaced(server):
     assert server.ask("next").json()["by"] != pid
 
 
+def test_what_an_idle_worker_that_was_killed_had_not_read_is_not_lost(server):
+    for number in range(10):
+        kill(server.pids()[0])
+        assert server.ask(f"just then {number}").status == 200
+        until(server.pids, "another one")
+
+
 def test_what_machines_ask(server):
     server.ask("hello")
     assert server.get("/health").json() == {"status": "ok", "run": "mine-abcd", "step": 1, "workers": 1}

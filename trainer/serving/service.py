@@ -58,8 +58,8 @@ def find_service(app: str, args: Sequence[str]) -> Service:
             f"{app}: expected `load(checkpoint)` and `predict(model, inputs)`, or `service(args)`; "
             f"it has no {' and no '.join(lacks)}"
         )
-    schemas = (getattr(module, one, {}) for one in ("INPUT", "OUTPUT"))
-    return Service(module.load, module.predict, *schemas, getattr(module, "EXAMPLE", None))
+    asked, answered = getattr(module, "INPUT", {}), getattr(module, "OUTPUT", {})
+    return Service(module.load, module.predict, asked, answered, getattr(module, "EXAMPLE", None))
 
 
 def _imported(place: str) -> ModuleType:

@@ -43,7 +43,7 @@ def answers(service: Service, model: Any, inputs: Sequence[Any]) -> list[Answer]
     """One for each input. Where a batch fails, each input is asked alone, so that it is the only one to suffer."""
     try:
         return _computed(service, model, inputs)
-    except Exception as error:  # noqa: BLE001 - `predict` can raise anything
+    except Exception as error:  # noqa: BLE001 - what the user's code does is anything
         if len(inputs) == 1:
             return [_refused(error)]
         return [one for alone in inputs for one in answers(service, model, [alone])]

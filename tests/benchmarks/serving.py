@@ -1,0 +1,261 @@
+"""Requests a second and their time, beside a plain FastAPI handler of the same model; and of answers that are kept.
+
+uv run python tests/benchmarks/serving.py [--write]
+
+Both sides have the model of one checkpoint and get the same bodies over loopback, taking turns. `plain` is what courses
+show: an `async def` that checks the body by a pydantic model, asks torch for this one input, and gives the answer.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))
+from results import publish
+
+WAIT_S = 0.005
+BODIES_EACH = 4
+STARTS_S = 300.0
+HEAD = "POST /predict HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n"
+PLAIN = """
+import sys, torch, uvicorn
+from fastapi import FastAPI
+from pathlib import Path
+from pydantic import BaseModel
+from trainer.tasks import resnet
+
+service = resnet.service(sys.argv[3:])
+model = service.load(Path(sys.argv[2]))
+app = FastAPI()
+
+
+class Asked(BaseModel):
+    pixels: list[list[list[float]]]
+
+
+@app.get("/health")
+async def health():
+    return {}
+
+
+@app.post("/predict")
+async def predict(asked: Asked):
+    with torch.inference_mode():
+        return service.predict(model, [{"pixels": asked.pixels}])[0]
+
+
+uvicorn.run(app, port=int(sys.argv[1]), log_level="warning", access_log=False)
+"""
+OURS = """
+import os, sys
+from pathlib import Path
+from launcher.serving.engine import ServingOptions
+from launcher.serving.server import listen, run_server
+from launcher.serving.what_is_served import Served
+
+port, checkpoint, cache, *args = sys.argv[1:]
+app, python, folder = "trainer.tasks.resnet", sys.executable, Path(checkpoint)
+served = Served("bench", app, tuple(args), python, os.getcwd(), os.environ, folder, False)
+options = ServingOptions(cache=int(cache))
+with listen("127.0.0.1", int(port)) as listening:
+    run_server(listening, served, options, token=None, most_bytes=1 << 24, ready=lambda engine: None, say=print)
+"""
+
+
+def trained(folder, args):
+    """A checkpoint of two steps: how fast it is does not depend on what it has learned."""
+    words = ["--max-steps", "2", "--batch-size", "4", "--train-images", "16", "--validation-images", "4"]
+    where = ["--strategy", "none", "--checkpoint-dir", str(folder / "checkpoints"), "--out", str(folder / "metrics")]
+    subprocess.run([sys.executable, "-m", "trainer.tasks.resnet", *args, *words, *where], check=True, cwd=folder)
+    return folder / "checkpoints"
+
+
+@contextmanager
+def server(program, *words):
+    """Its port, once it answers."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = subprocess.Popen([sys.executable, "-c", program, str(port), *words])
+    try:
+        bound = time.monotonic() + STARTS_S
+        while True:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10):
+                    break
+            except OSError:
+                assert process.poll() is None, "the server has ended"
+                assert time.monotonic() < bound, "the server does not answer"
+                time.sleep(0.1)
+        yield port
+    finally:
+        process.terminate()
+        process.wait()
+
+
+class Client:
+    """A connection that stays, and bodies of its own."""
+
+    def __init__(self, port, bodies):
+        self.port, self.bodies = port, [HEAD.format(len(body)).encode() + body for body in bodies]
+        self.taken = []
+
+    async def connect(self):
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port)
+
+    async def ask(self, number, since=None):
+        since = time.perf_counter() if since is None else since
+        self.writer.write(self.bodies[number % len(self.bodies)])
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200"), head
+        await self.reader.readexactly(int(re.search(rb"content-length: (\d+)", head)[1]))
+        self.taken.append(time.perf_counter() - since)
+
+    async def closed_loop(self, until):
+        number = 0
+        while time.perf_counter() < until:
+            await self.ask(number)
+            number += 1
+
+
+async def full_load(clients, seconds):
+    """Requests a second of clients that ask again as soon as they have their answer."""
+    await asyncio.gather(*(client.connect() for client in clients))
+    await asyncio.gather(*(client.ask(0) for client in clients))
+    for client in clients:
+        client.taken.clear()
+    began = time.perf_counter()
+    await asyncio.gather(*(client.closed_loop(began + seconds) for client in clients))
+    count, took = sum(len(client.taken) for client in clients), time.perf_counter() - began
+    for client in clients:
+        client.writer.close()
+    return count / took
+
+
+async def open_load(clients, rate, seconds, chance):
+    """The times of requests that come by chance at this rate, whoever is free asking; waiting for one counts."""
+    await asyncio.gather(*(client.connect() for client in clients))
+    free = asyncio.Queue()
+    for client in clients:
+        client.taken.clear()
+        free.put_nowait(client)
+
+    async def one(since, number):
+        client = await free.get()
+        await client.ask(number, since)
+        free.put_nowait(client)
+
+    tasks, due, end, number = [], time.perf_counter(), time.perf_counter() + seconds, 0
+    while due < end:
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        tasks.append(asyncio.create_task(one(due, number)))
+        due, number = due + chance.expovariate(rate), number + 1
+    await asyncio.gather(*tasks)
+    for client in clients:
+        client.writer.close()
+    return sorted(seconds for client in clients for seconds in client.taken)
+
+
+def batch_s(port):
+    """The mean time of a batch, by the server's own figures."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    total, count = (float(re.search(rf"launch_serve_batch_seconds_{what} (\S+)", text)[1]) for what in ("sum", "count"))
+    return total / count
+
+
+def bodies(count, pixels, chance):
+    def image():
+        return [[[round(chance.gauss(0, 1), 4) for _ in range(pixels)] for _ in range(pixels)] for _ in range(3)]
+
+    return [json.dumps({"pixels": image()}).encode() for _ in range(count)]
+
+
+def clients_of(port, asked, count):
+    each = max(1, len(asked) // count)
+    return [Client(port, asked[number * each : (number + 1) * each]) for number in range(count)]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--model", default="resnet18")
+    parser.add_argument("--pixels", type=int, default=32)
+    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
+    args = parser.parse_args()
+    chance = random.Random(1)
+    asked = bodies(args.clients * BODIES_EACH, args.pixels, chance)
+    model = ["--model", args.model, "--pixels", str(args.pixels)]
+    rates, computed, kept, p99s, bounds = {"plain": [], "launch": []}, [], [], [], []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        checkpoint = str(trained(folder, model))
+        for pair in range(args.pairs):
+            for side in ("plain", "launch") if pair % 2 else ("launch", "plain"):
+                words = (PLAIN, checkpoint) if side == "plain" else (OURS, checkpoint, "0")
+                with server(*words, *model) as port:
+                    rate = asyncio.run(full_load(clients_of(port, asked, args.clients), args.seconds))
+                    rates[side].append(rate)
+                    if side == "launch":
+                        each_s = batch_s(port)
+                        times = asyncio.run(
+                            open_load(clients_of(port, asked, args.clients), rate / 2, args.seconds, chance)
+                        )
+                        p99s.append(times[int(0.99 * (len(times) - 1))])
+                        bounds.append(WAIT_S + 3 * each_s)
+                        alone = clients_of(port, asked[:BODIES_EACH], 1)
+                        asyncio.run(full_load(alone, args.seconds / 2))
+                        computed.append(statistics.median(alone[0].taken))
+            with server(OURS, checkpoint, "10000", *model) as port:
+                alone = clients_of(port, asked[:BODIES_EACH], 1)
+                for _ in range(2):  # the first time they are computed
+                    asyncio.run(full_load(alone, args.seconds / 4))
+                kept.append(statistics.median(alone[0].taken))
+    publish("serving", "\n".join(table(args, rates, computed, kept, p99s, bounds)), write=args.write)
+
+
+def table(args, rates, computed, kept, p99s, bounds):
+    def row(what, values, unit, digits=1):
+        low, high = min(values), max(values)
+        return f"| {what} | {statistics.median(values):.{digits}f} {unit} | {low:.{digits}f}-{high:.{digits}f} |  |"
+
+    def ratio(what, over, under, asked):
+        each = [one / other for one, other in zip(over, under, strict=True)]
+        return f"| {what} | {statistics.median(each):.2f} | {min(each):.2f}-{max(each):.2f} | {asked} |"
+
+    def ms(values):
+        return [1000 * one for one in values]
+
+    return [
+        f"{args.model}, {args.pixels} pixels as JSON numbers, {args.clients} clients, {args.pairs} pairs",
+        "",
+        "| of what | median | range | asked |",
+        "|---|---|---|---|",
+        row("`launch serve`, requests a second", rates["launch"], "/s"),
+        row("a plain FastAPI handler", rates["plain"], "/s"),
+        ratio("throughput, of the plain handler's", rates["launch"], rates["plain"], ">= 3"),
+        row("one client, an answer that is computed", ms(computed), "ms", 2),
+        row("one client, an answer that is kept", ms(kept), "ms", 2),
+        ratio("time of a computed answer, of a kept one's", computed, kept, ">= 20"),
+        row("p99 at half of that load", ms(p99s), "ms"),
+        row("5 ms and three batches", ms(bounds), "ms"),
+        ratio("p99, of that", p99s, bounds, "<= 1"),
+    ]
+
+
+if __name__ == "__main__":
+    main()
