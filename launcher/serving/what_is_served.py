@@ -10,8 +10,8 @@ from launcher.api import Run
 from launcher.errors import BadInput, Refused
 from launcher.rundir.attempts import newest, read_plan
 from launcher.rundir.layout import RunDir
-from launcher.status.checkpoints import checkpoint_folder
-from trainer.checkpoint_files.catalog import Entry
+from launcher.status.checkpoints import checkpoint_folders
+from trainer.checkpoint_files.catalog import Entry, entries
 from trainer.checkpoint_files.choice import candidates
 
 
@@ -45,7 +45,7 @@ def served(run: Run, *, app: str | None, best: bool, checkpoint: Path | None) ->
         python=plan.entry.python,
         cwd=str(folder.path / plan.workdir),
         env=with_own_folders({**os.environ, **plan.spec.env, "PYTHONDONTWRITEBYTECODE": "1"}, plan),
-        checkpoints=checkpoint_folder(folder) if checkpoint is None else checkpoint.absolute(),
+        checkpoints=_kept_in(folder) if checkpoint is None else checkpoint.absolute(),
         best=best,
     )
     if not Path(found.cwd).is_dir():
@@ -57,6 +57,12 @@ def served(run: Run, *, app: str | None, best: bool, checkpoint: Path | None) ->
         hint = f"hint: launch checkpoints {run.id}; of a run on other machines: launch fetch {run.id}"
         raise Refused(f"{run.id} has no checkpoints here", hint)
     return found
+
+
+def _kept_in(run: RunDir) -> Path:
+    """The first of its folders that has checkpoints."""
+    folders = checkpoint_folders(run)
+    return next((folder for folder in folders if entries(folder)), folders[0])
 
 
 def _app(named: str | None, module: str | None) -> str:

@@ -58,7 +58,7 @@ class Kept:
 
 def kept(run: RunDir) -> Kept:
     """What a listing of the folder shows."""
-    folders = _folders(run)
+    folders = checkpoint_folders(run)
     committed = [entry for folder in folders for entry in _committed(folder)]
     steps = tuple(sorted(entry.step for entry in committed if entry.kind == "step"))
     return Kept(steps, len(committed) - len(steps), sum(len(_set_aside(folder)) for folder in folders))
@@ -66,7 +66,7 @@ def kept(run: RunDir) -> Kept:
 
 def checkpoints(run: RunDir, *, verify: bool = False) -> Iterator[Checkpoint]:
     """The newest first, then the best ones, then those set aside; each is looked at when it is asked for."""
-    folders = _folders(run)
+    folders = checkpoint_folders(run)
     committed = [entry for folder in folders for entry in _committed(folder)]
     for entry in sorted(committed, key=_newest_steps_first):
         if (found := _look(entry, verify=verify)) is not None:
@@ -97,7 +97,7 @@ def checkpoint_folder(run: RunDir) -> Path:
     return run.path / _plan(run).spec.checkpoint.dir
 
 
-def _folders(run: RunDir) -> list[Path]:
+def checkpoint_folders(run: RunDir) -> list[Path]:
     """That one, and the one that a script of `Checkpointer("checkpoints")` means: beside itself."""
     plan = _plan(run)
     beside = Path(plan.workdir, plan.spec.checkpoint.dir)
