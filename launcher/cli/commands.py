@@ -11,7 +11,11 @@ COMMANDS = {
         "launcher.cli.starting.prove",
         "kill a training again and again, and see whether it ends as it does undisturbed",
     ),
-    "serve": ("launcher.cli.starting.serve", "answer requests over HTTP with the model that a run has trained"),
+    "predict": (
+        "launcher.cli.using.predict",
+        "have a run's model answer for each sample of a data set, as a run of its own",
+    ),
+    "serve": ("launcher.cli.using.serve", "answer requests over HTTP with the model that a run has trained"),
     "status": ("launcher.cli.looking.status", "all runs as a table, or everything about one"),
     "checkpoints": ("launcher.cli.looking.checkpoints", "what a run has saved, and whether it is whole"),
     "metrics": ("launcher.cli.looking.metrics", "what runs have measured, step by step: a table, CSV, JSON or curves"),

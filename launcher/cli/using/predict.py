@@ -1,0 +1,48 @@
+"""`launch predict`: a run's model over a whole data set, as a run of its own."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from launcher import api
+from launcher.cli.arguments import Arguments
+from launcher.cli.terminal import show_news
+from launcher.errors import Exit
+
+EXAMPLES = """
+  launch predict last -o answers.jsonl --follow                         of its validation data, by its best checkpoint
+  launch predict gpt -o judged.jsonl --set run.args.text=/data/new.txt  of other data
+  launch predict resnet -o answers.jsonl --on pool --set resources.nodes=4
+
+A run of its own, of the first one's frozen code and arguments: a line of JSON for each sample, in order. Its ranks
+share the samples out; each is answered once. When it was killed, it goes on with what is missing; so does `resume`. It
+works for a run of a module that takes --predict and --checkpoint, as the shipped tasks do. Where nodes have disks of
+their own, the checkpoint has to be on each, and the output is on the first one's.
+"""
+
+
+def declare(arguments: Arguments) -> None:
+    arguments.takes_run()
+    arguments.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, required=True, help="gets the lines; FILE.about.json says of what"
+    )
+    arguments.add_argument(
+        "--checkpoint", metavar="FOLDER", type=Path,
+        help="whose weights (default: the best, where one was kept, else the newest whole one)",
+    )  # fmt: skip
+    arguments.takes_place(default="local")
+    arguments.add_argument("-f", "--follow", action="store_true", help="show its log; ends with the run's exit code")
+
+
+def run(options: argparse.Namespace) -> int:
+    show_news()
+    one = api.run(options.run).predict(
+        options.output, checkpoint=options.checkpoint, on=options.on, overrides=options.overrides
+    )
+    print(one.id, flush=True)
+    if options.follow:
+        from launcher.cli.looking.follow import follow  # late: only for --follow
+
+        return follow(one)
+    print(f"watch it: launch logs {one.id} -f", file=sys.stderr)
+    return Exit.OK

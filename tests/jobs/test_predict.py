@@ -1,0 +1,45 @@
+"""`launch predict`: what a run has trained answers for each sample, in the run's own frozen code."""
+
+import json
+
+import pytest
+
+SPEC = """
+name: words
+run:
+  module: task
+  args: {layers: 1, width: 16, heads: 2, context: 32, max-steps: 4, batch-size: 4, strategy: none, text: some.txt,
+    validate-every: 2, keep-best: true}
+resources: {ranks_per_node: 1}
+checkpoint: {every: 2 steps}
+"""
+TASK = "import sys\nfrom trainer.tasks.gpt import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
+
+
+@pytest.mark.timeout(400)
+def test_the_best_checkpoint_answers_in_the_code_as_it_was(lab):
+    lab.script("task.py", TASK)
+    (lab.project / "some.txt").write_text("".join(f"line {number}\n" for number in range(2000)))
+    run = lab.submit(lab.spec(SPEC))
+    lab.wait(run)
+    lab.script("task.py", "raise SystemExit('the code as it is now')\n")
+    listed = json.loads(lab.launch("checkpoints", run, "--json").stdout)
+    best = next(one["step"] for one in listed if one["kind"] == "best")
+    prediction = lab.launch("predict", run, "-o", "out.jsonl").stdout.strip()
+    assert prediction.startswith("words-predict-")
+    lab.wait(prediction)
+    about = json.loads((lab.project / "out.jsonl.about.json").read_text())
+    lines = (lab.project / "out.jsonl").read_text().splitlines()
+    assert (about["step"], about["samples"]) == (best, len(lines))
+    assert [json.loads(line)["index"] for line in lines] == list(range(len(lines)))
+
+
+def test_what_cannot_predict_is_said(lab):
+    lab.script("plain.py", "")
+    run = lab.submit(lab.spec("name: x\nrun:\n  script: plain.py\nresources:\n  ranks_per_node: 1\n"))
+    lab.wait(run)
+    assert "a script is not known to predict" in lab.launch("predict", run, "-o", "out", check=2).stderr
+    lab.script("task.py", "")
+    other = lab.submit(lab.spec("name: y\nrun:\n  module: task\nresources:\n  ranks_per_node: 1\n"))
+    lab.wait(other)
+    assert "has no checkpoints here" in lab.launch("predict", other, "-o", "out", check=4).stderr
