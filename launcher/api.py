@@ -253,9 +253,7 @@ class Run:
         """Start a run of its frozen code and arguments that writes a line for each sample, by its best checkpoint, or
         its newest, or this one. For runs of a module that takes --predict and --checkpoint, as the shipped tasks do.
         """
-        from launcher.submission.predicting import (
-            open_prediction,
-        )  # late: it reads YAML, which `status` must not pay for
+        from launcher.submission.predicting import open_prediction  # late: it reads YAML: see above
 
         weights = None if checkpoint is None else Path(checkpoint)
         opened = open_prediction(RunDir(self.path), Path(output), checkpoint=weights, on=on, overrides=tuple(overrides))

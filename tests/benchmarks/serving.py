@@ -4,6 +4,7 @@ uv run python tests/benchmarks/serving.py [--write]
 
 Both sides have the model of one checkpoint and get the same bodies over loopback, taking turns. `plain` is what courses
 show: an `async def` that checks the body by a pydantic model, asks torch for this one input, and gives the answer.
+Torch has one thread for it, or as many as there are cores: the better one counts.
 """
 
 import argparse
@@ -36,7 +37,8 @@ from pathlib import Path
 from pydantic import BaseModel
 from trainer.tasks import resnet
 
-service = resnet.service(sys.argv[3:])
+torch.set_num_threads(int(sys.argv[3]))
+service = resnet.service(sys.argv[4:])
 model = service.load(Path(sys.argv[2]))
 app = FastAPI()
 
@@ -200,16 +202,18 @@ def main():
     asked = bodies(args.clients * BODIES_EACH, args.pixels, chance)
     model = ["--model", args.model, "--pixels", str(args.pixels)]
     rates, computed, kept, p99s, bounds = {"plain": [], "launch": []}, [], [], [], []
+    cores = str(len(os.sched_getaffinity(0)))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         checkpoint = str(trained(folder, model))
         for pair in range(args.pairs):
-            for side in ("plain", "launch") if pair % 2 else ("launch", "plain"):
-                words = (PLAIN, checkpoint) if side == "plain" else (OURS, checkpoint, "0")
-                with server(*words, *model) as port:
+            sides = [("launch", "0"), ("plain", "1"), ("plain", cores)]  # the cache, and threads
+            found = {"plain": 0.0, "launch": 0.0}
+            for side, number in reversed(sides) if pair % 2 else sides:
+                with server(PLAIN if side == "plain" else OURS, checkpoint, number, *model) as port:
                     rate = asyncio.run(full_load(clients_of(port, asked, args.clients), args.seconds))
-                    rates[side].append(rate)
+                    found[side] = max(found[side], rate)
                     if side == "launch":
                         each_s = batch_s(port)
                         times = asyncio.run(
@@ -220,6 +224,8 @@ def main():
                         alone = clients_of(port, asked[:BODIES_EACH], 1)
                         asyncio.run(full_load(alone, args.seconds / 2))
                         computed.append(statistics.median(alone[0].taken))
+            for side, best in found.items():
+                rates[side].append(best)
             with server(OURS, checkpoint, "10000", *model) as port:
                 alone = clients_of(port, asked[:BODIES_EACH], 1)
                 for _ in range(2):  # the first time they are computed
