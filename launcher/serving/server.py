@@ -14,6 +14,7 @@ from launcher.serving.guard import ServingGuard
 from launcher.serving.what_is_served import Served
 
 _LET_GO_S = 10  # for requests that are being answered when the server is asked to end
+_KEEP_OPEN_S = 75  # a connection on which nothing is asked: longer than clients and proxies usually keep theirs
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -45,7 +46,7 @@ async def serve(
         app = ServingGuard(application(engine, served.run), token, most_bytes)
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="off", ws="none", server_header=False,
-            timeout_graceful_shutdown=_LET_GO_S, backlog=1024,
+            timeout_graceful_shutdown=_LET_GO_S, timeout_keep_alive=_KEEP_OPEN_S, backlog=1024,
         )  # fmt: skip
         ready(engine)
         await uvicorn.Server(config).serve(sockets=[listening])
