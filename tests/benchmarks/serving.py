@@ -58,7 +58,7 @@ async def predict(asked: Asked):
         return service.predict(model, [{"pixels": asked.pixels}])[0]
 
 
-uvicorn.run(app, port=int(sys.argv[1]), log_level="warning", access_log=False)
+uvicorn.run(app, port=int(sys.argv[1]), log_level="warning", access_log=False, timeout_keep_alive=75)
 """
 OURS = """
 import os, sys
