@@ -4,6 +4,8 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.docs import reference
 from tests.docs.site import page_files
 
@@ -20,6 +22,7 @@ def test_the_code_is_formatted(tool):
     assert code == 0, f"{said}\nhint: uv run ruff format"
 
 
+@pytest.mark.timeout(900)  # from nothing, and beside four other tests on two cores
 def test_mypy_has_nothing_to_say(tool, tmp_path):
     code, said = tool("mypy", "--cache-dir", str(tmp_path))
     assert code == 0, said
