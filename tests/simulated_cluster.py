@@ -33,6 +33,7 @@ from launcher.agent.messages import (
     Exited,
     Fault,
     Follow,
+    GoOn,
     Join,
     Leads,
     Pulse,
@@ -91,6 +92,7 @@ class SimRank:
     step: int | None = None
     active_at: float = 0.0
     frozen: bool = False
+    stays: bool = False
     exit: RankExit | None = None
 
 
@@ -210,6 +212,8 @@ class Cluster:
                 if isinstance(message, Start):
                     self._check_clean(node, message)
                     self.open_starts[message.generation].append((node, message))
+                if isinstance(message, GoOn):
+                    self.open_starts[message.start.generation].append((node, message.start))
                 if agent is not None and agent.alive and agent.connected and agent.introduced:
                     self.down[node].append(message)
             case Record(event=event):
@@ -370,6 +374,8 @@ class Cluster:
                 agent.leased_at = max(agent.leased_at, agent.sent_at.pop(seq, agent.leased_at))
             case Start():
                 self._start(agent, message)
+            case GoOn():
+                self._go_on(agent, message)
             case Follow(generation=generation):
                 if agent.opens is not None and agent.opens.generation == generation and not agent.mute_start:
                     self.fork(agent.index)
@@ -388,6 +394,29 @@ class Cluster:
             agent.told.append(told)
             self.say(agent.index, told)
             self.fork(agent.index)
+
+    def _go_on(self, agent: Agent, word: GoOn) -> None:
+        """Keep those that stay, fork the others."""
+        start, agent.told, kept = word.start, [], {rank.number: rank for rank in agent.ranks}
+        assert agent.generation == start.generation - 1
+        agent.generation, agent.ranks = start.generation, []
+        for local in range(start.local_world_size):
+            number = start.first_rank + local
+            if number in word.stay:
+                kept[number].stays = False
+                agent.ranks.append(kept[number])
+            else:
+                assert kept[number].exit is not None, "the place of a rank that lives"
+                agent.ranks.append(SimRank(number, local, next(_pids), None, self.mono))
+        pids = tuple(rank.pid for rank in agent.ranks)
+        told: list[ToCoordinator] = [Started(agent.index, start.generation, pids, 30_000 + next(_pids))]
+        for rank in agent.ranks:
+            if rank.exit is not None:  # while the word was on its way
+                rank.exit = msgspec.structs.replace(rank.exit, generation=start.generation)
+                told.insert(0, Exited(agent.index, rank.exit))
+        agent.told += told
+        for one in told:
+            self.say(agent.index, one)
 
     def fork(self, index: int) -> None:
         """The ranks of the generation that was to be started."""
@@ -456,7 +485,7 @@ class Cluster:
     def _rank_pulse(self, rank: SimRank, **how: Any) -> RankPulse:
         idle_s = self.mono - rank.active_at
         fields = {"reported": rank.step is not None, "step": rank.step, "checkpoint": self.checkpoint, **how}
-        return RankPulse(rank.number, idle_s, frozen=rank.frozen, **fields)
+        return RankPulse(rank.number, idle_s, frozen=rank.frozen, stays=rank.stays, **fields)
 
     def _train(self) -> None:
         """One step of all ranks, if none is missing or stuck."""

@@ -55,6 +55,9 @@ class Launched:
     memory_every: str = ""
     memory_limit_bytes: int | None = None
     progress: Path | None = None
+    control: Path | None = None  # where launch says that ranks meet anew
+    notes_dir: Path | None = None  # in memory, for what is this rank's alone at each step
+    joins: bool = False  # the other ranks are in the middle of the training, and have its state
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Launched":
@@ -76,6 +79,9 @@ class Launched:
             memory_every=environ.get("LAUNCH_CHECKPOINT_MEMORY_EVERY", ""),
             memory_limit_bytes=number("LAUNCH_CHECKPOINT_MEMORY_LIMIT"),
             progress=path("LAUNCH_PROGRESS"),
+            control=path("LAUNCH_CONTROL"),
+            notes_dir=path("LAUNCH_NOTES_DIR"),
+            joins=environ.get("LAUNCH_JOINS") == "1",
         )
 
 

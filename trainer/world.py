@@ -8,6 +8,7 @@ import datetime as dt
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,10 +17,13 @@ from typing import Any, ClassVar, TypeVar
 import torch
 import torch.distributed as dist
 
+from trainer.connections import made_here
 from trainer.errors import BadSettings, TrainerError
 
 T = TypeVar("T")
 TIMEOUT_S = 600.0
+_MEET_S = 120.0  # ranks that meet anew wait so long for each other
+_LOOK_S = 0.005
 _MESH = 64  # so many ranks may each have a connection to each other one
 _WORLD_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -37,6 +41,7 @@ class World:
     control: dist.ProcessGroup | None = None  # over the CPU, for votes and small words; None where there is no group
     group_rank: int | None = None  # which node this is, where somebody said so
     together: int = 1  # neighbouring ranks that work on the same samples, each on its part of the model
+    anew: bool = False  # a rank was replaced: some of these ranks are in the middle of a training, and have its state
 
     @property
     def is_first(self) -> bool:
@@ -95,8 +100,15 @@ def join(
     elif environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun's agent serves the store
         dist.init_process_group(backend, timeout=timeout, device_id=bound)
     else:
-        store = _own_store(environ["MASTER_ADDR"], _number(environ, "MASTER_PORT", 0), rank, size, timeout)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout, device_id=bound)
+        anew = environ.get("LAUNCH_JOINS") == "1"
+        address, port = environ["MASTER_ADDR"], _number(environ, "MASTER_PORT", 0)
+        if anew and rank != 0:
+            _await_listener(address, port)
+        store = _own_store(address, port, rank, size, timeout)
+        if anew:
+            _await_ranks(store, rank, size)
+        with made_here.watching():
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout, device_id=bound)
     return _joined(environ, chosen, timeout)
 
 
@@ -120,6 +132,7 @@ class Membership:
     def __init__(self, world: World, *, ours: bool) -> None:
         self.world, self._ours = world, ours
         self._group, self._process = dist.group.WORLD, os.getpid()
+        self.taken = 1  # so often somebody has taken part
         self._at_a_port = "RANK" in os.environ  # else alone, with a store that nobody else sees
         if ours:
             atexit.register(self._leave)
@@ -128,6 +141,7 @@ class Membership:
     def take(cls, *, group: bool, timeout_s: float | None = None, device: str | None = None) -> "Membership":
         """The one there is, where it fits; else as `join`. A group that the script has made stays the script's."""
         if cls._kept is not None and cls._kept.fits(device):
+            cls._kept.taken += 1
             return cls._kept
         cls._kept = None  # its group is gone, and with this its store
         met = dist.is_initialized()
@@ -135,6 +149,25 @@ class Membership:
         if taken.world.backend is not None:  # who is alone has nothing to keep, and may fork ranks that are not
             cls._kept = taken
         return taken
+
+    @classmethod
+    def only_use(cls, world: World) -> "Membership | None":
+        """The one that this world is of, where nobody has taken part in it before, and where it can be had anew."""
+        kept = cls._kept
+        same = kept is not None and world.control is not None and kept.world.control is world.control
+        return kept if kept is not None and same and kept.may_meet_anew else None
+
+    @property
+    def may_meet_anew(self) -> bool:
+        return self._ours and self._at_a_port and self.taken == 1 and self.world.size <= _MESH
+
+    def meet_anew(self) -> World:
+        """Give up the group, which a rank was lost of, and meet the others where the environment says now."""
+        device = self.world.device
+        leave(self.world)
+        self.world = join(device=device)
+        self._group = dist.group.WORLD
+        return self.world
 
     def stay(self) -> None:
         """Leave no more: after an error the others may be anywhere, and to part from them might wait for them."""
@@ -226,12 +259,14 @@ def _joined(environ: Mapping[str, str], device: torch.device | None, timeout: dt
         backend=dist.get_backend(),
         control=control,
         group_rank=_number(environ, "GROUP_RANK", 0) if environ.get("GROUP_RANK") else None,
+        anew=environ.get("LAUNCH_JOINS") == "1",
     )
 
 
 def cpu_group(timeout: dt.timedelta | None = None) -> dist.ProcessGroup:
     """A new gloo group over all ranks; every rank has to ask for it. Left to itself it waits for half an hour."""
-    group = dist.new_group(backend="gloo", timeout=timeout)
+    with made_here.watching():
+        group = dist.new_group(backend="gloo", timeout=timeout)
     if not isinstance(group, dist.ProcessGroup):
         raise TypeError(f"expected a process group over all ranks, got {group!r}")
     return group
@@ -289,6 +324,26 @@ def _own_store(address: str, port: int, rank: int, size: int, timeout: dt.timede
         master_listen_fd=listener.detach(),
         use_libuv=True,
     )
+
+
+def _await_listener(address: str, port: int) -> None:
+    """Until rank 0 listens there: torch's store, refused once, tries again only after most of a second."""
+    end = time.monotonic() + _MEET_S
+    while True:
+        try:
+            socket.create_connection((address, port), timeout=_MEET_S).close()
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(_LOOK_S)
+        else:
+            return
+
+
+def _await_ranks(store: dist.Store, rank: int, size: int) -> None:
+    """Until all are here: one that does not come is not waited for as long as an operation may take."""
+    store.set(f"anew/{rank}", "")
+    store.wait([f"anew/{one}" for one in range(size)], dt.timedelta(seconds=_MEET_S))
 
 
 def _listener(address: str, port: int, waiting: int) -> socket.socket:

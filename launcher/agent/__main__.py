@@ -60,8 +60,10 @@ async def live(run: RunDir, plan: Plan, number: int, index: int, guard: Guard, o
     goes_on = False
     try:
         memory, interface = memory_of(plan, node, intent), interface_of(node.address)
-        environment = node_environment(os.environ, plan, node, number, read_secrets(run), memory, interface)
-        home = Home(plan, run, attempt, node, environment, offered)
+        snapshots = memory if keeps_snapshots(plan) else None
+        environment = node_environment(os.environ, plan, node, number, read_secrets(run), snapshots, interface)
+        notes = notes_in(memory) if memory is not None and plan.spec.recovery.mode == "hot" else None
+        home = Home(plan, run, attempt, node, environment, offered, notes)
         code, goes_on = await work(home, intent.token, guard, buried)
         return code
     finally:
@@ -114,15 +116,27 @@ def located(node: NodePlan, interface: str | None) -> NodePlan:
 
 
 def memory_of(plan: Plan, node: NodePlan, intent: Intent) -> Path | None:
-    """The node's memory for snapshots, where the spec asks for it and there is any."""
-    wanted = plan.spec.checkpoint
-    if wanted.memory_every_steps is None and wanted.memory_every_s is None:
+    """The node's memory for snapshots and for what its ranks note, where the spec asks for it and there is any."""
+    if not keeps_snapshots(plan) and plan.spec.recovery.mode != "hot":
         return None
     try:
         return open_tier(Path(plan.run_dir), node.index, intent.attempt, inherit=intent.reason == "requeue")
     except OSError as error:
-        print(f"no snapshots in memory on node {node.index}: {error}", file=sys.stderr)
+        print(f"no snapshots and no notes in memory on node {node.index}: {error}", file=sys.stderr)
         return None
+
+
+def keeps_snapshots(plan: Plan) -> bool:
+    """The spec asks for them."""
+    wanted = plan.spec.checkpoint
+    return wanted.memory_every_steps is not None or wanted.memory_every_s is not None
+
+
+def notes_in(memory: Path) -> Path:
+    """The folder for what ranks note of themselves at each step."""
+    notes = memory / "notes"
+    notes.mkdir(mode=0o700, exist_ok=True)
+    return notes
 
 
 def read_secrets(run: RunDir) -> dict[str, str]:

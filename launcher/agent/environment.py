@@ -119,6 +119,11 @@ def _memory_words(checkpoint: CheckpointOptions, memory: Path | None) -> dict[st
     }
 
 
+def hot_words(control: Path, notes: Path, *, joins: bool) -> dict[str, str]:
+    """With recovery.mode hot; `joins`: the other ranks are in the middle of a training, and have its state."""
+    return {"LAUNCH_CONTROL": str(control), "LAUNCH_NOTES_DIR": str(notes), **({"LAUNCH_JOINS": "1"} if joins else {})}
+
+
 def rank_environment(start: Start, local_rank: int, progress: str, error_file: str) -> dict[str, str]:
     """What one rank gets on top of its node's environment."""
     rank = str(start.first_rank + local_rank)

@@ -94,6 +94,8 @@ class Lifeline:
                 while (message := await wire.receive()) is not None:
                     if isinstance(message, messages.Start):
                         check_start(message, self._home.plan)
+                    elif isinstance(message, messages.GoOn):
+                        check_start(message.start, self._home.plan)
                     obey(message)
             except WireError as error:
                 wire.complain(error)

@@ -12,7 +12,7 @@ import msgspec
 from launcher.rundir.records import NodeLoad, NotFinite, ProcessId, RankExit
 
 WIRE = "agents"
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 
 
 # What comes from elsewhere is bounded where it is read.
@@ -81,6 +81,7 @@ class RankPulse(msgspec.Struct, frozen=True, array_like=True):
     not_finite: Annotated[dict[Name, NotFinite], msgspec.Meta(max_length=128)] = {}
     breakpoint: str = ""  # where it waits for a debugger
     malformed: Count = 0  # lines on its progress wire that were no reports
+    stays: bool = False  # it can go on in this process when another rank is replaced
 
 
 class Pulse(msgspec.Struct, frozen=True, tag="pulse", tag_field="t"):
@@ -205,6 +206,16 @@ class Start(msgspec.Struct, frozen=True, tag="start", tag_field="t"):
     anew: bool = False  # a person has said that it may begin anew all the same
 
 
+class GoOn(msgspec.Struct, frozen=True, tag="go_on", tag_field="t"):
+    """coordinator → agent: a new generation on the same nodes, in which some ranks keep their processes.
+
+    The others are forked. Answered by Started, as a Start is.
+    """
+
+    start: Start
+    stay: tuple[int, ...]  # of this node's ranks those that keep their processes
+
+
 class Follow(msgspec.Struct, frozen=True, tag="follow", tag_field="t"):
     """coordinator → agent: rank 0 is there, fork yours. One that looks for it too early tries again much later."""
 
@@ -240,7 +251,7 @@ ToCoordinator = (
     Join | Ready | Leads | Started | Pulse | Exited | Stopped | Fault | StopAsked
     | NotFetched | NothingWhole | Copied | Settled | Noted
 )  # fmt: skip
-ToAgent = Welcome | Start | Follow | Stop | PulseAck | End
+ToAgent = Welcome | Start | GoOn | Follow | Stop | PulseAck | End
 
 TO_COORDINATOR: msgspec.json.Decoder[ToCoordinator] = msgspec.json.Decoder(ToCoordinator)
 TO_AGENT: msgspec.json.Decoder[ToAgent] = msgspec.json.Decoder(ToAgent)

@@ -145,6 +145,8 @@ class NodeAgent:
                 self._line.answered(seq)
             case messages.Start():
                 self._starting = self._go(self._start(message))
+            case messages.GoOn():
+                self._starting = self._go(self._go_on(message))
             case messages.Follow(generation=generation):
                 self._led = generation
                 self._leader.set()
@@ -169,8 +171,22 @@ class NodeAgent:
             await self._rank_zero(start.generation)
         group = RankGroup(self._home, start, self._preparation.starter, self)
         self._group, self._opens = group, 0
+        await self._begin(start, group.begin())
+
+    async def _go_on(self, word: messages.GoOn) -> None:
+        """A new generation in which ranks that run here keep their processes."""
+        group = self._group
+        if group is None or group.generation >= word.start.generation:
+            return  # it was stopped meanwhile
+        self._line.forget()
+        await self._preparation.renew()
+        keep = (*self._preparation.own_pids, self._guard.pid)
+        await self._begin(word.start, group.go_on(word.start, word.stay, self._preparation.starter, keep))
+
+    async def _begin(self, start: messages.Start, begins: Coroutine[Any, Any, tuple[int, ...]]) -> None:
+        node = self._home.node.index
         try:
-            pids = await group.begin()
+            pids = await begins
         except OSError as error:
             if error.errno not in DISK_ERRORS:
                 raise

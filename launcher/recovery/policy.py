@@ -168,7 +168,12 @@ def _got_on(failure: Event, before: Event) -> bool:
     """Its generation had brought a newer checkpoint; where nothing is ever reported: it had lasted."""
     if failure.step is None and failure.checkpoint is None:
         return failure.ran_s >= STEADY_S
-    return _newer(failure.checkpoint, before.checkpoint)
+    return _further(failure, before)
+
+
+def _further(failure: Event, before: Event) -> bool:
+    """There is a newer checkpoint; or, where the ranks that lived kept what they had, a later step."""
+    return _newer(failure.checkpoint, before.checkpoint) or (before.in_place and _newer(failure.step, before.step))
 
 
 def _newer(now: int | None, before: int | None) -> bool:
@@ -183,7 +188,7 @@ def _without_progress(failure: Event, past: Sequence[Event]) -> list[Event]:
     for event in reversed(past):
         if event.cause is Cause.PREEMPTED:
             continue
-        if _newer(failure.checkpoint, event.checkpoint) or (not reports and event.ran_s >= STEADY_S):
+        if _further(failure, event) or (not reports and event.ran_s >= STEADY_S):
             break
         row.append(event)
     return row

@@ -343,4 +343,5 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     checkpoint: int | None = None  # newest checkpoint known then
     ran_s: float = 0.0  # of a failure: how long its generation had been open
     still_s: float = 0.0  # of a failure: how long its generation had made no step
+    in_place: bool = False  # of a failure: the ranks that lived were to go on in their processes, from that very step
     evidence: str = ""

@@ -99,6 +99,7 @@ class Recovery(Struct, frozen=True):
     avoid_s: float = 3600.0  # `avoid:` how long a lost node is not used again
     grace_s: float = 30.0  # `grace:` between asking ranks to stop and killing them
     group_timeout_s: float | None = None  # `group_timeout:`; None: auto, from `hang_after`
+    mode: str = "warm"  # warm, hot
 
 
 class NotifyTarget(Struct, frozen=True):

@@ -51,10 +51,13 @@ class Storm(RuleBasedStateMachine):
     @initialize(
         nodes=st.integers(1, 3), less=st.integers(0, 2), spares=st.integers(0, 2), each=st.integers(1, 3),
         time_s=st.sampled_from([None, None, None, 200.0]), up=st.sampled_from([True, True, True, False]),
-        apart=st.booleans(),
+        apart=st.booleans(), mode=st.sampled_from(["warm", "hot"]),
     )  # fmt: skip
-    def begin(self, nodes: int, less: int, spares: int, each: int, time_s: float | None, up: bool, apart: bool) -> None:
-        plan = plan_of(nodes, least=max(1, nodes - less), spares=spares, ranks_each=each, time_s=time_s, rules=RULES)
+    def begin(
+        self, nodes: int, less: int, spares: int, each: int, time_s: float | None, up: bool, apart: bool, mode: str
+    ) -> None:
+        rules = replace(RULES, mode=mode)
+        plan = plan_of(nodes, least=max(1, nodes - less), spares=spares, ranks_each=each, time_s=time_s, rules=rules)
         self.cluster = Cluster(msgspec.structs.replace(plan, disks_apart=apart))
         if up:
             self.all_come_up()
@@ -144,6 +147,13 @@ class Storm(RuleBasedStateMachine):
         live = [rank.number for agent in self.cluster.agents.values() if not agent.frozen for rank in agent.live]
         if live:
             self.cluster.end_rank(live[number % len(live)], **how)
+
+    @rule()
+    def all_ranks_can_stay(self) -> None:
+        for agent in self.cluster.agents.values():
+            for rank in agent.live:
+                rank.stays = True
+        self.cluster.advance(2.0)
 
     @rule(number=st.integers(0, 8))
     def a_rank_gets_stuck(self, number: int) -> None:

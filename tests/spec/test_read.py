@@ -79,6 +79,7 @@ def test_every_option() -> None:
             lease_s=90.0,
             grace_s=0.0,
             group_timeout_s=1200.0,
+            mode="hot",
         ),
         notify=NotifyOptions(
             (

@@ -103,6 +103,20 @@ class Checkpointer:
 
     def load(self) -> int:
         """Put the newest whole state into the objects; its step, or 0 where there is none. Raises Fenced."""
+        saver = self._open_shelves()
+        self.loaded = self._load_from_memory(self._newest_on_disk()) or self._load_from_disk()
+        step = self.loaded.step if self.loaded else 0
+        if self._memory is not None:
+            self._memory.forget_after(step)
+        if self.loaded is not None and not self.loaded.from_memory:
+            saver.believe(step, finite=self.loaded.finite)
+            self._saved_step = step
+            self._wire.report(checkpoint=step)
+        self._saved_at = self._remembered_at = self._now()
+        return step
+
+    def _open_shelves(self) -> Saver:
+        """Claim the folders for this start."""
         claim = self._take_over()
         shelf = Shelf(self.folder, claim, self._keep, self._launched.run_dir)
         self._saver = Saver(
@@ -114,16 +128,23 @@ class Checkpointer:
             while_waiting=lambda: self.still_at(self._at),
         )
         self._memory = open_memory_tier(self._launched, self._world, self._team, asynchronous=self._asynchronous)
-        self.loaded = self._load_from_memory(self._newest_on_disk()) or self._load_from_disk()
-        step = self.loaded.step if self.loaded else 0
-        if self._memory is not None:
-            self._memory.forget_after(step)
-        if self.loaded is not None and not self.loaded.from_memory:
-            self._saver.believe(step, finite=self.loaded.finite)
+        return self._saver
+
+    def go_on(self, step: int) -> None:
+        """In place of `load`, where other ranks have the state of this step: only the folder is taken over."""
+        self._open_shelves()
+        finite = self._team.tell(self._is_finite_on_disk(step) if self._team.is_first else None)
+        if finite is not None:
+            self._opened().believe(step, finite=finite)
             self._saved_step = step
-            self._wire.report(checkpoint=step)
+        self._at = step
         self._saved_at = self._remembered_at = self._now()
-        return step
+
+    def abandon(self) -> None:
+        """The groups are broken: what is being written comes to nothing, and is not waited for by anybody."""
+        for saver in (self._saver, self._memory.saver if self._memory else None):
+            if saver is not None:
+                saver.wait()
 
     def after_step(self, step: int, info: Mapping[str, Value] | None = None) -> bool:
         """After every optimizer step: save when it is time to. True: all is saved and a stop was asked for; leave.
@@ -204,6 +225,11 @@ class Checkpointer:
     def ask_to_stop(self) -> None:
         """As a SIGTERM to this rank would."""
         self._stop.ask()
+
+    @property
+    def subjects(self) -> Subjects:
+        """What is kept."""
+        return self._subjects
 
     @property
     def stop_asked(self) -> bool:
@@ -295,6 +321,13 @@ class Checkpointer:
             if self._team.is_first or (self._team.leads and damaged):
                 # Where another disk's part is sound it stays: that one's may come back from a copy.
                 self._reject(entry, "; ".join(dict.fromkeys(problems)), damaged)
+
+    def _is_finite_on_disk(self, step: int) -> bool | None:
+        """Whether the weights in the checkpoint of this step are; None where there is none."""
+        try:
+            return catalog.read_manifest(self._entry(step)).finite if step in catalog.steps(self.folder) else None
+        except (CheckpointDamaged, OSError):
+            return None
 
     def _newest_on_disk(self) -> int:
         if self._team.apart:

@@ -20,6 +20,7 @@ from trainer.checkpoint_files.durable import make_folder
 from trainer.checkpoint_files.fence import Claim
 from trainer.checkpoint_files.layout import folder_name, new_nonce
 from trainer.checkpoint_files.manifest import Manifest
+from trainer.connections import made_here
 from trainer.errors import CheckpointDamaged, Fenced, TrainerError
 from trainer.wire import Every, Launched
 from trainer.world import World
@@ -129,7 +130,8 @@ def _node_team(world: World) -> Team:
     mine = Team(None, (world.rank,), 0)
     for name in dict.fromkeys(found):
         ranks = [rank for rank, node in enumerate(found) if node == name]
-        group = dist.new_group(ranks, backend="gloo")
+        with made_here.watching():
+            group = dist.new_group(ranks, backend="gloo")
         if world.rank in ranks and len(ranks) > 1 and isinstance(group, dist.ProcessGroup):
             mine = Team(group, tuple(ranks), ranks.index(world.rank))
     return mine

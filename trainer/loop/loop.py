@@ -1,9 +1,9 @@
 """The loop itself: epochs, batches, micro-batches, and what happens at the end of a step."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -34,6 +34,16 @@ _HALVINGS = 16  # from the scale that fp16 begins with to 1
 Info = dict[str, str | int | float | bool | None]
 
 
+class Noting(Protocol):
+    """Hears of each step what it takes to go on in place when a rank was killed."""
+
+    step_samples: int | None  # of the step after which that is; None: before the first one
+
+    def note(self, loop: "Loop") -> None: ...
+    def updating(self) -> None: ...
+    def updated(self, loop: "Loop", step_samples: int) -> None: ...
+
+
 @dataclass(slots=True)
 class Loop:
     """A training put together: everything that takes part, and the order in which it does."""
@@ -54,6 +64,8 @@ class Loop:
     own_step: OwnStep | None = None
     flops: Flops | None = None
     average: Average | None = None
+    stay: Noting | None = None  # it notes what it takes to go on in place
+    begin_to_stay: Callable[["Loop"], None] = lambda _loop: None
 
     strategy: Strategy = field(init=False)
     progress: Progress = field(init=False)
@@ -96,14 +108,25 @@ class Loop:
         """True: asked to stop, and all is saved."""
         self.phases.lap("other")
         self.phases.take()  # loading, and what else comes before the first step, is no time of a step
-        self._catch_up()
-        self._begin_step()
+        if self.stay is not None:
+            if self._go_on_after_step(self.stay):
+                return True
+        else:
+            self._catch_up()
+            self._begin_step()
+            self.begin_to_stay(self)
         while not self._is_over():
             if self.progress.epoch < self.data.epoch:
                 self._end_epoch()  # of data without a length: that this was the last batch is known only now
             elif self._train_epoch():
                 return True
         return False
+
+    def _go_on_after_step(self, stay: Noting) -> bool:
+        """In place, after a step's update. True: asked to stop, and all is saved."""
+        if stay.step_samples is None:
+            return False
+        return self._end_step(stay.step_samples)
 
     def _catch_up(self) -> None:
         """What a start before this one was to do after its last step, which it saved before it validated."""
@@ -125,7 +148,7 @@ class Loop:
             self._micro_batch(batch)
             if batch.ends_step:
                 self._optimizer_step(batch)
-                if self.goes_back or self._end_step(batch):
+                if self.goes_back or self._end_step(batch.step_samples):
                     return True
                 if self._is_over():
                     return False
@@ -137,11 +160,13 @@ class Loop:
         with self.strategy.forward_context(sync=batch.ends_step):
             answer = self.answer(batch)
         self.phases.lap("forward")
+        if self.gathers:
+            self.losses.add(answer, batch)
+        if self.stay is not None and batch.ends_step:
+            self.stay.note(self)
         if self.own_step is None:
             self.strategy.backward(self.count.weighted(answer, batch))
         self.phases.lap("backward")
-        if self.gathers:
-            self.losses.add(answer, batch)
 
     def answer(self, batch: Batch) -> Answer:
         """A forward pass: what the user's function says."""
@@ -174,12 +199,16 @@ class Loop:
             self.strategy.leave_out()
             self.norm = None
         else:
+            if self.stay is not None:
+                self.stay.updating()
             self.norm = self.strategy.step(factor, measured=self.logs)
         if self.strategy.has_stepped:
             self.schedules.step()
         self.progress.step += 1
         if self.average is not None:
             self.average.update(self.progress.step, self.strategy.skips.learned)
+        if self.stay is not None:
+            self.stay.updated(self, batch.step_samples)
         self.phases.lap("optimizer")
 
     def _is_spike(self) -> bool:
@@ -204,15 +233,15 @@ class Loop:
         folder = self.checkpointer.folder
         return from_first(self.training.world, lambda: any(one.kind == "step" for one in catalog.entries(folder)))
 
-    def _end_step(self, batch: Batch) -> bool:
+    def _end_step(self, step_samples: int) -> bool:
         """Everything that is due after an optimizer step. What it changes is in this step's checkpoint."""
         self.steps += 1
-        self.samples += batch.step_samples
+        self.samples += step_samples
         if self.logs:
             self._log()
         self.callbacks.on_step(self.training)
         if self.left is not None:
-            self.left -= batch.step_samples
+            self.left -= step_samples
             if self.left <= 0:
                 self._end_epoch()
         self._look_at_the_time()

@@ -78,6 +78,17 @@ class StepLosses:
         if batch.samples:  # one that only fills up has no part in it, whatever its loss is
             self._sums.append(answer.sums(batch.samples))
 
+    def noted(self) -> tuple[tuple[str, ...], list[float]]:
+        """Names, and of each batch that was added the sum and the count of each of them."""
+        return self._names, read([one for sums in self._sums for pair in sums.values() for one in pair])
+
+    def put_back(self, names: Sequence[str], numbers: Sequence[float]) -> None:
+        """What was noted."""
+        self._names, width = tuple(names), 2 * len(names)
+        tensors = [torch.tensor(number, dtype=torch.float64) for number in numbers]
+        batches = [tensors[place : place + width] for place in range(0, len(tensors), width or 1)]
+        self._sums = [dict(zip(self._names, zip(one[::2], one[1::2], strict=True), strict=True)) for one in batches]
+
     def take(self, say: Sequence[float] = ()) -> dict[str, float]:
         """The means over all that the step is about, the same on all ranks. Ranks meet here, and may say more."""
         numbers = read([one for sums in self._sums for pair in sums.values() for one in pair])

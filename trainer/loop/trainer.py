@@ -41,6 +41,7 @@ from trainer.loop.schedules import MakeSchedules, Schedules
 from trainer.loop.settings import Settings, first_and_last
 from trainer.loop.sources import epoch_samples, refuse_loaders, train_data
 from trainer.loop.spikes import Spikes
+from trainer.loop.staying import Stay
 from trainer.loop.stragglers import Stragglers
 from trainer.loop.trials import begin_anew, first_batches, in_short
 from trainer.stopping import Votes
@@ -113,29 +114,43 @@ class Trainer:
 
     def fit(self, world: World | None = None) -> int:
         """Train to the end: 0. Or 75 (EX_TEMPFAIL): asked to stop, everything is saved, start me again."""
-        with self._world(world) as here:
+        with self._world(world) as met:
+            here = met
             begin_anew(self, self.settings, here)
             past: dict[str, Any] | None = None
             starts: list[int] = []
-            restored = self._has_checkpoints()
+            stay = Stay.of(here)
+            restored = not stay.arrives and self._has_checkpoints()
             while True:
-                with self._loop(here, restored=restored) as loop:
-                    start = self._begin(loop, past)
-                    if start is None:
-                        restored = False
-                        continue
-                    starts.append(start)
-                    code = loop.run()
-                    if not loop.goes_back:
-                        self.fingerprint = loop.fingerprint
-                        return code
-                    self._check_that_it_leads_on(loop, starts)
-                    past = loop.data.state_dict()
+                loop: Loop | None = None
+                try:
+                    with self._loop(here, restored=restored) as loop:
+                        start = self._begin(loop, past, stay)
+                        if start is None:
+                            restored = False
+                            continue
+                        starts.append(start)
+                        code = loop.run()
+                        if not loop.goes_back:
+                            self.fingerprint = loop.fingerprint
+                            stay.close()
+                            return code
+                        self._check_that_it_leads_on(loop, starts)
+                        past = loop.data.state_dict()
+                except RuntimeError as error:
+                    if loop is None or self._built is None:
+                        raise
+                    here = stay.meet_anew(error, self._built, loop)
 
-    def _begin(self, loop: Loop, past: Mapping[str, Any] | None) -> int | None:
+    def _begin(self, loop: Loop, past: Mapping[str, Any] | None, stay: Stay) -> int | None:
         """Everything up to the first step; `past`: the place in the data that the same fit() has come to before. None:
         there are no weights, neither drawn nor loaded.
         """
+        loop.begin_to_stay = lambda loop: stay.begin(loop, self.settings, self._dataset)
+        if stay.arrives:
+            step = stay.arrive(loop)
+            stay.go_on(loop)
+            return step
         start = self._resume(loop, again=past is not None)
         if start is None:
             return None
@@ -317,14 +332,15 @@ class Trainer:
             yield loop
 
     def _strategy(self, world: World, *, restored: bool) -> Strategy:
-        """A model that was given is wrapped once; one that is made is made anew each time."""
-        settings = self.settings
-        if self._built is None or self._built.world != world or not isinstance(self._model, nn.Module):
-            self._built = None  # before there is another one
+        """A model that was given is wrapped once; one that is made is made each time, but where ranks meet anew."""
+        settings, built = self.settings, self._built
+        goes_on = built is not None and built.world is world and world.anew
+        if built is None or (not goes_on and (built.world != world or not isinstance(self._model, nn.Module))):
+            self._built = built = None  # before there is another one
             seed_all(settings.seed)
             # What a strategy may be told is a setting of the same name.
             wanted = {field.name: getattr(settings, field.name) for field in dataclasses.fields(StrategySettings)}
-            self._built = build(
+            self._built = built = build(
                 self._model,
                 world,
                 StrategySettings(**wanted),
@@ -334,9 +350,9 @@ class Trainer:
                 restored=restored,
             )
             if world.is_first:
-                warn_of_low_weights(self._built.module)
+                warn_of_low_weights(built.module)
         seed_all(settings.seed, world.share)  # so that dropout differs, but not among ranks that work together
-        return self._built
+        return built
 
     def _evaluation(self, training: Training, data: Any, prefix: str, average: Average | None = None) -> Evaluation:
         settings, world = self.settings, training.world

@@ -57,7 +57,8 @@ def build(
     check(settings, world)
     if own_step and world.together > 1:
         raise BadSettings("mesh: tp: does not go with a training step of your own")
-    if isinstance(model, nn.Module) or settings.by_parts or world.together > 1:
+    # Where ranks meet anew only some of them come here: they agree on nothing.
+    if isinstance(model, nn.Module) or settings.by_parts or world.together > 1 or world.anew:
         return _built(model, world, settings, make_optimizer, own_step=own_step, tp_plan=tp_plan)
     generators = state_of_generators(world.device)
     module = made_undrawn(model) if restored else None

@@ -34,10 +34,10 @@ def replicated(module: nn.Module, world: World, settings: StrategySettings, *, u
         gradient_as_bucket_view=True,  # gradients are summed where they lie: one copy of them less
         find_unused_parameters=settings.unused_parameters,
         bucket_cap_mb=settings.bucket_mb,
-        init_sync=not undrawn,
+        init_sync=not (undrawn or world.anew),  # anew: rank 0 may be the one that has no weights
     )
     if undrawn:
-        take_from_first(_made_anew(module))
+        take_from_first(made_anew(module))
     model.deal_out()
 
     def syncing(sync: bool) -> AbstractContextManager[None]:
@@ -46,7 +46,7 @@ def replicated(module: nn.Module, world: World, settings: StrategySettings, *, u
     return Wrapped(model, syncing, model.do)
 
 
-def _made_anew(module: nn.Module) -> list[Tensor]:
+def made_anew(module: nn.Module) -> list[Tensor]:
     """Buffers that no checkpoint keeps."""
     kept = {id(buffer) for buffer in PersistentBuffers(module).tensors()}
     return [buffer for buffer in module.buffers() if id(buffer) not in kept]
@@ -57,6 +57,15 @@ def alike(module: nn.Module, world: World, *, undrawn: bool = False) -> Wrapped:
     if world.size > 1 and not undrawn:
         take_from_first([*module.parameters(), *PersistentBuffers(module).tensors()])
     return Wrapped(module, follows_first_rank=False)
+
+
+def let_go(wrapped: Wrapped) -> None:
+    """Of a model that will be wrapped again: the hooks on its parameters go with what DDP adds up gradients by."""
+    if isinstance(wrapped.model, DistributedDataParallel):
+        for name in ("reducer", "logger"):
+            vars(wrapped.model).pop(name, None)
+        for parameter in wrapped.model.parameters():
+            parameter.grad = None  # it may lie in a bucket
 
 
 class _Work:

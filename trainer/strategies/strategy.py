@@ -17,6 +17,7 @@ from trainer.strategies.compiling import told_of_eager_parts
 from trainer.strategies.finite import Skips, are_finite, first_gradient, multiply, step_where
 from trainer.strategies.optimizers import Optimizers, has_gradients, parameters_in
 from trainer.strategies.precision import autocasting, low_dtype
+from trainer.strategies.replicas import let_go, replicated
 from trainer.strategies.settings import SHARDS, StrategySettings, shard_size
 from trainer.strategies.undone import undone
 from trainer.strategies.wrapped import Wrapped
@@ -49,6 +50,12 @@ class Strategy:
         self._parameters = list(self.module.parameters())
         self._buffers = PersistentBuffers(self.module)
         self._dtype = low_dtype(self.settings.precision)
+
+    def meet_anew(self, world: World) -> None:
+        """Go on with the same weights and optimizer in other groups. Only what is wholly on each rank can."""
+        let_go(self.wrapped)
+        self.world, self.wrapped = world, replicated(self.module, world, self.settings)
+        self.has_stepped, self._buffers_differ = True, True
 
     @property
     def optimizer(self) -> Optimizer:
@@ -122,6 +129,11 @@ class Strategy:
         """Instead of `step`: nothing is learned from the gradients."""
         self.skips.learned = False
         self._drop_gradients()
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        """Those that belong to the state."""
+        return self._buffers.tensors()
 
     def share_buffers(self) -> None:
         """Give all ranks the buffers of rank 0 (BatchNorm's), the ones that are saved. All ranks call it."""

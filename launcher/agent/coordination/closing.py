@@ -26,8 +26,12 @@ class Aftermath:
         self._attempt = attempt
 
     def note_failure(self, found: Verdict) -> Event:
-        attempt = self._attempt
-        event = attempt.ledger.record(
+        event = self._draft_failure(found)
+        self._note(event, found)
+        return event
+
+    def _draft_failure(self, found: Verdict, *, in_place: bool = False) -> Event:
+        return self._attempt.ledger.draft(
             "failure",
             found.text,
             node=found.node,
@@ -38,12 +42,34 @@ class Aftermath:
             signal=found.signal,
             brief=found.brief or found.text,
             evidence=found.evidence,
+            in_place=in_place,
         )
+
+    def _note(self, event: Event, found: Verdict) -> None:
+        attempt = self._attempt
+        attempt.ledger.note(event)
         log, tail = found.log, tuple[str, ...]()
         if attempt.generation is not None and found.rank is not None:
             log, tail = attempt.generation.last_words(found.rank)
         attempt.standing.failure = verdict.failure_of(event, log, tail)
-        return event
+
+    def goes_on_in_place(self, found: Verdict, who: str) -> bool:
+        """Whether the policy has a new generation follow at once. Then that is noted: `who` stays and who is new."""
+        attempt, event = self._attempt, self._draft_failure(found, in_place=True)
+        decision = decide(event, attempt.history, attempt.rules, can_regroup=True)
+        if decision.action is not Action.REGROUP or decision.delay_s:
+            return False
+        self._note(event, found)
+        attempt.history.append(event)
+        self._count(found.cause)
+        text = f"a new generation follows, hot: {who}: {decision.reason}"
+        attempt.ledger.record("regroup", text, cause=event.cause, brief=_briefly(decision, event))
+        attempt.standing.state, attempt.standing.message = State.REGROUPING, f"{event.text}; {text}"
+        return True
+
+    def _count(self, cause: Cause) -> None:
+        restarts = self._attempt.standing.restarts
+        restarts[cause.value] = restarts.get(cause.value, 0) + 1
 
     def fail(self, found: Verdict, *, can_regroup: bool) -> None:
         attempt, event = self._attempt, self.note_failure(found)
@@ -57,8 +83,7 @@ class Aftermath:
             text = decision.reason if decision.action is Action.END else found.text
             self.finish(State.FAILED, decision.cause, exit_of(decision.cause), text)
             return
-        restarts = attempt.standing.restarts
-        restarts[found.cause.value] = restarts.get(found.cause.value, 0) + 1
+        self._count(found.cause)
         wait = f" in {decision.delay_s:g} s" if decision.delay_s else ""
         if decision.action is Action.REQUEUE:
             text = f"a new attempt follows{wait}: {decision.reason}"
@@ -68,7 +93,9 @@ class Aftermath:
             self._regroup(event, decision, wait)
 
     def _regroup(self, event: Event, decision: Decision, wait: str) -> None:
-        attempt, text = self._attempt, f"a new generation follows{wait}: {decision.reason}"
+        attempt = self._attempt
+        warm, attempt.warm_because = f", warm because {why}" if (why := attempt.warm_because) else "", ""
+        text = f"a new generation follows{wait}{warm}: {decision.reason}"
         attempt.ledger.record("regroup", text, cause=event.cause, brief=_briefly(decision, event))
         attempt.standing.state = State.REGROUPING
         attempt.standing.message = f"{event.text}; {text}"

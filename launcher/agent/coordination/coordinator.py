@@ -18,6 +18,7 @@ from launcher.agent.coordination.attempt import Attempt, AttemptPhase
 from launcher.agent.coordination.attendance import Attendance, Loss
 from launcher.agent.coordination.closing import Aftermath, Closer
 from launcher.agent.coordination.effects import Disconnected, In, Now, Out, ProvenDead, StoodStill, Tick
+from launcher.agent.coordination.in_place import HotOpener
 from launcher.agent.coordination.nodes import NOBODY_VOTES, KnownNode
 from launcher.agent.coordination.opening import Opener
 from launcher.agent.coordination.verdict import Verdict
@@ -47,7 +48,7 @@ class Coordinator:
         self._aftermath = Aftermath(self._attempt)
         self._closer = Closer(self._attempt, self._aftermath)
         self._opener = Opener(self._attempt, self._aftermath)
-        self._watch = Watch(self._attempt, self._closer, self._aftermath)
+        self._watch = Watch(self._attempt, self._closer, self._aftermath, HotOpener(self._attempt, self._aftermath))
 
     # -- the face to the shell
 

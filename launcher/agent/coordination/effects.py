@@ -1,7 +1,7 @@
 """What goes into the coordinator's state machine beside messages, and what comes out of it."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict, Unpack
 
 import msgspec
 
@@ -79,6 +79,19 @@ In = ToCoordinator | Disconnected | ProvenDead | StoodStill | Rolls | Tick
 Out = Send | Record | RecordExit | Finish
 
 
+class Known(TypedDict, total=False):
+    """What may be told of an event beside its text."""
+
+    node: int | None
+    rank: int | None
+    cause: Cause | None
+    where: str | None
+    left_out: str
+    signal: int | None
+    evidence: str
+    brief: str
+
+
 class Ledger:
     """What the coordinator says in answer to one event, and the moment at which it says it."""
 
@@ -101,7 +114,16 @@ class Ledger:
     def send(self, node: int, message: ToAgent) -> None:
         self.out.append(Send(node, message))
 
-    def record(
+    def record(self, kind: str, text: str, **known: Unpack[Known]) -> Event:
+        """One line of events.jsonl, with how far the run had come."""
+        event = self.draft(kind, text, **known)
+        self.note(event)
+        return event
+
+    def note(self, event: Event) -> None:
+        self.out.append(Record(event))
+
+    def draft(
         self,
         kind: str,
         text: str,
@@ -114,13 +136,12 @@ class Ledger:
         signal: int | None = None,
         evidence: str = "",
         brief: str = "",
+        in_place: bool = False,
     ) -> Event:
-        """One line of events.jsonl, with how far the run had come."""
+        """What would be recorded, to be decided by first."""
         plain = self._event(kind, text, cause)
         known = {"node": node, "rank": rank, "where": where, "left_out": left_out, "signal": signal}
-        event = msgspec.structs.replace(plain, **known, evidence=evidence, brief=brief)
-        self.out.append(Record(event))
-        return event
+        return msgspec.structs.replace(plain, **known, evidence=evidence, brief=brief, in_place=in_place)
 
     def record_exit(self, end: RankExit) -> None:
         self.out.append(RecordExit(end))

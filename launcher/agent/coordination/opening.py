@@ -66,8 +66,7 @@ class Opener:
         )
         members = place(before.members if before else (), usable, plan.nodes_max)
         number = before.number + 1 if before else 1
-        silence = Silence(attempt.rules.hang_after_s, attempt.rules.hang_at_start_s)
-        generation = Generation(number, members, plan.ranks_per_node, silence, attempt.mono)
+        generation = Generation(number, members, plan.ranks_per_node, silence_of(attempt), attempt.mono)
         attempt.generation, attempt.phase = generation, AttemptPhase.STARTING
         attempt.start_by, attempt.blame_at = attempt.mono + START_S, inf
         attempt.pace.restart()
@@ -97,6 +96,11 @@ class Opener:
         ranks = f"{len(generation.ranks)} rank{'s' if len(generation.ranks) != 1 else ''}"
         text = f"generation {generation.number}: {ranks} on node {nodes}"
         ledger.record("generation_opened", text)
+
+
+def silence_of(attempt: Attempt) -> Silence:
+    """How long its ranks may be silent."""
+    return Silence(attempt.rules.hang_after_s, attempt.rules.hang_at_start_s)
 
 
 def preferred(usable: Sequence[KnownNode], head: int, most: int) -> list[KnownNode]:

@@ -24,13 +24,13 @@ class Pace:
         self._began_at = checkpoint or 0
         self.moves = False  # this generation has made a step: ranks may report the one that they load, too
 
-    def restart(self) -> None:
-        """A new generation begins: it goes on from its checkpoint, and other ranks may speak."""
+    def restart(self, *, in_place: bool = False) -> None:
+        """A new generation begins, and other ranks may speak: it goes on from its checkpoint, or from where it is."""
         self._samples.clear()
         self._speakers.clear()
         self.not_finite.clear()
         self._fresh = True
-        self._began_at, self.moves = self.checkpoint or 0, False
+        self._began_at, self.moves = (self.step if in_place else self.checkpoint) or 0, False
 
     def hear(self, ranks: Iterable[RankPulse], mono: float) -> None:
         for news in ranks:

@@ -7,6 +7,7 @@ from launcher.agent import messages
 from launcher.agent.coordination import verdict
 from launcher.agent.coordination.attempt import Attempt, AttemptPhase
 from launcher.agent.coordination.closing import Aftermath, Closer
+from launcher.agent.coordination.in_place import HotOpener
 from launcher.agent.coordination.nodes import KnownNode
 from launcher.agent.coordination.opening import START_S
 from launcher.agent.coordination.verdict import Verdict
@@ -24,9 +25,10 @@ OfCheckpoints = messages.NotFetched | messages.NothingWhole | messages.Copied | 
 
 
 class Watch:
-    def __init__(self, attempt: Attempt, closer: Closer, aftermath: Aftermath) -> None:
+    def __init__(self, attempt: Attempt, closer: Closer, aftermath: Aftermath, in_place: HotOpener) -> None:
         self._attempt = attempt
         self._closer = closer
+        self._in_place = in_place
         self._aftermath = aftermath
         self._look_for_hang_at = 0.0
 
@@ -165,7 +167,8 @@ class Watch:
         if generation.finished:
             self._finished()
         elif fenced(end) or verdict.is_by_itself(end) or (generation.failures and not generation.live):
-            self._closer.close()
+            if fenced(end) or not self._in_place.go_on():
+                self._closer.close()
         elif generation.failures:
             attempt.blame_at = min(attempt.blame_at, attempt.mono + BLAME_S)
 

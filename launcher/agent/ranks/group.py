@@ -11,9 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from launcher.agent.environment import rank_environment
+from msgspec.structs import replace
+
+from launcher.agent.environment import hot_words, rank_environment
 from launcher.agent.messages import Exited, RankPulse, Start
-from launcher.agent.processes import descendants, end_all, is_stopped, signal_process
+from launcher.agent.processes import descendants, end_all, is_stopped, orphans, signal_process
+from launcher.agent.ranks.control import ControlPipe, control_of
 from launcher.agent.ranks.logfile import LogFile
 from launcher.agent.ranks.metrics_file import MetricsFile
 from launcher.agent.ranks.oom import OomCounter
@@ -46,6 +49,12 @@ class Home:
     node: NodePlan
     environment: Mapping[str, str]
     offered: OfferedZygote | None = None
+    notes: Path | None = None  # recovery.mode hot: the folder in memory where ranks note what is theirs alone
+
+    @property
+    def hot(self) -> bool:
+        """Ranks that say so keep their processes when another one is replaced."""
+        return self.notes is not None
 
     @property
     def workdir(self) -> Path:
@@ -77,10 +86,17 @@ class _Rank:
     active_at: float
     started_at: float
     pipe: ProgressPipe = field(init=False)
+    control: ControlPipe | None = None
     pid: int = 0
     process: ProcessId | None = None
     hung: bool = False
+    exit: RankExit | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def close(self) -> None:
+        self.pipe.close()
+        if self.control is not None:
+            self.control.close()
 
 
 class RankGroup:
@@ -98,6 +114,7 @@ class RankGroup:
         self._oom = OomCounter()
         self._metrics = MetricsFile(home.run.reported(home.attempt.number, home.node.index), start.generation)
         self._ranks: list[_Rank] = []
+        self._joins: set[int] = set()  # ranks whose peers have the state of the training
 
     async def begin(self) -> tuple[int, ...]:
         """Start all ranks; gives their pids. Raises OSError."""
@@ -110,21 +127,82 @@ class RankGroup:
                 raise error  # of what has begun all the same the end is heard, and seen to
         return tuple(rank.pid for rank in self._ranks)
 
+    async def go_on(
+        self, start: Start, stay: Collection[int], starter: Starter, keep: Collection[int]
+    ) -> tuple[int, ...]:
+        """Be the ranks of another generation: those that `stay` are told of it, the others are started anew.
+
+        What the dead ones have left behind is ended first; `keep` are ours. Raises OSError.
+        """
+        run, node = self._home.run, self._home.node.index
+        metrics, self._metrics = (
+            self._metrics,
+            MetricsFile(run.reported(self._home.attempt.number, node), start.generation),
+        )
+        self.generation, self._start, self._starter = start.generation, start, starter
+        make_dir(run.generation_logs(self._home.attempt.number, self.generation))
+        living: list[int] = []
+        for rank in self._ranks:
+            if rank.number in stay and rank.exit is not None:  # a moment ago, and told of the generation before
+                self._listener.ended(Exited(node, replace(rank.exit, generation=start.generation)))
+            elif rank.number in stay:
+                living.append(rank.pid)
+                self._keep(rank)
+        await asyncio.to_thread(end_all, lambda: [pid for pid in orphans(os.getpid(), living) if pid not in keep])
+        await asyncio.to_thread(metrics.close)
+        new = [rank for rank in self._ranks if rank.number not in stay]
+        self._joins |= {rank.number for rank in new}
+        new = [self._prepare(rank.local) for rank in new]
+        for rank in new:
+            self._ranks[rank.local] = rank
+        begun = await asyncio.gather(*(self._begin(rank) for rank in new), return_exceptions=True)
+        for error in begun:
+            if error is not None:
+                raise error
+        return tuple(rank.pid for rank in self._ranks)
+
+    def _keep(self, rank: _Rank) -> None:
+        """Tell a rank of its new generation; its log is another one from now on."""
+        before = str(rank.log.path)
+        rank.log = LogFile(self._home.run.rank_log(self._home.attempt.number, self.generation, rank.number))
+        rank.progress.go_on()
+        environment = self._environment(rank)
+        self._note_process(rank, environment)
+        if rank.control is not None:
+            logs = {"log": str(rank.log.path), "log_before": before}
+            rank.control.say({"generation": self.generation, **logs, "environment": environment})
+
     def _prepare(self, local: int) -> _Rank:
         number = self._start.first_rank + local
         log = LogFile(self._home.run.rank_log(self._home.attempt.number, self.generation, number))
         fifo = self._home.attempt.progress(self._home.node.index, local)
-        progress = Progress(partial(self._metrics.add, number))
+        progress = Progress(partial(self._measure, number))
         rank = _Rank(number, local, log, progress, active_at=self._clock.now(), started_at=time.time())
         self._error_file(rank).unlink(missing_ok=True)
         rank.pipe = ProgressPipe(fifo, rank.progress, lambda: self._heard(rank))
+        if self._home.hot:
+            rank.control = ControlPipe(control_of(fifo))
         return rank
+
+    def _measure(self, rank: int, step: int, values: Mapping[str, float]) -> None:
+        self._metrics.add(rank, step, values)
+
+    def _environment(self, rank: _Rank) -> dict[str, str]:
+        fifo = self._home.attempt.progress(self._home.node.index, rank.local)
+        environment = rank_environment(self._start, rank.local, str(fifo), str(self._error_file(rank)))
+        if self._home.notes is not None:
+            environment |= hot_words(control_of(fifo), self._home.notes, joins=rank.number in self._joins)
+        return environment
 
     async def _begin(self, rank: _Rank) -> None:
         fifo = str(self._home.attempt.progress(self._home.node.index, rank.local))
-        environment = rank_environment(self._start, rank.local, fifo, str(self._error_file(rank)))
+        environment = self._environment(rank)
         rank.pid = await self._starter.start(environment, rank.log.path, fifo, lambda death: self._ended(rank, death))
         rank.process = process_id(rank.pid)
+        self._note_process(rank, environment)
+        self._listener.begun(rank.number)
+
+    def _note_process(self, rank: _Rank, environment: dict[str, str]) -> None:
         if rank.process is not None:
             found = RankProcess(rank.number, self.generation, rank.process, environment, self._log_of(rank))
             place = self._home.attempt.rank_process(self._home.node.index, rank.local)
@@ -132,7 +210,6 @@ class RankGroup:
                 OSError
             ):  # a full disk keeps no rank from going on, only others from looking into it
                 write_record(place, found, fsync=False)
-        self._listener.begun(rank.number)
 
     def _log_of(self, rank: _Rank) -> str:
         return str(rank.log.path.relative_to(self._home.run.path))
@@ -160,6 +237,7 @@ class RankGroup:
             fingerprint=progress.fingerprint,
             not_finite=progress.not_finite,
             malformed=progress.dropped_lines,
+            stays=self._home.hot and progress.stays == self.generation,
             breakpoint=progress.breakpoint,
         )
 
@@ -183,13 +261,14 @@ class RankGroup:
         self._listener.news()
 
     def _ended(self, rank: _Rank, death: Death) -> None:
-        rank.pipe.close()
+        rank.close()
         rank.log.grew()
         failed = death.status != 0 and not rank.progress.done
         tail = rank.log.tail() if failed else ()
         self._listener.last_news()
         rank.ended.set()
-        self._listener.ended(Exited(self._home.node.index, self._exit_record(rank, death, tail), tail))
+        rank.exit = self._exit_record(rank, death, tail)
+        self._listener.ended(Exited(self._home.node.index, rank.exit, tail))
         if self.over:
             self._metrics.close()
 
@@ -263,7 +342,7 @@ class RankGroup:
         self._closed = True
         for rank in self._ranks:
             if not rank.ended.is_set():
-                rank.pipe.close()
+                rank.close()
         self._metrics.close()
 
     async def _dump(self, ranks: list[_Rank]) -> None:

@@ -7,7 +7,8 @@ A script needs three lines to use it:
     wire.write('{"checkpoint": 10}\\n')
 
 Words with a meaning: step, total_steps, checkpoint (a step that is safely on disk), fingerprint, done (whatever
-happens after it is not a failure), exception (written by the rank's starter). Every other number is a metric. A line
+happens after it is not a failure), stays (the generation in which it can go on when another rank is replaced; 0: no
+more), exception (written by the rank's starter). Every other number is a metric. A line
 stays under 4096 bytes, so that lines of several writers never mix; what is not such a line is dropped and counted.
 """
 
@@ -48,6 +49,7 @@ class Report(msgspec.Struct, frozen=True):
     done: bool = False
     exception: ExceptionReport | None = None
     breakpoint: str | None = None  # where it waits for a debugger; "": no more
+    stays: int | None = None  # the generation in which it can go on when another rank is replaced; 0: in none
 
 
 class Progress:
@@ -63,6 +65,7 @@ class Progress:
         self.done = False
         self.exception: ExceptionReport | None = None
         self.breakpoint = ""
+        self.stays = 0
         self.metrics: dict[str, float] = {}
         self.not_finite: dict[str, NotFinite] = {}
         self.reported = False
@@ -76,11 +79,17 @@ class Progress:
         except (msgspec.MsgspecError, ValueError, RecursionError):
             self.dropped_lines += 1
             return False
-        if not all(_is_step(value) for value in (report.step, report.total_steps, report.checkpoint)):
+        counts = (report.step, report.total_steps, report.checkpoint, report.stays)
+        if not all(map(_is_step, counts)):
             self.dropped_lines += 1
             return False
         self._merge(report, words)
         return True
+
+    def go_on(self) -> None:
+        """Its process is one of a new generation, in which it has reported nothing yet."""
+        self.step = self.checkpoint = None
+        self.reported = False
 
     def _merge(self, report: Report, words: dict[str, object]) -> None:
         self.step = report.step if report.step is not None else self.step
@@ -90,6 +99,7 @@ class Progress:
         self.exception = report.exception if report.exception is not None else self.exception
         self.done = self.done or report.done
         self.breakpoint = report.breakpoint[:_LONGEST_PLACE] if report.breakpoint is not None else self.breakpoint
+        self.stays = report.stays if report.stays is not None else self.stays
         self.reported = self.reported or (report.exception is None and report.breakpoint is None)
         values = dict(self._measured(words))
         if values and self._keep is not None:

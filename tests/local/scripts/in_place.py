@@ -1,0 +1,129 @@
+"""A small training in which whatever is not put back shows: dropout, BatchNorm, draws of Python and NumPy, a schedule
+that goes by validations, a callback with state, and samples that are augmented.
+
+`--hold FILE`: no rank goes on from the step in it. `--die PATH`: in files PATH-0, PATH-1 and so on a rank, a step and a
+place each, where that rank kills itself.
+"""
+
+import os
+import random
+import signal
+import sys
+import time
+from argparse import ArgumentParser
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from trainer import Settings, Trainer
+from trainer.loop import Callback
+
+SAMPLES = 96
+
+
+class Points(Dataset):
+    """The noise is augmentation, from torch's own generator."""
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        point = torch.randn(8, generator=torch.Generator().manual_seed(index))
+        return point + 0.1 * torch.randn(8), float(point.sum() > 0)
+
+
+class Reporter(Callback):
+    """Keeps a sum of what it has heard, and lets it take part in the loss."""
+
+    def __init__(self, die):
+        self.heard, self.step, self.rank, self._die = 0, 0, 0, die
+
+    def on_start(self, training):
+        self.step, self.rank = training.step, training.world.rank
+
+    def on_step(self, training):
+        self.step = training.step
+        self.heard += training.step
+        self.may_die("on_step")
+
+    def on_validation(self, training, values):
+        self.heard += int(1000 * values["val_loss"])
+        self.may_die("on_validation")
+
+    def may_die(self, place):
+        for path in Path(self._die).parent.glob(Path(self._die).name + "-*") if self._die else ():
+            if path.read_text() == f"{self.rank} {self.step} {place}":
+                path.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def state_dict(self):
+        return {"heard": self.heard}
+
+    def load_state_dict(self, state):
+        self.heard = state["heard"]
+
+
+def model():
+    return nn.Sequential(nn.Linear(8, 33), nn.BatchNorm1d(33), nn.ReLU(), nn.Dropout(0.2), nn.Linear(33, 1))
+
+
+def main(words=None):
+    parser = ArgumentParser()
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--hold")
+    parser.add_argument("--die")
+    args = parser.parse_args(words)
+    torch.set_num_threads(1)
+    reporter = Reporter(args.die)
+
+    def held():
+        try:
+            return reporter.step >= int(Path(args.hold or "/nowhere").read_text())
+        except FileNotFoundError:
+            return False
+
+    def loss(model, batch):
+        points, wanted = batch
+        if model.training:
+            time.sleep(args.pause)
+            while held():
+                time.sleep(0.02)
+            noise = random.gauss(0, 0.01) + np.random.normal(0, 0.01)
+            points = points * (1 + noise + 1e-6 * reporter.heard)
+            reporter.may_die("forward")
+        found = model(points).squeeze(1)
+        if model.training and found.requires_grad:
+            found.register_hook(lambda gradient: reporter.may_die("backward") or gradient)
+        return nn.functional.binary_cross_entropy_with_logits(found, wanted.float())
+
+    settings = Settings(
+        max_steps=args.steps,
+        batch_size=12,
+        accumulate=2,
+        strategy="ddp",
+        clip_norm=1.0,
+        workers=args.workers,
+        log_every=1,
+        validate_every=5,
+        patience=100,
+    )
+    trainer = Trainer(
+        settings,
+        model=model,
+        loss=loss,
+        data=Points(),
+        validation=Points(),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+        schedule=lambda optimizer, _: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1),
+        callbacks=[reporter],
+    )
+    return trainer.fit()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

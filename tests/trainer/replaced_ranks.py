@@ -1,0 +1,123 @@
+"""Ranks of a training as launch runs them with recovery.mode hot, forked from the test; it replaces those that die."""
+
+import importlib.util
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import torch
+from ranks import world_environment
+
+from launcher.agent.ranks.ports import HeldPort
+
+SCRIPT = Path(__file__).parents[1] / "local" / "scripts" / "in_place.py"
+_LIMIT_S = 200.0
+
+
+def _entry(environ, log, words):
+    os.environ.update(environ)
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for number in (1, 2):
+        os.dup2(out, number)
+    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    found = importlib.util.spec_from_file_location("in_place", SCRIPT)
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    code = 1
+    try:
+        code = module.main(words)
+    except BaseException:
+        traceback.print_exc()
+    os._exit(code or 0)
+
+
+class Launched:
+    """`run()` until all have ended; a rank that dies is replaced, and the others are told."""
+
+    def __init__(self, folder, size, *words, replaces=True):
+        self.folder, self.size, self.words, self.replaces = folder, size, list(words), replaces
+        self.generation, self.replaced, self._controls = 1, [], []
+        self._context = multiprocessing.get_context("fork")
+        (folder / "notes").mkdir(parents=True)
+        for rank in range(size):
+            os.mkfifo(folder / f"control-{rank}")
+            self._controls.append(os.open(folder / f"control-{rank}", os.O_RDWR | os.O_NONBLOCK))
+        self._ports = [HeldPort("127.0.0.1")]
+
+    def _environment(self, rank, *, joins=False):
+        return {
+            **world_environment(rank, self.size, self._ports[-1].number),
+            "LAUNCH_RUN_DIR": str(self.folder),
+            "LAUNCH_ATTEMPT": "1",
+            "LAUNCH_GENERATION": str(self.generation),
+            "LAUNCH_CHECKPOINT_DIR": str(self.folder / "checkpoints"),
+            "LAUNCH_CHECKPOINT_EVERY": "10 steps",
+            "LAUNCH_CONTROL": str(self.folder / f"control-{rank}"),
+            "LAUNCH_NOTES_DIR": str(self.folder / "notes"),
+            **({"LAUNCH_JOINS": "1"} if joins else {}),
+        }
+
+    def log(self, rank, generation=None):
+        return self.folder / f"g{generation or self.generation}-rank-{rank}.log"
+
+    def said(self):
+        return "".join(path.read_text() for path in sorted(self.folder.glob("g*-rank-*.log")))
+
+    def _start(self, rank, **how):
+        words = (self._environment(rank, **how), self.log(rank), self.words)
+        process = self._context.Process(target=_entry, args=words)
+        process.start()
+        return process
+
+    def run(self):
+        """Exit codes by rank, and the pids that there were at the end."""
+        ranks = [self._start(rank) for rank in range(self.size)]
+        deadline = time.monotonic() + _LIMIT_S
+        try:
+            while any(process.exitcode is None for process in ranks):
+                assert time.monotonic() < deadline, self.said()
+                multiprocessing.connection.wait([one.sentinel for one in ranks if one.exitcode is None], timeout=5)
+                dead = [rank for rank, process in enumerate(ranks) if process.exitcode == -signal.SIGKILL]
+                if dead and self.replaces:
+                    self._replace(ranks, dead)
+            return [process.exitcode for process in ranks]
+        finally:
+            for process in ranks:
+                process.kill()
+                process.join()
+            for fd in self._controls:
+                os.close(fd)
+            for port in self._ports:
+                port.release()
+
+    def _replace(self, ranks, dead):
+        before, self.generation = self.generation, self.generation + 1
+        self._ports.append(HeldPort("127.0.0.1"))
+        self.replaced.append(dead)
+        for rank in range(self.size):
+            if rank not in dead:
+                word = {"generation": self.generation, "environment": self._environment(rank)}
+                word |= {"log": str(self.log(rank)), "log_before": str(self.log(rank, before))}
+                os.write(self._controls[rank], json.dumps(word).encode() + b"\n")
+        for rank in dead:
+            ranks[rank] = self._start(rank, joins=True)
+
+    def numbers(self):
+        """The loss, rate and norm of every step and what validations found, as they were written down last."""
+        found = {}
+        for line in map(json.loads, (self.folder / "metrics" / "metrics.jsonl").read_text().splitlines()):
+            kept = {name: line[name] for name in ("loss", "lr", "norm", "val_loss") if name in line}
+            if kept:
+                found.setdefault(line["step"], {}).update(kept)
+        return found
+
+    def fingerprint(self):
+        return self.said().rpartition("fingerprint sha256=")[2].split()[0]

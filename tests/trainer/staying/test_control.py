@@ -1,0 +1,54 @@
+"""Launch's word to a rank, and what the rank does with it."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from trainer.staying.control import Control
+
+WORD = {"generation": 3, "log": "/new", "log_before": "/old", "environment": {"MASTER_PORT": "21034"}}
+
+
+@pytest.fixture
+def fifo(tmp_path):
+    path = tmp_path / "control"
+    os.mkfifo(path)
+    end = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    yield path, end
+    os.close(end)
+
+
+def test_a_word_that_came_before_anybody_waited_is_heard(fifo):
+    path, end = fifo
+    os.write(end, json.dumps(WORD).encode() + b"\n")
+    word = Control(path).wait(5)
+    assert (word.generation, word.environment) == (3, {"MASTER_PORT": "21034"})
+
+
+def test_no_word_is_none(fifo):
+    path, _ = fifo
+    assert Control(path).wait(0.01) is None
+
+
+@pytest.mark.parametrize("line", [b"nonsense\n", b"{}\n", b"[1]\n", b"\xff\n", b'{"generation": "x"}\n'])
+def test_nonsense_is_none(fifo, line):
+    path, end = fifo
+    os.write(end, line)
+    assert Control(path).wait(5) is None
+
+
+def test_what_is_printed_goes_on_in_the_new_log_and_only_what_went_into_the_old_one(tmp_path):
+    script = (
+        "import sys\nfrom trainer.staying.control import MeetAnew, take_place\n"
+        "print('before', flush=True)\nold, new = sys.argv[1:]\n"
+        "take_place(MeetAnew(2, new, old, {'X': '1'}))\nprint('after', flush=True)\n"
+        "import os\nprint('aside', os.environ['X'], file=sys.stderr)\n"
+    )
+    old, new = tmp_path / "old.log", tmp_path / "new.log"
+    with old.open("w") as out:
+        words = [sys.executable, "-c", script, str(old), str(new)]
+        done = subprocess.run(words, stdout=out, stderr=subprocess.PIPE, text=True, check=True)
+    assert (old.read_text(), new.read_text(), done.stderr) == ("before\n", "after\n", "aside 1\n")

@@ -1,0 +1,89 @@
+"""What a rank notes in memory: read whole, or not at all."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from trainer.checkpoint.generators import seed_all
+from trainer.staying.notes import SLOTS, Note, NoteFile, bytes_of, draw_on, drawn_now, put_bytes, room_for
+
+LIFE = "a0001.g0001"
+
+
+def note(step, **more):
+    return Note(step, drawn_now(), **more)
+
+
+def draws():
+    return random.random(), np.random.random(), random.gauss(0, 1), torch.rand(3).tolist(), np.random.normal()  # noqa: NPY002
+
+
+def test_the_last_ones_are_found_by_a_successor(tmp_path):
+    file = NoteFile.begin(tmp_path / "rank", LIFE, room_for(0))
+    for step in range(7):
+        assert file.write(note(step, names=("loss",), losses=[0.1 + step, 2.0]))
+    found = NoteFile.found(tmp_path / "rank")
+    assert (found.life, found.steps()) == (LIFE, (4, 5, 6))
+    assert found.read(5).losses == [5.1, 2.0]
+    assert found.read(3) is None
+
+
+def test_generators_go_on_as_noted(tmp_path):
+    seed_all(5, 1)
+    random.gauss(0, 1)  # the second of two is kept for the next call
+    file = NoteFile.begin(tmp_path / "rank", LIFE, room_for(0))
+    file.write(note(1))
+    wanted = [draws() for _ in range(3)]
+    seed_all(7)
+    draw_on(NoteFile.found(tmp_path / "rank").read(1).drawn)
+    assert [draws() for _ in range(3)] == wanted
+
+
+def test_a_torn_note_counts_for_nothing_and_the_others_do(tmp_path):
+    """Wherever the writing of it was cut short."""
+    path = tmp_path / "rank"
+    seed_all(3)
+    file = NoteFile.begin(path, LIFE, room_for(0))
+    for step in range(1, SLOTS + 1):
+        file.write(note(step))
+    before = path.read_bytes()
+    seed_all(4)
+    file.write(note(SLOTS + 1))
+    after = path.read_bytes()
+    differ = [at for at in range(len(after)) if before[at] != after[at]]
+    for cut in [*differ[:40], *differ[40:-40:97], *differ[-40:]]:
+        for torn in (after[:cut] + before[cut:], before[:cut] + after[cut:]):
+            path.write_bytes(torn)
+            found = NoteFile.found(path)
+            whole = {1} if torn == before else {SLOTS + 1} if torn == after else set()
+            assert set(found.steps()) == {*range(2, SLOTS + 1)} | whole, cut
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+    file = NoteFile.begin(tmp_path / "rank", LIFE, room_for(10))
+    assert file.write(note(1, buffers=bytes(10)))
+    assert not file.write(note(2, buffers=bytes(10**6)))
+    assert file.steps() == (1,)
+
+
+def test_no_file_or_a_short_one_is_none(tmp_path):
+    assert NoteFile.found(tmp_path / "rank") is None
+    (tmp_path / "rank").write_bytes(b"short")
+    assert NoteFile.found(tmp_path / "rank") is None
+    (tmp_path / "rank").write_bytes(bytes(1000))
+    assert NoteFile.found(tmp_path / "rank") is None
+
+
+def test_a_new_file_knows_nothing_of_the_one_before(tmp_path):
+    NoteFile.begin(tmp_path / "rank", LIFE, room_for(0)).write(note(3))
+    assert NoteFile.begin(tmp_path / "rank", "a0002.g0001", room_for(0)).steps() == ()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16, torch.bool])
+def test_buffers_come_back(dtype):
+    before = [torch.arange(6).to(dtype).reshape(2, 3), torch.tensor(1).to(dtype), torch.zeros(0, dtype=dtype)]
+    after = [torch.zeros_like(one) for one in before]
+    put_bytes(bytes_of(before), after)
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))

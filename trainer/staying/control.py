@@ -1,0 +1,67 @@
+"""The wire from launch to a rank: the word that a rank was replaced, and where ranks meet anew."""
+
+import os
+import select
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+_MOST_BYTES = 1 << 20
+_READ_BYTES = 1 << 16
+
+
+class MeetAnew(msgspec.Struct, frozen=True):
+    """This process is a rank of a new generation."""
+
+    generation: int
+    log: str
+    log_before: str
+    environment: dict[str, str]
+
+
+class Control:
+    """Launch's words to this rank."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError."""
+        self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._rest = b""
+
+    def wait(self, within_s: float) -> MeetAnew | None:
+        """The next word; None where none comes in time, or what comes is none."""
+        end = time.monotonic() + within_s
+        while b"\n" not in self._rest and len(self._rest) < _MOST_BYTES:
+            left_s = end - time.monotonic()
+            if left_s <= 0 or not select.select([self._fd], [], [], left_s)[0]:
+                return None
+            data = os.read(self._fd, _READ_BYTES)
+            if not data:
+                return None  # launch's end is gone
+            self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        try:
+            return msgspec.json.decode(line, type=MeetAnew)
+        except msgspec.MsgspecError:
+            return None
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def take_place(word: MeetAnew) -> None:
+    """Be that rank: its variables, and its log for what is printed from now on, where that was its log so far."""
+    os.environ.update(word.environment)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    try:
+        before = os.stat(word.log_before)
+        new = os.open(word.log, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return
+    for number in (1, 2):
+        now = os.fstat(number)
+        if (now.st_dev, now.st_ino) == (before.st_dev, before.st_ino):
+            os.dup2(new, number)
+    os.close(new)
