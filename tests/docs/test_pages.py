@@ -141,9 +141,14 @@ def test_the_options_that_those_who_come_from_elsewhere_are_shown():
 def test_the_environment_is_that_of_a_rank(lab):
     """What the page says that a rank finds, it finds; the rest depends on options."""
     page = (DOCS / "environment.md").read_text()
-    optional = {name for name in reference.OF_A_RANK if "MEMORY" in name} | {"LAUNCH_REPEAT", "LAUNCH_DISK"}
+    optional = {name for name in reference.OF_A_RANK if "MEMORY" in name} | {
+        "LAUNCH_REPEAT",
+        "LAUNCH_DISK",
+        "LAUNCH_JOINS",
+    }
     lab.script("names.py", "import os\nprint(*sorted(os.environ))\n")
-    run = lab.submit(lab.spec("name: x\nrun:\n  script: names.py\nresources:\n  ranks_per_node: 1\n"))
+    body = "name: x\nrun:\n  script: names.py\nresources:\n  ranks_per_node: 1\nrecovery:\n  mode: hot\n"
+    run = lab.submit(lab.spec(body))
     lab.wait(run)
     found = set(lab.launch("logs", run).stdout.split()) | set(os.environ)
     assert [name for name in set(reference.OF_A_RANK) - optional if name not in found or name not in page] == []
