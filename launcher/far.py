@@ -29,6 +29,8 @@ from launcher.clusters.login.messages import (
     AskMachine,
     AskOutputs,
     AskPreview,
+    AskQueue,
+    AskRunsFolder,
     AskStock,
     AttemptNews,
     EndRun,
@@ -41,6 +43,7 @@ from launcher.clusters.login.messages import (
     OpenAttempt,
     OpenRuns,
     PreviewThere,
+    ReleaseRun,
     Request,
     RunNews,
     SpecThere,
@@ -51,14 +54,16 @@ from launcher.clusters.login.records import events_after
 from launcher.clusters.mirror import tails
 from launcher.clusters.mirror.holders import keep_file
 from launcher.clusters.mirror.logs import FOLDERS
-from launcher.clusters.protocol import KeepsFilesElsewhere, KeptThere
+from launcher.clusters.protocol import HasQueue, KeepsFilesElsewhere, KeptThere
 from launcher.errors import BadInput, Exit, LaunchError, NoSuchRun, Refused
 from launcher.hostlink.rpc.once import Runs, Token, tidy
 from launcher.hostlink.rpc.server import folder_of, projects_in, serve, take_stdio
 from launcher.hostlink.rpc.wire import Outcome, encoded, greeting
 from launcher.hostlink.shipping import kept_trees
 from launcher.ids import RunId, parse_run_id
+from launcher.plan.facts import Misfit
 from launcher.plan.model import Plan
+from launcher.plan.queueing import not_taken
 from launcher.rundir import registry
 from launcher.rundir.attempts import attempts, read_intent, read_plan
 from launcher.rundir.code import outputs
@@ -66,9 +71,11 @@ from launcher.rundir.durable import make_dir, readable, write_all, write_bytes
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import AttemptEnd, RunState, StopRequest
 from launcher.rundir.removal import remove_tree, size_of
+from launcher.spec.model import JobSpec, RunOptions
 from launcher.status.checkpoints import checkpoint_folder
 from launcher.status.derive import RunStatus
 from launcher.submission.opening import open_shipped
+from launcher.submission.predecessors import awaited_by
 from launcher.submission.reopening import reopen
 from launcher.submission.requests import Shipped, ShippedRun, prepare
 from launcher.words import State
@@ -102,11 +109,8 @@ def serve_inside(run: str = "", node: str = "") -> int:
 def answer(request: Request) -> Any:
     """Carry it out. Raises LaunchError, which is told to who asked."""
     match request:
-        case AskMachine(on=on, spec=spec):
-            place = entry(on)
-            return of_kind(place.kind).machine(merged(place, spec))
-        case AskHosts(on=on, spec=spec):
-            return hosts_of(entry(on), spec)
+        case AskMachine() | AskHosts() | AskQueue() | AskRunsFolder():
+            return _of_cluster(request)
         case AskPreview():
             return _preview(request)
         case OpenRuns():
@@ -122,16 +126,37 @@ def answer(request: Request) -> Any:
             return _logs(request)
         case AskOutputs():
             return _outputs(request)
-        case EndRun():
-            return _run(request.run).cancel()
-        case ForgiveNodes():
-            return _run(request.run).pardon(request.hosts)
+        case EndRun() | ForgiveNodes() | ReleaseRun():
+            return _of_life(request)
         case AskCheckpoints() | AskStock() | GivePiece() | KeepPiece():
             return _of_checkpoints(request)
         case TidyRuns():
             return _tidy(request)
         case _:
             assert_never(request)
+
+
+def _of_cluster(request: AskMachine | AskHosts | AskQueue | AskRunsFolder) -> Any:
+    match request:
+        case AskMachine(on=on, spec=spec):
+            place = entry(on)
+            return of_kind(place.kind).machine(merged(place, spec))
+        case AskHosts(on=on, spec=spec):
+            return hosts_of(entry(on), spec)
+        case AskQueue():
+            return _queue_problems(request)
+        case AskRunsFolder():
+            return str(_runs_root(request.folder))
+
+
+def _of_life(request: EndRun | ForgiveNodes | ReleaseRun) -> Any:
+    match request:
+        case EndRun():
+            return _run(request.run).cancel()
+        case ForgiveNodes():
+            return _run(request.run).pardon(request.hosts)
+        case ReleaseRun():
+            return api.release(_run(request.run))
 
 
 def _of_checkpoints(request: AskCheckpoints | AskStock | GivePiece | KeepPiece) -> Any:
@@ -146,6 +171,16 @@ def _of_checkpoints(request: AskCheckpoints | AskStock | GivePiece | KeepPiece) 
             return _piece(request)
         case KeepPiece():
             return _keep_piece(request)
+
+
+def _queue_problems(request: AskQueue) -> list[Misfit]:
+    place = entry(request.on)
+    cluster = of_kind(place.kind)
+    if not isinstance(cluster, HasQueue):
+        return not_taken(request.queue, (), cluster.kind)
+    awaited, unknown = awaited_by(request.to_follow)
+    spec = merged(place, JobSpec("queue", RunOptions(command="true"), queue=request.queue))
+    return [*unknown, *cluster.queue_problems(spec, awaited)]
 
 
 def _preview(request: AskPreview) -> PreviewThere:
@@ -170,7 +205,7 @@ def _open_runs(request: OpenRuns) -> Outcome:
             for index, spec in enumerate(request.specs):
                 shipped = stack.enter_context(_shipped(spec, token.path / f"spec-{index}", root))
                 runs = (
-                    ShippedRun(one.run, one.repeat, one.first, one.events, goes_on_from)
+                    ShippedRun(one.run, one.repeat, one.first, one.events, goes_on_from, one.starts_at)
                     for one in request.runs
                     if one.spec == index
                 )
@@ -355,11 +390,16 @@ def _shipped(spec: SpecThere, folder: Path, root: Path) -> Iterator[Shipped]:
         raise told from error
 
 
+def _runs_root(named: str) -> Path:
+    """Where runs of this folder are, from now on for whatever makes one."""
+    os.environ.setdefault("LAUNCH_RUNS", str(folder_of(named) / "runs"))
+    return registry.runs_root(folder_of(named))
+
+
 def _project(named: str, digest: str) -> Path:
     """The tree that the run is made of, whose own runs do not go into it."""
-    folder = folder_of(named)
-    os.environ.setdefault("LAUNCH_RUNS", str(folder / "runs"))
-    tree = kept_trees.tree(folder / "projects", digest)
+    _runs_root(named)
+    tree = kept_trees.tree(folder_of(named) / "projects", digest)
     if not tree.is_dir():
         raise LaunchError("code: expected the tree to be here")
     return tree

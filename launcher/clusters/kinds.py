@@ -31,6 +31,7 @@ class ClusterKind:
     names: tuple[str, ...] = ()  # options that an entry of the clusters file has to name, in the entry itself
 
 
+CARRIED = "carried"  # an attempt that waits here for runs of other clusters; nobody names it as a cluster
 LOGIN_KIND = "login"  # where a run goes whose cluster has a login node
 OURS = {
     LOCAL: ClusterKind("launcher.clusters.local.cluster:LocalCluster", asked=False),
@@ -39,11 +40,12 @@ OURS = {
     "ssh": ClusterKind("launcher.clusters.ssh.cluster:SshCluster", fresh_s=0.5, names=("hosts",)),
     LOGIN_KIND: ClusterKind("launcher.clusters.login.cluster:LoginCluster", fresh_s=0.5),
 }
+_OF_ATTEMPTS = {CARRIED: ClusterKind("launcher.clusters.carried.cluster:CarriedCluster", fresh_s=0.5)}
 
 
 def kind_named(name: str) -> ClusterKind | None:
     """One of ours, or of what else is installed."""
-    return OURS.get(name) or plugins().get(name)
+    return OURS.get(name) or _OF_ATTEMPTS.get(name) or plugins().get(name)
 
 
 @cache
@@ -71,4 +73,6 @@ def made(kind: ClusterKind) -> "Cluster":
 def is_here(name: str) -> bool:
     """Whether a cluster that is called as its kind needs no entry in the clusters file on this machine."""
     kind = kind_named(name)
-    return kind is not None and (not kind.program or shutil.which(kind.program) is not None)
+    return (
+        kind is not None and name not in _OF_ATTEMPTS and (not kind.program or shutil.which(kind.program) is not None)
+    )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from launcher.plan.facts import Machine, Misfit
     from launcher.plan.model import AwaitedRun, Plan
     from launcher.rundir.code.listing import CodeList
-    from launcher.spec.model import JobSpec, QueueOptions
+    from launcher.spec.model import JobSpec
     from launcher.status.checkpoints import Checkpoint
 
 
@@ -119,8 +119,16 @@ class SubmitsTogether(Protocol):
 class HasQueue(Protocol):
     """Kinds that can have a run wait as its spec says."""
 
-    def queue_problems(self, queue: "QueueOptions", awaited: "Sequence[AwaitedRun]") -> "list[Misfit]":
-        """What of these options cannot be had there, nor of following these runs."""
+    def queue_problems(self, spec: "JobSpec", awaited: "Sequence[AwaitedRun]") -> "list[Misfit]":
+        """What of its `queue` options cannot be had there, nor of following these runs."""
+
+
+@runtime_checkable
+class KeepsRunsElsewhere(Protocol):
+    """Kinds whose runs have, where they are, another folder than here."""
+
+    def runs_folder(self, spec: "JobSpec") -> str:
+        """Which their folders lie in, by their ids, on every machine that sees one."""
 
 
 @runtime_checkable

@@ -22,9 +22,12 @@ def with_hosts(plan: Plan, hosts: Sequence[tuple[str, str]], away: Sequence[tupl
 
 
 def kept_at(plan: Plan, run_dir: str, python: str = "") -> Plan:
-    """The plan as a machine reads it that keeps the run's folder there, and has that interpreter for its ranks."""
+    """The plan as a machine reads it that keeps the run's folder there, beside those of the runs that it follows, and
+    has that interpreter for its ranks."""
     entry = msgspec.structs.replace(plan.entry, python=python or plan.entry.python)
-    return msgspec.structs.replace(plan, run_dir=run_dir, entry=entry)
+    beside = run_dir.rpartition("/")[0]
+    awaited = tuple(msgspec.structs.replace(one, run_dir=f"{beside}/{one.run_id}") for one in plan.awaited)
+    return msgspec.structs.replace(plan, run_dir=run_dir, entry=entry, awaited=awaited)
 
 
 def quorum(hosts: int) -> int:

@@ -11,7 +11,7 @@ from launcher.errors import NoSuchRun
 from launcher.ids import RunId, is_run_id, parse_run_id
 from launcher.rundir import drafts, registry
 from launcher.rundir.durable import make_dir, read_record, readable, sync_dir
-from launcher.rundir.layout import NamedFile
+from launcher.rundir.layout import NamedFile, RunDir
 from launcher.rundir.ownership import refuse_exposed
 
 
@@ -45,6 +45,8 @@ class GraphStep(msgspec.Struct, frozen=True):
     name: str
     needs: tuple[str, ...]
     run: RunId
+    on: str | None = None  # its cluster, where that is not that of all
+    brings: tuple[RunId, ...] = ()  # runs whose checkpoints have to be brought here before it starts
 
 
 class GraphRecord(msgspec.Struct, frozen=True):
@@ -114,6 +116,12 @@ def graph_of_run(run: str, path: Path, known: list[GraphDir]) -> tuple[GraphReco
             if record is not None and step is not None:
                 return record, step
     return None
+
+
+def given_to(run: RunDir) -> tuple[RunId, ...]:
+    """Runs whose checkpoints have to be brought here before this one, a step, starts."""
+    found = graph_of_run(run.id, run.path, known_graphs())
+    return found[1].brings if found is not None else ()
 
 
 def missing_of(graph: GraphDir) -> list[GraphStep]:

@@ -13,7 +13,7 @@ from launcher.spec.kinds.names import SecretSource, VariableName, job_name
 from launcher.spec.kinds.numbers import Boolean, Integer, Nodes, Number, Size
 from launcher.spec.kinds.queueing import PredecessorName, Priority, WrittenMoment
 from launcher.spec.kinds.sections import Field, Section, Shorthand
-from launcher.spec.kinds.steps import NEEDS, NEEDS_KEY, StepsTable
+from launcher.spec.kinds.steps import NEEDS, NEEDS_KEY, ON, ON_KEY, StepsTable
 from launcher.spec.kinds.targets import WhoHears
 from launcher.spec.kinds.text import RUN_DIR_NAMES, Choice, InnerPath, Text, any_path
 from launcher.spec.kinds.times import Duration, DurationRange, Every
@@ -289,6 +289,7 @@ def with_plugins(sections: Mapping[str, Section]) -> Section:
 
 
 def step_section(job: Section) -> Section:
-    """What a step may say for itself, and what it needs; `job` is the table of options."""
+    """What a step may say for itself, what it needs, and where it runs; `job` is the table of options."""
     needs = Field(NEEDS_KEY, NEEDS, "Steps that must have succeeded before")
-    return replace(job, options=(needs, *(field for field in job.options if field.key not in _OF_ALL_STEPS)))
+    on = Field(ON_KEY, ON, "The cluster of this step; without it that of `--on`")
+    return replace(job, options=(needs, on, *(field for field in job.options if field.key not in _OF_ALL_STEPS)))

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
-from launcher.clusters.clusters_file import plugin_sections
+from launcher.clusters.clusters_file import entry, merged, plugin_sections
+from launcher.clusters.kinds import of_kind
+from launcher.clusters.protocol import KeepsRunsElsewhere
 from launcher.errors import BadInput, LaunchError, some_exist
 from launcher.ids import RunId, new_run_id
 from launcher.plan.model import Plan
@@ -43,7 +43,7 @@ from launcher.rundir.locks import locked
 from launcher.spec.fields import JOB, with_plugins
 from launcher.spec.graph.reading import BEST, GraphSpec, StepSpec, place_of, read_graph
 from launcher.spec.graph.references import StepOutputs
-from launcher.spec.model import Predecessor
+from launcher.submission.given import refuse_each, to_be_brought
 from launcher.submission.opening import Opened, counted, open_named
 from launcher.submission.requests import (
     Request,
@@ -51,8 +51,6 @@ from launcher.submission.requests import (
     all_or_none,
     looked_at_first,
     plan_of,
-    queue_problems,
-    refuse,
     taken,
     validate,
 )
@@ -64,6 +62,7 @@ class _Checked:
 
     graph: GraphSpec
     id: RunId
+    on: str  # of steps that name no cluster
     runs: Path
     wishes: Mapping[str, Request]  # by the names of steps; none waits for another yet
 
@@ -115,7 +114,7 @@ def _step_plan(checked: _Checked, step: StepSpec) -> StepPlan:
 def validate_steps(file: Path, overrides: tuple[str, ...]) -> None:
     """Everything that can be said of it without knowing where it will run."""
     root, problems = project_of(file), list[str]()
-    with _apart(graph_in(file, overrides), file, root) as (_, files):
+    with _apart(graph_in(file, overrides), file, root, None) as (_, files):
         for one in files.values():
             try:
                 validate(one, (), root)
@@ -144,7 +143,8 @@ def start_missing(graph: GraphDir) -> list[RunId]:
 def _start(graph: GraphDir, record: GraphRecord, step: GraphStep, code: ProjectCode, before: Opened) -> None:
     file, root = graph.step_spec(step.name), Path(record.project)
     try:
-        open_named(step.run, able(looked_at_first(file, on=record.on, overrides=(), root=root, frozen=code)))
+        wish = looked_at_first(file, on=step.on or record.on, overrides=(), root=root, frozen=code)
+        open_named(step.run, able(replace(wish, carried=bool(step.brings))))
     except (LaunchError, OSError) as error:
         told = some_exist(error, tuple((run, str(path)) for run, path in before), len(record.steps))
         if not told.runs:
@@ -159,22 +159,26 @@ def _checked(file: Path, on: str, overrides: tuple[str, ...], root: Path | None)
     """The files that the requests are of are gone afterwards."""
     graph = graph_in(file, overrides)
     root = project_of(file) if root is None else root
-    with _apart(graph, file, root) as (graph_id, files):
-        after = {step.name: [step_run(graph_id, one) for one in step.needs] for step in graph.steps}
-        seen = [_looked_at(one, on, root, after[name]) for name, one in files.items()]  # before the cluster is asked
+    with _apart(graph, file, root, on) as (graph_id, files):
+        places = {step.name: step.on or on for step in graph.steps}
+        seen = [looked_at_first(one, on=places[name], overrides=(), root=root) for name, one in files.items()]
         wishes = all_or_none([partial(replace, one) for one in seen])
-        yield _Checked(graph, graph_id, registry.runs_root(root), dict(zip(files, wishes, strict=True)))
+        named = dict(zip(files, wishes, strict=True))
+        refuse_each(graph, named)
+        yield _Checked(graph, graph_id, on, registry.runs_root(root), named)
 
 
 @contextmanager
-def _apart(graph: GraphSpec, file: Path, root: Path) -> Iterator[tuple[RunId, dict[str, Path]]]:
-    """An id that is free, and each step in a file of its own; what is wrong there is told of the one file with all."""
+def _apart(graph: GraphSpec, file: Path, root: Path, on: str | None) -> Iterator[tuple[RunId, dict[str, Path]]]:
+    """An id that is free, and each step in a file of its own; what is wrong there is told of the one file with all.
+    `on`: where steps are to run, as far as that is known."""
     runs = registry.runs_root(root)
     graph_id = new_run_id(graph.name, partial(_is_taken, graph, runs))
+    places = _places(graph, on, runs)
     with tempfile.TemporaryDirectory(prefix="launch-") as folder:
         files = {step.name: Path(folder, f"{step.name}.yaml") for step in graph.steps}
         for step in graph.steps:
-            files[step.name].write_text(graph.text_of(step, _outputs(graph, graph_id, runs), ()))
+            files[step.name].write_text(graph.text_of(step, places.outputs(graph, graph_id, step), ()))
         try:
             yield graph_id, files
         except BadInput as error:
@@ -187,21 +191,38 @@ def _is_taken(graph: GraphSpec, runs: Path, one: RunId) -> bool:
     return any(known.id == one for known in known_graphs()) or any(map(taken(runs), names))
 
 
-def _looked_at(file: Path, on: str, root: Path, after: Sequence[RunId]) -> Request:
-    """The cluster has to know how one waits for another, before the first one is there to be waited for."""
-    wish = looked_at_first(file, on=on, overrides=(), root=root)
-    queue = msgspec.structs.replace(wish.spec.queue, after=tuple(Predecessor(run) for run in after))
-    refuse(file, queue_problems(replace(wish, spec=msgspec.structs.replace(wish.spec, queue=queue))))
-    return wish
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where runs of steps will lie, as those see it that are given something of them."""
+
+    here: Path
+    on: Mapping[str, str | None]  # the cluster of each step; None: that is not known
+    far: Mapping[str, str]  # by clusters that keep runs elsewhere: in which folder there
+
+    def outputs(self, graph: GraphSpec, graph_id: RunId, given_to: StepSpec) -> dict[str, StepOutputs]:
+        """Of every step: where its cluster has it, for who runs there too; here for all others."""
+        found, on = {}, self.on[given_to.name]
+        for step in graph.steps:
+            run = step_run(graph_id, step.name)
+            there = self.far.get(on or "") if self.on[step.name] == on else None
+            folder = f"{there or self.here}/{run}"
+            checkpoints = f"{folder}/{step.spec.checkpoint.dir}"
+            found[step.name] = StepOutputs(run, folder, checkpoints, f"{checkpoints}/{BEST}")
+        return found
 
 
-def _outputs(graph: GraphSpec, graph_id: RunId, runs: Path) -> dict[str, StepOutputs]:
-    found = {}
+def _places(graph: GraphSpec, on: str | None, here: Path) -> _Places:
+    """Only a cluster of whose runs something is given is asked."""
+    named, far = {step.name: step.on or on for step in graph.steps}, dict[str, str]()
     for step in graph.steps:
-        run = step_run(graph_id, step.name)
-        checkpoints = runs / run / step.spec.checkpoint.dir
-        found[step.name] = StepOutputs(run, str(runs / run), str(checkpoints), str(checkpoints / BEST))
-    return found
+        name = named[step.name]
+        if name is None or name in far or not step.given:
+            continue
+        place = entry(name)
+        cluster = of_kind(place.kind)
+        if isinstance(cluster, KeepsRunsElsewhere):
+            far[name] = cluster.runs_folder(merged(place, step.spec))
+    return _Places(here, named, far)
 
 
 def _as_in(file: Path, steps: Mapping[str, Path], line: str) -> str:
@@ -214,6 +235,11 @@ def _as_in(file: Path, steps: Mapping[str, Path], line: str) -> str:
     return line
 
 
+def _step_of(checked: _Checked, step: StepSpec, graph_id: RunId) -> GraphStep:
+    brings = tuple(step_run(graph_id, other) for other in to_be_brought(step, checked.wishes))
+    return GraphStep(step.name, step.needs, step_run(graph_id, step.name), step.on, brings)
+
+
 def _write(file: Path, checked: _Checked) -> GraphDir:
     """Whole and durable under a name that nobody knows; then it is there."""
     graph, first = checked.graph, next(iter(checked.wishes.values()))
@@ -222,15 +248,17 @@ def _write(file: Path, checked: _Checked) -> GraphDir:
     make_dir(folder)
     drafts.remove_orphans(folder)
     made, draft = GraphDir(folder / checked.id), GraphDir(drafts.new_draft(folder))
-    steps = tuple(GraphStep(step.name, step.needs, step_run(made.id, step.name)) for step in graph.steps)
-    record = GraphRecord(made.id, first.project.path, first.on, first.project.own_folders, steps, time.time())
+    steps = tuple(_step_of(checked, step, made.id) for step in graph.steps)
+    record = GraphRecord(made.id, first.project.path, checked.on, first.project.own_folders, steps, time.time())
     try:
         make_dir(draft.path)
         make_dir(draft.step_spec("").parent)
         freeze(first.code, runs / STORE, draft.code, fsync=False, watch=counted)
         write_bytes(draft.spec, file.read_bytes(), fsync=False)
+        places = _places(graph, checked.on, runs)
         for step in graph.steps:
-            text = graph.text_of(step, _outputs(graph, made.id, runs), [step_run(made.id, one) for one in step.needs])
+            outputs = places.outputs(graph, made.id, step)
+            text = graph.text_of(step, outputs, [step_run(made.id, one) for one in step.needs])
             write_bytes(draft.step_spec(step.name), text.encode(), fsync=False)
         write_record(draft.record, record, fsync=False)
         sync_trees(folder, [draft.path])

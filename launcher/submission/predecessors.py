@@ -1,16 +1,18 @@
 """The runs that a new one is to follow, found by what a person calls them."""
 
+from collections.abc import Sequence
+
 from launcher.errors import NoSuchRun
 from launcher.plan.facts import Misfit
 from launcher.plan.model import AwaitedRun
 from launcher.rundir import registry
-from launcher.spec.model import JobSpec, Predecessor
+from launcher.spec.model import Predecessor
 
 
-def awaited_by(spec: JobSpec) -> tuple[tuple[AwaitedRun, ...], list[Misfit]]:
-    """Each run of `queue.after`, and what is wrong with those that are not to be found."""
+def awaited_by(after: Sequence[Predecessor]) -> tuple[tuple[AwaitedRun, ...], list[Misfit]]:
+    """Each of these, and what is wrong with those that are not to be found."""
     found, problems = list[AwaitedRun](), list[Misfit]()
-    for index, one in enumerate(spec.queue.after):
+    for index, one in enumerate(after):
         try:
             found.append(_awaited(one))
         except NoSuchRun as error:

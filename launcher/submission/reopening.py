@@ -9,7 +9,7 @@ import msgspec
 from launcher.clusters.clusters_file import ClusterEntry, as_reached_now, entry
 from launcher.clusters.keeping import news
 from launcher.clusters.keeping.attempt_end import write_end
-from launcher.clusters.kinds import of_kind
+from launcher.clusters.kinds import CARRIED, of_kind
 from launcher.clusters.protocol import Cluster, CopiesCode, KeepsFilesElsewhere
 from launcher.errors import BadInput, Exit, NotStarted, Refused
 from launcher.interpreter import interpreter
@@ -30,6 +30,7 @@ from launcher.rundir.durable import (
     readable,
     write_record,
 )
+from launcher.rundir.graphs import given_to
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.ownership import is_ours_alone
 from launcher.rundir.records import ANEW, AttemptEnd, Event, Gone
@@ -41,9 +42,9 @@ from launcher.submission.requests import (
     Request,
     plan_of,
     python_problems,
-    queue_problems,
     read_with_defaults,
     refuse,
+    waiting,
 )
 from launcher.words import Cause, State
 
@@ -108,6 +109,8 @@ def _check_code_is_here(run: RunDir, after: int) -> None:
 def _place(before: Plan, on: str | None, defaults: Defaults | None) -> ClusterEntry:
     """Without `on` the cluster as it was then; a login node may have moved since, and is got to as the clusters file
     says now."""
+    if before.cluster_kind == CARRIED and on is None:
+        on = before.cluster  # it had not come there yet
     then = ClusterEntry(before.cluster_kind, before.cluster, before.defaults)
     place = as_reached_now(then) if on is None else entry(on)
     if defaults is None:
@@ -127,12 +130,14 @@ def _asked_again(run: RunDir, before: Plan, place: ClusterEntry, overrides: tupl
         python = interpreter(spec, Path(before.project), os.environ)
     found = _code_for(run, spec, python, before, renew=renew)
     project = look_at(spec, found.listed.root, found.listed, python, found.own_folders)
-    awaited, unknown = awaited_by(spec)
+    awaited, unknown = awaited_by(spec.queue.after)
     wish = Request(
         run.spec, spec, overrides, place.name, where, project, found.listed, python,
         defaults=place.defaults, notifying=_notifying_again(run, spec, before), awaited=awaited,
+        carried=waits and bool(given_to(run)),
     )  # fmt: skip
-    refuse(run.spec, [*queue_problems(wish), *unknown])
+    wish, problems = waiting(wish)
+    refuse(run.spec, [*problems, *unknown])
     return wish
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import msgspec
 
+from launcher.clusters.carried.cluster import CarriedCluster
 from launcher.clusters.clusters_file import entry, plugin_sections, with_defaults
 from launcher.clusters.keeping import news
+from launcher.clusters.keeping.others import ended_as
 from launcher.clusters.kinds import of_kind
 from launcher.clusters.protocol import ChecksFirst, Cluster, HasQueue
 from launcher.errors import BadInput
@@ -33,6 +35,8 @@ from launcher.spec.model import JobSpec
 from launcher.spec.read import position, read_spec
 from launcher.submission.predecessors import awaited_by
 
+_CARRIED_WAITS = ("queue.after", "queue.hold", "queue.at")
+
 Defaults = tuple[tuple[str, str], ...]  # options of the spec and their YAML text
 
 
@@ -45,6 +49,7 @@ class ShippedRun:
     first: int = 1  # the number of its first attempt here
     events: bytes = b""  # what happened to it before, elsewhere
     checkpoints: Path | None = None  # a folder with what it goes on from
+    starts_at: float | None = None  # when the moment is that its spec names, by the clock of that machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,7 @@ class Request:
     defaults: Defaults = ()
     notifying: Notifying | None = None
     awaited: tuple[AwaitedRun, ...] = ()  # runs that it is to follow
+    carried: bool = False  # it waits here whatever its cluster could do: what it is given is brought here first
     live: Sequence[str] = ()  # words about what the interpreter here would import from where it is edited
 
 
@@ -129,22 +135,40 @@ def able(wish: Request) -> Request:
     """The request, if the cluster offers what it needs. Raises BadInput with all problems."""
     machine = wish.cluster.machine(wish.spec)
     problems = check(wish.spec, machine, wish.project, _unset(wish))
-    awaited, unknown = awaited_by(wish.spec)
-    wish = replace(wish, awaited=awaited)
-    problems += [*python_problems(wish.python, machine, wish.spec), *queue_problems(wish), *unknown]
+    awaited, unknown = awaited_by(wish.spec.queue.after)
+    wish, waits = waiting(replace(wish, awaited=awaited))
+    problems += [*python_problems(wish.python, machine, wish.spec), *waits, *unknown]
     refuse(wish.file, problems)
     _warn(wish, machine)
     return wish
+
+
+def waiting(wish: Request) -> tuple[Request, list[Misfit]]:
+    """The request where it will wait: on its cluster, or where that cannot see a run that it follows, here. And what
+    cannot be had of what it is to wait for."""
+    problems = queue_problems(wish)
+    unseen = [one.key for one in problems if one.key.startswith("queue.after")]
+    if wish.carried or (unseen and _are_going_on(wish.awaited, unseen)):
+        left = [one for one in problems if not one.key.startswith(_CARRIED_WAITS)]
+        return replace(wish, cluster=CarriedCluster(wish.cluster)), left
+    return wish, problems
+
+
+def _are_going_on(awaited: Sequence[AwaitedRun], keys: Sequence[str]) -> bool:
+    """Those of which a cluster has something to say: an end of one that was not wanted is no matter of who waits."""
+    return all(
+        ended_as(one) is None for index, one in enumerate(awaited) if {f"queue.after.{index}", "queue.after"} & {*keys}
+    )
 
 
 def queue_problems(wish: Request) -> list[Misfit]:
     """What the cluster cannot do of what the run is to wait for."""
     queue, where = wish.spec.queue, wish.cluster
     if isinstance(where, HasQueue):
-        problems = where.queue_problems(queue, wish.awaited)
+        problems = where.queue_problems(wish.spec, wish.awaited)
     else:
         problems = not_taken(queue, (), where.kind)
-    starts_at = None if queue.at is None else moment(queue.at, time.time())
+    starts_at = None if queue.at is None or wish.shipped is not None else moment(queue.at, time.time())
     if starts_at is not None and starts_at < time.time():
         problems.append(Misfit("queue.at", f"{queue.at} is over"))
     return problems
@@ -155,6 +179,10 @@ def _warn(wish: Request, machine: Machine) -> None:
     words = [] if machine.own_python else [*wish.live]
     if machine.apart and not machine.own_python and _is_everywhere(wish):
         words += map(_worded, wish.project.lacking)
+    if isinstance(wish.cluster, CarriedCluster):
+        others = ", ".join(one.run_id for one in wish.awaited)
+        text = f"{wish.on} cannot wait for {others}: this machine does, and starts it then, as long as it is on"
+        words.append(f"{text}\nhint: `launch status` has the wait go on where it was cut off")
     each = ranks_per_node(wish.spec.resources, machine)
     across = crosses_nodes(tensor_parallel(wish.spec.run.args), each) if wish.spec.resources.nodes.max > 1 else ""
     words += filter(None, [crowded(wish.spec.resources, machine), across])
@@ -228,7 +256,10 @@ def plan_of(wish: Request, run_id: RunId, run_dir: Path, submitted_at: float) ->
     code = FrozenCode("", len(wish.code.files), wish.code.bytes)
     plan = build(wish.spec, wish.overrides, place, wish.cluster.machine(wish.spec), wish.project, code, wish.python)
     told = wish.notifying.recipients if wish.notifying is not None else ()
-    return msgspec.structs.replace(plan, told=tuple(one.label for one in told), awaited=wish.awaited)
+    starts_at = plan.starts_at if wish.as_run.starts_at is None else wish.as_run.starts_at
+    return msgspec.structs.replace(
+        plan, told=tuple(one.label for one in told), awaited=wish.awaited, starts_at=starts_at
+    )
 
 
 def prepare(

@@ -263,6 +263,11 @@ class Laptop:
     def folder(self, run):
         return (self.root / "state" / "launch" / "runs" / run).resolve()
 
+    def processes(self):
+        """Whatever of runs lives here."""
+        prefix = f"{TAG}={self.project}".encode()
+        return [pid for pid in all_pids() if any(word.startswith(prefix) for word in environment(pid))]
+
     def unfinished(self):
         """Runs that were begun here, and of which nobody knows what came of them there."""
         folders = map(self.folder, self.runs())

@@ -20,13 +20,17 @@ def test_a_held_run_is_released_and_who_follows_it_starts_after_it(desk):
     then = desk.submit(spec, "--on", "slurm", "--after", first)
     waits(desk, first, "held by you")
     waits(desk, then, "waiting for another job to end")
-    step = desk.launch("submit", spec, "--on", "slurm", "--after", f"{first}:step=3", check=2)
-    assert "queue.after.0: Slurm knows how jobs end, and nothing of steps" in step.stderr
+    step = desk.launch("submit", spec, "--on", "slurm", "--after", f"{first}:step=3")
+    assert f"slurm cannot wait for {first}: this machine does" in step.stderr
+    step = step.stdout.strip()
+    waits(desk, step, f"waits for {first} to come to step 3")
     forward = desk.launch("submit", spec, "--on", "slurm", "--priority", "5", check=2)
     assert "queue.priority: Slurm lets you put your jobs back, not forward" in forward.stderr
     desk.launch("release", first)
     assert desk.wait(first)["state"] == "succeeded"
     assert desk.wait(then)["state"] == "succeeded"
+    assert desk.wait(step)["state"] == "succeeded"
+    assert desk.status(step)["cluster"] == "slurm"
     assert desk.status(then)["started_at"] >= desk.status(first)["ended_at"]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from launcher.clusters.batch.cancelling import Cancelling
+from launcher.clusters.batch.dependencies import dependency_problems
 from launcher.clusters.batch.hand_over import batch_job_of, hand_over
 from launcher.clusters.batch.look import look, of_each
 from launcher.clusters.batch.mend import forgive, mend
@@ -19,7 +20,7 @@ from launcher.plan.queueing import not_taken, only_behind
 from launcher.rundir.durable import read_record
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import ClusterWord, Handle
-from launcher.spec.model import QueueOptions
+from launcher.spec.model import JobSpec
 
 if TYPE_CHECKING:
     from launcher.hostlink.running import Running
@@ -59,9 +60,10 @@ class BatchCluster:
         except Unreachable as error:
             return Preview(script, str(error.lines[0]))
 
-    def queue_problems(self, queue: QueueOptions, _awaited: Sequence[AwaitedRun]) -> list[Misfit]:
+    def queue_problems(self, spec: JobSpec, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
         """Priorities count among the jobs of everybody."""
-        return [*not_taken(queue, self.takes, self.kind), *only_behind(queue, self.queue.called)]
+        taken = not_taken(spec.queue, self.takes, self.kind)
+        return [*taken, *only_behind(spec.queue, self.queue.called), *dependency_problems(self.queue, awaited)]
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
         """Hand over what a killed submitter left lying, end what was handed over twice."""

@@ -207,6 +207,11 @@ class Moving(Scheduler, Protocol):
     def warn_before_s(self, plan: "Plan") -> float:
         """How long before the time limit the run is to be told."""
 
+    def follow(self, job: str, others: Sequence[str]) -> bool:  # noqa: ARG002 - of those that can
+        """Have this job, which is about to be put back, wait there for the ends of others. False: that cannot be had,
+        and it waits on its nodes."""
+        return False
+
 
 class InTheJob(Scheduler, Protocol):
     """What processes of the job find out where they are."""

@@ -18,7 +18,7 @@ class GridEngineCluster(BatchCluster):
     kind uses neither."""
 
     doctor = "launcher.clusters.gridengine.doctor"
-    takes = ("priority", "hold", "at")
+    takes = ("priority", "after", "hold", "at")
 
     def __init__(self) -> None:
         super().__init__(GridEngineQueue())

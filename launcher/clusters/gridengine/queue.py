@@ -10,6 +10,7 @@ from pathlib import Path
 
 from launcher.clusters.batch.answers import read_settings, read_submitted
 from launcher.clusters.batch.client import Answer
+from launcher.clusters.batch.dependencies import jobs_to_follow
 from launcher.clusters.batch.job import environment
 from launcher.clusters.batch.job.nodes import resolved
 from launcher.clusters.batch.queue import (
@@ -54,7 +55,9 @@ class GridEngineQueue(Queue):
         return named
 
     def script(self, plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str]) -> str:
-        return script.script_of(plan, ticket, where, avoid, rule_of(plan.spec.gridengine.pe))
+        return script.script_of(
+            plan, ticket, where, avoid, rule_of(plan.spec.gridengine.pe), jobs_to_follow(plan.awaited)
+        )
 
     def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
         argv, given = ["qsub", "-terse", "-v", environment.FILE, str(script)], environment.beside(script, environ)
@@ -112,6 +115,11 @@ class GridEngineQueue(Queue):
 
     def start_again(self, plan: Plan, job: str, avoid: Sequence[str], delay_s: float | None = None) -> None:
         """It keeps the hosts that it was submitted with, and starts as soon as there is room."""
+
+    @staticmethod
+    def follow(job: str, others: Sequence[str]) -> bool:
+        """The hold goes with what is put back; hosts that are no submit hosts may not change it."""
+        return bool(others) and ask(["qalter", "-hold_jid", ",".join(others), job]).code == 0
 
     def release(self, job: str) -> str:
         return ask(["qrls", job]).refusal

@@ -11,16 +11,25 @@ from launcher.clusters.batch.job.environment import with_it
 from launcher.clusters.batch.queue import Ticket, keeper_command, nodes_asked, warned_before_s
 from launcher.clusters.gridengine.queries import TICKET
 from launcher.errors import BadInput
-from launcher.plan.model import Plan
+from launcher.plan.model import AwaitedRun, Plan
 
 _PLAIN_PATH = re.compile(r"/[A-Za-z0-9_./+@%=-]*")  # of others qsub would make hosts, variables, or two words
 _ONE_HOST = "$pe_slots"
 _HINT = "hint: ask the site for one whose allocation_rule is 1; `launch doctor` lists what there is"
 
 
-def script_of(plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str], rule: str | None) -> str:
-    """The text that qsub gets. `rule`: how the parallel environment gives out slots; None without one."""
-    lines = [f"#$ -{name} {value}".rstrip() for name, value in options(plan, ticket, where, avoid, rule).items()]
+Follows = Sequence[tuple[AwaitedRun, str]]
+
+
+def script_of(
+    plan: Plan, ticket: Ticket, where: Path, avoid: Sequence[str], rule: str | None, follows: Follows = ()
+) -> str:
+    """The text that qsub gets. `rule`: how the parallel environment gives out slots; None without one. `follows`: runs
+    to be waited for, and their jobs."""
+    chosen = options(plan, ticket, where, avoid, rule)
+    if follows:
+        chosen["hold_jid"] = ",".join(job for _, job in follows)
+    lines = [f"#$ -{name} {value}".rstrip() for name, value in chosen.items()]
     # A clock of our own tells that the limit is near: of a job that has been put back once, s_rt is the end.
     limit_s = plan.spec.resources.time_s
     environment = shlex.join(with_it(None if limit_s is None else limit_s - warn_before_s(plan)))

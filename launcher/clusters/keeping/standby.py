@@ -19,6 +19,7 @@ from launcher.agent.processes import TAG, forbid_core_dumps
 from launcher.errors import LaunchError
 
 _LAST_LINES = 10
+_SETTINGS = ("LAUNCH_CLUSTERS", "LAUNCH_RUNS", "LAUNCH_SSH_CONFIG")  # by which one that waits looks at other runs
 
 
 class StandbyKeeper:
@@ -36,7 +37,7 @@ class StandbyKeeper:
         go_read, self._go = os.pipe()
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as we
         argv = [sys.executable, "-P", "-m", module, str(run_dir), *words, str(up_write), str(go_read)]
-        env, fds = {**cleaned(os.environ), TAG: str(run_dir)}, (up_write, go_read, *keep)
+        env, fds = {**cleaned(os.environ), **_settings(os.environ), TAG: str(run_dir)}, (up_write, go_read, *keep)
         self._child: subprocess.Popen[bytes] | None = None
         try:
             if start is None or not start(argv, env, run_dir, self._said.fileno(), fds):
@@ -80,6 +81,11 @@ class StandbyKeeper:
         self._said.close()
         if self._child is not None:
             self._child.wait()
+
+
+def _settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Of the user's own. Ranks do not see them: what an agent passes on to them has no variable of ours."""
+    return {name: environ[name] for name in _SETTINGS if name in environ}
 
 
 class StartsKeepers(Protocol):

@@ -24,7 +24,7 @@ from launcher.rundir.durable import create_record, readable
 from launcher.rundir.identity import alive, host, process_id, this_process
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import AgentRecord, ClusterWord, Handle, ProcessId, RunState
-from launcher.spec.model import JobSpec, QueueOptions
+from launcher.spec.model import JobSpec
 
 if TYPE_CHECKING:
     from launcher.hostlink.running import Running
@@ -61,9 +61,9 @@ class LocalCluster:
     def machine(self, _spec: JobSpec) -> Machine:
         return this_machine(os.environ)
 
-    def queue_problems(self, queue: QueueOptions, _awaited: Sequence[AwaitedRun]) -> list[Misfit]:
+    def queue_problems(self, spec: JobSpec, _awaited: Sequence[AwaitedRun]) -> list[Misfit]:
         """All of it is known here."""
-        cpus = this_machine(os.environ).cpus
+        cpus, queue = this_machine(os.environ).cpus, spec.queue
         if queue.slots <= cpus:
             return []
         return [Misfit("queue.slots", f"asks for {queue.slots} cores, but this machine has {cpus}")]

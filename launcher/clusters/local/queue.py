@@ -10,10 +10,10 @@ from pathlib import Path
 
 from launcher.agent.machine import this_machine
 from launcher.clusters.keeping.attempt_end import cancelled, cut_short, write_end
+from launcher.clusters.keeping.before_start import BeforeStart
+from launcher.clusters.keeping.others import OtherRuns
 from launcher.clusters.keeping.queued import say_queued, say_starting
 from launcher.clusters.keeping.wakeup import Wakeup
-from launcher.clusters.local.others import OtherRuns
-from launcher.clusters.local.turn import has_come_to_it, never_will, waits_for
 from launcher.clusters.slots.take import Demand, Slots
 from launcher.errors import Exit, LaunchError
 from launcher.plan.model import Plan
@@ -35,7 +35,8 @@ class TurnHere:
     ) -> None:
         self._run, self._attempt, self._plan, self._wakeup = run, attempt, plan, wakeup
         self._machine = this_machine(environ)
-        self._queue, self._awaited, self._others = plan.spec.queue, [*plan.awaited], OtherRuns()
+        self._queue, self._others = plan.spec.queue, OtherRuns()
+        self._waits = BeforeStart(run, attempt, plan, self._others.look)
         self._before = _submitted_before(run, attempt) if self._queue.max_parallel else []
         self._slots: Slots | None = None
         self._held_back = False  # by anything but the slots
@@ -59,10 +60,10 @@ class TurnHere:
     def _waited(self) -> Plan | AttemptEnd:
         said = False
         while not self._wakeup.stop_asked:
-            hopeless, reasons = self._look_at_others()
+            hopeless, reasons = self._waits.look()
             if hopeless:
                 return cancelled(hopeless)
-            reasons = [*self._by_itself(), *reasons, *self._by_its_neighbours()]
+            reasons += self._by_its_neighbours()
             self._held_back = self._held_back or bool(reasons)
             if not reasons and (devices := self._take()) is not None:
                 if said:
@@ -72,20 +73,6 @@ class TurnHere:
             said = True
             self._wakeup.sleep(_TURN_S)
         return cut_short(self._attempt, "it waited for its turn", time.time())
-
-    def _by_itself(self) -> Iterator[str]:
-        if self._queue.hold and not self._attempt.released.exists():
-            yield f"held until `launch release {self._run.id}`"
-        if self._plan.starts_at is not None and time.time() < self._plan.starts_at:
-            yield f"starts at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self._plan.starts_at))}"
-
-    def _look_at_others(self) -> tuple[str, list[str]]:
-        """Why its turn can never come, and what it waits for. What has happened once is not looked at again."""
-        seen = [(one, self._others.look(Path(one.run_dir))) for one in self._awaited]
-        left = [(one, other) for one, other in seen if not has_come_to_it(one, other)]
-        self._awaited = [one for one, _ in left]
-        hopeless = filter(None, (never_will(one, other) for one, other in left))
-        return "; ".join(hopeless), [waits_for(one, other) for one, other in left]
 
     def _by_its_neighbours(self) -> Iterator[str]:
         """Of those that were submitted with it and before it, so many must have ended that its number may go on."""

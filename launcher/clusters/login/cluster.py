@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from launcher.clusters.clusters_file import login_of, named_clusters
 from launcher.clusters.keeping.attempt_end import grace_s_of
-from launcher.clusters.login import files, records
+from launcher.clusters.login import files, records, waiting
 from launcher.clusters.login.address import KIND, Address, address_of, as_planned, now
 from launcher.clusters.login.handover import (
     LoginHandover,
@@ -38,8 +38,8 @@ from launcher.hostlink.rpc.client import FarLaunch, started
 from launcher.hostlink.running import Running
 from launcher.hostlink.shipping.tree import digest_of, refuse_links_out
 from launcher.ids import is_run_id, parse_run_id
-from launcher.plan.facts import Machine
-from launcher.plan.model import Plan
+from launcher.plan.facts import Machine, Misfit
+from launcher.plan.model import AwaitedRun, Plan
 from launcher.rundir import registry
 from launcher.rundir.attempts import newest
 from launcher.rundir.code.listing import CodeList, list_code
@@ -103,6 +103,15 @@ class LoginCluster:
         hosts = ask(address, AskHosts(address.on, spec), list[HostNow], timeout_s=LIMIT_S)
         return [replace(host, runs=tuple(filter(_is_known_here, host.runs))) for host in hosts]
 
+    def queue_problems(self, spec: JobSpec, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
+        return waiting.queue_problems(at(spec.login), spec.queue, awaited)
+
+    def runs_folder(self, spec: JobSpec) -> str:
+        return waiting.runs_folder(at(spec.login))
+
+    def release(self, run: RunDir, attempt: AttemptDir) -> None:
+        waiting.release(run, attempt)
+
     def most_together(self) -> int:
         """All: the login node makes of them what its cluster takes."""
         return _MANY
@@ -112,7 +121,7 @@ class LoginCluster:
         address = now(as_planned(plan.cluster, plan.spec.login))
         code = list_code(Path(plan.project), plan.spec.code)
         digest = digest_of(code)
-        spec = spec_there(plan, Path(plan.spec_file).read_bytes())
+        spec = spec_there(plan, Path(plan.spec_file).read_bytes(), waiting.options_there(plan, address))
 
         def work(line: FarLaunch) -> PreviewThere:
             code_there(line, code, digest, address.folder, _TREE_S)

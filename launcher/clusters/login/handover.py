@@ -14,6 +14,7 @@ from launcher.clusters.login.address import KIND, Address, address_of
 from launcher.clusters.login.files import LoginDisk, holders_of
 from launcher.clusters.login.lines import ask, persistently
 from launcher.clusters.login.messages import OpenAttempt, OpenRuns, RunWanted, SpecThere, VoidTokens
+from launcher.clusters.login.waiting import options_there
 from launcher.clusters.mirror.fetch import bring_what_it_goes_on_from
 from launcher.clusters.mirror.holders import Holders
 from launcher.errors import Exit, LaunchError, NotStarted, Unreachable
@@ -184,6 +185,8 @@ def _next_attempt(wanted: LoginHandover, plan: Plan, address: Address) -> OpenAt
         return None
     last = read_plan(run, after)
     added = plan.overrides[len(last.overrides) :]
+    if any(word.startswith("queue.") for word in added):
+        added = (*added, *options_there(plan, address))
     usual = None if plan.defaults == last.defaults else _without_the_way(plan)
     anew = any(event.kind == ANEW and event.attempt == wanted.number for event in read_lines(run.events, Event))
     return OpenAttempt(address.folder, read_intent(wanted.attempts[0]).ticket, there, after, added, usual, anew)
@@ -199,10 +202,11 @@ def _new_runs(wanted: LoginHandover, plan: Plan, address: Address, line: FarLaun
     for run in wanted.runs:
         own = read_plan(run, number)
         repeat = own.env.get(REPEAT)
-        spec = spec_there(own, run.spec.read_bytes())
+        spec = spec_there(own, run.spec.read_bytes(), options_there(own, address, again=number > 1))
         specs += [spec] if specs[-1:] != [spec] else []
         events = run.events.read_bytes() if number > 1 else b""
-        runs.append(RunWanted(own.run_id, len(specs) - 1, None if repeat is None else int(repeat), number, events))
+        nth = None if repeat is None else int(repeat)
+        runs.append(RunWanted(own.run_id, len(specs) - 1, nth, number, events, own.starts_at))
     secrets = read_record(first.secrets, dict[str, str]) or {}
     notifying = readable(first.notify, Notifying)
     ticket = read_intent(wanted.attempts[0]).ticket
@@ -228,12 +232,12 @@ def code_there(line: FarLaunch, code: CodeList, digest: str, folder: str, limit_
         line.ask(tree, bool, contents=contents(code), timeout_s=limit_s)
 
 
-def spec_there(plan: Plan, text: bytes) -> SpecThere:
-    """The spec as it goes to the login node: without how to get there."""
+def spec_there(plan: Plan, text: bytes, waits: tuple[str, ...]) -> SpecThere:
+    """The spec as it goes to the login node: without how to get there. `waits`: options of what it waits for there."""
     defaults = _without_the_way(plan)
     file, project = os.fsencode(plan.spec_file), os.fsencode(plan.project)
     called = (file.decode(errors="replace"), project.decode(errors="replace"))
-    return SpecThere(Path(called[0]).name, text, plan.overrides, defaults, called)
+    return SpecThere(Path(called[0]).name, text, (*plan.overrides, *waits), defaults, called)
 
 
 def _without_the_way(plan: Plan) -> tuple[tuple[str, str], ...]:

@@ -12,7 +12,7 @@ from launcher.clusters.protocol import Preview
 from launcher.ids import RunId
 from launcher.notify.record import Notifying
 from launcher.rundir.records import AttemptEnd, Blame, RunState, StopRequest
-from launcher.spec.model import JobSpec
+from launcher.spec.model import JobSpec, Predecessor, QueueOptions
 from launcher.words import Cause, State
 from trainer.checkpoint_files.layout import Kind as SaveKind
 
@@ -36,6 +36,26 @@ class AskHosts(msgspec.Struct, frozen=True, tag="hosts"):
 
     on: str
     spec: JobSpec
+
+
+class AskQueue(msgspec.Struct, frozen=True, tag="queue"):
+    """What of this cannot the cluster there do? → list of Misfit"""
+
+    on: str
+    queue: QueueOptions
+    to_follow: tuple[Predecessor, ...]  # runs there
+
+
+class AskRunsFolder(msgspec.Struct, frozen=True, tag="runs_folder"):
+    """Where are runs of this folder? → str"""
+
+    folder: str
+
+
+class ReleaseRun(msgspec.Struct, frozen=True, tag="release"):
+    """Let it go, which was held. → None"""
+
+    run: RunId
 
 
 class SpecThere(msgspec.Struct, frozen=True):
@@ -70,6 +90,7 @@ class RunWanted(msgspec.Struct, frozen=True):
     repeat: Count | None = None  # which of several runs of that spec
     first: AttemptNumber = 1  # the number of its first attempt there
     events: bytes = b""  # what has happened to it before, elsewhere
+    starts_at: float | None = None  # Unix time of the moment that its spec names, by the clock here
 
 
 class OpenRuns(msgspec.Struct, frozen=True, tag="open"):
@@ -224,6 +245,7 @@ class TidyRuns(msgspec.Struct, frozen=True, tag="tidy"):
 
 
 Request = (
-    AskMachine | AskHosts | AskPreview | OpenRuns | OpenAttempt | VoidTokens | LookAtRuns | AskLogs | AskOutputs
-    | EndRun | ForgiveNodes | AskCheckpoints | AskStock | GivePiece | KeepPiece | TidyRuns
+    AskMachine | AskHosts | AskQueue | AskPreview | OpenRuns | OpenAttempt | ReleaseRun | VoidTokens | LookAtRuns
+    | AskLogs | AskRunsFolder | AskOutputs | EndRun | ForgiveNodes | AskCheckpoints | AskStock | GivePiece | KeepPiece
+    | TidyRuns
 )  # fmt: skip

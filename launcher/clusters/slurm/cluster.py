@@ -8,7 +8,6 @@ from launcher.clusters.batch.cluster import BatchCluster, job_of
 from launcher.clusters.batch.queue import Phase, QueuedJob
 from launcher.clusters.protocol import HostNow
 from launcher.clusters.slurm.container import container_problems
-from launcher.clusters.slurm.dependencies import dependency_problems
 from launcher.clusters.slurm.queries.nodes import (
     Node,
     gpu_count,
@@ -21,11 +20,10 @@ from launcher.clusters.slurm.queries.nodes import (
 from launcher.clusters.slurm.queue import SlurmQueue
 from launcher.clusters.slurm.reach import ask, clean_environment
 from launcher.errors import BadInput
-from launcher.plan.facts import Machine, Misfit
-from launcher.plan.model import AwaitedRun
+from launcher.plan.facts import Machine
 from launcher.rundir.attempts import read_plan
 from launcher.rundir.layout import AttemptDir, RunDir
-from launcher.spec.model import JobSpec, QueueOptions
+from launcher.spec.model import JobSpec
 
 if TYPE_CHECKING:
     from launcher.hostlink.running import Running
@@ -77,9 +75,6 @@ class SlurmCluster(BatchCluster):
         partition, jobs = spec.slurm.partition, self._slurm.jobs()
         nodes = read_nodes(ask(show_nodes(details=True)).out).values()
         return [_now(node, jobs) for node in nodes if partition is None or partition in node.partitions]
-
-    def queue_problems(self, queue: QueueOptions, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
-        return [*super().queue_problems(queue, awaited), *dependency_problems(awaited)]
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
         from launcher.clusters.inside.visit import host_here, machine_of  # late: only who looks inside needs it

@@ -11,11 +11,13 @@ from launcher.clusters.ssh import pool
 from launcher.clusters.ssh.comeback import ask
 from launcher.clusters.ssh.facts import Surveyed
 from launcher.clusters.ssh.submit import cancel, look
+from launcher.clusters.ssh.submit.predecessors import release, unseen
 from launcher.clusters.ssh.submit.unfinished import is_unfinished
 from launcher.errors import BadInput, LaunchError, Unreachable
 from launcher.hostlink.shipping import bundle
-from launcher.plan.facts import Machine
-from launcher.plan.model import Plan
+from launcher.plan.facts import Machine, Misfit
+from launcher.plan.model import AwaitedRun, Plan
+from launcher.plan.queueing import not_taken
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import ClusterWord
 from launcher.spec.model import JobSpec, Ssh
@@ -40,6 +42,22 @@ class SshCluster:
             self._found = _looked_at(spec.ssh)
             self._pool = spec.ssh
         return offered([*self._found.values()], spec.resources.gpus_per_node, shared=spec.ssh.shared)
+
+    def queue_problems(self, spec: JobSpec, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
+        """One of the hosts keeps the run while it waits: it has to be one that sees how the others are."""
+        return [*not_taken(spec.queue, ("priority", "after", "hold", "at"), self.kind), *unseen(spec.ssh, awaited)]
+
+    def runs_folder(self, spec: JobSpec) -> str:
+        """Raises BadInput where it is not the same on all hosts of the pool."""
+        self.machine(spec)
+        folders = {one.facts.workdir for one in self._found.values()}
+        if len(folders) > 1:
+            named = " and ".join(sorted(folders))
+            raise BadInput(f"ssh.workdir: hosts of the pool have {named}: what one run makes another cannot be told")
+        return f"{folders.pop()}/runs"
+
+    def release(self, run: RunDir, attempt: AttemptDir) -> None:
+        release(run, attempt)
 
     def hosts_now(self, spec: JobSpec) -> list[HostNow]:
         found, troubles = pool.surveyed(spec.ssh)

@@ -181,6 +181,10 @@ class TakeFile(OfCheckpoints, frozen=True, tag="put"):
         return self.manifest_size + self.size
 
 
+class Release(OfRun, frozen=True, tag="release"):
+    """It was held: let it go. → None"""
+
+
 class Cancel(OfRun, frozen=True, tag="cancel"):
     """End everything of the run on this host. → CancelReport"""
 
@@ -218,6 +222,6 @@ class Pardon(OfRun, frozen=True, tag="pardon"):
 
 
 Request = (
-    Open | CodeTree | Keepers | GoAhead | AskReport | AskSubmitted | ListRuns | AskTails | Cancel | PassOnCancel
-    | ComeBack | Pardon | Tidy | ListCheckpoints | SendFile | TakeFile
+    Open | CodeTree | Keepers | GoAhead | AskReport | AskSubmitted | ListRuns | AskTails | Release | Cancel
+    | PassOnCancel | ComeBack | Pardon | Tidy | ListCheckpoints | SendFile | TakeFile
 )  # fmt: skip

@@ -16,7 +16,7 @@ from launcher.spec.graph.merging import merged
 from launcher.spec.graph.order import circle, in_order, needed_by
 from launcher.spec.graph.references import StepOutputs, check_reference, filled_in
 from launcher.spec.kinds.sections import Section
-from launcher.spec.kinds.steps import NEEDS_KEY
+from launcher.spec.kinds.steps import NEEDS_KEY, ON, ON_KEY
 from launcher.spec.model import JobSpec
 from launcher.spec.problems import Gather, Problem, Wrong, lines_of, printable, shown
 from launcher.spec.read import elsewhere_of, position, steps_of
@@ -36,6 +36,8 @@ class StepSpec(Struct, frozen=True):
     needs: tuple[str, ...]
     tree: Mapping
     spec: JobSpec  # with stand-ins for references
+    on: str | None = None  # its cluster, where that is not that of all
+    given: frozenset[tuple[str, str]] = frozenset()  # what it is given: of which step, and which of its outputs
 
 
 class GraphSpec(Struct, frozen=True):
@@ -123,12 +125,16 @@ def _check_needs(gather: Gather, root: Mapping, steps: Values[str, tuple[str, ..
 
 def _step(root: Mapping, job: Section, steps: Values[str, tuple[str, ...]], name: str, _: Node) -> StepSpec:
     """Raises Wrong; keys are those of a spec."""
-    needed = needed_by(name, steps)
+    needed, given = needed_by(name, steps), set[tuple[str, str]]()
     gather = Gather()
-    gather.take("", partial(_refuse_what_is_not_of_a_step, job), _own(root, name))
+    own = _own(root, name)
+    gather.take("", partial(_refuse_what_is_not_of_a_step, job), own)
+    on: str | None = gather.take(ON_KEY, ON.parse, own.entries[ON_KEY].value) if ON_KEY in own.entries else None
 
     def give(reference: str, mark: Mark) -> str:
         check_reference(reference, mark, name, steps, needed)
+        other, _, word = reference.partition(".")
+        given.add((other, word))
         return _STAND_IN
 
     tree = _laid_over_all(root, name)
@@ -139,7 +145,7 @@ def _step(root: Mapping, job: Section, steps: Values[str, tuple[str, ...]], name
     for key, said in ((("sweep",), spec.sweep), (("queue", "max_parallel"), spec.queue.max_parallel)):
         if said is not None:
             raise Wrong(Problem(_mark(tree, *key), "does not go with steps", "`needs` is what orders them", key))
-    return StepSpec(name, steps[name], tree, spec)
+    return StepSpec(name, steps[name], tree, spec, on, frozenset(given))
 
 
 def _refuse_what_is_not_of_a_step(job: Section, own: Mapping) -> None:
@@ -156,7 +162,7 @@ def _laid_over_all(root: Mapping, name: str) -> Mapping:
     text = called.value.text if isinstance(called.value, Scalar) else ""
     common = {key: entry for key, entry in root.entries.items() if key != "steps"}
     common["name"] = Entry(called.key, Scalar(f"{text}-{name}"[:_JOB_NAME], False, called.value.mark))
-    own = {key: entry for key, entry in _own(root, name).entries.items() if key != NEEDS_KEY}
+    own = {key: entry for key, entry in _own(root, name).entries.items() if key not in (NEEDS_KEY, ON_KEY)}
     return merged(Mapping(common, root.mark), Mapping(own, _own(root, name).mark))
 
 

@@ -8,10 +8,11 @@ from launcher.spec.kinds.text import Text
 from launcher.spec.problems import Gather, Wrong, got, wrong
 from launcher.spec.tree import Mapping, Node, Unusable
 
-NEEDS_KEY = "needs"
+NEEDS_KEY, ON_KEY = "needs", "on"
 _NAME = r"[a-z0-9][a-z0-9_-]{0,30}"
 STEP_NAME = Text("the name of a step, of a-z, 0-9, _ and -, at most 31 long", _NAME)
 NEEDS = ListOf(STEP_NAME, single=True, may_be_blank=True)
+ON = Text("the name of a cluster", r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
 
 
 class StepsTable(Struct, frozen=True):
@@ -38,7 +39,11 @@ class StepsTable(Struct, frozen=True):
 
     def schema(self) -> Json:
         own = {key: {"$ref": f"#/properties/{key}"} for key in self.of_a_spec}
-        step = {"type": "object", "additionalProperties": False, "properties": {NEEDS_KEY: NEEDS.schema(), **own}}
+        step = {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {NEEDS_KEY: NEEDS.schema(), ON_KEY: ON.schema(), **own},
+        }
         return {
             "type": "object",
             "propertyNames": STEP_NAME.schema(),

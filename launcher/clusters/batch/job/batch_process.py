@@ -23,6 +23,7 @@ from launcher.clusters.batch.job.claims import claim
 from launcher.clusters.batch.job.guard import HEARD
 from launcher.clusters.batch.job.next_job import NextJob
 from launcher.clusters.batch.job.nodes import seated
+from launcher.clusters.batch.job.predecessors import wait_for_predecessors
 from launcher.clusters.batch.job.wishes import BatchWishes
 from launcher.clusters.batch.queue import JobStart, Queue
 from launcher.clusters.keeping.allocation import Allocation
@@ -74,6 +75,8 @@ def keep(queue: Queue, run: RunDir, start: JobStart, wakeup: Wakeup, killed_by: 
     """Carry out one attempt after the other, as long as this allocation can."""
     if killed_by is not None:
         end_all(lambda: tagged(str(run.path), os.getuid()))
+    if (put_back := wait_for_predecessors(queue, run, start.job, wakeup)) is not None:
+        return put_back
     attempt, code = claim(queue, run, start.job, killed_by), int(Exit.OK)
     hosts = queue.hosts()
     while attempt is not None:

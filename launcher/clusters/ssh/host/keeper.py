@@ -22,12 +22,14 @@ import msgspec
 from launcher.agent.memory_tier import close_tier
 from launcher.agent.wire import wire_key
 from launcher.clock import boottime
-from launcher.clusters.keeping.attempt_end import cut_short
+from launcher.clusters.keeping.attempt_end import cancelled, cut_short
+from launcher.clusters.keeping.before_start import BeforeStart
 from launcher.clusters.keeping.queued import say_queued
 from launcher.clusters.keeping.standby import detach, report
 from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.clusters.slots.take import Demand, Slots
 from launcher.clusters.ssh.host import courier
+from launcher.clusters.ssh.host.disk.runs_here import RunsOnHost
 from launcher.clusters.ssh.host.follower import Follower, TakeOver, leader_of
 from launcher.clusters.ssh.host.keeper_messages import Ask, Begin, Begun, KeeperStatus, granted, statuses
 from launcher.clusters.ssh.host.keeper_rpc import WIRE, KeeperRpc
@@ -129,6 +131,8 @@ def _others_were_told(keeper: KeeperState) -> bool:
 def keep(keeper: KeeperState, wakeup: Wakeup, gpus: tuple[str, ...]) -> int:
     """Wait for what the host has to give, and then carry out one attempt after the other."""
     keeper.here.register()
+    if waits_first(keeper.plan) and not wait_for_turn(keeper, wakeup):
+        return _exit_code(keeper, Exit.CANCELLED)
     slots = slots_for(keeper.plan, gpus)
     slots.enqueue()
     if not _wait_for_slots(keeper, wakeup, slots):
@@ -158,7 +162,37 @@ def _exit_code(keeper: KeeperState, unsaid: Exit) -> int:
 
 def slots_for(plan: Plan, gpus: tuple[str, ...]) -> Slots:
     demand = Demand(plan.gpus_per_node, plan.ranks_per_node * plan.cpus_per_rank)
-    return Slots(plan.run_id, int(plan.submitted_at * 1000), demand, gpus, len(os.sched_getaffinity(0)))
+    stamp, cpus, priority = int(plan.submitted_at * 1000), len(os.sched_getaffinity(0)), plan.spec.queue.priority
+    return Slots(plan.run_id, stamp, demand, gpus, cpus, priority=priority)
+
+
+def waits_first(plan: Plan) -> bool:
+    """Whether anything of it comes before slots are wanted."""
+    return plan.spec.queue.hold or plan.starts_at is not None or bool(plan.awaited)
+
+
+def wait_for_turn(keeper: KeeperState, wakeup: Wakeup) -> bool:
+    """Until nothing holds the run back; False where its turn never comes. Its leader looks, and is asked by the others:
+    until it is their turn none of them wants slots."""
+    waits = BeforeStart(keeper.run, keeper.attempt, keeper.plan, RunsOnHost().look)
+    watch, keeper.ready.held_back = QueueWatch(keeper), True
+    while keeper.ready.held_back:
+        if wakeup.stop_asked:
+            _stopped(keeper)
+            return False
+        if keeper.leads:
+            hopeless, reasons = waits.look()
+            if hopeless:
+                keeper.here.end(cancelled(hopeless))
+                tell_others(keeper)
+                return False
+            keeper.ready.held_back = bool(reasons)
+            if reasons:
+                say_queued(keeper.run, keeper.attempt, "; ".join(reasons))
+        if not watch.look():
+            return False
+        wakeup.sleep(_TURN_S)
+    return True
 
 
 def _wait_for_slots(keeper: KeeperState, wakeup: Wakeup, slots: Slots) -> bool:
@@ -242,6 +276,7 @@ class QueueWatch:
         if leader.attempt != keeper.attempt.number:
             return
         keeper.hear_leader()
+        keeper.ready.held_back = leader.held_back
         if leader.began:
             keeper.ready.begin_late(keeper.attempt.number)
         elif not leader.pledged:

@@ -39,6 +39,7 @@ class KeeperStatus(msgspec.Struct, frozen=True, tag="status", tag_field="t"):
     pledged: bool = False  # it keeps what it has; the leader: it asks whether all do
     promised: Number = 0  # the newest attempt that had its vote
     led_by: Text = ""  # the host that leads its attempt
+    held_back: bool = False  # by something that comes before any host is wanted
     silent_s: Age = 0.0  # the leader: since its coordinator spoke, where it should; by a clock that it alone reads
 
 

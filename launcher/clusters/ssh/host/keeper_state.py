@@ -57,6 +57,7 @@ class Readiness:
         self.gpus: tuple[str, ...] | None = None  # that are ours, () with CPU slots; None: we wait
         self.fds: tuple[int, ...] = ()  # that hold them
         self.waits_for = ""
+        self.held_back = False  # the run waits for what comes before any host is wanted
         self.pledged = False
         self.pledges = 0  # how often it has
         self.began = False
@@ -236,6 +237,7 @@ class KeeperState:
             pledged=self.ready.pledged,
             promised=self.election.promised[0] if self.election.promised is not None else 0,
             led_by=self.election.leader,
+            held_back=self.ready.held_back,
             silent_s=self._coordinators_silence_s(),
         )
 

@@ -33,6 +33,7 @@ from launcher.clusters.ssh.messages import (
     OpenedByHosts,
     Pardon,
     PassOnCancel,
+    Release,
     Request,
     RunReport,
     SendFile,
@@ -46,8 +47,8 @@ from launcher.hostlink.rpc.server import Body, WithBytes, serve
 from launcher.ids import is_run_id
 from launcher.rundir.attempts import newest, plan_as, read_intent, remains
 from launcher.rundir.avoided import pardon
-from launcher.rundir.durable import readable
-from launcher.rundir.identity import alive
+from launcher.rundir.durable import create_record, readable
+from launcher.rundir.identity import alive, this_process
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import AttemptEnd, Blame, Handle, RunState, StopRequest
 from launcher.status.derive import derive
@@ -99,6 +100,8 @@ class HostServer:
             case AskTails():
                 grown, more = tails.grown(_run(request).path, request.folders, request.known)
                 return _with_files(grown, Tails(tails.parts_of(grown), more))
+            case Release():
+                release_here(_run(request))
             case Cancel():
                 return _cancel(_run(request))
             case PassOnCancel():
@@ -211,6 +214,14 @@ def _submitted(run: RunDir) -> Submitted:
         raise LaunchError("there is no such run")
     plan = plan_as(run, attempt.number, _Seats)
     return Submitted(run.spec.read_text(encoding="utf-8"), plan.overrides, plan.submitted_at, plan.hosts)
+
+
+def release_here(run: RunDir) -> None:
+    """Whoever keeps its newest attempt on this host may let it go."""
+    attempt = newest(run)
+    if attempt is not None:
+        with contextlib.suppress(FileExistsError):
+            create_record(attempt.released, this_process())
 
 
 def _cancel(run: RunDir) -> CancelReport:

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from launcher.clusters.keeping import news
+from launcher.clusters.keeping.others import has_happened
 from launcher.clusters.mirror.fetch import bring_what_it_goes_on_from
 from launcher.clusters.mirror.holders import lacking
 from launcher.clusters.mirror.tails import Tail, parts_of
@@ -19,6 +20,7 @@ from launcher.clusters.ssh.host_client import HostClient, Place, settled_in
 from launcher.clusters.ssh.messages import CodeTree, GoAhead, Keepers, Open, Opened, Peer
 from launcher.clusters.ssh.results.checkpoints import disks_of, holders_of
 from launcher.clusters.ssh.submit import unfinished
+from launcher.clusters.ssh.submit.predecessors import is_waiting, leaders_of
 from launcher.errors import Exit, LaunchError, NotStarted
 from launcher.hostlink.parallel import answers, failures, for_all
 from launcher.hostlink.shipping import tree
@@ -177,7 +179,8 @@ class PoolHandover:
         run_dir = f"{found.facts.workdir}/runs/{plan.run_id}"
         named = plan.spec.run.python or ""
         python = named if named.startswith("/") else found.facts.python
-        there = kept_at(plan, run_dir, python)
+        waits_for = tuple(one for one in plan.awaited if not has_happened(one))
+        there = kept_at(msgspec.structs.replace(plan, awaited=waits_for), run_dir, python)
         opening = Open(
             run_id=plan.run_id,
             workdir=found.facts.workdir,
@@ -219,11 +222,16 @@ def _ask_to_open(client: HostClient, opening: Open, contents: Sequence[bytes]) -
 
 
 def choose(plan: Plan, ready: Mapping[str, Surveyed], bad: set[str]) -> list[str]:
-    """Which hosts an attempt gets: those with room now first, in the pool's order; the avoided ones last."""
+    """Which hosts an attempt gets: those with room now first, in the pool's order; the avoided ones last. One that
+    follows others begins with a host that sees how they are."""
     wanted = len(plan.nodes)
     usable = [name for name, one in ready.items() if len(one.gpus) >= plan.gpus_per_node]
     order = sorted(usable, key=lambda name: (name in bad, not ready[name].has_room(plan), usable.index(name)))
-    return order[:wanted]
+    leaders = leaders_of(plan)
+    first = next((name for name in order if leaders is None or name in leaders), None)
+    if first is None and order and not is_waiting(plan):
+        first = order[0]
+    return [] if first is None else [first, *(name for name in order if name != first)][:wanted]
 
 
 def _too_few(plan: Plan, there: int, troubles: Mapping[str, LaunchError]) -> NotStarted:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.clusters.local.turn import OtherRun, has_come_to_it, never_will, waits_for
+from launcher.clusters.keeping.turn import OtherRun, has_come_to_it, never_will, waits_for
 from launcher.plan.model import AwaitedRun
 from launcher.words import State
 

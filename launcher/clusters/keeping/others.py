@@ -4,12 +4,18 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from launcher.clusters.keeping.turn import OtherRun
 from launcher.clusters.kinds import kind_named, of_kind
-from launcher.clusters.local.turn import OtherRun
+from launcher.clusters.protocol import Mends
 from launcher.errors import LaunchError
-from launcher.rundir.records import ClusterWord
+from launcher.plan.model import AwaitedRun
+from launcher.rundir.attempts import newest
+from launcher.rundir.durable import readable
+from launcher.rundir.layout import RunDir
+from launcher.rundir.records import ClusterWord, RunState
 from launcher.status.derive import derive, state_text
 from launcher.status.facts import RunFacts, read_facts
+from launcher.words import State
 
 _ASK_S = 15.0  # how old the word of a cluster may be
 
@@ -25,6 +31,10 @@ class OtherRuns:
             return OtherRun(None)
         facts = read_facts(run_dir)
         status = derive(replace(facts, word=self._word(facts)))
+        if status.state is State.LOST and facts.asks:  # what may have been brought back, or is to be
+            self._words.pop(facts.attempt_dir[1].path, None)
+            word, facts = self._word(facts), read_facts(run_dir)
+            status = derive(replace(facts, word=word))
         return OtherRun(status.state, state_text(status), status.step)
 
     def _word(self, facts: RunFacts) -> ClusterWord | None:
@@ -41,6 +51,23 @@ class OtherRuns:
 
 def _asked(facts: RunFacts) -> ClusterWord | None:
     try:
-        return of_kind(facts.asks).look([facts.attempt_dir])[0]
+        place = of_kind(facts.asks)
+        if isinstance(place, Mends):  # whoever submitted it may be gone, and nobody else look
+            place.mend([facts.attempt_dir])
+        return place.look([facts.attempt_dir])[0]
     except LaunchError as error:
         return ClusterWord("unknown", "", 0.0, silent=str(error))
+
+
+def has_happened(one: AwaitedRun) -> bool:
+    """What one waits for, by what the folder of the other here says: what that has not is unknown here."""
+    state = ended_as(one)
+    return state is State.SUCCEEDED or (state is not None and one.until == "ended")
+
+
+def ended_as(one: AwaitedRun) -> State | None:
+    """None: it has not, or it was resumed since."""
+    run = RunDir(Path(one.run_dir))
+    said, attempt = readable(run.state, RunState), newest(run)
+    resumed = said is not None and attempt is not None and attempt.number > said.attempt
+    return said.state if said is not None and said.state.ended and not resumed else None

@@ -1,0 +1,89 @@
+"""Where an attempt waits that follows runs which its own cluster cannot see: a process of this machine, which can.
+
+The attempt is over when that process opens the next one, on the cluster that the run is for, as `launch resume` does
+(`submission/carrier.py`): by its number there is one, whoever is killed when. Whoever looks at a run of which nobody
+carries the wait starts that process again; of two the one goes on that has the lock.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.clusters.keeping.attempt_end import has_ended
+from launcher.clusters.keeping.standby import StandbyKeeper
+from launcher.clusters.kinds import CARRIED
+from launcher.clusters.local.cluster import end_here
+from launcher.clusters.protocol import CancelReport, Cluster
+from launcher.errors import LaunchError, Refused
+from launcher.plan.facts import Machine
+from launcher.plan.model import Plan
+from launcher.rundir.attempts import newest, read_intent
+from launcher.rundir.durable import create_record
+from launcher.rundir.identity import alive, this_process
+from launcher.rundir.layout import AttemptDir, RunDir
+from launcher.rundir.locks import locked
+from launcher.rundir.records import ClusterWord
+from launcher.spec.model import JobSpec
+
+_BOOT_S = 30.0
+
+
+class CarrierStandingBy:
+    """The process that will carry the wait: it boots, and begins once the attempt is on disk."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._keeper = StandbyKeeper("launcher.submission.carrier", run_dir)
+
+    def go(self, attempt: int) -> None:
+        self._keeper.report(_BOOT_S)
+        self._keeper.tell(f"{attempt}\n".encode())
+        self._keeper.close()
+
+    def abandon(self) -> None:
+        self._keeper.close()
+
+
+class CarriedCluster:
+    """`there`: the cluster that the run is for, which is asked what it offers."""
+
+    kind = CARRIED
+
+    def __init__(self, there: Cluster | None = None) -> None:
+        self._there = there
+
+    def machine(self, spec: JobSpec) -> Machine:
+        if self._there is None:
+            raise Refused("a run waits here on its way to a cluster", "hint: name that with --on")
+        return self._there.machine(spec)
+
+    def preview(self, _plan: Plan) -> None:
+        """Nothing is handed to anybody yet."""
+
+    def engage(self, plan: Plan) -> CarrierStandingBy:
+        return CarrierStandingBy(Path(plan.run_dir))
+
+    def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterWord | None]:
+        return [None for _ in attempts]  # the process of this machine is looked at by whoever asks
+
+    def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
+        """Have each wait carried on whose process was killed."""
+        for run, attempt in attempts:
+            if newest(run) == attempt and not has_ended(run, attempt) and _is_left_lying(attempt):
+                try:
+                    CarrierStandingBy(run.path).go(attempt.number)
+                except (LaunchError, OSError):
+                    continue  # whoever looks next tries again, and sees meanwhile that nobody carries it
+
+    def release(self, _run: RunDir, attempt: AttemptDir) -> None:
+        if not attempt.released.exists():
+            create_record(attempt.released, this_process())
+
+    def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> CancelReport:
+        return end_here(run, attempt, plan)
+
+
+def _is_left_lying(attempt: AttemptDir) -> bool:
+    """Nobody has it in hand: neither who submits it, nor who carries it."""
+    if not attempt.handle.exists() and alive(read_intent(attempt).created_by):
+        return False
+    with locked(attempt.job_lock) as free:
+        return free is not None

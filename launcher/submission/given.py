@@ -1,0 +1,70 @@
+"""Whether what a step is given of another can be had where it runs, and what has to be brought for that."""
+
+from collections.abc import Iterator, Mapping
+
+from launcher.clusters.protocol import KeepsFilesElsewhere, KeepsRunsElsewhere
+from launcher.plan.facts import Misfit
+from launcher.spec.graph.order import needed_by
+from launcher.spec.graph.reading import GraphSpec, StepSpec
+from launcher.submission.requests import Request, refuse
+
+_NO_FILE = "run"  # its id is known everywhere
+_DISKS_HINT = "`shared: true` is of a pool whose hosts see one disk"
+
+
+def refuse_each(graph: GraphSpec, wishes: Mapping[str, Request]) -> None:
+    """Raises BadInput for what a step is given and could not read."""
+    needs = {step.name: step.needs for step in graph.steps}
+    for step in graph.steps:
+        for other, word in sorted(step.given):
+            if word == _NO_FILE:
+                continue
+            for why, hint in _problems(step.name, other, word, needs, wishes):
+                refuse(wishes[step.name].file, [Misfit("run", f"${{steps.{other}.{word}}}: {why}", hint)])
+
+
+def to_be_brought(step: StepSpec, wishes: Mapping[str, Request]) -> list[str]:
+    """Steps whose checkpoints have to be here before this one starts."""
+    others = sorted({other for other, word in step.given if word != _NO_FILE})
+    return [one for one in others if wishes[one].on != wishes[step.name].on and _writes_elsewhere(wishes[one])]
+
+
+def _problems(
+    step: str, other: str, word: str, needs: Mapping[str, tuple[str, ...]], wishes: Mapping[str, Request]
+) -> Iterator[tuple[str, str]]:
+    mine, theirs = wishes[step], wishes[other]
+    if mine.on == theirs.on:
+        yield from _on_its_disks(step, needs, wishes)
+    elif isinstance(mine.cluster, KeepsRunsElsewhere):
+        hint = f"run {step} where this machine's disk is seen, or {other} on {mine.on} too"
+        yield f"{mine.on} does not see this machine's disk, to which files of {theirs.on} are brought", hint
+    elif word == "run_dir" and _writes_elsewhere(theirs):
+        yield (
+            f"of a run on {theirs.on} only checkpoints are brought here",
+            f"${{steps.{other}.checkpoints}} can be given",
+        )
+
+
+def _on_its_disks(
+    step: str, needs: Mapping[str, tuple[str, ...]], wishes: Mapping[str, Request]
+) -> Iterator[tuple[str, str]]:
+    """Of hosts with a disk each: files are where ranks wrote them. One step has another's only where all that it needs
+    begins with one step, on whose host they then all are, and stay."""
+    if not wishes[step].cluster.machine(wishes[step].spec).disks_apart:
+        return
+    there = [one for one in (step, *needed_by(step, needs)) if wishes[one].on == wishes[step].on]
+    for one in there:
+        spec = wishes[one].spec
+        if spec.resources.nodes.max > 1 or spec.recovery.spares > 0:
+            yield (
+                f"hosts of {wishes[one].on} have a disk each, and {one} may be on several",
+                f"give it one node and no spares, or: {_DISKS_HINT}",
+            )
+            return
+    first = [one for one in there if not needs[one]]
+    if len(first) > 1:
+        yield f"{' and '.join(sorted(first))} may be on different hosts, which have a disk each", _DISKS_HINT
+
+
+def _writes_elsewhere(wish: Request) -> bool:
+    return isinstance(wish.cluster, KeepsFilesElsewhere)

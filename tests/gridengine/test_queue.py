@@ -1,0 +1,67 @@
+"""Runs that follow others on Grid Engine: it waits for the ends of jobs, and the jobs look at how the runs ended."""
+
+import json
+
+ONE = "resources: {ranks_per_node: 1, gpus_per_node: 0}\nrecovery: {user_error: 0}\n"
+WORK = """
+import os, sys
+with open(os.environ["LEDGER"], "a") as file:
+    file.write(sys.argv[1] + "\\n")
+sys.exit(3 if os.path.exists(os.environ["LEDGER"] + "." + sys.argv[1]) else 0)
+"""
+TWO = f"""\
+name: two
+run: {{script: work.py, preload: []}}
+{ONE}steps:
+  last: {{needs: first, run: {{args: [last, "${{steps.first.run_dir}}"]}}}}
+  first: {{run: {{args: [first]}}}}
+"""
+
+
+def job_of(desk, run):
+    return json.loads((desk.run_dir(run) / "attempts/0001/handle.json").read_text())["job_id"]
+
+
+def test_steps_are_jobs_that_hold_each_other_and_one_that_fails_is_resumed_with_who_follows(desk, grid, tmp_path):
+    ledger = tmp_path / "ledger"
+    refused = ledger.with_name("ledger.first")
+    refused.touch()
+    desk.script("work.py", WORK)
+    graph = desk.submit(desk.spec(TWO), "--on", "gridengine", "--set", f"env.LEDGER={ledger}", "--hold")
+    first, last = f"{graph}-first", f"{graph}-last"
+    assert f"jid_predecessor_list:       {job_of(desk, first)}" in grid.ask("qstat", "-j", job_of(desk, last))
+    desk.launch("release", graph)
+    desk.launch("wait", graph, check=10)
+    told = [step["status"] for step in desk.status(graph)["steps"]]
+    assert [status["state"] for status in told] == ["failed", "cancelled"]
+    assert told[1]["message"].startswith(f"{first}, which it was to follow, is failed")
+    refused.unlink()
+    assert desk.launch("resume", graph).stdout.split() == [first, last]
+    desk.launch("wait", graph)
+    assert ledger.read_text().split() == ["first", "first", "last"]
+
+
+def test_who_follows_a_run_that_goes_on_in_another_job_is_put_back_behind_that(desk, grid):
+    two_nodes = "nodes: 2\nranks_per_node: 1\ngpus_per_node: 0\ncpus_per_rank: 1\ntime: 20s"
+    more = "gridengine: {pe: launch}\ncheckpoint: {every: 20 steps}\n"
+    first = desk.submit(desk.chain(args="steps: 100000", resources=two_nodes, more=more), "--on", "gridengine")
+    desk.script("work.py", "print('here')")
+    then = desk.spec(f"name: then\nrun: {{script: work.py, preload: []}}\n{ONE}", "then.yaml")
+    then = desk.submit(then, "--on", "gridengine", "--after", f"{first}:ended")
+    begun = job_of(desk, first)
+
+    def follows_another():
+        said = grid.ask("qstat", "-j", job_of(desk, then))
+        held = next((line.split()[1] for line in said.splitlines() if line.startswith("jid_predecessor_list:")), begun)
+        return held != begun
+
+    desk.until("another job before it", follows_another)
+    assert desk.status(then)["state"] == "queued"
+    desk.launch("cancel", first)
+    assert desk.wait(then)["state"] == "succeeded"
+    assert desk.status(then)["started_at"] >= desk.status(first)["ended_at"]
+
+
+def test_what_grid_engine_has_no_word_for_is_refused(desk):
+    done = desk.launch("submit", desk.chain(), "--on", "gridengine", "--repeat", "2", "--max-parallel", "1", check=2)
+    assert "queue.max_parallel: is not known to gridengine clusters" in done.stderr
