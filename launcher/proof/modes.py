@@ -9,12 +9,25 @@ class Mode:
 
     says: str  # of one kill, for people
     whole_node: bool  # all that is of the run on a node; else one of its ranks
-    overrides: tuple[str, ...] = ()
+    overrides: tuple[str, ...]
+    usual: bool = True  # where nobody says which
 
 
 MODES = {
-    "warm": Mode("kill -9 of a rank; all ranks are replaced, and load the newest checkpoint", whole_node=False),
+    "warm": Mode(
+        "kill -9 of a rank; all ranks are replaced, and load the newest checkpoint",
+        whole_node=False,
+        overrides=("recovery.mode=warm",),
+    ),
     "power": Mode(
-        "kill -9 of all that there is of the run on a node, as when the power goes; then it is resumed", whole_node=True
+        "kill -9 of all that there is of the run on a node, as when the power goes; then it is resumed",
+        whole_node=True,
+        overrides=("recovery.mode=warm",),
+    ),
+    "hot": Mode(
+        "kill -9 of a rank; the others stay, and give the new one the state of the last step",
+        whole_node=False,
+        overrides=("recovery.mode=hot",),
+        usual=False,  # of a script that cannot do it, it is warm once more
     ),
 }

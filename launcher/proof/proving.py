@@ -58,7 +58,7 @@ def _modes(names: Sequence[str]) -> dict[str, Mode]:
     unknown = [name for name in names if name not in MODES]
     if unknown:
         raise BadInput(f"--modes: expected some of {', '.join(MODES)}, got {unknown[0][:100]!r}")
-    return {name: MODES[name] for name in (dict.fromkeys(names) or MODES)}
+    return {name: mode for name, mode in MODES.items() if (name in names if names else mode.usual)}
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ def project(desk):
     [
         (["none.yaml"], 2, "none.yaml"),
         (["nobody-7k3f"], 3, "nobody-7k3f"),
-        (["job.yaml", "--modes", "warm,cold"], 2, "--modes: expected some of warm, power, got 'cold'"),
+        (["job.yaml", "--modes", "warm,cold"], 2, "--modes: expected some of warm, power, hot, got 'cold'"),
         (["job.yaml", "--kills", "0"], 2, "expected a number above 0, got '0'"),
         (
             ["job.yaml", "--steps", "3", "--kills", "5"],

@@ -60,6 +60,20 @@ def test_a_generator_that_no_checkpoint_has_is_found_with_step_and_tensor(lab, s
     assert {row["run"] for row in rows} == set(proof["kept"])
 
 
+@pytest.mark.dealt(3)
+@pytest.mark.timeout(600)
+def test_that_no_step_is_lost_where_ranks_stay_is_proven_too(lab):
+    lab.script("in_place.py")
+    run = "run: {script: in_place.py, args: {steps: 40, pause: 0.05}}"
+    resources = "resources: {ranks_per_node: 2, gpus_per_node: 0}\ncheckpoint: {every: 10 steps}"
+    file = lab.spec(f"name: staying\n{run}\n{resources}\n")
+    words = ("--kills", "2", "--seed", "5", "--modes", "hot", "--keep")
+    [found] = proof_of(lab, file, *words, check=Exit.OK)["compared"]
+    hit = [kill for kill in found["kills"] if not kill.get("missed")]
+    assert hit and [kill["steps_again"] for kill in hit] == [0] * len(hit), found
+    assert [event.get("in_place") for event in lab.events(found["run"], "failure")] == [True] * len(hit)
+
+
 def test_a_generator_without_a_seed_differs_by_itself(lab, spec):
     done = lab.launch(OURS, spec(", unseeded: true"), *WORDS, "--modes", "power", check=Exit.DIFFERS, timeout=280)
     assert "a second undisturbed run differs as well, first at step 1" in done.stdout

@@ -21,7 +21,8 @@ EXAMPLES = """
   launch prove job.yaml --seed 7                  the same kills again
   launch prove job.yaml --metric loss --json      what is compared; all that was found, for programs
 
-Modes: warm, one rank is killed; power, all that there is of the run on a node. Ends with 0 where the training is exact,
+Modes: warm, one rank is killed; power, all that there is of the run on a node; hot, one rank is killed and the others
+stay (recovery.mode). Ends with 0 where the training is exact,
 with 7 where it differs, with 4 where nothing could be hit or compared, else as the run that failed.
 `launch help proof` is the page.
 """
@@ -34,7 +35,9 @@ def declare(arguments: Arguments) -> None:
     arguments.takes_place(default=None)
     arguments.add_argument("--steps", metavar="N", type=_number, help="make the training so long, in all its runs")
     arguments.add_argument("--kills", metavar="N", type=_number, default=3, help="of each mode (default: 3)")
-    arguments.add_argument("--modes", metavar="MODE,...", default="", help="warm, power (default: all)")
+    arguments.add_argument(
+        "--modes", metavar="MODE,...", default="", help="some of warm, power, hot (default: warm,power)"
+    )
     arguments.add_argument(
         "--seed", metavar="N", type=int, help="draws when and whom; by default another one each time"
     )
