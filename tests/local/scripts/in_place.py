@@ -55,7 +55,11 @@ class Reporter(Callback):
 
     def may_die(self, place):
         for path in Path(self._die).parent.glob(Path(self._die).name + "-*") if self._die else ():
-            if path.read_text() == f"{self.rank} {self.step} {place}":
+            try:
+                meant = path.read_text() == f"{self.rank} {self.step} {place}"
+            except FileNotFoundError:  # another rank has just gone by it
+                continue
+            if meant:
                 path.unlink()
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -103,7 +107,7 @@ def main(words=None):
 
     settings = Settings(
         max_steps=args.steps,
-        batch_size=12,
+        batch_size=16,
         accumulate=2,
         strategy="ddp",
         clip_norm=1.0,
