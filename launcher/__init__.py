@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from launcher.api import Run as Run
     from launcher.api import Runs as Runs
     from launcher.api import compare as compare
+    from launcher.api import predict as predict
     from launcher.api import runs as runs
     from launcher.api import submit as submit
     from launcher.api import submit_many as submit_many
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
 __version__ = VERSION
 __all__ = [
-    "Graph", "Proof", "Run", "Runs", "Sweep", "compare", "prove", "runs", "submit", "submit_graph", "submit_many",
-    "sweep", "wait_any",
+    "Graph", "Proof", "Run", "Runs", "Sweep", "compare", "predict", "prove", "runs", "submit", "submit_graph",
+    "submit_many", "sweep", "wait_any",
 ]  # fmt: skip
 _OF_SWEEPS = ("Sweep", "sweep")
 _OF_GRAPHS = ("Graph", "submit_graph")

@@ -242,23 +242,6 @@ class Run:
                 news.say(line)
         return exporting.export(run, wish)
 
-    def predict(
-        self,
-        output: str | Path,
-        *,
-        checkpoint: str | Path | None = None,
-        on: str = LOCAL,
-        overrides: Sequence[str] = (),
-    ) -> "Run":
-        """Start a run of its frozen code and arguments that writes a line for each sample, by its best checkpoint, or
-        its newest, or this one. For runs of a module that takes --predict and --checkpoint, as the shipped tasks do.
-        """
-        from launcher.submission.predicting import open_prediction  # late: it reads YAML: see above
-
-        weights = None if checkpoint is None else Path(checkpoint)
-        opened = open_prediction(RunDir(self.path), Path(output), checkpoint=weights, on=on, overrides=tuple(overrides))
-        return Run(*opened)
-
     @property
     def elsewhere(self) -> bool:
         """Its checkpoints are on other machines, and only what was fetched is listed here."""
@@ -338,6 +321,23 @@ class Run:
         from launcher.status.html import run_html  # late: for notebooks
 
         return run_html(self.status(WATCH_S), time.time())
+
+
+def predict(
+    one: Run,
+    output: str | Path,
+    *,
+    checkpoint: str | Path | None = None,
+    on: str = LOCAL,
+    overrides: Sequence[str] = (),
+) -> Run:
+    """Start a run of its frozen code and arguments that writes a line for each sample, by its best checkpoint, or its
+    newest, or this one. For runs of a module that takes --predict and --checkpoint, as the shipped tasks do.
+    """
+    from launcher.submission.predicting import open_prediction  # late: it reads YAML: see above
+
+    weights = None if checkpoint is None else Path(checkpoint)
+    return Run(*open_prediction(RunDir(one.path), Path(output), checkpoint=weights, on=on, overrides=tuple(overrides)))
 
 
 def release(one: Run) -> None:

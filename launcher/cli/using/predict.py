@@ -8,6 +8,7 @@ from launcher import api
 from launcher.cli.arguments import Arguments
 from launcher.cli.terminal import show_news
 from launcher.errors import Exit
+from launcher.words import LOCAL
 
 EXAMPLES = """
   launch predict last -o answers.jsonl --follow                         of its validation data, by its best checkpoint
@@ -30,14 +31,18 @@ def declare(arguments: Arguments) -> None:
         "--checkpoint", metavar="FOLDER", type=Path,
         help="whose weights (default: the best, where one was kept, else the newest whole one)",
     )  # fmt: skip
-    arguments.takes_place(default="local")
+    arguments.takes_place(default=LOCAL)
     arguments.add_argument("-f", "--follow", action="store_true", help="show its log; ends with the run's exit code")
 
 
 def run(options: argparse.Namespace) -> int:
     show_news()
-    one = api.run(options.run).predict(
-        options.output, checkpoint=options.checkpoint, on=options.on, overrides=options.overrides
+    one = api.predict(
+        api.run(options.run),
+        options.output,
+        checkpoint=options.checkpoint,
+        on=options.on,
+        overrides=options.overrides,
     )
     print(one.id, flush=True)
     if options.follow:
