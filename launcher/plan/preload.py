@@ -39,8 +39,9 @@ TASKS = {
         "torchvision.transforms.v2",
         "trainer.tasks.images",
         "trainer.tasks.predict",
+        "trainer.serving.service",
     ),
-    "trainer.tasks.gpt": ("trainer.tasks.predict",),
+    "trainer.tasks.gpt": ("trainer.tasks.predict", "trainer.serving.service"),
 }
 _ANYTHING = ("torchvision",)
 # What imports torch by itself, beside what has its name.

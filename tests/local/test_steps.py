@@ -133,8 +133,6 @@ def test_nothing_is_started_where_one_step_cannot_run_and_its_place_is_told(desk
     done = desk.launch("submit", desk.spec(wrong, "wrong.yaml"), check=2)
     assert "wrong.yaml:10:40: steps.middle.run.script: no file 'wrok.py' among the frozen code" in done.stderr
     assert desk.launch("validate", "wrong.yaml", check=2).stderr == done.stderr.replace("launch: ", "")
-    pool = desk.launch("submit", "job.yaml", "--on", "ssh", "--set", "ssh.hosts=[127.0.0.9]", check=2)
-    assert "job.yaml:10:19: steps.middle.needs: is not known to ssh clusters" in pool.stderr
     both = desk.launch("submit", "job.yaml", "--repeat", "2", check=2)
     assert "a file with steps does not go with --repeat" in both.stderr
     assert desk.launch("status").stdout == ""

@@ -201,11 +201,15 @@ class Moving(Scheduler, Protocol):
         """The job waits: have it start on other nodes than these, and on those that it was to avoid before, as far as
         that can be had. With a delay it is just being put back, and starts after that; this returns at once."""
 
-    def release(self, job: str) -> str:
-        """Let a job go that its user holds; gives why the scheduler refuses, or ""."""
-
     def warn_before_s(self, plan: "Plan") -> float:
         """How long before the time limit the run is to be told."""
+
+
+class Waiting(Scheduler, Protocol):
+    """How a job waits for a person, or for other jobs."""
+
+    def release(self, job: str) -> str:
+        """Let a job go that its user holds; gives why the scheduler refuses, or ""."""
 
     def follow(self, job: str, others: Sequence[str]) -> bool:  # noqa: ARG002 - of those that can
         """Have this job, which is about to be put back, wait there for the ends of others. False: that cannot be had,
@@ -236,7 +240,7 @@ class InTheJob(Scheduler, Protocol):
         """What is known of these nodes, without those of which nothing is."""
 
 
-class Queue(Submitting, Following, Moving, InTheJob, Protocol):
+class Queue(Submitting, Following, Moving, Waiting, InTheJob, Protocol):
     """A batch scheduler: what a kind fills in. Who needs a part of it takes that part."""
 
 

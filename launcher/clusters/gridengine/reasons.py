@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 
 _HELD = "it is held, by its owner or an administrator: qrls lets it go"
+_LONGEST = 2000
 # What a message has in it, and what that means: the first that fits.
 _MEANS = tuple((re.compile(sign), words) for sign, words in (
     (r"^Job is in hold state$", _HELD),
@@ -36,5 +37,6 @@ def plain(state: str, errors: Sequence[str], messages: Sequence[str]) -> str:
 
 
 def _told(message: str) -> str:
+    message = message[:_LONGEST]  # a longer one takes some signs minutes, and nobody reads it
     found = ((sign.search(message), words) for sign, words in _MEANS)
     return next((fit.expand(words) for fit, words in found if fit), f"Grid Engine says: {message}")
