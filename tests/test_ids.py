@@ -11,6 +11,8 @@ from launcher.hostlink.rpc.wire import Outcome
 from launcher.ids import RunId, is_run_id, new_run_id, new_token, parse_run_id
 from launcher.plan.model import Plan
 from launcher.rundir.records import Handle
+from launcher.spec.model import Predecessor
+from launcher.submission.predecessors import awaited_by
 
 NO_IDS = ["", "last", ".", "..", "../x", "/etc", "a/b", "a\0b", "a\n", "x\u0660", "-rf", "_x", "Big", "é", "x" * 129]
 LAUNCHER = Path(__file__).parents[1] / "launcher"
@@ -54,8 +56,17 @@ def test_every_message_and_record_that_names_a_run_says_so_by_the_type():
     told = {f"{kind.__name__}.{name}": type_ for kind in kinds for name, type_ in _texts(kind)}
     names = {field for field in told if field.endswith((".run", ".run_id"))}
     assert len(names) >= 14
-    # Handles of older versions say "" where they mean nobody: `run_there` makes an id of it, or refuses.
-    assert {field for field in names if told[field] not in (RunId, RunId | None)} == {"Handle.run"}
+    # Handles of older versions say "" where they mean nobody: `run_there` makes an id of it, or refuses. Whom a run is
+    # to follow is told in a person's words, as in a spec: the registry looks it up among the runs that there are.
+    assert {field for field in names if told[field] not in (RunId, RunId | None)} == {"Handle.run", "AskQueue.run"}
+
+
+@pytest.mark.parametrize("word", ["../x", "/etc", "a/b", "", "x" * 300])
+def test_whom_a_run_is_to_follow_is_never_a_path(word, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    found, unknown = awaited_by([Predecessor(word)])
+    assert not found and [one.key for one in unknown] == ["queue.after.0"]
 
 
 def test_what_a_handle_calls_the_run_is_an_id_or_nothing():
