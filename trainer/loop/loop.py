@@ -286,7 +286,8 @@ class Loop:
 
     def _validate(self, *, last: bool = False) -> None:
         """`last`: nothing is trained after it, and an error in it loses nothing: all is saved before."""
-        if self.evaluation is None or self.progress.validated == self.progress.step:
+        never = self.training.settings.validate_every == "never"
+        if never or self.evaluation is None or self.progress.validated == self.progress.step:
             return
         self.phases.lap("other")
         if last:

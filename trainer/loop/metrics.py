@@ -60,6 +60,9 @@ class JsonLines(Callback):
         self._write({"step": training.step, **values})
         self.on_end(training)
 
+    def on_trace(self, training: Training, found: Mapping[str, float]) -> None:
+        self._write({"step": training.step, "traced": dict(found)})
+
     def on_end(self, _training: Training) -> None:
         if self._fd is not None:
             os.close(self._fd)

@@ -1,33 +1,66 @@
-"""A trace of some steps by torch.profiler, to be opened in a browser (Perfetto, chrome://tracing)."""
+"""A trace of some steps by torch.profiler, to be opened in a browser (Perfetto, chrome://tracing), and what it says."""
 
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torch.autograd.profiler import record_function
+
 from trainer.loop.callbacks import Callback
+from trainer.loop.phases import Phases
 from trainer.loop.progress import Training
+from trainer.loop.sums import gathered
+from trainer.loop.traced import LAP, merged, said, traced
 
 if TYPE_CHECKING:
     from torch.profiler import profile
 
+Tell = Callable[[Training, Mapping[str, float]], None]
+
+
+class MarkedPhases:
+    """A stopwatch whose laps are marks in a trace, too."""
+
+    def __init__(self, phases: Phases) -> None:
+        self._phases = phases
+
+    def lap(self, phase: str) -> None:
+        self._phases.lap(phase)
+        _mark(phase)
+
+    def take(self) -> tuple[dict[str, float], float]:
+        return self._phases.take()
+
+
+def _mark(phase: str) -> None:
+    with record_function(f"{LAP}{phase}"):
+        pass
+
 
 class Profiler(Callback):
-    """Traces the steps `first` to `last` of each rank into a file of its own."""
+    """Traces the steps `first` to `last` of each rank into a file of its own.
 
-    def __init__(self, first: int, last: int, folder: Path) -> None:
-        self._first, self._last, self._folder = first, last, folder
+    Of a trace of all these steps `tell` is given where their time went, over all ranks: on each of them.
+    """
+
+    def __init__(self, first: int, last: int, folder: Path, tell: Tell = lambda *_: None) -> None:
+        self._first, self._last, self._folder, self._tell = first, last, folder, tell
         self._running: profile | None = None
+        self._begun = 0  # after so many steps
 
     def on_start(self, training: Training) -> None:
         self._begin_if_due(training.step)
 
     def on_step(self, training: Training) -> None:
         if self._running is not None and training.step >= self._last:
-            self._finish(training)
+            _mark("other")
+            self._tell_of(training, self._finish(training, self._running))
         self._begin_if_due(training.step)
 
     def on_end(self, training: Training) -> None:
         if self._running is not None:
-            self._finish(training)
+            self._finish(training, self._running)
 
     def _begin_if_due(self, step: int) -> None:
         """The next step is the first to trace, or a later one after a restart."""
@@ -35,15 +68,23 @@ class Profiler(Callback):
             from torch.profiler import ProfilerActivity, profile, supported_activities  # late: nobody else needs it
 
             wanted = {ProfilerActivity.CPU, ProfilerActivity.CUDA} & set(supported_activities())
-            self._running = profile(activities=list(wanted))
+            self._running, self._begun = profile(activities=list(wanted), record_shapes=True), step
             self._running.start()
+            _mark("other")
 
-    def _finish(self, training: Training) -> None:
-        if self._running is None:
-            return
-        running, self._running = self._running, None
+    def _finish(self, training: Training, running: "profile") -> Path:
+        self._running = None
         running.stop()
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"trace-{self._first}-{self._last}-rank-{training.world.rank:05d}.json"
         running.export_chrome_trace(str(path))
         training.say(f"profile of steps {self._first} to {self._last}: {path}")
+        return path
+
+    def _tell_of(self, training: Training, path: Path) -> None:
+        """Ranks meet here. A part of the steps, as after a restart, is not told of."""
+        if self._begun == self._first - 1:
+            mine = traced(json.loads(path.read_bytes())["traceEvents"])
+            found = merged(gathered(mine, training.world), self._last - self._begun)
+            training.say(said(found))
+            self._tell(training, found)

@@ -81,7 +81,7 @@ def _is_interval(value: Any) -> bool:
 
 
 def _validation_interval(text: str) -> int | str:
-    return text if text == "epoch" else int(text.removesuffix(" steps"))
+    return text if text in ("epoch", "never") else int(text.removesuffix(" steps"))
 
 
 def first_and_last(profile: str) -> tuple[int, int]:
@@ -102,9 +102,9 @@ def _is_range(value: Any) -> bool:
 
 _PATH = Kind("a folder", Path, _is_path)
 _VALIDATION = Kind(
-    "'epoch' or a number of steps",
+    "'epoch', 'never' or a number of steps",
     _validation_interval,
-    lambda value: value == "epoch" or (type(value) is int and value >= 1),
+    lambda value: value in ("epoch", "never") or (type(value) is int and value >= 1),
 )
 
 
@@ -207,7 +207,9 @@ class Settings:
     device: str | None = _setting(None, _one_of("cpu", "cuda"), "left out: a GPU for each rank where there are any")
     timeout_s: float | None = _setting(None, _real(above=0), "how long ranks wait for each other")
 
-    validate_every: int | str = _setting("epoch", _VALIDATION, "validate after each `epoch`, or after so many steps")
+    validate_every: int | str = _setting(
+        "epoch", _VALIDATION, "validate after each `epoch`, after so many steps, or `never`"
+    )
     validation_batch_size: int | None = _setting(
         None, _whole(1), "samples of one validation batch of one rank; left out: as many as it trains on at once"
     )

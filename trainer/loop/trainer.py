@@ -31,8 +31,8 @@ from trainer.loop.metrics import JsonLines, TensorBoard, metrics_folder
 from trainer.loop.monitors import BestModel, EarlyStopping, check_name
 from trainer.loop.own_loss import own_loss
 from trainer.loop.own_step import StepFunction, own_step_of, refuse_beside_own_step
-from trainer.loop.phases import phases_on
-from trainer.loop.profiling import Profiler
+from trainer.loop.phases import Phases, phases_on
+from trainer.loop.profiling import MarkedPhases, Profiler
 from trainer.loop.progress import Training
 from trainer.loop.rehearsing import count_operations, find_rate
 from trainer.loop.reporting import Reports
@@ -319,7 +319,7 @@ class Trainer:
                 evaluation=evaluation,
                 callbacks=callbacks,
                 checkpointer=checkpointer,
-                phases=phases_on(world.device),
+                phases=_phases(settings, world),
                 late=Votes(world.control),
                 stragglers=Stragglers(settings.straggler_factor),
                 spikes=spikes,
@@ -372,13 +372,16 @@ class Trainer:
             found.append(Collecting(settings.gc_every))
         if settings.patience is not None:
             found.append(EarlyStopping(settings.patience, settings.monitor, settings.mode, settings.min_delta))
+        lines: list[JsonLines] = []
         if console is not None:
-            lines = [JsonLines(out, Launched.from_environment())] if settings.fast_dev_run is None else []
+            if settings.fast_dev_run is None:
+                lines.append(JsonLines(out, Launched.from_environment()))
             found += [console, *lines, Reports(Wire.from_environment())]
             if settings.tensorboard:
                 found.append(TensorBoard(out / "tensorboard"))
         if settings.profile is not None:
-            found.append(Profiler(*first_and_last(settings.profile), out / "profile"))
+            tell = lines[0].on_trace if lines else _silence
+            found.append(Profiler(*first_and_last(settings.profile), out / "profile", tell))
         if settings.keep_best:  # last: what the others keep is in the checkpoint that it asks for
             found.append(BestModel(save_best, settings.monitor, settings.mode))
         return found
@@ -413,8 +416,13 @@ class Trainer:
             loop.training.say("fast_dev_run: neither checkpoints nor metrics are kept")
 
 
-def _silence(_: str) -> None:
+def _silence(*_: object) -> None:
     """The other ranks say nothing."""
+
+
+def _phases(settings: Settings, world: World) -> Phases:
+    phases = phases_on(world.device)
+    return phases if settings.profile is None else MarkedPhases(phases)
 
 
 def _total_steps(settings: Settings, steps_per_epoch: int | None) -> int | None:

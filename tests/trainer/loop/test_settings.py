@@ -59,6 +59,7 @@ def test_a_program_may_have_defaults_of_its_own_and_a_user_may_clear_them():
 def test_validation_by_steps_is_written_either_way():
     assert parsed("--max-steps", "1", "--validate-every", "50 steps").validate_every == 50
     assert parsed("--max-steps", "1", "--validate-every", "epoch").validate_every == "epoch"
+    assert parsed("--max-steps", "1", "--validate-every", "never").validate_every == "never"
 
 
 def test_all_problems_are_told_at_once_with_what_was_expected():
@@ -86,7 +87,10 @@ def test_all_problems_are_told_at_once_with_what_was_expected():
         ({"max_steps": 1, "clip_norm": 0.0}, "clip_norm: expected a number above 0, got 0.0"),
         ({"max_steps": 1, "clip_norm": float("nan")}, "clip_norm: expected a number above 0, got nan"),
         ({"max_steps": 1, "min_delta": -1.0}, "min_delta: expected a number of at least 0, got -1.0"),
-        ({"max_steps": 1, "validate_every": 0}, "validate_every: expected 'epoch' or a number of steps, got 0"),
+        (
+            {"max_steps": 1, "validate_every": 0},
+            "validate_every: expected 'epoch', 'never' or a number of steps, got 0",
+        ),
         (
             {"max_steps": 1, "recompute_keeps": ("softmax",)},
             "recompute_keeps: expected some of matmul, attention, convolution, got ('softmax',)",

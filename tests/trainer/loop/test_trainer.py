@@ -496,6 +496,19 @@ def test_traces_and_tensorboard_are_there_when_they_are_asked_for(tmp_path):
     assert len(events.Scalars("val_accuracy")) == 1
 
 
+def test_of_traced_steps_the_metrics_say_where_their_time_went(tmp_path, capfd):
+    train(tmp_path, 2, {"profile": "3..5", "max_steps": 6, "validate_every": "never"})
+    lines = {line["step"]: line for line in read_metrics(tmp_path / "metrics")}
+    assert [step for step, line in lines.items() if "traced" in line] == [5]
+    found = lines[5]["traced"]
+    kinds = ("data", "compute", "optimizer", "communication", "straggler", "other")
+    assert sum(found[name] for name in kinds) == pytest.approx(found["step"])
+    assert all(found[name] > 0 for name in ("data", "compute", "optimizer", "communication")), found
+    assert found["messages"] >= 1 and found["bytes"] >= 146 * 4, "gradients of each parameter"
+    assert " forward and backward, " in capfd.readouterr().out
+    assert not any("val_loss" in line for line in lines.values()), "never"
+
+
 def test_the_log_tells_what_runs_and_how_it_goes(tmp_path, capfd):
     done = train(tmp_path, 2, {"max_steps": 20, "log_every": 10})
     said = capfd.readouterr().out.splitlines()
