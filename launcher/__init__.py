@@ -17,17 +17,20 @@ if TYPE_CHECKING:
     from launcher.graph import submit_graph as submit_graph
     from launcher.proof.findings import Proof as Proof
     from launcher.proof.proving import prove as prove
+    from launcher.scaling.findings import ScalingReport as ScalingReport
+    from launcher.scaling.measuring import scale as scale
     from launcher.sweeps.sweep import Sweep as Sweep
     from launcher.sweeps.sweep import sweep as sweep
 
 __version__ = VERSION
 __all__ = [
-    "Graph", "Proof", "Run", "Runs", "Sweep", "compare", "predict", "prove", "runs", "submit", "submit_graph",
-    "submit_many", "sweep", "wait_any",
+    "Graph", "Proof", "Run", "Runs", "ScalingReport", "Sweep", "compare", "predict", "prove", "runs", "scale", "submit",
+    "submit_graph", "submit_many", "sweep", "wait_any",
 ]  # fmt: skip
 _OF_SWEEPS = ("Sweep", "sweep")
 _OF_GRAPHS = ("Graph", "submit_graph")
 _OF_PROOFS = ("Proof", "prove")
+_OF_SCALING = ("ScalingReport", "scale")
 
 
 def __getattr__(name: str) -> Any:
@@ -44,6 +47,10 @@ def __getattr__(name: str) -> Any:
         from launcher.proof import proving
 
         return getattr(proving, name)
+    if name in _OF_SCALING:
+        from launcher.scaling import measuring
+
+        return getattr(measuring, name)
     if name in __all__:
         from launcher import api
 

@@ -11,6 +11,10 @@ COMMANDS = {
         "launcher.cli.starting.prove",
         "kill a training again and again, and see whether it ends as it does undisturbed",
     ),
+    "scale": (
+        "launcher.cli.starting.scale",
+        "run a training on one rank and on many; how much faster it is, and where the rest of the time goes",
+    ),
     "predict": (
         "launcher.cli.using.predict",
         "have a run's model answer for each sample of a data set, as a run of its own",

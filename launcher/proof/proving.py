@@ -20,7 +20,8 @@ from launcher.proof.findings import ComparedRun, Judgement, Proof
 from launcher.proof.judging import FinishedRun, finished, judged, with_causes
 from launcher.proof.modes import MODES, Mode
 from launcher.proof.schedule import planned
-from launcher.proof.target import ProvenJob, as_it_ran, for_a_proof, target_of
+from launcher.proof.target import for_a_proof
+from launcher.repeated import RepeatedJob, as_it_ran, job_of
 from launcher.rundir import registry
 from launcher.status.derive import exit_code_of
 from launcher.submission.requests import taken
@@ -46,7 +47,7 @@ def prove(
     if steps is not None:
         planned(0, "", kills, steps)  # what cannot be is refused before anything is started
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
-    target = for_a_proof(target_of(ref, on=on, overrides=overrides), steps=steps, kills=kills)
+    target = for_a_proof(job_of(ref, on=on, overrides=overrides), steps=steps, kills=kills)
     for mode in chosen.values():
         target.request(mode.overrides)
     wish = target.request()
@@ -65,7 +66,7 @@ def _modes(names: Sequence[str]) -> dict[str, Mode]:
 class _Proving:
     """The runs of one proof, and what is known of them."""
 
-    target: ProvenJob
+    target: RepeatedJob
     id: RunId
     kills: int
     seed: int

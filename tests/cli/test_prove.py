@@ -46,7 +46,7 @@ def test_what_cannot_be_is_refused_before_anything_is_started(project, words, co
     ],
 )
 def test_what_makes_a_training_shorter_is_known_by_its_name(run, expected):
-    from launcher.proof.target import steps_override
+    from launcher.repeated import steps_override
     from launcher.spec.read import parse_spec
 
     assert steps_override(parse_spec(f"name: x\nrun: {run}\n", "x.yaml").run, 30) == expected

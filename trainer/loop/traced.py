@@ -93,7 +93,7 @@ def _on_gpu(
         _correlation(one): _seconds(one["ts"]) for one in whole if one.get("cat") in ("cuda_runtime", "cuda_driver")
     }
     first, last = laps[0][0], laps[-1][0]
-    calls, works = [], []
+    calls, works = list[Mapping[str, Any]](), list[Mapping[str, Any]]()
     for one in kernels:
         (calls if _OF_GPU in one["name"].lower() else works).append(one)
     spans = united(_span(one) for one in works)

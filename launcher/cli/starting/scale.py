@@ -1,0 +1,114 @@
+"""`launch scale`: a training on one rank and on many; how much faster it is, and where the rest of the time goes."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.cli.arguments import Arguments
+from launcher.cli.terminal import columns, safe, show_news, to_json
+from launcher.errors import Exit
+
+if TYPE_CHECKING:
+    from launcher.scaling.findings import ScalingReport
+
+EXAMPLES = """
+  launch scale job.yaml --ranks 1,2,4             a table, sentences, what would help first, and more ranks foretold
+  launch scale job.yaml --ranks 1,2 -o report     a page with pictures, too, and all of it as Markdown and as JSON
+  launch scale job.yaml --strategies ddp,fsdp     which strategy, on one rank and on two
+  launch scale job.yaml --ranks 1,8,16 --per-node 8 --on cluster    a GPU, a node, two nodes
+  launch scale job.yaml --strong --rounds 3       the batch stays; each training three times, round by round
+
+Strong scaling: the batch of a step stays, however many ranks share it. Weak: each rank's part of it stays. Both are
+measured, unless one is chosen. Ends with 0 where all could be measured, else with 4.
+`launch help scaling` is the page.
+"""
+
+
+def declare(arguments: Arguments) -> None:
+    arguments.add_argument("what", metavar="RUN_OR_SPEC", help="a YAML file; or a run's id, or `last`, with its code")
+    arguments.takes_place(default=None)
+    arguments.add_argument(
+        "--ranks", metavar="N,...", type=_numbers, default=(1, 2), help="how many ranks (default: 1,2)"
+    )
+    arguments.add_argument(
+        "--strategies", metavar="NAME,...", default="", help="of the trainer, as ddp,zero1,fsdp (default: the spec's)"
+    )
+    arguments.add_argument("--strong", action="store_true", help="measure with the batch as it is")
+    arguments.add_argument("--weak", action="store_true", help="measure with a batch in proportion to the ranks")
+    arguments.add_argument(
+        "--steps", metavar="N", type=_number, default=30, help="that are measured of each training (default: 30)"
+    )
+    arguments.add_argument(
+        "--rounds", metavar="N", type=_number, default=1, help="measure all of it so many times (default: 1)"
+    )
+    arguments.add_argument(
+        "--per-node", metavar="N", type=_number, help="ranks of a node (default: the spec's; of a single node, all)"
+    )
+    arguments.add_argument(
+        "-o", "--output", metavar="FOLDER", type=Path, help="write index.html, scaling.md and scaling.json there"
+    )
+    arguments.add_argument("--keep", action="store_true", help="keep the runs")
+    arguments.add_argument("--json", action="store_true", help="all that was found, for programs")
+
+
+def run(options: argparse.Namespace) -> int:
+    from launcher.scaling.measuring import scale  # late: the help does without
+    from launcher.scaling.page import write_pages  # late: only with -o
+
+    show_news()
+    report = scale(
+        options.what,
+        ranks=options.ranks,
+        strategies=[name.strip() for name in options.strategies.split(",") if name.strip()],
+        on=options.on,
+        overrides=options.overrides,
+        steps=options.steps,
+        rounds=options.rounds,
+        per_node=options.per_node,
+        strong=options.strong,
+        weak=options.weak,
+        keep=options.keep,
+        tell=_tell,
+    )
+    print(to_json(report) if options.json else "\n".join(lines_of(report)))
+    if options.output is not None:
+        for path in write_pages(report, options.output):
+            _tell(str(path))
+    return Exit.REFUSED if any(one.why for one in report.points) else Exit.OK
+
+
+def _tell(text: str) -> None:
+    print(safe(text), file=sys.stderr, flush=True)
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 10**6):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return int(text)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(_number(word.strip()) for word in text.split(","))
+
+
+def lines_of(report: "ScalingReport") -> list[str]:
+    """The table, a sentence for each row, what would help, and what the model makes of more ranks."""
+    from launcher.scaling.tables import (  # late: the help does without
+        FORECAST_HEADS,
+        HEADS,
+        forecast_rows,
+        model_lines,
+        rows_of,
+        sentences,
+    )
+
+    found = [*columns([HEADS, *rows_of(report.points)]), "", *sentences(report), *report.notes]
+    if report.advice:
+        found += ["", "what would help first:", *(f"- {line}" for line in report.advice)]
+    if report.forecasts:
+        found += ["", "more ranks, by a model:", *(f"- {line}" for line in model_lines(report.models))]
+        found += ["", *columns([FORECAST_HEADS, *forecast_rows(report.forecasts)])]
+    if report.kept:
+        found += ["", f"its runs: {' '.join(report.kept)}"]
+    return [safe(line) for line in found]

@@ -1,0 +1,123 @@
+"""Which trainings are run: each as the spec with a few options set. Pure."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from launcher.errors import BadInput
+from launcher.repeated import gives, steps_override
+from launcher.scaling.findings import OWN, STRONG, WEAK
+from launcher.spec.model import Resources, RunOptions
+
+STRATEGIES = ("none", "dp", "ddp", "zero1", "zero2", "fsdp", "hsdp")  # of the trainer
+_BATCH, _STRATEGY = "batch-size", "strategy"
+_LINES = 6  # of metrics, that are measured
+_WARM = 5  # steps at least, before them
+_TRACED = 5  # steps, after them: a trace makes them slower
+# Nobody is to hear of it, and nothing is worth keeping but its lines of metrics.
+_ALWAYS = ("sweep=null", "notify.to=[]", "checkpoint.every=null", "checkpoint.memory_every=null")
+_UNSET = ("max-epochs", "max-time-s", "patience", "checkpoint-every")  # a training has none of them, in the end
+_LEFT_OUT = ("keep-best", "lr-find", "tensorboard", "fast-dev-run", "overfit-batches", "resume")
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Of a training: steps to warm up, steps that are measured, steps that are traced."""
+
+    warm: int
+    measured: int
+    traced: int
+    log_every: int
+
+    @property
+    def last(self) -> int:
+        """That is measured."""
+        return self.warm + self.measured
+
+    @property
+    def end(self) -> int:
+        return self.last + self.traced
+
+
+def schedule_of(steps: int) -> Schedule:
+    """Some lines of metrics, all of equally many steps."""
+    every = max(1, steps // _LINES)
+    return Schedule(every * math.ceil(_WARM / every), every * (steps // every), _TRACED, every)
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """One training: its rows are those of several scalings, where it is what others are compared with."""
+
+    strategy: str  # "": as the spec has it
+    scaling: str
+    nodes: int
+    per_node: int
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.per_node
+
+    @property
+    def name(self) -> str:
+        """A part of its runs' ids."""
+        parts = (self.strategy, str(self.ranks), self.scaling if self.scaling == WEAK else "")
+        return "-".join(part for part in parts if part)
+
+
+def configurations(
+    ranks: Sequence[int], strategies: Sequence[str], scalings: Sequence[str], resources: Resources, per_node: int | None
+) -> list[Configuration]:
+    """The fewest ranks first. Raises BadInput for ranks that make no whole nodes."""
+    found = list[Configuration]()
+    for strategy in strategies:
+        for count in sorted(set(ranks)):
+            nodes, each = _placed(count, resources, per_node)
+            for scaling in scalings[: 1 if count == min(ranks) else None]:
+                found.append(Configuration(strategy, scaling, nodes, each))
+    return found
+
+
+def _placed(ranks: int, resources: Resources, per_node: int | None) -> tuple[int, int]:
+    """Nodes and ranks on each: all on one, where the spec has one node and nobody says otherwise."""
+    if per_node is None and resources.nodes.max > 1:
+        per_node = resources.ranks_per_node
+        if per_node is None:
+            raise BadInput("--per-node: expected how many ranks a node has, the spec says auto")
+    if per_node is None or ranks <= per_node:
+        return 1, ranks
+    if ranks % per_node:
+        raise BadInput(f"--ranks: expected whole nodes of {per_node} ranks, got {ranks}")
+    return ranks // per_node, per_node
+
+
+def overrides_of(one: Configuration, run: RunOptions, schedule: Schedule, batch: int | None) -> list[str]:
+    """For the trainer's options. `batch`: samples of a step over all ranks; None: as the spec has it."""
+    return [
+        *_ALWAYS, *_places(one),
+        *(f"run.args.{name}=none" for name in _UNSET),
+        *(f"run.args.{name}=null" for name in _LEFT_OUT if gives(run, name)),
+        f"run.args.max-steps={schedule.end}", f"run.args.log-every={schedule.log_every}",
+        f"run.args.profile={schedule.last + 1}..{schedule.end}", "run.args.validate-every=never",
+        *([f"run.args.{_STRATEGY}={one.strategy}"] if one.strategy else []),
+        *([f"run.args.{_BATCH}={batch}"] if batch is not None else []),
+    ]  # fmt: skip
+
+
+def own_overrides(one: Configuration, run: RunOptions, schedule: Schedule) -> list[str]:
+    """For a script that has options of its own. Raises BadInput where nobody knows what limits its steps."""
+    return [*_ALWAYS, *_places(one), steps_override(run, schedule.last)]
+
+
+def _places(one: Configuration) -> Iterator[str]:
+    yield f"resources.nodes={one.nodes}"
+    yield f"resources.ranks_per_node={one.per_node}"
+
+
+def scalings_of(*, strong: bool, weak: bool, has_options: bool) -> tuple[str, ...]:
+    """What is measured: both, where nobody has chosen."""
+    if not has_options:
+        if strong or weak:
+            raise BadInput("--strong, --weak: expected a script with the trainer's options: add_options(parser)")
+        return (OWN,)
+    return tuple(word for word, wanted in ((STRONG, strong or not weak), (WEAK, weak or not strong)) if wanted)

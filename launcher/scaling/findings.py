@@ -1,0 +1,99 @@
+"""What was measured on one rank and on many, and what follows: data alone, which `launch scale --json` prints."""
+
+import msgspec
+
+KINDS = {
+    "data": "waiting for data",
+    "compute": "forward and backward passes",
+    "optimizer": "the optimizer",
+    "communication": "communication in the open",
+    "straggler": "waiting for the slower rank",
+    "other": "the host",
+}
+STRONG, WEAK, OWN = "strong", "weak", "as it is"
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """A number that was measured several times."""
+
+    usual: float  # the median
+    low: float
+    high: float
+
+
+class StepParts(msgspec.Struct, frozen=True):
+    """Seconds of a step by what a rank did, on the mean of all ranks; together they are the step."""
+
+    data: float
+    compute: float
+    optimizer: float
+    communication: float  # while nothing is computed; what is hidden beneath a computation costs nothing
+    straggler: float
+    other: float
+    hidden: float  # communication that goes on beneath a computation; no part of the sum
+    bytes: float  # that are summed or gathered in a step
+    messages: float  # of a step
+
+
+class ScaledRun(msgspec.Struct, frozen=True):
+    """A training on so many ranks."""
+
+    strategy: str
+    scaling: str  # strong: the batch stays; weak: each rank's share of it stays; as it is: the script decides
+    ranks: int
+    nodes: int = 1
+    runs: tuple[str, ...] = ()
+    why: str = ""  # it could not be measured
+    rates: tuple[float, ...] = ()  # samples a second, line by line
+    samples_per_s: Spread | None = None
+    step_samples: float | None = None
+    step_s: float | None = None
+    memory_gb: float | None = None  # of the rank with the most
+    parts: StepParts | None = None  # None: no steps were traced
+    crowded: str = ""  # its ranks have not each a core of their own
+    base: int | None = None  # the number of ranks that it is compared with
+    speedup: Spread | None = None  # over the base
+    efficiency: float | None = None  # the speed-up beside that of the number of ranks
+    lost: dict[str, float] = {}  # shares of a step beyond what it would be with an efficiency of 1
+    says: str = ""
+
+
+class ScalingModel(msgspec.Struct, frozen=True):
+    """What a step is made of, fitted to what was measured: Amdahl's law, and a ring that sums over all ranks."""
+
+    strategy: str
+    scaling: str
+    fitted_to: tuple[int, ...]  # numbers of ranks
+    serial_s: float  # whatever their number
+    divided_s: float  # on one rank; divided by their number
+    latency_s: float  # of each of the 2 (ranks - 1) hops of the messages of a step together
+    transfer_s: float  # times 2 (ranks - 1) / ranks
+    bandwidth_gb_s: float | None = None  # that this makes, where the bytes are known
+    latency_known: bool = True  # else latency and transfer could not be told apart: one number of ranks alone says both
+
+
+class ScalingForecast(msgspec.Struct, frozen=True):
+    """What the model makes of a number of ranks that was not measured."""
+
+    strategy: str
+    scaling: str
+    ranks: int
+    speedup: Spread  # from the 5th to the 95th percentile
+    efficiency: float
+
+
+class ScalingReport(msgspec.Struct, frozen=True):
+    """All of it."""
+
+    id: str
+    spec: str
+    on: str
+    steps: int
+    rounds: int
+    took_s: float
+    points: tuple[ScaledRun, ...]
+    models: tuple[ScalingModel, ...] = ()
+    forecasts: tuple[ScalingForecast, ...] = ()
+    advice: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what makes all this unsure
+    kept: tuple[str, ...] = ()  # runs that are still there

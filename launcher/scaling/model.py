@@ -1,0 +1,116 @@
+"""What a step is made of, fitted to a few numbers of ranks, and what that makes of others. Pure.
+
+    step(ranks) = serial + divided / ranks + 2 (ranks - 1) latency + 2 (ranks - 1) / ranks transfer
+
+The first two are Amdahl's law, the others a ring all-reduce. By the length of steps alone transfer could not be told
+from the first two: 2 (ranks - 1) / ranks is 2 - 2 / ranks. So both halves are fitted apart, to the communication in the
+open that was measured and to all else. In weak scaling nothing is divided: each rank's share stays.
+
+How sure that is, is found by fitting many times, to steps drawn anew from those that were measured.
+"""
+
+import math
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_DRAWS = 400
+_TRACE_ERROR = 0.1  # of the share of communication: a trace is of a few steps
+_LEAST_S = 1e-9
+_LOW, _HIGH = 0.05, 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Steps on so many ranks."""
+
+    ranks: int
+    steps_s: Sequence[float]
+    shares: Sequence[float]  # of communication in the open, each of a trace
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Seconds, none of them negative."""
+
+    serial: float
+    divided: float
+    latency: float
+    transfer: float
+
+    def step(self, ranks: int) -> float:
+        return self.serial + self.divided / ranks + self.communication(ranks)
+
+    def communication(self, ranks: int) -> float:
+        return 2 * (ranks - 1) * (self.latency + self.transfer / ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Many fits to what may as well have been measured, and how far off each may be at another number of ranks."""
+
+    fits: Sequence[Fit]
+    misfit: float  # relative, of what was measured
+    latency_known: bool
+    noise: Sequence[float]
+
+    @property
+    def usual(self) -> Fit:
+        return Fit(*(statistics.median(getattr(one, name) for one in self.fits) for name in Fit.__slots__))
+
+    def speedup(self, ranks: int, base: int, times: float = 1.0) -> tuple[float, float, float]:
+        """Median, low and high of how many samples more are done in a second. `times`: as many are in a step."""
+        found = sorted(
+            times * fit.step(base) / fit.step(ranks) * math.exp(self.misfit * noise)
+            for fit, noise in zip(self.fits, self.noise, strict=True)
+        )
+        low, high = found[int(_LOW * len(found))], found[int(_HIGH * (len(found) - 1))]
+        return statistics.median(found), low, high
+
+
+def fitted(observed: Sequence[Observed], *, weak: bool, seed: int = 0) -> Fitted | None:
+    """None: one number of ranks says nothing of others."""
+    if len({one.ranks for one in observed}) < 2:
+        return None
+    draw = random.Random(seed)  # noqa: S311 - drawn for a statistic
+    fits = [_drawn(observed, draw, weak=weak) for _ in range(_DRAWS)]
+    known = sum(one.ranks > 1 for one in observed) > 1
+    found = Fitted(fits, 0.0, known, [draw.gauss(0, 1) for _ in fits])
+    usual = found.usual
+    off = [math.log(usual.step(one.ranks) / statistics.median(one.steps_s)) for one in observed]
+    free = max(1, len(off) - 2)
+    return Fitted(fits, math.sqrt(sum(one * one for one in off) / free), known, found.noise)
+
+
+def _drawn(observed: Sequence[Observed], draw: random.Random, *, weak: bool) -> Fit:
+    works, talks = [], []
+    for one in observed:
+        step = statistics.fmean(draw.choices(one.steps_s, k=len(one.steps_s)))
+        share = draw.choice(one.shares) * (1 + draw.gauss(0, _TRACE_ERROR)) if one.shares else 0.0
+        talk = step * min(1.0, max(0.0, share))
+        works.append((1.0, 0.0 if weak else 1 / one.ranks, step - talk))
+        if one.ranks > 1:
+            talks.append((2.0 * (one.ranks - 1), 2 * (one.ranks - 1) / one.ranks, talk))
+    serial, divided = least_squares(works)
+    if len(talks) == 1:  # which of both it is nobody knows
+        [(of_latency, of_transfer, talk)] = talks
+        part = draw.random()
+        return Fit(serial, divided, part * talk / of_latency, (1 - part) * talk / of_transfer)
+    return Fit(serial, divided, *least_squares(talks))
+
+
+def least_squares(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """a and b, neither negative, for which a x + b y is z with the least relative errors."""
+    weighed = [(x / z, y / z) for x, y, z in rows if z > _LEAST_S]
+    if not weighed:
+        return 0.0, 0.0
+    xx, yy = sum(x * x for x, _ in weighed), sum(y * y for _, y in weighed)
+    xy, sx, sy = sum(x * y for x, y in weighed), sum(x for x, _ in weighed), sum(y for _, y in weighed)
+    determinant = xx * yy - xy * xy
+    alone = [(sx / xx if xx else 0.0, 0.0), (0.0, sy / yy if yy else 0.0)]
+    if determinant > 1e-12 * xx * yy:
+        a, b = (sx * yy - sy * xy) / determinant, (sy * xx - sx * xy) / determinant
+        if a >= 0 and b >= 0:
+            return a, b
+    return min(alone, key=lambda one: sum((one[0] * x + one[1] * y - 1) ** 2 for x, y in weighed))

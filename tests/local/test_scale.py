@@ -1,0 +1,100 @@
+"""`launch scale` on this machine: real trainings on one rank and on two, and what is said of them."""
+
+import json
+
+import pytest
+
+from launcher.errors import Exit
+
+OURS = """
+import argparse, os, sys
+import torch
+from torch.utils.data import TensorDataset
+from trainer.loop import Trainer, add_options, from_options
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--fails-on", type=int)
+add_options(parser, batch_size=64, max_epochs=3, keep_best=True)
+options = parser.parse_args()
+if options.fails_on == int(os.environ["WORLD_SIZE"]):
+    raise MemoryError("too many ranks")
+inputs = torch.randn(512, 64, generator=torch.Generator().manual_seed(1))
+data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
+trainer = Trainer(
+    from_options(options),
+    model=lambda: torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1)),
+    loss=lambda model, batch: torch.nn.functional.mse_loss(model(batch[0]), batch[1]),
+    data=data,
+    validation=data,
+    optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.001),
+)
+sys.exit(trainer.fit())
+"""
+THEIRS = """
+import json, os, sys, time
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+with open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1) as wire:
+    for step in range(1, int(sys.argv[2]) + 1):
+        time.sleep(0.05)
+        rate = {"samples_per_s": 100.0 * size} if "--silent" not in sys.argv else {}
+        if rank == 0:
+            wire.write(json.dumps({"step": step, "loss": 1.0, **rate}) + chr(10))
+"""
+KINDS = ("data", "compute", "optimizer", "communication", "straggler", "other")
+
+
+def test_one_rank_and_two_in_both_scalings(lab, tmp_path):
+    lab.script("train.py", OURS)
+    spec = lab.spec(
+        "name: tiny\nrun: {script: train.py}\nresources: {ranks_per_node: 2, gpus_per_node: 0, cpus_per_rank: 1}\n"
+    )
+    words = ("--ranks", "1,2", "--steps", "12", "--json", "-o", str(tmp_path / "report"))
+    done = lab.launch("scale", spec, *words, timeout=280)
+    report = json.loads(done.stdout)
+    points = {(one["scaling"], one["ranks"]): one for one in report["points"]}
+    assert [*points] == [("strong", 1), ("strong", 2), ("weak", 1), ("weak", 2)]
+    for one in points.values():
+        assert len(one["rates"]) == 6, "2 steps a line"
+        assert sum(one["parts"][kind] for kind in KINDS) == pytest.approx(one["step_s"])
+        assert one["memory_gb"] > 0
+    assert points["strong", 1]["runs"] == points["weak", 1]["runs"], "run once"
+    assert points["strong", 2]["step_samples"] == pytest.approx(64, rel=0.3)
+    assert points["weak", 2]["step_samples"] == pytest.approx(128, rel=0.3)
+    two = points["strong", 2]
+    assert two["parts"]["communication"] + two["parts"]["hidden"] > 0
+    assert two["parts"]["bytes"] >= (64 * 256 + 256 * 2 + 1) * 4, "gradients of each parameter"
+    assert points["strong", 1]["parts"]["messages"] < two["parts"]["messages"]
+    assert two["says"].startswith("2 ranks are ") and " times as fast as one " in two["says"]
+    assert {path.name for path in (tmp_path / "report").iterdir()} == {"index.html", "scaling.md", "scaling.json"}
+    assert json.loads(lab.launch("status", "--json").stdout) == [], "its runs are of no use any more"
+    assert lab.processes() == []
+
+
+def test_what_fails_on_more_ranks_is_told_and_kept(lab):
+    lab.script("train.py", OURS)
+    resources = "resources: {ranks_per_node: 2, gpus_per_node: 0}\nrecovery: {user_error: 0}\n"
+    spec = lab.spec(f"name: tiny\nrun: {{script: train.py, args: {{fails-on: 2}}}}\n{resources}")
+    words = ("--ranks", "1,2", "--steps", "6", "--strong", "--strategies", "ddp")
+    done = lab.launch("scale", spec, *words, check=Exit.REFUSED, timeout=280)
+    assert "2 ranks: it failed: " in done.stdout and "too many ranks" in done.stdout
+    assert "1 rank: of a step of " in done.stdout
+    [left] = json.loads(lab.launch("status", "--json").stdout)
+    assert left["run"].endswith("-ddp-2") and left["run"] in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_of_a_script_of_ones_own_the_rate_that_it_reports(lab, silent):
+    lab.script("train.py", THEIRS)
+    args = f"{{steps: 9{', silent: true' if silent else ''}}}"
+    spec = lab.spec(
+        f"name: own\nrun: {{script: train.py, preload: [], args: {args}}}\nresources: {{ranks_per_node: 2}}\n"
+    )
+    words = ("--steps", "12", "--json")
+    done = lab.launch("scale", spec, *words, check=Exit.REFUSED if silent else Exit.OK, timeout=280)
+    one, two = json.loads(done.stdout)["points"]
+    assert (one["scaling"], one["ranks"], two["ranks"]) == ("as it is", 1, 2)
+    if silent:
+        assert one["why"] == "it reports no samples_per_s, by which its rate could be known"
+    else:
+        assert (two["speedup"]["usual"], two["efficiency"]) == (2.0, 1.0)
+        assert two["parts"] is None
