@@ -10,7 +10,7 @@ _TRACED = "traced/"
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredSpeed:
     """Of the same training, run once or several times."""
 
     rates: tuple[float, ...]  # samples a second, line by line
@@ -20,12 +20,12 @@ class Measured:
     sent: tuple[float, float]  # bytes and messages of a step
 
 
-def measured(runs: Sequence[Mapping[int, Mapping[str, float]]], first: int, last: int) -> Measured:
+def measured(runs: Sequence[Mapping[int, Mapping[str, float]]], first: int, last: int) -> MeasuredSpeed:
     """`runs`: their lines of metrics by step; those after step `first`, up to `last`, count."""
     lines = [line for rows in runs for line in _lines(rows, first, last)]
     memory = [row["memory_gb"] for rows in runs for row in rows.values() if "memory_gb" in row]
     traces = [trace for rows in runs if (trace := _trace(rows))]
-    return Measured(
+    return MeasuredSpeed(
         tuple(rate for rate, _ in lines),
         tuple(seconds for _, seconds in lines),
         max(memory, default=None),
@@ -58,7 +58,7 @@ def _mean(traces: Sequence[Mapping[str, float]], name: str) -> float:
     return statistics.fmean(trace.get(name, 0.0) for trace in traces) if traces else 0.0
 
 
-def parts_of(found: Measured) -> StepParts | None:
+def parts_of(found: MeasuredSpeed) -> StepParts | None:
     """The shares of traced steps, of the usual step: a trace makes steps slower."""
     if not found.shares or not found.steps_s:
         return None

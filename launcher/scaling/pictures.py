@@ -21,7 +21,7 @@ def speedup_picture(report: ScalingReport) -> str:
     measured = [one for one in report.points if one.speedup is not None]
     if not measured:
         return ""
-    counts = sorted({one.ranks for one in (*report.points, *report.forecasts)})
+    counts = sorted({one.ranks for one in report.points} | {one.ranks for one in report.forecasts})
     least, most = counts[0], counts[-1]
     speeds = [spread.low for spread in _spreads(report)]
     low = min(1.0, *speeds)
@@ -38,7 +38,7 @@ def speedup_picture(report: ScalingReport) -> str:
 
 
 def _spreads(report: ScalingReport) -> list[Spread]:
-    return [one.speedup for one in (*report.points, *report.forecasts) if one.speedup is not None]
+    return [one.speedup for one in report.points if one.speedup is not None] + [one.speedup for one in report.forecasts]
 
 
 def _curve(report: ScalingReport, group: tuple[str, str], colour: str, x: Place, y: Place) -> Iterator[str]:

@@ -1,9 +1,9 @@
 """Where the time of some steps went, read from the traces that torch's profiler made of them on each rank. Pure.
 
 A *collective* (all-reduce, all-gather, ...) goes on in the background. It is *in the open* while its rank computes
-nothing meanwhile, and hidden else. It ends on all ranks at about the same moment, so that the rank which came to it last
-sees it take the shortest time: that is the time to transfer, and what it takes longer on the others is waiting for the
-slower one. No two clocks are compared.
+nothing meanwhile, and hidden else. It ends on all ranks at about the same moment, so the rank that came to it last sees
+it take the shortest time: that is the time to transfer. What it takes longer on others is waiting for the slower one.
+No two clocks are compared.
 """
 
 from collections import defaultdict
