@@ -1,7 +1,9 @@
 """One start of one script under one of the peers, in a folder of its own, with everything ended after it."""
 
+import itertools
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -17,6 +19,7 @@ BIN = Path(sys.executable).parent
 TORCHRUN = "torchrun"
 WITH_VARIABLE = "torchrun, own store"
 LAUNCH = "launch"
+HOT = "launch, hot"
 PEERS = (LAUNCH, TORCHRUN, WITH_VARIABLE)
 LEGEND = f"`{WITH_VARIABLE}`: torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."
 _TAG = "BENCHMARK_RACE"
@@ -29,6 +32,7 @@ run:
   gpus_per_node: 0
   cpus_per_rank: 1
 recovery:
+  mode: {mode}
   killed: {{restarts: unlimited, backoff: 0s..0s}}  # as torchrun: at once, every time
   no_progress: off
 """
@@ -72,10 +76,11 @@ class Race:
 
     def _spec(self):
         preload = "" if self.preload is None else f"  preload: {list(self.preload)}\n"
-        return _SPEC.format(script=self.script, args=self._words, preload=preload, ranks=self.ranks)
+        mode = "hot" if self.peer == HOT else "warm"
+        return _SPEC.format(script=self.script, args=self._words, preload=preload, ranks=self.ranks, mode=mode)
 
     def _command(self):
-        if self.peer == LAUNCH:
+        if self.peer in (LAUNCH, HOT):
             return [BIN / "launch", "submit", "job.yaml"], {}
         more = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if self.peer == WITH_VARIABLE else {}
         options = ["--standalone", f"--nproc-per-node={self.ranks}", "--max-restarts=1000000"]
@@ -103,6 +108,28 @@ class Race:
             own = (at for at, pid, _ in self.notes[rank] if pid not in strangers)
             times.append(next(own, None))
         return None if None in times else times
+
+    def firsts_in_place(self, strangers, after):
+        """When each rank made the first step that one which is in a new process has part in: what that one notes first
+        is the step after which it has taken its place. None until all have."""
+        begun = [int(what) for notes in self.notes.values() for _, pid, what in notes if pid not in strangers]
+        if not begun:
+            return None
+        step = str(min(begun) + 1)
+        times = [
+            next((at for at, _, what in self.notes[rank] if what == step and at > after), None) for rank in self.notes
+        ]
+        return None if None in times else times
+
+    def step_s(self):
+        """What a step takes that nothing disturbs: the median of all."""
+        apart = [
+            now - before
+            for notes in self.notes.values()
+            for (before, pid, what), (now, same, following) in itertools.pairwise(notes)
+            if pid == same and int(following) == int(what) + 1
+        ]
+        return statistics.median(apart)
 
     def pids(self):
         """The newest process of each rank."""

@@ -14,7 +14,7 @@ import signal
 import statistics
 import time
 
-from race import LAUNCH, LEGEND, PEERS, TORCHRUN, WITH_VARIABLE, Race
+from race import HOT, LAUNCH, LEGEND, PEERS, TORCHRUN, WITH_VARIABLE, Race
 from results import publish
 
 START_S = 180
@@ -22,8 +22,11 @@ TURNS = 5
 PAUSE_S = (0.3, 1.0)
 
 
-def kills(start, count, chance, patience_s, pause_s=PAUSE_S):
-    """Seconds from each kill to all ranks' next step; None for a kill that was not recovered from."""
+def kills(start, count, chance, patience_s, pause_s=PAUSE_S, ended=lambda race: None):
+    """Seconds from each kill to all ranks' next step; None for a kill that was not recovered from.
+
+    `ended` is told of each race before it is cleared away.
+    """
     taken = []
     while len(taken) < count:
         with start() as race:
@@ -33,6 +36,7 @@ def kills(start, count, chance, patience_s, pause_s=PAUSE_S):
                 taken.append(kill(race, chance, patience_s, pause_s))
                 if taken[-1] is None:
                     break
+            ended(race)
     return taken
 
 
@@ -55,9 +59,11 @@ def kill(race, chance, patience_s, pause_s):
         os.kill(chance.choice(before), signal.SIGKILL)
     except ProcessLookupError:
         return None  # it had not stayed up after the kill before: that one was not recovered from
-    if not race.wait(lambda: race.firsts(strangers), patience_s):
-        return None
-    return max(race.firsts(strangers)) - at
+
+    def firsts():
+        return race.firsts_in_place(strangers, at) if race.peer == HOT else race.firsts(strangers)
+
+    return max(firsts()) - at if race.wait(firsts, patience_s) else None
 
 
 def row(peer, taken, ours):

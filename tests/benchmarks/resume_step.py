@@ -1,10 +1,12 @@
-"""From kill -9 of a rank to the next step of all ranks in the shipped image job: launch against torchrun.
+"""From kill -9 of a rank to the next step of all ranks in the same trainer: launch, also hot, against torchrun.
 
-    uv run python tests/benchmarks/resume_step.py [--write]
+    uv run python tests/benchmarks/resume_step.py [--jobs image mlp] [--write]
 
-The same trainer, options and checkpoints under both. As in recover.py a random rank is killed at a random moment, and
-it has recovered when every rank has made a step in a process that was not there at the kill: found out, ended, started,
-met, loaded from the newest checkpoint, and trained on. torchrun has its own store for the ranks
+The same trainer, options and checkpoints under all. As in recover.py a random rank is killed at a random moment, and it
+has recovered when every rank has made a step in a process that was not there at the kill: found out, ended, started,
+met, loaded from the newest checkpoint, and trained on. With `recovery: {mode: hot}` only the killed rank has a new
+process: there it is the first step that all of them make together. The last column leaves out, on both sides, the step
+itself: the median of those that nothing disturbed. torchrun has its own store for the ranks
 (TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1): as it comes, it mostly does not recover at all (recover.py).
 """
 
@@ -12,8 +14,8 @@ import argparse
 import random
 import statistics
 
-from race import LAUNCH, PEERS, WITH_VARIABLE, Race
-from recover import in_turns, kills, row
+from race import HOT, LAUNCH, TORCHRUN, WITH_VARIABLE, Race
+from recover import in_turns, kills
 from results import publish
 
 from launcher.plan.preload import TASKS, TORCH, TRAINER
@@ -21,46 +23,67 @@ from launcher.plan.preload import TASKS, TORCH, TRAINER
 PAUSE_S = (1.0, 3.0)  # after a recovery, so that there are new checkpoints
 # The job is run by a script of its own, which notes the steps: the same is imported ahead as for the job itself.
 _PRELOAD = (*TORCH, *TRAINER, *TASKS["trainer.tasks.resnet"])
-_WORDS = [
-    *("--max-steps", 1_000_000),
-    *("--validate-every", 1_000_000),
-    *("--batch-size", 16),
-    *("--checkpoint-every", "10 steps"),
-]
+_JOBS = {
+    "image": [
+        *("--checkpoint-every", "10 steps"),
+        *("--max-steps", 1_000_000),
+        *("--validate-every", 1_000_000),
+        *("--batch-size", 16),
+    ],
+    "mlp": ["--mlp", "--checkpoint-every", "1 s"],
+}
 
 
-def rows(ranks, taken):
-    ours = statistics.median([one for one in taken[LAUNCH] if one is not None])
+def rows(job, ranks, taken, steps):
+    """Of each side; the ratios are to torchrun, or to whichever side comes last."""
+    good = {peer: sorted(one for one in seconds if one is not None) for peer, seconds in taken.items()}
+    step_s = {peer: statistics.median(steps[peer]) for peer in taken}
+    reference = list(taken)[-1]
     for peer, seconds in taken.items():
-        yield f"| {ranks} {row(peer, seconds, ours)}"
+        row = f"| {job} | {ranks} | {peer} | {len(good[peer])} of {len(seconds)} "
+        if not good[peer] or not good[reference]:
+            yield f"{row}| - | - | {step_s[peer]:.3f} | - | - |"
+            continue
+        ours, theirs = (statistics.median(good[one]) for one in (peer, reference))
+        less = (ours - step_s[peer]) / (theirs - step_s[reference])
+        span = f"{good[peer][0]:.2f}-{good[peer][-1]:.2f}"
+        yield f"{row}| {ours:.2f} | {span} | {step_s[peer]:.3f} | {ours / theirs:.3f} | {less:.3f} |"
 
 
 def main():
+    peers = [LAUNCH, HOT, TORCHRUN, WITH_VARIABLE]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", nargs="+", choices=_JOBS, default=list(_JOBS))
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--kills", type=int, default=20, help="of launch")
     parser.add_argument("--peer-kills", type=int, default=10, help="of torchrun")
     parser.add_argument("--patience-s", type=float, default=90)
-    parser.add_argument("--peers", nargs="+", choices=PEERS, default=[LAUNCH, WITH_VARIABLE])
+    parser.add_argument("--peers", nargs="+", choices=peers, default=[LAUNCH, HOT, WITH_VARIABLE])
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     chance = random.Random(args.seed)
-    counts = {peer: args.kills if peer == LAUNCH else args.peer_kills for peer in args.peers}
+    counts = {peer: args.kills if peer in (LAUNCH, HOT) else args.peer_kills for peer in args.peers}
+    last = args.peers[-1]
     table = [
-        "| ranks | | recovered | kill to next step of all, s | range | launch / this |",
-        "|---|---|---|---|---|---|",
+        (
+            "| job | ranks | | recovered | kill to next step of all, s | range | a step, s "
+            f"| this / {last} | less a step |"
+        ),
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    for ranks in args.ranks:
+    for job, ranks in ((job, ranks) for job in args.jobs for ranks in args.ranks):
+        steps = {peer: [] for peer in args.peers}
 
-        def some_kills(peer, count, ranks=ranks):
+        def some_kills(peer, count, job=job, ranks=ranks, steps=steps):
             def start():
-                return Race(peer, ranks, *_WORDS, script="resnet_steps.py", preload=_PRELOAD)
+                return Race(peer, ranks, *_JOBS[job], script="trained_steps.py", preload=_PRELOAD)
 
-            return kills(start, count, chance, args.patience_s, PAUSE_S)
+            return kills(start, count, chance, args.patience_s, PAUSE_S, lambda race: steps[peer].append(race.step_s()))
 
-        table += rows(ranks, in_turns(args.peers, counts, some_kills))
-    notes = f"Checkpoints every 10 steps; a failed kill had {args.patience_s:g} s; seed {args.seed}."
+        table += rows(job, ranks, in_turns(args.peers, counts, some_kills), steps)
+    had = f"a failed kill had {args.patience_s:g} s; seed {args.seed}"
+    notes = f"Checkpoints every 10 steps, of the MLP each second; {had}."
     publish("resume_step", "\n".join([*table, "", notes]), write=args.write)
 
 

@@ -22,6 +22,11 @@ def run(script, *words):
 TABLES = [
     ("start", ["--ranks", "2", "--pairs", "1", "--peers", "launch", OWN_STORE], ["2 | launch", f"2 | {OWN_STORE}"]),
     ("recover", ["--ranks", "2", "--kills", "2", "--peers", "launch"], ["launch | 2 of 2"]),
+    (
+        "resume_step",
+        ["--jobs", "mlp", "--ranks", "2", "--kills", "1", "--peers", "launch, hot", "launch"],
+        ["mlp | 2 | launch, hot | 1 of 1", "mlp | 2 | launch | 1 of 1"],
+    ),
     ("memory", ["--ranks", "2", "--pairs", "1", "--peers", "launch"], ["launch"]),
     ("cli", ["--runs", "3", "--repeats", "1"], ["`launch --help`", "`launch status, 3 runs`"]),
     ("idle", ["--ranks", "2", "--seconds", "1"], ["agent", "keeper"]),
@@ -87,8 +92,12 @@ TABLES = [
         ["--trials", "2", "--seconds", "0.1", "--pairs", "1", "--peers", "launch", "Optuna"],
         ["launch", "Optuna"],
     ),
+    (
+        "serving",
+        ["--pairs", "1", "--seconds", "0.3", "--clients", "4", "--pixels", "8"],
+        ["`launch serve`, requests a second", "p99, of that"],
+    ),
     ("search", ["--seeds", "1", "--trials", "3"], ["tpe", "asha"]),
-    ("resume_step", ["--ranks", "2", "--kills", "1", "--peers", "launch"], ["2 | launch | 1 of 1"]),
 ]
 
 

@@ -184,9 +184,9 @@ class Stay:
         note = self.notes.read(step) if self.notes is not None else None
         if note is None:
             raise dist.DistBackendError(f"the note of step {step} is gone")
-        buffers = loop.strategy.buffers
-        flat = torch.frombuffer(bytearray(note.buffers or bytes(sum(one.nbytes for one in buffers))), dtype=torch.uint8)
-        if buffers:
+        if buffers := loop.strategy.buffers:
+            size = sum(one.nbytes for one in buffers)
+            flat = torch.frombuffer(bytearray(note.buffers or bytes(size)), dtype=torch.uint8)
             dist.broadcast(flat, src=0, group=world.control)
             put_bytes(flat.numpy().tobytes(), buffers)
         norm = values.pop("norm")

@@ -70,8 +70,9 @@ class Reporter(Callback):
         self.heard = state["heard"]
 
 
-def model():
-    return nn.Sequential(nn.Linear(8, 33), nn.BatchNorm1d(33), nn.ReLU(), nn.Dropout(0.2), nn.Linear(33, 1))
+def model(*, buffers=True):
+    norm = nn.BatchNorm1d(33) if buffers else nn.LayerNorm(33)
+    return nn.Sequential(nn.Linear(8, 33), norm, nn.ReLU(), nn.Dropout(0.2), nn.Linear(33, 1))
 
 
 def main(words=None):
@@ -79,6 +80,7 @@ def main(words=None):
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--no-buffers", action="store_true")
     parser.add_argument("--hold")
     parser.add_argument("--die")
     args = parser.parse_args(words)
@@ -118,7 +120,7 @@ def main(words=None):
     )
     trainer = Trainer(
         settings,
-        model=model,
+        model=lambda: model(buffers=not args.no_buffers),
         loss=loss,
         data=Points(),
         validation=Points(),

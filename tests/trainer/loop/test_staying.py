@@ -24,11 +24,11 @@ def alone(tmp_path_factory):
     return of
 
 
-def killed(folder, size, *deaths, **how):
+def killed(folder, size, *deaths, words=(), **how):
     """Each death is a rank, a step and a place, at which it kills itself."""
     for number, death in enumerate(deaths):
         (folder / f"die-{number}").write_text(death)
-    run = Launched(folder / "run", size, "--steps", str(STEPS), "--die", str(folder / "die"), **how)
+    run = Launched(folder / "run", size, "--steps", str(STEPS), "--die", str(folder / "die"), *words, **how)
     codes = run.run()
     assert not list(folder.glob("die-*")), f"not all faults fired: {run.said()}"
     return run, codes
@@ -69,6 +69,15 @@ def test_one_after_the_other(tmp_path, alone, deaths):
     assert codes == [0] * 3, run.said()
     assert run.replaced == [[int(death[0])] for death in deaths]
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
+
+
+def test_a_model_without_buffers(tmp_path):
+    calm = Launched(tmp_path / "calm", 2, "--steps", str(STEPS), "--no-buffers")
+    assert calm.run() == [0, 0], calm.said()
+    (tmp_path / "hit").mkdir()
+    run, codes = killed(tmp_path / "hit", 2, "1 8 backward", words=["--no-buffers"])
+    assert codes == [0, 0], run.said()
+    assert (run.fingerprint(), run.numbers()) == (calm.fingerprint(), calm.numbers())
 
 
 def test_without_launchs_word_a_rank_fails_as_ever(tmp_path, monkeypatch):
