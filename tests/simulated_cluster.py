@@ -92,7 +92,7 @@ class SimRank:
     step: int | None = None
     active_at: float = 0.0
     frozen: bool = False
-    stays: bool = False
+    stays: bool | None = None
     exit: RankExit | None = None
 
 
@@ -403,10 +403,9 @@ class Cluster:
         for local in range(start.local_world_size):
             number = start.first_rank + local
             if number in word.stay:
-                kept[number].stays = False
                 agent.ranks.append(kept[number])
             else:
-                assert kept[number].exit is not None, "the place of a rank that lives"
+                assert kept[number].exit is not None or not kept[number].stays, "the place of a rank that stays"
                 agent.ranks.append(SimRank(number, local, next(_pids), None, self.mono))
         pids = tuple(rank.pid for rank in agent.ranks)
         told: list[ToCoordinator] = [Started(agent.index, start.generation, pids, 30_000 + next(_pids))]

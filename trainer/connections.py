@@ -5,11 +5,16 @@ for as long as operations may take; its connections closed, it learns of it at o
 """
 
 import os
+import select
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch.distributed as dist
+
 _FDS = "/proc/self/fd"
+_AGAIN_MS = 20
 
 
 class Connections:
@@ -17,6 +22,8 @@ class Connections:
 
     def __init__(self) -> None:
         self._made: dict[int, str] = {}
+        self._before: dict[int, str] | None = None  # what there was, while it is watching
+        self._given_up = False
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -24,16 +31,53 @@ class Connections:
         if "LAUNCH_CONTROL" not in os.environ:
             yield
             return
-        before = _sockets()
-        yield
-        after = _sockets()
-        self._made |= {fd: name for fd, name in after.items() if before.get(fd) != name}
+        self._before = _sockets()
+        try:
+            yield
+        finally:
+            self._made |= self._made_since()
+            self._before = None
+
+    @contextmanager
+    def given_up_on(self, fd: int) -> Iterator[None]:
+        """Cut all that is being made as soon as something is to be read there: whoever waits in it fails then."""
+        over, end = os.pipe()
+        watch = threading.Thread(target=self._cut_on, args=(fd, over), daemon=True)
+        watch.start()
+        try:
+            yield
+        finally:
+            os.close(end)
+            watch.join()
+            os.close(over)
+            self._given_up = False
+
+    def check(self) -> None:
+        """Raises DistNetworkError where what is being made was given up."""
+        if self._given_up:
+            raise dist.DistNetworkError("given up: ranks meet elsewhere by now")
 
     def cut(self) -> None:
         """Shut down all that are still there."""
-        for fd, name in self._made.items():
+        for fd, name in (self._made | self._made_since()).items():
             _shut_down(fd, name)
         self._made.clear()
+
+    def _made_since(self) -> dict[int, str]:
+        before = self._before
+        return {} if before is None else {fd: name for fd, name in _sockets().items() if before.get(fd) != name}
+
+    def _cut_on(self, fd: int, over: int) -> None:
+        """In a thread. More may be made by who has not noticed yet."""
+        waiting = select.poll()
+        waiting.register(fd, select.POLLIN)
+        waiting.register(over, select.POLLIN)
+        ready = waiting.poll()
+        waiting.unregister(fd)
+        while over not in dict(ready):
+            self._given_up = True
+            self.cut()
+            ready = waiting.poll(_AGAIN_MS)
 
 
 made_here = Connections()  # by this process, for all of its groups

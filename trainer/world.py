@@ -102,12 +102,12 @@ def join(
     else:
         anew = environ.get("LAUNCH_JOINS") == "1"
         address, port = environ["MASTER_ADDR"], _number(environ, "MASTER_PORT", 0)
-        if anew and rank != 0:
-            _await_listener(address, port)
-        store = _own_store(address, port, rank, size, timeout)
-        if anew:
-            _await_ranks(store, rank, size)
         with made_here.watching():
+            if anew and rank != 0:
+                _await_listener(address, port)
+            store = _own_store(address, port, rank, size, timeout)
+            if anew:
+                _await_ranks(store, rank, size)
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout, device_id=bound)
     return _joined(environ, chosen, timeout)
 
@@ -161,11 +161,15 @@ class Membership:
     def may_meet_anew(self) -> bool:
         return self._ours and self._at_a_port and self.taken == 1 and self.world.size <= _MESH
 
-    def meet_anew(self) -> World:
-        """Give up the group, which a rank was lost of, and meet the others where the environment says now."""
+    def meet_anew(self, words: int) -> World:
+        """Give up the group, which a rank was lost of, and meet the others where the environment says now.
+
+        Until there is something to read at `words`: they meet elsewhere then. Raises RuntimeError of torch.
+        """
         device = self.world.device
         leave(self.world)
-        self.world = join(device=device)
+        with made_here.given_up_on(words):
+            self.world = join(device=device)
         self._group = dist.group.WORLD
         return self.world
 
@@ -333,6 +337,7 @@ def _await_listener(address: str, port: int) -> None:
         try:
             socket.create_connection((address, port), timeout=_MEET_S).close()
         except OSError:
+            made_here.check()
             if time.monotonic() > end:
                 raise
             time.sleep(_LOOK_S)

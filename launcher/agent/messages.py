@@ -12,7 +12,7 @@ import msgspec
 from launcher.rundir.records import NodeLoad, NotFinite, ProcessId, RankExit
 
 WIRE = "agents"
-WIRE_VERSION = 5
+WIRE_VERSION = 6
 
 
 # What comes from elsewhere is bounded where it is read.
@@ -81,7 +81,9 @@ class RankPulse(msgspec.Struct, frozen=True, array_like=True):
     not_finite: Annotated[dict[Name, NotFinite], msgspec.Meta(max_length=128)] = {}
     breakpoint: str = ""  # where it waits for a debugger
     malformed: Count = 0  # lines on its progress wire that were no reports
-    stays: bool = False  # it can go on in this process when another rank is replaced
+    stays: bool | None = (
+        None  # it can go on in this process when another rank is replaced; None: it has not said so far
+    )
 
 
 class Pulse(msgspec.Struct, frozen=True, tag="pulse", tag_field="t"):

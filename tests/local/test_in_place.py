@@ -89,6 +89,21 @@ def test_killed_ranks_are_replaced_in_place_and_the_numbers_are_the_same(lab, al
     assert "goes on in place after step" in lab.rank_logs(run)
 
 
+@pytest.mark.parametrize("second", ["1 0 start", "1 0 load", "0 8 load"])
+def test_one_more_killed_while_they_meet(lab, alone, tmp_path, second):
+    """The new rank as it begins, or with half of the state; or rank 0, which gives it."""
+    fingerprint, wanted = alone(ranks=3)
+    for number, death in enumerate(("1 8 backward", second)):
+        (tmp_path / f"die-{number}").write_text(death)
+    run = lab.submit(spec(lab, ranks=3, die=json.dumps(str(tmp_path / "die"))))
+    status = lab.wait(run)
+    assert not list(tmp_path.glob("die-*"))
+    assert stayed(lab, run) == [True] * 2
+    assert status["restarts"] == {"total": 2, "by_cause": {"killed": 2}}
+    assert numbers(lab, run) == wanted
+    assert status["fingerprint"] == fingerprint
+
+
 def test_a_strangers_script_is_started_anew_and_the_event_says_why(lab):
     run = lab.submit(lab.chain(args="steps: 50", hold=49, more="recovery:\n  mode: hot\n"))
     state = lab.until_step(run, 7)

@@ -1,5 +1,6 @@
 """Ranks of a training as launch runs them with recovery.mode hot, forked from the test; it replaces those that die."""
 
+import contextlib
 import importlib.util
 import json
 import multiprocessing
@@ -44,12 +45,15 @@ class Launched:
 
     def __init__(self, folder, size, *words, replaces=True):
         self.folder, self.size, self.words, self.replaces = folder, size, list(words), replaces
-        self.generation, self.replaced, self._controls = 1, [], []
+        self.generation, self.replaced, self._controls, self._progress = 1, [], [], []
+        self._joining = set()  # ranks that were started anew, and have not said that they stay
         self._context = multiprocessing.get_context("fork")
         (folder / "notes").mkdir(parents=True)
         for rank in range(size):
             os.mkfifo(folder / f"control-{rank}")
             self._controls.append(os.open(folder / f"control-{rank}", os.O_RDWR | os.O_NONBLOCK))
+            os.mkfifo(folder / f"progress-{rank}")
+            self._progress.append(os.open(folder / f"progress-{rank}", os.O_RDWR | os.O_NONBLOCK))
         self._ports = [HeldPort("127.0.0.1")]
 
     def _environment(self, rank, *, joins=False):
@@ -60,6 +64,7 @@ class Launched:
             "LAUNCH_GENERATION": str(self.generation),
             "LAUNCH_CHECKPOINT_DIR": str(self.folder / "checkpoints"),
             "LAUNCH_CHECKPOINT_EVERY": "10 steps",
+            "LAUNCH_PROGRESS": str(self.folder / f"progress-{rank}"),
             "LAUNCH_CONTROL": str(self.folder / f"control-{rank}"),
             "LAUNCH_NOTES_DIR": str(self.folder / "notes"),
             **({"LAUNCH_JOINS": "1"} if joins else {}),
@@ -84,7 +89,10 @@ class Launched:
         try:
             while any(process.exitcode is None for process in ranks):
                 assert time.monotonic() < deadline, self.said()
-                multiprocessing.connection.wait([one.sentinel for one in ranks if one.exitcode is None], timeout=5)
+                ends = [one.sentinel for one in ranks if one.exitcode is None]
+                multiprocessing.connection.wait([*ends, *self._progress], timeout=5)
+                for rank in range(self.size):
+                    self._hear(rank)
                 dead = [rank for rank, process in enumerate(ranks) if process.exitcode == -signal.SIGKILL]
                 if dead and self.replaces:
                     self._replace(ranks, dead)
@@ -93,13 +101,27 @@ class Launched:
             for process in ranks:
                 process.kill()
                 process.join()
-            for fd in self._controls:
+            for fd in (*self._controls, *self._progress):
                 os.close(fd)
             for port in self._ports:
                 port.release()
 
+    def _hear(self, rank):
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._progress[rank], 1 << 16):
+                if b'"stays"' in data:
+                    self._joining.discard(rank)
+
     def _replace(self, ranks, dead):
+        """Those too that were yet to meet the others."""
         before, self.generation = self.generation, self.generation + 1
+        for rank in self._joining.difference(dead):
+            ranks[rank].kill()
+            ranks[rank].join()
+        dead = sorted(self._joining.union(dead))
+        for rank in dead:
+            self._hear(rank)
+        self._joining = set(dead)
         self._ports.append(HeldPort("127.0.0.1"))
         self.replaced.append(dead)
         for rank in range(self.size):

@@ -1,14 +1,19 @@
 """Ranks that wait for each other leave at once when one of them cuts its connections."""
 
+import datetime as dt
 import os
+import threading
 import time
+from contextlib import contextmanager
 
+import pytest
 import torch
 import torch.distributed as dist
-from ranks import Ranks
+from ranks import Ranks, world_environment
 
+from launcher.agent.ranks.ports import HeldPort
 from trainer.connections import made_here
-from trainer.world import cpu_group, join
+from trainer.world import _own_store, cpu_group, join
 
 
 def cut_while_another_waits():
@@ -45,3 +50,31 @@ def not_under_launch():
 
 def test_without_launch_nothing_is_noted_and_nothing_cut():
     assert Ranks(not_under_launch, 2, stay=True).results() == [2.0, 2.0]
+
+
+@contextmanager
+def _held():
+    port = HeldPort("127.0.0.1")
+    yield port
+    port.release()
+
+
+@pytest.mark.parametrize("first_rank", ["is there", "is not there"])
+def test_who_meets_others_gives_up_when_there_is_another_word(monkeypatch, first_rank):
+    """Rank 1 of two, whose first rank serves the store and comes no further, or has not come at all."""
+    with _held() as port:
+        for name, value in (world_environment(1, 2, port.number) | {"LAUNCH_JOINS": "1"}).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("LAUNCH_CONTROL", "/there")
+        words, end = os.pipe()
+        store = None
+        if first_rank == "is there":
+            store = _own_store("127.0.0.1", port.number, 0, 2, dt.timedelta(seconds=100))
+        threading.Timer(0.3, os.write, (end, b"a word")).start()
+        began = time.monotonic()
+        with pytest.raises(dist.DistError), made_here.given_up_on(words):
+            join()
+        assert time.monotonic() - began < 60  # it would be 120
+        assert not dist.is_initialized()
+        del store
+    made_here.check()

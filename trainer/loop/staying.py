@@ -6,7 +6,8 @@
 A rank was killed: the others fail in an operation that it had part in, leave the step, and wait for launch's word. They
 and the new rank meet in new groups, agree on the newest step that some of them have done, give its state to who lacks
 it, put back what they have noted of it, and go on right after its update. Gradients of a step that was not done are
-dropped. Whatever does not fit in there is told once, and then launch starts all ranks anew.
+dropped. Where one more rank is killed meanwhile, launch has another word for them, and they meet once more. Whatever
+does not fit in there is told once, and then launch starts all ranks anew.
 """
 
 import logging
@@ -37,6 +38,7 @@ log = logging.getLogger("trainer")
 _WORD_S = 20.0  # from a failed operation to launch's word; without it the rank fails as any other
 _OF_GLOO = "/gloo/"  # in what its errors say: the place in its sources
 _LOST = "another rank was lost"  # what a team says that has lost one
+_CANNOT = "the training cannot go on in place: "  # what an error begins with that no other meeting mends
 _KEPT = ("steps", "samples", "left", "info", "logs", "gathers", "rates", "means")  # of the loop
 
 
@@ -132,26 +134,45 @@ class Stay:
 
     # -- after a rank was killed
 
-    def meet_anew(self, error: RuntimeError, strategy: Strategy, loop: Loop) -> World:
-        """On a rank that lives: leave the step, and meet the others again. Raises the error where it is another one, or
-        where launch has no such word."""
-        if not self.active or self._updating or self.member is None or self.control is None or not _is_of_peers(error):
-            raise error
-        made_here.cut()  # whoever waits for this rank leaves too
-        word = self.control.wait(_WORD_S)
-        if word is None:
-            raise error
-        self.active, self.arrives = False, True
-        loop.checkpointer.abandon()
-        take_place(word)
-        os.environ["LAUNCH_JOINS"] = "1"
-        self.launched = Launched.from_environment()
-        world = self.member.meet_anew()
-        strategy.meet_anew(world)
-        return world
+    def meet_anew(self, error: RuntimeError, strategy: Strategy, loop: Loop | None) -> World:
+        """On a rank that lives: leave the step, or the meeting, and meet the others again. Raises the error where it is
+        another one, or where launch has no such word."""
+        while True:
+            if not self._may_meet or self.member is None or self.control is None or not _is_of_peers(error):
+                raise error
+            made_here.cut()  # whoever waits for this rank leaves too
+            word = self.control.wait(_WORD_S)
+            if word is None:
+                raise error
+            self.active, self.arrives = False, True
+            if loop is not None:
+                loop.checkpointer.abandon()
+            take_place(word)
+            os.environ["LAUNCH_JOINS"] = "1"
+            self.launched = Launched.from_environment()
+            try:
+                world = self.member.meet_anew(self.control.fileno())
+                strategy.meet_anew(world)
+            except RuntimeError as again:
+                error, loop = again, None
+            else:
+                return world
+
+    @property
+    def _may_meet(self) -> bool:
+        return (self.active or self.arrives) and not self._updating
 
     def arrive(self, loop: Loop) -> int:
         """On all ranks, in new groups: be where the training goes on from. Gives the step."""
+        try:
+            return self._arrive(loop)
+        except Exception as error:
+            if isinstance(error, RuntimeError) and (_is_of_peers(error) or _CANNOT in str(error)):
+                raise
+            # Warm: it is no error of the user's, or is one of the next start too.
+            raise dist.DistBackendError(f"{_CANNOT}{type(error).__name__}: {error}") from error
+
+    def _arrive(self, loop: Loop) -> int:
         world, subjects = loop.training.world, loop.checkpointer.subjects
         if self.notes is None:
             self.notes = NoteFile.found(self._path(world))
@@ -159,9 +180,10 @@ class Stay:
         mine = Standing(life, self.snapshot.step if self.snapshot is not None else None, steps)
         agreed = agree(gathered(mine, world))
         if isinstance(agreed, str):
-            raise dist.DistBackendError(f"the training cannot go on in place: {agreed}")
+            raise dist.DistBackendError(_CANNOT + agreed)
         loop.checkpointer.go_on(agreed.step)
         if world.rank in agreed.takers:
+            self.snapshot = None  # until it has all of it
             values = Taker(agreed.source, agreed.step, subjects, world).take()
         else:
             if self.snapshot is None:
@@ -183,7 +205,7 @@ class Stay:
         world = loop.training.world
         note = self.notes.read(step) if self.notes is not None else None
         if note is None:
-            raise dist.DistBackendError(f"the note of step {step} is gone")
+            raise dist.DistBackendError(f"{_CANNOT}the note of step {step} is gone")
         if buffers := loop.strategy.buffers:
             size = sum(one.nbytes for one in buffers)
             flat = torch.frombuffer(bytearray(note.buffers or bytes(size)), dtype=torch.uint8)
@@ -243,7 +265,8 @@ def reasons(loop: Loop, settings: Settings, dataset: Any, stay: Stay) -> Iterato
 
 def _is_of_peers(error: RuntimeError) -> bool:
     """Whether it is about another rank that is gone. Other errors are the user's, and told of at once."""
-    return isinstance(error, dist.DistError) or _OF_GLOO in str(error) or _LOST in str(error)
+    said = str(error)
+    return _CANNOT not in said and (isinstance(error, dist.DistError) or _OF_GLOO in said or _LOST in said)
 
 
 def _life(launched: Launched) -> str:

@@ -138,7 +138,7 @@ class Trainer:
                         self._check_that_it_leads_on(loop, starts)
                         past = loop.data.state_dict()
                 except RuntimeError as error:
-                    if loop is None or self._built is None:
+                    if self._built is None:
                         raise
                     here = stay.meet_anew(error, self._built, loop)
 

@@ -30,24 +30,40 @@ class Control:
         self._rest = b""
 
     def wait(self, within_s: float) -> MeetAnew | None:
-        """The next word; None where none comes in time, or what comes is none."""
+        """The newest word; None where none comes in time, or what comes is none."""
         end = time.monotonic() + within_s
         while b"\n" not in self._rest and len(self._rest) < _MOST_BYTES:
             left_s = end - time.monotonic()
-            if left_s <= 0 or not select.select([self._fd], [], [], left_s)[0]:
+            if left_s <= 0 or not self._has_more(left_s):
                 return None
-            data = os.read(self._fd, _READ_BYTES)
-            if not data:
+            if not self._read():
                 return None  # launch's end is gone
-            self._rest += data
-        line, _, self._rest = self._rest.partition(b"\n")
+        while self._has_more(0) and self._read():
+            pass
+        lines, _, self._rest = self._rest.rpartition(b"\n")
+        line = lines.rpartition(b"\n")[2]
         try:
             return msgspec.json.decode(line, type=MeetAnew)
         except msgspec.MsgspecError:
             return None
 
+    def fileno(self) -> int:
+        """Where there is something to read once there is another word."""
+        return self._fd
+
     def close(self) -> None:
         os.close(self._fd)
+
+    def _has_more(self, within_s: float) -> bool:
+        waiting = select.poll()
+        waiting.register(self._fd, select.POLLIN)
+        return bool(waiting.poll(1000 * within_s))
+
+    def _read(self) -> bool:
+        """False: launch's end is gone."""
+        data = os.read(self._fd, _READ_BYTES)
+        self._rest += data
+        return data != b""
 
 
 def take_place(word: MeetAnew) -> None:

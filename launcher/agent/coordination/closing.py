@@ -54,10 +54,14 @@ class Aftermath:
         attempt.standing.failure = verdict.failure_of(event, log, tail)
 
     def goes_on_in_place(self, found: Verdict, who: str) -> bool:
-        """Whether the policy has a new generation follow at once. Then that is noted: `who` stays and who is new."""
+        """Whether the policy has a new generation follow. Then that is noted: `who` stays and who is new.
+
+        Its first wait is not waited for: a kill while ranks meet after another one says nothing of a training that
+        cannot go on, and those that live stand still meanwhile.
+        """
         attempt, event = self._attempt, self._draft_failure(found, in_place=True)
         decision = decide(event, attempt.history, attempt.rules, can_regroup=True)
-        if decision.action is not Action.REGROUP or decision.delay_s:
+        if decision.action is not Action.REGROUP or decision.delay_s > attempt.rules.killed.backoff_s:
             return False
         self._note(event, found)
         attempt.history.append(event)

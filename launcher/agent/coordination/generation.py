@@ -22,7 +22,8 @@ class Rank:
     idle: bool = False  # for longer than the spec allows, as of its last pulse
     breakpoint: str = ""  # where it waits for a debugger
     malformed: int = 0  # lines on its progress wire that were no reports
-    stays: bool = False  # it can go on in its process when another one is replaced
+    stays: bool | None = None  # it can go on in its process when another one is replaced; None: it has not said so far
+    joins: bool = False  # it was started anew, to meet others that have the state of the training
     exit: RankExit | None = None
     lost: bool = False  # went with its node
 
@@ -113,7 +114,8 @@ class Generation:
             known.append(news)
             rank.step = news.step if news.step is not None else rank.step
             rank.reported, rank.frozen = rank.reported or news.reported, news.frozen
-            rank.malformed, rank.breakpoint, rank.stays = news.malformed, news.breakpoint, news.stays
+            rank.malformed, rank.breakpoint = news.malformed, news.breakpoint
+            rank.stays = rank.stays if news.stays is None else news.stays
             if rank.breakpoint:
                 self._debugged_at = mono
             idle_s = min(news.idle_s, mono - self._debugged_at)

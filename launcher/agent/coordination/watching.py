@@ -96,6 +96,8 @@ class Watch:
             attempt.phase = AttemptPhase.RUNNING
             attempt.standing.state, attempt.standing.message = State.RUNNING, ""
             attempt.awaited = None
+            if attempt.current.failures and attempt.is_open and not self._in_place.go_on():
+                self._closer.close()
 
     # -- running
 

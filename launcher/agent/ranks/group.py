@@ -90,6 +90,7 @@ class _Rank:
     pid: int = 0
     process: ProcessId | None = None
     hung: bool = False
+    replaced: bool = False  # another process has its place, or is about to
     exit: RankExit | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -143,14 +144,17 @@ class RankGroup:
         make_dir(run.generation_logs(self._home.attempt.number, self.generation))
         living: list[int] = []
         for rank in self._ranks:
-            if rank.number in stay and rank.exit is not None:  # a moment ago, and told of the generation before
+            if rank.number not in stay:
+                rank.replaced = True  # it may live, if it was yet to meet the others
+            elif rank.exit is not None:  # it ended a moment ago, and was told of as one of the generation before
                 self._listener.ended(Exited(node, replace(rank.exit, generation=start.generation)))
-            elif rank.number in stay:
+            else:
                 living.append(rank.pid)
                 self._keep(rank)
         await asyncio.to_thread(end_all, lambda: [pid for pid in orphans(os.getpid(), living) if pid not in keep])
         await asyncio.to_thread(metrics.close)
-        new = [rank for rank in self._ranks if rank.number not in stay]
+        new = [rank for rank in self._ranks if rank.replaced]
+        await asyncio.gather(*(rank.ended.wait() for rank in new))  # else it would clear away the pipes of the next one
         self._joins |= {rank.number for rank in new}
         new = [self._prepare(rank.local) for rank in new]
         for rank in new:
@@ -237,7 +241,7 @@ class RankGroup:
             fingerprint=progress.fingerprint,
             not_finite=progress.not_finite,
             malformed=progress.dropped_lines,
-            stays=self._home.hot and progress.stays == self.generation,
+            stays=None if progress.stays is None or not self._home.hot else progress.stays > 0,
             breakpoint=progress.breakpoint,
         )
 
@@ -267,6 +271,8 @@ class RankGroup:
         tail = rank.log.tail() if failed else ()
         self._listener.last_news()
         rank.ended.set()
+        if rank.replaced:
+            return
         rank.exit = self._exit_record(rank, death, tail)
         self._listener.ended(Exited(self._home.node.index, rank.exit, tail))
         if self.over:

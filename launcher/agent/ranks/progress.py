@@ -65,7 +65,7 @@ class Progress:
         self.done = False
         self.exception: ExceptionReport | None = None
         self.breakpoint = ""
-        self.stays = 0
+        self.stays: int | None = None
         self.metrics: dict[str, float] = {}
         self.not_finite: dict[str, NotFinite] = {}
         self.reported = False

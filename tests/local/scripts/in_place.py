@@ -53,10 +53,11 @@ class Reporter(Callback):
         self.heard += int(1000 * values["val_loss"])
         self.may_die("on_validation")
 
-    def may_die(self, place):
+    def may_die(self, place, rank=None):
+        rank = self.rank if rank is None else rank
         for path in Path(self._die).parent.glob(Path(self._die).name + "-*") if self._die else ():
             try:
-                meant = path.read_text() == f"{self.rank} {self.step} {place}"
+                meant = path.read_text() == f"{rank} {self.step} {place}"
             except FileNotFoundError:  # another rank has just gone by it
                 continue
             if meant:
@@ -67,7 +68,9 @@ class Reporter(Callback):
         return {"heard": self.heard}
 
     def load_state_dict(self, state):
+        """Where a rank was replaced, on all: those that stay, and the new one."""
         self.heard = state["heard"]
+        self.may_die("load", int(os.environ["RANK"]))
 
 
 def model(*, buffers=True):
@@ -86,6 +89,8 @@ def main(words=None):
     args = parser.parse_args(words)
     torch.set_num_threads(1)
     reporter = Reporter(args.die)
+    if os.environ.get("LAUNCH_JOINS") == "1":
+        reporter.may_die("start", int(os.environ["RANK"]))
 
     def held():
         try:

@@ -71,6 +71,32 @@ def test_one_after_the_other(tmp_path, alone, deaths):
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
 
 
+@pytest.mark.dealt(2)
+@pytest.mark.parametrize(
+    ("deaths", "replaced"),
+    [
+        pytest.param(("1 8 backward", "1 0 start"), [[1], [1]], id="the new one at once"),
+        pytest.param(("1 8 backward", "1 0 load"), [[1], [1]], id="the new one that has half of it"),
+        pytest.param(("1 8 backward", "0 8 load"), [[1], [0, 1]], id="who gives it"),
+        pytest.param(("0 8 on_step", "2 8 load"), [[0], [0, 2]], id="who stays, after the first rank"),
+    ],
+)
+def test_one_more_while_they_meet(tmp_path, alone, deaths, replaced):
+    fingerprint, wanted = alone(3)
+    run, codes = killed(tmp_path, 3, *deaths)
+    assert codes == [0] * 3, run.said()
+    assert run.replaced == replaced
+    assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
+
+
+def test_two_at_once(tmp_path, alone):
+    fingerprint, wanted = alone(3)
+    run, codes = killed(tmp_path, 3, "0 8 backward", "2 8 backward")
+    assert codes == [0] * 3, run.said()
+    assert {rank for dead in run.replaced for rank in dead} == {0, 2}
+    assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
+
+
 def test_a_model_without_buffers(tmp_path):
     calm = Launched(tmp_path / "calm", 2, "--steps", str(STEPS), "--no-buffers")
     assert calm.run() == [0, 0], calm.said()

@@ -28,6 +28,15 @@ def test_a_word_that_came_before_anybody_waited_is_heard(fifo):
     assert (word.generation, word.environment) == (3, {"MASTER_PORT": "21034"})
 
 
+def test_of_several_words_the_newest_counts(fifo):
+    path, end = fifo
+    control = Control(path)
+    for generation in (3, 4, 5):
+        os.write(end, json.dumps(WORD | {"generation": generation}).encode() + b"\n")
+    assert control.wait(5).generation == 5
+    assert control.wait(0.01) is None
+
+
 def test_no_word_is_none(fifo):
     path, _ = fifo
     assert Control(path).wait(0.01) is None
