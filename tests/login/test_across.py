@@ -5,6 +5,7 @@ import os
 import signal
 
 import pytest
+from ledger_job import job
 from login_node import until
 from saved_checkpoints import save
 
@@ -19,12 +20,6 @@ with open(ledger, "a") as file:
     print(os.environ["LAUNCH_RUN_ID"], name, *given, *there, file=file)
 sys.exit(3 if os.path.exists(f"{ledger}.{name}") else 0)
 """
-JOB = """\
-name: job
-run: {script: work.py, preload: [], args: [work]}
-resources: {ranks_per_node: 1, gpus_per_node: 0}
-recovery: {user_error: 0}
-"""
 STEPS = """\
 steps:
   predict: {needs: train, on: local, run: {args: [predict, "${steps.train.best_checkpoint}"]}}
@@ -36,7 +31,7 @@ steps:
 def desk(laptop, login_node, tmp_path):
     laptop.ledger = tmp_path / "ledger"
     laptop.script("work.py", WORK)
-    laptop.spec(f"{JOB}env: {{LEDGER: {laptop.ledger}}}\n")
+    laptop.spec(job(laptop.ledger))
     yield laptop
     until("the end of its processes here", lambda: not laptop.processes())
 
@@ -80,7 +75,7 @@ def test_who_follows_one_that_fails_is_cancelled_and_waits_again_when_it_is_resu
 
 
 def test_a_step_here_is_given_the_best_checkpoint_of_one_there(desk, login_node):
-    desk.spec(f"{JOB}env: {{LEDGER: {desk.ledger}}}\n{STEPS}")
+    desk.spec(job(desk.ledger) + STEPS)
     graph = desk.submit()
     train = f"{graph}-train"
     queued(desk, f"{graph}-predict", f"waits for {train} to succeed")
@@ -94,10 +89,10 @@ def test_a_step_here_is_given_the_best_checkpoint_of_one_there(desk, login_node)
 
 
 def test_what_cannot_be_brought_is_refused_before_there_is_anything(desk, login_node):
-    desk.spec(f"{JOB}{STEPS}".replace("on: local, ", "").replace("train: {", "train: {on: local, "))
+    desk.spec(job(desk.ledger) + STEPS.replace("on: local, ", "").replace("train: {", "train: {on: local, "))
     done = desk.launch("submit", "job.yaml", "--on", "hpc", check=2)
     assert "${steps.train.best_checkpoint}: hpc does not see this machine's disk" in done.stderr
-    desk.spec(f"{JOB}{STEPS}".replace("best_checkpoint", "run_dir"))
+    desk.spec(job(desk.ledger) + STEPS.replace("best_checkpoint", "run_dir"))
     done = desk.launch("submit", "job.yaml", "--on", "hpc", check=2)
     assert "${steps.train.run_dir}: of a run on hpc only checkpoints are brought here" in done.stderr
     assert (desk.launch("status").stdout, login_node.runs()) == ("", [])

@@ -1,32 +1,15 @@
 """Runs that wait on a login node's cluster: it waits for them there, for runs as they are called there."""
 
 import pytest
+from ledger_job import STEPS, WORK, job
 from login_node import until
-
-WORK = """
-import os, sys
-with open(os.environ["LEDGER"], "a") as file:
-    file.write(" ".join([os.environ["LAUNCH_RUN_ID"], *sys.argv[1:]]) + "\\n")
-sys.exit(3 if os.path.exists(os.environ["LEDGER"] + "." + sys.argv[1]) else 0)
-"""
-JOB = """\
-name: job
-run: {script: work.py, preload: [], args: [work]}
-resources: {ranks_per_node: 1, gpus_per_node: 0}
-recovery: {user_error: 0}
-"""
-STEPS = """\
-steps:
-  last: {needs: first, run: {args: [last, "${steps.first.best_checkpoint}"]}}
-  first: {run: {args: [first]}}
-"""
 
 
 @pytest.fixture
 def desk(laptop, login_node, tmp_path):
     laptop.ledger = tmp_path / "ledger"
     laptop.script("work.py", WORK)
-    laptop.spec(f"{JOB}env: {{LEDGER: {laptop.ledger}}}\n")
+    laptop.spec(job(laptop.ledger))
     return laptop
 
 
@@ -65,7 +48,7 @@ def test_what_cannot_be_waited_for_there_is_refused_before_there_is_anything(des
 
 
 def test_steps_follow_each_other_there_and_know_each_others_folders(desk, login_node):
-    desk.spec(f"{JOB}env: {{LEDGER: {desk.ledger}}}\n{STEPS}")
+    desk.spec(job(desk.ledger) + STEPS)
     graph = desk.submit()
     desk.launch("wait", graph)
     folder = login_node.home / "launch" / "runs" / f"{graph}-first"

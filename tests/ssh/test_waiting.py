@@ -1,24 +1,7 @@
 """Runs on a pool that wait before they want any host: one of their hosts sees to it, and nobody else is needed."""
 
 import pytest
-
-WORK = """
-import os, sys
-with open(os.environ["LEDGER"], "a") as file:
-    file.write(" ".join([os.environ["LAUNCH_RUN_ID"], *sys.argv[1:]]) + "\\n")
-sys.exit(3 if os.path.exists(os.environ["LEDGER"] + "." + sys.argv[1]) else 0)
-"""
-JOB = """\
-name: job
-run: {script: work.py, preload: [], args: [work]}
-resources: {ranks_per_node: 1, gpus_per_node: 0}
-recovery: {user_error: 0}
-"""
-STEPS = """\
-steps:
-  last: {needs: first, run: {args: [last, "${steps.first.best_checkpoint}"]}}
-  first: {run: {args: [first]}}
-"""
+from ledger_job import STEPS, WORK, job
 
 
 @pytest.fixture
@@ -26,7 +9,7 @@ def ledger(desk, tmp_path):
     desk.script("work.py", WORK)
     found = tmp_path / "ledger"
     desk.env["LAUNCH_TEST_LEDGER"] = str(found)
-    desk.spec(f"{JOB}env: {{LEDGER: {found}}}\n")
+    desk.spec(job(found))
     return found
 
 
@@ -51,7 +34,7 @@ def test_on_the_host_of_the_run_that_it_follows_it_waits_for_that_and_takes_no_s
 
 
 def test_who_follows_one_that_fails_is_cancelled_and_resumed_with_it(desk, ledger):
-    desk.spec(f"{JOB}env: {{LEDGER: {ledger}}}\n{STEPS}")
+    desk.spec(job(ledger) + STEPS)
     refused = ledger.with_name("ledger.first")
     refused.touch()
     graph = desk.submit("job.yaml", "--on", "pool")
@@ -77,6 +60,6 @@ def test_what_no_host_sees_is_waited_for_here_and_files_on_other_disks_are_refus
     waits(desk, there, f"waits for {here} to succeed")
     desk.launch("release", here)
     assert desk.wait(there)["nodes"][0]["host"].startswith("node")
-    desk.spec(f"{JOB.replace('{ranks_per_node', '{nodes: 2, ranks_per_node')}{STEPS}", "two.yaml")
+    desk.spec(job(ledger).replace("{ranks_per_node", "{nodes: 2, ranks_per_node") + STEPS, "two.yaml")
     done = desk.launch("submit", "two.yaml", "--on", "pool", check=2)
     assert "${steps.first.best_checkpoint}: hosts of pool have a disk each" in done.stderr
