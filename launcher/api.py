@@ -592,12 +592,6 @@ def as_far_as_here(run: Run) -> tuple[RunStatus, str]:
     return (_as_it_lies(facts), facts.asks) if _is_asked(facts) else (derive(facts), "")
 
 
-def asked_of(run: Run) -> str:
-    """The kind of cluster that has to be asked about it, which may take its time; "": all is known here."""
-    facts = read_facts(run.path)
-    return facts.asks if _is_asked(facts) else ""
-
-
 def _discovered(ref: str) -> Path | None:
     """The folder made here of a run that was submitted elsewhere, to a place that this machine reaches too."""
     from launcher.clusters.clusters_file import clusters_file, named_clusters  # late: it reads YAML

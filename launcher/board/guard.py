@@ -4,18 +4,17 @@ The token comes once, in the address that is printed; after that a cookie stands
 other sites cannot have sent. A page of another site that has its own name lead here is found out by the Host header.
 """
 
-import hashlib
 import hmac
 import ipaddress
-import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from urllib.parse import parse_qs, quote
+from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from launcher.board.address import Keys
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -30,30 +29,7 @@ _ALWAYS = {
     "cache-control": "no-store",
 }
 _CLOSED = "launch board: open the address that `launch board` printed\n"
-# Not a redirect: a browser keeps a strict cookie back from one that began in a file or on another site.
-_WELCOME = (
-    '<!doctype html><meta http-equiv="refresh" content="0;url=/{}"><link rel="icon" href="data:,">'
-    "<title>launch board</title>"
-)
 _POST_HEADER = "x-launch-token"
-
-
-@dataclass(frozen=True)
-class Keys:
-    """One secret, and what is made of it: the cookie's value and that of the header of actions are of no other use."""
-
-    token: str = field(default_factory=lambda: secrets.token_urlsafe(32))
-
-    @property
-    def cookie(self) -> str:
-        return self._made("cookie")
-
-    @property
-    def post(self) -> str:
-        return self._made("post")
-
-    def _made(self, use: str) -> str:
-        return hmac.new(self.token.encode(), use.encode(), hashlib.sha256).hexdigest()
 
 
 class BoardGuard:
@@ -66,47 +42,51 @@ class BoardGuard:
         port: int,
         host: str,
         welcomed: Callable[[], None] = lambda: None,
-        view: str = "",
     ) -> None:
         self._app, self._keys = app, keys
         self._cookie_name = f"launch_board_{port}"  # browsers do not tell ports apart
+        self._cookie = f"{self._cookie_name}={keys.cookie}; HttpOnly; Path=/; SameSite=strict"
         self._names = {"localhost", host.lower()}
-        self._welcomed, self._view = welcomed, view
+        self._welcomed = welcomed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        headers = Headers(scope=scope)
+        answer, comes_in = self._refusal(scope, headers), False
+        if answer is None and (comes_in := self._comes_in(scope)):
+            self._welcomed()
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(_ALWAYS)
+                told = MutableHeaders(scope=message)
+                told.update(_ALWAYS)
+                if comes_in:
+                    told.append("set-cookie", self._cookie)
             await send(message)
 
-        answer = self._refusal(scope)
         await (answer or self._app)(scope, receive, send_guarded)
 
-    def _refusal(self, scope: Scope) -> Response | None:
+    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         """What is said instead of an answer; None: the way is free."""
-        headers = Headers(scope=scope)
         if not self._is_ours(headers.get("host", "")):
             return PlainTextResponse("launch board: not a name of this board\n", 421)
         if scope["method"] not in ("GET", "HEAD", "POST"):
             return PlainTextResponse("launch board: GET, or POST for actions\n", 405)
-        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        if scope["path"] == "/" and given and _equal(given, self._keys.token):
-            return self._welcome()
-        if not self._is_known(headers):
+        if not self._comes_in(scope) and not self._is_known(headers):
             return PlainTextResponse(_CLOSED, 401)
         if scope["method"] == "POST" and not _equal(headers.get(_POST_HEADER, ""), self._keys.post):
             return PlainTextResponse(f"launch board: an action needs the header {_POST_HEADER}\n", 403)
         return None
 
-    def _welcome(self) -> Response:
-        self._welcomed()
-        answer = HTMLResponse(_WELCOME.format(f"#/{quote(self._view)}" if self._view else ""))
-        answer.set_cookie(self._cookie_name, self._keys.cookie, httponly=True, samesite="strict", path="/")
-        return answer
+    def _comes_in(self, scope: Scope) -> bool:
+        """By the address that was printed. It gets the page itself, whose script takes the token out of the address.
+
+        Not a redirect: a browser keeps a strict cookie back from one that began in a file or on another site.
+        """
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        return scope["path"] == "/" and scope["method"] != "POST" and bool(given) and _equal(given, self._keys.token)
 
     def _is_known(self, headers: Headers) -> bool:
         given = cookie_parser(headers.get("cookie", "")).get(self._cookie_name, "")

@@ -4,6 +4,7 @@ import contextlib
 import math
 import re
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -23,12 +24,14 @@ from starlette.types import ASGIApp
 
 from launcher import api
 from launcher.board.actions import ACTIONS, ActionReport, ActionWish
+from launcher.board.address import Keys
 from launcher.board.answers import NoAnswer, encode
 from launcher.board.blotted import blotted
 from launcher.board.bundle import PAGE, SCRIPT, bundled
 from launcher.board.clusters_view import Survey
-from launcher.board.guard import BoardGuard, Keys
+from launcher.board.guard import BoardGuard
 from launcher.board.life_view import board_life
+from launcher.board.live.apart import apart
 from launcher.board.live.feed import Feed
 from launcher.board.log_view import LogPage, LogWish, log_page
 from launcher.board.measured.curves import By, Curves, CurveWindow, curves
@@ -50,22 +53,10 @@ class Board:
     """What the routes ask."""
 
     actions: bool = False
-    view: str = ""  # with which a page that is opened by the address begins, as its address says it: run/ID
+    first: tuple[api.Run, ...] = ()  # with which the page begins
     keys: Keys = field(default_factory=Keys)
     measured: MeasuredRuns = field(default_factory=MeasuredRuns)
     survey: Survey = field(default_factory=Survey)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Raises BadInput where there is no such address, or it is taken."""
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.create_server((host, port), family=family, backlog=128)
-    except (OSError, OverflowError) as error:
-        raise BadInput(f"{host}:{port}: {error}", "hint: launch board --port 0 takes a port that is free") from error
-    # Connections have it from here; else an answer's body waits 40 ms until the browser has acknowledged its head.
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listening
 
 
 def serve(listening: socket.socket, host: str, board: Board, welcomed: Callable[[], None] = lambda: None) -> None:
@@ -98,6 +89,7 @@ def application(board: Board, feed: Feed, host: str, port: int, welcomed: Callab
     @contextlib.asynccontextmanager
     async def life(_: Starlette) -> AsyncIterator[None]:
         feed.start()
+        threading.Thread(target=_read_ahead, args=(board,), name="ahead", daemon=True).start()
         yield
         feed.close()
         board.survey.close()
@@ -123,7 +115,16 @@ def application(board: Board, feed: Feed, host: str, port: int, welcomed: Callab
     inner = Starlette(routes=routes, lifespan=life)
     inner.state.board, inner.state.feed = board, feed
     guarded = GZipMiddleware(inner, minimum_size=10_000, compresslevel=1)
-    return BoardGuard(guarded, board.keys, port, host, welcomed, board.view)
+    return BoardGuard(guarded, board.keys, port, host, welcomed)
+
+
+def _read_ahead(board: Board) -> None:
+    """What the page that is about to come asks for first, while its browser starts."""
+    _page()
+    for one in board.first:
+        with apart(one.id):
+            board.measured.read_ahead(one)
+    from launcher.status import compared  # noqa: F401 - late: the page of a run is the first that needs it
 
 
 # -- the way in and out of a route

@@ -27,18 +27,22 @@ T = TypeVar("T")
 
 def attempts(run: RunDir) -> list[AttemptDir]:
     """All attempts, oldest first."""
+    return [run.attempt(number) for number in _numbers(run)]
+
+
+def _numbers(run: RunDir) -> list[int]:
     try:
-        names = [entry.name for entry in run.attempts.iterdir()]
+        names = os.listdir(run.attempts)
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             raise
         return []
-    return [run.attempt(number) for number in sorted(int(name) for name in names if name.isascii() and name.isdigit())]
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
 def newest(run: RunDir) -> AttemptDir | None:
     """The newest attempt whose intent is on disk."""
-    return next((attempt for attempt in reversed(attempts(run)) if attempt.intent.exists()), None)
+    return next((one for one in map(run.attempt, reversed(_numbers(run))) if one.intent.exists()), None)
 
 
 def new_attempt(

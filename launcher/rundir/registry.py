@@ -124,6 +124,13 @@ def registered() -> list[tuple[RunId, Path]]:
     return found
 
 
+def names() -> frozenset[str]:
+    """Of all that is in the list, looked at no further: whether it is as it was, for who has read it."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return frozenset(os.listdir(_folder()))
+    return frozenset()
+
+
 def changed_ns() -> int:
     """When the list was, by the time of its folder; 0: there is none yet."""
     try:

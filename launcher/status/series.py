@@ -116,7 +116,9 @@ def each_step(run: RunDir, over: Callable[[], bool]) -> Iterator[tuple[int, Row]
 
 def size(run: RunDir) -> int:
     """How many bytes there are to read."""
-    return sum(path.stat().st_size for path in run.metrics.glob("*.jsonl"))
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(run.metrics) as entries:
+        return sum(entry.stat().st_size for entry in entries if entry.name.endswith(".jsonl"))
+    return 0
 
 
 def names_in(rows: Rows) -> list[str]:

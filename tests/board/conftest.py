@@ -13,8 +13,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from run_folder import RunFolder
 
+from launcher.board.address import address_of, listen
 from launcher.board.live.feed import Feed
-from launcher.board.server import Board, application, listen
+from launcher.board.server import Board, application
 from launcher.rundir import registry
 
 BOUND_S = 60.0
@@ -33,7 +34,7 @@ class OpenBoard:
 
     def __init__(self, board, port):
         self.board, self.port = board, port
-        self.address = f"http://127.0.0.1:{port}/?token={board.keys.token}"
+        self.address = address_of("127.0.0.1", port, board.keys)
 
     def ask(self, path, method="GET", body=None, **headers):
         """Without any key."""

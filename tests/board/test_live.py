@@ -6,9 +6,10 @@ import os
 
 import pytest
 
-from launcher.board.live.feed import MOST_HELD_BYTES, OpenPage
+from launcher.board.live.feed import MOST_HELD_BYTES, Feed, OpenPage
 from launcher.board.live.watched import MOST_CHARACTERS, newest_lines
 from launcher.board.measured.reading import MeasuredRun
+from launcher.board.measured.shelf import MeasuredRuns
 from launcher.status.logs import LogLine
 from launcher.status.series import read_rows
 from tests.board.conftest import until
@@ -51,6 +52,28 @@ def test_a_page_that_takes_nothing_begins_anew_and_holds_little():
         return [page.waiting.get_nowait() for _ in range(page.waiting.qsize())]
 
     assert asyncio.run(slow()) == [None]
+
+
+def test_what_a_look_has_found_is_told_once_and_in_one_piece(house):
+    folder = house.run().running()
+    reported(folder, [{"loss": 0.5}, {"loss": 0.25}])
+
+    async def looked():
+        feed, page = Feed(MeasuredRuns()), OpenPage("job-abcd", asyncio.get_running_loop())
+        feed._pages.add(page)
+        feed._look()
+        await page.take()
+        reported(folder, [{"loss": 0.125}], first=3)
+        folder.running(step=77)
+        feed._look()
+        data = await page.take()
+        feed.runs.close()
+        return data, page.waiting.qsize()
+
+    data, waiting = asyncio.run(looked())
+    names = [line.removeprefix(b"event: ") for line in data.split(b"\n") if line.startswith(b"event: ")]
+    assert (names, waiting) == ([b"runs", b"head", b"points"], 0)
+    assert b'"spark":[0.5,0.25,0.125]' in data and b'"step":77' in data
 
 
 @pytest.mark.parametrize("line", [{"step": 1 << 63}, {"step": -(1 << 63) - 1}])

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from launcher.board.server import listen
+from launcher.board.address import listen
 from launcher.rundir.records import Failure, NotFinite
 from launcher.words import Cause
 from tests.board.conftest import opened, until

@@ -27,12 +27,11 @@ def test_the_address_that_is_printed_leads_to_the_page(desk):
         try:
             address = urlsplit(board.stdout.readline().strip())
             assert address.hostname == "127.0.0.1"
-            status, cookie, welcome = ask(address, f"/?{address.query}")
-            assert status == 200
-            assert b'url=/#/run/job-abcd"' in welcome
-            status, _, page = ask(address, "/", Cookie=cookie.split(";")[0])
+            assert address.fragment == "/run/job-abcd"
+            status, cookie, page = ask(address, f"/?{address.query}")
             assert status == 200
             assert b"<title>launch board</title>" in page
+            assert ask(address, "/", Cookie=cookie.split(";")[0]) == (200, None, page)
             assert ask(address, "/")[0] == 401
         finally:
             board.send_signal(signal.SIGINT)

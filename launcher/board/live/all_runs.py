@@ -114,7 +114,7 @@ class AllRuns:
         known = self._known.get(run_id)
         key = f"files of {run_id}"
         is_late = self._clock() - self._asked_at.get(key, float("-inf")) >= api.WATCH_S
-        if known is not None and not known.status.state.ended and is_late and api.asked_of(known.run):
+        if known is not None and run_id in self._elsewhere and is_late:
             self._asked_at[key] = self._clock()
             self._ask_for_files(key, known.run)
 
@@ -250,7 +250,10 @@ class AllRuns:
         made = {one: self._known[one].row() for one in touched}
         other = {one: row for one, row in made.items() if self.rows.get(one) != row}
         if other or gone:
-            self.rows = {one: row for one, row in (self.rows | other).items() if one not in gone}
+            rows = self.rows | other
+            for one in gone:
+                rows.pop(one, None)
+            self.rows = rows
         return RowChanges([*other.values()], gone)
 
 

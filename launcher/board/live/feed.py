@@ -30,14 +30,17 @@ class OpenPage:
     run_id: str
     loop: asyncio.AbstractEventLoop
     met: bool = False  # it has been told how its run is
+    told: list[bytes] = field(default_factory=list)  # of this look, which goes to it as one
     waiting: "asyncio.Queue[bytes | None]" = field(default_factory=asyncio.Queue)
     held: int = 0  # bytes that wait
     is_behind: bool = False  # too many did: it is to begin anew, and gets nothing before
 
-    def send(self, data: bytes) -> None:
-        """From another thread."""
-        with contextlib.suppress(RuntimeError):  # the server is about to end
-            self.loop.call_soon_threadsafe(self.put, data)
+    def send(self) -> None:
+        """All that it was told. From another thread."""
+        if self.told:
+            data, self.told = b"".join(self.told), []
+            with contextlib.suppress(RuntimeError):  # the server is about to end
+                self.loop.call_soon_threadsafe(self.put, data)
 
     def put(self, data: bytes) -> None:
         if self.is_behind:
@@ -107,14 +110,20 @@ class Feed:
             self._wake.wait(_LOOK_S if self._pages else _IDLE_S)
 
     def _look(self) -> None:
-        self._tell_all(self.runs.look())
         pages = list(self._pages)
+        try:
+            self._tell_all(pages, self.runs.look(), self.runs.draw(time.monotonic() + _DRAW_S))
+            self._tell_watching(pages)
+        finally:
+            for page in pages:
+                page.send()
+
+    def _tell_watching(self, pages: list[OpenPage]) -> None:
         wanted = {page.run_id for page in pages if page.run_id}
         self._watched = {run_id: one for run_id, one in self._watched.items() if run_id in wanted}
         for run_id in wanted:
             with apart(run_id):
                 self._tell(run_id, [page for page in pages if page.run_id == run_id])
-        self._tell_all(self.runs.draw(time.monotonic() + _DRAW_S))
 
     def _tell(self, run_id: str, pages: list[OpenPage]) -> None:
         secrets = self.runs.secrets(run_id)
@@ -122,18 +131,20 @@ class Feed:
             data = _event(name, blotted(what, secrets))
             for page in pages:
                 page.met = page.met or name == "head"
-                page.send(data)
+                page.told.append(data)
         watched = self._watched.get(run_id)
         for page in pages:
             if not page.met and watched is not None and watched.head is not None:
                 page.met = True
-                page.send(_event("head", blotted(watched.head, secrets)))
+                page.told.append(_event("head", blotted(watched.head, secrets)))
 
-    def _tell_all(self, changes: RowChanges) -> None:
-        if (changes.runs or changes.gone) and self._pages:
-            data = _event("runs", changes)
-            for page in list(self._pages):
-                page.send(data)
+    def _tell_all(self, pages: list[OpenPage], seen: RowChanges, drawn: RowChanges) -> None:
+        """Of a run that both are about, the later."""
+        rows = {row.id: row for changes in (seen, drawn) for row in changes.runs}
+        if (rows or seen.gone) and pages:
+            data = _event("runs", RowChanges([*rows.values()], seen.gone))
+            for page in pages:
+                page.told.append(data)
 
     def _news_of(self, run_id: str) -> Iterator[Message]:
         status, row = self.runs.status(run_id), self.runs.rows.get(run_id)

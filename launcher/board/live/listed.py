@@ -6,7 +6,9 @@ from collections.abc import Callable
 from launcher import api
 from launcher.rundir import registry
 
-_ANEW_S = 4.0  # it is read so often all the same: not every file system tells of a change by the time of a folder
+_ANEW_S = (
+    4.0  # its names are looked at so often all the same: not every file system tells of a change by a folder's time
+)
 _SETTLED_NS = 2_000_000_000  # a folder's time that is older than this is not given to a later change too
 
 
@@ -18,11 +20,17 @@ class ListedRuns:
         self._runs: dict[str, api.Run] = {}
         self._read_at = float("-inf")
         self._stamp: int | None = None  # None: it may change and keep its time
+        self._names = frozenset[str]()
 
     def now(self) -> dict[str, api.Run]:
         stamp = registry.changed_ns()
-        if stamp != self._stamp or self._clock() - self._read_at >= _ANEW_S:
+        is_other = stamp != self._stamp
+        if not is_other and self._clock() - self._read_at >= _ANEW_S:
+            self._read_at = self._clock()
+            is_other = registry.names() != self._names
+        if is_other:
             settled = 0 < stamp < self._wall_ns() - _SETTLED_NS
             self._stamp, self._read_at = stamp if settled else None, self._clock()
+            self._names = registry.names()  # first: what comes in between makes them differ
             self._runs = {str(one.id): one for one in api.runs()}
         return self._runs

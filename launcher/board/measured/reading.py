@@ -61,8 +61,11 @@ class GrowingLines:
         self.path, self.key = path, (attempt, _NO_START)
         self._pause = pause  # before each chunk: somebody else may be in more of a hurry
         self._offset = 0
+        self._size = -1  # when it was looked at last; -1: not yet
 
     def chunks(self) -> Iterator[bytes]:
+        if self._size == self._offset:
+            return
         try:
             file = open_file(self.path)
         except OSError:
@@ -79,9 +82,10 @@ class GrowingLines:
 
     def shrank(self) -> bool:
         try:
-            return self.path.stat().st_size < self._offset
+            self._size = os.stat(self.path).st_size
         except OSError:
-            return self._offset > 0
+            self._size = 0
+        return self._size < self._offset
 
 
 class GlimpsedLines(GrowingLines):
@@ -189,7 +193,7 @@ class MeasuredRun:
     # -- the agents' files and the trainer's
 
     def _read(self, *, again: bool) -> None:
-        streams = [self._reports_of(file) for file in self._known("reported.*.jsonl")]
+        streams = [self._reports_of(self._file(path)) for path in self._reports()]
         for key, lines in heapq.merge(*streams, key=lambda part: part[0]):
             if self._is_new(0, key, again=again):
                 self._first = None
@@ -200,8 +204,12 @@ class MeasuredRun:
             for line in written:
                 self._write(line)
 
-    def _known(self, pattern: str) -> list[GrowingLines]:
-        return [self._file(path) for path in sorted(self._run.metrics.glob(pattern)) if _REPORTED.fullmatch(path.name)]
+    def _reports(self) -> list[Path]:
+        folder = self._run.metrics
+        try:
+            return [folder / name for name in sorted(filter(_REPORTED.fullmatch, os.listdir(folder)))]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
     def _file(self, path: Path) -> GrowingLines:
         if path.name not in self._files:

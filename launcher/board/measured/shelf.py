@@ -19,6 +19,7 @@ _MOST_NUMBERS = 12_000_000  # of eight bytes; one run may have more
 @dataclass(slots=True)
 class _Kept:
     run: MeasuredRun
+    numbers: int = 0  # of which it is counted that they are in memory
     lock: threading.Lock = field(default_factory=threading.Lock)  # a page asks while the feed reads on
 
 
@@ -27,6 +28,7 @@ class MeasuredRuns:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._numbers = 0  # in memory, of all
         self._lock = threading.Lock()
         self._glimpses = 0  # under way
         self._nobody_glimpses = threading.Event()
@@ -51,6 +53,12 @@ class MeasuredRuns:
         finally:
             self._count_glimpses(-1)
 
+    def read_ahead(self, one: api.Run) -> None:
+        """Before somebody asks for it; but what takes long, which they are shown in outline first."""
+        if size(RunDir(one.path)) < _LONG_BYTES:
+            with self.renewed(one):
+                pass
+
     def _count_glimpses(self, more: int) -> None:
         with self._lock:
             self._glimpses += more
@@ -71,14 +79,17 @@ class MeasuredRuns:
         with kept.lock:
             kept.run.renew()
             yield kept.run
-        self._make_room()
+        self._make_room(one.id, kept)
 
     def forget(self, run_id: str) -> None:
         with self._lock:
-            self._kept.pop(run_id, None)
+            if (kept := self._kept.pop(run_id, None)) is not None:
+                self._numbers -= kept.numbers
 
-    def _make_room(self) -> None:
+    def _make_room(self, run_id: str, renewed: _Kept) -> None:
         with self._lock:
-            numbers = sum(kept.run.numbers for kept in self._kept.values())
-            while numbers > _MOST_NUMBERS and len(self._kept) > 1:
-                numbers -= self._kept.popitem(last=False)[1].run.numbers
+            if self._kept.get(run_id) is renewed:
+                self._numbers += (now := renewed.run.numbers) - renewed.numbers
+                renewed.numbers = now
+            while self._numbers > _MOST_NUMBERS and len(self._kept) > 1:
+                self._numbers -= self._kept.popitem(last=False)[1].numbers

@@ -78,6 +78,7 @@ document.addEventListener("keydown", (event) => {
   action();
 });
 
+if (new URLSearchParams(location.search).has("token")) history.replaceState(null, "", location.pathname + location.hash); // the cookie is there
 setTheme(remembered("theme", null));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => document.dispatchEvent(new Event("theme")));
 frame();

@@ -1,6 +1,7 @@
 """`launch board`: a page of all runs in the browser, live, served on this machine alone; or of some, to give away."""
 
 import argparse
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -71,22 +72,28 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    view = _view([*dict.fromkeys(map(api.run, options.runs))])
-    try:
-        from launcher.board import server  # late: optional packages, and slow to import
-    except ImportError as error:
-        raise BadInput(f"board needs packages: {error}", "hint: pip install 'launch-anywhere[board]'") from error
-    board = server.Board(actions=options.actions, view=view)
-    with server.listen(options.host, options.port) as listening:
+    from launcher.board.address import Keys, address_of, in_address, listen  # late: sockets, for this command alone
+
+    first = [*dict.fromkeys(map(api.run, options.runs))]
+    view = _view(first)
+    if missing := [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]:
+        raise BadInput(f"board needs {' and '.join(missing)}", "hint: pip install 'launch-anywhere[board]'")
+    keys = Keys()
+    with listen(options.host, options.port) as listening:
         port = listening.getsockname()[1]
-        address = f"http://{_in_address(options.host)}:{port}/?token={board.keys.token}"
+        address = address_of(options.host, port, keys, view)
         print(address, flush=True)
         way = None if options.no_open else _open(address)
         if way is None and os.environ.get("SSH_CONNECTION"):
-            print(f"from your own machine: ssh -L {port}:{_in_address(options.host)}:{port} {_this_machine()}, "
+            print(f"from your own machine: ssh -L {port}:{in_address(options.host)}:{port} {_this_machine()}, "
                   "then open this address there", file=sys.stderr)  # fmt: skip
         print("Ctrl-C ends it; runs go on", file=sys.stderr)
         try:
+            from launcher.board import (
+                server,
+            )  # late: optional packages, and slow to import; the browser starts meanwhile
+
+            board = server.Board(actions=options.actions, first=tuple(first), keys=keys)
             server.serve(listening, options.host, board, welcomed=lambda: _forget(way))
         finally:
             _forget(way)
@@ -99,10 +106,6 @@ def _view(runs: Sequence[api.Run]) -> str:
         raise BadInput(f"expected at most {_MOST_COMPARED} runs to compare, got {len(runs)}")
     ids = ",".join(one.id for one in runs)
     return f"{'compare' if len(runs) > 1 else 'run'}/{ids}" if runs else ""
-
-
-def _in_address(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _this_machine() -> str:

@@ -55,6 +55,17 @@ def test_the_list_is_read_again_where_it_has_changed(house, monkeypatch):
     assert sorted(listed.now()) == ["job-bbbb", "job-cccc"]
 
 
+def test_a_list_of_the_same_names_is_not_read_again(house, monkeypatch):
+    house.run("job-aaaa")
+    clock, later, read = Hands(), lambda: time.time_ns() + SETTLED_NS, []
+    whole = api.runs
+    monkeypatch.setattr(api, "runs", lambda: read.append(clock.now) or whole())
+    listed = ListedRuns(clock, later)
+    for clock.now in range(0, 100, 10):
+        assert [*listed.now()] == ["job-aaaa"]
+    assert read == [0]
+
+
 def test_a_list_that_has_just_changed_may_change_again_within_its_time(house, monkeypatch):
     house.run("job-aaaa")
     stamp = registry.changed_ns()
@@ -63,6 +74,16 @@ def test_a_list_that_has_just_changed_may_change_again_within_its_time(house, mo
     listed.now()
     house.run("job-bbbb")
     assert sorted(listed.now()) == ["job-aaaa", "job-bbbb"]
+
+
+def test_a_run_of_which_all_is_known_here_is_not_read_because_a_page_is_at_it(house, looking, monkeypatch):
+    runs, _, _ = looking
+    house.run("job-aaaa").running()
+    runs.look()
+    read = []
+    monkeypatch.setattr(api, "read_facts", read.append)
+    runs.bring("job-aaaa")
+    assert read == []
 
 
 def test_runs_that_have_ended_are_read_once_until_they_change(house, looking):

@@ -62,9 +62,23 @@ def test_a_part_of_a_curve_is_looked_at_closely(measured):
 
 def test_a_page_begins_with_the_run_that_was_named(house, window):
     measure(house.run().running(), {step: {"loss": 1 / step} for step in range(1, 401)})
-    with opened(view="run/job-abcd") as board:
-        window.open(board.address)
+    with opened(first=(api.run("job-abcd"),)) as board:
+        window.open(f"{board.address}#/run/job-abcd")
         window.until(f"return {FIRST_PLOT}?.getAttribute('aria-label')?.includes('0.0025')")
+        window.open("about:blank")
+
+
+def test_who_comes_by_a_file_that_leads_here_gets_in_and_the_token_goes_out_of_the_address(house, window, tmp_path):
+    """As `launch board` opens a browser; one that came by a redirect would be kept its cookie back."""
+    house.run().succeeded()
+    with opened() as board:
+        way = tmp_path / "way.html"
+        way.write_text(f'<!doctype html><meta http-equiv="refresh" content="0;url={board.address}#/runs">')
+        window.open(way.as_uri())
+        window.until_text("job-abcd")
+        assert window.run("return location.href") == f"http://127.0.0.1:{board.port}/#/runs"
+        window.reload()
+        window.until_text("job-abcd")
         window.open("about:blank")
 
 
@@ -80,6 +94,32 @@ def test_a_long_run_is_drawn_in_outline_until_all_is_read(house, page, monkeypat
     page.until(f"return {FIRST_PLOT}?.getAttribute('aria-label')?.includes('0.0025')")
     page.until("return [...document.querySelectorAll('p[role=status]')].every((one) => one.hidden)")
     assert asked[:2] == [{"glimpse": True}, {}]
+
+
+PIXELS_OF = """
+const canvas = document.querySelector('.charts canvas'), {width, height} = canvas;
+const other = Object.assign(document.createElement('canvas'), {width, height});
+const copy = other.getContext('2d', {willReadFrequently: true});
+copy.drawImage(canvas, 0, 0);
+const {data} = copy.getImageData(0, 0, width, height);
+const wanted = arguments[0];
+let found = 0;
+for (let at = 0; at < data.length; at += 4)
+  if (data[at + 3] === 255 && wanted.every((value, part) => data[at + part] === value)) found += 1;
+return found
+"""
+ON_LIGHT, ON_DARK = [0x00, 0x72, 0xB2], [0x56, 0xB4, 0xE9]
+
+
+@again_if_cut_off
+def test_curves_have_the_colours_of_the_theme_that_is_turned_to(measured):
+    measured.look(1280, 900, "light")
+    begin(measured)
+    for before, now in ((ON_DARK, ON_LIGHT), (ON_LIGHT, ON_DARK), (ON_DARK, ON_LIGHT)):
+        measured.until(f"return (function () {{{PIXELS_OF}}})(...arguments) > 20", now)
+        assert measured.run(PIXELS_OF, before) == 0
+        measured.press("t")
+    measured.run("localStorage.clear()")
 
 
 @again_if_cut_off
