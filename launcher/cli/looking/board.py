@@ -89,9 +89,7 @@ def _serve(options: argparse.Namespace) -> int:
                   "then open this address there", file=sys.stderr)  # fmt: skip
         print("Ctrl-C ends it; runs go on", file=sys.stderr)
         try:
-            from launcher.board import (
-                server,
-            )  # late: optional packages, and slow to import; the browser starts meanwhile
+            from launcher.board import server  # late: optional packages, slow to import; a browser starts meanwhile
 
             board = server.Board(actions=options.actions, first=tuple(first), keys=keys)
             server.serve(listening, options.host, board, welcomed=lambda: _forget(way))
