@@ -46,6 +46,18 @@ def test_values_go_on_while_runs_train(compared):
     row(page, "lr1-aaaa", "succeeded")
 
 
+SAMPLES = "[...document.querySelectorAll('.line-sample')].map(one => getComputedStyle(one).borderTopColor).slice(0, 2)"
+
+
+def test_the_samples_beside_names_have_the_colours_of_the_theme_that_is_turned_to(compared):
+    _, page = compared
+    page.look(1280, 900, "light")
+    for colours in ("rgb(0, 114, 178) rgb(213, 94, 0)", "rgb(86, 180, 233) rgb(255, 138, 61)"):
+        page.until(f"return {SAMPLES}.join(' ') === arguments[0]", colours)
+        page.press("t")
+    page.run("localStorage.clear()")
+
+
 def test_a_metric_that_is_new_gets_its_curve(compared):
     run, page = compared
     measure(run, {3: {"acc": 0.5}})

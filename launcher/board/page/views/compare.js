@@ -43,6 +43,8 @@ export function compareView(main, { say, parts: [chosen] }) {
     view.results.show();
     view.against.show();
   };
+  const recolour = () => view.told && renew();
+  document.addEventListener("theme", recolour);
   const loadCurves = atMostEvery(GOING_ON_MS, () => {
     if (!view.gone && view.curves) view.curves.load([...changed].splice(0));
     changed.clear();
@@ -64,7 +66,7 @@ export function compareView(main, { say, parts: [chosen] }) {
     if (view.ids.length >= 2) build();
     else main.append(h("p", { class: "empty" }, "Choose two runs or more in the table of runs, by their boxes or with x, and press c."));
   };
-  return { stop: () => ((view.gone = true), known.stop(), view.curves?.stop()) };
+  return { stop: () => ((view.gone = true), document.removeEventListener("theme", recolour), known.stop(), view.curves?.stop()) };
 }
 
 function shownRuns(told, rows) {

@@ -27,6 +27,7 @@ export function resultTable({ told, runs }, onHide) {
     h("div", { class: "wide", tabindex: "0", role: "group", "aria-label": "table of results" }, h("table", {}, h("thead", {}, h("tr", {}, titles.map(([title, numeric]) => h("th", { scope: "col", class: numeric ?? null }, title)))), h("tbody", {}, rows))));
   const show = () => runs.forEach((run, at) => {
     const cells = rows[at].children;
+    rows[at].querySelector(".line-sample").style.borderTopColor = run.style().stroke;
     const state = run.row?.state ?? told.results.state?.[run.at];
     if (state) cells[2].replaceChildren(stateChip(state));
     metrics.forEach((name, column) => showFigure(cells[3 + column], figureOf(told, run, name)));
@@ -37,9 +38,8 @@ export function resultTable({ told, runs }, onHide) {
 }
 
 function sample(run) {
-  const { stroke, dash } = run.style();
+  const { dash } = run.style();
   const line = h("span", { class: "line-sample" });
-  line.style.borderTopColor = stroke;
   line.style.borderTopStyle = ["solid", "dashed", "dotted"][dash.length && (dash[0] > 4 ? 1 : 2)];
   return line;
 }
