@@ -2,6 +2,10 @@
 
 import json
 
+import pytest
+
+pytestmark = pytest.mark.dealt(3)
+
 ONE = "resources: {ranks_per_node: 1, gpus_per_node: 0}\nrecovery: {user_error: 0}\n"
 WORK = """
 import os, sys

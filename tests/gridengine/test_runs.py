@@ -6,6 +6,10 @@ import re
 import shutil
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.dealt(2)
+
 STEPS = 300
 PE = "gridengine: {pe: launch}\n"
 SHORT = "recovery:\n  lease: 4s\n  wait: 20s\n"

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.dealt(2)
+
 ROOT = Path(__file__).parents[2]
 SPEC = "jobs/train_then_predict.yaml"
 TINY = [

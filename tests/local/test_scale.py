@@ -6,6 +6,8 @@ import pytest
 
 from launcher.errors import Exit
 
+pytestmark = pytest.mark.dealt(3)
+
 OURS = """
 import argparse, sys
 import torch

@@ -10,6 +10,8 @@ import sys
 import pytest
 from shares import SEED, SHARE
 
+pytestmark = pytest.mark.dealt(3)
+
 DEEDS = "rename,fsync,mkdir,symlink,unlink,vfork"
 WORK = """
 import os, sys

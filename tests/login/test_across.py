@@ -9,6 +9,8 @@ from ledger_job import job
 from login_node import until
 from saved_checkpoints import save
 
+pytestmark = pytest.mark.dealt(2)
+
 WORK = """
 import os, pathlib, sys, time
 name, given = sys.argv[1], sys.argv[2:]

@@ -17,6 +17,8 @@ from launcher.rundir.locks import locked
 from launcher.rundir.records import Handle
 from launcher.words import State
 
+pytestmark = pytest.mark.dealt(2)
+
 
 @pytest.fixture
 def specs(tmp_path, monkeypatch):

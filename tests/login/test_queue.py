@@ -4,6 +4,8 @@ import pytest
 from ledger_job import STEPS, WORK, job
 from login_node import until
 
+pytestmark = pytest.mark.dealt(3)
+
 
 @pytest.fixture
 def desk(laptop, login_node, tmp_path):

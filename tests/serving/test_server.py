@@ -10,6 +10,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from launcher.errors import LaunchError
 
+pytestmark = pytest.mark.dealt(2)
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):

@@ -1,6 +1,9 @@
 """The controller is down, frozen, slow: nothing is called failed because nobody answers."""
 
+import pytest
 from runs import record, two_nodes
+
+pytestmark = pytest.mark.dealt(2)
 
 
 def test_with_the_controller_down_the_run_goes_on_and_status_says_what_it_knows(desk, slurm):

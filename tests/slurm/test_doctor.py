@@ -16,6 +16,8 @@ from runs import jobs
 
 from tests.lab.nodes import Cut
 
+pytestmark = pytest.mark.dealt(2)
+
 TORCH = "2.10.0 (CUDA 12.8), sees 0 GPUs"
 
 

@@ -12,6 +12,8 @@ from launcher.clusters.batch.queue import Phase
 from launcher.clusters.slurm.queries.jobs import read_jobs, squeue_jobs
 from launcher.clusters.slurm.reach import ask
 
+pytestmark = pytest.mark.dealt(2)
+
 
 @pytest.fixture
 def clients(tmp_path):

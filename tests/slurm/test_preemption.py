@@ -3,6 +3,8 @@
 import pytest
 from runs import causes, fingerprint_here, job_of, jobs, record, take_all_nodes, two_nodes
 
+pytestmark = pytest.mark.dealt(2)
+
 STEPS = 400
 
 

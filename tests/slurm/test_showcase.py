@@ -3,6 +3,8 @@
 import pytest
 from runs import causes, record, take_all_nodes
 
+pytestmark = pytest.mark.dealt(2)
+
 MINUTES = ("--set", "resources.time=1m", "--set", "slurm.signal_before=20s")
 
 

@@ -1,6 +1,9 @@
 """Steps of one file on Slurm: jobs with dependencies of Slurm's own, and resumed as such."""
 
+import pytest
 from runs import job_of
+
+pytestmark = pytest.mark.dealt(2)
 
 WORK = """
 import os, sys

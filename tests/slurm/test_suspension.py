@@ -1,8 +1,11 @@
 """Slurm suspends a job and lets it go on: all of it stands still together, and nobody is lost for that."""
 
+import pytest
 from runs import job_of, jobs, two_nodes
 
 from launcher.clock import boottime
+
+pytestmark = pytest.mark.dealt(2)
 
 LEASE_S = 10
 RULES = f"recovery:\n  lease: {LEASE_S}s\n  hang_after: {LEASE_S}s\n"

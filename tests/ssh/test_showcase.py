@@ -8,6 +8,8 @@ import pytest
 import torch
 from ssh_desk import strike
 
+pytestmark = pytest.mark.dealt(2)
+
 LESSONS = f"""
 name: lessons
 run:

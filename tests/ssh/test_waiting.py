@@ -3,6 +3,8 @@
 import pytest
 from ledger_job import STEPS, WORK, job
 
+pytestmark = pytest.mark.dealt(3)
+
 
 @pytest.fixture
 def ledger(desk, tmp_path):

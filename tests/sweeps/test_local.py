@@ -9,6 +9,8 @@ import pytest
 import launcher
 from launcher.errors import NoSuchRun, Refused
 
+pytestmark = pytest.mark.dealt(2)
+
 SCRIPT = """
 import argparse, json, os, time
 parser = argparse.ArgumentParser()

@@ -4,8 +4,12 @@ import statistics
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from search import beside_no_stop, beside_random
+
+pytestmark = pytest.mark.dealt(2)
 
 SEEDS, TRIALS = range(4), 40
 
