@@ -19,7 +19,10 @@ _LESS = {
 }
 _ADVICE = {
     "data": "more processes that prepare data (workers), or a faster disk under it",
-    "compute": "a bigger batch: each rank's share has become too small to be computed as quickly",
+    "compute": (
+        "a bigger batch, where each rank's share has become too small to be computed as quickly; else ranks are in "
+        "each other's way: cores, caches, the memory's bandwidth"
+    ),
     "optimizer": "strategy zero1, zero2 or fsdp: each rank updates its part of the parameters alone",
     "communication": (
         "fewer bytes for each sample: a bigger batch, or accumulate; bf16; on several nodes hsdp; or a faster link"
@@ -102,7 +105,8 @@ def _alone(point: ScaledRun) -> str:
     if point.parts is None or not point.step_s:
         return f"{_ranks(point)}: what all others are compared with"
     shares = {kind: _of(point.parts, kind) / point.step_s for kind in KINDS}
-    told = [f"{share:.0%} {KINDS[kind]}" for kind, share in sorted(shares.items(), key=lambda one: -one[1])]
+    some = sorted((kind for kind in KINDS if shares[kind] >= _TOLD), key=lambda kind: -shares[kind])
+    told = [f"{shares[kind]:.0%} {KINDS[kind]}" for kind in some]
     return f"{_ranks(point)}: of a step of {point.step_s:.3g} s " + ", ".join(told[:3])
 
 
@@ -112,12 +116,18 @@ def _ranks(point: ScaledRun) -> str:
 
 def unsteady(points: Sequence[ScaledRun]) -> list[str]:
     """Of whom the lines of metrics of one training differ much: what follows from them is as unsure."""
-    return [
-        f"{point.strategy}, {point.scaling}, {_ranks(point)}: from {rate.low:.4g} to {rate.high:.4g} samples/s in one "
-        "training: something else uses the machine; more --rounds and --steps, or a quiet hour, tell more"
+    some = {
+        f"{point.strategy}, {point.scaling}, {_ranks(point)} ({rate.low:.4g} to {rate.high:.4g})"
         for point in points
         if (rate := point.samples_per_s) is not None and rate.high - rate.low > _UNSTEADY * rate.usual
-    ]
+    }
+    if not some:
+        return []
+    why = (
+        "unsure: something else uses the machine, for samples/s differ much from line to line of one training; more "
+        "--rounds and --steps, or a quiet hour, tell more"
+    )
+    return [f"{why}: {'; '.join(sorted(some))}"]
 
 
 def advice(points: Sequence[ScaledRun]) -> list[str]:

@@ -13,9 +13,9 @@ from launcher.scaling.tables import FORECAST_HEADS, HEADS, forecast_rows, model_
 
 _STYLE = """
 :root { color-scheme: light dark }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 84rem; margin: 2rem auto; padding: 0 1rem }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; display: block; overflow-x: auto }
-th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid #8884 }
+th, td { padding: .2rem .6rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #8884 }
 th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left }
 svg { max-width: 100%; height: auto }
 """

@@ -31,6 +31,7 @@ TABLES = [
     ("cli", ["--runs", "3", "--repeats", "1"], ["`launch --help`", "`launch status, 3 runs`"]),
     ("idle", ["--ranks", "2", "--seconds", "1"], ["agent", "keeper"]),
     ("many_runs", ["--runs", "3", "--repeats", "1"], ["`launch prune --state ended --dry-run`", "`launch du`"]),
+    ("traced", ["--pairs", "1", "--kinds", "much to send"], ["much to send"]),
     ("load", ["--ranks", "1", "--children", "1", "--others", "3", "--samples", "2"], ["1 x 2"]),
     ("coordinator", ["--sizes", "3", "--rounds", "1"], ["3"]),
     (

@@ -116,4 +116,6 @@ def test_what_would_help_first_is_what_costs_most():
 def test_rates_that_vary_are_told_of():
     shaky = msgspec.structs.replace(point(2, 40.0), samples_per_s=spread([30.0, 40.0, 50.0]))
     [told] = unsteady([point(1, 32.0), shaky])
-    assert told.startswith("ddp, strong, 2 ranks: from 30 to 50 samples/s in one training: something else uses")
+    assert told.startswith("unsure: something else uses the machine")
+    assert told.endswith(": ddp, strong, 2 ranks (30 to 50)")
+    assert unsteady([point(1, 32.0)]) == []

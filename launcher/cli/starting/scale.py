@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.arguments import Arguments
-from launcher.cli.terminal import columns, safe, show_news, to_json
+from launcher.cli.terminal import columns, fitting, safe, show_news, to_json, width_of
 from launcher.errors import Exit
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ Strong scaling: the batch of a step stays, however many ranks share it. Weak: ea
 measured, unless one is chosen. Ends with 0 where all could be measured, else with 4.
 `launch help scaling` is the page.
 """
+_LESS = ("OTHER", "DATA", "RANGE", "STEP", "MEMORY", "SCALING")  # first to go where a terminal is narrow
 
 
 def declare(arguments: Arguments) -> None:
@@ -103,7 +104,8 @@ def lines_of(report: "ScalingReport") -> list[str]:
         sentences,
     )
 
-    found = [*columns([HEADS, *rows_of(report.points)]), "", *sentences(report), *report.notes]
+    table = fitting([HEADS, *rows_of(report.points)], _LESS, width_of(sys.stdout))
+    found = [*table, "", *sentences(report), *report.notes]
     if report.advice:
         found += ["", "what would help first:", *(f"- {line}" for line in report.advice)]
     if report.forecasts:
