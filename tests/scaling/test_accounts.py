@@ -24,6 +24,7 @@ def rows(step_s, batch=32):
 def test_warming_up_and_traced_steps_do_not_count():
     found = measured([rows(0.5)], 5, 35)
     assert found.rates == (64.0,) * 6
+    assert len(measured([rows(0.5)], 15, 35).rates) == 4, "some lines of warming up"
     assert found.steps_s == pytest.approx((0.5,) * 6)
     assert found.memory_gb == 0.5
     parts = parts_of(found)

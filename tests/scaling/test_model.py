@@ -82,6 +82,9 @@ def test_what_does_not_follow_the_model_makes_it_unsure():
     sure, unsure = fitted(steady, weak=False), fitted(odd, weak=False)
     assert sure is not None and unsure is not None
     assert sure.misfit < 0.01 < unsure.misfit
+    _, low, high = sure.speedup(8, base=1)
+    _, least, most = unsure.speedup(8, base=1)
+    assert high - low < 0.1 < most - least
 
 
 @given(st.floats(0.001, 10), st.floats(0.001, 10))

@@ -8,7 +8,7 @@ No two clocks are compared.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -22,6 +22,8 @@ _NEVER_COMPUTES = (
     "autograd::engine::",
     "torch::autograd::",
 )  # ranks may be waited for inside of these
+# What DDP and FSDP copy for messages, on a CPU: it counts as communication in the open.
+_PACKS = ("torch::distributed::reducer::", "torch.distributed.ddp.reducer::", "fsdp::")
 _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _LEAST_GAP_S = 100e-6  # of a CPU, between two operators: Python and torch need so long themselves
 _SIZES = {
@@ -55,11 +57,12 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """The steps of one rank. The seconds of its phases are with what is in the open of collectives."""
+    """The steps of one rank. In the seconds of its phases are collectives in the open, and packing."""
 
     seconds: float
     phases: dict[str, float]
     collectives: list[Collective]
+    packing: dict[str, float] = field(default_factory=dict)  # by phase
 
 
 def traced(events: Sequence[Mapping[str, Any]]) -> Traced:
@@ -82,7 +85,11 @@ def _on_cpu(whole: Sequence[Mapping[str, Any]], laps: Sequence[tuple[float, str]
     found = [
         _collective(call, spans, _phase_at(laps, _middle(spans, call))) for call, spans in _shown(calls, works, laps)
     ]
-    return Traced(laps[-1][0] - laps[0][0], dict(phases), found)
+    packing: defaultdict[str, float] = defaultdict(float)
+    for begin, end in united(_span(one) for one in whole if one["name"].startswith(_PACKS)):
+        if laps[0][0] <= begin and end <= laps[-1][0]:
+            packing[_phase_at(laps, begin)] += end - begin
+    return Traced(laps[-1][0] - laps[0][0], dict(phases), found, dict(packing))
 
 
 def _on_gpu(
@@ -222,6 +229,9 @@ def merged(ranks: Sequence[Traced], steps: int) -> dict[str, float]:
         sums["step"] += rank.seconds
         for phase, seconds in rank.phases.items():
             sums[_kind(phase)] += seconds
+        for phase, seconds in rank.packing.items():
+            sums[_kind(phase)] -= seconds
+            sums["communication"] += seconds
         for number, one in _numbered(rank.collectives):
             transfer = min(one.open_s, least.get((one.name, one.sent, number), one.open_s))
             sums[_kind(one.phase)] -= one.open_s

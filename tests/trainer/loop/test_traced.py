@@ -90,6 +90,15 @@ def test_an_operator_that_waits_is_in_the_open():
     assert found["communication"] == pytest.approx(0.006)
 
 
+def test_copies_for_messages_are_communication():
+    """Whether a message is under way meanwhile or not."""
+    copies = [event("torch::distributed::reducer::mul_out", 1, 3), event("aten::mul", 1, 3)]
+    copies.append(event("fsdp::all_gather_copy_in", 8, 9))
+    events = [lap("other", 0), *copies, gloo("all_reduce", 2, 6, 8), event("aten::mm", 3, 8), lap("backward", 10)]
+    found = shares(merged([traced(events)], 1))
+    assert (found["communication"], found["compute"], found["step"]) == (3, 7, 10)
+
+
 def test_of_a_gpu_its_own_time_counts():
     """Kernels run later than they were asked for; while the host waits for data it has nothing to do."""
 
