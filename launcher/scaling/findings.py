@@ -27,7 +27,7 @@ class StepParts(msgspec.Struct, frozen=True):
     data: float
     compute: float
     optimizer: float
-    communication: float  # while nothing is computed; what is hidden beneath a computation costs nothing
+    communication: float  # while nothing is computed, and what is copied for it
     straggler: float
     other: float
     hidden: float  # communication that goes on beneath a computation; no part of the sum
