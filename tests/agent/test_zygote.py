@@ -190,6 +190,15 @@ CASES = [
     ("script", "pools.py", ["forkserver"], 0),
     ("script", "ends.py", [], 0),
     ("script", "forks.py", [], 0),
+    *(("script", "leftovers.py", [how], 0) for how in ("returns", "None", "daemon", "forks", "stream")),
+    ("script", "leftovers.py", ["4"], 4),
+    ("script", "leftovers.py", ["-1"], 255),
+    ("script", "leftovers.py", ["True"], 1),
+    ("script", "leftovers.py", ["words"], 1),
+    ("script", "leftovers.py", ["huge"], 255),
+    ("script", "leftovers.py", ["raises"], 1),
+    ("script", "leftovers.py", ["broken stream"], 120),
+    ("module", "leftovers", ["returns"], 0),
     ("script", "warns.py", [], 0),
     ("script", "siblings.py", [], 0),
     ("script", "folder/siblings.py", [], 0),
@@ -208,13 +217,25 @@ CASES = [
 def test_a_program_cannot_tell_how_it_was_started(kind, target, args, code, project, plain_zygote, tmp_path):
     outcomes = {}
     for way in (by_python, by_fork, by_run):
+        for path in project.glob("left*.txt"):
+            path.unlink()
         log = tmp_path / f"{way.__name__}.log"
         ended = way(order(project, target, *args, kind=kind, log=log), plain_zygote)
         said = log.read_text().partition("Fatal Python error: ")[0]  # on purpose ours alone write a stack at a crash
-        outcomes[way.__name__] = (ended, re.sub(r"(pid |0x)[0-9a-f]+", r"\1N", said))
-    assert outcomes["by_python"][0] == code, outcomes["by_python"][1]
+        left = [path.read_text() for path in sorted(project.glob("left*.txt"))]
+        outcomes[way.__name__] = (ended, left, re.sub(r"(pid |0x)[0-9a-f]+", r"\1N", said))
+    assert outcomes["by_python"][0] == code, outcomes["by_python"][2]
     assert outcomes["by_fork"] == outcomes["by_python"]
     assert outcomes["by_run"] == outcomes["by_python"]
+
+
+@pytest.mark.parametrize(("how", "apart"), [("returns", 0), ("4", 0), ("daemon", 1), ("words", 1), ("raises", 1)])
+def test_what_the_zygote_has_imported_is_not_taken_apart_at_a_plain_end(how, apart, start, project, tmp_path):
+    """With torch that takes seconds of CPU time. Where the end is not plain, it is the interpreter's."""
+    agent = start(["mourned"])
+    by_fork(order(project, "leftovers.py", how, log=tmp_path / "log"), agent)
+    assert (tmp_path / "log").read_text().count("taken apart") == apart
+    assert "freed second" in (tmp_path / "log").read_text()
 
 
 def test_where_python_puts_no_folder_on_the_path_neither_do_we(start, project, tmp_path):

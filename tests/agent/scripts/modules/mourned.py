@@ -1,0 +1,6 @@
+class Mourned:
+    def __del__(self):
+        print("taken apart")
+
+
+mourned = Mourned()
