@@ -188,7 +188,7 @@ def redirect(source: int, *targets: int) -> None:
 # --- its end ---
 
 
-class End:
+class EndOfRank:
     """The end of a rank: the interpreter's own, but that what the zygote has imported is not taken apart.
 
     To free a few hundred thousand objects of torch, on pages that are shared until then, takes seconds of CPU time; the
@@ -233,7 +233,7 @@ class End:
         ctypes.PyDLL(None).exit(self.code)
 
 
-END = End()
+END = EndOfRank()
 
 
 def needs_interpreters_end() -> bool:

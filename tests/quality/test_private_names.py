@@ -61,8 +61,8 @@ USED = {
         ("trainer/world.py", "_world"),
     },
 }
-# Python's own: documented in spite of their names, but for the last.
-OF_PYTHON = {"_exit", "_fields", "_getframe", "_replace", "_run_module_as_main"}
+# Python's own: documented in spite of their names, but for the last two.
+OF_PYTHON = {"_exit", "_current_frames", "_fields", "_getframe", "_replace", "_clear", "_run_module_as_main"}
 
 
 def is_private(name):
