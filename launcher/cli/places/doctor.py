@@ -13,6 +13,7 @@ from typing import cast
 
 from launcher.cli import figures
 from launcher.cli.arguments import Arguments, seconds
+from launcher.cli.places.collectives import declare_collectives, refuse_without_collectives, run_collectives, whole
 from launcher.cli.terminal import columns, is_terminal, paint, safe, size
 from launcher.clusters.clusters_file import ClusterEntry, entry, named_clusters
 from launcher.clusters.kinds import kind_named, of_kind
@@ -35,6 +36,8 @@ EXAMPLES = """
   launch doctor gridengine --try such a job on two hosts of Grid Engine
   launch doctor mypool           every host of a pool, and the ways between them
   launch doctor mypool --try     and an all-reduce by torch over all of them
+  launch doctor mypool --collectives --nodes 4 --ranks 4,8     each operation of torch.distributed, checked and timed
+  launch doctor --collectives --sizes 1KB,64KB..4MB            on two ranks of this machine
 """
 _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
 _LEVEL_WIDTH, _ABOUT_WIDTH = 9, 15
@@ -56,7 +59,9 @@ def declare(arguments: Arguments) -> None:
     )
     arguments.add_argument("--clusters", metavar="FILE", type=Path, help="the file that names clusters")
     arguments.add_argument("--try", action="store_true", help="have nodes, or all hosts, try it out")
-    arguments.add_argument("--nodes", type=int, choices=(1, 2), help="of so many nodes (default: 2 where there are)")
+    arguments.add_argument(
+        "--nodes", metavar="N", type=whole, help="of so many nodes: 1 or 2 (default: 2 where there are)"
+    )
     arguments.add_argument(
         "--within", metavar="SECONDS", type=seconds, help=f"so long it waits for nodes (default: {_WITHIN_S:g})"
     )
@@ -64,10 +69,16 @@ def declare(arguments: Arguments) -> None:
     arguments.add_argument("--account", metavar="NAME", type=_word, help="account that is charged")
     arguments.add_argument("--qos", metavar="NAME", type=_word, help="quality of service")
     arguments.add_argument("--interface", metavar="NAME", type=_word, help="network interface to try as well")
+    declare_collectives(arguments)
     arguments.add_argument("--json", action="store_true", help="the list, as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.collectives:
+        return run_collectives(options)
+    refuse_without_collectives(options)
+    if options.nodes not in (None, 1, 2):
+        raise BadInput(f"--nodes: expected 1 or 2, got {options.nodes}", "hint: --collectives takes more")
     place, found = _place(options.cluster, options.clusters), list[Finding]()
     for finding in _check_up(place, options):
         found.append(finding)

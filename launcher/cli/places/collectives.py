@@ -1,0 +1,110 @@
+"""`launch doctor CLUSTER --collectives`: its options and what it prints."""
+
+import argparse
+import re
+import sys
+from typing import TYPE_CHECKING
+
+from launcher.cli.arguments import Arguments
+from launcher.cli.terminal import columns, safe, to_json
+from launcher.errors import BadInput, Exit
+
+if TYPE_CHECKING:
+    from launcher.collectives.findings import CollectivesReport
+
+_UNITS = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}
+_OF_CHECK_UPS = ("try", "within", "partition", "account", "qos", "interface")
+_STEP = 4  # from a size to the next one of a range
+
+
+def declare_collectives(arguments: Arguments) -> None:
+    arguments.add_argument(
+        "--collectives", action="store_true", help="instead: check and time the operations of torch.distributed there"
+    )
+    arguments.add_argument(
+        "--ranks", metavar="N,...", type=_ranks, help="with --collectives: on so many (default: 2, or one a node)"
+    )
+    arguments.add_argument(
+        "--sizes", metavar="SIZE,...", type=_sizes, help="with --collectives: of so much (default: 1KB..64MB)"
+    )
+    arguments.add_argument("--backend", choices=("auto", "gloo", "nccl"), help="with --collectives (default: auto)")
+
+
+def refuse_without_collectives(options: argparse.Namespace) -> None:
+    for name in ("ranks", "sizes", "backend"):
+        if getattr(options, name) is not None:
+            raise BadInput(f"--{name} is of --collectives", f"hint: launch doctor --collectives --{name} ...")
+
+
+def run_collectives(options: argparse.Namespace) -> int:
+    from launcher.collectives.measuring import SIZES, collectives  # late: a check-up submits nothing
+    from launcher.collectives.tables import problems  # late: likewise
+
+    if given := [name for name in _OF_CHECK_UPS if vars(options)[name]]:
+        raise BadInput(f"--{given[0]} is not of --collectives", "hint: what a job asks for stands in the clusters file")
+    nodes = options.nodes or 1
+    report = collectives(
+        options.cluster,
+        ranks=options.ranks or (max(2, nodes),),
+        nodes=nodes,
+        sizes=options.sizes or SIZES,
+        backend=options.backend or "auto",
+        tell=_tell,
+    )
+    print(to_json(report) if options.json else "\n".join(_lines(report)))
+    wrong = [*problems(report)]
+    for line in wrong:
+        _tell(f"problem: {line}")
+    return Exit.REFUSED if wrong else Exit.OK
+
+
+def _lines(report: "CollectivesReport") -> list[str]:
+    from launcher.collectives.tables import (
+        HEADS,
+        PAIR_HEADS,
+        notes,
+        pair_rows,
+        rows_of,
+    )  # late: a check-up has tables of its own
+
+    found = [f"{report.backend} on {report.device}, {report.ranks} ranks on {report.nodes} of {report.cluster}'s nodes"]
+    if report.lines:
+        found += columns([HEADS, *rows_of(report)])
+    if report.pairs:
+        found += ["", *columns([PAIR_HEADS, *pair_rows(report)])]
+    return [safe(line) for line in (*found, *notes(report))]
+
+
+def _tell(text: str) -> None:
+    print(safe(text), file=sys.stderr, flush=True)
+
+
+def whole(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 10**5):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return int(text)
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    return tuple(whole(word) for word in text.split(","))
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    """`1KB,64KB..4MB`: in a range each is four times the one before."""
+    found = list[int]()
+    for word in text.split(","):
+        low, dots, high = word.partition("..")
+        size, end = _size(low), _size(high if dots else low)
+        while size <= end:
+            found.append(size)
+            size *= _STEP
+    if not found:
+        raise argparse.ArgumentTypeError(f"expected sizes like 1KB..64MB, got {text!r}")
+    return tuple(dict.fromkeys(found))
+
+
+def _size(text: str) -> int:
+    parts = re.fullmatch(r"([1-9][0-9]{0,5})\s*([KMG]?B)", text.strip(), re.ASCII | re.IGNORECASE)
+    if parts is None or int(parts[1]) * _UNITS[parts[2].upper()] > 4 * _UNITS["GB"]:
+        raise argparse.ArgumentTypeError(f"expected a size like 64KB or 4MB, up to 4GB, got {text!r}")
+    return int(parts[1]) * _UNITS[parts[2].upper()]

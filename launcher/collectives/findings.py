@@ -1,0 +1,65 @@
+"""What was found of the collectives of a cluster: data, as `--json` prints it."""
+
+import msgspec
+
+
+class CollectiveLine(msgspec.Struct, frozen=True):
+    """One operation with one size on so many ranks."""
+
+    operation: str
+    ranks: int
+    size_bytes: int
+    repetitions: int
+    usual_s: float  # median
+    fastest_s: float
+    slowest_s: float
+    algorithm_bytes_per_s: float
+    bus_bytes_per_s: float
+    wrong: int  # numbers that were not as they must be
+
+
+class MemoryCopy(msgspec.Struct, frozen=True):
+    """A copy of so many bytes in the memory of the first rank."""
+
+    size_bytes: int
+    bytes_per_s: float
+
+
+class NodePair(msgspec.Struct, frozen=True):
+    """The way between two nodes, by their numbers."""
+
+    one: int
+    other: int
+    size_bytes: int
+    bytes_per_s: float  # by torch's send and recv
+    round_trip_s: float
+    plain_bytes_per_s: float  # by a plain connection; 0: there could be none
+    slow: str = ""  # in words, where it is much slower than the others
+
+
+class Lacking(msgspec.Struct, frozen=True):
+    """An operation that the backend does not have."""
+
+    operation: str
+    ranks: int
+    why: str
+
+
+class CollectivesReport(msgspec.Struct, frozen=True):
+    """All of one run."""
+
+    run: str
+    cluster: str
+    backend: str
+    device: str
+    ranks: int
+    nodes: int
+    lines: tuple[CollectiveLine, ...] = ()
+    copies: tuple[MemoryCopy, ...] = ()
+    pairs: tuple[NodePair, ...] = ()
+    lacking: tuple[Lacking, ...] = ()
+    failed: str = ""  # why it came to no end
+
+    @property
+    def wrong(self) -> int:
+        return sum(one.wrong for one in self.lines)

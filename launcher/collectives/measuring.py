@@ -1,0 +1,52 @@
+"""Runs `trainer.collectives` on a cluster, as a run like any other, and reads what its first rank says."""
+
+from collections.abc import Callable, Sequence
+
+from launcher import api
+from launcher.collectives.findings import CollectivesReport
+from launcher.collectives.reading import report_of
+from launcher.errors import BadInput
+from launcher.words import LOCAL, State
+
+TAG = "collectives"
+_MODULE = "trainer.collectives"
+BACKENDS = ("auto", "gloo", "nccl")
+SIZES = tuple(2**power for power in (10, 14, 18, 22, 26))
+
+
+def collectives(
+    cluster: str = LOCAL, *, ranks: Sequence[int] = (2,), nodes: int = 1, sizes: Sequence[int] = SIZES,
+    backend: str = "auto", overrides: Sequence[str] = (), tell: Callable[[str], None] = lambda _: None,
+) -> CollectivesReport:  # fmt: skip
+    """Time and check each operation on so many ranks, evenly on the nodes. The run is removed where all was said."""
+    least, most = min(ranks, default=0), max(ranks, default=0)
+    if least < 2:
+        raise BadInput(f"--ranks: expected numbers of at least 2, got {least}")
+    if most % nodes:
+        raise BadInput(f"--ranks: expected as many on each of {nodes} nodes, got {most}")
+    per_node = most // nodes
+    words = {"ranks": ",".join(map(str, ranks)), "sizes": ",".join(map(str, sizes)), "backend": backend}
+    spec = {
+        "name": "collectives",
+        "run": {"module": _MODULE, "args": words},
+        "resources": {"nodes": nodes, "ranks_per_node": per_node} | ({"gpus_per_node": 0} if backend == "gloo" else {}),
+        "recovery": {"user_error": 0},
+    }
+    run = api.submit(spec, on=cluster, overrides=overrides)
+    run.label(add=[TAG])
+    tell(f"{run.id}: {most} ranks on {nodes} {'node' if nodes == 1 else 'nodes'} of {cluster}")
+    try:
+        status = run.wait()
+    except BaseException:
+        tell(f"{run.id} is cancelled")
+        run.cancel()
+        raise
+    run.renew()
+    failed = ""
+    if status.state is not State.SUCCEEDED:
+        said = status.failure.summary if status.failure is not None else status.message
+        failed = f"{run.id} {status.state}: {said}"
+    report = report_of(run.id, cluster, (line.text for line in run.logs(ranks=[0])), failed)
+    if not report.failed:
+        api.remove([run])
+    return report

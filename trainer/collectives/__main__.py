@@ -1,0 +1,85 @@
+"""Each rank: `python -m trainer.collectives --ranks 2,4 --sizes 1024,65536`.
+
+The first one writes a line of JSON for each result. Ends with 1 where a result was wrong.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import torch.distributed as dist
+
+from trainer.collectives.measuring import copied, members, timed
+from trainer.collectives.operations import OPERATIONS
+from trainer.collectives.pairs import pairs
+from trainer.errors import BadSettings
+from trainer.world import World, join, leave
+
+MARK = "collectives "
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    options = _options(words)
+    world = join(group=True, device={"gloo": "cpu", "nccl": "cuda"}.get(options.backend))
+    try:
+        return int(_measure(options, world) > 0)
+    finally:
+        leave(world)
+
+
+def _measure(options: argparse.Namespace, world: World) -> int:
+    """How many numbers were wrong."""
+    counts = options.ranks or [world.size]
+    if bad := [count for count in counts if not 2 <= count <= world.size]:
+        raise BadSettings(f"--ranks: expected numbers from 2 to {world.size}, which there are, got {bad[0]}")
+    nodes = world.size // world.local_size
+    _say(world, "place", backend=world.backend, device=world.device.type, ranks=world.size, nodes=nodes)
+    for size in options.sizes:
+        _say(world, "copy", size_bytes=size, bytes_per_s=copied(size, world.device))
+    wrong = 0
+    for count in counts:
+        ranks = members(count, nodes, world.local_size)
+        group = dist.new_group(ranks)
+        if world.rank in ranks:
+            for one in timed(options.operations, options.sizes, ranks, group, world):
+                wrong += one.wrong
+                _say(world, "timed", **asdict(one))
+        dist.barrier()
+    if nodes > 1:
+        objects = dist.new_group(backend="gloo")
+        for pair in pairs(world, nodes, world.local_size, objects):
+            _say(world, "pair", **asdict(pair))
+    _say(world, "end")
+    return wrong
+
+
+def _say(world: World, what: str, **words: object) -> None:
+    if world.is_first:
+        sys.stdout.write(f"{MARK}{json.dumps({'what': what, **words})}\n")
+        sys.stdout.flush()
+
+
+def _options(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m trainer.collectives")
+    parser.add_argument("--ranks", type=_numbers, default=[], metavar="N,...", help="how many take part (default: all)")
+    parser.add_argument("--sizes", type=_numbers, default=[2**10, 2**16, 2**22], metavar="BYTES,...")
+    parser.add_argument("--operations", type=_names, default=list(OPERATIONS), metavar="NAME,...")
+    parser.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto")
+    return parser.parse_args(words)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
+
+
+def _names(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in OPERATIONS]:
+        raise argparse.ArgumentTypeError(f"expected some of {', '.join(OPERATIONS)}, got {unknown[0]!r}")
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""Times each operation on the ranks that take part, and looks at what came of it."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from trainer.collectives.operations import OPERATIONS, Place, Prepared
+from trainer.world import World
+
+_WARM = 2
+_BYTES = 4  # of a float32
+_LACKING = ("not support", "not implemented", "unsupported", "does not have")
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One operation with one size: what each repetition took, by the slowest rank."""
+
+    operation: str
+    ranks: int
+    size_bytes: int
+    times_s: tuple[float, ...]
+    wrong: int = 0  # numbers that were not as they must be, over all ranks
+    lacking: str = ""  # why this backend cannot do it
+
+
+def members(many: int, nodes: int, per_node: int) -> tuple[int, ...]:
+    """Who takes part where so many do: equally many of each node where that can be, else the first ones."""
+    if many % nodes:
+        return tuple(range(many))
+    return tuple(node * per_node + local for node in range(nodes) for local in range(many // nodes))
+
+
+def repetitions(size_bytes: int) -> int:
+    """Few of what is long."""
+    return 20 if size_bytes <= 2**16 else 10 if size_bytes <= 2**22 else 5
+
+
+def rounded(size_bytes: int, many: int) -> int:
+    """So many numbers are that size, in equal parts for all; at least one each."""
+    return max(1, size_bytes // _BYTES // many) * many
+
+
+def timed(
+    names: Sequence[str], sizes: Sequence[int], ranks: tuple[int, ...], group: dist.ProcessGroup, world: World
+) -> Iterator[Timed]:
+    """On each rank that takes part."""
+    for name in names:
+        for size in sizes if name != "barrier" else (0,):
+            count = rounded(size, len(ranks))
+            place = Place(group, ranks.index(world.rank), ranks, count, world.device)
+            found = _timed(name, OPERATIONS[name](place), place, 0 if name == "barrier" else count * _BYTES)
+            yield found
+            if found.lacking:
+                break
+
+
+def _timed(name: str, one: Prepared, place: Place, size_bytes: int) -> Timed:
+    try:
+        for _ in range(_WARM):
+            one.fill()
+            one.call()
+    except (RuntimeError, NotImplementedError) as error:
+        said = " ".join(str(error).split())
+        if not any(word in said.lower() for word in _LACKING):
+            raise
+        return Timed(name, place.many, size_bytes, (), lacking=said[:200])
+    took = [_once(one, place) for _ in range(repetitions(size_bytes))]
+    wrong = torch.tensor([float(one.wrong())], device=place.device)
+    slowest = torch.tensor(took, dtype=torch.float64, device=place.device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX, group=place.group)
+    every = [torch.empty_like(wrong) for _ in place.ranks]
+    dist.all_gather(every, wrong, group=place.group)
+    return Timed(name, place.many, size_bytes, tuple(slowest.tolist()), int(sum(part.item() for part in every)))
+
+
+def _once(one: Prepared, place: Place) -> float:
+    one.fill()
+    dist.barrier(group=place.group)
+    return seconds(one.call, place.device)
+
+
+def seconds(call: Callable[[], object], device: torch.device) -> float:
+    """What it takes until its result is there, on a GPU too."""
+    _finish(device)
+    began = time.perf_counter()
+    call()
+    _finish(device)
+    return time.perf_counter() - began
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def copied(size_bytes: int, device: torch.device) -> float:
+    """Bytes per second of a copy in the memory of this rank: no message can be faster for long."""
+    source = torch.ones(max(1, size_bytes // _BYTES), device=device)
+    target = torch.empty_like(source)
+    target.copy_(source)
+    took = sorted(seconds(lambda: target.copy_(source), device) for _ in range(repetitions(size_bytes)))
+    return source.numel() * _BYTES / max(took[len(took) // 2], 1e-9)

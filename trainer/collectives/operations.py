@@ -1,0 +1,182 @@
+"""The operations of torch.distributed, each with what its result must be. Sums are of small whole numbers: exact."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_PERIOD = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A rank among those that take part, and how much they hand over."""
+
+    group: dist.ProcessGroup
+    index: int  # among those who take part
+    ranks: tuple[int, ...]  # by their numbers in the whole world
+    count: int  # numbers in all, of float32; a multiple of how many take part
+    device: torch.device
+
+    @property
+    def many(self) -> int:
+        return len(self.ranks)
+
+    def of(self, index: int, count: int | None = None) -> Tensor:
+        """What this rank has to give."""
+        return _pattern(count or self.count, self.device) + (index + 1)
+
+    def parts_of(self, index: int) -> list[Tensor]:
+        return list(self.of(index).chunk(self.many))
+
+    def empty(self, count: int) -> Tensor:
+        return torch.full((count,), -1.0, device=self.device)
+
+    @property
+    def total(self) -> Tensor:
+        """The sum over all ranks."""
+        return _pattern(self.count, self.device) * self.many + self.many * (self.many + 1) / 2
+
+    @property
+    def each(self) -> int:
+        """A rank's part."""
+        return self.count // self.many
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An operation and its buffers: `fill` sets what they begin with, `wrong` counts what is not as it must be."""
+
+    fill: Callable[[], None]
+    call: Callable[[], object]
+    wrong: Callable[[], int]
+
+
+def _pattern(count: int, device: torch.device) -> Tensor:
+    return (torch.arange(count, device=device) % _PERIOD).float()
+
+
+def differing(found: Tensor, expected: Tensor) -> int:
+    return int((found != expected).sum())
+
+
+def broadcast(at: Place) -> Prepared:
+    data, right = at.empty(at.count), at.of(0)
+    first = at.ranks[0]
+
+    def fill() -> None:
+        data.copy_(right) if at.index == 0 else data.fill_(-1.0)
+
+    return Prepared(fill, lambda: dist.broadcast(data, src=first, group=at.group), lambda: differing(data, right))
+
+
+def scatter(at: Place) -> Prepared:
+    """The first has all of it, and each gets its part."""
+    mine, parts = at.empty(at.each), at.parts_of(0)
+    given = parts if at.index == 0 else None
+    return Prepared(
+        lambda: _clear(mine),
+        lambda: dist.scatter(mine, given, src=at.ranks[0], group=at.group),
+        lambda: differing(mine, parts[at.index]),
+    )
+
+
+def gather(at: Place) -> Prepared:
+    """The first gets a part of each."""
+    mine = at.of(at.index, at.each)
+    got = [at.empty(at.each) for _ in at.ranks] if at.index == 0 else None
+    return Prepared(
+        lambda: _clear(*(got or ())),
+        lambda: dist.gather(mine, got, dst=at.ranks[0], group=at.group),
+        lambda: sum(differing(one, at.of(index, at.each)) for index, one in enumerate(got or ())),
+    )
+
+
+def reduce(at: Place) -> Prepared:
+    data, own, total = at.empty(at.count), at.of(at.index), at.total
+    return Prepared(
+        lambda: _put(data, own),
+        lambda: dist.reduce(data, dst=at.ranks[0], group=at.group),
+        lambda: differing(data, total) if at.index == 0 else 0,
+    )
+
+
+def all_reduce(at: Place) -> Prepared:
+    data, own, total = at.empty(at.count), at.of(at.index), at.total
+    return Prepared(
+        lambda: _put(data, own), lambda: dist.all_reduce(data, group=at.group), lambda: differing(data, total)
+    )
+
+
+def all_gather(at: Place) -> Prepared:
+    mine, got = at.of(at.index, at.each), at.empty(at.count)
+    return Prepared(
+        lambda: _clear(got),
+        lambda: dist.all_gather_into_tensor(got, mine, group=at.group),
+        lambda: differing(got, torch.cat([at.of(index, at.each) for index in range(at.many)])),
+    )
+
+
+def reduce_scatter(at: Place) -> Prepared:
+    """Each gets its part of the sum."""
+    mine, own = at.empty(at.each), at.of(at.index)
+    part = at.total.chunk(at.many)[at.index]
+    return Prepared(
+        lambda: _clear(mine),
+        lambda: dist.reduce_scatter_tensor(mine, own, group=at.group),
+        lambda: differing(mine, part),
+    )
+
+
+def all_to_all(at: Place) -> Prepared:
+    """Each has a part for each."""
+    own, got = at.of(at.index), at.empty(at.count)
+    return Prepared(
+        lambda: _clear(got),
+        lambda: dist.all_to_all_single(got, own, group=at.group),
+        lambda: differing(got, torch.cat([at.parts_of(index)[at.index] for index in range(at.many)])),
+    )
+
+
+def send_recv(at: Place) -> Prepared:
+    """Each gives to the next one and takes from the one before, all at the same time."""
+    own, got = at.of(at.index), at.empty(at.count)
+    after, before = (at.index + 1) % at.many, (at.index - 1) % at.many
+
+    def call() -> None:
+        sending = dist.P2POp(dist.isend, own, at.ranks[after], at.group)
+        taking = dist.P2POp(dist.irecv, got, at.ranks[before], at.group)
+        for work in dist.batch_isend_irecv([sending, taking]):
+            work.wait()
+
+    return Prepared(lambda: _clear(got), call, lambda: differing(got, at.of(before)))
+
+
+def barrier(at: Place) -> Prepared:
+    """Nothing is handed over: all wait for all."""
+    return Prepared(lambda: None, lambda: dist.barrier(group=at.group), lambda: 0)
+
+
+def _clear(*tensors: Tensor) -> None:
+    for tensor in tensors:
+        tensor.fill_(-1.0)
+
+
+def _put(data: Tensor, values: Tensor) -> None:
+    data.copy_(values)
+
+
+OPERATIONS: dict[str, Callable[[Place], Prepared]] = {
+    "broadcast": broadcast,
+    "scatter": scatter,
+    "gather": gather,
+    "reduce": reduce,
+    "all-gather": all_gather,
+    "reduce-scatter": reduce_scatter,
+    "all-reduce": all_reduce,
+    "send/recv": send_recv,
+    "all-to-all": all_to_all,
+    "barrier": barrier,
+}

@@ -1,0 +1,128 @@
+"""Two nodes at a time: how fast they send to each other by torch, and by a plain connection beside it."""
+
+import hmac
+import os
+import secrets
+import socket
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+import torch.distributed as dist
+
+from trainer.collectives.measuring import seconds
+from trainer.world import World
+
+_SIZE = 2**22
+_TIMES, _WARM = 5, 1
+_LIMIT_S = 60.0
+_TOKEN_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The way between the first ranks of two nodes. A message goes there and back; a rate is of one direction."""
+
+    one: int  # number of the node
+    other: int
+    size_bytes: int
+    bytes_per_s: float
+    round_trip_s: float  # of a message of one number
+    plain_bytes_per_s: float  # by a connection of its own, without torch; 0 where there was none
+
+
+def pairs(world: World, nodes: int, per_node: int, group: dist.ProcessGroup) -> Iterator[Pair]:
+    """On every rank; a pair is told of by the first rank of the world. `group` can carry Python objects."""
+    for one, other in combinations(range(nodes), 2):
+        ends = (one * per_node, other * per_node)
+        mine = _measured(world, ends, group)
+        told: list[tuple[float, float, float] | None] = [mine]
+        dist.broadcast_object_list(told, src=ends[0], group=group)
+        if told[0] is not None:
+            yield Pair(one, other, _SIZE, *told[0])
+
+
+def _measured(world: World, ends: tuple[int, int], group: dist.ProcessGroup) -> tuple[float, float, float] | None:
+    where: list[tuple[str, int, bytes] | None] = [None]
+    listener = None
+    if world.rank == ends[0]:
+        address = own_address()
+        listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+        listener.settimeout(_LIMIT_S)
+        where = [(address, listener.getsockname()[1], secrets.token_bytes(_TOKEN_BYTES))]
+    dist.broadcast_object_list(where, src=ends[0], group=group)
+    if world.rank not in ends or where[0] is None:
+        return None
+    large, small = (torch.ones(count, device=world.device) for count in (_SIZE // 4, 1))
+    long_s, short_s = _there_and_back(large, world, ends), _there_and_back(small, world, ends)
+    plain_s = _plainly(listener, where[0])
+    return 2 * _SIZE / long_s, short_s, 2 * _SIZE / plain_s if plain_s else 0.0
+
+
+def _there_and_back(data: torch.Tensor, world: World, ends: tuple[int, int]) -> float:
+    def call() -> None:
+        if world.rank == ends[0]:
+            dist.send(data, ends[1])
+            dist.recv(data, ends[1])
+        else:
+            dist.recv(data, ends[0])
+            dist.send(data, ends[0])
+
+    took = [seconds(call, world.device) for _ in range(_WARM + _TIMES)]
+    return statistics.median(took[_WARM:])
+
+
+def own_address() -> str:
+    """That of the card by which the first rank is reached; where that is this machine, the one it is reached by."""
+    first = os.environ["MASTER_ADDR"]
+    family, _, _, _, place = socket.getaddrinfo(first, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as asked:
+        asked.connect(place)  # nothing is sent
+        return str(asked.getsockname()[0])
+
+
+def _plainly(listener: socket.socket | None, where: tuple[str, int, bytes]) -> float:
+    """Seconds of as many bytes there and back; 0 where nobody could be reached by a connection of one's own."""
+    address, port, token = where
+    try:
+        if listener is None:
+            with socket.create_connection((address, port), _LIMIT_S) as line:
+                line.sendall(token)
+                return _echoed(line, first=False)
+        with listener:
+            line, _ = listener.accept()
+            with line:
+                line.settimeout(_LIMIT_S)
+                known = hmac.compare_digest(_take(line, _TOKEN_BYTES), token)
+                return _echoed(line, first=True) if known else 0.0
+    except OSError:
+        return 0.0
+
+
+def _echoed(line: socket.socket, *, first: bool) -> float:
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    data, took = bytes(_SIZE), []
+    for _ in range(_WARM + _TIMES):
+        began = time.perf_counter()
+        if first:
+            line.sendall(data)
+            _take(line, _SIZE)
+        else:
+            _take(line, _SIZE)
+            line.sendall(data)
+        took.append(time.perf_counter() - began)
+    return statistics.median(took[_WARM:])
+
+
+def _take(line: socket.socket, size: int) -> bytes:
+    got = bytearray(size)
+    view = memoryview(got)
+    while view:
+        count = line.recv_into(view)
+        if not count:
+            raise ConnectionError("it was closed")
+        view = view[count:]
+    return bytes(got)
