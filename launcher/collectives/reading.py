@@ -55,7 +55,8 @@ class EndWord(msgspec.Struct, frozen=True, tag_field="what", tag="end"):
     """All of it was said."""
 
 
-_DECODER = msgspec.json.Decoder(PlaceWord | CopyWord | TimedWord | PairWord | EndWord)
+Word = PlaceWord | CopyWord | TimedWord | PairWord | EndWord
+_DECODER: msgspec.json.Decoder[Word] = msgspec.json.Decoder(Word)
 
 
 def report_of(run: str, cluster: str, texts: Iterable[str], failed: str = "") -> CollectivesReport:
@@ -84,7 +85,7 @@ def report_of(run: str, cluster: str, texts: Iterable[str], failed: str = "") ->
     )  # fmt: skip
 
 
-def _decoded(text: str) -> PlaceWord | CopyWord | TimedWord | PairWord | EndWord:
+def _decoded(text: str) -> Word:
     try:
         return _DECODER.decode(text)
     except msgspec.MsgspecError as error:

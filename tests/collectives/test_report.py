@@ -76,7 +76,9 @@ def test_what_a_backend_lacks_is_said_and_no_problem():
     assert not [*problems(report)]
 
 
-@pytest.mark.parametrize(("why", "told"), [("x-1 failed: killed", "x-1 failed: killed"), ("", "it did not say all of it")])
+@pytest.mark.parametrize(
+    ("why", "told"), [("x-1 failed: killed", "x-1 failed: killed"), ("", "it did not say all of it")]
+)
 def test_a_run_that_did_not_say_all_is_a_problem(why, told):
     assert [*problems(report_of("x-1", "pool", [PLACE, timed()], why))] == [told]
 

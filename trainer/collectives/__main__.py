@@ -41,14 +41,15 @@ def _measure(options: argparse.Namespace, world: World) -> int:
     wrong = 0
     for count in counts:
         ranks = members(count, nodes, world.local_size)
-        group = dist.new_group(ranks)
-        if world.rank in ranks:
+        group = dist.new_group(ranks)  # no group for those who take no part
+        if isinstance(group, dist.ProcessGroup):
             for one in timed(options.operations, options.sizes, ranks, group, world):
                 wrong += one.wrong
                 _say(world, "timed", **asdict(one))
         dist.barrier()
     if nodes > 1:
         objects = dist.new_group(backend="gloo")
+        assert isinstance(objects, dist.ProcessGroup)
         for pair in pairs(world, nodes, world.local_size, objects):
             _say(world, "pair", **asdict(pair))
     _say(world, "end")
