@@ -167,7 +167,7 @@ def test_a_client_that_hangs_is_given_up(desk, ranks, tmp_path):
     [
         (["--try"], "--try is of Slurm clusters"),
         (["local", "--partition", "main"], "--partition is of Slurm clusters"),
-        (["slurm", "--nodes", "3"], "invalid choice: 3"),
+        (["slurm", "--nodes", "3"], "--nodes: expected 1 or 2, got 3"),
         (["slurm", "--within", "soon"], "expected seconds such as 60"),
         (["slurm", "--within", "-1"], "expected seconds such as 60"),
         (["slurm", "--partition", "--try"], "expected one argument"),

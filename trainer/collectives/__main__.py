@@ -47,9 +47,8 @@ def _measure(options: argparse.Namespace, world: World) -> int:
                 wrong += one.wrong
                 _say(world, "timed", **asdict(one))
         dist.barrier()
-    if nodes > 1:
-        objects = dist.new_group(backend="gloo")
-        assert isinstance(objects, dist.ProcessGroup)
+    objects = dist.new_group(backend="gloo") if nodes > 1 else None
+    if isinstance(objects, dist.ProcessGroup):
         for pair in pairs(world, nodes, world.local_size, objects):
             _say(world, "pair", **asdict(pair))
     _say(world, "end")

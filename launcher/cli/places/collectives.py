@@ -51,7 +51,10 @@ def run_collectives(options: argparse.Namespace) -> int:
         backend=options.backend or "auto",
         tell=_tell,
     )
-    print(to_json(report) if options.json else "\n".join(_lines(report)))
+    if options.json:
+        print(to_json(report))
+    elif lines := _lines(report):
+        print("\n".join(lines))
     wrong = [*problems(report)]
     for line in wrong:
         _tell(f"problem: {line}")
@@ -59,20 +62,16 @@ def run_collectives(options: argparse.Namespace) -> int:
 
 
 def _lines(report: "CollectivesReport") -> list[str]:
-    from launcher.collectives.tables import (
-        HEADS,
-        PAIR_HEADS,
-        notes,
-        pair_rows,
-        rows_of,
-    )  # late: a check-up has tables of its own
+    from launcher.collectives import tables  # late: a check-up has tables of its own
 
+    if not report.ranks:
+        return []
     found = [f"{report.backend} on {report.device}, {report.ranks} ranks on {report.nodes} of {report.cluster}'s nodes"]
     if report.lines:
-        found += columns([HEADS, *rows_of(report)])
+        found += columns([tables.HEADS, *tables.rows_of(report)])
     if report.pairs:
-        found += ["", *columns([PAIR_HEADS, *pair_rows(report)])]
-    return [safe(line) for line in (*found, *notes(report))]
+        found += ["", *columns([tables.PAIR_HEADS, *tables.pair_rows(report)])]
+    return [safe(line) for line in (*found, *tables.notes(report))]
 
 
 def _tell(text: str) -> None:
