@@ -61,7 +61,7 @@ def test_a_shell_completes(complete, desk):
     assert complete("submit", "job.yaml", "--on", "my") == {"mypool"}
     assert complete("submit", "--dry") == {"--dry-run"}
     assert complete("init", "ss") == {"ssh"}
-    assert complete("doctor", "--nodes", "") == {"1", "2"}
+    assert complete("doctor", "--backend", "") == {"auto", "gloo", "nccl"}
 
 
 @pytest.mark.parametrize("what", ["runs", "clusters"])
