@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -89,6 +90,17 @@ class Arguments(argparse.ArgumentParser):
 def _cut_at_dashes(words: list[str]) -> tuple[list[str], list[str]]:
     at = words.index("--") if "--" in words else len(words)
     return words[:at], words[at + 1 :]
+
+
+def number_below(most: int) -> Callable[[str], int]:
+    """The type of an option that takes a whole number above 0."""
+
+    def number(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and 0 < int(text) < most):
+            raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+        return int(text)
+
+    return number
 
 
 def seconds(text: str) -> float:

@@ -34,12 +34,17 @@ _OF_STATE = {
 }
 
 
+def tell(text: str) -> None:
+    """To people, on stderr, at once."""
+    print(safe(text), file=sys.stderr, flush=True)
+
+
 def show_news() -> None:
     """What people who wait for a cluster are told, on stderr from now on."""
     from launcher.clusters.keeping import news  # late: of no use to commands that do not wait
 
     watching = is_terminal(sys.stderr)
-    news.listen(lambda text: print(safe(text), file=sys.stderr, flush=True), watching=watching)
+    news.listen(tell, watching=watching)
 
 
 def to_json(value: object, *, indent: int = 2) -> str:

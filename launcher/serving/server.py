@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import uvicorn
 
-from launcher.errors import BadInput
 from launcher.serving.app import application
 from launcher.serving.engine import Engine, ServingOptions
 from launcher.serving.guard import ServingGuard
@@ -15,17 +14,6 @@ from launcher.serving.what_is_served import Served
 
 _LET_GO_S = 10  # for requests that are being answered when the server is asked to end
 _KEEP_OPEN_S = 75  # a connection on which nothing is asked: longer than clients and proxies usually keep theirs
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Raises BadInput where there is no such address, or it is taken."""
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.create_server((host, port), family=family, backlog=1024)
-    except (OSError, OverflowError) as error:
-        raise BadInput(f"{host}:{port}: {error}", "hint: --port 0 takes a port that is free") from error
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections have it from here
-    return listening
 
 
 def is_loopback(host: str) -> bool:

@@ -64,14 +64,15 @@ OURS = """
 import os, sys
 from pathlib import Path
 from launcher.serving.engine import ServingOptions
-from launcher.serving.server import listen, run_server
+from launcher.listening import listen
+from launcher.serving.server import run_server
 from launcher.serving.what_is_served import Served
 
 port, checkpoint, cache, *args = sys.argv[1:]
 app, python, folder = "trainer.tasks.resnet", sys.executable, Path(checkpoint)
 served = Served("bench", app, tuple(args), python, os.getcwd(), os.environ, folder, False)
 options = ServingOptions(cache=int(cache))
-with listen("127.0.0.1", int(port)) as listening:
+with listen("127.0.0.1", int(port), waiting=1024) as listening:
     run_server(listening, served, options, token=None, most_bytes=1 << 24, ready=lambda engine: None, say=print)
 """
 

@@ -13,9 +13,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from run_folder import RunFolder
 
-from launcher.board.address import address_of, listen
+from launcher.board.address import address_of
 from launcher.board.live.feed import Feed
 from launcher.board.server import Board, application
+from launcher.listening import listen
 from launcher.rundir import registry
 
 BOUND_S = 60.0

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from launcher.board.address import listen
+from launcher.listening import listen
 from launcher.rundir.records import Failure, NotFinite
 from launcher.words import Cause
 from tests.board.conftest import opened, until
@@ -73,7 +73,10 @@ def test_code_beside_its_commit_and_beside_another_run(board, house):
 
 
 def test_no_answer_waits_for_an_acknowledgement():
-    with listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+    with (
+        listen("127.0.0.1", 0) as listening,
+        socket.create_connection(listening.getsockname()),
+    ):
         connection, _ = listening.accept()
         with connection:
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from launcher.listening import listen
 from launcher.serving.engine import ServingOptions
-from launcher.serving.server import listen, serve
+from launcher.serving.server import serve
 from launcher.serving.what_is_served import Served
 
 BOUND_S = 120.0

@@ -72,14 +72,15 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from launcher.board.address import Keys, address_of, in_address, listen  # late: sockets, for this command alone
+    from launcher.board.address import Keys, address_of  # late: secrets, for this command alone
+    from launcher.listening import in_address, listen  # late: sockets, likewise
 
     first = [*dict.fromkeys(map(api.run, options.runs))]
     view = _view(first)
     if missing := [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]:
         raise BadInput(f"board needs {' and '.join(missing)}", "hint: pip install 'launch-anywhere[board]'")
     keys = Keys()
-    with listen(options.host, options.port) as listening:
+    with listen(options.host, options.port, hint="launch board --port 0") as listening:
         port = listening.getsockname()[1]
         address = address_of(options.host, port, keys, view)
         print(address, flush=True)

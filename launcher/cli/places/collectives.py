@@ -2,11 +2,10 @@
 
 import argparse
 import re
-import sys
 from typing import TYPE_CHECKING
 
-from launcher.cli.arguments import Arguments
-from launcher.cli.terminal import columns, safe, to_json
+from launcher.cli.arguments import Arguments, number_below
+from launcher.cli.terminal import columns, safe, tell, to_json
 from launcher.errors import BadInput, Exit
 
 if TYPE_CHECKING:
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
 _UNITS = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}
 _OF_CHECK_UPS = ("try", "within", "partition", "account", "qos", "interface")
 _STEP = 4  # from a size to the next one of a range
+MANY = number_below(10**5)  # nodes, or ranks
 
 
 def declare_collectives(arguments: Arguments) -> None:
@@ -49,7 +49,7 @@ def run_collectives(options: argparse.Namespace) -> int:
         nodes=nodes,
         sizes=options.sizes or SIZES,
         backend=options.backend or "auto",
-        tell=_tell,
+        tell=tell,
     )
     if options.json:
         print(to_json(report))
@@ -57,7 +57,7 @@ def run_collectives(options: argparse.Namespace) -> int:
         print("\n".join(lines))
     wrong = [*problems(report)]
     for line in wrong:
-        _tell(f"problem: {line}")
+        tell(f"problem: {line}")
     return Exit.REFUSED if wrong else Exit.OK
 
 
@@ -74,18 +74,8 @@ def _lines(report: "CollectivesReport") -> list[str]:
     return [safe(line) for line in (*found, *tables.notes(report))]
 
 
-def _tell(text: str) -> None:
-    print(safe(text), file=sys.stderr, flush=True)
-
-
-def whole(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 10**5):
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
-    return int(text)
-
-
 def _ranks(text: str) -> tuple[int, ...]:
-    return tuple(whole(word) for word in text.split(","))
+    return tuple(MANY(word) for word in text.split(","))
 
 
 def _sizes(text: str) -> tuple[int, ...]:

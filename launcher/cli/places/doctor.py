@@ -13,8 +13,8 @@ from typing import cast
 
 from launcher.cli import figures
 from launcher.cli.arguments import Arguments, seconds
-from launcher.cli.places.collectives import declare_collectives, refuse_without_collectives, run_collectives, whole
-from launcher.cli.terminal import columns, is_terminal, paint, safe, size
+from launcher.cli.places.collectives import MANY, declare_collectives, refuse_without_collectives, run_collectives
+from launcher.cli.terminal import columns, is_terminal, paint, safe, size, tell
 from launcher.clusters.clusters_file import ClusterEntry, entry, named_clusters
 from launcher.clusters.kinds import kind_named, of_kind
 from launcher.clusters.protocol import Doctor, HasDoctor
@@ -60,7 +60,7 @@ def declare(arguments: Arguments) -> None:
     arguments.add_argument("--clusters", metavar="FILE", type=Path, help="the file that names clusters")
     arguments.add_argument("--try", action="store_true", help="have nodes, or all hosts, try it out")
     arguments.add_argument(
-        "--nodes", metavar="N", type=whole, help="of so many nodes: 1 or 2 (default: 2 where there are)"
+        "--nodes", metavar="N", type=MANY, help="of so many nodes: 1 or 2 (default: 2 where there are)"
     )
     arguments.add_argument(
         "--within", metavar="SECONDS", type=seconds, help=f"so long it waits for nodes (default: {_WITHIN_S:g})"
@@ -105,7 +105,7 @@ def _check_up(place: ClusterEntry, options: argparse.Namespace) -> Iterator[Find
     if not isinstance(cluster, HasDoctor):
         raise BadInput(f"{place.name}: nothing is known of how to look at {place.kind}")
     doctor = cast("Doctor", import_module(cluster.doctor))
-    return doctor.check_up(_wish(place, options), _tell)
+    return doctor.check_up(_wish(place, options), tell)
 
 
 def _wish(place: ClusterEntry, options: argparse.Namespace) -> DoctorWish:
@@ -122,10 +122,6 @@ def _wish(place: ClusterEntry, options: argparse.Namespace) -> DoctorWish:
         {name: said[name] for name in _OF_A_JOB if name in said},
         {name: whose for name, whose in _WHOSE.items() if name in said},
     )
-
-
-def _tell(text: str) -> None:
-    print(safe(text), file=sys.stderr, flush=True)
 
 
 def _lines(finding: Finding) -> list[str]:

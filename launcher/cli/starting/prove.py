@@ -1,13 +1,12 @@
 """`launch prove`: a training undisturbed and killed again and again; whether both are the same."""
 
 import argparse
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from launcher.cli.arguments import Arguments
+from launcher.cli.arguments import Arguments, number_below
 from launcher.cli.figures import duration
-from launcher.cli.terminal import columns, paint, safe, show_news, to_json
+from launcher.cli.terminal import columns, paint, safe, show_news, tell, to_json
 from launcher.errors import Exit
 
 if TYPE_CHECKING:
@@ -28,13 +27,14 @@ with 7 where it differs, with 4 where nothing could be hit or compared, else as 
 """
 _COLOURS = {"exact": "green", "differs": "red", "failed": "red", "unproven": "yellow"}
 _KEPT_SHOWN = 3
+_NUMBER = number_below(10**9)
 
 
 def declare(arguments: Arguments) -> None:
     arguments.add_argument("what", metavar="RUN_OR_SPEC", help="a YAML file; or a run's id, or `last`, with its code")
     arguments.takes_place(default=None)
-    arguments.add_argument("--steps", metavar="N", type=_number, help="make the training so long, in all its runs")
-    arguments.add_argument("--kills", metavar="N", type=_number, default=3, help="of each mode (default: 3)")
+    arguments.add_argument("--steps", metavar="N", type=_NUMBER, help="make the training so long, in all its runs")
+    arguments.add_argument("--kills", metavar="N", type=_NUMBER, default=3, help="of each mode (default: 3)")
     arguments.add_argument(
         "--modes", metavar="MODE,...", default="", help="some of warm, power, hot (default: warm,power)"
     )
@@ -63,16 +63,10 @@ def run(options: argparse.Namespace) -> int:
         steps=options.steps,
         metrics=options.metric,
         keep=options.keep,
-        tell=lambda text: print(safe(text), file=sys.stderr, flush=True),
+        tell=tell,
     )
     print(to_json(proof) if options.json else "\n".join(lines_of(proof)))
     return _exit_of(proof)
-
-
-def _number(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 10**9):
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
-    return int(text)
 
 
 def _exit_of(proof: "Proof") -> int:

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.cli.arguments import Arguments
-from launcher.cli.terminal import columns, fitting, safe, show_news, to_json, width_of
+from launcher.cli.arguments import Arguments, number_below
+from launcher.cli.terminal import columns, fitting, safe, show_news, tell, to_json, width_of
 from launcher.errors import Exit
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ measured, unless one is chosen. Ends with 0 where all could be measured, else wi
 `launch help scaling` is the page.
 """
 _LESS = ("OTHER", "DATA", "RANGE", "STEP", "MEMORY", "SCALING")  # first to go where a terminal is narrow
+_NUMBER = number_below(10**6)
 
 
 def declare(arguments: Arguments) -> None:
@@ -38,13 +39,13 @@ def declare(arguments: Arguments) -> None:
     arguments.add_argument("--strong", action="store_true", help="measure with the batch as it is")
     arguments.add_argument("--weak", action="store_true", help="measure with a batch in proportion to the ranks")
     arguments.add_argument(
-        "--steps", metavar="N", type=_number, default=30, help="that are measured of each training (default: 30)"
+        "--steps", metavar="N", type=_NUMBER, default=30, help="that are measured of each training (default: 30)"
     )
     arguments.add_argument(
-        "--rounds", metavar="N", type=_number, default=1, help="measure all of it so many times (default: 1)"
+        "--rounds", metavar="N", type=_NUMBER, default=1, help="measure all of it so many times (default: 1)"
     )
     arguments.add_argument(
-        "--per-node", metavar="N", type=_number, help="ranks of a node (default: the spec's; of a single node, all)"
+        "--per-node", metavar="N", type=_NUMBER, help="ranks of a node (default: the spec's; of a single node, all)"
     )
     arguments.add_argument(
         "-o", "--output", metavar="FOLDER", type=Path, help="write index.html, scaling.md and scaling.json there"
@@ -70,27 +71,17 @@ def run(options: argparse.Namespace) -> int:
         strong=options.strong,
         weak=options.weak,
         keep=options.keep,
-        tell=_tell,
+        tell=tell,
     )
     print(to_json(report) if options.json else "\n".join(lines_of(report)))
     if options.output is not None:
         for path in write_pages(report, options.output):
-            _tell(str(path))
+            tell(str(path))
     return Exit.REFUSED if any(one.why for one in report.points) else Exit.OK
 
 
-def _tell(text: str) -> None:
-    print(safe(text), file=sys.stderr, flush=True)
-
-
-def _number(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 10**6):
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
-    return int(text)
-
-
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(_number(word.strip()) for word in text.split(","))
+    return tuple(_NUMBER(word.strip()) for word in text.split(","))
 
 
 def lines_of(report: "ScalingReport") -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from launcher import api
 from launcher.cli.arguments import Arguments
-from launcher.cli.terminal import safe
+from launcher.cli.terminal import safe, tell
 from launcher.errors import BadInput, Exit
 from launcher.spec.kinds.leaf import Unfit
 from launcher.spec.kinds.numbers import Size
@@ -89,6 +89,7 @@ def run(options: argparse.Namespace) -> int:
         from launcher.serving import server  # late: optional packages, and slow to import
     except ImportError as error:
         raise BadInput(f"serve needs packages: {error}", "hint: pip install 'launch-anywhere[serve]'") from error
+    from launcher.listening import in_address, listen  # late: sockets, for this command alone
     from launcher.serving.engine import ServingOptions  # late: with it
     from launcher.serving.what_is_served import served  # late: with it
 
@@ -98,9 +99,8 @@ def run(options: argparse.Namespace) -> int:
         options.watch,
     )  # fmt: skip
     token = _token(options, loopback=server.is_loopback(options.host))
-    with server.listen(options.host, options.port) as listening:
-        host = f"[{options.host}]" if ":" in options.host else options.host
-        address = f"http://{host}:{listening.getsockname()[1]}"
+    with listen(options.host, options.port, waiting=1024) as listening:
+        address = f"http://{in_address(options.host)}:{listening.getsockname()[1]}"
 
         def ready(engine: "Engine") -> None:
             step = "" if engine.step is None else f" of step {engine.step}"
@@ -113,13 +113,9 @@ def run(options: argparse.Namespace) -> int:
         print(f"{found.run}: loading the model ...", file=sys.stderr, flush=True)
         with suppress(KeyboardInterrupt):
             server.run_server(
-                listening, found, wanted, token=token, most_bytes=options.max_body, ready=ready, say=_say
+                listening, found, wanted, token=token, most_bytes=options.max_body, ready=ready, say=tell
             )  # fmt: skip
     return Exit.OK
-
-
-def _say(text: str) -> None:
-    print(safe(text), file=sys.stderr, flush=True)
 
 
 def _token(options: argparse.Namespace, *, loopback: bool) -> str | None:
