@@ -1,21 +1,25 @@
 """A spec, or a run with the code that it had, of which several runs are made: killed to prove, small to measure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from launcher import api
 from launcher.errors import BadInput, Refused
-from launcher.ids import RunId
+from launcher.ids import RunId, new_run_id
 from launcher.project import ProjectCode
+from launcher.rundir import registry
 from launcher.rundir.attempts import newest, read_plan
 from launcher.rundir.code.renewing import as_frozen
 from launcher.rundir.layout import RunDir
 from launcher.spec.model import RunOptions
 from launcher.submission.opening import open_named
-from launcher.submission.requests import Request, able, looked_at_first
+from launcher.submission.requests import Request, able, looked_at_first, taken
 from launcher.words import LOCAL
 
+T = TypeVar("T")
+Tell = Callable[[str], None]
 _TASKS = "trainer.tasks."  # modules of ours, which have the options of all settings
 _LIMITS = ("max-steps", "max_steps", "steps", "total-steps", "total_steps", "num-steps", "num_steps")
 
@@ -59,6 +63,21 @@ def as_it_ran(run: api.Run) -> RepeatedJob:
     return RepeatedJob(
         folder.spec, plan.cluster, plan.overrides, Path(plan.project), ProjectCode(code, plan.own_folders, ())
     )  # fmt: skip
+
+
+def name_of(wish: Request) -> RunId:
+    """A new one, with which the ids of all of its runs begin."""
+    return new_run_id(wish.spec.name, taken(registry.runs_root(Path(wish.project.path))))
+
+
+def to_its_end(run: api.Run, act: Callable[[], T], tell: Tell) -> T:
+    """What waits for it. Whoever gives up meanwhile leaves nothing that goes on."""
+    try:
+        return act()
+    except BaseException:
+        tell(f"{run.id} is cancelled")
+        run.cancel()
+        raise
 
 
 def steps_override(run: RunOptions, steps: int) -> str:

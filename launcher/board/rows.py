@@ -57,8 +57,7 @@ class BoardRow(msgspec.Struct, frozen=True):
 
 
 def board_row(status: RunStatus, about: About, figures: Figures) -> BoardRow:
-    failed = status.state is State.FAILED and status.failure is not None
-    said = status.failure.summary if failed and status.failure is not None else status.message
+    said = status.last_word if status.state is State.FAILED else status.message
     return BoardRow(
         id=status.run,
         name=status.name,

@@ -59,7 +59,3 @@ class CollectivesReport(msgspec.Struct, frozen=True):
     pairs: tuple[NodePair, ...] = ()
     lacking: tuple[Lacking, ...] = ()
     failed: str = ""  # why it came to no end
-
-    @property
-    def wrong(self) -> int:
-        return sum(one.wrong for one in self.lines)

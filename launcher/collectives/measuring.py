@@ -1,22 +1,22 @@
 """Runs `trainer.collectives` on a cluster, as a run like any other, and reads what its first rank says."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from launcher import api
 from launcher.collectives.findings import CollectivesReport
 from launcher.collectives.reading import report_of
 from launcher.errors import BadInput
+from launcher.repeated import Tell, to_its_end
 from launcher.words import LOCAL, State
 
 TAG = "collectives"
 _MODULE = "trainer.collectives"
-BACKENDS = ("auto", "gloo", "nccl")
 SIZES = tuple(2**power for power in (10, 14, 18, 22, 26))
 
 
 def collectives(
     cluster: str = LOCAL, *, ranks: Sequence[int] = (2,), nodes: int = 1, sizes: Sequence[int] = SIZES,
-    backend: str = "auto", overrides: Sequence[str] = (), tell: Callable[[str], None] = lambda _: None,
+    backend: str = "auto", overrides: Sequence[str] = (), tell: Tell = lambda _: None,
 ) -> CollectivesReport:  # fmt: skip
     """Time and check each operation on so many ranks, evenly on the nodes. The run is removed where all was said."""
     least, most = min(ranks, default=0), max(ranks, default=0)
@@ -35,17 +35,11 @@ def collectives(
     run = api.submit(spec, on=cluster, overrides=overrides)
     run.label(add=[TAG])
     tell(f"{run.id}: {most} ranks on {nodes} {'node' if nodes == 1 else 'nodes'} of {cluster}")
-    try:
-        status = run.wait()
-    except BaseException:
-        tell(f"{run.id} is cancelled")
-        run.cancel()
-        raise
+    status = to_its_end(run, run.wait, tell)
     run.renew()
     failed = ""
     if status.state is not State.SUCCEEDED:
-        said = status.failure.summary if status.failure is not None else status.message
-        failed = f"{run.id} {status.state}: {said}"
+        failed = f"{run.id} {status.state}: {status.last_word}"
     report = report_of(run.id, cluster, (line.text for line in run.logs(ranks=[0])), failed)
     if not report.failed:
         api.remove([run])

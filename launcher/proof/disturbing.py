@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from launcher.api import WATCH_S, Run
 from launcher.clusters.inside.visit import Visit
@@ -11,6 +11,7 @@ from launcher.errors import LaunchError
 from launcher.proof.findings import Kill
 from launcher.proof.modes import Mode
 from launcher.proof.schedule import PlannedKill
+from launcher.repeated import Tell
 from launcher.rundir.durable import read_lines
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Event
@@ -21,7 +22,6 @@ from launcher.words import State
 _LOOK_S = 0.02
 _GONE = "it had ended"
 _OVER = "the training was over first"
-Tell = Callable[[str], None]
 
 
 class DisturbedRun:

@@ -48,8 +48,7 @@ class FinishedRun:
         """Why it did not come to its end; "" where it did."""
         if self.status.state is State.SUCCEEDED:
             return ""
-        failure = self.status.failure
-        said = failure.summary if failure is not None else self.status.message
+        said = self.status.last_word
         return f"{self.status.run} is {self.status.state}" + (f": {said}" if said else "")
 
 

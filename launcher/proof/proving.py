@@ -6,27 +6,22 @@ spec or run ─ target ─► undisturbed run ─ schedule ─► disturbed run 
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TypeVar
 
 from launcher import api
 from launcher.api import Run
 from launcher.errors import BadInput
-from launcher.ids import RunId, new_run_id, parse_run_id
-from launcher.proof.disturbing import DisturbedRun, Tell
+from launcher.ids import RunId, parse_run_id
+from launcher.proof.disturbing import DisturbedRun
 from launcher.proof.findings import ComparedRun, Judgement, Proof
 from launcher.proof.judging import FinishedRun, finished, judged, with_causes
 from launcher.proof.modes import MODES, Mode
 from launcher.proof.schedule import planned
 from launcher.proof.target import for_a_proof
-from launcher.repeated import RepeatedJob, as_it_ran, job_of
-from launcher.rundir import registry
+from launcher.repeated import RepeatedJob, Tell, as_it_ran, job_of, name_of, to_its_end
 from launcher.status.derive import exit_code_of
-from launcher.submission.requests import taken
 
-T = TypeVar("T")
 TAG = "prove"
 _GRAVEST_FIRST = (Judgement.FAILED, Judgement.DIFFERS, Judgement.UNPROVEN, Judgement.EXACT)
 
@@ -50,9 +45,7 @@ def prove(
     target = for_a_proof(job_of(ref, on=on, overrides=overrides), steps=steps, kills=kills)
     for mode in chosen.values():
         target.request(mode.overrides)
-    wish = target.request()
-    name = new_run_id(wish.spec.name, taken(registry.runs_root(Path(wish.project.path))))
-    return _Proving(target, name, kills, seed, metrics, tell).carry_out(chosen, keep=keep)
+    return _Proving(target, name_of(target.request()), kills, seed, metrics, tell).carry_out(chosen, keep=keep)
 
 
 def _modes(names: Sequence[str]) -> dict[str, Mode]:
@@ -98,14 +91,14 @@ class _Proving:
 
     def _undisturbed(self, name: str) -> tuple[FinishedRun, Run]:
         run = self._start(name, ())
-        return finished(run, self._to_its_end(run, run.wait)), run
+        return finished(run, to_its_end(run, run.wait, self.tell)), run
 
     def _disturbed(self, name: str, mode: Mode, alone: FinishedRun) -> ComparedRun:
         plan = planned(self.seed, name, self.kills, alone.status.step or 0)
         run = self._start(name, mode.overrides)
         disturbed = DisturbedRun(run, mode, self.tell)
-        kills = self._to_its_end(run, lambda: disturbed.strike(plan))
-        status = self._to_its_end(run, disturbed.finish)
+        kills = to_its_end(run, lambda: disturbed.strike(plan), self.tell)
+        status = to_its_end(run, disturbed.finish, self.tell)
         found = judged(name, kills, finished(run, status), alone, self.metrics)
         if found.verdict is not Judgement.DIFFERS:
             return found
@@ -124,15 +117,6 @@ class _Proving:
         run.label(add=[TAG, self.id])
         self.tell(f"{name}: {run.id}")
         return run
-
-    def _to_its_end(self, run: Run, act: Callable[[], T]) -> T:
-        """Whoever gives up meanwhile leaves nothing that goes on."""
-        try:
-            return act()
-        except BaseException:
-            self.tell(f"{run.id} is cancelled")
-            run.cancel()
-            raise
 
 
 def _too_short(steps: int) -> str:

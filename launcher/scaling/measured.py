@@ -19,6 +19,12 @@ class MeasuredSpeed:
     shares: tuple[Mapping[str, float], ...]  # of a traced step, one of each run
     sent: tuple[float, float]  # bytes and messages of a step
 
+    @property
+    def step_samples(self) -> float | None:
+        """Over all ranks; None: nothing was measured."""
+        each = [rate * seconds for rate, seconds in zip(self.rates, self.steps_s, strict=True)]
+        return statistics.median(each) if each else None
+
 
 def measured(runs: Sequence[Mapping[int, Mapping[str, float]]], first: int, last: int) -> MeasuredSpeed:
     """`runs`: their lines of metrics by step; those after step `first`, up to `last`, count."""

@@ -7,7 +7,7 @@ spec ─ configurations ─► runs, one at a time ─ measured ─► points �
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -17,9 +17,8 @@ import msgspec
 from launcher import api
 from launcher.api import Run
 from launcher.errors import BadInput, LaunchError
-from launcher.ids import RunId, new_run_id, parse_run_id
-from launcher.repeated import RepeatedJob, gives, is_ours, job_of
-from launcher.rundir import registry
+from launcher.ids import RunId, parse_run_id
+from launcher.repeated import RepeatedJob, Tell, gives, is_ours, job_of, name_of, to_its_end
 from launcher.rundir.layout import RunDir
 from launcher.scaling.accounts import accounted, advice, unsteady
 from launcher.scaling.configurations import (
@@ -34,14 +33,13 @@ from launcher.scaling.configurations import (
 )
 from launcher.scaling.findings import WEAK, ScaledRun, ScalingReport
 from launcher.scaling.forecasts import foretold
-from launcher.scaling.measured import measured, parts_of, spread
+from launcher.scaling.measured import MeasuredSpeed, measured, parts_of, spread
 from launcher.spec.model import RunOptions
 from launcher.status.compared import environments
 from launcher.status.derive import RunStatus
-from launcher.submission.requests import Request, taken
+from launcher.submission.requests import Request
 from launcher.words import State
 
-Tell = Callable[[str], None]
 Rows = dict[int, dict[str, float]]
 TAG = "scale"
 _OPTIONS = "add_options"  # of the trainer: a script that has it takes the options of all settings
@@ -74,8 +72,7 @@ def scale(
         )
     scalings = scalings_of(strong=strong, weak=weak, has_options=has_options)
     wanted = configurations(ranks, strategies or [""], scalings, wish.spec.resources, per_node)
-    name = new_run_id(wish.spec.name, taken(registry.runs_root(Path(wish.project.path))))
-    work = _Measuring(job, wish, name, schedule_of(steps), has_options, tell)
+    work = _Measuring(job, wish, name_of(wish), schedule_of(steps), has_options, tell)
     for one in wanted:
         job.request(work.overrides(one))
     return work.carry_out(wanted, scalings, rounds, str(ref), keep=keep)
@@ -144,7 +141,7 @@ class _Measuring:
             return
         self.runs.append(run)
         run.label(add=[TAG, self.id])
-        status = self._to_its_end(run)
+        status = to_its_end(run, run.wait, self.tell)
         if why := _failure(status, self.schedule.end if self.has_options else 0):
             self.failed.append(run)
             self._failed(one, why)
@@ -162,14 +159,6 @@ class _Measuring:
         rates = measured(self.rows[one][-1:], self.schedule.warm, self.schedule.last).rates
         return f"{statistics.median(rates):.4g} samples/s" if rates else "no samples_per_s was reported"
 
-    def _to_its_end(self, run: Run) -> RunStatus:
-        try:
-            return run.wait()
-        except BaseException:
-            self.tell(f"{run.id} is cancelled")
-            run.cancel()
-            raise
-
     def _batch(self, one: Configuration, wanted: Sequence[Configuration]) -> int | None:
         """In weak scaling in proportion to that of the fewest ranks, which have been measured by then."""
         base = next(other for other in wanted if other.strategy == one.strategy)
@@ -177,7 +166,7 @@ class _Measuring:
             return None
         if base not in self.rows:
             raise BadInput(f"nothing to compare with: {base.ranks} ranks could not be measured")
-        samples = _samples(self.rows[base], self.schedule)
+        samples = self._measured(base).step_samples
         if samples is None:
             raise BadInput("nobody knows of how many samples its steps are")
         return round(samples * one.ranks / base.ranks)
@@ -204,19 +193,21 @@ class _Measuring:
                 found += [self._point(one, scaling) for one in mine if one is mine[0] or one.scaling == scaling]
         return found
 
+    def _measured(self, one: Configuration) -> MeasuredSpeed:
+        return measured(self.rows.get(one, []), self.schedule.warm, self.schedule.last)
+
     def _point(self, one: Configuration, scaling: str) -> ScaledRun:
         strategy = one.strategy or _strategy(self.wish.spec.run)
         runs = tuple(run.id for run in self.runs if _is_of(run, f"{self.id}-{one.name}"))
         point = ScaledRun(strategy, scaling, one.ranks, one.nodes, runs, crowded=self.crowded.get(one, ""))
-        found = measured(self.rows.get(one, []), self.schedule.warm, self.schedule.last)
+        found = self._measured(one)
         why = self.why.get(one, "")
         if not why and not found.rates:
             why = "it reports no samples_per_s, by which its rate could be known"
-        samples = _samples(self.rows.get(one, []), self.schedule)
         if why:
             return msgspec.structs.replace(point, why=why)
         return msgspec.structs.replace(
-            point, rates=found.rates, samples_per_s=spread(found.rates), step_samples=samples,
+            point, rates=found.rates, samples_per_s=spread(found.rates), step_samples=found.step_samples,
             step_s=statistics.median(found.steps_s), memory_gb=found.memory_gb, parts=parts_of(found),
         )  # fmt: skip
 
@@ -226,21 +217,13 @@ def _is_of(run: Run, name: str) -> bool:
     return run.id == name or run.id.removeprefix(f"{name}-").isdigit()
 
 
-def _samples(rows: Sequence[Rows], schedule: Schedule) -> float | None:
-    found = measured(rows, schedule.warm, schedule.last)
-    if not found.rates:
-        return None
-    return statistics.median(rate * seconds for rate, seconds in zip(found.rates, found.steps_s, strict=True))
-
-
 def _failure(status: RunStatus, steps: int) -> str:
     """Why it says nothing of its speed."""
     if status.state is State.SUCCEEDED and status.restarts.total:
         return f"it was restarted {status.restarts.total} times"
     if status.state is State.SUCCEEDED:
         return "" if (status.step or 0) >= steps else f"it ended after {status.step or 0} of {steps} steps"
-    said = status.failure.summary if status.failure is not None else status.message
-    return f"it {status.state}" + (f": {said}" if said else "")
+    return f"it {status.state}" + (f": {status.last_word}" if status.last_word else "")
 
 
 def _strategy(run: RunOptions) -> str:

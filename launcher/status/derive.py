@@ -70,6 +70,11 @@ class RunStatus(msgspec.Struct, frozen=True):
     safe_checkpoint: int | None = None  # the newest that has them all, and survives the loss of any one disk
     loads: tuple[NodeLoad, ...] = ()  # of a run that goes on: what each node's machine and ranks were last seen to use
 
+    @property
+    def last_word(self) -> str:
+        """Of its last failure; where there was none, of how it is."""
+        return self.failure.summary if self.failure is not None else self.message
+
 
 class _Verdict(msgspec.Struct, frozen=True):
     """What the facts say about the newest attempt."""

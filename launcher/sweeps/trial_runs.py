@@ -92,8 +92,7 @@ class RunsOfTrials:
         views: dict[str, TrialRun] = {}
         for run, one in zip(there, found, strict=True):
             value = self._value(run) if one.state.ended else None
-            said = one.failure.summary if one.failure is not None else one.message
-            views[run.id] = TrialRun(one.state, value, said, self._revivals[run.id], one.attempt)
+            views[run.id] = TrialRun(one.state, value, one.last_word, self._revivals[run.id], one.attempt)
         return views
 
     def reports(self, run_id: str) -> Reports:

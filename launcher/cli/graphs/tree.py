@@ -67,7 +67,7 @@ def _row(step: StepStatus, branch: str, now: float) -> tuple[str, ...]:
     if status is None:
         return (name, step.run, "-", "-", "-", "-", "; ".join(filter(None, ["no run of it is there", needs])))
     seconds = duration_s(status, now)
-    said = status.failure.summary if status.failure is not None and status.state is State.FAILED else status.message
+    said = status.last_word if status.state is State.FAILED else status.message
     return (
         name,
         step.run,

@@ -41,8 +41,7 @@ def page(status: RunStatus, now: float) -> list[str]:
 
 def headline(status: RunStatus) -> str:
     """State, cause and what there is to say about it."""
-    failed = status.state is State.FAILED and status.failure is not None
-    words = status.failure.summary if failed and status.failure is not None else status.message
+    words = status.last_word if status.state is State.FAILED else status.message
     said = f": {safe(words)}" if words else ""
     return paint(f"{safe(status.run)} {state_text(status)}", state_colour(status.state)) + said
 
