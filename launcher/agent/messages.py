@@ -81,9 +81,7 @@ class RankPulse(msgspec.Struct, frozen=True, array_like=True):
     not_finite: Annotated[dict[Name, NotFinite], msgspec.Meta(max_length=128)] = {}
     breakpoint: str = ""  # where it waits for a debugger
     malformed: Count = 0  # lines on its progress wire that were no reports
-    stays: bool | None = (
-        None  # it can go on in this process when another rank is replaced; None: it has not said so far
-    )
+    stays: bool | None = None  # it can go on here when another rank is replaced; None: it has not said so far
 
 
 class Pulse(msgspec.Struct, frozen=True, tag="pulse", tag_field="t"):

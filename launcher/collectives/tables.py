@@ -53,13 +53,10 @@ def notes(report: CollectivesReport) -> Iterator[str]:
 
 
 def duration(seconds: float) -> str:
-    return (
-        f"{seconds * 1e6:.3g} µs"
-        if seconds < 1e-3
-        else f"{seconds * 1e3:.3g} ms"
-        if seconds < 1
-        else f"{seconds:.3g} s"
-    )
+    for most, unit, factor in ((1e-3, "µs", 1e6), (1.0, "ms", 1e3)):
+        if seconds < most:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds:.3g} s"
 
 
 def size(count: float) -> str:

@@ -16,12 +16,8 @@ LAP = "lap "  # begins the name of a mark at the end of a phase
 _COMPUTES = ("copy", "forward", "backward")
 _OF_CPU = "gloo:"
 _OF_GPU = "nccl"
-_NEVER_COMPUTES = (
-    "c10d",
-    "_c10d",
-    "autograd::engine::",
-    "torch::autograd::",
-)  # ranks may be waited for inside of these
+# Ranks may be waited for inside of these.
+_NEVER_COMPUTES = ("c10d", "_c10d", "autograd::engine::", "torch::autograd::")
 # What DDP and FSDP copy for messages, on a CPU: it counts as communication in the open.
 _PACKS = ("torch::distributed::reducer::", "torch.distributed.ddp.reducer::", "fsdp::")
 _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")

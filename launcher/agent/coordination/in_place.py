@@ -30,8 +30,8 @@ class HotOpener:
         attempt = self._attempt
         if attempt.rules.mode != _HOT:
             return False
-        if self.starts_in_place:
-            return True  # once all ranks of it are there: `started`
+        if self._starts_in_place:
+            return True  # it is asked again once all of its ranks have started
         attempt.warm_because = self._obstacle()
         if attempt.warm_because:
             return False
@@ -43,7 +43,7 @@ class HotOpener:
         return True
 
     @property
-    def starts_in_place(self) -> bool:
+    def _starts_in_place(self) -> bool:
         attempt = self._attempt
         return attempt.phase is AttemptPhase.STARTING and any(rank.joins for rank in attempt.current.ranks)
 

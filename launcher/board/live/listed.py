@@ -6,9 +6,7 @@ from collections.abc import Callable
 from launcher import api
 from launcher.rundir import registry
 
-_ANEW_S = (
-    4.0  # its names are looked at so often all the same: not every file system tells of a change by a folder's time
-)
+_ANEW_S = 4.0  # its names are looked at all the same: not every file system tells of a change by a folder's time
 _SETTLED_NS = 2_000_000_000  # a folder's time that is older than this is not given to a later change too
 
 
