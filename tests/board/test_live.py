@@ -76,6 +76,28 @@ def test_what_a_look_has_found_is_told_once_and_in_one_piece(house):
     assert b'"spark":[0.5,0.25,0.125]' in data and b'"step":77' in data
 
 
+def test_a_page_that_comes_in_the_midst_of_a_look_hears_what_it_found(house, monkeypatch):
+    """It has asked for the rows of before: with many runs the first look takes longer than a browser to start."""
+    house.run().running()
+
+    async def looked():
+        feed, page = Feed(MeasuredRuns()), OpenPage("", asyncio.get_running_loop())
+        look = feed.runs.look
+
+        def slow():
+            seen = look()
+            feed._pages.add(page)
+            return seen
+
+        monkeypatch.setattr(feed.runs, "look", slow)
+        feed._look()
+        data = await asyncio.wait_for(page.take(), 60)
+        feed.runs.close()
+        return data
+
+    assert b'"id":"job-abcd"' in asyncio.run(looked())
+
+
 @pytest.mark.parametrize("line", [{"step": 1 << 63}, {"step": -(1 << 63) - 1}])
 def test_a_step_that_is_none_is_left_out(board, house, line):
     folder = house.run().running()

@@ -110,9 +110,10 @@ class Feed:
             self._wake.wait(_LOOK_S if self._pages else _IDLE_S)
 
     def _look(self) -> None:
-        pages = list(self._pages)
+        seen, drawn = self.runs.look(), self.runs.draw(time.monotonic() + _DRAW_S)
+        pages = list(self._pages)  # now: who came meanwhile has asked for the rows of before
         try:
-            self._tell_all(pages, self.runs.look(), self.runs.draw(time.monotonic() + _DRAW_S))
+            self._tell_all(pages, seen, drawn)
             self._tell_watching(pages)
         finally:
             for page in pages:
