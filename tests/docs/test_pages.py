@@ -17,6 +17,8 @@ from launcher.spec.read import parse_spec
 from tests.docs import reference
 from tests.docs.blocks import DOCS, ROOT, block
 
+pytestmark = pytest.mark.dealt(2)
+
 OWN_JOB = DOCS / "own-job.md"
 
 

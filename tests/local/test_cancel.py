@@ -10,6 +10,8 @@ import time
 import pytest
 from lab import kill
 
+pytestmark = pytest.mark.dealt(2)
+
 STUBBORN = {
     "normal": "",
     "ignores TERM": "signal.signal(signal.SIGTERM, signal.SIG_IGN)",

@@ -11,6 +11,8 @@ from launcher.errors import Exit
 from launcher.rundir.fence import raise_fence
 from launcher.rundir.layout import RunDir
 
+pytestmark = pytest.mark.dealt(2)
+
 
 @pytest.fixture
 def saver(lab):

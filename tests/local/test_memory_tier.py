@@ -10,6 +10,8 @@ from lab import kill
 
 from launcher.agent.memory_tier import MEMORY
 
+pytestmark = pytest.mark.dealt(2)
+
 # Counts what it finds in its node's memory, one up at each start, and tells it as its step.
 COUNTS = """
 import json, os, time

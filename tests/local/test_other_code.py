@@ -5,6 +5,10 @@ import re
 import shlex
 import subprocess
 
+import pytest
+
+pytestmark = pytest.mark.dealt(2)
+
 BUG = """
 import json, os, pathlib
 steps = pathlib.Path("steps.json")  # beside its code

@@ -11,6 +11,8 @@ from launcher.clusters.mirror import tails
 from launcher.clusters.mirror.logs import FOLDERS
 from launcher.hostlink.rpc.wire import decoded, encoded
 
+pytestmark = pytest.mark.dealt(2)
+
 HPC = Address("hpc", "me@hpc", "~/launch", "~/launch", "slurm")
 
 

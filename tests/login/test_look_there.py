@@ -10,6 +10,8 @@ from launcher.rundir import registry
 from launcher.rundir.code import outputs
 from launcher.words import State
 
+pytestmark = pytest.mark.dealt(2)
+
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):

@@ -7,6 +7,8 @@ import time
 import pytest
 from login_node import Laptop, LoginNode, all_pids, keygen, read, read_terminal, until
 
+pytestmark = pytest.mark.dealt(3)
+
 JOB = "name: job\nrun:\n  script: train.py\n  preload: []\nresources: {ranks_per_node: 1}\n"
 
 

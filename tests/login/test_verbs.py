@@ -11,6 +11,8 @@ import pytest
 from login_node import BOUND_S, read, read_terminal, until
 from saved_checkpoints import save, save_model
 
+pytestmark = pytest.mark.dealt(3)
+
 SCRIPT = """
 import os, pathlib, sys, time
 code, go_on = int(sys.argv[1]), pathlib.Path(sys.argv[2])

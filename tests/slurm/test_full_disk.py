@@ -10,6 +10,8 @@ from launcher.rundir.avoided import avoided
 from launcher.rundir.layout import RunDir
 from tests.lab.slurm import SlurmLab
 
+pytestmark = pytest.mark.dealt(2)
+
 STEPS = 300
 
 

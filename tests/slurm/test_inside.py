@@ -2,7 +2,10 @@
 
 import json
 
+import pytest
 from runs import two_nodes
+
+pytestmark = pytest.mark.dealt(2)
 
 
 def test_beside_ranks_on_two_nodes(desk, slurm):

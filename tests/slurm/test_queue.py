@@ -1,6 +1,9 @@
 """Runs that wait on Slurm wait as Slurm's jobs do: held, later, after others, so many of an array at once."""
 
+import pytest
 from runs import job_of, two_nodes
+
+pytestmark = pytest.mark.dealt(2)
 
 FAILS = "name: bad\nrun: {command: 'exit 3'}\nresources: {ranks_per_node: 1}\nrecovery: {user_error: 0}\n"
 

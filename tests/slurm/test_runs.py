@@ -7,9 +7,12 @@ import subprocess
 import sys
 import time
 
+import pytest
 from runs import fingerprint_here, job_of, two_nodes
 
 from launcher.shipped import shipped
+
+pytestmark = pytest.mark.dealt(2)
 
 
 def test_a_run_over_two_nodes_ends_as_it_does_here(desk, slurm):

@@ -4,6 +4,8 @@ import pytest
 from shares import SEED
 from struck_sweep import check, struck_until_over, undisturbed
 
+pytestmark = pytest.mark.dealt(2)
+
 
 @pytest.mark.timeout(600)
 def test_killed_at_random_it_loses_no_trial_and_starts_none_twice(desk):

@@ -1,6 +1,9 @@
 """Cancel on every host at once: whatever ranks have started, nothing of it is left, and no stranger is hit."""
 
+import pytest
 from ssh_desk import command_line
+
+pytestmark = pytest.mark.dealt(2)
 
 STAY = """
 import json, os, signal, subprocess, time

@@ -5,6 +5,8 @@ import json
 import at_breakpoint
 import pytest
 
+pytestmark = pytest.mark.dealt(2)
+
 
 @pytest.mark.parametrize("transport", ["paramiko", "openssh"])
 def test_beside_ranks_on_two_hosts(desk, transport):

@@ -3,6 +3,8 @@
 import pytest
 from ssh_desk import Desk
 
+pytestmark = pytest.mark.dealt(3)
+
 
 @pytest.fixture
 def elsewhere(tmp_path, hosts):

@@ -12,6 +12,8 @@ from ssh_desk import Desk, strike
 from tests.lab.fixtures import open_folder
 from tests.lab.hosts import HostLab
 
+pytestmark = pytest.mark.dealt(2)
+
 
 @pytest.fixture
 def pool_of(tmp_path, lab_possible):

@@ -6,6 +6,8 @@ import os
 
 import pytest
 
+pytestmark = pytest.mark.dealt(2)
+
 
 @pytest.fixture
 def over(desk):

@@ -9,6 +9,8 @@ import pytest
 from launcher.agent.processes import tagged
 from launcher.rundir.identity import alive, process_id
 
+pytestmark = pytest.mark.dealt(2)
+
 IMPORTED = """
 import os
 with open({log!r}, "a") as log:
