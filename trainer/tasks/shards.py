@@ -3,7 +3,8 @@
 ```
 OUT.parts/job.json              what decides the answers; other settings may not go on with these shards
 OUT.parts/00000000-00000064     the lines of these samples, then a line that proves that they are all there
-OUT, OUT.about.json             at the end: all lines in order; the job, and the means over all samples
+OUT, OUT.about.json             at the end: all lines in order, or the table that OUT's name says (tables.py); the job,
+                                and the means over all samples
 ```
 """
 
@@ -22,6 +23,7 @@ import xxhash
 from trainer.checkpoint_files.durable import make_folder, sync_folder, write_new
 from trainer.checkpoint_files.layout import new_nonce
 from trainer.errors import BadSettings
+from trainer.tasks.tables import check_table, table
 
 _DRAFT = ".draft-"
 _MOST_SHARDS = 1000
@@ -64,8 +66,9 @@ class Answers:
     def begin(self) -> bool:
         """Make the folder, or go on with it. False: the answers are all there already. For one rank.
 
-        Raises BadSettings where answers of another job are in the way.
+        Raises BadSettings where answers of another job are in the way, or such a file cannot be written.
         """
+        check_table(self._out)
         if not self._folder.exists():
             if self._out.exists() or self._about.exists():
                 self._compare(self._about)
@@ -94,9 +97,9 @@ class Answers:
 
     def merge(self, mean: str) -> float:
         """Make the one file, and the words about it; returns the mean over all samples. For one rank."""
-        sums: list[float] = []
-        self._write(self._out, self._bodies(sums))
-        value = math.fsum(sums) / self._job.samples
+        sums: dict[range, float] = {}
+        self._write(self._out, table(self._out, lambda: self._bodies(sums)))
+        value = math.fsum(sums.values()) / self._job.samples
         self._write(self._about, [_to_json({**self._job.described, mean: value})])
         return value
 
@@ -105,12 +108,12 @@ class Answers:
         shutil.rmtree(self._folder)
         sync_folder(self._folder.parent)
 
-    def _bodies(self, sums: list[float]) -> Iterator[bytes]:
+    def _bodies(self, sums: dict[range, float]) -> Iterator[bytes]:
         for shard in self._job.shards():
             found = self._read(shard)
             if found is None:
                 raise BadSettings(f"{self._path(_name(shard))}: was whole and is not any more\nhint: start again")
-            sums.append(found[1])
+            sums[shard] = found[1]
             yield found[0]
 
     def _read(self, shard: range) -> tuple[bytes, float] | None:

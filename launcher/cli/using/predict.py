@@ -13,12 +13,13 @@ from launcher.words import LOCAL
 EXAMPLES = """
   launch predict last -o answers.jsonl --follow                         of its validation data, by its best checkpoint
   launch predict gpt -o judged.jsonl --set run.args.text=/data/new.txt  of other data
-  launch predict resnet -o answers.jsonl --on pool --set resources.nodes=4
+  launch predict resnet -o answers.csv --on pool --set resources.nodes=4
 
-A run of its own, of the first one's frozen code and arguments: a line of JSON for each sample, in order. Its ranks
-share the samples out; each is answered once. When it was killed, it goes on with what is missing; so does `resume`. It
-works for a run of a module that takes --predict and --checkpoint, as the shipped tasks do. Where nodes have disks of
-their own, the checkpoint has to be on each, and the output is on the first one's.
+A run of its own, of the first one's frozen code and arguments: a line for each sample, in order, as JSON, or in a table
+where FILE ends in .csv or .parquet (`pip install 'launch-anywhere[parquet]'` where it runs). Its ranks share the
+samples out; each is answered once. When it was killed, it goes on with what is missing; so does `resume`. It works for
+a run of a module that takes --predict and --checkpoint, as the shipped tasks do. Where nodes have disks of their own,
+the checkpoint has to be on each, and the output is on the first one's.
 """
 
 

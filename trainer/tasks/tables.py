@@ -1,0 +1,103 @@
+"""The one file that answers become: lines of JSON, or by its name CSV or Parquet.
+
+The answers come as lines of JSON, a shard at a time, as often as one asks for them; they are never all in memory.
+"""
+
+import csv
+import importlib.util
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import BadSettings
+
+Shards = Callable[[], Iterable[bytes]]
+
+
+def check_table(path: Path) -> None:
+    """Before the first answer. Raises BadSettings where no file of this name could be written at the end."""
+    if path.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise BadSettings(
+            f"--predict: {path}: Parquet is written by pyarrow, which is not installed here\n"
+            "hint: pip install 'launch-anywhere[parquet]', or a name that ends in .csv or .jsonl"
+        )
+
+
+def table(path: Path, shards: Shards) -> Iterator[bytes]:
+    """The bytes of a file of this name."""
+    kinds: dict[str, Callable[[Shards], Iterator[bytes]]] = {".csv": _csv, ".parquet": _parquet}
+    return kinds[path.suffix](shards) if path.suffix in kinds else iter(shards())
+
+
+def _csv(shards: Shards) -> Iterator[bytes]:
+    """A column for each name that any line has; what is no number and no text is JSON."""
+    names: dict[str, None] = {}
+    for shard in shards():
+        for line in _lines(shard):
+            names.update(dict.fromkeys(line))
+    yield _rows([names])
+    for shard in shards():
+        yield _rows([_cell(line.get(name)) for name in names] for line in _lines(shard))
+
+
+def _rows(rows: Iterable[Iterable[Any]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+def _cell(value: Any) -> Any:
+    plain = value is None or (isinstance(value, str | int | float) and not isinstance(value, bool))
+    return value if plain else json.dumps(value)
+
+
+def _parquet(shards: Shards) -> Iterator[bytes]:
+    """A row group for each shard; the types are those that hold the values of all."""
+    import pyarrow as pa  # late: only who wants Parquet has it
+    import pyarrow.parquet as pq  # late: of that package
+
+    schemas: list[Any] = []
+    for shard in shards():
+        found = pa.Table.from_pylist(_lines(shard)).schema
+        schemas = [pa.unify_schemas([*schemas, found], promote_options="permissive")]
+    sink = _Sink()
+    with pq.ParquetWriter(pa.PythonFile(sink, mode="w"), *schemas) as writer:
+        for shard in shards():
+            writer.write_table(pa.Table.from_pylist(_lines(shard), *schemas))
+            yield from sink.taken()
+    yield from sink.taken()
+
+
+class _Sink:
+    """A file that hands on what was written to it, and still knows how much that was in all."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._at = 0
+
+    def write(self, data: Any) -> int:
+        part = bytes(data)
+        self._parts.append(part)
+        self._at += len(part)
+        return len(part)
+
+    def tell(self) -> int:
+        return self._at
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        self.closed = True
+
+    def taken(self) -> list[bytes]:
+        parts, self._parts = self._parts, []
+        return parts
+
+
+def _lines(shard: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in shard.splitlines()]
