@@ -82,6 +82,7 @@ class RankPulse(msgspec.Struct, frozen=True, array_like=True):
     breakpoint: str = ""  # where it waits for a debugger
     malformed: Count = 0  # lines on its progress wire that were no reports
     stays: bool | None = None  # it can go on here when another rank is replaced; None: it has not said so far
+    address: str = ""  # where it answers requests
 
 
 class Pulse(msgspec.Struct, frozen=True, tag="pulse", tag_field="t"):

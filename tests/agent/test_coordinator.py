@@ -757,6 +757,16 @@ def test_nobody_hangs_while_a_rank_waits_for_a_debugger() -> None:
     assert pass_by(5, ""), "once it goes on all have their time anew, and no more"
 
 
+def test_where_a_rank_answers_requests_is_shown_as_long_as_it_lives() -> None:
+    cluster = running(1)
+    cluster.training = False
+    rank = RankPulse(0, 0.0, False, False, address="http://10.0.0.1:8000")
+    cluster.feed(Pulse(0, 1, 1, (rank,)))
+    assert cluster.state().message == "serves http://10.0.0.1:8000"
+    cluster.feed(Pulse(0, 2, 1, (replace(rank, address=""),)))
+    assert cluster.state().message == ""
+
+
 def test_no_hang_is_looked_for_where_the_spec_says_off() -> None:
     cluster = running(1, rules=Recovery(hang_after_s=None))
     cluster.training = False

@@ -29,6 +29,14 @@ def test_an_exception_alone_is_no_sign_of_life():
     assert progress.exception is not None and progress.exception.where == "a.py:1 in f"
 
 
+def test_an_address_alone_is_no_sign_of_progress():
+    progress = Progress()
+    assert progress.take(b'{"address": "http://10.0.0.1:8000"}')
+    assert (progress.reported, progress.address) == (False, "http://10.0.0.1:8000")
+    assert progress.take(b'{"address": "' + b"x" * 3000 + b'"}') and len(progress.address) == 500
+    assert progress.take(b'{"address": ""}') and progress.address == ""
+
+
 def test_what_is_not_a_report_is_dropped_and_counted():
     progress = Progress()
     bad = [b"", b"[]", b"3", b'{"step": "three"}', b'{"step": -1}', b'{"step": 1e999}', b"\xff", b'{"step": 1', b"null"]

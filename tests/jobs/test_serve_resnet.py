@@ -55,10 +55,11 @@ def test_it_trains_and_then_serves_until_it_is_cancelled(checkout):
     graph = checkout.submit("jobs/serve_resnet.yaml", *(word for one in [*TINY, args] for word in ("--set", one)))
     run = f"{graph}-serve"
     bound = time.monotonic() + BOUND_S
-    while not (found := re.search(r"http://127\.0\.0\.1:\d+$", checkout.launch("logs", run).stdout, re.MULTILINE)):
+    while not (found := re.search(r"serves (http://127\.0\.0\.1:\d+)$", checkout.status(run)["message"])):
         assert time.monotonic() < bound, checkout.launch("logs", graph).stdout
         time.sleep(0.5)
-    health = answered(found[0])
+    address = found[1]
+    health = answered(address)
     assert (health["run"], health["workers"]) == (f"{graph}-train", 1)
     (rank,) = json.loads(checkout.launch("status", run, "--json").stdout)["ranks"]
     os.kill(rank["pid"], signal.SIGKILL)
@@ -66,7 +67,7 @@ def test_it_trains_and_then_serves_until_it_is_cancelled(checkout):
     while json.loads(checkout.launch("status", run, "--json").stdout)["restarts"]["total"] < 1:
         assert time.monotonic() < bound
         time.sleep(0.2)
-    assert answered(found[0])["step"] == health["step"]
+    assert answered(address)["step"] == health["step"]
     checkout.launch("cancel", graph)
     with pytest.raises(urllib.error.URLError):
-        urllib.request.urlopen(f"{found[0]}/health", timeout=30)
+        urllib.request.urlopen(f"{address}/health", timeout=30)

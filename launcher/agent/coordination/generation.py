@@ -21,6 +21,7 @@ class Rank:
     frozen: bool = False
     idle: bool = False  # for longer than the spec allows, as of its last pulse
     breakpoint: str = ""  # where it waits for a debugger
+    address: str = ""  # where it answers requests
     malformed: int = 0  # lines on its progress wire that were no reports
     stays: bool | None = None  # it can go on in its process when another one is replaced; None: it has not said so far
     joins: bool = False  # it was started anew, to meet others that have the state of the training
@@ -114,7 +115,7 @@ class Generation:
             known.append(news)
             rank.step = news.step if news.step is not None else rank.step
             rank.reported, rank.frozen = rank.reported or news.reported, news.frozen
-            rank.malformed, rank.breakpoint = news.malformed, news.breakpoint
+            rank.malformed, rank.breakpoint, rank.address = news.malformed, news.breakpoint, news.address
             rank.stays = rank.stays if news.stays is None else news.stays
             if rank.breakpoint:
                 self._debugged_at = mono

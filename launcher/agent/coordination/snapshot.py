@@ -76,7 +76,7 @@ def run_state(
         ranks=tuple(_rank_state(rank, generation, stopping) for rank in generation.ranks) if generation else (),
         loads=() if over else tuple(_loads(nodes, generation)),
         failure=None if end is not None and end.state is State.SUCCEEDED else standing.failure,
-        message=end.message if end is not None else _debugged(generation) or standing.message,
+        message=end.message if end is not None else _debugged(generation) or _serving(generation) or standing.message,
         started_at=standing.started_at,
         ended_at=end.ended_at if end is not None and over else None,
         job=standing.job,
@@ -105,6 +105,12 @@ def _debugged(generation: Generation | None) -> str:
     places = ", ".join(f"rank {rank.number} in a breakpoint at {rank.breakpoint}" for rank in found[:_MOST_TOLD])
     more = f" and {len(found) - _MOST_TOLD} more" if len(found) > _MOST_TOLD else ""
     return f"waits for a debugger: {places}{more}; `launch debug` attaches to one"
+
+
+def _serving(generation: Generation | None) -> str:
+    found = [rank.address for rank in generation.ranks if rank.live and rank.address] if generation is not None else []
+    more = f" and {len(found) - _MOST_TOLD} more" if len(found) > _MOST_TOLD else ""
+    return f"serves {', '.join(found[:_MOST_TOLD])}{more}" if found else ""
 
 
 def _node_state(node: KnownNode, generation: Generation | None, over: bool) -> NodeState:

@@ -243,6 +243,7 @@ class RankGroup:
             malformed=progress.dropped_lines,
             stays=None if progress.stays is None or not self._home.hot else progress.stays > 0,
             breakpoint=progress.breakpoint,
+            address=progress.address,
         )
 
     @property

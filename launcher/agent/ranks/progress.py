@@ -7,9 +7,10 @@ A script needs three lines to use it:
     wire.write('{"checkpoint": 10}\\n')
 
 Words with a meaning: step, total_steps, checkpoint (a step that is safely on disk), fingerprint, done (whatever
-happens after it is not a failure), stays (the generation in which it can go on when another rank is replaced; 0: no
-more), exception (written by the rank's starter). Every other number is a metric. A line
-stays under 4096 bytes, so that lines of several writers never mix; what is not such a line is dropped and counted.
+happens after it is not a failure), address (where it answers requests; "": no more), stays (the generation in which
+it can go on when another rank is replaced; 0: no more), exception (written by the rank's starter). Every other number
+is a metric. A line stays under 4096 bytes, so that lines of several writers never mix; what is not such a line is
+dropped and counted.
 """
 
 import asyncio
@@ -49,6 +50,7 @@ class Report(msgspec.Struct, frozen=True):
     done: bool = False
     exception: ExceptionReport | None = None
     breakpoint: str | None = None  # where it waits for a debugger; "": no more
+    address: str | None = None  # where it answers requests; "": no more
     stays: int | None = None  # the generation in which it can go on when another rank is replaced; 0: in none
 
 
@@ -64,7 +66,7 @@ class Progress:
         self.fingerprint: str | None = None
         self.done = False
         self.exception: ExceptionReport | None = None
-        self.breakpoint = ""
+        self.breakpoint = self.address = ""
         self.stays: int | None = None
         self.metrics: dict[str, float] = {}
         self.not_finite: dict[str, NotFinite] = {}
@@ -99,8 +101,10 @@ class Progress:
         self.exception = report.exception if report.exception is not None else self.exception
         self.done = self.done or report.done
         self.breakpoint = report.breakpoint[:_LONGEST_PLACE] if report.breakpoint is not None else self.breakpoint
+        self.address = report.address[:_LONGEST_PLACE] if report.address is not None else self.address
         self.stays = report.stays if report.stays is not None else self.stays
-        self.reported = self.reported or (report.exception is None and report.breakpoint is None)
+        place = (report.exception, report.breakpoint, report.address)  # a word of these is no sign of progress
+        self.reported = self.reported or place == (None, None, None)
         values = dict(self._measured(words))
         if values and self._keep is not None:
             self._keep(self.step or 0, values)

@@ -1,7 +1,10 @@
 """`launch serve`: the model of a run answers requests over HTTP."""
 
 import argparse
+import json
+import os
 import secrets
+import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -105,6 +108,7 @@ def run(options: argparse.Namespace) -> int:
         def ready(engine: "Engine") -> None:
             step = "" if engine.step is None else f" of step {engine.step}"
             print(address, flush=True)
+            _report(options.host, listening.getsockname()[1])
             print(f"{found.run}: {engine.ready} workers have the checkpoint{step}; {address}/docs shows how to ask; "
                   "Ctrl-C ends it", file=sys.stderr)  # fmt: skip
             if token is not None and options.token_file is None:
@@ -116,6 +120,21 @@ def run(options: argparse.Namespace) -> int:
                 listening, found, wanted, token=token, most_bytes=options.max_body, ready=ready, say=tell
             )  # fmt: skip
     return Exit.OK
+
+
+def _report(host: str, port: int) -> None:
+    """As a rank of a job: the agent is told where others reach it, and `launch status` shows it."""
+    wire = os.environ.get("LAUNCH_PROGRESS")
+    if wire is None:
+        return
+    from launcher.listening import in_address  # late: sockets, for this command alone
+
+    if host in ("0.0.0.0", "::"):  # noqa: S104 - it is asked whether that was asked for
+        first = os.environ.get("LAUNCH_NODE") == "0"
+        host = os.environ["MASTER_ADDR"] if first and "MASTER_ADDR" in os.environ else socket.gethostname()
+    line = json.dumps({"address": f"http://{in_address(host)}:{port}"})
+    with open(wire, "w") as file:  # one write: lines of several writers do not mix
+        file.write(line + "\n")
 
 
 def _token(options: argparse.Namespace, *, loopback: bool) -> str | None:
