@@ -736,6 +736,50 @@ def test_four_ranks_of_torch(torch_zygote, project, tmp_path):
     assert not any("leaked" in log for log in logs), logs
 
 
+LAST_WORD = """
+import ctypes, sys
+import torch
+libc = ctypes.CDLL(None)
+handler = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p)
+sys.said = handler(lambda *_, puts=libc.puts: puts(b"a last word") and None)
+libc.on_exit(sys.said, None)
+libc.puts(b"in the buffer of C")
+for path in sys.argv[1:]:
+    ctypes.CDLL(path)
+"""
+
+
+def test_what_libraries_do_at_the_end_is_left_out_where_each_is_known_to_do_nothing(torch_zygote, project, tmp_path):
+    """Those of torch take half a second to find that out."""
+    unknown = tmp_path / "libprofiler.so"
+    known = next(path for path in zygote.mapped_code() if "/libc.so" in path)
+    shutil.copy(next(path for path in zygote.mapped_code() if "/libm.so" in path), unknown)
+    script = tmp_path / "last_word.py"
+    script.write_text(LAST_WORD)
+    for path, words in ((known, 0), (str(unknown), 1)):
+        log = tmp_path / f"{words}.log"
+        asked = order(project, str(script), path, log=log)
+        assert exit_code(torch_zygote.wait(torch_zygote.fork(asked))) == 0
+        assert log.read_text().count("in the buffer of C") == 1
+        assert log.read_text().count("a last word") == words
+
+
+def test_only_libraries_that_are_known_are_silent():
+    site = "/home/me/.venv/lib/python3.12/site-packages/"
+    known = [
+        f"{site}torch/lib/libtorch_cpu.so", f"{site}numpy.libs/libscipy_openblas64_-ff651d7f.so",
+        "/usr/lib/python3.12/lib-dynload/_json.cpython-312-x86_64-linux-gnu.so", "/lib/x86_64-linux-gnu/libm-2.31.so",
+        "/usr/lib/x86_64-linux-gnu/libstdc++.so.6.0.30", "/usr/lib64/ld-linux-x86-64.so.2",
+        "/opt/python/lib/libpython3.12.so.1.0",
+    ]  # fmt: skip
+    unknown = [
+        f"{site}h5py/_hl.so", "/usr/lib/python3/dist-packages/h5py/defs.so", "/usr/lib/libprofiler.so.0",
+        f"{site}torch/lib/libtorch_cpu.so (deleted)".replace("torch/", "own/"), "/tmp/torchinductor_me/ab/c.so",
+    ]  # fmt: skip
+    assert [path for path in known if not zygote.is_silent(path, site)] == []
+    assert [path for path in unknown if zygote.is_silent(path, site)] == []
+
+
 def test_ranks_share_the_memory_of_torch(torch_zygote, project, tmp_path):
     asked = [torch_zygote.ask(order(project, "idles.py", log=tmp_path / str(rank))) for rank in range(4)]
     pids = [torch_zygote.hear("forked", id=number)["pid"] for number in asked]
