@@ -14,8 +14,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from run_folder import RunFolder
 
 from launcher.board.address import address_of
+from launcher.board.admission import Admission
 from launcher.board.live.feed import Feed
-from launcher.board.server import Board, application
+from launcher.board.server import Board, BoardServer, application
 from launcher.listening import listen
 from launcher.rundir import registry
 
@@ -88,12 +89,12 @@ def until(told, wanted, such=lambda data: True):
 
 
 @contextmanager
-def opened(**options):
+def opened(listening=None, aside=(), **options):
     board = Board(**options)
-    listening = listen("127.0.0.1", 0)
+    listening = listening or listen("127.0.0.1", 0)
     port, feed = listening.getsockname()[1], Feed(board.measured)
-    app = application(board, feed, "127.0.0.1", port)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+    app = application(board, feed, Admission(board.keys, port, "127.0.0.1"))
+    server = BoardServer(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1), feed, aside)
     thread = threading.Thread(target=lambda: server.run(sockets=[listening]))
     thread.start()
     try:
