@@ -1,4 +1,7 @@
-"""`python -m launcher.agent RUN_DIR ATTEMPT NODE`: what a cluster starts on each node, and all that it starts."""
+"""`python -m launcher.agent RUN_DIR ATTEMPT NODE`: what a cluster starts on each node, and all that it starts.
+
+`standing_by.py` says what stands in place of the attempt where an agent boots before there is one.
+"""
 
 import asyncio
 import os
@@ -17,6 +20,7 @@ from launcher.agent.ranks.group import Home
 from launcher.agent.ranks.lease import Guard, Slept, post_guard
 from launcher.agent.ranks.reaper import Reaper
 from launcher.agent.ranks.zygote_link import OfferedZygote
+from launcher.agent.standing_by import told
 from launcher.errors import Exit, Fenced, LaunchError
 from launcher.plan.model import NodePlan, Plan
 from launcher.plan.on_hosts import leader_may_be_replaced
@@ -31,8 +35,11 @@ from launcher.rundir.records import AgentRecord, Intent, ProcessId
 
 def main() -> int:
     """Give an exit code of `launcher.errors.Exit`; anything unforeseen leaves its traceback in agent.log."""
-    run, number, index = RunDir(Path(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
     offered = OfferedZygote.taken_from(os.environ)
+    words = told(sys.argv[1:])
+    if words is None:
+        return Exit.OK
+    run, number, index = RunDir(Path(words[0])), int(words[1]), int(words[2])
     os.umask(0o077)
     forbid_core_dumps()
     raise_descriptors()

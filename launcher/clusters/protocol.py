@@ -133,13 +133,16 @@ class KeepsRunsElsewhere(Protocol):
 
 @runtime_checkable
 class WarmsUp(Protocol):
-    """Kinds where many runs that one process submits can share what they import."""
+    """Kinds that can make ready for runs of which one process submits many, and have them share what they import."""
 
     def warm_up(self, plan: "Plan", folder: Path) -> bool:
         """Have it imported for all runs like this which this process submits from now on, or find that it cannot be.
 
         False as long as it is worth while to wait for that. `folder`: with `code/` as these runs have it.
         """
+
+    def expect(self, run_dir: Path) -> None:
+        """The next run that this process submits will have this folder: what can be started before is started now."""
 
 
 @runtime_checkable

@@ -23,6 +23,7 @@ from launcher.sweeps.decide import (
     is_cancelled,
     is_paused,
     next_actions,
+    why_no_more,
 )
 from launcher.sweeps.folder import SweepDir, SweepOrder, SweepRecord, SweepState, TrialNote, Wanted
 from launcher.sweeps.trial_book import FAILED, OPEN, BookedTrial, TrialBook
@@ -70,6 +71,8 @@ class Round:
         if self.clock() < self.patience.until:
             found = [one for one in found if not isinstance(one, _BEGINS)]
         done = self._do(found, {one.number: one for one in entries})
+        if not done:
+            self._expect(aim, trials)
         self._clear_order(aim, trials)
         end = next((one for one in found if isinstance(one, EndSweep)), None)
         self._say(end)
@@ -158,6 +161,11 @@ class Round:
                 return
             case _:
                 assert_never(action)
+
+    def _expect(self, aim: Aim, trials: Sequence[TrialView]) -> None:
+        """While all that may run do, the trial after them is made ready."""
+        if not why_no_more(trials, aim) and not any(one.open and one.run is None for one in trials):
+            self.runs.expect(run_id_of(self.record.id, len(trials)))
 
     def _say(self, end: EndSweep | None) -> None:
         halving = self.record.options.stop.early == "asha"

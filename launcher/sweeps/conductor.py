@@ -68,7 +68,7 @@ def conduct(rounds: Round) -> None:
         if done:
             quiet_since = now
         else:
-            time.sleep(min(_MOST_S, max(_LEAST_S, (now - quiet_since) / 10)))
+            rounds.runs.rest(min(_MOST_S, max(_LEAST_S, (now - quiet_since) / 10)))
 
 
 if __name__ == "__main__":

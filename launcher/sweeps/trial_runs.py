@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from launcher.clusters.protocol import WarmsUp
 from launcher.errors import LaunchError
 from launcher.ids import RunId, parse_run_id
 from launcher.project import ProjectCode
+from launcher.rundir.attempts import newest
 from launcher.rundir.code.listing import list_frozen
 from launcher.rundir.layout import RunDir
 from launcher.rundir.patience import say
@@ -24,6 +26,7 @@ from launcher.sweeps.decide import TrialRun
 from launcher.sweeps.folder import SweepDir, SweepRecord
 from launcher.words import State
 
+_GLANCE_S, _MANY = 0.02, 20  # at so many files: at more of them more seldom
 NO_SWEEP = "sweep=null"  # of a trial: it is one run
 Reports = Sequence[tuple[int, float]]  # steps and values
 
@@ -38,8 +41,14 @@ class Trials(Protocol):
     def start(self, run_id: str, overrides: Sequence[str]) -> None:
         """Once, however often it is asked. Raises NotYet, LaunchError, and BadInput where it can never be started."""
 
+    def expect(self, run_id: str) -> None:
+        """It will be the next to be started, sooner or later."""
+
     def look(self, run_ids: Sequence[str]) -> Mapping[str, TrialRun]:
         """How these are; of a run that was never started, nothing."""
+
+    def rest(self, seconds: float) -> None:
+        """For that time, or until one of those that went on at the last look has ended."""
 
     def reports(self, run_id: str) -> Reports:
         """What it has reported of the metric, in the order of steps."""
@@ -63,6 +72,8 @@ class RunsOfTrials:
         self._sweep, self._record = sweep, record
         self._root = sweep.runs
         self._code = ProjectCode(list_frozen(sweep.code), record.own_folders, ())
+        self._readier: WarmsUp | None = None  # once a run was started there
+        self._ends: Sequence[Path] = ()  # what will be there once they have ended
         self._cancels: dict[str, subprocess.Popen[bytes]] = {}
         self._revivals = Counter[str]()
         self._read: dict[str, tuple[int, Reports]] = {}
@@ -75,7 +86,8 @@ class RunsOfTrials:
         root = Path(record.project)
         wish = able(looked_at_first(self._sweep.spec, on=record.on, overrides=words, root=root, frozen=self._code))
         named, place = parse_run_id(run_id), wish.cluster
-        if isinstance(place, WarmsUp) and not place.warm_up(
+        self._readier = place if isinstance(place, WarmsUp) else None
+        if self._readier is not None and not self._readier.warm_up(
             plan_of(wish, named, self._root / named, 0.0), self._sweep.path
         ):
             raise NotYet
@@ -86,14 +98,26 @@ class RunsOfTrials:
                 raise
             say(str(error))  # the run is there: whoever looks at it hands it over
 
+    def expect(self, run_id: str) -> None:
+        if self._readier is not None:
+            self._readier.expect(self._root / run_id)
+
     def look(self, run_ids: Sequence[str]) -> dict[str, TrialRun]:
         there = [run for run in map(self._run, run_ids) if run is not None]
+        attempts = (newest(RunDir(run.path)) for run in there)
+        self._ends = [one.end for one in attempts if one is not None and not one.end.exists()]
         found = api.statuses(there, WATCH_S)
         views: dict[str, TrialRun] = {}
         for run, one in zip(there, found, strict=True):
             value = self._value(run) if one.state.ended else None
             views[run.id] = TrialRun(one.state, value, one.last_word, self._revivals[run.id], one.attempt)
         return views
+
+    def rest(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        pause = _GLANCE_S * (1 + len(self._ends) / _MANY)
+        while (left := until - time.monotonic()) > 0 and not any(end.exists() for end in self._ends):
+            time.sleep(min(left, pause))
 
     def reports(self, run_id: str) -> Reports:
         run = self._run(run_id)

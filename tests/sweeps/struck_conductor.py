@@ -42,9 +42,15 @@ class Pretended:
             (draft / "overrides").write_text(json.dumps(overrides))
             os.rename(draft, self.folder / run_id)
 
+    def expect(self, run_id):
+        """There is nothing to make ready."""
+
     def look(self, run_ids):
         there = [one for one in run_ids if (self.folder / one).is_dir()]
         return {one: TrialRun(State.SUCCEEDED, float(len(one))) for one in there}
+
+    def rest(self, seconds):
+        """All of them end at once."""
 
     def reports(self, run_id):
         return ()

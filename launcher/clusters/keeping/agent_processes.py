@@ -19,6 +19,7 @@ from launcher.agent.processes import (
     end_all,
     orphans,
 )
+from launcher.agent.standing_by import heard_at
 from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.errors import Exit
 from launcher.plan.model import Plan
@@ -26,6 +27,7 @@ from launcher.rundir.durable import make_dir
 from launcher.rundir.layout import AttemptDir
 from launcher.rundir.patience import patiently
 
+_NO_LOG = Path(os.devnull)  # of one that boots before its run has a folder
 _LOG = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
 RETURN_AT_ONCE_S = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # of an agent whose keeper does not carry the attempt out
 _RETURN_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
@@ -47,14 +49,15 @@ class AgentProcess:
     started_at: float = 0.0
     returns_at: float | None = None
 
-    def start(self) -> None:
+    def start(self) -> int:
+        """Gives its pid."""
         make_dir(self.log.parent)
         log = patiently(lambda: os.open(self.log, _LOG, 0o600))
         place, self.place = self.place, None
         try:
             if place is not None and place.take(self.argv, self.environment, log, self.keep):
                 self.pid, self.started_at, self.returns_at = place.pid, time.monotonic(), None
-                return
+                return place.pid
             with core_dumps_as_before():
                 child = subprocess.Popen(
                     self.argv,
@@ -70,6 +73,7 @@ class AgentProcess:
             os.close(log)
         child.returncode = 0  # reaped by pid, like the orphans
         self.pid, self.started_at, self.returns_at = child.pid, time.monotonic(), None
+        return child.pid
 
     def stay_away(self, now: float, return_s: Sequence[float]) -> None:
         """It has died; how long it is away grows with each death in a row, as long as nobody lives for long."""
@@ -91,10 +95,14 @@ class AgentProcess:
 
 @dataclass(frozen=True, slots=True)
 class AgentPlace:
-    """A child that becomes an agent at a word, and has a warm zygote for a child then (`become_agent` in zygote.py)."""
+    """A child that becomes an agent at a word.
+
+    `warm`: it has a zygote for a child then whose imports are through (`become_agent` in zygote.py).
+    """
 
     socket: socket.socket
     pid: int
+    warm: bool = False
 
     @classmethod
     def taken_from(cls, environ: MutableMapping[str, str]) -> "AgentPlace | None":
@@ -103,7 +111,20 @@ class AgentPlace:
         if len(words) != 2:
             return None
         os.set_inheritable(int(words[0]), False)
-        return cls(socket.socket(fileno=int(words[0])), int(words[1]))
+        return cls(socket.socket(fileno=int(words[0])), int(words[1]), warm=True)
+
+    @classmethod
+    def booting(cls, run_dir: Path, environ: Mapping[str, str], before: "AgentPlace | None") -> "AgentPlace":
+        """An agent of node 0 that boots from now on; `before`: the child that becomes it."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            argv = _argv(str(run_dir), heard_at(theirs.fileno()), 0)
+            agent = AgentProcess(argv, _environment(environ, str(run_dir)), _NO_LOG, [theirs.fileno()], before)
+            return cls(ours, agent.start(), warm=before is not None)
+
+    def leave(self) -> None:
+        """Nobody is to become an agent here: at the end of its stream it ends."""
+        self.socket.close()
 
     def take(self, argv: Sequence[str], environment: Mapping[str, str], log: int, keep: Sequence[int]) -> bool:
         """False where nobody waits there any more."""
@@ -112,7 +133,8 @@ class AgentPlace:
         line = json.dumps(words).encode() + b"\n"
         try:
             sent = socket.send_fds(self.socket, [line], [null, log, log, *keep])
-            self.socket.sendall(line[sent:])
+            if sent < len(line):  # one that has heard all of it may have closed its end: no error, then
+                self.socket.sendall(line[sent:])
         except OSError:
             return False
         finally:
@@ -125,11 +147,19 @@ def agent_process(
     plan: Plan, attempt: AttemptDir, node: int, *, keep: Sequence[int] = (), gpus: Sequence[str] | None = None
 ) -> AgentProcess:
     """The agent of a node on this machine. `gpus`: all that it may use; None: the plan says, or nobody keeps count."""
-    argv = (sys.executable, "-P", "-m", "launcher.agent", plan.run_dir, str(attempt.number), str(node))
-    environment = {**job_environment(os.environ), TAG: plan.run_dir}
+    argv = _argv(plan.run_dir, str(attempt.number), node)
+    environment = _environment(os.environ, plan.run_dir)
     if gpus is not None:
         environment |= {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as we count them
     return AgentProcess(argv, environment, attempt.agent_log(node), keep)
+
+
+def _argv(run_dir: str, attempt: str, node: int) -> Sequence[str]:
+    return (sys.executable, "-P", "-m", "launcher.agent", run_dir, attempt, str(node))
+
+
+def _environment(environ: Mapping[str, str], run_dir: str) -> dict[str, str]:
+    return {**job_environment(environ), TAG: run_dir}
 
 
 def starter_process(argv: Sequence[str], plan: Plan, attempt: AttemptDir) -> AgentProcess:

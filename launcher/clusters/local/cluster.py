@@ -13,8 +13,7 @@ from launcher.agent.machine import this_machine
 from launcher.agent.memory_tier import close_tier
 from launcher.agent.processes import descendants, end_all, open_process, signal_process, tagged
 from launcher.clusters.keeping.attempt_end import ask_to_stop, grace_s_of, has_ended, write_cancelled
-from launcher.clusters.keeping.standby import StandbyKeeper
-from launcher.clusters.local.shared_zygote import lender, warm_up
+from launcher.clusters.local.shared_zygote import expect, keeper_of, warm_up
 from launcher.clusters.protocol import CancelReport, HostNow
 from launcher.clusters.slots.table import CPU, GPU, occupancy
 from launcher.errors import LaunchError
@@ -37,9 +36,7 @@ class KeeperStandingBy:
     """The keeper of a run to be, which boots and waits for its word."""
 
     def __init__(self, run_dir: Path) -> None:
-        zygote = lender()
-        start = zygote.start_keeper if zygote is not None else None
-        self._keeper = StandbyKeeper("launcher.clusters.local.keeper", run_dir, start=start)
+        self._keeper = keeper_of(run_dir)
 
     def go(self, attempt: int) -> None:
         self._keeper.report(_BOOT_S)
@@ -88,6 +85,9 @@ class LocalCluster:
 
     def warm_up(self, plan: Plan, folder: Path) -> bool:
         return warm_up(plan, folder)
+
+    def expect(self, run_dir: Path) -> None:
+        expect(run_dir)
 
     def engage(self, plan: Plan) -> KeeperStandingBy:
         return KeeperStandingBy(Path(plan.run_dir))

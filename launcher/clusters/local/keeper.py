@@ -46,6 +46,7 @@ def main() -> int:
     place = AgentPlace.taken_from(os.environ)
     detach(already=place is not None)
     report(up_fd, b"up\n")
+    place = AgentPlace.booting(run.path, os.environ, place)
     with open(go_fd, "rb") as file:
         word = file.read()
     attempt = _named(run, word) or _left_behind(run)
@@ -81,7 +82,8 @@ def keep(run: RunDir, attempt: AttemptDir, place: AgentPlace | None) -> None:
             from launcher.clusters.local.queue import TurnHere  # late: 20 ms that most runs without GPUs do not need
 
             turn = TurnHere(run, attempt, plan, wakeup, os.environ)
-            come = turn.come()
+            waits = place.leave if place is not None and not place.warm else None  # that might be for days
+            come = turn.come(waits)
             if come is None:
                 Messenger(run, attempt).close()  # no allocation has one
                 return

@@ -5,7 +5,7 @@ in the queue and slots are sockets of that process and of the run's agents: of w
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from launcher.agent.machine import this_machine
@@ -46,10 +46,13 @@ class TurnHere:
         """What holds its slots, as long as any process has it."""
         return self._slots.fds if self._slots is not None else ()
 
-    def come(self) -> Plan | None:
-        """Returns when it may start, with the plan to follow; None: it has ended here, and its last word is written."""
+    def come(self, waits: Callable[[], None] | None = None) -> Plan | None:
+        """Returns when it may start, with the plan to follow; None: it has ended here, and its last word is written.
+
+        `waits` is called once, where it may not start at once.
+        """
         try:
-            found = self._waited()
+            found = self._waited(waits)
         except LaunchError as error:
             found = AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.LAUNCHER_FAULT, time.time(), str(error))
         if isinstance(found, Plan):
@@ -57,7 +60,7 @@ class TurnHere:
         write_end(self._run, self._attempt, found, self._plan)
         return None
 
-    def _waited(self) -> Plan | AttemptEnd:
+    def _waited(self, waits: Callable[[], None] | None) -> Plan | AttemptEnd:
         said = False
         while not self._wakeup.stop_asked:
             hopeless, reasons = self._waits.look()
@@ -70,6 +73,8 @@ class TurnHere:
                     say_starting(self._run, self._attempt)
                 return self._with(devices)
             say_queued(self._run, self._attempt, "; ".join(reasons) or self._ahead())
+            if waits is not None and not said:
+                waits()
             said = True
             self._wakeup.sleep(_TURN_S)
         return cut_short(self._attempt, "it waited for its turn", time.time())

@@ -26,6 +26,7 @@ from launcher.agent import ZYGOTE
 from launcher.agent.environment import cleaned, node_environment
 from launcher.agent.interfaces import interface_of
 from launcher.agent.processes import TAG
+from launcher.clusters.keeping.standby import StandbyKeeper
 from launcher.plan.model import Plan
 from launcher.rundir.patience import say
 
@@ -136,9 +137,10 @@ def _environment(plan: Plan, folder: Path) -> dict[str, str]:
 
 @dataclass(slots=True)
 class _Lending:
-    """What this process has of it."""
+    """What this process has of it, and the keeper of the run that is expected next."""
 
     zygote: SharedZygote | None = None
+    expected: tuple[Path, StandbyKeeper] | None = None
     started: int = 0
     hopeless: bool = False
 
@@ -166,7 +168,19 @@ def warm_up(plan: Plan, folder: Path) -> bool:
     return _lending.zygote.ready
 
 
-def lender() -> SharedZygote | None:
-    """Whose imports are through."""
+def expect(run_dir: Path) -> None:
+    """A run of this folder is sure to be submitted: its keeper and its agent boot already."""
+    if _lending.expected is None or _lending.expected[0] != run_dir:
+        _lending.expected = run_dir, keeper_of(run_dir)
+
+
+def keeper_of(run_dir: Path) -> StandbyKeeper:
+    """One that boots from now on, or since its run was expected; whom else was expected is so no more."""
+    before, _lending.expected = _lending.expected, None
+    if before is not None and before[0] == run_dir:
+        return before[1]
+    if before is not None:
+        before[1].close()
     zygote = _lending.zygote
-    return zygote if zygote is not None and zygote.ready else None
+    start = zygote.start_keeper if zygote is not None and zygote.ready else None
+    return StandbyKeeper("launcher.clusters.local.keeper", run_dir, start=start)

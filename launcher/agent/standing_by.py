@@ -1,0 +1,42 @@
+"""An agent that boots before there is anything for it to do: `python -m launcher.agent RUN_DIR @FD NODE`.
+
+On that descriptor, a socket, it hears what it is to be: the words and descriptors that `AgentPlace.take`
+(`clusters/keeping/agent_processes.py`) sends.
+"""
+
+import json
+import os
+import socket
+from collections.abc import Sequence
+
+_SIGN = "@"
+_MOST_BYTES, _MOST_FDS = 1 << 16, 250  # Linux's own limit is 253 to a message
+
+
+def heard_at(fd: int) -> str:
+    """What stands where the attempt's number would, which is not known yet."""
+    return f"{_SIGN}{fd}"
+
+
+def told(words: Sequence[str]) -> Sequence[str] | None:
+    """An agent's own words: these, or if it stands by those that it hears in the end; None: nobody needs it.
+
+    What it hears with them it takes on: environment, output, and descriptors that it holds by having them open.
+    """
+    if not words[1].startswith(_SIGN):
+        return words
+    with socket.socket(fileno=int(words[1].removeprefix(_SIGN))) as gate:
+        line, fds, _, _ = socket.recv_fds(gate, _MOST_BYTES, _MOST_FDS)
+        while line and not line.endswith(b"\n"):
+            more = gate.recv(_MOST_BYTES)
+            line = line + more if more else b""
+    if not line:
+        return None
+    heard = json.loads(line)
+    for number, fd in enumerate(fds[:3]):
+        os.dup2(fd, number)
+        os.close(fd)
+    os.environ.clear()
+    os.environ.update(heard["env"])
+    argv: Sequence[str] = heard["argv"]
+    return argv[-len(words) :]
