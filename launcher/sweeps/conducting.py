@@ -57,6 +57,7 @@ class Round:
     runs: Trials
     clock: Callable[[], float] = time.time
     patience: _Patience = field(default_factory=_Patience)
+    _next: str = ""  # the run that will be the next to be started
 
     def go(self) -> tuple[bool, bool]:
         """One look and what follows it; gives whether anything was done, and whether the sweep is over."""
@@ -71,8 +72,7 @@ class Round:
         if self.clock() < self.patience.until:
             found = [one for one in found if not isinstance(one, _BEGINS)]
         done = self._do(found, {one.number: one for one in entries})
-        if not done:
-            self._expect(aim, trials)
+        self._next = self._after(aim, trials)
         self._clear_order(aim, trials)
         end = next((one for one in found if isinstance(one, EndSweep)), None)
         self._say(end)
@@ -162,10 +162,15 @@ class Round:
             case _:
                 assert_never(action)
 
-    def _expect(self, aim: Aim, trials: Sequence[TrialView]) -> None:
-        """While all that may run do, the trial after them is made ready."""
-        if not why_no_more(trials, aim) and not any(one.open and one.run is None for one in trials):
-            self.runs.expect(run_id_of(self.record.id, len(trials)))
+    def _after(self, aim: Aim, trials: Sequence[TrialView]) -> str:
+        """The run of the trial that comes after all that are there, where these have been started; else ""."""
+        there = not any(one.open and one.run is None for one in trials)
+        return run_id_of(self.record.id, len(trials)) if there and not why_no_more(trials, aim) else ""
+
+    def make_ready(self) -> None:
+        """What can be started of the next trial before it may begin is started now."""
+        if self._next:
+            self.runs.expect(self._next)
 
     def _say(self, end: EndSweep | None) -> None:
         halving = self.record.options.stop.early == "asha"

@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.clusters.keeping.own_log import log_to
 from launcher.clusters.keeping.standby import detach, report
@@ -18,13 +19,15 @@ from launcher.rundir.durable import write_record
 from launcher.rundir.identity import this_process
 from launcher.rundir.locks import locked
 from launcher.rundir.patience import waiting_for_disks
-from launcher.sweeps.conducting import Round
 from launcher.sweeps.folder import SweepDir, SweepRecord, SweepState, record_of
-from launcher.sweeps.trial_book import TrialBook
 from launcher.sweeps.trial_runs import RunsOfTrials
+
+if TYPE_CHECKING:
+    from launcher.sweeps.conducting import Round
 
 BUSY = b"busy\n"
 _LEAST_S, _MOST_S = 0.1, 1.0  # between two looks
+_BEGUN_S = 0.5  # after a trial was started it has the machine to itself: then the next one is made ready
 
 
 def main() -> int:
@@ -48,7 +51,12 @@ def main() -> int:
 def _kept(sweep: SweepDir, record: SweepRecord) -> int:
     """A fault of ours is the sweep's last word, not a silence."""
     try:
-        conduct(Round(sweep, record, TrialBook(sweep, record), RunsOfTrials(sweep, record)))
+        runs = RunsOfTrials(sweep, record)
+        runs.warm_up()
+        from launcher.sweeps.conducting import Round  # late: it imports Optuna, while what runs need is imported too
+        from launcher.sweeps.trial_book import TrialBook  # late: likewise
+
+        conduct(Round(sweep, record, TrialBook(sweep, record), runs))
     except Exception as error:  # noqa: BLE001 - the last resort of a process that nobody watches
         traceback.print_exc()
         said = SweepState("lost", f"its conductor failed: {error}; see {sweep.log}", (), time.time())
@@ -57,7 +65,7 @@ def _kept(sweep: SweepDir, record: SweepRecord) -> int:
     return 0
 
 
-def conduct(rounds: Round) -> None:
+def conduct(rounds: "Round") -> None:
     """Until the sweep is over; the longer nothing happens, the more seldom it looks."""
     quiet_since = time.monotonic()
     while True:
@@ -68,6 +76,8 @@ def conduct(rounds: Round) -> None:
         if done:
             quiet_since = now
         else:
+            if now - quiet_since > _BEGUN_S:
+                rounds.make_ready()
             rounds.runs.rest(min(_MOST_S, max(_LEAST_S, (now - quiet_since) / 10)))
 
 

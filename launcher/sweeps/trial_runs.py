@@ -1,5 +1,6 @@
 """The runs of a sweep's trials: started under ids that follow from the trials' numbers, asked, resumed, cancelled."""
 
+import contextlib
 import math
 import subprocess
 import sys
@@ -21,12 +22,13 @@ from launcher.rundir.layout import RunDir
 from launcher.rundir.patience import say
 from launcher.status.series import read_rows, size
 from launcher.submission.opening import open_named
-from launcher.submission.requests import able, looked_at_first, plan_of
+from launcher.submission.requests import Request, able, looked_at_first, plan_of
 from launcher.sweeps.decide import TrialRun
 from launcher.sweeps.folder import SweepDir, SweepRecord
 from launcher.words import State
 
 _GLANCE_S, _MANY = 0.02, 20  # at so many files: at more of them more seldom
+_ARGUMENTS = "run.args."  # what they change is seen by no import
 NO_SWEEP = "sweep=null"  # of a trial: it is one run
 Reports = Sequence[tuple[int, float]]  # steps and values
 
@@ -78,18 +80,22 @@ class RunsOfTrials:
         self._revivals = Counter[str]()
         self._read: dict[str, tuple[int, Reports]] = {}
 
+    def warm_up(self) -> None:
+        """Before there is any trial, where each of them imports in one environment.
+
+        What is not as it should be is told of the first one.
+        """
+        changed = {*self._record.options.space, *(name for point in self._record.points or () for name in point)}
+        if not all(name.startswith(_ARGUMENTS) for name in changed):
+            return
+        with contextlib.suppress(LaunchError, OSError):
+            self._is_warm(self._wish(()), run_id_of(parse_run_id(self._record.id), 0))
+
     def start(self, run_id: str, overrides: Sequence[str]) -> None:
         if self._run(run_id) is not None:
             return  # by a conductor that was killed before it could see it
-        record = self._record
-        words = (*record.overrides, NO_SWEEP, *overrides)
-        root = Path(record.project)
-        wish = able(looked_at_first(self._sweep.spec, on=record.on, overrides=words, root=root, frozen=self._code))
-        named, place = parse_run_id(run_id), wish.cluster
-        self._readier = place if isinstance(place, WarmsUp) else None
-        if self._readier is not None and not self._readier.warm_up(
-            plan_of(wish, named, self._root / named, 0.0), self._sweep.path
-        ):
+        named, wish = parse_run_id(run_id), self._wish(overrides)
+        if not self._is_warm(wish, named):
             raise NotYet
         try:
             open_named(named, wish)
@@ -143,6 +149,18 @@ class RunsOfTrials:
         if run is not None:
             self._revivals[run_id] += run.status().state is State.LOST
             run.resume(overrides=overrides)
+
+    def _wish(self, overrides: Sequence[str]) -> Request:
+        record = self._record
+        words = (*record.overrides, NO_SWEEP, *overrides)
+        root = Path(record.project)
+        return able(looked_at_first(self._sweep.spec, on=record.on, overrides=words, root=root, frozen=self._code))
+
+    def _is_warm(self, wish: Request, named: RunId) -> bool:
+        self._readier = wish.cluster if isinstance(wish.cluster, WarmsUp) else None
+        if self._readier is None:
+            return True
+        return self._readier.warm_up(plan_of(wish, named, self._root / named, 0.0), self._sweep.path)
 
     def _run(self, run_id: str) -> Run | None:
         path = self._root / run_id
