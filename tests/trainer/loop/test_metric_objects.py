@@ -1,5 +1,7 @@
 """Metrics of torchmetrics give what they give of all the data at once, however many ranks share it."""
 
+import importlib.util
+
 import pytest
 import torch
 from ranks import spawn_ranks
@@ -9,25 +11,9 @@ from trainer.errors import TrainerError
 from trainer.loop.metric_objects import MetricObjects
 from trainer.world import World, join
 
-pytest.importorskip("torchmetrics", reason="comes with lightning, of the group of recipes")
-
-from torchmetrics import MeanMetric, Metric, MetricCollection
-from torchmetrics.classification import BinaryAUROC, MulticlassConfusionMatrix, MulticlassF1Score
-from torchmetrics.regression import PearsonCorrCoef
-
-
-class Twice(Metric):
-    """Made of another one, which it does not reset; its value is no tensor."""
-
-    def __init__(self):
-        super().__init__()
-        self.mean = MeanMetric()
-
-    def update(self, values):
-        self.mean.update(values)
-
-    def compute(self):
-        return 2 * self.mean.compute().item()
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("torchmetrics") is None, reason="comes with lightning, of the group of recipes"
+)
 
 
 ALONE = World(0, 1, 0, 1, torch.device("cpu"))
@@ -35,19 +21,10 @@ SCORES = torch.rand(40, generator=torch.Generator().manual_seed(4))
 WANTED = (SCORES + 0.5 * torch.rand(40, generator=torch.Generator().manual_seed(5)) > 0.7).long()
 
 
-def some():
-    return {
-        "auroc": BinaryAUROC(),
-        "pearson": PearsonCorrCoef(),
-        "both": MetricCollection({"macro": MulticlassF1Score(2), "micro": MulticlassF1Score(2, average="micro")}),
-        "mean": MeanMetric(),
-        "error": 1 - BinaryAUROC() * BinaryAUROC(),
-        "twice": Twice(),
-    }
-
-
 def updated(places):
     """A pass over these batches of ten."""
+    from metric_samples import some  # late: as it says
+
     objects, metrics = MetricObjects(), some()
     for place in places:
         scores, wanted = SCORES[10 * place : 10 * place + 10], WANTED[10 * place : 10 * place + 10]
@@ -67,6 +44,8 @@ def of_this_rank(places_of):
 
 
 def expected():
+    from metric_samples import some  # late: as it says
+
     whole = some()
     whole["auroc"].update(SCORES, WANTED)
     whole["pearson"].update(SCORES, WANTED.float())
@@ -86,6 +65,8 @@ def test_the_same_as_of_all_at_once(places_of):
 
 
 def test_each_pass_begins_anew():
+    from metric_samples import MeanMetric, Twice  # late: as it says
+
     objects, metric, made_of_it = MetricObjects(), MeanMetric(), Twice()
     metric.update(100.0)
     made_of_it.update(torch.tensor(100.0))
@@ -97,24 +78,12 @@ def test_each_pass_begins_anew():
 
 
 def test_more_than_one_number_is_refused():
+    from torchmetrics.classification import MulticlassConfusionMatrix  # late: see metric_samples.py
+
     objects = MetricObjects()
     objects.update("confused", MulticlassConfusionMatrix(2), torch.tensor([0, 1]), torch.tensor([1, 1]))
     with pytest.raises(TrainerError, match="metrics: confused: expected one number, got tensor"):
         objects.values(ALONE)
-
-
-class Hidden(Metric):
-    """Nobody finds what it is made of."""
-
-    def __init__(self):
-        super().__init__()
-        self.means = [MeanMetric()]
-
-    def update(self, values):
-        self.means[0].update(values)
-
-    def compute(self):
-        return self.means[0].compute()
 
 
 class Another:
@@ -125,13 +94,18 @@ class Another:
     def compute(self): ...
 
 
-@pytest.mark.parametrize("metric", [Hidden(), Another()])
-def test_a_metric_whose_state_is_not_to_be_found_is_refused(metric):
+@pytest.mark.parametrize("another", [False, True])
+def test_a_metric_whose_state_is_not_to_be_found_is_refused(another):
+    from metric_samples import Hidden  # late: as it says
+
+    metric = Another() if another else Hidden()
     with pytest.raises(TrainerError, match=f"metrics: odd: found no state in {type(metric).__name__}"):
         MetricObjects().update("odd", metric, torch.ones(3))
 
 
 def train(folder):
+    from metric_samples import BinaryAUROC  # late: as it says
+
     auroc = BinaryAUROC()
 
     def metrics(model, batch):
