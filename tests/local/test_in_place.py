@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.dealt(2), pytest.mark.timeout(600)]
 STEPS = 48
 
 
-def spec(lab, *, ranks=2, nodes=1, mode="hot", every="10 steps", hold=None, **args):
+def spec(lab, *, ranks=2, nodes=1, mode="hot", every="10 steps", memory=None, hold=None, **args):
     lab.script("in_place.py")
     if hold is not None:
         lab.hold(hold)
@@ -22,7 +22,8 @@ def spec(lab, *, ranks=2, nodes=1, mode="hot", every="10 steps", hold=None, **ar
     return lab.spec(
         f"name: staying\nrun:\n  script: in_place.py\n  args:{options}\n"
         f"resources:\n  ranks_per_node: {ranks}\n  nodes: {nodes}\n  gpus_per_node: 0\n  cpus_per_rank: 1\n"
-        f"checkpoint:\n  every: {every}\nrecovery:\n  mode: {mode}\n"
+        f"checkpoint:\n  every: {every}\n{'' if memory is None else f'  memory_every: {memory}'}\n"
+        f"recovery:\n  mode: {mode}\n"
     )
 
 
@@ -63,15 +64,20 @@ def all_trained_again(lab, run, before):
     return now if now["generation"] > before["generation"] and generation == now["generation"] else None
 
 
-@pytest.mark.parametrize(("ranks", "nodes", "workers"), [(3, 1, 1), (2, 2, 0)])
-def test_killed_ranks_are_replaced_in_place_and_the_numbers_are_the_same(lab, alone, ranks, nodes, workers):
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "nodes", "workers"),
+    [("ddp", 3, 1, 1), ("ddp", 2, 2, 0), ("zero1", 2, 1, 0), ("zero1", 1, 2, 0), ("fsdp", 2, 1, 0)],
+)
+def test_killed_ranks_are_replaced_in_place_and_the_numbers_are_the_same(lab, alone, strategy, ranks, nodes, workers):
     print("seed", SEED)
     draw = random.Random(SEED)
-    fingerprint, wanted = alone(ranks, nodes)
-    run = lab.submit(spec(lab, ranks=ranks, nodes=nodes, workers=workers, pause=0.02, hold=STEPS - 1))
+    fingerprint, wanted = alone(ranks, nodes, strategy=strategy)
+    how = {"strategy": strategy, "workers": workers, "pause": 0.02, "hold": STEPS - 1}
+    how |= {"memory": "2 steps"} if strategy == "fsdp" else {}
+    run = lab.submit(spec(lab, ranks=ranks, nodes=nodes, **how))
     step = 0
     for number in range(3):
-        step = min(STEPS - 1, step + draw.randint(3, 12))
+        step = min(STEPS - 1, step + draw.randint(4, 12))  # what goes back has a snapshot by then
         before = lab.until_step(run, step)
         victim = 0 if number == 1 else draw.randrange(ranks * nodes)  # rank 0 serves the store, and speaks for all
         assert kill(pids(before)[victim])

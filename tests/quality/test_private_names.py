@@ -55,6 +55,8 @@ USED = {
         ("trainer/strategies/paging.py", "torch.utils._pytree"),
         ("trainer/strategies/shards.py", "_flatten"),
         ("trainer/strategies/tensor_parallel.py", "torch.utils._pytree"),
+        ("trainer/strategies/zero.py", "_broadcast_params_from_rank"),
+        ("trainer/strategies/zero.py", "_sync_params"),
         ("trainer/strategies/undrawn.py", "_cdata"),
         ("trainer/strategies/undrawn.py", "torch.utils._python_dispatch"),
         ("trainer/tasks/predict.py", "_get_default_store"),

@@ -43,8 +43,9 @@ def _entry(environ, log, words):
 class Launched:
     """`run()` until all have ended; a rank that dies is replaced, and the others are told."""
 
-    def __init__(self, folder, size, *words, replaces=True):
+    def __init__(self, folder, size, *words, replaces=True, memory_every=""):
         self.folder, self.size, self.words, self.replaces = folder, size, list(words), replaces
+        self._memory_every = memory_every
         self.generation, self.replaced, self._controls, self._progress = 1, [], [], []
         self._joining = set()  # ranks that were started anew, and have not said that they stay
         self._context = multiprocessing.get_context("fork")
@@ -67,6 +68,8 @@ class Launched:
             "LAUNCH_PROGRESS": str(self.folder / f"progress-{rank}"),
             "LAUNCH_CONTROL": str(self.folder / f"control-{rank}"),
             "LAUNCH_NOTES_DIR": str(self.folder / "notes"),
+            "LAUNCH_CHECKPOINT_MEMORY_DIR": str(self.folder / "memory") if self._memory_every else "",
+            "LAUNCH_CHECKPOINT_MEMORY_EVERY": self._memory_every,
             **({"LAUNCH_JOINS": "1"} if joins else {}),
         }
 

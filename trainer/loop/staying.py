@@ -8,12 +8,22 @@ and the new rank meet in new groups, agree on the newest step that some of them 
 it, put back what they have noted of it, and go on right after its update. Gradients of a step that was not done are
 dropped. Where one more rank is killed meanwhile, launch has another word for them, and they meet once more. Whatever
 does not fit in there is told once, and then launch starts all ranks anew.
+
+Under zero1 each rank also writes its share of the optimizer into the memory of its node, right after an update: that of
+a rank that was killed is nowhere else. Where one was killed in the middle of an update, or right after it, the others
+go back to the step before, and do that one once more.
+
+Where the weights are dealt out too, nobody has those of a rank that was killed. All go back to the newest snapshot in
+their nodes' memory then, or to the newest checkpoint: those that live make their model anew, in their processes, and
+load it as the new rank does.
 """
 
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from traceback import clear_frames
 from typing import Any
 
 import torch
@@ -29,8 +39,10 @@ from trainer.staying.agreement import Standing, agree
 from trainer.staying.control import Control, take_place
 from trainer.staying.notes import Drawn, Note, NoteFile, bytes_of, draw_on, drawn_now, put_bytes, room_for, torch_state
 from trainer.staying.replica import Replica, Snapshot, Taker
+from trainer.staying.shares import CannotKeep, ShareFile
 from trainer.strategies import Strategy
 from trainer.strategies.replicas import made_anew
+from trainer.strategies.settings import REPLICAS, SHARDS
 from trainer.wire import Launched, Wire
 from trainer.world import Membership, World
 
@@ -39,6 +51,9 @@ _WORD_S = 20.0  # from a failed operation to launch's word; without it the rank 
 _OF_GLOO = "/gloo/"  # in what its errors say: the place in its sources
 _LOST = "another rank was lost"  # what a team says that has lost one
 _CANNOT = "the training cannot go on in place: "  # what an error begins with that no other meeting mends
+# Settings by which a process has more than what is loaded, or handed over to another rank.
+_NOT_LOADED = ("lr_find", "profile", "fast_dev_run", "count_flops", "spike_factor", "mesh")
+_NOT_HANDED_OVER = (*_NOT_LOADED, "compile", "keep_best", "ema")
 _KEPT = ("steps", "samples", "left", "info", "logs", "gathers", "rates", "means")  # of the loop
 
 
@@ -49,34 +64,47 @@ class Stay:
     wire: Wire
     launched: Launched
     member: Membership | None
-    arrives: bool  # the others have the state of the training
+    arrives: bool  # the others are in the middle of the training
+    loads: bool = False  # the state of a rank that was killed is kept by snapshots and checkpoints alone
     active: bool = False
     control: Control | None = None
     notes: NoteFile | None = None
-    snapshot: Snapshot | None = None
+    shares: ShareFile | None = None  # with zero1
+    snapshots: list[Snapshot] = field(default_factory=list)  # of the last step; with zero1 of the last two
     step_samples: int | None = None  # of the step after which it goes on; None: before the first one
+    was_at: int = 0  # the step, when another rank was killed
     _drawn: Drawn | None = None
     _updating: bool = False
 
     @classmethod
-    def of(cls, world: World) -> "Stay":
+    def of(cls, world: World, *, loads: bool) -> "Stay":
         launched = Launched.from_environment()
         member = Membership.only_use(world)
-        return cls(Wire(launched.progress), launched, member, arrives=world.anew and member is not None)
+        return cls(Wire(launched.progress), launched, member, world.anew and member is not None, loads)
 
     # -- in each step
 
-    def begin(self, loop: Loop, settings: Settings, dataset: Any) -> None:
-        """Before the first step of a start: from now on another rank may be replaced."""
+    def begin(self, loop: Loop, settings: Settings, dataset: Any, *, made: bool) -> None:
+        """Before the first step of a start: from now on another rank may be replaced.
+
+        `made`: the model was, by a function.
+        """
         if self.launched.control is None or self.active:
             return
-        if why := next(reasons(loop, settings, dataset, self), ""):
+        if why := next(reasons(loop, settings, dataset, self, made=made), ""):
             loop.training.say(f"a killed rank will have all ranks started anew: {why}")
+            return
+        if self.loads:
+            self._begin_to_load(loop)
             return
         try:
             self.control = Control(self.launched.control)
-            self.notes = NoteFile.begin(self._path(loop.training.world), _life(self.launched), _room(loop))
-        except OSError as error:
+            path, life = self._path(loop.training.world), _life(self.launched)
+            self.notes = NoteFile.begin(path, life, _room(loop))
+            if loop.strategy.shared_out:
+                self.shares = ShareFile.begin(_of_share(path), life, self._limit_bytes(loop))
+                self.shares.write(loop.progress.step, loop.strategy.shared_out)
+        except (OSError, CannotKeep) as error:
             log.warning("a killed rank will have all ranks started anew: %s", error)
             return
         self.active = True
@@ -84,6 +112,14 @@ class Stay:
         self._note(loop, loop.progress.step)
         self._take(loop, None)
         self._say()
+
+    def _begin_to_load(self, loop: Loop) -> None:
+        """Nothing has to be noted: what is saved has all that it takes."""
+        self._await_words()
+        self._have_arrived()
+        every = self.launched.memory_every
+        where = f"the newest snapshot in memory: one is made every {every}" if every else "the newest checkpoint"
+        loop.training.say(f"a killed rank will have all go back in their processes, to {where}")
 
     def note(self, loop: Loop) -> None:
         """After the last forward pass of a step."""
@@ -96,6 +132,13 @@ class Stay:
     def updated(self, loop: Loop, step_samples: int) -> None:
         if self._drawn is not None and self._drawn.torch != torch_state():
             self.end(loop, "the backward pass, or the optimizer, draws random numbers")
+        if self.shares is not None and self.active:
+            try:
+                self.shares.write(loop.progress.step, loop.strategy.shared_out)
+            except CannotKeep as error:
+                if not loop.training.world.is_first:  # which may have a smaller share
+                    log.warning("a killed rank will have all ranks started anew from now on: %s", error)
+                self.end(loop, str(error))
         self._take(loop, step_samples)
         self._updating = False
 
@@ -127,31 +170,39 @@ class Stay:
         values = {name: getattr(loop, name) for name in _KEPT}
         values |= {"norm": None if loop.norm is None else float(loop.norm), "step_samples": step_samples}
         step, subjects = loop.progress.step, loop.checkpointer.subjects
-        self.snapshot = Snapshot.of(step, subjects.shared, subjects.optimizers, values)
+        kept = 1 if self.shares is None else 2
+        self.snapshots.append(Snapshot.of(step, subjects.shared, subjects.optimizers, values))
+        del self.snapshots[:-kept]
 
     def _say(self) -> None:
         self.wire.report(stays=self.launched.generation)
 
     # -- after a rank was killed
 
-    def meet_anew(self, error: RuntimeError, strategy: Strategy, loop: Loop | None) -> World:
+    def meet_anew(self, error: RuntimeError, strategy: Strategy | None, loop: Loop | None) -> World:
         """On a rank that lives: leave the step, or the meeting, and meet the others again. Raises the error where it is
-        another one, or where launch has no such word."""
+        another one, or where launch has no such word. `strategy`: what there is of it, which goes on unless it `loads`.
+        """
         while True:
-            if not self._may_meet or self.member is None or self.control is None or not _is_of_peers(error):
+            able = self._may_meet and (self.loads or strategy is not None)
+            if not able or self.member is None or self.control is None or not _is_of_peers(error):
                 raise error
             made_here.cut()  # whoever waits for this rank leaves too
             word = self.control.wait(_WORD_S)
             if word is None:
                 raise error
-            self.active, self.arrives = False, True
             if loop is not None:
+                self.was_at = loop.progress.step if self.active else self.was_at
                 loop.checkpointer.abandon()
+            self.active, self.arrives = False, True
             take_place(word)
             os.environ["LAUNCH_JOINS"] = "1"
             self.launched = Launched.from_environment()
             try:
                 world = self.member.meet_anew(self.control.fileno())
+                if self.loads or strategy is None:
+                    clear_frames(error.__traceback__)  # they have the model that is to be made anew
+                    return replace(world, anew=False)
                 strategy.meet_anew(world)
             except RuntimeError as again:
                 error, loop = again, None
@@ -160,7 +211,8 @@ class Stay:
 
     @property
     def _may_meet(self) -> bool:
-        return (self.active or self.arrives) and not self._updating
+        """In the middle of an update there is no way but back."""
+        return (self.active or self.arrives) and (not self._updating or self.shares is not None)
 
     def arrive(self, loop: Loop) -> int:
         """On all ranks, in new groups: be where the training goes on from. Gives the step."""
@@ -176,22 +228,27 @@ class Stay:
         world, subjects = loop.training.world, loop.checkpointer.subjects
         if self.notes is None:
             self.notes = NoteFile.found(self._path(world))
-        life, steps = (self.notes.life, self.notes.steps()) if self.notes is not None else ("", ())
-        mine = Standing(life, self.snapshot.step if self.snapshot is not None else None, steps)
-        agreed = agree(gathered(mine, world))
+        if self.shares is None and loop.strategy.shared_out:
+            self.shares = ShareFile.found(_of_share(self._path(world)), self._limit_bytes(loop))
+        agreed = agree(gathered(self._standing(loop), world))
         if isinstance(agreed, str):
             raise dist.DistBackendError(_CANNOT + agreed)
         loop.checkpointer.go_on(agreed.step)
+        if agreed.goes_back:
+            self._updating = True
+            self._put_share_back(loop, agreed.step)
+            for optimizer in loop.strategy.shared_out.values():
+                optimizer.spread()
         if world.rank in agreed.takers:
-            self.snapshot = None  # until it has all of it
+            self.snapshots.clear()  # until it has all of it
             values = Taker(agreed.source, agreed.step, subjects, world).take()
+            self._put_share_back(loop, agreed.step)
         else:
-            if self.snapshot is None:
-                raise AssertionError("who has weights has a snapshot of their step")
+            snapshot = next(one for one in self.snapshots if one.step == agreed.step)
             if world.rank == agreed.source and agreed.takers:
-                Replica(subjects, self.snapshot).give(agreed.takers, world.control)
-            self.snapshot.put_back(subjects)
-            values = dict(self.snapshot.loop)
+                Replica(subjects, snapshot).give(agreed.takers, world.control)
+            snapshot.put_back(subjects)
+            values = dict(snapshot.loop)
         for buffer in made_anew(loop.strategy.module):  # the new rank may have made others
             value = buffer.detach().contiguous()
             dist.broadcast(value, src=agreed.source, group=world.control)
@@ -200,6 +257,22 @@ class Stay:
         who = ", ".join(map(str, agreed.takers)) or "none"
         loop.training.say(f"goes on in place after step {agreed.step}; ranks that took its state from others: {who}")
         return agreed.step
+
+    def _standing(self, loop: Loop) -> Standing:
+        life, notes = (self.notes.life, self.notes.steps()) if self.notes is not None else ("", ())
+        knows = tuple(one.step for one in self.snapshots)
+        step = knows[-1] if knows and not self._updating else None
+        if not loop.strategy.shared_out:
+            return Standing(life, step, notes)
+        kept = self.shares is not None and self.shares.life == life
+        return Standing(life, step, notes, self.shares.steps() if kept and self.shares is not None else (), knows)
+
+    def _put_share_back(self, loop: Loop, step: int) -> None:
+        """With zero1: what nobody else has."""
+        if loop.strategy.shared_out and (
+            self.shares is None or not self.shares.put_back(step, loop.strategy.shared_out)
+        ):
+            raise dist.DistBackendError(f"{_CANNOT}the share of step {step} is gone")
 
     def _put_back(self, loop: Loop, step: int, values: dict[str, Any]) -> None:
         world = loop.training.world
@@ -225,42 +298,73 @@ class Stay:
 
     def go_on(self, loop: Loop) -> None:
         """All is put back."""
-        if self.control is None and self.launched.control is not None:
-            self.control = Control(self.launched.control)
-        os.environ.pop("LAUNCH_JOINS", None)
-        self.arrives, self.active, self._updating = False, True, False
+        self._await_words()
         loop.stay = self
         self._drawn = None
+        self.snapshots.clear()
+        if self.shares is not None:
+            self.shares.forget_after(loop.progress.step)
         self._take(loop, self.step_samples)
+        self._have_arrived()
+
+    def have_loaded(self, loop: Loop) -> None:
+        """On all ranks, where they load. Raises DistBackendError where there was nothing: the objects of a process that
+        stays are not what they began as, so that all have to start anew.
+        """
+        loaded = loop.checkpointer.loaded
+        if loaded is None:
+            raise dist.DistBackendError(f"{_CANNOT}nothing was saved so far")
+        lost = max(gathered(self.was_at, loop.training.world)) - loaded.step
+        where = "memory" if loaded.from_memory else "a checkpoint"
+        loop.training.say(f"goes on in place after step {loaded.step}, from {where}; done again: {max(0, lost)} steps")
+
+    def _await_words(self) -> None:
+        if self.control is None and self.launched.control is not None:
+            self.control = Control(self.launched.control)
+
+    def _have_arrived(self) -> None:
+        os.environ.pop("LAUNCH_JOINS", None)
+        self.arrives, self.active, self._updating = False, True, False
         self._say()
 
-    def _path(self, world: World) -> Any:
+    def _limit_bytes(self, loop: Loop) -> int | None:
+        """Of what a node may spend on snapshots, this rank's part."""
+        limit = self.launched.memory_limit_bytes
+        return None if limit is None else limit // loop.training.world.local_size
+
+    def _path(self, world: World) -> Path:
         if self.launched.notes_dir is None:
             raise OSError("launch gives no folder in memory")
         return self.launched.notes_dir / f"rank-{world.rank:05d}"
 
 
-def reasons(loop: Loop, settings: Settings, dataset: Any, stay: Stay) -> Iterator[str]:
+def reasons(loop: Loop, settings: Settings, dataset: Any, stay: Stay, *, made: bool) -> Iterator[str]:
     """Why what a step does could not be undone exactly, or not be handed to another rank."""
     world, strategy = loop.training.world, loop.strategy
     if stay.member is None:
         yield "the ranks had met before, or by the script's own doing, or are too many"
-    if strategy.settings.strategy != "ddp" or world.size == 1:
-        yield f"strategy {strategy.settings.strategy} on {world.size} ranks: expected ddp on two or more"
+    if strategy.settings.strategy not in REPLICAS + SHARDS or world.size == 1:
+        yield f"strategy {strategy.settings.strategy} on {world.size} ranks: expected one for several ranks, on several"
+    if stay.loads and not made:
+        yield "the model was given, and its shards know their ranks: expected a function that makes it"
     if world.device.type != "cpu":
         yield f"on {world.device.type}: expected CPUs"
     if loop.own_step is not None:
         yield "it has a training step of its own"
     if is_iterable(dataset) or is_loader(dataset):
         yield "its data is a stream, or comes by a loader"
-    for name in ("compile", "keep_best", "lr_find", "profile", "fast_dev_run", "count_flops", "ema", "spike_factor"):
+    for name in _NOT_LOADED if stay.loads else _NOT_HANDED_OVER:
         if getattr(settings, name) not in (None, False):
             yield f"{name} is set"
     if stay.launched.disks_apart:
         yield "each node has a disk of its own"
-    for module in strategy.module.modules():
+    for module in () if stay.loads else strategy.module.modules():
         if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
             yield f"{type(module).__name__} has extra state"
+
+
+def _of_share(notes: Path) -> Path:
+    return notes.with_name(f"{notes.name}-share")
 
 
 def _is_of_peers(error: RuntimeError) -> bool:

@@ -45,7 +45,16 @@ from trainer.loop.staying import Stay
 from trainer.loop.stragglers import Stragglers
 from trainer.loop.trials import begin_anew, first_batches, in_short
 from trainer.stopping import Votes
-from trainer.strategies import Optimizers, Strategy, StrategySettings, build, needs_group, summary, warn_of_low_weights
+from trainer.strategies import (
+    SHARDS,
+    Optimizers,
+    Strategy,
+    StrategySettings,
+    build,
+    needs_group,
+    summary,
+    warn_of_low_weights,
+)
 from trainer.strategies.mesh import on_mesh
 from trainer.wire import Launched, Wire
 from trainer.world import World, membership
@@ -115,12 +124,12 @@ class Trainer:
     def fit(self, world: World | None = None) -> int:
         """Train to the end: 0. Or 75 (EX_TEMPFAIL): asked to stop, everything is saved, start me again."""
         with self._world(world) as met:
-            here = met
-            begin_anew(self, self.settings, here)
+            begin_anew(self, self.settings, met)
             past: dict[str, Any] | None = None
             starts: list[int] = []
-            stay = Stay.of(here)
-            restored = not stay.arrives and self._has_checkpoints()
+            stay = Stay.of(met, loads=self.settings.strategy in SHARDS)
+            here = dataclasses.replace(met, anew=False) if stay.loads else met
+            restored = not here.anew and self._has_checkpoints()
             while True:
                 loop: Loop | None = None
                 try:
@@ -138,22 +147,24 @@ class Trainer:
                         self._check_that_it_leads_on(loop, starts)
                         past = loop.data.state_dict()
                 except RuntimeError as error:
-                    if self._built is None:
-                        raise
                     here = stay.meet_anew(error, self._built, loop)
+                    restored = not here.anew and self._has_checkpoints()
 
     def _begin(self, loop: Loop, past: Mapping[str, Any] | None, stay: Stay) -> int | None:
         """Everything up to the first step; `past`: the place in the data that the same fit() has come to before. None:
         there are no weights, neither drawn nor loaded.
         """
-        loop.begin_to_stay = lambda loop: stay.begin(loop, self.settings, self._dataset)
-        if stay.arrives:
+        made = not isinstance(self._model, nn.Module)
+        loop.begin_to_stay = lambda loop: stay.begin(loop, self.settings, self._dataset, made=made)
+        if stay.arrives and not stay.loads:
             step = stay.arrive(loop)
             stay.go_on(loop)
             return step
         start = self._resume(loop, again=past is not None)
         if start is None:
             return None
+        if stay.arrives:
+            stay.have_loaded(loop)
         if past is not None:
             loop.data.load_state_dict(past)
         if loop.checkpointer.loaded is None:

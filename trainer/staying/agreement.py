@@ -2,6 +2,10 @@
 
 A step is done where its update is in the weights. Ranks of a training with whole replicas are at most one step apart:
 nobody can finish a step before all have given their gradients to it. The most advanced weights count.
+
+Where each rank keeps a share of the optimizer to itself, that of a rank that was lost is in the memory of its node, as
+it was after one of the last two steps. The newest step of which the shares of all are whole counts, and who is past it
+goes back.
 """
 
 from collections.abc import Sequence
@@ -13,8 +17,10 @@ class Standing:
     """What one rank says when the ranks meet again."""
 
     life: str  # of which start of the training its notes and its weights are
-    step: int | None  # that its weights are of; None: it is new, and has none
+    step: int | None  # that its weights are of; None: it is new, or in the middle of an update
     notes: tuple[int, ...]  # the steps after which it knows what was its own
+    shares: tuple[int, ...] | None = None  # those after which its share is in memory; None: it has all of the optimizer
+    knows: tuple[int, ...] = ()  # with shares: those after which it knows what is small and one for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,23 +28,44 @@ class Agreement:
     """The same on all ranks."""
 
     step: int
-    source: int  # a rank that has the weights of it
-    takers: tuple[int, ...]  # those that need them
+    source: int  # a rank that has what is one for all
+    takers: tuple[int, ...]  # those that need it
+    goes_back: bool = False  # on some rank that stays the weights are of no step, or of a later one
 
 
 def agree(said: Sequence[Standing]) -> Agreement | str:
     """By rank; or why there is no way to go on exactly."""
+    found = _by_weights(said) if all(one.shares is None for one in said) else _by_shares(said)
+    if isinstance(found, str):
+        return found
+    life = said[found.source].life
+    for rank, one in enumerate(said):
+        if one.life != life:
+            return f"what rank {rank} has noted is of another start of the training"
+        if found.step not in one.notes:
+            return f"rank {rank} has not noted what was its own after step {found.step}"
+    return found
+
+
+def _by_weights(said: Sequence[Standing]) -> Agreement | str:
     known = [(one.step, rank) for rank, one in enumerate(said) if one.step is not None]
     if not known:
         return "no rank has the weights"
     step = max(one for one, _ in known)
     source = min(rank for one, rank in known if one == step)
-    life = said[source].life
-    for rank, one in enumerate(said):
-        if one.life != life:
-            return f"what rank {rank} has noted is of another start of the training"
-        if one.step is not None and one.step < step - 1:
-            return f"rank {rank} is at step {one.step}, while rank {source} is at step {step}"
-        if step not in one.notes:
-            return f"rank {rank} has not noted what was its own after step {step}"
+    for one, rank in known:
+        if one < step - 1:
+            return f"rank {rank} is at step {one}, while rank {source} is at step {step}"
     return Agreement(step, source, tuple(rank for rank, one in enumerate(said) if one.step != step))
+
+
+def _by_shares(said: Sequence[Standing]) -> Agreement | str:
+    common = set.intersection(*(set(one.shares or ()) for one in said))
+    if not common:
+        return "there is no step of which the memory has the shares of all ranks"
+    step = max((one for one in common if any(one in rank.knows for rank in said)), default=None)
+    if step is None:
+        return "no rank has the weights"
+    known = [rank for rank, one in enumerate(said) if step in one.knows]
+    takers = tuple(rank for rank in range(len(said)) if rank not in known)
+    return Agreement(step, known[0], takers, any(said[rank].step != step for rank in known))

@@ -4,25 +4,19 @@ A rank notes it once its last forward pass of a step is through: before its grad
 can have finished that step. It is what it will be after the step, for neither the backward pass nor the update draws
 random numbers (that is compared). Three steps are kept, which is as far as ranks can be apart; each has a checksum, so
 that a note that was being written when the rank was killed counts for nothing.
-
-    header: life, room of a slot    slot: step, length, checksum, note    slot    slot
 """
 
-import mmap
-import os
 import random
-import struct
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import torch
-import xxhash
 from torch import Tensor
 
+from trainer.staying.slots import SlotFile
+
 SLOTS = 3
-_HEADER = struct.Struct("<32sQ")
-_HEAD = struct.Struct("<QQQ")  # step, length, checksum of both and of what follows
 _SPARE = 1 << 15  # for what a step's losses take
 
 
@@ -67,88 +61,42 @@ def draw_on(drawn: Drawn) -> None:
 
 def room_for(buffers: int) -> int:
     """How much one note may take at most."""
-    size = len(msgspec.msgpack.encode(Note(0, drawn_now()))) + buffers + _SPARE
-    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    return len(msgspec.msgpack.encode(Note(0, drawn_now()))) + buffers + _SPARE
 
 
 class NoteFile:
     """One rank's. Only it writes, and its successor reads."""
 
-    def __init__(self, path: Path, life: str, memory: mmap.mmap, room: int) -> None:
-        self.path, self.life = path, life
-        self._memory, self._room = memory, room
+    def __init__(self, slots: SlotFile) -> None:
+        self.life, self.path, self._slots = slots.life, slots.path, slots
 
     @classmethod
     def begin(cls, path: Path, life: str, room: int) -> "NoteFile":
         """A new one, in the place of what is there. Raises OSError."""
-        draft = path.with_suffix(".new")
-        fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            size = _HEADER.size + SLOTS * (_HEAD.size + room)
-            os.posix_fallocate(fd, 0, size)  # memory that is not there is found out here, and not by SIGBUS in a step
-            memory = mmap.mmap(fd, size)
-        finally:
-            os.close(fd)
-        _HEADER.pack_into(memory, 0, life.encode(), room)
-        os.rename(draft, path)
-        return cls(path, life, memory, room)
+        return cls(SlotFile.begin(path, life, SLOTS, room))
 
     @classmethod
     def found(cls, path: Path) -> "NoteFile | None":
         """That of the rank whose place is taken; None where there is none."""
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            return None
-        try:
-            size = os.fstat(fd).st_size
-            if size < _HEADER.size:
-                return None
-            memory = mmap.mmap(fd, size)
-        finally:
-            os.close(fd)
-        life, room = _HEADER.unpack_from(memory)
-        if size != _HEADER.size + SLOTS * (_HEAD.size + room):
-            return None
-        return cls(path, life.rstrip(b"\0").decode("ascii", "replace"), memory, room)
+        slots = SlotFile.found(path)
+        return None if slots is None else cls(slots)
 
     def write(self, note: Note) -> bool:
         """False where it does not fit."""
         data = msgspec.msgpack.encode(note)
-        if len(data) > self._room:
+        if len(data) > self._slots.room:
             return False
-        at = self._at(note.step)
-        head = _HEAD.pack(note.step, len(data), _checksum(note.step, data))
-        self._memory[at + _HEAD.size : at + _HEAD.size + len(data)] = data
-        self._memory[at : at + _HEAD.size] = head
+        self._slots.copy(note.step, data)
         return True
 
     def read(self, step: int) -> Note | None:
         """The note of that step, if it is whole."""
-        at = self._at(step)
-        noted, size, checksum = _HEAD.unpack_from(self._memory, at)
-        if noted != step or size > self._room:
-            return None
-        data = self._memory[at + _HEAD.size : at + _HEAD.size + size]
-        if checksum != _checksum(step, data):
-            return None
-        note = _decoder.decode(data)
-        return note if note.step == step else None
+        data = self._slots.read(step)
+        return None if data is None else _decoder.decode(data)
 
     def steps(self) -> tuple[int, ...]:
         """Those of which the note is whole."""
-        noted = [_HEAD.unpack_from(self._memory, self._at(slot))[0] for slot in range(SLOTS)]
-        return tuple(sorted(step for step in set(noted) if self.read(step) is not None))
-
-    def close(self) -> None:
-        self._memory.close()
-
-    def _at(self, step: int) -> int:
-        return _HEADER.size + step % SLOTS * (_HEAD.size + self._room)
-
-
-def _checksum(step: int, data: bytes) -> int:
-    return xxhash.xxh3_64_intdigest(data, seed=step & (1 << 63) - 1)
+        return self._slots.steps()
 
 
 def bytes_of(tensors: list[Tensor]) -> bytes:

@@ -68,7 +68,8 @@ class Replica:
         names = ModelNames(subjects.models)
         optimizers = {key: OptimizerNames(key, value, names) for key, value in subjects.optimizers.items()}
         self._tensors = names.parameters() | dict(subjects.averages) | names.buffers()
-        for optimizer in optimizers.values():
+        whole = {key: one for key, one in optimizers.items() if not one.shared_out}  # else it is no other rank's
+        for optimizer in whole.values():
             self._tensors |= optimizer.tensors()
         named = {
             key: [
@@ -78,7 +79,7 @@ class Replica:
         }
         shared = {
             "groups": named,
-            "values": {key: value.values() for key, value in optimizers.items()},
+            "values": {key: value.values() for key, value in whole.items()},
             "layouts": {},
             "objects": dict(snapshot.objects),
             "extra": {},

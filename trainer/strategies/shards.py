@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+from trainer.connections import made_here
 from trainer.strategies.agreement import PersistentBuffers, take_from_first
 from trainer.strategies.blocks import without_shared_parameters
 from trainer.strategies.paging import fill
@@ -119,7 +120,8 @@ def mesh_over(world: World, settings: StrategySettings) -> DeviceMesh:
         sizes = {"copy": world.shares // size, **sizes}
     if world.together > 1:
         sizes[TOGETHER] = world.together
-    mesh = init_device_mesh(world.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    with made_here.watching():
+        mesh = init_device_mesh(world.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     if world.together > 1:
         mesh._flatten()  # noqa: SLF001 - so that a norm over all ranks is one message; torch has no public word for it yet
     return mesh

@@ -1,6 +1,6 @@
 """A model, its optimizer and all that is special about how they are run; the loop asks nothing else."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -21,6 +21,7 @@ from trainer.strategies.replicas import let_go, replicated
 from trainer.strategies.settings import SHARDS, StrategySettings, shard_size
 from trainer.strategies.undone import undone
 from trainer.strategies.wrapped import Wrapped
+from trainer.strategies.zero import SharedOut
 from trainer.world import World
 
 T = TypeVar("T")
@@ -52,15 +53,22 @@ class Strategy:
         self._dtype = low_dtype(self.settings.precision)
 
     def meet_anew(self, world: World) -> None:
-        """Go on with the same weights and optimizer in other groups. Only what is wholly on each rank can."""
+        """Go on with the same weights and optimizer in other groups. Only where weights are whole on each rank."""
         let_go(self.wrapped)
         self.world, self.wrapped = world, replicated(self.module, world, self.settings)
+        for optimizer in self.shared_out.values():
+            optimizer.meet_anew()
         self.has_stepped, self._buffers_differ = True, True
 
     @property
     def optimizer(self) -> Optimizer:
         """The only one, or the first of several."""
         return next(iter(self.optimizers.values()))
+
+    @property
+    def shared_out(self) -> Mapping[str, SharedOut]:
+        """With zero1, the optimizers by name: each rank has a part of their state, and the whole of the weights."""
+        return {name: one for name, one in self.optimizers.items() if isinstance(one, SharedOut)}
 
     @property
     def model(self) -> nn.Module:

@@ -2,7 +2,8 @@
 that goes by validations, a callback with state, and samples that are augmented.
 
 `--hold FILE`: no rank goes on from the step in it. `--die PATH`: in files PATH-0, PATH-1 and so on a rank, a step and a
-place each, where that rank kills itself.
+place each, where that rank kills itself: `optimizer` is after its update; with zero1 `spread` is while it sends its new
+weights to the others, and `share` while it writes its part of the optimizer into memory.
 """
 
 import os
@@ -15,11 +16,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import Dataset
 
 from trainer import Settings, Trainer
 from trainer.loop import Callback
+from trainer.staying.shares import OwnShare
 
 SAMPLES = 96
 
@@ -78,12 +81,31 @@ def model(*, buffers=True):
     return nn.Sequential(nn.Linear(8, 33), norm, nn.ReLU(), nn.Dropout(0.2), nn.Linear(33, 1))
 
 
+def watch_updates(reporter):
+    """The places in an update of zero1."""
+    send, put = dist.broadcast, OwnShare.put
+
+    def sent(*given, **named):
+        work = send(*given, **named)
+        if named.get("async_op") and named["src"] == dist.get_rank():
+            reporter.may_die("spread")
+        return work
+
+    def written(share, content):
+        put(share, content)
+        reporter.may_die("share")
+
+    dist.broadcast, OwnShare.put = sent, written
+
+
 def main(words=None):
     parser = ArgumentParser()
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--no-buffers", action="store_true")
+    parser.add_argument("--strategy", default="ddp")
+    parser.add_argument("--given", action="store_true", help="the model itself, in the place of a function")
     parser.add_argument("--hold")
     parser.add_argument("--die")
     args = parser.parse_args(words)
@@ -91,6 +113,7 @@ def main(words=None):
     reporter = Reporter(args.die)
     if os.environ.get("LAUNCH_JOINS") == "1":
         reporter.may_die("start", int(os.environ["RANK"]))
+    watch_updates(reporter)
 
     def held():
         try:
@@ -112,11 +135,16 @@ def main(words=None):
             found.register_hook(lambda gradient: reporter.may_die("backward") or gradient)
         return nn.functional.binary_cross_entropy_with_logits(found, wanted.float())
 
+    def optimizer(parameters):
+        made = torch.optim.AdamW(parameters, lr=0.01)
+        made.register_step_post_hook(lambda *_: reporter.may_die("optimizer"))
+        return made
+
     settings = Settings(
         max_steps=args.steps,
         batch_size=16,
         accumulate=2,
-        strategy="ddp",
+        strategy=args.strategy,
         clip_norm=1.0,
         workers=args.workers,
         log_every=1,
@@ -125,11 +153,11 @@ def main(words=None):
     )
     trainer = Trainer(
         settings,
-        model=lambda: model(buffers=not args.no_buffers),
+        model=model() if args.given else lambda: model(buffers=not args.no_buffers),
         loss=loss,
         data=Points(),
         validation=Points(),
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+        optimizer=optimizer,
         schedule=lambda optimizer, _: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1),
         callbacks=[reporter],
     )

@@ -1,25 +1,30 @@
 """A rank is killed and replaced while the others stay: the numbers and the weights are those of a run left alone."""
 
+import re
+
 import pytest
 from replaced_ranks import Launched
 
 from trainer.checkpoint_files import catalog
 from trainer.loop import staying
+from trainer.staying.shares import ShareFile
+from trainer.strategies.zero import SharedOut
 
 STEPS = 24
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """Fingerprint and numbers by number of ranks, of a training that nothing happened to."""
+    """Fingerprint and numbers by number of ranks and strategy, of a training that nothing happened to."""
     known = {}
 
-    def of(size):
-        if size not in known:
-            run = Launched(tmp_path_factory.mktemp("alone") / "run", size, "--steps", str(STEPS))
+    def of(size, strategy="ddp"):
+        if (size, strategy) not in known:
+            folder = tmp_path_factory.mktemp("alone") / "run"
+            run = Launched(folder, size, "--steps", str(STEPS), "--strategy", strategy)
             assert run.run() == [0] * size, run.said()
-            known[size] = run.fingerprint(), run.numbers()
-        return known[size]
+            known[size, strategy] = run.fingerprint(), run.numbers()
+        return known[size, strategy]
 
     return of
 
@@ -87,6 +92,136 @@ def test_one_more_while_they_meet(tmp_path, alone, deaths, replaced):
     assert codes == [0] * 3, run.said()
     assert run.replaced == replaced
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
+
+
+ZERO1 = ("--strategy", "zero1")
+
+
+@pytest.mark.dealt(17)
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(
+    ("step", "place"),
+    [
+        (0, "forward"), (0, "backward"), (0, "optimizer"), (0, "spread"), (1, "share"), (7, "forward"), (8, "backward"),
+        (8, "optimizer"), (8, "spread"), (8, "share"), (9, "share"), (9, "on_step"), (10, "on_step"), (10, "spread"),
+        (14, "optimizer"), (15, "on_validation"), (23, "share"), (23, "spread"),
+    ],
+)  # fmt: skip
+def test_zero1_whatever_a_rank_was_at(tmp_path, alone, victim, size, step, place):
+    """Nobody else has the killed rank's part of the optimizer."""
+    fingerprint, wanted = alone(size, "zero1")
+    run, codes = killed(tmp_path, size, f"{victim} {step} {place}", words=ZERO1)
+    assert codes == [0] * size, run.said()
+    assert run.replaced == [[victim]]
+    assert run.numbers() == wanted
+    assert run.fingerprint() == fingerprint
+    done = step if place in ("optimizer", "spread", "share") else None  # else all had gone on by then, or none had
+    if done is not None:
+        assert f"goes on in place after step {done};" in run.said()
+    for entry in catalog.entries(run.folder / "checkpoints"):
+        catalog.verify(entry)
+
+
+@pytest.mark.dealt(3)
+@pytest.mark.parametrize(
+    ("deaths", "replaced"),
+    [
+        (("0 3 spread", "1 6 share", "0 9 optimizer"), [[0], [1], [0]]),
+        (("1 8 share", "1 0 start"), [[1], [1]]),
+        (("1 8 spread", "1 0 load"), [[1], [1]]),
+        (("1 8 spread", "0 8 load"), [[1], [0, 1]]),
+        (("0 8 on_step", "2 8 load"), [[0], [0, 2]]),
+    ],
+)
+def test_zero1_one_after_the_other_and_while_they_meet(tmp_path, alone, deaths, replaced):
+    fingerprint, wanted = alone(3, "zero1")
+    run, codes = killed(tmp_path, 3, *deaths, words=ZERO1)
+    assert codes == [0] * 3, run.said()
+    assert run.replaced == replaced
+    assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
+
+
+@pytest.mark.dealt(2)
+@pytest.mark.parametrize("sabotage", ["share", "slot", "spread"])
+def test_zero1_what_is_not_put_back_shows(tmp_path, alone, monkeypatch, sabotage):
+    """A share that is not restored, one of another step, weights that stay as the broken update left them."""
+    put_back = ShareFile.put_back
+    if sabotage == "share":
+        monkeypatch.setattr(ShareFile, "put_back", lambda *_: True)
+    elif sabotage == "slot":
+        monkeypatch.setattr(ShareFile, "put_back", lambda file, step, found: put_back(file, step - 1, found))
+    else:
+        monkeypatch.setattr(SharedOut, "spread", lambda _: None)
+    fingerprint, wanted = alone(2, "zero1")
+    run, codes = killed(tmp_path, 2, "0 8 share", words=ZERO1)
+    assert codes != [0, 0] or (run.fingerprint(), run.numbers()) != (fingerprint, wanted)
+
+
+def test_zero1_without_room_for_its_share_has_all_started_anew(tmp_path, monkeypatch):
+    monkeypatch.setenv("LAUNCH_CHECKPOINT_MEMORY_LIMIT", "6000")
+    run = Launched(tmp_path / "run", 2, "--steps", "3", *ZERO1)
+    assert run.run() == [0, 0], run.said()
+    assert "would take 0 MB of memory" in run.said()
+
+
+def gone_back_to(run):
+    """The steps after which ranks went on, and how many were to be done again, as the first rank says."""
+    return [
+        (int(step), int(steps)) for step, steps in re.findall(r"after step (\d+), .*; done again: (\d+)", run.said())
+    ]
+
+
+@pytest.mark.dealt(24)
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(("strategy", "size"), [("fsdp", 2), ("fsdp", 3), ("zero2", 2), ("hsdp", 2)])
+@pytest.mark.parametrize(
+    ("step", "place"),
+    [(8, "forward"), (8, "backward"), (9, "optimizer"), (10, "on_step"), (15, "on_validation"), (23, "backward")],
+)
+def test_shards_go_back_to_the_newest_snapshot_in_memory(tmp_path, alone, strategy, size, victim, step, place):
+    fingerprint, wanted = alone(size, strategy)
+    words = ("--strategy", strategy)
+    run, codes = killed(tmp_path, size, f"{victim} {step} {place}", words=words, memory_every="2 steps")
+    assert codes == [0] * size, run.said()
+    assert run.replaced == [[victim]]
+    assert run.numbers() == wanted
+    assert run.fingerprint() == fingerprint
+    [(begun, again)] = gone_back_to(run)
+    assert step - 4 <= begun <= step  # the one that was being written does not count
+    assert again <= 4
+    assert "a killed rank will have all go back in their processes, to the newest snapshot in memory" in run.said()
+
+
+@pytest.mark.dealt(2)
+def test_shards_one_after_the_other_and_while_they_load(tmp_path, alone):
+    fingerprint, wanted = alone(3, "fsdp")
+    deaths = ("1 5 backward", "0 9 optimizer", "2 14 on_step", "1 0 start")
+    run, codes = killed(tmp_path, 3, *deaths, words=["--strategy", "fsdp"], memory_every="2 steps")
+    assert codes == [0] * 3, run.said()
+    assert len(run.replaced) == 4
+    assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
+
+
+@pytest.mark.dealt(2)
+def test_shards_without_snapshots_in_memory_go_back_to_the_newest_checkpoint(tmp_path, alone):
+    fingerprint, wanted = alone(2, "fsdp")
+    run, codes = killed(tmp_path, 2, "1 17 backward", words=["--strategy", "fsdp"])
+    assert codes == [0, 0], run.said()
+    assert gone_back_to(run) == [(10, 7)]
+    assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
+
+
+def test_shards_of_which_nothing_was_saved_are_started_anew(tmp_path):
+    run, codes = killed(tmp_path, 2, "1 3 forward", words=["--strategy", "fsdp"])
+    assert codes == [1, 1]
+    assert "the training cannot go on in place: nothing was saved so far" in run.said()
+
+
+def test_shards_of_a_model_that_was_given_are_started_anew(tmp_path):
+    run = Launched(tmp_path / "run", 2, "--steps", "2", "--strategy", "fsdp", "--given")
+    assert run.run() == [0, 0], run.said()
+    assert "all ranks started anew: the model was given, and its shards know their ranks" in run.said()
 
 
 def test_two_at_once(tmp_path, alone):
