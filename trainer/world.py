@@ -40,7 +40,8 @@ class World:
     backend: str | None = None  # None: no process group, a world of one
     control: dist.ProcessGroup | None = None  # over the CPU, for votes and small words; None where there is no group
     group_rank: int | None = None  # which node this is, where somebody said so
-    together: int = 1  # neighbouring ranks that work on the same samples, each on its part of the model
+    together: int = 1  # ranks that work on the same samples, each on its part of the model
+    stages: int = 1  # of a pipeline; the first ranks have its first stage, and so on
     anew: bool = False  # a rank was replaced: some of these ranks are in the middle of a training, and have its state
 
     @property
@@ -50,12 +51,31 @@ class World:
     @property
     def share(self) -> int:
         """Which share of the samples is this rank's."""
-        return self.rank // self.together
+        return self.rank % self.ranks_of_stage // self.dividing
 
     @property
     def shares(self) -> int:
         """Into how many the samples are divided."""
         return self.size // self.together
+
+    @property
+    def dividing(self) -> int:
+        """Neighbouring ranks that divide every layer of their stage."""
+        return self.together // self.stages
+
+    @property
+    def ranks_of_stage(self) -> int:
+        return self.size // self.stages
+
+    @property
+    def stage(self) -> int:
+        """Which stage of the pipeline is this rank's."""
+        return self.rank // self.ranks_of_stage
+
+    @property
+    def of_shares(self) -> range:
+        """A rank for each share of the samples: one that has the first stage."""
+        return range(0, self.ranks_of_stage, self.dividing)
 
     @property
     def node(self) -> int:

@@ -1,7 +1,7 @@
-"""Which ranks of a node work on the same samples, where a training divides its layers over ranks. Pure.
+"""Which ranks work on the same samples, where a training divides its layers, or the model, over ranks. Pure.
 
 Ranks of a node have neighbouring numbers, and a tensor-parallel group is made of neighbours: it is on one node wherever
-its size divides the number of ranks there.
+its size divides the number of ranks there. Stages of layers are as far apart as can be: they have little to say.
 """
 
 import re
@@ -9,13 +9,22 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 _MESH = "--mesh"  # the option of `trainer`, and of scripts that have its options
-_TP = re.compile(r"(?:^|,)\s*tp\s*=\s*([1-9]\d{0,5})\s*(?:,|$)")
+_SIZE = r"(?:^|,)\s*{}\s*=\s*([1-9]\d{{0,5}})\s*(?:,|$)"
 
 
 def tensor_parallel(args: Sequence[str]) -> int:
     """How many ranks divide each layer, by what a training is told; 1: none do."""
-    found = [value for name, value in pairwise(args) if name == _MESH]
-    match = _TP.search(found[-1]) if found else None
+    return _size("tp", args)
+
+
+def pipeline_parallel(args: Sequence[str]) -> int:
+    """Into how many stages of layers a model is cut; 1: into none."""
+    return _size("pp", args)
+
+
+def _size(name: str, args: Sequence[str]) -> int:
+    found = [value for option, value in pairwise(args) if option == _MESH]
+    match = re.search(_SIZE.format(name), found[-1]) if found else None
     return int(match[1]) if match else 1
 
 
@@ -34,3 +43,13 @@ def groups_of_node(tp: int, ranks_per_node: int) -> str:
     names = [f"{first}-{first + tp - 1}" for first in firsts]
     shown = names if len(names) <= 4 else [*names[:3], "..."]  # of a large node the first ones say it all
     return f"local ranks {', '.join(shown)} divide each layer (tp {tp}), on one node; dp goes across"
+
+
+def stages_of_ranks(pp: int, ranks: int) -> str:
+    """In words: `ranks 0-3 have the first of 2 stages of layers (pp 2), 4-7 the next one`."""
+    if ranks % pp:
+        return f"pp={pp} does not divide {ranks} ranks: there is no such pipeline"
+    each = ranks // pp
+    first, *others = [f"{begin}-{begin + each - 1}" if each > 1 else str(begin) for begin in range(0, ranks, each)]
+    shown = others if len(others) <= 3 else [*others[:2], "..."]  # of many the first ones say it all
+    return f"ranks {first} have the first of {pp} stages of layers (pp {pp}), {', '.join(shown)} the next"

@@ -280,6 +280,15 @@ def test_where_ranks_are_that_divide_layers(project):
     assert re.search(f"^  mesh +{said}", done.stdout, re.MULTILINE) and f"warning: {said}" in done.stderr
 
 
+def test_which_ranks_have_which_stage(project):
+    mesh = ("--set", "run.args.mesh=pp=2,tp=2", "--set", "resources.nodes=2", "--set", "resources.ranks_per_node=4")
+    shown = project.launch("submit", "good.yaml", "--dry-run", *mesh).stdout
+    assert re.search(
+        r"^  stages +ranks 0-3 have the first of 2 stages of layers \(pp 2\), 4-7 the", shown, re.MULTILINE
+    )
+    assert re.search(r"^  mesh +local ranks 0-1, 2-3 divide each layer", shown, re.MULTILINE)
+
+
 def test_init_from_a_script(project):
     (project.root / "opts.py").write_text(OPTIONS)
     assert project.launch("init", "--from", "opts.py").stdout == "job.yaml\n"

@@ -2,7 +2,13 @@
 
 import pytest
 
-from launcher.plan.placement import crosses_nodes, groups_of_node, tensor_parallel
+from launcher.plan.placement import (
+    crosses_nodes,
+    groups_of_node,
+    pipeline_parallel,
+    stages_of_ranks,
+    tensor_parallel,
+)
 
 
 @pytest.mark.parametrize(
@@ -20,6 +26,15 @@ from launcher.plan.placement import crosses_nodes, groups_of_node, tensor_parall
 )
 def test_what_a_training_is_told(args, tp):
     assert tensor_parallel(args) == tp
+
+
+def test_stages_are_told_by_the_numbers_of_their_ranks():
+    assert pipeline_parallel(("--mesh", "pp=4,tp=2")) == 4 and tensor_parallel(("--mesh", "pp=4,tp=2")) == 2
+    assert pipeline_parallel(("--mesh", "tp=2")) == 1
+    assert stages_of_ranks(2, 8) == "ranks 0-3 have the first of 2 stages of layers (pp 2), 4-7 the next"
+    assert stages_of_ranks(3, 3) == "ranks 0 have the first of 3 stages of layers (pp 3), 1, 2 the next"
+    assert stages_of_ranks(8, 8).endswith("(pp 8), 1, 2, ... the next")
+    assert stages_of_ranks(3, 4) == "pp=3 does not divide 4 ranks: there is no such pipeline"
 
 
 def test_groups_are_on_one_node_or_it_is_told():

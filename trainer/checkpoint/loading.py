@@ -163,7 +163,7 @@ class Reader:
 
     def _compare(self) -> None:
         saved = {name: entry for name, entry in self.manifest.tensors.items() if name.startswith("model/")}
-        live = self._targets.models
+        live = self._targets.models | self._names.elsewhere()
         problems = [f"{name} is not in it" for name in live if name not in saved]
         problems += [f"{name} is not in the model" for name in saved if name not in live]
         problems += [

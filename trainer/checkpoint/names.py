@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
+from trainer.checkpoint.elsewhere import is_here
 from trainer.errors import TrainerError
 
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")  # of torch.compile and of activation checkpointing
@@ -41,11 +42,21 @@ class ModelNames:
                 self.of_parameter.setdefault(id(parameter), _prefix(key) + clean(name))
 
     def parameters(self) -> dict[str, Tensor]:
-        """Each once, under the first of its names where several are tied."""
+        """Those that this rank has, each once, under the first of its names where several are tied."""
         return {
             self.of_parameter[id(parameter)]: parameter.detach()
             for model in self.models.values()
             for parameter in model.parameters()
+            if is_here(parameter)
+        }
+
+    def elsewhere(self) -> dict[str, Tensor]:
+        """What stands for those that only other ranks have."""
+        return {
+            self.of_parameter[id(parameter)]: parameter
+            for model in self.models.values()
+            for parameter in model.parameters()
+            if not is_here(parameter)
         }
 
     def tied(self) -> dict[str, str]:

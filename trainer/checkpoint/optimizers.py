@@ -10,6 +10,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.optim import Optimizer
 
+from trainer.checkpoint.elsewhere import is_here
 from trainer.checkpoint.names import ModelNames
 from trainer.errors import TrainerError
 
@@ -28,8 +29,10 @@ class OptimizerNames:
 
     @property
     def shared_out(self) -> bool:
-        """True where each rank has the state of some parameters only (ZeroRedundancyOptimizer)."""
-        return self._inner is not self.optimizer
+        """True where each rank has the state of some parameters only (ZeroRedundancyOptimizer, stages)."""
+        return self._inner is not self.optimizer or any(
+            not is_here(parameter) for group in self.optimizer.param_groups for parameter in group["params"]
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """What this rank has, by name: `optimizer/<parameter>/exp_avg`."""
@@ -85,7 +88,8 @@ class OptimizerNames:
         """Name, parameter and group of everything whose state lives on this rank."""
         for group in self._inner.param_groups:
             for parameter in group["params"]:
-                yield self._name(parameter), parameter, group
+                if is_here(parameter):
+                    yield self._name(parameter), parameter, group
 
     def prefix_of(self, name: str) -> str:
         return f"{self._prefix}{name}/"

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from trainer.checkpoint.elsewhere import is_here
 from trainer.checkpoint.names import ModelNames
 from trainer.checkpoint_files.weights import name_of_average
 from trainer.errors import BadSettings
@@ -26,7 +27,9 @@ class Average:
         self._decay = decay
         # The parameters themselves: while FSDP2 calculates, the module shows others.
         self._weights = {
-            name_of_average(names.of_parameter[id(one)]): one for one in module.parameters() if one.requires_grad
+            name_of_average(names.of_parameter[id(one)]): one
+            for one in module.parameters()
+            if one.requires_grad and is_here(one)
         }
         for name, one in self._weights.items():
             if one.element_size() < _LEAST_BYTES:

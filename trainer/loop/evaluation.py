@@ -18,6 +18,7 @@ from trainer.data.iterable import is_iterable
 from trainer.loop.average import Average
 from trainer.loop.losses import LossFunction, answer_of, plain
 from trainer.loop.metric_objects import MetricObjects, is_of_object
+from trainer.loop.piped import Piped
 from trainer.loop.placing import Placing
 from trainer.loop.progress import Training
 from trainer.loop.sums import Sum, Sums, means, of_shares, sum_over_ranks
@@ -88,6 +89,7 @@ class Evaluation:
         self._strategy, self._world, self._place = strategy, training.world, Placing(training.world.device)
         # Not through DDP: ranks may have unequally many batches. But through DataParallel, which is one process.
         self._model = strategy.model if strategy.settings.strategy == "dp" else strategy.module
+        self._piped = Piped(strategy.pipeline) if strategy.pipeline is not None else None
         self._shares, self._loss, self._metrics, self._prefix = shares, loss, metrics, prefix
         self._weights = average.in_place if average is not None else nullcontext
 
@@ -129,19 +131,24 @@ class Evaluation:
     def _found(self, batches: Iterator[Batch], after_batch: Callable[[], None]) -> tuple[Sums, MetricObjects]:
         sums, objects = Sums(), MetricObjects()
         for batch in batches:
-            data = self._place(batch.data)
-            with self._strategy.forward_context(sync=True):
-                answer = answer_of(self._loss(self._model, data)) if self._loss is not None else None
-                found = plain(self._metrics(self._model, data)) if self._metrics is not None else {}
+            values = self._values(self._place(batch.data), batch.samples)
             if batch.samples:
-                losses = answer.sums(batch.samples) if answer is not None else {}
-                for name, value in {**losses, **found}.items():
+                for name, value in values.items():
                     if is_of_object(value):
                         objects.update(name, *value)
                     else:
                         sums.add(name, value, batch.samples)
             after_batch()
         return sums, objects
+
+    def _values(self, data: Any, samples: int) -> Mapping[str, Sum | tuple[Any, ...]]:
+        """Of one batch, by name."""
+        if self._piped is not None:
+            functions = (partial(_losses, self._loss, samples) if self._loss is not None else None, self._metrics)
+            return {name: value for one in functions if one for name, value in self._piped.ask(one, data).items()}
+        with self._strategy.forward_context(sync=True):
+            losses = _losses(self._loss, samples, self._model, data)
+            return {**losses, **(plain(self._metrics(self._model, data)) if self._metrics is not None else {})}
 
     def _in_step(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """With fillers at the end where ranks meet in every forward pass, until all have had theirs."""
@@ -156,3 +163,7 @@ class Evaluation:
             if batch is None:
                 batch = filler = filler or self._shares.filler()
             yield batch
+
+
+def _losses(loss: LossFunction | None, samples: int, model: nn.Module, data: Any) -> Mapping[str, Sum]:
+    return {} if loss is None else answer_of(loss(model, data)).sums(samples)

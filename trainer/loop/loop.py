@@ -18,6 +18,7 @@ from trainer.loop.flops import Flops
 from trainer.loop.losses import Answer, LossFunction, StepCount, StepLosses, answer_of
 from trainer.loop.own_step import OwnStep
 from trainer.loop.phases import VALIDATION, Phases
+from trainer.loop.piped import Piped
 from trainer.loop.placing import Placing
 from trainer.loop.progress import Progress, Training
 from trainer.loop.resuming import Given
@@ -68,6 +69,7 @@ class Loop:
     begin_to_stay: Callable[["Loop"], None] = lambda _loop: None
 
     strategy: Strategy = field(init=False)
+    piped: Piped | None = field(init=False, default=None)  # where the model is in stages
     progress: Progress = field(init=False)
     losses: StepLosses = field(init=False)
     count: StepCount = field(init=False)
@@ -89,6 +91,8 @@ class Loop:
         self.strategy, self.progress = self.training.strategy, self.training.progress
         self.losses, self.count = StepLosses(self.training.world), StepCount(self.training.world)
         self.place = Placing(self.training.world.device)
+        if self.strategy.pipeline is not None:
+            self.piped = Piped(self.strategy.pipeline)
 
     def run(self) -> int:
         """Train until it is over: 0. Or 75: everything is saved, start me again."""
@@ -157,6 +161,9 @@ class Loop:
         return False
 
     def _micro_batch(self, batch: Batch) -> None:
+        if self.piped is not None:
+            self._through_stages(self.piped, batch)
+            return
         with self.strategy.forward_context(sync=batch.ends_step):
             answer = self.answer(batch)
         self.phases.lap("forward")
@@ -167,6 +174,15 @@ class Loop:
         if self.own_step is None:
             self.strategy.backward(self.count.weighted(answer, batch))
         self.phases.lap("backward")
+
+    def _through_stages(self, piped: Piped, batch: Batch) -> None:
+        """Forward and backward passes, which change places with each other."""
+        data = self.place(batch.data)
+        self.phases.lap("copy")
+        answer = piped.train(self.loss, data, batch, self.count, known=self.gathers)
+        self.phases.lap("backward")
+        if self.gathers:
+            self.losses.add(answer, batch)
 
     def answer(self, batch: Batch) -> Answer:
         """A forward pass: what the user's function says."""

@@ -98,7 +98,7 @@ class StepLosses:
         self._sums.clear()
         rows = self._of_all([*mine, *say])
         self.told = [row[width:] for row in rows]
-        of_each = rows[:: self._world.together]
+        of_each = [rows[rank] for rank in self._world.of_shares]
         sums = [exact_sum(column) for column in zip(*(row[:width] for row in of_each), strict=True)]
         return {name: divided(sums[2 * place], sums[2 * place + 1]) for place, name in enumerate(self._names)}
 
@@ -124,13 +124,23 @@ class StepCount:
 
     def weighted(self, answer: Answer, batch: Batch) -> Tensor:
         """What to go back from."""
+        self.add(answer, batch)
+        return self.share_of(answer, batch)
+
+    def share_of(self, answer: Answer, batch: Batch) -> Tensor:
+        """What a micro-batch, or a part of one, brings to the loss that is gone back from."""
         if answer.count is None:
             return answer.loss if batch.scale == 1.0 else answer.loss * batch.scale
+        # DDP and the shards take the mean over ranks.
+        return answer.loss * (self._world.shares / batch.step_samples if batch.samples else 0.0)
+
+    def add(self, answer: Answer, batch: Batch) -> None:
+        """Count what a micro-batch of the step under way is about."""
+        if answer.count is None:
+            return
         here = torch.as_tensor(answer.count, dtype=torch.float64, device=answer.loss.device).detach()
         here = here.reshape(()) if batch.samples else torch.zeros_like(here.reshape(()))
         self._count = here if self._count is None else self._count + here
-        # DDP and the shards take the mean over ranks.
-        return answer.loss * (self._world.shares / batch.step_samples if batch.samples else 0.0)
 
     def factor(self, step_samples: int) -> Tensor | None:
         """What the gradients are to be multiplied by; without counts nothing. Ranks meet here."""
@@ -138,5 +148,6 @@ class StepCount:
         if count is None:
             return None
         if self._world.size > 1:
+            count = count.clone()  # it may be the user's own
             dist.all_reduce(count)
         return step_samples * self._world.together / count

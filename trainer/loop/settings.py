@@ -14,6 +14,7 @@ from typing import Any
 from trainer.errors import BadSettings
 from trainer.strategies import KEPT, NAMES, PRECISIONS, Choice
 from trainer.strategies.mesh import is_mesh, mesh_of, together
+from trainer.strategies.stages import SCHEDULES
 from trainer.wire import Every
 
 _STEPS = re.compile(r"(\d+)\.\.(\d+)")
@@ -108,7 +109,7 @@ _VALIDATION = Kind(
 )
 
 
-_MESH = Kind("a mesh of ranks, as tp=2 or dp=2,tp=2", str, is_mesh)
+_MESH = Kind("a mesh of ranks, as tp=2 or pp=2,dp=2", str, is_mesh)
 _PARTS = Kind(
     "classes or names of parts of the model, with commas between them",
     _words,
@@ -142,7 +143,16 @@ class Settings:
     precision: str = _setting("fp32", _one_of(*PRECISIONS), "what to calculate in")
     shard_size: int | None = _setting(None, _whole(1), "hsdp: ranks that share one copy; left out: those of a node")
     mesh: str | Mapping[str, int] | None = _setting(
-        None, _MESH, "sharded strategies: ranks that work on the same samples together, each on its part of every layer"
+        None,
+        _MESH,
+        "ranks that work on the same samples together: tp=2 (sharded strategies), each on its part of every layer; "
+        "pp=2 (ddp), each on some of the layers, with or without tp",
+    )
+    pp_schedule: str = _setting(
+        "1f1b", _one_of(*SCHEDULES), "mesh with pp: in which order a stage works on micro-batches"
+    )
+    pp_microbatches: int | None = _setting(
+        None, _whole(1), "mesh with pp: into how many parts a rank's samples are divided; left out: 4 times the stages"
     )
     unused_parameters: bool = _setting(
         False, _yes_or_no(), "ddp, zero1: some parameters may have no part in a step's loss"
@@ -340,7 +350,7 @@ def _problems(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     if values["count_flops"] is True and values["strategy"] == "dp":
         found.append(("count_flops", "does not go with strategy dp, whose threads are not counted\nhint: use ddp"))
     if values["count_flops"] is True and "mesh" not in wrong and together(mesh_of(values["mesh"])) > 1:
-        found.append(("count_flops", "does not go with a mesh that has tp, whose ranks each do a part of a layer"))
+        found.append(("count_flops", "does not go with a mesh that has pp or tp, whose ranks each do a part"))
     if values["peak_tflops"] is not None and values["count_flops"] is False:
         found.append(("peak_tflops", "expected with count_flops only, got it without"))
     if not wrong & {"accumulate", "batch_size"} and values["accumulate"] > values["batch_size"]:

@@ -347,6 +347,8 @@ def reasons(loop: Loop, settings: Settings, dataset: Any, stay: Stay, *, made: b
         yield f"strategy {strategy.settings.strategy} on {world.size} ranks: expected one for several ranks, on several"
     if stay.loads and not made:
         yield "the model was given, and its shards know their ranks: expected a function that makes it"
+    if strategy.pipeline is not None:
+        yield "the model is in stages, which have not been shown to go on in place"
     if world.device.type != "cpu":
         yield f"on {world.device.type}: expected CPUs"
     if loop.own_step is not None:

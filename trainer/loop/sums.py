@@ -83,13 +83,14 @@ def gathered(mine: Any, world: World) -> list[Any]:
 
 def of_shares(mine: Any, world: World) -> list[Any]:
     """What was found of every share of the samples: ranks that work on one have all found the same."""
-    return gathered(mine, world)[:: world.together]
+    found = gathered(mine, world)
+    return [found[rank] for rank in world.of_shares]
 
 
 def sum_over_ranks(world: World, number: int) -> int:
     """Of every share of the samples once. The same on all ranks, which meet here."""
     if world.control is None:
         return number
-    total = torch.tensor(0 if world.rank % world.together else number)
+    total = torch.tensor(number if world.rank in world.of_shares else 0)
     dist.all_reduce(total, group=world.control)
     return int(total)

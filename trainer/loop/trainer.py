@@ -32,6 +32,7 @@ from trainer.loop.monitors import BestModel, EarlyStopping, check_name
 from trainer.loop.own_loss import own_loss
 from trainer.loop.own_step import StepFunction, own_step_of, refuse_beside_own_step
 from trainer.loop.phases import Phases, phases_on
+from trainer.loop.piped import refuse_off_stages, samples_at_once
 from trainer.loop.profiling import MarkedPhases, Profiler
 from trainer.loop.progress import Training
 from trainer.loop.rehearsing import count_operations, find_rate
@@ -279,6 +280,9 @@ class Trainer:
     def _loop(self, world: World, *, restored: bool = False) -> Iterator[Loop]:
         """Everything put together, at the beginning: nothing is loaded yet. `restored`: but is going to be."""
         settings = self.settings
+        refuse_off_stages(settings, world)
+        if world.stages > 1 and self._start_from is not None:
+            raise BadSettings("start_from: does not go with a mesh that has pp\nhint: begin without, and go on with it")
         if settings.deterministic:
             be_deterministic()
         strategy = self._strategy(world, restored=restored)
@@ -362,7 +366,8 @@ class Trainer:
             )
             if world.is_first:
                 warn_of_low_weights(built.module)
-        seed_all(settings.seed, world.share)  # so that dropout differs, but not among ranks that work together
+        # So that dropout differs, over stages too, but not among ranks that divide a layer.
+        seed_all(settings.seed, world.share + world.stage * world.shares)
         return built
 
     def _evaluation(self, training: Training, data: Any, prefix: str, average: Average | None = None) -> Evaluation:
@@ -423,6 +428,8 @@ class Trainer:
         total = loop.training.total_steps
         where = f"step {start}" + (f" of {total}" if total is not None else "")
         loop.training.say(f"{summary(loop.strategy)}, {where}")
+        if (pipeline := loop.strategy.pipeline) is not None:
+            loop.training.say(pipeline.told(samples_at_once(self.settings, loop.training.world)))
         if self.settings.fast_dev_run is not None:
             loop.training.say("fast_dev_run: neither checkpoints nor metrics are kept")
 

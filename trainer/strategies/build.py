@@ -31,6 +31,7 @@ from trainer.world import World
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from trainer.strategies.pipeline import Pipeline
     from trainer.strategies.tensor_parallel import Plan
 
 log = logging.getLogger("trainer")
@@ -56,7 +57,7 @@ def build(
     """
     check(settings, world)
     if own_step and world.together > 1:
-        raise BadSettings("mesh: tp: does not go with a training step of your own")
+        raise BadSettings("mesh: pp and tp do not go with a training step of your own")
     # Where ranks meet anew only some of them come here: they agree on nothing.
     if isinstance(model, nn.Module) or settings.by_parts or world.together > 1 or world.anew:
         return _built(model, world, settings, make_optimizer, own_step=own_step, tp_plan=tp_plan)
@@ -93,9 +94,12 @@ def _built(
         torch.backends.cudnn.benchmark = True
     if settings.sync_batchnorm:
         sync_batch_norm(module, world)
-    if rows is None and not settings.offload:  # else block by block, while they are dealt out
+    pipeline = _staged(module, world, settings)
+    if rows is None and not settings.offload and pipeline is None:  # else block by block, or stage by stage
         module.to(world.device)
-    division = _divided(module, world, settings, tp_plan)
+    division = _divided(module, world, settings, tp_plan, pipeline)
+    if pipeline is not None:
+        pipeline.settle(module, nullcontext if division is None else division.around)
     blocks = _blocks(module, settings)
     if settings.activation_checkpointing:
         for block in blocks[:: settings.recompute_every]:
@@ -119,7 +123,7 @@ def _built(
     if settings.strategy == "zero1" and world.size > 1:
         optimizers = {name: shared_out(optimizer) for name, optimizer in optimizers.items()}
     scaler = scaler_for(settings.precision, world.device)
-    return Strategy(settings, world, module, wrapped, optimizers, scaler, len(blocks), undrawn)
+    return Strategy(settings, world, module, wrapped, optimizers, scaler, len(blocks), undrawn, pipeline)
 
 
 def build_to_ask(model: nn.Module | Callable[[], nn.Module], world: World, settings: StrategySettings) -> nn.Module:
@@ -139,11 +143,12 @@ def build_to_ask(model: nn.Module | Callable[[], nn.Module], world: World, setti
 
 def summary(strategy: Strategy) -> str:
     """A line for the log: `fsdp, 2 x cpu, bf16, 11.2M parameters, 8 blocks`."""
-    settings, world = strategy.settings, strategy.world
+    settings, world, pipeline = strategy.settings, strategy.world, strategy.pipeline
     size = shard_size(settings, world)
     parts = [
         settings.strategy if size == world.shares else f"{settings.strategy} ({world.shares // size} copies)",
-        *([f"tp {world.together}"] if world.together > 1 else []),
+        *([pipeline.described()] if pipeline is not None else []),
+        *([f"tp {world.dividing}"] if world.dividing > 1 else []),
         f"{world.size} x {_device_name(world)}",
         settings.precision,
         f"{_short(sum(parameter.numel() for parameter in strategy.module.parameters()))} parameters",
@@ -198,6 +203,15 @@ def _blocks(module: nn.Module, settings: StrategySettings) -> list[nn.Module]:
     return blocks
 
 
+def _staged(module: nn.Module, world: World, settings: StrategySettings) -> "Pipeline | None":
+    """Cut it into stages; None where each rank has all of it."""
+    if world.stages == 1:
+        return None
+    from trainer.strategies.pipeline import staged  # late: meshes of ranks take a while to import
+
+    return staged(module, world, settings)
+
+
 @dataclass(frozen=True, slots=True)
 class _Division:
     """How the layers of a model are divided over ranks."""
@@ -206,9 +220,11 @@ class _Division:
     around: Callable[[], AbstractContextManager[None]]  # forward and backward passes
 
 
-def _divided(module: nn.Module, world: World, settings: StrategySettings, plan: "Plan | None") -> _Division | None:
+def _divided(
+    module: nn.Module, world: World, settings: StrategySettings, plan: "Plan | None", pipeline: "Pipeline | None"
+) -> _Division | None:
     """Divide its layers over the ranks that work on the same samples; None where each works on its own."""
-    if world.together == 1:
+    if world.dividing == 1:
         if plan and not settings.mesh:
             raise BadSettings("tp_plan: expected with a mesh that has tp, got it without\nhint: mesh='tp=2'")
         return None
@@ -217,15 +233,16 @@ def _divided(module: nn.Module, world: World, settings: StrategySettings, plan: 
     from trainer.strategies import tensor_parallel  # late: the same
     from trainer.strategies.shards import TOGETHER, mesh_over  # late: FSDP2 takes half a second to import
 
-    if world.local_size % world.together and world.is_first:
+    if world.local_size % world.dividing and world.is_first:
         log.warning(
             "mesh: tp=%d crosses nodes, %d ranks on each: every layer waits for the network\n"
             "hint: a tp that divides the ranks of a node",
-            world.together,
+            world.dividing,
             world.local_size,
         )
-    mesh, found = mesh_over(world, settings), tensor_parallel.plan_for(module, plan)
-    tensor_parallel.divide(module, mesh[TOGETHER], found)
+    mesh = mesh_over(world, settings) if pipeline is None else pipeline.mesh
+    found = tensor_parallel.plan_for(module, plan)
+    tensor_parallel.divide(module, mesh[TOGETHER], found, alike=pipeline is not None)
     return _Division(mesh, loss_parallel if tensor_parallel.has_divided_vocabulary(found) else nullcontext)
 
 
@@ -239,6 +256,8 @@ def _wrapped(
     *,
     undrawn: bool = False,
 ) -> Wrapped:
+    if world.stages > 1:
+        return Wrapped(module)
     if settings.strategy in REPLICAS:
         return replicated(module, world, settings, undrawn=undrawn)
     if settings.strategy in SHARDS:

@@ -1,6 +1,7 @@
-"""A mesh of ranks: `dp=2,tp=2` is two copies of the training, each of which two ranks make together.
+"""A mesh of ranks: `pp=2,dp=2,tp=2` is two copies of the training, each of which four ranks make together.
 
-Neighbouring ranks are together, so that those of one tensor-parallel group are on one node.
+In this order: neighbouring ranks divide each layer (tp), so that they are on one node; next to them are those that work
+on other samples (dp); and stages of layers (pp), which have the least to say to each other, are farthest apart.
 """
 
 import re
@@ -10,11 +11,8 @@ from dataclasses import replace
 from trainer.errors import BadSettings
 from trainer.world import World
 
-DIMENSIONS = ("dp", "tp")
-_OF_OTHERS = {
-    "pp": "stages of layers (pipeline parallel)",
-    "cp": "parts of a sequence (context parallel), which torch itself still calls experimental,",
-}
+DIMENSIONS = ("pp", "dp", "tp")
+_OF_OTHERS = {"cp": "parts of a sequence (context parallel), which torch itself still calls experimental,"}
 _PART = re.compile(r"\s*([a-z_]+)\s*=\s*(\d+)\s*")
 
 Mesh = Mapping[str, int]
@@ -50,21 +48,26 @@ def is_mesh(value: object) -> bool:
 
 def together(mesh: Mesh) -> int:
     """How many ranks work on the same samples."""
-    return mesh.get("tp", 1)
+    return mesh.get("pp", 1) * mesh.get("tp", 1)
 
 
 def problems_of(mesh: Mesh, ranks: int) -> Iterator[str]:
     """What of it cannot be with so many ranks."""
     for name in mesh:
         if name in _OF_OTHERS:
-            yield f"mesh: {name}: {_OF_OTHERS[name]} cannot be trained here yet\nhint: dp and tp can"
+            yield f"mesh: {name}: {_OF_OTHERS[name]} cannot be trained here yet\nhint: pp, dp and tp can"
         elif name not in DIMENSIONS:
-            yield f"mesh: expected dp and tp, got {name!r}"
-    tp = together(mesh)
-    if ranks % tp:
-        yield f"mesh: tp={tp} does not divide the world's {ranks} ranks"
-    elif mesh.get("dp", ranks // tp) * tp != ranks:
-        yield f"mesh: dp={mesh['dp']} x tp={tp} are {mesh['dp'] * tp} ranks, the world has {ranks}\nhint: leave dp out"
+            yield f"mesh: expected pp, dp and tp, got {name!r}"
+    one = together(mesh)
+    if ranks % one:
+        yield f"mesh: {_product(mesh, 'pp', 'tp')} does not divide the world's {ranks} ranks"
+    elif (all_of := mesh.get("dp", ranks // one) * one) != ranks:
+        yield f"mesh: {_product(mesh, *DIMENSIONS)} are {all_of} ranks, the world has {ranks}\nhint: leave dp out"
+
+
+def _product(mesh: Mesh, *names: str) -> str:
+    """`pp=2 x tp=2`."""
+    return " x ".join(f"{name}={mesh[name]}" for name in names if name in mesh)
 
 
 def on_mesh(world: World, given: str | Mesh | None) -> World:
@@ -72,4 +75,4 @@ def on_mesh(world: World, given: str | Mesh | None) -> World:
     mesh = mesh_of(given)
     if found := list(problems_of(mesh, world.size)):
         raise BadSettings("\n".join(found))
-    return replace(world, together=together(mesh))
+    return replace(world, together=together(mesh), stages=mesh.get("pp", 1))

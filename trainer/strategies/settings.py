@@ -10,6 +10,7 @@ from torch import nn
 
 from trainer.errors import BadSettings
 from trainer.strategies.mesh import Mesh
+from trainer.strategies.stages import SCHEDULES
 from trainer.world import World
 
 NAMES = ("none", "dp", "ddp", "zero1", "zero2", "fsdp", "hsdp")
@@ -30,10 +31,11 @@ _ONLY_WITH = {
     "bucket_mb": REPLICAS,
     "sync_batchnorm": REPLICAS + SHARDS,
     "shard_size": ("hsdp",),
-    "mesh": SHARDS,
 }
 
 _NOT_DIVIDED = ("by_parts", "offload", "sync_batchnorm")  # what knows of shards alone
+_NOT_STAGED = ("bucket_mb", "unused_parameters", "units")  # gradients are added up after the last micro-batch
+_STAGED = ("ddp",)  # each rank has all parameters of its stage
 
 Choice = tuple[str, ...] | Callable[[str, nn.Module], bool]  # of parts: classes, names (`layers.*`), or a rule
 
@@ -51,7 +53,9 @@ class StrategySettings:
     recompute_keeps: tuple[str, ...] = ()  # operations of recomputed blocks whose results are kept all the same
     compile: bool = False
     shard_size: int | None = None  # hsdp: ranks that share one copy; None: those of a node
-    mesh: str | Mesh | None = None  # sharded: how many ranks work on the same samples, as `tp=2`
+    mesh: str | Mesh | None = None  # how many ranks work on the same samples, as `tp=2`
+    pp_schedule: str = "1f1b"  # mesh with pp: in which order a stage works on micro-batches
+    pp_microbatches: int | None = None  # mesh with pp: parts of what is forwarded at once; None: 4 times the stages
     unused_parameters: bool = False  # ddp, zero1: some may have no part in a step's loss
     blocks: Choice = ()  # what is sharded, recomputed and compiled each by itself; empty: found
     units: Choice = ()  # more that is sharded each by itself, and not recomputed: an embedding, a head
@@ -98,15 +102,34 @@ def _problems(settings: StrategySettings, world: World) -> Iterator[str]:
         if value is not None and not (math.isfinite(value) and value > 0):
             yield f"{name}: expected a number above 0, got {value}"
     yield from _out_of_place(settings)
-    for name in _NOT_DIVIDED if world.together > 1 else ():
-        if getattr(settings, name):
-            yield f"{name}: does not go with a mesh that has tp, got {name} and tp={world.together}"
+    yield from _off_the_mesh(settings, world)
     if settings.prefetch is not None and settings.prefetch < 1:
         yield f"prefetch: expected a whole number of at least 1, got {settings.prefetch}"
     if settings.cudnn_benchmark and torch.are_deterministic_algorithms_enabled():
         yield "cudnn_benchmark: expected without deterministic: which way is the fastest differs from run to run"
     if settings.offload and settings.precision == "fp16":
         yield "offload: does not go with precision fp16, whose scaler looks at gradients on GPUs\nhint: use bf16"
+
+
+def _off_the_mesh(settings: StrategySettings, world: World) -> Iterator[str]:
+    """What does not go with ranks that work on the same samples."""
+    staged, divided = world.stages > 1, world.dividing > 1
+    words = " and ".join(name for name, there in (("pp", staged), ("tp", divided)) if there)
+    for name in (*_NOT_DIVIDED, *(_NOT_STAGED if staged else ())) if words else ():
+        if getattr(settings, name):
+            yield f"{name}: does not go with a mesh that has {words}"
+    wanted = _STAGED if staged else SHARDS
+    if settings.mesh and settings.strategy not in wanted:
+        with_pp = "with pp " if staged else ""
+        yield f"mesh: {with_pp}expected with strategy {', '.join(wanted)} only, got it with {settings.strategy}"
+    if staged and settings.precision == "fp16":
+        yield "precision: fp16 does not go with a mesh that has pp, whose stages would scale apart\nhint: use bf16"
+    if settings.pp_schedule not in SCHEDULES:
+        yield _unknown("pp_schedule", settings.pp_schedule, SCHEDULES)
+    plain = StrategySettings()
+    for name in ("pp_schedule", "pp_microbatches"):
+        if getattr(settings, name) != getattr(plain, name) and not staged:
+            yield f"{name}: expected with a mesh that has pp only, got it without"
 
 
 def _out_of_place(settings: StrategySettings) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,9 @@ from trainer.strategies.wrapped import Wrapped
 from trainer.strategies.zero import SharedOut
 from trainer.world import World
 
+if TYPE_CHECKING:
+    from trainer.strategies.pipeline import Pipeline
+
 T = TypeVar("T")
 
 
@@ -39,6 +42,7 @@ class Strategy:
     scaler: GradScaler | None
     blocks: int  # how many parts are sharded or recomputed each by itself
     undrawn: bool = False  # the weights hold anything: a checkpoint has to be loaded, or the strategy built anew
+    pipeline: "Pipeline | None" = None  # the model is in stages: passes go through this, and not through `model`
     skips: Skips = field(default_factory=Skips)
     has_stepped: bool = True  # False: the last step was left out while fp16 looks for its scale
     _parameters: list[nn.Parameter] = field(init=False)
@@ -81,7 +85,7 @@ class Strategy:
 
         Then ranks meet in every forward pass, also without gradients, and all must do equally many.
         """
-        return self.settings.strategy in SHARDS and self.world.size > 1
+        return (self.settings.strategy in SHARDS and self.world.size > 1) or self.pipeline is not None
 
     @contextmanager
     def forward_context(self, *, sync: bool) -> Iterator[None]:
@@ -116,6 +120,8 @@ class Strategy:
         scale falls then, too.
         """
         learned = self._learned()
+        if self.pipeline is not None:
+            self.pipeline.add_up(learned)
         if factor is not None:
             multiply(_gradients(learned), factor)
         if self.scaler is not None:
@@ -187,6 +193,8 @@ class Strategy:
             clip_values(_gradients(parameters), self.settings.clip_value)
         if self.settings.clip_norm is None and not measured:
             return None
+        if self.pipeline is not None:
+            return self.pipeline.clip(parameters, self.settings.clip_norm)
         if self.settings.offload:
             copies = self.world.shares // shard_size(self.settings, self.world)
             return clip_offloaded(_gradients(parameters), self.settings.clip_norm, self.world, copies)

@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils._pytree import tree_map_only
 
+from trainer.checkpoint.elsewhere import is_here
 from trainer.errors import BadSettings
 from trainer.strategies.agreement import take_from_first
 
@@ -74,18 +75,22 @@ def has_divided_vocabulary(plan: Plan) -> bool:
     return any(isinstance(word, str) and word.startswith("vocabulary") for word in plan.values())
 
 
-def divide(module: nn.Module, mesh: DeviceMesh, plan: Plan) -> None:
-    """In place: every parameter becomes a DTensor on the mesh of ranks that work on the same samples.
+def divide(module: nn.Module, mesh: DeviceMesh, plan: Plan, *, alike: bool = False) -> None:
+    """In place: every parameter that is here becomes a DTensor on the mesh of ranks that divide a layer.
 
-    All ranks call it with the first rank's values or with any: rank 0's count.
+    All ranks call it with the first rank's values or with any: rank 0's count. `alike`: they have them already.
     """
-    take_from_first(module.parameters())
+    if not alike:
+        take_from_first(module.parameters())
     words = dict(_words(module, plan, mesh.size()))
     ties = _ties(module)
     for name, part in list(module.named_modules()):
+        own = list(part.parameters(recurse=False))
+        if not all(map(is_here, own)):
+            continue  # of another stage
         if name in words:
             parallelize_module(part, mesh, words[name])
-        elif any(True for _ in part.parameters(recurse=False)):
+        elif own:
             _keep_whole(name, part, mesh)
     for holders in ties:
         _tie(holders)

@@ -1,20 +1,19 @@
 """Backward passes and optimizer steps in the order that a user's own training step gives them, as GANs want it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.amp.autocast_mode import autocast
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from trainer.errors import BadSettings, TrainerError
 from trainer.strategies.finite import are_finite, first_gradient, step_where
+from trainer.strategies.gradients import add_up
 from trainer.strategies.optimizers import has_gradients, parameters_in
 from trainer.strategies.strategy import Strategy
-from trainer.world import World
 
 STRATEGIES = ("none", "ddp", "zero1")  # each rank has all parameters: any part of the model may be called by itself
 
@@ -101,25 +100,6 @@ def refuse_to_turn(strategy: str) -> None:
     """Raise BadSettings where parts of the model cannot be called by themselves."""
     if strategy not in STRATEGIES:
         raise BadSettings(f"step: expected with strategy {', '.join(STRATEGIES)} only, got it with {strategy}")
-
-
-def add_up(parameters: Sequence[nn.Parameter | Tensor], world: World) -> None:
-    """The mean of the gradients over ranks, in one message; a rank that has none of a parameter counts as zero."""
-    if world.size == 1:
-        return
-    some = torch.tensor([one.grad is not None for one in parameters], dtype=torch.uint8)
-    dist.all_reduce(some, dist.ReduceOp.MAX, group=world.control)  # on the host: a GPU is not waited for
-    wanted = [one for one, has in zip(parameters, some.tolist(), strict=True) if has]
-    for one in wanted:
-        one.grad = torch.zeros_like(one) if one.grad is None else one.grad
-    for dtype in dict.fromkeys(one.dtype for one in wanted):
-        gradients = [one.grad for one in wanted if one.dtype == dtype and one.grad is not None]
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        dist.all_reduce(flat)
-        flat /= world.size
-        parts = flat.split([gradient.numel() for gradient in gradients])
-        for gradient, part in zip(gradients, parts, strict=True):
-            gradient.copy_(part.view_as(gradient))
 
 
 def _step(optimizer: Optimizer, finite: Tensor, scaler: GradScaler | None) -> None:

@@ -19,7 +19,7 @@ from trainer.loop.progress import Training
 from trainer.loop.settings import Settings, add_options
 from trainer.loop.trainer import Trainer
 from trainer.serving.service import Service
-from trainer.strategies.mesh import mesh_of, together
+from trainer.strategies.mesh import mesh_of
 from trainer.tasks.asked_text import text_service
 from trainer.tasks.command import add_prediction_options, add_schedule_options, run, schedule, settings_of
 from trainer.tasks.predict import Prediction, predict
@@ -37,8 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = settings_of(options, steps=_STEPS)
     shape = _shape(options)
     for name, size in (("heads", shape.heads), ("context", shape.context)) if settings.mesh else ():
-        if size % (tp := together(mesh_of(settings.mesh))):
+        if size % (tp := mesh_of(settings.mesh).get("tp", 1)):
             raise BadSettings(f"--mesh: tp={tp} does not divide --{name}, {size}")
+    if options.sample and mesh_of(settings.mesh).get("pp", 1) > 1:
+        raise BadSettings("--sample: does not go with a mesh that has pp\nhint: sample from an export of the run")
     text = open_text(options.text, length=options.context)
     if options.predict is not None:
         return predict(_prediction(settings, shape, text), options.predict, options.checkpoint)

@@ -54,6 +54,8 @@ class Transformer(nn.Module):
         logits: Tensor = self.head(self.norm(x))
         return logits
 
+    pipeline = ("embedding", "dropout", "blocks.*", "norm", "head")  # what is called one after the other
+
     def tp_plan(self) -> dict[str, str]:
         """How ranks that work together divide it: heads and hidden numbers, between them the sequence; the logits."""
         return {

@@ -7,7 +7,13 @@ from launcher.cli import figures
 from launcher.cli.terminal import columns, paint, safe
 from launcher.clusters.protocol import Preview
 from launcher.plan.model import NodePlan, Plan
-from launcher.plan.placement import crosses_nodes, groups_of_node, tensor_parallel
+from launcher.plan.placement import (
+    crosses_nodes,
+    groups_of_node,
+    pipeline_parallel,
+    stages_of_ranks,
+    tensor_parallel,
+)
 from launcher.rundir.code.listing import CodeList
 
 _LARGEST = 5
@@ -63,11 +69,10 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _mesh(plan: Plan) -> list[tuple[str, str]]:
-    """Where ranks are that divide layers among them."""
-    tp, ranks = tensor_parallel(plan.entry.args), plan.ranks_per_node
-    if tp == 1:
-        return []
-    return [("mesh", crosses_nodes(tp, ranks) or groups_of_node(tp, ranks))]
+    """Where ranks are that divide layers among them, and those that have some of the layers."""
+    tp, pp, ranks = tensor_parallel(plan.entry.args), pipeline_parallel(plan.entry.args), plan.ranks_per_node
+    rows = [("mesh", crosses_nodes(tp, ranks) or groups_of_node(tp, ranks))] if tp > 1 else []
+    return rows + ([("stages", stages_of_ranks(pp, ranks * plan.nodes_max))] if pp > 1 else [])
 
 
 def _command(plan: Plan) -> str:

@@ -42,12 +42,16 @@ def test_what_is_no_mesh(text):
         Settings(max_steps=1, strategy="fsdp", mesh=text)
 
 
-@given(dp=st.integers(1, 9), tp=st.integers(1, 9))
-def test_ranks_that_work_together_are_neighbours_and_have_one_share(dp, tp):
-    worlds = [on_mesh(World(rank, dp * tp, rank, dp * tp, CPU), {"dp": dp, "tp": tp}) for rank in range(dp * tp)]
-    assert [world.share for world in worlds] == [share for share in range(dp) for _ in range(tp)]
-    assert {world.shares for world in worlds} == {dp}
-    assert worlds[0] == on_mesh(World(0, dp * tp, 0, dp * tp, CPU), f"tp={tp}")
+@given(pp=st.integers(1, 4), dp=st.integers(1, 6), tp=st.integers(1, 6))
+def test_ranks_that_divide_a_layer_are_neighbours_and_have_one_share_and_stages_are_farthest_apart(pp, dp, tp):
+    size = pp * dp * tp
+    worlds = [on_mesh(World(rank, size, rank, size, CPU), {"pp": pp, "dp": dp, "tp": tp}) for rank in range(size)]
+    assert [(one.stage, one.share) for one in worlds] == [
+        (stage, share) for stage in range(pp) for share in range(dp) for _ in range(tp)
+    ]
+    assert {(world.shares, world.dividing, world.together) for world in worlds} == {(dp, tp, pp * tp)}
+    assert [worlds[rank].share for rank in worlds[0].of_shares] == list(range(dp))
+    assert worlds[0] == on_mesh(World(0, size, 0, size, CPU), f"pp={pp},tp={tp}")
 
 
 @pytest.mark.parametrize(
@@ -55,8 +59,9 @@ def test_ranks_that_work_together_are_neighbours_and_have_one_share(dp, tp):
     [
         ("tp=3", 4, "tp=3 does not divide the world's 4 ranks"),
         ("dp=2,tp=2", 8, "dp=2 x tp=2 are 4 ranks, the world has 8\nhint: leave dp out"),
-        ("xp=2", 2, "expected dp and tp, got 'xp'"),
-        ("pp=2", 2, "pp: stages of layers"),
+        ("xp=2", 2, "expected pp, dp and tp, got 'xp'"),
+        ("pp=3,tp=2", 8, "pp=3 x tp=2 does not divide the world's 8 ranks"),
+        ("pp=2,dp=3,tp=1", 8, "pp=2 x dp=3 x tp=1 are 6 ranks, the world has 8\nhint: leave dp out"),
         ("cp=2", 2, "cp: parts of a sequence"),
     ],
 )
@@ -237,7 +242,7 @@ def refusal(folder, *args, **settings):
     [
         ({"strategy": "ddp"}, "mesh: expected with strategy zero2, fsdp, hsdp only, got it with ddp"),
         ({"offload": True}, "offload: does not go with a mesh that has tp"),
-        ({"count_flops": True}, "count_flops: does not go with a mesh that has tp"),
+        ({"count_flops": True}, "count_flops: does not go with a mesh that has pp or tp"),
         ({"tp_plan": {"heat": "colwise"}}, "tp_plan: heat: Transformer has no part of this name"),
         ({"tp_plan": {"head": "columns"}}, "tp_plan: head: expected one of colwise,"),
         ({"tp_plan": {"head": "vocabulary"}}, "both have to be divided in one way"),

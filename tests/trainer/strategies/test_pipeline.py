@@ -1,0 +1,305 @@
+"""Trainings in stages, on real ranks."""
+
+import math
+import shutil
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import spawn_ranks
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - its usual name
+
+from trainer import Callback, Settings, Trainer
+from trainer.errors import BadSettings, NotFinite, TrainerError
+from trainer.tasks.transformer import Shape, Transformer
+
+STEPS = 50
+SHAPE = Shape(tokens=32, context=8, layers=4, heads=4, width=16)
+
+
+def sequence():
+    return nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16), nn.Linear(16, 32))
+
+
+class Lone(nn.Sequential):
+    """With a parameter outside of its parts."""
+
+    def __init__(self):
+        super().__init__(nn.Embedding(32, 16), nn.Linear(16, 32), nn.Linear(32, 32))
+        self.scale = nn.Parameter(torch.ones(()))
+
+
+MODELS = {
+    "transformer": lambda: Transformer(SHAPE),
+    "untied": lambda: Transformer(replace(SHAPE, tied=False)),
+    "dropping": lambda: Transformer(replace(SHAPE, dropout=0.1)),
+    "sequence": sequence,
+    "lone": Lone,
+    "normed": lambda: nn.Sequential(nn.Embedding(32, 16), nn.BatchNorm1d(8), nn.Linear(16, 32)),
+    "bare": lambda: nn.Bilinear(2, 2, 2),
+}
+
+
+def windows(count=60):
+    return list(torch.randint(0, 32, (count, 9), generator=torch.Generator().manual_seed(3)))
+
+
+def loss(model, batch):
+    nats = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1).float(), batch[:, 1:].flatten())
+    return nats, {"bits": nats.detach() / 0.6931}
+
+
+def loss_by_token(model, batch):
+    """A sum and its count: what is not to be seen differs from window to window."""
+    known = batch[:, 1:] % 3 > 0
+    logits = model(batch[:, :-1]).flatten(0, 1).float()
+    targets = torch.where(known, batch[:, 1:], -100).flatten()
+    total = F.cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
+    return total, known.sum(), {"hits": (logits.argmax(-1) == targets).sum() / known.sum()}
+
+
+def loss_that_draws(model, batch):
+    return loss(model, batch.roll(int(torch.randint(3, ())), 0))
+
+
+def loss_that_calls_twice(model, batch):
+    return loss(model, batch)[0] + loss(model, batch)[0]
+
+
+def loss_that_looks_inside(model, batch):
+    return loss(model, batch)[0] + model.head.weight.sum()
+
+
+def loss_that_breaks(model, batch):
+    """Not a number on one sample of the data."""
+    return loss(model, batch)[0] * torch.where((batch[:, 0] == windows()[7][0]).any(), torch.nan, 1.0)
+
+
+def metrics(model, batch):
+    found = model(batch[:, :-1]).argmax(-1)
+    return {"accuracy": ((found == batch[:, 1:]).sum(), batch[:, 1:].numel())}
+
+
+class Steps(Callback):
+    def __init__(self):
+        self.lines, self.found = [], {}
+
+    def on_log(self, training, values):
+        self.lines.append(
+            {name: values[name] for name in ("loss", "bits", "hits", "norm", "skipped") if name in values}
+        )
+
+    def on_validation(self, training, values):
+        self.found = dict(values)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    lines: list
+    found: dict
+    fingerprint: str
+    code: int
+
+    def all_of(self, name):
+        return [line[name] for line in self.lines]
+
+
+def trainer_of(folder, model="transformer", loss=loss, tp_plan=None, **settings):
+    steps = Steps()
+    return Trainer(
+        Settings(
+            **{
+                "max_steps": STEPS, "log_every": 1, "batch_size": 16, "checkpoint_every": "10 steps", "clip_norm": 0.5,
+                "validate_every": 25, "strategy": "ddp", "seed": 5, **settings,
+            },
+            checkpoint_dir=Path(folder) / "checkpoints",
+            out=Path(folder) / "metrics",
+        ),
+        model=MODELS[model],
+        loss=loss,
+        metrics=metrics,
+        data=windows(),
+        validation=windows(21),
+        optimizer=lambda parameters: torch.optim.AdamW(
+            [
+                {"params": [one for one in parameters if one.ndim > 1], "weight_decay": 0.1},
+                {"params": [one for one in parameters if one.ndim < 2], "weight_decay": 0.0},
+            ],
+            lr=3e-3,
+            eps=1e-5,  # so that rounding of gradients that are nearly zero does not decide their direction
+        ),
+        callbacks=[steps],
+        tp_plan=tp_plan,
+    ), steps  # fmt: skip
+
+
+def train(*args, **settings):
+    trainer, steps = trainer_of(*args, **settings)
+    code = trainer.fit()
+    return Outcome(steps.lines, steps.found, trainer.fingerprint, code)
+
+
+def on(ranks, work, *args, **settings):
+    return spawn_ranks(partial(work, *args, **settings), ranks)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """A training in one process, once for each of its kinds."""
+    known = {}
+
+    def found(**settings):
+        key = repr(sorted(settings.items()))
+        if key not in known:
+            [known[key]] = on(1, train, tmp_path_factory.mktemp("alone"), **settings, strategy="none")
+        return known[key]
+
+    return found
+
+
+def same(found, alone, rel=1e-5):
+    assert found.code == alone.code == 0 and len(found.lines) == len(alone.lines)
+    for name in alone.lines[0]:
+        assert found.all_of(name) == pytest.approx(alone.all_of(name), rel=rel if name != "norm" else 20 * rel), name
+    assert found.found == pytest.approx(alone.found, rel=rel)
+
+
+@pytest.mark.dealt(3)
+@pytest.mark.parametrize(
+    ("ranks", "mesh", "others"),
+    [
+        (2, "pp=2", {}),
+        (4, "pp=2,dp=2", {"accumulate": 2, "ema": 0.9}),
+        (4, "pp=4", {"pp_schedule": "gpipe", "activation_checkpointing": True}),
+        (2, "pp=2", {"pp_schedule": "interleaved", "model": "untied"}),
+        (2, "pp=2", {"model": "sequence", "pp_microbatches": 2, "spike_factor": 30.0}),
+        (2, "pp=2", {"loss": loss_by_token, "clip_norm": None}),
+        (4, "pp=2,tp=2", {"ema": 0.9}),
+    ],
+)
+def test_fifty_steps_give_the_losses_of_one_process(tmp_path, alone, ranks, mesh, others):
+    of_pipelines = ("pp_schedule", "pp_microbatches")
+    whole = alone(**{name: value for name, value in others.items() if name not in of_pipelines})
+    assert whole.all_of("loss")[-1] < whole.all_of("loss")[0]
+    first, *rest = on(ranks, train, tmp_path, mesh=mesh, **others)
+    same(first, whole)
+    assert all(one.fingerprint == first.fingerprint and one.found == first.found for one in rest)
+
+
+def test_bf16_is_about_as_good(tmp_path, alone):
+    first, _ = on(2, train, tmp_path, mesh="pp=2", precision="bf16")
+    assert first.all_of("loss") == pytest.approx(alone().all_of("loss"), rel=0.03)
+
+
+def test_a_run_goes_on_where_it_was_and_on_any_other_mesh(tmp_path):
+    def go(ranks, folder, steps, **settings):
+        return on(ranks, train, folder, max_steps=steps, model="dropping", **settings)[0]
+
+    undisturbed = go(4, tmp_path / "calm", 20, mesh="pp=2")
+    go(4, tmp_path / "it", 10, mesh="pp=2")
+    shutil.copytree(tmp_path / "it", tmp_path / "other")
+    resumed = go(4, tmp_path / "it", 20, mesh="pp=2")
+    assert resumed.fingerprint == undisturbed.fingerprint
+    assert resumed.lines == undisturbed.lines[10:]
+
+
+def test_a_checkpoint_of_any_mesh_goes_on_on_any_other(tmp_path, alone):
+    """Four copies, then two stages, then shards, then one process."""
+    ways = ((4, {}), (2, {"mesh": "pp=2"}), (2, {"strategy": "fsdp"}), (2, {"mesh": "pp=2"}), (1, {"strategy": "none"}))
+    lines = []
+    for number, (ranks, settings) in enumerate(ways, 1):
+        lines += on(ranks, train, tmp_path, max_steps=10 * number, **settings)[0].lines
+    assert [line["loss"] for line in lines] == pytest.approx(alone().all_of("loss"), rel=1e-4)
+
+
+def test_what_stages_have_trained_is_exported_whole(tmp_path):
+    on(2, train, tmp_path, max_steps=10, mesh="pp=2")
+    trainer, _ = trainer_of(tmp_path, max_steps=10, strategy="none")
+    trainer.export(tmp_path / "model.safetensors")
+    weights = load_file(tmp_path / "model.safetensors")
+    assert weights.keys() >= {"embedding.weight", "blocks.0.feed.up.weight", "blocks.3.feed.up.weight", "norm.weight"}
+    model = MODELS["transformer"]()
+    model.load_state_dict(weights, strict=False)
+    batch = torch.stack(windows(21))
+    [asked] = on(1, validated, tmp_path, strategy="none")
+    with torch.no_grad():
+        expected = float(loss(model, batch)[0])
+    assert expected == pytest.approx(asked["val_loss"], rel=1e-4)
+
+
+def validated(*args, **settings):
+    return trainer_of(*args, **settings)[0].validate()
+
+
+def test_a_checkpoint_is_validated_through_the_stages(tmp_path):
+    trained = on(2, train, tmp_path, max_steps=25, mesh="pp=2")[0]
+    for found in on(2, validated, tmp_path, mesh="pp=2"):
+        assert found == trained.found
+
+
+def test_a_loss_that_is_no_number_is_left_out_on_all_stages(tmp_path):
+    settings = {"max_steps": 12, "loss": loss_that_breaks, "skip_limit": 12}
+    whole = on(1, train, tmp_path / "alone", strategy="none", **settings)[0]
+    found = on(2, train, tmp_path / "stages", mesh="pp=2", **settings)
+    assert found[0].lines[-1]["skipped"] == whole.lines[-1]["skipped"] > 0
+    assert found[0].all_of("loss") == pytest.approx(whole.all_of("loss"), rel=1e-5, nan_ok=True)
+    assert any(map(math.isnan, whole.all_of("loss")))
+
+
+def refusal(*args, **settings):
+    try:
+        train(*args, **settings)
+    except (BadSettings, NotFinite) as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"strategy": "zero1"}, "mesh: with pp expected with strategy ddp only, got it with zero1"),
+        ({"precision": "fp16"}, "precision: fp16 does not go with a mesh that has pp"),
+        ({"bucket_mb": 4.0}, "bucket_mb: does not go with a mesh that has pp"),
+        ({"sync_batchnorm": True}, "sync_batchnorm: does not go with a mesh that has pp"),
+        ({"lr_find": True}, "lr_find: does not go with a mesh that has pp"),
+        ({"batch_size": 1}, "pp=2 expected at least 2 samples of a rank at once, got batch_size 1 / (accumulate 1 x 1"),
+        ({"pp_microbatches": 3}, "3 does not divide the samples of a rank at once, batch_size 16"),
+        ({"model": "bare"}, "expected the parts of Bilinear in their order"),
+        ({"model": "lone"}, "scale of Lone is a parameter of none of the parts"),
+        ({"model": "normed"}, "keeps buffers (1.running_mean), as BatchNorm does"),
+        (
+            {"model": "sequence", "pp_schedule": "interleaved", "blocks": ("1", "3", "4")},
+            "4 layers for 4 stages, found 3",
+        ),
+        ({"mesh": "pp=3"}, "pp=3 does not divide the world's 2 ranks"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path, settings, said):
+    told = on(2, refusal, tmp_path, **{"mesh": "pp=2", **settings})
+    assert all(said in each for each in told), told
+
+
+def trouble(*args, **settings):
+    """Of the rank that finds it: another one may hear of nothing but its end."""
+    try:
+        train(*args, **settings)
+    except (TrainerError, RuntimeError) as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (loss_that_draws, "it draws random numbers before it calls the model"),
+        (loss_that_calls_twice, "it calls the model twice"),
+        (loss_that_looks_inside, "it asks for model.head"),
+    ],
+)
+def test_a_loss_that_cannot_be_taken_apart_is_told(tmp_path, given, said):
+    told = on(2, trouble, tmp_path, mesh="pp=2", loss=given, timeout_s=5.0)
+    assert any(said in each for each in told), told

@@ -1,0 +1,245 @@
+"""A user's loss function where the model is in stages: taken apart where it calls the model.
+
+    loss(model, batch)  ─ up to the call ─►  what the first stage gets
+    what the last stage gives  ─ as the call's answer ─►  loss(model, batch) to its end, on each part of the batch
+
+Each rank has the whole batch. What the function says is known where the last stage is, and told to all.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from trainer.checkpoint.generators import restore_generators, state_of_generators
+from trainer.data import Batch
+from trainer.errors import BadSettings, TrainerError
+from trainer.loop.losses import Answer, LossFunction, StepCount, answer_of, plain
+from trainer.loop.metric_objects import is_of_object
+from trainer.loop.settings import Settings
+from trainer.strategies.finite import first_gradient
+from trainer.world import World
+
+if TYPE_CHECKING:
+    from trainer.strategies.pipeline import Pipeline
+
+Function = Callable[[nn.Module, Any], Any]
+
+
+class _Called(BaseException):
+    """What a function calls the model with, on its way out of it. No error that the function itself might catch."""
+
+    def __init__(self, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        super().__init__()
+        self.given, self.named = given, named
+
+
+class _StandIn(nn.Module):
+    """In the place of a model that is on several ranks."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            raise TrainerError(
+                f"loss: it asks for model.{name}, but with pp the model is on several ranks\n"
+                "hint: with mesh pp it may only call the model, once"
+            ) from None
+
+
+class _Asked(_StandIn):
+    def forward(self, *given: Any, **named: Any) -> Any:
+        raise _Called(given, named)
+
+
+class _Answering(_StandIn):
+    def __init__(self, answer: Tensor) -> None:
+        super().__init__()
+        self._answers = [answer]
+
+    def forward(self, *_: Any, **__: Any) -> Tensor:
+        if not self._answers:
+            raise TrainerError("loss: it calls the model twice, but in a pipeline a batch goes through it once")
+        return self._answers.pop()
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What an Answer has, of which the numbers are told apart."""
+
+    counts: bool
+    pairs: tuple[tuple[str, bool], ...]  # names, and whether each is a sum and a count of its own
+
+
+class Piped:
+    """Batches through a pipeline."""
+
+    def __init__(self, pipeline: "Pipeline") -> None:
+        self._pipeline = pipeline
+        self._device = pipeline.world.device
+        self._shape: _Shape | None = None  # of what the loss function says, known after the first batch
+
+    def train(self, loss: LossFunction, data: Any, batch: Batch, count: StepCount, *, known: bool) -> Answer:
+        """Gradients of a batch, which `count` hears of. What the function says of all of it, if that is to be `known`;
+        else its count alone, if there is one."""
+        pipeline = self._pipeline
+        inputs = self._inputs(loss, data, training=True)
+        many = pipeline.micro_batches(len(inputs))
+        parts = _parts(data, len(inputs), many) if pipeline.is_last else []
+        part = replace(batch, scale=batch.scale / many)
+        said: dict[int, Answer] = {}
+
+        def loss_of(output: Tensor, number: int) -> Tensor:
+            with pipeline.casting():
+                answer = said[number] = answer_of(loss(_Answering(output), parts[number]))
+            mine = count.share_of(answer, part)
+            first = first_gradient(mine)  # NaN, where the loss is not finite: then so are all gradients
+            return mine if first is None else mine * first
+
+        pipeline.train(inputs, loss_of)
+        answer = self._told([said[number] for number in range(len(said))], known=known)
+        count.add(answer, batch)
+        return answer
+
+    def ask(self, function: Function, data: Any) -> Mapping[str, Any]:
+        """What a function that gives values by name says of a batch, without gradients, on all ranks."""
+        output = self._pipeline.ask(self._inputs(function, data, training=False))
+        values: Mapping[str, Any] = {}
+        problem = ""
+        if output is not None:
+            with self._pipeline.casting():
+                values = plain(function(_Answering(output), data))
+            objects = [name for name, value in values.items() if is_of_object(value)]
+            if objects:
+                problem = (
+                    f"metrics: {objects[0]} is an object that collects, but with pp values are known on the last stage"
+                    "\nhint: sums, or pairs of a sum and a count"
+                )
+            values = {} if problem else tree_map_only(Tensor, lambda one: one.detach().cpu(), dict(values))
+        values, problem = self._pipeline.tell((values, problem))
+        if problem:
+            raise TrainerError(problem)
+        return values
+
+    def _inputs(self, function: Function, data: Any, *, training: bool) -> Tensor:
+        """What it calls the model with, the same on all ranks: it may draw nothing before."""
+        before = state_of_generators(self._device)
+        try:
+            with self._pipeline.casting():
+                function(_Asked().train(training), data)
+        except _Called as called:
+            given = called.given
+            if called.named or len(given) != 1 or not isinstance(given[0], Tensor) or given[0].ndim == 0:
+                raise TrainerError(
+                    "loss: expected the model to be called with one tensor, as a pipeline's stages are, got "
+                    f"{len(given) + len(called.named)} arguments: {_kinds(*given, *called.named.values())}"
+                ) from None
+            if _differ(before, state_of_generators(self._device)):
+                restore_generators(before, self._device)
+                raise TrainerError(
+                    "loss: it draws random numbers before it calls the model: with pp each rank would draw others\n"
+                    "hint: draw them where the data comes from"
+                ) from None
+            found: Tensor = given[0]
+            return found
+        raise TrainerError("loss: it never calls the model, which a pipeline is to calculate")
+
+    def _told(self, said: list[Answer], *, known: bool) -> Answer:
+        """The parts put together, on all ranks."""
+        pipeline = self._pipeline
+        if self._shape is None:
+            self._shape = cast("_Shape", pipeline.tell(_shape_of(said[0]) if said else None))
+        shape, nothing = self._shape, torch.zeros((), device=self._device)
+        if not known and not shape.counts:
+            return Answer(nothing)
+        sums = torch.zeros(2 * len(shape.pairs), dtype=torch.float64, device=self._device)
+        for answer in said:
+            if _shape_of(answer) != shape:
+                raise TrainerError(f"loss: expected values {_names(shape)} as before, got {_names(_shape_of(answer))}")
+            pairs = answer.sums(1).values()
+            sums += torch.stack([_number(one, self._device) for pair in pairs for one in pair])
+        sums = pipeline.tell_numbers(sums)
+        found = {name: (sums[2 * place], sums[2 * place + 1]) for place, (name, _) in enumerate(shape.pairs)}
+        own = dict(shape.pairs)
+        means = {name: pair if own[name] else pair[0] / pair[1] for name, pair in found.items()}
+        loss = means.pop("loss")
+        if isinstance(loss, tuple):
+            return Answer(loss[0], loss[1], means)
+        return Answer(loss, None, means)
+
+
+def _shape_of(answer: Answer) -> _Shape:
+    """With a count of its own, what is a mean is one over as many things, and so a sum and a count as well."""
+    counts = answer.count is not None
+    return _Shape(
+        counts, (("loss", counts), *((name, counts or isinstance(one, tuple)) for name, one in answer.said.items()))
+    )
+
+
+def _names(shape: _Shape) -> str:
+    return ", ".join(name for name, _ in shape.pairs)
+
+
+def _number(value: Any, device: torch.device) -> Tensor:
+    return torch.as_tensor(value, dtype=torch.float64, device=device).detach().reshape(())
+
+
+def _parts(data: Any, samples: int, many: int) -> list[Any]:
+    """The batch in equal parts. Raises TrainerError where something in it is not one of its samples each."""
+    for leaf in tree_flatten(data)[0]:
+        if not isinstance(leaf, Tensor) or leaf.ndim == 0 or len(leaf) != samples:
+            raise TrainerError(
+                f"data: expected a batch of tensors with {samples} samples each, which a pipeline can divide, got "
+                f"{_kinds(leaf)}"
+            )
+    size = samples // many
+    return [tree_map_only(Tensor, partial(_rows, begin=number * size, size=size), data) for number in range(many)]
+
+
+def _rows(tensor: Tensor, begin: int, size: int) -> Tensor:
+    return tensor[begin : begin + size]
+
+
+def _kinds(*values: Any) -> str:
+    return ", ".join(
+        f"a tensor of shape {tuple(one.shape)}" if isinstance(one, Tensor) else type(one).__name__ for one in values
+    )
+
+
+def _differ(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether something was drawn from a generator."""
+    (_, keys, *rest), (_, keys_now, *rest_now) = before["numpy"], now["numpy"]
+    pairs = zip([before["torch"], *before["devices"]], [now["torch"], *now["devices"]], strict=True)
+    return (
+        before["python"] != now["python"]
+        or rest != rest_now
+        or not np.array_equal(keys, keys_now)
+        or not all(torch.equal(one, other) for one, other in pairs)
+    )
+
+
+def samples_at_once(settings: Settings, world: World) -> int:
+    """Of one rank in training."""
+    return -(-settings.batch_size // (settings.accumulate * world.shares))
+
+
+def refuse_off_stages(settings: Settings, world: World) -> None:
+    """Raise BadSettings with all that a training in stages cannot do, and how its batch does not fit."""
+    if world.stages > 1 and (problems := list(_problems(settings, world))):
+        raise BadSettings("\n".join(problems))
+
+
+def _problems(settings: Settings, world: World) -> Iterator[str]:
+    samples, wanted = samples_at_once(settings, world), settings.pp_microbatches
+    ways = f"batch_size {settings.batch_size} / (accumulate {settings.accumulate} x {world.shares} dp) = {samples}"
+    if samples < world.stages:
+        yield f"mesh: pp={world.stages} expected at least {world.stages} samples of a rank at once, got {ways}"
+    elif wanted is not None and samples % wanted:
+        yield f"pp_microbatches: {wanted} does not divide the samples of a rank at once, {ways}"
+    if settings.lr_find:
+        yield "lr_find: does not go with a mesh that has pp\nhint: look for it in one process, with a small model"

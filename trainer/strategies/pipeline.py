@@ -1,0 +1,283 @@
+"""Pipeline parallel: each rank has some stages of a model, and micro-batches go from stage to stage and back.
+
+    stage 0   F0 F1 .. B0 F2 B1 F3 B2 .. B3      activations go down, their gradients come up:
+    stage 1   .. F0 B0 F1 B1 F2 B2 F3 B3 ..      torch.distributed.pipelining has both sent
+
+A rank's model has all names and shapes, and numbers for its own stages alone: an optimizer is made of all parameters,
+and a checkpoint has them under the names that they have in one process. Ranks with one stage add up their gradients
+once a step, as do stages that have a parameter in common (an embedding and the head that is tied to it).
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
+
+from trainer.checkpoint.elsewhere import elsewhere
+from trainer.errors import BadSettings
+from trainer.strategies.agreement import PersistentBuffers, take_from_first
+from trainer.strategies.blocks import blocks_of
+from trainer.strategies.finite import multiply, plain
+from trainer.strategies.gradients import add_up
+from trainer.strategies.precision import autocasting, low_dtype
+from trainer.strategies.settings import StrategySettings
+from trainer.strategies.stages import STAGES_OF_RANK, bubble, cut, drawn, fits, micro_batches, parts_of
+from trainer.world import World
+
+_LEAST = 1e-6  # as torch's own clipping has it: no division by zero
+_SHAPES = 8  # of batches, for which buffers are kept
+_AXES = ("pp", "dp", "tp")
+
+LossOf = Callable[[Tensor, int], Tensor]  # of what the last stage gives for a micro-batch, and its number
+
+
+class StageParts(nn.Module):
+    """The parts of one stage, one after the other."""
+
+    def __init__(self, parts: Sequence[nn.Module], casting: Callable[[], AbstractContextManager[None]]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        self._casting = casting
+
+    def forward(self, given: Tensor) -> Tensor:
+        with self._casting():
+            for part in self.parts:
+                given = part(given)
+        return given
+
+
+@dataclass(slots=True, eq=False)
+class Pipeline:
+    """This rank's stages, and its way to the others'."""
+
+    world: World
+    settings: StrategySettings
+    mesh: DeviceMesh
+    stages: dict[int, StageParts]  # by their numbers, of which others have the rest
+    layers: int  # of all stages
+    casting: Callable[[], AbstractContextManager[None]]
+    _holders: dict[str, tuple[int, ...]]  # of each parameter, the ranks of a pipeline
+    _groups: dict[tuple[int, ...], dist.ProcessGroup]  # of several of these
+    _around: Callable[[], AbstractContextManager[None]] = nullcontext  # forward and backward passes
+    _in_common: list[tuple[nn.Parameter, dist.ProcessGroup]] = field(default_factory=list)  # with other stages
+    _counted: set[int] = field(default_factory=set)  # parameters that count here in a norm over all stages
+    _loss_of: LossOf | None = None
+    _schedules: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # torch's, by shape of a batch
+
+    @property
+    def is_first(self) -> bool:
+        return 0 in self.stages
+
+    @property
+    def is_last(self) -> bool:
+        return self._many - 1 in self.stages
+
+    @property
+    def _many(self) -> int:
+        return self.world.stages * len(self.stages)
+
+    @property
+    def _group(self) -> dist.ProcessGroup:
+        return self.mesh.get_group("pp")
+
+    def settle(self, module: nn.Module, around: Callable[[], AbstractContextManager[None]]) -> None:
+        """The parameters are by now those that are trained. `around`: forward and backward passes."""
+        self._around = around
+        for name, parameter in module.named_parameters():
+            having = self._holders[name]
+            if having[0] == self.world.stage:
+                self._counted.add(id(parameter))
+            if len(having) > 1 and self.world.stage in having:
+                self._in_common.append((parameter, self._groups[having]))
+
+    def micro_batches(self, samples: int) -> int:
+        """Into how many a batch is divided."""
+        return micro_batches(samples, self.world.stages, self.settings.pp_microbatches)
+
+    def train(self, inputs: Tensor, loss_of: LossOf) -> None:
+        """All forward and backward passes of a batch. `loss_of` is called where the last stage is. All ranks have the
+        same inputs."""
+        self._loss_of = loss_of
+        try:
+            self._run(inputs, learns=True)
+        finally:
+            self._loss_of = None
+
+    @torch.no_grad()
+    def ask(self, inputs: Tensor) -> Tensor | None:
+        """What the model gives for a batch, where the last stage is; else None."""
+        found = self._run(inputs, learns=False)
+        whole: Tensor | None = found.full_tensor() if hasattr(found, "full_tensor") else found
+        return whole
+
+    def tell(self, said: Any) -> Any:
+        """What the rank with the last stage says, on all ranks of this pipeline."""
+        told = [said]
+        dist.broadcast_object_list(told, group=self._group, group_src=self.world.stages - 1)
+        return told[0]
+
+    def tell_numbers(self, numbers: Tensor) -> Tensor:
+        """As `tell`, without a wait for the device."""
+        dist.broadcast(numbers, group=self._group, group_src=self.world.stages - 1)
+        return numbers
+
+    def add_up(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Gradients of a step, over stages that have a parameter in common and ranks that have the same stage."""
+        for parameter in parameters:
+            if isinstance(parameter, DTensor) and isinstance(parameter.grad, DTensor):  # it may be a part of a sum
+                parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
+        for parameter, group in self._in_common:
+            if parameter.grad is not None:
+                dist.all_reduce(plain(parameter.grad), group=group)
+        add_up(parameters, self.world, self.mesh.get_group("dp"), self.world.shares)
+
+    def clip(self, parameters: Iterable[Tensor], most: float | None) -> Tensor:
+        """As clip_grad_norm_ does it, by the norm over all stages, which it gives."""
+        known = [one for one in parameters if one.grad is not None]
+        mine = [one.grad for one in known if one.grad is not None and id(one) in self._counted]
+        norm = get_total_norm(mine)
+        whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        squares = whole.detach().to(self.world.device, torch.float64, copy=True).square_()
+        dist.all_reduce(squares, group=self._group)
+        total = squares.sqrt_().float()
+        if most is not None:
+            multiply((one.grad for one in known if one.grad is not None), (most / (total + _LEAST)).clamp(max=1.0))
+        return total
+
+    def described(self) -> str:
+        """For a line of the log."""
+        return f"pp {self.world.stages} ({self.settings.pp_schedule}, {self.layers} layers)"
+
+    def told(self, samples: int) -> str:
+        """What a step of so many samples a rank looks like, with a picture of it."""
+        micros, ranks, kind = self.micro_batches(samples), self.world.stages, self.settings.pp_schedule
+        way = kind if fits(kind, ranks, micros) else f"gpipe, as there are too few of them for {kind}"
+        share = bubble(kind, ranks, micros)
+        lines = f"{micros} micro-batches, {way}: each stage waits for others {share:.0%} of a step"
+        picture = drawn(kind, ranks, micros)
+        return f"{lines}\n{picture}" if picture else lines
+
+    def _run(self, inputs: Tensor, *, learns: bool) -> Any:
+        # Without a way back there is nothing to keep: as few parts as there are stages have all of them at work.
+        most = self.world.stages if not learns else self.settings.pp_microbatches
+        micros = micro_batches(len(inputs), self.world.stages, most)
+        key = (tuple(inputs.shape), inputs.dtype, learns)
+        schedule = self._schedules.pop(key, None) or self._made(micros, learns=learns)
+        self._schedules[key] = schedule  # the last one now: the first one is let go of
+        if len(self._schedules) > _SHAPES:
+            del self._schedules[next(iter(self._schedules))]
+        numbers = torch.arange(micros) if learns and self.is_last else None
+        with self._around():
+            return schedule.step(*([inputs] if self.is_first else []), target=numbers, return_outputs=not learns)
+
+    def _made(self, micros: int, *, learns: bool) -> Any:
+        """Torch's, which finds out by the first batch what stages say to each other."""
+        from torch.distributed import pipelining  # late: half a second, and only some want it
+        from torch.distributed.pipelining.schedules import ScheduleLoopedBFS  # late: with it
+
+        stages: list[Any] = [
+            pipelining.PipelineStage(module, number, self._many, self.world.device, group=self._group)
+            for number, module in self.stages.items()
+        ]
+        kind = (
+            self.settings.pp_schedule if learns and fits(self.settings.pp_schedule, self.world.stages, micros) else ""
+        )
+        how: dict[str, Any] = {"loss_fn": self._weighed if learns else None, "scale_grads": False}
+        if len(stages) > 1:
+            several = pipelining.ScheduleInterleaved1F1B if kind else ScheduleLoopedBFS
+            return several(stages, micros, **how)
+        one = pipelining.Schedule1F1B if kind == "1f1b" else pipelining.ScheduleGPipe
+        return one(stages[0], micros, **how)
+
+    def _weighed(self, output: Tensor, number: Tensor) -> Tensor:
+        if self._loss_of is None:
+            raise RuntimeError("a loss is asked for outside of a step")
+        return self._loss_of(output, int(number))
+
+
+def staged(module: nn.Module, world: World, settings: StrategySettings) -> Pipeline:
+    """Cut the model, in place: this rank keeps its own stages, on its device. Raises BadSettings where it cannot be.
+
+    All ranks call it; rank 0's weights count.
+    """
+    parts = parts_of(module)
+    _refuse_what_is_in_no_stage(module, parts)
+    blocks = set(blocks_of(module, settings.blocks))
+    named = dict(module.named_modules())
+    layers = [name for name in parts if named[name] in blocks]
+    ranks, many = world.stages, STAGES_OF_RANK.get(settings.pp_schedule, 1)
+    rows = cut(parts, layers, ranks * many)
+    for number, row in enumerate(rows):
+        if not any(one.requires_grad for name in row for one in named[name].parameters()):
+            raise BadSettings(f"mesh: pp: stage {number} ({', '.join(row)}) has no parameter to train")
+    first = next(module.parameters())
+    take_from_first(module.parameters(), world.control if first.device.type == "cpu" else None)
+    mesh = init_device_mesh(world.device.type, (ranks, world.shares, world.dividing), mesh_dim_names=_AXES)
+    low = low_dtype(settings.precision)
+
+    def casting() -> AbstractContextManager[None]:
+        return autocasting(world.device, low)
+
+    holders: dict[int, set[int]] = defaultdict(set)  # of each parameter, the ranks of a pipeline
+    for number, row in enumerate(rows):
+        for name in row:
+            for parameter in named[name].parameters():
+                holders[id(parameter)].add(number % ranks)
+    own = {number: rows[number] for number in range(world.stage, ranks * many, ranks)}
+    stages = {number: StageParts([named[name] for name in row], casting) for number, row in own.items()}
+    for stage in stages.values():
+        stage.to(world.device)
+    having = {name: tuple(sorted(holders[id(one)])) for name, one in module.named_parameters()}
+    groups = _groups(sorted(set(having.values())), world)
+    _put_away(module, {key for key, ranks_of in holders.items() if world.stage not in ranks_of}, world.device)
+    return Pipeline(world, settings, mesh, stages, len(layers), casting, having, groups)
+
+
+def _groups(wanted: Iterable[tuple[int, ...]], world: World) -> dict[tuple[int, ...], dist.ProcessGroup]:
+    """This rank's, by ranks of a pipeline, of those that have a parameter in common. All ranks make all groups."""
+    found: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    for having in wanted:
+        for place in range(world.ranks_of_stage) if len(having) > 1 else ():
+            group = dist.new_group([stage * world.ranks_of_stage + place for stage in having])
+            if isinstance(group, dist.ProcessGroup) and place == world.rank % world.ranks_of_stage:
+                found[having] = group
+    return found
+
+
+def _put_away(module: nn.Module, others: set[int], device: torch.device) -> None:
+    """Of parameters of other ranks the names stay, tied ones tied."""
+    known: dict[int, nn.Parameter] = {}
+    for part in module.modules():
+        for name, parameter in part._parameters.items():  # noqa: SLF001 - setattr() might be a property's
+            if parameter is not None and id(parameter) in others:
+                if id(parameter) not in known:
+                    known[id(parameter)] = elsewhere(parameter, device)
+                part._parameters[name] = known[id(parameter)]  # noqa: SLF001 - for the same reason
+
+
+def _refuse_what_is_in_no_stage(module: nn.Module, parts: Sequence[str]) -> None:
+    """What would be on no rank, or on all of them differently."""
+    known = {id(one) for name in parts for one in module.get_submodule(name).parameters()}
+    title = type(module).__name__
+    if left := [name for name, one in module.named_parameters() if id(one) not in known]:
+        raise BadSettings(
+            f"mesh: pp: {left[0]} of {title} is a parameter of none of the parts in its pipeline\n"
+            "hint: give it a module of its own, and the pipeline that module"
+        )
+    if PersistentBuffers(module).tensors():
+        name = next(name for name, _ in module.named_buffers())
+        raise BadSettings(
+            f"mesh: pp: {title} keeps buffers ({name}), as BatchNorm does, which a pipeline would change once a "
+            "micro-batch\nhint: a norm without statistics, as LayerNorm or GroupNorm"
+        )
+    for name, part in module.named_modules():
+        if type(part).get_extra_state is not nn.Module.get_extra_state:
+            raise BadSettings(f"mesh: pp: {name} of {title} has extra state, which is kept of the first stage alone")
