@@ -42,7 +42,7 @@ from launcher.rundir.attempts import attempts, newest, read_intent, read_plan, r
 from launcher.rundir.durable import readable, write_record
 from launcher.rundir.layout import RunDir
 from launcher.rundir.locks import locked
-from launcher.rundir.records import ClusterWord, Labels, RunState
+from launcher.rundir.records import ClusterWord, DrainRequest, Labels, RunState
 from launcher.status.derive import RunStatus, derive
 from launcher.status.facts import RunFacts, read_facts
 from launcher.status.log_choice import LogChoice
@@ -349,6 +349,28 @@ def release(one: Run) -> None:
     if attempt is None or not held or not isinstance(place, Releases):
         raise Refused(f"{one.id} is {status.state}, and not held", f"hint: launch status {one.id}")
     place.release(run, attempt)
+
+
+def drain(one: Run, node: str) -> int:
+    """Have the ranks moved that a run has on this node: a number, or the name of a machine. Gives the number.
+
+    It happens as soon as other nodes can have them. Raises Refused where it cannot.
+    """
+    run, status = RunDir(one.path), one.status()
+    attempt, hint = newest(run), f"hint: launch status {one.id}"
+    if attempt is None or status.state.ended:
+        raise Refused(f"{one.id} is {status.state}", hint)
+    if isinstance(_carrier(attempt), KeepsFilesElsewhere):
+        raise Refused(f"{one.id}: where it runs each node has a disk of its own, and none can be drained", hint)
+    index = next((known.node for known in status.nodes if node in (str(known.node), known.host)), None)
+    if index is None:
+        known = ", ".join(str(known.node) for known in status.nodes)
+        raise Refused(f"{one.id} has no node {node!r}: expected one of {known}", hint)
+    if index == status.nodes[0].node:
+        raise Refused(f"node {index} of {one.id} coordinates the others, and cannot be drained", hint)
+    before = readable(attempt.drain, DrainRequest)
+    write_record(attempt.drain, DrainRequest(tuple(sorted({*(before.nodes if before else ()), index}))))
+    return index
 
 
 def remove(runs_: "Sequence[Run]", *, anyway: bool = False) -> list[KeptThere]:

@@ -16,6 +16,7 @@ import msgspec
 from launcher.agent.coordination.coordinator import Coordinator
 from launcher.agent.coordination.effects import (
     Disconnected,
+    Drain,
     Finish,
     In,
     Now,
@@ -190,7 +191,7 @@ class Cluster:
 
     def _note_heard(self, event: In) -> None:
         match event:
-            case Tick() | StoodStill() | Rolls() | ProvenDead():
+            case Tick() | StoodStill() | Rolls() | ProvenDead() | Drain():
                 pass
             case Disconnected(node=node):
                 self.linked.discard(node)
@@ -233,6 +234,8 @@ class Cluster:
         """No process of an older generation lives anywhere when a new one starts."""
         for agent in self.agents.values():
             live = agent.live if agent.process.pid not in self.zombies else []
+            if start.joins and agent.index in dict(self.open_starts[start.generation]):
+                continue  # its ranks are told of the generation that they are in now
             assert not live or agent.generation == start.generation, (
                 f"generation {start.generation} starts on node {node} while node {agent.index} runs {agent.generation}"
             )
@@ -389,10 +392,13 @@ class Cluster:
         assert not agent.live or agent.process.pid in self.zombies
         agent.generation, agent.opens = start.generation, start
         agent.ranks, agent.told = [], []
-        if start.group_rank == 0 and not agent.mute_start:
+        if agent.mute_start:
+            return
+        if start.group_rank == 0:
             told = Leads(agent.index, start.generation)
             agent.told.append(told)
             self.say(agent.index, told)
+        if start.group_rank == 0 or start.joins:
             self.fork(agent.index)
 
     def _go_on(self, agent: Agent, word: GoOn) -> None:
@@ -442,6 +448,8 @@ class Cluster:
             agent.generation, agent.opens, agent.ranks = 0, None, []
         agent.told = []
         self.say(agent.index, Stopped(agent.index, stop.generation))
+        if agent.ready:
+            self.say(agent.index, Ready(agent.index))
 
     def _check_lease(self, agent: Agent) -> None:
         """Cut off for longer than its lease: it ends its ranks and leaves."""

@@ -8,7 +8,7 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch.distributed as dist
@@ -41,16 +41,18 @@ class Connections:
     @contextmanager
     def given_up_on(self, fd: int) -> Iterator[None]:
         """Cut all that is being made as soon as something is to be read there: whoever waits in it fails then."""
-        over, end = os.pipe()
-        watch = threading.Thread(target=self._cut_on, args=(fd, over), daemon=True)
-        watch.start()
+        watch = self.cut_on(fd)
         try:
             yield
         finally:
-            os.close(end)
-            watch.join()
-            os.close(over)
-            self._given_up = False
+            watch.close()
+
+    def cut_on(self, fd: int) -> "Lookout":
+        """From now on until that is closed."""
+        return Lookout(self._cut_on, self._calm, fd)
+
+    def _calm(self) -> None:
+        self._given_up = False
 
     def check(self) -> None:
         """Raises DistNetworkError where what is being made was given up."""
@@ -78,6 +80,23 @@ class Connections:
             self._given_up = True
             self.cut()
             ready = waiting.poll(_AGAIN_MS)
+
+
+class Lookout:
+    """A thread that waits for a word."""
+
+    def __init__(self, act: Callable[[int, int], None], calm: Callable[[], None], fd: int) -> None:
+        self._over, self._end = os.pipe()
+        self._calm = calm
+        self._thread = threading.Thread(target=act, args=(fd, self._over), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        os.write(self._end, b".")  # processes that were forked meanwhile have this end too: closed, it says nothing
+        self._thread.join()
+        os.close(self._end)
+        os.close(self._over)
+        self._calm()
 
 
 made_here = Connections()  # by this process, for all of its groups

@@ -58,6 +58,8 @@ class Launched:
     control: Path | None = None  # where launch says that ranks meet anew
     notes_dir: Path | None = None  # in memory, for what is this rank's alone at each step
     joins: bool = False  # the other ranks are in the middle of the training, and have its state
+    notes_copied: bool = False  # another node may take the place of a lost one: each note has a copy elsewhere
+    lease_s: float = 0.0  # until launch knows that a node which it does not hear is lost
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Launched":
@@ -82,6 +84,8 @@ class Launched:
             control=path("LAUNCH_CONTROL"),
             notes_dir=path("LAUNCH_NOTES_DIR"),
             joins=environ.get("LAUNCH_JOINS") == "1",
+            notes_copied=environ.get("LAUNCH_NOTES_COPIED") == "1",
+            lease_s=float(environ.get("LAUNCH_LEASE_S") or 0.0),
         )
 
 

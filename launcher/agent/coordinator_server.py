@@ -10,6 +10,7 @@ from launcher.agent import messages
 from launcher.agent.coordination.coordinator import Coordinator
 from launcher.agent.coordination.effects import (
     Disconnected,
+    Drain,
     Finish,
     In,
     Now,
@@ -33,13 +34,14 @@ from launcher.rundir.durable import Damaged, read_lines, read_record, read_seale
 from launcher.rundir.identity import alive, this_process
 from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.patience import waiting_for_disks
-from launcher.rundir.records import Endpoint, Event, Handle, ProcessId, Rolls, RunState
+from launcher.rundir.records import DrainRequest, Endpoint, Event, Handle, ProcessId, Rolls, RunState
 from launcher.words import State
 
 _STATE_S = 1.0
 _STATE_SOON_S = 0.05
 _WORTH_A_WORD_S = 1.0
 _ROLLS_S = 0.5
+_DRAIN_S = 0.5
 _KNOWN_S = 1.0
 _SPARE_WIRES = 64  # beyond two for each node: one that was cut off comes anew before its old wire is known to be gone
 _LOOKS_S = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
@@ -77,6 +79,7 @@ class CoordinatorServer:
         self._write_state()
         self._wind()
         self._keep_until_done(self._stay_known(here))
+        self._keep_until_done(self._hear_who_is_drained())
         if self._counts.rolls:
             self._keep_until_done(self._hear_who_counts())
 
@@ -138,6 +141,17 @@ class CoordinatorServer:
             if said is not None and said != self._counts:
                 self._handle(said)
                 self._counts = said if self._coordinator.counts_by(said) else self._counts
+
+    async def _hear_who_is_drained(self) -> None:
+        """People write it down: `launch drain`."""
+        drained: set[int] = set()
+        while not self.ended.done():
+            await asyncio.sleep(_DRAIN_S)
+            request = await asyncio.to_thread(readable, self._attempt.drain, DrainRequest)
+            for node in request.nodes if request is not None else ():
+                if node not in drained:
+                    drained.add(node)
+                    self._handle(Drain(node))
 
     async def _prove_death(self, node: int, process: ProcessId) -> None:
         for pause_s in _LOOKS_S:

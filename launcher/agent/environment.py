@@ -119,9 +119,14 @@ def _memory_words(checkpoint: CheckpointOptions, memory: Path | None) -> dict[st
     }
 
 
-def hot_words(control: Path, notes: Path, *, joins: bool) -> dict[str, str]:
+def hot_words(plan: Plan, control: Path, notes: Path, *, joins: bool) -> dict[str, str]:
     """With recovery.mode hot; `joins`: the other ranks are in the middle of a training, and have its state."""
-    return {"LAUNCH_CONTROL": str(control), "LAUNCH_NOTES_DIR": str(notes), **({"LAUNCH_JOINS": "1"} if joins else {})}
+    words = {"LAUNCH_CONTROL": str(control), "LAUNCH_NOTES_DIR": str(notes)}
+    if len(plan.nodes) > 1:
+        words["LAUNCH_LEASE_S"] = f"{plan.spec.recovery.lease_s:g}"
+    if len(plan.nodes) > plan.nodes_max > 1:  # a spare may have to go on from what was noted on a node that is lost
+        words["LAUNCH_NOTES_COPIED"] = "1"
+    return words | ({"LAUNCH_JOINS": "1"} if joins else {})
 
 
 def rank_environment(start: Start, local_rank: int, progress: str, error_file: str) -> dict[str, str]:

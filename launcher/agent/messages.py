@@ -12,7 +12,7 @@ import msgspec
 from launcher.rundir.records import NodeLoad, NotFinite, ProcessId, RankExit
 
 WIRE = "agents"
-WIRE_VERSION = 6
+WIRE_VERSION = 7
 
 
 # What comes from elsewhere is bounded where it is read.
@@ -205,10 +205,11 @@ class Start(msgspec.Struct, frozen=True, tag="start", tag_field="t"):
     all_here: bool = True  # no other node may have files of the run's checkpoints
     kept: bool = False  # the run has had checkpoints: without any it does not begin
     anew: bool = False  # a person has said that it may begin anew all the same
+    joins: bool = False  # ranks on other nodes are in the middle of the training, and wait for these
 
 
 class GoOn(msgspec.Struct, frozen=True, tag="go_on", tag_field="t"):
-    """coordinator → agent: a new generation on the same nodes, in which some ranks keep their processes.
+    """coordinator → agent: a new generation in which this node keeps its place, and some ranks their processes.
 
     The others are forked. Answered by Started, as a Start is.
     """

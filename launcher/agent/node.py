@@ -167,7 +167,7 @@ class NodeAgent:
         if self._replication is not None and (problem := await _bring(node, self._replication, start)) is not None:
             self._line.tell(problem)
             return
-        if start.group_rank:
+        if start.group_rank and not start.joins:  # ranks that meet in place look for rank 0 again at once
             await self._rank_zero(start.generation)
         group = RankGroup(self._home, start, self._preparation.starter, self)
         self._group, self._opens = group, 0
@@ -229,6 +229,8 @@ class NodeAgent:
                 self._old_ports.pop().release()
         self._line.tell(messages.Stopped(self._home.node.index, stop.generation))
         await self._preparation.renew()
+        if self._preparation.done and self._preparation.failure is None:
+            self._line.say(messages.Ready(self._home.node.index))  # it may have been given up meanwhile, and only slept
 
     def begun(self, rank: int) -> None:
         if rank == 0:

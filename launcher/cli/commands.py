@@ -40,6 +40,10 @@ COMMANDS = {
         "end runs: the ranks are asked first, then no process is left; files stay",
     ),
     "release": ("launcher.cli.keeping.release", "let runs go that wait because they were submitted with --hold"),
+    "drain": (
+        "launcher.cli.keeping.drain",
+        "have the ranks of a node moved to others before it goes, with nothing lost",
+    ),
     "resume": ("launcher.cli.starting.resume", "continue an ended or lost run from its newest checkpoint"),
     "tag": ("launcher.cli.keeping.tag", "give runs tags, or take some away, to find them by"),
     "note": ("launcher.cli.keeping.note", "write down what there is to say of a run"),

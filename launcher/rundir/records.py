@@ -196,7 +196,7 @@ class Failure(msgspec.Struct, frozen=True):
 class NodeState(msgspec.Struct, frozen=True):
     node: int
     address: str
-    state: str  # waiting, up, spare, unknown, lost; of a run that has ended: left
+    state: str  # waiting, up, spare, drained, unknown, lost; of a run that has ended: left
     ranks: tuple[int, ...] = ()
     host: str = ""  # what the cluster calls the machine, where it has a name for it
 
@@ -322,6 +322,12 @@ class StopRequest(msgspec.Struct, frozen=True):
     kind: str  # cancel; preempt and limit: another attempt is to follow
     at: float
     by: ProcessId
+
+
+class DrainRequest(msgspec.Struct, frozen=True):
+    """attempts/0001/drain.json: which nodes are to have no ranks any more."""
+
+    nodes: tuple[int, ...]
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):

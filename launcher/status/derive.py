@@ -23,7 +23,7 @@ from launcher.status.facts import RunFacts
 from launcher.words import Cause, State, exit_of
 
 _PLAIN = re.compile(r"[\w./-]+")
-_HERE = frozenset({"up", "spare", "waiting", "unknown"})  # what is said of nodes while a run goes on
+_HERE = frozenset({"up", "spare", "drained", "waiting", "unknown"})  # what is said of nodes while a run goes on
 _OLD_S = 10.0  # a coordinator writes once a second
 
 

@@ -4,15 +4,18 @@ import pytest
 from msgspec.structs import replace
 from simulated_cluster import Cluster, plan_of
 
-from launcher.agent.messages import GoOn, Pulse, RankPulse, Started, Stop
+from launcher.agent.coordination.effects import Drain
+from launcher.agent.messages import GoOn, Pulse, RankPulse, Start, Started, Stop
 from launcher.spec.model import Budget, Recovery
 from launcher.words import State
 
 HOT = Recovery(mode="hot")
 
 
-def running(nodes: int = 2, *, rules: Recovery = HOT, stays: bool = True, least: int | None = None) -> Cluster:
-    cluster = Cluster(plan_of(nodes, least=least, rules=rules))
+def running(
+    nodes: int = 2, *, rules: Recovery = HOT, stays: bool = True, least: int | None = None, spares: int = 0
+) -> Cluster:
+    cluster = Cluster(plan_of(nodes, least=least, rules=rules, spares=spares))
     cluster.boot()
     cluster.advance(3)
     assert cluster.state().state is State.RUNNING
@@ -227,3 +230,262 @@ def test_what_a_rank_had_said_counts_for_nothing_once_it_takes_it_back() -> None
     cluster.end_rank(0, signal=9)
     cluster.settle()
     assert not words(cluster, GoOn)
+
+
+# -- a lost node, and a spare
+
+
+def joined(cluster: Cluster) -> list[tuple[int, int, int]]:
+    """Who was started to meet ranks that stay: node, place, first rank."""
+    starts = [(node, word) for node, word in words(cluster, Start) if isinstance(word, Start) and word.joins]
+    return [(node, start.group_rank, start.first_rank) for node, start in starts]
+
+
+@pytest.mark.parametrize("proof", [True, False])
+def test_a_spare_takes_the_place_of_a_lost_node_and_the_others_stay(proof: bool) -> None:
+    """Its end is seen in the process table, or its lease runs out."""
+    cluster = running(3, spares=1)
+    before = pids(cluster)
+    cluster.kill(1, proof=proof)
+    cluster.advance(0.1 if proof else HOT.lease_s + 3)
+    assert joined(cluster) == [(3, 1, 2)]
+    assert [(node, word.stay) for node, word in words(cluster, GoOn)] == [(0, (0, 1)), (2, (4, 5))]  # type: ignore[attr-defined]
+    assert not words(cluster, Stop)
+    state, after = cluster.state(), pids(cluster)
+    assert (state.state, state.generation, state.restarts) == (State.RUNNING, 2, {"node_lost": 1})
+    assert {rank for rank in after if after[rank] != before[rank]} == {2, 3}
+    assert [node.state for node in state.nodes] == ["up", "lost", "up", "up"]
+    [regroup] = cluster.recorded("regroup")
+    assert "hot: ranks 2, 3 are started anew, the other 4 stay; node 3 takes the place of node 1" in regroup.text
+    assert cluster.recorded("failure")[0].in_place
+
+
+def test_nobody_takes_the_place_of_a_node_before_its_lease_has_run_out() -> None:
+    cluster = running(2, spares=1)
+    cut_at = cluster.mono
+    cluster.cut(1)
+    cluster.advance(60, until=lambda: bool(joined(cluster)))
+    assert cluster.mono - cut_at >= HOT.lease_s
+    assert not cluster.agents[1].live  # it has ended them itself
+
+
+def test_a_node_that_was_only_frozen_and_wakes_ends_its_ranks() -> None:
+    """They are in no generation any more; what it says of them is not heard."""
+    cluster = running(2, spares=1)
+    cluster.freeze(1)
+    cluster.advance(HOT.lease_s + 3)
+    assert joined(cluster) == [(2, 1, 2)]
+    cluster.agents[1].leased_at = cluster.mono  # its guard holds the ranks still until a pulse is answered
+    cluster.thaw(1)
+    cluster.advance(3)
+    stops = words(cluster, Stop)
+    assert stops
+    assert {(node, word.generation) for node, word in stops} == {(1, 1)}  # type: ignore[attr-defined]
+    assert not cluster.agents[1].live
+    state = cluster.state()
+    assert (state.state, state.generation, state.nodes[1].state) == (State.RUNNING, 2, "spare")
+
+
+def test_who_was_lost_and_is_back_is_a_spare_for_the_next() -> None:
+    cluster = running(2, spares=1)
+    cluster.kill(1)
+    cluster.advance(0.1)
+    all_stay(cluster)
+    cluster.boot(1)
+    cluster.advance(2)
+    cluster.kill(2)
+    cluster.advance(0.1)
+    assert joined(cluster) == [(2, 1, 2), (1, 1, 2)]
+    assert cluster.state().generation == 3
+    assert not words(cluster, Stop)
+
+
+def test_an_agent_that_comes_back_at_once_has_its_own_place_again() -> None:
+    """A new one, ready, while the lease of the one before still ran."""
+    cluster = running(2)
+    cluster.kill(1, proof=False)
+    cluster.boot(1)
+    cluster.advance(HOT.lease_s + 3)
+    assert joined(cluster) == [(1, 1, 2)]
+    assert [(node, word.stay) for node, word in words(cluster, GoOn)] == [(0, (0, 1))]  # type: ignore[attr-defined]
+    assert cluster.state().state is State.RUNNING
+
+
+def test_two_nodes_that_are_lost_at_once_have_both_spares() -> None:
+    cluster = running(3, spares=2)
+    for node in (1, 2):
+        cluster.kill(node, proof=False)
+    cluster.advance(HOT.lease_s + 3)
+    assert joined(cluster) == [(3, 1, 2), (4, 2, 4)]
+    assert (cluster.state().generation, cluster.state().restarts) == (2, {"node_lost": 1})
+
+
+def test_where_the_spares_are_too_few_all_are_started_anew() -> None:
+    cluster = running(3, spares=1, least=2)
+    for node in (1, 2):
+        cluster.kill(node, proof=False)
+    cluster.advance(HOT.lease_s + 3)
+    assert not joined(cluster)
+    assert "warm because no spare is ready to take the place of node 1, node 2" in cluster.recorded("regroup")[0].text
+    assert cluster.state().state is State.RUNNING
+
+
+def test_nobody_takes_the_place_of_the_first_node_which_coordinates() -> None:
+    cluster = running(2, spares=1)
+    cluster.kill(0)
+    cluster.advance(0.1)
+    assert not joined(cluster)
+
+
+def test_a_spare_that_is_not_ready_is_not_waited_for_in_place() -> None:
+    cluster = Cluster(plan_of(2, least=1, spares=1, rules=HOT))
+    cluster.boot(0, 1)
+    cluster.boot(2, ready=False)
+    cluster.advance(30)
+    all_stay(cluster)
+    cluster.kill(1)
+    cluster.advance(2)
+    assert "warm because no spare is ready" in cluster.recorded("regroup")[0].text
+
+
+def test_a_rank_that_cannot_stay_has_all_started_anew_on_the_spare_too() -> None:
+    cluster = running(2, spares=1, stays=False)
+    cluster.kill(1)
+    cluster.advance(2)
+    assert not joined(cluster)
+    assert "warm because rank 0 has not said" in cluster.recorded("regroup")[0].text
+    assert cluster.starts(2).keys() == {0, 2}
+
+
+def test_a_rank_is_killed_and_its_node_is_lost_before_it_has_started_another() -> None:
+    """As of a power cut of which the agent could still tell a part."""
+    cluster = running(2, spares=1)
+    cluster.end_rank(2, signal=9)
+    cluster.deliver(1, up=True)
+    assert words(cluster, GoOn)
+    cluster.kill(1)
+    cluster.advance(2)
+    assert joined(cluster) == [(2, 1, 2)]
+    state = cluster.state()
+    assert (state.state, state.generation, state.restarts) == (State.RUNNING, 3, {"killed": 1, "node_lost": 1})
+    assert not words(cluster, Stop)
+
+
+def test_a_spare_that_is_lost_while_ranks_meet_gives_way_to_the_next() -> None:
+    cluster = running(2, spares=2)
+    cluster.agents[2].mute_start = True
+    cluster.kill(1)
+    cluster.advance(0.1)
+    assert joined(cluster) == [(2, 1, 2)]
+    cluster.kill(2)
+    cluster.advance(2)
+    assert joined(cluster) == [(2, 1, 2), (3, 1, 2)]
+    assert (cluster.state().state, cluster.state().generation) == (State.RUNNING, 3)
+
+
+# -- a node that is drained
+
+
+def test_ranks_of_a_drained_node_move_to_the_spare_and_the_others_stay() -> None:
+    cluster = running(3, spares=1)
+    before = pids(cluster)
+    cluster.feed(Drain(1))
+    cluster.settle()
+    assert [(node, word.generation, word.grace_s) for node, word in words(cluster, Stop)] == [(1, 1, 0.0)]  # type: ignore[attr-defined]
+    assert joined(cluster) == [(3, 1, 2)]
+    assert [node for node, _ in words(cluster, GoOn)] == [0, 2]
+    state, after = cluster.state(), pids(cluster)
+    assert (state.state, state.generation, state.restarts) == (State.RUNNING, 2, {"preempted": 1})
+    assert {rank for rank in after if after[rank] != before[rank]} == {2, 3}
+    assert [node.state for node in state.nodes] == ["up", "drained", "up", "up"]
+    assert cluster.recorded("failure")[0].text == "node 1 is drained"
+
+
+def test_nobody_is_started_in_a_drained_nodes_place_before_its_ranks_have_ended() -> None:
+    cluster = running(2, spares=1)
+    cluster.agents[1].ignores_stop = True
+    cluster.feed(Drain(1))
+    cluster.advance(3)
+    assert words(cluster, Stop)
+    assert not joined(cluster)
+    assert cluster.state().generation == 1
+
+
+def test_a_drained_node_goes_on_until_another_can_have_its_place() -> None:
+    cluster = running(2)
+    cluster.feed(Drain(1))
+    cluster.advance(60)
+    state = cluster.state()
+    assert (state.state, state.generation, state.nodes[1].ranks) == (State.RUNNING, 1, (2, 3))
+
+
+def test_a_spare_that_comes_later_has_the_place() -> None:
+    cluster = Cluster(plan_of(2, spares=1, rules=HOT))
+    cluster.boot(0, 1)
+    cluster.advance(30)
+    all_stay(cluster)
+    cluster.feed(Drain(1))
+    cluster.advance(5)
+    assert not joined(cluster)
+    cluster.boot(2)
+    cluster.advance(2)
+    assert joined(cluster) == [(2, 1, 2)]
+    assert cluster.state().nodes[1].state == "drained"
+
+
+def test_without_a_spare_the_world_shrinks_where_it_may_and_ranks_save_before() -> None:
+    cluster = running(2, least=1)
+    cluster.feed(Drain(1))
+    cluster.advance(1)
+    assert {(node, word.grace_s) for node, word in words(cluster, Stop)} == {(0, HOT.grace_s), (1, HOT.grace_s)}  # type: ignore[attr-defined]
+    state = cluster.state()
+    assert (state.state, state.world_size, state.restarts) == (State.RUNNING, 2, {"preempted": 1})
+    assert "warm because no spare is ready" in cluster.recorded("regroup")[0].text
+
+
+def test_warm_all_may_save_and_the_spare_is_in_the_next_generation() -> None:
+    cluster = running(2, spares=1, rules=Recovery())
+    cluster.feed(Drain(1))
+    cluster.advance(1)
+    assert {node for node, word in words(cluster, Stop) if word.grace_s} == {0, 1}  # type: ignore[attr-defined]
+    assert cluster.starts(2).keys() == {0, 2}
+    assert cluster.recorded("regroup")[0].text == "a new generation follows: restart 1 for preempted"
+
+
+def test_the_first_node_and_unknown_ones_cannot_be_drained() -> None:
+    cluster = running(2, spares=1)
+    for node in (0, 7, -1):
+        cluster.feed(Drain(node))
+    cluster.advance(2)
+    assert cluster.state().generation == 1
+
+
+def test_a_drained_node_that_is_lost_while_it_ends_its_ranks_is_as_good_as_stopped() -> None:
+    cluster = running(2, spares=1)
+    cluster.agents[1].ignores_stop = True
+    cluster.feed(Drain(1))
+    cluster.settle()
+    cluster.kill(1)
+    cluster.advance(1)
+    assert joined(cluster) == [(2, 1, 2)]
+    assert cluster.state().state is State.RUNNING
+
+
+def test_a_rank_that_is_killed_while_a_node_is_drained_is_replaced_with_its_ranks() -> None:
+    cluster = running(2, spares=1)
+    cluster.feed(Drain(1))
+    cluster.end_rank(0, signal=9)
+    cluster.settle()
+    cluster.advance(1)
+    assert [(node, word.stay) for node, word in words(cluster, GoOn)] == [(0, (1,))]  # type: ignore[attr-defined]
+    assert joined(cluster) == [(2, 1, 2)]
+    assert cluster.state().state is State.RUNNING
+
+
+def test_a_spare_that_is_drained_is_no_spare() -> None:
+    cluster = running(2, spares=1)
+    cluster.feed(Drain(2))
+    cluster.kill(1)
+    cluster.advance(2)
+    assert not joined(cluster)
+    assert cluster.state().nodes[2].state == "drained"

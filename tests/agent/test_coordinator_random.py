@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from shares import SEED, SHARE
 from simulated_cluster import Cluster, plan_of
 
-from launcher.agent.coordination.effects import ProvenDead
+from launcher.agent.coordination.effects import Drain, ProvenDead
 from launcher.spec.model import Budget, Recovery
 from launcher.words import State
 
@@ -138,6 +138,11 @@ class Storm(RuleBasedStateMachine):
         index = self.node(number)
         if not really and self.agent(index, alive=True, connected=True):
             self.cluster.fault(index, setup=setup, text="a fault")
+
+    @rule(number=NODES, really=st.integers(0, 3))
+    def is_drained(self, number: int, really: int) -> None:
+        if not really and not self.over:
+            self.cluster.feed(Drain(self.node(number)))
 
     # -- ranks
 

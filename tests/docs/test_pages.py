@@ -147,6 +147,8 @@ def test_the_environment_is_that_of_a_rank(lab):
         "LAUNCH_REPEAT",
         "LAUNCH_DISK",
         "LAUNCH_JOINS",
+        "LAUNCH_NOTES_COPIED",
+        "LAUNCH_LEASE_S",
     }
     lab.script("names.py", "import os\nprint(*sorted(os.environ))\n")
     body = "name: x\nrun:\n  script: names.py\nresources:\n  ranks_per_node: 1\nrecovery:\n  mode: hot\n"

@@ -1,19 +1,24 @@
-"""recovery.mode hot: a rank is killed, the others stay, and the numbers are those of a run left alone."""
+"""recovery.mode hot: a rank is killed, or a node lost, the others stay; the numbers are those of a run left alone."""
 
 import json
+import os
 import random
+import re
+import signal
 from functools import partial
 
 import pytest
 from lab import kill
 from shares import SEED
 
+from launcher.errors import Exit
+
 pytestmark = [pytest.mark.dealt(2), pytest.mark.timeout(600)]
 
 STEPS = 48
 
 
-def spec(lab, *, ranks=2, nodes=1, mode="hot", every="10 steps", memory=None, hold=None, **args):
+def spec(lab, *, ranks=2, nodes=1, mode="hot", every="10 steps", memory=None, hold=None, recovery="", **args):
     lab.script("in_place.py")
     if hold is not None:
         lab.hold(hold)
@@ -23,7 +28,7 @@ def spec(lab, *, ranks=2, nodes=1, mode="hot", every="10 steps", memory=None, ho
         f"name: staying\nrun:\n  script: in_place.py\n  args:{options}\n"
         f"resources:\n  ranks_per_node: {ranks}\n  nodes: {nodes}\n  gpus_per_node: 0\n  cpus_per_rank: 1\n"
         f"checkpoint:\n  every: {every}\n{'' if memory is None else f'  memory_every: {memory}'}\n"
-        f"recovery:\n  mode: {mode}\n"
+        f"recovery:\n  mode: {mode}\n{recovery}"
     )
 
 
@@ -118,3 +123,81 @@ def test_a_strangers_script_is_started_anew_and_the_event_says_why(lab):
     lab.wait(run)
     [regroup] = lab.events(run, "regroup")
     assert "warm because rank 0 has not said that its training can go on in place" in regroup["text"]
+
+
+def of_node(lab, run, node):
+    """All processes of that node: its agent first, then the guard and whatever else is below it."""
+    agent = lab.agent_pid(run, node)
+    found = [agent]
+    for pid in found:
+        found += lab.children(pid)
+    return found
+
+
+def with_a_spare(lab, run):
+    """Once all three nodes are there, and the ranks have come so far."""
+    lab.until("the spare", lambda: [node["state"] for node in lab.read_state(run)["nodes"]] == ["up", "up", "spare"])
+    return lab.until_step(run, 7)
+
+
+def on_the_spare(lab, run, before):
+    """The new generation, once it has made a step."""
+    after = lab.until("a step of all", partial(all_trained_again, lab, run, before))
+    assert [node["ranks"] for node in after["nodes"]][::2] == [[0, 1], [2, 3]]
+    now, then = pids(after), pids(before)
+    assert {rank for rank in now if now[rank] != then[rank]} == {2, 3}
+    return after
+
+
+def nothing_was_done_twice(lab, run, ranks):
+    made = dict(re.findall(r"rank (\d) made updates \[1\] to .*: (\d+)\n", lab.rank_logs(run)))
+    assert made == {str(rank): str(STEPS) for rank in ranks}
+
+
+@pytest.mark.parametrize("how", ["power cut", "frozen"])
+def test_a_spare_takes_the_place_of_a_lost_node(lab, alone, how):
+    """Killed at once with all that runs there; or it stands still for longer than its lease, and then goes on."""
+    fingerprint, wanted = alone(ranks=2, nodes=2)
+    more = "  spares: 1\n  lease: 5s\n"
+    run = lab.submit(spec(lab, ranks=2, nodes=2, pause=0.02, hold=STEPS - 1, recovery=more))
+    before = with_a_spare(lab, run)
+    lost = of_node(lab, run, 1)
+    for pid in lost if how == "power cut" else reversed(lost):
+        os.kill(pid, signal.SIGKILL if how == "power cut" else signal.SIGSTOP)
+    on_the_spare(lab, run, before)
+    if how == "frozen":
+        for pid in lost:
+            os.kill(pid, signal.SIGCONT)
+    lab.until("its return", lambda: lab.read_state(run)["nodes"][1]["state"] == "spare")
+    ranks = {rank["pid"] for rank in before["ranks"] if rank["node"] == 1}
+    assert not ranks.intersection(lab.processes())
+    lab.let_go()
+    status = lab.wait(run)
+    assert stayed(lab, run) == [True]
+    assert (status["attempt"], status["generation"], status["restarts"]["by_cause"]) == (1, 2, {"node_lost": 1})
+    assert numbers(lab, run) == wanted
+    assert status["fingerprint"] == fingerprint
+    nothing_was_done_twice(lab, run, [0, 1])
+    [regroup] = lab.events(run, "regroup")
+    assert "hot: ranks 2, 3 are started anew, the other 2 stay; node 2 takes the place of node 1" in regroup["text"]
+
+
+@pytest.mark.parametrize("mode", ["hot", "warm"])
+def test_the_ranks_of_a_drained_node_move_and_nothing_is_lost(lab, alone, mode):
+    fingerprint, wanted = alone(ranks=1, nodes=2)
+    run = lab.submit(
+        spec(lab, ranks=1, nodes=2, mode=mode, pause=0.02, hold=STEPS - 1, every="100 steps", recovery="  spares: 1\n")
+    )
+    before = with_a_spare(lab, run)
+    for node, why in (("0", "coordinates the others"), ("7", "expected one of 0, 1, 2")):
+        assert why in lab.launch("drain", run, node, check=Exit.REFUSED).stderr
+    assert lab.launch("drain", run, "1").stdout == f"node 1 of {run} is drained; ranks run on node 0, 2\n"
+    after = lab.until("a step of all", partial(all_trained_again, lab, run, before))
+    assert [node["state"] for node in after["nodes"]] == ["up", "drained", "up"]
+    lab.let_go()
+    status = lab.wait(run)
+    assert (status["attempt"], status["restarts"]["by_cause"]) == (1, {"preempted": 1})
+    assert stayed(lab, run) == [mode == "hot"]
+    assert numbers(lab, run) == wanted
+    assert status["fingerprint"] == fingerprint
+    assert lab.launch("drain", run, "1", check=Exit.REFUSED).stderr

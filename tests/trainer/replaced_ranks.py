@@ -5,6 +5,7 @@ import importlib.util
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import time
@@ -40,38 +41,69 @@ def _entry(environ, log, words):
     os._exit(code or 0)
 
 
-class Launched:
-    """`run()` until all have ended; a rank that dies is replaced, and the others are told."""
+def _fifo(path):
+    os.mkfifo(path)
+    return os.open(path, os.O_RDWR | os.O_NONBLOCK)
 
-    def __init__(self, folder, size, *words, replaces=True, memory_every=""):
+
+def _state(pid):
+    """As the kernel has it: T is stopped; X, there is no such process any more."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "X"
+
+
+def _is_gone(process):
+    return process.exitcode == -signal.SIGKILL or (process.exitcode is None and _state(process.pid) == "T")
+
+
+class Launched:
+    """`run()` until all have ended; a rank that dies is replaced, and the others are told.
+
+    With `nodes` all ranks of its node die with it, or with one that stops, and a spare has their places: what they
+    noted is lost. Who only stopped goes on once the others are done (`ghosts`, with their exit codes). Nodes of `along`
+    are lost at the same moment as the first one.
+    """
+
+    def __init__(self, folder, size, *words, replaces=True, memory_every="", nodes=0, along=()):
         self.folder, self.size, self.words, self.replaces = folder, size, list(words), replaces
+        self.spares, self.each = nodes > 0, size // (nodes or 1)
+        self.ghosts, self._along = [], {*along}
         self._memory_every = memory_every
         self.generation, self.replaced, self._controls, self._progress = 1, [], [], []
         self._joining = set()  # ranks that were started anew, and have not said that they stay
         self._context = multiprocessing.get_context("fork")
-        (folder / "notes").mkdir(parents=True)
+        for node in range(nodes or 1):
+            self._notes(node * self.each).mkdir(parents=True)
+        self._control_paths = [folder / f"control-{rank}" for rank in range(size)]
         for rank in range(size):
-            os.mkfifo(folder / f"control-{rank}")
-            self._controls.append(os.open(folder / f"control-{rank}", os.O_RDWR | os.O_NONBLOCK))
+            self._controls.append(_fifo(self._control_paths[rank]))
             os.mkfifo(folder / f"progress-{rank}")
             self._progress.append(os.open(folder / f"progress-{rank}", os.O_RDWR | os.O_NONBLOCK))
         self._ports = [HeldPort("127.0.0.1")]
 
     def _environment(self, rank, *, joins=False):
         return {
-            **world_environment(rank, self.size, self._ports[-1].number),
+            **world_environment(rank, self.size, self._ports[-1].number, self.each),
+            "GROUP_RANK": str(rank // self.each),
             "LAUNCH_RUN_DIR": str(self.folder),
             "LAUNCH_ATTEMPT": "1",
             "LAUNCH_GENERATION": str(self.generation),
             "LAUNCH_CHECKPOINT_DIR": str(self.folder / "checkpoints"),
             "LAUNCH_CHECKPOINT_EVERY": "10 steps",
             "LAUNCH_PROGRESS": str(self.folder / f"progress-{rank}"),
-            "LAUNCH_CONTROL": str(self.folder / f"control-{rank}"),
-            "LAUNCH_NOTES_DIR": str(self.folder / "notes"),
+            "LAUNCH_CONTROL": str(self._control_paths[rank]),
+            "LAUNCH_NOTES_DIR": str(self._notes(rank)),
             "LAUNCH_CHECKPOINT_MEMORY_DIR": str(self.folder / "memory") if self._memory_every else "",
             "LAUNCH_CHECKPOINT_MEMORY_EVERY": self._memory_every,
             **({"LAUNCH_JOINS": "1"} if joins else {}),
+            **({"LAUNCH_NOTES_COPIED": "1"} if self.spares else {}),
         }
+
+    def _notes(self, rank):
+        """Each node has a memory of its own."""
+        return self.folder / f"notes-{rank // self.each}"
 
     def log(self, rank, generation=None):
         return self.folder / f"g{generation or self.generation}-rank-{rank}.log"
@@ -93,15 +125,22 @@ class Launched:
             while any(process.exitcode is None for process in ranks):
                 assert time.monotonic() < deadline, self.said()
                 ends = [one.sentinel for one in ranks if one.exitcode is None]
-                multiprocessing.connection.wait([*ends, *self._progress], timeout=5)
+                multiprocessing.connection.wait([*ends, *self._progress], timeout=0.2)
                 for rank in range(self.size):
                     self._hear(rank)
-                dead = [rank for rank, process in enumerate(ranks) if process.exitcode == -signal.SIGKILL]
+                dead = [rank for rank, process in enumerate(ranks) if _is_gone(process)]
+                if dead and self.spares:
+                    dead = self._lose(ranks, {rank // self.each for rank in dead} | self._along)
+                    self._along.clear()
                 if dead and self.replaces:
                     self._replace(ranks, dead)
-            return [process.exitcode for process in ranks]
+            codes = [process.exitcode for process in ranks]
+            for process in self.ghosts:
+                os.kill(process.pid, signal.SIGCONT)
+                process.join(_LIMIT_S)
+            return codes
         finally:
-            for process in ranks:
+            for process in [*ranks, *self.ghosts]:
                 process.kill()
                 process.join()
             for fd in (*self._controls, *self._progress):
@@ -115,6 +154,19 @@ class Launched:
                 if b'"stays"' in data:
                     self._joining.discard(rank)
 
+    def _lose(self, ranks, nodes):
+        dead = [rank for rank in range(self.size) if rank // self.each in nodes]
+        for rank in dead:
+            if _state(ranks[rank].pid) == "T":
+                self.ghosts.append(ranks[rank])
+            else:
+                ranks[rank].kill()
+                ranks[rank].join()
+        for node in nodes:
+            shutil.rmtree(self._notes(node * self.each))
+            self._notes(node * self.each).mkdir()
+        return dead
+
     def _replace(self, ranks, dead):
         """Those too that were yet to meet the others."""
         before, self.generation = self.generation, self.generation + 1
@@ -124,6 +176,9 @@ class Launched:
         dead = sorted(self._joining.union(dead))
         for rank in dead:
             self._hear(rank)
+            os.close(self._controls[rank])  # what it was told is not for its successor
+            self._control_paths[rank] = self.folder / f"control-{rank}-{self.generation}"
+            self._controls[rank] = _fifo(self._control_paths[rank])
         self._joining = set(dead)
         self._ports.append(HeldPort("127.0.0.1"))
         self.replaced.append(dead)

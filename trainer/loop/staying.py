@@ -3,7 +3,8 @@
     step k:  forward ─ note(k) ─ backward, update ─ snapshot(k) ─ logging, validation, saving ─ step k+1 ...
               what is this rank's alone               all that is small and one for all
 
-A rank was killed: the others fail in an operation that it had part in, leave the step, and wait for launch's word. They
+A rank was killed: the others fail in an operation that it had part in, leave the step, and wait for launch's word. Or
+they hear that word first, of a node that fell silent, and cut their connections, in which they would wait for it. They
 and the new rank meet in new groups, agree on the newest step that some of them have done, give its state to who lacks
 it, put back what they have noted of it, and go on right after its update. Gradients of a step that was not done are
 dropped. Where one more rank is killed meanwhile, launch has another word for them, and they meet once more. Whatever
@@ -29,15 +30,27 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainer.connections import made_here
+from trainer.connections import Lookout, made_here
 from trainer.data.iterable import is_iterable
 from trainer.data.loaders import is_loader
 from trainer.loop.loop import Loop
 from trainer.loop.settings import Settings
 from trainer.loop.sums import gathered
-from trainer.staying.agreement import Standing, agree
+from trainer.staying.agreement import Agreement, Standing, agree
 from trainer.staying.control import Control, take_place
-from trainer.staying.notes import Drawn, Note, NoteFile, bytes_of, draw_on, drawn_now, put_bytes, room_for, torch_state
+from trainer.staying.copies import Copies
+from trainer.staying.notes import (
+    Drawn,
+    Note,
+    NoteFile,
+    bytes_of,
+    draw_on,
+    drawn_now,
+    encoded,
+    put_bytes,
+    room_for,
+    torch_state,
+)
 from trainer.staying.replica import Replica, Snapshot, Taker
 from trainer.staying.shares import CannotKeep, ShareFile
 from trainer.strategies import Strategy
@@ -47,7 +60,7 @@ from trainer.wire import Launched, Wire
 from trainer.world import Membership, World
 
 log = logging.getLogger("trainer")
-_WORD_S = 20.0  # from a failed operation to launch's word; without it the rank fails as any other
+_WORD_S = 20.0  # from a failed operation, or the end of a lease, to launch's word; without it the rank fails
 _OF_GLOO = "/gloo/"  # in what its errors say: the place in its sources
 _LOST = "another rank was lost"  # what a team says that has lost one
 _CANNOT = "the training cannot go on in place: "  # what an error begins with that no other meeting mends
@@ -70,11 +83,13 @@ class Stay:
     control: Control | None = None
     notes: NoteFile | None = None
     shares: ShareFile | None = None  # with zero1
+    copies: Copies | None = None  # of what the ranks of another node note, where a spare may take its place
     snapshots: list[Snapshot] = field(default_factory=list)  # of the last step; with zero1 of the last two
     step_samples: int | None = None  # of the step after which it goes on; None: before the first one
     was_at: int = 0  # the step, when another rank was killed
     _drawn: Drawn | None = None
     _updating: bool = False
+    _lookout: Lookout | None = None
 
     @classmethod
     def of(cls, world: World, *, loads: bool) -> "Stay":
@@ -91,12 +106,32 @@ class Stay:
         """
         if self.launched.control is None or self.active:
             return
-        if why := next(reasons(loop, settings, dataset, self, made=made), ""):
-            loop.training.say(f"a killed rank will have all ranks started anew: {why}")
+        able, world = self._is_able(loop, settings, dataset, made=made), loop.training.world
+        if self._copies_notes(loop) and not all(gathered(able, world)):
+            return  # ranks that keep copies for each other begin together
+        if not able:
             return
         if self.loads:
             self._begin_to_load(loop)
             return
+        self.active = True
+        loop.stay = self
+        if self._copies_notes(loop):
+            self.copies = Copies(world)
+        self._note(loop, loop.progress.step)
+        self._copied()
+        self._take(loop, None)
+        if self.active:
+            self._look_out()
+            self._say()
+
+    def _is_able(self, loop: Loop, settings: Settings, dataset: Any, *, made: bool) -> bool:
+        """It has what it takes; where not, that is said."""
+        if why := next(reasons(loop, settings, dataset, self, made=made), ""):
+            loop.training.say(f"a killed rank will have all ranks started anew: {why}")
+            return False
+        if self.loads or self.launched.control is None:
+            return self.loads
         try:
             self.control = Control(self.launched.control)
             path, life = self._path(loop.training.world), _life(self.launched)
@@ -106,12 +141,8 @@ class Stay:
                 self.shares.write(loop.progress.step, loop.strategy.shared_out)
         except (OSError, CannotKeep) as error:
             log.warning("a killed rank will have all ranks started anew: %s", error)
-            return
-        self.active = True
-        loop.stay = self
-        self._note(loop, loop.progress.step)
-        self._take(loop, None)
-        self._say()
+            return False
+        return True
 
     def _begin_to_load(self, loop: Loop) -> None:
         """Nothing has to be noted: what is saved has all that it takes."""
@@ -127,9 +158,12 @@ class Stay:
 
     def updating(self) -> None:
         """From here on until `updated` the weights are of no step."""
+        self._copied()
         self._updating = True
 
     def updated(self, loop: Loop, step_samples: int) -> None:
+        if not self.active:
+            return
         if self._drawn is not None and self._drawn.torch != torch_state():
             self.end(loop, "the backward pass, or the optimizer, draws random numbers")
         if self.shares is not None and self.active:
@@ -145,7 +179,10 @@ class Stay:
     def end(self, loop: Loop, why: str) -> None:
         """No more: launch may start all ranks anew."""
         if self.active:
-            self.active, loop.stay = False, None
+            self.active = False
+            if self.copies is None:  # else ranks of other nodes wait for its notes, if only to hear that there are none
+                loop.stay = None
+            self._look_no_more()
             self.wire.report(stays=0)
             loop.training.say(f"a killed rank will have all ranks started anew from now on: {why}")
 
@@ -153,18 +190,37 @@ class Stay:
         """The training is over; what comes after it in the script finds ranks that are alike."""
         if self.active:
             self.active = False
+            self._look_no_more()
             self.wire.report(stays=0)
         if self.member is not None:
             self.member.world = replace(self.member.world, anew=False)
 
     def _note(self, loop: Loop, step: int) -> None:
-        if self.notes is None:
-            return
-        names, losses = loop.losses.noted() if loop.gathers else ((), [])
-        self._drawn = drawn_now()
-        buffers = bytes_of(loop.strategy.buffers) if loop.training.world.is_first else b""
-        if not self.notes.write(Note(step, self._drawn, names, losses, buffers)):
-            self.end(loop, f"what a rank has to note of a step takes too much room in {self.notes.path}")
+        data = b""
+        if self.notes is not None and self.active:
+            names, losses = loop.losses.noted() if loop.gathers else ((), [])
+            self._drawn = drawn_now()
+            buffers = bytes_of(loop.strategy.buffers) if loop.training.world.is_first else b""
+            data = encoded(Note(step, self._drawn, names, losses, buffers))
+            if not self.notes.write(step, data):
+                self.end(loop, f"what a rank has to note of a step takes too much room in {self.notes.path}")
+        if self.copies is not None:
+            self.copies.exchange(step, data)
+
+    def _copied(self) -> None:
+        """Nobody has done a step before all have what they keep of it for others."""
+        if self.copies is not None:
+            self.copies.finish()
+
+    def _look_out(self) -> None:
+        """For launch's word from now on: of a node that is only silent no operation fails by itself."""
+        if self._lookout is None and self.control is not None:
+            self._lookout = made_here.cut_on(self.control.fileno())
+
+    def _look_no_more(self) -> None:
+        lookout, self._lookout = self._lookout, None
+        if lookout is not None:
+            lookout.close()
 
     def _take(self, loop: Loop, step_samples: int | None) -> None:
         values = {name: getattr(loop, name) for name in _KEPT}
@@ -187,8 +243,9 @@ class Stay:
             able = self._may_meet and (self.loads or strategy is not None)
             if not able or self.member is None or self.control is None or not _is_of_peers(error):
                 raise error
+            self._look_no_more()
             made_here.cut()  # whoever waits for this rank leaves too
-            word = self.control.wait(_WORD_S)
+            word = self.control.wait(_WORD_S + self.launched.lease_s)
             if word is None:
                 raise error
             if loop is not None:
@@ -200,6 +257,7 @@ class Stay:
             self.launched = Launched.from_environment()
             try:
                 world = self.member.meet_anew(self.control.fileno())
+                self._look_out()
                 if self.loads or strategy is None:
                     clear_frames(error.__traceback__)  # they have the model that is to be made anew
                     return replace(world, anew=False)
@@ -230,9 +288,11 @@ class Stay:
             self.notes = NoteFile.found(self._path(world))
         if self.shares is None and loop.strategy.shared_out:
             self.shares = ShareFile.found(_of_share(self._path(world)), self._limit_bytes(loop))
-        agreed = agree(gathered(self._standing(loop), world))
+        said = gathered(self._standing(loop), world)
+        agreed = agree(said, world.local_size)
         if isinstance(agreed, str):
             raise dist.DistBackendError(_CANNOT + agreed)
+        self._lend(loop, agreed, said[agreed.source].life)
         loop.checkpointer.go_on(agreed.step)
         if agreed.goes_back:
             self._updating = True
@@ -254,6 +314,7 @@ class Stay:
             dist.broadcast(value, src=agreed.source, group=world.control)
             buffer.copy_(value)
         self._put_back(loop, agreed.step, values)
+        self._copy_anew(loop, agreed.step)
         who = ", ".join(map(str, agreed.takers)) or "none"
         loop.training.say(f"goes on in place after step {agreed.step}; ranks that took its state from others: {who}")
         return agreed.step
@@ -263,7 +324,7 @@ class Stay:
         knows = tuple(one.step for one in self.snapshots)
         step = knows[-1] if knows and not self._updating else None
         if not loop.strategy.shared_out:
-            return Standing(life, step, notes)
+            return Standing(life, step, notes, kept=tuple(self.copies.kept) if self.copies is not None else ())
         kept = self.shares is not None and self.shares.life == life
         return Standing(life, step, notes, self.shares.steps() if kept and self.shares is not None else (), knows)
 
@@ -273,6 +334,35 @@ class Stay:
             self.shares is None or not self.shares.put_back(step, loop.strategy.shared_out)
         ):
             raise dist.DistBackendError(f"{_CANNOT}the share of step {step} is gone")
+
+    def _lend(self, loop: Loop, agreed: Agreement, life: str) -> None:
+        """To a rank whose notes were lost with its node: that of the step, from who kept it."""
+        world = loop.training.world
+        for keeper, rank in agreed.lent:
+            if world.rank == keeper and self.copies is not None:
+                dist.send_object_list([self.copies.kept[agreed.step]], dst=rank, group=world.control)
+            elif world.rank == rank:
+                said: list[Any] = [None]
+                dist.recv_object_list(said, src=keeper, group=world.control)
+                self.notes = NoteFile.begin(self._path(world), life, _room(loop))
+                self.notes.write(agreed.step, said[0])
+
+    def _copies_notes(self, loop: Loop) -> bool:
+        """Where that is all that would be lost with a node."""
+        return self.launched.notes_copied and not self.loads and not loop.strategy.shared_out
+
+    def _copy_anew(self, loop: Loop, step: int) -> None:
+        """Who keeps copies may be new too."""
+        if not self._copies_notes(loop):
+            return
+        world = loop.training.world
+        if self.copies is None:
+            self.copies = Copies(world)
+        else:
+            self.copies.meet_anew(world)
+        note = self.notes.read(step) if self.notes is not None else None
+        self.copies.exchange(step, b"" if note is None else encoded(note))
+        self._copied()
 
     def _put_back(self, loop: Loop, step: int, values: dict[str, Any]) -> None:
         world = loop.training.world
@@ -325,6 +415,7 @@ class Stay:
     def _have_arrived(self) -> None:
         os.environ.pop("LAUNCH_JOINS", None)
         self.arrives, self.active, self._updating = False, True, False
+        self._look_out()
         self._say()
 
     def _limit_bytes(self, loop: Loop) -> int | None:

@@ -1,7 +1,8 @@
 """From where a training goes on after a rank was replaced. Pure.
 
 A step is done where its update is in the weights. Ranks of a training with whole replicas are at most one step apart:
-nobody can finish a step before all have given their gradients to it. The most advanced weights count.
+nobody can finish a step before all have given their gradients to it. The most advanced weights count. What a rank had
+noted that was lost with its node comes from the rank that keeps a copy of it.
 
 Where each rank keeps a share of the optimizer to itself, that of a rank that was lost is in the memory of its node, as
 it was after one of the last two steps. The newest step of which the shares of all are whole counts, and who is past it
@@ -9,7 +10,7 @@ goes back.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class Standing:
     notes: tuple[int, ...]  # the steps after which it knows what was its own
     shares: tuple[int, ...] | None = None  # those after which its share is in memory; None: it has all of the optimizer
     knows: tuple[int, ...] = ()  # with shares: those after which it knows what is small and one for all
+    kept: tuple[int, ...] = ()  # those after which it knows what was its charge's, a rank of another node
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +33,34 @@ class Agreement:
     source: int  # a rank that has what is one for all
     takers: tuple[int, ...]  # those that need it
     goes_back: bool = False  # on some rank that stays the weights are of no step, or of a later one
+    lent: tuple[tuple[int, int], ...] = ()  # who has the note of it of a rank that has lost its own, and that rank
 
 
-def agree(said: Sequence[Standing]) -> Agreement | str:
-    """By rank; or why there is no way to go on exactly."""
+def keeper_of(rank: int, ranks_per_node: int) -> int | None:
+    """Who has a copy of what that rank notes: one of the node before its own; None: nobody."""
+    return rank - ranks_per_node if rank >= ranks_per_node else None
+
+
+def agree(said: Sequence[Standing], ranks_per_node: int | None = None) -> Agreement | str:
+    """By rank; or why there is no way to go on exactly. None: all are on one node."""
     found = _by_weights(said) if all(one.shares is None for one in said) else _by_shares(said)
     if isinstance(found, str):
         return found
-    life = said[found.source].life
+    life, step, lent = said[found.source].life, found.step, []
     for rank, one in enumerate(said):
-        if one.life != life:
+        if one.life == life and step in one.notes:
+            continue
+        keeper = keeper_of(rank, ranks_per_node or len(said))
+        has_copy = keeper is not None and said[keeper].life == life and step in said[keeper].kept
+        if keeper is not None and has_copy and (one.step is None or one.life == life):
+            lent.append((keeper, rank))
+        elif one.life not in ("", life):
             return f"what rank {rank} has noted is of another start of the training"
-        if found.step not in one.notes:
-            return f"rank {rank} has not noted what was its own after step {found.step}"
-    return found
+        elif one.life:
+            return f"rank {rank} has not noted what was its own after step {step}"
+        else:
+            return f"what rank {rank} noted after step {step} is lost, and nobody has a copy"
+    return replace(found, lent=tuple(lent))
 
 
 def _by_weights(said: Sequence[Standing]) -> Agreement | str:

@@ -39,6 +39,7 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
 
 
 _decoder = msgspec.msgpack.Decoder(Note)
+encoded = msgspec.msgpack.Encoder().encode
 
 
 def drawn_now() -> Drawn:
@@ -61,7 +62,7 @@ def draw_on(drawn: Drawn) -> None:
 
 def room_for(buffers: int) -> int:
     """How much one note may take at most."""
-    return len(msgspec.msgpack.encode(Note(0, drawn_now()))) + buffers + _SPARE
+    return len(encoded(Note(0, drawn_now()))) + buffers + _SPARE
 
 
 class NoteFile:
@@ -81,12 +82,11 @@ class NoteFile:
         slots = SlotFile.found(path)
         return None if slots is None else cls(slots)
 
-    def write(self, note: Note) -> bool:
-        """False where it does not fit."""
-        data = msgspec.msgpack.encode(note)
+    def write(self, step: int, data: bytes) -> bool:
+        """A note's bytes. False where they do not fit."""
         if len(data) > self._slots.room:
             return False
-        self._slots.copy(note.step, data)
+        self._slots.copy(step, data)
         return True
 
     def read(self, step: int) -> Note | None:

@@ -11,7 +11,7 @@ from launcher.agent.coordination.nodes import KnownNode, Presence
 from launcher.agent.coordination.verdict import Verdict
 from launcher.agent.messages import End, Stop
 from launcher.errors import Exit
-from launcher.recovery.policy import Decision, decide
+from launcher.recovery.policy import Decision, budget_of, decide
 from launcher.rundir.records import AttemptEnd, Event
 from launcher.words import Action, Cause, State, exit_of
 
@@ -61,7 +61,8 @@ class Aftermath:
         """
         attempt, event = self._attempt, self._draft_failure(found, in_place=True)
         decision = decide(event, attempt.history, attempt.rules, can_regroup=True)
-        if decision.action is not Action.REGROUP or decision.delay_s > attempt.rules.killed.backoff_s:
+        budget = budget_of(attempt.rules, found.cause)
+        if decision.action is not Action.REGROUP or budget is None or decision.delay_s > budget.backoff_s:
             return False
         self._note(event, found)
         attempt.history.append(event)
@@ -164,17 +165,25 @@ class Closer:
         self._attempt = attempt
         self._aftermath = aftermath
 
-    def close(self, found: Verdict | None = None, *, graceful: bool = False, hung: Collection[Rank] = ()) -> None:
-        """Have every process of the generation ended, and wait until it is."""
+    def close(
+        self,
+        found: Verdict | None = None,
+        *,
+        graceful: bool = False,
+        saves: bool = False,
+        hung: Collection[Rank] = (),
+    ) -> None:
+        """Have every process of the generation ended, and wait until it is. `saves`: ranks may do so before."""
         attempt = self._attempt
         generation = attempt.current
-        grace_s = attempt.rules.grace_s if graceful else 0.0
-        gives_up_at = attempt.mono + (grace_s + AFTER_GRACE_S if graceful else CLOSE_S)
+        grace_s = attempt.rules.grace_s if graceful or saves else 0.0
+        gives_up_at = attempt.mono + (grace_s + AFTER_GRACE_S if graceful or saves else CLOSE_S)
         holders = [attempt.nodes[index] for index in generation.members]
         holders = [node for node in holders if node.holds == generation.number and node.link is not Presence.LOST]
         attempt.phase = AttemptPhase.CLOSING
         attempt.closing = Closing(found, graceful, grace_s, {node.index for node in holders}, gives_up_at)
         attempt.start_by = attempt.blame_at = inf
+        attempt.leaving.clear()
         for node in holders:
             if node.hears_us:
                 dump = tuple(sorted(rank.number for rank in hung if rank.node == node.index))
@@ -215,7 +224,7 @@ class Closer:
     def _closed(self, closing: Closing) -> None:
         attempt, aftermath = self._attempt, self._aftermath
         attempt.phase, attempt.closing = AttemptPhase.WAITING, None
-        if closing.graceful and attempt.stop != "cancel" and attempt.current.finished:
+        if (closing.graceful or closing.grace_s) and attempt.stop != "cancel" and attempt.current.finished:
             aftermath.finish(State.SUCCEEDED, None, Exit.OK, "all ranks have finished")
             return
         found = closing.verdict or verdict.of_exits(attempt.current, attempt.stop is not None)

@@ -17,8 +17,8 @@ from launcher.agent.coordination import verdict
 from launcher.agent.coordination.attempt import Attempt, AttemptPhase
 from launcher.agent.coordination.attendance import Attendance, Loss
 from launcher.agent.coordination.closing import Aftermath, Closer
-from launcher.agent.coordination.effects import Disconnected, In, Now, Out, ProvenDead, StoodStill, Tick
-from launcher.agent.coordination.in_place import HotOpener
+from launcher.agent.coordination.effects import Disconnected, Drain, In, Now, Out, ProvenDead, StoodStill, Tick
+from launcher.agent.coordination.in_place import Drainer, HotOpener
 from launcher.agent.coordination.nodes import NOBODY_VOTES, KnownNode
 from launcher.agent.coordination.opening import Opener
 from launcher.agent.coordination.verdict import Verdict
@@ -48,7 +48,9 @@ class Coordinator:
         self._aftermath = Aftermath(self._attempt)
         self._closer = Closer(self._attempt, self._aftermath)
         self._opener = Opener(self._attempt, self._aftermath)
-        self._watch = Watch(self._attempt, self._closer, self._aftermath, HotOpener(self._attempt, self._aftermath))
+        in_place = HotOpener(self._attempt, self._aftermath)
+        self._watch = Watch(self._attempt, self._closer, self._aftermath, in_place)
+        self._drainer = Drainer(self._attempt, self._closer, in_place)
 
     # -- the face to the shell
 
@@ -66,6 +68,8 @@ class Coordinator:
             case Rolls():
                 if not self._attempt.outvoted(event):  # else it is said again, and who is to count may join until then
                     self._nodes.counts = event
+            case Drain():
+                self._drainer.ask(event.node)
             case Disconnected():
                 self._attendance.disconnect(event.node)
             case ProvenDead():
@@ -142,7 +146,7 @@ class Coordinator:
             self._ledger.send(node.index, messages.Stop(node.holds, grace_s))
 
     def _lost(self, loss: Loss) -> None:
-        """No rank is left there; if it had some of the open generation, that one cannot go on."""
+        """No rank is left there; if it had some of the open generation, that one cannot go on as it is."""
         generation, closing = self._attempt.generation, self._attempt.closing
         if generation is None or loss.held != generation.number:
             return
@@ -152,7 +156,7 @@ class Coordinator:
         generation.lose(loss.node)
         found = Verdict(Cause.NODE_LOST, loss.text, node=loss.node, evidence=loss.evidence)
         if self._attempt.is_open:
-            self._closer.close(found)
+            self._watch.lost(found)
         elif closing is not None:
             closing.waits.discard(loss.node)
             if closing.verdict is None and verdict.is_of_peers_alone(generation):
@@ -228,7 +232,7 @@ class Coordinator:
 
     def _advance(self) -> None:
         """Do what is due, until nothing is."""
-        for loss in self._attendance.run_out_leases():
+        for loss in [*self._attendance.run_out_leases()]:  # first all: who takes their places is decided once
             self._lost(loss)
         while True:
             before = self._attempt.phase
@@ -237,6 +241,7 @@ class Coordinator:
                     self._opener.wait()
                 case AttemptPhase.STARTING | AttemptPhase.RUNNING | AttemptPhase.COPYING:
                     self._watch.look()
+                    self._drainer.look()
                 case AttemptPhase.CLOSING:
                     self._closer.await_closed()
                 case AttemptPhase.OVER:

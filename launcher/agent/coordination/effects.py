@@ -38,6 +38,13 @@ class ProvenDead:
 
 
 @dataclass(frozen=True, slots=True)
+class Drain:
+    """Somebody wants no ranks on this node any more."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
 class StoodStill:
     """The coordinator did, for so long."""
 
@@ -75,7 +82,7 @@ class Finish:
     event: Event
 
 
-In = ToCoordinator | Disconnected | ProvenDead | StoodStill | Rolls | Tick
+In = ToCoordinator | Disconnected | ProvenDead | Drain | StoodStill | Rolls | Tick
 Out = Send | Record | RecordExit | Finish
 
 

@@ -64,6 +64,7 @@ class Generation:
         self._live = len(self.ranks)
         self.starting = set(self.members)
         self.led = False  # rank 0 has been forked
+        self.lost: set[int] = set()  # members that are
         self.returned: set[int] = set()  # members that were cut off for a while: news of their ranks may be missing
         self.failures: list[RankExit] = []  # in order of arrival
         self._tails: dict[int, tuple[str, ...]] = {}
@@ -174,7 +175,9 @@ class Generation:
         return (end.log or None) if end is not None else None, self._tails.get(rank, ())
 
     def lose(self, node: int) -> None:
-        """Whatever ran on that node runs no more."""
+        """Whatever ran on that node runs no more, and nothing is started there."""
+        self.starting.discard(node)
+        self.lost.add(node)
         for rank in self.of_node(node):
             self._count_out(rank)
             rank.lost = rank.exit is None

@@ -31,6 +31,7 @@ class KnownNode:
     preparing: str = ""  # what has to end before it is
     preparing_since: float = 0.0
     fault: str = ""  # why no ranks are given to it any more
+    drained: bool = False  # somebody wants no ranks on it any more
     disk_failed_at: float = 0.0  # when a generation last ended for its disk; 0: none has
     port: int = 0
     replica_port: int = 0  # where it gives and takes files of checkpoints; 0: none
@@ -57,12 +58,19 @@ class KnownNode:
     @property
     def usable(self) -> bool:
         """Ranks can be started on it now."""
-        return self.link is Presence.UP and self.ready and not self.fault and not self.holds and self.ghost is None
+        return (
+            self.link is Presence.UP and self.ready and not self.is_left_out and not self.holds and self.ghost is None
+        )
+
+    @property
+    def is_left_out(self) -> bool:
+        """No ranks are given to it any more."""
+        return self.fault != "" or self.drained
 
     @property
     def hopeful(self) -> bool:
         """Not usable now, but nothing says that it will not be."""
-        return self.link in (Presence.UP, Presence.UNKNOWN) and not self.fault and not self.usable
+        return self.link in (Presence.UP, Presence.UNKNOWN) and not self.is_left_out and not self.usable
 
     @property
     def hears_us(self) -> bool:

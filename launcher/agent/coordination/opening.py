@@ -67,7 +67,7 @@ class Opener:
         members = place(before.members if before else (), usable, plan.nodes_max)
         number = before.number + 1 if before else 1
         generation = Generation(number, members, plan.ranks_per_node, silence_of(attempt), attempt.mono)
-        attempt.generation, attempt.phase = generation, AttemptPhase.STARTING
+        attempt.generation, attempt.phase, attempt.lost = generation, AttemptPhase.STARTING, None
         attempt.start_by, attempt.blame_at = attempt.mono + START_S, inf
         attempt.pace.restart()
         self._note(generation)

@@ -126,6 +126,8 @@ def _node_word(node: KnownNode, member: bool, begun: bool) -> str:
         return "unknown"
     if member:
         return "up"
+    if node.drained:
+        return "drained"
     return "spare" if node.usable and (begun or node.spare) else "waiting"
 
 

@@ -96,10 +96,20 @@ class Watch:
             attempt.phase = AttemptPhase.RUNNING
             attempt.standing.state, attempt.standing.message = State.RUNNING, ""
             attempt.awaited = None
-            if attempt.current.failures and attempt.is_open and not self._in_place.go_on():
-                self._closer.close()
+            if (attempt.lost or attempt.current.failures) and not self._in_place.go_on():
+                self._closer.close(attempt.lost)
 
     # -- running
+
+    def lost(self, found: Verdict) -> None:
+        """A member of the generation is."""
+        attempt = self._attempt
+        attempt.lost = found
+        attempt.leaving -= attempt.current.lost
+        if self._in_place.go_on():
+            self._all_started()  # this one was the last that they waited for
+        else:
+            self._closer.close(found)
 
     def _pulse(self, pulse: messages.Pulse) -> None:
         attempt = self._attempt
@@ -164,7 +174,7 @@ class Watch:
         if fenced(end):
             text = f"fenced: rank {end.rank} on node {end.node} found that a newer start of this run took over"
             attempt.fenced = text
-        if not attempt.is_open:
+        if not attempt.is_open or end.node in attempt.leaving:
             return
         if generation.finished:
             self._finished()
@@ -189,6 +199,13 @@ class Watch:
         attempt = self._attempt
         if node.ghost is not None or message.generation < node.holds:
             return
+        if attempt.is_open and node.index in attempt.leaving:
+            node.holds = 0
+            attempt.leaving.discard(node.index)
+            attempt.current.lose(node.index)
+            if not self._in_place.go_on():
+                self._closer.close(attempt.lost)
+            return
         if attempt.is_open and node.holds == attempt.current.number:
             text = f"node {node.index} ended its ranks without having been asked to"
             self._closer.close(Verdict(Cause.LAUNCHER_FAULT, text, node=node.index))
@@ -204,7 +221,7 @@ class Watch:
         if attempt.mono >= attempt.limit_at:
             self._closer.close_gracefully(verdict.of_limit(attempt.plan), "the time limit is reached")
         elif attempt.mono >= attempt.blame_at:
-            self._closer.close()
+            self._closer.close(attempt.lost)
         elif (heard := attempt.outvoted()) is not None:
             text = f"{heard[0]} of the {heard[1]} nodes that count are heard: the others may go on without them"
             self._closer.close(Verdict(Cause.NODE_LOST, text))

@@ -115,7 +115,8 @@ class RankGroup:
         self._oom = OomCounter()
         self._metrics = MetricsFile(home.run.reported(home.attempt.number, home.node.index), start.generation)
         self._ranks: list[_Rank] = []
-        self._joins: set[int] = set()  # ranks whose peers have the state of the training
+        numbers = range(start.first_rank, start.first_rank + start.local_world_size)
+        self._joins = {*numbers} if start.joins else set[int]()  # ranks whose peers have the state of the training
 
     async def begin(self) -> tuple[int, ...]:
         """Start all ranks; gives their pids. Raises OSError."""
@@ -195,7 +196,8 @@ class RankGroup:
         fifo = self._home.attempt.progress(self._home.node.index, rank.local)
         environment = rank_environment(self._start, rank.local, str(fifo), str(self._error_file(rank)))
         if self._home.notes is not None:
-            environment |= hot_words(control_of(fifo), self._home.notes, joins=rank.number in self._joins)
+            joins = rank.number in self._joins
+            environment |= hot_words(self._home.plan, control_of(fifo), self._home.notes, joins=joins)
         return environment
 
     async def _begin(self, rank: _Rank) -> None:

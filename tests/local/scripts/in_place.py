@@ -2,8 +2,9 @@
 that goes by validations, a callback with state, and samples that are augmented.
 
 `--hold FILE`: no rank goes on from the step in it. `--die PATH`: in files PATH-0, PATH-1 and so on a rank, a step and a
-place each, where that rank kills itself: `optimizer` is after its update; with zero1 `spread` is while it sends its new
-weights to the others, and `share` while it writes its part of the optimizer into memory.
+place each, where that rank kills itself, or stops where `stop` follows: `optimizer` is after its update; with zero1
+`spread` is while it sends its new weights to the others, and `share` while it writes its part of the optimizer into
+memory. At the end each says how many updates it made.
 """
 
 import os
@@ -60,12 +61,12 @@ class Reporter(Callback):
         rank = self.rank if rank is None else rank
         for path in Path(self._die).parent.glob(Path(self._die).name + "-*") if self._die else ():
             try:
-                meant = path.read_text() == f"{rank} {self.step} {place}"
+                meant = path.read_text().split()
             except FileNotFoundError:  # another rank has just gone by it
                 continue
-            if meant:
+            if meant[:3] == [str(rank), str(self.step), place]:
                 path.unlink()
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), signal.SIGSTOP if meant[3:] == ["stop"] else signal.SIGKILL)
 
     def state_dict(self):
         return {"heard": self.heard}
@@ -135,8 +136,11 @@ def main(words=None):
             found.register_hook(lambda gradient: reporter.may_die("backward") or gradient)
         return nn.functional.binary_cross_entropy_with_logits(found, wanted.float())
 
+    updates = []
+
     def optimizer(parameters):
         made = torch.optim.AdamW(parameters, lr=0.01)
+        made.register_step_post_hook(lambda *_: updates.append(reporter.step + 1))
         made.register_step_post_hook(lambda *_: reporter.may_die("optimizer"))
         return made
 
@@ -161,7 +165,9 @@ def main(words=None):
         schedule=lambda optimizer, _: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1),
         callbacks=[reporter],
     )
-    return trainer.fit()
+    code = trainer.fit()
+    print(f"rank {reporter.rank} made updates {updates[:1]} to {updates[-1:]}: {len(updates)}", flush=True)
+    return code
 
 
 if __name__ == "__main__":

@@ -224,6 +224,57 @@ def test_shards_of_a_model_that_was_given_are_started_anew(tmp_path):
     assert "all ranks started anew: the model was given, and its shards know their ranks" in run.said()
 
 
+@pytest.mark.dealt(4)
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    "death",
+    [
+        "0 forward",
+        "0 backward",
+        "7 forward",
+        "8 backward",
+        "10 on_step",
+        "15 on_validation",
+        "23 backward",
+        "8 backward stop",
+    ],
+)
+def test_a_node_is_lost_with_what_its_ranks_had_noted(tmp_path, alone, monkeypatch, size, death):
+    """Of two; a spare has its place. Or it is only silent, and does not come into the group again when it is awake."""
+    monkeypatch.setattr(staying, "_WORD_S", 60.0 if "stop" not in death else 5.0)
+    fingerprint, wanted = alone(size)
+    run, codes = killed(tmp_path, size, f"{size - 1} {death}", nodes=2)
+    assert codes == [0] * size, run.said()
+    assert run.replaced == [[*range(size // 2, size)]]
+    assert run.numbers() == wanted
+    assert run.fingerprint() == fingerprint
+    assert f"rank 0 made updates [1] to [{STEPS}]: {STEPS}\n" in run.said()
+    assert all(ghost.exitcode for ghost in run.ghosts)
+    assert len(run.ghosts) == ("stop" in death)
+
+
+@pytest.mark.dealt(2)
+@pytest.mark.parametrize(
+    "deaths",
+    [
+        pytest.param(("1 4 backward", "1 8 backward", "2 12 on_step"), id="one after the other"),
+        pytest.param(("1 8 backward", "1 0 load"), id="the spare too, with half of the state"),
+        pytest.param(("2 8 backward", "1 9 forward"), id="who has just given its copy"),
+    ],
+)
+def test_several_nodes_are_lost(tmp_path, alone, deaths):
+    fingerprint, wanted = alone(3)
+    run, codes = killed(tmp_path, 3, *deaths, nodes=3)
+    assert codes == [0] * 3, run.said()
+    assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
+
+
+def test_neighbours_that_are_lost_at_once_leave_no_copy_and_all_say_so(tmp_path):
+    run, codes = killed(tmp_path, 3, "2 8 backward", nodes=3, along={1})
+    assert (codes, run.replaced) == ([1] * 3, [[1, 2]])
+    assert "cannot go on in place: what rank 2 noted after step 8 is lost, and nobody has a copy" in run.said()
+
+
 def test_two_at_once(tmp_path, alone):
     fingerprint, wanted = alone(3)
     run, codes = killed(tmp_path, 3, "0 8 backward", "2 8 backward")

@@ -1,9 +1,10 @@
-"""From where ranks go on: over every interleaving of steps that are finished and a rank that dies."""
+"""From where ranks go on: over every interleaving of steps that are finished and a rank, or a node, that dies."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.staying.agreement import Agreement, Standing, agree
+from trainer.staying.agreement import Agreement, Standing, agree, keeper_of
 from trainer.staying.notes import SLOTS
 
 
@@ -48,7 +49,7 @@ def test_all_interleavings_end_in_the_newest_step_that_somebody_has_done(
     turn = st.tuples(st.integers(0, size - 1), st.sampled_from([0, 1]))
     ranks = train(size, data.draw(st.lists(turn, max_size=60)), victim, after)
     said = [rank.said(new=number == victim) for number, rank in enumerate(ranks)]
-    agreed = agree(said)
+    agreed = agree(said, size)
     assert isinstance(agreed, Agreement), agreed
     living = [rank.step for number, rank in enumerate(ranks) if number != victim]
     assert agreed.step == max(living)
@@ -151,22 +152,101 @@ def test_several_new_ranks_take_from_one_that_has_it() -> None:
         Standing("x", None, (5,)),
         Standing("x", 4, (3, 4, 5)),
     ]
-    assert agree(said) == Agreement(5, 1, (0, 2, 3))
+    assert agree(said, 4) == Agreement(5, 1, (0, 2, 3))
 
 
 def test_where_nobody_has_weights_there_is_no_way() -> None:
-    assert agree([Standing("x", None, (5,))] * 2) == "no rank has the weights"
+    assert agree([Standing("x", None, (5,))] * 2, 2) == "no rank has the weights"
 
 
 def test_a_note_that_is_missing_has_no_way() -> None:
-    said = agree([Standing("x", 5, (5,)), Standing("x", None, (3, 4))])
+    said = agree([Standing("x", 5, (5,)), Standing("x", None, (3, 4))], 2)
     assert said == "rank 1 has not noted what was its own after step 5"
 
 
 def test_notes_of_another_start_are_not_believed() -> None:
-    said = agree([Standing("x", 5, (5,)), Standing("y", None, (5,))])
+    said = agree([Standing("x", 5, (5,)), Standing("y", None, (5,))], 2)
     assert said == "what rank 1 has noted is of another start of the training"
 
 
 def test_ranks_that_are_further_apart_than_can_be_are_not_believed() -> None:
-    assert isinstance(agree([Standing("x", 5, (5,)), Standing("x", 3, (5,))]), str)
+    assert isinstance(agree([Standing("x", 5, (5,)), Standing("x", 3, (5,))], 2), str)
+
+
+class OfANode(Rank):
+    """As the trainer's ranks where a spare may take the place of a node: it steps once it has its charge's note too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[int] = [0]
+
+    def said_of_both(self) -> Standing:
+        return Standing("life", self.step, tuple(self.notes), kept=tuple(self.kept[-SLOTS:]))
+
+
+@given(st.data(), st.integers(2, 3), st.integers(1, 2), st.integers(0, 30))
+def test_of_a_lost_node_the_notes_are_with_another_or_it_is_said_that_they_are_not(
+    data: st.DataObject, nodes: int, each: int, after: int
+) -> None:
+    """A keeper that has done the step has them. Only where it has not, and another one has, may they be lost."""
+    lost = data.draw(st.integers(1, nodes - 1))
+    ranks = [OfANode() for _ in range(nodes * each)]
+    dead = range(lost * each, (lost + 1) * each)
+    turns = data.draw(st.lists(st.tuples(st.integers(0, len(ranks) - 1), st.booleans()), max_size=80))
+    for number, (who, comes) in enumerate(turns):
+        rank = ranks[who]
+        if number >= after and who in dead:
+            continue
+        if rank.given == rank.step:
+            rank.note()
+            rank.given = rank.step + 1
+            continue
+        charge = ranks[who + each] if who + each < len(ranks) else None
+        wanted = rank.step + 1
+        if charge is not None and wanted in charge.notes and rank.kept[-1] < wanted and comes:
+            rank.kept.append(wanted)  # of a node that is lost meanwhile it comes, or does not
+        has_copy = charge is None or rank.kept[-1] >= wanted
+        if all(one.given > rank.step for one in ranks) and has_copy:
+            rank.step = wanted
+    said = [Standing("", None, ()) if who in dead else rank.said_of_both() for who, rank in enumerate(ranks)]
+    agreed = agree(said, each)
+    living = [rank.step for who, rank in enumerate(ranks) if who not in dead]
+    keepers = {who: keeper_of(who, each) for who in dead}
+    if isinstance(agreed, Agreement):
+        assert agreed.step == max(living)
+        assert agreed.lent == tuple((keeper, who) for who, keeper in keepers.items())
+        assert {*dead} <= {*agreed.takers}
+    else:
+        assert "is lost, and nobody has a copy" in agreed
+        assert any(keeper is not None and ranks[keeper].step < max(living) for keeper in keepers.values())
+
+
+def test_a_note_that_was_lost_comes_from_who_keeps_it() -> None:
+    said = [Standing("x", 5, (4, 5), kept=(4, 5)), Standing("", None, ())]
+    assert agree(said, 1) == Agreement(5, 0, (1,), lent=((0, 1),))
+
+
+def test_notes_that_a_node_has_of_another_start_give_way_to_the_copy() -> None:
+    said = [Standing("x", 5, (5,), kept=(5,)), Standing("y", None, (5, 6))]
+    assert agree(said, 1) == Agreement(5, 0, (1,), lent=((0, 1),))
+
+
+@pytest.mark.parametrize(
+    ("keeper", "each"),
+    [
+        (Standing("x", 5, (5,), kept=(3, 4)), 1),  # of the step it has none
+        (Standing("x", 5, (5,), kept=(5,)), 2),  # it is of the same node, and keeps nothing of the other
+    ],
+)
+def test_where_nobody_has_it_there_is_no_way(keeper: Standing, each: int) -> None:
+    said = agree([keeper, Standing("", None, ())], each)
+    assert said == "what rank 1 noted after step 5 is lost, and nobody has a copy"
+
+
+def test_weights_of_another_start_are_not_believed_whoever_keeps_a_copy() -> None:
+    said = agree([Standing("x", 5, (5,), kept=(5,)), Standing("y", 5, (5,))], 1)
+    assert said == "what rank 1 has noted is of another start of the training"
+
+
+def test_the_first_node_has_no_keeper() -> None:
+    assert [keeper_of(rank, 2) for rank in range(6)] == [None, None, 0, 1, 2, 3]

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from trainer.checkpoint.generators import seed_all
-from trainer.staying.notes import SLOTS, Note, NoteFile, bytes_of, draw_on, drawn_now, put_bytes, room_for
+from trainer.staying.notes import SLOTS, Note, NoteFile, bytes_of, draw_on, drawn_now, encoded, put_bytes, room_for
 
 LIFE = "a0001.g0001"
 
 
 def note(step, **more):
-    return Note(step, drawn_now(), **more)
+    return step, encoded(Note(step, drawn_now(), **more))
 
 
 def draws():
@@ -23,7 +23,7 @@ def draws():
 def test_the_last_ones_are_found_by_a_successor(tmp_path):
     file = NoteFile.begin(tmp_path / "rank", LIFE, room_for(0))
     for step in range(7):
-        assert file.write(note(step, names=("loss",), losses=[0.1 + step, 2.0]))
+        assert file.write(*note(step, names=("loss",), losses=[0.1 + step, 2.0]))
     found = NoteFile.found(tmp_path / "rank")
     assert (found.life, found.steps()) == (LIFE, (4, 5, 6))
     assert found.read(5).losses == [5.1, 2.0]
@@ -34,7 +34,7 @@ def test_generators_go_on_as_noted(tmp_path):
     seed_all(5, 1)
     random.gauss(0, 1)  # the second of two is kept for the next call
     file = NoteFile.begin(tmp_path / "rank", LIFE, room_for(0))
-    file.write(note(1))
+    file.write(*note(1))
     wanted = [draws() for _ in range(3)]
     seed_all(7)
     draw_on(NoteFile.found(tmp_path / "rank").read(1).drawn)
@@ -47,10 +47,10 @@ def test_a_torn_note_counts_for_nothing_and_the_others_do(tmp_path):
     seed_all(3)
     file = NoteFile.begin(path, LIFE, room_for(0))
     for step in range(1, SLOTS + 1):
-        file.write(note(step))
+        file.write(*note(step))
     before = path.read_bytes()
     seed_all(4)
-    file.write(note(SLOTS + 1))
+    file.write(*note(SLOTS + 1))
     after = path.read_bytes()
     differ = [at for at in range(len(after)) if before[at] != after[at]]
     for cut in [*differ[:40], *differ[40:-40:97], *differ[-40:]]:
@@ -63,8 +63,8 @@ def test_a_torn_note_counts_for_nothing_and_the_others_do(tmp_path):
 
 def test_what_does_not_fit_is_refused(tmp_path):
     file = NoteFile.begin(tmp_path / "rank", LIFE, room_for(10))
-    assert file.write(note(1, buffers=bytes(10)))
-    assert not file.write(note(2, buffers=bytes(10**6)))
+    assert file.write(*note(1, buffers=bytes(10)))
+    assert not file.write(*note(2, buffers=bytes(10**6)))
     assert file.steps() == (1,)
 
 
@@ -77,7 +77,7 @@ def test_no_file_or_a_short_one_is_none(tmp_path):
 
 
 def test_a_new_file_knows_nothing_of_the_one_before(tmp_path):
-    NoteFile.begin(tmp_path / "rank", LIFE, room_for(0)).write(note(3))
+    NoteFile.begin(tmp_path / "rank", LIFE, room_for(0)).write(*note(3))
     assert NoteFile.begin(tmp_path / "rank", "a0002.g0001", room_for(0)).steps() == ()
 
 

@@ -1,0 +1,45 @@
+"""`launch drain`: have the ranks of a node moved to others before it goes."""
+
+import argparse
+import time
+
+from launcher import api
+from launcher.cli.arguments import Arguments, seconds
+from launcher.cli.terminal import tell
+from launcher.errors import Exit, Refused
+
+EXAMPLES = """
+  launch drain last 1                its ranks move to a spare node, and it is used no more
+  launch drain resnet gpu07          by the name of the machine, as `launch status` shows it
+  launch drain last 1 --timeout 60   exit code 4 where no other node could have them by then
+"""
+_LOOK_S = 0.2
+
+
+def declare(arguments: Arguments) -> None:
+    arguments.takes_run()
+    arguments.add_argument("node", metavar="NODE", help="its number, or the name of its machine")
+    arguments.add_argument(
+        "--timeout", metavar="SECONDS", type=seconds, default=float("inf"), help="wait no longer, with exit code 4"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    one, end = api.run(options.run), time.monotonic() + options.timeout
+    index, told = api.drain(one, options.node), False
+    while True:
+        status = one.status()
+        if status.state.ended:
+            raise Refused(f"{one.id} is {status.state}", f"hint: launch status {one.id}")
+        node = next((node for node in status.nodes if node.node == index), None)
+        if node is not None and node.state == "drained":
+            break
+        if not told:
+            tell(f"waits until other nodes can have the ranks of node {index}; it goes on without this command, too")
+            told = True
+        if time.monotonic() >= end:
+            raise Refused(f"no other node could have the ranks of node {index} yet", f"hint: launch status {one.id}")
+        time.sleep(_LOOK_S)
+    there = ", ".join(str(node.node) for node in status.nodes if node.ranks)
+    print(f"node {index} of {one.id} is drained; ranks run on node {there}")
+    return Exit.OK

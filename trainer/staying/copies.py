@@ -1,0 +1,85 @@
+"""Copies of what ranks note, in the memory of another node: the notes of a node that is lost are lost with it.
+
+    a rank of node g    note(k) ─ send it ───► backward ─ has all of it been sent? ─ update
+    its keeper, of g-1  note(k) ─ receive it ─► backward ─ has all of it come? ───── update
+
+So a keeper that has done a step has what its charge noted of it. Ranks of the first node have no keeper: launch's
+coordinator lives there, and nobody goes on in place without it.
+"""
+
+import struct
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainer.staying.agreement import keeper_of
+from trainer.staying.notes import SLOTS
+from trainer.world import World
+
+_HEAD = struct.Struct("<QQ")  # step, length
+_FRAME_BYTES = 1 << 14  # of the first message, which takes a note without losses
+_TAG = 1
+
+
+@dataclass(slots=True)
+class Copies:
+    """Those that one rank keeps, and the way there of what it notes itself."""
+
+    world: World
+    kept: dict[int, bytes] = field(default_factory=dict)  # by step, what its charge has noted
+    _coming: tuple[dist.Work, Tensor] | None = None
+    _going: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
+
+    def exchange(self, step: int, note: bytes) -> None:
+        """All ranks at the same step: begin to send one's own and to receive the charge's. Empty: there is none."""
+        world, each = self.world, self.world.local_size
+        charge = world.rank + each
+        if charge < world.size:
+            frame = torch.empty(_FRAME_BYTES, dtype=torch.uint8)
+            self._coming = _begun(dist.irecv(frame, src=charge, group=world.control, tag=_TAG)), frame
+        keeper = keeper_of(world.rank, each)
+        if keeper is not None:
+            data = _HEAD.pack(step, len(note)) + note
+            self._send(data[:_FRAME_BYTES].ljust(_FRAME_BYTES, b"\0"), keeper)
+            if len(data) > _FRAME_BYTES:
+                self._send(data[_FRAME_BYTES:], keeper)
+
+    def finish(self) -> None:
+        """Until both are through. Raises RuntimeError where the other rank is gone."""
+        if self._coming is not None:
+            work, frame = self._coming
+            work.wait()
+            self._keep(frame)
+            self._coming = None
+        for work, _ in self._going:
+            work.wait()
+        self._going.clear()
+
+    def meet_anew(self, world: World) -> None:
+        """In new groups. What has come before is kept."""
+        self.world, self._coming, self._going = world, None, []
+
+    def _keep(self, frame: Tensor) -> None:
+        data = frame.numpy().tobytes()
+        step, length = _HEAD.unpack_from(data)
+        note = data[_HEAD.size : _HEAD.size + length]
+        if length > len(note):
+            rest = torch.empty(length - len(note), dtype=torch.uint8)
+            dist.recv(rest, src=self.world.rank + self.world.local_size, group=self.world.control, tag=_TAG)
+            note += rest.numpy().tobytes()
+        if note:
+            self.kept[step] = note
+        for old in sorted(self.kept)[:-SLOTS]:
+            del self.kept[old]
+
+    def _send(self, data: bytes, keeper: int) -> None:
+        message = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        self._going.append((_begun(dist.isend(message, dst=keeper, group=self.world.control, tag=_TAG)), message))
+
+
+def _begun(work: dist.Work | None) -> dist.Work:
+    if work is None:
+        raise AssertionError("this rank is in the group")
+    return work
