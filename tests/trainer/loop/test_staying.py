@@ -7,6 +7,7 @@ from replaced_ranks import Launched
 
 from trainer.checkpoint_files import catalog
 from trainer.loop import staying
+from trainer.staying.copies import Copies
 from trainer.staying.shares import ShareFile
 from trainer.strategies.zero import SharedOut
 
@@ -267,6 +268,20 @@ def test_several_nodes_are_lost(tmp_path, alone, deaths):
     run, codes = killed(tmp_path, 3, *deaths, nodes=3)
     assert codes == [0] * 3, run.said()
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
+
+
+def test_a_copy_of_another_step_shows(tmp_path, alone, monkeypatch):
+    keep, first = Copies._keep, []
+
+    def keep_the_first(copies, frame):
+        keep(copies, frame)
+        first.extend([*copies.kept.values()][: not first])
+        copies.kept = dict.fromkeys(copies.kept, first[0])
+
+    monkeypatch.setattr(Copies, "_keep", keep_the_first)
+    fingerprint, wanted = alone(2)
+    run, codes = killed(tmp_path, 2, "1 8 backward", nodes=2)
+    assert codes != [0, 0] or (run.fingerprint(), run.numbers()) != (fingerprint, wanted)
 
 
 def test_neighbours_that_are_lost_at_once_leave_no_copy_and_all_say_so(tmp_path):
