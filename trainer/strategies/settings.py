@@ -34,7 +34,7 @@ _ONLY_WITH = {
 }
 
 _NOT_DIVIDED = ("by_parts", "offload", "sync_batchnorm")  # what knows of shards alone
-_NOT_STAGED = ("bucket_mb", "unused_parameters", "units")  # gradients are added up after the last micro-batch
+_NOT_STAGED = ("bucket_mb", "unused_parameters", "units", "compile")  # of DDP and FSDP2; and what nobody has shown
 _STAGED = ("ddp",)  # each rank has all parameters of its stage
 
 Choice = tuple[str, ...] | Callable[[str, nn.Module], bool]  # of parts: classes, names (`layers.*`), or a rule

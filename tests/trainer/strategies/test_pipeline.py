@@ -258,12 +258,14 @@ def refusal(*args, **settings):
     return ""
 
 
+@pytest.mark.dealt(2)
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         ({"strategy": "zero1"}, "mesh: with pp expected with strategy ddp only, got it with zero1"),
         ({"precision": "fp16"}, "precision: fp16 does not go with a mesh that has pp"),
         ({"bucket_mb": 4.0}, "bucket_mb: does not go with a mesh that has pp"),
+        ({"compile": True}, "compile: does not go with a mesh that has pp"),
         ({"sync_batchnorm": True}, "sync_batchnorm: does not go with a mesh that has pp"),
         ({"lr_find": True}, "lr_find: does not go with a mesh that has pp"),
         ({"batch_size": 1}, "pp=2 expected at least 2 samples of a rank at once, got batch_size 1 / (accumulate 1 x 1"),
@@ -292,6 +294,7 @@ def trouble(*args, **settings):
     return ""
 
 
+@pytest.mark.dealt(2)
 @pytest.mark.parametrize(
     ("given", "said"),
     [
