@@ -163,8 +163,9 @@ class Reader:
 
     def _compare(self) -> None:
         saved = {name: entry for name, entry in self.manifest.tensors.items() if name.startswith("model/")}
-        live = self._targets.models | self._names.elsewhere()
-        problems = [f"{name} is not in it" for name in live if name not in saved]
+        own = self._targets.models
+        live = own | self._names.elsewhere()  # those may be missing in what a node keeps for its own ranks
+        problems = [f"{name} is not in it" for name in own if name not in saved]
         problems += [f"{name} is not in the model" for name in saved if name not in live]
         problems += [
             f"{name} has shape {tuple(live[name].shape)}, saved was {entry.shape}"

@@ -9,12 +9,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from trainer.checkpoint.contents import Subjects
+from trainer.checkpoint.elsewhere import is_here
 from trainer.checkpoint.loading import Reader
 from trainer.checkpoint.names import ModelNames
 from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.catalog import Entry
 from trainer.checkpoint_files.choice import first_whole
 from trainer.checkpoint_files.weights import averaged
+from trainer.errors import TrainerError
 from trainer.world import World, from_first
 
 log = logging.getLogger("trainer")
@@ -51,8 +53,11 @@ def load_model_together(
 def whole_weights(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
     """Parameters and buffers by their names in a checkpoint, for those who `keep` them.
 
-    Of a module that is sharded every rank has to call it: it is gathered tensor by tensor.
+    Of a module that is sharded every rank has to call it: it is gathered tensor by tensor. Raises TrainerError where
+    it is in stages, of which each rank has its own.
     """
+    if not all(map(is_here, module.parameters())):
+        raise TrainerError("whole_weights: the model is in stages (mesh pp)\nhint: export a checkpoint, which is whole")
     found = {}
     for name, tensor in _tensors(module).items():
         whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

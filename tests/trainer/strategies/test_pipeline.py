@@ -1,6 +1,7 @@
 """Trainings in stages, on real ranks."""
 
 import math
+import os
 import shutil
 from dataclasses import dataclass, replace
 from functools import partial
@@ -8,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import spawn_ranks
+from ranks import Ranks, spawn_ranks
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from trainer import Callback, Settings, Trainer
+from trainer.checkpoint_files import catalog
 from trainer.errors import BadSettings, NotFinite, TrainerError
 from trainer.tasks.transformer import Shape, Transformer
 
@@ -85,8 +87,12 @@ def metrics(model, batch):
 
 
 class Steps(Callback):
-    def __init__(self):
-        self.lines, self.found = [], {}
+    def __init__(self, dies_at=None):
+        self.lines, self.found, self.dies_at = [], {}, dies_at
+
+    def on_step(self, training):
+        if training.progress.step == self.dies_at:
+            os._exit(9)
 
     def on_log(self, training, values):
         self.lines.append(
@@ -108,8 +114,8 @@ class Outcome:
         return [line[name] for line in self.lines]
 
 
-def trainer_of(folder, model="transformer", loss=loss, tp_plan=None, **settings):
-    steps = Steps()
+def trainer_of(folder, model="transformer", loss=loss, tp_plan=None, dies_at=None, **settings):
+    steps = Steps(dies_at)
     return Trainer(
         Settings(
             **{
@@ -205,6 +211,30 @@ def test_a_run_goes_on_where_it_was_and_on_any_other_mesh(tmp_path):
     resumed = go(4, tmp_path / "it", 20, mesh="pp=2")
     assert resumed.fingerprint == undisturbed.fingerprint
     assert resumed.lines == undisturbed.lines[10:]
+
+
+def on_a_node_of_its_own(base, **settings):
+    """A rank that is alone on its node, in whose memory are the parameters of its stage."""
+    node = os.environ["RANK"]
+    os.environ.update(
+        {
+            "LAUNCH_NODE": node,
+            "LAUNCH_RUN_DIR": str(base),
+            "LAUNCH_ATTEMPT": "1",
+            "LAUNCH_CHECKPOINT_MEMORY_DIR": str(base / f"memory-{node}"),
+            "LAUNCH_CHECKPOINT_MEMORY_EVERY": "1 step",
+        }
+    )
+    return train(base, mesh="pp=2", max_steps=12, checkpoint_every="100 steps", **settings)
+
+
+def test_stages_on_nodes_apart_go_on_from_the_memory_of_their_nodes(tmp_path):
+    undisturbed = on(2, train, tmp_path / "calm", mesh="pp=2", max_steps=12)[0]
+    killed = Ranks(partial(on_a_node_of_its_own, tmp_path, dies_at=9), 2, local_size=1).outcomes()
+    assert {kind for kind, _ in killed} == {"killed"} and not catalog.steps(tmp_path / "checkpoints")
+    resumed = spawn_ranks(partial(on_a_node_of_its_own, tmp_path), 2, local_size=1)[0]
+    assert 0 < len(resumed.lines) < 12 and resumed.lines == undisturbed.lines[-len(resumed.lines) :]
+    assert resumed.fingerprint == undisturbed.fingerprint
 
 
 def test_a_checkpoint_of_any_mesh_goes_on_on_any_other(tmp_path, alone):
