@@ -42,7 +42,7 @@ COMMANDS = {
     "release": ("launcher.cli.keeping.release", "let runs go that wait because they were submitted with --hold"),
     "drain": (
         "launcher.cli.keeping.drain",
-        "have the ranks of a node moved to others before it goes, with nothing lost",
+        "have the ranks of a node moved to others before it goes",
     ),
     "resume": ("launcher.cli.starting.resume", "continue an ended or lost run from its newest checkpoint"),
     "tag": ("launcher.cli.keeping.tag", "give runs tags, or take some away, to find them by"),
