@@ -238,8 +238,14 @@ def test_stages_on_nodes_apart_go_on_from_the_memory_of_their_nodes(tmp_path):
 
 
 def test_a_checkpoint_of_any_mesh_goes_on_on_any_other(tmp_path, alone):
-    """Four copies, then two stages, then shards, then one process."""
-    ways = ((4, {}), (2, {"mesh": "pp=2"}), (2, {"strategy": "fsdp"}), (2, {"mesh": "pp=2"}), (1, {"strategy": "none"}))
+    """Four copies, then two stages, then shards, then stages whose layers are divided, then one process."""
+    ways = (
+        (4, {}),
+        (2, {"mesh": "pp=2"}),
+        (2, {"strategy": "fsdp"}),
+        (4, {"mesh": "pp=2,tp=2"}),
+        (1, {"strategy": "none"}),
+    )
     lines = []
     for number, (ranks, settings) in enumerate(ways, 1):
         lines += on(ranks, train, tmp_path, max_steps=10 * number, **settings)[0].lines
