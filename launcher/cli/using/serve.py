@@ -1,6 +1,7 @@
 """`launch serve`: the model of a run answers requests over HTTP."""
 
 import argparse
+import ipaddress
 import json
 import os
 import secrets
@@ -129,7 +130,10 @@ def _report(host: str, port: int) -> None:
         return
     from launcher.listening import in_address  # late: sockets, for this command alone
 
-    if host in ("0.0.0.0", "::"):  # noqa: S104 - it is asked whether that was asked for
+    everywhere = False
+    with suppress(ValueError):  # a name
+        everywhere = ipaddress.ip_address(host).is_unspecified
+    if everywhere:
         first = os.environ.get("LAUNCH_NODE") == "0"
         host = os.environ["MASTER_ADDR"] if first and "MASTER_ADDR" in os.environ else socket.gethostname()
     line = json.dumps({"address": f"http://{in_address(host)}:{port}"})
