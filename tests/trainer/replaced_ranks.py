@@ -72,6 +72,7 @@ class Launched:
         self.ghosts, self._along = [], {*along}
         self._memory_every = memory_every
         self.generation, self.replaced, self._controls, self._progress = 1, [], [], []
+        self._steps, self.stayed_at = {}, {}  # the step at which each rank said so first
         self._joining = set()  # ranks that were started anew, and have not said that they stay
         self._context = multiprocessing.get_context("fork")
         for node in range(nodes or 1):
@@ -151,8 +152,12 @@ class Launched:
     def _hear(self, rank):
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._progress[rank], 1 << 16):
-                if b'"stays"' in data:
-                    self._joining.discard(rank)
+                for word in map(json.loads, data.splitlines()):
+                    self._steps[rank] = word.get("step", self._steps.get(rank, 0))
+                    if "stays" in word:
+                        self._joining.discard(rank)
+                    if word.get("stays"):
+                        self.stayed_at.setdefault(rank, self._steps[rank])
 
     def _lose(self, ranks, nodes):
         dead = [rank for rank in range(self.size) if rank // self.each in nodes]

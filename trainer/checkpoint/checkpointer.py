@@ -69,6 +69,7 @@ class Checkpointer:
         self.folder = Path(folder or launched.checkpoint_dir or "checkpoints")
         self.total_steps = total_steps
         self.loaded: Loaded | None = None
+        self.when_first_saved: Callable[[], None] | None = None  # on disk, or in memory; called by who writes it
         self._launched = launched
         models = {"": model} if isinstance(model, nn.Module) else model
         self._world = world or join(device=_device_of(models))
@@ -127,7 +128,9 @@ class Checkpointer:
             on_commit=self._committed,
             while_waiting=lambda: self.still_at(self._at),
         )
-        self._memory = open_memory_tier(self._launched, self._world, self._team, asynchronous=self._asynchronous)
+        self._memory = open_memory_tier(
+            self._launched, self._world, self._team, asynchronous=self._asynchronous, on_commit=self._tell_of_first
+        )
         return self._saver
 
     def go_on(self, step: int) -> None:
@@ -481,6 +484,12 @@ class Checkpointer:
 
     def _committed(self, step: int) -> None:
         self._wire.report(checkpoint=step)
+        self._tell_of_first(step)
+
+    def _tell_of_first(self, _: int) -> None:
+        tell, self.when_first_saved = self.when_first_saved, None
+        if tell is not None:
+            tell()
 
 
 def _device_of(models: Mapping[str, nn.Module]) -> torch.device | None:

@@ -5,6 +5,7 @@ Each node keeps what its own ranks need, written by them together as on disk: sa
 
 import logging
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,7 +82,9 @@ class MemoryTier:
             commit.remove(newer)
 
 
-def open_memory_tier(launched: Launched, world: World, team: Team, *, asynchronous: bool) -> MemoryTier | None:
+def open_memory_tier(
+    launched: Launched, world: World, team: Team, *, asynchronous: bool, on_commit: Callable[[int], None]
+) -> MemoryTier | None:
     """The node's tier, claimed for this start; None where it is not asked for, or some node cannot have one.
 
     Every rank calls it. Raises Fenced.
@@ -103,7 +106,7 @@ def open_memory_tier(launched: Launched, world: World, team: Team, *, asynchrono
             log.warning("no snapshots in memory: %s", said[0][0])
         return None
     shelf = Shelf(folder, claim, keep, start=team.tell(new_nonce()))
-    saver = Saver(shelf, node, world, whole=False, asynchronous=asynchronous)
+    saver = Saver(shelf, node, world, whole=False, asynchronous=asynchronous, on_commit=on_commit)
     return MemoryTier(every, folder, launched.memory_limit_bytes, saver, node, keep)
 
 

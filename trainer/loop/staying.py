@@ -145,9 +145,13 @@ class Stay:
         return True
 
     def _begin_to_load(self, loop: Loop) -> None:
-        """Nothing has to be noted: what is saved has all that it takes."""
+        """Nothing has to be noted: what is saved has all that it takes. Without anything there is no way but anew."""
         self._await_words()
-        self._have_arrived()
+        if loop.checkpointer.loaded is not None:
+            self._have_arrived()
+        else:
+            self.active = True
+            loop.checkpointer.when_first_saved = self._say
         every = self.launched.memory_every
         where = f"the newest snapshot in memory: one is made every {every}" if every else "the newest checkpoint"
         loop.training.say(f"a killed rank will have all go back in their processes, to {where}")

@@ -219,6 +219,15 @@ def test_shards_of_which_nothing_was_saved_are_started_anew(tmp_path):
     assert "the training cannot go on in place: nothing was saved so far" in run.said()
 
 
+@pytest.mark.parametrize(("memory_every", "first"), [("2 steps", 2), ("", 10)])
+def test_shards_say_that_they_can_stay_once_something_is_saved(tmp_path, memory_every, first):
+    """Before that launch need not have them meet in vain."""
+    words = ("--strategy", "fsdp", "--pause", "0.06")
+    run = Launched(tmp_path / "run", 2, "--steps", "12", *words, memory_every=memory_every)
+    assert run.run() == [0, 0], run.said()
+    assert min(run.stayed_at.get(rank, 0) for rank in (0, 1)) >= first
+
+
 def test_shards_of_a_model_that_was_given_are_started_anew(tmp_path):
     run = Launched(tmp_path / "run", 2, "--steps", "2", "--strategy", "fsdp", "--given")
     assert run.run() == [0, 0], run.said()
