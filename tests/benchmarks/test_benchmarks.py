@@ -98,6 +98,11 @@ TABLES = [
         ["--pairs", "1", "--seconds", "0.3", "--clients", "4", "--pixels", "8"],
         ["`launch serve`, requests a second", "p99, of that"],
     ),
+    (
+        "staying_cost",
+        ["--jobs", "mlp", "--strategies", "zero1", "--pairs", "1", "--steps", "5"],
+        ["mlp | zero1 | 63"],
+    ),
     ("search", ["--seeds", "1", "--trials", "3"], ["tpe", "asha"]),
 ]
 

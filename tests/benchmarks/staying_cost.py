@@ -1,0 +1,142 @@
+"""What a step costs more where its ranks can go on in place: with `recovery: {mode: hot}`, against without.
+
+The same training on two ranks, one thread each, sides in turn. What counts is the processor's time of a rank, so that
+other work on the machine matters little. A step is the median of one training's; what is shown is the median over the
+pairs. `share MB` is what a rank writes into memory in each step, with zero1, and `writing` what that takes by itself.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from replica import Ranks, spread
+from results import publish
+from torch import nn
+from torch.utils.data import Dataset
+from torchvision.models import resnet18
+
+from trainer import Settings, Trainer
+from trainer.loop import Callback
+from trainer.staying.shares import ShareFile
+
+LIMIT_S = 900.0
+
+
+class Pictures(Dataset):
+    def __len__(self):
+        return 4096
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        return torch.randn(3, 32, 32, generator=generator), index % 10
+
+
+class Laps(Callback):
+    """What each step took of the processor."""
+
+    def __init__(self):
+        self.times, self.began = [], time.process_time()
+
+    def on_step(self, training):
+        now = time.process_time()
+        self.times.append(now - self.began)
+        self.began = now
+
+
+def mlp():
+    width = 1024
+    hidden = [layer for _ in range(6) for layer in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(nn.Flatten(), nn.Linear(3072, width), *hidden, nn.Linear(width, 10))
+
+
+JOBS = {"mlp": (mlp, 128), "resnet18": (lambda: resnet18(num_classes=10), 64)}
+
+
+def timed_writes():
+    """What each writing of a share takes from now on."""
+    write, times = ShareFile.write, []
+
+    def timed(*given):
+        began = time.process_time()
+        write(*given)
+        times.append(time.process_time() - began)
+
+    ShareFile.write = timed
+    return times
+
+
+def train(folder, job, strategy, steps, hot):
+    """Seconds of a step in the middle, the bytes of this rank's share, and the seconds to write it."""
+    torch.set_num_threads(1)
+    os.chdir(folder)  # metrics go there too
+    rank = os.environ["RANK"]
+    if hot:
+        os.mkfifo(folder / f"control-{rank}")
+        os.environ |= {"LAUNCH_CONTROL": str(folder / f"control-{rank}"), "LAUNCH_NOTES_DIR": str(folder)}
+    make, batch = JOBS[job]
+    laps, written = Laps(), timed_writes()
+    settings = Settings(
+        max_steps=steps, batch_size=batch, strategy=strategy, log_every=1000,
+        checkpoint_dir=str(folder / "checkpoints"), checkpoint_every="1000000 steps",
+    )  # fmt: skip
+    trainer = Trainer(
+        settings,
+        model=make,
+        loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        data=Pictures(),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+        callbacks=[laps],
+    )
+    if trainer.fit() != 0:
+        raise RuntimeError("the training did not end")
+    share = folder / f"rank-{int(rank):05d}-share"
+    size = share.stat().st_size // 2 if share.exists() else 0
+    if hot and strategy == "zero1" and not size:
+        raise RuntimeError("no share was written")
+    return statistics.median(laps.times[3:]), size, statistics.median(written[3:]) if written else 0.0
+
+
+def measure(job, strategy, steps, hot):
+    with tempfile.TemporaryDirectory(prefix="staying-", dir="/dev/shm") as place:
+        environment = {name: "" for name in os.environ if name.startswith("LAUNCH_")}
+        if not hot:
+            environment.pop("LAUNCH_CONTROL", None)
+        found = Ranks(train, 2, Path(place), job, strategy, steps, hot, env=environment).results(LIMIT_S)
+    return tuple(max(one[place] for one in found) for place in range(3))
+
+
+def rows(job, strategy, steps, pairs):
+    plain, staying, writing, size = [], [], [], 0
+    for _ in range(pairs):
+        plain.append(measure(job, strategy, steps, False)[0])
+        seconds, size, wrote = measure(job, strategy, steps, True)
+        staying.append(seconds)
+        writing.append(wrote)
+    more = [100 * (with_it / without - 1) for with_it, without in zip(staying, plain, strict=True)]
+    megabytes = f"{size / 1e6:.0f}" if size else "-"
+    cells = " | ".join(f"{1000 * statistics.median(one):.1f}" for one in (plain, staying, writing))
+    return f"| {job} | {strategy} | {megabytes} | {cells} | {spread(more, 1)} |"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", nargs="+", default=list(JOBS), choices=JOBS)
+    parser.add_argument("--strategies", nargs="+", default=["ddp", "zero1"])
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    lines = [
+        "| job | strategy | share MB | a step, ms of a processor | hot, ms | writing, ms | more, % | range |",
+        "|---|---|---|---|---|---|---|---|",
+        *(rows(job, strategy, args.steps, args.pairs) for job in args.jobs for strategy in args.strategies),
+    ]
+    publish("staying_cost", "\n".join(lines), write=args.write)
+
+
+if __name__ == "__main__":
+    main()
