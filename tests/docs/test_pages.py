@@ -68,6 +68,14 @@ def loss(model, batch):
     assert (tmp_path / "checkpoints" / "step-00000012").is_dir()
 
 
+def test_each_way_to_share_a_model_can_be_checked_beforehand(lab):
+    shutil.copytree(ROOT / "jobs", lab.project / "jobs")
+    commands = block(DOCS / "bigger-models.md", "console", "jobs/gpt_tp.yaml").splitlines()
+    assert len(commands) == 5
+    for command in commands:
+        assert "ranks" in lab.launch(*command.removeprefix("$ launch ").split()).stdout
+
+
 def test_the_python_api(lab):
     shutil.copytree(ROOT / "jobs", lab.project / "jobs")
     done = subprocess.run(
