@@ -2,15 +2,10 @@
 the last answer named; and from disk it loads no modules at all, as each would be of another origin."""
 
 import re
-from functools import cache
 from pathlib import Path
 
 PAGE = Path(__file__).with_name("page")
 SCRIPT = "board.js"  # its name, as the page asks for it
-_TYPES = {
-    ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml",
-}  # fmt: skip
 _IMPORT = re.compile(r'^import \{[^}]*\} from "([^"]+)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export ", re.MULTILINE)
 
@@ -30,17 +25,3 @@ def _take(path: Path, texts: dict[str, str]) -> None:
     for imported in _IMPORT.findall(text):
         _take(path.parent / imported, texts)
     texts[name] = f"// {name}\n{_EXPORT.sub('', _IMPORT.sub('', text))}"
-
-
-def page_file(name: str) -> tuple[str, bytes] | None:
-    """Its type and what is in it: only what is in the folder of the page, whatever the name says."""
-    found = page_files().get(name)
-    return None if found is None else (_TYPES[Path(name).suffix], found)
-
-
-@cache
-def page_files() -> dict[str, bytes]:
-    """All files of the page, by name: a browser asks for all of them at once, and is to wait for no disk."""
-    files = (path for path in PAGE.rglob("*") if path.suffix in _TYPES and path.is_file())
-    page = {path.relative_to(PAGE).as_posix(): path.read_bytes() for path in files}
-    return page | {SCRIPT: bundled("app.js").encode()}

@@ -1,15 +1,15 @@
 """The board's HTTP: each route is a question to what is known, shaped elsewhere. `serve` runs it until it is ended."""
 
-import asyncio
 import contextlib
 import math
 import re
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import cache, wraps
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -25,10 +25,9 @@ from starlette.types import ASGIApp
 from launcher import api
 from launcher.board.actions import ACTIONS, ActionReport, ActionWish
 from launcher.board.address import Keys
-from launcher.board.admission import Admission
 from launcher.board.answers import NoAnswer, encode
 from launcher.board.blotted import blotted
-from launcher.board.bundle import page_file, page_files
+from launcher.board.bundle import PAGE, SCRIPT, bundled
 from launcher.board.clusters_view import Survey
 from launcher.board.guard import BoardGuard
 from launcher.board.life_view import board_life
@@ -44,6 +43,7 @@ from launcher.status.life import Life
 from launcher.status.openmetrics import exposition_now
 from launcher.words import VERSION
 
+_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _MOST_COMPARED = 20
 _MOST_BODY = 1 << 20
 
@@ -59,44 +59,31 @@ class Board:
     survey: Survey = field(default_factory=Survey)
 
 
-def serve(
-    listening: socket.socket,
-    admission: Admission,
-    board: Board,
-    welcomed: Callable[[], None] = lambda: None,
-    aside: Sequence[socket.socket] = (),
-) -> None:
-    """Until SIGTERM, or SIGINT, which it raises again. `aside`: connections that are there already."""
+def serve(listening: socket.socket, host: str, board: Board, welcomed: Callable[[], None] = lambda: None) -> None:
+    """Until SIGINT or SIGTERM."""
     feed = Feed(board.measured)
-    app = application(board, feed, admission, welcomed)
+    app = application(board, feed, host, listening.getsockname()[1], welcomed)
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, lifespan="on", ws="none", server_header=False,
         timeout_graceful_shutdown=2,
     )  # fmt: skip
-    BoardServer(config, feed, aside).run(sockets=[listening])
+    with contextlib.suppress(KeyboardInterrupt):
+        _Server(config, feed).run(sockets=[listening])
 
 
-class BoardServer(uvicorn.Server):
-    """Takes over connections that are there already, and lets pages go first: who listens would hold up the end."""
+class _Server(uvicorn.Server):
+    """Lets pages go first: one that listens would hold up the end."""
 
-    def __init__(self, config: uvicorn.Config, feed: Feed, aside: Sequence[socket.socket]) -> None:
+    def __init__(self, config: uvicorn.Config, feed: Feed) -> None:
         super().__init__(config)
-        self._feed, self._aside = feed, aside
-
-    async def startup(self, sockets: "list[socket.socket] | None" = None) -> None:
-        await super().startup(sockets)
-        protocol: Any = self.config.http_protocol_class
-        known = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
-        for connection in self._aside:
-            connection.setblocking(False)
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol(**known), connection)
+        self._feed = feed
 
     async def shutdown(self, sockets: "list[socket.socket] | None" = None) -> None:
         self._feed.dismiss()
         await super().shutdown(sockets)
 
 
-def application(board: Board, feed: Feed, admission: Admission, welcomed: Callable[[], None] = lambda: None) -> ASGIApp:
+def application(board: Board, feed: Feed, host: str, port: int, welcomed: Callable[[], None] = lambda: None) -> ASGIApp:
     """Guarded; the feed begins and ends with it."""
 
     @contextlib.asynccontextmanager
@@ -128,12 +115,12 @@ def application(board: Board, feed: Feed, admission: Admission, welcomed: Callab
     inner = Starlette(routes=routes, lifespan=life)
     inner.state.board, inner.state.feed = board, feed
     guarded = GZipMiddleware(inner, minimum_size=10_000, compresslevel=1)
-    return BoardGuard(guarded, admission, welcomed)
+    return BoardGuard(guarded, board.keys, port, host, welcomed)
 
 
 def _read_ahead(board: Board) -> None:
     """What the page that is about to come asks for first, while its browser starts."""
-    page_files()
+    _page()
     for one in board.first:
         with apart(one.id):
             board.measured.read_ahead(one)
@@ -241,10 +228,19 @@ async def _page_file(request: Request) -> Response:
 
 
 def _file(name: str) -> Response:
-    found = page_file(name)
+    """Only what is in the folder of the page, whatever the name says."""
+    found = _page().get(name)
     if found is None:
         return PlainTextResponse("launch board: no such file\n", 404)
-    return Response(found[1], headers={"content-type": found[0]})
+    return Response(found, media_type=_TYPES[Path(name).suffix])
+
+
+@cache
+def _page() -> dict[str, bytes]:
+    """All files of the page, by name: a browser asks for all of them at once, and is to wait for no disk."""
+    files = (path for path in PAGE.rglob("*") if path.suffix in _TYPES and path.is_file())
+    page = {path.relative_to(PAGE).as_posix(): path.read_bytes() for path in files}
+    return page | {SCRIPT: bundled("app.js").encode()}
 
 
 # -- all runs

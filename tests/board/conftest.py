@@ -14,9 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from run_folder import RunFolder
 
 from launcher.board.address import address_of
-from launcher.board.admission import Admission
 from launcher.board.live.feed import Feed
-from launcher.board.server import Board, BoardServer, application
+from launcher.board.server import Board, application
 from launcher.listening import listen
 from launcher.rundir import registry
 
@@ -89,12 +88,12 @@ def until(told, wanted, such=lambda data: True):
 
 
 @contextmanager
-def opened(listening=None, aside=(), **options):
+def opened(**options):
     board = Board(**options)
-    listening = listening or listen("127.0.0.1", 0)
+    listening = listen("127.0.0.1", 0)
     port, feed = listening.getsockname()[1], Feed(board.measured)
-    app = application(board, feed, Admission(board.keys, port, "127.0.0.1"))
-    server = BoardServer(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1), feed, aside)
+    app = application(board, feed, "127.0.0.1", port)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=lambda: server.run(sockets=[listening]))
     thread.start()
     try:

@@ -7,19 +7,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launcher import api
 from launcher.cli.arguments import RUN_HELP, Arguments
 from launcher.cli.terminal import safe
 from launcher.errors import BadInput, Exit
-
-if TYPE_CHECKING:
-    from socket import socket
-
-    from launcher.board.admission import Admission
 
 EXAMPLES = """
   launch board                      opens the browser, or says how to get there from yours; Ctrl-C ends it
@@ -79,7 +73,6 @@ def _export(options: argparse.Namespace) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     from launcher.board.address import Keys, address_of  # late: secrets, for this command alone
-    from launcher.board.admission import Admission  # late: likewise
     from launcher.listening import in_address, listen  # late: sockets, likewise
 
     first = [*dict.fromkeys(map(api.run, options.runs))]
@@ -96,27 +89,14 @@ def _serve(options: argparse.Namespace) -> int:
             print(f"from your own machine: ssh -L {port}:{in_address(options.host)}:{port} {_this_machine()}, "
                   "then open this address there", file=sys.stderr)  # fmt: skip
         print("Ctrl-C ends it; runs go on", file=sys.stderr)
-        admission = Admission(keys, port, options.host)
         try:
-            _keep_open(listening, options.actions, first, admission, lambda: _forget(way))
-        except KeyboardInterrupt:
-            return Exit.OK  # as we said
+            from launcher.board import server  # late: optional packages, slow to import; a browser starts meanwhile
+
+            board = server.Board(actions=options.actions, first=tuple(first), keys=keys)
+            server.serve(listening, options.host, board, welcomed=lambda: _forget(way))
         finally:
             _forget(way)
     return Exit.OK
-
-
-def _keep_open(
-    listening: "socket", actions: bool, first: Sequence[api.Run], admission: "Admission", welcomed: Callable[[], None]
-) -> None:
-    """Until it is ended. The page itself is answered at once, all else when the server is there."""
-    from launcher.board.door import Door  # late: sockets, for this command alone
-
-    with Door(listening, admission, welcomed) as door:
-        from launcher.board import server  # late: optional packages, slow to import; a browser starts meanwhile
-
-    board = server.Board(actions=actions, first=tuple(first), keys=admission.keys)
-    server.serve(listening, admission, board, welcomed, door.aside)
 
 
 def _view(runs: Sequence[api.Run]) -> str:
