@@ -1,13 +1,13 @@
 """An agent that boots before there is anything for it to do: `python -m launcher.agent RUN_DIR @FD NODE`.
 
 On that descriptor, a socket, it hears what it is to be: the words and descriptors that `AgentPlace.take`
-(`clusters/keeping/agent_processes.py`) sends.
+(`clusters/keeping/agent_processes.py`) tells it.
 """
 
 import json
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 _SIGN = "@"
 _MOST_BYTES, _MOST_FDS = 1 << 16, 250  # Linux's own limit is 253 to a message
@@ -16,6 +16,14 @@ _MOST_BYTES, _MOST_FDS = 1 << 16, 250  # Linux's own limit is 253 to a message
 def heard_at(fd: int) -> str:
     """What stands where the attempt's number would, which is not known yet."""
     return f"{_SIGN}{fd}"
+
+
+def tell(waiting: socket.socket, words: Mapping[str, object], fds: Sequence[int] = ()) -> None:
+    """A line of JSON, with descriptors, to a process that waits for it. Raises OSError where it has ended."""
+    line = json.dumps(words).encode() + b"\n"
+    sent = socket.send_fds(waiting, [line], [*fds])
+    if sent < len(line):  # one that has heard all of it may have closed its end: no error, then
+        waiting.sendall(line[sent:])
 
 
 def told(words: Sequence[str]) -> Sequence[str] | None:

@@ -1,6 +1,5 @@
 """The processes of an attempt below its keeper: started, watched, brought back when they die."""
 
-import json
 import os
 import signal
 import socket
@@ -19,7 +18,7 @@ from launcher.agent.processes import (
     end_all,
     orphans,
 )
-from launcher.agent.standing_by import heard_at
+from launcher.agent.standing_by import heard_at, tell
 from launcher.clusters.keeping.wakeup import Wakeup
 from launcher.errors import Exit
 from launcher.plan.model import Plan
@@ -130,11 +129,8 @@ class AgentPlace:
         """False where nobody waits there any more."""
         null = os.open(os.devnull, os.O_RDONLY)
         words = {"argv": list(argv), "env": dict(environment), "fds": [0, 1, 2, *keep]}
-        line = json.dumps(words).encode() + b"\n"
         try:
-            sent = socket.send_fds(self.socket, [line], [null, log, log, *keep])
-            if sent < len(line):  # one that has heard all of it may have closed its end: no error, then
-                self.socket.sendall(line[sent:])
+            tell(self.socket, words, [null, log, log, *keep])
         except OSError:
             return False
         finally:

@@ -26,6 +26,7 @@ from launcher.agent import ZYGOTE
 from launcher.agent.environment import cleaned, node_environment
 from launcher.agent.interfaces import interface_of
 from launcher.agent.processes import TAG
+from launcher.agent.standing_by import tell
 from launcher.clusters.keeping.standby import StandbyKeeper
 from launcher.plan.model import Plan
 from launcher.rundir.patience import say
@@ -103,10 +104,8 @@ class SharedZygote:
         self._socket.close()
 
     def _say(self, words: Mapping[str, object], fds: Sequence[int] = ()) -> None:
-        line = json.dumps(words).encode() + b"\n"
         with contextlib.suppress(OSError):  # it has ended: its stream says so too
-            sent = socket.send_fds(self._socket, [line], [*fds])
-            self._socket.sendall(line[sent:])
+            tell(self._socket, words, fds)
 
     def _heard(self, within_s: float) -> str | None:
         """The kind of its next word, or why it refuses; None where nothing comes within that time, or ever."""
