@@ -79,7 +79,8 @@ class CoordinatorServer:
         self._write_state()
         self._wind()
         self._keep_until_done(self._stay_known(here))
-        self._keep_until_done(self._hear_who_is_drained())
+        if len(self._plan.nodes) > 1:  # the first one cannot be
+            self._keep_until_done(self._hear_who_is_drained())
         if self._counts.rolls:
             self._keep_until_done(self._hear_who_counts())
 
