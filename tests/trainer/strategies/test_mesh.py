@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from ranks import spawn_ranks
+from token_windows import loss, windows
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
@@ -108,15 +109,6 @@ MODELS = {
 }
 
 
-def windows(count=48):
-    return list(torch.randint(0, 32, (count, 9), generator=torch.Generator().manual_seed(3)))
-
-
-def loss(model, batch):
-    nats = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1).float(), batch[:, 1:].flatten())
-    return nats, {"bits": nats.detach() / 0.6931}
-
-
 def loss_by_token(model, batch):
     """A sum and its count: what is not to be seen differs from window to window."""
     known = batch[:, 1:] % 3 > 0
@@ -159,7 +151,7 @@ def train(folder, model="transformer", by_token=False, tp_plan=None, **settings)
         ),
         model=MODELS[model],
         loss=loss_by_token if by_token else loss,
-        data=windows(),
+        data=windows(48),
         validation=windows(20),
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
         callbacks=[steps],

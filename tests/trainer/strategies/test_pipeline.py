@@ -11,6 +11,7 @@ import pytest
 import torch
 from ranks import Ranks, spawn_ranks
 from safetensors.torch import load_file
+from token_windows import loss, windows
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
@@ -46,15 +47,6 @@ MODELS = {
 }
 
 
-def windows(count=60):
-    return list(torch.randint(0, 32, (count, 9), generator=torch.Generator().manual_seed(3)))
-
-
-def loss(model, batch):
-    nats = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1).float(), batch[:, 1:].flatten())
-    return nats, {"bits": nats.detach() / 0.6931}
-
-
 def loss_by_token(model, batch):
     """A sum and its count: what is not to be seen differs from window to window."""
     known = batch[:, 1:] % 3 > 0
@@ -78,7 +70,7 @@ def loss_that_looks_inside(model, batch):
 
 def loss_that_breaks(model, batch):
     """Not a number on one sample of the data."""
-    return loss(model, batch)[0] * torch.where((batch[:, 0] == windows()[7][0]).any(), torch.nan, 1.0)
+    return loss(model, batch)[0] * torch.where((batch[:, 0] == windows(60)[7][0]).any(), torch.nan, 1.0)
 
 
 def metrics(model, batch):
@@ -128,7 +120,7 @@ def trainer_of(folder, model="transformer", loss=loss, tp_plan=None, dies_at=Non
         model=MODELS[model],
         loss=loss,
         metrics=metrics,
-        data=windows(),
+        data=windows(60),
         validation=windows(21),
         optimizer=lambda parameters: torch.optim.AdamW(
             [
