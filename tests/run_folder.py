@@ -95,8 +95,9 @@ class RunFolder:
     def state(self, state=State.RUNNING, attempt=1, **more):
         return self.write(self.run.state, state_of(self.path.name, state, attempt, **more))
 
-    def end(self, state, cause=None, exit_code=0, attempt=1, **more):
-        return self.write(self.run.attempt(attempt).end, AttemptEnd(state, cause, exit_code, time.time(), **more))
+    def end(self, state, cause=None, exit_code=0, attempt=1, ended_at=None, **more):
+        at = ended_at or time.time()
+        return self.write(self.run.attempt(attempt).end, AttemptEnd(state, cause, exit_code, at, **more))
 
     def stop(self, kind="cancel", attempt=1):
         return self.write(self.run.attempt(attempt).stop, StopRequest(kind, time.time(), this_process()))
@@ -125,9 +126,10 @@ class RunFolder:
 
     def succeeded(self, **more):
         """A whole run that ended well."""
-        self.plan().attempt(keeper=dead_process()).end(State.SUCCEEDED)
-        values = {"exit_code": 0, "step": 100, "total_steps": 100, "ended_at": time.time(), **more}
-        return self.state(State.SUCCEEDED, **values)
+        now = time.time()
+        values = {"exit_code": 0, "step": 100, "total_steps": 100, "ended_at": now, **more}
+        run = self.plan().attempt(keeper=dead_process()).state(State.SUCCEEDED, **values)
+        return run.end(State.SUCCEEDED, ended_at=now)
 
     def running(self, **more):
         """A run whose keeper, this process, lives."""
@@ -136,9 +138,10 @@ class RunFolder:
         return self.plan().attempt().state(State.RUNNING, **values | more)
 
     def failed(self, failure=None, **more):
-        self.plan().attempt(keeper=dead_process()).end(State.FAILED, Cause.USER_ERROR, 10)
-        values = {"cause": Cause.USER_ERROR, "exit_code": 10, "failure": failure, "ended_at": time.time(), **more}
-        return self.state(State.FAILED, **values)
+        now = time.time()
+        values = {"cause": Cause.USER_ERROR, "exit_code": 10, "failure": failure, "ended_at": now, **more}
+        run = self.plan().attempt(keeper=dead_process()).state(State.FAILED, **values)
+        return run.end(State.FAILED, Cause.USER_ERROR, 10, ended_at=now)
 
     def _append(self, path, record):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -53,7 +53,8 @@ def test_a_page_has_what_the_server_would_answer(board, house, folder):
     run = house.run().trained(for_s=300, starting_s=100).succeeded(metrics={"loss": 0.5})
     reported(run, [{"loss": 1.0}, {"loss": "nan"}, {"loss": 0.5, "acc": 0.1}])
     run.log(0, "one\ntwo\n")
-    board.rows(lambda rows: len(rows) == 1 and rows[0]["spark"])
+    board.rows(lambda rows: [(row["state"], row["metrics"]) for row in rows] == [("succeeded", {"loss": 0.5})])
+    board.rows(lambda rows: rows[0]["spark"])
     answers = exported(folder, "job-abcd")
     of_run = "/api/runs/job-abcd"
     parts = [f"{of_run}/{name}" for name in ("checkpoints", "curves", "life", "logs")]
