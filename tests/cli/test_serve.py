@@ -16,6 +16,8 @@ from answering import processes_of, until
 
 from tests.docs.blocks import DOCS, block
 
+pytestmark = pytest.mark.dealt(2)
+
 MINE = """
 import torch
 from trainer.checkpoint import Checkpointer

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+pytestmark = pytest.mark.dealt(2)
+
 SPEC = """
 name: words
 run:

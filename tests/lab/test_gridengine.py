@@ -10,6 +10,8 @@ import pytest
 from tests.lab.gridengine import GridEngineLab
 from tests.lab.nodes import BOUND_S, until
 
+pytestmark = pytest.mark.dealt(3)
+
 ROOT = Path(__file__).parents[2]
 
 # Each start writes where it ran; the first host calls the other one of a job by the scheduler's own way.

@@ -16,6 +16,8 @@ from tests.lab import claims, fixtures, requirements
 from tests.lab.nodes import BOUND_S, Cut, Program, until
 from tests.lab.slurm import SlurmLab
 
+pytestmark = pytest.mark.dealt(3)
+
 ROOT = Path(__file__).parents[2]
 
 # One task a node: the first waits for the others to call it by its host's name.

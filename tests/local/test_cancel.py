@@ -10,7 +10,7 @@ import time
 import pytest
 from lab import kill
 
-pytestmark = pytest.mark.dealt(2)
+pytestmark = pytest.mark.dealt(4)
 
 STUBBORN = {
     "normal": "",

@@ -11,6 +11,8 @@ import sys
 import pytest
 from lab import BOUND_S
 
+pytestmark = pytest.mark.dealt(2)
+
 WAITS = """
 import os, time
 def deep():

@@ -7,6 +7,8 @@ import pytest
 from lab import all_pids, command, kill
 from listeners import Web, open_listener
 
+pytestmark = pytest.mark.dealt(2)
+
 REPORTS = """
 import json, os, sys
 wire = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-pytestmark = pytest.mark.dealt(2)
+pytestmark = pytest.mark.dealt(4)
 
 BUG = """
 import json, os, pathlib

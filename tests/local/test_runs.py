@@ -10,6 +10,8 @@ import sys
 import pytest
 from lab import kill
 
+pytestmark = pytest.mark.dealt(2)
+
 # Rank 1 is at it before its peer says so.
 FAILS_FIRST = """
 import os, pathlib, time

@@ -10,6 +10,8 @@ import pytest
 
 import launcher
 
+pytestmark = pytest.mark.dealt(2)
+
 TESTS = Path(__file__).parents[1]
 PYTEST = [sys.executable, "-P", "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider"]
 SABOTAGES = {
@@ -95,7 +97,7 @@ SABOTAGES = {
 }  # fmt: skip
 
 
-@pytest.mark.dealt(3)
+@pytest.mark.dealt(6)
 @pytest.mark.parametrize("name", sorted(SABOTAGES))
 def test_it_is_noticed(name, tmp_path):
     file, sound, broken, tests, which = SABOTAGES[name]

@@ -9,6 +9,8 @@ import pytest
 
 from launcher.plan.preload import NAMED, TASKS, TORCH, TRAINER
 
+pytestmark = pytest.mark.dealt(2)
+
 pytest.importorskip("torch")
 # As the zygote does it, and then as a rank does.
 LOOK = """

@@ -3,7 +3,7 @@
 import pytest
 from ssh_desk import Desk
 
-pytestmark = pytest.mark.dealt(3)
+pytestmark = pytest.mark.dealt(6)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import torch
 from ssh_desk import strike
 
-pytestmark = pytest.mark.dealt(2)
+pytestmark = pytest.mark.dealt(4)
 
 LESSONS = f"""
 name: lessons

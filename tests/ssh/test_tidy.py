@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-pytestmark = pytest.mark.dealt(2)
+pytestmark = pytest.mark.dealt(4)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 from ledger_job import STEPS, WORK, job
 
-pytestmark = pytest.mark.dealt(3)
+pytestmark = pytest.mark.dealt(6)
 
 
 @pytest.fixture

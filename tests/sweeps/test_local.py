@@ -9,7 +9,7 @@ import pytest
 import launcher
 from launcher.errors import NoSuchRun, Refused
 
-pytestmark = pytest.mark.dealt(2)
+pytestmark = pytest.mark.dealt(4)
 
 SCRIPT = """
 import argparse, json, os, time

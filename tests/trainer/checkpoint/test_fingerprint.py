@@ -17,6 +17,8 @@ from trainer.checkpoint_files.layout import data_name, folder_name
 from trainer.errors import CheckpointDamaged
 from trainer.world import World
 
+pytestmark = pytest.mark.dealt(2)
+
 ALONE = World(0, 1, 0, 1, torch.device("cpu"))
 
 

@@ -9,6 +9,8 @@ from trainer.checkpoint.names import ModelNames, clean, unwrapped
 from trainer.errors import TrainerError
 from trainer.world import join
 
+pytestmark = pytest.mark.dealt(2)
+
 
 def bare():
     return ModelNames({"": Rich()})

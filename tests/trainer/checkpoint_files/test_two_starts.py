@@ -31,7 +31,7 @@ from trainer.checkpoint_files.catalog import Entry
 from trainer.checkpoint_files.layout import FENCE, folder_name
 from trainer.errors import EXIT_FENCED, Fenced
 
-pytestmark = pytest.mark.dealt(2)
+pytestmark = pytest.mark.dealt(4)
 
 
 @pytest.fixture(autouse=True)

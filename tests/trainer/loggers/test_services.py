@@ -10,6 +10,8 @@ import pytest
 
 from trainer.loop import read_metrics
 
+pytestmark = pytest.mark.dealt(2)
+
 SCRIPT = Path(__file__).with_name("killed_and_again.py")
 QUIET = {
     "WANDB_MODE": "offline",

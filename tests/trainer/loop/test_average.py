@@ -12,6 +12,8 @@ from trainer.loop import Callback, Trainer, average, read_metrics
 from trainer.loop.average import Average
 from trainer.world import World
 
+pytestmark = pytest.mark.dealt(2)
+
 ALONE = World(0, 1, 0, 1, torch.device("cpu"))
 
 

@@ -11,6 +11,8 @@ from trainer.loop import Trainer
 from trainer.loop.schedules import Schedules
 from trainer.world import World
 
+pytestmark = pytest.mark.dealt(2)
+
 ALONE = World(0, 1, 0, 1, torch.device("cpu"))
 
 

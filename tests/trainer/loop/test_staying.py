@@ -61,7 +61,7 @@ def test_whatever_a_rank_was_at(tmp_path, alone, victim, size, step, place):
         catalog.verify(entry)
 
 
-@pytest.mark.dealt(2)
+@pytest.mark.dealt(4)
 @pytest.mark.parametrize(
     "deaths",
     [
@@ -77,7 +77,7 @@ def test_one_after_the_other(tmp_path, alone, deaths):
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
 
 
-@pytest.mark.dealt(2)
+@pytest.mark.dealt(4)
 @pytest.mark.parametrize(
     ("deaths", "replaced"),
     [
@@ -124,7 +124,7 @@ def test_zero1_whatever_a_rank_was_at(tmp_path, alone, victim, size, step, place
         catalog.verify(entry)
 
 
-@pytest.mark.dealt(3)
+@pytest.mark.dealt(6)
 @pytest.mark.parametrize(
     ("deaths", "replaced"),
     [
@@ -143,7 +143,7 @@ def test_zero1_one_after_the_other_and_while_they_meet(tmp_path, alone, deaths, 
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
 
 
-@pytest.mark.dealt(2)
+@pytest.mark.dealt(4)
 @pytest.mark.parametrize("sabotage", ["share", "slot", "spread"])
 def test_zero1_what_is_not_put_back_shows(tmp_path, alone, monkeypatch, sabotage):
     """A share that is not restored, one of another step, weights that stay as the broken update left them."""
@@ -194,7 +194,7 @@ def test_shards_go_back_to_the_newest_snapshot_in_memory(tmp_path, alone, strate
     assert "a killed rank will have all go back in their processes, to the newest snapshot in memory" in run.said()
 
 
-@pytest.mark.dealt(2)
+@pytest.mark.dealt(4)
 def test_shards_one_after_the_other_and_while_they_load(tmp_path, alone):
     fingerprint, wanted = alone(3, "fsdp")
     deaths = ("1 5 backward", "0 9 optimizer", "2 14 on_step", "1 0 start")
@@ -204,7 +204,7 @@ def test_shards_one_after_the_other_and_while_they_load(tmp_path, alone):
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
 
 
-@pytest.mark.dealt(2)
+@pytest.mark.dealt(4)
 def test_shards_without_snapshots_in_memory_go_back_to_the_newest_checkpoint(tmp_path, alone):
     fingerprint, wanted = alone(2, "fsdp")
     run, codes = killed(tmp_path, 2, "1 17 backward", words=["--strategy", "fsdp"])
@@ -263,7 +263,7 @@ def test_a_node_is_lost_with_what_its_ranks_had_noted(tmp_path, alone, monkeypat
     assert len(run.ghosts) == ("stop" in death)
 
 
-@pytest.mark.dealt(2)
+@pytest.mark.dealt(4)
 @pytest.mark.parametrize(
     "deaths",
     [

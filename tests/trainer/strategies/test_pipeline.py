@@ -20,6 +20,8 @@ from trainer.checkpoint_files import catalog
 from trainer.errors import BadSettings, NotFinite, TrainerError
 from trainer.tasks.transformer import Shape, Transformer
 
+pytestmark = pytest.mark.dealt(3)
+
 STEPS = 50
 SHAPE = Shape(tokens=32, context=8, layers=4, heads=4, width=16)
 
@@ -166,7 +168,7 @@ def same(found, alone, rel=1e-5):
     assert found.found == pytest.approx(alone.found, rel=rel)
 
 
-@pytest.mark.dealt(3)
+@pytest.mark.dealt(6)
 @pytest.mark.parametrize(
     ("ranks", "mesh", "others"),
     [
@@ -286,7 +288,7 @@ def refusal(*args, **settings):
     return ""
 
 
-@pytest.mark.dealt(2)
+@pytest.mark.dealt(4)
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -322,7 +324,7 @@ def trouble(*args, **settings):
     return ""
 
 
-@pytest.mark.dealt(2)
+@pytest.mark.dealt(4)
 @pytest.mark.parametrize(
     ("given", "said"),
     [

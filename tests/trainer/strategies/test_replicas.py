@@ -10,6 +10,8 @@ from torch import nn
 
 from trainer.strategies import StrategySettings, replicas
 
+pytestmark = pytest.mark.dealt(2)
+
 STEPS, RESUMED_AT = 6, 3
 
 
