@@ -88,6 +88,12 @@ def build(
     )
 
 
+def repeat_of(plan: Plan) -> int | None:
+    """Which of several runs of one spec it is."""
+    which = plan.env.get(REPEAT)
+    return None if which is None else int(which)
+
+
 def gpus_per_node(resources: Resources, machine: Machine) -> int:
     """`auto`: those that slurm.gres asks for; else all, shared out where several nodes are played by one machine."""
     if resources.gpus_per_node is not None:

@@ -29,7 +29,7 @@ def only_behind(queue: QueueOptions, called: str) -> list[Misfit]:
 
 def at_once(spec: JobSpec) -> JobSpec:
     """The spec of a run that has waited for all that it was to wait for."""
-    return replace(spec, queue=replace(spec.queue, hold=False, at=None, after=()))
+    return replace(spec, queue=replace(spec.queue, hold=False, at=None, after=(), max_parallel=None))
 
 
 def begun(plan: Plan) -> Plan:

@@ -66,7 +66,7 @@ def open_runs(
     `roots`: the projects of files that lie somewhere else.
     """
     looks = [partial(looked_at_first, file, on=on, overrides=overrides, root=roots.get(file)) for file in files]
-    wishes = all_or_none(looks)
+    wishes = all_or_none(looks, together=len(files) * (repeat or 1) > 1)
     if repeat is not None:
         wishes = [replace(wish, as_run=ShippedRun(repeat=index)) for wish in wishes for index in range(repeat)]
     return _open_all(wishes)

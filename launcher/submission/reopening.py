@@ -15,7 +15,7 @@ from launcher.errors import BadInput, Exit, NotStarted, Refused
 from launcher.interpreter import interpreter
 from launcher.notify.record import Notifying
 from launcher.notify.settings import notifying_of
-from launcher.plan.build import check
+from launcher.plan.build import check, repeat_of
 from launcher.plan.model import FrozenCode, Plan
 from launcher.plan.queueing import at_once
 from launcher.project import ProjectCode, code_of, look_at
@@ -40,6 +40,7 @@ from launcher.submission.predecessors import awaited_by
 from launcher.submission.requests import (
     Defaults,
     Request,
+    ShippedRun,
     plan_of,
     python_problems,
     read_with_defaults,
@@ -133,8 +134,8 @@ def _asked_again(run: RunDir, before: Plan, place: ClusterEntry, overrides: tupl
     awaited, unknown = awaited_by(spec.queue.after)
     wish = Request(
         run.spec, spec, overrides, place.name, where, project, found.listed, python,
-        defaults=place.defaults, notifying=_notifying_again(run, spec, before), awaited=awaited,
-        carried=waits and bool(given_to(run)),
+        as_run=ShippedRun(repeat=repeat_of(before)), defaults=place.defaults,
+        notifying=_notifying_again(run, spec, before), awaited=awaited, carried=waits and bool(given_to(run)),
     )  # fmt: skip
     wish, problems = waiting(wish)
     refuse(run.spec, [*problems, *unknown])

@@ -35,7 +35,8 @@ from launcher.spec.model import JobSpec
 from launcher.spec.read import position, read_spec
 from launcher.submission.predecessors import awaited_by
 
-_CARRIED_WAITS = ("queue.after", "queue.hold", "queue.at")
+_AT_ONCE = "queue.max_parallel"
+_CARRIED_WAITS = ("queue.after", "queue.hold", "queue.at", _AT_ONCE)
 
 Defaults = tuple[tuple[str, str], ...]  # options of the spec and their YAML text
 
@@ -82,6 +83,7 @@ class Request:
     defaults: Defaults = ()
     notifying: Notifying | None = None
     awaited: tuple[AwaitedRun, ...] = ()  # runs that it is to follow
+    together: bool = False  # with other runs, of which so many may go on at once
     carried: bool = False  # it waits here whatever its cluster could do: what it is given is brought here first
     live: Sequence[str] = ()  # words about what the interpreter here would import from where it is edited
 
@@ -144,11 +146,12 @@ def able(wish: Request) -> Request:
 
 
 def waiting(wish: Request) -> tuple[Request, list[Misfit]]:
-    """The request where it will wait: on its cluster, or where that cannot see a run that it follows, here. And what
-    cannot be had of what it is to wait for."""
-    problems = queue_problems(wish)
+    """The request where it will wait: on its cluster, or where that cannot see a run that it follows, or count those
+    that are submitted with it, here. And what cannot be had of what it is to wait for."""
+    problems = [one for one in queue_problems(wish) if wish.together or one.key != _AT_ONCE]
     unseen = [one.key for one in problems if one.key.startswith("queue.after")]
-    if wish.carried or (unseen and _are_going_on(wish.awaited, unseen)):
+    uncounted = any(one.key == _AT_ONCE for one in problems)
+    if wish.carried or uncounted or (unseen and _are_going_on(wish.awaited, unseen)):
         left = [one for one in problems if not one.key.startswith(_CARRIED_WAITS)]
         return replace(wish, cluster=CarriedCluster(wish.cluster)), left
     return wish, problems
@@ -180,7 +183,7 @@ def _warn(wish: Request, machine: Machine) -> None:
     if machine.apart and not machine.own_python and _is_everywhere(wish):
         words += map(_worded, wish.project.lacking)
     if isinstance(wish.cluster, CarriedCluster):
-        others = ", ".join(one.run_id for one in wish.awaited)
+        others = ", ".join(one.run_id for one in wish.awaited) or "runs that are submitted together"
         text = f"{wish.on} cannot wait for {others}: this machine does, and starts it then, as long as it is on"
         words.append(f"{text}\nhint: `launch status` has the wait go on where it was cut off")
     each = ranks_per_node(wish.spec.resources, machine)
@@ -272,10 +275,12 @@ def prepare(
     return plan_of(wish, run_id, root / run_id, time.time()), wish.code
 
 
-def all_or_none(looks: Sequence[Callable[[], Request]]) -> list[Request]:
+def all_or_none(looks: Sequence[Callable[[], Request]], *, together: bool = False) -> list[Request]:
     wishes, problems = _each(looks, alone=len(looks) == 1)
     if not problems or not any(isinstance(wish.cluster, ChecksFirst) for wish in wishes):
-        wishes, more = _each([partial(able, wish) for wish in wishes], alone=len(looks) == 1)
+        wishes, more = _each(
+            [partial(able, replace(wish, together=together)) for wish in wishes], alone=len(looks) == 1
+        )
         problems += more
     if problems:
         raise BadInput(*problems)

@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+from launcher.rundir.attempts import read_plan
+from launcher.rundir.layout import RunDir
+
 pytestmark = pytest.mark.dealt(3)
 
 ONE = "resources: {ranks_per_node: 1, gpus_per_node: 0}\nrecovery: {user_error: 0}\n"
@@ -66,6 +69,19 @@ def test_who_follows_a_run_that_goes_on_in_another_job_is_put_back_behind_that(d
     assert desk.status(then)["started_at"] >= desk.status(first)["ended_at"]
 
 
-def test_what_grid_engine_has_no_word_for_is_refused(desk):
-    done = desk.launch("submit", desk.chain(), "--on", "gridengine", "--repeat", "2", "--max-parallel", "1", check=2)
-    assert "queue.max_parallel: is not known to gridengine clusters" in done.stderr
+def test_of_runs_that_are_submitted_together_so_many_go_on_at_once_counted_here(desk):
+    spec = desk.chain(args="steps: 5", resources="ranks_per_node: 1\ngpus_per_node: 0\n", hold=3)
+    done = desk.launch("submit", spec, "--on", "gridengine", "--repeat", "2", "--max-parallel", "1")
+    assert "gridengine cannot wait for runs that are submitted together: this machine does" in done.stderr
+    first, second = done.stdout.split()
+    desk.until_step(first, 3)
+    status = desk.status(second)
+    assert (status["state"], status["started_at"]) == ("queued", None)
+    assert status["message"] == f"1 of the runs that were submitted with it go on: {first}"
+    desk.let_go()
+    assert desk.wait(second)["started_at"] >= desk.status(first)["ended_at"]
+    plans = [read_plan(RunDir(desk.run_dir(run)), 2) for run in (first, second)]
+    assert [(plan.cluster_kind, plan.env["LAUNCH_REPEAT"]) for plan in plans] == [
+        ("gridengine", "0"),
+        ("gridengine", "1"),
+    ]

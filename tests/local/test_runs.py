@@ -281,6 +281,19 @@ def test_resume_of_a_live_run_says_so_and_does_nothing(lab):
     lab.launch("cancel", run)
 
 
+def test_a_repeated_run_knows_which_it_is_when_it_is_resumed_too(lab):
+    lab.script(
+        "which.py",
+        "import os, sys\nprint('repeat', os.environ['LAUNCH_REPEAT'])\nsys.exit(os.environ['LAUNCH_ATTEMPT'] == '1')",
+    )
+    spec = lab.spec("name: which\nrun: {script: which.py}\nresources: {ranks_per_node: 1}\nrecovery: {user_error: 0}\n")
+    _, second = lab.launch("submit", spec, "--repeat", "2").stdout.split()
+    lab.wait(second, check=None)
+    lab.launch("resume", second)
+    lab.wait(second)
+    assert lab.rank_logs(second).count("repeat 1") == 2
+
+
 def test_resume_goes_on_from_the_checkpoint_with_another_world(lab):
     run = lab.submit(lab.chain(args="steps: 100", hold=99))
     lab.until_step(run, 12)

@@ -49,6 +49,6 @@ def test_where_one_can_only_step_back_a_higher_priority_is_refused(priority, ref
 
 def test_who_has_waited_waits_no_more_but_keeps_its_priority():
     plan = begun(plan_of(Resources(), queue=WAITS))
-    assert plan.spec.queue == QueueOptions(priority=3, max_parallel=2)
+    assert plan.spec.queue == QueueOptions(priority=3)
     assert (plan.starts_at, plan.awaited) == (None, ())
     assert at_once(plan.spec) == plan.spec

@@ -65,3 +65,18 @@ def test_what_no_host_sees_is_waited_for_here_and_files_on_other_disks_are_refus
     desk.spec(job(ledger).replace("{ranks_per_node", "{nodes: 2, ranks_per_node") + STEPS, "two.yaml")
     done = desk.launch("submit", "two.yaml", "--on", "pool", check=2)
     assert "${steps.first.best_checkpoint}: hosts of pool have a disk each" in done.stderr
+
+
+def test_of_runs_that_are_submitted_together_so_many_go_on_at_once_wherever_they_run(desk, ledger):
+    done = desk.launch("submit", "job.yaml", "--on", "pool", "--repeat", "3", "--max-parallel", "1", "--hold")
+    assert "pool cannot wait for runs that are submitted together: this machine does" in done.stderr
+    first, second, third = done.stdout.split()
+    waits(desk, second, f"1 of the runs that were submitted with it go on: {first}")
+    for run in (third, second, first):
+        desk.launch("release", run)
+    assert [desk.wait(run)["state"] for run in (first, second, third)] == ["succeeded"] * 3
+    assert desk.status(third)["started_at"] >= desk.status(second)["ended_at"]
+    assert desk.status(second)["started_at"] >= desk.status(first)["ended_at"]
+    alone = desk.launch("submit", "job.yaml", "--on", "pool", "--max-parallel", "1")
+    assert "this machine does" not in alone.stderr
+    assert desk.wait(alone.stdout.strip())["state"] == "succeeded"

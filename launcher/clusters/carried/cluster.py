@@ -1,4 +1,4 @@
-"""Where an attempt waits that follows runs which its own cluster cannot see: a process of this machine, which can.
+"""Where an attempt waits for runs that its own cluster cannot see, or count: a process of this machine, which can.
 
 The attempt is over when that process opens the next one, on the cluster that the run is for, as `launch resume` does
 (`submission/carrier.py`): by its number there is one, whoever is killed when. Whoever looks at a run of which nobody
@@ -46,6 +46,7 @@ class CarriedCluster:
     """`there`: the cluster that the run is for, which is asked what it offers."""
 
     kind = CARRIED
+    most_in_order = 10_000
 
     def __init__(self, there: Cluster | None = None) -> None:
         self._there = there

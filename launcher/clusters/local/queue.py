@@ -5,8 +5,7 @@ in the queue and slots are sockets of that process and of the run's agents: of w
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 
 from launcher.agent.machine import this_machine
 from launcher.clusters.keeping.attempt_end import cancelled, cut_short, write_end
@@ -19,8 +18,8 @@ from launcher.errors import Exit, LaunchError
 from launcher.plan.model import Plan
 from launcher.plan.queueing import devices_of, with_devices
 from launcher.rundir.attempts import read_intent
-from launcher.rundir.durable import readable, write_record
-from launcher.rundir.layout import AttemptDir, BatchDir, RunDir
+from launcher.rundir.durable import write_record
+from launcher.rundir.layout import AttemptDir, RunDir
 from launcher.rundir.records import AttemptEnd
 from launcher.words import Cause, State
 
@@ -35,9 +34,8 @@ class TurnHere:
     ) -> None:
         self._run, self._attempt, self._plan, self._wakeup = run, attempt, plan, wakeup
         self._machine = this_machine(environ)
-        self._queue, self._others = plan.spec.queue, OtherRuns()
-        self._waits = BeforeStart(run, attempt, plan, self._others.look)
-        self._before = _submitted_before(run, attempt) if self._queue.max_parallel else []
+        self._queue = plan.spec.queue
+        self._waits = BeforeStart(run, attempt, plan, OtherRuns().look)
         self._slots: Slots | None = None
         self._held_back = False  # by anything but the slots
 
@@ -66,7 +64,6 @@ class TurnHere:
             hopeless, reasons = self._waits.look()
             if hopeless:
                 return cancelled(hopeless)
-            reasons += self._by_its_neighbours()
             self._held_back = self._held_back or bool(reasons)
             if not reasons and (devices := self._take()) is not None:
                 if said:
@@ -78,18 +75,6 @@ class TurnHere:
             said = True
             self._wakeup.sleep(_TURN_S)
         return cut_short(self._attempt, "it waited for its turn", time.time())
-
-    def _by_its_neighbours(self) -> Iterator[str]:
-        """Of those that were submitted with it and before it, so many must have ended that its number may go on."""
-        most, going = self._queue.max_parallel or 0, list[Path]()
-        for number, path in enumerate(self._before):
-            if not self._others.look(path).over:
-                going.append(path)
-            if len(going) == most:
-                self._before = [*going, *self._before[number + 1 :]]
-                yield f"{most} of the runs that were submitted with it go on: {', '.join(one.name for one in going)}"
-                return
-        self._before = going
 
     def _take(self) -> tuple[str, ...] | None:
         """The GPUs that it got, none where it needs none; None: there is no room."""
@@ -121,9 +106,3 @@ class TurnHere:
         if plan != self._plan:
             write_record(self._attempt.plan, plan)
         return plan
-
-
-def _submitted_before(run: RunDir, attempt: AttemptDir) -> list[Path]:
-    batch = read_intent(attempt).batch
-    together = [Path(path) for path in readable(BatchDir(Path(batch)).runs, list[str]) or []] if batch else []
-    return together[: together.index(run.path)] if run.path in together else []

@@ -22,7 +22,7 @@ from launcher.hostlink.rpc.client import FarLaunch, far_error, said_by
 from launcher.hostlink.rpc.wire import Have, Outcome, Tree
 from launcher.hostlink.shipping.tree import contents, digest_of, entries
 from launcher.notify.record import Notifying
-from launcher.plan.build import REPEAT
+from launcher.plan.build import repeat_of
 from launcher.plan.model import Plan
 from launcher.rundir.attempts import read_intent, read_plan
 from launcher.rundir.code.listing import CodeList, list_frozen
@@ -201,12 +201,10 @@ def _new_runs(wanted: LoginHandover, plan: Plan, address: Address, line: FarLaun
     specs, runs = list[SpecThere](), list[RunWanted]()
     for run in wanted.runs:
         own = read_plan(run, number)
-        repeat = own.env.get(REPEAT)
         spec = spec_there(own, run.spec.read_bytes(), options_there(own, address, again=number > 1))
         specs += [spec] if specs[-1:] != [spec] else []
         events = run.events.read_bytes() if number > 1 else b""
-        nth = None if repeat is None else int(repeat)
-        runs.append(RunWanted(own.run_id, len(specs) - 1, nth, number, events, own.starts_at))
+        runs.append(RunWanted(own.run_id, len(specs) - 1, repeat_of(own), number, events, own.starts_at))
     secrets = read_record(first.secrets, dict[str, str]) or {}
     notifying = readable(first.notify, Notifying)
     ticket = read_intent(wanted.attempts[0]).ticket
