@@ -5,6 +5,7 @@ import os
 import random
 import re
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -188,12 +189,16 @@ def test_a_spare_takes_the_place_of_a_lost_node(lab, alone, how):
 def test_the_ranks_of_a_drained_node_move_and_nothing_is_lost(lab, alone, mode):
     fingerprint, wanted = alone(ranks=1, nodes=2)
     run = lab.submit(
-        spec(lab, ranks=1, nodes=2, mode=mode, pause=0.02, hold=STEPS - 1, every="100 steps", recovery="  spares: 1\n")
+        spec(lab, ranks=1, nodes=2, mode=mode, pause=0.02, hold=7, every="100 steps", recovery="  spares: 1\n")
     )
     before = with_a_spare(lab, run)
     for node, why in (("0", "coordinates the others"), ("7", "expected one of 0, 1, 2")):
         assert why in lab.launch("drain", run, node, check=Exit.REFUSED).stderr
-    assert lab.launch("drain", run, "1").stdout == f"node 1 of {run} is drained; ranks run on node 0, 2\n"
+    with ThreadPoolExecutor() as meanwhile:
+        drained = meanwhile.submit(lab.launch, "drain", run, "1")
+        lab.until("the word that it is to go", lambda: lab.events(run, "drain_asked"))
+        lab.hold(STEPS - 1)  # held before, a rank would not come to where it hears of it
+    assert drained.result().stdout == f"node 1 of {run} is drained; ranks run on node 0, 2\n"
     after = lab.until("a step of all", partial(all_trained_again, lab, run, before))
     assert [node["state"] for node in after["nodes"]] == ["up", "drained", "up"]
     lab.let_go()
