@@ -9,6 +9,11 @@ HEADS = ("operation", "ranks", "size", "median", "range", "algbw", "busbw", "mem
 PAIR_HEADS = ("nodes", "send/recv", "round trip", "plain connection", "")
 
 
+def heading(report: CollectivesReport) -> str:
+    """Who took part."""
+    return f"{report.backend} on {report.device}, {report.ranks} ranks on {report.nodes} of {report.cluster}'s nodes"
+
+
 def rows_of(report: CollectivesReport) -> Iterator[tuple[str, ...]]:
     copies = {one.size_bytes: one.bytes_per_s for one in report.copies}
     for one in report.lines:

@@ -1,19 +1,17 @@
 """Two pictures as SVG: speed-up over the number of ranks, and what a step is made of. Text and numbers, no script."""
 
-import html
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
+from launcher.reports import COLOURS, Place, dot, line, logarithmic, picture, words
 from launcher.scaling.findings import KINDS, ScaledRun, ScalingReport, Spread
 
 _WIDE, _HIGH, _LEFT, _BELOW = 640, 360, 56, 44
-_LINES = ("#0b6bcb", "#c2410c", "#15803d", "#7e22ce", "#a16207", "#0f766e", "#be123c")
 _PARTS = {
     "data": "#a16207", "compute": "#15803d", "optimizer": "#0f766e", "communication": "#c2410c", "straggler": "#be123c",
     "other": "#6b7280",
 }  # fmt: skip
 _BAR, _GAP, _LABEL = 22, 10, 170
-Place = Callable[[float], float]
 
 
 def speedup_picture(report: ScalingReport) -> str:
@@ -25,16 +23,16 @@ def speedup_picture(report: ScalingReport) -> str:
     least, most = counts[0], counts[-1]
     speeds = [spread.low for spread in _spreads(report)]
     low = min(1.0, *speeds)
-    x = _scale(least, most, _LEFT, _WIDE - 16)
-    y = _scale(low, max(most / least, *(spread.high for spread in _spreads(report))), _HIGH - _BELOW, 16)
+    x = logarithmic(least, most, _LEFT, _WIDE - 16)
+    y = logarithmic(low, max(most / least, *(spread.high for spread in _spreads(report))), _HIGH - _BELOW, 16)
     drawn = [*_axes(counts, x, y, low, most / least)]
-    drawn.append(_line([(x(least), y(1.0)), (x(most), y(most / least))], "#9ca3af", "2 4"))
+    drawn.append(line([(x(least), y(1.0)), (x(most), y(most / least))], "#9ca3af", "2 4"))
     groups = list(dict.fromkeys((one.strategy, one.scaling) for one in measured))
     for number, group in enumerate(groups):
-        drawn += _curve(report, group, _LINES[number % len(_LINES)], x, y)
-        label = html.escape(f"{group[0]}, {group[1]}")
-        drawn.append(_text(_LEFT + 12, 26 + 16 * number, label, _LINES[number % len(_LINES)]))
-    return _svg(_WIDE, _HIGH, "Speed-up over the number of ranks", drawn)
+        drawn += _curve(report, group, COLOURS[number % len(COLOURS)], x, y)
+        label = f"{group[0]}, {group[1]}"
+        drawn.append(words(_LEFT + 12, 26 + 16 * number, label, COLOURS[number % len(COLOURS)]))
+    return picture(_WIDE, _HIGH, "Speed-up over the number of ranks", drawn)
 
 
 def _spreads(report: ScalingReport) -> list[Spread]:
@@ -47,30 +45,27 @@ def _curve(report: ScalingReport, group: tuple[str, str], colour: str, x: Place,
     )
     points = [(one.ranks, one.speedup or Spread(1.0, 1.0, 1.0)) for one in mine]
     later = [(one.ranks, one.speedup) for one in report.forecasts if (one.strategy, one.scaling) == group]
-    yield _line([(x(ranks), y(spread.usual)) for ranks, spread in points], colour)
+    yield line([(x(ranks), y(spread.usual)) for ranks, spread in points], colour)
     for ranks, spread in points:
-        yield _line([(x(ranks), y(spread.low)), (x(ranks), y(spread.high))], colour)
-        yield (
-            f'<circle cx="{x(ranks):.1f}" cy="{y(spread.usual):.1f}" r="4" fill="{colour}">'
-            f"<title>{ranks} ranks: {spread.usual:.2f}</title></circle>"
-        )
+        yield line([(x(ranks), y(spread.low)), (x(ranks), y(spread.high))], colour)
+        yield dot(x(ranks), y(spread.usual), colour, f"{ranks} ranks: {spread.usual:.2f}")
     if later:
         band = [(ranks, spread.high) for ranks, spread in later] + [
             (ranks, spread.low) for ranks, spread in later[::-1]
         ]
         corners = " ".join(f"{x(ranks):.1f},{y(value):.1f}" for ranks, value in band)
         yield f'<polygon points="{corners}" fill="{colour}" opacity="0.15"/>'
-        yield _line([(x(ranks), y(spread.usual)) for ranks, spread in [points[-1], *later]], colour, "6 4")
+        yield line([(x(ranks), y(spread.usual)) for ranks, spread in [points[-1], *later]], colour, "6 4")
 
 
 def _axes(counts: Sequence[int], x: Place, y: Place, low: float, high: float) -> Iterator[str]:
-    yield _line([(_LEFT, 16), (_LEFT, _HIGH - _BELOW), (_WIDE - 16, _HIGH - _BELOW)], "currentColor")
+    yield line([(_LEFT, 16), (_LEFT, _HIGH - _BELOW), (_WIDE - 16, _HIGH - _BELOW)], "currentColor")
     for count in counts:
-        yield _text(x(count), _HIGH - _BELOW + 18, str(count), anchor="middle")
-    yield _text((_LEFT + _WIDE) / 2, _HIGH - 8, "ranks", anchor="middle")
+        yield words(x(count), _HIGH - _BELOW + 18, str(count), anchor="middle")
+    yield words((_LEFT + _WIDE) / 2, _HIGH - 8, "ranks", anchor="middle")
     for power in range(math.floor(math.log2(low)), math.ceil(math.log2(max(high, 2))) + 1):
         if y(2.0**power) <= _HIGH - _BELOW + 1 and y(2.0**power) >= 10:
-            yield _text(_LEFT - 8, y(2.0**power) + 4, f"{2.0**power:g}", anchor="end")
+            yield words(_LEFT - 8, y(2.0**power) + 4, f"{2.0**power:g}", anchor="end")
 
 
 def parts_picture(points: Sequence[ScaledRun]) -> str:
@@ -82,15 +77,15 @@ def parts_picture(points: Sequence[ScaledRun]) -> str:
     drawn = []
     for number, (kind, colour) in enumerate(_PARTS.items()):
         at = 8 + 105 * number
-        drawn.append(f'<rect x="{at}" y="6" width="10" height="10" fill="{colour}"/>{_text(at + 14, 15, kind)}')
+        drawn.append(f'<rect x="{at}" y="6" width="10" height="10" fill="{colour}"/>{words(at + 14, 15, kind)}')
     for number, one in enumerate(some):
         drawn += _bar(one, 30 + number * (_BAR + _GAP), (_WIDE - _LABEL - 90) / longest)
-    return _svg(_WIDE, 30 + len(some) * (_BAR + _GAP), "What a step is made of", drawn)
+    return picture(_WIDE, 30 + len(some) * (_BAR + _GAP), "What a step is made of", drawn)
 
 
 def _bar(point: ScaledRun, top: float, scale: float) -> Iterator[str]:
-    label = html.escape(f"{point.strategy}, {point.scaling}, {point.ranks}")
-    yield _text(_LABEL - 8, top + 15, label, anchor="end")
+    label = f"{point.strategy}, {point.scaling}, {point.ranks}"
+    yield words(_LABEL - 8, top + 15, label, anchor="end")
     at, step_s = float(_LABEL), point.step_s or 1.0
     for kind, colour in _PARTS.items():
         seconds = max(0.0, getattr(point.parts, kind))
@@ -99,27 +94,4 @@ def _bar(point: ScaledRun, top: float, scale: float) -> Iterator[str]:
             f"<title>{KINDS[kind]}: {seconds * 1000:.3g} ms, {seconds / step_s:.0%}</title></rect>"
         )
         at += seconds * scale
-    yield _text(at + 6, top + 15, f"{step_s * 1000:.4g} ms")
-
-
-def _scale(low: float, high: float, begin: float, end: float) -> Place:
-    span = math.log(high / low) or 1.0
-    return lambda value: begin + (end - begin) * math.log(max(value, 1e-9) / low) / span
-
-
-def _line(points: Iterable[tuple[float, float]], colour: str, dashes: str = "") -> str:
-    corners = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
-    return f'<polyline points="{corners}" fill="none" stroke="{colour}" stroke-width="2"{dashed}/>'
-
-
-def _text(x: float, y: float, text: str, colour: str = "currentColor", anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}" font-size="12" text-anchor="{anchor}">{text}</text>'
-
-
-def _svg(width: int, height: int, title: str, drawn: Iterable[str]) -> str:
-    inside = "\n".join(drawn)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'role="img" aria-label="{title}" font-family="sans-serif">\n<title>{title}</title>\n{inside}\n</svg>'
-    )
+    yield words(at + 6, top + 15, f"{step_s * 1000:.4g} ms")

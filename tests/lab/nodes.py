@@ -269,11 +269,16 @@ class Node(Namespace):
         joined = "\n".join(chains)
         self._nft(f"table inet cut {{\n{joined}\n}}")
 
+    def slow_down(self, peer: "Node", *, mbytes_per_s: int) -> None:
+        """What it sends to that node faster than this is lost: TCP finds the rate by itself. `mend` undoes it."""
+        rule = f"ip daddr {peer.address} limit rate over {mbytes_per_s} mbytes/second burst 256 kbytes drop"
+        self._nft(f"table inet slow {{\nchain output {{ type filter hook output priority 0;\n{rule}\n}}\n}}")
+
     def mend(self) -> None:
-        """Undo every cut."""
+        """Undo every cut, and every slow way."""
         if self.up:
             ip([f"link set {self.cable} up"])
-            self._nft("table inet cut; delete table inet cut")
+            self._nft("table inet cut; delete table inet cut; table inet slow; delete table inet slow")
 
     def revive(self) -> None:
         """Power, cable and programs, whatever was done to them."""

@@ -23,7 +23,7 @@ class Timed:
     ranks: int
     size_bytes: int
     times_s: tuple[float, ...]
-    wrong: int = 0  # numbers that were not as they must be, over all ranks
+    wrong: int = 0  # numbers that were not as they must be, over all ranks and repetitions
     lacking: str = ""  # why this backend cannot do it
 
 
@@ -68,13 +68,16 @@ def _timed(name: str, one: Prepared, place: Place, size_bytes: int) -> Timed:
         if not any(word in said.lower() for word in _LACKING):
             raise
         return Timed(name, place.many, size_bytes, (), lacking=said[:200])
-    took = [_once(one, place) for _ in range(repetitions(size_bytes))]
-    wrong = torch.tensor([float(one.wrong())], device=place.device)
+    took, missed = list[float](), 0
+    for _ in range(repetitions(size_bytes)):
+        took.append(_once(one, place))
+        missed += one.wrong()  # of each: a rare fault is in one of them, and not in the last
+    wrong = torch.tensor([missed], device=place.device)
     slowest = torch.tensor(took, dtype=torch.float64, device=place.device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX, group=place.group)
     every = [torch.empty_like(wrong) for _ in place.ranks]
     dist.all_gather(every, wrong, group=place.group)
-    return Timed(name, place.many, size_bytes, tuple(slowest.tolist()), int(sum(part.item() for part in every)))
+    return Timed(name, place.many, size_bytes, tuple(slowest.tolist()), sum(int(part) for part in every))
 
 
 def _once(one: Prepared, place: Place) -> float:

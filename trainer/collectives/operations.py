@@ -112,10 +112,11 @@ def all_reduce(at: Place) -> Prepared:
 
 def all_gather(at: Place) -> Prepared:
     mine, got = at.of(at.index, at.each), at.empty(at.count)
+    right = torch.cat([at.of(index, at.each) for index in range(at.many)])
     return Prepared(
         lambda: _clear(got),
         lambda: dist.all_gather_into_tensor(got, mine, group=at.group),
-        lambda: differing(got, torch.cat([at.of(index, at.each) for index in range(at.many)])),
+        lambda: differing(got, right),
     )
 
 
@@ -133,10 +134,11 @@ def reduce_scatter(at: Place) -> Prepared:
 def all_to_all(at: Place) -> Prepared:
     """Each has a part for each."""
     own, got = at.of(at.index), at.empty(at.count)
+    right = torch.cat([at.parts_of(index)[at.index] for index in range(at.many)])
     return Prepared(
         lambda: _clear(got),
         lambda: dist.all_to_all_single(got, own, group=at.group),
-        lambda: differing(got, torch.cat([at.parts_of(index)[at.index] for index in range(at.many)])),
+        lambda: differing(got, right),
     )
 
 
@@ -144,6 +146,7 @@ def send_recv(at: Place) -> Prepared:
     """Each gives to the next one and takes from the one before, all at the same time."""
     own, got = at.of(at.index), at.empty(at.count)
     after, before = (at.index + 1) % at.many, (at.index - 1) % at.many
+    right = at.of(before)
 
     def call() -> None:
         sending = dist.P2POp(dist.isend, own, at.ranks[after], at.group)
@@ -151,7 +154,7 @@ def send_recv(at: Place) -> Prepared:
         for work in dist.batch_isend_irecv([sending, taking]):
             work.wait()
 
-    return Prepared(lambda: _clear(got), call, lambda: differing(got, at.of(before)))
+    return Prepared(lambda: _clear(got), call, lambda: differing(got, right))
 
 
 def barrier(at: Place) -> Prepared:

@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.arguments import Arguments, number_below
@@ -27,21 +28,27 @@ def declare_collectives(arguments: Arguments) -> None:
     arguments.add_argument(
         "--sizes", metavar="SIZE,...", type=_sizes, help="with --collectives: of so much (default: 1KB..64MB)"
     )
+    arguments.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, help="with --collectives: a page with pictures, as HTML"
+    )
     arguments.add_argument("--backend", choices=("auto", "gloo", "nccl"), help="with --collectives (default: auto)")
 
 
 def refuse_without_collectives(options: argparse.Namespace) -> None:
-    for name in ("ranks", "sizes", "backend"):
+    for name in ("ranks", "sizes", "backend", "output"):
         if getattr(options, name) is not None:
             raise BadInput(f"--{name} is of --collectives", f"hint: launch doctor --collectives --{name} ...")
 
 
 def run_collectives(options: argparse.Namespace) -> int:
     from launcher.collectives.measuring import SIZES, collectives  # late: a check-up submits nothing
+    from launcher.collectives.page import write_page  # late: likewise
     from launcher.collectives.tables import problems  # late: likewise
 
     if given := [name for name in _OF_CHECK_UPS if vars(options)[name]]:
         raise BadInput(f"--{given[0]} is not of --collectives", "hint: what a job asks for stands in the clusters file")
+    if options.clusters is not None:
+        raise BadInput("--clusters is not of --collectives", "hint: LAUNCH_CLUSTERS=FILE launch doctor ... does it")
     nodes = options.nodes or 1
     report = collectives(
         options.cluster,
@@ -55,6 +62,8 @@ def run_collectives(options: argparse.Namespace) -> int:
         print(to_json(report))
     elif lines := _lines(report):
         print("\n".join(lines))
+    if options.output is not None and report.ranks:
+        tell(str(write_page(report, options.output)))
     wrong = [*problems(report)]
     for line in wrong:
         tell(f"problem: {line}")
@@ -66,7 +75,7 @@ def _lines(report: "CollectivesReport") -> list[str]:
 
     if not report.ranks:
         return []
-    found = [f"{report.backend} on {report.device}, {report.ranks} ranks on {report.nodes} of {report.cluster}'s nodes"]
+    found = [tables.heading(report)]
     if report.lines:
         found += columns([tables.HEADS, *tables.rows_of(report)])
     if report.pairs:

@@ -53,7 +53,24 @@ def lie_all_to_all():
 
 def test_a_wrong_number_on_one_rank_is_told_by_all():
     for found in spawn_ranks(measure, 2, ["all-reduce", "broadcast"], [4096], lie_all_reduce):
-        assert [one.wrong for one in found] == [1, 0]
+        assert [one.wrong for one in found] == [20, 0], "in each repetition"
+
+
+def lie_once():
+    honest, calls = dist.all_reduce, []
+
+    def off_by_one(data, *words, **more):
+        honest(data, *words, **more)
+        calls.append(data)
+        if len(calls) == 7:
+            data[3] += 1
+
+    dist.all_reduce = off_by_one
+
+
+def test_a_number_that_is_wrong_in_one_repetition_alone_is_told():
+    for found in spawn_ranks(measure, 2, ["all-reduce"], [4096], lie_once):
+        assert [one.wrong for one in found] == [1]
 
 
 def test_parts_in_another_order_are_wrong():
