@@ -6,11 +6,14 @@ from dataclasses import dataclass
 
 from launcher.errors import BadInput
 from launcher.repeated import gives, steps_override
-from launcher.scaling.findings import OWN, STRONG, WEAK
+from launcher.scaling.findings import DP, MASTER, OWN, STRONG, WEAK
 from launcher.spec.model import Resources, RunOptions
 
-STRATEGIES = ("none", "dp", "ddp", "zero1", "zero2", "fsdp", "hsdp")  # of the trainer
+# Of the trainer, but the last one: a baseline, as dp with a number of copies is.
+STRATEGIES = ("none", "dp", "ddp", "zero1", "zero2", "fsdp", "hsdp", MASTER)
+BASELINES = (DP, MASTER)  # what lectures begin with: measured, and nothing to train by
 _BATCH, _STRATEGY = "batch-size", "strategy"
+_BASELINE = "env.TRAINER_BASELINE"  # trainer/strategies/baselines.py reads it
 _LINES = 6  # of metrics, that are measured
 _WARM = 5  # steps at least, before them
 _TRACED = 5  # steps, after them: a trace makes them slower
@@ -47,7 +50,10 @@ def schedule_of(steps: int) -> Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One training: its rows are those of several scalings, where it is what others are compared with."""
+    """One training: its rows are those of several scalings, where it is what others are compared with.
+
+    With dp its ranks are copies of the model in one process.
+    """
 
     strategy: str  # "": as the spec has it
     scaling: str
@@ -73,6 +79,8 @@ def configurations(
     for strategy in strategies:
         for count in sorted(set(ranks)):
             nodes, each = _placed(count, resources, per_node)
+            if strategy == DP and nodes > 1:
+                raise BadInput(f"--strategies: dp is one process on one node: expected up to {each} ranks, got {count}")
             for scaling in scalings[: 1 if count == min(ranks) else None]:
                 found.append(Configuration(strategy, scaling, nodes, each))
     return found
@@ -91,15 +99,19 @@ def _placed(ranks: int, resources: Resources, per_node: int | None) -> tuple[int
     return ranks // per_node, per_node
 
 
-def overrides_of(one: Configuration, run: RunOptions, schedule: Schedule, batch: int | None) -> list[str]:
-    """For the trainer's options. `batch`: samples of a step over all ranks; None: as the spec has it."""
+def overrides_of(
+    one: Configuration, run: RunOptions, schedule: Schedule, batch: int | None, cpus: int | None = None
+) -> list[str]:
+    """For the trainer's options. `batch`: samples of a step over all ranks; None: as the spec has it, as the cores of
+    each rank are, `cpus`.
+    """
     return [
-        *_ALWAYS, *_places(one),
+        *_ALWAYS, *(_in_one_process(one, cpus) if one.strategy == DP else _places(one)),
         *(f"run.args.{name}=none" for name in _UNSET),
         *(f"run.args.{name}=null" for name in _LEFT_OUT if gives(run, name)),
         f"run.args.max-steps={schedule.end}", f"run.args.log-every={schedule.log_every}",
         f"run.args.profile={schedule.last + 1}..{schedule.end}", "run.args.validate-every=never",
-        *([f"run.args.{_STRATEGY}={one.strategy}"] if one.strategy else []),
+        *_strategy_overrides(one.strategy),
         *([f"run.args.{_BATCH}={batch}"] if batch is not None else []),
     ]  # fmt: skip
 
@@ -107,6 +119,19 @@ def overrides_of(one: Configuration, run: RunOptions, schedule: Schedule, batch:
 def own_overrides(one: Configuration, run: RunOptions, schedule: Schedule) -> list[str]:
     """For a script that has options of its own. Raises BadInput where nobody knows what limits its steps."""
     return [*_ALWAYS, *_places(one), steps_override(run, schedule.last)]
+
+
+def _strategy_overrides(strategy: str) -> Iterator[str]:
+    if strategy == MASTER:  # as ddp, but for how it adds gradients up
+        yield f"{_BASELINE}={MASTER}"
+    if strategy:
+        yield f"run.args.{_STRATEGY}={'ddp' if strategy == MASTER else strategy}"
+
+
+def _in_one_process(one: Configuration, cpus: int | None) -> Iterator[str]:
+    yield from ("resources.nodes=1", "resources.ranks_per_node=1", f"{_BASELINE}={DP}={one.ranks}")
+    if cpus is not None:
+        yield f"resources.cpus_per_rank={cpus * one.ranks}"
 
 
 def _places(one: Configuration) -> Iterator[str]:

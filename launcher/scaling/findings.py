@@ -11,6 +11,7 @@ KINDS = {
     "other": "the host",
 }
 STRONG, WEAK, OWN = "strong", "weak", "as it is"
+DP, MASTER = "dp", "master"
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -35,6 +36,15 @@ class StepParts(msgspec.Struct, frozen=True):
     messages: float  # of a step
 
 
+class StepVolume(msgspec.Struct, frozen=True):
+    """What moves in a step by the strategy's own formula, of P bytes of parameters over n ranks."""
+
+    who: str  # of all ranks that has the most to send
+    formula: str
+    bytes: float  # that it sends, and takes in as many
+    model_bytes: float  # P
+
+
 class ScaledRun(msgspec.Struct, frozen=True):
     """A training on so many ranks."""
 
@@ -50,6 +60,7 @@ class ScaledRun(msgspec.Struct, frozen=True):
     step_s: float | None = None
     memory_gb: float | None = None  # of the rank with the most
     parts: StepParts | None = None  # None: no steps were traced
+    volume: StepVolume | None = None  # None: nothing moves, or nobody knows
     crowded: str = ""  # its ranks have not each a core of their own
     base: int | None = None  # the number of ranks that it is compared with
     speedup: Spread | None = None  # over the base

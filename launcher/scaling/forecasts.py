@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from launcher.scaling.configurations import BASELINES
 from launcher.scaling.findings import WEAK, ScaledRun, ScalingForecast, ScalingModel, Spread
 from launcher.scaling.model import Fitted, Observed, fitted
 
@@ -11,10 +12,13 @@ _DOUBLINGS = 3
 def foretold(points: Sequence[ScaledRun]) -> tuple[tuple[ScalingModel, ...], tuple[ScalingForecast, ...]]:
     """For each strategy and scaling of which two numbers of ranks or more were measured and traced.
 
-    Each rank on a core of its own: what is slow because ranks take turns says nothing of more machines.
+    Each rank on a core of its own: what is slow because ranks take turns says nothing of more machines. Baselines are
+    left out: the model is of a ring.
     """
     models, forecasts = list[ScalingModel](), list[ScalingForecast]()
     for strategy, scaling in dict.fromkeys((one.strategy, one.scaling) for one in points):
+        if strategy in BASELINES:
+            continue
         mine = [one for one in points if (one.strategy, one.scaling) == (strategy, scaling)]
         some = [one for one in mine if one.parts is not None and one.step_samples and not one.crowded]
         found = fitted([_observed(one) for one in some], weak=scaling == WEAK)

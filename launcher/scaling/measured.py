@@ -18,6 +18,7 @@ class MeasuredSpeed:
     memory_gb: float | None
     shares: tuple[Mapping[str, float], ...]  # of a traced step, one of each run
     sent: tuple[float, float]  # bytes and messages of a step
+    model_bytes: float  # of all parameters that are trained; 0: nothing was traced
 
     @property
     def step_samples(self) -> float | None:
@@ -37,6 +38,7 @@ def measured(runs: Sequence[Mapping[int, Mapping[str, float]]], first: int, last
         max(memory, default=None),
         tuple({name: trace.get(name, 0.0) / trace["step"] for name in (*KINDS, "hidden")} for trace in traces),
         (_mean(traces, "bytes"), _mean(traces, "messages")),
+        _mean(traces, "model_bytes"),
     )
 
 

@@ -34,6 +34,7 @@ from launcher.scaling.configurations import (
 from launcher.scaling.findings import WEAK, ScaledRun, ScalingReport
 from launcher.scaling.forecasts import foretold
 from launcher.scaling.measured import MeasuredSpeed, measured, parts_of, spread
+from launcher.scaling.volumes import volume_of
 from launcher.spec.model import RunOptions
 from launcher.status.compared import environments
 from launcher.status.derive import RunStatus
@@ -129,7 +130,7 @@ class _Measuring:
         run = self.wish.spec.run
         if not self.has_options:
             return own_overrides(one, run, self.schedule)
-        return overrides_of(one, run, self.schedule, batch)
+        return overrides_of(one, run, self.schedule, batch, self.wish.spec.resources.cpus_per_rank)
 
     def _measure(self, one: Configuration, number: int, wanted: Sequence[Configuration]) -> None:
         try:
@@ -209,6 +210,7 @@ class _Measuring:
         return msgspec.structs.replace(
             point, rates=found.rates, samples_per_s=spread(found.rates), step_samples=found.step_samples,
             step_s=statistics.median(found.steps_s), memory_gb=found.memory_gb, parts=parts_of(found),
+            volume=None if gives(self.wish.spec.run, "mesh") else volume_of(strategy, one, found.model_bytes),
         )  # fmt: skip
 
 

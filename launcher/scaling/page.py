@@ -7,18 +7,21 @@ from pathlib import Path
 import msgspec
 
 from launcher.errors import BadInput
+from launcher.reports import bullets, page, table
 from launcher.scaling.findings import ScalingReport
 from launcher.scaling.pictures import parts_picture, speedup_picture
-from launcher.scaling.tables import FORECAST_HEADS, HEADS, forecast_rows, model_lines, rows_of, sentences
+from launcher.scaling.tables import (
+    FORECAST_HEADS,
+    HEADS,
+    VOLUME_HEADS,
+    forecast_rows,
+    model_lines,
+    rows_of,
+    sentences,
+    volume_note,
+    volume_rows,
+)
 
-_STYLE = """
-:root { color-scheme: light dark }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 84rem; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; display: block; overflow-x: auto }
-th, td { padding: .2rem .6rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #8884 }
-th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left }
-svg { max-width: 100%; height: auto }
-"""
 _PARTS_TITLE = "Where the time of a step goes"
 
 
@@ -39,41 +42,29 @@ def write_pages(report: ScalingReport, folder: Path) -> list[Path]:
 
 
 def html_page(report: ScalingReport) -> str:
-    title = html.escape(f"One to many: {report.spec}")
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{_STYLE}</style></head>\n<body><main>\n" + "\n".join(_html(report)) + "\n</main></body></html>\n"
-    )
+    return page(f"One to many: {report.spec}", _html(report))
 
 
 def _html(report: ScalingReport) -> Iterator[str]:
     yield f"<h1>{html.escape(report.spec)} on one rank and on many</h1>"
     yield f"<p>{html.escape(_measured_how(report))}</p>"
-    yield _list([*sentences(report), *report.notes])
+    yield bullets([*sentences(report), *report.notes])
     if report.advice:
         yield "<h2>What would help first</h2>"
-        yield _list(report.advice)
+        yield bullets(report.advice)
     yield "<h2>Measured</h2>"
-    yield _table(HEADS, rows_of(report.points))
+    yield table(HEADS, rows_of(report.points))
+    if rows := volume_rows(report.points):
+        yield f"<h2>What moves</h2>\n<p>{html.escape(volume_note(report.points))}</p>"
+        yield table(VOLUME_HEADS, rows)
     if picture := parts_picture(report.points):
         yield f"<h2>{_PARTS_TITLE}</h2>\n{picture}"
     if picture := speedup_picture(report):
         yield f"<h2>Speed-up</h2>\n{picture}"
     if report.forecasts:
         yield "<h2>More ranks, by a model</h2>"
-        yield _list([*model_lines(report.models)])
-        yield _table(FORECAST_HEADS, forecast_rows(report.forecasts))
-
-
-def _list(lines: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in lines)}</ul>"
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{html.escape(cell.capitalize())}</th>" for cell in heads)
-    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        yield bullets(model_lines(report.models))
+        yield table(FORECAST_HEADS, forecast_rows(report.forecasts))
 
 
 def _measured_how(report: ScalingReport) -> str:
@@ -93,6 +84,15 @@ def _markdown(report: ScalingReport) -> Iterator[str]:
     yield from ("", _marked(_measured_how(report)), "")
     yield from (f"- {_marked(line)}" for line in (*sentences(report), *report.notes))
     yield from ("", *_marked_table(HEADS, rows_of(report.points)))
+    if rows := volume_rows(report.points):
+        yield from (
+            "",
+            "## What moves",
+            "",
+            _marked(volume_note(report.points)),
+            "",
+            *_marked_table(VOLUME_HEADS, rows),
+        )
     if report.advice:
         yield from ("", "## What would help first", "", *(f"- {_marked(line)}" for line in report.advice))
     if report.forecasts:

@@ -9,6 +9,7 @@ HEADS = (
     "OPTIMIZER", "COMM", "STRAGGLER", "OTHER",
 )  # fmt: skip
 FORECAST_HEADS = ("STRATEGY", "SCALING", "RANKS", "SPEED-UP", "RANGE", "EFFICIENCY")
+VOLUME_HEADS = ("STRATEGY", "RANKS", "WHO SENDS MOST", "BY FORMULA", "SENT", "MESSAGES")
 _NONE = "-"
 
 
@@ -29,6 +30,29 @@ def _row(point: ScaledRun) -> tuple[str, ...]:
         _NONE if point.memory_gb is None else f"{point.memory_gb:.2f} GB",
         _NONE if not step_s else f"{step_s * 1000:.4g} ms", *shares,
     )  # fmt: skip
+
+
+def volume_rows(points: Sequence[ScaledRun]) -> list[tuple[str, ...]]:
+    """What moves in a step by formula, and beside it the messages that traces show; of each number of ranks once."""
+    some = {(one.strategy, one.ranks): one for one in reversed(points)}
+    return [
+        (
+            one.strategy, str(one.ranks), one.volume.who, one.volume.formula, _size(one.volume.bytes),
+            _size(one.parts.bytes) if one.parts is not None and one.parts.messages else _NONE,
+        )
+        for one in points
+        if one.volume is not None and some[one.strategy, one.ranks] is one
+    ]  # fmt: skip
+
+
+def volume_note(points: Sequence[ScaledRun]) -> str:
+    """What stands above these rows. "" where there are none."""
+    model = next((one.volume.model_bytes for one in points if one.volume is not None), 0.0)
+    return f"bytes of a step, where n ranks train P = {_size(model)} of parameters:" if model else ""
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e6:.3g} MB"
 
 
 def forecast_rows(forecasts: Sequence[ScalingForecast]) -> list[tuple[str, ...]]:

@@ -29,6 +29,11 @@ OURS = "run.script=options.py"
         (["job.yaml", "--set", "run.args={}"], 2, "--steps: its args have none of --max-steps"),
         (["job.yaml", "--strategies", "ddp,dpd"], 2, "--strategies: expected some of none, dp, ddp,"),
         (
+            ["job.yaml", "--set", OURS, "--strategies", "dp,master", "--per-node", "2", "--ranks", "1,4"],
+            2,
+            "--strategies: dp is one process on one node: expected up to 2 ranks, got 4",
+        ),
+        (
             ["job.yaml", "--set", OURS, "--set", "resources.nodes=2", "--set", "resources.ranks_per_node=auto"],
             2,
             "--per-node",

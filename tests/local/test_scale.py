@@ -71,6 +71,25 @@ def test_one_rank_and_two_in_both_scalings(lab, tmp_path):
     assert lab.processes() == []
 
 
+def test_baselines_beside_an_all_reduce(lab):
+    lab.script("train.py", OURS)
+    spec = lab.spec(
+        "name: tiny\nrun: {script: train.py}\nresources: {ranks_per_node: 2, gpus_per_node: 0, cpus_per_rank: 1}\n"
+    )
+    words = ("--ranks", "2", "--strong", "--strategies", "dp,master,ddp", "--steps", "12", "--json")
+    report = json.loads(lab.launch("scale", spec, *words, timeout=280).stdout)
+    points = {one["strategy"]: one for one in report["points"]}
+    assert all(one["why"] == "" and len(one["rates"]) == 6 for one in points.values())
+    model = (64 * 256 + 256 * 2 + 1) * 4
+    assert {name: (one["volume"]["who"], one["volume"]["bytes"]) for name, one in points.items()} == {
+        "dp": ("the first copy", model), "master": ("the first rank", model), "ddp": ("each rank", model)
+    }  # fmt: skip
+    sent = {name: one["parts"]["bytes"] for name, one in points.items()}
+    assert sent["dp"] < model, "in one process there are no messages"
+    assert sent["ddp"] == pytest.approx(model, rel=0.1)
+    assert sent["master"] == pytest.approx(3 * model, rel=0.1), "what two ranks gave, and what all were sent"
+
+
 def test_what_fails_on_more_ranks_is_told_and_kept(lab):
     lab.script("train.py", THEIRS)
     rest = "resources: {ranks_per_node: 2}\nrecovery: {user_error: 0}\n"

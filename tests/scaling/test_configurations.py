@@ -68,6 +68,23 @@ def test_what_would_disturb_a_measurement_is_set_aside():
     assert not [word for word in plain if "strategy" in word or "batch-size" in word]
 
 
+def test_baselines_are_asked_for_in_the_environment():
+    run = run_of("{module: trainer.tasks.gpt}")
+    master = overrides_of(Configuration("master", STRONG, 2, 4), run, schedule_of(30), None, 1)
+    assert {"run.args.strategy=ddp", "env.TRAINER_BASELINE=master", "resources.ranks_per_node=4"} <= {*master}
+    copies = overrides_of(Configuration("dp", STRONG, 1, 4), run, schedule_of(30), None, 2)
+    assert {"run.args.strategy=dp", "env.TRAINER_BASELINE=dp=4", "resources.ranks_per_node=1"} <= {*copies}
+    assert "resources.cpus_per_rank=8" in copies, "as many as four ranks have"
+    unsaid = overrides_of(Configuration("dp", STRONG, 1, 4), run, schedule_of(30), None)
+    assert not [word for word in unsaid if "cpus_per_rank" in word]
+
+
+def test_copies_in_one_process_are_on_one_node():
+    assert configurations([1, 4], ["dp"], (STRONG,), TWO_NODES, None)[1].ranks == 4
+    with pytest.raises(BadInput, match="dp is one process on one node: expected up to 4 ranks, got 8"):
+        configurations([8], ["dp"], (STRONG,), TWO_NODES, None)
+
+
 def test_of_a_script_of_ones_own_only_its_steps_are_set():
     found = own_overrides(Configuration("", OWN, 1, 2), run_of("{script: a.py, args: {steps: 9}}"), schedule_of(30))
     assert "run.args.steps=35" in found

@@ -9,10 +9,11 @@ import pytest
 
 from launcher.errors import BadInput
 from launcher.scaling.accounts import accounted, advice
-from launcher.scaling.findings import KINDS, ScaledRun, ScalingReport, StepParts
+from launcher.scaling.findings import KINDS, ScaledRun, ScalingReport, StepParts, StepVolume
 from launcher.scaling.forecasts import foretold
 from launcher.scaling.measured import spread
 from launcher.scaling.page import html_page, markdown_page, write_pages
+from launcher.scaling.tables import volume_rows
 
 HOSTILE = "<script>alert(1)</script>|`x`.yaml"
 
@@ -62,6 +63,23 @@ def test_ranks_that_take_turns_foretell_nothing():
     assert not models[0].latency_known
     assert [one.ranks for one in forecasts] == [4, 8, 16]
     assert foretold([point(1, 1.0, 0.0), crowded]) == ((), ())
+
+
+def test_what_moves_stands_beside_what_was_seen_to():
+    volume = StepVolume("each rank", "2 (n - 1) / n P", 11e6, 11e6)
+    strong = msgspec.structs.replace(point(2, 0.6, 0.1), volume=volume)
+    weak = msgspec.structs.replace(strong, scaling="weak")
+    report = report_of(point(1, 1.0, 0.0), strong, weak)
+    assert volume_rows(report.points) == [("ddp", "2", "each rank", "2 (n - 1) / n P", "11 MB", "11 MB")]
+    assert "where n ranks train P = 11 MB of parameters" in html_page(report)
+    assert "## What moves" in markdown_page(report)
+    assert "What moves" not in html_page(WHOLE)
+
+
+def test_baselines_foretell_nothing():
+    points = [point(1, 1.0, 0.0, "master"), point(2, 0.6, 0.1, "master")]
+    assert foretold(points) == ((), ())
+    assert "strategy ddp" in advice(accounted(points))[0]
 
 
 def test_nothing_is_loaded_and_nothing_of_a_run_is_markup():

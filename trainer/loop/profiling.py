@@ -86,5 +86,7 @@ class Profiler(Callback):
         if self._begun == self._first - 1:
             mine = traced(json.loads(path.read_bytes())["traceEvents"])
             found = merged(gathered(mine, training.world), self._last - self._begun)
+            trained = [one for one in training.strategy.module.parameters() if one.requires_grad]
+            found["model_bytes"] = float(sum(one.numel() * one.element_size() for one in trained))
             training.say(said(found))
             self._tell(training, found)

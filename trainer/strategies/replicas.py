@@ -6,10 +6,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from trainer.errors import TrainerError
+from trainer.errors import BadSettings, TrainerError
+from trainer.strategies import baselines
 from trainer.strategies.agreement import PersistentBuffers, take_from_first
 from trainer.strategies.precision import autocasting
 from trainer.strategies.settings import StrategySettings
@@ -38,12 +40,15 @@ def replicated(module: nn.Module, world: World, settings: StrategySettings, *, u
     )
     if undrawn:
         take_from_first(made_anew(module))
+    has_master = baselines.has_master()
+    if has_master:
+        model.register_comm_hook(dist.group.WORLD, baselines.gathered_at_first)
     model.deal_out()
 
     def syncing(sync: bool) -> AbstractContextManager[None]:
         return _NOTHING if sync else model.no_sync()
 
-    return Wrapped(model, syncing, model.do)
+    return Wrapped(model, syncing, model.do, first_updates=has_master)
 
 
 def made_anew(module: nn.Module) -> list[Tensor]:
@@ -116,11 +121,14 @@ class _Replica(DistributedDataParallel):
 
 def over_all_gpus(module: nn.Module, world: World, dtype: torch.dtype | None) -> Wrapped:
     """nn.DataParallel: one process, a thread and a copy of the model for each GPU in each forward pass."""
+    many = baselines.copies()
     if world.device.type != "cuda":
-        return Wrapped(module)
+        return Wrapped(module if many in (None, 1) else baselines.CopiesInThreads(module, many, dtype))
     first = world.device.index or 0
-    others = [index for index in range(torch.cuda.device_count()) if index != first]
-    return Wrapped(_Threads(module, [first, *others], dtype))
+    gpus = [first, *(index for index in range(torch.cuda.device_count()) if index != first)]
+    if many is not None and many > len(gpus):
+        raise BadSettings(f"strategy: dp expected {many} GPUs in one process, found {len(gpus)}")
+    return Wrapped(_Threads(module, gpus[:many], dtype))
 
 
 class _Threads(DataParallel[nn.Module]):

@@ -130,10 +130,15 @@ class Strategy:
         group = self.world.control if self.settings.offload else None
         finite = are_finite(_gradients(learned), shared=self.is_sharded, group=group)
         norm = self.clip(learned, measured=measured)
+        alone = self.wrapped.first_updates
+        if alone and not self.world.is_first:
+            self._drop_gradients()  # so its optimizers have nothing to do
         if self.scaler is None:
             self.skips.note(step_where(finite, self.optimizers.values()))
         else:
             self._step_scaled(self.scaler, finite)
+        if alone:
+            take_from_first(learned)
         self._drop_gradients()
         if self.settings.compile and not self._told_of_eager_parts:
             self._told_of_eager_parts = told_of_eager_parts()

@@ -16,6 +16,7 @@ EXAMPLES = """
   launch scale job.yaml --ranks 1,2,4             a table, sentences, what would help first, and more ranks foretold
   launch scale job.yaml --ranks 1,2 -o report     a page with pictures, too, and all of it as Markdown and as JSON
   launch scale job.yaml --strategies ddp,fsdp     which strategy, on one rank and on two
+  launch scale job.yaml --strategies dp,master,ddp    threads of one process, a parameter master, all-reduce
   launch scale job.yaml --ranks 1,8,16 --per-node 8 --on cluster    a GPU, a node, two nodes
   launch scale job.yaml --strong --rounds 3       the batch stays; each training three times, round by round
 
@@ -34,7 +35,10 @@ def declare(arguments: Arguments) -> None:
         "--ranks", metavar="N,...", type=_numbers, default=(1, 2), help="how many ranks (default: 1,2)"
     )
     arguments.add_argument(
-        "--strategies", metavar="NAME,...", default="", help="of the trainer, as ddp,zero1,fsdp (default: the spec's)"
+        "--strategies",
+        metavar="NAME,...",
+        default="",
+        help="of the trainer, as ddp,zero1,fsdp, and master (default: the spec's)",
     )
     arguments.add_argument("--strong", action="store_true", help="measure with the batch as it is")
     arguments.add_argument("--weak", action="store_true", help="measure with a batch in proportion to the ranks")
@@ -89,14 +93,19 @@ def lines_of(report: "ScalingReport") -> list[str]:
     from launcher.scaling.tables import (  # late: the help does without
         FORECAST_HEADS,
         HEADS,
+        VOLUME_HEADS,
         forecast_rows,
         model_lines,
         rows_of,
         sentences,
+        volume_note,
+        volume_rows,
     )
 
     table = fitting([HEADS, *rows_of(report.points)], _LESS, width_of(sys.stdout))
     found = [*table, "", *sentences(report), *report.notes]
+    if rows := volume_rows(report.points):
+        found += ["", volume_note(report.points), *columns([VOLUME_HEADS, *rows])]
     if report.advice:
         found += ["", "what would help first:", *(f"- {line}" for line in report.advice)]
     if report.forecasts:
