@@ -11,7 +11,8 @@ says what it costs, not what it saves. Each figure comes from a process of its o
   one without any work. Hidden is the part of that work by which a step did not become longer;
 - saving: a model and its Adam. What the call holds up the host for, and how much longer as many steps took with a save
   among them than without (the device waits for the copy, the host for nothing). The copy goes into pinned memory;
-- loading: every byte compared, against reading as many bytes into memory that is there already.
+- loading: every byte compared, against reading as many bytes into memory that is there already;
+- collectives: with several GPUs what `launch doctor --collectives` says of nccl between them, every result checked.
 """
 
 import argparse
@@ -33,6 +34,7 @@ from replica import Replica, folder_for_all, ratio, spread
 from results import publish
 from torch.nn.parallel import DistributedDataParallel
 
+from launcher.collectives.tables import size
 from trainer import Checkpointer
 from trainer.checkpoint_files.layout import folder_name
 from trainer.loop import Trainer
@@ -300,6 +302,25 @@ def save_rows(args):
         yield f"| {found['bytes'] / 1e9:.2f} GB | {cells} |"
 
 
+def collective_rows(args):
+    """Of so many GPUs; nothing of one alone."""
+    if args.ranks < 2:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        backend = "nccl" if args.device == "cuda" else "gloo"
+        words = ["--ranks", str(args.ranks), "--sizes", args.sizes, "--backend", backend, "--json"]
+        command = [Path(sys.executable).parent / "launch", "doctor", "--collectives", *words]
+        env = {**os.environ, "LAUNCH_RUNS": f"{folder}/runs", "XDG_STATE_HOME": f"{folder}/state"}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, cwd=folder, env=env)
+    if done.returncode:
+        raise SystemExit(f"the collectives failed:\n{done.stdout}{done.stderr}")
+    for one in json.loads(done.stdout)["lines"]:
+        if one["size_bytes"]:
+            times = " | ".join(f"{1e3 * one[name]:.3f}" for name in ("usual_s", "fastest_s", "slowest_s"))
+            what = f"{one['operation']}, {one['ranks']} x {size(one['size_bytes'])}"
+            yield f"| {what} | {times} | {one['bus_bytes_per_s'] / 1e9:.2f} | {one['wrong']} |"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: to try this script itself")
@@ -313,6 +334,9 @@ def main():
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--copies", type=int, default=20, help="of a bucket, in the place of its all-reduce")
+    gpus = torch.cuda.device_count()
+    parser.add_argument("--ranks", type=int, default=gpus, help="of collectives (default: all GPUs; one has nobody)")
+    parser.add_argument("--sizes", default="64KB,1MB,16MB,256MB", help="of collectives, as launch doctor takes them")
     parser.add_argument("--folder", type=Path, help="where checkpoints are written; left out: the temporary folder")
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--write", action="store_true", help="put the tables into RESULTS.md")
@@ -338,6 +362,9 @@ def main():
         "|---|---|---|---|---|---|---|---|",
         *save_rows(args),
     ]
+    if collectives := [*collective_rows(args)]:
+        heads = "| collective, GPUs x size | ms | fastest | slowest | bus, GB/s | wrong |"
+        table += ["", heads, "|---|---|---|---|---|---|", *collectives]
     card = torch.cuda.get_device_name() if args.device == "cuda" else "no GPU"
     shape = f"{args.layers} layers of {args.width}, {args.batch_size} windows of {args.context} bytes a step"
     publish("gpu", "\n".join([*table, "", f"{card}, CUDA {torch.version.cuda}. {shape}."]), write=args.write)

@@ -32,6 +32,11 @@ TABLES = [
     ("idle", ["--ranks", "2", "--seconds", "1"], ["agent", "keeper"]),
     ("many_runs", ["--runs", "3", "--repeats", "1"], ["`launch prune --state ended --dry-run`", "`launch du`"]),
     ("traced", ["--pairs", "1", "--kinds", "much to send"], ["much to send"]),
+    (
+        "collectives",
+        ["--pairs", "1", "--ranks", "2", "--sizes", "1024", "--operations", "all-reduce", "send/recv"],
+        ["all-reduce, 2 ranks, 1 KB", "send/recv, 2 ranks, 1 KB"],
+    ),
     ("load", ["--ranks", "1", "--children", "1", "--others", "3", "--samples", "2"], ["1 x 2"]),
     ("coordinator", ["--sizes", "3", "--rounds", "1"], ["3"]),
     (
@@ -84,9 +89,9 @@ TABLES = [
                 "1",
             ),
             *("--save-steps", "1", "--layers", "1", "--width", "64", "--context", "16", "--batch-size", "2"),
-            *("--copies", "2"),
+            *("--copies", "2", "--ranks", "2", "--sizes", "1KB"),
         ],
-        ["fp32", "bf16, fsdp", "1 of together 0 MB", "0.00 GB"],
+        ["fp32", "bf16, fsdp", "1 of together 0 MB", "0.00 GB", "all-reduce, 2 x 1 KB"],
     ),
     (
         "sweeps",

@@ -1,0 +1,85 @@
+"""Whether what `launch doctor --collectives` tells is true: its time of an operation beside a plain loop of the same.
+
+    uv run python tests/benchmarks/collectives.py [--write]
+
+Gloo ranks on this machine. In turns each operation is timed as the doctor does it (a barrier before each repetition,
+its result checked after each, the slowest rank counts), and in a loop that only calls it, until all ranks are through.
+The bus bandwidth of the first stands beside a copy in memory, which no message between processes exceeds.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch.distributed as dist
+from replica import on_ranks, ratio
+from results import publish
+
+from launcher.collectives.bandwidth import algorithm_bandwidth, bus_factor
+from launcher.collectives.tables import size
+from trainer.collectives.measuring import copied, repetitions, rounded, timed
+from trainer.collectives.operations import OPERATIONS, Place
+
+
+def by_hand(name, nbytes, world):
+    """Seconds of one call in a loop of them."""
+    ranks = tuple(range(world.size))
+    place = Place(dist.group.WORLD, world.rank, ranks, rounded(nbytes, world.size), world.device)
+    one = OPERATIONS[name](place)
+    one.fill()
+    one.call()
+    dist.barrier()
+    began = time.perf_counter()
+    for _ in range(repetitions(nbytes)):
+        one.call()
+    dist.barrier()
+    return (time.perf_counter() - began) / repetitions(nbytes)
+
+
+def on_rank(world, names, sizes, pairs):
+    """Of each operation and size seconds as told and by hand, in pairs; and the bytes per second of such a copy."""
+    found, ranks = {}, tuple(range(world.size))
+    for _ in range(pairs):
+        for name in names:
+            for nbytes in sizes:
+                [told] = timed([name], [nbytes], ranks, dist.group.WORLD, world)
+                row = statistics.median(told.times_s), by_hand(name, nbytes, world), told.wrong
+                found.setdefault((name, nbytes), []).append(row)
+    return found, {nbytes: copied(nbytes, world.device) for nbytes in sizes}
+
+
+def table(pairs, counts, names, sizes):
+    lines = [
+        "| | told | range | in a loop | told, of the loop | bus bandwidth | of a copy in memory | wrong |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for ranks in counts:
+        found, copies = on_ranks(on_rank, ranks, names, sizes, pairs)
+        for (name, nbytes), rows in found.items():
+            told, looped, wrong = zip(*rows, strict=True)
+            bus = bus_factor(name, ranks) * algorithm_bandwidth(nbytes, statistics.median(told))
+            lines.append(
+                f"| {name}, {ranks} ranks, {size(nbytes)} | {statistics.median(told) * 1e3:.2f} ms "
+                f"| {min(told) * 1e3:.2f}-{max(told) * 1e3:.2f} | {statistics.median(looped) * 1e3:.2f} ms "
+                f"| {ratio(told, looped):.2f} | {bus / 1e6:,.0f} MB/s | {bus / copies[nbytes]:.2f} | {sum(wrong)} |"
+            )
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--pairs", type=int, default=11)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[2**12, 2**20, 2**24], help="bytes")
+    kinds = ["broadcast", "all-gather", "reduce-scatter", "all-reduce", "send/recv", "all-to-all"]
+    parser.add_argument(
+        "--operations", nargs="+", default=kinds, choices=[name for name in OPERATIONS if name != "barrier"]
+    )
+    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
+    options = parser.parse_args()
+    lines = table(options.pairs, options.ranks, options.operations, options.sizes)
+    publish("collectives", lines, write=options.write)
+
+
+if __name__ == "__main__":
+    main()
