@@ -190,6 +190,13 @@ def test_fifty_steps_give_the_losses_of_one_process(tmp_path, alone, ranks, mesh
     assert all(one.fingerprint == first.fingerprint and one.found == first.found for one in rest)
 
 
+@pytest.mark.dealt(12)
+def test_eight_ranks_on_all_three_dimensions_give_the_losses_of_one_process(tmp_path, alone):
+    first, *rest = on(8, train, tmp_path, mesh="pp=2,dp=2,tp=2")
+    same(first, alone())
+    assert len({one.fingerprint for one in (first, *rest)}) == 1
+
+
 def test_bf16_is_about_as_good(tmp_path, alone):
     first, _ = on(2, train, tmp_path, mesh="pp=2", precision="bf16")
     assert first.all_of("loss") == pytest.approx(alone().all_of("loss"), rel=0.03)
