@@ -30,6 +30,9 @@ def replicated(module: nn.Module, world: World, settings: StrategySettings, *, u
     """
     if world.size == 1:
         return Wrapped(module)
+    has_master = baselines.has_master()
+    if has_master and settings.precision == "fp16":
+        raise BadSettings("precision: fp16 does not go with a master, whose ranks would scale apart\nhint: use bf16")
     model = _Replica(
         module,
         device_ids=[world.device] if world.device.type == "cuda" else None,
@@ -40,7 +43,6 @@ def replicated(module: nn.Module, world: World, settings: StrategySettings, *, u
     )
     if undrawn:
         take_from_first(made_anew(module))
-    has_master = baselines.has_master()
     if has_master:
         model.register_comm_hook(dist.group.WORLD, baselines.gathered_at_first)
     model.deal_out()

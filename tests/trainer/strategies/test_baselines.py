@@ -9,6 +9,8 @@ from torch import nn
 from trainer.errors import BadSettings
 from trainer.strategies import StrategySettings, baselines
 from trainer.strategies.baselines import CopiesInThreads
+from trainer.strategies.replicas import replicated
+from trainer.world import World
 
 
 @pytest.fixture
@@ -104,6 +106,12 @@ def test_without_gradients_nothing_is_kept(four_threads):
     with torch.no_grad():
         assert not copied(word_batch(0)[0]).requires_grad
     assert copied(word_batch(0)[0][:1]).shape[0] == 1, "a sample for one copy"
+
+
+def test_a_master_takes_no_fp16(monkeypatch):
+    monkeypatch.setenv(baselines.VARIABLE, "master")
+    with pytest.raises(BadSettings, match="fp16 does not go with a master"):
+        replicated(words(), World(0, 2, 0, 2, torch.device("cpu")), StrategySettings("ddp", precision="fp16"))
 
 
 @pytest.mark.parametrize("asked", ["dp", "dp=0", "dp=two", "dp=-1", "slave", "master=2"])
