@@ -1,9 +1,13 @@
 """The newest few of what a process leaves behind for its successor, in a file in memory that outlives it.
 
-Each has the number of a step, and a checksum, so that one that was being written when the process was killed counts
-for nothing. They go round: the one of step 7 takes the place of that of step 7 - slots.
+A process may be killed at any moment, in the middle of a slot too. So a slot is written in this order: its seal is
+broken, its content takes the place of what was there, and then it is sealed with the number of its step. What has no
+seal counts for nothing. A killed process leaves in memory what it had written so far, in the order in which it wrote
+it, and memory keeps that: the content itself needs no checksum, which would cost a step half of what the copying does.
 
-    header: life, slots, room of a slot    slot: step, length, checksum, content    slot ...
+They go round: the one of step 7 takes the place of that of step 7 - slots.
+
+    header: life, slots, room of a slot    slot: step, length, seal, content    slot ...
 """
 
 import mmap
@@ -15,7 +19,7 @@ from pathlib import Path
 import xxhash
 
 _HEADER = struct.Struct("<32sQQ")
-_HEAD = struct.Struct("<QQQ")  # step, length, checksum of both and of what follows
+_HEAD = struct.Struct("<QQQ")  # step, length, seal
 _ALIGNED = 64  # so that what follows a head may be read as tensors where it lies
 
 
@@ -75,9 +79,9 @@ class SlotFile:
         if size > self.room:
             raise ValueError(f"{self.path}: {size} bytes, where there is room for {self.room}")
         at = self._at(step)
-        content = memoryview(self._memory)[at + _ALIGNED : at + _ALIGNED + size]
-        put(content)
-        self._memory[at : at + _HEAD.size] = _HEAD.pack(step, size, _checksum(step, content))
+        self._break_seal(at)
+        put(memoryview(self._memory)[at + _ALIGNED : at + _ALIGNED + size])
+        self._memory[at : at + _HEAD.size] = _HEAD.pack(step, size, _seal(step, size))
 
     def copy(self, step: int, content: bytes | memoryview) -> None:
         """These bytes, which fit."""
@@ -90,11 +94,10 @@ class SlotFile:
     def read(self, step: int) -> memoryview | None:
         """The content of that step where it lies, if it is whole."""
         at = self._at(step)
-        noted, size, checksum = _HEAD.unpack_from(self._memory, at)
-        if noted != step or size > self.room:
+        noted, size, seal = _HEAD.unpack_from(self._memory, at)
+        if noted != step or size > self.room or seal != _seal(step, size):
             return None
-        content = memoryview(self._memory)[at + _ALIGNED : at + _ALIGNED + size]
-        return content if checksum == _checksum(step, content) else None
+        return memoryview(self._memory)[at + _ALIGNED : at + _ALIGNED + size]
 
     def steps(self) -> tuple[int, ...]:
         """Those of which the content is whole."""
@@ -105,8 +108,7 @@ class SlotFile:
         """What is newer is of a past that did not happen."""
         for newer in self.steps():
             if newer > step:
-                at = self._at(newer)
-                self._memory[at : at + _HEAD.size] = bytes(_HEAD.size)
+                self._break_seal(self._at(newer))
 
     def roomier(self, room: int) -> "SlotFile":
         """With more room, in the place of this one, with all that is whole. Raises OSError."""
@@ -117,6 +119,9 @@ class SlotFile:
                 larger.copy(step, content)
         os.rename(_beside(self.path), self.path)
         return larger
+
+    def _break_seal(self, at: int) -> None:
+        self._memory[at : at + _HEAD.size] = bytes(_HEAD.size)
 
     def _at(self, step: int) -> int:
         return _place(step % self.slots, self.room)
@@ -131,5 +136,6 @@ def _beside(path: Path) -> Path:
     return path.with_name(f"{path.name}.new")
 
 
-def _checksum(step: int, content: memoryview) -> int:
-    return xxhash.xxh3_64_intdigest(content, seed=step & (1 << 63) - 1)
+def _seal(step: int, size: int) -> int:
+    """A checksum of the head alone, which may be cut short itself: half of one and half of another fit no seal."""
+    return xxhash.xxh3_64_intdigest(struct.pack("<QQ", step, size))

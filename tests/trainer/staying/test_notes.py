@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from trainer.checkpoint.generators import seed_all
-from trainer.staying.notes import SLOTS, Note, NoteFile, bytes_of, draw_on, drawn_now, encoded, put_bytes, room_for
+from trainer.staying.notes import Note, NoteFile, bytes_of, draw_on, drawn_now, encoded, put_bytes, room_for
 
 LIFE = "a0001.g0001"
 
@@ -39,26 +39,6 @@ def test_generators_go_on_as_noted(tmp_path):
     seed_all(7)
     draw_on(NoteFile.found(tmp_path / "rank").read(1).drawn)
     assert [draws() for _ in range(3)] == wanted
-
-
-def test_a_torn_note_counts_for_nothing_and_the_others_do(tmp_path):
-    """Wherever the writing of it was cut short."""
-    path = tmp_path / "rank"
-    seed_all(3)
-    file = NoteFile.begin(path, LIFE, room_for(0))
-    for step in range(1, SLOTS + 1):
-        file.write(*note(step))
-    before = path.read_bytes()
-    seed_all(4)
-    file.write(*note(SLOTS + 1))
-    after = path.read_bytes()
-    differ = [at for at in range(len(after)) if before[at] != after[at]]
-    for cut in [*differ[:40], *differ[40:-40:97], *differ[-40:]]:
-        for torn in (after[:cut] + before[cut:], before[:cut] + after[cut:]):
-            path.write_bytes(torn)
-            found = NoteFile.found(path)
-            whole = {1} if torn == before else {SLOTS + 1} if torn == after else set()
-            assert set(found.steps()) == {*range(2, SLOTS + 1)} | whole, cut
 
 
 def test_what_does_not_fit_is_refused(tmp_path):
