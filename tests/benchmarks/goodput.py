@@ -8,6 +8,9 @@ rank each, on this machine and on the hosts of tests/lab (as root): 20 minutes f
 20 s, at random moments from a seed, the same for all sides: kills of ranks alone, or mixed with stopped ranks, killed
 and frozen agents, killed zygotes, and cut cables where there are some. What it would be with one per 60 s is reckoned
 from what a fault cost. A step that only a part of the ranks makes counts as that part.
+
+`--sides "launch, hot" --places local` is `recovery: {mode: hot}`, for which a `Trainer` trains that model: only such
+ranks stay when one is killed.
 """
 
 import argparse
@@ -23,7 +26,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2]), *(str(Path(__file__).parents[1] / name) for name in ("local", "ssh"))]
 from goodput_account import PHASES, Blow, at_gap, costs, first_of_all, middle_costs, pace, useful_steps
-from goodput_worlds import KILLS, LAUNCH, MIXED, NODES, TORCHFT, TORCHRUN, side_of
+from goodput_worlds import HOT, KILLS, LAUNCH, MIXED, NODES, TORCHFT, TORCHRUN, side_of
 from results import publish
 
 from tests.chaos.schedule import Kind, drawn
@@ -33,6 +36,7 @@ START_S = 240.0
 HERE, HOSTS = "local", "ssh"
 SELDOM_S = 60
 TARGETS = {(KILLS, 60): 0.97, (MIXED, 60): 0.90, (KILLS, 20): 0.92, (MIXED, 20): 0.75}
+HOT_TARGETS = {(KILLS, 60): 0.99, (KILLS, 20): 0.97}
 
 
 def moments(kinds, every_s, minutes, seed):
@@ -122,7 +126,7 @@ def goodput_rows(place, taken):
 
 def goodput_row(place, of, shares, hits):
     kind, every_s, peer = of
-    target = TARGETS.get((kind, every_s), "") if peer == LAUNCH else ""
+    target = {LAUNCH: TARGETS, HOT: HOT_TARGETS}.get(peer, {}).get((kind, every_s), "")
     span = f"{shares[0]:.3f}-{shares[-1]:.3f}"
     middle = statistics.median(shares)
     return f"| {place} | {kind} | {every_s} s | {peer} | {middle:.3f} | {span} | {hits} | {target} |"
@@ -147,15 +151,17 @@ def main():
     parser.add_argument("--gaps", type=int, nargs="+", default=[20], help="seconds to a fault")
     parser.add_argument("--faults", nargs="+", choices=[KILLS, MIXED], default=[KILLS, MIXED])
     parser.add_argument("--places", nargs="+", choices=[HERE, HOSTS], default=[HERE, HOSTS])
-    peers = [LAUNCH, TORCHRUN, TORCHFT]
-    parser.add_argument("--sides", nargs="+", choices=peers, help="default: all that are installed")
+    peers = [LAUNCH, HOT, TORCHRUN, TORCHFT]
+    parser.add_argument("--sides", nargs="+", choices=peers, help=f"default: all that are installed, but {HOT}")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 16))
     parser.add_argument("--write", action="store_true", help="put the tables into RESULTS.md")
     args = parser.parse_args()
     missing = find_spec("torchft") is None
     if missing and TORCHFT in (args.sides or ()):
         parser.error("not installed: torchft; run it by `uv run --with torchft-nightly python …`")
-    args.sides = args.sides or [peer for peer in peers if peer != TORCHFT or not missing]
+    if HOT in (args.sides or ()) and HOSTS in args.places:
+        parser.error(f"{HOT}: on this machine alone; add `--places {HERE}`")
+    args.sides = args.sides or [peer for peer in peers if peer != HOT and (peer != TORCHFT or not missing)]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the lab comes down
     tables = []
     for place in args.places:

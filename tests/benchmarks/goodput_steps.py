@@ -1,4 +1,4 @@
-"""The training of goodput.py, the same model and checkpoints under launch, torchrun and torchft.
+"""The training of goodput.py, the same model and checkpoints under launch, torchrun and torchft; or in a `Trainer`.
 
 Each line of OUT is `time rank pid host step what`, by the wall clock. What a rank does: it has `begun`, has `imported`
 what it needs, has `met` the others, has its state `loaded`, has made a `step`.
@@ -16,6 +16,7 @@ parser.add_argument("--folder", help="for checkpoints, where the launcher names 
 parser.add_argument("--every", default="10 steps")
 parser.add_argument("--step-s", type=float, default=0.05, help="time that a step takes beside its work")
 parser.add_argument("--patience-s", type=float, default=10.0, help="for what the other ranks do")
+parser.add_argument("--trainer", action="store_true", help="a Trainer trains, whose ranks can stay when one is killed")
 parser.add_argument("--replica", type=int, help="which replica group of torchft's this is")
 args = parser.parse_args()
 OUT = os.open(args.out, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -67,6 +68,33 @@ def ours():
         time.sleep(args.step_s)
 
 
+def trained():
+    """What `ours` does, by a `Trainer`: only its ranks stay. Who is new has met the others before it is told of."""
+    from torch.utils.data import TensorDataset
+
+    from trainer import Settings, Trainer
+    from trainer.loop import Callback
+
+    note("imported")
+
+    class Notes(Callback):
+        def on_step(self, training):
+            note("step", training.step)
+            time.sleep(args.step_s)
+
+    settings = Settings(
+        max_steps=1_000_000_000, batch_size=16, drop_last=True, strategy="ddp", checkpoint_every=args.every
+    )
+    Trainer(
+        settings,
+        model=lambda: made()[0],
+        loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        data=TensorDataset(torch.randn(8192, 64), torch.randint(0, 10, (8192,))),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
+        callbacks=[Notes()],
+    ).fit()
+
+
 def torchft():
     """Each group is one process, which meets the others anew for every step and gets its state from one of them."""
     from torchft import DistributedDataParallel as Replicated
@@ -112,4 +140,7 @@ def torchft():
 
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
-        ours() if args.replica is None else torchft()
+        if args.trainer:
+            trained()
+        else:
+            ours() if args.replica is None else torchft()

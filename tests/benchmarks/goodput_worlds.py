@@ -30,7 +30,7 @@ from tests.lab.nodes import pid_inside
 HERE = Path(__file__).parent
 SCRIPT = "goodput_steps.py"
 NODES = 3
-LAUNCH, TORCHRUN, TORCHFT = "launch", "torchrun, own store", "torchft"
+LAUNCH, HOT, TORCHRUN, TORCHFT = "launch", "launch, hot", "torchrun, own store", "torchft"
 KILLS, MIXED = "rank kills", "mixed"
 TAG = "BENCHMARK_GOODPUT"
 SPEC = """name: goodput
@@ -131,6 +131,15 @@ class LaunchedHere(Launched, Local):
 
     def parent(self, note):
         return parent(note.pid)
+
+
+class StayingHere(LaunchedHere):
+    """Ranks of a `Trainer`, of which those that were not killed stay."""
+
+    more = ", mode: hot"
+
+    def words(self, every):
+        return [*super().words(every), "--trainer"]
 
 
 class LaunchedThere(Launched, Pool):
@@ -308,6 +317,9 @@ def side_of(peer, folder, hosts=None):
     """One training that can be begun and disturbed; with `hosts` there, else here."""
     if peer == LAUNCH:
         world = LaunchedHere(Lab(folder), folder) if hosts is None else LaunchedThere(Desk(folder, hosts), folder)
+    elif peer == HOT:
+        assert hosts is None
+        world = StayingHere(Lab(folder), folder)
     elif hosts is None:
         world = {TORCHRUN: TorchrunHere, TORCHFT: TorchftHere}[peer](folder)
     else:

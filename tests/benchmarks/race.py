@@ -28,6 +28,7 @@ run:
   script: {script}
   args: {args}
 {preload}resources:
+  nodes: {nodes}
   ranks_per_node: {ranks}
   gpus_per_node: 0
   cpus_per_rank: 1
@@ -35,17 +36,18 @@ recovery:
   mode: {mode}
   killed: {{restarts: unlimited, backoff: 0s..0s}}  # as torchrun: at once, every time
   no_progress: off
-"""
+{recovery}"""
 
 
 class Race:
     """`with Race(peer, ranks, words) as race:` the clock runs from `race.began`."""
 
-    def __init__(self, peer, ranks, *words, script="ddp_steps.py", preload=None):
+    def __init__(self, peer, ranks, *words, script="ddp_steps.py", preload=None, nodes=1, recovery=""):
         self.peer = peer
         self.ranks = ranks
         self.script = script
         self.preload = preload  # None: launch finds out what the script will import
+        self.nodes, self.recovery = nodes, recovery  # of launch: where its ranks are, and more lines of `recovery:`
         self.folder = Path(tempfile.mkdtemp(prefix="race-"))
         self.steps = self.folder / "steps.txt"
         self.notes = defaultdict(list)  # rank: (time, pid, what)
@@ -77,7 +79,15 @@ class Race:
     def _spec(self):
         preload = "" if self.preload is None else f"  preload: {list(self.preload)}\n"
         mode = "hot" if self.peer == HOT else "warm"
-        return _SPEC.format(script=self.script, args=self._words, preload=preload, ranks=self.ranks, mode=mode)
+        return _SPEC.format(
+            script=self.script,
+            args=self._words,
+            preload=preload,
+            nodes=self.nodes,
+            ranks=self.ranks // self.nodes,
+            mode=mode,
+            recovery=self.recovery,
+        )
 
     def _command(self):
         if self.peer in (LAUNCH, HOT):

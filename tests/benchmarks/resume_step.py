@@ -22,8 +22,8 @@ from launcher.plan.preload import TASKS, TORCH, TRAINER
 
 PAUSE_S = (1.0, 3.0)  # after a recovery, so that there are new checkpoints
 # The job is run by a script of its own, which notes the steps: the same is imported ahead as for the job itself.
-_PRELOAD = (*TORCH, *TRAINER, *TASKS["trainer.tasks.resnet"])
-_JOBS = {
+PRELOAD = (*TORCH, *TRAINER, *TASKS["trainer.tasks.resnet"])
+JOBS = {
     "image": [
         *("--checkpoint-every", "10 steps"),
         *("--max-steps", 1_000_000),
@@ -53,7 +53,7 @@ def rows(job, ranks, taken, steps):
 def main():
     peers = [LAUNCH, HOT, TORCHRUN, WITH_VARIABLE]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", nargs="+", choices=_JOBS, default=list(_JOBS))
+    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS))
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--kills", type=int, default=20, help="of launch")
     parser.add_argument("--peer-kills", type=int, default=10, help="of torchrun")
@@ -77,7 +77,7 @@ def main():
 
         def some_kills(peer, count, job=job, ranks=ranks, steps=steps):
             def start():
-                return Race(peer, ranks, *_JOBS[job], script="trained_steps.py", preload=_PRELOAD)
+                return Race(peer, ranks, *JOBS[job], script="trained_steps.py", preload=PRELOAD)
 
             return kills(start, count, chance, args.patience_s, PAUSE_S, lambda race: steps[peer].append(race.step_s()))
 

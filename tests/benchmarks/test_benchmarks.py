@@ -27,6 +27,7 @@ TABLES = [
         ["--jobs", "mlp", "--ranks", "2", "--kills", "1", "--peers", "launch, hot", "launch"],
         ["mlp | 2 | launch, hot | 1 of 1", "mlp | 2 | launch | 1 of 1"],
     ),
+    ("spare", ["--pairs", "1", "--lease-s", "5"], ["power cut | launch, hot | 1", "frozen | launch, hot | 1"]),
     ("memory", ["--ranks", "2", "--pairs", "1", "--peers", "launch"], ["launch"]),
     ("cli", ["--runs", "3", "--repeats", "1"], ["`launch --help`", "`launch status, 3 runs`"]),
     ("idle", ["--ranks", "2", "--seconds", "1"], ["agent", "keeper"]),
@@ -62,10 +63,10 @@ TABLES = [
     (
         "goodput",
         [
-            *("--places", "local", "--sides", "launch", "--faults", "rank kills", "--gaps", "5"),
-            *("--minutes", "0.1", "--calm-s", "1", "--seed", "1"),
+            *("--places", "local", "--sides", "launch", "launch, hot", "--faults", "rank kills"),
+            *("--gaps", "5", "--minutes", "0.1", "--calm-s", "1", "--seed", "1"),
         ],
-        ["local | rank kills | 5 s | launch"],
+        ["local | rank kills | 5 s | launch", "local | rank kills | 5 s | launch, hot"],
     ),
     (
         "freeze",
