@@ -27,7 +27,7 @@ TABLES = [
         ["--jobs", "mlp", "--ranks", "2", "--kills", "1", "--peers", "launch, hot", "launch"],
         ["mlp | 2 | launch, hot | 1 of 1", "mlp | 2 | launch | 1 of 1"],
     ),
-    ("spare", ["--pairs", "1", "--lease-s", "5"], ["power cut | launch, hot | 1", "frozen | launch, hot | 1"]),
+    ("spare", ["--pairs", "1", "--faults", "power cut"], ["power cut | launch | 1", "power cut | launch, hot | 1"]),
     ("memory", ["--ranks", "2", "--pairs", "1", "--peers", "launch"], ["launch"]),
     ("cli", ["--runs", "3", "--repeats", "1"], ["`launch --help`", "`launch status, 3 runs`"]),
     ("idle", ["--ranks", "2", "--seconds", "1"], ["agent", "keeper"]),
