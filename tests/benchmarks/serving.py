@@ -1,10 +1,11 @@
-"""Requests a second and their time, beside a plain FastAPI handler of the same model; and of answers that are kept.
+"""Requests a second and their time, beside a plain FastAPI handler and BentoML; and of answers that are kept.
 
-uv run python tests/benchmarks/serving.py [--write]
+uv run python tests/benchmarks/serving.py [--peers plain BentoML] [--write]
 
-Both sides have the model of one checkpoint and get the same bodies over loopback, taking turns. `plain` is what courses
+All have the model of one checkpoint and get the same inputs over loopback, taking turns. `plain` is what courses
 show: an `async def` that checks the body by a pydantic model, asks torch for this one input, and gives the answer.
-Torch has one thread for it, or as many as there are cores: the better one counts.
+Torch has one thread for it, or as many as there are cores: the better one counts. BentoML batches as many inputs as
+`launch serve` does, and has one worker or two: the better one counts too. It is installed into a folder of its own.
 """
 
 import argparse
@@ -27,6 +28,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from results import publish
 
 WAIT_S = 0.005
+PEERS = {"plain": ("a plain FastAPI handler", ">= 3"), "BentoML": ("BentoML", ">= 1")}  # and what is asked of launch
 BODIES_EACH = 4
 STARTS_S = 300.0
 HEAD = "POST /predict HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n"
@@ -76,6 +78,26 @@ with listen("127.0.0.1", int(port), waiting=1024) as listening:
     run_server(listening, served, options, token=None, most_bytes=1 << 24, ready=lambda engine: None, say=print)
 """
 
+BENTOML = """
+import os
+from pathlib import Path
+
+import bentoml, numpy, torch
+from trainer.tasks import resnet
+
+
+@bentoml.service(workers=int(os.environ["BENCH_WORKERS"]), traffic={"timeout": 300, "max_concurrency": 4096})
+class Served:
+    def __init__(self):
+        self.service = resnet.service(os.environ["BENCH_ARGS"].split())
+        self.model = self.service.load(Path(os.environ["BENCH_CHECKPOINT"]))
+
+    @bentoml.api(batchable=True, max_batch_size=32, max_latency_ms=60_000)
+    def predict(self, pixels: numpy.ndarray) -> list:
+        with torch.inference_mode():
+            return self.service.predict(self.model, [{"pixels": one} for one in pixels.tolist()])
+"""
+
 
 def trained(folder, args):
     """A checkpoint of two steps: how fast it is does not depend on what it has learned."""
@@ -85,17 +107,28 @@ def trained(folder, args):
     return folder / "checkpoints"
 
 
+def with_bentoml(folder):
+    """Its command, installed beside this project's trainer."""
+    made, root = folder / "with-bentoml", Path(__file__).parents[2]
+    uv = ["uv", "--quiet"]
+    subprocess.run([*uv, "venv", "--python", sys.executable, str(made)], check=True)
+    python = str(made / "bin" / "python")
+    subprocess.run([*uv, "pip", "install", "--python", python, "bentoml", f"{root}[train]"], check=True)
+    (folder / "by_bentoml.py").write_text(BENTOML)
+    return [str(made / "bin" / "bentoml"), "serve", "by_bentoml:Served", "--host", "127.0.0.1", "--port"]
+
+
 @contextmanager
-def server(program, *words):
+def server(command, *words, health="/health", **how):
     """Its port, once it answers."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    process = subprocess.Popen([sys.executable, "-c", program, str(port), *words])
+    process = subprocess.Popen([*command, str(port), *words], **how)
     try:
         bound = time.monotonic() + STARTS_S
         while True:
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10):
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}{health}", timeout=10):
                     break
             except OSError:
                 assert process.poll() is None, "the server has ended"
@@ -178,11 +211,11 @@ def batch_s(port):
     return total / count
 
 
-def bodies(count, pixels, chance):
+def images(count, pixels, chance):
     def image():
         return [[[round(chance.gauss(0, 1), 4) for _ in range(pixels)] for _ in range(pixels)] for _ in range(3)]
 
-    return [json.dumps({"pixels": image()}).encode() for _ in range(count)]
+    return [image() for _ in range(count)]
 
 
 def clients_of(port, asked, count):
@@ -197,37 +230,56 @@ def main():
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--pixels", type=int, default=32)
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=[*PEERS])
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     chance = random.Random(1)
-    asked = bodies(args.clients * BODIES_EACH, args.pixels, chance)
+    shown = images(args.clients * BODIES_EACH, args.pixels, chance)
+    asked = [json.dumps({"pixels": image}).encode() for image in shown]
+    batches = [json.dumps({"pixels": [image]}).encode() for image in shown]  # BentoML is asked for several
     model = ["--model", args.model, "--pixels", str(args.pixels)]
-    rates, computed, kept, p99s, bounds = {"plain": [], "launch": []}, [], [], [], []
-    cores = str(len(os.sched_getaffinity(0)))
+    rates = {"launch": [], **{peer: [] for peer in args.peers}}
+    computed, kept, p99s, bounds = [], [], [], []
+    python, cores = [sys.executable, "-c"], str(len(os.sched_getaffinity(0)))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         checkpoint = str(trained(folder, model))
+        bentoml = with_bentoml(folder) if "BentoML" in args.peers else []
+
+        def full(port, bodies):
+            return asyncio.run(full_load(clients_of(port, bodies, args.clients), args.seconds))
+
+        def by_bentoml(workers):
+            told = {"BENCH_ARGS": " ".join(model), "BENCH_CHECKPOINT": checkpoint, "BENCH_WORKERS": workers}
+            how = {"cwd": folder, "env": os.environ | told, "stderr": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+            with server(bentoml, health="/readyz", **how) as port:
+                return full(port, batches)
+
+        def by_hand(threads):
+            with server([*python, PLAIN], checkpoint, threads, *model) as port:
+                return full(port, asked)
+
+        def ours():
+            with server([*python, OURS], checkpoint, "0", *model) as port:
+                rate, each_s = full(port, asked), batch_s(port)
+                times = asyncio.run(open_load(clients_of(port, asked, args.clients), rate / 2, args.seconds, chance))
+                p99s.append(times[int(0.99 * (len(times) - 1))])
+                bounds.append(WAIT_S + 3 * each_s)
+                alone = clients_of(port, asked[:BODIES_EACH], 1)
+                asyncio.run(full_load(alone, args.seconds / 2))
+                computed.append(statistics.median(alone[0].taken))
+            return rate
+
+        sides = {
+            "launch": ours,
+            "plain": lambda: max(by_hand("1"), by_hand(cores)),
+            "BentoML": lambda: max(by_bentoml("1"), by_bentoml("2")),
+        }
         for pair in range(args.pairs):
-            sides = [("launch", "0"), ("plain", "1"), ("plain", cores)]  # the cache, and threads
-            found = {"plain": 0.0, "launch": 0.0}
-            for side, number in reversed(sides) if pair % 2 else sides:
-                with server(PLAIN if side == "plain" else OURS, checkpoint, number, *model) as port:
-                    rate = asyncio.run(full_load(clients_of(port, asked, args.clients), args.seconds))
-                    found[side] = max(found[side], rate)
-                    if side == "launch":
-                        each_s = batch_s(port)
-                        times = asyncio.run(
-                            open_load(clients_of(port, asked, args.clients), rate / 2, args.seconds, chance)
-                        )
-                        p99s.append(times[int(0.99 * (len(times) - 1))])
-                        bounds.append(WAIT_S + 3 * each_s)
-                        alone = clients_of(port, asked[:BODIES_EACH], 1)
-                        asyncio.run(full_load(alone, args.seconds / 2))
-                        computed.append(statistics.median(alone[0].taken))
-            for side, best in found.items():
-                rates[side].append(best)
-            with server(OURS, checkpoint, "10000", *model) as port:
+            for side in reversed(rates) if pair % 2 else rates:
+                rates[side].append(sides[side]())
+            with server([*python, OURS], checkpoint, "10000", *model) as port:
                 alone = clients_of(port, asked[:BODIES_EACH], 1)
                 for _ in range(2):  # the first time they are computed
                     asyncio.run(full_load(alone, args.seconds / 4))
@@ -244,6 +296,8 @@ def table(args, rates, computed, kept, p99s, bounds):
         each = [one / other for one, other in zip(over, under, strict=True)]
         return f"| {what} | {statistics.median(each):.2f} | {min(each):.2f}-{max(each):.2f} | {asked} |"
 
+    peers = {peer: values for peer, values in rates.items() if peer != "launch"}
+
     def ms(values):
         return [1000 * one for one in values]
 
@@ -253,8 +307,11 @@ def table(args, rates, computed, kept, p99s, bounds):
         "| of what | median | range | asked |",
         "|---|---|---|---|",
         row("`launch serve`, requests a second", rates["launch"], "/s"),
-        row("a plain FastAPI handler", rates["plain"], "/s"),
-        ratio("throughput, of the plain handler's", rates["launch"], rates["plain"], ">= 3"),
+        *(row(PEERS[peer][0], values, "/s") for peer, values in peers.items()),
+        *(
+            ratio(f"throughput, of that of {PEERS[peer][0]}", rates["launch"], values, PEERS[peer][1])
+            for peer, values in peers.items()
+        ),
         row("one client, an answer that is computed", ms(computed), "ms", 2),
         row("one client, an answer that is kept", ms(kept), "ms", 2),
         ratio("time of a computed answer, of a kept one's", computed, kept, ">= 20"),
