@@ -147,7 +147,7 @@ class Checkpointer:
         """The groups are broken: what is being written comes to nothing, and is not waited for by anybody."""
         for saver in (self._saver, self._memory.saver if self._memory else None):
             if saver is not None:
-                saver.wait()
+                saver.abandon()
 
     def after_step(self, step: int, info: Mapping[str, Value] | None = None) -> bool:
         """After every optimizer step: save when it is time to. True: all is saved and a stop was asked for; leave.

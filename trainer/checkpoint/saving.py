@@ -32,6 +32,7 @@ from trainer.world import World
 
 log = logging.getLogger("trainer")
 _LOOK_S = 1.0  # how often who waits for a save looks how far it is
+_ABANDONED_S = 2.0  # for a save that comes to nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,16 @@ class Saver:
                     self._while_waiting()
             self._thread = None
         return self.last
+
+    def abandon(self) -> None:
+        """The groups are broken, and with them the save under way: its thread is waited for a moment, and then left.
+
+        gloo may never wake who begins to send as the connection is closed. Whenever that thread goes on, its save is of
+        a start that is not the newest any more, so that it comes to nothing.
+        """
+        if self._thread is not None:
+            self._thread.join(_ABANDONED_S)
+            self._thread = None
 
     def _count_piece(self) -> None:
         self._pieces += 1

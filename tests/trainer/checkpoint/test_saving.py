@@ -94,6 +94,17 @@ def test_one_save_at_a_time(tmp_path):
     assert kept(tmp_path, 1) == [1.0] * 4 and kept(tmp_path, 2) == [2.0] * 4
 
 
+def test_one_that_hangs_is_left_where_nothing_can_come_of_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(saving, "_ABANDONED_S", 0.05)
+    slow = Slow(tmp_path)
+    slow.save(1, torch.ones(4))
+    assert slow.arrived.acquire(timeout=150)
+    slow.saver.abandon()
+    assert not slow.saver.busy
+    assert slow.saver.wait() is None
+    slow.gate.release()
+
+
 @pytest.mark.parametrize("pieces", [3, 0], ids=["a slow disk", "a stuck one"])
 def test_who_waits_for_a_save_speaks_only_while_it_goes_on(tmp_path, monkeypatch, pieces):
     spoke, stuck, freed = threading.Semaphore(0), threading.Event(), threading.Event()
