@@ -2,8 +2,8 @@
 
 A rank notes it once its last forward pass of a step is through: before its gradients are out, and so before any rank
 can have finished that step. It is what it will be after the step, for neither the backward pass nor the update draws
-random numbers (that is compared). Three steps are kept, which is as far as ranks can be apart; each has a checksum, so
-that a note that was being written when the rank was killed counts for nothing.
+random numbers (that is compared). Three steps are kept, which is as far as ranks can be apart; each is sealed once it
+is whole, so that a note that was being written when the rank was killed counts for nothing.
 """
 
 import random
