@@ -6,7 +6,7 @@ import pytest
 from replaced_ranks import Launched
 
 from trainer.checkpoint_files import catalog
-from trainer.loop import staying
+from trainer.loop import arriving, staying
 from trainer.staying.copies import Copies
 from trainer.staying.shares import ShareFile
 from trainer.strategies.zero import SharedOut
@@ -327,9 +327,9 @@ def test_without_launchs_word_a_rank_fails_as_ever(tmp_path, monkeypatch):
 def test_what_is_not_put_back_shows(tmp_path, alone, monkeypatch, sabotage):
     """Generators, buffers, what was logged of a step: without any of them the numbers differ."""
     if sabotage == "losses":
-        monkeypatch.setattr(staying.Stay, "_put_back_losses", lambda *_: None)
+        monkeypatch.setattr(arriving, "_put_back_losses", lambda *_: None)
     else:
-        monkeypatch.setattr(staying, sabotage, lambda *_: None)
+        monkeypatch.setattr(arriving, sabotage, lambda *_: None)
     fingerprint, wanted = alone(2)
     run, codes = killed(tmp_path, 2, "0 8 on_step")
     assert codes != [0, 0] or (run.fingerprint(), run.numbers()) != (fingerprint, wanted)

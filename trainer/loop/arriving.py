@@ -1,0 +1,104 @@
+"""Where ranks have met anew after one was killed: they agree on a step, hand it on, and are where they go on from.
+
+standing of each ─► agree ─► notes that were lent ─► weights, optimizer, snapshot: given or put back
+                 ─► buffers, generators, the step's losses ─► all are right after that step's update
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trainer.loop.keeping import Keeping
+from trainer.loop.loop import Loop
+from trainer.loop.sums import gathered
+from trainer.staying.agreement import Agreement, agree
+from trainer.staying.notes import Note, draw_on, put_bytes
+from trainer.staying.replica import Replica, Taker
+from trainer.strategies.replicas import made_anew
+
+CANNOT = "the training cannot go on in place: "  # what an error begins with that no other meeting mends
+
+
+def cannot(why: str) -> dist.DistBackendError:
+    """Has launch start all ranks anew: it is no error of the user's."""
+    return dist.DistBackendError(CANNOT + why)
+
+
+def arrive(loop: Loop, keeping: Keeping) -> tuple[int, int | None]:
+    """On all ranks, in new groups: be where the training goes on from. Gives the step, and how many samples it had."""
+    world, subjects = loop.training.world, loop.checkpointer.subjects
+    keeping.find(loop)
+    said = gathered(keeping.standing(loop), world)
+    agreed = agree(said, world.local_size)
+    if isinstance(agreed, str):
+        raise cannot(agreed)
+    _lend(loop, keeping, agreed, said[agreed.source].life)
+    loop.checkpointer.go_on(agreed.step)
+    if agreed.goes_back:
+        keeping.updating = True
+        _put_share_back(loop, keeping, agreed.step)
+        for optimizer in loop.strategy.shared_out.values():
+            optimizer.spread()
+    if world.rank in agreed.takers:
+        keeping.snapshots.clear()  # until it has all of it
+        values = Taker(agreed.source, agreed.step, subjects, world).take()
+        _put_share_back(loop, keeping, agreed.step)
+    else:
+        snapshot = next(one for one in keeping.snapshots if one.step == agreed.step)
+        if world.rank == agreed.source and agreed.takers:
+            Replica(subjects, snapshot).give(agreed.takers, world.control)
+        snapshot.put_back(subjects)
+        values = dict(snapshot.loop)
+    for buffer in made_anew(loop.strategy.module):  # the new rank may have made others
+        value = buffer.detach().contiguous()
+        dist.broadcast(value, src=agreed.source, group=world.control)
+        buffer.copy_(value)
+    step_samples = _put_back(loop, keeping, agreed.step, values)
+    keeping.copy_anew(loop, agreed.step)
+    who = ", ".join(map(str, agreed.takers)) or "none"
+    loop.training.say(f"goes on in place after step {agreed.step}; ranks that took its state from others: {who}")
+    return agreed.step, step_samples
+
+
+def _lend(loop: Loop, keeping: Keeping, agreed: Agreement, life: str) -> None:
+    """To a rank whose notes were lost with its node: that of the step, from who kept it."""
+    world = loop.training.world
+    for keeper, rank in agreed.lent:
+        if world.rank == keeper and keeping.copies is not None:
+            dist.send_object_list([keeping.copies.kept[agreed.step]], dst=rank, group=world.control)
+        elif world.rank == rank:
+            said: list[Any] = [None]
+            dist.recv_object_list(said, src=keeper, group=world.control)
+            keeping.take_note(loop, life, agreed.step, said[0])
+
+
+def _put_share_back(loop: Loop, keeping: Keeping, step: int) -> None:
+    if not keeping.put_share_back(loop, step):
+        raise cannot(f"the share of step {step} is gone")
+
+
+def _put_back(loop: Loop, keeping: Keeping, step: int, values: dict[str, Any]) -> int | None:
+    """What was noted of the step, and where the loop stood. Gives how many samples the step had."""
+    world = loop.training.world
+    note = keeping.notes.read(step) if keeping.notes is not None else None
+    if note is None:
+        raise cannot(f"the note of step {step} is gone")
+    if buffers := loop.strategy.buffers:
+        size = sum(one.nbytes for one in buffers)
+        flat = torch.frombuffer(bytearray(note.buffers or bytes(size)), dtype=torch.uint8)
+        dist.broadcast(flat, src=0, group=world.control)
+        put_bytes(flat.numpy().tobytes(), buffers)
+    norm = values.pop("norm")
+    step_samples: int | None = values.pop("step_samples")
+    for name, value in values.items():
+        setattr(loop, name, value)
+    loop.norm = None if norm is None else torch.tensor(norm, dtype=torch.float64)
+    _put_back_losses(loop, note)
+    draw_on(note.drawn)
+    return step_samples
+
+
+def _put_back_losses(loop: Loop, note: Note) -> None:
+    if note.names:
+        loop.losses.put_back(note.names, note.losses)

@@ -1,0 +1,50 @@
+"""Why a training could not go on in place, where a rank was killed, and all ranks have to be started anew."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from trainer.data.iterable import is_iterable
+from trainer.data.loaders import is_loader
+from trainer.loop.loop import Loop
+from trainer.loop.settings import Settings
+from trainer.strategies.settings import REPLICAS, SHARDS
+from trainer.wire import Launched
+
+# Settings by which a process has more than what is loaded, or handed over to another rank.
+_NOT_LOADED = ("lr_find", "profile", "fast_dev_run", "count_flops", "spike_factor", "mesh")
+_NOT_HANDED_OVER = (*_NOT_LOADED, "compile", "keep_best", "ema")
+
+
+def reasons(
+    loop: Loop, settings: Settings, dataset: Any, launched: Launched, *, met_once: bool, loads: bool, made: bool
+) -> Iterator[str]:
+    """Why what a step does could not be undone exactly, or not be handed to another rank.
+
+    `met_once`: the ranks have met for this training, and can meet anew. `loads`: they go back to what was saved.
+    `made`: the model was, by a function.
+    """
+    world, strategy = loop.training.world, loop.strategy
+    if not met_once:
+        yield "the ranks had met before, or by the script's own doing, or are too many"
+    if strategy.settings.strategy not in REPLICAS + SHARDS or world.size == 1:
+        yield f"strategy {strategy.settings.strategy} on {world.size} ranks: expected one for several ranks, on several"
+    if loads and not made:
+        yield "the model was given, and its shards know their ranks: expected a function that makes it"
+    if strategy.pipeline is not None:
+        yield "the model is in stages, which have not been shown to go on in place"
+    if world.device.type != "cpu":
+        yield f"on {world.device.type}: expected CPUs"
+    if loop.own_step is not None:
+        yield "it has a training step of its own"
+    if is_iterable(dataset) or is_loader(dataset):
+        yield "its data is a stream, or comes by a loader"
+    for name in _NOT_LOADED if loads else _NOT_HANDED_OVER:
+        if getattr(settings, name) not in (None, False):
+            yield f"{name} is set"
+    if launched.disks_apart:
+        yield "each node has a disk of its own"
+    for module in () if loads else strategy.module.modules():
+        if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
+            yield f"{type(module).__name__} has extra state"

@@ -1,0 +1,157 @@
+"""What a rank keeps of each step, so that the training can go on right after it where a rank was killed.
+
+notes      what is this rank's alone, in its node's memory, before its gradients are out
+share      with zero1, what it alone has of the optimizer, in its node's memory, after the update
+copies     where a node may be lost: notes of a rank of another node, in this process
+snapshots  all that is small and one for all, in this process, after the update
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trainer.loop.loop import Loop
+from trainer.staying.agreement import Standing
+from trainer.staying.copies import Copies
+from trainer.staying.notes import Drawn, Note, NoteFile, bytes_of, drawn_now, encoded, room_for, torch_state
+from trainer.staying.replica import Snapshot
+from trainer.staying.shares import ShareFile
+from trainer.wire import Launched
+from trainer.world import World
+
+_OF_LOOP = ("steps", "samples", "left", "info", "logs", "gathers", "rates", "means")
+
+
+@dataclass(slots=True)
+class Keeping:
+    """One rank's, over all groups that it meets the others in."""
+
+    launched: Launched
+    loads: bool  # the state of a rank that was killed is kept by snapshots and checkpoints alone
+    notes: NoteFile | None = None
+    shares: ShareFile | None = None  # with zero1
+    copies: Copies | None = None  # of what the ranks of another node note, where a spare may take its place
+    snapshots: list[Snapshot] = field(default_factory=list)  # of the last step; with zero1 of the last two
+    updating: bool = False  # the weights are of no step
+    drawn: Drawn | None = None  # what was noted last of this rank's random generators
+
+    def begin(self, loop: Loop) -> None:
+        """Make room in the node's memory. Raises OSError, and CannotKeep."""
+        path, life = self._path(loop.training.world), self._life()
+        self.notes = NoteFile.begin(path, life, _room(loop))
+        if loop.strategy.shared_out:
+            self.shares = ShareFile.begin(_of_share(path), life, self._limit_bytes(loop))
+            self.shares.write(loop.progress.step, loop.strategy.shared_out)
+
+    def find(self, loop: Loop) -> None:
+        """What the rank whose place is taken has left in this node's memory."""
+        path = self._path(loop.training.world)
+        if self.notes is None:
+            self.notes = NoteFile.found(path)
+        if self.shares is None and loop.strategy.shared_out:
+            self.shares = ShareFile.found(_of_share(path), self._limit_bytes(loop))
+
+    def copies_notes(self, loop: Loop) -> bool:
+        """Where that is all that would be lost with a node."""
+        return self.launched.notes_copied and not self.loads and not loop.strategy.shared_out
+
+    def note(self, loop: Loop, step: int, *, known: bool) -> bool:
+        """What is this rank's alone after that step. False where there is no room for it. `known`: else there is
+        nothing to note any more, and who keeps a copy hears that.
+        """
+        data, fits = b"", True
+        if self.notes is not None and known:
+            names, losses = loop.losses.noted() if loop.gathers else ((), [])
+            self.drawn = drawn_now()
+            buffers = bytes_of(loop.strategy.buffers) if loop.training.world.is_first else b""
+            data = encoded(Note(step, self.drawn, names, losses, buffers))
+            fits = self.notes.write(step, data)
+        if self.copies is not None:
+            self.copies.exchange(step, data)
+        return fits
+
+    def copied(self) -> None:
+        """Nobody has done a step before all have what they keep of it for others."""
+        if self.copies is not None:
+            self.copies.finish()
+
+    def copy_anew(self, loop: Loop, step: int) -> None:
+        """In new groups: who keeps copies may be new too."""
+        if not self.copies_notes(loop):
+            return
+        world = loop.training.world
+        if self.copies is None:
+            self.copies = Copies(world)
+        else:
+            self.copies.meet_anew(world)
+        note = self.notes.read(step) if self.notes is not None else None
+        self.copies.exchange(step, b"" if note is None else encoded(note))
+        self.copied()
+
+    def take_note(self, loop: Loop, life: str, step: int, data: bytes) -> None:
+        """The note of that step, from who kept a copy of it: this rank's was lost with its node. Raises OSError."""
+        self.notes = NoteFile.begin(self._path(loop.training.world), life, _room(loop))
+        self.notes.write(step, data)
+
+    def has_drawn(self) -> bool:
+        """Random numbers, since it was noted what the generators are."""
+        return self.drawn is not None and self.drawn.torch != torch_state()
+
+    def take_share(self, loop: Loop) -> None:
+        """After an update. Raises CannotKeep."""
+        if self.shares is not None:
+            self.shares.write(loop.progress.step, loop.strategy.shared_out)
+
+    def put_share_back(self, loop: Loop, step: int) -> bool:
+        """With zero1: what nobody else has. False where it is gone."""
+        of_zero1 = loop.strategy.shared_out
+        return not of_zero1 or (self.shares is not None and self.shares.put_back(step, of_zero1))
+
+    def take_snapshot(self, loop: Loop, step_samples: int | None) -> None:
+        """After an update of so many samples; None: before the first step."""
+        values = {name: getattr(loop, name) for name in _OF_LOOP}
+        values |= {"norm": None if loop.norm is None else float(loop.norm), "step_samples": step_samples}
+        step, subjects = loop.progress.step, loop.checkpointer.subjects
+        kept = 1 if self.shares is None else 2
+        self.snapshots.append(Snapshot.of(step, subjects.shared, subjects.optimizers, values))
+        del self.snapshots[:-kept]
+
+    def go_on_from(self, loop: Loop, step_samples: int | None) -> None:
+        """Where the loop is now: what is newer is of a past that did not happen."""
+        self.drawn = None
+        self.snapshots.clear()
+        if self.shares is not None:
+            self.shares.forget_after(loop.progress.step)
+        self.take_snapshot(loop, step_samples)
+
+    def standing(self, loop: Loop) -> Standing:
+        """What this rank says when the ranks meet again."""
+        life, notes = (self.notes.life, self.notes.steps()) if self.notes is not None else ("", ())
+        knows = tuple(one.step for one in self.snapshots)
+        step = knows[-1] if knows and not self.updating else None
+        if not loop.strategy.shared_out:
+            return Standing(life, step, notes, kept=tuple(self.copies.kept) if self.copies is not None else ())
+        kept = self.shares is not None and self.shares.life == life
+        return Standing(life, step, notes, self.shares.steps() if kept and self.shares is not None else (), knows)
+
+    def _life(self) -> str:
+        """Of a start of all ranks."""
+        return f"a{self.launched.attempt:04d}.g{self.launched.generation:04d}"
+
+    def _limit_bytes(self, loop: Loop) -> int | None:
+        """Of what a node may spend on snapshots, this rank's part."""
+        limit = self.launched.memory_limit_bytes
+        return None if limit is None else limit // loop.training.world.local_size
+
+    def _path(self, world: World) -> Path:
+        if self.launched.notes_dir is None:
+            raise OSError("launch gives no folder in memory")
+        return self.launched.notes_dir / f"rank-{world.rank:05d}"
+
+
+def _of_share(notes: Path) -> Path:
+    return notes.with_name(f"{notes.name}-share")
+
+
+def _room(loop: Loop) -> int:
+    first = loop.training.world.is_first
+    return room_for(sum(one.nbytes for one in loop.strategy.buffers) if first else 0)
