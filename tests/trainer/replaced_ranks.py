@@ -62,8 +62,8 @@ class Launched:
     """`run()` until all have ended; a rank that dies is replaced, and the others are told.
 
     With `nodes` all ranks of its node die with it, or with one that stops, and a spare has their places: what they
-    noted is lost. Who only stopped goes on once the others are done (`ghosts`, with their exit codes). Nodes of `along`
-    are lost at the same moment as the first one.
+    noted is lost, their snapshots in memory are not. Who only stopped goes on once the others are done (`ghosts`, with
+    their exit codes). Nodes of `along` are lost at the same moment as the first one.
     """
 
     def __init__(self, folder, size, *words, replaces=True, memory_every="", nodes=0, along=()):
@@ -96,7 +96,7 @@ class Launched:
             "LAUNCH_PROGRESS": str(self.folder / f"progress-{rank}"),
             "LAUNCH_CONTROL": str(self._control_paths[rank]),
             "LAUNCH_NOTES_DIR": str(self._notes(rank)),
-            "LAUNCH_CHECKPOINT_MEMORY_DIR": str(self.folder / "memory") if self._memory_every else "",
+            "LAUNCH_CHECKPOINT_MEMORY_DIR": str(self._memory(rank)) if self._memory_every else "",
             "LAUNCH_CHECKPOINT_MEMORY_EVERY": self._memory_every,
             **({"LAUNCH_JOINS": "1"} if joins else {}),
             **({"LAUNCH_NOTES_COPIED": "1"} if self.spares else {}),
@@ -105,6 +105,10 @@ class Launched:
     def _notes(self, rank):
         """Each node has a memory of its own."""
         return self.folder / f"notes-{rank // self.each}"
+
+    def _memory(self, rank):
+        """It outlives its node, as with `checkpoint.buddy`."""
+        return self.folder / f"memory-{rank // self.each}"
 
     def log(self, rank, generation=None):
         return self.folder / f"g{generation or self.generation}-rank-{rank}.log"

@@ -14,6 +14,7 @@ from trainer.loop.loop import Loop
 from trainer.loop.sums import gathered
 from trainer.staying.agreement import Agreement, agree
 from trainer.staying.notes import Note, draw_on, put_bytes
+from trainer.staying.parts import Part
 from trainer.staying.replica import Replica, Taker
 from trainer.strategies.replicas import made_anew
 
@@ -25,16 +26,32 @@ def cannot(why: str) -> dist.DistBackendError:
     return dist.DistBackendError(CANNOT + why)
 
 
-def arrive(loop: Loop, keeping: Keeping) -> tuple[int, int | None]:
-    """On all ranks, in new groups: be where the training goes on from. Gives the step, and how many samples it had."""
-    world, subjects = loop.training.world, loop.checkpointer.subjects
+def arrive(loop: Loop, keeping: Keeping) -> tuple[int, int | None] | str:
+    """On all ranks, in new groups: be where the training goes on from. Gives the step, and how many samples it had; or
+    why there is no way but back to what was saved.
+    """
+    world = loop.training.world
     keeping.find(loop)
     said = gathered(keeping.standing(loop), world)
     agreed = agree(said, world.local_size)
     if isinstance(agreed, str):
-        raise cannot(agreed)
+        keeping.part = None
+        return agreed
+    keeping.hands_over = True
     _lend(loop, keeping, agreed, said[agreed.source].life)
     loop.checkpointer.go_on(agreed.step)
+    values = (_with_part if keeping.loads else _with_weights)(loop, keeping, agreed)
+    _put_back(loop, keeping, agreed.step, values)
+    step_samples: int | None = values["step_samples"]
+    keeping.copy_anew(loop, agreed.step)
+    who = ", ".join(map(str, agreed.takers)) or "none"
+    loop.training.say(f"goes on in place after step {agreed.step}; ranks that took its state from others: {who}")
+    return agreed.step, step_samples
+
+
+def _with_weights(loop: Loop, keeping: Keeping, agreed: Agreement) -> dict[str, Any]:
+    """Models stay, and each rank has all of the weights, or takes all of them. Gives where the loop stood."""
+    world, subjects = loop.training.world, loop.checkpointer.subjects
     if agreed.goes_back:
         keeping.updating = True
         _put_share_back(loop, keeping, agreed.step)
@@ -54,11 +71,25 @@ def arrive(loop: Loop, keeping: Keeping) -> tuple[int, int | None]:
         value = buffer.detach().contiguous()
         dist.broadcast(value, src=agreed.source, group=world.control)
         buffer.copy_(value)
-    step_samples = _put_back(loop, keeping, agreed.step, values)
-    keeping.copy_anew(loop, agreed.step)
-    who = ", ".join(map(str, agreed.takers)) or "none"
-    loop.training.say(f"goes on in place after step {agreed.step}; ranks that took its state from others: {who}")
-    return agreed.step, step_samples
+    return values
+
+
+def _with_part(loop: Loop, keeping: Keeping, agreed: Agreement) -> dict[str, Any]:
+    """Models were made anew: each rank puts its shards into its own, or those of another rank. Gives where the loop
+    stood.
+    """
+    world = loop.training.world
+    for giver in dict.fromkeys(one for one, _ in agreed.handed):
+        takers = [rank for one, rank in agreed.handed if one == giver]
+        if world.rank == giver and keeping.part is not None:
+            keeping.part.give(takers, world.control)
+        elif world.rank in takers:
+            keeping.part = Part.take(giver, world.control)
+    part = keeping.part
+    if part is None or part.step != agreed.step:
+        raise cannot(f"this rank has no shards of step {agreed.step}")
+    part.put_back(loop.checkpointer.subjects)
+    return dict(part.snapshot.loop)
 
 
 def _lend(loop: Loop, keeping: Keeping, agreed: Agreement, life: str) -> None:
@@ -78,25 +109,28 @@ def _put_share_back(loop: Loop, keeping: Keeping, step: int) -> None:
         raise cannot(f"the share of step {step} is gone")
 
 
-def _put_back(loop: Loop, keeping: Keeping, step: int, values: dict[str, Any]) -> int | None:
-    """What was noted of the step, and where the loop stood. Gives how many samples the step had."""
-    world = loop.training.world
+def _put_back(loop: Loop, keeping: Keeping, step: int, values: dict[str, Any]) -> None:
+    """Weights, optimizer and objects are those of the step; now for where the loop stood, and what was noted of it."""
     note = keeping.notes.read(step) if keeping.notes is not None else None
     if note is None:
         raise cannot(f"the note of step {step} is gone")
-    if buffers := loop.strategy.buffers:
-        size = sum(one.nbytes for one in buffers)
-        flat = torch.frombuffer(bytearray(note.buffers or bytes(size)), dtype=torch.uint8)
-        dist.broadcast(flat, src=0, group=world.control)
-        put_bytes(flat.numpy().tobytes(), buffers)
-    norm = values.pop("norm")
-    step_samples: int | None = values.pop("step_samples")
+    _put_buffers_back(loop, note)
     for name, value in values.items():
-        setattr(loop, name, value)
-    loop.norm = None if norm is None else torch.tensor(norm, dtype=torch.float64)
+        if name not in ("norm", "step_samples"):
+            setattr(loop, name, value)
+    loop.norm = None if values["norm"] is None else torch.tensor(values["norm"], dtype=torch.float64)
     _put_back_losses(loop, note)
     draw_on(note.drawn)
-    return step_samples
+
+
+def _put_buffers_back(loop: Loop, note: Note) -> None:
+    buffers = loop.strategy.buffers
+    if loop.strategy.is_sharded or not buffers:  # each rank has noted its own
+        put_bytes(note.buffers, buffers)
+        return
+    flat = torch.frombuffer(bytearray(note.buffers or bytes(sum(one.nbytes for one in buffers))), dtype=torch.uint8)
+    dist.broadcast(flat, src=0, group=loop.training.world.control)
+    put_bytes(flat.numpy().tobytes(), buffers)
 
 
 def _put_back_losses(loop: Loop, note: Note) -> None:

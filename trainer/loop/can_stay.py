@@ -22,15 +22,15 @@ def reasons(
 ) -> Iterator[str]:
     """Why what a step does could not be undone exactly, or not be handed to another rank.
 
-    `met_once`: the ranks have met for this training, and can meet anew. `loads`: they go back to what was saved.
-    `made`: the model was, by a function.
+    `met_once`: the ranks have met for this training, and can meet anew. `loads`: nothing is handed over, all go back to
+    what was saved. `made`: the model was, by a function.
     """
     world, strategy = loop.training.world, loop.strategy
     if not met_once:
         yield "the ranks had met before, or by the script's own doing, or are too many"
     if strategy.settings.strategy not in REPLICAS + SHARDS or world.size == 1:
         yield f"strategy {strategy.settings.strategy} on {world.size} ranks: expected one for several ranks, on several"
-    if loads and not made:
+    if strategy.settings.strategy in SHARDS and not made:
         yield "the model was given, and its shards know their ranks: expected a function that makes it"
     if strategy.pipeline is not None:
         yield "the model is in stages, which have not been shown to go on in place"

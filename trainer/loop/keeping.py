@@ -6,6 +6,7 @@ copies     where a node may be lost: notes of a rank of another node, in this pr
 snapshots  all that is small and one for all, in this process, after the update
 """
 
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,11 +14,13 @@ from trainer.loop.loop import Loop
 from trainer.staying.agreement import Standing
 from trainer.staying.copies import Copies
 from trainer.staying.notes import Drawn, Note, NoteFile, bytes_of, drawn_now, encoded, room_for, torch_state
+from trainer.staying.parts import Part
 from trainer.staying.replica import Snapshot
-from trainer.staying.shares import ShareFile
+from trainer.staying.shares import CannotKeep, ShareFile
 from trainer.wire import Launched
 from trainer.world import World
 
+log = logging.getLogger("trainer")
 _OF_LOOP = ("steps", "samples", "left", "info", "logs", "gathers", "rates", "means")
 
 
@@ -26,16 +29,19 @@ class Keeping:
     """One rank's, over all groups that it meets the others in."""
 
     launched: Launched
-    loads: bool  # the state of a rank that was killed is kept by snapshots and checkpoints alone
+    loads: bool  # the state of a rank that was killed may be kept by snapshots and checkpoints alone
+    hands_over: bool  # another rank has it too; with `loads` as well: another rank may have it
     notes: NoteFile | None = None
     shares: ShareFile | None = None  # with zero1
     copies: Copies | None = None  # of what the ranks of another node note, where a spare may take its place
     snapshots: list[Snapshot] = field(default_factory=list)  # of the last step; with zero1 of the last two
+    part: Part | None = None
     updating: bool = False  # the weights are of no step
     drawn: Drawn | None = None  # what was noted last of this rank's random generators
 
     def begin(self, loop: Loop) -> None:
         """Make room in the node's memory. Raises OSError, and CannotKeep."""
+        self.snapshots.clear()
         path, life = self._path(loop.training.world), self._life()
         self.notes = NoteFile.begin(path, life, _room(loop))
         if loop.strategy.shared_out:
@@ -52,7 +58,7 @@ class Keeping:
 
     def copies_notes(self, loop: Loop) -> bool:
         """Where that is all that would be lost with a node."""
-        return self.launched.notes_copied and not self.loads and not loop.strategy.shared_out
+        return self.launched.notes_copied and self.hands_over and not loop.strategy.shared_out
 
     def note(self, loop: Loop, step: int, *, known: bool) -> bool:
         """What is this rank's alone after that step. False where there is no room for it. `known`: else there is
@@ -62,7 +68,7 @@ class Keeping:
         if self.notes is not None and known:
             names, losses = loop.losses.noted() if loop.gathers else ((), [])
             self.drawn = drawn_now()
-            buffers = bytes_of(loop.strategy.buffers) if loop.training.world.is_first else b""
+            buffers = bytes_of(loop.strategy.buffers) if _has_buffers(loop) else b""
             data = encoded(Note(step, self.drawn, names, losses, buffers))
             fits = self.notes.write(step, data)
         if self.copies is not None:
@@ -109,7 +115,8 @@ class Keeping:
     def take_snapshot(self, loop: Loop, step_samples: int | None) -> None:
         """After an update of so many samples; None: before the first step."""
         values = {name: getattr(loop, name) for name in _OF_LOOP}
-        values |= {"norm": None if loop.norm is None else float(loop.norm), "step_samples": step_samples}
+        norm = float(loop.norm) if loop.norm is not None and loop.logs else None  # else nobody looks at it
+        values |= {"norm": norm, "step_samples": step_samples}
         step, subjects = loop.progress.step, loop.checkpointer.subjects
         kept = 1 if self.shares is None else 2
         self.snapshots.append(Snapshot.of(step, subjects.shared, subjects.optimizers, values))
@@ -117,21 +124,34 @@ class Keeping:
 
     def go_on_from(self, loop: Loop, step_samples: int | None) -> None:
         """Where the loop is now: what is newer is of a past that did not happen."""
-        self.drawn = None
+        self.drawn = self.part = None
         self.snapshots.clear()
         if self.shares is not None:
             self.shares.forget_after(loop.progress.step)
         self.take_snapshot(loop, step_samples)
 
+    def take_part(self, loop: Loop) -> None:
+        """Of a model that is about to be made anew. Where it is in the middle of an update it is of no use."""
+        self.part = None
+        if not self.updating and self.snapshots:
+            try:
+                self.part = Part.of(loop.checkpointer.subjects, self.snapshots[-1])
+            except CannotKeep as error:
+                log.warning("its shards cannot be handed to another rank: %s", error)
+
     def standing(self, loop: Loop) -> Standing:
         """What this rank says when the ranks meet again."""
         life, notes = (self.notes.life, self.notes.steps()) if self.notes is not None else ("", ())
+        kept = tuple(self.copies.kept) if self.copies is not None else ()
+        if self.loads:
+            step = None if self.part is None else self.part.step
+            return Standing(life, step, notes, kept=kept, shard=loop.strategy.shard)
         knows = tuple(one.step for one in self.snapshots)
         step = knows[-1] if knows and not self.updating else None
         if not loop.strategy.shared_out:
-            return Standing(life, step, notes, kept=tuple(self.copies.kept) if self.copies is not None else ())
-        kept = self.shares is not None and self.shares.life == life
-        return Standing(life, step, notes, self.shares.steps() if kept and self.shares is not None else (), knows)
+            return Standing(life, step, notes, kept=kept)
+        shares = self.shares.steps() if self.shares is not None and self.shares.life == life else ()
+        return Standing(life, step, notes, shares, knows)
 
     def _life(self) -> str:
         """Of a start of all ranks."""
@@ -152,6 +172,10 @@ def _of_share(notes: Path) -> Path:
     return notes.with_name(f"{notes.name}-share")
 
 
+def _has_buffers(loop: Loop) -> bool:
+    """Whether those of this rank belong to the state: all follow the first one's where ranks have all of the model."""
+    return loop.training.world.is_first or loop.strategy.is_sharded
+
+
 def _room(loop: Loop) -> int:
-    first = loop.training.world.is_first
-    return room_for(sum(one.nbytes for one in loop.strategy.buffers) if first else 0)
+    return room_for(sum(one.nbytes for one in loop.strategy.buffers) if _has_buffers(loop) else 0)

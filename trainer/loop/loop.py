@@ -215,9 +215,8 @@ class Loop:
             self.strategy.leave_out()
             self.norm = None
         else:
-            if self.stay is not None:
-                self.stay.updating()
-            self.norm = self.strategy.step(factor, measured=self.logs)
+            updating = None if self.stay is None else self.stay.updating
+            self.norm = self.strategy.step(factor, measured=self.logs, updating=updating)
         if self.strategy.has_stepped:
             self.schedules.step()
         self.progress.step += 1

@@ -14,14 +14,19 @@ Under zero1 each rank also writes its share of the optimizer into the memory of 
 a rank that was killed is nowhere else. Where one was killed in the middle of an update, or right after it, the others
 go back to the step before, and do that one once more.
 
-Where the weights are dealt out too, nobody has those of a rank that was killed. All go back to the newest snapshot in
-their nodes' memory then, or to the newest checkpoint: those that live make their model anew, in their processes, and
-load it as the new rank does.
+Where the weights are dealt out too, those that live make their model anew, in their processes. With hsdp another rank
+has the shards of one that was killed, and gives them to the new one: all keep what they have of the newest step of
+which each shard is left, put it into their new model, and no step is lost.
+
+Where nobody has what was lost, as with fsdp, or with zero1 the shares that were in the memory of a node that is gone,
+all go back to the newest snapshot that the nodes have in memory, or to the newest checkpoint, and load it as the new
+rank does.
 """
 
 import logging
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from traceback import clear_frames
 from typing import Any
 
@@ -59,6 +64,7 @@ class Stay:
     control: Control | None = None
     step_samples: int | None = None  # of the step after which it goes on; None: before the first one
     was_at: int = 0  # the step, when another rank was killed
+    goes_back_because: str = ""  # where no rank has what was lost: why all load what was saved
     _lookout: Lookout | None = None
 
     @classmethod
@@ -66,11 +72,11 @@ class Stay:
         launched = Launched.from_environment()
         member = Membership.only_use(world)
         arrives = world.anew and member is not None
-        return cls(Wire(launched.progress), member, arrives, Keeping(launched, loads))
+        return cls(Wire(launched.progress), member, arrives, Keeping(launched, loads, hands_over=not loads))
 
     @property
     def loads(self) -> bool:
-        """The state of a rank that was killed is kept by snapshots and checkpoints alone."""
+        """Models are made anew where ranks meet anew, and what no other rank has is loaded."""
         return self.keeping.loads
 
     @property
@@ -92,7 +98,7 @@ class Stay:
             return  # ranks that keep copies for each other begin together
         if not able:
             return
-        if self.loads:
+        if not self.keeping.hands_over:
             self._begin_to_load(loop)
             return
         self.active = True
@@ -103,20 +109,20 @@ class Stay:
         self.keeping.copied()
         self.keeping.take_snapshot(loop, None)
         if self.active:
-            self._look_out()
-            self._say()
+            self._have_arrived()
 
     def _is_able(self, loop: Loop, settings: Settings, dataset: Any, *, made: bool) -> bool:
         """It has what it takes; where not, that is said."""
-        met_once = self.member is not None
-        found = reasons(loop, settings, dataset, self.launched, met_once=met_once, loads=self.loads, made=made)
-        if why := next(found, ""):
+        why_not = partial(reasons, loop, settings, dataset, self.launched, met_once=self.member is not None, made=made)
+        if self.loads:
+            self.keeping.hands_over = loop.strategy.has_copies and not any(why_not(loads=False))
+        if why := next(why_not(loads=not self.keeping.hands_over), ""):
             loop.training.say(f"a killed rank will have all ranks started anew: {why}")
             return False
-        if self.loads or self.launched.control is None:
-            return self.loads
+        if self.launched.control is None or not self.keeping.hands_over:
+            return not self.keeping.hands_over
         try:
-            self.control = Control(self.launched.control)
+            self._await_words()
             self.keeping.begin(loop)
         except (OSError, CannotKeep) as error:
             log.warning("a killed rank will have all ranks started anew: %s", error)
@@ -213,6 +219,8 @@ class Stay:
             if loop is not None:
                 self.was_at = loop.progress.step if self.active else self.was_at
                 loop.checkpointer.abandon()
+                if self.loads and self.active:
+                    self.keeping.take_part(loop)
             self.active, self.arrives = False, True
             take_place(word)
             os.environ["LAUNCH_JOINS"] = "1"
@@ -232,17 +240,24 @@ class Stay:
     @property
     def _may_meet(self) -> bool:
         """In the middle of an update there is no way but back."""
-        return (self.active or self.arrives) and (not self.keeping.updating or self.keeping.shares is not None)
+        has_a_way_back = self.loads or self.keeping.shares is not None
+        return (self.active or self.arrives) and (not self.keeping.updating or has_a_way_back)
 
-    def arrive(self, loop: Loop) -> int:
-        """On all ranks, in new groups: be where the training goes on from. Gives the step."""
+    def arrive(self, loop: Loop) -> int | None:
+        """On all ranks, in new groups: be where the training goes on from. Gives the step; None where all load."""
         try:
-            step, self.step_samples = arrive(loop, self.keeping)
+            if self.loads and not loop.strategy.has_copies:
+                return None
+            arrived = arrive(loop, self.keeping)
         except Exception as error:
             if isinstance(error, RuntimeError) and (_is_of_peers(error) or CANNOT in str(error)):
                 raise
             # Warm: it is no error of the user's, or is one of the next start too.
             raise cannot(f"{type(error).__name__}: {error}") from error
+        if isinstance(arrived, str):
+            self.goes_back_because = arrived
+            return None
+        step, self.step_samples = arrived
         return step
 
     def go_on(self, loop: Loop) -> None:
@@ -258,10 +273,13 @@ class Stay:
         """
         loaded = loop.checkpointer.loaded
         if loaded is None:
-            raise cannot("nothing was saved so far")
+            why = f"{self.goes_back_because}; " if self.goes_back_because else ""
+            raise cannot(f"{why}nothing was saved so far")
         lost = max(gathered(self.was_at, loop.training.world)) - loaded.step
         where = "memory" if loaded.from_memory else "a checkpoint"
-        loop.training.say(f"goes on in place after step {loaded.step}, from {where}; done again: {max(0, lost)} steps")
+        why = f" ({self.goes_back_because})" if self.goes_back_because else ""
+        again = f"done again: {max(0, lost)} steps"
+        loop.training.say(f"goes on in place after step {loaded.step}, from {where}; {again}{why}")
 
     def _await_words(self) -> None:
         if self.control is None and self.launched.control is not None:

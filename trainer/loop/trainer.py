@@ -157,8 +157,7 @@ class Trainer:
         """
         made = not isinstance(self._model, nn.Module)
         loop.begin_to_stay = lambda loop: stay.begin(loop, self.settings, self._dataset, made=made)
-        if stay.arrives and not stay.loads:
-            step = stay.arrive(loop)
+        if stay.arrives and (step := stay.arrive(loop)) is not None:
             stay.go_on(loop)
             return step
         start = self._resume(loop, again=past is not None)

@@ -7,6 +7,9 @@ noted that was lost with its node comes from the rank that keeps a copy of it.
 Where each rank keeps a share of the optimizer to itself, that of a rank that was lost is in the memory of its node, as
 it was after one of the last two steps. The newest step of which the shares of all are whole counts, and who is past it
 goes back.
+
+Where shards have copies, the newest step counts of which each shard is on some rank that lives, and who is at another
+one takes its shard from that rank. Only where there is no such step all go back to what was saved.
 """
 
 from collections.abc import Sequence
@@ -23,6 +26,7 @@ class Standing:
     shares: tuple[int, ...] | None = None  # those after which its share is in memory; None: it has all of the optimizer
     knows: tuple[int, ...] = ()  # with shares: those after which it knows what is small and one for all
     kept: tuple[int, ...] = ()  # those after which it knows what was its charge's, a rank of another node
+    shard: int | None = None  # which part of the parameters it has; None: all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,7 @@ class Agreement:
     takers: tuple[int, ...]  # those that need it
     goes_back: bool = False  # on some rank that stays the weights are of no step, or of a later one
     lent: tuple[tuple[int, int], ...] = ()  # who has the note of it of a rank that has lost its own, and that rank
+    handed: tuple[tuple[int, int], ...] = ()  # with copies of shards, who has that of a taker, and that taker
 
 
 def keeper_of(rank: int, ranks_per_node: int) -> int | None:
@@ -43,7 +48,10 @@ def keeper_of(rank: int, ranks_per_node: int) -> int | None:
 
 def agree(said: Sequence[Standing], ranks_per_node: int | None = None) -> Agreement | str:
     """By rank; or why there is no way to go on exactly. None: all are on one node."""
-    found = _by_weights(said) if all(one.shares is None for one in said) else _by_shares(said)
+    if any(one.shard is not None for one in said):
+        found = _by_copies(said)
+    else:
+        found = _by_weights(said) if all(one.shares is None for one in said) else _by_shares(said)
     if isinstance(found, str):
         return found
     life, step, lent = said[found.source].life, found.step, []
@@ -73,6 +81,24 @@ def _by_weights(said: Sequence[Standing]) -> Agreement | str:
         if one < step - 1:
             return f"rank {rank} is at step {one}, while rank {source} is at step {step}"
     return Agreement(step, source, tuple(rank for rank, one in enumerate(said) if one.step != step))
+
+
+def _by_copies(said: Sequence[Standing]) -> Agreement | str:
+    shards = {one.shard for one in said}
+    steps = sorted({one.step for one in said if one.step is not None}, reverse=True)
+    for step in steps:
+        has: dict[int | None, int] = {}
+        for rank, one in enumerate(said):
+            if one.step == step:
+                has.setdefault(one.shard, rank)
+        if has.keys() == shards:
+            takers = tuple(rank for rank, one in enumerate(said) if one.step != step)
+            handed = tuple((has[said[rank].shard], rank) for rank in takers)
+            return Agreement(step, min(has.values()), takers, handed=handed)
+    lost = shards - {one.shard for one in said if one.step is not None}
+    if lost:
+        return f"no rank has shard {min(one for one in lost if one is not None)} any more"
+    return f"the shards that are left are of different steps: {', '.join(map(str, reversed(steps)))}"
 
 
 def _by_shares(said: Sequence[Standing]) -> Agreement | str:

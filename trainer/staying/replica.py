@@ -93,8 +93,8 @@ class Replica:
         """To each of these ranks."""
         for rank in takers:
             dist.send_object_list([self._word], dst=rank, group=group)
-        for message in _messages(self._tensors.values()):
-            flat = torch.cat([_bytes(one.detach().contiguous()) for one in message])
+        for message in messages(self._tensors.values()):
+            flat = torch.cat([bytes_in(one.detach().contiguous()) for one in message])
             for rank in takers:
                 dist.send(flat, dst=rank, group=group)
 
@@ -116,11 +116,11 @@ class Taker(Reader):
         """Into the model, the optimizers and all objects; where the loop stands."""
         self.prepare()
         coming = {name: torch.empty(shape, dtype=dtype_of(dtype)) for name, dtype, shape in self._word.tensors}
-        for message in _messages(coming.values()):
+        for message in messages(coming.values()):
             flat = torch.empty(sum(one.nbytes for one in message), dtype=torch.uint8)
             dist.recv(flat, src=self._source, group=self._control)
             for one, part in zip(message, flat.split([one.nbytes for one in message]), strict=True):
-                _bytes(one).copy_(part)
+                bytes_in(one).copy_(part)
         with torch.no_grad():
             for name, target in self._targets.by_name.items():
                 target.copy_(coming[name])
@@ -129,7 +129,8 @@ class Taker(Reader):
         return loop
 
 
-def _messages(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+def messages(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """So many at once that a message is worth it."""
     some: list[Tensor] = []
     for tensor in tensors:
         some.append(tensor)
@@ -140,5 +141,6 @@ def _messages(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
         yield some
 
 
-def _bytes(tensor: Tensor) -> Tensor:
+def bytes_in(tensor: Tensor) -> Tensor:
+    """Where they lie, of one that is contiguous."""
     return tensor.reshape(-1).view(torch.uint8)

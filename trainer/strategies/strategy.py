@@ -80,6 +80,19 @@ class Strategy:
         return self.wrapped.model
 
     @property
+    def shard(self) -> int | None:
+        """Which of the shards of the parameters this rank has; with hsdp others have it too. None: it has all."""
+        if self.settings.strategy not in SHARDS or self.settings.mesh:
+            return None
+        return self.world.rank % shard_size(self.settings, self.world)
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether what this rank has of the parameters is on another rank too."""
+        size = shard_size(self.settings, self.world) if self.settings.strategy in SHARDS else 1
+        return size < self.world.shares and not self.settings.mesh
+
+    @property
     def is_sharded(self) -> bool:
         """Whether each rank has a part of the parameters.
 
@@ -110,11 +123,14 @@ class Strategy:
         with self.wrapped.around():
             (loss if self.scaler is None else self.scaler.scale(loss)).backward(first)
 
-    def step(self, factor: Tensor | None = None, *, measured: bool = False) -> Tensor | None:
+    def step(
+        self, factor: Tensor | None = None, *, measured: bool = False, updating: Callable[[], None] | None = None
+    ) -> Tensor | None:
         """Clip, step the optimizer, drop the gradients. The norm of the gradients before it is clipped, if it is or is
         `measured`: for `number_of`, since to wait for it in every step would leave a GPU without work.
 
-        `factor`, the same on all ranks, is what gradients are multiplied by first.
+        `factor`, the same on all ranks, is what gradients are multiplied by first. `updating` is called when the
+        weights are about to be changed: until then they are those of the step before.
 
         Where a loss or a gradient of any rank is not finite the step is left out, and counted in `skips`; with fp16 the
         scale falls then, too.
@@ -130,6 +146,10 @@ class Strategy:
         group = self.world.control if self.settings.offload else None
         finite = are_finite(_gradients(learned), shared=self.is_sharded, group=group)
         norm = self.clip(learned, measured=measured)
+        if measured and norm is not None:
+            norm = _added_up(norm)
+        if updating is not None:
+            updating()
         alone = self.wrapped.first_updates
         if alone and not self.world.is_first:
             self._drop_gradients()  # so its optimizers have nothing to do
@@ -222,5 +242,10 @@ def _gradients(parameters: Iterable[Tensor]) -> Iterator[Tensor]:
 
 def number_of(norm: Tensor) -> float:
     """What `Strategy.step` gave, read from the device. All ranks ask, or none: with shards they may meet here."""
+    return float(_added_up(norm))
+
+
+def _added_up(norm: Tensor) -> Tensor:
     full = getattr(norm, "full_tensor", None)  # of a DTensor, which may still be the norm of this rank's part
-    return float(norm if full is None else full())
+    added: Tensor = norm if full is None else full()
+    return added

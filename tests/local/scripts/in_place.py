@@ -106,6 +106,7 @@ def main(words=None):
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--no-buffers", action="store_true")
     parser.add_argument("--strategy", default="ddp")
+    parser.add_argument("--shard-size", type=int)
     parser.add_argument("--given", action="store_true", help="the model itself, in the place of a function")
     parser.add_argument("--hold")
     parser.add_argument("--die")
@@ -149,6 +150,7 @@ def main(words=None):
         batch_size=16,
         accumulate=2,
         strategy=args.strategy,
+        shard_size=args.shard_size,
         clip_norm=1.0,
         workers=args.workers,
         log_every=1,

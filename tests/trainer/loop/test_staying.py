@@ -1,6 +1,7 @@
 """A rank is killed and replaced while the others stay: the numbers and the weights are those of a run left alone."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from replaced_ranks import Launched
@@ -8,6 +9,7 @@ from replaced_ranks import Launched
 from trainer.checkpoint_files import catalog
 from trainer.loop import arriving, staying
 from trainer.staying.copies import Copies
+from trainer.staying.parts import Part
 from trainer.staying.shares import ShareFile
 from trainer.strategies.zero import SharedOut
 
@@ -19,13 +21,13 @@ def alone(tmp_path_factory):
     """Fingerprint and numbers by number of ranks and strategy, of a training that nothing happened to."""
     known = {}
 
-    def of(size, strategy="ddp"):
-        if (size, strategy) not in known:
+    def of(size, strategy="ddp", *words):
+        if (size, strategy, words) not in known:
             folder = tmp_path_factory.mktemp("alone") / "run"
-            run = Launched(folder, size, "--steps", str(STEPS), "--strategy", strategy)
+            run = Launched(folder, size, "--steps", str(STEPS), "--strategy", strategy, *words)
             assert run.run() == [0] * size, run.said()
-            known[size, strategy] = run.fingerprint(), run.numbers()
-        return known[size, strategy]
+            known[size, strategy, words] = run.fingerprint(), run.numbers()
+        return known[size, strategy, words]
 
     return of
 
@@ -234,6 +236,111 @@ def test_shards_of_a_model_that_was_given_are_started_anew(tmp_path):
     assert "all ranks started anew: the model was given, and its shards know their ranks" in run.said()
 
 
+OF_TWO = ("--shard-size", "2")
+HSDP = ("--strategy", "hsdp", *OF_TWO)
+
+
+def no_update_was_made_twice(run, ranks):
+    made = dict(re.findall(rf"rank (\d) made updates \[1\] to \[{STEPS}\]: (\d+)\n", run.said()))
+    assert made == {str(rank): str(STEPS) for rank in ranks}
+
+
+@pytest.mark.dealt(8)
+@pytest.mark.parametrize("victim", [0, 3])
+@pytest.mark.parametrize(
+    ("step", "place"),
+    [
+        (0, "forward"), (0, "optimizer"), (7, "forward"), (8, "backward"), (9, "optimizer"), (10, "on_step"),
+        (15, "on_validation"), (23, "backward"),
+    ],
+)  # fmt: skip
+def test_hsdp_takes_the_shards_of_a_killed_rank_from_their_copy(tmp_path, alone, victim, step, place):
+    fingerprint, wanted = alone(4, "hsdp", *OF_TWO)
+    run, codes = killed(tmp_path, 4, f"{victim} {step} {place}", words=HSDP)
+    assert codes == [0] * 4, run.said()
+    assert run.replaced == [[victim]]
+    assert run.numbers() == wanted
+    assert run.fingerprint() == fingerprint
+    no_update_was_made_twice(run, {*range(4)} - {victim})
+    for entry in catalog.entries(run.folder / "checkpoints"):
+        catalog.verify(entry)
+
+
+@pytest.mark.dealt(4)
+@pytest.mark.parametrize(
+    ("deaths", "replaced"),
+    [
+        (("0 3 backward", "1 6 optimizer", "3 9 forward"), [[0], [1], [3]]),
+        (("1 8 backward", "1 0 start"), [[1], [1]]),
+        (("1 8 backward", "1 0 load"), [[1], [1]]),
+        (("1 8 backward", "3 8 load"), [[1], [3]]),  # who gives it; rank 1 once more, if it is yet to say that it stays
+    ],
+)
+def test_hsdp_one_after_the_other_and_while_they_meet(tmp_path, alone, deaths, replaced):
+    fingerprint, wanted = alone(4, "hsdp", *OF_TWO)
+    run, codes = killed(tmp_path, 4, *deaths, words=HSDP, memory_every="2 steps")
+    assert codes == [0] * 4, run.said()
+    assert [one[-1:] for one in run.replaced] == replaced
+    assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
+
+
+@pytest.mark.dealt(4)
+@pytest.mark.parametrize("death", ["0 forward", "8 backward", "9 optimizer", "15 on_validation", "8 backward stop"])
+def test_hsdp_a_node_with_all_shards_of_a_copy_is_lost(tmp_path, alone, monkeypatch, death):
+    monkeypatch.setattr(staying, "_WORD_S", 60.0 if "stop" not in death else 5.0)
+    fingerprint, wanted = alone(4, "hsdp", *OF_TWO)
+    run, codes = killed(tmp_path, 4, f"3 {death}", words=("--strategy", "hsdp"), nodes=2)
+    assert codes == [0] * 4, run.said()
+    assert run.replaced == [[2, 3]]
+    assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
+    assert "done again" not in run.said()
+
+
+@pytest.mark.dealt(2)
+def test_hsdp_goes_back_where_a_shard_is_lost_with_all_its_copies(tmp_path, alone):
+    fingerprint, wanted = alone(4, "hsdp", *OF_TWO)
+    run, codes = killed(tmp_path, 4, "1 8 backward", "3 8 backward", words=HSDP, memory_every="2 steps")
+    assert codes == [0] * 4, run.said()
+    assert {rank for dead in run.replaced for rank in dead} == {1, 3}
+    assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
+    assert "done again" in run.said()
+    assert "(no rank has shard 1 any more)" in run.said()
+
+
+@pytest.mark.dealt(3)
+@pytest.mark.parametrize("sabotage", ["weights", "states", "buffers"])
+def test_hsdp_what_is_not_put_back_shows(tmp_path, alone, monkeypatch, sabotage):
+    put_back = Part.put_back
+    if sabotage == "weights":
+        monkeypatch.setattr(Part, "put_back", lambda part, found: put_back(replace(part, weights=halved(part)), found))
+    elif sabotage == "states":
+        without = {"": {}}
+        monkeypatch.setattr(Part, "put_back", lambda part, found: put_back(replace(part, states=without), found))
+    else:
+        monkeypatch.setattr(arriving, "_put_buffers_back", lambda *_: None)
+    fingerprint, wanted = alone(4, "hsdp", *OF_TWO)
+    run, codes = killed(tmp_path, 4, "0 8 backward", words=HSDP)
+    assert codes != [0] * 4 or (run.fingerprint(), run.numbers()) != (fingerprint, wanted)
+
+
+def halved(part):
+    return {name: one / 2 for name, one in part.weights.items()}
+
+
+@pytest.mark.dealt(4)
+@pytest.mark.parametrize(("step", "memory_every", "begun"), [(9, "2 steps", 8), (17, "", 10)])
+def test_zero1_shares_that_are_lost_with_a_node_are_loaded(tmp_path, alone, step, memory_every, begun):
+    """Of a snapshot in memory that is not lost, or of the newest checkpoint."""
+    fingerprint, wanted = alone(2, "zero1")
+    run, codes = killed(tmp_path, 2, f"1 {step} backward", words=ZERO1, nodes=2, memory_every=memory_every)
+    assert codes == [0, 0], run.said()
+    assert run.replaced == [[1]]
+    assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
+    [(gone_back, again)] = gone_back_to(run)
+    assert begun - 2 <= gone_back <= begun
+    assert again == step - gone_back
+
+
 @pytest.mark.dealt(4)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize(
@@ -296,7 +403,8 @@ def test_a_copy_of_another_step_shows(tmp_path, alone, monkeypatch):
 def test_neighbours_that_are_lost_at_once_leave_no_copy_and_all_say_so(tmp_path):
     run, codes = killed(tmp_path, 3, "2 8 backward", nodes=3, along={1})
     assert (codes, run.replaced) == ([1] * 3, [[1, 2]])
-    assert "cannot go on in place: what rank 2 noted after step 8 is lost, and nobody has a copy" in run.said()
+    why = "what rank 2 noted after step 8 is lost, and nobody has a copy"
+    assert f"cannot go on in place: {why}; nothing was saved so far" in run.said()
 
 
 def test_two_at_once(tmp_path, alone):

@@ -250,3 +250,76 @@ def test_weights_of_another_start_are_not_believed_whoever_keeps_a_copy() -> Non
 
 def test_the_first_node_has_no_keeper() -> None:
     assert [keeper_of(rank, 2) for rank in range(6)] == [None, None, 0, 1, 2, 3]
+
+
+def of_shard(step: int | None, shard: int) -> Standing:
+    return Standing("x", step, (4, 5, 6), shard=shard)
+
+
+@pytest.mark.parametrize(
+    ("steps", "agreed"),
+    [
+        pytest.param((None, 5, 5, 5), Agreement(5, 1, (0,), handed=((2, 0),)), id="from the other copy"),
+        pytest.param((5, 5, None, None), Agreement(5, 0, (2, 3), handed=((0, 2), (1, 3))), id="a whole copy is lost"),
+        pytest.param((5, 6, 6, None), Agreement(6, 1, (0, 3), handed=((2, 0), (1, 3))), id="one had not done the step"),
+        pytest.param((5, 6, None, 5), Agreement(5, 0, (1, 2), handed=((3, 1), (0, 2))), id="of shard 0 nobody had"),
+        pytest.param((None, None, 5, 5), Agreement(5, 2, (0, 1), handed=((2, 0), (3, 1))), id="rank 0 is new"),
+    ],
+)
+def test_shards_come_from_the_newest_step_that_is_left_of_all(steps: tuple[int | None, ...], agreed: Agreement) -> None:
+    said = [of_shard(step, rank % 2) for rank, step in enumerate(steps)]
+    assert agree(said, 4) == agreed
+
+
+@pytest.mark.parametrize(
+    ("steps", "why"),
+    [
+        ((5, None, 5, None), "no rank has shard 1 any more"),
+        ((None, None, None, None), "no rank has shard 0 any more"),
+        ((6, 5, None, None), "the shards that are left are of different steps: 5, 6"),
+    ],
+)
+def test_where_a_shard_is_lost_with_its_copies_there_is_no_way_but_back(
+    steps: tuple[int | None, ...], why: str
+) -> None:
+    assert agree([of_shard(step, rank % 2) for rank, step in enumerate(steps)], 4) == why
+
+
+@given(st.data(), st.integers(1, 3), st.integers(2, 3), st.integers(0, 60))
+def test_with_copies_of_shards_all_interleavings_end_in_a_step_of_all(
+    data: st.DataObject, shards: int, copies: int, after: int
+) -> None:
+    """A rank makes its update, which nobody else has part in, once all are through with their gradients."""
+    ranks, dead = [Rank() for _ in range(shards * copies)], set[int]()
+    for number, (who, comes) in enumerate(
+        data.draw(st.lists(st.tuples(st.integers(0, len(ranks) - 1), st.booleans()), max_size=80))
+    ):
+        if number == after:
+            lost = data.draw(st.integers(0, copies - 1))  # a node has a copy of all shards, or one rank dies
+            dead = {lost * shards + one for one in range(shards)} if data.draw(st.booleans()) else {lost * shards}
+        rank = ranks[who]
+        if who in dead:
+            continue
+        if rank.given == rank.step:
+            rank.note()
+            rank.given = rank.step + 1
+        elif all(one.given > rank.step for one in ranks) and (not dead or comes):
+            rank.step += 1
+    said = [
+        Standing("life", None if who in dead else rank.step, tuple(rank.notes), shard=who % shards)
+        for who, rank in enumerate(ranks)
+    ]
+    agreed = agree(said)
+    living = {who: rank.step for who, rank in enumerate(ranks) if who not in dead}
+    if isinstance(agreed, str):
+        newest = max(living.values())
+        assert all(
+            {who % shards for who, step in living.items() if step == one} != {*range(shards)}
+            for one in (newest, newest - 1)
+        )
+        return
+    assert agreed.step in (max(living.values()), max(living.values()) - 1)
+    assert {taker for _, taker in agreed.handed} == {*agreed.takers}
+    assert {*agreed.takers} == {who for who in range(len(ranks)) if living.get(who) != agreed.step}
+    for giver, taker in agreed.handed:
+        assert (living[giver], giver % shards) == (agreed.step, taker % shards)

@@ -1,0 +1,156 @@
+"""One rank's part of a training whose shards have copies (hsdp): after a step, out of the model, and into another one.
+
+Who has lost the ranks that it gathered its parameters with makes its model anew. What it has of the step that was done
+last is kept meanwhile where it lies: its own shards of parameters and optimizer, and all that is small and one for all.
+A rank that is new gets the part of one that has the shards with the same number.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from trainer.checkpoint.contents import Subjects
+from trainer.checkpoint.names import ModelNames
+from trainer.checkpoint.optimizers import OptimizerNames
+from trainer.staying.replica import Snapshot, bytes_in, messages
+from trainer.staying.shares import CannotKeep
+
+State = dict[str, Any]  # of a parameter: tensors, and plain values
+
+
+@dataclass(frozen=True, slots=True)
+class Sharded:
+    """In the place of a tensor of the optimizer that is sharded as its parameter is: this rank's piece of it."""
+
+    piece: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """After the step of its snapshot."""
+
+    snapshot: Snapshot
+    weights: Mapping[str, Tensor] = field(default_factory=dict)  # by name: this rank's pieces
+    states: Mapping[str, Mapping[str, State]] = field(default_factory=dict)  # by optimizer and parameter
+
+    @property
+    def step(self) -> int:
+        return self.snapshot.step
+
+    @classmethod
+    def of(cls, subjects: Subjects, snapshot: Snapshot) -> "Part":
+        """Where it lies: nothing is copied. Raises CannotKeep."""
+        names = ModelNames(subjects.models)
+        weights = {name: _piece(one) for name, one in names.parameters().items()}
+        states = {}
+        for key, optimizer in subjects.optimizers.items():
+            live = OptimizerNames(key, optimizer, names)
+            states[key] = {
+                name: {part: _kept(part, value, parameter) for part, value in optimizer.state[parameter].items()}
+                for name, parameter, _ in live.owned()
+                if parameter in optimizer.state
+            }
+        return cls(snapshot, weights, states)
+
+    def put_back(self, subjects: Subjects) -> None:
+        """Into a model and optimizers that were made anew, on a mesh of the same shape."""
+        names = ModelNames(subjects.models)
+        with torch.no_grad():
+            for name, parameter in names.parameters().items():
+                _piece(parameter).copy_(self.weights[name])
+            for key, optimizer in subjects.optimizers.items():
+                made = OptimizerNames(key, optimizer, names)
+                owned = {name: parameter for name, parameter, _ in made.owned()}
+                made.replace(
+                    {
+                        name: {part: _beside(value, owned[name]) for part, value in state.items()}
+                        for name, state in self.states[key].items()
+                    }
+                )
+        self.snapshot.put_back(subjects)
+
+    def give(self, ranks: Sequence[int], group: dist.ProcessGroup | None) -> None:
+        """To each of these."""
+        empty = {name: torch.empty_like(one, device="meta") for name, one in self.weights.items()}
+        states = {
+            key: {name: {part: _described(value) for part, value in state.items()} for name, state in some.items()}
+            for key, some in self.states.items()
+        }
+        for rank in ranks:
+            dist.send_object_list([Part(self.snapshot, empty, states)], dst=rank, group=group)
+        for some in messages(self._tensors()):
+            flat = torch.cat([bytes_in(one.contiguous()) for one in some])
+            for rank in ranks:
+                dist.send(flat, dst=rank, group=group)
+
+    @classmethod
+    def take(cls, rank: int, group: dist.ProcessGroup | None) -> "Part":
+        """What that rank gives."""
+        said: list[Any] = [None]
+        dist.recv_object_list(said, src=rank, group=group)
+        described: Part = said[0]
+        weights = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in described.weights.items()}
+        states = {
+            key: {name: {part: _room(value) for part, value in state.items()} for name, state in some.items()}
+            for key, some in described.states.items()
+        }
+        taken = cls(described.snapshot, weights, states)
+        for some in messages(taken._tensors()):
+            flat = torch.empty(sum(one.nbytes for one in some), dtype=torch.uint8)
+            dist.recv(flat, src=rank, group=group)
+            for one, data in zip(some, flat.split([one.nbytes for one in some]), strict=True):
+                bytes_in(one).copy_(data)
+        return taken
+
+    def _tensors(self) -> Iterator[Tensor]:
+        """All of them, in one order on both sides."""
+        yield from self.weights.values()
+        for some in self.states.values():
+            for state in some.values():
+                for value in state.values():
+                    if isinstance(value, Sharded):
+                        yield value.piece
+                    elif isinstance(value, Tensor):
+                        yield value
+
+
+def _piece(tensor: Tensor) -> Tensor:
+    """What this rank has of it, where it lies."""
+    with torch.no_grad():
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def _kept(name: str, value: Any, parameter: Tensor) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    if not isinstance(value, DTensor):
+        return value.detach()
+    if value.shape != parameter.shape:
+        raise CannotKeep(f"its optimizer keeps {name!r} in another shape than the parameter, in shards")
+    return Sharded(_piece(value))
+
+
+def _beside(value: Any, parameter: Tensor) -> Any:
+    """Sharded as that parameter is, where it was. Not the tensor that is kept: it may have to be put back again."""
+    if isinstance(value, Sharded):
+        made = torch.empty_like(parameter, dtype=value.piece.dtype, requires_grad=False)
+        _piece(made).copy_(value.piece)
+        return made
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, Sharded):
+        return Sharded(torch.empty_like(value.piece, device="meta"))
+    return torch.empty_like(value, device="meta") if isinstance(value, Tensor) else value
+
+
+def _room(value: Any) -> Any:
+    if isinstance(value, Sharded):
+        return Sharded(torch.empty(value.piece.shape, dtype=value.piece.dtype))
+    return torch.empty(value.shape, dtype=value.dtype) if isinstance(value, Tensor) else value
