@@ -94,6 +94,8 @@ class SimRank:
     active_at: float = 0.0
     frozen: bool = False
     stays: bool | None = None
+    resizes: bool = False
+    waits: bool = False
     exit: RankExit | None = None
 
 
@@ -234,14 +236,16 @@ class Cluster:
         """No process of an older generation lives anywhere when a new one starts."""
         for agent in self.agents.values():
             live = agent.live if agent.process.pid not in self.zombies else []
-            if start.joins and agent.index in dict(self.open_starts[start.generation]):
-                continue  # its ranks are told of the generation that they are in now
+            if start.joins and agent.index in (*dict(self.open_starts[start.generation]), *self._trains()):
+                continue  # its ranks are told of the generation that they are in now, or will be once the new ones wait
             assert not live or agent.generation == start.generation, (
                 f"generation {start.generation} starts on node {node} while node {agent.index} runs {agent.generation}"
             )
 
     def _check_starts(self) -> None:
         for generation, starts in self.open_starts.items():
+            if all(start.joins for _, start in starts):
+                continue  # it has not begun, and may never do
             by_place = sorted((start.group_rank, node, start) for node, start in starts)
             world = [start.first_rank + local for _, _, start in by_place for local in range(start.local_world_size)]
             first = by_place[0][2]
@@ -252,6 +256,11 @@ class Cluster:
             assert len({(start.master_addr, start.master_port) for _, _, start in by_place}) == 1
             assert self.plan.nodes_min <= len(by_place) <= self.plan.nodes_max
         assert sorted(self.open_starts) == list(range(1, len(self.open_starts) + 1))
+
+    def _trains(self) -> tuple[int, ...]:
+        """Members of a generation that others are about to join."""
+        attempt = self.coordinator._attempt
+        return attempt.current.members if attempt.joining is not None else ()
 
     def _check_lost(self, event: Event) -> None:
         if event.kind != "agent_lost" or event.node is None or isinstance(self.event, ProvenDead):
@@ -403,21 +412,22 @@ class Cluster:
 
     def _go_on(self, agent: Agent, word: GoOn) -> None:
         """Keep those that stay, fork the others."""
-        start, agent.told, kept = word.start, [], {rank.number: rank for rank in agent.ranks}
-        assert agent.generation == start.generation - 1
+        start, agent.told, kept = word.start, [], {rank.local: rank for rank in agent.ranks}
+        assert agent.generation < start.generation
         agent.generation, agent.ranks = start.generation, []
         for local in range(start.local_world_size):
-            number = start.first_rank + local
+            number, rank = start.first_rank + local, kept[local]
             if number in word.stay:
-                agent.ranks.append(kept[number])
+                rank.number = number
+                agent.ranks.append(rank)
             else:
-                assert kept[number].exit is not None or not kept[number].stays, "the place of a rank that stays"
+                assert rank.exit is not None or not rank.stays, "the place of a rank that stays"
                 agent.ranks.append(SimRank(number, local, next(_pids), None, self.mono))
         pids = tuple(rank.pid for rank in agent.ranks)
         told: list[ToCoordinator] = [Started(agent.index, start.generation, pids, 30_000 + next(_pids))]
         for rank in agent.ranks:
             if rank.exit is not None:  # while the word was on its way
-                rank.exit = msgspec.structs.replace(rank.exit, generation=start.generation)
+                rank.exit = msgspec.structs.replace(rank.exit, generation=start.generation, rank=rank.number)
                 told.insert(0, Exited(agent.index, rank.exit))
         agent.told += told
         for one in told:
@@ -429,7 +439,7 @@ class Cluster:
         start, agent.opens = agent.opens, None
         assert start is not None
         agent.ranks = [
-            SimRank(start.first_rank + local, local, next(_pids), self.checkpoint, self.mono)
+            SimRank(start.first_rank + local, local, next(_pids), None if start.joins else self.checkpoint, self.mono)
             for local in range(start.local_world_size)
         ]
         pids = tuple(rank.pid for rank in agent.ranks)
@@ -492,11 +502,14 @@ class Cluster:
     def _rank_pulse(self, rank: SimRank, **how: Any) -> RankPulse:
         idle_s = self.mono - rank.active_at
         fields = {"reported": rank.step is not None, "step": rank.step, "checkpoint": self.checkpoint, **how}
-        return RankPulse(rank.number, idle_s, frozen=rank.frozen, stays=rank.stays, **fields)
+        words: dict[str, Any] = {"stays": rank.stays, "resizes": rank.resizes, "waits": rank.waits}
+        return RankPulse(rank.number, idle_s, frozen=rank.frozen, **words, **fields)
 
     def _train(self) -> None:
         """One step of all ranks, if none is missing or stuck."""
-        live = [rank for agent in self.agents.values() for rank in agent.live]
+        joining = self.coordinator._attempt.joining
+        waiting = joining.newcomers if joining is not None else set()
+        live = [rank for agent in self.agents.values() if agent.index not in waiting for rank in agent.live]
         if not self.training or any(rank.number in self.stuck or rank.frozen for rank in live):
             return
         for rank in live:

@@ -189,7 +189,7 @@ class Membership:
         device = self.world.device
         leave(self.world)
         with made_here.given_up_on(words):
-            self.world = join(device=device)
+            self.world = join(group=True, device=device)  # who is alone now may meet others again
         self._group = dist.group.WORLD
         return self.world
 

@@ -124,7 +124,8 @@ def hot_words(plan: Plan, control: Path, notes: Path, *, joins: bool) -> dict[st
     words = {"LAUNCH_CONTROL": str(control), "LAUNCH_NOTES_DIR": str(notes)}
     if len(plan.nodes) > 1:
         words["LAUNCH_LEASE_S"] = f"{plan.spec.recovery.lease_s:g}"
-    if len(plan.nodes) > plan.nodes_max > 1:  # a spare may have to go on from what was noted on a node that is lost
+    if plan.nodes_max > 1 and (len(plan.nodes) > plan.nodes_max or plan.nodes_min < plan.nodes_max):
+        # A spare, or the ranks that are left, may have to go on from what was noted on a node that is lost.
         words["LAUNCH_NOTES_COPIED"] = "1"
     return words | ({"LAUNCH_JOINS": "1"} if joins else {})
 

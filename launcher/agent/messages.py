@@ -12,7 +12,7 @@ import msgspec
 from launcher.rundir.records import NodeLoad, NotFinite, ProcessId, RankExit
 
 WIRE = "agents"
-WIRE_VERSION = 7
+WIRE_VERSION = 8
 
 
 # What comes from elsewhere is bounded where it is read.
@@ -83,6 +83,8 @@ class RankPulse(msgspec.Struct, frozen=True, array_like=True):
     malformed: Count = 0  # lines on its progress wire that were no reports
     stays: bool | None = None  # it can go on here when another rank is replaced; None: it has not said so far
     address: str = ""  # where it answers requests
+    resizes: bool = False  # beside `stays`: it can go on among fewer or more ranks, too
+    waits: bool = False  # it was started to join others, and waits for them
 
 
 class Pulse(msgspec.Struct, frozen=True, tag="pulse", tag_field="t"):
@@ -209,13 +211,15 @@ class Start(msgspec.Struct, frozen=True, tag="start", tag_field="t"):
 
 
 class GoOn(msgspec.Struct, frozen=True, tag="go_on", tag_field="t"):
-    """coordinator → agent: a new generation in which this node keeps its place, and some ranks their processes.
+    """coordinator → agent: a new generation in which this node has ranks again, some of them in the same processes.
 
-    The others are forked. Answered by Started, as a Start is.
+    The others are forked. Where nodes before this one are gone for good, its ranks have other numbers from now on.
+    Answered by Started, as a Start is.
     """
 
     start: Start
-    stay: tuple[int, ...]  # of this node's ranks those that keep their processes
+    stay: tuple[int, ...]  # of this node's ranks, by their numbers from now on, those that keep their processes
+    calm: bool = False  # no rank is gone: others join at the end of a step
 
 
 class Follow(msgspec.Struct, frozen=True, tag="follow", tag_field="t"):

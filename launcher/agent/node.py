@@ -181,7 +181,7 @@ class NodeAgent:
         self._line.forget()
         await self._preparation.renew()
         keep = (*self._preparation.own_pids, self._guard.pid)
-        await self._begin(word.start, group.go_on(word.start, word.stay, self._preparation.starter, keep))
+        await self._begin(word.start, group.go_on(word, self._preparation.starter, keep))
 
     async def _begin(self, start: messages.Start, begins: Coroutine[Any, Any, tuple[int, ...]]) -> None:
         node = self._home.node.index

@@ -172,7 +172,7 @@ RECOVERY = Section(
         Field("group_timeout", WordOr("auto", Duration(zero=False), ("default",)), "How long a rank of the trainer's "
               "waits for the others in one operation; auto: 5m longer than hang_after and hang_at_start, 10m at least",
               ("group_timeout_s",), "30m"),
-        Field("mode", Choice(("warm", "hot")), "After a rank was killed, or a node lost that a spare stands in for: "
+        Field("mode", Choice(("warm", "hot")), "After a rank was killed, or a node lost: "
               "warm starts all ranks anew, from the newest checkpoint; hot lets the trainer's ranks that live keep "
               "their processes and hand their state to the new ones, so that no step is lost, and is warm wherever "
               "that cannot be exact", example="hot"),

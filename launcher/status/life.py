@@ -164,6 +164,9 @@ class _Strip:
             case "agent_joined" if self._awaits_agents(event):
                 self._enter(self._getting_ready, event.at, event)
             case "generation_opened":
+                if self._now.kind is Doing.TRAINING:  # others join: nothing has failed, nor asked for it
+                    self._reach(event.step)
+                    self._asked = False
                 self._opened_at, self._goes_on_from = event.at, event.checkpoint or 0
                 self._enter(self._getting_ready if self._with_steps else Doing.RUNNING, event.at, event)
             case "training":

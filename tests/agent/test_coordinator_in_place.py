@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from simulated_cluster import Cluster, plan_of
 
 from launcher.agent.coordination.effects import Drain
-from launcher.agent.messages import GoOn, Pulse, RankPulse, Start, Started, Stop
+from launcher.agent.messages import Fault, GoOn, Pulse, RankPulse, Start, Started, Stop
 from launcher.spec.model import Budget, Recovery
 from launcher.words import State
 
@@ -24,10 +24,10 @@ def running(
     return cluster
 
 
-def all_stay(cluster: Cluster) -> None:
+def all_stay(cluster: Cluster, *, resizes: bool = False) -> None:
     for agent in cluster.agents.values():
         for rank in agent.live:
-            rank.stays = True
+            rank.stays, rank.resizes = True, resizes
     cluster.advance(2)
 
 
@@ -381,6 +381,284 @@ def test_a_spare_that_is_lost_while_ranks_meet_gives_way_to_the_next() -> None:
     cluster.advance(2)
     assert joined(cluster) == [(2, 1, 2), (3, 1, 2)]
     assert (cluster.state().state, cluster.state().generation) == (State.RUNNING, 3)
+
+
+# -- a lost node, and nobody to take its place
+
+
+def elastic(nodes: int = 2, least: int = 1, **how: object) -> Cluster:
+    cluster = running(nodes, least=least, **how)  # type: ignore[arg-type]
+    all_stay(cluster, resizes=True)
+    return cluster
+
+
+def stayed(cluster: Cluster) -> list[tuple[int, int, tuple[int, ...], int]]:
+    """Who was told to go on: node, first rank, ranks that stay, ranks in all."""
+    found = [(node, word) for node, word in words(cluster, GoOn) if isinstance(word, GoOn)]
+    return [(node, word.start.first_rank, word.stay, word.start.world_size) for node, word in found]
+
+
+@pytest.mark.parametrize("proof", [True, False])
+def test_ranks_that_are_left_go_on_as_fewer(proof: bool) -> None:
+    cluster = elastic()
+    before = pids(cluster)
+    cluster.kill(1, proof=proof)
+    cluster.advance(0.1 if proof else HOT.lease_s + 3)
+    assert stayed(cluster) == [(0, 0, (0, 1), 2)]
+    assert not words(cluster, Stop)
+    state = cluster.state()
+    assert (state.state, state.generation, state.world_size) == (State.RUNNING, 2, 2)
+    assert pids(cluster) == {rank: before[rank] for rank in (0, 1)}
+    assert state.restarts == {"node_lost": 1}
+    [regroup] = cluster.recorded("regroup")
+    assert "hot: the 2 ranks that live stay and go on without node 1" in regroup.text
+    assert cluster.recorded("failure")[0].in_place
+
+
+def test_ranks_behind_the_lost_node_have_other_numbers() -> None:
+    cluster = elastic(3)
+    before = pids(cluster)
+    cluster.kill(1)
+    cluster.advance(0.1)
+    assert stayed(cluster) == [(0, 0, (0, 1), 4), (2, 2, (2, 3), 4)]
+    after = pids(cluster)
+    assert after == {0: before[0], 1: before[1], 2: before[4], 3: before[5]}
+    cluster.end_rank(3, signal=9)  # the one that was 5
+    cluster.settle()
+    assert stayed(cluster)[2:] == [(0, 0, (0, 1), 4), (2, 2, (2,), 4)]
+    assert {rank for rank, pid in pids(cluster).items() if pid != after[rank]} == {3}
+    assert not words(cluster, Stop)
+
+
+def test_a_rank_that_ended_as_the_word_came_is_told_of_by_its_number_now() -> None:
+    cluster = elastic(3)
+    cluster.kill(1)
+    cluster.deliver(1, up=True)
+    cluster.end_rank(5, signal=9)
+    cluster.settle()
+    cluster.advance(1)
+    state = cluster.state()
+    assert (state.state, state.generation, state.world_size) == (State.RUNNING, 3, 4)
+    assert [exit_.rank for exit_ in cluster.exits] == [3]
+    assert not words(cluster, Stop)
+
+
+def test_one_node_after_the_other_is_lost() -> None:
+    cluster = elastic(3)
+    cluster.kill(2)
+    cluster.advance(0.1)
+    cluster.kill(1)  # before the others have met
+    cluster.advance(0.1)
+    assert stayed(cluster) == [(0, 0, (0, 1), 4), (1, 2, (2, 3), 4), (0, 0, (0, 1), 2)]
+    assert (cluster.state().state, cluster.state().world_size) == (State.RUNNING, 2)
+
+
+def test_two_nodes_at_once() -> None:
+    cluster = elastic(3)
+    for node in (1, 2):
+        cluster.kill(node, proof=False)
+    cluster.advance(HOT.lease_s + 3)
+    assert stayed(cluster) == [(0, 0, (0, 1), 2)]
+    assert "without node 1, 2" in cluster.recorded("regroup")[0].text
+
+
+@pytest.mark.parametrize(
+    ("nodes", "least", "spares", "lost", "why"),
+    [
+        (3, 2, 0, (1, 2), ""),
+        (3, 1, 1, (1, 2), ", only of some of them"),
+        (2, 1, 0, (0,), ""),
+    ],
+)
+def test_where_fewer_ranks_cannot_be_in_place(
+    nodes: int, least: int, spares: int, lost: tuple[int, ...], why: str
+) -> None:
+    cluster = elastic(nodes, least, spares=spares)
+    for node in lost:
+        cluster.kill(node, proof=False)
+    cluster.advance(HOT.lease_s + 3)
+    assert not stayed(cluster)
+    if why:
+        assert why in cluster.recorded("regroup")[0].text
+
+
+def test_all_ranks_that_are_left_have_to_say_that_they_can() -> None:
+    cluster = elastic(3)
+    cluster.agents[2].live[0].resizes = False
+    cluster.advance(2)
+    cluster.kill(1)
+    cluster.advance(0.1)
+    assert not stayed(cluster)
+    text = cluster.recorded("regroup")[0].text
+    assert "warm because no spare is ready to take the place of node 1, and rank 4 cannot go on among fewer" in text
+
+
+def test_a_rank_that_is_killed_along_with_a_node_has_all_replaced() -> None:
+    cluster = elastic(3)
+    cluster.cut(1)
+    cluster.advance(HOT.lease_s)
+    cluster.end_rank(0, signal=9)
+    cluster.advance(3)
+    assert not any(size == 4 for *_, size in stayed(cluster))
+    assert (cluster.state().state, cluster.state().world_size) == (State.RUNNING, 4)
+
+
+# -- a node that comes while the others train
+
+
+def with_one_that_comes(nodes: int = 2, *, present: tuple[int, ...] = (0,)) -> Cluster:
+    """The others train, and it has been told to start its ranks."""
+    cluster = Cluster(plan_of(nodes, least=1, rules=HOT))
+    cluster.boot(*present)
+    cluster.advance(HOT.wait_s + 5)
+    all_stay(cluster, resizes=True)
+    cluster.boot(nodes - 1)
+    cluster.advance(1)
+    return cluster
+
+
+def wait_at_the_door(cluster: Cluster, node: int) -> None:
+    for rank in cluster.agents[node].live:
+        rank.waits = True
+    cluster.advance(1)
+
+
+def test_a_node_that_comes_has_its_ranks_started_while_the_others_train() -> None:
+    cluster = with_one_that_comes()
+    before = pids(cluster)
+    assert joined(cluster) == [(1, 1, 2)]
+    assert not words(cluster, GoOn)
+    state = cluster.state()
+    assert (state.state, state.generation, state.world_size) == (State.RUNNING, 1, 2)
+    assert cluster.recorded("joining")[0].text == "node 1: ranks 2, 3 start, to join the others"
+    step = state.step
+    cluster.advance(3)
+    assert cluster.state().step == (step or 0) + 3
+    wait_at_the_door(cluster, 1)
+    assert stayed(cluster) == [(0, 0, (0, 1), 4)]
+    assert not words(cluster, Stop)
+    state, after = cluster.state(), pids(cluster)
+    assert (state.state, state.generation, state.world_size, state.restarts) == (State.RUNNING, 2, 4, {})
+    assert {rank: after[rank] for rank in before} == before
+    assert [node.ranks for node in state.nodes] == [(0, 1), (2, 3)]
+    assert cluster.recorded("generation_opened")[-1].text == "generation 2: ranks 2, 3 join, the other 2 stay"
+    assert not cluster.recorded("failure")
+
+
+def test_one_that_was_lost_joins_again_once_it_is_back() -> None:
+    cluster = elastic()
+    cluster.kill(1)
+    cluster.advance(0.1)
+    all_stay(cluster, resizes=True)
+    cluster.boot(1)
+    cluster.advance(2)
+    wait_at_the_door(cluster, 1)
+    state = cluster.state()
+    assert (state.state, state.generation, state.world_size) == (State.RUNNING, 3, 4)
+    assert stayed(cluster) == [(0, 0, (0, 1), 2), (0, 0, (0, 1), 4)]
+
+
+@pytest.mark.parametrize("how", ["a kill", "an error", "a lost node"])
+def test_what_befalls_the_others_meanwhile_comes_first(how: str) -> None:
+    cluster = with_one_that_comes(3, present=(0, 1))
+    if how == "a lost node":
+        cluster.kill(1)
+    else:
+        cluster.end_rank(2, **({"signal": 9} if how == "a kill" else {"code": 1, "error": "ValueError: no"}))
+    cluster.advance(1)
+    assert (2, 2) in [(node, word.generation) for node, word in words(cluster, Stop)]  # type: ignore[attr-defined]
+    assert len(cluster.recorded("joining_failed")) == 1
+    state = cluster.state()
+    assert (state.state, state.generation) == (State.RUNNING, 3)
+    assert state.world_size == {"a kill": 4, "an error": 6, "a lost node": 2}[how]
+    if how == "an error":
+        return  # all have been started anew, with the node that was to join
+    all_stay(cluster, resizes=True)
+    cluster.advance(2)
+    wait_at_the_door(cluster, 2)
+    assert cluster.state().generation == 4
+    assert cluster.state().nodes[2].ranks
+
+
+@pytest.mark.parametrize("how", ["its rank", "its agent", "its connection", "a fault", "its disk", "a drain"])
+def test_what_befalls_the_one_that_comes_is_nothing_to_the_others(how: str) -> None:
+    cluster = with_one_that_comes()
+    match how:
+        case "its rank":
+            cluster.end_rank(3, code=1, error="ValueError: no")
+        case "its agent":
+            cluster.kill(1)
+        case "its connection":
+            cluster.cut(1)
+        case "a fault" | "its disk":
+            cluster.say(1, Fault(1, False, "no", disk=how == "its disk"))
+        case "a drain":
+            cluster.feed(Drain(1))
+    cluster.advance(2)
+    state = cluster.state()
+    assert (state.state, state.generation, state.world_size, state.restarts) == (State.RUNNING, 1, 2, {})
+    assert not words(cluster, GoOn)
+    assert len(cluster.recorded("joining_failed")) == 1
+    assert not cluster.agents[1].live or how in ("its agent", "its connection")
+    if how in ("its rank", "its disk"):
+        cluster.advance(60)
+        assert len(joined(cluster)) == 1  # not again and again
+
+
+def test_one_that_does_not_come_to_meet_the_others_is_given_up() -> None:
+    cluster = with_one_that_comes()
+    cluster.advance(HOT.hang_at_start_s + 130)
+    assert "did not come to meet the others in time" in cluster.recorded("joining_failed")[0].text
+    assert cluster.state().state is State.RUNNING
+    assert len(joined(cluster)) == 1
+
+
+def test_nobody_joins_ranks_that_cannot_be_more() -> None:
+    cluster = with_one_that_comes()
+    for rank in cluster.agents[0].live:
+        rank.resizes = False
+    cluster.advance(2)
+    assert "not all others can go on" in cluster.recorded("joining_failed")[0].text
+    assert cluster.state().generation == 1
+
+
+def test_one_of_those_that_join_is_killed_as_they_meet() -> None:
+    cluster = with_one_that_comes()
+    wait_at_the_door(cluster, 1)
+    cluster.end_rank(3, signal=9)
+    cluster.settle()
+    assert stayed(cluster)[1:] == [(0, 0, (0, 1), 4), (1, 2, (), 4)]
+    assert cluster.state().generation == 3
+    assert not words(cluster, Stop)
+
+
+def test_the_node_that_joins_is_lost_as_they_meet() -> None:
+    cluster = with_one_that_comes()
+    wait_at_the_door(cluster, 1)
+    cluster.kill(1)
+    cluster.advance(0.1)
+    assert stayed(cluster) == [(0, 0, (0, 1), 4), (0, 0, (0, 1), 2)]
+    assert (cluster.state().state, cluster.state().world_size) == (State.RUNNING, 2)
+
+
+def test_a_run_that_ends_takes_those_that_wait_along() -> None:
+    cluster = with_one_that_comes()
+    for rank in [*cluster.agents[0].live]:
+        cluster.end_rank(rank.number, code=0, done=True)
+    cluster.settle()
+    assert cluster.end is not None
+    assert cluster.end.state is State.SUCCEEDED
+    assert not cluster.agents[1].live
+
+
+def test_a_drained_node_is_left_without_a_restart() -> None:
+    cluster = elastic()
+    cluster.feed(Drain(1))
+    cluster.settle()
+    assert [(node, word.grace_s) for node, word in words(cluster, Stop)] == [(1, 0.0)]  # type: ignore[attr-defined]
+    assert stayed(cluster) == [(0, 0, (0, 1), 2)]
+    state = cluster.state()
+    assert (state.state, state.world_size, state.restarts) == (State.RUNNING, 2, {"preempted": 1})
 
 
 # -- a node that is drained

@@ -153,11 +153,18 @@ class Storm(RuleBasedStateMachine):
         if live:
             self.cluster.end_rank(live[number % len(live)], **how)
 
-    @rule()
-    def all_ranks_can_stay(self) -> None:
+    @rule(resizes=st.booleans())
+    def all_ranks_can_stay(self, resizes: bool) -> None:
         for agent in self.cluster.agents.values():
             for rank in agent.live:
-                rank.stays = True
+                rank.stays, rank.resizes = True, resizes
+        self.cluster.advance(2.0)
+
+    @rule()
+    def those_that_join_are_there(self) -> None:
+        for agent in self.cluster.agents.values():
+            for rank in agent.live:
+                rank.waits = True
         self.cluster.advance(2.0)
 
     @rule(number=st.integers(0, 8))
@@ -210,7 +217,8 @@ class Storm(RuleBasedStateMachine):
         if agent is None or not said or self.over:
             return
         generation, message = said[-1 - behind % len(said)]
-        if generation < len(self.cluster.open_starts):
+        open_one = self.cluster.coordinator._attempt.generation
+        if open_one is not None and generation < open_one.number:
             self.cluster.feed(message)
 
     @rule(number=NODES)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from run_folder import plan_of
 
-from launcher.agent.environment import cleaned, job_environment, node_environment, rank_environment
+from launcher.agent.environment import cleaned, hot_words, job_environment, node_environment, rank_environment
 from launcher.agent.messages import Start
 from launcher.rank_variables import misleads
 from launcher.spec.model import CheckpointOptions, Recovery
@@ -222,3 +222,13 @@ def test_what_the_user_exports_or_writes_wins(name):
     assert on_card(CHOICE)[name] == CHOICE[name]
     assert on_card({}, **CHOICE)[name] == CHOICE[name]
     assert on_card(dict.fromkeys(CHOICE, "7"), **CHOICE)[name] == CHOICE[name]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "least", "most", "copied"), [(2, 2, 2, False), (3, 2, 2, True), (2, 1, 2, True), (2, 1, 1, False)]
+)
+def test_notes_are_copied_where_a_node_may_be_lost_and_the_others_go_on(nodes, least, most, copied):
+    plan = plan_of(Path("/runs/job-abcd"))
+    changed = {"nodes": plan.nodes[:1] * nodes, "nodes_min": least, "nodes_max": most}
+    words = hot_words(msgspec.structs.replace(plan, **changed), Path("/control"), Path("/notes"), joins=False)
+    assert ("LAUNCH_NOTES_COPIED" in words) == copied

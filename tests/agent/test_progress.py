@@ -22,6 +22,19 @@ def test_words_with_a_meaning_and_metrics_are_kept_apart():
     assert progress.reported
 
 
+def test_a_rank_that_takes_back_that_it_stays_takes_back_that_ranks_may_be_fewer():
+    progress = Progress()
+    progress.take(b'{"stays": 2, "resizes": true}')
+    assert (progress.stays, progress.resizes) == (2, True)
+    progress.take(b'{"step": 7}')
+    assert (progress.stays, progress.resizes, progress.waits) == (2, True, False)
+    progress.take(b'{"stays": 0}')
+    assert (progress.stays, progress.resizes) == (0, False)
+    progress.take(b'{"waits": true}')
+    assert progress.waits
+    assert not progress.metrics
+
+
 def test_an_exception_alone_is_no_sign_of_life():
     progress = Progress()
     assert progress.take(b'{"exception": {"type": "ValueError", "line": "ValueError: x", "where": "a.py:1 in f"}}')

@@ -48,9 +48,9 @@ OF_A_RANK = {
     "LAUNCH_GROUP_TIMEOUT_S": "how long to wait for the other ranks in one operation",
     "LAUNCH_CONTROL": "with `recovery.mode: hot`: where a rank hears that another one was replaced",
     "LAUNCH_NOTES_DIR": "with `recovery.mode: hot`: the folder in memory for what is a rank's alone",
-    "LAUNCH_NOTES_COPIED": "with `recovery.mode: hot` and spare nodes: 1, what a rank notes is copied to another node",
+    "LAUNCH_NOTES_COPIED": "with `recovery.mode: hot` and spares, or a range of nodes: 1, notes have copies elsewhere",
     "LAUNCH_LEASE_S": "with `recovery.mode: hot` on several nodes: `recovery.lease`",
-    "LAUNCH_JOINS": "1 for a rank that takes the place of one that was killed, while the others go on in place",
+    "LAUNCH_JOINS": "1 for a rank that joins others which go on in place, or has the place of one that was killed",
     "LAUNCH_GRACE_S": "how long a rank has from SIGTERM until it is killed",
     "LAUNCH_DEFAULTED": "`NAME=value` of each variable that we chose for it: a run which it submits chooses anew",
 }

@@ -185,6 +185,56 @@ def test_a_spare_takes_the_place_of_a_lost_node(lab, alone, how):
     assert "hot: ranks 2, 3 are started anew, the other 2 stay; node 2 takes the place of node 1" in regroup["text"]
 
 
+LONG = {"steps": 100, "recovery": "  grace: 1s\n"}
+
+
+def started_anew(lab, first, second):
+    """Fingerprint and numbers of a run on two nodes, from the step `first` on one, and from `second` on two, warm."""
+    run = lab.submit(spec(lab, ranks=1, nodes=2, mode="warm", hold=first, every=f"{first} steps", **LONG))
+    stopped_at(lab, run, first)
+    lab.hold(second)
+    lab.launch("resume", run, "--set", "resources.nodes=1", "--set", f"checkpoint.every={second} steps")
+    stopped_at(lab, run, second)
+    lab.let_go()
+    lab.launch("resume", run, "--set", "resources.nodes=2")
+    return lab.wait(run)["fingerprint"], numbers(lab, run)
+
+
+def stopped_at(lab, run, step):
+    lab.until("its checkpoint", lambda: lab.read_state(run)["checkpoint"] == step)
+    lab.launch("cancel", run)
+
+
+def test_the_others_go_on_without_a_lost_node_and_it_joins_them_again(lab, tmp_path):
+    """As warm starts do at those steps; but in the same process, and without a checkpoint."""
+    slow = tmp_path / "slow"
+    slow.touch()
+    how = LONG | {"pause": 0.3, "slow": json.dumps(str(slow)), "every": "1000 steps"}
+    run = lab.submit(spec(lab, ranks=1, nodes="1..2", **how))
+    before = lab.until_step(run, 3)
+    for pid in of_node(lab, run, 1):
+        kill(pid)  # some end with their agent
+    fewer = lab.until("a step of all", partial(all_trained_again, lab, run, before))
+    assert fewer["world_size"] == 1
+    lab.until("its return", lambda: lab.read_state(run)["world_size"] == 2)
+    after = lab.until("a step of all", partial(all_trained_again, lab, run, fewer))
+    assert pids(after)[0] == pids(before)[0] == pids(fewer)[0]
+    slow.unlink()
+    status = lab.wait(run)
+    assert (status["attempt"], status["restarts"]["by_cause"]) == (1, {"node_lost": 1})
+    assert stayed(lab, run) == [True]
+    [regroup] = lab.events(run, "regroup")
+    assert "hot: the rank that lives stays and goes on without node 1" in regroup["text"]
+    assert lab.events(run, "generation_opened")[-1]["text"].endswith("rank 1 joins, the other 1 stays")
+    made = dict(re.findall(r"rank (\d) made updates \[\d+\] to .*: (\d+)\n", lab.rank_logs(run)))
+    assert made["0"] == "100"
+    at = [int(step) for step in re.findall(r"goes on in place after step (\d+) on", lab.rank_logs(run))]
+    assert int(made["1"]) == 100 - at[1]
+    fingerprint, wanted = started_anew(lab, *at)
+    assert numbers(lab, run) == wanted
+    assert status["fingerprint"] == fingerprint
+
+
 @pytest.mark.parametrize("mode", ["hot", "warm"])
 def test_the_ranks_of_a_drained_node_move_and_nothing_is_lost(lab, alone, mode):
     fingerprint, wanted = alone(ranks=1, nodes=2)

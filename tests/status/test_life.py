@@ -42,6 +42,23 @@ def test_a_run_that_nothing_befell():
     assert life.seconds[Doing.TRAINING] == 100
 
 
+def test_where_others_join_no_step_is_made_again():
+    events = [
+        *begun(),
+        event(50, "joining", 1, 1, step=41),
+        event(60, "generation_opened", 1, 2, step=51, checkpoint=41),
+        event(62, "training", 1, 2, step=52),
+    ]
+    life = life_of(events, 100.0, 90)
+    assert strip(life) == [
+        ("waiting", 0, 2),
+        ("starting", 2, 10),
+        ("training", 10, 60),
+        ("recovering", 60, 62),
+        ("training", 62, 100),
+    ]
+
+
 def test_steps_that_were_made_again_count_once():
     events = [
         *begun(),

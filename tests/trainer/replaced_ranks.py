@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 import traceback
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -41,6 +42,11 @@ def _entry(environ, log, words):
     os._exit(code or 0)
 
 
+def _control(path):
+    """Both: for words that cannot wait for the end of a step, and for those that can."""
+    return _fifo(path), _fifo(Path(f"{path}.calm"))
+
+
 def _fifo(path):
     os.mkfifo(path)
     return os.open(path, os.O_RDWR | os.O_NONBLOCK)
@@ -63,25 +69,42 @@ class Launched:
 
     With `nodes` all ranks of its node die with it, or with one that stops, and a spare has their places: what they
     noted is lost, their snapshots in memory are not. Who only stopped goes on once the others are done (`ghosts`, with
-    their exit codes). Nodes of `along` are lost at the same moment as the first one.
+    their exit codes). Nodes of `along` are lost at the same moment as the first one. For the first `shrinks` losses
+    there is no spare: the other ranks are told to go on as fewer. With `grows_at` ranks of one more node are started
+    at that step, and join once they wait.
     """
 
-    def __init__(self, folder, size, *words, replaces=True, memory_every="", nodes=0, along=()):
+    def __init__(
+        self,
+        folder,
+        size,
+        *words,
+        replaces=True,
+        memory_every="",
+        nodes=0,
+        along=(),
+        shrinks=0,
+        grows_at=None,
+        every="10 steps",
+    ):
         self.folder, self.size, self.words, self.replaces = folder, size, list(words), replaces
-        self.spares, self.each = nodes > 0, size // (nodes or 1)
+        self.spares, self.each, self._shrinks, self._every = nodes > 0, size // (nodes or 1), shrinks, every
+        self.nodes = [*range(nodes or 1)]  # that have ranks, by place
         self.ghosts, self._along = [], {*along}
         self._memory_every = memory_every
         self.generation, self.replaced, self._controls, self._progress = 1, [], [], []
         self._steps, self.stayed_at = {}, {}  # the step at which each rank said so first
+        self.resizes = set()  # ranks that have said that they can be fewer
+        self._grows_at, self._waiting = grows_at, None  # ranks that are to join, and have not said that they wait
         self._joining = set()  # ranks that were started anew, and have not said that they stay
         self._context = multiprocessing.get_context("fork")
-        for node in range(nodes or 1):
+        for node in self.nodes:
             self._notes(node * self.each).mkdir(parents=True)
         self._control_paths = [folder / f"control-{rank}" for rank in range(size)]
+        self._progress_paths = [folder / f"progress-{rank}" for rank in range(size)]
         for rank in range(size):
-            self._controls.append(_fifo(self._control_paths[rank]))
-            os.mkfifo(folder / f"progress-{rank}")
-            self._progress.append(os.open(folder / f"progress-{rank}", os.O_RDWR | os.O_NONBLOCK))
+            self._controls.append(_control(self._control_paths[rank]))
+            self._progress.append(_fifo(self._progress_paths[rank]))
         self._ports = [HeldPort("127.0.0.1")]
 
     def _environment(self, rank, *, joins=False):
@@ -92,8 +115,8 @@ class Launched:
             "LAUNCH_ATTEMPT": "1",
             "LAUNCH_GENERATION": str(self.generation),
             "LAUNCH_CHECKPOINT_DIR": str(self.folder / "checkpoints"),
-            "LAUNCH_CHECKPOINT_EVERY": "10 steps",
-            "LAUNCH_PROGRESS": str(self.folder / f"progress-{rank}"),
+            "LAUNCH_CHECKPOINT_EVERY": self._every,
+            "LAUNCH_PROGRESS": str(self._progress_paths[rank]),
             "LAUNCH_CONTROL": str(self._control_paths[rank]),
             "LAUNCH_NOTES_DIR": str(self._notes(rank)),
             "LAUNCH_CHECKPOINT_MEMORY_DIR": str(self._memory(rank)) if self._memory_every else "",
@@ -104,7 +127,7 @@ class Launched:
 
     def _notes(self, rank):
         """Each node has a memory of its own."""
-        return self.folder / f"notes-{rank // self.each}"
+        return self.folder / f"notes-{self.nodes[rank // self.each]}"
 
     def _memory(self, rank):
         """It outlives its node, as with `checkpoint.buddy`."""
@@ -122,22 +145,28 @@ class Launched:
         process.start()
         return process
 
-    def run(self):
-        """Exit codes by rank, and the pids that there were at the end."""
+    def run(self, until=lambda: False):
+        """Exit codes by rank. All are killed as soon as that has come true."""
         ranks = [self._start(rank) for rank in range(self.size)]
         deadline = time.monotonic() + _LIMIT_S
         try:
-            while any(process.exitcode is None for process in ranks):
+            while any(process.exitcode is None for process in ranks) and not until():
                 assert time.monotonic() < deadline, self.said()
                 ends = [one.sentinel for one in ranks if one.exitcode is None]
                 multiprocessing.connection.wait([*ends, *self._progress], timeout=0.2)
                 for rank in range(self.size):
                     self._hear(rank)
+                if self._grows_at is not None and max(self._steps.values(), default=0) >= self._grows_at:
+                    self._grow(ranks)
+                if self._waiting is not None and not self._waiting:
+                    self._have_them_join()
                 dead = [rank for rank, process in enumerate(ranks) if _is_gone(process)]
                 if dead and self.spares:
                     dead = self._lose(ranks, {rank // self.each for rank in dead} | self._along)
                     self._along.clear()
-                if dead and self.replaces:
+                if dead and self._shrinks:
+                    self._shrink(ranks, dead)
+                elif dead and self.replaces:
                     self._replace(ranks, dead)
             codes = [process.exitcode for process in ranks]
             for process in self.ghosts:
@@ -148,7 +177,7 @@ class Launched:
             for process in [*ranks, *self.ghosts]:
                 process.kill()
                 process.join()
-            for fd in (*self._controls, *self._progress):
+            for fd in (*chain(*self._controls), *self._progress):
                 os.close(fd)
             for port in self._ports:
                 port.release()
@@ -158,9 +187,12 @@ class Launched:
             while data := os.read(self._progress[rank], 1 << 16):
                 for word in map(json.loads, data.splitlines()):
                     self._steps[rank] = word.get("step", self._steps.get(rank, 0))
+                    if "waits" in word and self._waiting is not None:
+                        self._waiting.discard(rank)
                     if "stays" in word:
                         self._joining.discard(rank)
                     if word.get("stays"):
+                        self.resizes = self.resizes | {rank} if word.get("resizes") else self.resizes - {rank}
                         self.stayed_at.setdefault(rank, self._steps[rank])
 
     def _lose(self, ranks, nodes):
@@ -176,6 +208,51 @@ class Launched:
             self._notes(node * self.each).mkdir()
         return dead
 
+    def _grow(self, ranks):
+        assert self.resizes.issuperset(range(self.size))
+        self._grows_at, new = None, range(self.size, self.size + self.each)
+        self.size += self.each
+        self.nodes.append(max(self.nodes) + 1)
+        self._notes(new[0]).mkdir()
+        self._ports.append(HeldPort("127.0.0.1"))
+        self.generation += 1
+        for rank in new:
+            self._control_paths.append(self.folder / f"control-{rank}")
+            self._progress_paths.append(self.folder / f"progress-{rank}")
+            self._controls.append(_control(self._control_paths[rank]))
+            self._progress.append(_fifo(self._progress_paths[rank]))
+            ranks.append(self._start(rank, joins=True))
+        self._waiting, self._joining = {*new}, {*new}
+
+    def _have_them_join(self):
+        self._waiting = None
+        for rank in range(self.size):
+            if rank not in self._joining:
+                self._tell(rank, self.log(rank, self.generation - 1), calm=True)
+        (self.folder / "slow").unlink()
+
+    def _shrink(self, ranks, dead):
+        """The others have other numbers where nodes before theirs are gone."""
+        before, self.generation, self._shrinks = self.generation, self.generation + 1, self._shrinks - 1
+        assert self.resizes.issuperset(range(self.size))
+        self.replaced.append(dead)
+        kept = [rank for rank in range(self.size) if rank not in dead]
+        for rank in dead:
+            for fd in (*self._controls[rank], self._progress[rank]):
+                os.close(fd)
+        self.nodes = [self.nodes[rank // self.each] for rank in kept[:: self.each]]
+        for by_rank in (ranks, self._controls, self._control_paths, self._progress, self._progress_paths):
+            by_rank[:] = [by_rank[rank] for rank in kept]
+        self.size = len(kept)
+        self._ports.append(HeldPort("127.0.0.1"))
+        for rank, was in enumerate(kept):
+            self._tell(rank, self.log(was, before))
+
+    def _tell(self, rank, log_before, *, calm=False):
+        word = {"generation": self.generation, "environment": self._environment(rank)}
+        word |= {"log": str(self.log(rank)), "log_before": str(log_before)}
+        os.write(self._controls[rank][calm], json.dumps(word).encode() + b"\n")
+
     def _replace(self, ranks, dead):
         """Those too that were yet to meet the others."""
         before, self.generation = self.generation, self.generation + 1
@@ -185,17 +262,16 @@ class Launched:
         dead = sorted(self._joining.union(dead))
         for rank in dead:
             self._hear(rank)
-            os.close(self._controls[rank])  # what it was told is not for its successor
+            for fd in self._controls[rank]:
+                os.close(fd)  # what it was told is not for its successor
             self._control_paths[rank] = self.folder / f"control-{rank}-{self.generation}"
-            self._controls[rank] = _fifo(self._control_paths[rank])
+            self._controls[rank] = _control(self._control_paths[rank])
         self._joining = set(dead)
         self._ports.append(HeldPort("127.0.0.1"))
         self.replaced.append(dead)
         for rank in range(self.size):
             if rank not in dead:
-                word = {"generation": self.generation, "environment": self._environment(rank)}
-                word |= {"log": str(self.log(rank)), "log_before": str(self.log(rank, before))}
-                os.write(self._controls[rank], json.dumps(word).encode() + b"\n")
+                self._tell(rank, self.log(rank, before))
         for rank in dead:
             ranks[rank] = self._start(rank, joins=True)
 

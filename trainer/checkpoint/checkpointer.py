@@ -69,6 +69,8 @@ class Checkpointer:
         self.folder = Path(folder or launched.checkpoint_dir or "checkpoints")
         self.total_steps = total_steps
         self.loaded: Loaded | None = None
+        self.leaves_for_others: Callable[[], bool] = lambda: False  # whether the first rank would, after a step
+        self.all_leave = False  # as all have heard at their last vote
         self.when_first_saved: Callable[[], None] | None = None  # on disk, or in memory; called by who writes it
         self._launched = launched
         models = {"": model} if isinstance(model, nn.Module) else model
@@ -160,7 +162,7 @@ class Checkpointer:
         save = self._every.steps is not None and step % self._every.steps == 0
         remember = self._memory is not None and _multiple(step, self._memory.every)
         if self._votes.due(step):
-            stop, late, stale, fenced, failed = self._votes.vote(step, self._flags())
+            stop, late, stale, fenced, failed, self.all_leave = self._votes.vote(step, self._flags())
             if fenced or failed:
                 self._give_up()
             if stop:
@@ -464,6 +466,7 @@ class Checkpointer:
             first and memory_s is not None and now - self._remembered_at >= memory_s,
             saver.last is not None and saver.last.fenced,
             saver.failures >= _MOST_FAILURES,
+            first and not saver.busy and self.leaves_for_others(),
         ]
 
     def _give_up(self) -> None:

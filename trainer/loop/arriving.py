@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from trainer.checkpoint.generators import seed_all
 from trainer.loop.keeping import Keeping
 from trainer.loop.loop import Loop
 from trainer.loop.sums import gathered
@@ -38,14 +39,18 @@ def arrive(loop: Loop, keeping: Keeping) -> tuple[int, int | None] | str:
         keeping.part = None
         return agreed
     keeping.hands_over = True
-    _lend(loop, keeping, agreed, said[agreed.source].life)
+    if not agreed.resized:
+        _lend(loop, keeping, agreed, said[agreed.source].life)
+    elif not keeping.note_anew(loop, agreed.step):
+        raise cannot("what ranks have noted takes too much room in memory")
+    keeping.copy_anew(loop, agreed.step)
     loop.checkpointer.go_on(agreed.step)
     values = (_with_part if keeping.loads else _with_weights)(loop, keeping, agreed)
     _put_back(loop, keeping, agreed.step, values)
     step_samples: int | None = values["step_samples"]
-    keeping.copy_anew(loop, agreed.step)
     who = ", ".join(map(str, agreed.takers)) or "none"
-    loop.training.say(f"goes on in place after step {agreed.step}; ranks that took its state from others: {who}")
+    step = f"step {agreed.step}" + (f" on {world.size} rank{'s' if world.size > 1 else ''}" if agreed.resized else "")
+    loop.training.say(f"goes on in place after {step}; ranks that took its state from others: {who}")
     return agreed.step, step_samples
 
 
@@ -121,6 +126,10 @@ def _put_back(loop: Loop, keeping: Keeping, step: int, values: dict[str, Any]) -
     loop.norm = None if values["norm"] is None else torch.tensor(values["norm"], dtype=torch.float64)
     _put_back_losses(loop, note)
     draw_on(note.drawn)
+    keeping.resized = note.resized
+    if note.resized:  # batches of a validation are cut by the number of ranks: what it has found stays
+        found = gathered(keeping.validated, loop.training.world)
+        loop.validated = next((one for one in found if one[0] == note.step), loop.validated)
 
 
 def _put_buffers_back(loop: Loop, note: Note) -> None:
@@ -135,4 +144,12 @@ def _put_buffers_back(loop: Loop, note: Note) -> None:
 
 def _put_back_losses(loop: Loop, note: Note) -> None:
     if note.names:
-        loop.losses.put_back(note.names, note.losses)
+        loop.losses.put_back(note.names, note.losses, note.others)
+
+
+def draw_anew(loop: Loop) -> None:
+    """At the end of a step, as a start on other ranks does that goes on from a checkpoint of it."""
+    world, step = loop.training.world, loop.progress.step
+    seed_all(loop.training.settings.seed, world.share)
+    if step:
+        seed_all(torch.initial_seed(), world.rank, step)

@@ -28,7 +28,8 @@ def reasons(
     world, strategy = loop.training.world, loop.strategy
     if not met_once:
         yield "the ranks had met before, or by the script's own doing, or are too many"
-    if strategy.settings.strategy not in REPLICAS + SHARDS or world.size == 1:
+    alone = world.size == 1 and not (launched.notes_copied and strategy.settings.strategy == "ddp")  # for good
+    if strategy.settings.strategy not in REPLICAS + SHARDS or alone:
         yield f"strategy {strategy.settings.strategy} on {world.size} ranks: expected one for several ranks, on several"
     if strategy.settings.strategy in SHARDS and not made:
         yield "the model was given, and its shards know their ranks: expected a function that makes it"

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainer.loop.loop import Loop
+from trainer.loop.sums import gathered
 from trainer.staying.agreement import Standing
 from trainer.staying.copies import Copies
-from trainer.staying.notes import Drawn, Note, NoteFile, bytes_of, drawn_now, encoded, room_for, torch_state
+from trainer.staying.notes import Drawn, Note, NoteFile, bytes_of, decoded, drawn_now, encoded, room_for, torch_state
 from trainer.staying.parts import Part
 from trainer.staying.replica import Snapshot
 from trainer.staying.shares import CannotKeep, ShareFile
@@ -38,6 +39,9 @@ class Keeping:
     part: Part | None = None
     updating: bool = False  # the weights are of no step
     drawn: Drawn | None = None  # what was noted last of this rank's random generators
+    was: tuple[int, int] | None = None  # which rank, and of how many, it is in its notes
+    validated: tuple[int, dict[str, float]] = (-1, {})  # the step of the last validation, and what it found
+    resized: bool = False  # the end of the step after which it goes on is for other ranks than its beginning was
 
     def begin(self, loop: Loop) -> None:
         """Make room in the node's memory. Raises OSError, and CannotKeep."""
@@ -47,6 +51,12 @@ class Keeping:
         if loop.strategy.shared_out:
             self.shares = ShareFile.begin(_of_share(path), life, self._limit_bytes(loop))
             self.shares.write(loop.progress.step, loop.strategy.shared_out)
+        self.was = loop.training.world.rank, loop.training.world.size
+
+    @property
+    def resizes(self) -> bool:
+        """What this rank has is enough for fewer or more ranks, and they can be."""
+        return self.launched.notes_copied and not self.loads and self.shares is None
 
     def find(self, loop: Loop) -> None:
         """What the rank whose place is taken has left in this node's memory."""
@@ -97,6 +107,31 @@ class Keeping:
         """The note of that step, from who kept a copy of it: this rank's was lost with its node. Raises OSError."""
         self.notes = NoteFile.begin(self._path(loop.training.world), life, _room(loop))
         self.notes.write(step, data)
+
+    def note_anew(self, loop: Loop, step: int) -> bool:
+        """The ranks are others from the end of this step on: note it as one of them, with what those knew of its losses
+        that are no more. False where there is no room for it. Raises OSError.
+        """
+        world, before = loop.training.world, self.notes
+        own = before.read(step) if before is not None and self.was is not None else None
+        told = None if own is None else (own.names, own.others)
+        said = gathered((self.was, self._losses_kept(step), told), world)
+        names, others = next(told for *_, told in said if told is not None)
+        there = {was for was, *_ in said}
+        gone = [losses for was, kept, _ in said for rank, losses in kept.items() if (rank, was[1]) not in there]
+        mine = own or Note(step, drawn_now())  # who is new took no part in the step
+        note = Note(step, mine.drawn, names, mine.losses, mine.buffers, [*others, *gone], resized=True)
+        self.notes = NoteFile.begin(self._path(world), self._life(), _room(loop))
+        self.was, self.copies = (world.rank, world.size), None
+        if before is not None and before.path != self.notes.path:
+            before.path.unlink(missing_ok=True)
+        return self.notes.write(step, encoded(note))
+
+    def _losses_kept(self, step: int) -> dict[int, list[float]]:
+        """By rank those of the step that another one has noted, of which this rank keeps a copy."""
+        if self.was is None or self.copies is None or step not in self.copies.kept:
+            return {}
+        return {self.was[0] + self.copies.world.local_size: decoded(self.copies.kept[step]).losses}
 
     def has_drawn(self) -> bool:
         """Random numbers, since it was noted what the generators are."""
@@ -149,9 +184,9 @@ class Keeping:
         knows = tuple(one.step for one in self.snapshots)
         step = knows[-1] if knows and not self.updating else None
         if not loop.strategy.shared_out:
-            return Standing(life, step, notes, kept=kept)
+            return Standing(life, step, notes, kept=kept, was=self.was)
         shares = self.shares.steps() if self.shares is not None and self.shares.life == life else ()
-        return Standing(life, step, notes, shares, knows)
+        return Standing(life, step, notes, shares, knows, was=self.was)
 
     def _life(self) -> str:
         """Of a start of all ranks."""

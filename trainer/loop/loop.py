@@ -43,6 +43,8 @@ class Noting(Protocol):
     def note(self, loop: "Loop") -> None: ...
     def updating(self) -> None: ...
     def updated(self, loop: "Loop", step_samples: int) -> None: ...
+    def step_ended(self, loop: "Loop") -> None: ...
+    def step_over(self, loop: "Loop") -> None: ...
 
 
 @dataclass(slots=True)
@@ -78,6 +80,7 @@ class Loop:
     gathers: bool = False  # its losses are to be known
     rates: dict[str, float] = field(default_factory=dict)  # of the last step that was logged
     means: dict[str, float] = field(default_factory=dict)  # of the losses of the step, where they are looked at
+    validated: tuple[int, dict[str, float]] = (-1, {})  # a step, and what other ranks have found after it
     goes_back: bool = False  # to the newest checkpoint, and on with the samples that come next
     out_of_time: bool = False
     left: int | None = None  # samples of the epoch that are still to come
@@ -129,8 +132,9 @@ class Loop:
     def _go_on_after_step(self, stay: Noting) -> bool:
         """In place, after a step's update. True: asked to stop, and all is saved."""
         if stay.step_samples is None:
+            stay.step_ended(self)
             return False
-        return self._end_step(stay.step_samples)
+        return self._end_step(stay.step_samples, before_saving=lambda: stay.step_ended(self))
 
     def _catch_up(self) -> None:
         """What a start before this one was to do after its last step, which it saved before it validated."""
@@ -248,7 +252,7 @@ class Loop:
         folder = self.checkpointer.folder
         return from_first(self.training.world, lambda: any(one.kind == "step" for one in catalog.entries(folder)))
 
-    def _end_step(self, step_samples: int) -> bool:
+    def _end_step(self, step_samples: int, before_saving: Callable[[], None] = lambda: None) -> bool:
         """Everything that is due after an optimizer step. What it changes is in this step's checkpoint."""
         self.steps += 1
         self.samples += step_samples
@@ -263,9 +267,12 @@ class Loop:
         if self._validation_is_due():
             self._validate(last=self._is_over())
         self._begin_step()
+        before_saving()
         self.phases.lap("other")
         stop = self.checkpointer.after_step(self.progress.step, self.info)
         self.phases.lap("checkpoint")
+        if self.stay is not None and not stop:
+            self.stay.step_over(self)
         return stop
 
     def _begin_step(self) -> None:
@@ -310,7 +317,8 @@ class Loop:
             self.checkpointer.save(self.progress.step, self.info)
             self.phases.lap("checkpoint")
         try:
-            values = self.evaluation.run(self.still_here)
+            known = self.validated[0] == self.progress.step
+            values = self.validated[1] if known else self.evaluation.run(self.still_here)
         except BaseException:
             if last:
                 self.checkpointer.wait()

@@ -71,6 +71,7 @@ class StepLosses:
         self._world = world
         self._names: tuple[str, ...] = ()
         self._sums: list[dict[str, tuple[Tensor, Count]]] = []
+        self._others: list[list[float]] = []  # of ranks that are no more, by name the sum and the count
         self.told: list[list[float]] = []  # what each rank had to say when they met last
 
     def add(self, answer: Answer, batch: Batch) -> None:
@@ -82,24 +83,24 @@ class StepLosses:
         """Names, and of each batch that was added the sum and the count of each of them."""
         return self._names, read([one for sums in self._sums for pair in sums.values() for one in pair])
 
-    def put_back(self, names: Sequence[str], numbers: Sequence[float]) -> None:
-        """What was noted."""
+    def put_back(self, names: Sequence[str], numbers: Sequence[float], others: Sequence[Sequence[float]] = ()) -> None:
+        """What was noted, here and by `others` that are no more."""
         self._names, width = tuple(names), 2 * len(names)
         tensors = [torch.tensor(number, dtype=torch.float64) for number in numbers]
         batches = [tensors[place : place + width] for place in range(0, len(tensors), width or 1)]
         self._sums = [dict(zip(self._names, zip(one[::2], one[1::2], strict=True), strict=True)) for one in batches]
+        self._others = [_added_up(one, width) for one in others]
 
     def take(self, say: Sequence[float] = ()) -> dict[str, float]:
         """The means over all that the step is about, the same on all ranks. Ranks meet here, and may say more."""
         numbers = read([one for sums in self._sums for pair in sums.values() for one in pair])
         width = 2 * len(self._names)
-        batches = [numbers[place : place + width] for place in range(0, len(numbers), width)]
-        mine = [exact_sum(column) for column in zip(*batches, strict=True)] or [0.0] * width
-        self._sums.clear()
-        rows = self._of_all([*mine, *say])
+        rows = self._of_all([*_added_up(numbers, width), *say])
         self.told = [row[width:] for row in rows]
-        of_each = [rows[rank] for rank in self._world.of_shares]
-        sums = [exact_sum(column) for column in zip(*(row[:width] for row in of_each), strict=True)]
+        of_each = [*(rows[rank][:width] for rank in self._world.of_shares), *self._others]
+        self._sums.clear()
+        self._others = []
+        sums = [exact_sum(column) for column in zip(*of_each, strict=True)]
         return {name: divided(sums[2 * place], sums[2 * place + 1]) for place, name in enumerate(self._names)}
 
     def _of_all(self, mine: list[float]) -> list[list[float]]:
@@ -109,6 +110,12 @@ class StepLosses:
         found = [torch.empty_like(sums) for _ in range(self._world.size)]
         dist.all_gather(found, sums, group=self._world.control)
         return [each.tolist() for each in found]
+
+
+def _added_up(numbers: Sequence[float], width: int) -> list[float]:
+    """By name the sum and the count of all batches, of each of which that many numbers are told."""
+    batches = [numbers[place : place + width] for place in range(0, len(numbers), width or 1)]
+    return [exact_sum(column) for column in zip(*batches, strict=True)] or [0.0] * width
 
 
 class StepCount:

@@ -10,6 +10,10 @@ it, put back what they have noted of it, and go on right after its update. Gradi
 dropped. Where one more rank is killed meanwhile, launch has another word for them, and they meet once more. Whatever
 does not fit in there is told once, and then launch starts all ranks anew.
 
+Where a node is lost and no other takes its place, the ranks that are left end the step k and go on as fewer: samples
+are dealt out to them, and their random generators seeded, as a start on so many ranks does that begins with a
+checkpoint of step k. So both make the same of it. Where ranks of one more node join, all leave together after step k.
+
 Under zero1 each rank also writes its share of the optimizer into the memory of its node, right after an update: that of
 a rank that was killed is nowhere else. Where one was killed in the middle of an update, or right after it, the others
 go back to the step before, and do that one once more.
@@ -33,7 +37,7 @@ from typing import Any
 import torch.distributed as dist
 
 from trainer.connections import Lookout, made_here
-from trainer.loop.arriving import CANNOT, arrive, cannot
+from trainer.loop.arriving import CANNOT, arrive, cannot, draw_anew
 from trainer.loop.can_stay import reasons
 from trainer.loop.keeping import Keeping
 from trainer.loop.loop import Loop
@@ -102,7 +106,7 @@ class Stay:
             self._begin_to_load(loop)
             return
         self.active = True
-        loop.stay = self
+        loop.stay, loop.checkpointer.leaves_for_others = self, self._others_wait
         if copies_notes:
             self.keeping.copies = Copies(world)
         self._note(loop, loop.progress.step)
@@ -165,6 +169,18 @@ class Stay:
         self.keeping.take_snapshot(loop, step_samples)
         self.keeping.updating = False
 
+    def step_ended(self, loop: Loop) -> None:
+        """The one after which it goes on, before it is saved."""
+        if self.keeping.resized:
+            draw_anew(loop)
+            self.keeping.resized = False
+
+    def step_over(self, loop: Loop) -> None:
+        """With all that follows it: where others wait to join, all leave together."""
+        if self.active and loop.checkpointer.all_leave:
+            loop.checkpointer.wait()
+            raise dist.DistBackendError("other ranks wait to be met")
+
     def end(self, loop: Loop, why: str) -> None:
         """No more: launch may start all ranks anew."""
         if self.active:
@@ -199,7 +215,10 @@ class Stay:
             lookout.close()
 
     def _say(self) -> None:
-        self.wire.report(stays=self.launched.generation)
+        self.wire.report(stays=self.launched.generation, resizes=self.keeping.resizes)
+
+    def _others_wait(self) -> bool:
+        return self.active and self.control is not None and self.control.has_calm_word
 
     # -- after a rank was killed
 
@@ -218,6 +237,7 @@ class Stay:
                 raise error
             if loop is not None:
                 self.was_at = loop.progress.step if self.active else self.was_at
+                self.keeping.validated = loop.progress.validated, loop.progress.values
                 loop.checkpointer.abandon()
                 if self.loads and self.active:
                     self.keeping.take_part(loop)
@@ -263,7 +283,7 @@ class Stay:
     def go_on(self, loop: Loop) -> None:
         """All is put back."""
         self._await_words()
-        loop.stay = self
+        loop.stay, loop.checkpointer.leaves_for_others = self, self._others_wait
         self.keeping.go_on_from(loop, self.step_samples)
         self._have_arrived()
 

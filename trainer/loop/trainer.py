@@ -271,7 +271,12 @@ class Trainer:
         if given is not None:
             yield on_mesh(given, settings.mesh)
             return
-        group = needs_group(settings.strategy)
+        launched = Launched.from_environment()
+        group = needs_group(settings.strategy) or launched.notes_copied  # others may come
+        if launched.joins:  # those that it meets may train meanwhile
+            wire = Wire(launched.progress)
+            wire.report(waits=True)
+            wire.close()
         with membership(group=group, timeout_s=settings.timeout_s, device=settings.device) as world:
             yield on_mesh(world, settings.mesh)
 

@@ -10,6 +10,10 @@ goes back.
 
 Where shards have copies, the newest step counts of which each shard is on some rank that lives, and who is at another
 one takes its shard from that rank. Only where there is no such step all go back to what was saved.
+
+Where a node is lost and nobody has its place, the ranks that are left are fewer, and may have other numbers. They go on
+from where any start on so many ranks would from a checkpoint of that step. Of those that are gone only their part of
+the step's losses is wanted, which who keeps their notes has.
 """
 
 from collections.abc import Sequence
@@ -27,6 +31,7 @@ class Standing:
     knows: tuple[int, ...] = ()  # with shares: those after which it knows what is small and one for all
     kept: tuple[int, ...] = ()  # those after which it knows what was its charge's, a rank of another node
     shard: int | None = None  # which part of the parameters it has; None: all of them
+    was: tuple[int, int] | None = None  # which rank it is in its notes, and of how many; None: it is new, or still is
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,7 @@ class Agreement:
     goes_back: bool = False  # on some rank that stays the weights are of no step, or of a later one
     lent: tuple[tuple[int, int], ...] = ()  # who has the note of it of a rank that has lost its own, and that rank
     handed: tuple[tuple[int, int], ...] = ()  # with copies of shards, who has that of a taker, and that taker
+    resized: bool = False  # the step was done by other ranks, or by more of them
 
 
 def keeper_of(rank: int, ranks_per_node: int) -> int | None:
@@ -48,6 +54,8 @@ def keeper_of(rank: int, ranks_per_node: int) -> int | None:
 
 def agree(said: Sequence[Standing], ranks_per_node: int | None = None) -> Agreement | str:
     """By rank; or why there is no way to go on exactly. None: all are on one node."""
+    if any(one.was is not None and one.was != (rank, len(said)) for rank, one in enumerate(said)):
+        return _among_others(said, ranks_per_node or len(said))
     if any(one.shard is not None for one in said):
         found = _by_copies(said)
     else:
@@ -69,6 +77,29 @@ def agree(said: Sequence[Standing], ranks_per_node: int | None = None) -> Agreem
         else:
             return f"what rank {rank} noted after step {step} is lost, and nobody has a copy"
     return replace(found, lent=tuple(lent))
+
+
+def _among_others(said: Sequence[Standing], ranks_per_node: int) -> Agreement | str:
+    """The ranks that did the step were others, or more."""
+    if any(one.shares is not None for one in said):
+        return "each rank has a share of the optimizer, which is for as many ranks as there were"
+    before = {(one.was[1], one.life) for one in said if one.was is not None}
+    if len(before) > 1:
+        return "some ranks had not met the others when one more was lost"
+    if said[0].was is None or said[0].was[0] != 0:
+        return "the first rank is new, and no other one has noted the buffers of the model"
+    found = _by_weights(said)
+    if isinstance(found, str):
+        return found
+    [(size, _)] = before
+    there = {one.was[0]: one for one in said if one.was is not None}
+    for rank in range(size):
+        if rank in there and found.step not in there[rank].notes:
+            return f"rank {rank} of {size} has not noted what was its own after step {found.step}"
+        keeper = there.get(rank - ranks_per_node)
+        if rank not in there and (keeper is None or found.step not in keeper.kept):
+            return f"what rank {rank} of {size} noted after step {found.step} is lost, and nobody has a copy"
+    return replace(found, resized=True)
 
 
 def _by_weights(said: Sequence[Standing]) -> Agreement | str:

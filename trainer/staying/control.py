@@ -1,4 +1,4 @@
-"""The wire from launch to a rank: the word that a rank was replaced, and where ranks meet anew."""
+"""The wire from launch to a rank: the word that a rank was replaced, or that more join, and where ranks meet anew."""
 
 import os
 import select
@@ -10,6 +10,7 @@ import msgspec
 
 _MOST_BYTES = 1 << 20
 _READ_BYTES = 1 << 16
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class MeetAnew(msgspec.Struct, frozen=True):
@@ -26,43 +27,60 @@ class Control:
 
     def __init__(self, path: Path) -> None:
         """Raises OSError."""
-        self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._rest = b""
+        self._urgent = os.open(path, _FLAGS)
+        try:
+            self._calm = os.open(f"{path}.calm", _FLAGS)
+        except OSError:
+            os.close(self._urgent)
+            raise
+        self._rest = {self._urgent: b"", self._calm: b""}
 
     def wait(self, within_s: float) -> MeetAnew | None:
-        """The newest word; None where none comes in time, or what comes is none."""
+        """The newest word of both kinds; None where none comes in time, or what comes is none."""
         end = time.monotonic() + within_s
-        while b"\n" not in self._rest and len(self._rest) < _MOST_BYTES:
+        while not any(b"\n" in rest for rest in self._rest.values()):
             left_s = end - time.monotonic()
-            if left_s <= 0 or not self._has_more(left_s):
+            ready = self._ready(left_s, *self._rest) if left_s > 0 else []
+            if not ready or not all(map(self._read, ready)):  # launch's end is gone
                 return None
-            if not self._read():
-                return None  # launch's end is gone
-        while self._has_more(0) and self._read():
-            pass
-        lines, _, self._rest = self._rest.rpartition(b"\n")
-        line = lines.rpartition(b"\n")[2]
+            if any(len(rest) >= _MOST_BYTES for rest in self._rest.values()):
+                return None
+        for fd in self._rest:
+            while self._ready(0, fd) and self._read(fd):
+                pass
+        words = [word for fd in self._rest if (word := self._newest(fd)) is not None]
+        return max(words, key=lambda word: word.generation, default=None)
+
+    @property
+    def has_calm_word(self) -> bool:
+        """Whether there is one that can wait for the end of a step."""
+        return bool(self._ready(0, self._calm))
+
+    def fileno(self) -> int:
+        """Where there is something to read once there is a word that cannot."""
+        return self._urgent
+
+    def close(self) -> None:
+        for fd in self._rest:
+            os.close(fd)
+
+    def _newest(self, fd: int) -> MeetAnew | None:
+        lines, _, self._rest[fd] = self._rest[fd].rpartition(b"\n")
         try:
-            return msgspec.json.decode(line, type=MeetAnew)
+            return msgspec.json.decode(lines.rpartition(b"\n")[2], type=MeetAnew)
         except msgspec.MsgspecError:
             return None
 
-    def fileno(self) -> int:
-        """Where there is something to read once there is another word."""
-        return self._fd
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-    def _has_more(self, within_s: float) -> bool:
+    def _ready(self, within_s: float, *fds: int) -> list[int]:
         waiting = select.poll()
-        waiting.register(self._fd, select.POLLIN)
-        return bool(waiting.poll(1000 * within_s))
+        for fd in fds:
+            waiting.register(fd, select.POLLIN)
+        return [fd for fd, _ in waiting.poll(1000 * within_s)]
 
-    def _read(self) -> bool:
+    def _read(self, fd: int) -> bool:
         """False: launch's end is gone."""
-        data = os.read(self._fd, _READ_BYTES)
-        self._rest += data
+        data = os.read(fd, _READ_BYTES)
+        self._rest[fd] += data
         return data != b""
 
 

@@ -36,9 +36,11 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
     names: tuple[str, ...] = ()  # of its losses, in a step that is logged
     losses: list[float] = []  # of each micro-batch the sum and the count by name
     buffers: bytes = b""  # of the model, on the rank that all others follow in them
+    others: list[list[float]] = []  # the losses of ranks that took part in the step and are no more
+    resized: bool = False  # the ranks became others before the end of the step, after which all draw anew
 
 
-_decoder = msgspec.msgpack.Decoder(Note)
+decoded = msgspec.msgpack.Decoder(Note).decode
 encoded = msgspec.msgpack.Encoder().encode
 
 
@@ -92,7 +94,7 @@ class NoteFile:
     def read(self, step: int) -> Note | None:
         """The note of that step, if it is whole."""
         data = self._slots.read(step)
-        return None if data is None else _decoder.decode(data)
+        return None if data is None else decoded(data)
 
     def steps(self) -> tuple[int, ...]:
         """Those of which the note is whole."""

@@ -71,8 +71,6 @@ def let_go(wrapped: Wrapped) -> None:
     if isinstance(wrapped.model, DistributedDataParallel):
         for name in ("reducer", "logger"):
             vars(wrapped.model).pop(name, None)
-        for parameter in wrapped.model.parameters():
-            parameter.grad = None  # it may lie in a bucket
 
 
 class _Work:

@@ -59,6 +59,7 @@ class Strategy:
     def meet_anew(self, world: World) -> None:
         """Go on with the same weights and optimizer in other groups. Only where weights are whole on each rank."""
         let_go(self.wrapped)
+        self._drop_gradients()  # of a step that was broken off; they may lie in a bucket
         self.world, self.wrapped = world, replicated(self.module, world, self.settings)
         for optimizer in self.shared_out.values():
             optimizer.meet_anew()

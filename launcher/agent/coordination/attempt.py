@@ -41,6 +41,17 @@ class Closing:
 
 
 @dataclass(slots=True)
+class Joining:
+    """Ranks that are started on more nodes, while the others train, to be in the next generation."""
+
+    generation: Generation  # the next one
+    newcomers: set[int]  # its members that have no part in the open one
+    after: int  # the number of the open one
+    began_at: float
+    gives_up_at: float
+
+
+@dataclass(slots=True)
 class Awaited:
     """No checkpoint is whole without nodes that are away."""
 
@@ -74,6 +85,8 @@ class Attempt:
         self.phase = AttemptPhase.WAITING
         self.generation: Generation | None = None  # the open one, or the last
         self.closing: Closing | None = None
+        self.joining: Joining | None = None
+        self._numbered = 0  # the newest generation that was given a number, whatever has become of it
         self.stop: str | None = None  # cancel, preempt or limit, once somebody asked
         self.lost: Verdict | None = None  # why places of the open generation are to be taken by other nodes
         self.leaving: set[int] = set()  # members that are drained, and end their ranks before others take the places
@@ -113,6 +126,11 @@ class Attempt:
         Nodes of the generation or not: any may have been cut off.
         """
         return self.nodes.short_of(self.nodes.heard(self.mono), counts)
+
+    def next_number(self) -> int:
+        """Of a new generation."""
+        self._numbered += 1
+        return self._numbered
 
     def is_current(self, number: int) -> bool:
         return self.generation is not None and number == self.generation.number

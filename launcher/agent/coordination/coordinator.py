@@ -18,7 +18,9 @@ from launcher.agent.coordination.attempt import Attempt, AttemptPhase
 from launcher.agent.coordination.attendance import Attendance, Loss
 from launcher.agent.coordination.closing import Aftermath, Closer
 from launcher.agent.coordination.effects import Disconnected, Drain, In, Now, Out, ProvenDead, StoodStill, Tick
-from launcher.agent.coordination.in_place import Drainer, HotOpener
+from launcher.agent.coordination.in_place.draining import Drainer
+from launcher.agent.coordination.in_place.going_on import HotOpener
+from launcher.agent.coordination.in_place.joining import Joiner
 from launcher.agent.coordination.nodes import NOBODY_VOTES, KnownNode
 from launcher.agent.coordination.opening import Opener
 from launcher.agent.coordination.verdict import Verdict
@@ -51,6 +53,7 @@ class Coordinator:
         in_place = HotOpener(self._attempt, self._aftermath)
         self._watch = Watch(self._attempt, self._closer, self._aftermath, in_place)
         self._drainer = Drainer(self._attempt, self._closer, in_place)
+        self._joiner = Joiner(self._attempt, in_place)
 
     # -- the face to the shell
 
@@ -88,7 +91,7 @@ class Coordinator:
 
     def next_deadline(self) -> float | None:
         """The `mono` of the next Tick that is needed."""
-        moments = [self._nodes.look_at, self._attempt.limit_at, *self._phase_moments()]
+        moments = [self._nodes.look_at, self._attempt.limit_at, self._joiner.moments(), *self._phase_moments()]
         soonest = min((moment for moment in moments if moment > self._ledger.mono), default=inf)
         return None if soonest == inf or self._attempt.phase is AttemptPhase.OVER else soonest
 
@@ -148,6 +151,8 @@ class Coordinator:
     def _lost(self, loss: Loss) -> None:
         """No rank is left there; if it had some of the open generation, that one cannot go on as it is."""
         generation, closing = self._attempt.generation, self._attempt.closing
+        if closing is not None:
+            closing.waits.discard(loss.node)
         if generation is None or loss.held != generation.number:
             return
         if self._attempt.phase is AttemptPhase.COPYING and generation.has_settled(loss.node):
@@ -157,10 +162,8 @@ class Coordinator:
         found = Verdict(Cause.NODE_LOST, loss.text, node=loss.node, evidence=loss.evidence)
         if self._attempt.is_open:
             self._watch.lost(found)
-        elif closing is not None:
-            closing.waits.discard(loss.node)
-            if closing.verdict is None and verdict.is_of_peers_alone(generation):
-                closing.verdict = found  # its peers noticed before we did
+        elif closing is not None and closing.verdict is None and verdict.is_of_peers_alone(generation):
+            closing.verdict = found  # its peers noticed before we did
 
     # -- messages of nodes that have joined
 
@@ -179,6 +182,8 @@ class Coordinator:
                 node.ready = True
             case messages.Leads() | messages.Started() | messages.Pulse() | messages.Exited() | messages.Stopped():
                 self._watch.hear_of_ranks(node, message)
+                if isinstance(message, messages.Started | messages.Pulse | messages.Exited):
+                    self._joiner.hear(message)
             case messages.Fault():
                 self._fault(node, message)
             case messages.StopAsked():
@@ -215,6 +220,8 @@ class Coordinator:
     def _disk_failed(self, node: KnownNode, text: str) -> None:
         """There may be room again soon, so the node is not given up; another is preferred."""
         self._ledger.record("disk", text, node=node.index, cause=Cause.DISK)
+        if self._attempt.joining is not None and node.index in self._attempt.joining.newcomers:
+            node.disk_failed_at = self._ledger.mono
         if self._attempt.is_open and node.holds == self._attempt.current.number and node.ghost is None:
             self._closer.close(Verdict(Cause.DISK, text, node=node.index))
 
@@ -236,6 +243,7 @@ class Coordinator:
             self._lost(loss)
         while True:
             before = self._attempt.phase
+            self._joiner.look()
             match before:
                 case AttemptPhase.WAITING:
                     self._opener.wait()

@@ -24,7 +24,9 @@ class Rank:
     address: str = ""  # where it answers requests
     malformed: int = 0  # lines on its progress wire that were no reports
     stays: bool | None = None  # it can go on in its process when another one is replaced; None: it has not said so far
+    resizes: bool = False  # and among fewer or more ranks, too
     joins: bool = False  # it was started anew, to meet others that have the state of the training
+    waits: bool = False  # to meet ranks that are in the middle of the training, and are to be told of it
     exit: RankExit | None = None
     lost: bool = False  # went with its node
 
@@ -64,6 +66,7 @@ class Generation:
         self._live = len(self.ranks)
         self.starting = set(self.members)
         self.led = False  # rank 0 has been forked
+        self.in_place = False  # some of its ranks were in the one before, in the same processes
         self.lost: set[int] = set()  # members that are
         self.returned: set[int] = set()  # members that were cut off for a while: news of their ranks may be missing
         self.failures: list[RankExit] = []  # in order of arrival
@@ -117,7 +120,9 @@ class Generation:
             rank.step = news.step if news.step is not None else rank.step
             rank.reported, rank.frozen = rank.reported or news.reported, news.frozen
             rank.malformed, rank.breakpoint, rank.address = news.malformed, news.breakpoint, news.address
-            rank.stays = rank.stays if news.stays is None else news.stays
+            rank.waits = news.waits
+            if news.stays is not None:
+                rank.stays, rank.resizes = news.stays, news.resizes
             if rank.breakpoint:
                 self._debugged_at = mono
             idle_s = min(news.idle_s, mono - self._debugged_at)

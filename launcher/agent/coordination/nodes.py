@@ -32,6 +32,7 @@ class KnownNode:
     preparing_since: float = 0.0
     fault: str = ""  # why no ranks are given to it any more
     drained: bool = False  # somebody wants no ranks on it any more
+    could_not_join: ProcessId | None = None  # the agent whose ranks failed, or were late, as they were to join others
     disk_failed_at: float = 0.0  # when a generation last ended for its disk; 0: none has
     port: int = 0
     replica_port: int = 0  # where it gives and takes files of checkpoints; 0: none

@@ -65,7 +65,7 @@ class Opener:
             [attempt.nodes[index] for index in attempt.nodes.usable], plan.nodes[0].index, plan.nodes_max
         )
         members = place(before.members if before else (), usable, plan.nodes_max)
-        number = before.number + 1 if before else 1
+        number = attempt.next_number()
         generation = Generation(number, members, plan.ranks_per_node, silence_of(attempt), attempt.mono)
         attempt.generation, attempt.phase, attempt.lost = generation, AttemptPhase.STARTING, None
         attempt.start_by, attempt.blame_at = attempt.mono + START_S, inf

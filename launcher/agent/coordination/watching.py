@@ -7,7 +7,7 @@ from launcher.agent import messages
 from launcher.agent.coordination import verdict
 from launcher.agent.coordination.attempt import Attempt, AttemptPhase
 from launcher.agent.coordination.closing import Aftermath, Closer
-from launcher.agent.coordination.in_place import HotOpener
+from launcher.agent.coordination.in_place.going_on import HotOpener
 from launcher.agent.coordination.nodes import KnownNode
 from launcher.agent.coordination.opening import START_S
 from launcher.agent.coordination.verdict import Verdict

@@ -1,6 +1,8 @@
 """The agent → rank wire, with recovery.mode hot: a FIFO per rank, named by LAUNCH_CONTROL, one JSON object a line.
 
-The one word there is: the rank is one of a new generation now, in which it meets the others again.
+The one word there is: the rank is one of a new generation now, in which it meets the others again. It comes there where
+a rank is gone, so that the others leave whatever they do, as they would wait for that one. Where none is gone, and more
+are to join, it comes on a second FIFO, whose name ends in `.calm`: all leave together, at the end of a step.
 
     {"generation": 3, "log": "/.../rank-00001.log", "log_before": "/...", "environment": {"MASTER_PORT": "21034", ...}}
 """
@@ -18,24 +20,34 @@ def control_of(progress: Path) -> Path:
     return progress.with_suffix(".control")
 
 
+def calm_of(control: Path) -> Path:
+    """Where words are that can wait for the end of a step."""
+    return control.with_name(f"{control.name}.calm")
+
+
 class ControlPipe:
     """The agent's end of it."""
 
     def __init__(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
-        os.mkfifo(path, 0o600)
-        # Read and write, so that a word waits there for a rank that has not opened it yet.
-        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._fds = {one: _fifo(one) for one in (path, calm_of(path))}
         self._path = path
-        self._closed = False
 
-    def say(self, word: Mapping[str, object]) -> None:
+    def say(self, word: Mapping[str, object], *, calm: bool) -> None:
         """A rank that takes nothing any more does not meet the others: they fail, and all are replaced."""
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._fd, msgspec.json.encode(word) + b"\n")
+        fd = self._fds.get(calm_of(self._path) if calm else self._path)
+        if fd is not None:
+            with contextlib.suppress(BlockingIOError):
+                os.write(fd, msgspec.json.encode(word) + b"\n")
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            os.close(self._fd)
-            self._path.unlink(missing_ok=True)
+        for path, fd in self._fds.items():
+            os.close(fd)
+            path.unlink(missing_ok=True)
+        self._fds = {}
+
+
+def _fifo(path: Path) -> int:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path, 0o600)
+    # Read and write, so that a word waits there for a rank that has not opened it yet.
+    return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)

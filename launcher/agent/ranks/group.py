@@ -14,7 +14,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from launcher.agent.environment import hot_words, rank_environment
-from launcher.agent.messages import Exited, RankPulse, Start
+from launcher.agent.messages import Exited, GoOn, RankPulse, Start
 from launcher.agent.processes import descendants, end_all, is_stopped, orphans, signal_process
 from launcher.agent.ranks.control import ControlPipe, control_of
 from launcher.agent.ranks.logfile import LogFile
@@ -115,8 +115,8 @@ class RankGroup:
         self._oom = OomCounter()
         self._metrics = MetricsFile(home.run.reported(home.attempt.number, home.node.index), start.generation)
         self._ranks: list[_Rank] = []
-        numbers = range(start.first_rank, start.first_rank + start.local_world_size)
-        self._joins = {*numbers} if start.joins else set[int]()  # ranks whose peers have the state of the training
+        # Local ranks whose peers have the state of the training.
+        self._joins = {*range(start.local_world_size)} if start.joins else set[int]()
 
     async def begin(self) -> tuple[int, ...]:
         """Start all ranks; gives their pids. Raises OSError."""
@@ -129,13 +129,12 @@ class RankGroup:
                 raise error  # of what has begun all the same the end is heard, and seen to
         return tuple(rank.pid for rank in self._ranks)
 
-    async def go_on(
-        self, start: Start, stay: Collection[int], starter: Starter, keep: Collection[int]
-    ) -> tuple[int, ...]:
-        """Be the ranks of another generation: those that `stay` are told of it, the others are started anew.
+    async def go_on(self, word: GoOn, starter: Starter, keep: Collection[int]) -> tuple[int, ...]:
+        """Be the ranks of another generation: those that stay are told of it, the others are started anew.
 
         What the dead ones have left behind is ended first; `keep` are ours. Raises OSError.
         """
+        start = word.start
         run, node = self._home.run, self._home.node.index
         metrics, self._metrics = (
             self._metrics,
@@ -145,18 +144,20 @@ class RankGroup:
         make_dir(run.generation_logs(self._home.attempt.number, self.generation))
         living: list[int] = []
         for rank in self._ranks:
-            if rank.number not in stay:
+            rank.number = start.first_rank + rank.local
+            if rank.number not in word.stay:
                 rank.replaced = True  # it may live, if it was yet to meet the others
             elif rank.exit is not None:  # it ended a moment ago, and was told of as one of the generation before
-                self._listener.ended(Exited(node, replace(rank.exit, generation=start.generation)))
+                end = replace(rank.exit, generation=start.generation, rank=rank.number)
+                self._listener.ended(Exited(node, end))
             else:
                 living.append(rank.pid)
-                self._keep(rank)
+                self._keep(rank, calm=word.calm)
         await asyncio.to_thread(end_all, lambda: [pid for pid in orphans(os.getpid(), living) if pid not in keep])
         await asyncio.to_thread(metrics.close)
         new = [rank for rank in self._ranks if rank.replaced]
         await asyncio.gather(*(rank.ended.wait() for rank in new))  # else it would clear away the pipes of the next one
-        self._joins |= {rank.number for rank in new}
+        self._joins |= {rank.local for rank in new}
         new = [self._prepare(rank.local) for rank in new]
         for rank in new:
             self._ranks[rank.local] = rank
@@ -166,7 +167,7 @@ class RankGroup:
                 raise error
         return tuple(rank.pid for rank in self._ranks)
 
-    def _keep(self, rank: _Rank) -> None:
+    def _keep(self, rank: _Rank, *, calm: bool) -> None:
         """Tell a rank of its new generation; its log is another one from now on."""
         before = str(rank.log.path)
         rank.log = LogFile(self._home.run.rank_log(self._home.attempt.number, self.generation, rank.number))
@@ -175,13 +176,13 @@ class RankGroup:
         self._note_process(rank, environment)
         if rank.control is not None:
             logs = {"log": str(rank.log.path), "log_before": before}
-            rank.control.say({"generation": self.generation, **logs, "environment": environment})
+            rank.control.say({"generation": self.generation, **logs, "environment": environment}, calm=calm)
 
     def _prepare(self, local: int) -> _Rank:
         number = self._start.first_rank + local
         log = LogFile(self._home.run.rank_log(self._home.attempt.number, self.generation, number))
         fifo = self._home.attempt.progress(self._home.node.index, local)
-        progress = Progress(partial(self._measure, number))
+        progress = Progress(partial(self._measure, local))
         rank = _Rank(number, local, log, progress, active_at=self._clock.now(), started_at=time.time())
         self._error_file(rank).unlink(missing_ok=True)
         rank.pipe = ProgressPipe(fifo, rank.progress, lambda: self._heard(rank))
@@ -189,14 +190,14 @@ class RankGroup:
             rank.control = ControlPipe(control_of(fifo))
         return rank
 
-    def _measure(self, rank: int, step: int, values: Mapping[str, float]) -> None:
-        self._metrics.add(rank, step, values)
+    def _measure(self, local: int, step: int, values: Mapping[str, float]) -> None:
+        self._metrics.add(self._start.first_rank + local, step, values)
 
     def _environment(self, rank: _Rank) -> dict[str, str]:
         fifo = self._home.attempt.progress(self._home.node.index, rank.local)
         environment = rank_environment(self._start, rank.local, str(fifo), str(self._error_file(rank)))
         if self._home.notes is not None:
-            joins = rank.number in self._joins
+            joins = rank.local in self._joins
             environment |= hot_words(self._home.plan, control_of(fifo), self._home.notes, joins=joins)
         return environment
 
@@ -246,6 +247,8 @@ class RankGroup:
             stays=None if progress.stays is None or not self._home.hot else progress.stays > 0,
             breakpoint=progress.breakpoint,
             address=progress.address,
+            resizes=progress.resizes,
+            waits=progress.waits,
         )
 
     @property

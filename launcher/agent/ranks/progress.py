@@ -52,6 +52,8 @@ class Report(msgspec.Struct, frozen=True):
     breakpoint: str | None = None  # where it waits for a debugger; "": no more
     address: str | None = None  # where it answers requests; "": no more
     stays: int | None = None  # the generation in which it can go on when another rank is replaced; 0: in none
+    resizes: bool = False  # beside `stays`: among fewer or more ranks, too
+    waits: bool = False  # for ranks that are in the middle of the training, to meet them
 
 
 class Progress:
@@ -68,6 +70,7 @@ class Progress:
         self.exception: ExceptionReport | None = None
         self.breakpoint = self.address = ""
         self.stays: int | None = None
+        self.resizes = self.waits = False
         self.metrics: dict[str, float] = {}
         self.not_finite: dict[str, NotFinite] = {}
         self.reported = False
@@ -102,7 +105,9 @@ class Progress:
         self.done = self.done or report.done
         self.breakpoint = report.breakpoint[:_LONGEST_PLACE] if report.breakpoint is not None else self.breakpoint
         self.address = report.address[:_LONGEST_PLACE] if report.address is not None else self.address
-        self.stays = report.stays if report.stays is not None else self.stays
+        if report.stays is not None:
+            self.stays, self.resizes = report.stays, report.resizes
+        self.waits = self.waits or report.waits
         place = (report.exception, report.breakpoint, report.address)  # a word of these is no sign of progress
         self.reported = self.reported or place == (None, None, None)
         values = dict(self._measured(words))

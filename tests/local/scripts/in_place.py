@@ -1,7 +1,8 @@
 """A small training in which whatever is not put back shows: dropout, BatchNorm, draws of Python and NumPy, a schedule
 that goes by validations, a callback with state, and samples that are augmented.
 
-`--hold FILE`: no rank goes on from the step in it. `--die PATH`: in files PATH-0, PATH-1 and so on a rank, a step and a
+`--hold FILE`: no rank goes on from the step in it. `--pause S` in each forward pass; with `--slow FILE` as long as that
+is there. `--die PATH`: in files PATH-0, PATH-1 and so on a rank, a step and a
 place each, where that rank kills itself, or stops where `stop` follows: `optimizer` is after its update; with zero1
 `spread` is while it sends its new weights to the others, and `share` while it writes its part of the optimizer into
 memory. At the end each says how many updates it made.
@@ -109,6 +110,7 @@ def main(words=None):
     parser.add_argument("--shard-size", type=int)
     parser.add_argument("--given", action="store_true", help="the model itself, in the place of a function")
     parser.add_argument("--hold")
+    parser.add_argument("--slow")
     parser.add_argument("--die")
     args = parser.parse_args(words)
     torch.set_num_threads(1)
@@ -126,7 +128,7 @@ def main(words=None):
     def loss(model, batch):
         points, wanted = batch
         if model.training:
-            time.sleep(args.pause)
+            time.sleep(args.pause if args.slow is None or os.path.exists(args.slow) else 0.0)
             while held():
                 time.sleep(0.02)
             noise = random.gauss(0, 0.01) + np.random.normal(0, 0.01)

@@ -216,3 +216,14 @@ def test_what_a_loss_function_may_give():
 def test_what_a_loss_function_may_not_give(answer, got):
     with pytest.raises(TrainerError, match=f"got {got}\nhint: `return loss`"):
         answer_of(answer)
+
+
+def test_what_ranks_have_noted_that_are_no_more_counts_as_if_they_had_said_it():
+    """Exactly: sums of each rank are rounded by themselves."""
+    mine, theirs = [0.1, 3.0, 0.2, 2.0, 1e16, 1.0], [0.3, 1.0, -1e16, 4.0]
+    losses = StepLosses(ALONE)
+    losses.put_back(("loss",), mine, [theirs, []])
+    of_each = [math.fsum(mine[::2]), math.fsum(theirs[::2])]
+    assert losses.take() == {"loss": math.fsum(of_each) / 11.0}
+    losses.add(Answer(torch.tensor(2.0)), Batch(None, 4, 1.0, True, 4, ()))
+    assert losses.take() == {"loss": 2.0}

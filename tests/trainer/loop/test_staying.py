@@ -1,6 +1,7 @@
 """A rank is killed and replaced while the others stay: the numbers and the weights are those of a run left alone."""
 
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from replaced_ranks import Launched
 
 from trainer.checkpoint_files import catalog
 from trainer.loop import arriving, staying
+from trainer.loop.keeping import Keeping
 from trainer.staying.copies import Copies
 from trainer.staying.parts import Part
 from trainer.staying.shares import ShareFile
@@ -405,6 +407,120 @@ def test_neighbours_that_are_lost_at_once_leave_no_copy_and_all_say_so(tmp_path)
     assert (codes, run.replaced) == ([1] * 3, [[1, 2]])
     why = "what rank 2 noted after step 8 is lost, and nobody has a copy"
     assert f"cannot go on in place: {why}; nothing was saved so far" in run.said()
+
+
+@pytest.fixture(scope="module")
+def started_anew(tmp_path_factory):
+    """Fingerprint and numbers of a training on so many ranks that fewer go on with from the checkpoint of a step."""
+    known = {}
+
+    def of(size, nodes, step, fewer):
+        if (size, nodes, step, fewer) in known:
+            return known[size, nodes, step, fewer]
+        folder, words, before = tmp_path_factory.mktemp("anew"), ["--steps", str(STEPS)], {}
+        rest = folder / "rest"
+        if step:
+            (folder / "hold").write_text(str(step))
+            begun = Launched(
+                folder / "begun", size, *words, "--hold", str(folder / "hold"), nodes=nodes, every=f"{step} steps"
+            )
+            begun.run(until=lambda: step in catalog.steps(begun.folder / "checkpoints"))
+            shutil.copytree(begun.folder / "checkpoints", rest / "checkpoints")
+            before = begun.numbers()
+        run = Launched(rest, fewer, *words)
+        assert run.run() == [0] * fewer, run.said()
+        assert not step or f"goes on from {rest}" in run.said()
+        known[size, nodes, step, fewer] = run.fingerprint(), before | run.numbers()
+        return known[size, nodes, step, fewer]
+
+    return of
+
+
+@pytest.mark.dealt(8)
+@pytest.mark.parametrize(("size", "nodes"), [(2, 2), (3, 3), (4, 2)])
+@pytest.mark.parametrize(
+    "death",
+    ["0 forward", "0 backward", "8 on_step", "8 forward", "8 backward", "10 forward", "15 on_validation", "15 forward",
+     "22 backward", "8 backward stop"],
+)  # fmt: skip
+def test_a_node_is_lost_and_the_others_go_on_as_a_start_on_so_many_ranks_would(
+    tmp_path, started_anew, monkeypatch, size, nodes, death
+):
+    monkeypatch.setattr(staying, "_WORD_S", 60.0 if "stop" not in death else 5.0)
+    each, step = size // nodes, int(death.split()[0])
+    fingerprint, wanted = started_anew(size, nodes, step, size - each)
+    run, codes = killed(tmp_path, size, f"{each} {death}", nodes=nodes, shrinks=1)
+    assert codes == [0] * (size - each), run.said()
+    assert run.replaced == [[*range(each, 2 * each)]]
+    assert f"goes on in place after step {step} on {size - each} rank" in run.said()
+    assert run.numbers() == wanted
+    assert run.fingerprint() == fingerprint
+    assert f"rank 0 made updates [1] to [{STEPS}]: {STEPS}\n" in run.said()
+    assert all(ghost.exitcode for ghost in run.ghosts)
+    for entry in catalog.entries(run.folder / "checkpoints"):
+        catalog.verify(entry)
+
+
+@pytest.mark.dealt(4)
+@pytest.mark.parametrize("second", ["1 8 load", "1 8 on_step", "1 8 backward", "1 9 on_step", "1 12 on_step"])
+def test_a_spare_stands_in_for_one_of_the_ranks_that_are_left(tmp_path, started_anew, second):
+    """Before they have ended the step in which they became fewer, and later."""
+    fingerprint, wanted = started_anew(3, 3, 8, 2)
+    run, codes = killed(tmp_path, 3, "1 8 forward", second, nodes=3, shrinks=1)
+    assert codes == [0] * 2, run.said()
+    assert run.replaced == [[1], [1]]
+    assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
+
+
+@pytest.mark.dealt(4)
+@pytest.mark.parametrize("second", ["8 load", "13 backward"])
+def test_fewer_and_fewer(tmp_path, started_anew, second):
+    run, codes = killed(tmp_path, 3, "2 8 forward", f"1 {second}", nodes=3, shrinks=2)
+    assert codes == [0], run.said()
+    assert run.replaced == [[2], [1]]
+    if second == "8 load":
+        assert (run.fingerprint(), run.numbers()) == started_anew(3, 3, 8, 1)
+
+
+@pytest.mark.dealt(2)
+@pytest.mark.parametrize(("size", "nodes"), [(1, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize("death", [None, "load"])
+def test_one_more_node_joins_and_all_go_on_as_a_start_on_so_many_ranks_would(
+    tmp_path, started_anew, size, nodes, death
+):
+    """Also where one of those that join is killed as it takes the state, and is replaced."""
+    slow, grown = tmp_path / "run" / "slow", size + size // nodes
+    words = ["--steps", str(STEPS), "--pause", "0.25", "--slow", str(slow), "--die", str(tmp_path / "die")]
+    run = Launched(tmp_path / "run", size, *words, nodes=nodes, grows_at=2)
+    slow.touch()
+    if death:
+        (tmp_path / "die-0").write_text(f"{size} 0 {death}")
+    assert run.run() == [0] * grown, run.said()
+    assert not list(tmp_path.glob("die-*"))
+    step = int(re.findall(r"goes on in place after step (\d+)", run.said())[-1])
+    fingerprint, wanted = started_anew(size, nodes, step, grown)
+    assert run.numbers() == wanted
+    assert run.fingerprint() == fingerprint
+    assert f"rank 0 made updates [1] to [{STEPS}]: {STEPS}\n" in run.said()
+
+
+@pytest.mark.dealt(4)
+@pytest.mark.parametrize("sabotage", ["seeds", "losses"])
+def test_what_a_start_on_fewer_ranks_has_otherwise_shows(tmp_path, started_anew, monkeypatch, sabotage):
+    if sabotage == "seeds":
+        monkeypatch.setattr(staying.Stay, "step_ended", lambda *_: None)
+    else:
+        monkeypatch.setattr(Keeping, "_losses_kept", lambda *_: {})
+    fingerprint, wanted = started_anew(2, 2, 8, 1)
+    run, codes = killed(tmp_path, 2, "1 8 on_step", nodes=2, shrinks=1)
+    assert codes != [0] or (run.fingerprint(), run.numbers()) != (fingerprint, wanted)
+
+
+def test_zero1_says_that_its_ranks_cannot_be_fewer(tmp_path):
+    run = Launched(tmp_path / "run", 2, "--steps", "3", *ZERO1, nodes=2)
+    assert run.run() == [0, 0], run.said()
+    assert run.stayed_at.keys() == {0, 1}
+    assert not run.resizes
 
 
 def test_two_at_once(tmp_path, alone):

@@ -1,5 +1,7 @@
 """From where ranks go on: over every interleaving of steps that are finished and a rank, or a node, that dies."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -184,11 +186,8 @@ class OfANode(Rank):
         return Standing("life", self.step, tuple(self.notes), kept=tuple(self.kept[-SLOTS:]))
 
 
-@given(st.data(), st.integers(2, 3), st.integers(1, 2), st.integers(0, 30))
-def test_of_a_lost_node_the_notes_are_with_another_or_it_is_said_that_they_are_not(
-    data: st.DataObject, nodes: int, each: int, after: int
-) -> None:
-    """A keeper that has done the step has them. Only where it has not, and another one has, may they be lost."""
+def train_on_nodes(data: st.DataObject, nodes: int, each: int, after: int) -> tuple[list[OfANode], range]:
+    """All ranks, and which of them were lost with their node after so many turns."""
     lost = data.draw(st.integers(1, nodes - 1))
     ranks = [OfANode() for _ in range(nodes * each)]
     dead = range(lost * each, (lost + 1) * each)
@@ -208,6 +207,15 @@ def test_of_a_lost_node_the_notes_are_with_another_or_it_is_said_that_they_are_n
         has_copy = charge is None or rank.kept[-1] >= wanted
         if all(one.given > rank.step for one in ranks) and has_copy:
             rank.step = wanted
+    return ranks, dead
+
+
+@given(st.data(), st.integers(2, 3), st.integers(1, 2), st.integers(0, 30))
+def test_of_a_lost_node_the_notes_are_with_another_or_it_is_said_that_they_are_not(
+    data: st.DataObject, nodes: int, each: int, after: int
+) -> None:
+    """A keeper that has done the step has them. Only where it has not, and another one has, may they be lost."""
+    ranks, dead = train_on_nodes(data, nodes, each, after)
     said = [Standing("", None, ()) if who in dead else rank.said_of_both() for who, rank in enumerate(ranks)]
     agreed = agree(said, each)
     living = [rank.step for who, rank in enumerate(ranks) if who not in dead]
@@ -219,6 +227,54 @@ def test_of_a_lost_node_the_notes_are_with_another_or_it_is_said_that_they_are_n
     else:
         assert "is lost, and nobody has a copy" in agreed
         assert any(keeper is not None and ranks[keeper].step < max(living) for keeper in keepers.values())
+
+
+@given(st.data(), st.integers(2, 4), st.integers(1, 2), st.integers(0, 30))
+def test_ranks_that_are_left_go_on_from_the_newest_step_of_theirs_as_fewer(
+    data: st.DataObject, nodes: int, each: int, after: int
+) -> None:
+    ranks, dead = train_on_nodes(data, nodes, each, after)
+    left = [who for who in range(len(ranks)) if who not in dead]
+    said = [replace(ranks[who].said_of_both(), was=(who, len(ranks))) for who in left]
+    agreed = agree(said, each)
+    newest = max(ranks[who].step for who in left)
+    if isinstance(agreed, Agreement):
+        assert (agreed.step, agreed.resized, agreed.lent) == (newest, True, ())
+        assert agreed.takers == tuple(place for place, who in enumerate(left) if ranks[who].step < newest)
+        assert all(newest in ranks[who - each].kept[-SLOTS:] for who in dead)
+    else:
+        assert "is lost, and nobody has a copy" in agreed
+        assert any(ranks[who - each].step < newest for who in dead)
+
+
+OF_TWO = Standing("x", 5, (5,), kept=(5,), was=(0, 2))
+
+
+def test_one_that_is_left_of_two_goes_on_alone() -> None:
+    assert agree([OF_TWO], 1) == Agreement(5, 0, (), resized=True)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ([replace(OF_TWO, kept=(4,))], "what rank 1 of 2 noted after step 5 is lost, and nobody has a copy"),
+        ([replace(OF_TWO, notes=(4,))], "rank 0 of 2 has not noted what was its own after step 5"),
+        ([replace(OF_TWO, shares=(5,), knows=(5,))], "share of the optimizer"),
+        ([replace(OF_TWO, was=(0, 3)), replace(OF_TWO, was=(1, 2), life="y")], "had not met the others"),
+        ([Standing("", None, ()), replace(OF_TWO, was=(0, 3))], "the first rank is new"),
+        ([replace(OF_TWO, was=(1, 2))], "the first rank is new"),
+        ([replace(OF_TWO, step=None)], "no rank has the weights"),
+    ],
+)
+def test_where_ranks_cannot_be_fewer_it_is_said_why(said: list[Standing], why: str) -> None:
+    found = agree(said, 1)
+    assert isinstance(found, str)
+    assert why in found
+
+
+def test_who_met_in_the_new_world_is_replaced_as_in_any_other() -> None:
+    said = [replace(OF_TWO, was=(0, 2)), Standing("", None, ())]
+    assert agree(said, 1) == Agreement(5, 0, (1,), lent=((0, 1),))
 
 
 def test_a_note_that_was_lost_comes_from_who_keeps_it() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import subprocess
 import sys
 
@@ -14,11 +15,42 @@ WORD = {"generation": 3, "log": "/new", "log_before": "/old", "environment": {"M
 
 @pytest.fixture
 def fifo(tmp_path):
+    """For words that cannot wait for the end of a step; beside it is the one for those that can."""
     path = tmp_path / "control"
-    os.mkfifo(path)
-    end = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-    yield path, end
+    ends = []
+    for one in (path, tmp_path / "control.calm"):
+        os.mkfifo(one)
+        ends.append(os.open(one, os.O_RDWR | os.O_NONBLOCK))
+    yield path, ends[0]
+    for end in ends:
+        os.close(end)
+
+
+def say_calmly(path, generation):
+    end = os.open(f"{path}.calm", os.O_WRONLY | os.O_NONBLOCK)
+    os.write(end, json.dumps(WORD | {"generation": generation}).encode() + b"\n")
     os.close(end)
+
+
+def test_a_word_that_can_wait_is_seen_by_who_looks_and_wakes_nobody(fifo):
+    path, _ = fifo
+    control = Control(path)
+    assert not control.has_calm_word
+    say_calmly(path, 3)
+    assert control.has_calm_word
+    assert not select.select([control], [], [], 0)[0]
+    assert control.wait(5).generation == 3
+    assert not control.has_calm_word
+
+
+def test_of_both_kinds_the_newest_word_counts_and_the_other_is_gone(fifo):
+    path, end = fifo
+    control = Control(path)
+    say_calmly(path, 3)
+    os.write(end, json.dumps(WORD | {"generation": 4}).encode() + b"\n")
+    assert control.wait(5).generation == 4
+    assert not control.has_calm_word
+    assert control.wait(0.01) is None
 
 
 def test_a_word_that_came_before_anybody_waited_is_heard(fifo):
