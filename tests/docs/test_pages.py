@@ -71,7 +71,7 @@ def loss(model, batch):
 def test_each_way_to_share_a_model_can_be_checked_beforehand(lab):
     shutil.copytree(ROOT / "jobs", lab.project / "jobs")
     commands = block(DOCS / "bigger-models.md", "console", "jobs/gpt_tp.yaml").splitlines()
-    assert len(commands) == 5
+    assert len(commands) == 6
     for command in commands:
         assert "ranks" in lab.launch(*command.removeprefix("$ launch ").split()).stdout
 

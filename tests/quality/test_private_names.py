@@ -54,6 +54,7 @@ USED = {
         ("trainer/strategies/paging.py", "torch.utils._python_dispatch"),
         ("trainer/strategies/paging.py", "torch.utils._pytree"),
         ("trainer/strategies/pipeline.py", "_parameters"),
+        ("trainer/strategies/precision.py", "_per_optimizer_states"),
         ("trainer/strategies/shards.py", "_flatten"),
         ("trainer/loop/piped.py", "torch.utils._pytree"),
         ("trainer/strategies/tensor_parallel.py", "torch.utils._pytree"),

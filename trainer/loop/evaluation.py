@@ -90,6 +90,7 @@ class Evaluation:
         # Not through DDP: ranks may have unequally many batches. But through DataParallel, which is one process.
         self._model = strategy.model if strategy.settings.strategy == "dp" else strategy.module
         self._piped = Piped(strategy.pipeline) if strategy.pipeline is not None else None
+        self._roots = [self._model, *(strategy.pipeline.stages.values() if strategy.pipeline is not None else ())]
         self._shares, self._loss, self._metrics, self._prefix = shares, loss, metrics, prefix
         self._weights = average.in_place if average is not None else nullcontext
 
@@ -111,7 +112,7 @@ class Evaluation:
     @contextmanager
     def _without_trace(self) -> Iterator[None]:
         generators = state_of_generators(self._world.device)
-        modes = [(part, part.training) for part in self._model.modules()]
+        modes = [(part, part.training) for root in self._roots for part in root.modules()]
         self._strategy.share_buffers()
         self._model.eval()
         try:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
+from trainer.checkpoint.elsewhere import is_here
 from trainer.checkpoint.generators import restore_generators, state_of_generators
 from trainer.errors import TrainerError
 from trainer.loop.schedule import set_group
@@ -94,7 +95,7 @@ def put_back(
     module: nn.Module, optimizer: Optimizer, scaler: GradScaler | None, data: Kept, device: torch.device
 ) -> Iterator[None]:
     """Whatever is done inside leaves no trace in model, optimizer, scaler, the data's place or a generator."""
-    tensors = [*module.parameters(), *module.buffers()]
+    tensors = [*filter(is_here, module.parameters()), *module.buffers()]
     values = [tensor.detach().clone() for tensor in tensors]
     gradients = [None if one.grad is None else one.grad.clone() for one in module.parameters()]
     modes = [(part, part.training) for part in module.modules()]

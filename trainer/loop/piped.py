@@ -241,5 +241,3 @@ def _problems(settings: Settings, world: World) -> Iterator[str]:
         yield f"mesh: pp={world.stages} expected at least {world.stages} samples of a rank at once, got {ways}"
     elif wanted is not None and samples % wanted:
         yield f"pp_microbatches: {wanted} does not divide the samples of a rank at once, {ways}"
-    if settings.lr_find:
-        yield "lr_find: does not go with a mesh that has pp\nhint: look for it in one process, with a small model"

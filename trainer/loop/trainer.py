@@ -285,8 +285,6 @@ class Trainer:
         """Everything put together, at the beginning: nothing is loaded yet. `restored`: but is going to be."""
         settings = self.settings
         refuse_off_stages(settings, world)
-        if world.stages > 1 and self._start_from is not None:
-            raise BadSettings("start_from: does not go with a mesh that has pp\nhint: begin without, and go on with it")
         if settings.deterministic:
             be_deterministic()
         strategy = self._strategy(world, restored=restored)

@@ -94,23 +94,24 @@ def _built(
         torch.backends.cudnn.benchmark = True
     if settings.sync_batchnorm:
         sync_batch_norm(module, world)
-    pipeline = _staged(module, world, settings)
+    pipeline = _staged(module, world, settings, rows)
     if rows is None and not settings.offload and pipeline is None:  # else block by block, or stage by stage
         module.to(world.device)
     division = _divided(module, world, settings, tp_plan, pipeline)
-    if pipeline is not None:
-        pipeline.settle(module, nullcontext if division is None else division.around)
-    blocks = _blocks(module, settings)
+    blocks = _blocks(module, world, settings)
     if settings.activation_checkpointing:
         for block in blocks[:: settings.recompute_every]:
             recompute(block, settings.recompute_keeps)
     if settings.compile:
-        compile_parts(blocks if blocks and (settings.blocks or settings.strategy in SHARDS) else [module])
+        compile_parts(_compiled(module, blocks, settings, pipeline))
     wrapped = (
         alike(module, world, undrawn=undrawn)
         if own_step
-        else _wrapped(module, blocks, world, settings, rows, division, undrawn=undrawn)
+        else _wrapped(module, blocks, world, settings, rows, division, pipeline, undrawn=undrawn)
     )
+    scaler = scaler_for(settings.precision, world.device)
+    if pipeline is not None:
+        pipeline.settle(module, nullcontext if division is None else division.around, scaler)
     if undrawn:
         made = done_without_weights(module, lambda: make_optimizer(parameters_of(module)))
         if not agreed(world, made is not None) or made is None:
@@ -122,7 +123,6 @@ def _built(
         refuse_offloaded(optimizers, world, shard_size(settings, world))
     if settings.strategy == "zero1" and world.size > 1:
         optimizers = {name: shared_out(optimizer) for name, optimizer in optimizers.items()}
-    scaler = scaler_for(settings.precision, world.device)
     return Strategy(settings, world, module, wrapped, optimizers, scaler, len(blocks), undrawn, pipeline)
 
 
@@ -137,7 +137,7 @@ def build_to_ask(model: nn.Module | Callable[[], nn.Module], world: World, setti
     module, rows = _made(model, world, settings)
     if rows is None and not settings.offload:
         module.to(world.device)
-    _wrapped(module, _blocks(module, settings), world, settings, rows, None)
+    _wrapped(module, _blocks(module, world, settings), world, settings, rows, None, None)
     return module.eval()
 
 
@@ -180,7 +180,7 @@ def _made(
         )
     from trainer.strategies.paging import made_by_parts  # late: only some want it
 
-    return made_by_parts(model, world, shard_size(settings, world))
+    return made_by_parts(model, world, shard_size(settings, world) if world.stages == 1 else world.size)
 
 
 def _check_module(module: nn.Module) -> None:
@@ -191,8 +191,11 @@ def _check_module(module: nn.Module) -> None:
         raise BadSettings(f"model: expected values for all parameters, {empty[0]} is on the meta device")
 
 
-def _blocks(module: nn.Module, settings: StrategySettings) -> list[nn.Module]:
-    if not settings.blocks and not settings.activation_checkpointing and settings.strategy not in SHARDS:
+def _blocks(module: nn.Module, world: World, settings: StrategySettings) -> list[nn.Module]:
+    by_blocks = (
+        settings.activation_checkpointing or settings.strategy in SHARDS or (settings.compile and world.stages > 1)
+    )
+    if not settings.blocks and not by_blocks:
         return []
     blocks = blocks_of(module, settings.blocks)
     if settings.activation_checkpointing and not blocks:
@@ -203,13 +206,25 @@ def _blocks(module: nn.Module, settings: StrategySettings) -> list[nn.Module]:
     return blocks
 
 
-def _staged(module: nn.Module, world: World, settings: StrategySettings) -> "Pipeline | None":
+def _compiled(
+    module: nn.Module, blocks: list[nn.Module], settings: StrategySettings, pipeline: "Pipeline | None"
+) -> list[nn.Module]:
+    """What is compiled each by itself; of a pipeline, this rank's: never a stage, whose parts FSDP2 has hooks on."""
+    if pipeline is not None:
+        here = {part for stage in pipeline.stages.values() for part in stage.modules()}
+        return [block for block in blocks if block in here]
+    return blocks if blocks and (settings.blocks or settings.strategy in SHARDS) else [module]
+
+
+def _staged(
+    module: nn.Module, world: World, settings: StrategySettings, rows: dict[str, Tensor] | None
+) -> "Pipeline | None":
     """Cut it into stages; None where each rank has all of it."""
     if world.stages == 1:
         return None
     from trainer.strategies.pipeline import staged  # late: meshes of ranks take a while to import
 
-    return staged(module, world, settings)
+    return staged(module, world, settings, rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +246,7 @@ def _divided(
     from torch.distributed.tensor.parallel import loss_parallel  # late: half a second, and only some want it
 
     from trainer.strategies import tensor_parallel  # late: the same
-    from trainer.strategies.shards import TOGETHER, mesh_over  # late: FSDP2 takes half a second to import
+    from trainer.strategies.shards import DIVIDING, mesh_over  # late: FSDP2 takes half a second to import
 
     if world.local_size % world.dividing and world.is_first:
         log.warning(
@@ -242,7 +257,7 @@ def _divided(
         )
     mesh = mesh_over(world, settings) if pipeline is None else pipeline.mesh
     found = tensor_parallel.plan_for(module, plan)
-    tensor_parallel.divide(module, mesh[TOGETHER], found, alike=pipeline is not None)
+    tensor_parallel.divide(module, mesh[DIVIDING], found, alike=pipeline is not None)
     return _Division(mesh, loss_parallel if tensor_parallel.has_divided_vocabulary(found) else nullcontext)
 
 
@@ -253,18 +268,21 @@ def _wrapped(
     settings: StrategySettings,
     rows: dict[str, Tensor] | None,
     division: _Division | None,
+    pipeline: "Pipeline | None",
     *,
     undrawn: bool = False,
 ) -> Wrapped:
-    if world.stages > 1:
+    units = chosen(module, settings.units, "units") if settings.units else []
+    parts = list(dict.fromkeys([*units, *blocks]))
+    if pipeline is not None:
+        if settings.strategy in SHARDS:
+            pipeline.shard(module, parts)
         return Wrapped(module)
     if settings.strategy in REPLICAS:
         return replicated(module, world, settings, undrawn=undrawn)
     if settings.strategy in SHARDS:
         from trainer.strategies.shards import sharded  # late: FSDP2 takes half a second to import
 
-        units = chosen(module, settings.units, "units") if settings.units else []
-        parts = list(dict.fromkeys([*units, *blocks]))
         if division is None:
             return sharded(module, parts, world, settings, rows, undrawn=undrawn)
         return replace(sharded(module, parts, world, settings, mesh=division.mesh), around=division.around)

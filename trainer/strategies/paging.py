@@ -1,7 +1,7 @@
 """A model is made while each rank keeps only its rows of every parameter: one is whole at a time, that under work."""
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -175,6 +175,27 @@ def _leave_empty(module: nn.Module) -> None:
                 empty.__dict__.update(parameter.__dict__)
                 made[id(parameter)] = empty
             part._parameters[name] = made[id(parameter)]  # noqa: SLF001 - the same
+
+
+def bring_whole(
+    module: nn.Module, rows: dict[str, Tensor], world: World, wanted: Collection[int], device: torch.device
+) -> None:
+    """Put the values of the wanted ones, by id, in the place of a model's parameters on the meta device, one after the
+    other. All ranks call it, each with its rows of all parameters, and give each other theirs."""
+    brought: dict[int, nn.Parameter] = {}
+    for name, empty in list(module.named_parameters()):
+        whole = torch.empty(empty.shape, dtype=empty.dtype)
+        mine = rows.pop(name)
+        for rank, part in enumerate(whole.chunk(world.size) if whole.ndim else (whole,)):
+            if rank == world.rank:
+                part.copy_(mine)
+            dist.broadcast(part, src=rank, group=world.control)
+        if id(empty) in wanted:
+            brought[id(empty)] = nn.Parameter(whole.to(device), empty.requires_grad)
+            brought[id(empty)].__dict__.update(empty.__dict__)
+    for holder in module.modules():
+        for name, parameter in holder._parameters.items():  # noqa: SLF001 - setattr() would ask hooks and descriptors
+            holder._parameters[name] = brought.get(id(parameter), parameter)  # noqa: SLF001 - for the same reason
 
 
 def fill(module: nn.Module, rows: dict[str, Tensor], device: torch.device) -> None:

@@ -9,15 +9,16 @@ once a step, as do stages that have a parameter in common (an embedding and the 
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.amp.grad_scaler import GradScaler
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
@@ -27,14 +28,15 @@ from trainer.strategies.agreement import PersistentBuffers, take_from_first
 from trainer.strategies.blocks import blocks_of
 from trainer.strategies.finite import multiply, plain
 from trainer.strategies.gradients import add_up
+from trainer.strategies.paging import bring_whole
 from trainer.strategies.precision import autocasting, low_dtype
-from trainer.strategies.settings import StrategySettings
+from trainer.strategies.settings import SHARDS, StrategySettings
+from trainer.strategies.shards import SHARDED, STAGES, deal_out_stage, mesh_over
 from trainer.strategies.stages import STAGES_OF_RANK, bubble, cut, drawn, fits, micro_batches, parts_of
 from trainer.world import World
 
 _LEAST = 1e-6  # as torch's own clipping has it: no division by zero
 _SHAPES = 8  # of batches, for which buffers are kept
-_AXES = ("pp", "dp", "tp")
 
 LossOf = Callable[[Tensor, int], Tensor]  # of what the last stage gives for a micro-batch, and its number
 
@@ -69,6 +71,7 @@ class Pipeline:
     _around: Callable[[], AbstractContextManager[None]] = nullcontext  # forward and backward passes
     _in_common: list[tuple[nn.Parameter, dist.ProcessGroup]] = field(default_factory=list)  # with other stages
     _counted: set[int] = field(default_factory=set)  # parameters that count here in a norm over all stages
+    _scaler: GradScaler | None = None  # of losses, in fp16
     _loss_of: LossOf | None = None
     _schedules: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # torch's, by shape of a batch
 
@@ -86,11 +89,33 @@ class Pipeline:
 
     @property
     def _group(self) -> dist.ProcessGroup:
-        return self.mesh.get_group("pp")
+        return self.mesh.get_group(STAGES)
 
-    def settle(self, module: nn.Module, around: Callable[[], AbstractContextManager[None]]) -> None:
+    def shard(self, module: nn.Module, parts: Sequence[nn.Module]) -> None:
+        """Deal each stage of this rank out to the ranks that have it: these parts of it each by itself, then the rest.
+
+        `module`: the whole model, in which another stage's part may be tied to one of here.
+        """
+        holders: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
+        for part in module.modules():
+            for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
+                holders[id(parameter)].append((part, name))
+        here = {id(part) for stage in self.stages.values() for part in stage.modules()}
+        for number, stage in self.stages.items():
+            last = number == self._many - 1
+            deal_out_stage(stage, parts, self.world, self.settings, self.mesh, last=last)
+        for tied in holders.values():
+            own = [part._parameters[name] for part, name in tied if id(part) in here]  # noqa: SLF001 - as in the next line
+            for part, name in tied if own else ():
+                part._parameters[name] = own[0]  # noqa: SLF001 - setattr() might be a property's
+
+    def settle(
+        self, module: nn.Module, around: Callable[[], AbstractContextManager[None]], scaler: GradScaler | None
+    ) -> None:
         """The parameters are by now those that are trained. `around`: forward and backward passes."""
-        self._around = around
+        self._around, self._scaler = around, scaler
+        if scaler is not None:
+            scaler.scale(torch.zeros((), device=self.world.device))  # it has a scale from then on, without a loss too
         for name, parameter in module.named_parameters():
             having = self._holders[name]
             if having[0] == self.world.stage:
@@ -137,7 +162,8 @@ class Pipeline:
         for parameter, group in self._in_common:
             if parameter.grad is not None:
                 dist.all_reduce(plain(parameter.grad), group=group)
-        add_up(parameters, self.world, self.mesh.get_group("dp"), self.world.shares)
+        if self.settings.strategy not in SHARDS:  # else FSDP2 has done it
+            add_up(parameters, self.world, self.mesh.get_group(SHARDED), self.world.shares)
 
     def clip(self, parameters: Iterable[Tensor], most: float | None) -> Tensor:
         """As clip_grad_norm_ does it, by the norm over all stages, which it gives."""
@@ -170,13 +196,38 @@ class Pipeline:
         most = self.world.stages if not learns else self.settings.pp_microbatches
         micros = micro_batches(len(inputs), self.world.stages, most)
         key = (tuple(inputs.shape), inputs.dtype, learns)
-        schedule = self._schedules.pop(key, None) or self._made(micros, learns=learns)
-        self._schedules[key] = schedule  # the last one now: the first one is let go of
-        if len(self._schedules) > _SHAPES:
-            del self._schedules[next(iter(self._schedules))]
-        numbers = torch.arange(micros) if learns and self.is_last else None
-        with self._around():
-            return schedule.step(*([inputs] if self.is_first else []), target=numbers, return_outputs=not learns)
+        known = self._schedules.pop(key, None)
+        begins = self._begins_anew(known is None)
+        with self._keeping_gradients() if begins else nullcontext():
+            schedule = self._made(micros, learns=learns) if begins else known
+            self._schedules[key] = schedule  # the last one now: the first one is let go of
+            if len(self._schedules) > _SHAPES:
+                del self._schedules[next(iter(self._schedules))]
+            numbers = torch.arange(micros) if learns and self.is_last else None
+            with self._around():
+                return schedule.step(*([inputs] if self.is_first else []), target=numbers, return_outputs=not learns)
+
+    def _begins_anew(self, wanted: bool) -> bool:
+        """Whether a schedule is to find out what stages say. With shards ranks meet in that, and other ranks may have
+        batches of other shapes: so all begin anew, or none."""
+        if self.settings.strategy not in SHARDS:
+            return wanted
+        any_of = torch.tensor(wanted, dtype=torch.uint8)
+        dist.all_reduce(any_of, dist.ReduceOp.MAX, group=self.world.control)
+        return bool(any_of)
+
+    @contextmanager
+    def _keeping_gradients(self) -> Iterator[None]:
+        """Those of micro-batches before this one: where a schedule meets its first batch, torch drops all of FSDP2."""
+        before = [(one, one.grad) for stage in self.stages.values() for one in stage.parameters()]
+        for one, _ in before:
+            one.grad = None
+        try:
+            yield
+        finally:
+            for one, gradient in before:
+                if gradient is not None:
+                    one.grad = gradient if one.grad is None else one.grad.add_(gradient)
 
     def _made(self, micros: int, *, learns: bool) -> Any:
         """Torch's, which finds out by the first batch what stages say to each other."""
@@ -200,13 +251,17 @@ class Pipeline:
     def _weighed(self, output: Tensor, number: Tensor) -> Tensor:
         if self._loss_of is None:
             raise RuntimeError("a loss is asked for outside of a step")
-        return self._loss_of(output, int(number))
+        loss = self._loss_of(output, int(number))
+        return loss if self._scaler is None else self._scaler.scale(loss)
 
 
-def staged(module: nn.Module, world: World, settings: StrategySettings) -> Pipeline:
+def staged(
+    module: nn.Module, world: World, settings: StrategySettings, mine: dict[str, Tensor] | None = None
+) -> Pipeline:
     """Cut the model, in place: this rank keeps its own stages, on its device. Raises BadSettings where it cannot be.
 
-    All ranks call it; rank 0's weights count.
+    All ranks call it; rank 0's weights count. `mine`: this rank's rows of a model whose own parameters are on the meta
+    device, the same model on all ranks.
     """
     parts = parts_of(module)
     _refuse_what_is_in_no_stage(module, parts)
@@ -218,9 +273,8 @@ def staged(module: nn.Module, world: World, settings: StrategySettings) -> Pipel
     for number, row in enumerate(rows):
         if not any(one.requires_grad for name in row for one in named[name].parameters()):
             raise BadSettings(f"mesh: pp: stage {number} ({', '.join(row)}) has no parameter to train")
-    first = next(module.parameters())
-    take_from_first(module.parameters(), world.control if first.device.type == "cpu" else None)
-    mesh = init_device_mesh(world.device.type, (ranks, world.shares, world.dividing), mesh_dim_names=_AXES)
+    _refuse_what_is_in_two_stages(module, rows, ranks, settings)
+    mesh = mesh_over(world, settings)
     low = low_dtype(settings.precision)
 
     def casting() -> AbstractContextManager[None]:
@@ -232,12 +286,18 @@ def staged(module: nn.Module, world: World, settings: StrategySettings) -> Pipel
             for parameter in named[name].parameters():
                 holders[id(parameter)].add(number % ranks)
     own = {number: rows[number] for number in range(world.stage, ranks * many, ranks)}
+    having = {name: tuple(sorted(holders[id(one)])) for name, one in module.named_parameters()}
+    others = {key for key, ranks_of in holders.items() if world.stage not in ranks_of}
+    groups = _groups(sorted(set(having.values())), world)
+    if mine is None:
+        first = next(module.parameters())
+        take_from_first(module.parameters(), world.control if first.device.type == "cpu" else None)
+    else:
+        bring_whole(module, mine, world, holders.keys() - others, world.device)
+    _put_away(module, others, world.device)
     stages = {number: StageParts([named[name] for name in row], casting) for number, row in own.items()}
     for stage in stages.values():
         stage.to(world.device)
-    having = {name: tuple(sorted(holders[id(one)])) for name, one in module.named_parameters()}
-    groups = _groups(sorted(set(having.values())), world)
-    _put_away(module, {key for key, ranks_of in holders.items() if world.stage not in ranks_of}, world.device)
     return Pipeline(world, settings, mesh, stages, len(layers), casting, having, groups)
 
 
@@ -261,6 +321,22 @@ def _put_away(module: nn.Module, others: set[int], device: torch.device) -> None
                 if id(parameter) not in known:
                     known[id(parameter)] = elsewhere(parameter, device)
                 part._parameters[name] = known[id(parameter)]  # noqa: SLF001 - for the same reason
+
+
+def _refuse_what_is_in_two_stages(
+    module: nn.Module, rows: Sequence[Sequence[str]], ranks: int, settings: StrategySettings
+) -> None:
+    """Of one rank, where each of them is dealt out by itself."""
+    known: dict[tuple[int, int], tuple[int, str]] = {}
+    for number, row in enumerate(rows if settings.strategy in SHARDS else ()):
+        for name in row:
+            for parameter in module.get_submodule(name).parameters():
+                stage, first = known.setdefault((id(parameter), number % ranks), (number, name))
+                if stage != number:
+                    raise BadSettings(
+                        f"mesh: pp: {first} and {name} have a parameter in common, and are in two stages of one rank: "
+                        f"{settings.strategy} cannot deal it out\nhint: another pp_schedule, or strategy ddp"
+                    )
 
 
 def _refuse_what_is_in_no_stage(module: nn.Module, parts: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ import logging
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.amp.autocast_mode import autocast
 from torch.amp.grad_scaler import GradScaler
 
@@ -25,6 +25,13 @@ def autocasting(device: torch.device, dtype: torch.dtype | None) -> AbstractCont
 def scaler_for(precision: str, device: torch.device) -> GradScaler | None:
     """fp16 alone needs one: its smallest numbers are not small enough for gradients."""
     return GradScaler(device.type) if precision == "fp16" else None
+
+
+def heed(scaler: GradScaler, finite: Tensor) -> None:
+    """What was found on all ranks counts, and not what the scaler has seen on this one. After its `unscale_`."""
+    for state in scaler._per_optimizer_states.values():  # noqa: SLF001 - torch's own scaler for several ranks has no other way
+        for found in state["found_inf_per_device"].values():
+            found.copy_(~finite)
 
 
 def set_fp32(precision: str) -> None:

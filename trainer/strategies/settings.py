@@ -33,9 +33,18 @@ _ONLY_WITH = {
     "shard_size": ("hsdp",),
 }
 
-_NOT_DIVIDED = ("by_parts", "offload", "sync_batchnorm")  # what knows of shards alone
-_NOT_STAGED = ("bucket_mb", "unused_parameters", "units", "compile")  # of DDP and FSDP2; and what nobody has shown
-_STAGED = ("ddp",)  # each rank has all parameters of its stage
+_NOT_DIVIDED = {  # with ranks that work on the same samples, and why
+    "offload": "as norms are found and steps done on the host for shards alone",
+    "sync_batchnorm": "which would count the same samples several times",
+}
+_NOT_WITHOUT_STAGES = {"by_parts": "which deals out the rows of layers that nobody divides any further"}
+_NOT_STAGED = {  # in a pipeline
+    "bucket_mb": "where gradients are added up in one message, after the last part of a batch",
+    "unused_parameters": "where every part is called, and none is waited for",
+    "sync_each": "where gradients are whole until the last part of a batch has come back",
+    "prefetch": "where parameters are gathered once for all parts of a batch",
+}
+_STAGED = ("ddp", *SHARDS)  # each rank has all parameters of its stage, or its part of them
 
 Choice = tuple[str, ...] | Callable[[str, nn.Module], bool]  # of parts: classes, names (`layers.*`), or a rule
 
@@ -85,7 +94,8 @@ def shard_size(settings: StrategySettings, world: World) -> int:
     """Ranks that hold one copy of the parameters between them."""
     if settings.strategy != "hsdp":
         return world.shares
-    return world.local_size // world.together if settings.shard_size is None else settings.shard_size
+    here = min(world.local_size, world.ranks_of_stage) // world.dividing  # of one stage, on a node
+    return here if settings.shard_size is None else settings.shard_size
 
 
 def _problems(settings: StrategySettings, world: World) -> Iterator[str]:
@@ -115,15 +125,15 @@ def _off_the_mesh(settings: StrategySettings, world: World) -> Iterator[str]:
     """What does not go with ranks that work on the same samples."""
     staged, divided = world.stages > 1, world.dividing > 1
     words = " and ".join(name for name, there in (("pp", staged), ("tp", divided)) if there)
-    for name in (*_NOT_DIVIDED, *(_NOT_STAGED if staged else ())) if words else ():
+    others = _NOT_STAGED if staged else _NOT_WITHOUT_STAGES
+    for name, why in (_NOT_DIVIDED | others).items() if words else ():
         if getattr(settings, name):
-            yield f"{name}: does not go with a mesh that has {words}"
+            yield f"{name}: does not go with a mesh that has {words}, {why}"
     wanted = _STAGED if staged else SHARDS
     if settings.mesh and settings.strategy not in wanted:
         with_pp = "with pp " if staged else ""
-        yield f"mesh: {with_pp}expected with strategy {', '.join(wanted)} only, got it with {settings.strategy}"
-    if staged and settings.precision == "fp16":
-        yield "precision: fp16 does not go with a mesh that has pp, whose stages would scale apart\nhint: use bf16"
+        hint = "\nhint: zero2 deals out the optimizer, too" if staged and settings.strategy == "zero1" else ""
+        yield f"mesh: {with_pp}expected with strategy {', '.join(wanted)} only, got it with {settings.strategy}{hint}"
     if settings.pp_schedule not in SCHEDULES:
         yield _unknown("pp_schedule", settings.pp_schedule, SCHEDULES)
     plain = StrategySettings()

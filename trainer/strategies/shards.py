@@ -19,7 +19,7 @@ from trainer.strategies.wrapped import Wrapped
 from trainer.world import World
 
 log = logging.getLogger("trainer")
-TOGETHER = "tp"  # the dimension of ranks that work on the same samples
+STAGES, COPIES, SHARDED, DIVIDING = "pp", "copy", "shard", "tp"  # dimensions of the mesh, outermost first
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
@@ -43,10 +43,48 @@ def sharded(
     if not undrawn:
         own = [] if rows is not None or mesh is not None else module.parameters()  # what is divided is rank 0's by now
         take_from_first([*own, *PersistentBuffers(module).tensors()], group)
-    mesh = _of_shards(mesh or mesh_over(world, settings))
+    reshard = settings.reshard and settings.strategy != "zero2"
+    mesh = mesh or mesh_over(world, settings)
+    root, alone = _dealt_out(module, units, world, settings, mesh, reshard=reshard, gives_fp32=True)
+    if settings.prefetch is not None:
+        _gather_ahead(module, root, alone, settings.prefetch)
+    if rows is not None:
+        fill(module, rows, torch.device("cpu") if settings.offload else world.device)
+    return Wrapped(module, _Syncing(root, settings), follows_first_rank=False)
+
+
+def deal_out_stage(
+    stage: nn.Module,
+    units: Sequence[nn.Module],
+    world: World,
+    settings: StrategySettings,
+    mesh: DeviceMesh,
+    *,
+    last: bool,
+) -> None:
+    """A stage of a pipeline, over the ranks that have it. Its parameters are gathered once for all parts of a batch,
+    and its gradients dealt out after the last of them: to do so for each part would take many times as many messages.
+
+    `last`: a loss is made of what it gives; others send theirs on as it is.
+    """
+    here = set(stage.modules())
+    _dealt_out(stage, [one for one in units if one in here], world, settings, mesh, reshard=False, gives_fp32=last)
+
+
+def _dealt_out(
+    module: nn.Module,
+    units: Sequence[nn.Module],
+    world: World,
+    settings: StrategySettings,
+    mesh: DeviceMesh,
+    *,
+    reshard: bool,
+    gives_fp32: bool,
+) -> tuple[FSDPModule, Sequence[nn.Module]]:
+    """The root, and the parts that are sharded each by itself."""
+    mesh = mesh[tuple(name for name in mesh.mesh_dim_names or () if name in (COPIES, SHARDED))]
     policy = _policy(module, low_dtype(settings.precision))
     offload = _offload(world) if settings.offload else OffloadPolicy()
-    reshard = settings.reshard and settings.strategy != "zero2"
     alone = without_shared_parameters(module, units)
     if not alone and world.is_first:
         log.warning(
@@ -58,14 +96,9 @@ def sharded(
     for part in alone:
         fully_shard(part, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=reshard)
     # Never of the rest: the backward pass begins with it.
-    root = fully_shard(
-        module, mesh=mesh, mp_policy=_outermost(policy), offload_policy=offload, reshard_after_forward=False
-    )
-    if settings.prefetch is not None:
-        _gather_ahead(module, root, alone, settings.prefetch)
-    if rows is not None:
-        fill(module, rows, torch.device("cpu") if settings.offload else world.device)
-    return Wrapped(module, _Syncing(root, settings), follows_first_rank=False)
+    of_root = _outermost(policy) if gives_fp32 else policy
+    root = fully_shard(module, mesh=mesh, mp_policy=of_root, offload_policy=offload, reshard_after_forward=False)
+    return root, alone
 
 
 def _gather_ahead(module: nn.Module, root: FSDPModule, parts: Sequence[nn.Module], count: int) -> None:
@@ -113,23 +146,22 @@ def _offload(world: World) -> CPUOffloadPolicy:
 
 
 def mesh_over(world: World, settings: StrategySettings) -> DeviceMesh:
-    """Copies of shards of what ranks work on together: as many dimensions as there is something to share."""
+    """Stages of copies of shards of what ranks divide: as many dimensions as there is something to share."""
     size = shard_size(settings, world)
-    sizes = {"shard": size}
+    sizes = {SHARDED: size}
     if size < world.shares:
-        sizes = {"copy": world.shares // size, **sizes}
-    if world.together > 1:
-        sizes[TOGETHER] = world.together
+        sizes = {COPIES: world.shares // size, **sizes}
+    if world.dividing > 1:
+        sizes[DIVIDING] = world.dividing
+    of_stage = tuple(sizes)
+    if world.stages > 1:
+        sizes = {STAGES: world.stages, **sizes}
     with made_here.watching():
         mesh = init_device_mesh(world.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-    if world.together > 1:
-        mesh._flatten()  # noqa: SLF001 - so that a norm over all ranks is one message; torch has no public word for it yet
+        if world.dividing > 1:
+            # So that a norm over all ranks of a stage is one message.
+            mesh[of_stage]._flatten()  # noqa: SLF001 - torch has no public word for it yet
     return mesh
-
-
-def _of_shards(mesh: DeviceMesh) -> DeviceMesh:
-    names = mesh.mesh_dim_names or ()
-    return mesh[tuple(name for name in names if name != TOGETHER)] if TOGETHER in names else mesh
 
 
 def _policy(module: nn.Module, dtype: torch.dtype | None) -> MixedPrecisionPolicy:

@@ -16,7 +16,7 @@ from trainer.strategies.clipping import clip_offloaded, clip_values
 from trainer.strategies.compiling import told_of_eager_parts
 from trainer.strategies.finite import Skips, are_finite, first_gradient, multiply, step_where
 from trainer.strategies.optimizers import Optimizers, has_gradients, parameters_in
-from trainer.strategies.precision import autocasting, low_dtype
+from trainer.strategies.precision import autocasting, heed, low_dtype
 from trainer.strategies.replicas import let_go, replicated
 from trainer.strategies.settings import SHARDS, StrategySettings, shard_size
 from trainer.strategies.undone import undone
@@ -192,6 +192,8 @@ class Strategy:
 
         Of one that had no part in the loss it has seen nothing, and would not step it.
         """
+        if self.pipeline is not None:
+            heed(scaler, finite)
         some = list(self._with_gradients())
         if len(self.optimizers) == 1 or bool(finite):
             for optimizer in some:

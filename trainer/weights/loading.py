@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from trainer.checkpoint.elsewhere import is_here
 from trainer.checkpoint.names import ModelNames, clean
 from trainer.errors import BadSettings, TrainerError
 from trainer.weights.sources import Which, opened
@@ -55,7 +56,8 @@ def load_weights(
     `strict`: TrainerError, before anything is changed, where something else stays, or is not used.
     """
     names = ModelNames({"": model})
-    targets = {name.removeprefix(_OF_MODEL): tensor for name, tensor in (names.parameters() | names.buffers()).items()}
+    tensors = names.parameters() | names.elsewhere() | names.buffers()  # so that all ranks find the same problems
+    targets = {name.removeprefix(_OF_MODEL): tensor for name, tensor in tensors.items()}
     aliases = {other.removeprefix(_OF_MODEL): kept.removeprefix(_OF_MODEL) for other, kept in names.tied().items()}
     with opened(Path(path), Which(step, best, part), log.warning) as source:
         homes = _homes(source.shapes, {*targets, *aliases}, rename or {})
@@ -72,7 +74,8 @@ def load_weights(
             )
         with torch.no_grad():
             for name in told.taken:
-                _put(targets[name], source.tensor(homes[name]))
+                if is_here(targets[name]):
+                    _put(targets[name], source.tensor(homes[name]))
     return told
 
 

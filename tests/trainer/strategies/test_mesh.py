@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from ranks import spawn_ranks
-from token_windows import loss, windows
+from token_windows import loss, loss_by_token, windows
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
@@ -109,14 +109,6 @@ MODELS = {
     "untied": lambda: Transformer(Shape(tokens=32, context=8, layers=2, heads=4, width=16, tied=False)),
     "mixer": Mixer,
 }
-
-
-def loss_by_token(model, batch):
-    """A sum and its count: what is not to be seen differs from window to window."""
-    known = batch[:, 1:] % 3 > 0
-    logits = model(batch[:, :-1]).flatten(0, 1).float()
-    targets = torch.where(known, batch[:, 1:], -100).flatten()
-    return F.cross_entropy(logits, targets, ignore_index=-100, reduction="sum"), known.sum()
 
 
 class Steps(Callback):

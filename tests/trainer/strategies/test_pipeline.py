@@ -2,7 +2,6 @@
 
 import math
 import os
-import shutil
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,23 +10,50 @@ import pytest
 import torch
 from ranks import Ranks, spawn_ranks
 from safetensors.torch import load_file
-from token_windows import loss, windows
+from token_windows import loss, loss_by_token, windows
 from torch import nn
-from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from trainer import Callback, Settings, Trainer
 from trainer.checkpoint_files import catalog
 from trainer.errors import BadSettings, NotFinite, TrainerError
+from trainer.strategies import paging
 from trainer.tasks.transformer import Shape, Transformer
 
 pytestmark = pytest.mark.dealt(3)
 
 STEPS = 50
+BRIEF = {"max_steps": 26, "pp_microbatches": 4}
 SHAPE = Shape(tokens=32, context=8, layers=4, heads=4, width=16)
 
 
 def sequence():
     return nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16), nn.Linear(16, 32))
+
+
+def shared():
+    """A layer that comes twice, two layers apart."""
+    layers = [nn.Embedding(32, 32), nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)]
+    layers[2].weight = layers[0].weight
+    return nn.Sequential(*layers)
+
+
+class _Narrow(torch.autograd.Function):
+    """What a gradient is after it was too large for fp16."""
+
+    @staticmethod
+    def forward(_, weight):
+        return weight.clone()
+
+    @staticmethod
+    def backward(_, gradient):
+        return (gradient * 64).half().float() / 64
+
+
+class Narrow(nn.Linear):
+    """The gradient of its weight overflows, and nobody else's."""
+
+    def forward(self, x):
+        return nn.functional.linear(x, _Narrow.apply(self.weight), self.bias)
 
 
 class Lone(nn.Sequential):
@@ -44,18 +70,11 @@ MODELS = {
     "dropping": lambda: Transformer(replace(SHAPE, dropout=0.1)),
     "sequence": sequence,
     "lone": Lone,
+    "shared": shared,
     "normed": lambda: nn.Sequential(nn.Embedding(32, 16), nn.BatchNorm1d(8), nn.Linear(16, 32)),
+    "narrow": lambda: nn.Sequential(nn.Embedding(32, 16), Narrow(16, 32), nn.Linear(32, 16), nn.Linear(16, 32)),
     "bare": lambda: nn.Bilinear(2, 2, 2),
 }
-
-
-def loss_by_token(model, batch):
-    """A sum and its count: what is not to be seen differs from window to window."""
-    known = batch[:, 1:] % 3 > 0
-    logits = model(batch[:, :-1]).flatten(0, 1).float()
-    targets = torch.where(known, batch[:, 1:], -100).flatten()
-    total = F.cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
-    return total, known.sum(), {"hits": (logits.argmax(-1) == targets).sum() / known.sum()}
 
 
 def loss_that_draws(model, batch):
@@ -90,7 +109,7 @@ class Steps(Callback):
 
     def on_log(self, training, values):
         self.lines.append(
-            {name: values[name] for name in ("loss", "bits", "hits", "norm", "skipped") if name in values}
+            {name: values[name] for name in ("loss", "bits", "seen", "norm", "skipped") if name in values}
         )
 
     def on_validation(self, training, values):
@@ -108,7 +127,7 @@ class Outcome:
         return [line[name] for line in self.lines]
 
 
-def trainer_of(folder, model="transformer", loss=loss, tp_plan=None, dies_at=None, **settings):
+def trainer_of(folder, model="transformer", loss=loss, tp_plan=None, dies_at=None, start_from=None, **settings):
     steps = Steps(dies_at)
     return Trainer(
         Settings(
@@ -134,6 +153,7 @@ def trainer_of(folder, model="transformer", loss=loss, tp_plan=None, dies_at=Non
         ),
         callbacks=[steps],
         tp_plan=tp_plan,
+        start_from=start_from,
     ), steps  # fmt: skip
 
 
@@ -179,10 +199,14 @@ def same(found, alone, rel=1e-5):
         (2, "pp=2", {"model": "sequence", "pp_microbatches": 2, "spike_factor": 30.0}),
         (2, "pp=2", {"loss": loss_by_token, "clip_norm": None}),
         (4, "pp=2,tp=2", {"ema": 0.9}),
+        (4, "pp=2,dp=2", {"strategy": "fsdp", "accumulate": 2, "ema": 0.9}),
+        (2, "pp=2", {"strategy": "fsdp", "pp_schedule": "interleaved", "activation_checkpointing": True, **BRIEF}),
+        (4, "pp=2", {"strategy": "hsdp", "shard_size": 1, "units": ("head",), "model": "untied", **BRIEF}),
+        (4, "pp=2", {"strategy": "zero2", "loss": loss_by_token, "clip_norm": None, "pp_schedule": "gpipe", **BRIEF}),
     ],
 )
 def test_fifty_steps_give_the_losses_of_one_process(tmp_path, alone, ranks, mesh, others):
-    of_pipelines = ("pp_schedule", "pp_microbatches")
+    of_pipelines = ("pp_schedule", "pp_microbatches", "strategy", "shard_size", "units")
     whole = alone(**{name: value for name, value in others.items() if name not in of_pipelines})
     assert whole.all_of("loss")[-1] < whole.all_of("loss")[0]
     first, *rest = on(ranks, train, tmp_path, mesh=mesh, **others)
@@ -191,25 +215,52 @@ def test_fifty_steps_give_the_losses_of_one_process(tmp_path, alone, ranks, mesh
 
 
 @pytest.mark.dealt(12)
-def test_eight_ranks_on_all_three_dimensions_give_the_losses_of_one_process(tmp_path, alone):
-    first, *rest = on(8, train, tmp_path, mesh="pp=2,dp=2,tp=2")
-    same(first, alone())
+@pytest.mark.parametrize("others", [{}, {"strategy": "fsdp", **BRIEF}])
+def test_eight_ranks_on_all_three_dimensions_give_the_losses_of_one_process(tmp_path, alone, others):
+    first, *rest = on(8, train, tmp_path, mesh="pp=2,dp=2,tp=2", **others)
+    same(first, alone(max_steps=others.get("max_steps", STEPS)))
     assert len({one.fingerprint for one in (first, *rest)}) == 1
 
 
-def test_bf16_is_about_as_good(tmp_path, alone):
-    first, _ = on(2, train, tmp_path, mesh="pp=2", precision="bf16")
+@pytest.mark.parametrize(
+    ("ranks", "others"),
+    [(2, {"precision": "bf16"}), (4, {"precision": "bf16", "strategy": "fsdp"}), (2, {"precision": "fp16"})],
+)
+def test_less_precision_is_about_as_good(tmp_path, alone, ranks, others):
+    first = on(ranks, train, tmp_path, mesh="pp=2", **others)[0]
     assert first.all_of("loss") == pytest.approx(alone().all_of("loss"), rel=0.03)
 
 
-def test_a_run_goes_on_where_it_was_and_on_any_other_mesh(tmp_path):
-    def go(ranks, folder, steps, **settings):
-        return on(ranks, train, folder, max_steps=steps, model="dropping", **settings)[0]
+def scaled(*args, **settings):
+    trainer, steps = trainer_of(*args, **settings)
+    trainer.fit()
+    return trainer._built.scaler.get_scale(), steps.lines[-1]["skipped"], trainer.fingerprint
 
-    undisturbed = go(4, tmp_path / "calm", 20, mesh="pp=2")
-    go(4, tmp_path / "it", 10, mesh="pp=2")
-    shutil.copytree(tmp_path / "it", tmp_path / "other")
-    resumed = go(4, tmp_path / "it", 20, mesh="pp=2")
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_an_overflow_in_one_stage_is_one_of_all(tmp_path, strategy):
+    first, *rest = on(4, scaled, tmp_path, "narrow", mesh="pp=2", precision="fp16", max_steps=20, strategy=strategy)
+    scale, skipped, _ = first
+    assert 0 < skipped < 20 and scale == 2.0 ** (16 - skipped)
+    assert all(one == first for one in rest)
+
+
+# torch hides this warning of its own by a hook that a filter of "error" comes before
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_compiled_by_blocks_it_is_about_as_good(tmp_path, alone):
+    """With an epoch's smaller last batch: graphs are of one shape."""
+    first, _ = on(2, train, tmp_path, mesh="pp=2", compile=True, max_steps=8)
+    assert first.all_of("loss") == pytest.approx(alone().all_of("loss")[:8], rel=1e-4)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_run_goes_on_where_it_was(tmp_path, strategy):
+    def go(ranks, folder, steps):
+        return on(ranks, train, folder, max_steps=steps, model="dropping", mesh="pp=2", strategy=strategy)[0]
+
+    undisturbed = go(4, tmp_path / "calm", 20)
+    go(4, tmp_path / "it", 10)
+    resumed = go(4, tmp_path / "it", 20)
     assert resumed.fingerprint == undisturbed.fingerprint
     assert resumed.lines == undisturbed.lines[10:]
 
@@ -239,18 +290,20 @@ def test_stages_on_nodes_apart_go_on_from_the_memory_of_their_nodes(tmp_path):
 
 
 def test_a_checkpoint_of_any_mesh_goes_on_on_any_other(tmp_path, alone):
-    """Four copies, then two stages, then shards, then stages whose layers are divided, then one process."""
+    """Four copies, then two stages, then shards, then of shards, of divided layers, of both; one process."""
     ways = (
         (4, {}),
         (2, {"mesh": "pp=2"}),
-        (2, {"strategy": "fsdp"}),
+        (4, {"strategy": "fsdp"}),
+        (4, {"mesh": "pp=2", "strategy": "fsdp"}),
         (4, {"mesh": "pp=2,tp=2"}),
+        (8, {"mesh": "pp=2,tp=2", "strategy": "fsdp"}),
         (1, {"strategy": "none"}),
     )
     lines = []
     for number, (ranks, settings) in enumerate(ways, 1):
-        lines += on(ranks, train, tmp_path, max_steps=10 * number, **settings)[0].lines
-    assert [line["loss"] for line in lines] == pytest.approx(alone().all_of("loss"), rel=1e-4)
+        lines += on(ranks, train, tmp_path, max_steps=7 * number, **settings)[0].lines
+    assert [line["loss"] for line in lines] == pytest.approx(alone().all_of("loss")[: 7 * len(ways)], rel=1e-4)
 
 
 def test_what_stages_have_trained_is_exported_whole(tmp_path):
@@ -266,6 +319,30 @@ def test_what_stages_have_trained_is_exported_whole(tmp_path):
     with torch.no_grad():
         expected = float(loss(model, batch)[0])
     assert expected == pytest.approx(asked["val_loss"], rel=1e-4)
+
+
+def test_a_training_starts_from_weights_and_looks_for_its_rate(tmp_path, alone):
+    """What one process has trained goes to the stages that have each part of it."""
+    on(1, train, tmp_path / "first", strategy="none", max_steps=10)
+    how = {"start_from": tmp_path / "first" / "checkpoints", "lr_find": True, "max_steps": 5}
+    [whole] = on(1, train, tmp_path / "alone", strategy="none", **how)
+    for strategy in ("ddp", "fsdp"):
+        found = on(4, train, tmp_path / strategy, mesh="pp=2", strategy=strategy, **how)[0]
+        assert found.all_of("loss") == pytest.approx(whole.all_of("loss"), rel=1e-3)
+    assert whole.lines[0]["loss"] < alone().lines[0]["loss"]
+
+
+def made_by_parts(*args, **settings):
+    """Of parameters that are put away while others are made, as large ones are."""
+    paging._SMALLEST_BYTES = 1
+    return train(*args, **settings)
+
+
+def test_a_model_that_is_made_by_parts_is_the_one_that_it_would_be_anywhere(tmp_path):
+    settings = {"mesh": "pp=2", "strategy": "fsdp", "max_steps": 4, "model": "transformer", "pp_microbatches": 2}
+    whole = on(4, train, tmp_path / "whole", **settings)[0]
+    found = on(4, made_by_parts, tmp_path / "parts", by_parts=True, **settings)[0]
+    assert found.lines == whole.lines and found.fingerprint == whole.fingerprint
 
 
 def validated(*args, **settings):
@@ -299,12 +376,12 @@ def refusal(*args, **settings):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"strategy": "zero1"}, "mesh: with pp expected with strategy ddp only, got it with zero1"),
-        ({"precision": "fp16"}, "precision: fp16 does not go with a mesh that has pp"),
+        ({"strategy": "zero1"}, "mesh: with pp expected with strategy ddp, zero2, fsdp, hsdp only, got it with zero1"),
+        ({"strategy": "fsdp", "prefetch": 1}, "prefetch: does not go with a mesh that has pp"),
+        ({"strategy": "fsdp", "sync_each": True}, "sync_each: does not go with a mesh that has pp"),
+        ({"model": "shared", "strategy": "fsdp", "pp_schedule": "interleaved"}, "0 and 2 have a parameter in common"),
         ({"bucket_mb": 4.0}, "bucket_mb: does not go with a mesh that has pp"),
-        ({"compile": True}, "compile: does not go with a mesh that has pp"),
         ({"sync_batchnorm": True}, "sync_batchnorm: does not go with a mesh that has pp"),
-        ({"lr_find": True}, "lr_find: does not go with a mesh that has pp"),
         ({"batch_size": 1}, "pp=2 expected at least 2 samples of a rank at once, got batch_size 1 / (accumulate 1 x 1"),
         ({"pp_microbatches": 3}, "3 does not divide the samples of a rank at once, batch_size 16"),
         ({"model": "bare"}, "expected the parts of Bilinear in their order"),
