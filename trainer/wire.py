@@ -54,6 +54,7 @@ class Launched:
     memory_dir: Path | None = None
     memory_every: str = ""
     memory_limit_bytes: int | None = None
+    memory_copied: bool = False  # into another node's memory, by launch
     progress: Path | None = None
     control: Path | None = None  # where launch says that ranks meet anew
     notes_dir: Path | None = None  # in memory, for what is this rank's alone at each step
@@ -80,6 +81,7 @@ class Launched:
             memory_dir=path("LAUNCH_CHECKPOINT_MEMORY_DIR"),
             memory_every=environ.get("LAUNCH_CHECKPOINT_MEMORY_EVERY", ""),
             memory_limit_bytes=number("LAUNCH_CHECKPOINT_MEMORY_LIMIT"),
+            memory_copied=environ.get("LAUNCH_CHECKPOINT_BUDDY") == "1",
             progress=path("LAUNCH_PROGRESS"),
             control=path("LAUNCH_CONTROL"),
             notes_dir=path("LAUNCH_NOTES_DIR"),

@@ -70,7 +70,7 @@ async def live(run: RunDir, plan: Plan, number: int, index: int, guard: Guard, o
         snapshots = memory if keeps_snapshots(plan) else None
         environment = node_environment(os.environ, plan, node, number, read_secrets(run), snapshots, interface)
         notes = notes_in(memory) if memory is not None and plan.spec.recovery.mode == "hot" else None
-        home = Home(plan, run, attempt, node, environment, offered, notes)
+        home = Home(plan, run, attempt, node, environment, offered, notes, snapshots)
         code, goes_on = await work(home, intent.token, guard, buried)
         return code
     finally:

@@ -68,6 +68,8 @@ def node_environment(
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",  # torch's own default
     }
     ours |= {**disk, **_memory_words(checkpoint, memory), **gpus}
+    if memory is not None and plan.keeps_copies:
+        ours["LAUNCH_CHECKPOINT_BUDDY"] = "1"
     defaults = {**_defaults(interface), **plan.env}
     chosen = [name for name in defaults if not any(name in others for others in (base, ours, plan.spec.env, secrets))]
     ours[_DEFAULTED] = " ".join(f"{name}={defaults[name]}" for name in chosen)

@@ -1,7 +1,7 @@
 """What crosses the wire between agents and the coordinator: frozen structs, one JSON line each, tagged by `t`.
 
-No message grows with the number of nodes: a thousand agents get a thousand small lines. But for one: with disks apart
-a Start says where all the replica servers are.
+No message grows with the number of nodes: a thousand agents get a thousand small lines. But for one: with disks
+apart, or copies in other nodes' memory, a Start says where all the replica servers are.
 """
 
 import re
@@ -12,7 +12,7 @@ import msgspec
 from launcher.rundir.records import NodeLoad, NotFinite, ProcessId, RankExit
 
 WIRE = "agents"
-WIRE_VERSION = 8
+WIRE_VERSION = 9
 
 
 # What comes from elsewhere is bounded where it is read.
@@ -174,7 +174,9 @@ class Noted(msgspec.Struct, frozen=True, tag="noted", tag_field="t"):
     """agent → coordinator: a line for the run's events."""
 
     node: int
-    kind: Literal["checkpoint_fetched", "checkpoint_set_aside", "checkpoint_passed_over", "copy_failed"]
+    kind: Literal[
+        "checkpoint_fetched", "checkpoint_set_aside", "checkpoint_passed_over", "copy_failed", "memory_copied"
+    ]
     text: Text
 
 
@@ -203,7 +205,9 @@ class Start(msgspec.Struct, frozen=True, tag="start", tag_field="t"):
     master_addr: str
     master_port: int
     restarts: int  # restarts of the run so far
-    replicas: tuple[ReplicaAddress, ...] = ()  # disks apart: the members' by group rank, then of all others that joined
+    replicas: tuple[
+        ReplicaAddress, ...
+    ] = ()  # where files are given away: the members' by group rank, then of all others that joined
     all_here: bool = True  # no other node may have files of the run's checkpoints
     kept: bool = False  # the run has had checkpoints: without any it does not begin
     anew: bool = False  # a person has said that it may begin anew all the same

@@ -31,6 +31,7 @@ from launcher.rundir.patience import DISK_ERRORS, say
 from launcher.rundir.records import ProcessId, StopRequest
 
 if TYPE_CHECKING:
+    from launcher.agent.replication.buddies import Buddies
     from launcher.agent.replication.replication import Replication
 
 PULSE_S = 1.0
@@ -57,6 +58,7 @@ class NodeAgent:
         self._led = 0  # the newest generation that has its rank 0
         self._leader = asyncio.Event()
         self._replication: Replication | None = None  # only where each node has a disk of its own
+        self._buddies: Buddies | None = None  # only where what is in memory has copies on other nodes
         self._work: set[asyncio.Task[None]] = set()
         self._port = HeldPort(home.node.address)
         self._old_ports: list[HeldPort] = []
@@ -74,6 +76,8 @@ class NodeAgent:
         self._reaper.reap()  # it may have ended before anybody heard of deaths
         if self._home.plan.disks_apart:
             self._replication = await _open_replication(self._home, self._token, self._line.say)
+        elif self._home.plan.keeps_copies and self._home.snapshots is not None:
+            self._buddies = await _open_buddies(self._home, self._home.snapshots, self._token, self._line.say)
         for life in (
             self._prepare(),
             self._line.keep(self._introduce, self._obey),
@@ -86,6 +90,8 @@ class NodeAgent:
             task.cancel()
         if self._replication is not None:
             await self._replication.close()
+        if self._buddies is not None:
+            await self._buddies.close()
         await self._preparation.close()
         await asyncio.to_thread(end_all, lambda: descendants(os.getpid()))
         self._line.close()
@@ -129,7 +135,8 @@ class NodeAgent:
     def _introduce(self) -> None:
         node = self._home.node
         me, port = this_process(), self._port.number
-        port_of_replicas = self._replication.port if self._replication is not None else 0
+        gives = self._replication or self._buddies
+        port_of_replicas = gives.port if gives is not None else 0
         generation, buried = self._generation, self._buried
         self._line.join(messages.Join(node.index, node.address, me, port, generation, buried, port_of_replicas))
         if self._preparation.failure is not None:
@@ -167,6 +174,9 @@ class NodeAgent:
         if self._replication is not None and (problem := await _bring(node, self._replication, start)) is not None:
             self._line.tell(problem)
             return
+        if self._buddies is not None:
+            await self._buddies.bring(start)
+            await self._buddies.follow(start)
         if start.group_rank and not start.joins:  # ranks that meet in place look for rank 0 again at once
             await self._rank_zero(start.generation)
         group = RankGroup(self._home, start, self._preparation.starter, self)
@@ -179,6 +189,8 @@ class NodeAgent:
         if group is None or group.generation >= word.start.generation:
             return  # it was stopped meanwhile
         self._line.forget()
+        if self._buddies is not None:
+            await self._buddies.follow(word.start)
         await self._preparation.renew()
         keep = (*self._preparation.own_pids, self._guard.pid)
         await self._begin(word.start, group.go_on(word, self._preparation.starter, keep))
@@ -239,6 +251,8 @@ class NodeAgent:
     def news(self) -> None:
         if self._replication is not None and self._group is not None and self._group.checkpoint is not None:
             self._replication.note(self._group.checkpoint)
+        if self._buddies is not None and self._group is not None and self._group.remembered is not None:
+            self._buddies.note(self._group.remembered)
         self._fresh.set()
 
     def last_news(self) -> None:
@@ -299,6 +313,19 @@ async def _open_replication(home: Home, token: str, say: Callable[[ToCoordinator
     replication = Replication(node.index, node.address, key, folder, say, patience_s, limit)
     await replication.open()
     return replication
+
+
+async def _open_buddies(home: Home, folder: Path, token: str, say: Callable[[ToCoordinator], None]) -> "Buddies":
+    # late: 20 ms that runs without such copies are spared
+    from launcher.agent.replication.buddies import Buddies  # late: see above
+    from launcher.agent.replication.node_memory import NodeMemory  # late: see above
+
+    plan, node = home.plan, home.node
+    key = wire_key(token, "replicas", plan.run_id, home.attempt.number)
+    patience_s, limit = plan.spec.recovery.lease_s + _PATIENCE_S, plan.spec.checkpoint.copy_limit_bytes
+    buddies = Buddies(node.index, node.address, key, NodeMemory(folder), say, patience_s, limit)
+    await buddies.open()
+    return buddies
 
 
 async def _bring(

@@ -79,3 +79,8 @@ class Plan(msgspec.Struct, frozen=True):
     starts_at: float | None = None  # Unix time before which it does not start
     awaited: tuple[AwaitedRun, ...] = ()  # runs that it follows
     away: tuple[int, ...] = ()  # nodes that were lost before the attempt was opened, and may come yet
+
+    @property
+    def keeps_copies(self) -> bool:
+        """What a node has in memory is copied into another one's; with disks apart second copies are on those."""
+        return self.spec.checkpoint.buddy and len(self.nodes) > 1 and not self.disks_apart

@@ -55,6 +55,16 @@ def spares_need_nodes(job: Mapping, values: Values[str, Any]) -> Iterator[Proble
         yield Problem(spares.value.mark, reason, key=("recovery", "spares"))
 
 
+def buddy_needs_snapshots(checkpoint: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
+    """What is copied is what `memory_every` keeps."""
+    buddy, every = checkpoint.find("buddy"), ("memory_every_steps", "memory_every_s")
+    if buddy is None or not values.get("buddy") or any(values.get(name) is not None for name in every):
+        return
+    if "memory_every" not in checkpoint.entries or all(name in values for name in every):  # else that is the problem
+        hint = "write memory_every: 20 steps"
+        yield Problem(buddy.value.mark, "there is nothing in memory to copy without memory_every", hint, ("buddy",))
+
+
 def signal_before_time(job: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
     before, slurm, resources = job.find("slurm", "signal_before"), values.get("slurm"), _resources(job, values)
     if before is None or not isinstance(slurm, Slurm) or resources is None or resources.time_s is None:

@@ -117,9 +117,12 @@ CHECKPOINT = Section(
         Field("memory_every", Every(), "How often the newest state is kept in the nodes' memory, in steps or time; a "
               "restart on the same nodes goes on from there", ("memory_every_steps", "memory_every_s"), "20 steps"),
         Field("memory_limit", Size(), "The most that this takes of a node's memory", ("memory_limit_bytes",), "32GB"),
-        Field("copy_limit", Size(), "The most that second copies on other hosts take of a host's network, a second; "
-              "they are made where hosts have no disk in common", ("copy_limit_bytes",), "200MB"),
+        Field("buddy", Boolean(), "What is kept in a node's memory has a copy in the memory of the next node: with a "
+              "spare, a lost node costs no more than the steps since then", example="true"),
+        Field("copy_limit", Size(), "The most that copies on other hosts take of a host's network, a second: those of "
+              "`buddy`, and second copies where hosts have no disk in common", ("copy_limit_bytes",), "200MB"),
     ),
+    checks=(checks.buddy_needs_snapshots,),
 )  # fmt: skip
 
 _BUDGET_DOC = "Restarts after {}: a number, unlimited, or {{restarts, backoff, refill}}"

@@ -63,6 +63,7 @@ class CheckpointOptions(Struct, frozen=True):
     memory_every_s: float | None = None  # `memory_every: 30s`
     memory_limit_bytes: int = 8_000_000_000  # `memory_limit:` of each node
     copy_limit_bytes: int | None = None  # `copy_limit:` a second; None: as fast as it goes
+    buddy: bool = False  # what is in a node's memory has a copy in the next one's
 
 
 class Budget(Struct, frozen=True):

@@ -19,7 +19,9 @@ pytestmark = [pytest.mark.dealt(4), pytest.mark.timeout(600)]
 STEPS = 48
 
 
-def spec(lab, *, ranks=2, nodes=1, mode="hot", every="10 steps", memory=None, hold=None, recovery="", **args):
+def spec(
+    lab, *, ranks=2, nodes=1, mode="hot", every="10 steps", memory=None, buddy=False, hold=None, recovery="", **args
+):
     lab.script("in_place.py")
     if hold is not None:
         lab.hold(hold)
@@ -29,6 +31,7 @@ def spec(lab, *, ranks=2, nodes=1, mode="hot", every="10 steps", memory=None, ho
         f"name: staying\nrun:\n  script: in_place.py\n  args:{options}\n"
         f"resources:\n  ranks_per_node: {ranks}\n  nodes: {nodes}\n  gpus_per_node: 0\n  cpus_per_rank: 1\n"
         f"checkpoint:\n  every: {every}\n{'' if memory is None else f'  memory_every: {memory}'}\n"
+        f"{'  buddy: true' if buddy else ''}\n"
         f"recovery:\n  mode: {mode}\n{recovery}"
     )
 
@@ -233,6 +236,51 @@ def test_the_others_go_on_without_a_lost_node_and_it_joins_them_again(lab, tmp_p
     fingerprint, wanted = started_anew(lab, *at)
     assert numbers(lab, run) == wanted
     assert status["fingerprint"] == fingerprint
+
+
+MOST_LATE = 3  # snapshots: the newest may lie on one node alone, and the copy of the one before be on its way
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mode", "again"),
+    [("zero1", "hot", MOST_LATE * 2), ("fsdp", "hot", MOST_LATE * 2), ("fsdp", "warm", None), ("hsdp", "hot", 0)],
+)
+def test_shards_of_a_lost_node_come_from_another_node(lab, alone, strategy, mode, again):
+    """From copies of what it had in memory; with hsdp from the other copy of the parameters, and no step is lost."""
+    fingerprint, wanted = alone(ranks=2, nodes=2, strategy=strategy)
+    copied = strategy != "hsdp"
+    how = {"memory": "2 steps", "buddy": True} if copied else {}
+    how |= {
+        "mode": mode,
+        "pause": 0.05,
+        "hold": STEPS - 1,
+        "every": "100 steps",
+        "recovery": "  spares: 1\n  lease: 5s\n",
+    }
+    run = lab.submit(spec(lab, ranks=2, nodes=2, strategy=strategy, **how))
+    before = with_a_spare(lab, run)
+    if copied:
+        lab.until("copies", lambda: {event["node"] for event in lab.events(run, "memory_copied")} == {0, 1})
+    for pid in of_node(lab, run, 1):
+        kill(pid)  # some end with their agent
+    lab.until("a step of all", partial(all_trained_again, lab, run, before))
+    lab.let_go()
+    status = lab.wait(run)
+    assert stayed(lab, run) == [mode == "hot"]
+    assert (status["attempt"], status["generation"], status["restarts"]["by_cause"]) == (1, 2, {"node_lost": 1})
+    assert numbers(lab, run) == wanted
+    assert status["fingerprint"] == fingerprint
+    fetched = [event["text"] for event in lab.events(run, "checkpoint_fetched")]
+    assert all("node 2 fetched" in text and "from the memory of node 0" in text for text in fetched)
+    assert bool(fetched) == copied
+    said = lab.rank_logs(run)
+    if again == 0:
+        assert "done again" not in said
+        nothing_was_done_twice(lab, run, [0, 1])
+    elif again is not None:
+        [(where, steps)] = re.findall(r"goes on in place after step \d+, from (.*); done again: (\d+) steps", said)
+        assert where == "memory"
+        assert int(steps) <= again
 
 
 @pytest.mark.parametrize("mode", ["hot", "warm"])

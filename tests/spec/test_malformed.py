@@ -176,6 +176,8 @@ VALUES = [
     ("checkpoint.every", "-5 steps", "steps or a duration"),
     ("checkpoint.memory_every", "20", "write 20 steps or 20s"),
     ("checkpoint.memory_every", "never", "steps or a duration"),
+    ("checkpoint.buddy", "true", "nothing in memory to copy without memory_every"),
+    ("checkpoint.buddy", "2", "true or false"),
     ("checkpoint.memory_limit", "8", "write the unit: 8MB or 8GB"),
     ("checkpoint.memory_limit", "0GB", "more than nothing"),
     ("recovery.group_timeout", "0s", "more than no time"),

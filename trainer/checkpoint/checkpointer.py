@@ -131,7 +131,7 @@ class Checkpointer:
             while_waiting=lambda: self.still_at(self._at),
         )
         self._memory = open_memory_tier(
-            self._launched, self._world, self._team, asynchronous=self._asynchronous, on_commit=self._tell_of_first
+            self._launched, self._world, self._team, asynchronous=self._asynchronous, on_commit=self._remembered
         )
         return self._saver
 
@@ -487,6 +487,11 @@ class Checkpointer:
 
     def _committed(self, step: int) -> None:
         self._wire.report(checkpoint=step)
+        self._tell_of_first(step)
+
+    def _remembered(self, step: int) -> None:
+        """In this node's memory."""
+        self._wire.report(remembered=step)
         self._tell_of_first(step)
 
     def _tell_of_first(self, _: int) -> None:

@@ -27,6 +27,7 @@ from trainer.wire import Every, Launched
 from trainer.world import World
 
 log = logging.getLogger("trainer")
+_COPIES = 3  # that launch keeps for another node: the newest two, and one that is on its way
 
 
 @dataclass(slots=True)
@@ -39,6 +40,7 @@ class MemoryTier:
     saver: Saver
     node: Team
     keep: int
+    copies: int = 0  # of another node's, of about the same size
     enabled: bool | None = None  # None: nobody has looked yet whether a snapshot fits
 
     def steps(self, world: World) -> list[tuple[int, str]]:
@@ -61,7 +63,7 @@ class MemoryTier:
         """Whether what is kept, and one more that is being written, stays within the limit; all nodes agree."""
         if self.enabled is None:
             mine = make_plan(contents.tensors, self.node).size + sum(map(len, contents.documents.values()))
-            needed = (self.keep + 1) * sum(self.node.exchange(mine))
+            needed = (self.keep + 1 + self.copies) * sum(self.node.exchange(mine))
             # What older snapshots take is given back as newer ones come.
             free = shutil.disk_usage(self.folder).free + _size_of(self.folder)
             limit = min(free, self.limit_bytes or free)
@@ -96,6 +98,8 @@ def open_memory_tier(
         return None
     node = _node_team(world)
     keep = 1 if len(node.ranks) == world.size else 2  # nodes may be one snapshot apart when one of them falls
+    copied = launched.memory_copied and keep > 1
+    keep += copied  # and a copy is one more behind, where another one is on its way
     claim, problem, fenced = _claim(folder, launched) if node.is_first else (None, "", False)
     claim = node.tell(claim)
     said = [one for one in team.exchange((problem, fenced)) if one[0]]
@@ -107,7 +111,7 @@ def open_memory_tier(
         return None
     shelf = Shelf(folder, claim, keep, start=team.tell(new_nonce()))
     saver = Saver(shelf, node, world, whole=False, asynchronous=asynchronous, on_commit=on_commit)
-    return MemoryTier(every, folder, launched.memory_limit_bytes, saver, node, keep)
+    return MemoryTier(every, folder, launched.memory_limit_bytes, saver, node, keep, _COPIES if copied else 0)
 
 
 def _claim(folder: Path, launched: Launched) -> tuple[Claim | None, str, bool]:

@@ -10,6 +10,7 @@ from launcher.agent.coordination.closing import Aftermath
 from launcher.agent.coordination.generation import Generation, Silence
 from launcher.agent.coordination.nodes import KnownNode, Presence
 from launcher.agent.messages import ReplicaAddress, Start
+from launcher.plan.model import Plan
 
 START_S = 120.0  # from Start, or from news of a checkpoint being fetched, to Started, of a node that is heard
 
@@ -73,7 +74,7 @@ class Opener:
         self._note(generation)
         restarts = sum(attempt.standing.restarts.values())
         chosen = [attempt.nodes[index] for index in members]
-        search = self._search(chosen) if plan.disks_apart else Search()
+        search = self._search(chosen) if plan.disks_apart else copies_in_memory(plan, chosen)
         for index, start in starts(number, chosen, plan.ranks_per_node, restarts, search):
             node = attempt.nodes[index]
             node.holds = number
@@ -96,6 +97,11 @@ class Opener:
         ranks = f"{len(generation.ranks)} rank{'s' if len(generation.ranks) != 1 else ''}"
         text = f"generation {generation.number}: {ranks} on node {nodes}"
         ledger.record("generation_opened", text)
+
+
+def copies_in_memory(plan: Plan, members: Sequence[KnownNode]) -> Search:
+    """Where nodes keep copies for each other: with whom."""
+    return Search(replicas(members, ())) if plan.keeps_copies else Search()
 
 
 def silence_of(attempt: Attempt) -> Silence:

@@ -50,6 +50,7 @@ class Home:
     environment: Mapping[str, str]
     offered: OfferedZygote | None = None
     notes: Path | None = None  # recovery.mode hot: the folder in memory where ranks note what is theirs alone
+    snapshots: Path | None = None  # the folder in memory where they keep the newest state
 
     @property
     def hot(self) -> bool:
@@ -260,6 +261,11 @@ class RankGroup:
     def checkpoint(self) -> int | None:
         """The newest that one of these ranks has reported as committed."""
         return max((one for rank in self._ranks if (one := rank.progress.checkpoint) is not None), default=None)
+
+    @property
+    def remembered(self) -> int | None:
+        """The newest snapshot in memory that one of these ranks has reported."""
+        return max((one for rank in self._ranks if (one := rank.progress.remembered) is not None), default=None)
 
     @property
     def over(self) -> bool:

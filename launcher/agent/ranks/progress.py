@@ -8,9 +8,9 @@ A script needs three lines to use it:
 
 Words with a meaning: step, total_steps, checkpoint (a step that is safely on disk), fingerprint, done (whatever
 happens after it is not a failure), address (where it answers requests; "": no more), stays (the generation in which
-it can go on when another rank is replaced; 0: no more), exception (written by the rank's starter). Every other number
-is a metric. A line stays under 4096 bytes, so that lines of several writers never mix; what is not such a line is
-dropped and counted.
+it can go on when another rank is replaced; 0: no more), remembered (a step that is in the node's memory), exception
+(written by the rank's starter). Every other number is a metric. A line stays under 4096 bytes, so that lines of several
+writers never mix; what is not such a line is dropped and counted.
 """
 
 import asyncio
@@ -54,6 +54,7 @@ class Report(msgspec.Struct, frozen=True):
     stays: int | None = None  # the generation in which it can go on when another rank is replaced; 0: in none
     resizes: bool = False  # beside `stays`: among fewer or more ranks, too
     waits: bool = False  # for ranks that are in the middle of the training, to meet them
+    remembered: int | None = None  # a step of which this node's ranks have a snapshot in its memory
 
 
 class Progress:
@@ -71,6 +72,7 @@ class Progress:
         self.breakpoint = self.address = ""
         self.stays: int | None = None
         self.resizes = self.waits = False
+        self.remembered: int | None = None
         self.metrics: dict[str, float] = {}
         self.not_finite: dict[str, NotFinite] = {}
         self.reported = False
@@ -84,7 +86,7 @@ class Progress:
         except (msgspec.MsgspecError, ValueError, RecursionError):
             self.dropped_lines += 1
             return False
-        counts = (report.step, report.total_steps, report.checkpoint, report.stays)
+        counts = (report.step, report.total_steps, report.checkpoint, report.stays, report.remembered)
         if not all(map(_is_step, counts)):
             self.dropped_lines += 1
             return False
@@ -93,7 +95,7 @@ class Progress:
 
     def go_on(self) -> None:
         """Its process is one of a new generation, in which it has reported nothing yet."""
-        self.step = self.checkpoint = None
+        self.step = self.checkpoint = self.remembered = None
         self.reported = False
 
     def _merge(self, report: Report, words: dict[str, object]) -> None:
@@ -108,6 +110,7 @@ class Progress:
         if report.stays is not None:
             self.stays, self.resizes = report.stays, report.resizes
         self.waits = self.waits or report.waits
+        self.remembered = report.remembered if report.remembered is not None else self.remembered
         place = (report.exception, report.breakpoint, report.address)  # a word of these is no sign of progress
         self.reported = self.reported or place == (None, None, None)
         values = dict(self._measured(words))

@@ -16,7 +16,7 @@ from launcher.agent.coordination.attempt import Attempt, AttemptPhase
 from launcher.agent.coordination.closing import Aftermath
 from launcher.agent.coordination.generation import Generation, Rank
 from launcher.agent.coordination.nodes import KnownNode, Presence
-from launcher.agent.coordination.opening import START_S, Search, place, silence_of, starts
+from launcher.agent.coordination.opening import START_S, copies_in_memory, place, silence_of, starts
 from launcher.agent.messages import GoOn
 from launcher.recovery.classify import classify, failed
 from launcher.words import Cause
@@ -154,7 +154,8 @@ class HotOpener:
         restarts = sum(attempt.standing.restarts.values())
         newcomers = [index for index in members if index in lost or index not in before.members]
         each = attempt.plan.ranks_per_node
-        words = starts(number, [attempt.nodes[index] for index in members], each, restarts, Search())
+        chosen = [attempt.nodes[index] for index in members]
+        words = starts(number, chosen, each, restarts, copies_in_memory(attempt.plan, chosen))
         for index, start in sorted(words, key=lambda word: word[0] in newcomers):
             if index in started:
                 continue

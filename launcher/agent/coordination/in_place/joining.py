@@ -15,7 +15,7 @@ from launcher.agent.coordination.attempt import Attempt, AttemptPhase, Joining
 from launcher.agent.coordination.generation import Generation, Rank
 from launcher.agent.coordination.in_place.going_on import HOT, HotOpener
 from launcher.agent.coordination.nodes import KnownNode
-from launcher.agent.coordination.opening import START_S, Search, place, preferred, silence_of, starts
+from launcher.agent.coordination.opening import START_S, copies_in_memory, place, preferred, silence_of, starts
 from launcher.agent.messages import Exited, Pulse, Started, Stop
 from launcher.recovery.classify import classify, describe
 
@@ -98,7 +98,8 @@ class Joiner:
         text = f"{_names(map(attempt.nodes.__getitem__, sorted(newcomers)))}: ranks {ranks} start, to join the others"
         attempt.ledger.record("joining", text)
         restarts = sum(attempt.standing.restarts.values())
-        for index, start in starts(number, [attempt.nodes[index] for index in members], each, restarts, Search()):
+        chosen = [attempt.nodes[index] for index in members]
+        for index, start in starts(number, chosen, each, restarts, copies_in_memory(attempt.plan, chosen)):
             if index in newcomers:
                 attempt.nodes[index].holds = number
                 attempt.nodes.settle(attempt.nodes[index])
