@@ -17,7 +17,8 @@ from torch.distributed.tensor import DTensor
 from trainer.checkpoint.contents import Subjects
 from trainer.checkpoint.names import ModelNames
 from trainer.checkpoint.optimizers import OptimizerNames
-from trainer.staying.replica import Snapshot, bytes_in, messages
+from trainer.staying.replica import Snapshot
+from trainer.staying.sending import receive, send
 from trainer.staying.shares import CannotKeep
 
 State = dict[str, Any]  # of a parameter: tensors, and plain values
@@ -83,10 +84,7 @@ class Part:
         }
         for rank in ranks:
             dist.send_object_list([Part(self.snapshot, empty, states)], dst=rank, group=group)
-        for some in messages(self._tensors()):
-            flat = torch.cat([bytes_in(one.contiguous()) for one in some])
-            for rank in ranks:
-                dist.send(flat, dst=rank, group=group)
+        send([*self._tensors()], ranks, group)
 
     @classmethod
     def take(cls, rank: int, group: dist.ProcessGroup | None) -> "Part":
@@ -100,11 +98,7 @@ class Part:
             for key, some in described.states.items()
         }
         taken = cls(described.snapshot, weights, states)
-        for some in messages(taken._tensors()):
-            flat = torch.empty(sum(one.nbytes for one in some), dtype=torch.uint8)
-            dist.recv(flat, src=rank, group=group)
-            for one, data in zip(some, flat.split([one.nbytes for one in some]), strict=True):
-                bytes_in(one).copy_(data)
+        receive([*taken._tensors()], rank, group)
         return taken
 
     def _tensors(self) -> Iterator[Tensor]:

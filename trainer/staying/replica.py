@@ -1,7 +1,7 @@
 """Weights, optimizer and all that is one for all ranks, from a rank that has them to those that need them."""
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from trainer.checkpoint.names import ModelNames
 from trainer.checkpoint.optimizers import OptimizerNames
 from trainer.checkpoint.tree import dtype_name, dtype_of, to_json
 from trainer.checkpoint_files.manifest import Manifest, TensorEntry
+from trainer.staying.sending import receive, send
 from trainer.world import World
 
-_MESSAGE_BYTES = 64 << 20
 _LOOP = "loop"
 
 
@@ -93,10 +93,7 @@ class Replica:
         """To each of these ranks."""
         for rank in takers:
             dist.send_object_list([self._word], dst=rank, group=group)
-        for message in messages(self._tensors.values()):
-            flat = torch.cat([bytes_in(one.detach().contiguous()) for one in message])
-            for rank in takers:
-                dist.send(flat, dst=rank, group=group)
+        send([*self._tensors.values()], takers, group)
 
 
 class Taker(Reader):
@@ -115,32 +112,21 @@ class Taker(Reader):
     def take(self) -> dict[str, Any]:
         """Into the model, the optimizers and all objects; where the loop stands."""
         self.prepare()
-        coming = {name: torch.empty(shape, dtype=dtype_of(dtype)) for name, dtype, shape in self._word.tensors}
-        for message in messages(coming.values()):
-            flat = torch.empty(sum(one.nbytes for one in message), dtype=torch.uint8)
-            dist.recv(flat, src=self._source, group=self._control)
-            for one, part in zip(message, flat.split([one.nbytes for one in message]), strict=True):
-                bytes_in(one).copy_(part)
+        coming = {name: self._place(name, dtype, shape) for name, dtype, shape in self._word.tensors}
+        receive([*coming.values()], self._source, self._control)
         with torch.no_grad():
             for name, target in self._targets.by_name.items():
-                target.copy_(coming[name])
+                if coming[name].data_ptr() != target.data_ptr():
+                    target.copy_(coming[name])
         self.apply()
         loop: dict[str, Any] = self._document(SHARED)[_LOOP]
         return loop
 
-
-def messages(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """So many at once that a message is worth it."""
-    some: list[Tensor] = []
-    for tensor in tensors:
-        some.append(tensor)
-        if sum(one.nbytes for one in some) >= _MESSAGE_BYTES:
-            yield some
-            some = []
-    if some:
-        yield some
-
-
-def bytes_in(tensor: Tensor) -> Tensor:
-    """Where they lie, of one that is contiguous."""
-    return tensor.reshape(-1).view(torch.uint8)
+    def _place(self, name: str, dtype: str, shape: list[int]) -> Tensor:
+        """Where it belongs; or memory to take it from there."""
+        target = self._targets.by_name.get(name)
+        if target is not None and target.device.type == "cpu" and target.is_contiguous():
+            value = target.detach()
+            if value.dtype == dtype_of(dtype) and [*value.shape] == shape:
+                return value
+        return torch.empty(shape, dtype=dtype_of(dtype))

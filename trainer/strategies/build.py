@@ -53,16 +53,18 @@ def build(
     A module is changed in place. `own_step`: gradients are added up by `Turns`, part by part, in the user's order.
     `tp_plan`: how layers are divided where `mesh` has ranks work together; left out, the model's own.
     `restored`: a checkpoint is about to replace the weights. If all ranks say so they are not drawn, where nothing else
-    depends on that, and the strategy is `undrawn`.
+    depends on that, and the strategy is `undrawn`. A rank that is new among others gets theirs, and decides alone.
     """
     check(settings, world)
     if own_step and world.together > 1:
         raise BadSettings("mesh: pp and tp do not go with a training step of your own")
-    # Where ranks meet anew only some of them come here: they agree on nothing.
-    if isinstance(model, nn.Module) or settings.by_parts or world.together > 1 or world.anew:
+    if isinstance(model, nn.Module) or settings.by_parts or world.together > 1:
         return _built(model, world, settings, make_optimizer, own_step=own_step, tp_plan=tp_plan)
     generators = state_of_generators(world.device)
-    module = made_undrawn(model) if restored else None
+    # Where ranks meet anew the others have the weights, and are just wrapping their model: this happens once.
+    module = made_undrawn(model) if restored or world.anew else None
+    if world.anew and module is not None and _optimized(module, make_optimizer) is None:
+        module = None
     if agreed(world, module is not None) and module is not None:
         try:
             return _built(module, world, settings, make_optimizer, own_step=own_step, tp_plan=tp_plan, undrawn=True)
@@ -112,8 +114,8 @@ def _built(
     scaler = scaler_for(settings.precision, world.device)
     if pipeline is not None:
         pipeline.settle(module, nullcontext if division is None else division.around, scaler)
-    if undrawn:
-        made = done_without_weights(module, lambda: make_optimizer(parameters_of(module)))
+    if undrawn and not world.anew:  # else it has been tried
+        made = _optimized(module, make_optimizer)
         if not agreed(world, made is not None) or made is None:
             raise WeightsWanted
     else:
@@ -124,6 +126,11 @@ def _built(
     if settings.strategy == "zero1" and world.size > 1:
         optimizers = {name: shared_out(optimizer) for name, optimizer in optimizers.items()}
     return Strategy(settings, world, module, wrapped, optimizers, scaler, len(blocks), undrawn, pipeline)
+
+
+def _optimized(module: nn.Module, make_optimizer: MakeOptimizer) -> Optimizer | Optimizers | None:
+    """None where what it is depends on weights that are still to come."""
+    return done_without_weights(module, lambda: make_optimizer(parameters_of(module)))
 
 
 def build_to_ask(model: nn.Module | Callable[[], nn.Module], world: World, settings: StrategySettings) -> nn.Module:

@@ -26,7 +26,7 @@ _UNUSED = "Expected to have finished reduction in the prior iteration"  # what D
 def replicated(module: nn.Module, world: World, settings: StrategySettings, *, undrawn: bool = False) -> Wrapped:
     """DistributedDataParallel. A world of one has nobody to talk to and needs no wrapper.
 
-    `undrawn`: all ranks are about to load the same weights, and need not send them to each other.
+    `undrawn`: ranks are about to load the same weights, and need not send them to each other.
     """
     if world.size == 1:
         return Wrapped(module)
@@ -41,7 +41,7 @@ def replicated(module: nn.Module, world: World, settings: StrategySettings, *, u
         bucket_cap_mb=settings.bucket_mb,
         init_sync=not (undrawn or world.anew),  # anew: rank 0 may be the one that has no weights
     )
-    if undrawn:
+    if undrawn and not world.anew:
         take_from_first(made_anew(module))
     if has_master:
         model.register_comm_hook(dist.group.WORLD, baselines.gathered_at_first)

@@ -170,7 +170,9 @@ def done_without_weights(module: nn.Module, act: Callable[[], T]) -> T | None:
 
 
 def agreed(world: World, word: bool) -> bool:
-    """Whether all ranks say so. All call it."""
+    """Whether all ranks say so. All call it; but a rank that is new among others decides alone."""
+    if world.anew:
+        return word
     said = torch.tensor([word], dtype=torch.uint8)
     if world.control is not None:
         dist.all_reduce(said, dist.ReduceOp.MIN, group=world.control)

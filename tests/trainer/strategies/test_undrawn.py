@@ -1,6 +1,7 @@
 """First weights are not drawn where a checkpoint replaces them, and nothing else can tell."""
 
 import copy
+import dataclasses
 import io
 import random
 
@@ -192,6 +193,32 @@ def test_where_one_rank_needs_them_all_draw_and_begin_with_those_of_rank_0(tmp_p
     found = spawn_ranks(restored, 2, "ddp", hints, optimizer, tmp_path)
     assert [undrawn for undrawn, _ in found] == [False, False]
     assert found[0][1] == found[1][1]
+
+
+def taken_over(make, optimizer):
+    """Rank 0 stays, rank 1 is a new one in the place of its own: whether it drew its weights."""
+    torch.set_num_threads(1)
+    world = join(group=True, device="cpu", timeout_s=150)
+    settings = StrategySettings(strategy="ddp")
+    seed_all(7)
+    first = build(make, world, settings, optimizer)
+    anew = dataclasses.replace(world, anew=True)
+    if world.is_first:
+        first.meet_anew(anew)
+        return None
+    seed_all(7)
+    before = torch.get_rng_state()
+    second = build(make, anew, settings, optimizer)
+    if not second.undrawn:
+        assert all(torch.equal(value, whole(second.module)[name]) for name, value in whole(first.module).items())
+    return second.undrawn, not torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("make", "optimizer", "drawn"), [(linear, sgd, False), (with_(tabled), sgd, True), (linear, Anchored, True)]
+)
+def test_a_rank_that_is_new_among_others_draws_only_what_it_needs(make, optimizer, drawn):
+    assert spawn_ranks(taken_over, 2, make, optimizer)[1] == (not drawn, drawn)
 
 
 # -- in a training
