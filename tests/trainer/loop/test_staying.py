@@ -243,8 +243,10 @@ HSDP = ("--strategy", "hsdp", *OF_TWO)
 
 
 def no_update_was_made_twice(run, ranks):
+    """By those that lived; and by a new rank that was there from the first one."""
     made = dict(re.findall(rf"rank (\d) made updates \[1\] to \[{STEPS}\]: (\d+)\n", run.said()))
-    assert made == {str(rank): str(STEPS) for rank in ranks}
+    assert {int(rank) for rank in made} >= ranks
+    assert {*made.values()} == {str(STEPS)}
 
 
 @pytest.mark.dealt(8)
