@@ -36,18 +36,19 @@ recovery:
   mode: {mode}
   killed: {{restarts: unlimited, backoff: 0s..0s}}  # as torchrun: at once, every time
   no_progress: off
-{recovery}"""
+{recovery}{checkpoint}"""
 
 
 class Race:
     """`with Race(peer, ranks, words) as race:` the clock runs from `race.began`."""
 
-    def __init__(self, peer, ranks, *words, script="ddp_steps.py", preload=None, nodes=1, recovery=""):
+    def __init__(self, peer, ranks, *words, script="ddp_steps.py", preload=None, nodes=1, recovery="", checkpoint=""):
         self.peer = peer
         self.ranks = ranks
         self.script = script
         self.preload = preload  # None: launch finds out what the script will import
         self.nodes, self.recovery = nodes, recovery  # of launch: where its ranks are, and more lines of `recovery:`
+        self.checkpoint = checkpoint  # and the section of that name
         self.folder = Path(tempfile.mkdtemp(prefix="race-"))
         self.steps = self.folder / "steps.txt"
         self.notes = defaultdict(list)  # rank: (time, pid, what)
@@ -87,6 +88,7 @@ class Race:
             ranks=self.ranks // self.nodes,
             mode=mode,
             recovery=self.recovery,
+            checkpoint=self.checkpoint,
         )
 
     def _command(self):

@@ -17,9 +17,12 @@ comparison take turns in one run on one machine; what is shown is the median. No
 """
 
 
-def publish(name: str, table: str, *, write: bool) -> None:
-    """Show a benchmark's table; with `write`, it replaces that benchmark's section of RESULTS.md."""
-    section = f"<!-- {name} -->\n## {name}.py\n\n{circumstances()}\n\n{table}\n<!-- /{name} -->\n"
+def publish(name: str, table: str, *, write: bool, title: str = "") -> None:
+    """Show a benchmark's table; with `write`, it replaces that benchmark's section of RESULTS.md.
+
+    `title`: where it is not that of the script that has its name.
+    """
+    section = f"<!-- {name} -->\n## {title or f'{name}.py'}\n\n{circumstances()}\n\n{table}\n<!-- /{name} -->\n"
     print(f"{circumstances()}\n\n{table}", flush=True)
     if write:
         text = RESULTS.read_text() if RESULTS.exists() else _HEAD

@@ -7,6 +7,9 @@ The power of a node is cut: its agent, and all that runs below it, are killed at
 held open. Or it freezes: all of it is stopped, so that nobody hears of it until its lease has run out. Node 1 is hit,
 as node 0 coordinates. Every loss has a run of its own, and the modes take turns. Steps lost are those that rank 0 made
 twice. When the loss was known, and when the next generation was decided, is told by the run's own events.
+
+`--shards fsdp` is another table, of strategies that lose shards with the node: with `checkpoint.memory_every` alone,
+whose snapshots of that node are lost, and with `checkpoint.buddy`, which has a copy of them on the other node.
 """
 
 import argparse
@@ -30,6 +33,7 @@ from resume_step import JOBS, PRELOAD
 POWER_CUT, FROZEN = "power cut", "frozen"
 HIT = 1
 PAUSE_S = (1.5, 3.0)  # so that there is a checkpoint
+EVERY_S = 4  # with shards: seconds from one on disk to the next
 
 
 @dataclass(frozen=True)
@@ -72,13 +76,15 @@ def lose(fault, pids):
         kill(pid, signal.SIGKILL if fault == POWER_CUT else signal.SIGSTOP)  # some have ended with their agent
 
 
-def loss(fault, peer, args, chance):
+def loss(fault, peer, args, chance, strategy="ddp", checkpoint=""):
     more = f"  spares: 1\n  lease: {args.lease_s:g}s\n"
-    words = JOBS["mlp"]
-    with Race(peer, 2, *words, script="trained_steps.py", preload=PRELOAD, nodes=2, recovery=more) as race:
+    words, how = [*JOBS["mlp"], "--strategy", strategy], {"recovery": more, "checkpoint": checkpoint}
+    if checkpoint:
+        words += ["--checkpoint-every", f"{EVERY_S} s"]
+    with Race(peer, 2, *words, script="trained_steps.py", preload=PRELOAD, nodes=2, **how) as race:
         if not race.wait(lambda: race.firsts() and spare_is_there(race), START_S):
             raise SystemExit(f"{peer} did not train beside a spare in {START_S} s:\n{race.said()}")
-        time.sleep(chance.uniform(*PAUSE_S))
+        time.sleep(chance.uniform(*PAUSE_S) + (EVERY_S if checkpoint else 0))
         race.wait(lambda: True, 1)
         path, strangers = run_dir(race), race.all_pids()
         pids = processes_of(path, HIT)
@@ -141,9 +147,42 @@ def row(fault, peer, losses, beside):
     )
 
 
+def beside_copies(args, chance):
+    """Both hot, by turns."""
+    memory = f"checkpoint:\n  memory_every: {args.memory_every} steps\n"
+    ways = {"memory_every": memory, "and buddy": f"{memory}  buddy: true\n"}
+    table = [
+        "| strategy | | n | decided, s | next step of all, s | range | of without | steps lost, median | range |",
+        "|---" * 9 + "|",
+    ]
+    for strategy in args.shards:
+        taken = {way: [] for way in ways}
+        for _ in range(args.pairs):
+            for way, checkpoint in ways.items():
+                taken[way].append(loss(POWER_CUT, HOT, args, chance, strategy, checkpoint))
+        table += [row_of_way(strategy, way, losses, taken["memory_every"]) for way, losses in taken.items()]
+    notes = (
+        f"A power cut, `{HOT}`: 2 nodes of one rank and a spare; memory_every {args.memory_every} steps, a checkpoint "
+        f"on disk every {EVERY_S} s; seed {args.seed}."
+    )
+    publish("spare-shards", "\n".join([*table, "", notes]), write=args.write, title="spare.py --shards")
+
+
+def row_of_way(strategy, way, losses, beside):
+    whole = sorted(one.whole_s for one in losses)
+    ratio = statistics.median(whole) / statistics.median(one.whole_s for one in beside)
+    lost, decided = sorted(one.steps_lost for one in losses), statistics.median(one.decided_s for one in losses)
+    return (
+        f"| {strategy} | {way} | {len(losses)} | {decided:.2f} | {statistics.median(whole):.2f} "
+        f"| {whole[0]:.2f}-{whole[-1]:.2f} | {ratio:.2f} | {statistics.median(lost):g} | {lost[0]}-{lost[-1]} |"
+    )
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", nargs="+", choices=[POWER_CUT, FROZEN], default=[POWER_CUT, FROZEN])
+    parser.add_argument("--shards", nargs="+", choices=["zero1", "zero2", "fsdp"], help="the other table")
+    parser.add_argument("--memory-every", type=int, default=5)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--lease-s", type=float, default=5.0)
     parser.add_argument("--patience-s", type=float, default=60.0)
@@ -152,6 +191,9 @@ def main():
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     chance = random.Random(args.seed)
+    if args.shards:
+        beside_copies(args, chance)
+        return
     table = [
         "| node | | n | known, s | decided, s | next step of all, s | range | of warm | steps lost |",
         "|---" * 9 + "|",

@@ -30,14 +30,14 @@ class Notes(Callback):
         os.write(self._fd, f"{time.monotonic():.6f} {training.world.rank} {os.getpid()} {training.step}\n".encode())
 
 
-def mlp(notes, folder, checkpoint_every):
+def mlp(notes, folder, checkpoint_every, strategy):
     chance = torch.Generator().manual_seed(2)
     inputs = torch.randn(_SAMPLES, _INPUTS, generator=chance)
     settings = Settings(
         max_steps=1_000_000_000,
         batch_size=32,
         drop_last=True,
-        strategy="ddp",
+        strategy=strategy,
         checkpoint_every=checkpoint_every,
         checkpoint_dir=folder / "checkpoints",
         out=folder / "metrics",
@@ -56,11 +56,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--mlp", action="store_true", help="and not the image job")
+    parser.add_argument("--strategy", default="ddp", help="of the MLP")
     parser.add_argument("--checkpoint-every", required=True)
     mine, words = parser.parse_known_args()
     folder, notes = mine.out.parent, Notes(mine.out)
     if mine.mlp:
-        return mlp(notes, folder, mine.checkpoint_every)
+        return mlp(notes, folder, mine.checkpoint_every, mine.strategy)
     resnet.Trainer = functools.partial(Trainer, callbacks=[notes])
     folders = ["--checkpoint-dir", str(folder / "checkpoints"), "--out", str(folder / "metrics")]
     return resnet.main([*folders, "--checkpoint-every", mine.checkpoint_every, *words])
