@@ -328,16 +328,23 @@ def predict(
     output: str | Path,
     *,
     checkpoint: str | Path | None = None,
+    data: str | Path | None = None,
     on: str = LOCAL,
     overrides: Sequence[str] = (),
 ) -> Run:
     """Start a run of its frozen code and arguments that writes a line for each sample, by its best checkpoint, or its
     newest, or this one. For runs of a module that takes --predict and --checkpoint, as the shipped tasks do.
+
+    `data`: what its `--data` is to be, of trainer.tasks.gpt `--text`, of trainer.tasks.resnet `--root`.
     """
     from launcher.submission.predicting import open_prediction  # late: it reads YAML: see above
 
-    weights = None if checkpoint is None else Path(checkpoint)
-    return Run(*open_prediction(RunDir(one.path), Path(output), checkpoint=weights, on=on, overrides=tuple(overrides)))
+    weights, samples = (None if path is None else Path(path) for path in (checkpoint, data))
+    return Run(
+        *open_prediction(
+            RunDir(one.path), Path(output), checkpoint=weights, data=samples, on=on, overrides=tuple(overrides)
+        )
+    )
 
 
 def release(one: Run) -> None:

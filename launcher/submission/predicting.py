@@ -16,11 +16,15 @@ from launcher.submission.requests import able, looked_at_first, taken
 from trainer.checkpoint_files.catalog import entries
 from trainer.checkpoint_files.layout import BEST
 
+_DATA = "data"  # the option of a module that says where its data is
+_DATA_OF = {"trainer.tasks.resnet": "root", "trainer.tasks.gpt": "text"}  # where it is another one
+
 
 def open_prediction(
-    run: RunDir, output: Path, *, checkpoint: Path | None, on: str, overrides: tuple[str, ...]
+    run: RunDir, output: Path, *, checkpoint: Path | None, data: Path | None, on: str, overrides: tuple[str, ...]
 ) -> tuple[RunId, Path]:
-    """Start it; gives its id and folder. Without a checkpoint it is the best one, where one was kept, else the newest.
+    """Start it; gives its id and folder. Without a checkpoint it is the best one, where one was kept, else the newest;
+    without data that of its own validation.
 
     Raises BadInput where the run is of no module, such as the shipped tasks are, which are told what to do by
     `--predict` and `--checkpoint`; Refused where it has no checkpoint here.
@@ -35,6 +39,7 @@ def open_prediction(
         f"name={plan.name}-predict",
         f"run.args.predict={output.absolute()}",
         f"run.args.checkpoint={(checkpoint.absolute() if checkpoint is not None else _chosen(run))}",
+        *([f"run.args.{_DATA_OF.get(plan.entry.target, _DATA)}={data.absolute()}"] if data is not None else []),
         *overrides,
     )
     code = ProjectCode(list_frozen(_code(run, plan.code.digest)), plan.own_folders, ())

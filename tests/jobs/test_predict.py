@@ -9,7 +9,7 @@ pytestmark = pytest.mark.dealt(2)
 SPEC = """
 name: words
 run:
-  module: task
+  module: {module}
   args: {layers: 1, width: 16, heads: 2, context: 32, max-steps: 4, batch-size: 4, strategy: none, text: some.txt,
     validate-every: 2, keep-best: true}
 resources: {ranks_per_node: 1}
@@ -22,7 +22,7 @@ TASK = "import sys\nfrom trainer.tasks.gpt import main\nif __name__ == '__main__
 def test_the_best_checkpoint_answers_in_the_code_as_it_was(lab):
     lab.script("task.py", TASK)
     (lab.project / "some.txt").write_text("".join(f"line {number}\n" for number in range(2000)))
-    run = lab.submit(lab.spec(SPEC))
+    run = lab.submit(lab.spec(SPEC.replace("{module}", "task")))
     lab.wait(run)
     lab.script("task.py", "raise SystemExit('the code as it is now')\n")
     listed = json.loads(lab.launch("checkpoints", run, "--json").stdout)
@@ -34,6 +34,19 @@ def test_the_best_checkpoint_answers_in_the_code_as_it_was(lab):
     lines = (lab.project / "out.jsonl").read_text().splitlines()
     assert (about["step"], about["samples"]) == (best, len(lines))
     assert [json.loads(line)["index"] for line in lines] == list(range(len(lines)))
+
+
+@pytest.mark.timeout(400)
+def test_of_other_data(lab):
+    (lab.project / "some.txt").write_text("".join(f"line {number}\n" for number in range(2000)))
+    (lab.project / "other.txt").write_text("".join(f"another {number}\n" for number in range(4000)))
+    run = lab.submit(lab.spec(SPEC.replace("{module}", "trainer.tasks.gpt")))
+    lab.wait(run)
+    counts = []
+    for name, words in (("own", ()), ("other", ("--data", "other.txt"))):
+        lab.wait(lab.launch("predict", run, "-o", f"{name}.jsonl", *words).stdout.strip())
+        counts.append(len((lab.project / f"{name}.jsonl").read_text().splitlines()))
+    assert 0 < 2 * counts[0] < counts[1]
 
 
 def test_what_cannot_predict_is_said(lab):

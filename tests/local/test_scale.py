@@ -3,32 +3,12 @@
 import json
 
 import pytest
+from scaled_training import measured
 
 from launcher.errors import Exit
 
 pytestmark = pytest.mark.dealt(3)
 
-OURS = """
-import argparse, sys
-import torch
-from torch.utils.data import TensorDataset
-from trainer.loop import Trainer, add_options, from_options
-
-parser = argparse.ArgumentParser()
-add_options(parser, batch_size=64, max_epochs=3, keep_best=True)
-options = parser.parse_args()
-inputs = torch.randn(512, 64, generator=torch.Generator().manual_seed(1))
-data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
-trainer = Trainer(
-    from_options(options),
-    model=lambda: torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1)),
-    loss=lambda model, batch: torch.nn.functional.mse_loss(model(batch[0]), batch[1]),
-    data=data,
-    validation=data,
-    optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.001),
-)
-sys.exit(trainer.fit())
-"""
 THEIRS = """
 import json, os, sys, time
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -45,13 +25,7 @@ KINDS = ("data", "compute", "optimizer", "communication", "straggler", "other")
 
 
 def test_one_rank_and_two_in_both_scalings(lab, tmp_path):
-    lab.script("train.py", OURS)
-    spec = lab.spec(
-        "name: tiny\nrun: {script: train.py}\nresources: {ranks_per_node: 2, gpus_per_node: 0, cpus_per_rank: 1}\n"
-    )
-    words = ("--ranks", "1,2", "--steps", "12", "--json", "-o", str(tmp_path / "report"))
-    done = lab.launch("scale", spec, *words, timeout=280)
-    report = json.loads(done.stdout)
+    report = measured(lab, "--ranks", "1,2", "--steps", "12", "-o", str(tmp_path / "report"))
     points = {(one["scaling"], one["ranks"]): one for one in report["points"]}
     assert [*points] == [("strong", 1), ("strong", 2), ("weak", 1), ("weak", 2)]
     for one in points.values():
@@ -72,12 +46,7 @@ def test_one_rank_and_two_in_both_scalings(lab, tmp_path):
 
 
 def test_baselines_beside_an_all_reduce(lab):
-    lab.script("train.py", OURS)
-    spec = lab.spec(
-        "name: tiny\nrun: {script: train.py}\nresources: {ranks_per_node: 2, gpus_per_node: 0, cpus_per_rank: 1}\n"
-    )
-    words = ("--ranks", "2", "--strong", "--strategies", "dp,master,ddp", "--steps", "12", "--json")
-    report = json.loads(lab.launch("scale", spec, *words, timeout=280).stdout)
+    report = measured(lab, "--ranks", "2", "--strong", "--strategies", "dp,master,ddp", "--steps", "12")
     points = {one["strategy"]: one for one in report["points"]}
     assert all(one["why"] == "" and len(one["rates"]) == 6 for one in points.values())
     model = (64 * 256 + 256 * 2 + 1) * 4

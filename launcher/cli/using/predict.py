@@ -12,7 +12,7 @@ from launcher.words import LOCAL
 
 EXAMPLES = """
   launch predict last -o answers.jsonl --follow                         of its validation data, by its best checkpoint
-  launch predict gpt -o judged.jsonl --set run.args.text=/data/new.txt  of other data
+  launch predict gpt -o judged.jsonl --data /data/new.txt               of other data
   launch predict resnet -o answers.csv --on pool --set resources.nodes=4
 
 A run of its own, of the first one's frozen code and arguments: a line for each sample, in order, as JSON, or in a table
@@ -32,6 +32,11 @@ def declare(arguments: Arguments) -> None:
         "--checkpoint", metavar="FOLDER", type=Path,
         help="whose weights (default: the best, where one was kept, else the newest whole one)",
     )  # fmt: skip
+    arguments.add_argument(
+        "--data", metavar="PATH", type=Path,
+        help="of which samples: of trainer.tasks.gpt a text, of trainer.tasks.resnet a folder, of others their --data "
+        "(default: those of its validation)",
+    )  # fmt: skip
     arguments.takes_place(default=LOCAL)
     arguments.add_argument("-f", "--follow", action="store_true", help="show its log; ends with the run's exit code")
 
@@ -42,6 +47,7 @@ def run(options: argparse.Namespace) -> int:
         api.run(options.run),
         options.output,
         checkpoint=options.checkpoint,
+        data=options.data,
         on=options.on,
         overrides=options.overrides,
     )
