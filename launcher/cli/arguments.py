@@ -61,10 +61,12 @@ class Arguments(argparse.ArgumentParser):
         self._takes_command = True
         self.usage = f"{self.format_usage().removeprefix('usage: ').strip()} -- COMMAND [ARGS ...]"
 
-    def takes_place(self, default: str | None) -> None:
+    def takes_place(
+        self, default: str | None, shown: str = "where it was, with the options that the cluster had then"
+    ) -> None:
         """--on, --clusters and --set, of every command that starts something."""
         self.of_the_script = "an option of the script's is set by --set run.args.lr=0.1"
-        shown = default or "where it was, with the options that the cluster had then"
+        shown = default or shown
         self.add_argument(
             "--on",
             metavar="CLUSTER",

@@ -27,6 +27,7 @@ class Served:
     env: Mapping[str, str]
     checkpoints: Path  # the folder, or one of them
     best: bool
+    token: str = ""  # that requests need, where it is known already
 
     def choices(self) -> list[Entry]:
         """The checkpoints that will do, the first choice first; none where the trainer has saved none."""

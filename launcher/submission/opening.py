@@ -72,8 +72,10 @@ def open_runs(
     return _open_all(wishes)
 
 
-def open_named(run_id: RunId, wish: Request) -> Path:
+def open_named(run_id: RunId, wish: Request, *, checkpoints: Path | None = None) -> Path:
     """Start the run that has this id, and no other. Nobody else may make it meanwhile: the caller sees to that.
+
+    `checkpoints`: a folder of some that it has from the beginning.
 
     Killed in the middle, it leaves the run or nothing of it, but perhaps a name that leads nowhere.
     """
@@ -85,7 +87,7 @@ def open_named(run_id: RunId, wish: Request) -> Path:
         if opened[0][0] != run_id:
             raise Refused(f"{run_id} is there already")
 
-    return _open_all([replace(wish, as_run=ShippedRun(run_id))], only_this)[0][1]
+    return _open_all([replace(wish, as_run=ShippedRun(run_id, checkpoints=checkpoints))], only_this)[0][1]
 
 
 def open_shipped(specs: Sequence[Shipped], *, on: str, choose: Callable[[Opened], None]) -> list[tuple[RunId, Path]]:

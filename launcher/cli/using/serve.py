@@ -27,6 +27,7 @@ EXAMPLES = """
   launch serve last                                 the newest checkpoint, at http://127.0.0.1:8000
   launch serve resnet --best --watch                the best one, and each better one as it comes
   launch serve resnet --workers 4 --batch 64 --wait 10ms
+  launch serve resnet --on hpc                      as a job, which has its address in `launch status`
   launch serve mine --app serving.py                a model of your own: load(checkpoint), predict(model, inputs)
   curl http://127.0.0.1:8000/predict -H 'Content-Type: application/json' -d '{"text": "def main("}'
 
@@ -37,6 +38,9 @@ needed in the run's own Python alone.
 """
 _MOST_PORT = 65535
 _SHORTEST_TOKEN = 16
+_PORT = 8000
+_EVERYWHERE = str(ipaddress.IPv4Address(0))  # where a job is, others are to reach it, by a token
+_TIMES = ("wait", "timeout", "cache_for")
 
 
 def declare(arguments: Arguments) -> None:
@@ -75,10 +79,11 @@ def declare(arguments: Arguments) -> None:
         "--max-body", metavar="SIZE", type=_size, default=16 << 20, help="largest body of a request (default: 16MiB)"
     )
     arguments.add_argument("--watch", action="store_true", help="take a newer checkpoint over as soon as there is one")
-    arguments.add_argument("--port", metavar="N", type=_port, default=8000, help="0: one that is free (default: 8000)")
+    arguments.add_argument("--port", metavar="N", type=_port, help="0: one that is free (default: 8000, with --on 0)")
     arguments.add_argument(
-        "--host", metavar="ADDR", default="127.0.0.1",
-        help="the address to listen on; with another than this machine's own, requests need a token",
+        "--host", metavar="ADDR",
+        help="the address to listen on; with another than this machine's own, requests need a token "
+        "(default: 127.0.0.1, with --on 0.0.0.0)",
     )  # fmt: skip
     arguments.add_argument(
         "--token-file",
@@ -86,9 +91,18 @@ def declare(arguments: Arguments) -> None:
         type=Path,
         help="its first line is the token (default: a new one, which is shown)",
     )
+    arguments.takes_place(default=None, shown="this process serves, here")
+    arguments.add_argument(
+        "--in-job", metavar="ARGS",
+        help="of a run that --on has started: its own checkpoint, of a training with these arguments, a list as JSON",
+    )  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.on is not None:
+        return _as_job(options)
+    if options.overrides:
+        raise BadInput("--set: expected with --on, which starts a run, got it without")
     try:
         from launcher.serving import server  # late: optional packages, and slow to import
     except ImportError as error:
@@ -97,12 +111,19 @@ def run(options: argparse.Namespace) -> int:
     from launcher.serving.engine import ServingOptions  # late: with it
     from launcher.serving.what_is_served import served  # late: with it
 
-    found = served(api.run(options.run), app=options.app, best=options.best, checkpoint=options.checkpoint)
+    options.host = "127.0.0.1" if options.host is None else options.host
+    options.port = _PORT if options.port is None else options.port
+    if options.in_job is not None:
+        from launcher.serving.as_job import served_in_job  # late: of such a job alone
+
+        found = served_in_job(options.run, app=options.app, args=options.in_job, best=options.best)
+    else:
+        found = served(api.run(options.run), app=options.app, best=options.best, checkpoint=options.checkpoint)
     wanted = ServingOptions(
         options.workers, options.batch, options.wait, options.cache, options.cache_for, options.queue, options.timeout,
         options.watch,
     )  # fmt: skip
-    token = _token(options, loopback=server.is_loopback(options.host))
+    token = found.token or _token(options, loopback=server.is_loopback(options.host))
     with listen(options.host, options.port, waiting=1024) as listening:
         address = f"http://{in_address(options.host)}:{listening.getsockname()[1]}"
 
@@ -112,8 +133,8 @@ def run(options: argparse.Namespace) -> int:
             _report(options.host, listening.getsockname()[1])
             print(f"{found.run}: {engine.ready} workers have the checkpoint{step}; {address}/docs shows how to ask; "
                   "Ctrl-C ends it", file=sys.stderr)  # fmt: skip
-            if token is not None and options.token_file is None:
-                print(f"requests need the header Authorization: Bearer {token}", file=sys.stderr)
+            if options.in_job is None:
+                _say_token(options, token)
 
         print(f"{found.run}: loading the model ...", file=sys.stderr, flush=True)
         with suppress(KeyboardInterrupt):
@@ -121,6 +142,36 @@ def run(options: argparse.Namespace) -> int:
                 listening, found, wanted, token=token, most_bytes=options.max_body, ready=ready, say=tell
             )  # fmt: skip
     return Exit.OK
+
+
+def _as_job(options: argparse.Namespace) -> int:
+    """Start a run that serves it, and say where its address will be."""
+    from launcher.serving.as_job import open_server  # late: only for --on
+    from launcher.serving.what_is_served import served  # late: with it
+
+    if options.watch:
+        raise BadInput("--watch: does not go with --on: the job has a checkpoint of its own, and no newer one comes")
+    one = api.run(options.run)
+    found = served(one, app=options.app, best=options.best, checkpoint=options.checkpoint)
+    token = _token(options, loopback=False) or ""
+    words = [
+        f"--workers={options.workers}", f"--batch={options.batch}", f"--cache={options.cache}",
+        f"--queue={options.queue}", f"--max-body={Size().show(options.max_body)}",
+        *(f"--{name.replace('_', '-')}={round(getattr(options, name) * 1000)}ms" for name in _TIMES),
+        f"--host={options.host or _EVERYWHERE}", f"--port={options.port or 0}",
+        *(["--best"] if options.best else []),
+    ]  # fmt: skip
+    job = open_server(one, found, words, token, on=options.on, overrides=options.overrides)
+    print(job.id, flush=True)
+    print(f"its address, as soon as it has one: launch status {job.id}", file=sys.stderr)
+    _say_token(options, token)
+    return Exit.OK
+
+
+def _say_token(options: argparse.Namespace, token: str | None) -> None:
+    """Unless whoever asks has it in a file."""
+    if token is not None and options.token_file is None:
+        print(f"requests need the header Authorization: Bearer {token}", file=sys.stderr)
 
 
 def _report(host: str, port: int) -> None:

@@ -134,7 +134,8 @@ class PoolHandover:
                         raise error
                 return failed
             ports |= answers(results)
-        if there.number > 1 and (failed := self._supply(plan, clients)):
+        has_some = there.number > 1 or (self._run.path / plan.spec.checkpoint.dir).exists()
+        if has_some and (failed := self._supply(plan, clients)):
             return failed
         keepers = Keepers(tuple(Peer(node.host, node.address, ports[node.host]) for node in plan.nodes))
         if failed := failures(for_all(clients, lambda _, one: one.ask(keepers, type(None)))):

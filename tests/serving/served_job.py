@@ -1,0 +1,86 @@
+"""A model that is trained here and served by a job of `launch serve --on`, wherever that runs."""
+
+import json
+import os
+import re
+import signal
+import urllib.error
+import urllib.request
+
+import pytest
+from lab import all_pids, command, environment, parent
+
+from tests.docs.blocks import DOCS, block
+
+TRAIN = """
+import torch
+from trainer.checkpoint import Checkpointer
+
+torch.manual_seed(1)
+model = torch.nn.Linear(4, 1)
+checkpoints = Checkpointer("checkpoints", model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+checkpoints.load()
+checkpoints.finish(3)
+print(model(torch.ones(4)).item())
+"""
+
+
+def trained(desk):
+    """A run of here, with the module that serves it in its code; and what its model makes of ones."""
+    desk.script("mine.py", TRAIN)
+    desk.script("serving.py", block(DOCS / "serving.md", "python", "def load"))
+    run = desk.submit(desk.spec("name: mine\nrun:\n  script: mine.py\nresources:\n  ranks_per_node: 1\n"))
+    desk.wait(run)
+    return run, float(desk.launch("logs", run).stdout.split()[-1])
+
+
+def asked(address, token):
+    head = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+    request = urllib.request.Request(f"{address}/predict", json.dumps({"x": [1, 1, 1, 1]}).encode(), head)
+    with urllib.request.urlopen(request, timeout=100) as answer:
+        return json.loads(answer.read())["y"], answer.headers["x-launch-step"]
+
+
+def kill_the_rank(job):
+    """Which is forked from what imports for all ranks, and starts a process that loads the model."""
+    name = f"LAUNCH_RUN_ID={job}".encode()
+    [loads] = [
+        pid
+        for pid in all_pids()
+        if b"\0trainer.serving\0" in command(pid)
+        and name in environment(pid)
+        and b"\0trainer.serving\0" not in command(parent(pid))
+    ]
+    os.kill(parent(loads), signal.SIGKILL)
+
+
+def check_served(desk, *words):
+    """It answers who has the token at the address in its status, once more after a kill, and until it is cancelled."""
+    run, expected = trained(desk)
+    said = desk.launch("serve", run, "--app", "serving", "--workers", "1", *words)
+    job, token = said.stdout.strip(), re.search(r"Bearer (\S+)", said.stderr)[1]
+    assert job.startswith("mine-serve-")
+
+    def address():
+        found = re.search(r"serves (http://\S+)", desk.status(job)["message"])
+        return found[1] if found else None
+
+    where = desk.until("its address", address)
+    assert asked(where, token) == (pytest.approx(expected, abs=1e-4), "3")
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        asked(where, "")
+    assert refused.value.code == 401
+    kill_the_rank(job)
+    restarts = lambda: json.loads(desk.launch("status", job, "--json").stdout)["restarts"]["total"]  # noqa: E731
+    desk.until("a restart", restarts)
+
+    def answers():
+        try:
+            return asked(desk.until("its address", address), token)
+        except OSError:
+            return None
+
+    assert desk.until("another answer", answers) == (pytest.approx(expected, abs=1e-4), "3")
+    desk.launch("cancel", job)
+    with pytest.raises(urllib.error.URLError):
+        asked(where, token)
