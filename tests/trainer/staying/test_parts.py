@@ -1,0 +1,72 @@
+"""A rank's part of a training: kept where it lies, given to another rank, put into a model that was made anew."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trainer.checkpoint.contents import Subjects
+from trainer.staying import parts
+from trainer.staying.parts import Part
+from trainer.staying.replica import Snapshot
+
+
+def made(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(torch.full((2, 3), 1.0 + step)).sum().backward()
+        optimizer.step()
+
+
+def part_of(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> tuple[Part, Subjects]:
+    subjects = Subjects({"": model}, {"": optimizer}, {}, {})
+    return Part.of(subjects, Snapshot.of(step, {}, subjects.optimizers, {"steps": step})), subjects
+
+
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    return copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+
+
+def assert_alike(one: Any, other: Any) -> None:
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_model_that_was_made_anew_has_it_all_again_and_again(steps: int) -> None:
+    model, optimizer = made(1)
+    train(model, optimizer, steps)
+    part, _ = part_of(model, optimizer, steps)
+    wanted = state_of(model, optimizer)
+    for seed in (2, 3):  # what was put back can be put back again: nothing of it is shared with the new model
+        new, its = made(seed)
+        train(new, its, 1)
+        part.put_back(Subjects({"": new}, {"": its}, {}, {}))
+        assert_alike(state_of(new, its), wanted)
+        train(new, its, 1)
+    assert part.step == steps
+
+
+def test_another_rank_takes_what_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = made(1)
+    train(model, optimizer, 2)
+    part, _ = part_of(model, optimizer, 2)
+    wire: list[Any] = []
+    monkeypatch.setattr(dist, "send_object_list", lambda said, **_: wire.append(said[0]))
+    monkeypatch.setattr(dist, "recv_object_list", lambda said, **_: said.__setitem__(0, wire.pop(0)))
+    monkeypatch.setattr(parts, "send", lambda tensors, *_: wire.append([one.clone() for one in tensors]))
+    monkeypatch.setattr(parts, "receive", lambda tensors, *_: [*map(Tensor.copy_, tensors, wire.pop(0))])
+    part.give([1], None)
+    taken = Part.take(0, None)
+    assert not wire
+    new, its = made(2)
+    taken.put_back(Subjects({"": new}, {"": its}, {}, {}))
+    assert_alike(state_of(new, its), state_of(model, optimizer))
