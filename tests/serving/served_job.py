@@ -69,7 +69,8 @@ def check_served(desk, *words):
     assert asked(where, token) == (pytest.approx(expected, abs=1e-4), "3")
     with pytest.raises(urllib.error.HTTPError) as refused:
         asked(where, "")
-    assert refused.value.code == 401
+    with refused.value:  # what came with it holds a connection
+        assert refused.value.code == 401
     kill_the_rank(job)
     restarts = lambda: json.loads(desk.launch("status", job, "--json").stdout)["restarts"]["total"]  # noqa: E731
     desk.until("a restart", restarts)
