@@ -42,13 +42,25 @@ recovery:
 class Race:
     """`with Race(peer, ranks, words) as race:` the clock runs from `race.began`."""
 
-    def __init__(self, peer, ranks, *words, script="ddp_steps.py", preload=None, nodes=1, recovery="", checkpoint=""):
+    def __init__(
+        self,
+        peer,
+        ranks,
+        *words,
+        script="ddp_steps.py",
+        preload=None,
+        nodes=1,
+        least=None,
+        recovery="",
+        checkpoint="",
+    ):
         self.peer = peer
         self.ranks = ranks
         self.script = script
         self.preload = preload  # None: launch finds out what the script will import
         self.nodes, self.recovery = nodes, recovery  # of launch: where its ranks are, and more lines of `recovery:`
         self.checkpoint = checkpoint  # and the section of that name
+        self._range = nodes if least is None else f"{least}..{nodes}"
         self.folder = Path(tempfile.mkdtemp(prefix="race-"))
         self.steps = self.folder / "steps.txt"
         self.notes = defaultdict(list)  # rank: (time, pid, what)
@@ -84,7 +96,7 @@ class Race:
             script=self.script,
             args=self._words,
             preload=preload,
-            nodes=self.nodes,
+            nodes=self._range,
             ranks=self.ranks // self.nodes,
             mode=mode,
             recovery=self.recovery,

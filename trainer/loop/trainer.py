@@ -47,6 +47,7 @@ from trainer.loop.stragglers import Stragglers
 from trainer.loop.trials import begin_anew, first_batches, in_short
 from trainer.stopping import Votes
 from trainer.strategies import (
+    REPLICAS,
     SHARDS,
     Optimizers,
     Strategy,
@@ -120,6 +121,7 @@ class Trainer:
         self._callbacks, self._start_from = callbacks, start_from
         self.fingerprint = ""  # of the end; SHA-256 of model and optimizer
         self._built: Strategy | None = None
+        self._made: nn.Module | None = None  # by a rank that joins others, before it meets them
         self._flops: Flops | None = None
 
     def fit(self, world: World | None = None) -> int:
@@ -274,6 +276,8 @@ class Trainer:
         launched = Launched.from_environment()
         group = needs_group(settings.strategy) or launched.notes_copied  # others may come
         if launched.joins:  # those that it meets may train meanwhile
+            if settings.strategy in REPLICAS and not isinstance(self._model, nn.Module):
+                self._made = self._model()  # its weights are going to be theirs
             wire = Wire(launched.progress)
             wire.report(waits=True)
             wire.close()
@@ -357,8 +361,9 @@ class Trainer:
             seed_all(settings.seed)
             # What a strategy may be told is a setting of the same name.
             wanted = {field.name: getattr(settings, field.name) for field in dataclasses.fields(StrategySettings)}
+            made, self._made = self._made, None
             self._built = built = build(
-                self._model,
+                made or self._model,
                 world,
                 StrategySettings(**wanted),
                 self._make_optimizer,
