@@ -152,6 +152,7 @@ def test_the_environment_is_that_of_a_rank(lab):
     """What the page says that a rank finds, it finds; the rest depends on options."""
     page = (DOCS / "environment.md").read_text()
     optional = {name for name in reference.OF_A_RANK if "MEMORY" in name} | {
+        "LAUNCH_CHECKPOINT_BUDDY",
         "LAUNCH_REPEAT",
         "LAUNCH_DISK",
         "LAUNCH_JOINS",

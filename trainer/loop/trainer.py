@@ -53,6 +53,7 @@ from trainer.strategies import (
     Strategy,
     StrategySettings,
     build,
+    made_undrawn,
     needs_group,
     summary,
     warn_of_low_weights,
@@ -277,7 +278,7 @@ class Trainer:
         group = needs_group(settings.strategy) or launched.notes_copied  # others may come
         if launched.joins:  # those that it meets may train meanwhile
             if settings.strategy in REPLICAS and not isinstance(self._model, nn.Module):
-                self._made = self._model()  # its weights are going to be theirs
+                self._made = made_undrawn(self._model)  # its weights are going to be theirs
             wire = Wire(launched.progress)
             wire.report(waits=True)
             wire.close()
@@ -363,7 +364,7 @@ class Trainer:
             wanted = {field.name: getattr(settings, field.name) for field in dataclasses.fields(StrategySettings)}
             made, self._made = self._made, None
             self._built = built = build(
-                made or self._model,
+                self._model if made is None else lambda: made,
                 world,
                 StrategySettings(**wanted),
                 self._make_optimizer,

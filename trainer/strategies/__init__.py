@@ -8,7 +8,7 @@ from trainer.strategies.recompute import KEPT, repetitions_told
 from trainer.strategies.settings import NAMES, PRECISIONS, REPLICAS, SHARDS, Choice, StrategySettings, needs_group
 from trainer.strategies.strategy import Strategy, number_of
 from trainer.strategies.turns import Turns, refuse_to_turn
-from trainer.strategies.undrawn import is_undrawn
+from trainer.strategies.undrawn import is_undrawn, made_undrawn
 
 __all__ = [
     "KEPT",
@@ -25,6 +25,7 @@ __all__ = [
     "build",
     "build_to_ask",
     "is_undrawn",
+    "made_undrawn",
     "needs_group",
     "number_of",
     "refuse_to_turn",
