@@ -16,8 +16,6 @@ _OF_ANOTHER_JOB = (
 )  # fmt: skip
 _OF_NO_JOB = "SLURM_CONF"  # says which cluster there is, and is the user's own
 _DEFAULTED = "LAUNCH_DEFAULTED"  # NAME=value of what we chose for a rank: no export of its user's, if it submits a run
-# A step on the CPU takes large tensors and frees them again: glibc would give them back, and get empty pages each time.
-_KEEPS_MEMORY = "glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=2147483648"
 _LEAST_GROUP_TIMEOUT_S = 600.0
 _AFTER_A_HANG_S = 300.0
 
@@ -72,7 +70,7 @@ def node_environment(
     ours |= {**disk, **_memory_words(checkpoint, memory), **gpus}
     if memory is not None and plan.keeps_copies:
         ours["LAUNCH_CHECKPOINT_BUDDY"] = "1"
-    defaults = {**_defaults(interface, has_gpus=plan.gpus_per_node > 0), **plan.env}
+    defaults = {**_defaults(interface), **plan.env}
     chosen = [name for name in defaults if not any(name in others for others in (base, ours, plan.spec.env, secrets))]
     ours[_DEFAULTED] = " ".join(f"{name}={defaults[name]}" for name in chosen)
     return with_own_folders({**defaults, **base, **ours, **plan.spec.env, **secrets}, plan)
@@ -87,12 +85,10 @@ def with_own_folders(environ: Mapping[str, str], plan: Plan) -> dict[str, str]:
     return {**environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys([*frozen, *said]))} if frozen else dict(environ)
 
 
-def _defaults(interface: str | None, *, has_gpus: bool) -> dict[str, str]:
+def _defaults(interface: str | None) -> dict[str, str]:
     """What holds where neither the spec, nor the user's exports, nor the cluster say otherwise."""
     # Huge pages for large tensors: in small ones a process that starts or ends spends much of its time on its pages.
     found = {"PYTHONUNBUFFERED": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "THP_MEM_ALLOC_ENABLE": "1"}
-    if not has_gpus:
-        found["GLIBC_TUNABLES"] = _KEEPS_MEMORY
     if interface is not None:
         found["GLOO_SOCKET_IFNAME"] = interface
     if interface is not None and interface != "lo":

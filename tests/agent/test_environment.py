@@ -211,37 +211,9 @@ def test_torch_asks_for_huge_pages_for_a_large_tensor_of_a_rank():
     assert usual[0] == "VmFlags:" and "hg" not in usual
 
 
-FAULTS_OF_TENSORS = """
-import resource, torch
-
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    torch.ones(8 << 20)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-print(min(faults() for _ in range(8)))
-"""
-
-
-def test_memory_that_a_rank_on_the_cpu_frees_is_there_for_its_next_step():
-    def faults(environment):
-        words = [sys.executable, "-c", FAULTS_OF_TENSORS]
-        shell = {"PATH": os.environ["PATH"], **environment, "THP_MEM_ALLOC_ENABLE": "0"}
-        return int(subprocess.run(words, env=shell, check=True, capture_output=True, text=True, timeout=250).stdout)
-
-    assert faults({}) > 5000
-    assert faults(of_node()) < 500
-
-
-def test_a_rank_with_a_gpu_frees_memory_as_ever():
-    plan = msgspec.structs.replace(plan_of(Path("/runs/job-abcd")), gpus_per_node=1)
-    assert "GLIBC_TUNABLES" not in node_environment({}, plan, plan.nodes[0], 1, {})
-
-
 CHOICE = {
     "OMP_NUM_THREADS": "9", "NCCL_SOCKET_IFNAME": "ib0", "GLOO_SOCKET_IFNAME": "ib1", "PYTHONUNBUFFERED": "",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "THP_MEM_ALLOC_ENABLE": "0",
-    "GLIBC_TUNABLES": "glibc.malloc.check=1",
 }  # fmt: skip
 
 
