@@ -63,6 +63,8 @@ LONGEST = (
     "jobs/test_shipped_jobs.py",
     "test_readme.py",
     "docs/test_pages.py",
+    "trainer/loop/test_staying.py",
+    "trainer/strategies/test_pipeline.py",
     "slurm/test_lost_nodes.py",
     "ssh/test_submit_kills.py",
     "trainer/tasks/",

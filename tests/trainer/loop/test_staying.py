@@ -44,7 +44,7 @@ def killed(folder, size, *deaths, words=(), **how):
     return run, codes
 
 
-@pytest.mark.dealt(8)
+@pytest.mark.dealt(16)
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_whatever_a_rank_was_at(tmp_path, alone, victim, size, step, place):
         catalog.verify(entry)
 
 
-@pytest.mark.dealt(4)
+@pytest.mark.dealt(8)
 @pytest.mark.parametrize(
     "deaths",
     [
@@ -81,7 +81,7 @@ def test_one_after_the_other(tmp_path, alone, deaths):
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
 
 
-@pytest.mark.dealt(4)
+@pytest.mark.dealt(8)
 @pytest.mark.parametrize(
     ("deaths", "replaced"),
     [
@@ -102,7 +102,7 @@ def test_one_more_while_they_meet(tmp_path, alone, deaths, replaced):
 ZERO1 = ("--strategy", "zero1")
 
 
-@pytest.mark.dealt(17)
+@pytest.mark.dealt(34)
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_zero1_whatever_a_rank_was_at(tmp_path, alone, victim, size, step, place
         catalog.verify(entry)
 
 
-@pytest.mark.dealt(6)
+@pytest.mark.dealt(9)
 @pytest.mark.parametrize(
     ("deaths", "replaced"),
     [
@@ -147,7 +147,7 @@ def test_zero1_one_after_the_other_and_while_they_meet(tmp_path, alone, deaths, 
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
 
 
-@pytest.mark.dealt(4)
+@pytest.mark.dealt(8)
 @pytest.mark.parametrize("sabotage", ["share", "slot", "spread"])
 def test_zero1_what_is_not_put_back_shows(tmp_path, alone, monkeypatch, sabotage):
     """A share that is not restored, one of another step, weights that stay as the broken update left them."""
@@ -198,7 +198,7 @@ def test_shards_go_back_to_the_newest_snapshot_in_memory(tmp_path, alone, strate
     assert "a killed rank will have all go back in their processes, to the newest snapshot in memory" in run.said()
 
 
-@pytest.mark.dealt(4)
+@pytest.mark.dealt(8)
 def test_shards_one_after_the_other_and_while_they_load(tmp_path, alone):
     fingerprint, wanted = alone(3, "fsdp")
     deaths = ("1 5 backward", "0 9 optimizer", "2 14 on_step", "1 0 start")
@@ -208,7 +208,7 @@ def test_shards_one_after_the_other_and_while_they_load(tmp_path, alone):
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
 
 
-@pytest.mark.dealt(4)
+@pytest.mark.dealt(8)
 def test_shards_without_snapshots_in_memory_go_back_to_the_newest_checkpoint(tmp_path, alone):
     fingerprint, wanted = alone(2, "fsdp")
     run, codes = killed(tmp_path, 2, "1 17 backward", words=["--strategy", "fsdp"])
@@ -249,7 +249,7 @@ def no_update_was_made_twice(run, ranks):
     assert {*made.values()} == {str(STEPS)}
 
 
-@pytest.mark.dealt(8)
+@pytest.mark.dealt(16)
 @pytest.mark.parametrize("victim", [0, 3])
 @pytest.mark.parametrize(
     ("step", "place"),
@@ -270,7 +270,7 @@ def test_hsdp_takes_the_shards_of_a_killed_rank_from_their_copy(tmp_path, alone,
         catalog.verify(entry)
 
 
-@pytest.mark.dealt(4)
+@pytest.mark.dealt(8)
 @pytest.mark.parametrize(
     ("deaths", "replaced"),
     [
@@ -288,7 +288,7 @@ def test_hsdp_one_after_the_other_and_while_they_meet(tmp_path, alone, deaths, r
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
 
 
-@pytest.mark.dealt(4)
+@pytest.mark.dealt(8)
 @pytest.mark.parametrize("death", ["0 forward", "8 backward", "9 optimizer", "15 on_validation", "8 backward stop"])
 def test_hsdp_a_node_with_all_shards_of_a_copy_is_lost(tmp_path, alone, monkeypatch, death):
     monkeypatch.setattr(staying, "_WORD_S", 60.0 if "stop" not in death else 5.0)
@@ -300,7 +300,7 @@ def test_hsdp_a_node_with_all_shards_of_a_copy_is_lost(tmp_path, alone, monkeypa
     assert "done again" not in run.said()
 
 
-@pytest.mark.dealt(2)
+@pytest.mark.dealt(4)
 def test_hsdp_goes_back_where_a_shard_is_lost_with_all_its_copies(tmp_path, alone):
     fingerprint, wanted = alone(4, "hsdp", *OF_TWO)
     run, codes = killed(tmp_path, 4, "1 8 backward", "3 8 backward", words=HSDP, memory_every="2 steps")
@@ -311,7 +311,7 @@ def test_hsdp_goes_back_where_a_shard_is_lost_with_all_its_copies(tmp_path, alon
     assert "(no rank has shard 1 any more)" in run.said()
 
 
-@pytest.mark.dealt(3)
+@pytest.mark.dealt(6)
 @pytest.mark.parametrize("sabotage", ["weights", "states", "buffers"])
 def test_hsdp_what_is_not_put_back_shows(tmp_path, alone, monkeypatch, sabotage):
     put_back = Part.put_back
@@ -331,7 +331,7 @@ def halved(part):
     return {name: one / 2 for name, one in part.weights.items()}
 
 
-@pytest.mark.dealt(4)
+@pytest.mark.dealt(8)
 @pytest.mark.parametrize(("step", "memory_every", "begun"), [(9, "2 steps", 8), (17, "", 10)])
 def test_zero1_shares_that_are_lost_with_a_node_are_loaded(tmp_path, alone, step, memory_every, begun):
     """Of a snapshot in memory that is not lost, or of the newest checkpoint."""
@@ -345,7 +345,7 @@ def test_zero1_shares_that_are_lost_with_a_node_are_loaded(tmp_path, alone, step
     assert again == step - gone_back
 
 
-@pytest.mark.dealt(4)
+@pytest.mark.dealt(8)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize(
     "death",
@@ -374,7 +374,7 @@ def test_a_node_is_lost_with_what_its_ranks_had_noted(tmp_path, alone, monkeypat
     assert len(run.ghosts) == ("stop" in death)
 
 
-@pytest.mark.dealt(4)
+@pytest.mark.dealt(8)
 @pytest.mark.parametrize(
     "deaths",
     [
@@ -438,7 +438,7 @@ def started_anew(tmp_path_factory):
     return of
 
 
-@pytest.mark.dealt(8)
+@pytest.mark.dealt(16)
 @pytest.mark.parametrize(("size", "nodes"), [(2, 2), (3, 3), (4, 2)])
 @pytest.mark.parametrize(
     "death",
@@ -463,7 +463,7 @@ def test_a_node_is_lost_and_the_others_go_on_as_a_start_on_so_many_ranks_would(
         catalog.verify(entry)
 
 
-@pytest.mark.dealt(4)
+@pytest.mark.dealt(8)
 @pytest.mark.parametrize("second", ["1 8 load", "1 8 on_step", "1 8 backward", "1 9 on_step", "1 12 on_step"])
 def test_a_spare_stands_in_for_one_of_the_ranks_that_are_left(tmp_path, started_anew, second):
     """Before they have ended the step in which they became fewer, and later."""
@@ -474,7 +474,7 @@ def test_a_spare_stands_in_for_one_of_the_ranks_that_are_left(tmp_path, started_
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
 
 
-@pytest.mark.dealt(4)
+@pytest.mark.dealt(8)
 @pytest.mark.parametrize("second", ["8 load", "13 backward"])
 def test_fewer_and_fewer(tmp_path, started_anew, second):
     run, codes = killed(tmp_path, 3, "2 8 forward", f"1 {second}", nodes=3, shrinks=2)
@@ -484,7 +484,7 @@ def test_fewer_and_fewer(tmp_path, started_anew, second):
         assert (run.fingerprint(), run.numbers()) == started_anew(3, 3, 8, 1)
 
 
-@pytest.mark.dealt(2)
+@pytest.mark.dealt(4)
 @pytest.mark.parametrize(("size", "nodes"), [(1, 1), (2, 1), (2, 2)])
 @pytest.mark.parametrize("death", [None, "load"])
 def test_one_more_node_joins_and_all_go_on_as_a_start_on_so_many_ranks_would(
@@ -506,7 +506,7 @@ def test_one_more_node_joins_and_all_go_on_as_a_start_on_so_many_ranks_would(
     assert f"rank 0 made updates [1] to [{STEPS}]: {STEPS}\n" in run.said()
 
 
-@pytest.mark.dealt(4)
+@pytest.mark.dealt(8)
 @pytest.mark.parametrize("sabotage", ["seeds", "losses"])
 def test_what_a_start_on_fewer_ranks_has_otherwise_shows(tmp_path, started_anew, monkeypatch, sabotage):
     if sabotage == "seeds":

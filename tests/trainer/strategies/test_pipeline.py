@@ -19,7 +19,7 @@ from trainer.errors import BadSettings, NotFinite, TrainerError
 from trainer.strategies import paging
 from trainer.tasks.transformer import Shape, Transformer
 
-pytestmark = pytest.mark.dealt(3)
+pytestmark = pytest.mark.dealt(6)
 
 STEPS = 50
 BRIEF = {"max_steps": 26, "pp_microbatches": 4}
@@ -188,7 +188,7 @@ def same(found, alone, rel=1e-5):
     assert found.found == pytest.approx(alone.found, rel=rel)
 
 
-@pytest.mark.dealt(6)
+@pytest.mark.dealt(12)
 @pytest.mark.parametrize(
     ("ranks", "mesh", "others"),
     [
@@ -214,7 +214,7 @@ def test_fifty_steps_give_the_losses_of_one_process(tmp_path, alone, ranks, mesh
     assert all(one.fingerprint == first.fingerprint and one.found == first.found for one in rest)
 
 
-@pytest.mark.dealt(12)
+@pytest.mark.dealt(24)
 @pytest.mark.parametrize("others", [{}, {"strategy": "fsdp", **BRIEF}])
 def test_eight_ranks_on_all_three_dimensions_give_the_losses_of_one_process(tmp_path, alone, others):
     first, *rest = on(8, train, tmp_path, mesh="pp=2,dp=2,tp=2", **others)
@@ -372,7 +372,7 @@ def refusal(*args, **settings):
     return ""
 
 
-@pytest.mark.dealt(4)
+@pytest.mark.dealt(8)
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -408,7 +408,7 @@ def trouble(*args, **settings):
     return ""
 
 
-@pytest.mark.dealt(4)
+@pytest.mark.dealt(8)
 @pytest.mark.parametrize(
     ("given", "said"),
     [
