@@ -1,4 +1,4 @@
-"""A model that is trained here and served by a job of `launch serve --on`, wherever that runs."""
+"""A model that is trained here, and served: by a command, or by a job of `launch serve --on`, wherever that runs."""
 
 import json
 import os
@@ -26,15 +26,20 @@ print(model(torch.ones(4)).item())
 
 
 def trained(desk):
-    """A run of here, with the module that serves it in its code; and what its model makes of ones."""
+    """A run of here by a script with a `Checkpointer`, and what its model makes of ones."""
     desk.script("mine.py", TRAIN)
-    desk.script("serving.py", block(DOCS / "serving.md", "python", "def load"))
     run = desk.submit(desk.spec("name: mine\nrun:\n  script: mine.py\nresources:\n  ranks_per_node: 1\n"))
     desk.wait(run)
     return run, float(desk.launch("logs", run).stdout.split()[-1])
 
 
-def asked(address, token):
+def write_app(desk):
+    """The file of the page, which serves that model."""
+    desk.script("serving.py", block(DOCS / "serving.md", "python", "def load"))
+
+
+def asked(address, token=""):
+    """What it makes of ones, and of which step it is."""
     head = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
     request = urllib.request.Request(f"{address}/predict", json.dumps({"x": [1, 1, 1, 1]}).encode(), head)
     with urllib.request.urlopen(request, timeout=100) as answer:
@@ -56,6 +61,7 @@ def kill_the_rank(job):
 
 def check_served(desk, *words):
     """It answers who has the token at the address in its status, once more after a kill, and until it is cancelled."""
+    write_app(desk)  # a part of the run's code
     run, expected = trained(desk)
     said = desk.launch("serve", run, "--app", "serving", "--workers", "1", *words)
     job, token = said.stdout.strip(), re.search(r"Bearer (\S+)", said.stderr)[1]

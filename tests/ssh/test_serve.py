@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from served_job import check_served, trained
+from served_job import check_served, trained, write_app
 
 pytestmark = pytest.mark.dealt(2)
 
@@ -14,6 +14,7 @@ def test_a_host_serves(desk):
 
 
 def test_a_program_of_this_disk_is_refused(desk):
+    write_app(desk)
     run, _ = trained(desk)
     said = desk.launch("serve", run, "--app", "serving.py", "--on", "pool", check=2).stderr
     assert "--app: pool does not see this machine's disk" in said
