@@ -25,6 +25,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 
 from launcher.agent.messages import WIRE_VERSION
+from launcher.decoding import decoder_of
 from launcher.errors import LaunchError
 
 MAX_LINE_BYTES = 1 << 20
@@ -185,7 +186,9 @@ class WireServer(Generic[In, Out]):
     async def _accept(self, listening: socket.socket) -> None:
         while True:
             try:
-                peer, _ = await asyncio.get_running_loop().sock_accept(listening)
+                await _readable(listening)
+                peer, _ = listening.accept()  # not by the loop: where it is cancelled, it loses who was let in already
+                peer.setblocking(False)
             except OSError:  # it is gone again, or there is no descriptor left
                 await asyncio.sleep(_AGAIN_S)
                 continue
@@ -260,6 +263,16 @@ async def _socket_for(address: str) -> socket.socket:
     return made
 
 
+async def _readable(listening: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(listening, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(listening)
+
+
 async def _opened(peer: socket.socket, decoder: msgspec.json.Decoder[In], line_bytes: int) -> Wire[In, Any]:
     try:
         address, port = peer.getpeername()[:2]  # the transport has none to tell of a peer that has reset it by then
@@ -311,4 +324,4 @@ async def _hear(peer: socket.socket, kind: type[T]) -> T:
         piece = await asyncio.get_running_loop().sock_recv(peer, HANDSHAKE_LINE_BYTES - len(line))
         _check(bool(piece), "it left, or said too much, before its proof")
         line += piece
-    return parsed(line, msgspec.json.Decoder(kind))
+    return parsed(line, decoder_of(kind))

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from launcher.decoding import decoder_of
 from launcher.errors import LaunchError
 from launcher.notify.record import Notifying, without_secrets
 from launcher.rundir.attempts import plan_as
@@ -81,7 +82,10 @@ def blotted(answer: Any, secrets: Sequence[str]) -> Any:
 
 def blotted_record(record: T, secrets: Sequence[str]) -> T:
     """A record of texts in which none of them is."""
-    return msgspec.convert(blotted(record, secrets), type(record)) if secrets else record
+    if not secrets:
+        return record
+    decoder_of(type(record))
+    return msgspec.convert(blotted(record, secrets), type(record))
 
 
 def _without(answer: Any, secrets: tuple[str, ...]) -> Any:

@@ -12,7 +12,6 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import Any, cast
 
-import msgspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -37,6 +36,7 @@ from launcher.board.log_view import LogPage, LogWish, log_page
 from launcher.board.measured.curves import By, Curves, CurveWindow, curves
 from launcher.board.measured.shelf import MeasuredRuns
 from launcher.board.run_view import BoardCheckpoints, RunView, board_checkpoints, run_head, run_sheet
+from launcher.decoding import decoder_of
 from launcher.errors import BadInput, LaunchError, NoSuchRun, Refused, Unreachable
 from launcher.rundir.durable import NOT_JSON
 from launcher.status.life import Life
@@ -356,7 +356,7 @@ def _done(request: Request, body: bytes) -> ActionReport:
     if verb not in ACTIONS or len(body) > _MOST_BODY:
         raise NoSuchRun(f"{verb[:100]!r}: no such action")
     try:
-        wish = msgspec.json.decode(body or b"{}", type=ActionWish)
+        wish = decoder_of(ActionWish).decode(body or b"{}")
     except NOT_JSON as error:
         raise BadInput(f"{verb}: {error}") from None
     return ACTIONS[verb](_asked_run(request), wish)

@@ -181,7 +181,7 @@ def read_sealed(path: Path, kind: type[T]) -> T | None:
     if zlib.crc32(sealed.record) != sealed.crc32:
         raise Damaged(f"{path}: its checksum is of another record")
     try:
-        return msgspec.json.decode(sealed.record, type=kind)
+        return decoder_of(kind).decode(sealed.record)
     except NOT_JSON as error:
         raise Damaged(f"{path}: not a record of this version: {error}") from error
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NoReturn
 
 import msgspec
 
+from launcher.decoding import decoder_of
 from launcher.errors import BadInput
 
 Location = tuple[str | int, ...]
@@ -45,8 +46,8 @@ class Inputs:
     def __init__(self, schema: Mapping[str, Any]) -> None:
         try:
             kind = _type_of(schema, "input")
-            self._one = msgspec.json.Decoder(kind, strict=True)
-            self._many = msgspec.json.Decoder(list[kind], strict=True)  # type: ignore[valid-type]
+            self._one = decoder_of(kind)
+            self._many = decoder_of(list[kind])  # type: ignore[valid-type]
         except TypeError as error:  # bounds that fit no such type
             raise BadInput(f"the schema of the service's input: {error}") from error
 

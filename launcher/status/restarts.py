@@ -4,8 +4,7 @@ from collections import deque
 from collections.abc import Iterator
 from math import inf
 
-import msgspec
-
+from launcher.decoding import decoder_of
 from launcher.rundir.durable import NOT_JSON
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import EXPLAINED, Event
@@ -58,6 +57,6 @@ def _words(event: Event) -> str:
 
 def _event(line: bytes) -> Event | None:
     try:
-        return msgspec.json.decode(line, type=Event)
+        return decoder_of(Event).decode(line)
     except NOT_JSON:
         return None  # torn, or of another version: the log is worth reading without it

@@ -124,3 +124,32 @@ def imported(path, own):
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
     return found & set(own)
+
+
+PLAIN = {"dict", "list", "tuple", "str", "int", "float", "bytes", "bool", "object", "Any", "Raw", "msgspec"}
+
+
+def test_a_class_is_first_decoded_by_one_thread():
+    """Where two decode it for the first time at once msgspec ends the process: launcher.decoding says more."""
+    careless = []
+    for path in [*FILES, *sorted((ROOT / "trainer").rglob("*.py"))]:
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)) and "decoder_of(" not in ast.unparse(
+                function
+            ):
+                found = [(call, kind) for call in ast.walk(function) for kind in kinds_decoded_by(call)]
+                careless += [f"{path}:{call.lineno}" for call, kind in found if names_in(kind) - PLAIN]
+    assert careless == [], "give decoder_of() the class, or make a Decoder at import"
+
+
+def names_in(tree):
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def kinds_decoded_by(call):
+    """The types that a call of msgspec's own functions is given."""
+    if not isinstance(call, ast.Call) or not ast.unparse(call.func).startswith("msgspec."):
+        return []
+    name = ast.unparse(call.func).rpartition(".")[2]
+    named = [word.value for word in call.keywords if word.arg == "type"]
+    return named + {"convert": call.args[1:], "Decoder": call.args, "decode": call.args[1:]}.get(name, [])

@@ -1,4 +1,4 @@
-"""Whatever the text: a value or BadInput, in well-formed lines, within a second and in bounded memory.
+"""Whatever the text: a value or BadInput, in well-formed lines, within seconds and in bounded memory.
 
 A few hundred texts of each kind; with LAUNCH_TEST_SHARE=2 100,000 of them, with larger numbers more.
 """
@@ -49,7 +49,7 @@ def check_clusters(text: str) -> None:
 
 def bounded(parses: Callable[[], bool]) -> None:
     gc.disable()  # what hypothesis has gathered is not ours to look through
-    before, started = peak_kib(), time.thread_time()  # of the processor: a busy machine may stall
+    before, started = peak_kib(), time.thread_time()
     try:
         assert parses()
     except BadInput as error:
@@ -60,7 +60,7 @@ def bounded(parses: Callable[[], bool]) -> None:
             assert len(line) < 1000
     finally:
         gc.enable()
-    assert time.thread_time() - started < 1
+    assert time.thread_time() - started < malformed.BOUND_S
     assert peak_kib() - before < MOST_KIB
 
 

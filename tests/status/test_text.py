@@ -70,11 +70,11 @@ def test_ordinary_text_is_left_alone(text):
 )
 @pytest.mark.parametrize("end", ["", "\x07"])
 def test_beginnings_without_an_end_take_no_longer_the_more_there_are(begin, end):
-    """64 KiB of them took 5.6 s; a second is a hundred times what it takes now."""
-    line = begin * (1 << 16)
+    """64 KiB of them took 5.6 s, and four times as many ninety: it takes a hundredth of a second now."""
+    line = begin * (1 << 18)
     started = time.thread_time()
     assert plain(f"{line}{end}").isprintable()
-    assert time.thread_time() - started < 1
+    assert time.thread_time() - started < 10
 
 
 @given(st.dictionaries(st.text(max_size=5), st.text() | st.sampled_from(ATTACKS)))

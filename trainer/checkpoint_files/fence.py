@@ -32,6 +32,9 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nonce: str
 
 
+_claim = msgspec.json.Decoder(Claim)
+
+
 def claim(folder: Path, attempt: int | None = None, generation: int = 0) -> Claim:
     """Become the one that may write. Raises Fenced where a newer attempt or generation has claimed it.
 
@@ -69,7 +72,7 @@ def check(folder: Path, mine: Claim, run_dir: Path | None = None) -> None:
 def read_claim(folder: Path) -> Claim | None:
     """The newest claim; None where there is none. Raises CheckpointDamaged."""
     try:
-        return msgspec.json.decode(read_small(folder / FENCE), type=Claim)
+        return _claim.decode(read_small(folder / FENCE))
     except FileNotFoundError:
         return None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -22,6 +22,9 @@ class MeetAnew(msgspec.Struct, frozen=True):
     environment: dict[str, str]
 
 
+_words = msgspec.json.Decoder(MeetAnew)
+
+
 class Control:
     """Launch's words to this rank."""
 
@@ -67,7 +70,7 @@ class Control:
     def _newest(self, fd: int) -> MeetAnew | None:
         lines, _, self._rest[fd] = self._rest[fd].rpartition(b"\n")
         try:
-            return msgspec.json.decode(lines.rpartition(b"\n")[2], type=MeetAnew)
+            return _words.decode(lines.rpartition(b"\n")[2])
         except msgspec.MsgspecError:
             return None
 

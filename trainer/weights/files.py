@@ -42,6 +42,9 @@ class _Safe(msgspec.Struct, frozen=True):
     data_offsets: tuple[int, int]
 
 
+_safe = msgspec.json.Decoder(_Safe)
+
+
 def open_safetensors(path: Path) -> Source:
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -53,7 +56,7 @@ def open_safetensors(path: Path) -> Source:
     try:
         words = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
         words.pop("__metadata__", None)
-        entries = {name: msgspec.json.decode(one, type=_Safe) for name, one in words.items()}
+        entries = {name: _safe.decode(one) for name, one in words.items()}
     except msgspec.DecodeError as error:
         raise TrainerError(f"{path}: is no file of safetensors: {error}") from error
     for name, one in entries.items():

@@ -14,6 +14,7 @@ from launcher.agent.replication.bulk import Heard, Throttle, receive, receive_al
 from launcher.agent.replication.files import ReplicaFiles, digest_of
 from launcher.agent.replication.link import ReplicaLink, Unwilling
 from launcher.agent.wire import WireError
+from launcher.decoding import decoder_of
 from launcher.rundir.durable import NOT_JSON
 from trainer.checkpoint_files.layout import MANIFEST
 from trainer.checkpoint_files.manifest import FileEntry, Manifest, decode
@@ -32,6 +33,7 @@ class DiskFailed(Exception):
 
 async def inventory(link: ReplicaLink) -> list[Held]:
     listed = await _record(link, words.List(), list[Held])
+    decoder_of(words.Save)
     try:  # what others are told of it by whoever asked
         msgspec.convert([(one.kind, one.step, one.digest) for one in listed], list[words.Save])
     except msgspec.ValidationError as error:
@@ -121,7 +123,7 @@ async def copy(link: ReplicaLink, files: ReplicaFiles, put: words.Put, pace: Thr
 async def _record(link: ReplicaLink, ask: msgspec.Struct, kind: type[T]) -> T:
     data = await link.take(ask, _at_most(words.MOST_LISTED_BYTES), receive_all)
     try:
-        return msgspec.json.decode(data, type=kind)
+        return decoder_of(kind).decode(data)
     except NOT_JSON as error:
         raise WireError(f"an answer that is none: {error}") from error
 

@@ -14,6 +14,7 @@ from launcher.board.log_view import BoardLine, board_line
 from launcher.board.measured.shelf import MeasuredRuns
 from launcher.board.rows import BoardRow
 from launcher.board.run_view import RunHead, run_head
+from launcher.decoding import decoder_of
 from launcher.rundir.durable import NOT_JSON
 from launcher.rundir.layout import RunDir
 from launcher.rundir.records import Event
@@ -117,7 +118,7 @@ def newest_lines(lines: Iterable[LogLine]) -> NewLines:
 
 def _event_in(line: bytes) -> Event | None:
     try:
-        return msgspec.json.decode(line, type=Event)
+        return decoder_of(Event).decode(line)
     except NOT_JSON:
         return None  # torn, or of another version
 

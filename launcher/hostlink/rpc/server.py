@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from launcher.decoding import decoder_of
 from launcher.errors import BadInput, Exit, LaunchError, said_by_the_system
 from launcher.hostlink.rpc.wire import Garbled, Have, Incoming, Reply, Tree, decoded, encoded, greeting, reading
 from launcher.rundir.durable import write_all
@@ -71,7 +72,7 @@ def serve(requests: Any, answer: Answering, *, where: str = "") -> int:
 def answer_all(
     incoming: Incoming, tell: Callable[[bytes], object], requests: Any, answer: Answering, *, where: str = ""
 ) -> int:
-    decoder = msgspec.json.Decoder(requests | Have | Tree)
+    decoder = decoder_of(requests | Have | Tree)
     try:
         tell(greeting())
         while True:

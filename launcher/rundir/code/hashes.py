@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from launcher.decoding import decoder_of
 from launcher.errors import BadInput
 from launcher.rundir.code.listing import CodeFile, CodeList
 from launcher.rundir.drafts import new_draft
@@ -58,7 +59,7 @@ class CodeIndex:
         self._fresh: dict[str, KnownFile] = {}
         self.hashed_bytes = 0
         with contextlib.suppress(OSError, *NOT_JSON):
-            self._known = msgspec.json.decode(self._file.read_bytes(), type=dict[str, KnownFile])
+            self._known = decoder_of(dict[str, KnownFile]).decode(self._file.read_bytes())
 
     @property
     def is_empty(self) -> bool:

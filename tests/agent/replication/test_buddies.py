@@ -96,7 +96,7 @@ def test_each_node_keeps_the_newest_of_the_one_before_it(tmp_path):
                     one.note(step)
                 await until(lambda step=step: nodes.copies(0, 1)[-1:] == nodes.copies(1, 0)[-1:] == [step])
             await until(lambda: nodes.copies(0, 1) == nodes.copies(1, 0) == [20, 30])
-            assert nodes.kinds(0) == nodes.kinds(1) == ["memory_copied"]
+            await until(lambda: nodes.kinds(0) == nodes.kinds(1) == ["memory_copied"])
 
     play(scene)
 

@@ -12,6 +12,7 @@ from launcher.clusters.keeping.standby import StandbyKeeper
 from launcher.clusters.ssh.host import presence
 from launcher.clusters.ssh.host.presence import Seat
 from launcher.clusters.ssh.messages import CodeTree, GoAhead, Keepers, Open, Opened
+from launcher.decoding import decoder_of
 from launcher.errors import LaunchError
 from launcher.hostlink.rpc.server import Body
 from launcher.hostlink.rpc.wire import encoded
@@ -69,7 +70,7 @@ class AttemptReceiver:
             seat = presence.seat_of(run.attempt(opening.intent.attempt), apart=_disks(opening).disks_apart)
             write_record(seat, Seat(opening.node, opening.gpus, sys.executable))
             self._keeper = StandbyKeeper(_KEEPER, run.path, words, keep=[lock.fileno()])
-        return msgspec.json.decode(self._keeper.report(), type=Opened)
+        return decoder_of(Opened).decode(self._keeper.report())
 
     def pass_on(self, word: Keepers | GoAhead) -> None:
         if self._keeper is None:
@@ -146,12 +147,12 @@ def _continued(before: bytes, told: bytes, attempt: int) -> bytes:
 
 def _is_of(line: bytes, attempt: int) -> bool:
     with contextlib.suppress(*NOT_JSON):
-        return msgspec.json.decode(line, type=Event).attempt == attempt
+        return decoder_of(Event).decode(line).attempt == attempt
     return False
 
 
 def _disks(opening: Open) -> _Disks:
-    return msgspec.json.decode(opening.plan, type=_Disks)
+    return decoder_of(_Disks).decode(opening.plan)
 
 
 def _on_one_disk(run: RunDir, opening: Open) -> bool:

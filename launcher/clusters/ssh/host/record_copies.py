@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from launcher.clusters.ssh.host.keeper_messages import Replica, granted
 from launcher.clusters.ssh.host.keeper_rpc import KeeperRpc
+from launcher.decoding import decoder_of
 from launcher.errors import LaunchError
 from launcher.rundir.durable import NOT_JSON, make_dir, sync_dir, write_bytes
 from launcher.rundir.layout import AttemptDir, RunDir
@@ -41,7 +40,7 @@ class KeptRecord:
 
     def check(self, data: bytes) -> None:
         """Raises one of NOT_JSON where this is no such record."""
-        msgspec.json.decode(data, type=self.kind)
+        decoder_of(self.kind).decode(data)
 
 
 def replicated(run: RunDir, attempt: AttemptDir) -> dict[str, KeptRecord]:
