@@ -166,7 +166,7 @@ class Buddies:
             for file in manifest.files:
                 await peer.fetch(link, into, whole_manifest, Get(save, file.name), file, self._pace.pay)
         except BaseException:
-            into.drop(save)  # at once: this may be cancelled, and the ranks that are forked next look there
+            into.drop_unfinished(save)  # at once: this may be cancelled, and ranks that are forked next look there
             raise
         return sum(file.size for file in manifest.files)
 

@@ -64,9 +64,10 @@ class Snapshots(ReplicaFiles):
     def keep_only(self, kept: Collection[Held]) -> None:
         commit.remove(self._path / held.folder for held in self.list() if held not in kept)
 
-    def drop(self, save: Save) -> None:
-        """What came of it, where it did not come to an end."""
-        commit.remove([self._path / folder_name(save.step, save.kind)])
+    def drop_unfinished(self, save: Save) -> None:
+        """What came of it, unless all of it is here."""
+        if not any(held.digest == save.digest and not held.missing for held in self.list()):
+            commit.remove([self._path / folder_name(save.step, save.kind)])
 
 
 def whole(listed: Collection[Held], names: Collection[str]) -> list[Held]:

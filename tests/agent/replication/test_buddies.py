@@ -6,7 +6,8 @@ from replication_lab import BOUND_S, KEY, address, content
 
 from launcher.agent.messages import Noted, ReplicaAddress, Start
 from launcher.agent.replication.buddies import Buddies
-from launcher.agent.replication.node_memory import NodeMemory, names_of
+from launcher.agent.replication.node_memory import NodeMemory, Snapshots, names_of
+from launcher.agent.replication.protocol import Save
 from trainer.checkpoint_files import commit
 from trainer.checkpoint_files.durable import make_folder, write_new
 from trainer.checkpoint_files.layout import MANIFEST, data_name, folder_name
@@ -166,6 +167,18 @@ def test_copies_of_a_past_that_did_not_happen_go(tmp_path):
             assert held.nonce == "second"
 
     play(scene)
+
+
+def test_a_copy_that_is_whole_stays_when_its_fetch_is_cut_off(tmp_path):
+    remember(tmp_path, 20, 0, 1)
+    snapshots = Snapshots(tmp_path)
+    [held] = snapshots.whole(names_of(0, 2))
+    save = Save(held.kind, held.step, held.digest)
+    snapshots.drop_unfinished(save)
+    assert snapshots.whole(names_of(0, 2)) == [held]
+    (tmp_path / held.folder / data_name(1)).unlink()
+    snapshots.drop_unfinished(save)
+    assert snapshots.list() == []
 
 
 def test_what_comes_damaged_is_no_copy_and_the_one_before_stays(tmp_path):
