@@ -53,11 +53,9 @@ class SeenRun:
     read_at: float = float("-inf")  # by the clock of who looks
 
     @classmethod
-    def of(cls, one: api.Run, status: RunStatus) -> "SeenRun":
-        run = RunDir(one.path)
-        files = (os.fspath(run.state), os.fspath(run.labels))
-        seen, secrets = _changed(files), known_secrets(run, status.attempt)
-        return cls(one, status, files, seen, blotted_record(one.about(), secrets), secrets, changed=seen)
+    def of(cls, one: api.Run, status: RunStatus, seen: tuple[int, ...]) -> "SeenRun":
+        about, secrets = _about(one, status)
+        return cls(one, status, _files_of(one), seen, about, secrets, changed=seen)
 
     def is_other(self) -> bool:
         """A record was changed since it was read."""
@@ -106,8 +104,9 @@ class AllRuns:
         known = self._known.get(one.id)
         if known is not None:
             return known
+        seen = _changed(_files_of(one))
         status, kind = api.as_far_as_here(one)
-        return SeenRun.of(one, _being_asked(status) if kind else status)
+        return SeenRun.of(one, _being_asked(status) if kind else status, seen)
 
     def bring(self, run_id: str) -> None:
         """Have what its ranks wrote on other machines come home, in a thread: somebody looks at it."""
@@ -164,18 +163,21 @@ class AllRuns:
             one.read_at = now
         return [*(one.run for one in due), *(one for run_id, one in runs.items() if run_id not in self._known)]
 
-    def _seen(self, due: Sequence[api.Run]) -> list[tuple[api.Run, RunStatus]]:
-        """Of those that are here, and of others what lies here until their cluster has answered."""
-        found = list[tuple[api.Run, RunStatus]]()
+    def _seen(self, due: Sequence[api.Run]) -> list[tuple[api.Run, RunStatus, tuple[int, ...]]]:
+        """Of those that are here, and of others what lies here until their cluster has answered; and how old it is."""
+        found = list[tuple[api.Run, RunStatus, tuple[int, ...]]]()
         for one in due:
             with apart(one.id):
+                known = self._known.get(one.id)
+                # Before it is read: what is written meanwhile is seen by the next look.
+                seen = known.changed if known is not None else _changed(_files_of(one))
                 status, kind = api.as_far_as_here(one)
                 if kind:
                     self._elsewhere[one.id] = kind, one
                 else:
                     self._elsewhere.pop(one.id, None)
-                if not kind or one.id not in self._known:
-                    found.append((one, _being_asked(status) if kind else status))
+                if not kind or known is None:
+                    found.append((one, _being_asked(status) if kind else status, seen))
         asked = dict[str, list[api.Run]]()
         for kind, one in self._elsewhere.values():
             asked.setdefault(kind, []).append(one)
@@ -190,7 +192,7 @@ class AllRuns:
             self._waiting[kind] = runs
             self._asked[kind] = self._threads.submit(api.statuses, runs, api.WATCH_S)
 
-    def _heard(self) -> list[tuple[api.Run, RunStatus]]:
+    def _heard(self) -> list[tuple[api.Run, RunStatus, tuple[int, ...]]]:
         """What clusters have answered by now."""
         found: list[tuple[api.Run, RunStatus]] = []
         for kind in [kind for kind, asked in self._asked.items() if asked.done()]:
@@ -202,25 +204,24 @@ class AllRuns:
                 ]
             else:
                 found += zip(runs, asked.result(), strict=True)
-        return found
+        return [(one, status, self._known[one.id].changed) for one, status in found if one.id in self._known]
 
-    def _take(self, seen: Sequence[tuple[api.Run, RunStatus]]) -> None:
-        for one, status in seen:
+    def _take(self, found: Sequence[tuple[api.Run, RunStatus, tuple[int, ...]]]) -> None:
+        for one, status, seen in found:
             if status.submitted_at <= 0 and status.state == "unknown" and not one.path.exists():
                 continue  # its folder was taken away behind our back
             with apart(one.id):
-                self._take_one(one, status)
+                self._take_one(one, status, seen)
 
-    def _take_one(self, one: api.Run, status: RunStatus) -> None:
+    def _take_one(self, one: api.Run, status: RunStatus, seen: tuple[int, ...]) -> None:
         known = self._known.get(one.id)
         if known is None:
-            self._known[one.id] = known = SeenRun.of(one, status)
+            self._known[one.id] = known = SeenRun.of(one, status, seen)
             known.read_at = self._clock()
         else:
-            if known.changed[1:] != known.seen[1:] or status.attempt != known.status.attempt:
-                fresh = SeenRun.of(one, status)
-                known.about, known.secrets = fresh.about, fresh.secrets
-            known.status, known.seen = status, known.changed
+            if seen[1:] != known.seen[1:] or status.attempt != known.status.attempt:
+                known.about, known.secrets = _about(one, status)
+            known.status, known.seen = status, seen
         if status.state.ended:
             self._going.discard(one.id)
             self._elsewhere.pop(one.id, None)
@@ -255,6 +256,17 @@ class AllRuns:
                 rows.pop(one, None)
             self.rows = rows
         return RowChanges([*other.values()], gone)
+
+
+def _files_of(one: api.Run) -> tuple[str, ...]:
+    run = RunDir(one.path)
+    return os.fspath(run.state), os.fspath(run.labels)
+
+
+def _about(one: api.Run, status: RunStatus) -> tuple[About, tuple[str, ...]]:
+    """Without the secrets; and these."""
+    secrets = known_secrets(RunDir(one.path), status.attempt)
+    return blotted_record(one.about(), secrets), secrets
 
 
 def _changed(files: Sequence[str]) -> tuple[int, ...]:

@@ -128,3 +128,23 @@ def test_a_run_that_is_gone_is_let_go_of_at_once(house, looking):
     registry.forget("job-aaaa")
     assert runs.look().gone == ["job-aaaa"]
     assert [*runs.rows] == ["job-bbbb"] and not runs.draw(1.0).gone
+
+
+def test_what_is_written_while_a_run_is_read_is_seen_by_the_next_look(house, monkeypatch):
+    """Of one that had seemed to have ended nothing is looked at but when its records were changed."""
+    folder = house.run("job-aaaa").plan().intent(by=dead_process())
+    whole = api.as_far_as_here
+
+    def read_as_it_begins(one):
+        found = whole(one)
+        folder.running()
+        return found
+
+    clock = Hands()
+    runs = AllRuns(MeasuredRuns(), clock)
+    with monkeypatch.context() as patch:
+        patch.setattr(api, "as_far_as_here", read_as_it_begins)
+        assert states(runs.look()) == {"job-aaaa": State.LOST}
+    clock.now += 5
+    assert states(runs.look()) == {"job-aaaa": State.RUNNING}
+    runs.close()
