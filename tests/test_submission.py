@@ -10,6 +10,7 @@ import pytest
 from launcher.api import Run
 from launcher.cli.main import main
 from launcher.clusters import kinds
+from launcher.clusters.keeping import news
 from launcher.clusters.keeping.attempt_end import write_end
 from launcher.errors import BadInput, Exit, LaunchError, NotStarted, Refused, Unreachable
 from launcher.plan.facts import Machine
@@ -134,6 +135,16 @@ def test_the_clusters_file_as_it_is_now_holds_where_the_cluster_is_named(job):
     assert place(resumed(run, "pool1")) == ("pool1", ["a1", "a3"], None, None, "/other")
     (job.parent / "clusters.yaml").unlink()
     assert place(resumed(run))[1] == ["a1", "a3"]
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_copies_in_memory_that_hosts_without_a_common_disk_do_not_keep_are_warned_of(job, monkeypatch, apart):
+    told = []
+    monkeypatch.setattr(news, "_listeners", [told.append])
+    monkeypatch.setattr(Noted, "machine", lambda *_: Machine(4, (), apart=True, disks_apart=apart))
+    opened(job, overrides=("checkpoint.memory_every=5 steps", "checkpoint.buddy=true"))
+    warned = "warning: checkpoint.buddy does nothing on pool1: its hosts have no disk in common"
+    assert any(line.startswith(warned) for line in told) == apart
 
 
 @pytest.mark.parametrize("made", ["writable", "another's"])

@@ -152,7 +152,8 @@ class NothingWhole(msgspec.Struct, frozen=True, tag="nothing_whole", tag_field="
 
 
 class Copied(msgspec.Struct, frozen=True, tag="copied", tag_field="t"):
-    """agent → coordinator: another node has a second copy of this node's files of that checkpoint."""
+    """agent → coordinator: another node has a copy of this node's files of that checkpoint; or this node has one in
+    its memory of what the node before it in the ring has there."""
 
     node: int
     generation: int

@@ -280,6 +280,7 @@ class RunState(msgspec.Struct, frozen=True):
     checkpoint: int | None = None  # the newest step that ranks reported as checkpointed
     second_copies: bool = False  # disks apart, and more than one: checkpoints get second copies
     safe_checkpoint: int | None = None  # the newest that has them all: it is whole without any one node's disk
+    memory_copy: int | None = None  # the newest step of which each node's memory has a copy in another one's
     fingerprint: str | None = None
     world_size: int | None = None
     restarts: dict[str, int] = {}  # by cause, over all attempts

@@ -68,6 +68,7 @@ class RunStatus(msgspec.Struct, frozen=True):
     avoided: tuple[Blame, ...] = ()  # nodes that were lost, and are not used again for a while
     second_copies: bool = False  # each node has a disk of its own, and checkpoints get second copies
     safe_checkpoint: int | None = None  # the newest that has them all, and survives the loss of any one disk
+    memory_copy: int | None = None  # the newest step in memory that survives the loss of any one node
     loads: tuple[NodeLoad, ...] = ()  # of a run that goes on: what each node's machine and ranks were last seen to use
 
     @property
@@ -132,6 +133,7 @@ def derive(facts: RunFacts) -> RunStatus:
         avoided=facts.avoided,
         second_copies=own.second_copies if own is not None else False,
         safe_checkpoint=own.safe_checkpoint if own is not None else None,
+        memory_copy=own.memory_copy if own is not None and not verdict.state.ended else None,
         loads=shown.loads if shown is not None and not verdict.state.ended else (),
     )
 

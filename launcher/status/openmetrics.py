@@ -92,6 +92,8 @@ def _of_runs(shown: Sequence[RunStatus]) -> Iterator[Family]:
     yield of_each("checkpoint_step", "The step of the newest checkpoint.", (one.checkpoint for one in shown))
     safe = (one.safe_checkpoint for one in shown)
     yield of_each("safe_checkpoint_step", "The step of the newest checkpoint that survives the loss of a disk.", safe)
+    copies = (one.memory_copy for one in shown)
+    yield of_each("memory_copy_step", "The newest step in memory that survives the loss of a node.", copies)
     yield of_each("world_size", "The ranks of the run.", (one.world_size for one in shown))
     yield of_each("attempt", "How often it was begun.", (one.attempt for one in shown))
     for what in ("submitted", "started", "ended"):

@@ -188,8 +188,14 @@ def _warn(wish: Request, machine: Machine) -> None:
         words.append(f"{text}\nhint: `launch status` has the wait go on where it was cut off")
     each = ranks_per_node(wish.spec.resources, machine)
     across = crosses_nodes(tensor_parallel(wish.spec.run.args), each) if wish.spec.resources.nodes.max > 1 else ""
-    words += filter(None, [crowded(wish.spec.resources, machine), across])
+    words += filter(None, [crowded(wish.spec.resources, machine), across, _no_buddies(wish, machine)])
     _say_warnings(words)
+
+
+def _no_buddies(wish: Request, machine: Machine) -> str:
+    if not (wish.spec.checkpoint.buddy and machine.disks_apart):
+        return ""
+    return f"checkpoint.buddy does nothing on {wish.on}: its hosts have no disk in common, and keep second copies there"
 
 
 def _say_warnings(words: Sequence[str]) -> None:

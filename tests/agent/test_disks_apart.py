@@ -7,7 +7,7 @@ from simulated_cluster import Cluster, plan_of
 from launcher.agent.coordination.opening import START_S
 from launcher.agent.messages import Copied, Noted, NotFetched, NothingWhole, Pulse, ReplicaAddress, Settled
 from launcher.rundir.records import ANEW, KEPT, Event, Rolls
-from launcher.spec.model import Recovery
+from launcher.spec.model import CheckpointOptions, JobSpec, Recovery, RunOptions
 from launcher.words import Cause, State
 
 LEASE = Recovery().lease_s
@@ -155,6 +155,19 @@ def test_a_checkpoint_is_safe_once_every_member_has_its_second_copy() -> None:
     cluster.say(0, Copied(0, 1, 30))
     cluster.settle()
     assert cluster.state().safe_checkpoint == 20
+
+
+def test_a_step_in_memory_survives_a_node_once_each_has_its_copy() -> None:
+    spec = JobSpec("job", RunOptions(script="train.py"), checkpoint=CheckpointOptions(memory_every_steps=5, buddy=True))
+    cluster = Cluster(msgspec.structs.replace(plan_of(2), spec=spec))
+    cluster.boot()
+    cluster.advance(3)
+    cluster.say(0, Copied(0, 1, 20))
+    cluster.settle()
+    assert cluster.state().memory_copy is None
+    cluster.say(1, Copied(1, 1, 20))
+    cluster.settle()
+    assert (cluster.state().memory_copy, cluster.state().safe_checkpoint) == (20, None)
 
 
 def test_what_was_safe_with_a_node_that_is_lost_is_not_safe_any_more() -> None:

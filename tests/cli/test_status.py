@@ -133,6 +133,13 @@ def test_what_the_loss_of_a_disk_would_cost(desk, known, said):
     assert (said in page) if said else ("survives" not in page)
 
 
+def test_what_survives_a_node_in_memory(desk):
+    desk.run().running(checkpoint=35, memory_copy=45)
+    page = " ".join(desk.launch("status", "last").stdout.split())
+    assert "memory step 45 of each node is in another one's memory, too" in page
+    assert json.loads(desk.launch("status", "last", "--json").stdout)["memory_copy"] == 45
+
+
 def test_the_last_events_with_their_age(desk):
     run = desk.run().running()
     for number in range(12):

@@ -260,7 +260,8 @@ def test_shards_of_a_lost_node_come_from_another_node(lab, alone, strategy, mode
     run = lab.submit(spec(lab, ranks=2, nodes=2, strategy=strategy, **how))
     before = with_a_spare(lab, run)
     if copied:
-        lab.until("copies", lambda: {event["node"] for event in lab.events(run, "memory_copied")} == {0, 1})
+        lab.until("copies", lambda: lab.read_state(run)["memory_copy"])
+        assert {event["node"] for event in lab.events(run, "memory_copied")} == {0, 1}
     for pid in of_node(lab, run, 1):
         kill(pid)  # some end with their agent
     lab.until("a step of all", partial(all_trained_again, lab, run, before))

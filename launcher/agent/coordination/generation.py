@@ -72,8 +72,8 @@ class Generation:
         self.failures: list[RankExit] = []  # in order of arrival
         self._tails: dict[int, tuple[str, ...]] = {}
         self.fetched: dict[int, int] = {}  # bytes, of members that bring a checkpoint to their disk before they start
-        self.safe_checkpoint: int | None = None  # the newest step of which each member's files lie on two disks
-        self._copied: dict[int, set[int]] = {}  # by step: members whose files do
+        self.copied: int | None = None  # the newest step of which each member's files lie on two nodes
+        self._copied_of: dict[int, set[int]] = {}  # by step: members whose files do
         self._settled: set[int] = set()  # members whose ranks have ended and whose files wait for no copy
         self.uncopied: list[str] = []  # why some of them have none
 
@@ -160,14 +160,14 @@ class Generation:
         return True
 
     def copy(self, node: int, step: int) -> None:
-        """A member's files of that step have a second copy."""
-        if node not in self._of_node or (self.safe_checkpoint is not None and step <= self.safe_checkpoint):
+        """A member's files of that step have a copy on another node."""
+        if node not in self._of_node or (self.copied is not None and step <= self.copied):
             return
-        nodes = self._copied.setdefault(step, set())
+        nodes = self._copied_of.setdefault(step, set())
         nodes.add(node)
         if len(nodes) == len(self.members):
-            self.safe_checkpoint = step
-            self._copied = {newer: by for newer, by in self._copied.items() if newer > step}
+            self.copied = step
+            self._copied_of = {newer: by for newer, by in self._copied_of.items() if newer > step}
 
     def settle(self, node: int, problem: str = "") -> None:
         if node in self._of_node and node not in self._settled:

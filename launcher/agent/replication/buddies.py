@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
-from launcher.agent.messages import Noted, ReplicaAddress, Start
+from launcher.agent.messages import Copied, Noted, ReplicaAddress, Start
 from launcher.agent.replication import client as peer
 from launcher.agent.replication.bulk import Throttle, new_pool
 from launcher.agent.replication.client import DiskFailed
@@ -41,7 +41,7 @@ class Buddies:
         address: str,
         key: bytes,
         memory: NodeMemory,
-        say: Callable[[Noted], None],
+        say: Callable[[Copied | Noted], None],
         patience_s: float,
         limit_bytes_per_s: float | None = None,
     ) -> None:
@@ -96,7 +96,7 @@ class Buddies:
         charge = charge_of(start)
         if charge is not None and charge.port:
             names = names_of((start.group_rank - 1) % start.group_world_size, start.local_world_size)
-            self._keeping = asyncio.create_task(self._keep(charge, names))
+            self._keeping = asyncio.create_task(self._keep(charge, names, start.generation))
 
     async def _keep_no_more(self) -> None:
         before, self._keeping = self._keeping, None
@@ -119,8 +119,8 @@ class Buddies:
         text = f"node {self._node} fetched {megabytes:.1f} MB of step {held.step} from the memory of node {server.node}"
         self._say(Noted(self._node, "checkpoint_fetched", text))
 
-    async def _keep(self, charge: ReplicaAddress, names: frozenset[str]) -> None:
-        told = failed = False
+    async def _keep(self, charge: ReplicaAddress, names: frozenset[str], generation: int) -> None:
+        failed, told = False, -1
         while True:
             await self._more.wait()
             self._more.clear()
@@ -137,10 +137,12 @@ class Buddies:
             where = f"of what node {charge.node} has in memory"
             if problem and not failed:
                 self._say(Noted(self._node, "copy_failed", f"node {self._node} has no copy {where}: {problem}"))
-            elif step >= 0 and not told:
+            elif step >= 0 and told < 0:
                 text = f"node {self._node} keeps a copy {where}, from step {step} on"
                 self._say(Noted(self._node, "memory_copied", text))
-            told, failed = told or step >= 0, problem != ""
+            if step > told:
+                self._say(Copied(self._node, generation, step))
+            told, failed = max(told, step), problem != ""
 
     async def _mirror(self, link: ReplicaLink, names: frozenset[str]) -> int:
         """Have the newest of the charge's here, too, beside the one before it. Its step; -1: it has none."""

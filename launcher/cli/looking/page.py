@@ -78,6 +78,8 @@ def _facts(status: RunStatus, now: float) -> list[tuple[str, str]]:
     rows.append(("checkpoint", _checkpoint(status)))
     if behind := _behind(status):
         rows.append(("disks", behind))
+    if status.memory_copy is not None:
+        rows.append(("memory", f"step {status.memory_copy} of each node is in another one's memory, too"))
     rows.append(("restarts", _restarts(status)))
     job = f" job {safe(status.job)}" if status.job else ""
     rows.append(("where", f"{safe(status.cluster)}{job}, {safe(status.run_dir)}"))

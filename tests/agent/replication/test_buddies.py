@@ -4,7 +4,7 @@ import asyncio
 
 from replication_lab import BOUND_S, KEY, address, content
 
-from launcher.agent.messages import Noted, ReplicaAddress, Start
+from launcher.agent.messages import Copied, Noted, ReplicaAddress, Start
 from launcher.agent.replication.buddies import Buddies
 from launcher.agent.replication.node_memory import NodeMemory, Snapshots, names_of
 from launcher.agent.replication.protocol import Save
@@ -98,6 +98,7 @@ def test_each_node_keeps_the_newest_of_the_one_before_it(tmp_path):
                 await until(lambda step=step: nodes.copies(0, 1)[-1:] == nodes.copies(1, 0)[-1:] == [step])
             await until(lambda: nodes.copies(0, 1) == nodes.copies(1, 0) == [20, 30])
             await until(lambda: nodes.kinds(0) == nodes.kinds(1) == ["memory_copied"])
+            await until(lambda: Copied(0, 1, 30) in nodes.said[0] and Copied(1, 1, 30) in nodes.said[1])
 
     play(scene)
 
