@@ -186,9 +186,11 @@ class WireServer(Generic[In, Out]):
     async def _accept(self, listening: socket.socket) -> None:
         while True:
             try:
-                await _readable(listening)
                 peer, _ = listening.accept()  # not by the loop: where it is cancelled, it loses who was let in already
                 peer.setblocking(False)
+            except BlockingIOError:
+                await _readable(listening)
+                continue
             except OSError:  # it is gone again, or there is no descriptor left
                 await asyncio.sleep(_AGAIN_S)
                 continue
