@@ -18,13 +18,28 @@ sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("local", "ssh
 
 from tests.chaos.driver import Outcome, disturb
 from tests.chaos.schedule import Schedule, drawn, parse, shrunk
-from tests.chaos.worlds import Local, Pool, Slurm, World, local_world, pool_world, slurm_world
+from tests.chaos.worlds import (
+    Hot,
+    HotFsdp,
+    HotZero1,
+    Local,
+    Pool,
+    Slurm,
+    World,
+    local_world,
+    pool_world,
+    slurm_world,
+)
 from tests.lab.fixtures import open_folder
 from tests.lab.hosts import HostLab
 from tests.lab.slurm import SlurmLab
 
-KINDS: dict[str, type[World]] = {"local": Local, "ssh": Pool, "slurm": Slurm}
-GAPS_S = {"local": (0.5, 6.0), "ssh": (1.0, 12.0), "slurm": (1.0, 15.0)}
+KINDS: dict[str, type[World]] = {
+    "local": Local, "ssh": Pool, "slurm": Slurm, "hot": Hot, "hot-zero1": HotZero1, "hot-fsdp": HotFsdp,
+}  # fmt: skip
+GAPS_S = {"local": (0.5, 6.0), "ssh": (1.0, 12.0), "slurm": (1.0, 15.0)} | dict.fromkeys(
+    ("hot", "hot-zero1", "hot-fsdp"), (1.0, 8.0)
+)
 
 
 class Soak:
@@ -40,7 +55,7 @@ class Soak:
     @contextlib.contextmanager
     def _world(self, folder: Path) -> Iterator[World]:
         if self._lab is None:
-            with local_world(folder) as world:
+            with local_world(folder, KINDS[self.kind]) as world:
                 yield world
             return
         self._lab.well()
@@ -52,7 +67,7 @@ class Soak:
 
 @contextlib.contextmanager
 def soak_of(kind: str) -> Iterator[Soak]:
-    if kind == "local":
+    if issubclass(KINDS[kind], Local):
         yield Soak(kind, None)
         return
     with open_folder() as folder, HostLab(folder) if kind == "ssh" else SlurmLab(folder) as lab:

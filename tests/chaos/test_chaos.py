@@ -19,12 +19,12 @@ SEEDS = (2,) if SHARE == 1 else range(SEED, SEED + 10)
 @pytest.mark.timeout(1800)
 @pytest.mark.dealt(2)
 @pytest.mark.parametrize("turn", range(len(SEEDS)))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["local", "ssh", "slurm", "hot"])
 def test_nothing_wrong_ever(kind, turn, request):
     seed = SEEDS[turn]
     schedule = drawn(seed, KINDS[kind].kinds, STRIKES, GAPS_S[kind])
     print("seed", seed, written(schedule))
-    place = {"local": None, "ssh": "shared_hosts", "slurm": "shared_lab"}[kind]
+    place = {"ssh": "shared_hosts", "slurm": "shared_lab"}.get(kind)
     outcome = Soak(kind, place and request.getfixturevalue(place)).outcome(schedule)
     print(outcome)
     assert outcome.wrong == []

@@ -66,12 +66,16 @@ class World:
     def submit(self, steps: int, every: int, pause_s: float) -> None:
         for path in (SCRIPTS / "audited.py", self.script):
             (self.desk.project / path.name).write_text(path.read_text())
-        args = f"{{steps: {steps}, every: {every}, pause: {pause_s}, audit: {json.dumps(str(self.audit))}}}"
+        self.run = self.desk.submit(
+            self.desk.spec(self.spec(steps, every, pause=pause_s, audit=str(self.audit))), *self.where
+        )
+
+    def spec(self, steps: int, every: int, **given: object) -> str:
+        args = json.dumps({"steps": steps, "every": every, **given})
         resources = f"{{nodes: {self.nodes}, ranks_per_node: {self.ranks}}}"
         words = f"python: {json.dumps(sys.executable)}, preload: {self.preload}, args: {args}"
         run = f"{{script: {self.script.name}, {words}}}"
-        spec = f"name: chaos\nrun: {run}\nresources: {resources}\nrecovery: {{{RECOVERY}{self.more}}}\n"
-        self.run = self.desk.submit(self.desk.spec(spec), *self.where)
+        return f"name: chaos\nrun: {run}\nresources: {resources}\nrecovery: {{{RECOVERY}{self.more}}}\n"
 
     promise: ClassVar = Promise()  # a checkpoint that rank 0 has saved is on the disk that all share
 
@@ -292,13 +296,61 @@ class Local(World):
         return strike(deed.pid, number)
 
 
+class Hot(Local):
+    """A training whose ranks stay when others are killed. What is not put back in them shows in the weights."""
+
+    script = SCRIPTS / "in_place.py"
+    preload = "[torch]"
+    more = ", mode: hot, spares: 1"
+    strategy = "ddp"
+    kept: ClassVar[Mapping[str, object]] = {}  # beside checkpoints on disk
+    alone = ""  # the run that nothing disturbs
+
+    def spec(self, steps: int, every: int, **given: object) -> str:
+        args = json.dumps({"steps": steps, "strategy": self.strategy, **given})
+        return (
+            f"name: hot\nrun: {{script: {self.script.name}, python: {json.dumps(sys.executable)}, args: {args}}}\n"
+            f"resources: {{nodes: {self.nodes}, ranks_per_node: {self.ranks}, gpus_per_node: 0, cpus_per_rank: 1}}\n"
+            f"checkpoint: {json.dumps({'every': f'{every} steps', **self.kept})}\n"
+            f"recovery: {{{RECOVERY}{self.more}}}\n"
+        )
+
+    def fingerprint(self, steps: int) -> str:
+        """Of the training that is left alone, here and now."""
+        self.alone = self.desk.submit(self.desk.spec(self.spec(steps, 1000)))
+        return str(self.desk.wait(self.alone)["fingerprint"])
+
+    def tidy(self) -> None:
+        super().tidy()
+        if self.alone:
+            end_all(lambda: self.desk.processes(self.desk.run_dir(self.alone)))
+
+    def deeds(self) -> list[Deed]:
+        """A rank that is born does nothing yet there: others may still be at a step of the generation before."""
+        return [deed for deed in super().deeds() if deed.what != "born"]
+
+    def newest_ranks(self) -> list[Deed]:
+        """That live; of one place the newest."""
+        born = {deed.rank: deed for deed in super().deeds() if deed.what == "born"}
+        return [born[rank] for rank in sorted(born)]
+
+
+class HotZero1(Hot):
+    strategy = "zero1"
+
+
+class HotFsdp(Hot):
+    strategy = "fsdp"
+    kept: ClassVar = {"memory_every": "2 steps", "buddy": True}
+
+
 @contextlib.contextmanager
-def local_world(folder: Path) -> Iterator[World]:
+def local_world(folder: Path, kind: type[World] = Local) -> Iterator[World]:
     """The project lies on a small disk of its own, which can be full."""
     desk = Lab(folder)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "none", desk.project], check=True)
     (desk.project / "pyproject.toml").write_text("[project]\nname = 'theirs'\n")
-    world = Local(desk, folder)
+    world = kind(desk, folder)
     lay_clocks(world, BY_NODE)
     try:
         yield world

@@ -1,13 +1,14 @@
 """A small training in which whatever is not put back shows: dropout, BatchNorm, draws of Python and NumPy, a schedule
 that goes by validations, a callback with state, and samples that are augmented.
 
-`--hold FILE`: no rank goes on from the step in it. `--pause S` in each forward pass; with `--slow FILE` as long as that
+`--audit FILE`: what each rank does, for tests/chaos/audit.py. `--hold FILE`: no rank goes on from the step in it. `--pause S` in each forward pass; with `--slow FILE` as long as that
 is there. `--die PATH`: in files PATH-0, PATH-1 and so on a rank, a step and a
 place each, where that rank kills itself, or stops where `stop` follows: `optimizer` is after its update; with zero1
 `spread` is while it sends its new weights to the others, and `share` while it writes its part of the optimizer into
 memory. At the end each says how many updates it made.
 """
 
+import importlib
 import os
 import random
 import signal
@@ -23,6 +24,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from trainer import Settings, Trainer
+from trainer.checkpoint_files import catalog
 from trainer.loop import Callback
 from trainer.staying.shares import OwnShare
 
@@ -78,6 +80,34 @@ class Reporter(Callback):
         self.may_die("load", int(os.environ["RANK"]))
 
 
+class Audited(Callback):
+    """Writes down what this rank does: it starts in a generation with the first step that it makes there."""
+
+    def __init__(self, path):
+        self._note = importlib.import_module("audited").Audit(path).note
+        self._generation, self._saved = "", 0
+        self._note("born", 0)
+
+    def on_step(self, training):
+        for step in self._committed():
+            self._note("save", step)
+        if self._generation != os.environ["LAUNCH_GENERATION"]:
+            self._generation = os.environ["LAUNCH_GENERATION"]
+            self._note("start", training.step - 1)
+        self._note("step", training.step)
+
+    def on_done(self, training):
+        self._note("end", training.step)
+
+    def _committed(self):
+        """Checkpoints that rank 0 had not seen before."""
+        if os.environ["RANK"] != "0":
+            return []
+        new = [step for step in catalog.steps(Path(os.environ["LAUNCH_CHECKPOINT_DIR"])) if step > self._saved]
+        self._saved = max([self._saved, *new])
+        return new
+
+
 def model(*, buffers=True):
     norm = nn.BatchNorm1d(33) if buffers else nn.LayerNorm(33)
     return nn.Sequential(nn.Linear(8, 33), norm, nn.ReLU(), nn.Dropout(0.2), nn.Linear(33, 1))
@@ -109,6 +139,7 @@ def main(words=None):
     parser.add_argument("--strategy", default="ddp")
     parser.add_argument("--shard-size", type=int)
     parser.add_argument("--given", action="store_true", help="the model itself, in the place of a function")
+    parser.add_argument("--audit")
     parser.add_argument("--hold")
     parser.add_argument("--slow")
     parser.add_argument("--die")
@@ -167,7 +198,7 @@ def main(words=None):
         validation=Points(),
         optimizer=optimizer,
         schedule=lambda optimizer, _: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1),
-        callbacks=[reporter],
+        callbacks=[reporter, *([Audited(args.audit)] if args.audit else [])],
     )
     code = trainer.fit()
     print(f"rank {reporter.rank} made updates {updates[:1]} to {updates[-1:]}: {len(updates)}", flush=True)
