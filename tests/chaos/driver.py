@@ -17,7 +17,6 @@ from tests.chaos.schedule import Schedule, Strike, written
 from tests.chaos.worlds import World
 
 EVERY, PAUSE_S = 5, 0.05
-_STEPS_PER_S = 14.0  # about what `PAUSE_S` leaves
 _LOOK_S = 1.5
 # Against hanging alone: the machine may be slow, and have other tests to run.
 _FIRST_STEP_S, _HIT_S, _END_S, _LEFT_S, _STATUS_S = 300.0, 60.0, 600.0, 150.0, 120.0
@@ -46,7 +45,7 @@ class Outcome:
 def disturb(world: World, schedule: Schedule) -> Outcome:
     """Submit a run that lasts a little longer than its faults; at the end nothing is left of it."""
     began, outcome = time.monotonic(), Outcome(schedule)
-    steps = int(_STEPS_PER_S * (10 + sum(strike.after_s for strike in schedule)))
+    steps = int(world.steps_per_s * (10 + sum(strike.after_s for strike in schedule)))
     world.submit(steps, EVERY, PAUSE_S)
     with Watch(world) as watch:
         _until("the first step", _FIRST_STEP_S, outcome, lambda: any(deed.what == "step" for deed in world.deeds()))

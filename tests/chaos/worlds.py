@@ -30,6 +30,7 @@ from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.layout import data_name
 
 APART = Path(__file__).parents[1] / "agent" / "scripts" / "project" / "apart.py"
+_ALONE_S = 600.0  # against hanging alone
 Fault = Callable[["World", int], contextlib.AbstractContextManager[bool]]
 CAUSES = ("killed", "node_lost", "communication", "hang", "launcher_fault", "disk")
 SETTINGS = {
@@ -48,6 +49,7 @@ class World:
     script = SCRIPTS / "chain.py"
     ranks = 2  # on each node
     nodes = 2
+    steps_per_s = 14.0  # about what the pause leaves
     more = ""  # of the spec
     preload = "[]"
     where: Sequence[str] = ()
@@ -303,6 +305,7 @@ class Hot(Local):
     preload = "[torch]"
     more = ", mode: hot, spares: 1"
     strategy = "ddp"
+    steps_per_s = 6.0
     kept: ClassVar[Mapping[str, object]] = {}  # beside checkpoints on disk
     alone = ""  # the run that nothing disturbs
 
@@ -318,7 +321,7 @@ class Hot(Local):
     def fingerprint(self, steps: int) -> str:
         """Of the training that is left alone, here and now."""
         self.alone = self.desk.submit(self.desk.spec(self.spec(steps, 1000)))
-        return str(self.desk.wait(self.alone)["fingerprint"])
+        return str(self.desk.wait(self.alone, timeout=_ALONE_S)["fingerprint"])
 
     def tidy(self) -> None:
         super().tidy()

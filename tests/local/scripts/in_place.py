@@ -81,20 +81,23 @@ class Reporter(Callback):
 
 
 class Audited(Callback):
-    """Writes down what this rank does: it starts in a generation with the first step that it makes there."""
+    """Writes down what this rank does: it starts in a generation with the first update that it makes there. What follows
+    an update may be done again by ranks that stay."""
 
     def __init__(self, path):
         self._note = importlib.import_module("audited").Audit(path).note
         self._generation, self._saved = "", 0
         self._note("born", 0)
 
+    def updated(self, step):
+        if self._generation != os.environ["LAUNCH_GENERATION"]:
+            self._generation = os.environ["LAUNCH_GENERATION"]
+            self._note("start", step - 1)
+        self._note("step", step)
+
     def on_step(self, training):
         for step in self._committed():
             self._note("save", step)
-        if self._generation != os.environ["LAUNCH_GENERATION"]:
-            self._generation = os.environ["LAUNCH_GENERATION"]
-            self._note("start", training.step - 1)
-        self._note("step", training.step)
 
     def on_done(self, training):
         self._note("end", training.step)
@@ -171,10 +174,13 @@ def main(words=None):
         return nn.functional.binary_cross_entropy_with_logits(found, wanted.float())
 
     updates = []
+    audited = [Audited(args.audit)] if args.audit else []
 
     def optimizer(parameters):
         made = torch.optim.AdamW(parameters, lr=0.01)
         made.register_step_post_hook(lambda *_: updates.append(reporter.step + 1))
+        for one in audited:
+            made.register_step_post_hook(lambda *_: one.updated(reporter.step + 1))
         made.register_step_post_hook(lambda *_: reporter.may_die("optimizer"))
         return made
 
@@ -198,7 +204,7 @@ def main(words=None):
         validation=Points(),
         optimizer=optimizer,
         schedule=lambda optimizer, _: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1),
-        callbacks=[reporter, *([Audited(args.audit)] if args.audit else [])],
+        callbacks=[reporter, *audited],
     )
     code = trainer.fit()
     print(f"rank {reporter.rank} made updates {updates[:1]} to {updates[-1:]}: {len(updates)}", flush=True)
