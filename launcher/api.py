@@ -42,7 +42,7 @@ from launcher.rundir.attempts import attempts, newest, read_intent, read_plan, r
 from launcher.rundir.durable import readable, write_record
 from launcher.rundir.layout import RunDir
 from launcher.rundir.locks import locked
-from launcher.rundir.records import ClusterWord, DrainRequest, Labels, RunState
+from launcher.rundir.records import ClusterWord, DrainRequest, Labels, MoveRequest, NodeState, RunState
 from launcher.status.derive import RunStatus, derive
 from launcher.status.facts import RunFacts, read_facts
 from launcher.status.log_choice import LogChoice
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from launcher.status.about import About
     from launcher.status.checkpoints import Checkpoint
     from launcher.status.compared import CodeComparison, Comparison
+    from launcher.status.moving import MoveAnswer
     from launcher.status.series import Row, Rows
 
 Spec = str | Path | Mapping[str, Any] | Any  # a file, or what would stand in one
@@ -361,23 +362,69 @@ def release(one: Run) -> None:
 def drain(one: Run, node: str) -> int:
     """Have the ranks moved that a run has on this node: a number, or the name of a machine. Gives the number.
 
-    It happens as soon as other nodes can have them. Raises Refused where it cannot.
+    It happens as soon as other nodes can have them, and it gets none any more. Raises Refused where it cannot.
     """
-    run, status = RunDir(one.path), one.status()
-    attempt, hint = newest(run), f"hint: launch status {one.id}"
+    attempt, status = _with_nodes(one, "drained")
+    index = _node_to_free(one, status, node, "drained").node
+    with locked(attempt.drain_lock, wait=True, optional=True):
+        before = readable(attempt.drain, DrainRequest) or DrainRequest()
+        write_record(attempt.drain, msgspec.structs.replace(before, nodes=tuple(sorted({*before.nodes, index}))))
+    return index
+
+
+def move(one: Run, node: str, to: str | None = None) -> "MoveAnswer":
+    """Have the ranks moved that a run has on this node, to this spare, or any; the node is a spare afterwards.
+
+    Nodes have a number, and the name of a machine. It happens at once, or not at all. Raises Refused where it cannot.
+    """
+    from launcher.status.moving import MoveAnswer  # late: of no use to `status`
+
+    attempt, status = _with_nodes(one, "moved")
+    hint = f"hint: launch status {one.id}"
+    if status.state is not State.RUNNING:
+        raise Refused(f"{one.id} is {status.state}: it has no ranks that could move now", hint)
+    left = _node_to_free(one, status, node, "left without ranks")
+    if not left.ranks:
+        raise Refused(f"node {left.node} of {one.id} has no ranks: it is {left.state}", hint)
+    spares = [known for known in status.nodes if known.state == "spare"]
+    if not spares:
+        raise Refused(f"{one.id} has no spare that is ready", "hint: `recovery.spares: 1` of the spec keeps one")
+    wanted = None if to is None else _node_of(one, status, to)
+    if wanted is not None and wanted not in spares:
+        names = ", ".join(str(known.node) for known in spares)
+        raise Refused(f"node {wanted.node} of {one.id} is {wanted.state}, and no spare: node {names} is", hint)
+    moving = MoveAnswer(RunDir(one.path), left.node)
+    with locked(attempt.drain_lock, wait=True, optional=True):
+        before = readable(attempt.drain, DrainRequest) or DrainRequest()
+        wish = MoveRequest(left.node, None if wanted is None else wanted.node)
+        write_record(attempt.drain, msgspec.structs.replace(before, moves=(*before.moves, wish)))
+    return moving
+
+
+def _with_nodes(one: Run, done: str) -> "tuple[AttemptDir, RunStatus]":
+    status = one.status()
+    attempt, hint = newest(RunDir(one.path)), f"hint: launch status {one.id}"
     if attempt is None or status.state.ended:
         raise Refused(f"{one.id} is {status.state}", hint)
     if isinstance(_carrier(attempt), KeepsFilesElsewhere):
-        raise Refused(f"{one.id}: where it runs each node has a disk of its own, and none can be drained", hint)
-    index = next((known.node for known in status.nodes if node in (str(known.node), known.host)), None)
-    if index is None:
-        known = ", ".join(str(known.node) for known in status.nodes)
-        raise Refused(f"{one.id} has no node {node!r}: expected one of {known}", hint)
-    if index == status.nodes[0].node:
-        raise Refused(f"node {index} of {one.id} coordinates the others, and cannot be drained", hint)
-    before = readable(attempt.drain, DrainRequest)
-    write_record(attempt.drain, DrainRequest(tuple(sorted({*(before.nodes if before else ()), index}))))
-    return index
+        raise Refused(f"{one.id}: where it runs each node has a disk of its own, and none can be {done}", hint)
+    return attempt, status
+
+
+def _node_to_free(one: Run, status: "RunStatus", name: str, done: str) -> NodeState:
+    node = _node_of(one, status, name)
+    if node == status.nodes[0]:
+        hint = f"hint: launch status {one.id}"
+        raise Refused(f"node {node.node} of {one.id} coordinates the others, and cannot be {done}", hint)
+    return node
+
+
+def _node_of(one: Run, status: "RunStatus", name: str) -> NodeState:
+    for node in status.nodes:
+        if name in (str(node.node), node.host):
+            return node
+    known = ", ".join(str(node.node) for node in status.nodes) or "none, for it has no nodes yet"
+    raise Refused(f"{one.id} has no node {name!r}: expected one of {known}", f"hint: launch status {one.id}")
 
 
 def remove(runs_: "Sequence[Run]", *, anyway: bool = False) -> list[KeptThere]:

@@ -19,6 +19,7 @@ from launcher.agent.coordination.effects import (
     Drain,
     Finish,
     In,
+    Move,
     Now,
     Out,
     ProvenDead,
@@ -193,7 +194,7 @@ class Cluster:
 
     def _note_heard(self, event: In) -> None:
         match event:
-            case Tick() | StoodStill() | Rolls() | ProvenDead() | Drain():
+            case Tick() | StoodStill() | Rolls() | ProvenDead() | Drain() | Move():
                 pass
             case Disconnected(node=node):
                 self.linked.discard(node)

@@ -13,6 +13,7 @@ from launcher.agent.coordination.effects import (
     Drain,
     Finish,
     In,
+    Move,
     Now,
     Out,
     ProvenDead,
@@ -80,7 +81,7 @@ class CoordinatorServer:
         self._wind()
         self._keep_until_done(self._stay_known(here))
         if len(self._plan.nodes) > 1:  # the first one cannot be
-            self._keep_until_done(self._hear_who_is_drained())
+            self._keep_until_done(self._hear_whose_ranks_move())
         if self._counts.rolls:
             self._keep_until_done(self._hear_who_counts())
 
@@ -143,16 +144,19 @@ class CoordinatorServer:
                 self._handle(said)
                 self._counts = said if self._coordinator.counts_by(said) else self._counts
 
-    async def _hear_who_is_drained(self) -> None:
-        """People write it down: `launch drain`."""
-        drained: set[int] = set()
+    async def _hear_whose_ranks_move(self) -> None:
+        """People write them down: `launch drain`, `launch move`."""
+        drained, moved = set[int](), 0
         while not self.ended.done():
             await asyncio.sleep(_DRAIN_S)
-            request = await asyncio.to_thread(readable, self._attempt.drain, DrainRequest)
-            for node in request.nodes if request is not None else ():
+            request = await asyncio.to_thread(readable, self._attempt.drain, DrainRequest) or DrainRequest()
+            for node in request.nodes:
                 if node not in drained:
                     drained.add(node)
                     self._handle(Drain(node))
+            for move in request.moves[moved:]:
+                self._handle(Move(move.node, move.to))
+            moved = max(moved, len(request.moves))
 
     async def _prove_death(self, node: int, process: ProcessId) -> None:
         for pause_s in _LOOKS_S:

@@ -41,9 +41,10 @@ COMMANDS = {
     ),
     "release": ("launcher.cli.keeping.release", "let runs go that wait because they were submitted with --hold"),
     "drain": (
-        "launcher.cli.keeping.drain",
+        "launcher.cli.places.drain",
         "have the ranks of a node moved to others before it goes",
     ),
+    "move": ("launcher.cli.places.move", "have the ranks of a node moved to a spare; the node is a spare then"),
     "resume": ("launcher.cli.starting.resume", "continue an ended or lost run from its newest checkpoint"),
     "tag": ("launcher.cli.keeping.tag", "give runs tags, or take some away, to find them by"),
     "note": ("launcher.cli.keeping.note", "write down what there is to say of a run"),

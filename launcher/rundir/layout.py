@@ -48,6 +48,7 @@ class AttemptDir:
     end = NamedFile("exit.json")
     stop = NamedFile("stop.json")
     drain = NamedFile("drain.json")
+    drain_lock = NamedFile(".drain-lock")  # held by whoever adds to it
     released = NamedFile("released")  # there once a person has let a held attempt go
     seen = NamedFile("seen.json")  # the cluster's last answer
     site = NamedFile("site.json")  # which of the clusters of its kind the attempt was handed to

@@ -302,6 +302,7 @@ class RunState(msgspec.Struct, frozen=True):
 KEPT = "checkpoint_kept"  # the first checkpoint of the trainer's: from then on the run does not begin without one
 ANEW = "may_begin_anew"  # a person has said that it may
 EXPLAINED = "explained"  # the cluster has told afterwards what the attempt's last failure was: its `cause` holds
+MOVED, NOT_MOVED = "moved", "not_moved"  # what has come of `launch move`, of the node that had the ranks
 TOLD, NOT_TOLD = "notified", "not_notified"  # `brief` is what was told, `evidence` to which recipient
 
 
@@ -325,10 +326,18 @@ class StopRequest(msgspec.Struct, frozen=True):
     by: ProcessId
 
 
-class DrainRequest(msgspec.Struct, frozen=True):
-    """attempts/0001/drain.json: which nodes are to have no ranks any more."""
+class MoveRequest(msgspec.Struct, frozen=True):
+    """The ranks of a node are to be on another one."""
 
-    nodes: tuple[int, ...]
+    node: int
+    to: int | None = None  # None: on any spare
+
+
+class DrainRequest(msgspec.Struct, frozen=True):
+    """attempts/0001/drain.json: which nodes people want without ranks."""
+
+    nodes: tuple[int, ...] = ()  # for good
+    moves: tuple[MoveRequest, ...] = ()  # now, each once, in this order; the node may have others later
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 from simulated_cluster import Cluster, plan_of
 
-from launcher.agent.coordination.effects import Drain
+from launcher.agent.coordination.effects import Drain, Move
 from launcher.agent.messages import Fault, GoOn, Pulse, RankPulse, Start, Started, Stop
 from launcher.spec.model import Budget, Recovery
 from launcher.words import State
@@ -767,3 +767,147 @@ def test_a_spare_that_is_drained_is_no_spare() -> None:
     cluster.advance(2)
     assert not joined(cluster)
     assert cluster.state().nodes[2].state == "drained"
+
+
+# -- ranks that move to a spare
+
+
+def places(cluster: Cluster) -> dict[int, tuple[int, ...]]:
+    return {node.node: node.ranks for node in cluster.state().nodes if node.ranks}
+
+
+def refusals(cluster: Cluster) -> list[str]:
+    return [event.text.partition(": ")[2] for event in cluster.recorded("not_moved")]
+
+
+def test_ranks_of_a_node_move_to_the_spare_and_the_node_is_one() -> None:
+    cluster = running(3, spares=1)
+    before = pids(cluster)
+    cluster.feed(Move(1))
+    cluster.settle()
+    assert [(node, word.generation, word.grace_s) for node, word in words(cluster, Stop)] == [(1, 1, 0.0)]  # type: ignore[attr-defined]
+    assert joined(cluster) == [(3, 1, 2)]
+    state, after = cluster.state(), pids(cluster)
+    assert (state.state, state.generation, state.restarts) == (State.RUNNING, 2, {"preempted": 1})
+    assert {rank for rank in after if after[rank] != before[rank]} == {2, 3}
+    assert [node.state for node in state.nodes] == ["up", "spare", "up", "up"]
+    assert cluster.recorded("failure")[0].text == "the ranks of node 1 move to a spare"
+    [moved] = cluster.recorded("moved")
+    assert (moved.node, moved.text) == (1, "the ranks of node 1 have moved; ranks run on node 0, 3, 2")
+
+
+def test_they_move_back_and_forth() -> None:
+    cluster = running(2, spares=1)
+    for node, there in ((1, {0: (0, 1), 2: (2, 3)}), (2, {0: (0, 1), 1: (2, 3)}), (1, {0: (0, 1), 2: (2, 3)})):
+        cluster.feed(Move(node))
+        cluster.settle()
+        assert places(cluster) == there
+        all_stay(cluster)
+    assert [event.node for event in cluster.recorded("moved")] == [1, 2, 1]
+
+
+def test_after_they_have_moved_a_failure_leaves_them_where_they_are() -> None:
+    cluster = running(2, spares=1)
+    cluster.feed(Move(1))
+    cluster.settle()
+    cluster.end_rank(2, code=1, error="ValueError: no")
+    cluster.advance(5)
+    assert places(cluster) == {0: (0, 1), 2: (2, 3)}
+    cluster.kill(2)
+    cluster.advance(5)
+    assert places(cluster) == {0: (0, 1), 1: (2, 3)}
+
+
+@pytest.mark.parametrize("rules", [HOT, Recovery()], ids=["hot", "warm"])
+def test_one_of_several_spares_can_be_named(rules: Recovery) -> None:
+    cluster = running(3, spares=2, rules=rules)
+    cluster.feed(Move(1, 4))
+    cluster.feed(Move(2, 3))
+    cluster.advance(1)
+    if rules is HOT:
+        all_stay(cluster)
+    cluster.advance(1)
+    assert places(cluster) == {0: (0, 1), 4: (2, 3), 3: (4, 5)}
+
+
+def test_warm_all_may_save_before_they_move() -> None:
+    cluster = running(2, spares=1, rules=Recovery())
+    cluster.feed(Move(1))
+    cluster.advance(1)
+    assert {node for node, word in words(cluster, Stop) if word.grace_s} == {0, 1}  # type: ignore[attr-defined]
+    assert cluster.starts(2).keys() == {0, 2}
+    assert len(cluster.recorded("moved")) == 1
+
+
+@pytest.mark.parametrize(
+    ("node", "to", "why"),
+    [
+        (0, None, "it coordinates the others"),
+        (2, None, "it has no ranks"),
+        (1, 0, "node 0 is no spare that is ready"),
+        (1, 1, "node 1 is no spare that is ready"),
+        (1, 9, "node 9 is no spare that is ready"),
+    ],
+)
+def test_what_cannot_move_goes_on_and_why_is_told(node: int, to: int | None, why: str) -> None:
+    cluster = running(2, spares=1)
+    cluster.feed(Move(node, to))
+    cluster.advance(2)
+    assert refusals(cluster) == [why]
+    assert (cluster.state().generation, places(cluster)) == (1, {0: (0, 1), 1: (2, 3)})
+
+
+def test_without_a_spare_nothing_moves_then_or_later() -> None:
+    cluster = Cluster(plan_of(2, least=1, spares=1, rules=HOT))
+    cluster.boot(0, 1)
+    cluster.advance(30)
+    all_stay(cluster, resizes=True)
+    cluster.feed(Move(1))
+    cluster.advance(2)
+    assert refusals(cluster) == ["no spare is ready"]
+    cluster.boot(2)
+    cluster.advance(5)
+    assert (cluster.state().generation, places(cluster)) == (1, {0: (0, 1), 1: (2, 3)})
+
+
+def test_unknown_nodes_are_passed_over() -> None:
+    cluster = running(2, spares=1)
+    cluster.feed(Move(7))
+    cluster.advance(2)
+    assert not cluster.recorded("move_asked")
+    assert cluster.state().generation == 1
+
+
+def test_the_spare_is_lost_while_the_ranks_end_and_they_are_started_where_they_were() -> None:
+    cluster = running(2, spares=1)
+    cluster.agents[1].ignores_stop = True
+    cluster.feed(Move(1))
+    cluster.settle()
+    cluster.kill(2)
+    cluster.advance(1)
+    cluster.agents[1].ignores_stop = False
+    cluster.down[1].append(Stop(1, 0.0))  # only now do they end
+    cluster.advance(2)
+    assert (cluster.state().state, places(cluster)) == (State.RUNNING, {0: (0, 1), 1: (2, 3)})
+    assert joined(cluster) == [(1, 1, 2)]
+    assert refusals(cluster) == ["no spare was ready any more"]
+
+
+def test_a_node_whose_ranks_were_to_move_when_the_spare_took_that_of_another_keeps_them() -> None:
+    cluster = running(3, spares=1)
+    cluster.kill(2)
+    cluster.feed(Move(1))
+    cluster.advance(2)
+    assert places(cluster) == {0: (0, 1), 1: (2, 3), 3: (4, 5)}
+    assert refusals(cluster) == ["no spare was ready any more"]
+
+
+def test_a_rank_that_is_killed_while_others_move_is_replaced_with_them() -> None:
+    cluster = running(2, spares=1)
+    cluster.feed(Move(1))
+    cluster.end_rank(0, signal=9)
+    cluster.settle()
+    cluster.advance(1)
+    assert places(cluster) == {0: (0, 1), 2: (2, 3)}
+    assert cluster.state().state is State.RUNNING
+    assert cluster.state().nodes[1].state == "spare"

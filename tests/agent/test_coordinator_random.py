@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from shares import SEED, SHARE
 from simulated_cluster import Cluster, plan_of
 
-from launcher.agent.coordination.effects import Drain, ProvenDead
+from launcher.agent.coordination.effects import Drain, Move, ProvenDead
 from launcher.spec.model import Budget, Recovery
 from launcher.words import State
 
@@ -143,6 +143,11 @@ class Storm(RuleBasedStateMachine):
     def is_drained(self, number: int, really: int) -> None:
         if not really and not self.over:
             self.cluster.feed(Drain(self.node(number)))
+
+    @rule(number=NODES, to=st.none() | NODES, really=st.integers(0, 2))
+    def its_ranks_move(self, number: int, to: int | None, really: int) -> None:
+        if not really and not self.over:
+            self.cluster.feed(Move(self.node(number), None if to is None else self.node(to)))
 
     # -- ranks
 

@@ -307,3 +307,35 @@ def test_the_ranks_of_a_drained_node_move_and_nothing_is_lost(lab, alone, mode):
     assert numbers(lab, run) == wanted
     assert status["fingerprint"] == fingerprint
     assert lab.launch("drain", run, "1", check=Exit.REFUSED).stderr
+
+
+def test_ranks_move_to_the_spare_and_back_and_nothing_is_lost(lab, alone):
+    fingerprint, wanted = alone(ranks=1, nodes=2)
+    run = lab.submit(spec(lab, ranks=1, nodes=2, pause=0.02, hold=7, every="100 steps", recovery="  spares: 1\n"))
+    before = with_a_spare(lab, run)
+    for words, why in (
+        (("0",), "coordinates the others"),
+        (("7",), "expected one of 0, 1, 2"),
+        (("2",), "node 2 of .* has no ranks: it is spare"),
+        (("1", "--to", "0"), "node 0 of .* is up, and no spare: node 2 is"),
+    ):
+        assert re.search(why, lab.launch("move", run, *words, check=Exit.REFUSED).stderr)
+    for node, to, hold, there in (("1", ("--to", "2"), STEPS // 2, "0, 2"), ("2", (), STEPS - 1, "0, 1")):
+        with ThreadPoolExecutor() as meanwhile:
+            moved = meanwhile.submit(lab.launch, "move", run, node, *to)
+            lab.until("the word that its ranks are to move", partial(said_to_move, lab, run, int(node)))
+            lab.hold(hold)  # held before, a rank would not come to where it hears of it
+        assert moved.result().stdout == f"{run}: the ranks of node {node} have moved; ranks run on node {there}\n"
+        before = lab.until("a step of all", partial(all_trained_again, lab, run, before))
+    assert [node["state"] for node in before["nodes"]] == ["up", "up", "spare"]
+    lab.let_go()
+    status = lab.wait(run)
+    assert (status["attempt"], status["restarts"]["by_cause"]) == (1, {"preempted": 2})
+    assert stayed(lab, run) == [True, True]
+    assert numbers(lab, run) == wanted
+    assert status["fingerprint"] == fingerprint
+    assert "is succeeded" in lab.launch("move", run, "1", check=Exit.REFUSED).stderr
+
+
+def said_to_move(lab, run, node):
+    return [event for event in lab.events(run, "move_asked") if event["node"] == node]

@@ -17,7 +17,7 @@ from launcher.agent.coordination import verdict
 from launcher.agent.coordination.attempt import Attempt, AttemptPhase
 from launcher.agent.coordination.attendance import Attendance, Loss
 from launcher.agent.coordination.closing import Aftermath, Closer
-from launcher.agent.coordination.effects import Disconnected, Drain, In, Now, Out, ProvenDead, StoodStill, Tick
+from launcher.agent.coordination.effects import Disconnected, Drain, In, Move, Now, Out, ProvenDead, StoodStill, Tick
 from launcher.agent.coordination.in_place.draining import Drainer
 from launcher.agent.coordination.in_place.going_on import HotOpener
 from launcher.agent.coordination.in_place.joining import Joiner
@@ -73,6 +73,8 @@ class Coordinator:
                     self._nodes.counts = event
             case Drain():
                 self._drainer.ask(event.node)
+            case Move():
+                self._drainer.ask_to_move(event)
             case Disconnected():
                 self._attendance.disconnect(event.node)
             case ProvenDead():

@@ -45,6 +45,14 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """Somebody wants the ranks of a node on another one; the node stays in use, as a spare."""
+
+    node: int
+    to: int | None = None  # None: on any that is ready and has no ranks
+
+
+@dataclass(frozen=True, slots=True)
 class StoodStill:
     """The coordinator did, for so long."""
 
@@ -82,7 +90,7 @@ class Finish:
     event: Event
 
 
-In = ToCoordinator | Disconnected | ProvenDead | Drain | StoodStill | Rolls | Tick
+In = ToCoordinator | Disconnected | ProvenDead | Drain | Move | StoodStill | Rolls | Tick
 Out = Send | Record | RecordExit | Finish
 
 

@@ -32,6 +32,8 @@ class KnownNode:
     preparing_since: float = 0.0
     fault: str = ""  # why no ranks are given to it any more
     drained: bool = False  # somebody wants no ranks on it any more
+    moves: bool = False  # its ranks are about to move to another node, and it has none where others are enough
+    wanted: bool = False  # somebody wants them here
     could_not_join: ProcessId | None = None  # the agent whose ranks failed, or were late, as they were to join others
     disk_failed_at: float = 0.0  # when a generation last ended for its disk; 0: none has
     port: int = 0

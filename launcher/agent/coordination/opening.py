@@ -110,9 +110,12 @@ def silence_of(attempt: Attempt) -> Silence:
 
 
 def preferred(usable: Sequence[KnownNode], head: int, most: int) -> list[KnownNode]:
-    """Without those whose disks failed last, as far as there are enough others; the head, which coordinates, is in."""
-    suspects = [node for node in usable if node.disk_failed_at and node.index != head]
-    suspects.sort(key=lambda node: node.disk_failed_at, reverse=True)
+    """Without those whose ranks are to move, or whose disks failed last, as far as there are enough others.
+
+    The head, which coordinates, is in.
+    """
+    suspects = [node for node in usable if (node.moves or node.disk_failed_at) and node.index != head]
+    suspects.sort(key=lambda node: (node.moves, node.disk_failed_at), reverse=True)
     left_out = suspects[: max(0, len(usable) - most)]
     return [node for node in usable if node not in left_out]
 
@@ -123,7 +126,7 @@ def place(before: Sequence[int], usable: Collection[KnownNode], most: int) -> tu
     Who was in the last generation keeps its place; others fill the gaps, then the end; gaps that stay are closed.
     """
     present = {node.index for node in usable}
-    order = sorted(usable, key=lambda node: (node.index != 0, node.spare, node.index))
+    order = sorted(usable, key=lambda node: (node.index != 0, not node.wanted, node.spare, node.index))
     known = set(before)
     newcomers = iter([node.index for node in order if node.index not in known])
     places = [index if index in present else next(newcomers, None) for index in before]

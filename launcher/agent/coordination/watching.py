@@ -201,6 +201,7 @@ class Watch:
             return
         if attempt.is_open and node.index in attempt.leaving:
             node.holds = 0
+            attempt.nodes.settle(node)
             attempt.leaving.discard(node.index)
             attempt.current.lose(node.index)
             if not self._in_place.go_on():

@@ -1,25 +1,35 @@
-"""Nodes that somebody wants to be without: their ranks move to others, in place where that can be."""
+"""Nodes whose ranks somebody wants elsewhere, for good or only now: they move to others, in place where that can be."""
+
+from collections import deque
+from collections.abc import Sequence
 
 from launcher.agent.coordination.attempt import Attempt, AttemptPhase
 from launcher.agent.coordination.closing import CLOSE_S, Closer
+from launcher.agent.coordination.effects import Move
 from launcher.agent.coordination.in_place.going_on import HotOpener
 from launcher.agent.coordination.nodes import KnownNode
 from launcher.agent.coordination.verdict import Verdict
 from launcher.agent.messages import Stop
+from launcher.rundir.records import MOVED, NOT_MOVED
 from launcher.words import Cause
 
 
 class Drainer:
-    """Has the ranks of nodes moved that somebody wants to be without, once others can have their places.
+    """Has ranks of nodes moved, once others can have their places.
 
     hot: Stop to such a node alone, and once it is Stopped the others go on in place, with a spare;
     else: all ranks may save and leave, and a generation without it follows. Till then it goes on as before.
+
+    A node that is *drained* has no ranks from then on, and waits for others that can have its places. One whose ranks
+    *move* is a spare afterwards; that is done at once, where a spare is ready, or not at all.
     """
 
     def __init__(self, attempt: Attempt, closer: Closer, in_place: HotOpener) -> None:
         self._attempt = attempt
         self._closer = closer
         self._in_place = in_place
+        self._moves: deque[Move] = deque()  # that were asked for: one after the other
+        self._moving: KnownNode | None = None  # whose ranks are on their way
 
     def ask(self, index: int) -> None:
         """From now on; the first node, which coordinates, cannot be drained."""
@@ -30,33 +40,93 @@ class Drainer:
         self._attempt.nodes.settle(node)
         self._attempt.ledger.record("drain_asked", f"node {index} is to be drained", node=index)
 
+    def ask_to_move(self, move: Move) -> None:
+        """It is answered, by an event, while a generation runs."""
+        if self._attempt.nodes.get(move.node) is not None:
+            to = "a spare" if move.to is None else f"node {move.to}"
+            text = f"the ranks of node {move.node} are to move to {to}"
+            self._attempt.ledger.record("move_asked", text, node=move.node)
+            self._moves.append(move)
+
     def look(self) -> None:
-        """A generation is open: can ranks of drained nodes move now?"""
+        """A generation is open: can ranks move now?"""
         attempt = self._attempt
         if attempt.phase is not AttemptPhase.RUNNING or attempt.leaving or attempt.current.failures:
             return
+        if self._moving is not None:
+            self._settle(self._moving)
         drained = [node for node in map(attempt.nodes.__getitem__, attempt.current.members) if node.drained]
-        if not drained:
+        if drained and self._free(drained, f"{' and '.join(map(str, drained))} is drained"):
             return
-        found = Verdict(Cause.PREEMPTED, f"{' and '.join(map(str, drained))} is drained", node=drained[0].index)
-        indexes = {node.index for node in drained}
-        obstacle = self._in_place.obstacle_without(indexes)
-        if obstacle == "" and all(node.hears_us for node in drained):
-            self._begin(drained, found)
-        elif self._others_suffice(indexes):
-            attempt.warm_because = obstacle or ""
-            self._closer.close(found, saves=True)
+        while self._moves:
+            move = self._moves.popleft()
+            if not (why := self._obstacle(move)) and self._begin(move):
+                return
+            self._refuse(move.node, why or "too few nodes would be left")
 
-    def _begin(self, drained: list[KnownNode], found: Verdict) -> None:
+    def _free(self, nodes: Sequence[KnownNode], why: str) -> bool:
+        """Have the ranks of these members on others. False: there are too few of these."""
+        found, indexes = Verdict(Cause.PREEMPTED, why, node=nodes[0].index), {node.index for node in nodes}
+        obstacle = self._in_place.obstacle_without(indexes)
+        if obstacle == "" and all(node.hears_us for node in nodes):
+            self._stop(nodes, found)
+        elif self._others_suffice(indexes):
+            self._attempt.warm_because = obstacle or ""
+            self._closer.close(found, saves=True)
+        else:
+            return False
+        return True
+
+    def _stop(self, nodes: Sequence[KnownNode], found: Verdict) -> None:
         """Their ranks are ended first: of each place there is one process at a time."""
         attempt = self._attempt
-        attempt.leaving, attempt.lost = {node.index for node in drained}, found
+        attempt.leaving, attempt.lost = {node.index for node in nodes}, found
         attempt.blame_at = attempt.mono + CLOSE_S
         attempt.standing.message = found.text
-        for node in drained:
+        for node in nodes:
             attempt.ledger.send(node.index, Stop(attempt.current.number, 0.0))
 
     def _others_suffice(self, leave: set[int]) -> bool:
         nodes, plan = self._attempt.nodes, self._attempt.plan
         stay = {index for index in self._attempt.current.members if index not in leave}
         return len(stay | nodes.usable) >= plan.nodes_min and nodes.short_of(stay | nodes.usable) is None
+
+    def _obstacle(self, move: Move) -> str:
+        nodes, members = self._attempt.nodes, self._attempt.current.members
+        if move.node == self._attempt.plan.nodes[0].index:
+            return "it coordinates the others"
+        if move.node not in members:
+            return "it has no ranks"
+        if move.to is not None and move.to not in nodes.usable:
+            return f"node {move.to} is no spare that is ready"
+        return "" if nodes.usable else "no spare is ready"
+
+    def _begin(self, move: Move) -> bool:
+        node, to = self._attempt.nodes[move.node], move.to
+        node.moves = True
+        if to is not None:
+            self._attempt.nodes[to].wanted = True
+        target = "a spare" if to is None else str(self._attempt.nodes[to])
+        self._moving = node if self._free([node], f"the ranks of {node} move to {target}") else None
+        if self._moving is None:
+            self._forget()
+        return self._moving is not None
+
+    def _settle(self, node: KnownNode) -> None:
+        """The generation after it runs."""
+        self._forget()
+        members = self._attempt.current.members
+        if node.index in members:
+            self._refuse(node.index, "no spare was ready any more")
+            return
+        there = ", ".join(map(str, members))
+        text = f"the ranks of node {node.index} have moved; ranks run on node {there}"
+        self._attempt.ledger.record(MOVED, text, node=node.index)
+
+    def _forget(self) -> None:
+        self._moving = None
+        for node in self._attempt.nodes:
+            node.moves = node.wanted = False
+
+    def _refuse(self, index: int, why: str) -> None:
+        self._attempt.ledger.record(NOT_MOVED, f"the ranks of node {index} do not move: {why}", node=index)

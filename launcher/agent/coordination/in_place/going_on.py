@@ -16,7 +16,7 @@ from launcher.agent.coordination.attempt import Attempt, AttemptPhase
 from launcher.agent.coordination.closing import Aftermath
 from launcher.agent.coordination.generation import Generation, Rank
 from launcher.agent.coordination.nodes import KnownNode, Presence
-from launcher.agent.coordination.opening import START_S, copies_in_memory, place, silence_of, starts
+from launcher.agent.coordination.opening import START_S, copies_in_memory, place, preferred, silence_of, starts
 from launcher.agent.messages import GoOn
 from launcher.recovery.classify import classify, failed
 from launcher.words import Cause
@@ -85,8 +85,9 @@ class HotOpener:
         nodes = self._attempt.nodes
         if not lost:
             return generation.members
-        there = [nodes[index] for index in (*(one for one in generation.members if one not in lost), *nodes.usable)]
-        return place(generation.members, there, len(generation.members))
+        stay = [nodes[index] for index in generation.members if index not in lost]
+        free = preferred([nodes[index] for index in nodes.usable], self._attempt.plan.nodes[0].index, len(lost))
+        return place(generation.members, [*stay, *free], len(generation.members))
 
     def _obstacle(self, members: Sequence[int], lost: set[int]) -> str:
         attempt, generation = self._attempt, self._attempt.current

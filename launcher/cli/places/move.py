@@ -1,0 +1,41 @@
+"""`launch move`: have the ranks of a node moved to a spare; the node stays in use."""
+
+import argparse
+import time
+
+from launcher import api
+from launcher.cli.arguments import Arguments, seconds
+from launcher.errors import Exit, Refused
+from launcher.rundir.records import MOVED
+
+EXAMPLES = """
+  launch move last 1                    its ranks move to a spare node, and it is a spare itself
+  launch move resnet gpu07 --to gpu12   by the names of the machines, as `launch status` shows them
+"""
+_LOOK_S = 0.2
+
+
+def declare(arguments: Arguments) -> None:
+    arguments.takes_run()
+    arguments.add_argument("node", metavar="NODE", help="its number, or the name of its machine")
+    arguments.add_argument("--to", metavar="SPARE", help="the spare that has them then; by default any that is ready")
+    arguments.add_argument(
+        "--timeout", metavar="SECONDS", type=seconds, default=float("inf"), help="wait no longer, with exit code 4"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    one, end = api.run(options.run), time.monotonic() + options.timeout
+    moving = api.move(one, options.node, options.to)
+    hint = f"hint: launch status {one.id}"
+    while (answer := moving.answer()) is None:
+        status = one.status()
+        if status.state.ended:
+            raise Refused(f"{one.id} is {status.state}", hint)
+        if time.monotonic() >= end:
+            raise Refused(f"the ranks of node {moving.node} have not moved yet; they may still do so", hint)
+        time.sleep(_LOOK_S)
+    if answer.kind != MOVED:
+        raise Refused(f"{one.id}: {answer.text}", hint)
+    print(f"{one.id}: {answer.text}")
+    return Exit.OK

@@ -1,0 +1,22 @@
+"""What the coordinator has answered to who wants the ranks of a node elsewhere."""
+
+from launcher.rundir.durable import read_lines
+from launcher.rundir.layout import RunDir
+from launcher.rundir.records import MOVED, NOT_MOVED, Event
+
+
+class MoveAnswer:
+    """Made before it is asked: only what is answered after that counts."""
+
+    def __init__(self, run: RunDir, node: int) -> None:
+        self.node = node
+        self._run = run
+        self._before = len(self._answers())
+
+    def answer(self) -> Event | None:
+        """Its first one; None: there is none yet."""
+        return next(iter(self._answers()[self._before :]), None)
+
+    def _answers(self) -> list[Event]:
+        events = read_lines(self._run.events, Event)
+        return [event for event in events if event.kind in (MOVED, NOT_MOVED) and event.node == self.node]
