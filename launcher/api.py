@@ -423,8 +423,9 @@ def _node_of(one: Run, status: "RunStatus", name: str) -> NodeState:
     for node in status.nodes:
         if name in (str(node.node), node.host):
             return node
-    known = ", ".join(str(node.node) for node in status.nodes) or "none, for it has no nodes yet"
-    raise Refused(f"{one.id} has no node {name!r}: expected one of {known}", f"hint: launch status {one.id}")
+    known = ", ".join(str(node.node) for node in status.nodes)
+    expected = f"expected one of {known}" if known else "none of its nodes is there yet"
+    raise Refused(f"{one.id} has no node {name!r}: {expected}", f"hint: launch status {one.id}")
 
 
 def remove(runs_: "Sequence[Run]", *, anyway: bool = False) -> list[KeptThere]:

@@ -1,9 +1,19 @@
 """wait, cancel, resume on folders; with real processes they are tested in tests/local."""
 
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from run_folder import dead_process
 
+from launcher.rundir.records import NodeState
 from launcher.words import Cause, State
+
+HERE = tuple(
+    NodeState(node, f"127.0.0.{node + 1}", "up" if node < 2 else "spare", (node,) * (node < 2), host)
+    for node, host in enumerate(("gpu00", "gpu01", "gpu02", "gpu03"))
+)
 
 
 def test_wait_gives_the_runs_exit_code_and_its_final_line(desk):
@@ -70,3 +80,55 @@ def test_resume_of_a_live_run_is_refused(desk):
 def test_a_cause_that_says_the_same_is_said_once(desk):
     desk.run().plan().attempt(keeper=dead_process()).end(State.CANCELLED, Cause.CANCELLED, 20)
     assert desk.launch("wait", "last", check=20).stdout == "job-abcd cancelled\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "nodes", "why"),
+    [
+        (["7"], HERE, "job-abcd has no node '7': expected one of 0, 1, 2, 3"),
+        (["0"], HERE, "node 0 of job-abcd coordinates the others, and cannot be left without ranks"),
+        (["gpu02"], HERE, "node 2 of job-abcd has no ranks: it is spare"),
+        (["1", "--to", "gpu00"], HERE, "node 0 of job-abcd is up, and no spare: node 2, 3 is"),
+        (["1", "--to", "gpu99"], HERE, "job-abcd has no node 'gpu99'"),
+        (["1"], HERE[:2], "job-abcd has no spare that is ready"),
+        (["1"], (), "job-abcd has no node '1': none of its nodes is there yet"),
+    ],
+)
+def test_move_is_refused_where_it_cannot_be(desk, words, nodes, why):
+    attempt = desk.run().running(nodes=nodes).run.attempt(1)
+    done = desk.launch("move", "last", *words, check=4)
+    assert why in done.stderr
+    assert done.stdout == ""
+    assert not attempt.drain.exists()
+
+
+@pytest.mark.parametrize("state", [State.STARTING, State.REGROUPING])
+def test_move_is_refused_while_no_ranks_run(desk, state):
+    desk.run().running(nodes=HERE).state(state, nodes=HERE, monotonic_s=9e9)
+    assert (
+        f"job-abcd is {state}: it has no ranks that could move now" in desk.launch("move", "last", "1", check=4).stderr
+    )
+
+
+@pytest.mark.parametrize(("kind", "code"), [("moved", 0), ("not_moved", 4)])
+def test_move_asks_once_and_waits_for_the_answer(desk, kind, code):
+    folder = desk.run().running(nodes=HERE)
+    folder.event("an answer of before", "moved", node=1)
+    drain = folder.run.attempt(1).drain
+    with ThreadPoolExecutor() as meanwhile:
+        asked = meanwhile.submit(desk.launch, "move", "last", "gpu01", "--to", "gpu03", "--timeout", "100", check=code)
+        while not drain.exists() and not asked.done():
+            time.sleep(0.05)
+        folder.event("of another node", "moved", node=2)
+        folder.event("so it is", kind, node=1)
+    assert json.loads(drain.read_bytes()) == {"nodes": [], "moves": [{"node": 1, "to": 3}]}
+    done = asked.result()
+    assert "job-abcd: so it is\n" in (done.stdout if code == 0 else done.stderr)
+
+
+def test_what_is_asked_of_nodes_is_kept_beside_what_was_asked_before(desk):
+    folder = desk.run().running(nodes=HERE)
+    for words in (["move", "last", "1"], ["drain", "last", "2"], ["move", "last", "1"], ["drain", "last", "1"]):
+        desk.launch(*words, "--timeout", "0", check=4)
+    asked = json.loads(folder.run.attempt(1).drain.read_bytes())
+    assert asked == {"nodes": [1, 2], "moves": [{"node": 1, "to": None}] * 2}
