@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.api import Run
-from launcher.clusters.protocol import KeepsRunsElsewhere, ListsCheckpoints
+from launcher.clusters.protocol import KeepsRunsElsewhere
 from launcher.errors import BadInput, Refused
 from launcher.repeated import as_it_ran, name_of
 from launcher.serving.what_is_served import Served
@@ -46,8 +46,6 @@ def open_server(one: Run, found: Served, words: Sequence[str], token: str, *, on
     if found.app.startswith("/") and isinstance(wish.cluster, KeepsRunsElsewhere):
         hint = "hint: --app MODULE, one of the run's code"
         raise BadInput(f"--app: {on} does not see this machine's disk, where {found.app} is", hint)
-    if isinstance(wish.cluster, ListsCheckpoints):  # those are its own: a first attempt takes none along
-        raise Refused(f"{on}: a run that begins there is sent no checkpoint", "hint: launch serve on that machine")
     run_id = name_of(wish)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / chosen.path.name).symlink_to(chosen.path)

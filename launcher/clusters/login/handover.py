@@ -119,7 +119,7 @@ def _carry_out(wanted: LoginHandover, patience: _Patience) -> None:
         return line.ask(request, Outcome, timeout_s=patience.answer_s)
 
     try:
-        if attempt is None and number > 1:
+        if attempt is None and (number > 1 or (run.path / plan.spec.checkpoint.dir).exists()):
             _bring_checkpoints_there(run, address, read_intent(wanted.attempts[0]).ticket)
         outcome = persistently(address, work, without=plan.secrets)
     except LaunchError as error:

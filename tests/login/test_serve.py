@@ -1,0 +1,31 @@
+"""`launch serve --on` a cluster behind a login node: the checkpoint goes there with the run that serves it."""
+
+import pytest
+from login_node import Laptop, until
+from served_job import check_served
+
+pytestmark = pytest.mark.dealt(2)
+
+
+class Desk(Laptop):
+    """What is trained is trained here."""
+
+    until = staticmethod(until)
+
+    def submit(self, spec):
+        return super().submit(spec=spec, on="local")
+
+    def wait(self, run):
+        self.launch("wait", run)
+
+
+@pytest.fixture
+def desk(tmp_path, login_node):
+    there = Desk(tmp_path / "near", login_node)
+    yield there
+    until("the end of its processes here", lambda: not there.processes())
+
+
+@pytest.mark.timeout(600)
+def test_a_run_there_serves(desk):
+    check_served(desk, "--on", "hpc")
