@@ -12,6 +12,8 @@ says what it costs, not what it saves. Each figure comes from a process of its o
 - saving: a model and its Adam. What the call holds up the host for, and how much longer as many steps took with a save
   among them than without (the device waits for the copy, the host for nothing). The copy goes into pinned memory;
 - loading: every byte compared, against reading as many bytes into memory that is there already;
+- meshes: with several GPUs ddp and fsdp over all of them, and beside them ranks that work on the same samples, a line
+  for each mesh of `--mesh`: layers divided (tp) with fsdp, stages of layers (pp) with ddp. All share one batch;
 - collectives: with several GPUs what `launch doctor --collectives` says of nccl between them, every result checked.
 """
 
@@ -19,6 +21,7 @@ import argparse
 import contextlib
 import functools
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -122,13 +125,14 @@ class Watch(Callback):
 
 
 def train(args, words):
+    """What a rank measures; of several each gives its own, and the first what the Trainer has told."""
     watch = Watch(args)
     gpt.Trainer = lambda *parts, **named: Trainer(*parts, **{**named, "callbacks": [watch]})
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(Enough):
         gpt.main(
             [
                 *("--max-steps", str(WARMUP + args.steps + 1), "--validate-every", "1000000"),
-                *("--log-every", str(LOG_EVERY), *([] if "dp" in words else ["--count-flops"])),
+                *("--log-every", str(LOG_EVERY), *([] if {"dp", "--mesh"} & {*words} else ["--count-flops"])),
                 *("--checkpoint-dir", f"{folder}/checkpoints", "--out", folder, "--device", args.device),
                 *("--layers", str(args.layers), "--width", str(args.width), "--heads", str(args.width // 64)),
                 *("--context", str(args.context), "--batch-size", str(args.batch_size), *words),
@@ -137,7 +141,7 @@ def train(args, words):
     return {
         "tokens_per_s": args.batch_size * args.context / watch.step_s,
         "peak_bytes": watch.peak_bytes,
-        "told": statistics.median(watch.told),
+        "told": statistics.median(watch.told) if watch.told else None,
         "mfu": statistics.median(watch.mfu) if watch.mfu else None,
     }
 
@@ -256,17 +260,45 @@ def save_and_load(args, megabytes):
     return {"bytes": replica.bytes, "rounds": rounds}
 
 
-def child(args, *words):
-    """The JSON of a process of its own."""
+def child(args, *words, ranks=1):
+    """The JSON of a process of its own, or of each rank, in the order in which they were ready."""
     own = ["device", "steps", "save_steps", "rounds", "layers", "width", "context", "batch_size", "copies"]
     options = [word for name in own for word in (f"--{name.replace('_', '-')}", str(getattr(args, name)))]
     if args.folder:
         options += ["--folder", str(args.folder)]
-    command = [sys.executable, __file__, *options, "--child", json.dumps(words)]
+    many = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    command = [sys.executable, *many, __file__, *options, "--child", json.dumps(words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
     if done.returncode:
         raise SystemExit(f"{' '.join(map(str, words))} failed:\n{done.stdout}{done.stderr}")
-    return json.loads(done.stdout.splitlines()[-1])
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return found if ranks > 1 else found[-1]
+
+
+def size_of(mesh):
+    """How many ranks it takes: `dp=2,tp=2` four."""
+    return math.prod(int(part.partition("=")[2]) for part in mesh.split(","))
+
+
+def mesh_rows(args):
+    """Of so many GPUs, and of each mesh the tokens/s beside ddp on all of them; nothing of one alone."""
+    meshes = [mesh for mesh in args.mesh if size_of(mesh) > 1]
+    if args.ranks < 2 or not meshes:
+        return
+    sides = {f"{name}, {args.ranks} ranks": (args.ranks, ["--strategy", name]) for name in ("ddp", "fsdp")}
+    for mesh in meshes:
+        strategy = "ddp" if "pp=" in mesh else "fsdp"
+        sides[f"{mesh}, {strategy}"] = (size_of(mesh), ["--mesh", mesh, "--strategy", strategy])
+    found = {name: [] for name in sides}
+    for _ in range(args.rounds):
+        for name, (ranks, words) in sides.items():
+            found[name].append(child(args, "train", "--precision", "bf16", *words, ranks=ranks))
+    speeds = {name: [min(one["tokens_per_s"] for one in ranks) for ranks in found[name]] for name in sides}
+    base = next(iter(speeds.values()))
+    for name, values in speeds.items():
+        peaks = statistics.median(max(one["peak_bytes"] for one in ranks) for ranks in found[name])
+        middle = f"{statistics.median(values):,.0f} | {min(values):,.0f}-{max(values):,.0f}"
+        yield f"| {name} | {sides[name][0]} | {middle} | {ratio(values, base):.2f} | {peaks / 1e9:.2f} |"
 
 
 def speed_rows(args):
@@ -336,6 +368,8 @@ def main():
     parser.add_argument("--copies", type=int, default=20, help="of a bucket, in the place of its all-reduce")
     gpus = torch.cuda.device_count()
     parser.add_argument("--ranks", type=int, default=gpus, help="of collectives (default: all GPUs; one has nobody)")
+    usual = [f"tp={gpus}", f"pp={gpus}", *(["dp=2,tp=2", "pp=2,dp=2"] if gpus == 4 else [])] if gpus > 1 else []
+    parser.add_argument("--mesh", nargs="*", default=usual, metavar="MESH", help="dp=2,tp=2: beside ddp on all ranks")
     parser.add_argument("--sizes", default="64KB,1MB,16MB,256MB", help="of collectives, as launch doctor takes them")
     parser.add_argument("--folder", type=Path, help="where checkpoints are written; left out: the temporary folder")
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
@@ -344,7 +378,8 @@ def main():
     if args.child:
         what, *words = args.child
         work = {"train": train, "overlap": lambda args, _: overlap(args)}
-        print(json.dumps(work[what](args, words) if what in work else save_and_load(args, int(words[0]))))
+        said = json.dumps(work[what](args, words) if what in work else save_and_load(args, int(words[0])))
+        sys.stdout.write(said + "\n")  # at once: lines of several ranks do not mix
         return
     if args.device == "cuda" and not torch.cuda.is_available():
         print("gpu.py: there is no NVIDIA GPU here: nothing was measured")
@@ -362,6 +397,9 @@ def main():
         "|---|---|---|---|---|---|---|---|",
         *save_rows(args),
     ]
+    if meshes := [*mesh_rows(args)]:
+        heads = "| ranks together | GPUs | tokens/s | range | of ddp | most memory of a rank, GB |"
+        table += ["", heads, "|---|---|---|---|---|---|", *meshes]
     if collectives := [*collective_rows(args)]:
         heads = "| collective, GPUs x size | ms | fastest | slowest | bus, GB/s | wrong |"
         table += ["", heads, "|---|---|---|---|---|---|", *collectives]

@@ -91,10 +91,13 @@ TABLES = [
                 "--megabytes",
                 "1",
             ),
-            *("--save-steps", "1", "--layers", "1", "--width", "64", "--context", "16", "--batch-size", "2"),
-            *("--copies", "2", "--ranks", "2", "--sizes", "1KB"),
+            *("--save-steps", "1", "--layers", "1", "--width", "128", "--context", "16", "--batch-size", "2"),
+            *("--copies", "2", "--ranks", "2", "--sizes", "1KB", "--mesh", "tp=2"),
         ],
-        ["fp32", "bf16, fsdp", "1 of together 0 MB", "0.00 GB", "all-reduce, 2 x 1 KB"],
+        [
+            *("fp32", "bf16, fsdp", "1 of together 0 MB", "0.00 GB", "all-reduce, 2 x 1 KB"),
+            *("ddp, 2 ranks | 2", "fsdp, 2 ranks | 2", "tp=2, fsdp | 2"),
+        ],
     ),
     (
         "sweeps",
