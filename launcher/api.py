@@ -348,6 +348,14 @@ def predict(
     )
 
 
+def fetch_answers(one: Run, output: str | Path) -> None:
+    """Have here what predict() has written on another machine. Nothing comes where there is nothing."""
+    from launcher.submission.predicting import put_answers  # late: it reads YAML: see above
+
+    one.fetch_outputs()
+    put_answers(RunDir(one.path), Path(output))
+
+
 def release(one: Run) -> None:
     """Let a run go that is held (`queue.hold`). Raises Refused where it is not."""
     run, status = RunDir(one.path), one.status()

@@ -253,14 +253,19 @@ def barrier(world: World) -> None:
 
 def from_first(world: World, act: Callable[[], T]) -> T:
     """What the first rank gets from it, on all ranks. What goes wrong there ends all of them alike."""
+    return from_rank(world, 0, act)
+
+
+def from_rank(world: World, rank: int, act: Callable[[], T]) -> T:
+    """What this rank gets from it, on all ranks. What goes wrong there ends all of them alike."""
     said: list[Any] = [None, None]
-    if world.is_first:
+    if world.rank == rank:
         try:
             said[0] = act()
         except TrainerError as error:
             said[1] = str(error)
     if world.control is not None:
-        dist.broadcast_object_list(said, src=0, group=world.control)
+        dist.broadcast_object_list(said, src=rank, group=world.control)
     if said[1] is not None:
         raise TrainerError(said[1])
     found: T = said[0]

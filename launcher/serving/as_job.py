@@ -7,7 +7,6 @@ there   launch serve RUN --in-job ARGS ─► its own checkpoint, its own code �
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -47,9 +46,7 @@ def open_server(one: Run, found: Served, words: Sequence[str], token: str, *, on
         hint = "hint: --app MODULE, one of the run's code"
         raise BadInput(f"--app: {on} does not see this machine's disk, where {found.app} is", hint)
     run_id = name_of(wish)
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / chosen.path.name).symlink_to(chosen.path)
-        return Run(run_id, open_named(run_id, wish, checkpoints=Path(folder)))
+    return Run(run_id, open_named(run_id, wish, checkpoint=chosen.path))
 
 
 def served_in_job(run: str, *, app: str | None, args: str, best: bool) -> Served:

@@ -6,6 +6,7 @@ read spec ─ facts ─ check ─► keeper boots ─► freeze code, write plan
 
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -72,10 +73,10 @@ def open_runs(
     return _open_all(wishes)
 
 
-def open_named(run_id: RunId, wish: Request, *, checkpoints: Path | None = None) -> Path:
+def open_named(run_id: RunId, wish: Request, *, checkpoint: Path | None = None) -> Path:
     """Start the run that has this id, and no other. Nobody else may make it meanwhile: the caller sees to that.
 
-    `checkpoints`: a folder of some that it has from the beginning.
+    `checkpoint`: one that it has from the beginning, wherever it runs.
 
     Killed in the middle, it leaves the run or nothing of it, but perhaps a name that leads nowhere.
     """
@@ -87,7 +88,11 @@ def open_named(run_id: RunId, wish: Request, *, checkpoints: Path | None = None)
         if opened[0][0] != run_id:
             raise Refused(f"{run_id} is there already")
 
-    return _open_all([replace(wish, as_run=ShippedRun(run_id, checkpoints=checkpoints))], only_this)[0][1]
+    with tempfile.TemporaryDirectory() as folder:
+        if checkpoint is not None:
+            (Path(folder) / checkpoint.name).symlink_to(checkpoint)
+        own = ShippedRun(run_id, checkpoints=None if checkpoint is None else Path(folder))
+        return _open_all([replace(wish, as_run=own)], only_this)[0][1]
 
 
 def open_shipped(specs: Sequence[Shipped], *, on: str, choose: Callable[[Opened], None]) -> list[tuple[RunId, Path]]:

@@ -1,7 +1,11 @@
 """A run of a run: its code as it was frozen, with its own arguments, predicts by a checkpoint of it."""
 
+import json
+import posixpath
+import shutil
 from pathlib import Path
 
+from launcher.clusters.protocol import KeepsRunsElsewhere
 from launcher.errors import BadInput, Refused
 from launcher.ids import RunId, new_run_id
 from launcher.project import ProjectCode
@@ -10,10 +14,12 @@ from launcher.rundir.attempts import newest, read_plan
 from launcher.rundir.code.freezing import stored
 from launcher.rundir.code.listing import list_frozen
 from launcher.rundir.layout import RunDir
+from launcher.spec.model import JobSpec
 from launcher.status.checkpoints import checkpoint_folders, kept
 from launcher.submission.opening import open_named
-from launcher.submission.requests import able, looked_at_first, taken
-from trainer.checkpoint_files.catalog import entries
+from launcher.submission.requests import Request, able, looked_at_first, taken
+from trainer.checkpoint_files.catalog import Entry, entries
+from trainer.checkpoint_files.choice import candidates
 from trainer.checkpoint_files.layout import BEST
 
 _DATA = "data"  # the option of a module that says where its data is
@@ -34,19 +40,54 @@ def open_prediction(
     if plan.entry.kind != "module":
         hint = "hint: `run.module` of a task that has --predict and --checkpoint, as trainer.tasks.resnet"
         raise BadInput(f"{run.id}: a {plan.entry.kind} is not known to predict", hint)
-    words = (
-        *plan.overrides,
-        f"name={plan.name}-predict",
-        f"run.args.predict={output.absolute()}",
-        f"run.args.checkpoint={(checkpoint.absolute() if checkpoint is not None else _chosen(run))}",
-        *([f"run.args.{_DATA_OF.get(plan.entry.target, _DATA)}={data.absolute()}"] if data is not None else []),
-        *overrides,
-    )
+    chosen = checkpoint.absolute() if checkpoint is not None else _chosen(run)
     code = ProjectCode(list_frozen(_code(run, plan.code.digest)), plan.own_folders, ())
-    wish = able(looked_at_first(run.spec, on=on, overrides=words, root=Path(plan.project), frozen=code))
-    root = registry.runs_root(Path(plan.project), create=True)
-    run_id = new_run_id(wish.spec.name, taken(root))
-    return run_id, open_named(run_id, wish)
+
+    def look(*more: str) -> Request:
+        words = (
+            *plan.overrides,
+            f"name={plan.name}-predict",
+            *more,
+            *([f"run.args.{_DATA_OF.get(plan.entry.target, _DATA)}={data.absolute()}"] if data is not None else []),
+            *overrides,
+        )
+        return looked_at_first(run.spec, on=on, overrides=words, root=Path(plan.project), frozen=code)
+
+    wish, sent = look(f"run.args.predict={output.absolute()}", f"run.args.checkpoint={chosen}"), None
+    if isinstance(wish.cluster, KeepsRunsElsewhere):
+        if output.exists():
+            raise Refused(f"{output}: is there already", "hint: give another name, or remove it")
+        sent = next(iter(candidates(chosen)), None)
+        if sent is None:
+            raise Refused(f"{chosen}: expected a checkpoint to send along, found none")
+        wish = look(*_there(wish.spec, output.name, sent))
+    wish = able(wish)
+    run_id = new_run_id(wish.spec.name, taken(registry.runs_root(Path(plan.project), create=True)))
+    return run_id, open_named(run_id, wish, checkpoint=None if sent is None else sent.path)
+
+
+def put_answers(run: RunDir, output: Path) -> None:
+    """What such a run has written on another machine, and was fetched from there, gets its place here."""
+    for name in _written(output.name):
+        for file in sorted(run.outputs.rglob(name)):
+            shutil.copyfile(file, output.with_name(name))
+
+
+def _there(spec: JobSpec, name: str, sent: Entry) -> tuple[str, ...]:
+    """Where this disk is not seen: the checkpoint that was sent along, as it is called from where ranks begin, and
+    answers beside their code, from where they can be fetched."""
+    begin = posixpath.normpath(posixpath.join("code", spec.run.workdir))
+    outputs = [posixpath.normpath(posixpath.join(spec.run.workdir, one)) for one in _written(name)]
+    return (
+        f"run.args.predict={name}",
+        f"run.args.checkpoint={posixpath.relpath(f'{spec.checkpoint.dir}/{sent.path.name}', begin)}",
+        f"run.outputs={json.dumps(outputs)}",
+    )
+
+
+def _written(name: str) -> tuple[str, str]:
+    """The names of the files that it leaves."""
+    return name, f"{name}.about.json"
 
 
 def _chosen(run: RunDir) -> Path:

@@ -7,7 +7,7 @@ from served_job import check_served
 pytestmark = pytest.mark.dealt(2)
 
 
-class Desk(Laptop):
+class Desk(Laptop):  # type: ignore[misc] # found on pytest's path
     """What is trained is trained here."""
 
     until = staticmethod(until)

@@ -26,6 +26,7 @@ from trainer.loop.settings import Settings
 from trainer.loop.sums import sum_over_ranks
 from trainer.stopping import StopRequest
 from trainer.strategies import SHARDS, StrategySettings, build_to_ask, needs_group
+from trainer.tasks.disks import bring_answers, bring_checkpoint, leaders_of, missing_on_all
 from trainer.tasks.shards import Answers, Job, Line
 from trainer.wire import Launched, Wire
 from trainer.world import World, from_first, membership
@@ -45,10 +46,11 @@ class Prediction:
     settings: Settings  # of the training; what is of no use here does not count
 
 
-def checkpoints_at(wanted: str) -> Path:
+def checkpoints_at(wanted: str, world: World, leaders: tuple[int, ...]) -> Path:
     """What `--checkpoint` means: a folder of checkpoints, one of them, FOLDER/best, or `newest` of where a training
-    would save."""
+    would save. From then on it is on the disk of every node."""
     folder = (Launched.from_environment().checkpoint_dir or Path("checkpoints")) if wanted == "newest" else Path(wanted)
+    bring_checkpoint(folder, world, leaders)
     if not named_best(folder)[0].is_dir():
         raise BadSettings(f"--checkpoint: expected a folder with checkpoints, found none at {folder}")
     return folder
@@ -65,12 +67,14 @@ def predict(prediction: Prediction, out: Path, checkpoint: str) -> int:
     stop.listen()
     try:
         with membership(group=needs_group(settings.strategy), device=settings.device) as world:
-            return _predict(prediction, out, checkpoints_at(checkpoint), world, stop)
+            return _predict(prediction, out, checkpoint, world, stop)
     finally:
         stop.unlisten()
 
 
-def _predict(prediction: Prediction, out: Path, checkpoint: Path, world: World, stop: StopRequest) -> int:
+def _predict(prediction: Prediction, out: Path, wanted: str, world: World, stop: StopRequest) -> int:
+    leaders = leaders_of(world, apart=Launched.from_environment().disks_apart)
+    checkpoint = checkpoints_at(wanted, world, leaders)
     seed_all(prediction.settings.seed)  # who makes a model by parts has to make the same one
     model = build_to_ask(prediction.model, world, _sharing(prediction.settings))
     step = load_model_together(model, checkpoint, world)
@@ -84,10 +88,12 @@ def _predict(prediction: Prediction, out: Path, checkpoint: Path, world: World, 
         weights=_digest(model, world.device),
     )
     answers = Answers(out, job)
-    todo = from_first(world, lambda: answers.missing() if answers.begin() else None)
-    if todo is None:
+    if not from_first(world, answers.begin):
         _say(world, f"{out}: is there already")
         return 0
+    if leaders[world.rank] == world.rank != 0:
+        answers.join()
+    todo = missing_on_all(answers, world, leaders)
     total = len(job.shards())
     _say(world, f"step {step}: {job.samples} samples in {total} shards, {len(todo)} of them to do")
     wire = Wire.from_environment()
@@ -103,10 +109,11 @@ def _predict(prediction: Prediction, out: Path, checkpoint: Path, world: World, 
     if sum_over_ranks(world, int(queue.closed)):
         _say(world, "stopped, to be resumed")
         return EXIT_RESUME_ME
+    bring_answers(answers, world, leaders)
     value = from_first(world, lambda: answers.merge(prediction.mean))
     _say(world, f"{out}: {job.samples} samples, {prediction.mean} {value:.4g}")
     wire.report(done=True)
-    if world.is_first:
+    if leaders[world.rank] == world.rank:
         answers.clean_up()
     return 0
 

@@ -82,12 +82,31 @@ class Answers:
                 self._path(name).unlink()  # of a rank that was killed
         return True
 
-    def missing(self) -> list[range]:
-        """The shards that are still to be written. Of those that are there, every byte is compared."""
+    def join(self) -> None:
+        """Have the folder on another disk than that of the rank which has begun; on its own disk it is there."""
+        make_folder(self._folder)
+        if not self._path("job.json").exists():
+            self._write(self._path("job.json"), [_to_json(self._job.described)])
+        self._compare(self._path("job.json"))
+
+    @property
+    def shards(self) -> list[range]:
+        return self._job.shards()
+
+    def whole(self) -> set[range]:
+        """The shards that are there: every byte is compared."""
         names = set(
             os.listdir(self._folder)
         )  # not one by one: a file system may remember for a while that one was missing
-        return [shard for shard in self._job.shards() if _name(shard) not in names or self._read(shard) is None]
+        return {shard for shard in self._job.shards() if _name(shard) in names and self._read(shard) is not None}
+
+    def read_shard(self, shard: range) -> bytes:
+        """A shard's file as it is."""
+        return self._path(_name(shard)).read_bytes()
+
+    def keep_shard(self, shard: range, content: bytes) -> None:
+        """A shard that was written on another disk."""
+        self._write(self._path(_name(shard)), [content])
 
     def put(self, shard: range, lines: Sequence[Line], values: Sequence[float]) -> None:
         """Write a shard: a line for each sample, and what counts of it for the mean."""
@@ -104,7 +123,7 @@ class Answers:
         return value
 
     def clean_up(self) -> None:
-        """The shards are in the file now."""
+        """The shards are in the file now. For one rank of each disk."""
         shutil.rmtree(self._folder)
         sync_folder(self._folder.parent)
 

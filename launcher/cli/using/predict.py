@@ -18,8 +18,8 @@ EXAMPLES = """
 A run of its own, of the first one's frozen code and arguments: a line for each sample, in order, as JSON, or in a table
 where FILE ends in .csv or .parquet (`pip install 'launch-anywhere[parquet]'` where it runs). Its ranks share the
 samples out; each is answered once. When it was killed, it goes on with what is missing; so does `resume`. It works for
-a run of a module that takes --predict and --checkpoint, as the shipped tasks do. Where nodes have disks of their own,
-the checkpoint has to be on each, and the output is on the first one's.
+a run of a module that takes --predict and --checkpoint, as the shipped tasks do. Where they do not see
+this disk the checkpoint goes along, and the answers come here with --follow, or by `launch fetch --outputs`.
 """
 
 
@@ -55,6 +55,11 @@ def run(options: argparse.Namespace) -> int:
     if options.follow:
         from launcher.cli.looking.follow import follow  # late: only for --follow
 
-        return follow(one)
+        code = follow(one)
+        if code == Exit.OK and not options.output.exists():
+            api.fetch_answers(one, options.output)
+        return code
     print(f"watch it: launch logs {one.id} -f", file=sys.stderr)
+    if options.on != LOCAL:
+        print(f"its answers, where its nodes do not see this disk: launch fetch {one.id} --outputs", file=sys.stderr)
     return Exit.OK

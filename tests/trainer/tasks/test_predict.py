@@ -4,12 +4,14 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import time
 
 import pytest
 import torch
 from holding import wait_until
+from nodes_apart import disk, start_apart
 from ranks import Ranks, spawn_ranks
 from torch.utils.data import TensorDataset
 
@@ -17,7 +19,7 @@ from trainer.checkpoint_files import catalog
 from trainer.loop.settings import Settings
 from trainer.metrics_files import read_metrics
 from trainer.stopping import StopRequest
-from trainer.tasks import gpt, resnet
+from trainer.tasks import gpt, predict, resnet
 from trainer.tasks.predict import Prediction, Queue, _answered, _in_step
 from trainer.tasks.shards import Answers
 from trainer.world import World, join
@@ -175,6 +177,28 @@ def test_who_has_no_batch_left_goes_on_taking_part():
     assert many == [(0, True), (1, True), (2, True)]
     assert none == [filler] * 3
     assert few == [(20, True), filler, filler]
+
+
+def on_own_disk(folder, lost):
+    """Where it is lost, it ends when all has been answered, and nothing was brought together."""
+    if lost:
+        predict.bring_answers = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    return resnet.main(arguments(folder / "checkpoints", folder / "out.jsonl"))
+
+
+def test_nodes_with_a_disk_each_share_the_checkpoint_of_one_and_the_first_gets_all_answers(net, whole, tmp_path, capfd):
+    first, second = disk(tmp_path, 0), disk(tmp_path, 1)
+    shutil.copytree(net[0], second / "checkpoints")
+    ranks = start_apart(on_own_disk, tmp_path, True, nodes=(1, 1))
+    assert {kind for kind, _ in ranks.outcomes()} == {"killed"}
+    counts = [len(shards(one / "out.jsonl")) for one in (first, second)]
+    assert sum(counts) == 58
+    assert all(counts)
+    assert start_apart(on_own_disk, tmp_path, False, nodes=(1, 1)).results() == [0, 0]
+    assert "230 samples in 58 shards, 0 of them to do" in capfd.readouterr().out
+    assert (first / "out.jsonl").read_bytes() == whole
+    assert sorted(path.name for path in first.iterdir()) == ["checkpoints", "out.jsonl", "out.jsonl.about.json"]
+    assert [path.name for path in second.iterdir()] == ["checkpoints"]
 
 
 def test_a_second_start_finds_it_done(net, whole, tmp_path, capfd):
