@@ -1,11 +1,12 @@
 """A pipeline of two stages beside two copies and one process: steps a second, and the bubble beside its formula.
 
-    uv run python tests/benchmarks/pipeline.py [--write]
+    uv run python tests/benchmarks/pipeline.py [--fsdp] [--write]
 
 The model of jobs/gpt_3d.yaml, ranks of one thread each on gloo; the sides take turns, each in new processes. All work
 on the same batch in as many parts: a pipeline's micro-batches, and as many of accumulation elsewhere. By so much as a
 pipeline's step is longer than half of one process's it is bubble, messages and unequal stages; the formula,
 (pp - 1) / (parts + pp - 1), has the bubble alone. With two ranks DDP takes half the samples of each part.
+`--fsdp`: beside the other way to have half of a model on each rank, which gathers each block when its turn comes.
 """
 
 import argparse
@@ -26,6 +27,7 @@ STAGES = 2
 SIDES = {
     "one process": (1, lambda parts: ["--strategy", "none", "--accumulate", str(parts)]),
     "ddp, 2 ranks": (2, lambda parts: ["--strategy", "ddp", "--accumulate", str(parts)]),
+    "fsdp, 2 ranks": (2, lambda parts: ["--strategy", "fsdp", "--accumulate", str(parts)]),
     "pp=2, 2 ranks": (2, lambda parts: ["--mesh", f"pp={STAGES}", "--pp-microbatches", str(parts)]),
 }
 
@@ -70,18 +72,36 @@ def seconds(side, parts, options):
         return on_ranks(on_rank, ranks, folder, [*words(parts), *batch], options.warm, options.steps)
 
 
+def measured(options, parts, sides):
+    """Seconds of a step by pair and side, and the speeds of each side as a cell."""
+    rows = [[seconds(side, parts, options) for side in sides] for _ in range(options.pairs)]
+    cells = " | ".join(
+        f"{1 / statistics.median(times):.2f} ({1 / max(times):.2f}-{1 / min(times):.2f})"
+        for times in zip(*rows, strict=True)
+    )
+    return rows, cells
+
+
+def table_of_fsdp(options):
+    sides = ("fsdp, 2 ranks", "pp=2, 2 ranks")
+    heads = [f"parts of a batch of {options.batch_size}", *(f"{side}, steps/s" for side in sides), "pp, of fsdp"]
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    for parts in options.parts:
+        rows, speeds = measured(options, parts, sides)
+        beside = [fsdp / staged for fsdp, staged in rows]
+        lines.append(f"| {parts} | {speeds} | {statistics.median(beside):.2f} ({min(beside):.2f}-{max(beside):.2f}) |")
+    return "\n".join(lines)
+
+
 def table(options):
+    sides = ("one process", "ddp, 2 ranks", "pp=2, 2 ranks")
     heads = [
-        f"parts of a batch of {options.batch_size}", *(f"{side}, steps/s" for side in SIDES),
+        f"parts of a batch of {options.batch_size}", *(f"{side}, steps/s" for side in sides),
         "ddp, of one", "pp, of one", "pp, of ddp", "bubble and messages", "bubble by formula",
     ]  # fmt: skip
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     for parts in options.parts:
-        rows = [[seconds(side, parts, options) for side in SIDES] for _ in range(options.pairs)]
-        speeds = " | ".join(
-            f"{1 / statistics.median(times):.2f} ({1 / max(times):.2f}-{1 / min(times):.2f})"
-            for times in zip(*rows, strict=True)
-        )
+        rows, speeds = measured(options, parts, sides)
         ddp, staged = (statistics.median(row[0] / row[side] for row in rows) for side in (1, 2))
         beside = statistics.median(row[1] / row[2] for row in rows)
         lost = statistics.median(1 - row[0] / STAGES / row[2] for row in rows)
@@ -97,9 +117,13 @@ def main():
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--warm", type=int, default=4, help="steps that are not measured")
     parser.add_argument("--steps", type=int, default=12, help="that are")
+    parser.add_argument("--fsdp", action="store_true", help="beside fsdp, in a table of its own")
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     options = parser.parse_args()
-    publish("pipeline", table(options), write=options.write)
+    if options.fsdp:
+        publish("pipeline-fsdp", table_of_fsdp(options), write=options.write, title="pipeline.py --fsdp")
+    else:
+        publish("pipeline", table(options), write=options.write)
 
 
 if __name__ == "__main__":
