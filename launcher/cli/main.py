@@ -48,6 +48,9 @@ exit codes:
  18 launcher's fault   19 no progress        20 cancelled           21 lost
  22 fenced             23 disk               24 no checkpoint       75 resume me
 """
+_COLLECT_EVERY = (
+    50_000  # new objects: most come from imports and stay, and to look at them each 700 took a tenth of a start
+)
 _NO_SPACE = "free some space there"
 _OF_THE_MACHINE = {
     errno.ENOSPC: _NO_SPACE, errno.EDQUOT: _NO_SPACE, errno.EFBIG: "`ulimit -f` shows how large a file may be",
@@ -70,6 +73,8 @@ class _Aside(io.FileIO):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The whole command line; gives the exit code."""
+    if argv is None:
+        gc.set_threshold(_COLLECT_EVERY)
     _open_what_is_closed()
     _never_fail_to_print()
     code = _outcome(list(sys.argv[1:] if argv is None else argv))
