@@ -25,7 +25,7 @@ from launcher.rundir.layout import RunDir
 from launcher.status.series import AT, STEP, flat
 from trainer.metrics_files import ATTEMPT, START, files_in, open_file
 
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 18  # more at a time is slower, and holds up the threads that answer pages
 _GLIMPSE_PLACES, _GLIMPSE_BYTES = 1024, 4096
 _NO_START = -1  # what is reported before any is nobody's
 _MOST_RANKS = (1 << 16) - 1
