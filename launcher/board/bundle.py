@@ -1,20 +1,36 @@
-"""The page's modules as one script: a browser has it with one question where it would ask 28 times, each time for what
-the last answer named; and from disk it loads no modules at all, as each would be of another origin."""
+"""The page's files as they are given: its modules as one script and its styles as one sheet.
+
+A browser has them with two questions where it would ask 32 times, often for what the last answer named; and from disk
+it loads no modules at all, as each would be of another origin.
+"""
 
 import re
+from functools import cache
 from pathlib import Path
 
 PAGE = Path(__file__).with_name("page")
-SCRIPT = "board.js"  # its name, as the page asks for it
+SCRIPT, STYLES = "board.js", "board.css"  # their names, as the page asks for them
+_OF_OTHERS = "vendor/uplot/uPlot.iife.min.js"
+_SHEETS = ("vendor/uplot/uPlot.min.css", "base.css", "views.css")
 _IMPORT = re.compile(r'^import \{[^}]*\} from "([^"]+)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 
-def bundled(first: str) -> str:
+@cache
+def page_files() -> dict[str, bytes]:
+    """By name: a browser asks for all of them at once, and is to wait for no disk."""
+    whole = {name: (PAGE / name).read_bytes() for name in ("index.html", "icon.svg")}
+    return whole | {
+        SCRIPT: _script("app.js").encode(),
+        STYLES: b"\n".join((PAGE / one).read_bytes() for one in _SHEETS),
+    }
+
+
+def _script(first: str) -> str:
     """This module behind all that it imports. That works as no two of them declare one name, nor import each other."""
     texts: dict[str, str] = {}
     _take(PAGE / first, texts)
-    return "\n".join(['(() => {\n"use strict";', *texts.values(), "})();\n"])
+    return "\n".join([(PAGE / _OF_OTHERS).read_text(), '(() => {\n"use strict";', *texts.values(), "})();\n"])
 
 
 def _take(path: Path, texts: dict[str, str]) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from launcher import api
 from launcher.board.answers import encode
 from launcher.board.blotted import blotted, blotted_record, secrets_of
-from launcher.board.bundle import PAGE, SCRIPT, bundled
+from launcher.board.bundle import PAGE, SCRIPT, page_files
 from launcher.board.life_view import board_life
 from launcher.board.log_view import LogPage, LogWish, log_page
 from launcher.board.measured.curves import CurveWindow, curves
@@ -27,6 +27,8 @@ MOST_RUNS = 20
 _MOST_LINES, _MOST_CHARACTERS = 2000, 2_000_000  # of a run's log
 _PIXELS = 1000  # that a curve is drawn for: one can zoom, but not see more than these
 _SCRIPT_TAG = f'<script src="page/{SCRIPT}" defer></script>'
+_INDEX = "index.html"
+_LICENCES_ALONE = shutil.ignore_patterns("*.js", "*.css")  # what they are of lies in the page's own files
 _CHARSET = '<meta charset="utf-8">'
 # `file:` is what 'self' would mean on a page from disk.
 _POLICY = "default-src 'none'; script-src 'self' file:; style-src 'self' file:; img-src 'self' file: data:"
@@ -53,7 +55,7 @@ def _check(folder: Path) -> None:
         return
     except NotADirectoryError:
         raise Refused(f"{folder}: is no folder") from None
-    if names and not (names <= {"index.html", "page"} and (folder / "page" / SCRIPT).is_file()):
+    if names and not (names <= {_INDEX, "page"} and (folder / "page" / SCRIPT).is_file()):
         raise Refused(
             f"{folder}: holds other things", "hint: a page is exported into a new or empty folder, or over an older one"
         )
@@ -100,13 +102,11 @@ def _last_part(one: api.Run) -> LogPage:
 def _written(folder: Path, answers: str) -> Path:
     page = folder / "page"
     page.mkdir(parents=True, exist_ok=True)
-    (page / SCRIPT).write_text(bundled("app.js"), encoding="utf-8")
-    for path in PAGE.rglob("*"):
-        name = path.relative_to(PAGE)
-        if path.is_file() and (name.parts[0] == "vendor" or path.suffix in (".css", ".svg")):
-            (page / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, page / name)
-    index = folder / "index.html"
+    for name, data in page_files().items():
+        if name != _INDEX:
+            (page / name).write_bytes(data)
+    shutil.copytree(PAGE / "vendor", page / "vendor", ignore=_LICENCES_ALONE, dirs_exist_ok=True)
+    index = folder / _INDEX
     index.write_text(_index(answers), encoding="utf-8")
     return index
 
@@ -115,5 +115,5 @@ def _index(answers: str) -> str:
     """Data that no text in it can end: it holds no `<`."""
     data = f'<script type="application/json" id="board-data">{answers.replace("<", chr(92) + "u003c")}</script>'
     policy = f'{_CHARSET}\n<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-    html = (PAGE / "index.html").read_text(encoding="utf-8").replace(_CHARSET, policy)
+    html = page_files()[_INDEX].decode().replace(_CHARSET, policy)
     return html.replace(_SCRIPT_TAG, f"{data}\n{_SCRIPT_TAG}")

@@ -6,91 +6,58 @@ other sites cannot have sent. A page of another site that has its own name lead 
 
 import hmac
 import ipaddress
-from collections.abc import Callable
-from urllib.parse import parse_qs
-
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import cookie_parser
-from starlette.responses import PlainTextResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from launcher.board.address import Keys
+from launcher.board.wire.exchange import Asked, BoardReply, in_words
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-_ALWAYS = {
-    "content-security-policy": _POLICY,
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-store",
-}
-_CLOSED = "launch board: open the address that `launch board` printed\n"
+ALWAYS = (  # headers of every answer
+    ("content-security-policy", _POLICY),
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-opener-policy", "same-origin"),
+    ("cross-origin-resource-policy", "same-origin"),
+    ("cache-control", "no-store"),
+)
 _POST_HEADER = "x-launch-token"
 
 
 class BoardGuard:
-    """Around the whole application: what it refuses never gets to a route."""
+    """In front of all routes: what it refuses never gets to one."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        keys: Keys,
-        port: int,
-        host: str,
-        welcomed: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._app, self._keys = app, keys
+    def __init__(self, keys: Keys, port: int, host: str) -> None:
+        self._keys = keys
         self._cookie_name = f"launch_board_{port}"  # browsers do not tell ports apart
-        self._cookie = f"{self._cookie_name}={keys.cookie}; HttpOnly; Path=/; SameSite=strict"
+        self.cookie = f"{self._cookie_name}={keys.cookie}; HttpOnly; Path=/; SameSite=strict"  # for who comes in
         self._names = {"localhost", host.lower()}
-        self._welcomed = welcomed
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
-        answer, comes_in = self._refusal(scope, headers), False
-        if answer is None and (comes_in := self._comes_in(scope)):
-            self._welcomed()
-
-        async def send_guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                told = MutableHeaders(scope=message)
-                told.update(_ALWAYS)
-                if comes_in:
-                    told.append("set-cookie", self._cookie)
-            await send(message)
-
-        await (answer or self._app)(scope, receive, send_guarded)
-
-    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
+    def refusal(self, asked: Asked) -> BoardReply | None:
         """What is said instead of an answer; None: the way is free."""
-        if not self._is_ours(headers.get("host", "")):
-            return PlainTextResponse("launch board: not a name of this board\n", 421)
-        if scope["method"] not in ("GET", "HEAD", "POST"):
-            return PlainTextResponse("launch board: GET, or POST for actions\n", 405)
-        if not self._comes_in(scope) and not self._is_known(headers):
-            return PlainTextResponse(_CLOSED, 401)
-        if scope["method"] == "POST" and not _equal(headers.get(_POST_HEADER, ""), self._keys.post):
-            return PlainTextResponse(f"launch board: an action needs the header {_POST_HEADER}\n", 403)
+        if not self._is_ours(asked.headers.get("host", "")):
+            return in_words("not a name of this board", 421)
+        if asked.method not in ("GET", "HEAD", "POST"):
+            return in_words("GET, or POST for actions", 405)
+        if not self.comes_in(asked) and not self._is_known(asked):
+            return in_words("open the address that `launch board` printed", 401)
+        if asked.method == "POST" and not _equal(asked.headers.get(_POST_HEADER, ""), self._keys.post):
+            return in_words(f"an action needs the header {_POST_HEADER}", 403)
         return None
 
-    def _comes_in(self, scope: Scope) -> bool:
+    def comes_in(self, asked: Asked) -> bool:
         """By the address that was printed. It gets the page itself, whose script takes the token out of the address.
 
         Not a redirect: a browser keeps a strict cookie back from one that began in a file or on another site.
         """
-        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        return scope["path"] == "/" and scope["method"] != "POST" and bool(given) and _equal(given, self._keys.token)
+        given = asked.query.get("token", "")
+        return asked.path == "/" and asked.method != "POST" and bool(given) and _equal(given, self._keys.token)
 
-    def _is_known(self, headers: Headers) -> bool:
-        given = cookie_parser(headers.get("cookie", "")).get(self._cookie_name, "")
-        scheme, _, token = headers.get("authorization", "").partition(" ")
+    def _is_known(self, asked: Asked) -> bool:
+        cookies = (part.strip().partition("=") for part in asked.headers.get("cookie", "").split(";"))
+        given = {name: value for name, _, value in cookies}.get(self._cookie_name, "")
+        scheme, _, token = asked.headers.get("authorization", "").partition(" ")
         by_header = scheme.lower() == "bearer" and _equal(token, self._keys.token)
         return _equal(given, self._keys.cookie) or by_header
 

@@ -1,34 +1,26 @@
 """The board's HTTP: each route is a question to what is known, shaped elsewhere. `serve` runs it until it is ended."""
 
-import contextlib
 import math
 import re
+import signal
 import socket
+import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any, cast
-
-import uvicorn
-from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
-from starlette.middleware.gzip import GZipMiddleware
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Route
-from starlette.types import ASGIApp
 
 from launcher import api
 from launcher.board.actions import ACTIONS, ActionReport, ActionWish
 from launcher.board.address import Keys
 from launcher.board.answers import NoAnswer, encode
 from launcher.board.blotted import blotted
-from launcher.board.bundle import PAGE, SCRIPT, bundled
+from launcher.board.bundle import page_files
 from launcher.board.clusters_view import Survey
-from launcher.board.guard import BoardGuard
+from launcher.board.guard import ALWAYS, BoardGuard
 from launcher.board.life_view import board_life
 from launcher.board.live.apart import apart
 from launcher.board.live.feed import Feed
@@ -36,6 +28,8 @@ from launcher.board.log_view import LogPage, LogWish, log_page
 from launcher.board.measured.curves import By, Curves, CurveWindow, curves
 from launcher.board.measured.shelf import MeasuredRuns
 from launcher.board.run_view import BoardCheckpoints, RunView, board_checkpoints, run_head, run_sheet
+from launcher.board.wire.exchange import Asked, BoardReply, in_words
+from launcher.board.wire.listener import BoardListener
 from launcher.decoding import decoder_of
 from launcher.errors import BadInput, LaunchError, NoSuchRun, Refused, Unreachable
 from launcher.rundir.durable import NOT_JSON
@@ -43,9 +37,13 @@ from launcher.status.life import Life
 from launcher.status.openmetrics import exposition_now
 from launcher.words import VERSION
 
-_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+_TYPES = {
+    ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}  # fmt: skip
+_FILES, _OF_RUN = "/page/", "/api/runs/{run}"
 _MOST_COMPARED = 20
-_MOST_BODY = 1 << 20
+_TURN_S = 0.0005  # after which a thread that computes lets another have its turn: a page is not to wait 5 ms each time
 
 
 @dataclass(frozen=True)
@@ -61,66 +59,101 @@ class Board:
 
 def serve(listening: socket.socket, host: str, board: Board, welcomed: Callable[[], None] = lambda: None) -> None:
     """Until SIGINT or SIGTERM."""
-    feed = Feed(board.measured)
-    app = application(board, feed, host, listening.getsockname()[1], welcomed)
-    config = uvicorn.Config(
-        app, log_level="warning", access_log=False, lifespan="on", ws="none", server_header=False,
-        timeout_graceful_shutdown=2,
-    )  # fmt: skip
-    with contextlib.suppress(KeyboardInterrupt):
-        _Server(config, feed).run(sockets=[listening])
+    sys.setswitchinterval(_TURN_S)
+    server = BoardServer(listening, host, board, welcomed)
+    before = {number: signal.signal(number, lambda *_: server.stop()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        server.run()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-class _Server(uvicorn.Server):
-    """Lets pages go first: one that listens would hold up the end."""
+class BoardServer:
+    """The feed begins and ends with it."""
 
-    def __init__(self, config: uvicorn.Config, feed: Feed) -> None:
-        super().__init__(config)
-        self._feed = feed
+    def __init__(
+        self, listening: socket.socket, host: str, board: Board, welcomed: Callable[[], None] = lambda: None
+    ) -> None:
+        self._board, self._feed = board, Feed(board.measured)
+        site = _Site(board, self._feed, BoardGuard(board.keys, listening.getsockname()[1], host), welcomed)
+        self._listener = BoardListener(listening, site)
 
-    async def shutdown(self, sockets: "list[socket.socket] | None" = None) -> None:
-        self._feed.dismiss()
-        await super().shutdown(sockets)
+    def run(self) -> None:
+        """Until it is stopped."""
+        self._feed.start()
+        threading.Thread(target=_read_ahead, args=(self._board,), name="ahead", daemon=True).start()
+        try:
+            self._listener.run()
+        finally:
+            self._feed.close()
+            self._board.survey.close()
+
+    def stop(self) -> None:
+        """From another thread, or where a signal is handled."""
+        self._listener.stop()
 
 
-def application(board: Board, feed: Feed, host: str, port: int, welcomed: Callable[[], None] = lambda: None) -> ASGIApp:
-    """Guarded; the feed begins and ends with it."""
+@dataclass(frozen=True)
+class _Question:
+    """What a route is asked, and whom it asks. `names` are those parts of the path that stand in braces."""
 
-    @contextlib.asynccontextmanager
-    async def life(_: Starlette) -> AsyncIterator[None]:
-        feed.start()
-        threading.Thread(target=_read_ahead, args=(board,), name="ahead", daemon=True).start()
-        yield
-        feed.close()
-        board.survey.close()
+    board: Board
+    feed: Feed
+    asked: Asked
+    names: Mapping[str, str]
+    body: bytes
 
-    of_run = "/api/runs/{run}"
-    routes = [
-        Route("/", _index),
-        Route("/page/{name:path}", _page_file),
-        Route("/api/board", _about),
-        Route("/api/runs", _runs),
-        Route("/api/live", _live),
-        Route(of_run, _run),
-        Route(f"{of_run}/checkpoints", _checkpoints),
-        Route(f"{of_run}/life", _life),
-        Route(f"{of_run}/curves", _curves),
-        Route(f"{of_run}/logs", _logs),
-        Route(f"{of_run}/code", _code),
-        Route("/api/compare", _compare),
-        Route("/api/clusters", _clusters),
-        Route("/metrics", _metrics),
-        *([Route(f"{of_run}/{{verb}}", _act, methods=["POST"])] if board.actions else []),
-    ]
-    inner = Starlette(routes=routes, lifespan=life)
-    inner.state.board, inner.state.feed = board, feed
-    guarded = GZipMiddleware(inner, minimum_size=10_000, compresslevel=1)
-    return BoardGuard(guarded, board.keys, port, host, welcomed)
+
+_Route = Callable[[_Question], BoardReply]
+
+
+@dataclass(frozen=True)
+class _Site:
+    board: Board
+    feed: Feed
+    guard: BoardGuard
+    welcomed: Callable[[], None]
+    always: tuple[tuple[str, str], ...] = ALWAYS
+
+    def refusal(self, asked: Asked) -> BoardReply | None:
+        return self.guard.refusal(asked)
+
+    def answer(self, asked: Asked, body: bytes) -> BoardReply:
+        if self.guard.comes_in(asked):
+            self.welcomed()
+            return _file("index.html", ("set-cookie", self.guard.cookie))
+        if asked.method != "POST" and asked.path.startswith(_FILES):
+            return _file(asked.path.removeprefix(_FILES))
+        for pattern, route in self._routes(asked.method).items():
+            names = _names_in(asked.path, pattern)
+            if names is not None:
+                return route(_Question(self.board, self.feed, asked, names, body))
+        return in_words("no such page", 404)
+
+    def _routes(self, method: str) -> Mapping[str, _Route]:
+        if method != "POST":
+            return _ROUTES
+        return {f"{_OF_RUN}/{{verb}}": _act} if self.board.actions else {}
+
+    def dismiss(self) -> None:
+        self.feed.dismiss()
+
+
+def _names_in(path: str, pattern: str) -> dict[str, str] | None:
+    """None: the path is another."""
+    parts, expected = path.split("/"), pattern.split("/")
+    if len(parts) != len(expected):
+        return None
+    pairs = [*zip(expected, parts, strict=True)]
+    if any(part != one and (not one.startswith("{") or not part) for one, part in pairs):
+        return None
+    return {one[1:-1]: part for one, part in pairs if one.startswith("{")}
 
 
 def _read_ahead(board: Board) -> None:
     """What the page that is about to come asks for first, while its browser starts."""
-    _page()
+    page_files()
     for one in board.first:
         with apart(one.id):
             board.measured.read_ahead(one)
@@ -130,14 +163,11 @@ def _read_ahead(board: Board) -> None:
 # -- the way in and out of a route
 
 
-def _answering(route: Callable[[Request], Any]) -> Callable[[Request], Response]:
-    """What it gives as JSON, without secrets of the runs that are asked for, and why it cannot as an error.
-
-    In a thread of its own: it may read disks.
-    """
+def _answering(route: Callable[[_Question], Any]) -> _Route:
+    """What it gives as JSON, without secrets of the runs that are asked for, and why it cannot as an error."""
 
     @wraps(route)
-    def answer(request: Request) -> Response:
+    def answer(request: _Question) -> BoardReply:
         try:
             return _json(blotted(route(request), _secrets(request)))
         except LaunchError as error:
@@ -150,8 +180,8 @@ def _answering(route: Callable[[Request], Any]) -> Callable[[Request], Response]
     return answer
 
 
-def _json(answer: Any, status: int = 200) -> Response:
-    return Response(encode(answer), status, media_type="application/json")
+def _json(answer: Any, status: int = 200) -> BoardReply:
+    return BoardReply(encode(answer), status)
 
 
 def _status_of(error: LaunchError) -> int:
@@ -168,30 +198,22 @@ def _status_of(error: LaunchError) -> int:
             return 500
 
 
-def _board(request: Request) -> Board:
-    return cast("Board", request.app.state.board)
+def _asked_run(request: _Question) -> api.Run:
+    return api.run(request.names["run"])
 
 
-def _feed(request: Request) -> Feed:
-    return cast("Feed", request.app.state.feed)
-
-
-def _asked_run(request: Request) -> api.Run:
-    return api.run(request.path_params["run"])
-
-
-def _secrets(request: Request) -> tuple[str, ...]:
-    named = [*_words(request, "runs"), *_words(request, "with"), *filter(None, [request.path_params.get("run")])]
-    runs = _feed(request).runs
+def _secrets(request: _Question) -> tuple[str, ...]:
+    named = [*_words(request, "runs"), *_words(request, "with"), *filter(None, [request.names.get("run")])]
+    runs = request.feed.runs
     return tuple(secret for ref in named for secret in runs.known(api.run(ref)).secrets)
 
 
-def _words(request: Request, name: str) -> list[str]:
-    return [word for word in request.query_params.get(name, "").split(",") if word]
+def _words(request: _Question, name: str) -> list[str]:
+    return [word for word in request.asked.query.get(name, "").split(",") if word]
 
 
-def _number(request: Request, name: str, usual: float) -> float:
-    text = request.query_params.get(name, "")
+def _number(request: _Question, name: str, usual: float) -> float:
+    text = request.asked.query.get(name, "")
     try:
         found = float(text) if text else usual
     except ValueError:
@@ -201,11 +223,11 @@ def _number(request: Request, name: str, usual: float) -> float:
     return found
 
 
-def _count(request: Request, name: str, usual: int) -> int:
+def _count(request: _Question, name: str, usual: int) -> int:
     return int(max(0.0, min(_number(request, name, usual), 1e12)))
 
 
-def _ranks(request: Request) -> frozenset[int] | None:
+def _ranks(request: _Question) -> frozenset[int] | None:
     """`0,3-5`; None: all of them."""
     found = set[int]()
     for word in _words(request, "ranks"):
@@ -219,55 +241,42 @@ def _ranks(request: Request) -> frozenset[int] | None:
 # -- the page
 
 
-async def _index(_: Request) -> Response:
+def _index(_: _Question) -> BoardReply:
     return _file("index.html")
 
 
-async def _page_file(request: Request) -> Response:
-    return _file(request.path_params["name"])
-
-
-def _file(name: str) -> Response:
+def _file(name: str, *headers: tuple[str, str]) -> BoardReply:
     """Only what is in the folder of the page, whatever the name says."""
-    found = _page().get(name)
+    found = page_files().get(name)
     if found is None:
-        return PlainTextResponse("launch board: no such file\n", 404)
-    return Response(found, media_type=_TYPES[Path(name).suffix])
-
-
-@cache
-def _page() -> dict[str, bytes]:
-    """All files of the page, by name: a browser asks for all of them at once, and is to wait for no disk."""
-    files = (path for path in PAGE.rglob("*") if path.suffix in _TYPES and path.is_file())
-    page = {path.relative_to(PAGE).as_posix(): path.read_bytes() for path in files}
-    return page | {SCRIPT: bundled("app.js").encode()}
+        return in_words("no such file", 404)
+    return BoardReply(found, 200, _TYPES[Path(name).suffix], headers)
 
 
 # -- all runs
 
 
 @_answering
-def _about(request: Request) -> dict[str, object]:
-    board = _board(request)
+def _about(request: _Question) -> dict[str, object]:
+    board = request.board
     post = board.keys.post if board.actions else ""
     return {"version": VERSION, "at": time.time(), "actions": board.actions, "post_token": post, "exported": False}
 
 
 @_answering
-def _runs(request: Request) -> dict[str, object]:
-    runs = _feed(request).runs
+def _runs(request: _Question) -> dict[str, object]:
+    runs = request.feed.runs
     complete = runs.complete
     rows = sorted(runs.rows.values(), key=lambda row: (-row.submitted_at, row.id))
     return {"at": time.time(), "complete": complete, "runs": rows}
 
 
-async def _live(request: Request) -> Response:
-    run = request.query_params.get("run", "")
-    return StreamingResponse(_feed(request).live(run), media_type="text/event-stream")
+def _live(request: _Question) -> BoardReply:
+    return BoardReply(request.feed.live(request.asked.query.get("run", "")), kind="text/event-stream; charset=utf-8")
 
 
 @_answering
-def _compare(request: Request) -> object:
+def _compare(request: _Question) -> object:
     refs = _words(request, "runs")
     if not 2 <= len(refs) <= _MOST_COMPARED:
         raise BadInput(f"runs: expected 2 to {_MOST_COMPARED} runs, got {len(refs)}")
@@ -275,49 +284,48 @@ def _compare(request: Request) -> object:
 
 
 @_answering
-def _clusters(request: Request) -> dict[str, object]:
-    rows = [*_feed(request).runs.rows.values()]
-    return {"at": time.time(), "clusters": _board(request).survey.clusters(rows)}
+def _clusters(request: _Question) -> dict[str, object]:
+    rows = [*request.feed.runs.rows.values()]
+    return {"at": time.time(), "clusters": request.board.survey.clusters(rows)}
 
 
-def _metrics(request: Request) -> Response:
-    kind = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-    text = exposition_now(_feed(request).runs.statuses(), time.time())
-    return Response(text, headers={"content-type": kind})
+def _metrics(request: _Question) -> BoardReply:
+    text = exposition_now(request.feed.runs.statuses(), time.time())
+    return BoardReply(text.encode(), kind="application/openmetrics-text; version=1.0.0; charset=utf-8")
 
 
 # -- one run
 
 
 @_answering
-def _run(request: Request) -> RunView:
+def _run(request: _Question) -> RunView:
     one = _asked_run(request)
-    known = _feed(request).runs.known(one)
+    known = request.feed.runs.known(one)
     sheet = run_sheet(one, known.status.attempt, known.about)
     return RunView(time.time(), run_head(known.status, known.row()), sheet)
 
 
 @_answering
-def _life(request: Request) -> Life:
+def _life(request: _Question) -> Life:
     one = _asked_run(request)
-    with _board(request).measured.renewed(one) as measured:
-        return board_life(_feed(request).runs.known(one).status, measured, time.time())
+    with request.board.measured.renewed(one) as measured:
+        return board_life(request.feed.runs.known(one).status, measured, time.time())
 
 
 @_answering
-def _checkpoints(request: Request) -> BoardCheckpoints:
+def _checkpoints(request: _Question) -> BoardCheckpoints:
     return board_checkpoints(_asked_run(request))
 
 
 @_answering
-def _curves(request: Request) -> Curves:
-    by = request.query_params.get("by", "step")
+def _curves(request: _Question) -> Curves:
+    by = request.asked.query.get("by", "step")
     if by not in ("step", "time"):
         raise BadInput(f"by: expected step or time, got {by[:100]!r}")
     low, high = _number(request, "from", -math.inf), _number(request, "to", math.inf)
     window = CurveWindow(cast("By", by), low, high, _count(request, "px", 800))
-    one, names, measured = _asked_run(request), _words(request, "names"), _board(request).measured
-    if request.query_params.get("glimpse"):
+    one, names, measured = _asked_run(request), _words(request, "names"), request.board.measured
+    if request.asked.query.get("glimpse"):
         with measured.glimpsed(one) as glimpsed:
             if glimpsed is not None:
                 return curves(glimpsed, names, window, glimpse=True)
@@ -326,11 +334,11 @@ def _curves(request: Request) -> Curves:
 
 
 @_answering
-def _logs(request: Request) -> LogPage:
+def _logs(request: _Question) -> LogPage:
     around = _number(request, "around", math.inf)
     wish = LogWish(
         ranks=_ranks(request),
-        search=request.query_params.get("search", ""),
+        search=request.asked.query.get("search", ""),
         before=_count(request, "before", 0),
         around=around if math.isfinite(around) else None,
         limit=_count(request, "limit", 500),
@@ -339,24 +347,37 @@ def _logs(request: Request) -> LogPage:
 
 
 @_answering
-def _code(request: Request) -> dict[str, object]:
+def _code(request: _Question) -> dict[str, object]:
     """How it differs from that of another run, or, where none is named, from its commit."""
-    run, ref = _asked_run(request), request.query_params.get("with", "")
+    run, ref = _asked_run(request), request.asked.query.get("with", "")
     found = api.compare([api.run(ref), run]).code[0] if ref else api.uncommitted(run)
     return {"changes": found.changes, "unknown": found.unknown}
 
 
-async def _act(request: Request) -> Response:
-    body = await request.body()
-    return await run_in_threadpool(_answering(lambda asked: _done(asked, body)), request)
-
-
-def _done(request: Request, body: bytes) -> ActionReport:
-    verb = request.path_params["verb"]
-    if verb not in ACTIONS or len(body) > _MOST_BODY:
+@_answering
+def _act(request: _Question) -> ActionReport:
+    verb = request.names["verb"]
+    if verb not in ACTIONS:
         raise NoSuchRun(f"{verb[:100]!r}: no such action")
     try:
-        wish = decoder_of(ActionWish).decode(body or b"{}")
+        wish = decoder_of(ActionWish).decode(request.body or b"{}")
     except NOT_JSON as error:
         raise BadInput(f"{verb}: {error}") from None
     return ACTIONS[verb](_asked_run(request), wish)
+
+
+_ROUTES: dict[str, _Route] = {
+    "/": _index,
+    "/api/board": _about,
+    "/api/runs": _runs,
+    "/api/live": _live,
+    _OF_RUN: _run,
+    f"{_OF_RUN}/checkpoints": _checkpoints,
+    f"{_OF_RUN}/life": _life,
+    f"{_OF_RUN}/curves": _curves,
+    f"{_OF_RUN}/logs": _logs,
+    f"{_OF_RUN}/code": _code,
+    "/api/compare": _compare,
+    "/api/clusters": _clusters,
+    "/metrics": _metrics,
+}

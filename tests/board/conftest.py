@@ -7,15 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import uvicorn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from run_folder import RunFolder
 
 from launcher.board.address import address_of
-from launcher.board.live.feed import Feed
-from launcher.board.server import Board, application
+from launcher.board.server import Board, BoardServer
 from launcher.listening import listen
 from launcher.rundir import registry
 
@@ -33,9 +31,16 @@ class Answer:
 class OpenBoard:
     """A board on loopback, served by a thread of this process, and what a browser would say to it."""
 
-    def __init__(self, board, port):
-        self.board, self.port = board, port
+    def __init__(self, board, port, server):
+        self.board, self.port, self._server = board, port, server
         self.address = address_of("127.0.0.1", port, board.keys)
+
+    def pages(self):
+        """Those that listen."""
+        return [*self._server._feed._pages]
+
+    def end(self):
+        self._server.stop()
 
     def ask(self, path, method="GET", body=None, **headers):
         """Without any key."""
@@ -91,17 +96,15 @@ def until(told, wanted, such=lambda data: True):
 def opened(**options):
     board = Board(**options)
     listening = listen("127.0.0.1", 0)
-    port, feed = listening.getsockname()[1], Feed(board.measured)
-    app = application(board, feed, "127.0.0.1", port)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=lambda: server.run(sockets=[listening]))
+    port = listening.getsockname()[1]
+    server = BoardServer(listening, "127.0.0.1", board)
+    thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        yield OpenBoard(board, port)
+        yield OpenBoard(board, port, server)
     finally:
-        server.should_exit = True
+        server.stop()
         thread.join(BOUND_S)
-        listening.close()
     assert not thread.is_alive()
 
 

@@ -1,6 +1,5 @@
 """What goes wrong with one run, or with one page, is no matter of the others."""
 
-import asyncio
 import json
 import os
 
@@ -45,57 +44,45 @@ def test_of_a_flood_of_lines_the_newest_are_told():
 
 
 def test_a_page_that_takes_nothing_begins_anew_and_holds_little():
-    async def slow():
-        page = OpenPage("", asyncio.get_running_loop())
-        for _ in range(100):
-            page.put(b"x" * (MOST_HELD_BYTES // 4))
-        return [page.waiting.get_nowait() for _ in range(page.waiting.qsize())]
-
-    assert asyncio.run(slow()) == [None]
+    page = OpenPage("")
+    for _ in range(100):
+        page.put(b"x" * (MOST_HELD_BYTES // 4))
+    assert [*page.waiting] == [None]
+    assert page.take(0.0) is None
 
 
 def test_what_a_look_has_found_is_told_once_and_in_one_piece(house):
     folder = house.run().running()
     reported(folder, [{"loss": 0.5}, {"loss": 0.25}])
-
-    async def looked():
-        feed, page = Feed(MeasuredRuns()), OpenPage("job-abcd", asyncio.get_running_loop())
-        feed._pages.add(page)
-        feed._look()
-        await page.take()
-        reported(folder, [{"loss": 0.125}], first=3)
-        folder.running(step=77)
-        feed._look()
-        data = await page.take()
-        feed.runs.close()
-        return data, page.waiting.qsize()
-
-    data, waiting = asyncio.run(looked())
+    feed, page = Feed(MeasuredRuns()), OpenPage("job-abcd")
+    feed._pages.add(page)
+    feed._look()
+    assert page.take(0.0)
+    reported(folder, [{"loss": 0.125}], first=3)
+    folder.running(step=77)
+    feed._look()
+    data = page.take(0.0)
+    feed.runs.close()
     names = [line.removeprefix(b"event: ") for line in data.split(b"\n") if line.startswith(b"event: ")]
-    assert (names, waiting) == ([b"runs", b"head", b"points"], 0)
+    assert (names, page.take(0.0)) == ([b"runs", b"head", b"points"], b"")
     assert b'"spark":[0.5,0.25,0.125]' in data and b'"step":77' in data
 
 
 def test_a_page_that_comes_in_the_midst_of_a_look_hears_what_it_found(house, monkeypatch):
     """It has asked for the rows of before: with many runs the first look takes longer than a browser to start."""
     house.run().running()
+    feed, page = Feed(MeasuredRuns()), OpenPage("")
+    look = feed.runs.look
 
-    async def looked():
-        feed, page = Feed(MeasuredRuns()), OpenPage("", asyncio.get_running_loop())
-        look = feed.runs.look
+    def slow():
+        seen = look()
+        feed._pages.add(page)
+        return seen
 
-        def slow():
-            seen = look()
-            feed._pages.add(page)
-            return seen
-
-        monkeypatch.setattr(feed.runs, "look", slow)
-        feed._look()
-        data = await asyncio.wait_for(page.take(), 60)
-        feed.runs.close()
-        return data
-
-    assert b'"id":"job-abcd"' in asyncio.run(looked())
+    monkeypatch.setattr(feed.runs, "look", slow)
+    feed._look()
+    feed.runs.close()
+    assert b'"id":"job-abcd"' in page.take(0.0)
 
 
 @pytest.mark.parametrize("line", [{"step": 1 << 63}, {"step": -(1 << 63) - 1}])

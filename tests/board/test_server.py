@@ -82,9 +82,9 @@ def test_no_answer_waits_for_an_acknowledgement():
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-@pytest.mark.parametrize("name", ["..%2Fserver.py", "../server.py", "app.js%00", "vendor", "", "x" * 5000])
+@pytest.mark.parametrize("name", ["..%2Fserver.py", "../server.py", "board.js%00", "vendor", "", "x" * 5000])
 def test_nothing_but_the_files_of_the_page_is_given(board, name):
-    assert board.get("/page/app.js").headers["content-type"].startswith("text/javascript")
+    assert board.get("/page/board.js").headers["content-type"].startswith("text/javascript")
     assert board.get(f"/page/{name}").status == 404
 
 

@@ -1,11 +1,11 @@
 """One look for all open pages: what changed on disk, sent to each page that it is about."""
 
-import asyncio
 import contextlib
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections import deque
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
 from launcher import api
@@ -19,47 +19,53 @@ from launcher.board.measured.shelf import MeasuredRuns
 _LOOK_S = 0.5  # with open pages
 _IDLE_S = 2.0  # without any
 _DRAW_S = 0.15  # of each look, at most, for metrics that nobody has read yet
-_ALIVE_S = 15.0  # a word so often, by which both sides notice that the other one is gone
+_ALIVE_S = 15.0  # a word so often, by which a page notices that we are gone
+_TAKE_S = 1.0  # after which it is looked whether the page is still there
 MOST_HELD_BYTES = 16 << 20  # for a page that takes nothing
 
 
 @dataclass(eq=False)
 class OpenPage:
-    """An open page: what it looks at, and what it has not been sent yet. None in the queue: it is to begin anew."""
+    """An open page: what it looks at, and what it has not been sent yet. None among that: it is to begin anew."""
 
     run_id: str
-    loop: asyncio.AbstractEventLoop
     met: bool = False  # it has been told how its run is
     told: list[bytes] = field(default_factory=list)  # of this look, which goes to it as one
-    waiting: "asyncio.Queue[bytes | None]" = field(default_factory=asyncio.Queue)
+    waiting: "deque[bytes | None]" = field(default_factory=deque)
     held: int = 0  # bytes that wait
     is_behind: bool = False  # too many did: it is to begin anew, and gets nothing before
+    changed: threading.Condition = field(default_factory=threading.Condition)  # one puts, another takes
 
     def send(self) -> None:
-        """All that it was told. From another thread."""
+        """All that it was told."""
         if self.told:
             data, self.told = b"".join(self.told), []
-            with contextlib.suppress(RuntimeError):  # the server is about to end
-                self.loop.call_soon_threadsafe(self.put, data)
+            self.put(data)
 
     def put(self, data: bytes) -> None:
-        if self.is_behind:
-            return
-        self.is_behind = self.held > 0 and self.held + len(data) > MOST_HELD_BYTES
-        if self.is_behind:
-            self.waiting = asyncio.Queue()
-            self.waiting.put_nowait(None)
-        else:
+        with self.changed:
+            if self.is_behind:
+                return
+            self.is_behind = self.held > 0 and self.held + len(data) > MOST_HELD_BYTES
+            if self.is_behind:
+                self.waiting.clear()
             self.held += len(data)
-            self.waiting.put_nowait(data)
+            self.waiting.append(None if self.is_behind else data)
+            self.changed.notify()
 
-    async def take(self) -> bytes | None:
-        try:
-            data = await asyncio.wait_for(self.waiting.get(), _ALIVE_S)
-        except TimeoutError:
-            return b": still here\n\n"
-        self.held -= len(data or b"")
-        return data
+    def dismiss(self) -> None:
+        with self.changed:
+            self.waiting.append(None)
+            self.changed.notify()
+
+    def take(self, wait_s: float) -> bytes | None:
+        """Empty where nothing has come in this time."""
+        with self.changed:
+            if not self.changed.wait_for(lambda: self.waiting, wait_s):
+                return b""
+            data = self.waiting.popleft()
+            self.held -= len(data or b"")
+            return data
 
 
 class Feed:
@@ -84,18 +90,23 @@ class Feed:
         self.runs.close()
 
     def dismiss(self) -> None:
-        """End what open pages listen to. From the loop that serves them."""
+        """End what open pages listen to."""
         for page in list(self._pages):
-            page.waiting.put_nowait(None)
+            page.dismiss()
 
-    async def live(self, run_id: str) -> AsyncIterator[bytes]:
-        """Events as a page takes them, until it goes away or has to begin anew."""
-        page = OpenPage(run_id, asyncio.get_running_loop())
+    def live(self, run_id: str) -> Generator[bytes]:
+        """Events as a page takes them, until it has to begin anew; empty where there was none for a while."""
+        page = OpenPage(run_id)
         self._pages.add(page)
         self._wake.set()
         try:
             yield _event("hello", {"at": time.time()})
-            while (data := await page.take()) is not None:
+            told = time.monotonic()
+            while (data := page.take(_TAKE_S)) is not None:
+                if not data and time.monotonic() - told >= _ALIVE_S:
+                    data = b": still here\n\n"
+                if data:
+                    told = time.monotonic()
                 yield data
         finally:
             self._pages.discard(page)

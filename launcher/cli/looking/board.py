@@ -28,7 +28,7 @@ An exported page has the curves, the life of the run, tables and the last part o
 are blotted out wherever they occur, on the live page too; read it before you give it away: what else a script prints
 stays. It needs neither server nor package.
 
-The live page is reached from this machine alone, by who has the token in the address. It needs Starlette and uvicorn:
+The live page is reached from this machine alone, by who has the token in the address. It needs h11:
 `pip install 'launch-anywhere[board]'`.
 """
 _OPENERS = ("xdg-open", "open", "wslview")
@@ -77,8 +77,8 @@ def _serve(options: argparse.Namespace) -> int:
 
     first = [*dict.fromkeys(map(api.run, options.runs))]
     view = _view(first)
-    if missing := [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]:
-        raise BadInput(f"board needs {' and '.join(missing)}", "hint: pip install 'launch-anywhere[board]'")
+    if importlib.util.find_spec("h11") is None:
+        raise BadInput("board needs h11", "hint: pip install 'launch-anywhere[board]'")
     keys = Keys()
     with listen(options.host, options.port, hint="launch board --port 0") as listening:
         port = listening.getsockname()[1]
@@ -90,7 +90,7 @@ def _serve(options: argparse.Namespace) -> int:
                   "then open this address there", file=sys.stderr)  # fmt: skip
         print("Ctrl-C ends it; runs go on", file=sys.stderr)
         try:
-            from launcher.board import server  # late: optional packages, slow to import; a browser starts meanwhile
+            from launcher.board import server  # late: an optional package; a browser starts meanwhile
 
             board = server.Board(actions=options.actions, first=tuple(first), keys=keys)
             server.serve(listening, options.host, board, welcomed=lambda: _forget(way))
