@@ -30,7 +30,7 @@ from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.layout import data_name
 
 APART = Path(__file__).parents[1] / "agent" / "scripts" / "project" / "apart.py"
-_ALONE_S = 600.0  # against hanging alone
+_ALONE_S, _UNMOUNT_S = 600.0, 60.0  # against hanging alone
 Fault = Callable[["World", int], contextlib.AbstractContextManager[bool]]
 CAUSES = ("killed", "node_lost", "communication", "hang", "launcher_fault", "disk")
 SETTINGS = {
@@ -359,7 +359,9 @@ def local_world(folder: Path, kind: type[World] = Local) -> Iterator[World]:
         yield world
     finally:
         world.tidy()
-        subprocess.run(["umount", desk.project], check=True)
+        deadline = time.monotonic() + _UNMOUNT_S  # a large process that has ended lets go of its folder a little later
+        while subprocess.run(["umount", desk.project], check=time.monotonic() > deadline).returncode:
+            time.sleep(0.1)
 
 
 # -- hosts of a pool
