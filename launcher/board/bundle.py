@@ -10,6 +10,7 @@ from pathlib import Path
 
 PAGE = Path(__file__).with_name("page")
 SCRIPT, STYLES = "board.js", "board.css"  # their names, as the page asks for them
+PAGE_FILES = ("index.html", STYLES, SCRIPT, "icon.svg")
 _OF_OTHERS = "vendor/uplot/uPlot.iife.min.js"
 _SHEETS = ("vendor/uplot/uPlot.min.css", "base.css", "views.css")
 _IMPORT = re.compile(r'^import \{[^}]*\} from "([^"]+)";\n', re.MULTILINE)
@@ -17,13 +18,13 @@ _EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 
 @cache
-def page_files() -> dict[str, bytes]:
-    """By name: a browser asks for all of them at once, and is to wait for no disk."""
-    whole = {name: (PAGE / name).read_bytes() for name in ("index.html", "icon.svg")}
-    return whole | {
-        SCRIPT: _script("app.js").encode(),
-        STYLES: b"\n".join((PAGE / one).read_bytes() for one in _SHEETS),
-    }
+def page_file(name: str) -> bytes:
+    """One of `PAGE_FILES`; each is made for itself, as a browser that reads the first has no use for others yet."""
+    if name == SCRIPT:
+        return _script("app.js").encode()
+    if name == STYLES:
+        return b"\n".join((PAGE / one).read_bytes() for one in _SHEETS)
+    return (PAGE / name).read_bytes()
 
 
 def _script(first: str) -> str:

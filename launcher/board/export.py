@@ -12,7 +12,7 @@ import msgspec
 from launcher import api
 from launcher.board.answers import encode
 from launcher.board.blotted import blotted, blotted_record, secrets_of
-from launcher.board.bundle import PAGE, SCRIPT, page_files
+from launcher.board.bundle import PAGE, PAGE_FILES, SCRIPT, page_file
 from launcher.board.life_view import board_life
 from launcher.board.log_view import LogPage, LogWish, log_page
 from launcher.board.measured.curves import CurveWindow, curves
@@ -102,9 +102,9 @@ def _last_part(one: api.Run) -> LogPage:
 def _written(folder: Path, answers: str) -> Path:
     page = folder / "page"
     page.mkdir(parents=True, exist_ok=True)
-    for name, data in page_files().items():
+    for name in PAGE_FILES:
         if name != _INDEX:
-            (page / name).write_bytes(data)
+            (page / name).write_bytes(page_file(name))
     shutil.copytree(PAGE / "vendor", page / "vendor", ignore=_LICENCES_ALONE, dirs_exist_ok=True)
     index = folder / _INDEX
     index.write_text(_index(answers), encoding="utf-8")
@@ -115,5 +115,5 @@ def _index(answers: str) -> str:
     """Data that no text in it can end: it holds no `<`."""
     data = f'<script type="application/json" id="board-data">{answers.replace("<", chr(92) + "u003c")}</script>'
     policy = f'{_CHARSET}\n<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-    html = page_files()[_INDEX].decode().replace(_CHARSET, policy)
+    html = page_file(_INDEX).decode().replace(_CHARSET, policy)
     return html.replace(_SCRIPT_TAG, f"{data}\n{_SCRIPT_TAG}")

@@ -18,7 +18,7 @@ from launcher.board.actions import ACTIONS, ActionReport, ActionWish
 from launcher.board.address import Keys
 from launcher.board.answers import NoAnswer, encode
 from launcher.board.blotted import blotted
-from launcher.board.bundle import page_files
+from launcher.board.bundle import PAGE_FILES, page_file
 from launcher.board.clusters_view import Survey
 from launcher.board.guard import ALWAYS, BoardGuard
 from launcher.board.life_view import board_life
@@ -153,7 +153,8 @@ def _names_in(path: str, pattern: str) -> dict[str, str] | None:
 
 def _read_ahead(board: Board) -> None:
     """What the page that is about to come asks for first, while its browser starts."""
-    page_files()
+    for name in PAGE_FILES:
+        page_file(name)
     for one in board.first:
         with apart(one.id):
             board.measured.read_ahead(one)
@@ -247,10 +248,9 @@ def _index(_: _Question) -> BoardReply:
 
 def _file(name: str, *headers: tuple[str, str]) -> BoardReply:
     """Only what is in the folder of the page, whatever the name says."""
-    found = page_files().get(name)
-    if found is None:
+    if name not in PAGE_FILES:
         return in_words("no such file", 404)
-    return BoardReply(found, 200, _TYPES[Path(name).suffix], headers)
+    return BoardReply(page_file(name), 200, _TYPES[Path(name).suffix], headers)
 
 
 # -- all runs

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from launcher.board.bundle import PAGE, page_files
+from launcher.board.bundle import PAGE, PAGE_FILES
 
 MODULES = {
     path.relative_to(PAGE).as_posix(): path.read_text() for path in PAGE.rglob("*.js") if "vendor" not in path.parts
@@ -59,7 +59,7 @@ def test_nothing_is_inline_or_from_elsewhere():
     files = [html, *MODULES.values(), *(path.read_text() for path in PAGE.glob("*.css"))]
     assert not [found for text in files for found in ELSEWHERE.findall(text)]
     for reference in re.findall(r'(?:src|href)="(page/[^"]+)"', html):
-        assert reference.removeprefix("page/") in page_files()
+        assert reference.removeprefix("page/") in PAGE_FILES
 
 
 def test_the_page_is_small():
