@@ -4,7 +4,6 @@ import math
 import re
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -43,7 +42,6 @@ _TYPES = {
 }  # fmt: skip
 _FILES, _OF_RUN = "/page/", "/api/runs/{run}"
 _MOST_COMPARED = 20
-_TURN_S = 0.0005  # after which a thread that computes lets another have its turn: a page is not to wait 5 ms each time
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,6 @@ class Board:
 
 def serve(listening: socket.socket, host: str, board: Board, welcomed: Callable[[], None] = lambda: None) -> None:
     """Until SIGINT or SIGTERM."""
-    sys.setswitchinterval(_TURN_S)
     server = BoardServer(listening, host, board, welcomed)
     before = {number: signal.signal(number, lambda *_: server.stop()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
