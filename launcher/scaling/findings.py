@@ -70,17 +70,18 @@ class ScaledRun(msgspec.Struct, frozen=True):
 
 
 class ScalingModel(msgspec.Struct, frozen=True):
-    """What a step is made of, fitted to what was measured: Amdahl's law, and a ring that sums over all ranks."""
+    """What a step is made of, fitted to what was measured: Amdahl's law, and an all-reduce."""
 
     strategy: str
     scaling: str
     fitted_to: tuple[int, ...]  # numbers of ranks
     serial_s: float  # whatever their number
     divided_s: float  # on one rank; divided by their number
-    latency_s: float  # of each of the 2 (ranks - 1) hops of the messages of a step together
+    latency_s: float  # of each hop of the messages of a step together
     transfer_s: float  # times 2 (ranks - 1) / ranks
     bandwidth_gb_s: float | None = None  # that this makes, where the bytes are known
     latency_known: bool = True  # else latency and transfer could not be told apart: one number of ranks alone says both
+    tree: bool = False  # 2 log2 ranks hops follow better what was measured than the 2 (ranks - 1) of a ring
 
 
 class ScalingForecast(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ def foretold(points: Sequence[ScaledRun]) -> tuple[tuple[ScalingModel, ...], tup
     """For each strategy and scaling of which two numbers of ranks or more were measured and traced.
 
     Each rank on a core of its own: what is slow because ranks take turns says nothing of more machines. Baselines are
-    left out: the model is of a ring.
+    left out: the model is of an all-reduce.
     """
     models, forecasts = list[ScalingModel](), list[ScalingForecast]()
     for strategy, scaling in dict.fromkeys((one.strategy, one.scaling) for one in points):
@@ -41,6 +41,7 @@ def _model(points: Sequence[ScaledRun], found: Fitted) -> ScalingModel:
     return ScalingModel(
         last.strategy, last.scaling, tuple(one.ranks for one in points), usual.serial, usual.divided, usual.latency,
         usual.transfer, sent / usual.transfer / 1e9 if sent and usual.transfer else None, found.latency_known,
+        usual.tree,
     )  # fmt: skip
 
 

@@ -1,8 +1,10 @@
 """What a step is made of, fitted to a few numbers of ranks, and what that makes of others. Pure.
 
-    step(ranks) = serial + divided / ranks + 2 (ranks - 1) latency + 2 (ranks - 1) / ranks transfer
+    step(ranks) = serial + divided / ranks + hops(ranks) latency + 2 (ranks - 1) / ranks transfer
 
-The first two are Amdahl's law, the others a ring all-reduce. By the length of steps alone transfer could not be told
+The first two are Amdahl's law, the others an all-reduce: round a ring with 2 (ranks - 1) hops one after the other, or
+by a tree with 2 log2 ranks. The one that follows better what was measured is taken, and where both do, each in half of
+the fits. By the length of steps alone transfer could not be told
 from the first two: 2 (ranks - 1) / ranks is 2 - 2 / ranks. So both halves are fitted apart, to the communication in the
 open that was measured and to all else. In weak scaling nothing is divided: each rank's share stays.
 
@@ -18,6 +20,8 @@ from dataclasses import dataclass
 _DRAWS = 400
 _TRACE_ERROR = 0.1  # of the share of communication: a trace is of a few steps
 _LEAST_S = 1e-9
+_MOST = 0.6
+_ALIKE = 0.01  # relative errors, squared and added up, that tell a ring from no tree
 _LOW, _HIGH = 0.05, 0.95
 
 
@@ -38,12 +42,17 @@ class Fit:
     divided: float
     latency: float
     transfer: float
+    tree: bool = False
 
     def step(self, ranks: int) -> float:
         return self.serial + self.divided / ranks + self.communication(ranks)
 
     def communication(self, ranks: int) -> float:
-        return 2 * (ranks - 1) * (self.latency + self.transfer / ranks)
+        return _hops(ranks, tree=self.tree) * self.latency + 2 * (ranks - 1) / ranks * self.transfer
+
+
+def _hops(ranks: int, *, tree: bool) -> float:
+    return 2 * math.log2(ranks) if tree else 2.0 * (ranks - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +66,14 @@ class Fitted:
 
     @property
     def usual(self) -> Fit:
-        return Fit(*(statistics.median(getattr(one, name) for one in self.fits) for name in Fit.__slots__))
+        """A tree only where most fits are."""
+        tree = sum(one.tree for one in self.fits) > _MOST * len(self.fits)
+        alike = [one for one in self.fits if one.tree == tree]
+        serial, divided, latency, transfer = (
+            statistics.median(getattr(one, name) for one in alike)
+            for name in ("serial", "divided", "latency", "transfer")
+        )
+        return Fit(serial, divided, latency, transfer, tree)
 
     def speedup(self, ranks: int, base: int, times: float = 1.0) -> tuple[float, float, float]:
         """Median, low and high of how many samples more are done in a second. `times`: as many are in a step."""
@@ -74,7 +90,8 @@ def fitted(observed: Sequence[Observed], *, weak: bool, seed: int = 0) -> Fitted
     if len({one.ranks for one in observed}) < 2:
         return None
     draw = random.Random(seed)  # noqa: S311 - drawn for a statistic
-    fits = [_drawn(observed, draw, weak=weak) for _ in range(_DRAWS)]
+    tree = _is_tree(observed)
+    fits = [_drawn(observed, tree, draw, weak=weak) for _ in range(_DRAWS)]
     known = sum(one.ranks > 1 for one in observed) > 1
     found = Fitted(fits, 0.0, known, [draw.gauss(0, 1) for _ in fits])
     usual = found.usual
@@ -83,7 +100,7 @@ def fitted(observed: Sequence[Observed], *, weak: bool, seed: int = 0) -> Fitted
     return Fitted(fits, math.sqrt(sum(one * one for one in off) / free), known, found.noise)
 
 
-def _drawn(observed: Sequence[Observed], draw: random.Random, *, weak: bool) -> Fit:
+def _drawn(observed: Sequence[Observed], tree: bool | None, draw: random.Random, *, weak: bool) -> Fit:
     works, talks = [], []
     for one in observed:
         step = statistics.fmean(draw.choices(one.steps_s, k=len(one.steps_s)))
@@ -91,13 +108,31 @@ def _drawn(observed: Sequence[Observed], draw: random.Random, *, weak: bool) -> 
         talk = step * min(1.0, max(0.0, share))
         works.append((1.0, 0.0 if weak else 1 / one.ranks, step - talk))
         if one.ranks > 1:
-            talks.append((2.0 * (one.ranks - 1), 2 * (one.ranks - 1) / one.ranks, talk))
-    serial, divided = least_squares(works)
-    if len(talks) == 1:  # which of both it is nobody knows
-        [(of_latency, of_transfer, talk)] = talks
+            talks.append((one.ranks, talk))
+    shape = draw.random() < 0.5 if tree is None else tree
+    return Fit(*least_squares(works), *_all_reduce(talks, shape, draw), shape)
+
+
+def _all_reduce(talks: Sequence[tuple[int, float]], tree: bool, draw: random.Random) -> tuple[float, float]:
+    """Latency and transfer; `talks`: how long so many ranks take."""
+    rows = _rows(talks, tree=tree)
+    if len(rows) == 1:  # which of both it is nobody knows
+        [(of_latency, of_transfer, talk)] = rows
         part = draw.random()
-        return Fit(serial, divided, part * talk / of_latency, (1 - part) * talk / of_transfer)
-    return Fit(serial, divided, *least_squares(talks))
+        return part * talk / of_latency, (1 - part) * talk / of_transfer
+    return least_squares(rows)
+
+
+def _is_tree(observed: Sequence[Observed]) -> bool | None:
+    """None: a ring follows what was measured about as well."""
+    talks = [(one.ranks, statistics.median(one.steps_s) * statistics.fmean(one.shares or [0.0])) for one in observed]
+    ring, tree = (_rows([one for one in talks if one[0] > 1], tree=shape) for shape in (False, True))
+    gain = _off(ring, *least_squares(ring)) - _off(tree, *least_squares(tree))
+    return None if abs(gain) < _ALIKE else gain > 0
+
+
+def _rows(talks: Sequence[tuple[int, float]], *, tree: bool) -> list[tuple[float, float, float]]:
+    return [(_hops(n, tree=tree), 2 * (n - 1) / n, talk) for n, talk in talks]
 
 
 def least_squares(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
@@ -113,4 +148,9 @@ def least_squares(rows: Sequence[tuple[float, float, float]]) -> tuple[float, fl
         a, b = (sx * yy - sy * xy) / determinant, (sy * xx - sx * xy) / determinant
         if a >= 0 and b >= 0:
             return a, b
-    return min(alone, key=lambda one: sum((one[0] * x + one[1] * y - 1) ** 2 for x, y in weighed))
+    return min(alone, key=lambda one: _off(rows, *one))
+
+
+def _off(rows: Sequence[tuple[float, float, float]], a: float, b: float) -> float:
+    """By how much a x + b y is not z: the relative errors, squared and added up."""
+    return sum(((a * x + b * y) / z - 1) ** 2 for x, y, z in rows if z > _LEAST_S)

@@ -84,9 +84,8 @@ def model_lines(models: Sequence[ScalingModel]) -> Iterator[str]:
             told.append(f"{_time(one.divided_s)} that ranks divide")
         if one.latency_known:
             speed = f", at {one.bandwidth_gb_s:.2g} GB/s" if one.bandwidth_gb_s else ""
-            told.append(
-                f"2 (n - 1) hops of {_time(one.latency_s)}, and 2 (n - 1) / n times {_time(one.transfer_s)}{speed}"
-            )
+            hops = "2 log2 n hops (a tree)" if one.tree else "2 (n - 1) hops (a ring)"
+            told.append(f"{hops} of {_time(one.latency_s)}, and 2 (n - 1) / n times {_time(one.transfer_s)}{speed}")
         else:
             told.append("messages, of which one number of ranks alone cannot say whether hops or bytes cost more")
         yield f"{one.strategy}, {one.scaling}, fitted to {ranks} ranks: a step is {'; '.join(told)}"

@@ -13,6 +13,8 @@ TRUTHS = [
     Fit(0.2, 0.8, 0.0, 0.15),
     Fit(0.01, 0.5, 0.01, 0.0),
     Fit(0.0, 1.0, 0.0, 0.0),
+    Fit(0.05, 0.95, 0.006, 0.05, tree=True),
+    Fit(0.02, 0.6, 0.02, 0.0, tree=True),
 ]
 
 
@@ -70,6 +72,14 @@ def test_of_one_number_with_messages_latency_and_transfer_cannot_be_told_apart()
     _, less, more = three.speedup(16, base=1)
     assert high - low > more - less, "who knows less says so"
     assert low <= truth.step(1) / truth.step(16) <= high
+
+
+@pytest.mark.parametrize("tree", [True, False])
+def test_a_ring_is_told_from_a_tree_once_there_is_enough_to_tell_them_by(tree):
+    truth = Fit(0.05, 0.95, 0.02, 0.02, tree=tree)
+    found = fitted(observed(truth, (1, 2, 4, 8, 16, 32, 64), 4), weak=False)
+    assert found is not None and found.usual.tree == tree
+    assert found.usual.communication(128) == pytest.approx(truth.communication(128), rel=0.3)
 
 
 def test_one_number_of_ranks_says_nothing():
